@@ -1,0 +1,269 @@
+"""The road from paths to a diagnosis: load, measure, diagnose. The command line and the Python API both take it.
+
+This is the one module that knows all stages; each stage knows only the ones below it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+from ddpdoctor import __version__
+from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Steps, WaterfallBar
+from ddpdoctor.diagnose.engine import Outcome, diagnose
+from ddpdoctor.diagnose.load import load_rules
+from ddpdoctor.diagnose.verdict import verdict
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.measure.machines import series as telemetry_series
+from ddpdoctor.measure.measure import Measurement, measure
+from ddpdoctor.measure.steplog import RankLog, read_rank_log
+from ddpdoctor.measure.window import Window, read_window
+from ddpdoctor.rundir import RunDirectory, is_run_directory
+from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
+from ddpdoctor.trace import RankTrace, find_traces, load_traces
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass
+class Inputs:
+    """What was found at the paths."""
+
+    runs: list[RunDirectory] = field(default_factory=list)
+    logs: list[RankLog] = field(default_factory=list)
+    traces: list[RankTrace] = field(default_factory=list)
+    telemetry: dict[str, Telemetry] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to analyse."""
+
+    rules: Sequence[Path | str] = ()
+    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    suppressed: Collection[str] = ()
+    jobs: int | None = None
+    cache: bool = True
+    hta: bool = False
+    progress: Progress | None = None
+
+
+def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagnosis:
+    """Diagnose run directories or profiler traces.
+
+    Several run directories are joined: the hosts of one job that wrote to separate folders. Raises UnusableInput where nothing
+    can be analysed; what is missing or broken besides becomes a note.
+    """
+    chosen = options or Options()
+    listed = [paths] if isinstance(paths, str) else list(paths)
+    inputs = load(listed, chosen)
+    windows = _windows(inputs)
+    if not windows and not any(log.steps for log in inputs.logs):
+        raise UnusableInput(_nothing(listed, inputs))
+    logs = [log for log in inputs.logs if log.steps]
+    measured = measure(logs, windows, inputs.telemetry)
+    rules = load_rules(chosen.rules)
+    coverage = Coverage(measured.facts.steps.measured, len(measured.graph.ranks))
+    outcome = diagnose(
+        measured.facts, rules, coverage=coverage, thresholds=chosen.thresholds, suppressed=chosen.suppressed
+    )
+    return _assemble(listed, inputs, measured, outcome, coverage, _hta(inputs, chosen))
+
+
+def load(paths: Sequence[str], options: Options) -> Inputs:
+    """Read everything at the paths."""
+    inputs = Inputs()
+    runs = [path for path in paths if is_run_directory(path)]
+    others = [path for path in paths if path not in runs]
+    for path in runs:
+        _load_run(path, inputs)
+    files = {record.trace: record.rank for run in inputs.runs for record in run.ranks if record.trace}
+    loose = find_traces(others) if others else None
+    if loose is not None:
+        inputs.notes += loose.notes
+        files |= dict.fromkeys(loose.files)
+    if files:
+        known = {path: rank for path, rank in files.items() if rank is not None}
+        try:
+            loaded = load_traces(
+                list(files), jobs=options.jobs, cache=options.cache, ranks=known, progress=options.progress
+            )
+        except UnusableInput as error:
+            if not inputs.logs:
+                raise
+            inputs.notes.append(str(error))
+        else:
+            inputs.traces = loaded.traces
+            inputs.notes += loaded.notes
+            inputs.notes += [reason for _, reason in loaded.failed]
+    inputs.logs.sort(key=lambda log: log.rank)
+    return inputs
+
+
+def _load_run(path: str, inputs: Inputs) -> None:
+    run = RunDirectory.open(path)
+    inputs.runs.append(run)
+    inputs.notes += run.notes
+    taken = {log.rank for log in inputs.logs}
+    for record in run.ranks:
+        if record.rank in taken:
+            inputs.notes.append(f"{record.path}: rank {record.rank} was read from another folder already and is left out.")
+            continue
+        log = read_rank_log(record)
+        inputs.logs.append(log)
+        inputs.notes += log.notes
+        inputs.notes += [f"Rank {record.rank}: {note}" for note in record.info.get("notes") or []]
+        inputs.notes += [f"Rank {record.rank}: {error}" for error in (record.info.get("hook") or {}).get("errors") or []]
+        inputs.notes += _window_notes(record.rank, record.info)
+    for host, file in run.telemetry.items():
+        telemetry = read_telemetry(Path(file))
+        inputs.telemetry[telemetry.host or host] = telemetry
+        inputs.notes += [f"Host {host}: {note}" for note in telemetry.notes]
+    inputs.notes += [str(note) for note in run.manifest.get("notes") or []]
+
+
+def _window_notes(rank: int, info: Mapping[str, Any]) -> list[str]:
+    window = info.get("window") or {}
+    if window.get("state") in ("skipped", "failed") and window.get("why"):
+        return [f"Rank {rank}: no profiler window: {window['why']}"]
+    return []
+
+
+def _windows(inputs: Inputs) -> list[Window]:
+    """Each trace reduced; for recorded ranks with the steps of their own log, which know better than marks in the trace."""
+    logs = {log.rank: log for log in inputs.logs}
+    windows = []
+    for trace in inputs.traces:
+        log = logs.get(trace.meta.rank if trace.meta.rank is not None else -1)
+        bounds = None
+        if log is not None and trace.size:
+            first, last = int(trace.start_ns[0]), int(trace.end_ns.max())
+            bounds = [(s.number, s.start, s.end) for s in log.steps if s.start >= first - 1_000_000 and s.end <= last + 50_000_000]
+        window = read_window(trace, bounds or None)
+        if log is not None:
+            window.host = window.host or log.host
+        windows.append(window)
+    return windows
+
+
+def _nothing(paths: Sequence[str], inputs: Inputs) -> str:
+    where = ", ".join(paths)
+    if inputs.runs:
+        reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
+        more = f" ({inputs.notes[0]})" if inputs.notes else ""
+        return (
+            f"{where}: {reason}. The command may not have started a PyTorch job, or ended before its first optimizer step{more}."
+        )
+    return f"{where}: nothing to analyse: neither a run directory of ddpdoctor nor a profiler trace."
+
+
+def _hta(inputs: Inputs, options: Options) -> dict[str, Any] | None:
+    if not options.hta:
+        return None
+    from ddpdoctor.measure.hta import hta_results
+
+    return hta_results(inputs.traces)
+
+
+def _assemble(
+    paths: Sequence[str],
+    inputs: Inputs,
+    measured: Measurement,
+    outcome: Outcome,
+    coverage: Coverage,
+    hta: dict[str, Any] | None,
+) -> Diagnosis:
+    facts = measured.facts
+    healthy, sentence = verdict(outcome, coverage=coverage)
+    manifest = inputs.runs[0].manifest if inputs.runs else {}
+    steps = facts.steps
+    return Diagnosis(
+        tool_version=__version__,
+        created_ns=time.time_ns(),
+        source=list(paths),
+        healthy=healthy,
+        verdict=sentence,
+        job=_job(inputs, measured, manifest),
+        steps=Steps(
+            count=steps.seen,
+            measured=steps.measured,
+            source=steps.source,
+            median_ms=steps.median_ms,
+            mean_ms=steps.mean_ms,
+            p95_ms=steps.p95_ms,
+            samples_per_s=steps.samples_per_s,
+            set_aside=measured.graph.set_aside,
+        ),
+        breakdown=facts.breakdown,
+        findings=outcome.findings,
+        notes=list(dict.fromkeys(inputs.notes + measured.notes + outcome.errors)),
+        checked=outcome.checked,
+        skipped=outcome.skipped,
+        ranks=measured.ranks,
+        series=measured.series,
+        timeline=measured.timeline,
+        waterfall=_waterfall(facts.steps.mean_ms, outcome),
+        bandwidth=measured.bandwidth,
+        telemetry=telemetry_series(inputs.telemetry, manifest.get("started_ns")),
+        facts=facts_view.tree(facts),
+        hta=hta,
+    )
+
+
+def _waterfall(mean_ms: float | None, outcome: Outcome) -> list[WaterfallBar]:
+    """Measured step time, what each finding costs, and what would be left. Savings overlap, so later ones are cut at what is left."""
+    if mean_ms is None:
+        return []
+    bars, left = [WaterfallBar("measured step", mean_ms)], mean_ms
+    for finding in outcome.findings:
+        saved = min(finding.costs_ms_per_step or 0.0, left * 0.999)
+        if finding.caused_by is None and saved > 0:
+            bars.append(WaterfallBar(finding.title, -saved, finding.rule))
+            left -= saved
+    bars.append(WaterfallBar("without these", left))
+    return bars
+
+
+def _job(inputs: Inputs, measured: Measurement, manifest: Mapping[str, Any]) -> Job:
+    facts = measured.facts.job
+    infos = [log.record.info for log in inputs.logs]
+    seen = sorted({log.rank for log in inputs.logs} | set(measured.graph.ranks))
+    world = facts.world_size
+    hosts = sorted({log.host for log in inputs.logs if log.host} | {t.meta.host for t in inputs.traces if t.meta.host})
+    ended, started = manifest.get("ended_ns"), manifest.get("started_ns")
+    first = infos[0] if infos else {}
+    return Job(
+        world_size=world,
+        ranks_seen=seen,
+        missing_ranks=[r for r in range(world) if r not in seen][:1000] if world else [],
+        hosts=hosts,
+        backend=facts.backend,
+        device=facts.device,
+        device_names=sorted({str(i["device_name"]) for i in infos if i.get("device_name")} | ({facts.device_name} - {None})),
+        command=[str(part) for part in manifest.get("command") or []],
+        versions=_versions(facts, first, manifest),
+        settings={key: first[key] for key in ("ddp", "loaders", "optimizers", "threads", "process_groups") if first.get(key)},
+        environment={str(k): str(v) for k, v in (manifest.get("environment") or first.get("environment") or {}).items()},
+        started_ns=started,
+        duration_s=(ended - started) / 1e9 if ended and started else None,
+        exit_code=manifest.get("exit_code"),
+    )
+
+
+def _versions(facts: Any, first: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, str]:
+    found = {
+        "ddpdoctor": manifest.get("ddpdoctor") or __version__,
+        "torch": facts.torch,
+        "NCCL": facts.nccl,
+        "CUDA": first.get("cuda"),
+        "Python": first.get("python"),
+    }
+    return {name: str(value) for name, value in found.items() if value}
+
+

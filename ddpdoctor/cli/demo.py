@@ -1,0 +1,61 @@
+"""``ddpdoctor demo``: a real two-rank job with a planted fault, recorded and diagnosed."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from ddpdoctor.cli.recorded import Presentation, run_and_present
+from ddpdoctor.demo import FAULTS, JOB, find_fault
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.launch import RunOptions
+
+
+@click.command("demo")
+@click.option(
+    "--fault",
+    default="slow-data-one-rank",
+    show_default=True,
+    metavar="NAME",
+    help="Which fault to plant; see --list.",
+)
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Run directory to write. [default: ddpdoctor-runs/<UTC time>-job]",
+)
+@click.option(
+    "--steps",
+    type=click.IntRange(min=1),
+    default=100,
+    show_default=True,
+    metavar="N",
+    help="Optimizer steps to train.",
+)
+@click.option("--list", "list_faults", is_flag=True, help="List the faults and end.")
+def command(fault: str, out: Path | None, steps: int, list_faults: bool) -> None:
+    """Train a small model on two CPU ranks with a planted fault, under `ddpdoctor run`, and diagnose it.
+
+    \b
+    Examples:
+      ddpdoctor demo
+      ddpdoctor demo --fault barrier --out demo-barrier
+    """
+    if list_faults:
+        for known in FAULTS:
+            click.echo(f"{known.name:22} {known.description}")
+        return
+    chosen = find_fault(fault)
+    if importlib.util.find_spec("torch") is None:
+        raise DdpDoctorError(
+            "the demo trains a real model and needs PyTorch: pip install 'ddpdoctor[torch]'."
+        )
+    click.echo(f"Planted fault {chosen.name}: {chosen.description}", err=True)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    job = [*launcher, str(JOB), "--fault", chosen.name, "--steps", str(steps)]
+    run_and_present(job, RunOptions(out=out), Presentation(), {"OMP_NUM_THREADS": "1", **os.environ})

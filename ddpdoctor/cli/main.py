@@ -1,0 +1,84 @@
+"""The group of all commands, and the one place where errors become a line on stderr and an exit code."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+from typing import NoReturn
+
+import click
+
+import ddpdoctor
+from ddpdoctor.errors import DdpDoctorError
+
+VERBS = ("run", "analyze", "compare", "rules", "export", "demo")
+EXIT_UNUSABLE = 2
+_EXIT_INTERRUPTED = 130
+
+
+class LazyGroup(click.Group):
+    """Imports a command's file only when it is needed: ``run`` must start the job without loading the
+    analysis.
+    """
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """The verbs, in the order in which they are used."""
+        return [verb for verb in VERBS if importlib.util.find_spec(f"ddpdoctor.cli.{verb}")]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """The click command of a verb, None where there is no such verb."""
+        if cmd_name not in self.list_commands(ctx):
+            return None
+        found = importlib.import_module(f"ddpdoctor.cli.{cmd_name}").command
+        assert isinstance(found, click.Command)
+        return found
+
+
+@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(ddpdoctor.__version__, prog_name="ddpdoctor", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Finds out why a PyTorch DistributedDataParallel job is slow.
+
+    \b
+    Examples:
+      ddpdoctor run -- torchrun --nproc-per-node 8 train.py
+      ddpdoctor analyze ddpdoctor-runs/20260101T120000Z-train
+      ddpdoctor demo
+    """
+
+
+def main() -> NoReturn:
+    """Entry point of the ``ddpdoctor`` command."""
+    try:
+        code = cli.main(prog_name="ddpdoctor", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except DdpDoctorError as error:
+        _say(f"ddpdoctor: {error}")
+        code = EXIT_UNUSABLE
+    except (KeyboardInterrupt, click.Abort):
+        code = _EXIT_INTERRUPTED
+    except BrokenPipeError:
+        code = 1
+    sys.exit(_flushed(code if isinstance(code, int) else 0))
+
+
+def _flushed(code: int) -> int:
+    """``code``, once nothing is left to write: a reader that has gone (``| head``) is no error to report."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (OSError, ValueError):
+        pass
+    return code
+
+
+def _say(sentence: str) -> None:
+    try:
+        click.echo(sentence, err=True)
+    except OSError:
+        pass

@@ -1,0 +1,104 @@
+"""What ``run`` and ``demo`` share: run the job, then diagnose and present it, and end as the job did."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import NoReturn
+
+from ddpdoctor.launch import Outcome, RunOptions, run_job
+from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE
+
+_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+@dataclass(frozen=True)
+class Presentation:
+    """What to say at the end of a run."""
+
+    analysis: bool = True
+    quiet: bool = False
+
+
+def run_and_present(
+    command: Sequence[str],
+    options: RunOptions,
+    presentation: Presentation,
+    environment: Mapping[str, str] | None = None,
+) -> NoReturn:
+    """Run ``command``, present its diagnosis on stderr, and end this process with the job's own exit code or
+    signal.
+
+    Raises DdpDoctorError before the job is started where the run directory must not be written to.
+    """
+    outcome = run_job(command, options, environment, warn=_say)
+    try:
+        _take_interrupts_as_exceptions()
+        _present(outcome, presentation)
+    except KeyboardInterrupt:
+        _say(f"stopped before the end of the analysis; `ddpdoctor analyze {outcome.run}` does it again.")
+    except Exception as error:
+        what = f"{type(error).__name__}: {error}"
+        _say(f"the run could not be analysed ({what}); the recording is in {outcome.run}.")
+    outcome.status.take()
+
+
+def _present(outcome: Outcome, presentation: Presentation) -> None:
+    if outcome.run is None or not outcome.owner or not outcome.recorded_ranks:
+        _say_all(outcome.notes)
+    elif not presentation.analysis:
+        _say_all(
+            [*outcome.notes, f"recorded in {outcome.run}; `ddpdoctor analyze {outcome.run}` diagnoses it."]
+        )
+    elif outcome.interrupted:
+        _say_all(
+            [*outcome.notes, f"recorded in {outcome.run}, not analysed because ddpdoctor was told to end."]
+        )
+    else:
+        report = _diagnose(outcome.run, presentation.quiet)
+        _say_all([*([] if presentation.quiet else outcome.notes), f"report: {report}"])
+
+
+def _diagnose(run: Path, quiet: bool) -> Path:
+    """Analyse ``run``, write its diagnosis and report, print it unless ``quiet``.
+
+    Imported late: the job must not pay for it.
+    """
+    from rich.console import Console
+
+    from ddpdoctor.analysis import analyze
+    from ddpdoctor.report import print_terminal, write_html, write_json
+
+    diagnosis = analyze([str(run)])
+    write_json(diagnosis, run / DIAGNOSIS_FILE)
+    write_html(diagnosis, run / REPORT_FILE)
+    if not quiet:
+        print_terminal(diagnosis, Console(stderr=True))
+    return run / REPORT_FILE
+
+
+def _take_interrupts_as_exceptions() -> None:
+    """From here on a request to end stops the analysis, and the exit code stays the job's."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    for number in _ENDING_SIGNALS:
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, interrupt)
+
+
+def _say_all(sentences: Sequence[str]) -> None:
+    for sentence in sentences:
+        _say(sentence)
+
+
+def _say(sentence: str) -> None:
+    try:
+        print(f"ddpdoctor: {sentence}", file=sys.stderr, flush=True)
+    except (OSError, ValueError):
+        pass

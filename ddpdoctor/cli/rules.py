@@ -1,0 +1,129 @@
+"""``ddpdoctor rules``: list, show and test the rule pack."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.table import Table
+
+from ddpdoctor.diagnose.config import load_config
+from ddpdoctor.diagnose.load import RuleSet, load_rules, read_folder
+from ddpdoctor.diagnose.rule import Rule, read_rule
+from ddpdoctor.diagnose.selftest import run_tests
+from ddpdoctor.errors import RuleError
+
+_folders = click.option(
+    *("--rules", "folders"),
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    multiple=True,
+    metavar="DIR",
+    help="Folder of further rules (<family>/<name>.yaml); may be given several times.",
+)
+
+
+@click.group("rules")
+def command() -> None:
+    """The knowledge behind the findings: one file per rule.
+
+    \b
+    Examples:
+      ddpdoctor rules list
+      ddpdoctor rules show dataloader/starved
+      ddpdoctor rules test our-rules
+    """
+
+
+@command.command("list")
+@_folders
+def list_command(folders: tuple[Path, ...]) -> None:
+    """List all rules.
+
+    \b
+    Example:
+      ddpdoctor rules list --rules our-rules
+    """
+    table = Table("rule", "question", box=None)
+    for rule in _rules(folders).rules.values():
+        table.add_row(rule.id, rule.question)
+    Console().print(table)
+
+
+@command.command("show")
+@click.argument("rule_id", metavar="ID")
+@_folders
+def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
+    """Show what a rule looks at, when it fires, and when it is wrong.
+
+    \b
+    Example:
+      ddpdoctor rules show allreduce/small-buckets
+    """
+    rules = _rules(folders)
+    rule = rules.rules.get(rule_id)
+    if rule is None:
+        raise RuleError(f"there is no rule {rule_id!r}; `ddpdoctor rules list` shows all")
+    _show(rule, Console(highlight=False))
+
+
+@command.command("test")
+@click.argument("path", required=False, type=click.Path(path_type=Path, exists=True))
+def test_command(path: Path | None) -> None:
+    """Run the tests inside rule files: the pack's, or those of a folder or file. Exit code 1 where one fails.
+
+    \b
+    Examples:
+      ddpdoctor rules test
+      ddpdoctor rules test our-rules/dataloader/our-cache.yaml
+    """
+    pack = load_rules(entry_points=path is None)
+    console = Console(highlight=False)
+    passed = failed = 0
+    for rule in (pack.rules if path is None else _at(path)).values():
+        for result in run_tests(rule, pack.common):
+            passed, failed = passed + (not result.failures), failed + bool(result.failures)
+            for failure in result.failures:
+                console.print(f"{result.rule}: {result.name}: {failure}", markup=False, soft_wrap=True)
+    console.print(f"{passed} passed, {failed} failed")
+    if failed:
+        raise click.exceptions.Exit(1)
+
+
+def _rules(folders: tuple[Path, ...]) -> RuleSet:
+    configured = [Path(folder) for folder in load_config(Path.cwd()).rules]
+    return load_rules([*configured, *folders])
+
+
+def _at(path: Path) -> dict[str, Rule]:
+    if path.is_dir():
+        return read_folder(path)
+    rule_id = f"{path.resolve().parent.name}/{path.stem}"
+    return {rule_id: read_rule(path, rule_id)}
+
+
+def _show(rule: Rule, console: Console) -> None:
+    console.print(f"[bold]{rule.id}[/bold]")
+    console.print(rule.question, markup=False)
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(style="bold", no_wrap=True)
+    table.add_column()
+    rows = [
+        ("fires when", " ".join(rule.when.split())),
+        ("costs", ", ".join(rule.cost_paths) or rule.costs_ms or "-"),
+    ]
+    rows += [("needs", ", ".join([*rule.needs, *rule.cost_needs]) or "-")]
+    rows += [
+        (f"t.{name}", f"{entry.value:g} {entry.unit}: {entry.source}")
+        for name, entry in rule.thresholds.items()
+    ]
+    rows += [("effect of", ", ".join(effect.rule for effect in rule.effects))] if rule.effects else []
+    rows += [("wrong when", " ".join(rule.limits.split()))]
+    for name, text in rows:
+        table.add_row(name, _plain(text))
+    console.print(table)
+
+
+def _plain(text: str) -> str:
+    """Keep rich from taking brackets in CEL for markup."""
+    return text.replace("[", "\\[")

@@ -1,0 +1,77 @@
+"""``ddpdoctor run``: record a job and say what makes it slow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ddpdoctor.cli.recorded import Presentation, run_and_present
+from ddpdoctor.launch import RunOptions, parse_step_range
+
+
+@click.command("run", context_settings={"allow_interspersed_args": False})
+@click.option(
+    *("--out", "out"),
+    type=click.Path(path_type=Path),
+    metavar="RUN",
+    help="Run directory to write; it must not hold a finished run. Launchers on several hosts may share it. "
+    "[default: ddpdoctor-runs/<UTC time>-<script>]",
+)
+@click.option(
+    "--profile-steps",
+    metavar="A:B",
+    help="Steps A to B-1 for the profiler window. [default: 5 once the job has settled]",
+)
+@click.option("--no-profile", is_flag=True, help="No profiler window: step timing only.")
+@click.option(
+    *("--max-trace-mb",),
+    type=click.IntRange(min=1),
+    default=RunOptions.max_trace_mb,
+    show_default=True,
+    metavar="N",
+    help="Most that the trace of one rank may take on disk, in MB; the window is shortened to fit.",
+)
+@click.option(
+    *("--telemetry-interval",),
+    type=click.FloatRange(min=0.05),
+    default=RunOptions.telemetry_interval_s,
+    show_default=True,
+    metavar="S",
+    help="Seconds between two samples of GPUs and host.",
+)
+@click.option("--no-telemetry", is_flag=True, help="No samples of GPUs and host.")
+@click.option("--no-analysis", is_flag=True, help="Record only; `ddpdoctor analyze RUN` diagnoses later.")
+@click.option("-q", "--quiet", is_flag=True, help="Say only where the report is.")
+@click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
+def command(
+    out: Path | None,
+    profile_steps: str | None,
+    no_profile: bool,
+    max_trace_mb: int,
+    telemetry_interval: float,
+    no_telemetry: bool,
+    no_analysis: bool,
+    quiet: bool,
+    job: tuple[str, ...],
+) -> None:
+    """Run COMMAND unchanged, record its ranks, and diagnose them when it ends.
+
+    The job's output, exit code and signals are its own. What ddpdoctor has to say comes after the job, on
+    stderr.
+
+    \b
+    Examples:
+      ddpdoctor run -- torchrun --nproc-per-node 8 train.py --epochs 3
+      ddpdoctor run --out runs/big --profile-steps 200:210 -- accelerate launch train.py
+      srun --ntasks-per-node 8 ddpdoctor run -- python train.py
+    """
+    options = RunOptions(
+        out=out,
+        profile=not no_profile,
+        profile_steps=None if profile_steps is None else parse_step_range(profile_steps),
+        max_trace_mb=max_trace_mb,
+        telemetry=not no_telemetry,
+        telemetry_interval_s=telemetry_interval,
+    )
+    run_and_present(job, options, Presentation(analysis=not no_analysis, quiet=quiet))

@@ -1,0 +1,63 @@
+"""The faults that the demo can plant, and what each must be diagnosed as."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpdoctor.errors import DdpDoctorError
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One planted fault of ``job.py``."""
+
+    name: str
+    description: str
+    """One sentence, in the words of whoever wrote the mistake."""
+    expected_rule: str | None
+    """Id of the rule that must be the verdict; None where the job is healthy."""
+    ranks: tuple[int, ...] | None = None
+    """The culprits; None where all ranks are alike."""
+
+
+FAULTS = (
+    Fault("healthy", "Nothing is wrong.", None),
+    Fault("slow-data", "Every rank decodes its images in the training process.", "dataloader/starved"),
+    Fault(
+        "slow-data-one-rank", "Rank 1 reads its images from slow storage.", "dataloader/one-rank-late", (1,)
+    ),
+    Fault(
+        "slow-compute-one-rank", "Rank 1 computes its features twice.", "rank-imbalance/slow-compute", (1,)
+    ),
+    Fault(
+        "rank0-host-work",
+        "Rank 0 computes statistics in Python in every step.",
+        "rank-imbalance/host-work",
+        (0,),
+    ),
+    Fault("barrier", "A barrier in every step keeps uneven work from evening out.", "sync/explicit-barrier"),
+    Fault("tiny-buckets", "DDP is told to reduce gradients in tiny buckets.", "allreduce/small-buckets"),
+    Fault(
+        "no-no-sync",
+        "Gradients are accumulated over 8 batches without no_sync().",
+        "allreduce/redundant-sync",
+    ),
+    Fault("communication-bound", "The model is too big for the link.", "allreduce/communication-bound"),
+    Fault(
+        "metrics-allreduce", "13 metrics are averaged one by one in every step.", "sync/blocking-collective"
+    ),
+    Fault("checkpoint", "Rank 0 saves a checkpoint every 5 steps.", "sync/checkpoint", (0,)),
+    Fault("uneven-batch", "Rank 1 gets twice the batch.", "rank-imbalance/uneven-work", (1,)),
+    Fault("gc", "Rank 1 collects garbage every other step.", "rank-imbalance/garbage-collection", (1,)),
+    Fault("intermittent", "Rank 1 is slow in every tenth step.", "rank-imbalance/intermittent", (1,)),
+)
+
+
+def find_fault(name: str) -> Fault:
+    """The fault of that name. Raises DdpDoctorError with the names there are."""
+    for fault in FAULTS:
+        if fault.name == name:
+            return fault
+    raise DdpDoctorError(
+        f"there is no fault called {name}; there are {', '.join(fault.name for fault in FAULTS)}."
+    )

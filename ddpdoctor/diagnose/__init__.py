@@ -1,0 +1,1 @@
+"""Facts x rules -> findings. Knows no thresholds of its own: they stand in the rule files."""

@@ -1,0 +1,185 @@
+"""The diagnosis: the one thing that reports read. Its JSON form is the schema ``ddpdoctor.diagnosis/1``."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.measure.breakdown import PARTS
+from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.summary import BandwidthPoint, RankSummary, Series, Span, TelemetrySeries, Timeline
+
+DIAGNOSIS_SCHEMA = "ddpdoctor.diagnosis/1"
+SEVERITIES = ("critical", "warning", "info")
+
+__all__ = [
+    "DIAGNOSIS_SCHEMA",
+    "PARTS",
+    "SEVERITIES",
+    "BandwidthPoint",
+    "CheckedRule",
+    "Coverage",
+    "Diagnosis",
+    "Evidence",
+    "Finding",
+    "Fix",
+    "Job",
+    "RankSummary",
+    "Series",
+    "SkippedRule",
+    "Span",
+    "Steps",
+    "TelemetrySeries",
+    "Timeline",
+    "Verdict",
+    "WaterfallBar",
+    "Where",
+]
+
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """The first sentence of every report."""
+
+    rule: str | None
+    """Rule of the costliest finding; None where the job is healthy."""
+    headline: str
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What ran, as far as known."""
+
+    world_size: int | None = None
+    ranks_seen: list[int] = []
+    missing_ranks: list[int] = []
+    hosts: list[str] = []
+    backend: str | None = None
+    device: str | None = None
+    device_names: list[str] = []
+    command: list[str] = []
+    """Masked: no tokens, no passwords."""
+    versions: dict[str, str] = {}
+    settings: dict[str, Any] = {}
+    """DDP, DataLoader and thread settings by group, for the "job facts" section."""
+    environment: dict[str, str] = {}
+    started_ns: int | None = None
+    duration_s: float | None = None
+    exit_code: int | None = None
+
+
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
+    """Step times on the critical path."""
+
+    count: int = 0
+    measured: int = 0
+    source: str = "step-log"
+    median_ms: float | None = None
+    mean_ms: float | None = None
+    p95_ms: float | None = None
+    samples_per_s: float | None = None
+    set_aside: dict[str, int] = {}
+    """Steps not measured, by reason: warm-up, profiler, evaluation, ..."""
+
+
+class Evidence(msgspec.Struct, frozen=True):
+    """One number behind a finding."""
+
+    fact: str
+    value: Any
+    unit: str
+    means: str
+
+
+class Fix(msgspec.Struct, frozen=True, kw_only=True):
+    """What to change."""
+
+    title: str
+    why: str
+    snippet: str | None = None
+    trade_off: str | None = None
+    docs: list[str] = []
+
+
+class Coverage(msgspec.Struct, frozen=True):
+    """How much was looked at."""
+
+    steps: int
+    ranks: int
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """One bottleneck."""
+
+    rule: str
+    severity: str
+    title: str
+    explanation: str = ""
+    ranks: list[int] | None = None
+    steps: list[int] | None = None
+    """[first, last], None where always."""
+    persistence: str | None = None
+    where: list[Where] = []
+    costs_ms_per_step: float | None = None
+    share: float | None = None
+    speedup_if_fixed: float | None = None
+    coverage: Coverage
+    evidence: list[Evidence] = []
+    fixes: list[Fix] = []
+    caused_by: str | None = None
+    """Rule id of the finding of which this is an effect."""
+    limits: str = ""
+    """When this finding is wrong."""
+
+
+class CheckedRule(msgspec.Struct, frozen=True):
+    """A rule that looked and found nothing."""
+
+    rule: str
+    title: str
+
+
+class SkippedRule(msgspec.Struct, frozen=True):
+    """A rule that could not look, or crashed, and why."""
+
+    rule: str
+    title: str
+    why: str
+
+
+class WaterfallBar(msgspec.Struct, frozen=True):
+    """One bar from the measured step time towards what it could be."""
+
+    label: str
+    ms: float
+    rule: str | None = None
+
+
+class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a report shows."""
+
+    schema: str = DIAGNOSIS_SCHEMA
+    tool_version: str = ""
+    created_ns: int | None = None
+    source: list[str] = []
+    """The paths that were analysed."""
+    healthy: bool
+    verdict: Verdict
+    job: Job
+    steps: Steps
+    breakdown: dict[str, float] = {}
+    """Shares of the critical step time; sum 1."""
+    findings: list[Finding] = []
+    notes: list[str] = []
+    checked: list[CheckedRule] = []
+    skipped: list[SkippedRule] = []
+    ranks: list[RankSummary] = []
+    series: Series = Series()
+    timeline: Timeline | None = None
+    waterfall: list[WaterfallBar] = []
+    bandwidth: list[BandwidthPoint] = []
+    telemetry: list[TelemetrySeries] = []
+    facts: dict[str, Any] = {}
+    """Every fact by its path, for those who want the numbers."""
+    hta: dict[str, Any] | None = None
+    """HolisticTraceAnalysis's own results, where asked for."""

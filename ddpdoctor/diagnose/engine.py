@@ -1,0 +1,263 @@
+"""Runs every rule over the facts. One that cannot look is skipped, and why; a crash stops no other."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.diagnose import facts_view, words
+from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Finding, Fix, SkippedRule
+from ddpdoctor.diagnose.load import RuleSet
+from ddpdoctor.diagnose.ordering import Fired, ordered
+from ddpdoctor.diagnose.rule import Common, FixText, Rule, compiled
+from ddpdoctor.measure.facts import Cost, Facts, Where
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What all rules said."""
+
+    findings: list[Finding] = field(default_factory=list)
+    """By cost; effects of other findings last."""
+    checked: list[CheckedRule] = field(default_factory=list)
+    skipped: list[SkippedRule] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+    """What went wrong inside rules, one sentence each; the findings stand all the same."""
+    headlines: dict[str, str] = field(default_factory=dict)
+    """First sentence of a report, by rule id."""
+    thresholds: dict[str, float] = field(default_factory=dict)
+    """The common thresholds in force."""
+
+
+class CannotLookError(Exception):
+    """The rule cannot look; the text says why."""
+
+
+def diagnose(
+    facts: Facts,
+    rules: RuleSet,
+    *,
+    coverage: Coverage,
+    thresholds: Mapping[str, Mapping[str, float]] | None = None,
+    suppressed: Collection[str] = (),
+) -> Outcome:
+    """Run every rule over the facts.
+
+    Args:
+        facts: all measured numbers.
+        rules: from :func:`ddpdoctor.diagnose.load.load_rules`.
+        coverage: steps and ranks looked at, for findings without a count of their own.
+        thresholds: overrides by rule id and threshold name; the id ``all`` overrides the common ones.
+        suppressed: ids of rules (or families, ``ddp/*``) that are not run.
+    """
+    overrides = thresholds or {}
+    tree = facts_view.tree(facts)
+    context = facts_view.as_cel(tree)
+    base = {name: entry.value for name, entry in rules.common.thresholds.items()}
+    base.update(overrides.get("all", {}))
+    outcome = Outcome(thresholds=base)
+    fired: list[Fired] = []
+    for rule in rules.rules.values():
+        if rule.id in suppressed or rule.id.partition("/")[0] + "/*" in suppressed:
+            outcome.skipped.append(SkippedRule(rule.id, rule.question, "suppressed in the configuration"))
+            continue
+        named = base | {name: entry.value for name, entry in rule.thresholds.items()}
+        named.update(overrides.get("all", {}))
+        named.update(overrides.get(rule.id, {}))
+        run = _Run(rule, rules.common, tree, context, named, coverage)
+        try:
+            finding = run.finding()
+        except CannotLookError as reason:
+            outcome.skipped.append(SkippedRule(rule.id, rule.question, str(reason)))
+        except Exception as error:  # whatever a rule file makes CEL or Jinja2 raise, the other rules run on
+            why = f"the rule failed: {' '.join(str(error).split())[:300]}"
+            outcome.skipped.append(SkippedRule(rule.id, rule.question, why))
+            outcome.errors.append(f"{rule.id}: {why}")
+        else:
+            outcome.errors.extend(run.errors)
+            if finding is None:
+                outcome.checked.append(CheckedRule(rule.id, rule.question))
+            else:
+                fired.append(Fired(finding, rule, run.cost))
+                outcome.headlines[rule.id] = run.headline
+    outcome.findings.extend(ordered(fired, context, base, outcome.errors))
+    return outcome
+
+
+class _Run:
+    """One rule over one set of facts."""
+
+    def __init__(
+        self,
+        rule: Rule,
+        common: Common,
+        tree: dict[str, Any],
+        context: dict[str, Any],
+        thresholds: dict[str, float],
+        coverage: Coverage,
+    ) -> None:
+        self.rule = rule
+        self.common = common
+        self.tree = tree
+        self.context = context | {"t": facts_view.as_cel(thresholds)}
+        self.thresholds = thresholds
+        self.coverage = coverage
+        self.cost: dict[str, Any] | None = None
+        self.cost_path: str | None = None
+        self.headline = ""
+        self.errors: list[str] = []
+
+    def finding(self) -> Finding | None:
+        """Return what the rule found, None for nothing; :class:`CannotLookError` where it could not look."""
+        rule = self.rule
+        for condition in rule.applies:
+            if not self._holds(condition.when):
+                raise CannotLookError(condition.otherwise)
+        self._need(rule.needs)
+        if rule.cost_paths:
+            self._need(self.common.cost_needs)
+            self._pick_cost()
+            if self.cost is None:
+                self._need(rule.cost_needs)
+                return None
+        elif rule.costs_ms is not None and self._holds(rule.when):
+            self._price(float(self._value(rule.costs_ms)))
+        self.context["cost"] = facts_view.as_cel(self.cost)
+        if self.cost is not None and not self._holds(self.common.cost_when):
+            return None
+        return self._worded() if self._holds(rule.when) else None
+
+    def _need(self, paths: list[str]) -> None:
+        missing = [path for path in paths if facts_view.lookup(self.tree, path) is None]
+        if missing:
+            raise CannotLookError("not measured: " + ", ".join(missing))
+
+    def _pick_cost(self) -> None:
+        found = [(facts_view.lookup(self.tree, path), path) for path in self.rule.cost_paths]
+        known = [(cost, path) for cost, path in found if cost is not None]
+        if known:
+            self.cost, self.cost_path = max(known, key=lambda pair: pair[0]["ms_per_step"])
+
+    def _price(self, cost_ms: float) -> None:
+        self._need(["steps.mean_ms"])
+        mean_ms = float(self.tree["steps"]["mean_ms"])
+        saved_ms = min(max(cost_ms, 0.0), mean_ms)
+        rest_ms = max(mean_ms - saved_ms, 0.01 * mean_ms)
+        culprits = facts_view.lookup(self.tree, self.rule.ranks) if self.rule.ranks else None
+        self.cost = {
+            **dict.fromkeys(facts_view.fields_of(Cost)),
+            "ms_per_step": saved_ms,
+            "share": saved_ms / mean_ms,
+            "speedup": mean_ms / rest_ms,
+            "ranks": culprits,
+            "steps_hit": 0,
+            "steps_seen": 0,
+            "persistence": "always",
+            "where": [],
+        }
+
+    def _value(self, expression: str) -> Any:
+        return compiled(expression).execute(self.context)
+
+    def _holds(self, expression: str) -> bool:
+        value = self._value(expression)
+        if not isinstance(value, bool):
+            raise TypeError(f"{expression!r} gives {value!r}, not true or false")
+        return value
+
+    def _worded(self) -> Finding:
+        rule, cost = self.rule, self.cost
+        names = self._names()
+        self.headline = words.render(rule.headline, names)
+        seen = cost["steps_seen"] if cost else 0
+        always = cost is None or cost["persistence"] == "always" or cost["first_step"] is None
+        return Finding(
+            rule=rule.id,
+            severity=self._severity(),
+            title=words.render(rule.title, names),
+            explanation=words.render(rule.explain, names),
+            ranks=names["culprits"],
+            steps=None if always or cost is None else [cost["first_step"], cost["last_step"]],
+            persistence=cost["persistence"] if cost else None,
+            where=[msgspec.convert(entry, Where) for entry in names["where"]],
+            costs_ms_per_step=cost["ms_per_step"] if cost else None,
+            share=cost["share"] if cost else None,
+            speedup_if_fixed=cost["speedup"] if cost else None,
+            coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
+            evidence=self._evidence(),
+            fixes=self._fixes(names),
+            limits=" ".join(rule.limits.split()),
+        )
+
+    def _names(self) -> dict[str, Any]:
+        cost = self.cost
+        mean_ms = self.tree["steps"]["mean_ms"]
+        where = list(cost["where"]) if cost else []
+        if not where and self.rule.where:
+            named = facts_view.lookup(self.tree, self.rule.where)
+            where = named if isinstance(named, list) else [named] if named else []
+        culprits = cost["ranks"] if cost else None
+        if culprits is None and self.rule.ranks:
+            culprits = facts_view.lookup(self.tree, self.rule.ranks)
+        return self.tree | {
+            "t": self.thresholds,
+            "cost": cost,
+            "where": where,
+            "culprits": culprits,
+            "after_ms": max(mean_ms - cost["ms_per_step"], 0.0) if cost and mean_ms is not None else None,
+        }
+
+    def _severity(self) -> str:
+        rule, cost, limit = self.rule, self.cost, self.thresholds
+        if rule.severity is not None:
+            return rule.severity
+        if cost is None:
+            return "info"
+        mean_ms = self.tree["steps"]["mean_ms"]
+        tiny = mean_ms < limit["tiny_step_ms"] and cost["ms_per_step"] < limit["tiny_cost_ms"]
+        if cost["share"] < limit["warning_share"] or rule.severity_most == "info" or tiny:
+            return "info"
+        if cost["share"] < limit["critical_share"] or rule.severity_most == "warning":
+            return "warning"
+        return "critical"
+
+    def _evidence(self) -> list[Evidence]:
+        found = []
+        for entry in self.rule.evidence:
+            path = entry.fact
+            if path.startswith("cost."):
+                name = path.removeprefix("cost.")
+                value = (self.cost or {}).get(name)
+                path = f"{self.cost_path}.{name}" if self.cost_path else path
+            else:
+                value = facts_view.lookup(self.tree, path)
+            if value is None:
+                continue
+            means = entry.means or facts_view.doc_of(path)
+            unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
+            found.append(Evidence(path, value, unit, means))
+        return found
+
+    def _fixes(self, names: dict[str, Any]) -> list[Fix]:
+        found = []
+        for number, fix in enumerate(self.rule.fixes, start=1):
+            try:
+                if fix.when is None or self._holds(fix.when):
+                    found.append(_fix(fix, names))
+            except Exception as error:  # a broken piece of advice must not hide the finding
+                reason = " ".join(str(error).split())[:300]
+                self.errors.append(f"{self.rule.id}: fix {number} is left out: {reason}")
+        return found
+
+
+def _fix(fix: FixText, names: dict[str, Any]) -> Fix:
+    return Fix(
+        title=words.render(fix.title, names),
+        why=words.render(fix.why, names),
+        snippet=None if fix.snippet is None else words.render_snippet(fix.snippet, names),
+        trade_off=None if fix.trade_off is None else words.render(fix.trade_off, names),
+        docs=fix.docs,
+    )

@@ -1,0 +1,153 @@
+"""Facts as rules see them: nested dicts, paths, units and documentation."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import types
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.measure import facts as facts_module
+from ddpdoctor.measure.facts import Cost, Facts
+
+UNITS = (
+    ("_bytes_per_s", "bytes/s"),
+    ("_gb_per_s", "GB/s"),
+    ("_per_s", "1/s"),
+    ("ms_per_step", "ms per step"),
+    ("bytes_per_step", "bytes per step"),
+    ("_bytes", "bytes"),
+    ("_ms", "ms"),
+    ("_us", "µs"),
+    ("_share", "share"),
+    ("_percent", "%"),
+    ("_celsius", "°C"),
+    ("_per_step", "per step"),
+    ("speedup", "x"),
+    ("_steps", "steps"),
+)
+"""Ends of a fact's name and the unit that each stands for; the first that fits counts."""
+
+
+def tree(facts: Facts) -> dict[str, Any]:
+    """Return all facts as nested dicts and lists of plain values; absent is None."""
+    plain: dict[str, Any] = msgspec.to_builtins(facts)
+    return plain
+
+
+def as_cel(value: Any) -> Any:
+    """Return a copy with every number as float: CEL does not mix int and double in arithmetic."""
+    if isinstance(value, bool) or value is None:
+        return value
+    if isinstance(value, int):
+        return float(value)
+    if isinstance(value, Mapping):
+        return {key: as_cel(entry) for key, entry in value.items()}
+    if isinstance(value, list):
+        return [as_cel(entry) for entry in value]
+    return value
+
+
+def lookup(facts: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted path, None where it or anything on the way is absent."""
+    value: Any = facts
+    for name in path.split("."):
+        if not isinstance(value, Mapping):
+            return None
+        value = value.get(name)
+    return value
+
+
+def unit_of(path: str) -> str:
+    """Return the unit that a fact's name states; "" where it has none."""
+    name = path.rpartition(".")[2]
+    if name == "share":
+        return "share"
+    return next((unit for end, unit in UNITS if name.endswith(end)), "")
+
+
+def is_fact(path: str) -> bool:
+    """Tell whether the facts have a field at this dotted path."""
+    kind: Any = Facts
+    for name in path.split("."):
+        if typing.get_origin(kind) is dict:
+            kind = typing.get_args(kind)[1]
+            continue
+        fields = fields_of(kind)
+        if name not in fields:
+            return False
+        kind = fields[name]
+    return True
+
+
+def unknown_facts(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the paths in a nested mapping that no fact has."""
+    found: list[str] = []
+    for name, value in nested.items():
+        path = f"{prefix}{name}"
+        if not is_fact(path):
+            found.append(path)
+        elif isinstance(value, Mapping):
+            found += unknown_facts(value, f"{path}.")
+    return found
+
+
+@functools.cache
+def fields_of(kind: Any) -> dict[str, Any]:
+    """Return a struct's fields with their types, None taken off; {} for anything else."""
+    if not (isinstance(kind, type) and issubclass(kind, msgspec.Struct)):
+        return {}
+    hints = typing.get_type_hints(kind)
+    return {field.name: _bare(hints[field.name]) for field in msgspec.structs.fields(kind)}
+
+
+def is_cost(path: str) -> bool:
+    """Tell whether the fact at this path is a Cost."""
+    kind: Any = Facts
+    for name in path.split("."):
+        kind = fields_of(kind).get(name)
+    return kind is Cost
+
+
+def doc_of(path: str) -> str:
+    """Return a fact's documentation from facts.py; "" where it has none."""
+    kind: Any = Facts
+    text = ""
+    for name in path.split("."):
+        fields = fields_of(kind)
+        if name not in fields:
+            return ""
+        text = attribute_docs().get((kind.__name__, name), "")
+        kind = fields[name]
+    return text
+
+
+@functools.lru_cache(maxsize=1)
+def attribute_docs() -> dict[tuple[str, str], str]:
+    """Return the attribute docstrings of facts.py by (class, field), on one line each."""
+    found: dict[tuple[str, str], str] = {}
+    for node in ast.parse(Path(facts_module.__file__).read_text(encoding="utf-8")).body:
+        if not isinstance(node, ast.ClassDef):
+            continue
+        for field, text in zip(node.body, node.body[1:], strict=False):
+            if (
+                isinstance(field, ast.AnnAssign)
+                and isinstance(field.target, ast.Name)
+                and isinstance(text, ast.Expr)
+                and isinstance(text.value, ast.Constant)
+                and isinstance(text.value.value, str)
+            ):
+                found[(node.name, field.target.id)] = " ".join(text.value.value.split())
+    return found
+
+
+def _bare(hint: Any) -> Any:
+    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
+        kinds = [kind for kind in typing.get_args(hint) if kind is not type(None)]
+        return kinds[0]
+    return hint

@@ -1,0 +1,72 @@
+"""The order of findings: by cost, and what is an effect of another finding below it, naming it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose.diagnosis import Finding
+from ddpdoctor.diagnose.rule import Effect, Rule, compiled
+
+
+@dataclass(frozen=True)
+class Fired:
+    """A finding with its rule and the cost that priced it."""
+
+    finding: Finding
+    rule: Rule
+    cost: dict[str, Any] | None
+
+
+def ordered(
+    fired: list[Fired], context: Mapping[str, Any], thresholds: Mapping[str, float], errors: list[str]
+) -> list[Finding]:
+    """Return causes by cost, then effects by cost with ``caused_by``; broken conditions go to ``errors``."""
+
+    def weight(entry: Fired) -> float:
+        # What has no price ranks where a cost of its severity would begin.
+        floor = {"critical": thresholds["critical_share"], "warning": thresholds["warning_share"]}
+        least = floor.get(entry.finding.severity, 0.0) if entry.rule.severity else 0.0
+        return max(entry.finding.share or 0.0, least)
+
+    by_cost = sorted(fired, key=weight, reverse=True)
+    causes: dict[str, str] = {}
+    for entry in by_cost:
+        for other in by_cost:
+            if other is not entry and not _follows(other.rule.id, entry.rule.id, causes):
+                try:
+                    explained = any(_explains(effect, other, entry, context) for effect in entry.rule.effects)
+                except Exception as error:  # a broken condition leaves the finding to stand for itself
+                    errors.append(f"{entry.rule.id}: effect_of: {' '.join(str(error).split())[:300]}")
+                    break
+                if explained:
+                    causes[entry.rule.id] = other.rule.id
+                    break
+    findings = [msgspec.structs.replace(e.finding, caused_by=causes.get(e.rule.id)) for e in by_cost]
+    return [f for f in findings if f.caused_by is None] + [f for f in findings if f.caused_by is not None]
+
+
+def _explains(effect: Effect, cause: Fired, entry: Fired, context: Mapping[str, Any]) -> bool:
+    if effect.rule == "*":
+        if cause.finding.severity == "info" or cause.finding.costs_ms_per_step is None:
+            return False
+    elif effect.rule != cause.rule.id:
+        return False
+    if effect.when is None:
+        return True
+    names = dict(context) | {"cost": facts_view.as_cel(entry.cost), "cause": facts_view.as_cel(cause.cost)}
+    return compiled(effect.when).execute(names) is True
+
+
+def _follows(rule_id: str, other_id: str, causes: Mapping[str, str]) -> bool:
+    """Tell whether ``rule_id`` is already an effect, at any distance, of ``other_id``."""
+    seen: str | None = rule_id
+    while seen is not None:
+        seen = causes.get(seen)
+        if seen == other_id:
+            return True
+    return False

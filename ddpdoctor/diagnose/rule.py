@@ -1,0 +1,226 @@
+"""A rule file, ``<family>/<name>.yaml``: its types and its strict decoding."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any, Literal
+
+import cel
+import msgspec
+
+from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose.words import ENVIRONMENT
+from ddpdoctor.errors import RuleError
+
+
+class Threshold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A number that a rule compares with; ``t.<name>`` in conditions and texts."""
+
+    value: float
+    source: str
+    """Where the number comes from: a published rule, a measurement, or the reasoning behind it."""
+    unit: str = ""
+
+
+class Applies(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A condition without which the rule has nothing to look at."""
+
+    when: str
+    otherwise: str
+    """What the list of skipped rules says where the condition does not hold."""
+
+
+class Effect(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A rule whose finding can be the cause of this one's."""
+
+    rule: str
+    """Rule id, or ``*`` for any finding of at least a warning."""
+    when: str | None = None
+    """CEL; may read ``cause`` (the Cost of the other finding) beside the facts."""
+
+
+class EvidenceLine(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A fact to show with the finding."""
+
+    fact: str
+    """Path of a fact; ``cost.<name>`` is a field of the rule's own cost."""
+    means: str | None = None
+    """What the number says; None takes the fact's own documentation."""
+    unit: str | None = None
+
+
+class FixText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to change: Jinja2 texts over the facts."""
+
+    title: str
+    why: str
+    when: str | None = None
+    snippet: str | None = None
+    trade_off: str | None = None
+    docs: list[str] = []
+
+
+class RuleTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Facts, and what the rule must say about them."""
+
+    name: str
+    facts: dict[str, Any] = {}
+    """Nested facts. A cost may leave out ``share`` and ``speedup``: they follow from ``steps.mean_ms``."""
+    fires: bool = False
+    skipped: bool = False
+    """The rule must say that it could not look."""
+    severity: str | None = None
+    ranks: list[int] | None = None
+    says: list[str] = []
+    """Pieces of text that title, headline, explanation or fixes must contain."""
+
+
+class Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """``common.yaml``: what holds for all rules that have a cost."""
+
+    thresholds: dict[str, Threshold]
+    """Defaults that a rule may restate under the same name."""
+    cost_when: str
+    """CEL over ``cost``, in force beside a rule's own ``when``: what is too small or too rare to speak of."""
+    cost_needs: list[str] = []
+    """Facts without which no cost can be judged."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One rule file."""
+
+    id: str
+    title: str
+    question: str
+    """The question that the rule answers."""
+    explain: str
+    headline: str
+    """First sentence of the report where this is the costliest finding."""
+    limits: str
+    """When the finding is wrong."""
+    when: str = "true"
+    """CEL over facts, ``t`` (thresholds) and ``cost``; a rule with costs fires only where one was found."""
+    costs: str | list[str] | None = None
+    """Path of a Cost in the facts; of several the greatest counts."""
+    costs_ms: str | None = None
+    """CEL: milliseconds per step, for rules without a Cost."""
+    severity: Literal["critical", "warning", "info"] | None = None
+    """Fixed severity, for what has no price; otherwise it follows from the cost."""
+    severity_most: Literal["warning", "info"] | None = None
+    """Upper bound, for costs that are a ceiling rather than a promise."""
+    applies: list[Applies] = []
+    needs: list[str] = []
+    """Facts without which the rule is skipped."""
+    cost_needs: list[str] = []
+    """Facts without which an absent cost means "not measured" instead of "looked, and found none"."""
+    effect_of: list[str | Effect] = []
+    evidence: list[EvidenceLine] = []
+    ranks: str | None = None
+    """Path of the culprit ranks, for rules without a Cost."""
+    where: str | None = None
+    """Path of the user's line where the cost itself names none."""
+    fixes: list[FixText]
+    thresholds: dict[str, Threshold] = {}
+    tests: list[RuleTest]
+
+    @property
+    def cost_paths(self) -> list[str]:
+        """All paths that may price the finding."""
+        if self.costs is None:
+            return []
+        return [self.costs] if isinstance(self.costs, str) else self.costs
+
+    @property
+    def effects(self) -> list[Effect]:
+        """``effect_of`` in its long form."""
+        return [Effect(rule=entry) if isinstance(entry, str) else entry for entry in self.effect_of]
+
+
+@functools.cache
+def compiled(expression: str) -> cel.Program:
+    """Compile a CEL expression once; ValueError where it does not parse."""
+    return cel.compile(expression)
+
+
+def read_rule(path: Path, rule_id: str) -> Rule:
+    """Decode and check one rule file; :class:`RuleError` names the file, the field and the reason."""
+    rule: Rule = _decode(path, Rule)
+    if rule.id != rule_id:
+        raise RuleError(f"{path}: field `id`: is {rule.id!r}, but the file's place says {rule_id!r}")
+    for field, expression in _expressions(rule):
+        try:
+            compiled(expression)
+        except ValueError as error:
+            raise RuleError(
+                f"{path}: field `{field}`: not a CEL expression: {str(error).splitlines()[0]}"
+            ) from None
+    for field, template in _templates(rule):
+        try:
+            ENVIRONMENT.parse(template)
+        except Exception as error:
+            raise RuleError(f"{path}: field `{field}`: not a Jinja2 template: {error}") from None
+    for field, fact in _paths(rule):
+        if not facts_view.is_fact(fact):
+            raise RuleError(f"{path}: field `{field}`: there is no fact {fact!r} (see docs/facts.md)")
+    for number, test in enumerate(rule.tests):
+        unknown = facts_view.unknown_facts(test.facts)
+        if unknown:
+            raise RuleError(f"{path}: field `tests[{number}].facts`: there is no fact {unknown[0]!r}")
+    return rule
+
+
+def read_common(path: Path) -> Common:
+    """Decode ``common.yaml``; :class:`RuleError` names the file, the field and the reason."""
+    common: Common = _decode(path, Common)
+    try:
+        compiled(common.cost_when)
+    except ValueError as error:
+        raise RuleError(f"{path}: field `cost_when`: not a CEL expression: {error}") from None
+    return common
+
+
+def _decode(path: Path, kind: type[Any]) -> Any:
+    try:
+        return msgspec.yaml.decode(path.read_bytes(), type=kind)
+    except OSError as error:
+        raise RuleError(f"{path}: cannot be read: {error.strerror}") from None
+    except msgspec.ValidationError as error:
+        reason, _, field = str(error).partition(" - at ")
+        field = field.strip("`").removeprefix("$").removeprefix(".")
+        raise RuleError(f"{path}: field `{field or 'top level'}`: {reason}") from None
+    except Exception as error:  # PyYAML's own errors, which msgspec passes on
+        raise RuleError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def _expressions(rule: Rule) -> list[tuple[str, str]]:
+    found = [("when", rule.when)]
+    if rule.costs_ms is not None:
+        found.append(("costs_ms", rule.costs_ms))
+    found += [(f"applies[{i}].when", entry.when) for i, entry in enumerate(rule.applies)]
+    found += [(f"effect_of[{i}].when", e.when) for i, e in enumerate(rule.effects) if e.when is not None]
+    found += [(f"fixes[{i}].when", fix.when) for i, fix in enumerate(rule.fixes) if fix.when is not None]
+    return found
+
+
+def _templates(rule: Rule) -> list[tuple[str, str]]:
+    found = [("title", rule.title), ("headline", rule.headline), ("explain", rule.explain)]
+    for i, fix in enumerate(rule.fixes):
+        for name in ("title", "why", "snippet", "trade_off"):
+            text = getattr(fix, name)
+            if text is not None:
+                found.append((f"fixes[{i}].{name}", text))
+    return found
+
+
+def _paths(rule: Rule) -> list[tuple[str, str]]:
+    found = [("costs", path) for path in rule.cost_paths]
+    found += [("needs", path) for path in rule.needs] + [("cost_needs", path) for path in rule.cost_needs]
+    found += [("ranks", rule.ranks)] if rule.ranks else []
+    found += [("where", rule.where)] if rule.where else []
+    for i, line in enumerate(rule.evidence):
+        path = line.fact
+        if path.startswith("cost."):
+            path = "late.total." + path.removeprefix("cost.")
+        found.append((f"evidence[{i}].fact", path))
+    return found

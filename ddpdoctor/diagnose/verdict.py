@@ -1,0 +1,26 @@
+"""The first sentence of every report."""
+
+from __future__ import annotations
+
+from ddpdoctor.diagnose.diagnosis import Coverage, Verdict
+from ddpdoctor.diagnose.engine import Outcome
+
+
+def verdict(outcome: Outcome, *, coverage: Coverage) -> tuple[bool, Verdict]:
+    """Return ``(healthy, verdict)``. Healthy means that rules looked at measured steps and none warns."""
+    top = next((finding for finding in outcome.findings if finding.severity != "info"), None)
+    if top is not None:
+        return False, Verdict(top.rule, outcome.headlines[top.rule])
+    looked = len(outcome.checked) + len(outcome.findings)
+    if coverage.steps == 0 or looked == 0:
+        return False, Verdict(
+            None, "Cannot tell: no training steps were measured, so no rule could look for lost time."
+        )
+    share = outcome.thresholds["warning_share"]
+    steps = f"{coverage.steps} step{'s' if coverage.steps != 1 else ''}"
+    ranks = f"{coverage.ranks} rank{'s' if coverage.ranks != 1 else ''}"
+    text = f"Healthy: none of {looked} rules found anything that costs {share * 100:g} % of a step"
+    text += f" ({steps} of {ranks} looked at"
+    if outcome.skipped:
+        text += f"; {len(outcome.skipped)} rules could not look"
+    return True, Verdict(None, text + ").")

@@ -1,0 +1,139 @@
+"""The Jinja2 environment of the rule texts: numbers with units, ranks, lines and repetition in words."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jinja2
+import jinja2.sandbox
+
+
+def ms(value: float) -> str:
+    """0.42 -> "0.42 ms", 46.3 -> "46 ms", 12000 -> "12 s"."""
+    if value >= 10_000:
+        return f"{value / 1000:.3g} s"
+    return f"{value:.0f} ms" if value >= 10 else f"{value:.2g} ms"
+
+
+def percent(share: float) -> str:
+    """0.423 -> "42 %"."""
+    return f"{share * 100:.0f} %" if share >= 0.1 else f"{share * 100:.2g} %"
+
+
+def size(value: float) -> str:
+    """Bytes with a binary prefix: 26214400 -> "25 MiB"."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.3g} {unit}" if value < 100 else f"{value:.0f} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
+
+
+def number(value: float) -> str:
+    """4.0 -> "4", 4.27 -> "4.3"."""
+    return f"{value:.0f}" if value >= 10 or value == round(value) else f"{value:.2g}"
+
+
+def ranks(culprits: Sequence[int] | None) -> str:
+    """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", None -> "all ranks"; long lists are cut."""
+    if not culprits:
+        return "all ranks"
+    if len(culprits) == 1:
+        return f"rank {culprits[0]}"
+    if len(culprits) > 8:
+        shown = ", ".join(str(rank) for rank in culprits[:6])
+        return f"ranks {shown} and {len(culprits) - 6} others"
+    return "ranks " + ", ".join(str(rank) for rank in culprits[:-1]) + f" and {culprits[-1]}"
+
+
+def verb(culprits: Sequence[int] | None, one: str, many: str) -> str:
+    """Return the verb's form that agrees with :func:`ranks`."""
+    return one if culprits and len(culprits) == 1 else many
+
+
+def others(culprits: Sequence[int] | None) -> str:
+    """Who waits for the culprits: " while all others wait", or nothing where all ranks are concerned."""
+    return "all other ranks wait" if culprits else "no rank waits for another"
+
+
+def line(where: Any) -> str:
+    """A Where, or a list of them, as "train.py:57 in main"; "" where none is known."""
+    if isinstance(where, Sequence) and not isinstance(where, str):
+        where = where[0] if where else None
+    if not isinstance(where, Mapping):
+        return ""
+    function = where.get("function") or ""
+    inside = f" in {function}" if function and function != "<module>" else ""
+    return f"{where['file']}:{where['line']}{inside}"
+
+
+def at(where: Any) -> str:
+    """Like :func:`line`, as " at train.py:57 in main" to append to a sentence; "" where none is known."""
+    text = line(where)
+    return f" at {text}" if text else ""
+
+
+def often(cost: Mapping[str, Any]) -> str:
+    """How often a cost occurs: "in every step", "every 50 steps", "in steps 100 to 180", ..."""
+    first, last, period = cost.get("first_step"), cost.get("last_step"), cost.get("period_steps")
+    hit, seen = cost.get("steps_hit"), cost.get("steps_seen")
+    persistence = cost.get("persistence")
+    if persistence == "periodic" and period:
+        return f"every {period} steps"
+    if persistence == "range" and first is not None and last is not None:
+        return f"in steps {first} to {last}"
+    if persistence in ("random", "periodic", "range") and hit and seen:
+        return f"in {hit} of {seen} steps"
+    return "in every step" if persistence == "always" else "in some steps"
+
+
+def workers(now: int | None, wait_ms: float, mean_ms: float, after_ms: float, cores: float | None) -> int:
+    """Loader workers per rank that keep up with training.
+
+    A batch takes ``wait_ms`` where the training process makes it itself (``now`` is 0), and ``now`` x ``mean_ms`` of
+    one worker where ``now`` workers together make one per step. Training uses one every ``after_ms``. Never more than
+    ``cores`` (idle per rank, None if unknown) nor 16, always more than now.
+    """
+    batch_ms = now * mean_ms if now else wait_ms
+    needed = math.ceil(batch_ms / max(after_ms, 0.05 * mean_ms))
+    most = 16 if cores is None else min(16, int(cores))
+    return max(min(needed, most), (now or 0) + 1)
+
+
+def sentence(text: str) -> str:
+    """Return ``text`` with a capital first letter, the rest as it is."""
+    return text[:1].upper() + text[1:]
+
+
+ENVIRONMENT = jinja2.sandbox.SandboxedEnvironment(
+    undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
+)
+"""Sandboxed: rule files may be a team's own. Texts are plain; each report escapes for itself."""
+ENVIRONMENT.globals["workers"] = workers
+ENVIRONMENT.filters.update(
+    ms=ms,
+    percent=percent,
+    size=size,
+    number=number,
+    ranks=ranks,
+    verb=verb,
+    others=others,
+    line=line,
+    at=at,
+    often=often,
+    sentence=sentence,
+)
+
+
+def render(template: str, names: Mapping[str, Any]) -> str:
+    """Render prose: paragraphs kept, other white space made single. Raises jinja2.TemplateError."""
+    text = ENVIRONMENT.from_string(template).render(names)
+    paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
+    return "\n\n".join(part for part in paragraphs if part)
+
+
+def render_snippet(template: str, names: Mapping[str, Any]) -> str:
+    """Render code: lines and indentation kept. Raises jinja2.TemplateError."""
+    return ENVIRONMENT.from_string(template).render(names).strip("\n")

@@ -1,0 +1,60 @@
+"""Backward passes, and when each of DDP's buckets was ready in them."""
+
+from __future__ import annotations
+
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any, Optional, Tuple
+
+from . import optimizers, session
+from .guard import part
+from .patching import Patches, around
+from .recorder import recording_here
+
+_PART = part("backward passes")
+
+
+class Backward:
+    """The backward in progress, outermost, on the training thread."""
+
+    __slots__ = ("depth", "steps_optimizer")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.steps_optimizer = False
+
+
+def _before(args: Any, kwargs: Any) -> Optional[Tuple["session.Session", int, str]]:
+    current = session.current
+    if current is None or (current.recorder.thread != get_ident() and current.thread_is_known):
+        return None
+    current.backward.depth += 1
+    where = ""
+    if current.backward.depth == 1:
+        current.backward.steps_optimizer = False
+        if recording_here(current.recorder):
+            where = current.recorder.lines.caller()
+    return current, perf_counter_ns(), where
+
+
+def _after(token: Tuple["session.Session", int, str], result: Any) -> None:
+    current, start, where = token
+    end = perf_counter_ns()
+    backward = current.backward
+    backward.depth -= 1
+    if backward.depth or current is not session.current:
+        return
+    optimizers.note_backward_inside(end)
+    synced = current.models.after_backward()
+    recorder = current.recorder
+    if recording_here(recorder):
+        recorder.add(start, end - start, f'"k":"bwd"{where}{current.models.describe(synced, recorder)}')
+    if backward.steps_optimizer and not isinstance(result, BaseException):
+        optimizers.end_of_stepping_backward(current, end)
+
+
+def install(patches: Patches) -> None:
+    """Replace ``torch.autograd.backward``, which ``Tensor.backward`` looks up at each call."""
+    import torch
+
+    patches.attribute(torch.autograd, "backward", around(torch.autograd.backward, _PART, _before, _after))

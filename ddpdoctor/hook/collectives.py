@@ -1,0 +1,146 @@
+"""Collectives that the job calls from Python, and waits for those it called asynchronously.
+
+torch decorates almost all of them; the replaced function sits in the decorator's closure, so that names imported earlier, the
+functions' identity and what ``torch.compile`` knows about them stay as they are. Collectives inside others are not counted.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any, Callable, Optional, Tuple
+
+from . import session
+from .guard import part
+from .patching import Before, Patches, around, cell_of
+from .recorder import recording_here
+from .state import active
+
+_PART = part("collectives")
+
+DECORATED = (
+    "all_gather all_gather_coalesced all_gather_into_tensor _all_gather_base all_gather_object all_reduce all_reduce_coalesced "
+    "all_to_all all_to_all_single barrier broadcast broadcast_object_list gather gather_object recv recv_object_list reduce "
+    "reduce_scatter reduce_scatter_tensor _reduce_scatter_base scatter scatter_object_list send send_object_list"
+).split()
+UNDECORATED = "monitored_barrier batch_isend_irecv isend irecv".split()
+_BARRIERS = ("barrier", "monitored_barrier")
+_GROUP_POSITION = {
+    "all_reduce": 2, "broadcast": 2, "reduce": 3, "all_gather": 2, "all_gather_into_tensor": 2, "all_gather_object": 2,
+    "gather": 3, "gather_object": 3, "scatter": 3, "reduce_scatter": 3, "reduce_scatter_tensor": 3, "all_to_all": 2,
+    "all_to_all_single": 4, "barrier": 0, "monitored_barrier": 0, "send": 2, "recv": 2, "isend": 2, "irecv": 2,
+    "broadcast_object_list": 2, "scatter_object_list": 3, "_all_gather_base": 2, "_reduce_scatter_base": 3,
+}  # fmt: skip
+_TENSOR_POSITION = {"reduce_scatter_tensor": 1, "all_gather_into_tensor": 1, "all_to_all_single": 1, "reduce_scatter": 1}
+"""Where the tensor that this rank contributes is not the first argument."""
+_PEER = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src", "send": "dst", "recv": "src", "isend": "dst",
+         "irecv": "src", "broadcast_object_list": "src", "gather_object": "dst"}  # fmt: skip
+
+_Token = Tuple[int, str]
+
+
+class _Depth:
+    """How many collectives deep the training thread is."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+_depth = _Depth()
+
+
+def reset() -> None:
+    """Forget a collective in progress, in a forked child."""
+    _depth.value = 0
+
+
+def _start_of(name: str) -> Before:
+    kind = "bar" if name in _BARRIERS else "coll"
+    group_at = _GROUP_POSITION.get(name, 99)
+    tensor_at = _TENSOR_POSITION.get(name, 0)
+    peer = _PEER.get(name)
+
+    def start(args: Any, kwargs: Any) -> Optional[_Token]:
+        recorder = active.recorder
+        if recorder is None or recorder.thread != get_ident():
+            return None
+        _depth.value += 1
+        if _depth.value > 1:
+            return 0, ""
+        group = args[group_at] if len(args) > group_at else kwargs.get("group")
+        group_name = session.group_name(group)
+        number = recorder.sequence[group_name] = recorder.sequence.get(group_name, -1) + 1
+        if not recorder.full:
+            return 0, ""
+        fields = f'"k":"{kind}","op":"{name}","pg":"{group_name}","seq":{number}{recorder.lines.caller()}'
+        size = _bytes(args[tensor_at] if len(args) > tensor_at else kwargs.get("tensor"))
+        if size is not None and kind != "bar":
+            fields += f',"b":{size}'
+        if kwargs.get("async_op"):
+            fields += ',"async":true'
+        if peer is not None:
+            other = args[1] if len(args) > 1 else kwargs.get(peer)
+            if type(other) is int:
+                fields += f',"{peer}":{other}'
+        return perf_counter_ns(), fields
+
+    return start
+
+
+def _bytes(value: Any) -> Optional[int]:
+    """Bytes of a tensor or a list of tensors."""
+    try:
+        if type(value) in (list, tuple):
+            return sum(each.numel() * each.element_size() for each in value)
+        return int(value.numel() * value.element_size())
+    except AttributeError:
+        return None
+
+
+def _end(token: _Token, result: Any) -> None:
+    end = perf_counter_ns()
+    _depth.value = max(0, _depth.value - 1)
+    start, fields = token
+    recorder = active.recorder
+    if fields and recorder is not None:
+        recorder.add(start, end - start, fields)
+
+
+def _before_wait(args: Any, kwargs: Any) -> Optional[_Token]:
+    recorder = active.recorder
+    if recorder is None or _depth.value or not recording_here(recorder):
+        return None
+    return perf_counter_ns(), '"k":"wait"' + recorder.lines.caller()
+
+
+def _after_wait(token: _Token, result: Any) -> None:
+    end = perf_counter_ns()
+    recorder = active.recorder
+    if recorder is not None:
+        recorder.add(token[0], end - token[0], token[1])
+
+
+def install(patches: Patches) -> None:
+    """Reach into the decorators' closures, replace the few undecorated functions, and ``Work.wait``."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    for name in DECORATED:
+        cell = cell_of(vars(c10d).get(name))
+        if cell is not None:
+            patches.cell(cell, _timed(cell.cell_contents, name))
+    for name in UNDECORATED:
+        function = vars(c10d).get(name)
+        if function is not None:
+            timed = _timed(function, name)
+            for module in (dist, c10d):
+                if vars(module).get(name) is function:
+                    patches.attribute(module, name, timed)
+    work = c10d.Work
+    patches.attribute(work, "wait", around(work.wait, _PART, _before_wait, _after_wait))
+
+
+def _timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    return around(function, _PART, _start_of(name), _end)

@@ -1,0 +1,126 @@
+"""The data loader: how long the training thread waited for each batch, and for the start of the workers."""
+
+from __future__ import annotations
+
+import weakref
+from time import perf_counter_ns
+from typing import Any, Dict, Optional, Tuple
+
+from . import session
+from .guard import part
+from .patching import Patches, around
+from .recorder import recording_here
+from .state import active
+
+_PART = part("data loading")
+_DEEPEST_BATCH = 4
+
+
+class Loaders:
+    """The DataLoaders of this process, numbered in the order in which they are first iterated."""
+
+    def __init__(self) -> None:
+        self._ids: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
+        self._iterators: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
+        self.known: Dict[int, Tuple[Any, Optional[int]]] = {}
+        """By number: weak reference, and the source line that iterated it."""
+
+    def number(self, loader: Any, where: Optional[int]) -> int:
+        """The loader's number."""
+        known = self._ids.get(loader)
+        if known is None:
+            known = self._ids[loader] = len(self.known)
+            self.known[known] = (weakref.ref(loader), where)
+        return known
+
+    def iterated(self, iterator: Any, number: int) -> None:
+        """This iterator belongs to that loader."""
+        self._iterators[iterator] = number
+
+    def of_iterator(self, iterator: Any) -> int:
+        """The number of an iterator's loader, -1 where unknown."""
+        return self._iterators.get(iterator, -1)
+
+
+def _before_iter(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, Optional[int]]]:
+    current = session.current
+    if current is None or not recording_here(current.recorder):
+        return (args[0], 0, None) if current is not None else None
+    return args[0], perf_counter_ns(), current.recorder.lines.of_frame(session.calling_frame())
+
+
+def _after_iter(token: Tuple[Any, int, Optional[int]], result: Any) -> None:
+    end = perf_counter_ns()
+    loader, start, where = token
+    current = session.current
+    if current is None or isinstance(result, BaseException):
+        return
+    number = current.loaders.number(loader, where)
+    current.loaders.iterated(result, number)
+    if start:
+        fields = "" if where is None else f',"w":{where}'
+        current.recorder.add(start, end - start, f'"k":"iter","l":{number}{fields}')
+
+
+def _before_next(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, str]]:
+    recorder = active.recorder
+    if recorder is None or not recording_here(recorder):
+        return None
+    return args[0], perf_counter_ns(), recorder.lines.caller() + _waiting(args[0])
+
+
+def _after_next(token: Tuple[Any, int, str], result: Any) -> None:
+    end = perf_counter_ns()
+    iterator, start, fields = token
+    current = session.current
+    if current is None:
+        return
+    number = current.loaders.of_iterator(iterator)
+    if number >= 0:
+        fields += f',"l":{number}'
+    if isinstance(result, StopIteration):
+        fields += ',"end":true'
+    else:
+        size = batch_size(result)
+        if size is not None:
+            fields += f',"n":{size}'
+    current.recorder.add(start, end - start, '"k":"data"' + fields)
+
+
+def _waiting(iterator: Any) -> str:
+    """How many batches the workers have ready, as the training thread asks for one."""
+    queue = getattr(iterator, "_data_queue", None)
+    if queue is None:
+        return ""
+    try:
+        early = sum(1 for info in iterator._task_info.values() if len(info) > 1)
+        return f',"q":{queue.qsize() + early}'
+    except (AttributeError, NotImplementedError, OSError, TypeError):
+        return ""
+
+
+def batch_size(batch: Any) -> Optional[int]:
+    """The first dimension of the first tensor in a batch; of a plain list of things, its length. None where there is neither."""
+    for _ in range(_DEEPEST_BATCH):
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else None
+        if hasattr(batch, "values") and hasattr(batch, "keys"):
+            values = batch.values() if callable(batch.values) else ()
+            batch = next(iter(values), None)
+        elif isinstance(batch, (list, tuple)) and batch:
+            if isinstance(batch[0], (int, float, str, bytes)):
+                return len(batch)
+            batch = batch[0]
+        else:
+            return None
+    return None
+
+
+def install(patches: Patches) -> None:
+    """Wrap ``DataLoader.__iter__`` and its iterators' ``__next__``, which subclasses inherit."""
+    from torch.utils.data import dataloader
+
+    iterator, loader = dataloader._BaseDataLoaderIter, dataloader.DataLoader
+    patches.attribute(iterator, "__next__", around(iterator.__next__, _PART, _before_next, _after_next))
+    patches.attribute(loader, "__iter__", around(loader.__iter__, _PART, _before_iter, _after_iter))

@@ -1,0 +1,157 @@
+"""DistributedDataParallel: forwards, and what its reducer knows of each backward.
+
+The reducer notes, for each parameter, when its gradient was ready, relative to the moment at which the forward had ended. That
+names the late rank: the duration of the backward does not, since all ranks wait in it for the last. The reading is a copy of a list
+of numbers, without a device synchronisation. (DDP's logger has the same as absolute times, but in every iteration only at a
+sampling rate that synchronises CUDA devices.) Communication hooks would see the buckets too, but change the result's bits.
+"""
+
+from __future__ import annotations
+
+import weakref
+from operator import itemgetter
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any, Callable, List, Optional, Tuple
+
+from . import session
+from .guard import part
+from .patching import Patches, around
+from .recorder import Recorder, recording_here
+
+_PART = part("DistributedDataParallel")
+
+
+class Model:
+    """One DDP instance."""
+
+    def __init__(self, ddp: Any, index: int, where: Optional[int]) -> None:
+        self.ref = weakref.ref(ddp)
+        self.index = index
+        self.where = where
+        self.iteration = -1
+        """Backwards in which gradients were reduced so far, minus one."""
+        self.forward_end: Optional[int] = None
+        """Since the last backward there was a forward with gradients, and it ended then (perf_counter_ns)."""
+        self.ready: Optional[List[int]] = None
+        self.autocast: Optional[bool] = None
+        """Whether its first forward with gradients ran under autocast."""
+        self._stats: Optional[List[int]] = None
+        self._buckets: Optional[List[Callable[[List[int]], Any]]] = None
+
+    def after_backward(self) -> bool:
+        """Whether the backward that just ended reduced this model's gradients; ``ready`` then holds each bucket's time, ns."""
+        ddp = self.ref()
+        if ddp is None:
+            return False
+        stats = ddp.reducer.get_backward_stats()
+        if stats == self._stats or not any(stats):
+            return False
+        self._stats = stats
+        self.iteration += 1
+        if self._buckets is None and self.iteration >= 1:
+            self._buckets = _buckets(ddp)
+        self.ready = [max(stats)] if self._buckets is None else [max(pick(stats)) for pick in self._buckets]
+        return True
+
+
+def _buckets(ddp: Any) -> Optional[List[Callable[[List[int]], Any]]]:
+    """For each bucket, what picks its parameters' numbers. None before DDP has rebuilt its buckets, after the first backward."""
+    text = ddp.logger._get_ddp_logging_data().strs_map.get("rebuilt_per_bucket_param_indices", "")
+    groups = [[int(number) for number in group.split()] for group in text.split(",") if group.strip()]
+    if not groups:
+        return None
+    # A slice keeps the result a sequence where a bucket holds one parameter.
+    return [itemgetter(*group) if len(group) > 1 else itemgetter(slice(group[0], group[0] + 1)) for group in groups]
+
+
+_data_parallel: List[bool] = []
+
+
+def _before_data_parallel(args: Any, kwargs: Any) -> None:
+    _data_parallel.append(True)
+
+
+class Models:
+    """All DDP instances of this process, in the order of their first forward."""
+
+    def __init__(self) -> None:
+        self.all: List[Model] = []
+
+    @property
+    def data_parallel(self) -> bool:
+        """Whether the job has built the old, one-process ``DataParallel``."""
+        return bool(_data_parallel)
+
+    def of(self, ddp: Any, recorder: Recorder) -> Model:
+        """The entry of this instance, made at its first forward."""
+        for model in self.all:
+            if model.ref() is ddp:
+                return model
+        model = Model(ddp, len(self.all), recorder.lines.of_frame(session.calling_frame()))
+        self.all.append(model)
+        return model
+
+    def after_backward(self) -> List[Tuple[Model, bool, Optional[int]]]:
+        """Of each model whose forward this backward went through: itself, whether it was reduced, its forward's end."""
+        found = []
+        for model in self.all:
+            if model.forward_end is not None:
+                found.append((model, model.after_backward(), model.forward_end))
+                model.forward_end = None
+        return found
+
+    @staticmethod
+    def describe(found: List[Tuple[Model, bool, Optional[int]]], recorder: Recorder) -> str:
+        """The fields of a ``bwd`` event; further models of the same backward under ``also``."""
+        origin = recorder.start_perf_ns
+        texts = [_fields(model, synced, base, origin) for model, synced, base in found]
+        if not texts:
+            return ""
+        also = ',"also":[' + ",".join("{" + text + "}" for text in texts[1:]) + "]" if len(texts) > 1 else ""
+        return "," + texts[0] + also
+
+
+def _fields(model: Model, synced: bool, base: Optional[int], origin: int) -> str:
+    if not synced or base is None:
+        return f'"m":{model.index},"sync":false'
+    ready = ",".join(map(str, model.ready or []))
+    return f'"m":{model.index},"it":{model.iteration},"sync":true,"ready":[{ready}],"base":{base - origin}'
+
+
+def _before_forward(args: Any, kwargs: Any) -> Optional[Tuple["session.Session", Any, int]]:
+    current = session.current
+    if current is None or (current.recorder.thread != get_ident() and current.thread_is_known):
+        return None
+    return current, args[0], perf_counter_ns()
+
+
+def _after_forward(token: Tuple["session.Session", Any, int], result: Any) -> None:
+    import torch
+
+    current, ddp, start = token
+    recorder = current.recorder
+    if not torch.is_grad_enabled():
+        if recording_here(recorder):
+            recorder.add_evaluation(start, perf_counter_ns() - start)
+        return
+    model = current.models.of(ddp, recorder)
+    if model.autocast is None:
+        model.autocast = bool(torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled())
+    if recording_here(recorder):
+        recorder.add(start, perf_counter_ns() - start, f'"k":"fwd","m":{model.index}')
+    model.forward_end = perf_counter_ns()
+
+
+def install(patches: Patches) -> None:
+    """Wrap the part of DDP's forward that ``torch.compile`` leaves alone."""
+    from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    original = getattr(DistributedDataParallel, "_run_ddp_forward", None)
+    if original is not None:
+        patches.attribute(
+            DistributedDataParallel, "_run_ddp_forward", around(original, _PART, _before_forward, _after_forward)
+        )
+    patches.attribute(
+        DataParallel, "__init__", around(DataParallel.__init__, _PART, _before_data_parallel, _after_forward)
+    )

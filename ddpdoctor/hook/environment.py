@@ -1,0 +1,66 @@
+"""The variables by which the launcher tells the ranks what to record, wherever they run."""
+
+from __future__ import annotations
+
+import os
+from typing import Dict, Mapping, NamedTuple, Optional, Tuple
+
+RUN = "DDPDOCTOR_RUN"
+SPOOL = "DDPDOCTOR_SPOOL"
+PROFILE_STEPS = "DDPDOCTOR_PROFILE_STEPS"
+MAX_TRACE_MB = "DDPDOCTOR_MAX_TRACE_MB"
+LAUNCHER_PID = "DDPDOCTOR_LAUNCHER_PID"
+
+DEFAULT_PROFILE_STEPS = (10, 15)
+"""Past the bucket rebuild, the caching allocator's growth and most autotuning, yet early enough for short jobs."""
+DEFAULT_MAX_TRACE_MB = 256
+
+SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
+"""The one folder that goes on the job's path."""
+
+
+class HookOptions(NamedTuple):
+    """What the hook is to do."""
+
+    profile_steps: Optional[Tuple[int, int]] = DEFAULT_PROFILE_STEPS
+    """First step of the profiler window and the step before which it closes; None for no window."""
+    max_trace_mb: int = DEFAULT_MAX_TRACE_MB
+    """Most that one rank's trace may take on disk, in MB of 10^6 bytes."""
+    launcher_pid: Optional[int] = None
+
+
+def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[str, str]) -> Dict[str, str]:
+    """``base`` with what switches the recording on in every Python below the command.
+
+    ``run`` is the run directory and ``spool`` the folder that ``rundir.make_spool_root`` made for it, both absolute.
+    """
+    steps = options.profile_steps
+    environment = dict(base)
+    path = environment.get("PYTHONPATH")
+    environment["PYTHONPATH"] = SITE + os.pathsep + path if path else SITE
+    environment[RUN] = run
+    environment[SPOOL] = spool
+    environment[PROFILE_STEPS] = f"{steps[0]}:{steps[1]}" if steps else ""
+    environment[MAX_TRACE_MB] = str(options.max_trace_mb)
+    if options.launcher_pid is not None:
+        environment[LAUNCHER_PID] = str(options.launcher_pid)
+    # Kineto reports each start and stop on the job's stderr at a level that only a number above 5 silences.
+    environment.setdefault("KINETO_LOG_LEVEL", "99")
+    # Older versions keep no flight record by default; set but empty, this variable hangs Gloo.
+    if not environment.get("TORCH_FR_BUFFER_SIZE"):
+        environment["TORCH_FR_BUFFER_SIZE"] = "2000"
+    return environment
+
+
+def profile_steps(environment: Mapping[str, str]) -> Optional[Tuple[int, int]]:
+    """The window asked for; None where none is, or where the variable is malformed."""
+    first, _, stop = environment.get(PROFILE_STEPS, "").partition(":")
+    if not (first.isdigit() and stop.isdigit()) or int(first) >= int(stop):
+        return None
+    return int(first), int(stop)
+
+
+def max_trace_bytes(environment: Mapping[str, str]) -> int:
+    """Most bytes that this rank's trace may take on disk."""
+    text = environment.get(MAX_TRACE_MB, "")
+    return (int(text) if text.isdigit() else DEFAULT_MAX_TRACE_MB) * 1_000_000

@@ -1,0 +1,37 @@
+"""Garbage collections that stop the training thread."""
+
+from __future__ import annotations
+
+import gc
+from time import perf_counter_ns
+from typing import Any, Dict
+
+from .guard import part
+from .patching import Patches, guarded
+from .recorder import recording_here
+from .state import active
+
+SHORTEST_NS = 200_000
+"""Shorter collections are too frequent to be recorded each, and cost little."""
+
+_started = [0]
+
+
+def _collecting(phase: str, info: Dict[str, Any]) -> None:
+    recorder = active.recorder
+    if recorder is None or not recording_here(recorder):
+        return
+    now = perf_counter_ns()
+    if phase == "start":
+        _started[0] = now
+    elif _started[0]:
+        duration = now - _started[0]
+        if duration >= SHORTEST_NS:
+            recorder.add(_started[0], duration, f'"k":"gc","g":{info["generation"]}')
+        _started[0] = 0
+
+
+def install(patches: Patches) -> None:
+    """Ask the collector to call us."""
+    callback = guarded(part("garbage collection"), _collecting)
+    patches.add(lambda: gc.callbacks.append(callback), lambda: gc.callbacks.remove(callback))

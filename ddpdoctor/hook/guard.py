@@ -1,0 +1,61 @@
+"""What keeps an error of ours away from the job: counted, told once, and its part switched off when it goes on."""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from typing import Dict, List
+
+ERRORS_ALLOWED = 3
+"""A part that failed this often stays off."""
+_MESSAGES_KEPT = 10
+
+errors: List[str] = []
+"""What went wrong in this process, for rank.json."""
+_told = False
+
+
+class Part:
+    """A part of the hook that can fail, and be switched off, alone."""
+
+    __slots__ = ("errors", "name", "off")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.off = False
+        self.errors = 0
+
+    def failed(self, error: BaseException) -> None:
+        """Count an error, tell the user once per process."""
+        self.errors += 1
+        if self.errors >= ERRORS_ALLOWED:
+            self.off = True
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" at {frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else ""
+        if len(errors) < _MESSAGES_KEPT:
+            errors.append(f"{self.name}: {type(error).__name__}: {error}{place}")
+        _tell(f"ddpdoctor: recording of {self.name} has a problem ({type(error).__name__}: {error}); the job goes on.\n")
+
+
+_parts: Dict[str, Part] = {}
+
+
+def part(name: str) -> Part:
+    """The part of this name."""
+    return _parts.setdefault(name, Part(name))
+
+
+def _tell(message: str) -> None:
+    global _told
+    if not _told:
+        _told = True
+        sys.stderr.write(message)
+
+
+def reset() -> None:
+    """Forget what happened, in a forked child."""
+    global _told
+    _told = False
+    errors.clear()
+    for each in _parts.values():
+        each.errors, each.off = 0, False

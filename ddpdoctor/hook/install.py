@@ -1,0 +1,39 @@
+"""Patches torch, once, right after its import."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+from .guard import part
+from .patching import patches, skip_module
+
+PARTS = (
+    "arming",
+    "optimizers",
+    "ddp",
+    "backward",
+    "collectives",
+    "dataloader",
+    "checkpoints",
+    "garbage",
+    "user_profilers",
+)
+
+
+def install() -> None:
+    """Install every part; one that does not fit this version of torch is left out, and its data missing."""
+    for name in PARTS:
+        try:
+            importlib.import_module(f".{name}", __package__).install(patches)
+        except Exception as error:
+            part(name).failed(error)
+    importlib.import_module(".services", __package__)
+    importlib.import_module(".marks", __package__)
+    package = __package__.rpartition(".")[0]
+    for name, module in list(sys.modules.items()):
+        if name.startswith(package + ".") and module is not None:
+            try:
+                skip_module(module)
+            except Exception as error:
+                part("torch.compile").failed(error)

@@ -1,0 +1,155 @@
+"""Optimizer steps, seen by torch's own global hooks; only the outermost of nested ones counts.
+
+``ZeroRedundancyOptimizer`` steps an optimizer inside its own step, and a subclass that calls ``super().step()`` fires twice. An
+optimizer in the backward (``_apply_optimizer_in_backward``) steps once per parameter; all of them together count once, at the end
+of the backward. A ``GradScaler`` that skips the step because of an inf is a step without an optimizer step.
+"""
+
+from __future__ import annotations
+
+import sys
+from time import perf_counter_ns
+from typing import Any, Optional, Tuple
+
+from . import session
+from .guard import part
+from .patching import Patches, around, guarded
+from .recorder import recording_here
+from .settings import remember_optimizer
+from .state import active
+from .stepping import IN_BACKWARD
+
+_PART = part("optimizer steps")
+
+
+class _Open:
+    """The optimizer step in progress."""
+
+    __slots__ = ("depth", "frame", "nested_end", "start", "where")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.frame: Tuple[int, Any] = (0, None)
+        """Of torch's wrapper around the outermost step: to see whether it is still running."""
+        self.start = 0
+        self.nested_end = 0
+        """End of the last backward inside it: with a closure, the optimizer's own work begins there."""
+        self.where = ""
+
+
+_open = _Open()
+
+
+def reset() -> None:
+    """Forget an optimizer step in progress, in a forked child."""
+    _open.depth = 0
+
+
+def note_backward_inside(end: int) -> None:
+    """A backward ended; it may have run in an optimizer's closure."""
+    if _open.depth:
+        _open.nested_end = end
+
+
+def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
+    recorder = active.recorder
+    if recorder is None:
+        recorder = session.arm_alone()
+        if recorder is None:
+            return
+    frame: Any = sys._getframe(2)
+    if _open.depth and _still_running(frame.f_back):
+        _open.depth += 1
+        return
+    current = session.current
+    if current is None:
+        return
+    _open.depth = 1
+    _open.frame = (id(frame), frame.f_code)
+    _open.nested_end = 0
+    if current.backward.depth:
+        current.backward.steps_optimizer = True
+    else:
+        current.follow_training_thread()
+        current.stepping.before_optimizer(id(optimizer))
+    _open.where = recorder.lines.caller() if recorder.full else ""
+    _open.start = perf_counter_ns()
+
+
+def _still_running(frame: Any) -> bool:
+    """Whether the outermost step is among the callers; it is not when that step raised, and its end was never seen."""
+    wanted, code = _open.frame
+    while frame is not None:
+        if id(frame) == wanted and frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
+    recorder, current = active.recorder, session.current
+    if recorder is None or current is None or not _open.depth:
+        return
+    _open.depth -= 1
+    if _open.depth:
+        return
+    end = perf_counter_ns()
+    if current.backward.depth:
+        return
+    if recording_here(recorder):
+        number = remember_optimizer(current, optimizer, _open.where)
+        begin, closure = (_open.nested_end, ',"closure":true') if _open.nested_end else (_open.start, "")
+        recorder.add(begin, end - begin, f'"k":"opt","o":{number}{_open.where}{closure}')
+    current.stepping.after_optimizer(id(optimizer), end)
+
+
+def end_of_stepping_backward(current: "session.Session", at: int) -> None:
+    """A backward in which optimizers stepped has ended."""
+    current.stepping.before_optimizer(IN_BACKWARD)
+    current.stepping.after_optimizer(IN_BACKWARD, at)
+
+
+def _before_scaler(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, int]]:
+    current = session.current
+    if current is None:
+        return None
+    optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
+    current.uses_grad_scaler = True
+    return optimizer, current.stepping.optimizer_steps, perf_counter_ns()
+
+
+def _after_scaler(token: Tuple[Any, int, int], result: Any) -> None:
+    optimizer, steps, start = token
+    current = session.current
+    if current is None or isinstance(result, BaseException) or current.stepping.optimizer_steps != steps:
+        return
+    if current.recorder.thread != session.get_ident() or optimizer is None:
+        return
+    end = perf_counter_ns()
+    inner = getattr(optimizer, "optimizer", optimizer)
+    current.stepping.before_optimizer(id(inner))
+    current.recorder.add(start, end - start, '"k":"opt","skipped":true')
+    current.recorder.marks.append("optimizer_skipped")
+    current.stepping.after_optimizer(id(inner), end)
+
+
+def install(patches: Patches) -> None:
+    """Register the hooks, and watch ``GradScaler.step``."""
+    from torch.optim import optimizer as module
+
+    before, after = guarded(_PART, _before), guarded(_PART, _after)
+    hooks = module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks
+    handles = (
+        module.register_optimizer_step_pre_hook(before),
+        module.register_optimizer_step_post_hook(after),
+    )
+    for table, handle, hook in zip(hooks, handles, (before, after)):
+        patches.add(
+            lambda table=table, handle=handle, hook=hook: table.__setitem__(handle.id, hook),  # type: ignore[misc]
+            lambda table=table, handle=handle: table.pop(handle.id),  # type: ignore[misc]
+        )
+    scaler = sys.modules.get("torch.amp.grad_scaler") or sys.modules.get("torch.cuda.amp.grad_scaler")
+    if scaler is not None:
+        patches.attribute(
+            scaler.GradScaler, "step", around(scaler.GradScaler.step, _PART, _before_scaler, _after_scaler)
+        )

@@ -1,0 +1,159 @@
+"""How functions of torch are wrapped: always call the original, always return what it returned, raise only what it raised.
+
+A wrapper is seen by ``torch.compile``, which would trace it and crash on what it does, so the code of each is marked to be skipped,
+as ``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second, in jobs that never compile).
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from typing import Any, Callable, Iterator, Optional
+
+from .guard import Part
+
+Before = Callable[[Any, Any], Any]
+After = Callable[[Any, Any], None]
+
+
+def around(original: Callable[..., Any], part: Part, before: Before, after: After) -> Callable[..., Any]:
+    """``original`` between ``before(args, kwargs) -> token`` and ``after(token, result)``; no ``after`` where the token is None.
+
+    ``after`` runs when the original raises, too, with the exception as the result.
+    """
+
+    @functools.wraps(original)
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
+        token = None
+        if not part.off:
+            try:
+                token = before(args, kwargs)
+            except Exception as error:
+                _failed(part, error)
+        if token is None:
+            return original(*args, **kwargs)
+        try:
+            result = original(*args, **kwargs)
+        except BaseException as raised:
+            try:
+                after(token, raised)
+            except Exception as error:
+                _failed(part, error)
+            raise
+        try:
+            after(token, result)
+        except Exception as error:
+            _failed(part, error)
+        return result
+
+    return not_compiled(wrapper)
+
+
+def guarded(part: Part, function: Callable[..., None]) -> Callable[..., None]:
+    """``function`` as a callback that never raises and always returns None."""
+
+    def callback(*args: Any, **kwargs: Any) -> None:
+        if not part.off:
+            try:
+                function(*args, **kwargs)
+            except Exception as error:
+                _failed(part, error)
+
+    return not_compiled(callback)
+
+
+def _failed(part: Part, error: BaseException) -> None:
+    try:
+        part.failed(error)
+    except Exception:
+        part.off = True
+
+
+def not_compiled(function: Any) -> Any:
+    """Have ``torch.compile`` run ``function`` as it is, while what it calls is compiled as before."""
+    _skip(function.__code__)
+    function._torchdynamo_disable = True
+    function._torchdynamo_disable_recursive = False
+    function._torchdynamo_disable_msg = None
+    return function
+
+
+def skip_module(module: types.ModuleType) -> None:
+    """Mark all code of a module of ours, so that ``torch.compile`` leaves our frames alone when the job calls into them."""
+    for value in list(vars(module).values()):
+        if getattr(value, "__module__", None) != module.__name__:
+            continue
+        members = vars(value).values() if isinstance(value, type) else (value,)
+        for member in members:
+            function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+            if type(function) is types.FunctionType:
+                for code in _codes(function.__code__):
+                    _skip(code)
+
+
+def _codes(code: types.CodeType) -> Iterator[types.CodeType]:
+    yield code
+    for constant in code.co_consts:
+        if type(constant) is types.CodeType:
+            yield from _codes(constant)
+
+
+def _skip(code: types.CodeType) -> None:
+    try:
+        from torch._C._dynamo import eval_frame
+    except ImportError:
+        return
+    skip = getattr(eval_frame, "skip_code", None)
+    if skip is not None:
+        skip(code)
+        return
+    action = eval_frame._FrameAction
+    eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT))
+
+
+def cell_of(function: Any, name: str = "func") -> Optional[Any]:
+    """The closure cell in which a decorated function holds the one that it wraps; None where there is none.
+
+    Replacing its content reaches every reference to the decorated function, also one that was imported by name earlier.
+    """
+    if type(function) is not types.FunctionType or not function.__closure__:
+        return None
+    names = function.__code__.co_freevars
+    return function.__closure__[names.index(name)] if name in names else None
+
+
+class Patches:
+    """The changes made to torch, so that they can be taken back (the benchmark does, between its blocks of steps)."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._redo: list[Callable[[], None]] = []
+
+    def add(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
+        """Make a change that ``undo`` takes back."""
+        do()
+        self._redo.append(do)
+        self._undo.append(undo)
+
+    def attribute(self, owner: Any, name: str, value: Any) -> None:
+        """Replace an attribute of a module or class."""
+        old = vars(owner)[name] if name in vars(owner) else getattr(owner, name)
+        self.add(lambda: setattr(owner, name, value), lambda: setattr(owner, name, old))
+
+    def cell(self, cell: Any, value: Any) -> None:
+        """Replace what a closure cell holds."""
+        old = cell.cell_contents
+        self.add(lambda: setattr(cell, "cell_contents", value), lambda: setattr(cell, "cell_contents", old))
+
+    def suspend(self) -> None:
+        """Take all changes back."""
+        for undo in reversed(self._undo):
+            undo()
+
+    def resume(self) -> None:
+        """Make them again."""
+        for do in self._redo:
+            do()
+
+
+patches = Patches()

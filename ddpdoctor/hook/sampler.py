@@ -1,0 +1,82 @@
+"""Now and then, the source line at which the training thread is: what names the user's own slow code."""
+
+from __future__ import annotations
+
+import random
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, List, Optional, Tuple
+
+from ..rundir import SAMPLES_FILE
+from .guard import part
+from .where import Lines
+
+if TYPE_CHECKING:
+    from .session import Session
+
+MEAN_PERIOD_S = 0.06
+"""Drawn anew each time from the half to the one and a half of it, so that it cannot run in step with the training loop."""
+BATCH_S = 1.0
+_PART = part("sampling of source lines")
+
+
+class Sampler:
+    """A thread that looks at the training thread's stack, without stopping it."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self._pending: List[str] = []
+        self._lines = Lines(session.recorder.kinds, self._pending.append)
+        self._samples: List[Tuple[int, int, int]] = []
+        self._since = time.time_ns()
+        self._thread = threading.Thread(target=self._run, name="ddpdoctor-sampler", daemon=True)
+        self._random = random.Random(session.rank)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not _PART.off and not self._stop.wait(MEAN_PERIOD_S * (0.5 + self._random.random())):
+            try:
+                self._sample()
+                if time.time_ns() - self._since >= BATCH_S * 1e9:
+                    self.write_out()
+            except Exception as error:
+                try:
+                    _PART.failed(error)
+                except Exception:
+                    return
+
+    def _sample(self) -> None:
+        frame = sys._current_frames().get(self._session.recorder.thread)
+        now = time.time_ns()
+        if frame is None:
+            return
+        leaf = self._lines.id_of(frame.f_code, frame.f_lineno)
+        user: Optional[int] = self._lines.of_frame(frame)
+        if leaf is not None:
+            with self._lock:
+                self._samples.append((now, leaf if user is None else user, leaf))
+
+    def write_out(self) -> None:
+        """Write the samples since the last call."""
+        with self._lock:
+            samples, self._samples = self._samples, []
+            pending = "".join(self._pending)
+            self._pending.clear()
+            self._since = time.time_ns()
+            if samples:
+                first = samples[0][0]
+                rows = ",".join([f"[{at - first},{user},{leaf}]" for at, user, leaf in samples])
+                pending += f'{{"t":{first},"s":[{rows}]}}\n'
+            if pending:
+                self._session.spool.write(SAMPLES_FILE, pending.encode())
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        self._thread.join(timeout=1)

@@ -1,0 +1,176 @@
+"""One recording, from the moment at which a process turns out to be a rank until its end.
+
+That moment is ``init_process_group`` having returned in this very process: ``RANK`` in the environment says nothing, it is
+inherited by data loader workers and helper processes. A job without a process group is recorded, as rank 0 of 1, from its first
+optimizer step on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+import sys
+from threading import get_ident
+from types import FrameType
+from typing import Any, Dict, List, Optional
+
+from ..rundir import Spool, claim_rank_directory
+from . import environment, guard
+from .recorder import Recorder
+from .state import active
+from .stepping import Stepping
+from .where import Kinds
+
+SETTINGS_STEP = 3
+"""By this step DDP has rebuilt its buckets, and its settings can be read."""
+
+
+class Session:
+    """The recording of one rank."""
+
+    def __init__(self, rank: int, world_size: int, run: str, spool_root: str) -> None:
+        """Claims a folder in the run directory. Raises OSError."""
+        from .backward import Backward
+        from .dataloader import Loaders
+        from .ddp import Models
+
+        self.rank, self.world_size = rank, world_size
+        self.directory = claim_rank_directory(run, rank)
+        self.spool = Spool(spool_root, self.directory)
+        self.spool_root = spool_root
+        self.recorder = Recorder(self.spool, Kinds())
+        self.stepping = Stepping(self.recorder)
+        self.backward, self.models, self.loaders = Backward(), Models(), Loaders()
+        self.optimizers: List[Any] = []
+        """(weak reference, source line) of each, by number."""
+        self.uses_grad_scaler = False
+        self.thread_is_known = False
+        """Whether an optimizer has stepped, and so told which thread trains."""
+        self.document: Dict[str, Any] = {}
+        """What rank.json says."""
+        self.closing: List[Any] = []
+        """Called in turn, with nothing, at the end of the recording."""
+
+    def follow_training_thread(self) -> None:
+        """The calling thread steps the optimizer: it is the one to record."""
+        if not self.thread_is_known:
+            self.thread_is_known = True
+            if self.recorder.thread != get_ident():
+                self.recorder.follow_this_thread()
+
+
+current: Optional[Session] = None
+
+
+def calling_frame() -> FrameType:
+    """The caller's frame, for a source line."""
+    return sys._getframe(1)
+
+
+def arm(rank: int, world_size: int) -> Optional[Session]:
+    """Start recording this process as ``rank``. Goes on with the recording there is when it is of the same rank."""
+    global current
+    if current is not None:
+        if (current.rank, current.world_size) == (rank, world_size):
+            return current
+        disarm()
+    run, spool = os.environ.get(environment.RUN), os.environ.get(environment.SPOOL)
+    if not run or not spool:
+        return None
+    try:
+        os.makedirs(spool, mode=0o700, exist_ok=True)
+        session = Session(rank, world_size, run, spool)
+    except OSError as error:
+        failing = guard.part("run directory")
+        failing.off = True
+        failing.failed(error)
+        return None
+    from . import services
+
+    services.start(session)
+    current, active.recorder = session, session.recorder
+    return session
+
+
+_alone: List[bool] = []
+"""Whether this process may be recorded without a process group; found out once."""
+
+
+def arm_alone() -> Optional[Recorder]:
+    """At an optimizer step outside of a process group: record a job of one process. None where this is not one."""
+    if not _alone:
+        _alone.append(_is_alone())
+    if not _alone[0]:
+        return None
+    session = arm(0, 1)
+    _alone[0] = session is not None
+    return None if session is None else session.recorder
+
+
+def arm_alone_now() -> Optional[Session]:
+    """The same at a user's mark."""
+    arm_alone()
+    return current
+
+
+def _is_alone() -> bool:
+    if multiprocessing.parent_process() is not None:
+        return False
+    sizes = [os.environ.get(name) for name in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")]
+    return all(size in (None, "", "1") for size in sizes)
+
+
+def group_name(group: Any) -> str:
+    """The process group's name, "0" for the default group."""
+    if group is None:
+        return "0"
+    try:
+        return str(group.group_name).replace('"', "'")
+    except AttributeError:
+        return "?"
+
+
+def flush() -> None:
+    """Bring everything to the run directory: the process may be about to die. Returns when that is done."""
+    session = current
+    if session is not None and session.recorder.pid == os.getpid():
+        from . import services
+
+        services.flush(session)
+
+
+def disarm() -> None:
+    """End the recording in an orderly way."""
+    global current
+    session = current
+    if session is not None and session.recorder.pid == os.getpid():
+        from . import services
+
+        services.stop(session)
+    current = active.recorder = None
+
+
+def forget() -> None:
+    """In a forked child: the recording is the parent's. The child may still become a rank of its own."""
+    global current
+    current = active.recorder = None
+    del _alone[:]
+    guard.reset()
+    for name in ("collectives", "checkpoints", "optimizers"):
+        module = sys.modules.get(f"{__package__}.{name}")
+        if module is not None:
+            module.reset()
+
+
+def _at_exit() -> None:
+    try:
+        disarm()
+    except Exception as error:
+        guard.part("end of the job").failed(error)
+
+
+def watch_process() -> None:
+    """Once per process: end the recording at exit, forget it in forked children."""
+    atexit.register(_at_exit)
+    os.register_at_fork(after_in_child=forget)

@@ -1,0 +1,128 @@
+"""rank.json: who this rank is, and how its job is set up, as far as that decides its speed."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import socket
+import sys
+import time
+import weakref
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
+
+from ..rundir import RANK_SCHEMA
+from .guard import part
+from .settings_torch import describe_ddp, describe_loader, describe_optimizer, device, process_groups, torch_settings
+
+if TYPE_CHECKING:
+    from .session import Session
+
+_PART = part("settings")
+ENVIRONMENT = re.compile(
+    r"(NCCL|GLOO|TORCH|TORCHELASTIC|PYTORCH|OMP|MKL|KMP|GOMP|CUDA|CUDNN|CUBLAS|UCX|FI|OMPI_COMM_WORLD|PMI|PMIX|HIP|ROCR|RCCL)_[A-Z0-9_]+"
+    r"|SLURM_(JOB_ID|STEP_ID|PROCID|LOCALID|NODEID|NTASKS|NNODES|CPUS_PER_TASK|GPUS_ON_NODE|NTASKS_PER_NODE|JOB_NUM_NODES)"
+    r"|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|NODE_RANK|MASTER_ADDR|MASTER_PORT|OMP_NUM_THREADS|MALLOC_CONF|LD_PRELOAD"
+)
+"""Whole names of the variables that are recorded."""
+SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|API_?KEY|COOKIE", re.IGNORECASE)
+
+
+def at_start(session: "Session") -> Dict[str, Any]:
+    """What is known when the recording begins. Each part that fails is left out."""
+    document: Dict[str, Any] = {
+        "schema": RANK_SCHEMA,
+        "rank": session.rank,
+        "local_rank": _number("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
+        "world_size": session.world_size,
+        "host": socket.gethostname(),
+        "pid": os.getpid(),
+        "attempt": _number("TORCHELASTIC_RESTART_COUNT") or 0,
+        "job_id": _job_id(),
+        "started_ns": time.time_ns(),
+        "ended_ns": None,
+        "backend": None,
+        "python": platform.python_version(),
+        "cpu_affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "process_groups": [], "ddp": [], "loaders": [], "optimizers": [],
+        "data_parallel": False, "fsdp": False, "autocast": None, "grad_scaler": None,
+        "environment": environment(),
+        "notes": [],
+    }  # fmt: skip
+    _fill(document, torch_settings)
+    _fill(document, device)
+    _fill(document, process_groups)
+    return document
+
+
+def after_first_steps(session: "Session") -> None:
+    """What shows only once the job has trained for a few steps. Call on the training thread."""
+    document = session.document
+    for fill in (torch_settings, device, process_groups):
+        _fill(document, fill)
+    for key, things, describe in (
+        ("ddp", [(model.ref, model.where) for model in session.models.all], describe_ddp),
+        ("loaders", [session.loaders.known[number] for number in sorted(session.loaders.known)], describe_loader),
+        ("optimizers", session.optimizers, describe_optimizer),
+    ):
+        try:
+            document[key] = _described(document[key], things, describe)
+        except Exception as error:
+            _PART.failed(error)
+    document["grad_scaler"] = session.uses_grad_scaler
+    document["autocast"] = next((model.autocast for model in session.models.all), None)
+    document["data_parallel"] = session.models.data_parallel
+    document["fsdp"] = any(described.get("sharded") for described in document["optimizers"])
+
+
+def _fill(document: Dict[str, Any], part_of: Any) -> None:
+    try:
+        document.update(part_of())
+    except Exception as error:
+        _PART.failed(error)
+
+
+def _described(before: List[Dict[str, Any]], things: List[Any], describe: Any) -> List[Dict[str, Any]]:
+    """Each (weak reference, source line) in ``things`` described; as ``before`` where it is gone."""
+    found = []
+    for number, (reference, where) in enumerate(things):
+        thing = reference()
+        known = before[number] if number < len(before) else {}
+        found.append(known if thing is None else {"id": number, "where": where, **describe(thing)})
+    return found
+
+
+def remember_optimizer(session: "Session", optimizer: Any, where: str) -> int:
+    """The number of an optimizer; described when it is first seen."""
+    for number, (reference, _) in enumerate(session.optimizers):
+        if reference() is optimizer:
+            return number
+    line = int(where.rpartition(":")[2]) if where else None
+    session.optimizers.append((weakref.ref(optimizer), line))
+    return len(session.optimizers) - 1
+
+
+def environment() -> Dict[str, str]:
+    """The allow-listed variables of this process; never one whose name speaks of a secret."""
+    return {k: v for k, v in sorted(os.environ.items()) if ENVIRONMENT.fullmatch(k) and not SECRET.search(k)}
+
+
+def _number(*names: str) -> Optional[int]:
+    for name in names:
+        value = os.environ.get(name, "")
+        if value.isdigit():
+            return int(value)
+    return None
+
+
+def _job_id() -> str:
+    """The same for all ranks of one start of the job."""
+    value = os.environ.get
+    elastic = value("TORCHELASTIC_RUN_ID")
+    if elastic and elastic != "none":
+        return elastic
+    if value("SLURM_JOB_ID"):
+        return f"{value('SLURM_JOB_ID')}.{value('SLURM_STEP_ID', '0')}"
+    if value("MASTER_ADDR") and value("MASTER_PORT"):
+        return f"{value('MASTER_ADDR')}:{value('MASTER_PORT')}"
+    return "none" if elastic else str(sys.argv[0] if sys.argv else "")

@@ -1,0 +1,41 @@
+# Runs at the start of every Python below `ddpdoctor run`, whatever its version: old syntax only, and nothing may get out of it.
+import sys
+
+
+def _use_hook():
+    import os
+    import types
+
+    package = types.ModuleType("_ddpdoctor")
+    here = os.path.dirname(os.path.abspath(__file__))
+    package.__path__ = [os.path.dirname(os.path.dirname(here))]
+    sys.modules["_ddpdoctor"] = package
+    from _ddpdoctor.hook import finder
+
+    finder.after_import("torch", "_ddpdoctor.hook.install", "install")
+
+
+def _run_the_users_own():
+    # Ours comes first on the path and hides another sitecustomize (a conda environment's, a company's): run it as if we were not there.
+    import os
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    here = os.path.realpath(os.path.dirname(os.path.abspath(__file__)))
+    spec = PathFinder.find_spec("sitecustomize", [p for p in sys.path if os.path.realpath(p or ".") != here])
+    if spec is None or spec.loader is None:
+        return
+    module = module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+try:
+    import os as _os
+
+    if _os.environ.get("DDPDOCTOR_RUN") and sys.version_info >= (3, 9) and _os.name == "posix":
+        _use_hook()
+except Exception:
+    pass
+if sys.version_info >= (3, 5):
+    _run_the_users_own()

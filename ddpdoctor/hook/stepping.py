@@ -1,0 +1,56 @@
+"""Where training steps end: ties optimizer steps, backwards and the user's own marks to the recorder."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import Callable, List, Optional
+
+from .boundary import Boundary
+from .recorder import Cut, Recorder
+
+IN_BACKWARD = 0
+"""The key of all optimizers that step inside a backward, together: one of them per parameter is one round. No ``id()`` is 0."""
+
+
+class Stepping:
+    """The steps of one recording. A user's mark, once seen, defines them alone."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self.recorder = recorder
+        self.on_step: List[Callable[[int], None]] = []
+        """Called with the number of the step that has just begun, on the training thread."""
+        self.optimizer_steps = 0
+        self._boundary = Boundary()
+        self._candidate: Optional[Cut] = None
+        self._by_mark = False
+
+    def before_optimizer(self, key: int) -> None:
+        """An optimizer is about to step, outermost."""
+        if not self._by_mark and self._boundary.before(key) and self._candidate is not None:
+            self._end(self._candidate)
+
+    def after_optimizer(self, key: int, at: int) -> None:
+        """It has, at perf_counter_ns ``at``."""
+        self.optimizer_steps += 1
+        if self._by_mark:
+            return
+        if self._boundary.after(key):
+            self._end(self.recorder.cut(at))
+        else:
+            self._candidate = self.recorder.cut(at)
+
+    def mark(self) -> None:
+        """The user says that a step ends here."""
+        self._by_mark = True
+        self._end(self.recorder.cut(perf_counter_ns()))
+
+    def finish(self) -> None:
+        """No more steps: write the last one, if its end was only waiting to be confirmed."""
+        if not self._by_mark and self._candidate is not None and self._boundary.pending:
+            self._end(self._candidate)
+
+    def _end(self, cut: Cut) -> None:
+        self._candidate = None
+        self.recorder.end_step(cut)
+        for listener in self.on_step:
+            listener(self.recorder.step)

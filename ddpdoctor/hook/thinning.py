@@ -1,0 +1,42 @@
+"""Records fewer steps in full when they are so short that recording each would cost too much."""
+
+from __future__ import annotations
+
+MOST_SHARE = 0.002
+"""Of the step's time: above it, half as many steps are recorded in full."""
+LEAST_SHARE = 0.0006
+"""Below it, twice as many."""
+MOST_THINNED = 64
+_WEIGHT = 1 / 16
+_SETTLE_STEPS = 32
+"""Steps between two changes, and before the first: the first steps of a job are unlike the rest."""
+
+
+class Thinning:
+    """Every ``every``-th step is recorded in full, a power of two, so that ranks which thin differently still share steps."""
+
+    def __init__(self) -> None:
+        self.every = 1
+        self._cost_ns = 0.0
+        self._step_ns = 0.0
+        self._next_change = _SETTLE_STEPS
+
+    @property
+    def cost_us(self) -> float:
+        """What recording one step in full costs the training thread, estimated, microseconds."""
+        return round(self._cost_ns / 1000, 1)
+
+    def next_step(self, step: int, cost_ns: int, step_ns: int, was_full: bool) -> bool:
+        """Note what recording the last step cost; whether step number ``step`` is to be recorded in full."""
+        if was_full:
+            self._cost_ns += (cost_ns - self._cost_ns) * _WEIGHT
+        self._step_ns += (step_ns - self._step_ns) * _WEIGHT
+        if step >= self._next_change:
+            share = self._cost_ns / max(self._step_ns, 1.0) / self.every
+            if share > MOST_SHARE and self.every < MOST_THINNED:
+                self.every *= 2
+                self._next_change = step + _SETTLE_STEPS
+            elif share < LEAST_SHARE and self.every > 1:
+                self.every //= 2
+                self._next_change = step + _SETTLE_STEPS
+        return step % self.every == 0

@@ -1,0 +1,154 @@
+"""Saving the profiler's result and the flight recorder, in a thread of its own."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import tempfile
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
+
+from ..rundir import FLIGHT_FILE, TRACE_FILE
+from .guard import part
+
+if TYPE_CHECKING:
+    from .session import Session
+
+_PART = part("profiler window")
+STAGGER_S = 0.25
+"""Between the ranks of a host, which would otherwise all write at the same moment; at most ``MOST_STAGGER_S``."""
+MOST_STAGGER_S = 4.0
+LONGEST_WAIT_S = 60.0
+"""For a trace still being written when the job ends."""
+_CHUNK = 1 << 20
+
+
+class TooLarge(Exception):
+    """The trace would take more than was allowed."""
+
+
+class TraceJob:
+    """Writes trace.json.gz and flight.json of one window."""
+
+    def __init__(self, session: "Session", result: Any, max_bytes: int, report: Callable[..., None]) -> None:
+        """``report(state, why, **fields)`` is called when all is written or has failed. Call on the training thread."""
+        self._session = session
+        self._result = result
+        self._max_bytes = max_bytes
+        self._report = report
+        self._header = _header(session)
+        self._hurry = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpdoctor-trace", daemon=True)
+
+    def start(self) -> None:
+        """Start to write."""
+        self._thread.start()
+
+    def hurry_and_wait(self) -> None:
+        """The job ends: write now, return once it is done."""
+        self._hurry.set()
+        self._thread.join(timeout=LONGEST_WAIT_S)
+
+    def _run(self) -> None:
+        try:
+            self._save_flight()
+            local_rank = int(self._session.document.get("local_rank") or 0)
+            self._hurry.wait(min(STAGGER_S * local_rank, MOST_STAGGER_S))
+            self._report("saved", None, bytes=self._save_trace())
+        except TooLarge as error:
+            self._report("skipped", str(error))
+        except Exception as error:
+            _report_failure(self._report, error)
+        finally:
+            self._result = None
+
+    def _save_flight(self) -> None:
+        try:
+            data = flight_recorder()
+            if data is not None:
+                _write_whole(os.path.join(self._session.directory, FLIGHT_FILE), data)
+        except Exception as error:
+            part("flight recorder").failed(error)
+
+    def _save_trace(self) -> int:
+        handle, raw = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".json")
+        os.close(handle)
+        target = os.path.join(self._session.directory, TRACE_FILE)
+        beside = target + ".tmp"
+        try:
+            self._result.save(raw)
+            self._result = None
+            size = _compress(raw, beside, self._header, self._max_bytes)
+            os.replace(beside, target)
+            return size
+        finally:
+            for path in (raw, beside):
+                try:
+                    os.unlink(path)
+                except OSError:
+                    pass
+
+
+def _report_failure(report: Callable[..., None], error: Exception) -> None:
+    try:
+        _PART.failed(error)
+        report("failed", f"{type(error).__name__}: {error}")
+    except Exception:
+        pass
+
+
+def _compress(raw: str, target: str, header: Dict[str, Any], max_bytes: int) -> int:
+    """Copy a trace, compressed, with ``header``'s members put first; its size in bytes. Raises TooLarge, OSError, ValueError."""
+    with open(raw, "rb") as source, open(target, "wb") as out:
+        first = source.read(_CHUNK)
+        brace = first.find(b"{")
+        if brace < 0:
+            raise ValueError("the profiler wrote no JSON object")
+        with gzip.GzipFile("", "wb", 3, out) as packed:
+            packed.write(b"{\n" + json.dumps(header)[1:-1].encode() + b",\n" + first[brace + 1 :])
+            while True:
+                chunk = source.read(_CHUNK)
+                if not chunk:
+                    break
+                packed.write(chunk)
+                if out.tell() > max_bytes:
+                    raise TooLarge(f"the trace takes more than {max_bytes // 1_000_000} MB; see --max-trace-mb")
+        return out.tell()
+
+
+def _write_whole(path: str, data: bytes) -> None:
+    with open(path + ".tmp", "wb") as out:
+        out.write(data)
+    os.replace(path + ".tmp", path)
+
+
+def flight_recorder() -> Optional[bytes]:
+    """The flight recorder's entries as JSON, without stacks; None where this torch keeps none."""
+    from torch._C import _distributed_c10d as c10d
+
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(c10d, name, None)
+        if dump is not None:
+            data = dump(includeCollectives=True, onlyActive=False)
+            return data.encode() if isinstance(data, str) else bytes(data)
+    return None
+
+
+def _header(session: "Session") -> Dict[str, Any]:
+    """What torch.profiler would say about the process groups, and who recorded this."""
+    info: Dict[str, Any] = {"rank": session.rank, "world_size": session.world_size}
+    try:
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d as c10d
+
+        if dist.is_initialized():
+            info["backend"] = dist.get_backend()
+            info["pg_count"] = dist.get_pg_count()
+            info["pg_config"] = c10d._get_all_pg_configs()
+    except Exception as error:
+        part("process groups").failed(error)
+    ours = {"rank": session.rank, "world_size": session.world_size, "host": session.document.get("host"), "pid": os.getpid(),
+            "time_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()}  # fmt: skip
+    return json.loads(json.dumps({"distributedInfo": info, "ddpdoctor": ours}, default=str))

@@ -1,0 +1,120 @@
+"""Source lines: which frame of a stack is the user's, and a number for each line, written down once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+from types import CodeType, FrameType
+from typing import Any, Callable, Dict, List, Optional, Tuple
+
+USER, LIBRARY, HIDDEN = 0, 1, 2
+"""The user's own code; an installed package; torch, the standard library and ourselves."""
+_DEEPEST = 200
+_MOST_LINES = 20_000
+
+
+def _folders() -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+    paths = sysconfig.get_paths()
+    here = os.path.dirname(os.path.abspath(__file__))
+    torch = sys.modules.get("torch")
+    hidden = [here, paths["stdlib"], paths["platstdlib"], os.path.dirname(os.__file__)]
+    if torch is not None and torch.__file__:
+        hidden.append(os.path.dirname(torch.__file__))
+    library = [paths["purelib"], paths["platlib"], paths["scripts"]]
+    return tuple({path + os.sep for path in hidden}), tuple({path + os.sep for path in library})
+
+
+class Kinds:
+    """Tells by its file name whose a piece of code is."""
+
+    def __init__(self) -> None:
+        self._hidden, self._library = _folders()
+        self._known: Dict[str, int] = {}
+
+    def of(self, code: CodeType) -> int:
+        """USER, LIBRARY or HIDDEN."""
+        name = code.co_filename
+        kind = self._known.get(name)
+        if kind is None:
+            kind = self._known[name] = self._classify(name)
+        return kind
+
+    def _classify(self, name: str) -> int:
+        if "/site-packages/" in name or "/dist-packages/" in name:
+            return HIDDEN if "/site-packages/torch/" in name or "/dist-packages/torch/" in name else LIBRARY
+        if name.startswith(self._library):
+            return HIDDEN if name.startswith(self._hidden) and "/torch/" in name else LIBRARY
+        if name == "<string>":
+            # ``python -c``, but also the methods that dataclasses and named tuples write for themselves.
+            return LIBRARY
+        if name.startswith(self._hidden) or (name.startswith("<") and not name.startswith(("<stdin", "<ipython"))):
+            return HIDDEN
+        return USER
+
+
+class Lines:
+    """Numbers of source lines. A line's definition goes to ``define`` (one JSON line) before its number is first used."""
+
+    def __init__(self, kinds: Kinds, define: Callable[[str], None]) -> None:
+        self._kinds = kinds
+        self._define = define
+        self._ids: Dict[Tuple[CodeType, int], int] = {}
+
+    def id_of(self, code: CodeType, line: int) -> Optional[int]:
+        """The number of this line; None once there are too many of them."""
+        key = (code, line)
+        known = self._ids.get(key)
+        if known is not None:
+            return known
+        if len(self._ids) >= _MOST_LINES:
+            return None
+        known = self._ids[key] = len(self._ids)
+        name = code.co_filename
+        document = {
+            "where": known,
+            "file": name if name.startswith("<") else os.path.abspath(name),
+            "line": line,
+            "function": getattr(code, "co_qualname", code.co_name),
+        }
+        self._define(json.dumps(document, separators=(",", ":")) + "\n")
+        return known
+
+    def user_frame(self, frame: Optional[FrameType]) -> Optional[FrameType]:
+        """The innermost frame of the user's code; where there is none, that of an installed package."""
+        of = self._kinds.of
+        library = None
+        for _ in range(_DEEPEST):
+            if frame is None:
+                break
+            kind = of(frame.f_code)
+            if kind == USER:
+                return frame
+            if kind == LIBRARY and library is None:
+                library = frame
+            frame = frame.f_back
+        return library
+
+    def of_frame(self, frame: Optional[FrameType]) -> Optional[int]:
+        """The number of the user's line in the stack that ends in ``frame``; None where no frame of it is."""
+        found = self.user_frame(frame)
+        return None if found is None else self.id_of(found.f_code, found.f_lineno)
+
+    def caller(self) -> str:
+        """``,"w":number`` for the line of the user's code from which torch was called, or nothing."""
+        number = self.of_frame(sys._getframe(2))
+        return "" if number is None else f',"w":{number}'
+
+
+def lines_into(buffer: List[str], kinds: Kinds) -> Lines:
+    """Lines whose definitions are collected in ``buffer``."""
+    return Lines(kinds, buffer.append)
+
+
+def type_name(value: Any) -> Optional[str]:
+    """The name of a function or of the type of a thing, for the settings."""
+    if value is None:
+        return None
+    name = getattr(value, "__name__", None)
+    return str(name) if name else type(value).__name__

@@ -1,0 +1,159 @@
+"""The profiler window: a few steps, the same on all ranks, seen by torch's own profiler.
+
+It is driven through the profiler's low-level functions from the end of a step, on the training thread. Nothing is ever
+synchronised: where CUDA is in use the window stays open for one step more, so that the kernels of its last step have run.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Dict, Optional
+
+from . import environment, user_profilers
+from .guard import part
+from .trace_file import TraceJob
+
+if TYPE_CHECKING:
+    from .session import Session
+    from .writer import Writer
+
+_PART = part("profiler window")
+BYTES_PER_NODE = 1_000
+"""Of compressed trace, for each node of the autograd graph: measured 400 to 900 on models of 10 to 300 layers."""
+
+
+class Window:
+    """Opens, closes and hands over the one profiler window of a recording."""
+
+    def __init__(self, session: "Session", writer: "Writer") -> None:
+        self._session = session
+        self._writer = writer
+        self._steps = environment.profile_steps(os.environ)
+        self._max_bytes = environment.max_trace_bytes(os.environ)
+        self._first, self._stop = self._steps or (0, 0)
+        self._state: Dict[str, Any] = {"steps": list(self._steps) if self._steps else None, "state": "waiting", "why": None}
+        self._opener = 0
+        self._open = False
+        self._nodes = 0
+        self._activities: Any = None
+        self._job: Optional[TraceJob] = None
+        session.document["window"] = self._state
+        if self._steps is None:
+            self._set("skipped", "no steps were asked for")
+        user_profilers.listeners.append(self._give_way)
+
+    def _set(self, state: str, why: Optional[str] = None, **more: Any) -> None:
+        self._state.update(state=state, why=why or self._state.get("why"), **more)
+        self._writer.document_changed.set()
+
+    def at_step(self, step: int) -> None:
+        """Step number ``step`` begins."""
+        recorder = self._session.recorder
+        state = self._state["state"]
+        if state == "waiting":
+            if step == self._first - 1:
+                self._nodes = _node_number()
+                recorder.full = recorder.always_full = True
+            elif step >= self._first:
+                self._try_to_open(step)
+        elif state == "open":
+            if step >= self._stop:
+                self._close(step)
+            else:
+                recorder.marks.append("profiled")
+        elif state == "saving":
+            recorder.marks.append("profiler_save")
+        if user_profilers.seen and _profiler_is_on():
+            recorder.marks.append("user_profiler")
+
+    def _try_to_open(self, step: int) -> None:
+        recorder = self._session.recorder
+        other = user_profilers.other_tool()
+        if other or _profiler_is_on():
+            recorder.always_full = False
+            self._set("skipped", f"{other or 'another profiler'} profiles this job, and its profile goes first")
+            return
+        self._shorten()
+        recorder.full = recorder.always_full = True
+        opened = time.time_ns()
+        self._activities = open_profiler()
+        self._opener = threading.get_ident()
+        self._open = True
+        recorder.marks += ["profiler_open", "profiled"]
+        if len(self._activities) > 1:
+            self._stop += 1
+        self._set("open", opened_ns=opened)
+
+    def _shorten(self) -> None:
+        nodes = _node_number() - self._nodes
+        if nodes > 0 and self._first > 0:
+            most = max(1, self._max_bytes // (nodes * BYTES_PER_NODE))
+            if most < self._stop - self._first:
+                self._stop = self._first + most
+                self._set("waiting", f"shortened to {most} steps to stay below --max-trace-mb")
+
+    def _close(self, step: int, mark: str = "profiler_close") -> None:
+        recorder = self._session.recorder
+        recorder.always_full = False
+        self._open = False
+        if threading.get_ident() != self._opener or not _profiler_is_on():
+            self._set("failed", "the profiler was taken over, or closed, by something else")
+            return
+        import torch
+
+        closed = time.time_ns()
+        result = torch.autograd._disable_profiler()
+        recorder.marks.append(mark)
+        self._state["steps"] = [self._first, step]
+        self._set("saving", closed_ns=closed)
+        self._job = TraceJob(self._session, result, self._max_bytes, self._set)
+        self._job.start()
+
+    def _give_way(self) -> None:
+        """The job constructs a profiler of its own."""
+        if self._open and threading.get_ident() == self._opener:
+            self._set("open", "cut short, because the job uses a profiler of its own")
+            self._close(self._session.recorder.step)
+
+    def finish(self) -> None:
+        """The job ends: close what is open, and wait until it is saved."""
+        if self._open:
+            self._set("open", "cut short by the end of the job")
+            self._close(self._session.recorder.step)
+        elif self._state["state"] == "waiting":
+            self._set("skipped", f"the job ended in step {self._session.recorder.step}, before the window")
+        if self._job is not None:
+            self._job.hurry_and_wait()
+
+
+def open_profiler() -> Any:
+    """Start torch's profiler on this thread; the activities that it records."""
+    import torch
+    from torch._C._profiler import _ExperimentalConfig
+
+    autograd = torch.autograd
+    activities = {autograd.ProfilerActivity.CPU}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        activities.add(autograd.ProfilerActivity.CUDA)
+    config = autograd.ProfilerConfig(
+        autograd.ProfilerState.KINETO, False, False, False, False, False, _ExperimentalConfig()
+    )
+    autograd._prepare_profiler(config, activities)
+    autograd._enable_profiler(config, activities)
+    return activities
+
+
+def _profiler_is_on() -> bool:
+    import torch
+
+    return bool(torch.autograd._profiler_enabled())
+
+
+def _node_number() -> int:
+    """The number of the next node of this thread's autograd graph, 0 where unknown."""
+    import torch
+
+    get = getattr(torch._C._autograd, "_get_sequence_nr", None)
+    return 0 if get is None else int(get())

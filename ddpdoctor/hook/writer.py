@@ -1,0 +1,80 @@
+"""The thread that carries what was recorded to the run directory, however slow that is."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import TYPE_CHECKING
+
+from ..rundir import RANK_FILE, drain, write_json
+from . import guard
+
+if TYPE_CHECKING:
+    from .session import Session
+
+PERIOD_S = 0.4
+_PART = guard.part("run directory")
+
+
+class Writer:
+    """Drains the spool and rewrites rank.json when it has changed."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self._stop = threading.Event()
+        self._lock = threading.Lock()
+        self.document_changed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="ddpdoctor-writer", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread; the first thing it writes is rank.json."""
+        self.document_changed.set()
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self.write_everything(only_if_changed=True)
+            self._stop.wait(PERIOD_S)
+
+    def write_everything(self, only_if_changed: bool = False) -> None:
+        """Drain, and write rank.json. A failure is counted, and tried again later: the spool keeps what was not copied."""
+        try:
+            with self._lock:
+                drain(self._session.spool.directory)
+                if self.document_changed.is_set() or not only_if_changed:
+                    self.document_changed.clear()
+                    self._write_document()
+        except Exception as error:
+            self.document_changed.set()
+            _failed(error)
+
+    def _write_document(self) -> None:
+        session = self._session
+        recorder = session.recorder
+        session.document["hook"] = {
+            "self_us_per_step": recorder.thinning.cost_us,
+            "thinned": recorder.thinning.every,
+            "dropped": session.spool.dropped,
+            "errors": list(guard.errors) + ([session.spool.error] if session.spool.error else []),
+        }
+        write_json(os.path.join(session.directory, RANK_FILE), session.document)
+
+    def stop(self) -> None:
+        """End the thread; the spool, copied, is removed."""
+        self._stop.set()
+        self._thread.join(timeout=5)
+        try:
+            with self._lock:
+                self._session.spool.close()
+                drain(self._session.spool.directory, remove=True)
+        except Exception as error:
+            _failed(error)
+
+
+def _failed(error: Exception) -> None:
+    try:
+        _PART.failed(error)
+        # A full disk may be emptied, a file server may come back: this part never gives up.
+        _PART.off = False
+    except Exception:
+        pass

@@ -1,0 +1,12 @@
+"""Running a job under ddpdoctor: the run directory, the child process and its signals, the environment, the
+telemetry.
+
+The launcher is a guest in front of somebody's production job. It adds nothing to the job's streams, passes
+each signal on once, ends as the job ends, and where its own part fails the job goes on without it.
+"""
+
+from ddpdoctor.launch.child import CommandNotStartedError, ExitStatus
+from ddpdoctor.launch.options import RunOptions, parse_step_range
+from ddpdoctor.launch.session import Outcome, run_job
+
+__all__ = ["CommandNotStartedError", "ExitStatus", "Outcome", "RunOptions", "parse_step_range", "run_job"]

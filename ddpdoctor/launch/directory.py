@@ -1,0 +1,194 @@
+"""Making or joining a run directory, and this launcher's record in it.
+
+The first launcher of a run owns its manifest. Others may join: one launcher per rank under ``srun`` or
+``mpiexec``, or one per host started by hand with the same ``--out``. A run that has ended is never written to
+again.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.launch.identity import JobIdentity
+from ddpdoctor.rundir import MANIFEST_FILE, host_directory, read_json, write_json
+
+RUNS_FOLDER = "ddpdoctor-runs"
+_OURS = frozenset([MANIFEST_FILE, "hosts", "ranks"])
+
+
+@dataclass
+class Launch:
+    """This launcher's place in a run directory."""
+
+    run: Path
+    host: str
+    record: Path
+    """hosts/<host>/launch-<pid>.json"""
+    document: dict[str, Any]
+    owner: bool
+    """Whether this launcher made the run: it writes the manifest and analyses the run."""
+
+    def finish(self, **fields: Any) -> None:
+        """Write ``fields`` (ended_ns, exit_code, signal, notes) into the records. Raises OSError."""
+        self.document.update(fields)
+        write_json(str(self.record), self.document)
+        if self.owner:
+            hosts = sorted(path.name for path in (self.run / "hosts").iterdir() if path.is_dir())
+            write_json(str(self.run / MANIFEST_FILE), {**self.document, "hosts": hosts})
+
+    def withdraw(self) -> None:
+        """Take back the records of a launcher whose command could not be started; a run that is then empty
+        goes.
+        """
+        try:
+            self.record.unlink()
+            self.record.parent.rmdir()
+            if self.owner:
+                (self.run / MANIFEST_FILE).unlink()
+                (self.run / "hosts").rmdir()
+                self.run.rmdir()
+        except OSError:
+            pass
+
+    def others_running(self) -> list[str]:
+        """``host:pid`` of the run's other launchers that have not ended, as far as can be seen from here."""
+        return [
+            f"{host}:{document.get('pid')}"
+            for host, record, document in _launches(self.run)
+            if record != self.record
+            and document.get("ended_ns") is None
+            and _may_be_alive(document, self.host)
+        ]
+
+
+def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[str, Any]) -> Launch:
+    """Make or join the run directory ``out``, or one called ``name`` below ``ddpdoctor-runs/``.
+
+    ``document`` is this launcher's manifest. Raises DdpDoctorError where ``out`` holds something that must
+    not be written to, OSError where nothing can be written.
+    """
+    if out is not None:
+        return _enter(out.absolute(), identity, document)
+    base = _writable_base()
+    for repeat in range(1, 1000):
+        path = base / (name if repeat == 1 else f"{name}-{repeat}")
+        if identity.job_id is None:
+            try:
+                path.mkdir()
+            except FileExistsError:
+                continue
+        try:
+            return _enter(path, identity, document)
+        except DdpDoctorError:
+            continue
+    raise OSError(f"{base} holds a thousand runs called {name}")
+
+
+def _writable_base() -> Path:
+    """``ddpdoctor-runs`` here; where the working directory is read-only, one in the folder for temporary
+    files.
+    """
+    base = Path.cwd() / RUNS_FOLDER
+    try:
+        base.mkdir(exist_ok=True)
+        if os.access(base, os.W_OK | os.X_OK):
+            return base
+    except OSError:
+        pass
+    base = Path(tempfile.gettempdir()) / f"{RUNS_FOLDER}-{os.getuid()}"
+    base.mkdir(exist_ok=True)
+    return base
+
+
+def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch:
+    if run.exists() and not run.is_dir():
+        raise DdpDoctorError(f"{run} is a file; --out needs a directory that does not exist yet.")
+    run.mkdir(parents=True, exist_ok=True)
+    foreign = sorted(
+        entry.name for entry in run.iterdir() if entry.name not in _OURS and entry.suffix != ".tmp"
+    )
+    manifest_path = run / MANIFEST_FILE
+    if not manifest_path.exists() and (foreign or (run / "ranks").exists()):
+        found = foreign[0] if foreign else "ranks"
+        raise DdpDoctorError(
+            f"{run} is not empty (it holds {found}) and is no run of ddpdoctor; choose another --out."
+        )
+    host = str(document["host"])
+    owner = not manifest_path.exists() and create_exclusively(manifest_path, document)
+    if not owner:
+        reason = _why_closed(run, identity, host)
+        if reason:
+            raise DdpDoctorError(f"{run} {reason}; choose another --out.")
+    folder = Path(host_directory(str(run), host))
+    folder.mkdir(parents=True, exist_ok=True)
+    record = next(path for path in _record_names(folder) if create_exclusively(path, document))
+    return Launch(run, host, record, document, owner)
+
+
+def _record_names(folder: Path) -> Iterator[Path]:
+    yield folder / f"launch-{os.getpid()}.json"
+    for repeat in range(1, 1000):
+        yield folder / f"launch-{os.getpid()}.{repeat}.json"
+    raise OSError(f"{folder} holds a thousand records of launchers with process id {os.getpid()}")
+
+
+def create_exclusively(path: Path, document: dict[str, Any]) -> bool:
+    """Write a new JSON file that nobody sees half-written; False where ``path`` exists. Raises OSError."""
+    beside = path.with_name(f"{path.name}.{document.get('host')}.{os.getpid()}.new.tmp")
+    write_json(str(beside), document)
+    try:
+        os.link(beside, path)
+    except FileExistsError:
+        return False
+    except OSError:
+        # A file system without hard links: exclusive all the same, but a reader may see the file while it is
+        # short.
+        try:
+            os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644))
+        except FileExistsError:
+            return False
+        write_json(str(path), document)
+    finally:
+        beside.unlink(missing_ok=True)
+    return True
+
+
+def _why_closed(run: Path, identity: JobIdentity, host: str) -> str | None:
+    """Why a launcher of ``identity`` may not join ``run``, or None where it may."""
+    launches = list(_launches(run))
+    same_job = identity.job_id is not None and any(d.get("job_id") == identity.job_id for _, _, d in launches)
+    if same_job and identity.task not in [d.get("task") for _, _, d in launches]:
+        return None
+    manifest = read_json(str(run / MANIFEST_FILE), []) or {}
+    if manifest.get("ended_ns") is not None:
+        return "already holds a finished run"
+    if not _may_be_alive(manifest, host):
+        return "already holds a run, which was cut off"
+    return None
+
+
+def _launches(run: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """(host folder's name, path, document) of each launcher's record."""
+    for record in sorted((run / "hosts").glob("*/launch-*.json")):
+        document = read_json(str(record), [])
+        if document is not None:
+            yield record.parent.name, record, document
+
+
+def _may_be_alive(document: dict[str, Any], host: str) -> bool:
+    """False where the launcher that wrote ``document`` is known to be gone: only of this host is it known."""
+    if document.get("host") != host:
+        return True
+    try:
+        started_s = psutil.Process(int(document["pid"])).create_time()
+        return bool(started_s * 1e9 <= float(document["started_ns"]) + 1e9)
+    except (KeyError, TypeError, ValueError, psutil.Error):
+        return False

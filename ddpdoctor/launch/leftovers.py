@@ -1,0 +1,151 @@
+"""What a job leaves behind: records still in memory-backed storage, and ranks that lost their launcher."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+from ddpdoctor.rundir import RANK_FILE, drain, read_json
+
+_GRACE_S = 5.0
+_SAVING_S = 2.0
+_STALE_S = 24 * 3600.0
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process of this id runs on this host; one that has ended but was not waited for does not."""
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False
+    except psutil.Error:
+        return True
+
+
+class HostRanks:
+    """The ranks of a run on one host, found as they appear in the run directory."""
+
+    def __init__(self, run: Path, host: str) -> None:
+        self._ranks, self._host = run / "ranks", host
+        self._known: dict[str, tuple[int, int] | None] = {}
+
+    def pids(self) -> list[int]:
+        """Process ids of all ranks recorded on this host so far, dead ones included."""
+        return [pid for _, pid in self._here()]
+
+    def pid_by_rank(self) -> dict[int, int]:
+        """Process id of each rank recorded on this host so far; of a restarted rank the newest."""
+        return dict(self._here())
+
+    def _here(self) -> list[tuple[int, int]]:
+        for folder in self._folders():
+            if folder.name not in self._known and (folder / RANK_FILE).exists():
+                info = read_json(str(folder / RANK_FILE), []) or {}
+                self._known[folder.name] = None
+                if info.get("host") == self._host and info.get("pid"):
+                    self._known[folder.name] = (int(info["rank"]), int(info["pid"]))
+        return [known for known in self._known.values() if known is not None]
+
+    def saving(self) -> list[int]:
+        """Process ids of living ranks of this host that are still saving their trace."""
+        found = []
+        for folder in self._folders():
+            info = read_json(str(folder / RANK_FILE), []) or {}
+            state = (info.get("window") or {}).get("state")
+            if info.get("host") == self._host and state == "saving" and is_alive(int(info.get("pid") or 0)):
+                found.append(int(info["pid"]))
+        return found
+
+    def wait_for_traces(self) -> None:
+        """Give traces that are being saved two more seconds."""
+        deadline_s = time.monotonic() + _SAVING_S
+        while time.monotonic() < deadline_s and self.saving():
+            time.sleep(0.05)
+
+    def recorded(self) -> int:
+        """How many recordings of ranks the run holds, on all hosts."""
+        return len(self._folders())
+
+    def _folders(self) -> list[Path]:
+        try:
+            with os.scandir(self._ranks) as entries:
+                return sorted(Path(entry.path) for entry in entries if entry.is_dir())
+        except OSError:
+            return []
+
+
+def end_orphaned_ranks(ranks: HostRanks, variable: str, value: str) -> list[int]:
+    """End recorded ranks that outlived the command which started them: SIGTERM, after a grace SIGKILL.
+
+    Returns their ids.
+
+    torchrun gives each rank a session of its own, so nothing else reaches them once torchrun was killed. A
+    rank is known by ``variable`` in its environment, which holds ``value`` for the ranks of this launcher
+    only.
+    """
+    marker = f"{variable}={value}".encode()
+    ended = [pid for pid in ranks.pids() if is_alive(pid) and _has_in_environment(pid, marker)]
+    _signal(ended, signal.SIGTERM)
+    deadline_s = time.monotonic() + _GRACE_S
+    while time.monotonic() < deadline_s and any(is_alive(pid) for pid in ended):
+        time.sleep(0.05)
+    _signal([pid for pid in ended if is_alive(pid) and _has_in_environment(pid, marker)], signal.SIGKILL)
+    return ended
+
+
+def _has_in_environment(pid: int, marker: bytes) -> bool:
+    try:
+        return marker in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    except OSError:
+        return False
+
+
+def _signal(pids: list[int], number: int) -> None:
+    for pid in pids:
+        try:
+            os.kill(pid, number)
+        except ProcessLookupError:
+            pass
+
+
+def drain_spools(root: Path) -> list[str]:
+    """Copy what ranks left below ``root`` to the run directory; spools of dead ranks are removed.
+
+    One sentence per failure.
+
+    Several launchers of a host share ``root``, so a living rank's spool stays: it goes on writing there.
+    """
+    failures = []
+    for spool in sorted(root.iterdir()) if root.is_dir() else []:
+        pid = spool.name.rpartition("-")[2]
+        try:
+            drain(str(spool), remove=not (pid.isdigit() and is_alive(int(pid))))
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            failures.append(f"What {spool} still holds could not be copied to the run directory: {error}.")
+    try:
+        root.rmdir()
+    except OSError:
+        pass
+    return failures
+
+
+def drain_stale_spools(root: Path) -> None:
+    """Clear memory-backed storage of what runs left there whose launcher was killed, once nobody has written
+    to it for a day.
+    """
+    for other in root.parent.glob(f"ddpdoctor-{os.getuid()}-*"):
+        try:
+            written_s = [path.stat().st_mtime for path in (other, *other.rglob("*"))]
+            if other == root or max(written_s) > time.time() - _STALE_S:
+                continue
+            drain_spools(other)
+            shutil.rmtree(other)
+        except OSError:
+            continue

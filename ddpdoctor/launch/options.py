@@ -1,0 +1,41 @@
+"""What the user asked ``ddpdoctor run`` for."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.errors import DdpDoctorError
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of one recorded run; the defaults are those of the command line."""
+
+    out: Path | None = None
+    """Run directory; None makes one below ``ddpdoctor-runs/``."""
+    profile: bool = True
+    profile_steps: tuple[int, int] | None = None
+    """First step of the profiler window and the step before which it closes; None lets the hook choose."""
+    max_trace_mb: int = 256
+    """Most that one rank's trace may take on disk, in MB of 10^6 bytes."""
+    telemetry: bool = True
+    telemetry_interval_s: float = 1.0
+
+    def as_document(self) -> dict[str, Any]:
+        """The options as the manifest stores them."""
+        document = asdict(self)
+        document["out"] = None if self.out is None else str(self.out)
+        return document
+
+
+def parse_step_range(text: str) -> tuple[int, int]:
+    """``"A:B"``: steps A to B-1. Raises DdpDoctorError where it is anything else."""
+    found = re.fullmatch(r"\s*(\d+)\s*:\s*(\d+)\s*", text)
+    if not found or int(found.group(1)) >= int(found.group(2)):
+        raise DdpDoctorError(
+            f"--profile-steps {text}: give the first step and the one to stop before, as in 20:25."
+        )
+    return int(found.group(1)), int(found.group(2))

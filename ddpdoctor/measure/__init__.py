@@ -1,0 +1,1 @@
+"""Columns → facts: one clock, matched collectives, breakdown, blame and what-if. Pure functions; no thresholds of diagnosis."""

@@ -1,0 +1,92 @@
+"""What the training thread of a rank was doing at any time, from its step log."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .graph import COMPONENTS, INDEX, Array
+from .intervals import EMPTY, Intervals, covered, subtract, union
+from .points import gradients_ready
+from .steplog import Event, RankLog
+
+_EPOCH_START_BATCHES = 1
+"""Batches after ``iter(loader)`` that still wait for the workers to start."""
+
+
+class Activities:
+    """Disjoint interval sets per component. Where activities nest, the more specific one counts: a garbage collection inside a
+    forward pass is a collection."""
+
+    def __init__(self, log: RankLog, origin: int) -> None:
+        found = _collect(log, origin)
+        self.sets: dict[str, Intervals] = {}
+        taken = EMPTY
+        for name in ("collection", "checkpoint", "epoch_start", "data", "optimizer", "backward", "forward"):
+            raw = union(*_columns(found.get(name, [])))
+            self.sets[name] = subtract(raw, taken)
+            taken = union(np.concatenate((taken[0], raw[0])), np.concatenate((taken[1], raw[1])))
+
+    def between(self, left: Array, right: Array) -> NDArray[np.float64]:
+        """[N, C] ns of each component in each window; what nothing recorded covers is ``host``."""
+        result = np.zeros((len(left), len(COMPONENTS)))
+        for name, intervals in self.sets.items():
+            result[:, INDEX[name]] = covered(intervals, left, right)
+        # A rank may be woken after it had arrived at the next point by another's clock: such a segment is empty, or negative by a hair.
+        result[:, INDEX["host"]] = (right - left) - result.sum(axis=1)
+        return result
+
+
+def _columns(pairs: Iterable[tuple[int, int]]) -> tuple[Array, Array]:
+    table = np.array(list(pairs), float).reshape(-1, 2)
+    return table[:, 0], table[:, 1]
+
+
+def _collect(log: RankLog, origin: int) -> dict[str, list[tuple[int, int]]]:
+    found: dict[str, list[tuple[int, int]]] = {}
+
+    def add(name: str, start: int, end: int) -> None:
+        found.setdefault(name, []).append((start - origin, end - origin))
+
+    with_workers = {
+        int(loader.get("id", i)) for i, loader in enumerate(log.record.info.get("loaders") or []) if loader.get("num_workers")
+    }
+    fresh: dict[int, int] = {}
+    for step in log.steps:
+        for event in step.events:
+            if event.k == "iter":
+                fresh[event.l] = _EPOCH_START_BATCHES if event.l in with_workers else 0
+                add("epoch_start", event.s, event.stop)
+            elif event.k == "data":
+                first = fresh.get(event.l, 0) > 0
+                fresh[event.l] = fresh.get(event.l, 0) - 1
+                add("epoch_start" if first or event.end else "data", event.s, event.stop)
+            elif event.k == "bwd":
+                synced = bool(event.sync) and event.m >= 0
+                add("backward", event.s, min(gradients_ready(log, event), event.stop) if synced else event.stop)
+            elif event.k == "opt":
+                add("optimizer", event.s, event.stop)
+            elif event.k == "gc":
+                add("collection", event.s, event.stop)
+            elif event.k == "save":
+                add("checkpoint", event.s, event.stop)
+            elif event.k in ("fwd", "eval"):
+                add("forward", event.s, event.stop)
+        _forward(log, step.events, add)
+    return found
+
+
+def _forward(log: RankLog, events: list[Event], add: Callable[[str, int, int], None]) -> None:
+    """DDP's forward from its own stamps: from ``forward start`` to ``prepare for backward``, one iteration at a time."""
+    seen = any(event.k == "fwd" for event in events)
+    for event in events:
+        stamps = log.stamps.get((event.m, event.it)) if event.k == "bwd" and event.sync else None
+        if seen or stamps is None or not stamps.fs:
+            continue
+        prepared = event.base
+        if prepared is None and stamps.ce and event.ready:
+            prepared = stamps.ce - max(event.ready)
+        if prepared is not None and stamps.fs < prepared <= event.stop:
+            add("forward", stamps.fs, prepared)

@@ -1,0 +1,149 @@
+"""Blame: what a late rank did, since all were last together, that the others did not.
+
+For component *c* of the work of rank *r* in segment *k* of cycle *n*, with the median over the **other** ranks,
+
+    d[n, k, r, c] = work[n, k, r, c] - median over others of work[n, k, :, c]
+
+The sum over *k* says by how much the rank does more in the whole cycle: what it gains in one segment and loses in the next is no
+imbalance (a barrier between the two is then the bottleneck, not the rank). The excess is *persistent* where its median over
+the cycles stands out of its own scatter, and *sporadic* where single cycles stand out of the rank's usual ones. Scatter that
+hits all ranks alike, as on a busy machine, is neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .graph import COMPONENTS, INDEX, STEP_END, Array, Graph
+
+PERSISTENT_SIGMAS = 4.0
+"""Standard errors of the median by which a persistent excess must stand out."""
+PERSISTENT_SHARE = 0.01
+"""Share of the step below which an excess is not looked at: NVRx and others call a rank slow from a few per cent on."""
+SPIKE_SIGMAS = 6.0
+"""Robust standard deviations beyond a rank's own usual excess that make a cycle an outlier (SageMaker's StepOutlier uses 3 of
+the plain ones, which the outliers themselves inflate)."""
+SPIKE_SHARE = 0.15
+"""Share of the median step that an outlier must exceed as well."""
+FEWEST_SPIKES = 2
+FEWEST_CYCLES = 4
+ONE_SIDED = 0.7
+"""Share of all sporadic excess of a component that the accused ranks must carry: scatter that hits everybody accuses nobody."""
+_NAMED = ("data", "epoch_start", "copy", "collection", "checkpoint")
+"""Components that are recorded as such: an outlier there is what it says, also where it strikes each rank at its own time."""
+_MAD_TO_SIGMA = 1.4826
+
+
+@dataclass(frozen=True)
+class Excess:
+    """Excess work per group of the graph, each [N, K, R, C] ns, zero where nobody is accused."""
+
+    amount: list[Array]
+    culprits: dict[str, list[int]]
+    """Positions of the accused ranks by component, those with most excess first."""
+
+
+def _others_median(values: Array) -> Array:
+    """Median over the other ranks. ``values`` [..., R]; NaN where nobody else is there."""
+    world = values.shape[-1]
+    if world > 16:
+        return np.broadcast_to(np.nanmedian(values, axis=-1, keepdims=True), values.shape)
+    columns = [np.nanmedian(np.delete(values, r, axis=-1), axis=-1) for r in range(world)]
+    return np.stack(columns, axis=-1)
+
+
+def excess(graph: Graph) -> Excess:
+    """Who does more of what than the others, by how much, in which cycles."""
+    world = len(graph.ranks)
+    empty = [np.zeros_like(group.work) for group in graph.groups]
+    if world < 2 or not graph.groups or any(sync.kind == STEP_END for group in graph.groups for sync in group.syncs):
+        # Ranks that were not seen to meet cannot be late for each other.
+        return Excess(empty, {})
+    differences = [_differences(group.work) for group in graph.groups]
+    # Cycle totals, all groups together: [cycles, R, C].
+    totals = np.concatenate([d.sum(axis=1) for d in differences])
+    whole = totals.sum(axis=2)
+    step_ns = float(np.median(np.concatenate([group.duration for group in graph.groups])))
+    accepted = np.zeros(totals.shape, bool)
+    culprits: dict[str, list[int]] = {}
+    for c, name in enumerate(COMPONENTS):
+        hit = _hits(totals[:, :, c], step_ns, named=name in _NAMED)
+        weight = np.where(hit, np.clip(totals[:, :, c], 0, None), 0.0).sum(axis=0)
+        if not weight.any():
+            continue
+        accepted[:, :, c] = hit
+        order = np.argsort(-weight)
+        culprits[name] = [int(r) for r in order if weight[r] >= 0.25 * weight[order[0]] and weight[r] > 0]
+    _scale_to_whole(totals, whole, accepted)
+    return Excess(_spread(differences, totals, accepted, graph), culprits)
+
+
+def _differences(work: Array) -> Array:
+    """[N, K, R, C] work minus the median of the other ranks."""
+    moved = np.moveaxis(work, 2, -1)
+    return np.moveaxis(moved - _others_median(moved), -1, 2)
+
+
+def _hits(difference: Array, step_ns: float, *, named: bool) -> NDArray[np.bool_]:
+    """[cycles, R] in which cycles a rank's excess in one component counts."""
+    cycles, world = difference.shape
+    usual = np.median(difference, axis=0)
+    scatter = _MAD_TO_SIGMA * np.median(np.abs(difference - usual), axis=0)
+    error = 1.2533 * scatter / np.sqrt(max(cycles, 1))
+    persistent = (usual > PERSISTENT_SIGMAS * error) & (usual > PERSISTENT_SHARE * step_ns)
+    if cycles < FEWEST_CYCLES:
+        # Too few cycles to know a rank's own scatter: it must stand out of the other ranks', and clearly.
+        spread = _MAD_TO_SIGMA * np.median(np.abs(usual - np.median(usual)))
+        persistent &= (usual > PERSISTENT_SIGMAS * spread) & (usual > SPIKE_SHARE * step_ns)
+    hit = np.zeros(difference.shape, bool)
+    hit[:, persistent] = difference[:, persistent] > 0
+    spike = difference > np.maximum(usual, 0) + np.maximum(SPIKE_SIGMAS * scatter, SPIKE_SHARE * step_ns)
+    if not named:
+        spike = _one_sided(spike, difference)
+    return hit | (spike & (spike.sum(axis=0) >= FEWEST_SPIKES))
+
+
+def _one_sided(spike: NDArray[np.bool_], difference: Array) -> NDArray[np.bool_]:
+    """Spikes of the ranks that carry most of them; none where they hit everybody alike."""
+    weight = np.where(spike, difference, 0.0).sum(axis=0)
+    world = len(weight)
+    if not weight.sum():
+        return np.zeros_like(spike)
+    leader = int(weight.argmax())
+    fair = 1.0 / world
+    if weight[leader] / weight.sum() < max(ONE_SIDED if world == 2 else 0.5, 2 * fair if world > 2 else 0.0):
+        return np.zeros_like(spike)
+    return spike & (weight >= 0.5 * weight[leader])
+
+
+def _scale_to_whole(totals: Array, whole: Array, accepted: NDArray[np.bool_]) -> None:
+    """What a rank does longer in one component and shorter in another does not make it late: scale to the net excess."""
+    positive = np.where(accepted, np.clip(totals, 0, None), 0.0)
+    claimed = positive.sum(axis=2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.where(claimed > 0, np.clip(whole, 0, None) / claimed, 0.0)
+    totals *= np.minimum(1.0, factor)[:, :, None]
+
+
+def _spread(differences: list[Array], totals: Array, accepted: NDArray[np.bool_], graph: Graph) -> list[Array]:
+    """Give each cycle's accepted excess back to the segments in which it arose."""
+    result, offset = [], 0
+    for d in differences:
+        rows = slice(offset, offset + len(d))
+        offset += len(d)
+        positive = np.clip(d, 0, None)
+        sums = positive.sum(axis=1)
+        wanted = np.where(accepted[rows], np.clip(totals[rows], 0, None), 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(sums > 0, np.minimum(1.0, wanted / sums), 0.0)
+        result.append(positive * share[:, None])
+    return result
+
+
+def component(amount: list[Array], *names: str) -> list[Array]:
+    """[N, K, R] ns per group: the sum of the named components of an excess or of work."""
+    columns = [INDEX[name] for name in names]
+    return [of[..., columns].sum(axis=-1) for of in amount]

@@ -1,0 +1,137 @@
+"""DDP's buckets: what fewer, larger, or earlier ones would save.
+
+Messages cost ``latency + bytes / rate`` each and are reduced one after the other. With *B* equal buckets that become ready evenly over a
+backward pass of length *L*, bucket *i* starts at the later of its readiness ``L (i + 1) / B`` and the end of the one before; what
+ends after *L* is exposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .facts import BucketFacts, Cost
+from .graph import GRADIENTS, Graph
+from .steplog import RankLog
+
+DEFAULT_CAP_BYTES = 25 * 1024 * 1024
+"""DistributedDataParallel's bucket_cap_mb=25 (torch/nn/parallel/distributed.py)."""
+_SLOWEST_BYTES_PER_NS = 0.5
+"""Rate assumed where all messages have one size: slower than any link on which small buckets would be the trouble."""
+_CAPS = tuple(2**i * 1024 * 1024 for i in range(0, 9))
+_KEEPS_BEST = 1.02
+
+
+def bucket_settings(logs: Sequence[RankLog], graph: Graph) -> BucketFacts:
+    """Buckets as DDP states them, and how often gradients are reduced."""
+    sizes: list[float] = []
+    cap = None
+    for log in logs[:1]:
+        for ddp in log.record.info.get("ddp") or []:
+            sizes += [float(b) for b in ddp.get("bucket_bytes") or []]
+            cap = cap or ddp.get("bucket_cap_bytes")
+    return BucketFacts(
+        per_sync=float(len(sizes)) or None,
+        median_bytes=float(np.median(sizes)) if sizes else None,
+        total_bytes=float(sum(sizes)) or None,
+        cap_bytes=float(cap) if cap else None,
+        backward_ms=_backward_ms(logs),
+        first_ready_share=_first_ready(logs),
+        tail_ms=_tail_ms(graph),
+        syncs_per_step=_per_cycle(graph, GRADIENTS),
+        barriers_per_step=_per_cycle(graph, "barrier"),
+        collectives_per_step=_per_cycle(graph, "collective"),
+    )
+
+
+def _per_cycle(graph: Graph, kind: str) -> float | None:
+    counts = [(sum(s.kind == kind for s in group.syncs), len(group.steps)) for group in graph.groups]
+    total = sum(n for _, n in counts)
+    return sum(c * n for c, n in counts) / total if total else None
+
+
+def _synced(logs: Sequence[RankLog]):  # type: ignore[no-untyped-def]
+    for log in logs:
+        for step in log.steps[3:]:
+            for event in step.events:
+                if event.k == "bwd" and event.sync and event.ready:
+                    yield event
+
+
+def _backward_ms(logs: Sequence[RankLog]) -> float | None:
+    lengths = [max(event.ready) for event in _synced(logs)]
+    return float(np.median(lengths)) / 1e6 if lengths else None
+
+
+def _first_ready(logs: Sequence[RankLog]) -> float | None:
+    shares = [event.ready[0] / max(event.ready) for event in _synced(logs) if max(event.ready) > 0]
+    return float(np.median(shares)) if shares else None
+
+
+def _tail_ms(graph: Graph) -> float | None:
+    tails = [g.transfer[:, k] for g in graph.groups for k, s in enumerate(g.syncs) if s.kind == GRADIENTS]
+    return float(np.mean(np.concatenate(tails))) / 1e6 if tails else None
+
+
+def exposed_ns(count: int, total_bytes: float, backward_ns: float, latency_ns: float, rate: float) -> float:
+    """ns of reduction after the end of a backward pass, with ``count`` equal buckets. ``rate`` in bytes per ns."""
+    each = latency_ns + total_bytes / count / rate
+    end = 0.0
+    for i in range(count):
+        end = max(end, backward_ns * (i + 1) / count) + each
+    return end - backward_ns
+
+
+def favoured_cap(total_bytes: float, backward_ns: float, latency_ns: float, rate: float) -> float:
+    """The largest bucket size, in bytes, that is within 2 % of the least exposed time: fewer messages where it makes no difference."""
+    costs = {cap: exposed_ns(max(1, int(np.ceil(total_bytes / cap))), total_bytes, backward_ns, latency_ns, rate) for cap in _CAPS}
+    least = min(costs.values())
+    return float(max(cap for cap, cost in costs.items() if cost <= _KEEPS_BEST * least + 10_000))
+
+
+def bucket_costs(
+    facts: BucketFacts, latency_us: float | None, rate: float | None, communication: Cost | None, mean_ms: float
+) -> tuple[Cost | None, Cost | None, float | None]:
+    """(small buckets, no overlap, favoured cap in bytes): what of the exposed communication the favoured bucket size would save.
+
+    None where the window did not show what a message costs.
+    """
+    if latency_us is None or communication is None or not facts.per_sync or not facts.total_bytes or not mean_ms:
+        return None, None, None
+    syncs = facts.syncs_per_step or 1.0
+    count, size = facts.per_sync, facts.total_bytes
+    latency_ns, each_rate = latency_us * 1e3, rate
+    if each_rate is None:
+        # One size only: the intercept is not known apart. Give the bytes what the slowest likely link would need.
+        each_rate = _SLOWEST_BYTES_PER_NS
+        latency_ns = max(0.0, latency_ns - size / count / each_rate)
+    backward_ns = (facts.backward_ms or 0.0) * 1e6
+    cap = favoured_cap(size, backward_ns, latency_ns, each_rate)
+    best_count = max(1, int(np.ceil(size / cap)))
+    exposed = communication.ms_per_step
+    best = exposed_ns(best_count, size, backward_ns, latency_ns, each_rate) / 1e6 * syncs
+    fewer = max(0.0, (count - best_count) * latency_ns / 1e6 * syncs)
+    small = min(fewer, max(0.0, exposed - min(best, exposed)))
+    hideable = max(0.0, exposed - best) if count <= best_count else 0.0
+    late_start = (facts.first_ready_share or 0.0) > 0.9 or count < 2
+    return (
+        _saving(small, mean_ms, communication) if count > 2 * best_count else None,
+        _saving(hideable, mean_ms, communication) if late_start and best_count > 1 else None,
+        cap,
+    )
+
+
+def _saving(ms: float, mean_ms: float, like: Cost) -> Cost | None:
+    if ms <= 0:
+        return None
+    return Cost(
+        ms_per_step=ms,
+        share=ms / mean_ms,
+        speedup=mean_ms / max(mean_ms - ms, 1e-6),
+        steps_hit=like.steps_seen,
+        steps_seen=like.steps_seen,
+        first_step=like.first_step,
+        last_step=like.last_step,
+        where=like.where,
+    )

@@ -1,0 +1,197 @@
+"""The price of each cause: a replay without it, and who, when and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .blame import Excess, component
+from .facts import Cost, LateFacts, SharedFacts, Where
+from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, Array, CycleGroup, Graph
+from .persistence import persistence
+from .replay import Change, replay_all, without_meeting, without_transfer, without_work
+
+_HIT_SHARE = 0.02
+"""A cause happens in a cycle when it takes at least this share of the mean cycle."""
+
+LATE = {
+    "data": ("data", "epoch_start"),
+    "copy": ("copy",),
+    "compute": ("forward", "backward"),
+    "optimizer": ("optimizer",),
+    "host": ("host", "launch", "device_sync"),
+    "collection": ("collection",),
+    "checkpoint": ("checkpoint",),
+    "unknown": ("unmatched", "unseen"),
+}
+"""Fact in ``late`` → components of the work."""
+
+SHARED = {
+    "data": ("data",),
+    "data_epoch_start": ("epoch_start",),
+    "copy": ("copy",),
+    "compute": ("forward", "backward"),
+    "optimizer": ("optimizer",),
+    "host": ("host",),
+    "device_sync": ("device_sync",),
+    "checkpoint": ("checkpoint",),
+    "collection": ("collection",),
+    "launch": ("launch",),
+}
+
+
+class Lines(Protocol):
+    """Knows the user's source lines behind the measurements."""
+
+    def work(self, components: Sequence[str], positions: Sequence[int] | None, steps: NDArray[np.int64]) -> list[Where]:
+        """Lines where these ranks (None: all) spend this kind of work in these steps, most time first."""
+
+    def syncs(self, kinds: Sequence[str]) -> list[Where]:
+        """Lines that call synchronisations of these kinds, most frequent first."""
+
+    def operation(self, components: Sequence[str], positions: Sequence[int] | None) -> str | None:
+        """Name of what is executed there, where it has one."""
+
+
+class Pricing:
+    """Prices causes on one graph."""
+
+    def __init__(self, graph: Graph, found: Excess, lines: Lines) -> None:
+        self.graph, self.excess, self.lines = graph, found, lines
+        self.mean_ns = graph.mean_cycle_ns
+        self.steps = np.concatenate([g.steps for g in graph.groups]) if graph.groups else np.empty(0, np.int64)
+        self.order = np.argsort(self.steps, kind="stable")
+
+    def late(self) -> LateFacts:
+        """Excess on some ranks, by cause."""
+        costs = {fact: self._late(names) for fact, names in LATE.items()}
+        everything = [of.sum(axis=-1) for of in self.excess.amount]
+        total = self._price([without_work(everything)], everything, None, ()) if any(costs.values()) else None
+        return LateFacts(**costs, total=total)
+
+    def shared(self) -> SharedFacts:
+        """What is common to all ranks, by cause."""
+        costs: dict[str, Cost | None] = {fact: self._common(names) for fact, names in SHARED.items()}
+        costs["barrier"] = self._meeting([BARRIER])
+        costs["collective"] = self._meeting([COLLECTIVE])
+        costs["broadcast"] = self._meeting([BROADCAST])
+        costs["communication"] = self._transfer()
+        costs["redundant_sync"] = self._redundant()
+        return SharedFacts(**costs)
+
+    def _late(self, names: Sequence[str]) -> Cost | None:
+        removed = component(self.excess.amount, *names)
+        weight = sum((of.sum(axis=(0, 1)) for of in removed), np.zeros(len(self.graph.ranks)))
+        if not weight.any():
+            return None
+        positions = [int(r) for r in np.argsort(-weight) if weight[r] >= 0.25 * weight.max()]
+        return self._price([without_work(removed)], removed, sorted(positions), names)
+
+    def _common(self, names: Sequence[str]) -> Cost | None:
+        removed = [
+            np.clip(component([group.work], *names)[0] - component([over], *names)[0], 0, None)
+            for group, over in zip(self.graph.groups, self.excess.amount, strict=True)
+        ]
+        if not sum(float(of.sum()) for of in removed):
+            return None
+        return self._price([without_work(removed)], removed, None, names)
+
+    def _meeting(self, kinds: Sequence[str]) -> Cost | None:
+        spent = [_spent(group, kinds) for group in self.graph.groups]
+        if not any(of.any() for of in spent):
+            return None
+        change = without_meeting(lambda group, k: group.syncs[k].kind in kinds)
+        return self._price([change], spent, None, (), where=self.lines.syncs(kinds), operation=self._names(kinds))
+
+    def _transfer(self) -> Cost | None:
+        taken = [
+            group.transfer[:, :, None] * np.array([s.kind == GRADIENTS for s in group.syncs])[None, :, None]
+            for group in self.graph.groups
+        ]
+        if not any(of.any() for of in taken):
+            return None
+        where = self.lines.syncs([GRADIENTS])
+        return self._price([without_transfer([GRADIENTS])], taken, None, (), where=where)
+
+    def _redundant(self) -> Cost | None:
+        """Reductions after which the same gradients are reduced again before the optimizer steps."""
+
+        def repeated(group: CycleGroup, k: int) -> bool:
+            sync = group.syncs[k]
+            return sync.kind == GRADIENTS and any(
+                later.kind == GRADIENTS and later.group == sync.group and later.micro > sync.micro
+                for later in group.syncs[k + 1 :]
+            )
+
+        chosen = [np.array([repeated(g, k) for k in range(len(g.syncs))]) for g in self.graph.groups]
+        if not any(of.any() for of in chosen):
+            return None
+        taken = [g.transfer[:, :, None] * c[None, :, None] for g, c in zip(self.graph.groups, chosen, strict=True)]
+        return self._price([without_meeting(repeated)], taken, None, (), where=self.lines.syncs([GRADIENTS]))
+
+    def _names(self, kinds: Sequence[str]) -> str | None:
+        names = {s.name for group in self.graph.groups for s in group.syncs if s.kind in kinds}
+        return ", ".join(sorted(names)) or None
+
+    def _price(
+        self,
+        changes: Sequence[Change],
+        spent: list[Array],
+        positions: list[int] | None,
+        names: Sequence[str],
+        *,
+        where: list[Where] | None = None,
+        operation: str | None = None,
+    ) -> Cost:
+        """Replay with the changes; ``spent`` [N, K, R or 1] ns per group is the time that goes into the cause."""
+        without_ns = float(replay_all(self.graph, changes).mean())
+        gain_ns = max(0.0, self.mean_ns - without_ns)
+        per_cycle = np.concatenate([of.sum(axis=1).max(axis=1) for of in spent])
+        hit = per_cycle > _HIT_SHARE * self.mean_ns
+        when = persistence(self.steps[self.order], hit[self.order])
+        own, typical = self._own(spent, positions, names)
+        return Cost(
+            ms_per_step=gain_ns / 1e6,
+            share=gain_ns / self.mean_ns,
+            speedup=self.mean_ns / max(self.mean_ns - gain_ns, 1.0),
+            ranks=None if positions is None else [self.graph.ranks[p] for p in positions],
+            own_ms=own,
+            typical_ms=typical,
+            occurrence_ms=float(np.median(per_cycle[hit])) / 1e6 if hit.any() else None,
+            steps_hit=when.hit,
+            steps_seen=when.seen,
+            first_step=when.first,
+            last_step=when.last,
+            persistence=when.kind,
+            period_steps=when.period,
+            where=where if where is not None else self._where(names, positions, hit),
+            operation=operation or self.lines.operation(names, positions),
+        )
+
+    def _where(self, names: Sequence[str], positions: list[int] | None, hit: NDArray[np.bool_]) -> list[Where]:
+        return self.lines.work(names, positions, self.steps[hit] if hit.any() else self.steps) if names else []
+
+    def _own(
+        self, spent: list[Array], positions: list[int] | None, names: Sequence[str]
+    ) -> tuple[float | None, float | None]:
+        """Mean time per step of the culprits (or the median rank) and of the median of the others, ms."""
+        if positions is None or not names:
+            means = np.concatenate([of.sum(axis=1) for of in spent]).mean(axis=0)
+            return float(np.median(means)) / 1e6, None
+        work = np.concatenate([component([g.work], *names)[0].sum(axis=1) for g in self.graph.groups]).mean(axis=0)
+        others = [r for r in range(len(self.graph.ranks)) if r not in positions]
+        typical = float(np.median(work[others])) / 1e6 if others else None
+        return float(work[positions].mean()) / 1e6, typical
+
+
+def _spent(group: CycleGroup, kinds: Sequence[str]) -> Array:
+    """[N, K, R] ns inside synchronisations of these kinds, waiting included."""
+    inside = np.nan_to_num(group.end - group.arrival)
+    chosen = np.array([s.kind in kinds for s in group.syncs])
+    result: Array = inside * chosen[None, :, None]
+    return result
+
+

@@ -1,0 +1,313 @@
+"""Facts: every number a rule may read, typed, with its unit in its name. ``None`` means "not measured", never zero.
+
+``docs/facts.md`` is generated from this file. Times are milliseconds per optimizer step, averaged over the measured steps, unless a
+name says otherwise. Shares are fractions of the step time on the critical path (0 to 1).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Where(msgspec.Struct, frozen=True):
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+    share: float | None = None
+    """Share of the samples or events of this cause that point to this line."""
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """One cause and its price: what a replay of the measured steps saves when the cause is taken out."""
+
+    ms_per_step: float
+    """Measured step time minus replayed step time without the cause, mean over the measured steps."""
+    share: float
+    """``ms_per_step`` / mean step time."""
+    speedup: float
+    """Mean step time / replayed step time without the cause; 1.0 is no gain."""
+    ranks: list[int] | None = None
+    """Culprit ranks, never the victims; None where all ranks are concerned."""
+    own_ms: float | None = None
+    """Time that the culprit ranks (or, where all are concerned, the median rank) spend on it per step."""
+    typical_ms: float | None = None
+    """Time that the median of the other ranks spends on the same, per step."""
+    occurrence_ms: float | None = None
+    """Median lateness, or duration, in the steps in which it happens."""
+    steps_hit: int = 0
+    """Steps in which it happens."""
+    steps_seen: int = 0
+    """Steps looked at."""
+    first_step: int | None = None
+    last_step: int | None = None
+    persistence: str = "always"
+    """"always" (over 80 % of steps), "range" (a run of neighbouring steps), "periodic" or "random"."""
+    period_steps: int | None = None
+    """Distance between occurrences, where periodic."""
+    where: list[Where] = []
+    operation: str | None = None
+    """What is executed there, where it has a name: a collective's name, a kernel, an operator."""
+
+
+class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Who ran."""
+
+    world_size: int | None = None
+    ranks_seen: int = 0
+    hosts: int | None = None
+    backend: str | None = None
+    device: str | None = None
+    """"cpu", "cuda", "rocm", "xpu", ..."""
+    device_name: str | None = None
+    torch: str | None = None
+    nccl: str | None = None
+    is_ddp: bool | None = None
+    data_parallel: bool | None = None
+    """torch.nn.DataParallel is used."""
+    compiled: bool | None = None
+    autocast: bool | None = None
+    matmul_precision: str | None = None
+
+
+class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Step times on the critical path (from the earliest start to the latest end over the ranks, divided over steps)."""
+
+    source: str = "step-log"
+    """"step-log" (the whole run) or "trace" (the profiled window only)."""
+    seen: int = 0
+    measured: int = 0
+    """Steps left after warm-up, profiler-disturbed, evaluation and incomplete steps are set aside."""
+    mean_ms: float | None = None
+    median_ms: float | None = None
+    p95_ms: float | None = None
+    samples_per_s: float | None = None
+    """All ranks together."""
+    batch_size: float | None = None
+    """Median samples per rank and micro-batch."""
+    batch_size_most: float | None = None
+    """Mean batch size of the rank that gets most samples per step, relative to the median rank (1.0: even)."""
+    micro_batches: float | None = None
+    """Backward passes per optimizer step."""
+    slow_steps_share: float | None = None
+    """Share of measured steps slower than 1.5 x the median."""
+
+
+class LateFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What some ranks do longer than the median rank, so that all others wait: each a :class:`Cost` of the excess alone."""
+
+    data: Cost | None = None
+    """Waiting for the data loader."""
+    copy: Cost | None = None
+    """Host-to-device copies."""
+    compute: Cost | None = None
+    """Forward, backward (GPU: kernels; CPU: the thread's own work)."""
+    uneven: Cost | None = None
+    """The part of ``compute`` that goes with more samples or larger shapes on the late rank."""
+    optimizer: Cost | None = None
+    host: Cost | None = None
+    """The rank's own Python work outside forward, backward, optimizer and data; on a GPU: gaps without kernels."""
+    collection: Cost | None = None
+    """Python garbage collection."""
+    checkpoint: Cost | None = None
+    """torch.save and distributed checkpoints."""
+    cpu_starved: Cost | None = None
+    """Ready to run but without a CPU (scheduler's run delay)."""
+    throttled: Cost | None = None
+    """The part of ``compute`` that goes with lowered GPU clocks on the late rank."""
+    unknown: Cost | None = None
+    """Lateness for which no activity was recorded."""
+    total: Cost | None = None
+    """All lateness, whatever its cause: the step time if nobody were late."""
+
+
+class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What all ranks alike spend: each a :class:`Cost` of the part common to the ranks (its excess on one rank is in ``late``)."""
+
+    data: Cost | None = None
+    data_epoch_start: Cost | None = None
+    """The first batches of each pass over the loader (worker start), apart from the ordinary wait."""
+    copy: Cost | None = None
+    compute: Cost | None = None
+    optimizer: Cost | None = None
+    host: Cost | None = None
+    barrier: Cost | None = None
+    """Explicit barriers: what the steps save when ranks need not meet there."""
+    collective: Cost | None = None
+    """Blocking collectives called from Python (metrics), apart from DDP's own."""
+    device_sync: Cost | None = None
+    """The device idles because the host waits for it: .item(), .cpu(), synchronize."""
+    checkpoint: Cost | None = None
+    collection: Cost | None = None
+    communication: Cost | None = None
+    """Exposed transfer of gradients: nobody is late, nothing is left to hide it."""
+    broadcast: Cost | None = None
+    """DDP's broadcast of buffers at each forward."""
+    launch: Cost | None = None
+    """GPU idle because kernels are launched too slowly."""
+    redundant_sync: Cost | None = None
+    """Gradient reductions of all micro-batches but the last of a step."""
+    small_buckets: Cost | None = None
+    """Per-message cost that fewer, larger buckets would save (the favoured bucket size replayed)."""
+    no_overlap: Cost | None = None
+    """Transfer that could have been hidden behind the backward pass, but was not."""
+    cpu_starved: Cost | None = None
+
+
+class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Collectives: waiting apart from transfer."""
+
+    wait_ms: float | None = None
+    """Mean over ranks of waiting for the last rank, exposed."""
+    transfer_ms: float | None = None
+    """Exposed transfer, mean over ranks."""
+    total_transfer_ms: float | None = None
+    """All transfer, hidden or not."""
+    exposed_ms: float | None = None
+    """Time in collectives beside which no computation runs, waiting included, median rank: known also where ranks could not be matched."""
+    hidden_share: float | None = None
+    """Share of the time in collectives that ran beside computation."""
+    bytes_per_step: float | None = None
+    """Bytes that a rank contributes per step."""
+    collectives_per_step: float | None = None
+    bus_gb_per_s: float | None = None
+    """Median bus bandwidth (10^9 bytes/s, nccl-tests' definition) of messages of 1 MiB and more."""
+    best_bus_gb_per_s: float | None = None
+    """Best bus bandwidth of any message size class in the run."""
+    latency_us: float | None = None
+    """Fixed cost of one message: intercept of transfer time over bytes."""
+    matched: int | None = None
+    unmatched: int | None = None
+    refused: str | None = None
+    """Why the matching was not credible and was refused."""
+    clock_error_us: float | None = None
+    """Error bound of the common clock."""
+    slow_link_ranks: list[int] | None = None
+    """Ranks on the host whose collectives transfer slower than everyone else's."""
+
+
+class BucketFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """DDP's gradient buckets."""
+
+    per_sync: float | None = None
+    """Buckets per reduction of the gradients."""
+    median_bytes: float | None = None
+    total_bytes: float | None = None
+    cap_bytes: float | None = None
+    favoured_cap_bytes: float | None = None
+    """The bucket size that the measured latency and bandwidth favour."""
+    backward_ms: float | None = None
+    first_ready_share: float | None = None
+    """When the first bucket is ready, as a share of the backward pass."""
+    tail_ms: float | None = None
+    """From the last rank's last gradient to the end of the last reduction."""
+    syncs_per_step: float | None = None
+    """Backward passes per optimizer step in which gradients were reduced."""
+    barriers_per_step: float | None = None
+    collectives_per_step: float | None = None
+    """Blocking collectives called from Python per step, barriers apart."""
+
+
+class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings of the loader that feeds the training loop."""
+
+    num_workers: int | None = None
+    prefetch_factor: int | None = None
+    pin_memory: bool | None = None
+    persistent_workers: bool | None = None
+    batch_size: int | None = None
+    drop_last: bool | None = None
+    sampler: str | None = None
+    dataset: str | None = None
+    where: Where | None = None
+    wait_ms: float | None = None
+    """Median over ranks of the time in ``next`` per step."""
+    longest_wait_ms: float | None = None
+    """The same on the rank that waits longest."""
+    ready_batches: float | None = None
+    """Mean number of batches that stood ready in the queue."""
+
+
+class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """DDP's settings."""
+
+    module: str | None = None
+    parameters_bytes: float | None = None
+    find_unused_parameters: bool | None = None
+    unused_parameter_bytes: float | None = None
+    gradient_as_bucket_view: bool | None = None
+    static_graph: bool | None = None
+    broadcast_buffers: bool | None = None
+    buffer_bytes: float | None = None
+    comm_hook: str | None = None
+    where: Where | None = None
+
+
+class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Devices, from kernels in the window and from NVML. All None on a CPU job."""
+
+    busy_share: float | None = None
+    """Share of the step in which a computation kernel runs, median rank."""
+    idle_share: float | None = None
+    kernels_per_step: float | None = None
+    median_kernel_us: float | None = None
+    tensor_core_share: float | None = None
+    """Share of matrix-multiplication kernel time that uses tensor cores."""
+    matmul_share: float | None = None
+    """Share of computation kernel time in matrix multiplications and convolutions."""
+    pageable_copy_ms: float | None = None
+    copy_bytes_per_step: float | None = None
+    compute_capability: float | None = None
+    utilization_percent: float | None = None
+    """Mean of NVML's GPU utilisation over the ranks' GPUs."""
+    memory_used_share: float | None = None
+    """Largest share of device memory in use on any rank."""
+    throttled_ranks: list[int] | None = None
+    throttle_reasons: list[str] | None = None
+    throttled_share: float | None = None
+    """Share of samples with a slowdown reason, on the throttled ranks."""
+    sm_clock_share: float | None = None
+    """Median SM clock of the slowest rank relative to the median rank."""
+    narrow_link_ranks: list[int] | None = None
+    """Ranks whose PCIe link is narrower or older than it could be."""
+    pcie_width: float | None = None
+    pcie_width_max: float | None = None
+    error_ranks: list[int] | None = None
+    """Ranks whose GPU counted uncorrectable ECC or Xid errors during the run."""
+    errors: list[str] | None = None
+    temperature_max_celsius: float | None = None
+
+
+class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """The machines."""
+
+    cores: float | None = None
+    ranks_per_host: float | None = None
+    cpu_percent: float | None = None
+    """Mean CPU utilisation of the busiest host."""
+    idle_cores: float | None = None
+    """Cores that stand idle on the busiest host."""
+    run_delay_share: float | None = None
+    """Share of the step in which the training thread was ready but had no CPU, on the worst rank."""
+    threads_per_rank: float | None = None
+    memory_used_share: float | None = None
+    swap_bytes_per_s: float | None = None
+    io_wait_percent: float | None = None
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """All facts of a run. Rules address them by path, such as ``late.data.share`` or ``loader.num_workers``."""
+
+    job: JobFacts = JobFacts()
+    steps: StepFacts = StepFacts()
+    late: LateFacts = LateFacts()
+    shared: SharedFacts = SharedFacts()
+    communication: CommunicationFacts = CommunicationFacts()
+    buckets: BucketFacts = BucketFacts()
+    loader: LoaderFacts = LoaderFacts()
+    ddp: DdpFacts = DdpFacts()
+    gpu: GpuFacts = GpuFacts()
+    host: HostFacts = HostFacts()
+    breakdown: dict[str, float] = {}
+    """Share of the critical step time per part; sums to 1."""

@@ -1,0 +1,166 @@
+"""The dependency graph of a run: cycles of work and synchronisation, in a form that can be measured, blamed and replayed.
+
+A *cycle* is a step seen from the synchronisation points: from the end of the last one in step *i - 1* to the end of the last one in
+step *i*. All ranks stand together at both ends, so cycles are independent of each other, and their mean length is the mean
+step time. Inside, each rank works in *segments*, from its own end of one synchronisation to its own arrival at the next:
+
+    begin -> work -> arrival | wait | transfer | own end -> work -> arrival ...
+
+Cycles with the same sequence of synchronisations are kept in one :class:`CycleGroup` of dense arrays with axes N (cycles), K (synchronisations),
+R (ranks) and C (components of work). Times are float64 ns on the run's common clock; NaN where a rank takes no part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+COMPONENTS = (
+    "data",
+    "epoch_start",
+    "copy",
+    "forward",
+    "backward",
+    "optimizer",
+    "collection",
+    "checkpoint",
+    "device_sync",
+    "launch",
+    "host",
+    "unmatched",
+    "unseen",
+)
+"""Kinds of work in a segment. ``host`` is the rank's own Python work outside the others (on a GPU: no kernel runs and none
+of the others explains why); ``launch`` is a GPU idle between kernels while the host issues them; ``unmatched`` is exposed time
+in collectives that could not be matched, of which waiting and transferring cannot be told apart; ``unseen`` is the time before a rank's own window began."""
+
+INDEX = {name: i for i, name in enumerate(COMPONENTS)}
+COMPUTE = ("forward", "backward", "optimizer")
+
+GRADIENTS = "gradients"
+BARRIER = "barrier"
+COLLECTIVE = "collective"
+BROADCAST = "broadcast"
+STEP_END = "step end"
+
+
+@dataclass(frozen=True)
+class Sync:
+    """One synchronisation in a cycle's sequence."""
+
+    kind: str
+    """``gradients`` (DDP's reduction after one backward pass, or what a job does instead), ``barrier``, ``collective`` (called
+    from Python), ``broadcast`` (of buffers), ``step end`` (a mark without any waiting, for jobs of one rank)."""
+    name: str
+    members: tuple[int, ...]
+    """Positions of the ranks that take part."""
+    micro: int = 0
+    """Number of the backward pass within the step, for gradients."""
+    group: str = ""
+    root: int | None = None
+    """Position of the one rank for which the others wait (broadcast); None where all wait for all."""
+
+
+@dataclass(frozen=True)
+class CycleGroup:
+    """Cycles with the same sequence of synchronisations."""
+
+    syncs: tuple[Sync, ...]
+    steps: NDArray[np.int64]
+    """[N] step number."""
+    begin: Array
+    """[N, R] own end of the previous cycle's last synchronisation."""
+    arrival: Array
+    """[N, K, R]"""
+    end: Array
+    """[N, K, R] own end."""
+    work: Array
+    """[N, K, R, C] ns of each component in the segment before the arrival. The components of a segment add up to its length."""
+    message_bytes: Array
+    """[N, K] bytes that a rank contributes; NaN where unknown."""
+
+    @property
+    def last_arrival(self) -> Array:
+        """[N, K] when the last member arrives."""
+        return np.nanmax(self.arrival, axis=2)
+
+    @property
+    def common_end(self) -> Array:
+        """[N, K] when the synchronisation is over: the median of the members' own ends, not before the last arrival.
+
+        A member cannot finish before the last one has arrived; ends differ by how soon each is woken.
+        """
+        return np.maximum(np.nanmedian(self.end, axis=2), self.last_arrival)
+
+    @property
+    def transfer(self) -> Array:
+        """[N, K] ns from the last arrival to the common end."""
+        return self.common_end - self.last_arrival
+
+    @property
+    def lag(self) -> Array:
+        """[N, K, R] own end minus common end; negative where a rank goes on before the others."""
+        return self.end - self.common_end[:, :, None]
+
+    @property
+    def wait(self) -> Array:
+        """[N, K, R] ns from own arrival to the last arrival."""
+        return self.last_arrival[:, :, None] - self.arrival
+
+    @property
+    def duration(self) -> Array:
+        """[N] ns: the cycle's length, latest end to latest end."""
+        last = len(self.syncs) - 1
+        members = list(self.syncs[last].members)
+        length: Array = np.nanmax(self.end[:, last, members], axis=1) - np.nanmax(self.begin[:, members], axis=1)
+        return length
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """One rank's steps as recorded, whether measured or set aside."""
+
+    steps: NDArray[np.int64]
+    start: Array
+    end: Array
+    samples: Array
+    """[N] samples that the loaders gave in the step; NaN where unknown."""
+    run_delay: Array
+    """[N] ns in which the training thread was ready but had no CPU; NaN where unknown."""
+    micro_batches: Array
+    """[N] backward passes."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A run, ready to be measured."""
+
+    source: str
+    """"step-log" or "trace"."""
+    ranks: tuple[int, ...]
+    """Rank numbers, by position."""
+    groups: list[CycleGroup]
+    steps: list[RankSteps]
+    """By position."""
+    set_aside: dict[str, int] = field(default_factory=dict)
+    """Steps that are not measured, by reason."""
+    matched: int = 0
+    unmatched: int = 0
+    refused: str | None = None
+    clock_error_ns: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def cycles(self) -> int:
+        """Measured cycles."""
+        return sum(len(group.steps) for group in self.groups)
+
+    @property
+    def mean_cycle_ns(self) -> float:
+        """Mean cycle length, ns: the mean step time on the critical path. NaN without cycles."""
+        lengths = [group.duration for group in self.groups]
+        return float(np.concatenate(lengths).mean()) if lengths else float("nan")

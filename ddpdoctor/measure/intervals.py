@@ -1,0 +1,91 @@
+"""Interval algebra on numpy columns: written once, used for every "how much of this lies inside that".
+
+An interval set is a pair of float64 or int64 arrays ``(start, end)``, ends exclusive, in one unit (ns throughout this package). A *union* is
+sorted and its intervals are disjoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+Times = NDArray[Any]
+Intervals = tuple[Times, Times]
+
+EMPTY: Intervals = (np.empty(0, np.float64), np.empty(0, np.float64))
+
+
+def union(start: ArrayLike, end: ArrayLike) -> Intervals:
+    """Sorted, disjoint intervals that cover the same points; empty and reversed intervals are dropped."""
+    starts, ends = np.asarray(start), np.asarray(end)
+    keep = ends > starts
+    if not keep.any():
+        return EMPTY
+    starts, ends = starts[keep], ends[keep]
+    order = np.argsort(starts, kind="stable")
+    starts, reach = starts[order], np.maximum.accumulate(ends[order])
+    first = np.ones(len(starts), bool)
+    first[1:] = starts[1:] > reach[:-1]
+    last = np.append(np.flatnonzero(first)[1:] - 1, len(starts) - 1)
+    return starts[first], reach[last]
+
+
+def total(intervals: Intervals) -> float:
+    """Length of a union."""
+    return float((intervals[1] - intervals[0]).sum())
+
+
+def covered_before(intervals: Intervals, times: ArrayLike) -> NDArray[np.float64]:
+    """Length of the union to the left of each time. Shape: that of ``times``."""
+    starts, ends = intervals
+    at = np.asarray(times)
+    if not len(starts):
+        return np.zeros(at.shape, np.float64)
+    lengths = np.concatenate(([0], np.cumsum(ends - starts)))
+    index = np.searchsorted(starts, at, side="right")
+    inside = np.clip(ends[index - 1] - at, 0, None) * (index > 0)
+    result: NDArray[np.float64] = (lengths[index] - inside).astype(np.float64)
+    return result
+
+
+def covered(intervals: Intervals, start: ArrayLike, end: ArrayLike) -> NDArray[np.float64]:
+    """Length of the union inside each window ``[start, end)``; 0 for reversed windows, NaN stays NaN."""
+    left, right = np.asarray(start, np.float64), np.asarray(end, np.float64)
+    known = ~(np.isnan(left) | np.isnan(right))
+    result = np.full(np.broadcast(left, right).shape, np.nan)
+    left, right = np.broadcast_to(left, result.shape)[known], np.broadcast_to(right, result.shape)[known]
+    result[known] = np.clip(covered_before(intervals, right) - covered_before(intervals, left), 0, None)
+    return result
+
+
+def intersect(a: Intervals, b: Intervals) -> Intervals:
+    """Union of the points that lie in both unions."""
+    if not len(a[0]) or not len(b[0]):
+        return EMPTY
+    edges = np.concatenate((a[0], a[1], b[0], b[1]))
+    change = np.concatenate((np.ones(len(a[0])), -np.ones(len(a[0])), np.ones(len(b[0])), -np.ones(len(b[0]))))
+    order = np.lexsort((change, edges))
+    edges, depth = edges[order], np.cumsum(change[order])
+    inside = depth[:-1] >= 2
+    return union(edges[:-1][inside], edges[1:][inside])
+
+
+def complement(intervals: Intervals, start: float, end: float) -> Intervals:
+    """Union of the points of ``[start, end)`` outside the union: the gaps."""
+    inner = clip(intervals, start, end)
+    return union(np.concatenate(([start], inner[1])), np.concatenate((inner[0], [end])))
+
+
+def subtract(a: Intervals, b: Intervals) -> Intervals:
+    """Union of the points of ``a`` outside ``b``."""
+    if not len(a[0]) or not len(b[0]):
+        return a
+    low, high = float(min(a[0][0], b[0][0])), float(max(a[1][-1], b[1][-1]))
+    return intersect(a, complement(b, low, high))
+
+
+def clip(intervals: Intervals, start: float, end: float) -> Intervals:
+    """The part of the union inside ``[start, end)``."""
+    return union(np.clip(intervals[0], start, end), np.clip(intervals[1], start, end))

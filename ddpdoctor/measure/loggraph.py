@@ -1,0 +1,183 @@
+"""Step logs of all ranks → the dependency graph of the run."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from .activities import Activities
+from .graph import GRADIENTS, INDEX, STEP_END, Array, CycleGroup, Graph, RankSteps, Sync
+from .points import Meeting, Point, match, rank_points
+from .selection import choose_steps
+from .steplog import RankLog
+
+_MOST_CELLS = 20_000_000
+"""Bound on N x K x R x C, so that a long run of many ranks stays in memory (8 bytes each)."""
+
+
+def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] | None = None) -> Graph:
+    """Build the graph; ``logs`` are on a common clock, one per rank, ordered by rank.
+
+    ``operator_shares`` (by position) is the part of a rank's host time that is computation, see :mod:`.outside`.
+    """
+    ranks = tuple(log.rank for log in logs)
+    meetings, unmatched = match([rank_points(log) for log in logs], ranks)
+    measured, set_aside = choose_steps(logs)
+    origin = min((log.steps[0].start for log in logs if log.steps), default=0)
+    activities = [Activities(log, origin) for log in logs]
+    by_step: dict[int, list[Meeting]] = defaultdict(list)
+    for meeting in meetings:
+        by_step[meeting.first.step].append(meeting)
+    if not meetings:
+        groups = _alone(logs, measured, activities, origin)
+    else:
+        groups = _groups(by_step, measured, ranks, activities, origin, set_aside)
+    for group in groups:
+        _recount(group, operator_shares or {})
+    return Graph(
+        "step-log",
+        ranks,
+        groups,
+        [_rank_steps(log, origin) for log in logs],
+        set_aside,
+        matched=len(meetings),
+        unmatched=unmatched,
+    )
+
+
+def _recount(group: CycleGroup, shares: Mapping[int, float]) -> None:
+    """Count the operators' share of host time as computation."""
+    for position, share in shares.items():
+        moved = np.clip(group.work[:, :, position, INDEX["host"]], 0, None) * share
+        group.work[:, :, position, INDEX["host"]] -= moved
+        group.work[:, :, position, INDEX["forward"]] += moved
+
+
+def _cut(meetings: list[Meeting], world: int) -> int | None:
+    """Where a step's cycle ends: its last reduction of gradients, else its last synchronisation of all ranks."""
+    full = [i for i, meeting in enumerate(meetings) if len(meeting.points) == world and meeting.first.root is None]
+    gradients = [i for i in full if meetings[i].first.kind == GRADIENTS]
+    return (gradients or full or [None])[-1]
+
+
+def _groups(
+    by_step: dict[int, list[Meeting]],
+    measured: set[int],
+    ranks: Sequence[int],
+    activities: Sequence[Activities],
+    origin: int,
+    set_aside: dict[str, int],
+) -> list[CycleGroup]:
+    cycles: dict[tuple[Sync, ...], list[tuple[int, Meeting, list[Meeting]]]] = defaultdict(list)
+    carried: list[Meeting] = []
+    previous: tuple[int, Meeting] | None = None
+    for step in sorted(by_step):
+        meetings = by_step[step]
+        cut = _cut(meetings, len(ranks))
+        if cut is None:
+            previous, carried = None, []
+            continue
+        body = carried + meetings[: cut + 1]
+        if step in measured:
+            if previous is not None and previous[0] == step - 1:
+                cycles[_signature(body, ranks)].append((step, previous[1], body))
+            else:
+                set_aside["no measured step before it"] = set_aside.get("no measured step before it", 0) + 1
+        previous, carried = (step, meetings[cut]), meetings[cut + 1 :]
+    cells = sum(len(c) * len(s) for s, c in cycles.items()) * len(ranks) * len(INDEX)
+    stride = max(1, -(-cells // _MOST_CELLS))
+    return [_group(syncs, found[::stride], activities, origin) for syncs, found in cycles.items()]
+
+
+def _signature(body: list[Meeting], ranks: Sequence[int]) -> tuple[Sync, ...]:
+    return tuple(
+        Sync(
+            m.first.kind,
+            m.first.name,
+            tuple(sorted(m.points)),
+            m.first.micro,
+            m.first.group,
+            ranks.index(m.first.root) if m.first.root is not None and m.first.root in ranks else None,
+        )
+        for m in body
+    )
+
+
+def _group(
+    syncs: tuple[Sync, ...],
+    found: list[tuple[int, Meeting, list[Meeting]]],
+    activities: Sequence[Activities],
+    origin: int,
+) -> CycleGroup:
+    cycles, count, world = len(found), len(syncs), len(activities)
+    begin = np.full((cycles, world), np.nan)
+    arrival = np.full((cycles, count, world), np.nan)
+    end = np.full((cycles, count, world), np.nan)
+    message = np.full((cycles, count), np.nan)
+    for n, (_, before, body) in enumerate(found):
+        for position, point in before.points.items():
+            begin[n, position] = point.end - origin
+        for k, meeting in enumerate(body):
+            message[n, k] = meeting.first.message_bytes or np.nan
+            for position, point in meeting.points.items():
+                arrival[n, k, position] = point.arrival - origin
+                end[n, k, position] = max(point.end, point.arrival) - origin
+    work = _work(begin, arrival, end, activities)
+    return CycleGroup(syncs, np.array([step for step, _, _ in found]), begin, arrival, end, work, message)
+
+
+def _work(begin: Array, arrival: Array, end: Array, activities: Sequence[Activities]) -> Array:
+    """[N, K, R, C] what each rank did in each segment. A rank outside a synchronisation works on towards its next one."""
+    cycles, count, world = arrival.shape
+    work = np.zeros((cycles, count, world, len(INDEX)))
+    for r in range(world):
+        left = begin[:, r].copy()
+        for k in range(count):
+            member = ~np.isnan(arrival[:, k, r])
+            if not member.any():
+                continue
+            right = arrival[:, k, r]
+            work[:, k, r] = np.where(member[:, None], activities[r].between(left, right), 0.0)
+            left = np.where(member, end[:, k, r], left)
+    return work
+
+
+def _alone(
+    logs: Sequence[RankLog], measured: set[int], activities: Sequence[Activities], origin: int
+) -> list[CycleGroup]:
+    """Cycles of ranks that never meet: cut at the ends of the optimizer's steps."""
+    steps = sorted(measured)
+    ends = [{step.number: (step.start - origin, step.end - origin) for step in log.steps} for log in logs]
+    steps = [s for s in steps if all(s in of for of in ends)]
+    if not steps:
+        return []
+    begin = np.array([[of[s][0] for of in ends] for s in steps], float)
+    end = np.array([[of[s][1] for of in ends] for s in steps], float)[:, None, :]
+    syncs = (Sync(STEP_END, STEP_END, tuple(range(len(logs)))),)
+    work = _work(begin, end, end, activities)
+    return [CycleGroup(syncs, np.array(steps), begin, end.copy(), end, work, np.full((len(steps), 1), np.nan))]
+
+
+def _rank_steps(log: RankLog, origin: int) -> RankSteps:
+    batches = [[e.n for e in s.events if e.k == "data" and not e.end and e.n >= 0] for s in log.steps]
+    return RankSteps(
+        np.array([s.number for s in log.steps], np.int64),
+        np.array([s.start - origin for s in log.steps], float),
+        np.array([s.end - origin for s in log.steps], float),
+        np.array([float(sum(b)) if b else np.nan for b in batches]),
+        np.array([np.nan if s.run_delay_ns is None else s.run_delay_ns for s in log.steps], float),
+        np.array([sum(e.k == "bwd" for e in s.events) for s in log.steps], float),
+    )
+
+
+def points_where(logs: Sequence[RankLog], kind: str) -> Counter[tuple[int, int]]:
+    """(position, line id) of the synchronisations of one kind that carry a source line, with their number."""
+    found: Counter[tuple[int, int]] = Counter()
+    for position, log in enumerate(logs):
+        found.update((position, point.where) for point in rank_points(log) if point.kind == kind and point.where >= 0)
+    return found
+
+
+__all__ = ["Meeting", "Point", "graph_of_logs", "points_where"]

@@ -1,0 +1,188 @@
+"""Everything together: step logs, windows and telemetry → facts and what reports draw."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import msgspec
+import numpy as np
+
+from .bandwidth import bandwidth_points
+from .blame import excess
+from .breakdown import critical_breakdown
+from .buckets import bucket_costs, bucket_settings
+from .clockhosts import align_logs
+from .costs import Lines, Pricing
+from .facts import BucketFacts, Facts, GpuFacts, JobFacts, LateFacts, SharedFacts
+from .graph import Graph
+from .loggraph import graph_of_logs
+from .loglines import LogLines
+from .machines import HostTelemetry, gpu_telemetry, host_facts
+from .outside import operator_shares
+from .refine import refine
+from .settings import ddp_facts, job_facts, loader_facts
+from .steplog import RankLog
+from .summaries import rank_summaries, series
+from .summary import BandwidthPoint, RankSummary, Series, Timeline
+from .timeline import timeline
+from .timing import step_facts
+from .tracegraph import graph_of_windows
+from .tracelines import TraceLines
+from .window import Window
+from .windowfacts import bucket_facts, communication_facts, gpu_facts, message_cost, wait_and_transfer_ms
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """What was measured."""
+
+    facts: Facts
+    graph: Graph
+    ranks: list[RankSummary]
+    series: Series
+    timeline: Timeline | None
+    bandwidth: list[BandwidthPoint]
+    notes: list[str] = field(default_factory=list)
+
+
+def measure(
+    logs: Sequence[RankLog], windows: Sequence[Window], telemetry: Mapping[str, HostTelemetry]
+) -> Measurement:
+    """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both.
+
+    The whole run speaks where the hosts' clocks tell when work was done: jobs on CPUs. With a device the host only issues work, so
+    the profiled window speaks, and the step logs give the step times, settings and source lines.
+    """
+    notes: list[str] = []
+    align_logs(logs, notes)
+    on_device = any(w.on_device for w in windows) or any(str(log.record.info.get("device") or "").startswith("cuda") for log in logs)
+    window_graph = graph_of_windows(windows)[0] if windows else None
+    log_graph = graph_of_logs(logs, operator_shares(logs, windows)) if logs else None
+    use_window = log_graph is None or (on_device and window_graph is not None and window_graph.cycles > 0)
+    graph = window_graph if use_window and window_graph is not None else log_graph
+    assert graph is not None
+    lines: Lines = TraceLines(windows) if use_window else LogLines(logs)
+    facts = _facts(graph, log_graph, window_graph, logs, windows, lines, telemetry)
+    notes += _notes(graph, window_graph, windows, logs, on_device)
+    drawn = log_graph if log_graph is not None and not on_device else graph
+    hosts = [log.host for log in logs] if drawn is log_graph else [w.host for w in windows]
+    devices = [log.record.info.get("device") for log in logs] if drawn is log_graph else [_device_name(w) for w in windows]
+    return Measurement(
+        facts,
+        graph,
+        rank_summaries(drawn, hosts, devices),
+        series(log_graph if log_graph is not None else graph),
+        timeline(graph, logs, windows),
+        bandwidth_points(window_graph) if window_graph is not None else [],
+        notes,
+    )
+
+
+def _device_name(window: Window) -> str | None:
+    devices = window.trace.meta.devices
+    return str(devices[0].get("name")) if devices else None
+
+
+def _facts(
+    graph: Graph,
+    log_graph: Graph | None,
+    window_graph: Graph | None,
+    logs: Sequence[RankLog],
+    windows: Sequence[Window],
+    lines: Lines,
+    telemetry: Mapping[str, HostTelemetry],
+) -> Facts:
+    gpu = gpu_telemetry(gpu_facts(windows), logs, telemetry)
+    buckets = bucket_settings(logs, graph) if logs else BucketFacts()
+    timed = log_graph if log_graph is not None and log_graph.groups else graph
+    steps = step_facts(timed)
+    if windows and window_graph is not None:
+        buckets = bucket_facts(window_graph, windows, buckets)
+    late, shared = LateFacts(), SharedFacts()
+    if graph.groups:
+        pricing = Pricing(graph, excess(graph), lines)
+        late = refine(pricing.late(), graph, gpu.throttled_ranks or ())
+        shared = pricing.shared()
+    communication = communication_facts(window_graph or graph, windows)
+    if graph is log_graph and graph.matched:
+        wait, transfer = wait_and_transfer_ms(graph)
+        communication = msgspec.structs.replace(
+            communication,
+            wait_ms=wait,
+            transfer_ms=transfer,
+            matched=graph.matched,
+            unmatched=graph.unmatched,
+            bytes_per_step=communication.bytes_per_step or _bytes(graph),
+        )
+    if window_graph is not None:
+        latency, rate = message_cost(window_graph)
+        communication = msgspec.structs.replace(communication, latency_us=latency)
+        mean_ms = graph.mean_cycle_ns / 1e6 if graph.groups else 0.0
+        small, unhidden, cap = bucket_costs(buckets, latency, rate, shared.communication, mean_ms)
+        shared = msgspec.structs.replace(shared, small_buckets=small, no_overlap=unhidden)
+        buckets = msgspec.structs.replace(buckets, favoured_cap_bytes=cap)
+    return Facts(
+        job=job_facts(logs) if logs else _job_of_windows(windows),
+        steps=steps,
+        late=late,
+        shared=shared,
+        communication=communication,
+        buckets=buckets,
+        loader=loader_facts(logs, graph),
+        ddp=ddp_facts(logs),
+        gpu=gpu,
+        host=host_facts(telemetry, logs, log_graph or graph),
+        breakdown=critical_breakdown(graph),
+    )
+
+
+def _bytes(graph: Graph) -> float | None:
+    sums = [float(np.nansum(group.message_bytes)) for group in graph.groups]
+    return sum(sums) / max(graph.cycles, 1) or None
+
+
+def _job_of_windows(windows: Sequence[Window]) -> JobFacts:
+    metas = [w.trace.meta for w in windows]
+    devices = [d for meta in metas for d in meta.devices]
+    forward = any("DistributedDataParallel.forward" in n for w in windows for n in w.trace.names)
+    return JobFacts(
+        world_size=next((m.world_size for m in metas if m.world_size is not None), None),
+        ranks_seen=len(windows),
+        hosts=len({m.host for m in metas if m.host}) or None,
+        backend=next((m.backend for m in metas if m.backend), None),
+        device="cuda" if any(w.on_device for w in windows) else "cpu",
+        device_name=str(devices[0].get("name")) if devices else None,
+        torch=next((m.torch_version for m in metas if m.torch_version), None),
+        nccl=next((m.versions.get("nccl_version") for m in metas if m.versions.get("nccl_version")), None),
+        is_ddp=forward or None,
+        data_parallel=any("DataParallel.forward" in n and "Distributed" not in n for w in windows for n in w.trace.names) or None,
+    )
+
+
+def _notes(
+    graph: Graph, window_graph: Graph | None, windows: Sequence[Window], logs: Sequence[RankLog], on_device: bool
+) -> list[str]:
+    notes = list(graph.notes)
+    if window_graph is not None and window_graph.refused:
+        notes.append(
+            f"Collectives could not be matched over the ranks: {window_graph.refused}. Waiting and transfer cannot be told apart, and no rank is accused."
+        )
+    if len(windows) == 1 and len(windows[0].comms) and not logs:
+        notes.append(
+            "One rank only: whether its collectives waited for a late rank or transferred slowly cannot be told from this trace. Collect the "
+            "same steps on all ranks."
+        )
+    world = next((w.trace.meta.world_size for w in windows if w.trace.meta.world_size), None)
+    if not logs and world is not None and 1 < len(windows) < world:
+        notes.append(
+            f"Traces of {len(windows)} of {world} ranks: a rank that is not here may have been the last to arrive, so transfer times are upper bounds."
+        )
+    if on_device and logs and not windows:
+        notes.append(
+            "No profiler window was recorded: on a GPU, step logs show when the host issued work, not when it ran. Causes are approximate."
+        )
+    return notes
+
+
+__all__ = ["GpuFacts", "Measurement", "measure"]

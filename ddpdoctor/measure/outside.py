@@ -1,0 +1,43 @@
+"""Operators outside forward, backward and optimizer: is a rank's own time in its loop Python, or computation?
+
+A step log knows the regions that torch marks; what a loop computes besides (a loss, a hand-written layer, a model without DDP) looks like
+host work there. The profiled window shows the operators, and their share of that time is taken for the whole run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from .activities import Activities
+from .intervals import complement, intersect, total, union
+from .points import rank_points
+from .steplog import RankLog
+from .window import Window, main_lane, rows_of
+
+_LEAST_NS = 200_000
+
+
+def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[int, float]:
+    """Position of the log → share (0 to 1) of its host time that operators fill. Only CPU jobs with a window have one."""
+    by_rank = {window.rank: window for window in windows if not window.on_device}
+    shares = {}
+    for position, log in enumerate(logs):
+        window = by_rank.get(log.rank)
+        if window is None or not log.steps:
+            continue
+        origin = window.span[0]
+        sets = list(Activities(log, origin).sets.values())
+        points = rank_points(log)
+        starts = [s for s, _ in sets] + [np.array([p.arrival - origin for p in points], float)]
+        ends = [e for _, e in sets] + [np.array([p.end - origin for p in points], float)]
+        taken = union(np.concatenate(starts), np.concatenate(ends))
+        host = complement(taken, 0.0, float(window.span[1] - origin))
+        trace = window.trace
+        ops = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))
+        a, b = rows_of(trace, ops)
+        whole = total(host)
+        if whole > _LEAST_NS:
+            shares[position] = total(intersect(host, (a - origin, b - origin))) / whole
+    return shares

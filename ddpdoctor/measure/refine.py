@@ -1,0 +1,66 @@
+"""Splitting a late rank's extra computation by what goes with it: more samples, lowered clocks, a CPU it had to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from .facts import Cost, LateFacts
+from .graph import Graph
+
+_EVEN = 1.02
+_EXPLAINS = 0.5
+_FEWEST_KNOWN = 3
+
+
+def refine(late: LateFacts, graph: Graph, throttled: Sequence[int] = ()) -> LateFacts:
+    """Move ``compute`` to ``uneven``, ``throttled`` or ``cpu_starved`` where that explains at least half of it.
+
+    ``throttled`` are rank numbers whose GPU clocks were lowered for more of the run than the median rank's.
+    """
+    cost = late.compute
+    if cost is not None and cost.ranks:
+        more = _more_samples(graph, cost.ranks)
+        if more is not None and more > _EVEN and _explained_by_samples(cost, more):
+            return msgspec.structs.replace(late, compute=None, uneven=cost)
+        if set(cost.ranks) & set(throttled):
+            return msgspec.structs.replace(late, compute=None, throttled=cost)
+    for name in ("compute", "host"):
+        cost = getattr(late, name)
+        if cost is not None and cost.ranks and late.cpu_starved is None:
+            starved_ms = _extra_run_delay_ms(graph, cost.ranks)
+            if starved_ms is not None and starved_ms >= _EXPLAINS * cost.ms_per_step:
+                return msgspec.structs.replace(late, **{name: None, "cpu_starved": cost})
+    return late
+
+
+def _explained_by_samples(cost: Cost, more: float) -> bool:
+    """Whether time that grows with the samples would give at least half of the excess."""
+    typical = cost.typical_ms or 0.0
+    extra = (cost.own_ms or 0.0) - typical
+    return extra <= 0 or typical * (more - 1.0) >= _EXPLAINS * extra
+
+
+def _more_samples(graph: Graph, ranks: Sequence[int]) -> float | None:
+    means = {rank: _mean_known(steps.samples) for rank, steps in zip(graph.ranks, graph.steps, strict=True)}
+    own = [m for rank in ranks if (m := means.get(rank)) is not None]
+    others = [m for rank, m in means.items() if rank not in ranks and m is not None]
+    if not own or not others or not np.median(others):
+        return None
+    return float(np.mean(own)) / float(np.median(others))
+
+
+def _mean_known(values: np.ndarray) -> float | None:  # type: ignore[type-arg]
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) >= _FEWEST_KNOWN else None
+
+
+def _extra_run_delay_ms(graph: Graph, ranks: Sequence[int]) -> float | None:
+    means = {rank: _mean_known(steps.run_delay) for rank, steps in zip(graph.ranks, graph.steps, strict=True)}
+    own = [m for rank in ranks if (m := means.get(rank)) is not None]
+    others = [m for rank, m in means.items() if rank not in ranks and m is not None]
+    if not own or not others:
+        return None
+    return (float(np.mean(own)) - float(np.median(others))) / 1e6

@@ -1,0 +1,136 @@
+"""What-if: replaying the measured graph with parts taken out.
+
+A cycle is replayed from the state in which its ranks really were at its beginning. For each synchronisation *k* and rank *r*
+
+    arrival[k, r] = ready[r] + work[k, r]
+    end[k]        = max over members of arrival[k, r] + transfer[k]
+    ready[r]      = end[k] + lag[k, r]
+
+(at a broadcast, the maximum is over the rank itself and the root alone). With nothing changed this gives back the measured times exactly (a test holds it to that). A scenario changes ``work``, ``transfer``, or drops
+the meeting itself (``meet``), in which case each member goes on at once. The form is that of the what-if analysis of large jobs
+(Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25): replay with a cause idealised,
+compare step times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from .graph import Array, CycleGroup, Graph
+
+
+@dataclass
+class Scenario:
+    """A changed world for one :class:`CycleGroup`; the arrays may be edited before the replay."""
+
+    work: Array
+    """[N, K, R] ns"""
+    transfer: Array
+    """[N, K] ns"""
+    meet: list[bool]
+    """[K] whether the members still wait for each other; where not, the transfer is skipped too."""
+
+
+Change = Callable[[CycleGroup, int, Scenario], None]
+"""Edits a scenario of the group with this position in the graph."""
+
+
+def baseline(group: CycleGroup) -> Scenario:
+    """The world as measured."""
+    return Scenario(group.work.sum(axis=3), group.transfer.copy(), [True] * len(group.syncs))
+
+
+def replay(group: CycleGroup, scenario: Scenario) -> Array:
+    """[N] ns: the length of each cycle in the scenario."""
+    ready = group.begin.copy()
+    end = ready
+    for k, sync in enumerate(group.syncs):
+        members = list(sync.members)
+        arrival = ready[:, members] + scenario.work[:, k, members]
+        if scenario.meet[k]:
+            ready[:, members] = _meet(group, k, arrival, scenario.transfer[:, k])
+        else:
+            ready[:, members] = arrival
+        end = ready[:, members]
+    last = list(group.syncs[-1].members)
+    length: Array = end.max(axis=1) - group.begin[:, last].max(axis=1)
+    return length
+
+
+def _meet(group: CycleGroup, k: int, arrival: Array, transfer: Array) -> Array:
+    """[N, members] ns: when each member goes on."""
+    sync = group.syncs[k]
+    members = list(sync.members)
+    if sync.root is None:
+        return (arrival.max(axis=1) + transfer)[:, None] + group.lag[:, k, members]
+    root = members.index(sync.root)
+    measured = group.arrival[:, k, members]
+    took = group.end[:, k, members] - np.maximum(measured, measured[:, [root]])
+    return np.maximum(arrival, arrival[:, [root]]) + took
+
+
+def replay_all(graph: Graph, changes: Sequence[Change] = ()) -> Array:
+    """[cycles] ns: lengths of all cycles, group by group, with the changes applied in turn."""
+    lengths = []
+    for position, group in enumerate(graph.groups):
+        scenario = baseline(group)
+        for change in changes:
+            change(group, position, scenario)
+        lengths.append(replay(group, scenario))
+    return np.concatenate(lengths) if lengths else np.empty(0)
+
+
+def gain_ns(graph: Graph, *changes: Change) -> float:
+    """Mean cycle time saved by the changes, ns; never negative."""
+    if not graph.groups:
+        return 0.0
+    return max(0.0, graph.mean_cycle_ns - float(replay_all(graph, changes).mean()))
+
+
+def without_work(removed: Sequence[Array]) -> Change:
+    """Takes ``removed[group]`` ([N, K, R] ns) out of the work."""
+
+    def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
+        scenario.work = scenario.work - np.minimum(removed[position], np.maximum(scenario.work, 0.0))
+
+    return change
+
+
+def without_transfer(kinds: Sequence[str]) -> Change:
+    """Synchronisations of these kinds take no time once all have arrived."""
+
+    def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
+        for k, sync in enumerate(group.syncs):
+            if sync.kind in kinds:
+                scenario.transfer[:, k] = 0.0
+
+    return change
+
+
+def without_meeting(chosen: Callable[[CycleGroup, int], bool]) -> Change:
+    """Drops the synchronisations for which ``chosen(group, k)`` is true. The last one of a cycle stays: it is where cycles are cut."""
+
+    def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
+        for k in range(len(group.syncs)):
+            if not chosen(group, k):
+                continue
+            if k == len(group.syncs) - 1:
+                scenario.transfer[:, k] = 0.0
+            else:
+                scenario.meet[k] = False
+
+    return change
+
+
+def faster_link(kinds: Sequence[str], factor: float) -> Change:
+    """Transfers of these kinds run ``factor`` times faster."""
+
+    def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
+        for k, sync in enumerate(group.syncs):
+            if sync.kind in kinds:
+                scenario.transfer[:, k] /= factor
+
+    return change

@@ -1,0 +1,72 @@
+"""Which steps speak for the job: without warm-up, evaluation, and what the profiler itself disturbed."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import numpy as np
+
+from .steplog import RankLog, Step
+
+WARM_UP_STEPS = 3
+"""DDP rebuilds its buckets in the second iteration; allocators, caches and thread pools settle in the same time."""
+_LONGEST_WARM_UP = 20
+_SETTLED = 1.5
+"""Steps at the front count as warm-up while they take more than this multiple of the median (compilation, autotuning)."""
+_ENOUGH = 8
+"""With at least this many undisturbed steps, the steps inside the profiler's window are set aside too."""
+_DISTURBED = ("profiler_open", "profiler_close", "profiler_save", "user_profiler")
+
+
+def choose_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[str, int]]:
+    """Numbers of the steps to measure, and how many were set aside, by reason."""
+    by_number = [{step.number: step for step in log.steps} for log in logs]
+    everywhere = set.intersection(*(set(steps) for steps in by_number)) if by_number else set()
+    anywhere = set().union(*(set(steps) for steps in by_number)) if by_number else set()
+    reasons: dict[int, str] = {number: "missing on a rank" for number in anywhere - everywhere}
+    main = _main_loaders(logs)
+    for number in sorted(everywhere):
+        steps = [of[number] for of in by_number]
+        if any(mark in _DISTURBED for step in steps for mark in step.marks):
+            reasons[number] = "disturbed by the profiler"
+            reasons.setdefault(number + 1, "disturbed by the profiler")
+        elif any(_evaluates(step, loaders) for step, loaders in zip(steps, main, strict=True)):
+            reasons[number] = "evaluation"
+    _warm_up(by_number, everywhere, reasons)
+    candidates = everywhere - set(reasons)
+    profiled = {n for n in candidates if any("profiled" in of[n].marks for of in by_number)}
+    if len(candidates - profiled) >= _ENOUGH:
+        reasons.update(dict.fromkeys(profiled, "inside the profiled window"))
+        candidates -= profiled
+    return candidates, dict(Counter(reason for number, reason in reasons.items() if number in anywhere))
+
+
+def _warm_up(by_number: list[dict[int, Step]], everywhere: set[int], reasons: dict[int, str]) -> None:
+    order = sorted(everywhere)
+    if len(order) < 2:
+        return
+    lengths = np.array([max(of[n].end - of[n].start for of in by_number) for n in order], float)
+    settled = _SETTLED * float(np.median(lengths))
+    fewest = min(WARM_UP_STEPS, max(1, len(order) // 4))
+    for place, number in enumerate(order[:_LONGEST_WARM_UP]):
+        if place >= fewest and lengths[place] <= settled:
+            break
+        if place >= fewest and place >= len(order) // 2:
+            break
+        reasons[number] = "warm-up"
+
+
+def _main_loaders(logs: Sequence[RankLog]) -> list[set[int]]:
+    """Per rank: the loaders that give batches in at least a third of the steps; any other one evaluates."""
+    found = []
+    for log in logs:
+        used: Counter[int] = Counter()
+        for step in log.steps:
+            used.update({event.l for event in step.events if event.k == "data" and not event.end})
+        found.append({loader for loader, times in used.items() if times * 3 >= len(log.steps)})
+    return found
+
+
+def _evaluates(step: Step, main: set[int]) -> bool:
+    return any(e.k == "eval" or (e.k == "data" and not e.end and main and e.l not in main) for e in step.events)

@@ -1,0 +1,101 @@
+"""Facts that the job states about itself: rank.json of each rank."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from .facts import DdpFacts, JobFacts, LoaderFacts, Where
+from .graph import Graph
+from .steplog import RankLog
+
+
+def job_facts(logs: Sequence[RankLog]) -> JobFacts:
+    """Who ran, from the first rank that says it."""
+    infos = [log.record.info for log in logs]
+    device = first(infos, "device")
+    return JobFacts(
+        world_size=first(infos, "world_size"),
+        ranks_seen=len(logs),
+        hosts=len({log.host for log in logs if log.host}) or None,
+        backend=first(infos, "backend"),
+        device=str(device).split(":")[0] if device else None,
+        device_name=first(infos, "device_name"),
+        torch=first(infos, "torch"),
+        nccl=first(infos, "nccl"),
+        is_ddp=any(info.get("ddp") for info in infos) if infos else None,
+        data_parallel=first(infos, "data_parallel"),
+        compiled=first(infos, "compiled"),
+        autocast=first(infos, "autocast"),
+        matmul_precision=first(infos, "matmul_precision"),
+    )
+
+
+def first(infos: Sequence[dict[str, Any]], key: str) -> Any:
+    """The first value that is not None."""
+    return next((info[key] for info in infos if info.get(key) is not None), None)
+
+
+def main_loader(log: RankLog) -> int | None:
+    """Id of the loader that gave most batches on this rank."""
+    used = Counter(event.l for step in log.steps for event in step.events if event.k == "data" and not event.end)
+    return used.most_common(1)[0][0] if used else None
+
+
+def loader_facts(logs: Sequence[RankLog], graph: Graph) -> LoaderFacts:
+    """Settings of the training loop's loader, and how long ranks wait for it."""
+    waits, ready = [], []
+    for log in logs:
+        times = [[e.d for e in step.events if e.k == "data" and not e.end] for step in log.steps[3:]]
+        if any(times):
+            waits.append(float(np.mean([sum(t) for t in times])) / 1e6)
+        ready += [e.q for step in log.steps for e in step.events if e.k == "data" and e.q >= 0]
+    for log in logs:
+        chosen = main_loader(log)
+        for place, loader in enumerate(log.record.info.get("loaders") or []):
+            if loader.get("id", place) == chosen:
+                return LoaderFacts(
+                    num_workers=loader.get("num_workers"),
+                    prefetch_factor=loader.get("prefetch_factor"),
+                    pin_memory=loader.get("pin_memory"),
+                    persistent_workers=loader.get("persistent_workers"),
+                    batch_size=loader.get("batch_size"),
+                    drop_last=loader.get("drop_last"),
+                    sampler=loader.get("sampler"),
+                    dataset=loader.get("dataset"),
+                    where=log.where.get(loader.get("where", -1)),
+                    wait_ms=float(np.median(waits)) if waits else None,
+                    longest_wait_ms=max(waits) if waits else None,
+                    ready_batches=float(np.mean(ready)) if ready else None,
+                )
+    return LoaderFacts(
+        wait_ms=float(np.median(waits)) if waits else None, longest_wait_ms=max(waits) if waits else None
+    )
+
+
+def ddp_facts(logs: Sequence[RankLog]) -> DdpFacts:
+    """Settings of the largest DDP module."""
+    for log in logs:
+        modules = log.record.info.get("ddp") or []
+        if modules:
+            ddp = max(modules, key=lambda module: module.get("parameters_bytes") or 0)
+            return DdpFacts(
+                module=ddp.get("module"),
+                parameters_bytes=ddp.get("parameters_bytes"),
+                find_unused_parameters=ddp.get("find_unused_parameters"),
+                unused_parameter_bytes=ddp.get("unused_parameter_bytes"),
+                gradient_as_bucket_view=ddp.get("gradient_as_bucket_view"),
+                static_graph=ddp.get("static_graph"),
+                broadcast_buffers=ddp.get("broadcast_buffers"),
+                buffer_bytes=ddp.get("buffer_bytes"),
+                comm_hook=ddp.get("comm_hook"),
+                where=_line(log, ddp.get("where")),
+            )
+    return DdpFacts()
+
+
+def _line(log: RankLog, where: Any) -> Where | None:
+    return log.where.get(where) if isinstance(where, int) else None

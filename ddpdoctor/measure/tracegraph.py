@@ -1,0 +1,240 @@
+"""Profiler windows of all ranks → the dependency graph of the window.
+
+On a device the chain of communication kernels is followed: a rank's segment runs from the end of its previous collective to the start of its
+own part in the next. What its device (or, for a job on CPUs, its training thread) did in that time is the work of the segment. A bucket
+that is reduced while the backward pass goes on therefore costs only the time for which the communication stream stood still.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .graph import COMPONENTS, INDEX, STEP_END, Array, CycleGroup, Graph, RankSteps, Sync
+from .intervals import covered, subtract, union
+from .tracematch import Matched, align_and_match
+from .window import Window
+
+_UNKNOWN_STEP = -1
+
+
+def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, Matched]:
+    """Align, match and build. Windows end up on the common clock (in place); one per rank, ordered by rank."""
+    matched = align_and_match(windows)
+    origin = min((w.span[0] for w in windows), default=0)
+    usable = len(matched.rows) > 0 and matched.refused is None
+    for window in windows:
+        _add_unmatched(window, usable)
+    groups = _groups(windows, matched, origin) if usable else []
+    set_aside: dict[str, int] = {}
+    if not groups:
+        groups = _alone(windows, origin)
+    graph = Graph(
+        "trace",
+        tuple(w.rank for w in windows),
+        groups,
+        [_rank_steps(w, origin) for w in windows],
+        set_aside,
+        matched=len(matched.rows) if usable else 0,
+        unmatched=matched.unmatched,
+        refused=matched.refused,
+        clock_error_ns=matched.error_ns,
+        notes=matched.notes,
+    )
+    return graph, matched
+
+
+def _add_unmatched(window: Window, matched: bool) -> None:
+    """Exposed communication as a component: all of it where nothing was matched, else only what is left between collectives."""
+    comms = window.comms
+    if len(comms):
+        exposed = subtract(union(comms.start, comms.end), window.compute)
+        taken = union(
+            np.concatenate([window.sets[n][0] for n in window.sets]), np.concatenate([window.sets[n][1] for n in window.sets])
+        )
+        window.sets["unmatched"] = subtract(exposed, taken)
+
+
+def _work(window: Window, origin: int, left: Array, right: Array) -> Array:
+    """[..., C] ns per component in each window; the rest is ``host``."""
+    result = np.zeros((*left.shape, len(COMPONENTS)))
+    for name, (start, end) in window.sets.items():
+        result[..., INDEX[name]] = covered((start - origin, end - origin), left, right)
+    result[..., INDEX["host"]] = (right - left) - result.sum(axis=-1)
+    return result
+
+
+def step_of(window: Window, at: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[M] step in which each host time lies; -1 outside the marked steps."""
+    if not window.steps:
+        return np.zeros(len(at), np.int64)
+    starts = np.array([start for _, start, _ in window.steps])
+    numbers = np.array([number for number, _, _ in window.steps])
+    last = window.steps[-1][2]
+    index = np.searchsorted(starts, at, side="right") - 1
+    return np.where((index >= 0) & (at < last), numbers[np.clip(index, 0, None)], _UNKNOWN_STEP)
+
+
+def _groups(windows: Sequence[Window], matched: Matched, origin: int) -> list[CycleGroup]:
+    """Cycles from the end of one step's last collective of all to the end of the next one's."""
+    world = len(windows)
+    table = _Table(windows, matched, origin)
+    order = np.argsort(table.last_arrival, kind="stable")
+    by_step: dict[int, list[int]] = defaultdict(list)
+    for m in order:
+        by_step[int(table.step[m])].append(int(m))
+    steps = sorted(step for step in by_step if step != _UNKNOWN_STEP)
+    cuts = {step: table.cut(by_step[step], world) for step in steps}
+    cycles: dict[tuple[Sync, ...], list[tuple[int, int, list[int]]]] = defaultdict(list)
+    for before, step in zip(steps[:-1], steps[1:], strict=True):
+        first, last = cuts[before], cuts[step]
+        if first is None or last is None:
+            continue
+        body = [m for m in order if table.last_arrival[first] < table.last_arrival[m] <= table.last_arrival[last]]
+        body = [m for m in body if m != first]
+        cycles[tuple(table.sync(m) for m in body)].append((step, first, body))
+    if cycles:
+        return [_group(syncs, found, table, windows, origin) for syncs, found in cycles.items() if syncs]
+    return _whole_window(windows, table, [int(m) for m in order], steps, origin)
+
+
+def _whole_window(
+    windows: Sequence[Window], table: _Table, order: list[int], steps: list[int], origin: int
+) -> list[CycleGroup]:
+    """One step, or no steps marked: the window is the cycle, from the earliest event of any rank to the last collective of all.
+
+    Before its own first event nothing is known of a rank, so that time counts as unseen.
+    """
+    full = [m for m in order if table.members(m) == len(windows)]
+    if not full:
+        return []
+    body = [m for m in order if table.last_arrival[m] <= table.last_arrival[full[-1]]]
+    for window in windows:
+        window.sets["unseen"] = union([origin], [window.span[0]])
+    syncs = tuple(table.sync(m) for m in body)
+    return [_group(syncs, [(steps[0] if steps else 0, None, body)], table, windows, origin)]
+
+
+class _Table:
+    """Matched collectives as arrays on the common clock, relative to the origin."""
+
+    def __init__(self, windows: Sequence[Window], matched: Matched, origin: int) -> None:
+        count, world = matched.rows.shape
+        self.windows, self.rows = windows, matched.rows
+        self.start = np.full((count, world), np.nan)
+        self.end = np.full((count, world), np.nan)
+        for r, window in enumerate(windows):
+            has = matched.rows[:, r] >= 0
+            rows = matched.rows[has, r]
+            # A collective queued behind the previous one on the same stream can start when that one is over.
+            order = np.argsort(window.comms.start, kind="stable")
+            arrival = window.comms.start.copy()
+            arrival[order[1:]] = np.maximum(arrival[order[1:]], window.comms.end[order[:-1]])
+            self.start[has, r] = np.minimum(arrival, window.comms.end)[rows] - origin
+            self.end[has, r] = window.comms.end[rows] - origin
+        self.last_arrival = np.nanmax(self.start, axis=1)
+        self.step = self._steps()
+
+    def _steps(self) -> NDArray[np.int64]:
+        """The step as the host that launched it knows it, by majority of the ranks."""
+        of_rank = [step_of(window, window.comms.issued) for window in self.windows]
+        result = np.empty(len(self.rows), np.int64)
+        for m, line in enumerate(self.rows):
+            votes = [int(of_rank[r][row]) for r, row in enumerate(line) if row >= 0]
+            result[m] = max(set(votes), key=votes.count)
+        return result
+
+    def members(self, m: int) -> int:
+        return int((self.rows[m] >= 0).sum())
+
+    def cut(self, found: list[int], world: int) -> int | None:
+        """Where the step's cycle ends: its last reduction of gradients by all, else its last collective of all."""
+        full = [m for m in found if self.members(m) == world]
+        gradients = [m for m in full if self._kind(m) == "gradients"]
+        chosen: list[int] = gradients or full
+        return chosen[-1] if chosen else None
+
+    def _first(self, m: int) -> tuple[Window, int]:
+        r = int(np.flatnonzero(self.rows[m] >= 0)[0])
+        return self.windows[r], int(self.rows[m, r])
+
+    def _kind(self, m: int) -> str:
+        window, row = self._first(m)
+        return window.comms.kind[row]
+
+    def sync(self, m: int) -> Sync:
+        window, row = self._first(m)
+        return Sync(
+            window.comms.kind[row],
+            window.comms.operation[row],
+            tuple(int(r) for r in np.flatnonzero(self.rows[m] >= 0)),
+            group=window.comms.group[row],
+        )
+
+    def message_bytes(self, m: int) -> float:
+        window, row = self._first(m)
+        return float(window.comms.bytes[row])
+
+
+def _group(
+    syncs: tuple[Sync, ...],
+    found: Sequence[tuple[int, int | None, list[int]]],
+    table: _Table,
+    windows: Sequence[Window],
+    origin: int,
+) -> CycleGroup:
+    index = np.array([body for _, _, body in found])
+    begin = np.array([table.end[first] if first is not None else np.zeros(len(windows)) for _, first, _ in found])
+    arrival, end = table.start[index], table.end[index]
+    world = len(windows)
+    work = np.zeros((*arrival.shape, len(COMPONENTS)))
+    for r in range(world):
+        left = begin[:, r].copy()
+        for k in range(len(syncs)):
+            member = ~np.isnan(arrival[:, k, r])
+            if member.any():
+                right = arrival[:, k, r]
+                work[:, k, r] = np.where(member[:, None], _work(windows[r], origin, left, right), 0.0)
+                left = np.where(member, end[:, k, r], left)
+    message = np.array([[table.message_bytes(m) for m in body] for _, _, body in found])
+    steps = np.array([step for step, _, _ in found], np.int64)
+    return CycleGroup(syncs, steps, begin, arrival, end, np.nan_to_num(work), message)
+
+
+def _alone(windows: Sequence[Window], origin: int) -> list[CycleGroup]:
+    """Without matched collectives: each rank by itself, from step mark to step mark."""
+    bounds = [_bounds(window) for window in windows]
+    fewest = min((len(b) for b in bounds), default=0)
+    if not fewest:
+        return []
+    begin = np.array([[b[n][1] - origin for b in bounds] for n in range(fewest)], float)
+    end = np.array([[b[n][2] - origin for b in bounds] for n in range(fewest)], float)[:, None, :]
+    work = np.stack([_work(w, origin, begin[:, r], end[:, 0, r]) for r, w in enumerate(windows)], axis=1)[:, None]
+    syncs = (Sync(STEP_END, STEP_END, tuple(range(len(windows)))),)
+    steps = np.array([bounds[0][n][0] for n in range(fewest)], np.int64)
+    return [CycleGroup(syncs, steps, begin, end.copy(), end, work, np.full((fewest, 1), np.nan))]
+
+
+def _bounds(window: Window) -> list[tuple[int, int, int]]:
+    """Steps that lie in the window; on a device each runs until the next one begins, for the device runs behind the host."""
+    if not window.steps:
+        return [(0, *window.span)] if window.span[1] > window.span[0] else []
+    return [(n, a, b) for n, a, b in window.steps if b > a]
+
+
+def _rank_steps(window: Window, origin: int) -> RankSteps:
+    steps = window.steps
+    nothing = np.full(len(steps), np.nan)
+    return RankSteps(
+        np.array([n for n, _, _ in steps], np.int64),
+        np.array([a - origin for _, a, _ in steps], float),
+        np.array([b - origin for _, _, b in steps], float),
+        nothing,
+        nothing.copy(),
+        nothing.copy(),
+    )
+
+

@@ -1,0 +1,224 @@
+"""One rank's profiler window reduced to what the graph needs: steps, collectives, and what the device and the host did when.
+
+Times are int64 ns on the trace's own clock until :meth:`Window.shift` puts them on the common one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.trace import RankTrace, classify
+
+from .intervals import EMPTY, Intervals, complement, intersect, subtract, union
+from .windowcomms import Comms, find_comms
+
+Ints = NDArray[np.int64]
+
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+HOST_CALLS = ("cuda_runtime", "cuda_driver", "cpu_op", "mtia_ccp_events", "xpu_runtime", "python_function")
+_SYNC_SLACK_NS = 30_000
+"""A device goes idle this soon after the host was released from waiting for it: the wake-up of the host."""
+
+
+@dataclass
+class Window:
+    """What one rank's window holds."""
+
+    trace: RankTrace
+    rank: int
+    host: str
+    on_device: bool
+    """Whether there are device events; else the training thread's own operators are the computation."""
+    steps: list[tuple[int, int, int]]
+    """(number, start, end) on the host, in order; [] where the trace marks none."""
+    span: tuple[int, int]
+    """First start and last end of anything that runs."""
+    comms: Comms
+    sets: dict[str, Intervals] = field(default_factory=dict)
+    """Disjoint interval sets per component of work."""
+    compute: Intervals = EMPTY
+    """All computation, for overlap."""
+
+    shifted_ns: int = 0
+    """ns by which the window was moved from the trace's own clock."""
+
+    def shift(self, offset_ns: int) -> None:
+        """Move everything by ``offset_ns``."""
+        self.shifted_ns += offset_ns
+        self.steps = [(n, a + offset_ns, b + offset_ns) for n, a, b in self.steps]
+        self.span = (self.span[0] + offset_ns, self.span[1] + offset_ns)
+        self.comms.shift(offset_ns)
+        self.sets = {name: (a + offset_ns, b + offset_ns) for name, (a, b) in self.sets.items()}
+        self.compute = (self.compute[0] + offset_ns, self.compute[1] + offset_ns)
+
+
+def read_window(trace: RankTrace, bounds: list[tuple[int, int, int]] | None = None) -> Window:
+    """Reduce a trace. ``bounds`` are the steps where something better than the trace's own marks knows them."""
+    device = trace.category_mask(*DEVICE)
+    on_device = bool(trace.category_mask("kernel").any())
+    main = main_lane(trace)
+    comms = find_comms(trace, main)
+    steps = bounds or _steps(trace, main)
+    relevant = device if on_device else trace.category_mask("cpu_op", "user_annotation")
+    if not relevant.any():
+        relevant = np.ones(trace.size, bool)
+    start = int(trace.start_ns[relevant].min()) if trace.size else 0
+    end = int(trace.end_ns[relevant].max()) if trace.size else 0
+    window = Window(
+        trace, trace.meta.rank or 0, trace.meta.host or "", on_device, steps, (start, end), comms
+    )
+    if on_device:
+        _device_sets(window, main)
+    else:
+        _host_sets(window, main)
+    return window
+
+
+def main_lane(trace: RankTrace) -> int:
+    """The training thread: the lane with the step marks, else with the optimizer's steps, else with most host events."""
+    for predicate in (lambda n: classify.step_number(n) is not None, classify.is_optimizer_step):
+        rows = np.isin(trace.name, trace.name_ids(predicate)) & trace.category_mask("user_annotation", "cpu_op")
+        if rows.any():
+            return int(np.bincount(trace.lane[rows]).argmax())
+    rows = trace.category_mask("cpu_op", "user_annotation", "python_function")
+    return int(np.bincount(trace.lane[rows]).argmax()) if rows.any() else -1
+
+
+def _steps(trace: RankTrace, main: int) -> list[tuple[int, int, int]]:
+    rows = np.flatnonzero(
+        np.isin(trace.name, trace.name_ids(lambda n: classify.step_number(n) is not None))
+        & trace.category_mask("user_annotation", "cpu_op")
+        & (trace.lane == main)
+    )
+    if len(rows):
+        return sorted(
+            {
+                (int(classify.step_number(trace.name_of(r)) or 0), int(trace.start_ns[r]), int(trace.end_ns[r]))
+                for r in rows
+            },
+            key=lambda step: step[1],
+        )
+    rows = np.flatnonzero(np.isin(trace.name, trace.name_ids(classify.is_optimizer_step)) & (trace.lane == main))
+    ends = sorted(_outermost_ends(trace, rows))
+    return [(i, a, b) for i, (a, b) in enumerate(zip(ends[:-1], ends[1:], strict=True))]
+
+
+def _outermost_ends(trace: RankTrace, rows: NDArray[np.int64]) -> set[int]:
+    ends: set[int] = set()
+    reach = -1
+    for row in rows[np.argsort(trace.start_ns[rows], kind="stable")]:
+        if trace.start_ns[row] >= reach:
+            reach = int(trace.end_ns[row])
+            ends.add(reach)
+    return ends
+
+
+def rows_of(trace: RankTrace, mask: NDArray[np.bool_]) -> Intervals:
+    """Union of the events in ``mask``."""
+    return union(trace.start_ns[mask], trace.end_ns[mask])
+
+
+def _device_sets(window: Window, main: int) -> None:
+    """Components of a rank with a device: kernels, copies, and why the device stood idle."""
+    trace = window.trace
+    kernels = trace.category_mask("kernel", "gpu_memset")
+    comm = np.zeros(trace.size, bool)
+    comm[np.isin(trace.name, trace.name_ids(classify.is_communication_kernel))] = True
+    compute = rows_of(trace, kernels & ~comm)
+    optimizer = rows_of(trace, kernels & ~comm & _launched_inside(trace, classify.is_optimizer_step))
+    copies = subtract(rows_of(trace, trace.category_mask("gpu_memcpy")), compute)
+    window.compute = compute
+    busy = union(
+        np.concatenate((compute[0], copies[0], window.comms.start)), np.concatenate((compute[1], copies[1], window.comms.end))
+    )
+    idle = complement(busy, *window.span)
+    data = intersect(idle, _data(trace))
+    waiting = intersect(subtract(idle, data), _after_sync(trace, idle))
+    issuing = intersect(
+        subtract(subtract(idle, data), waiting), rows_of(trace, trace.category_mask("cuda_runtime", "cuda_driver", "cpu_op"))
+    )
+    window.sets = {
+        "data": data,
+        "device_sync": waiting,
+        "launch": issuing,
+        "copy": copies,
+        "optimizer": optimizer,
+        "forward": subtract(compute, optimizer),
+    }
+
+
+def _launched_inside(trace: RankTrace, predicate: object) -> NDArray[np.bool_]:
+    """Which device events were launched while an annotation with such a name was open on the host."""
+    inside = np.zeros(trace.size, bool)
+    names = trace.name_ids(predicate)
+    marks = np.isin(trace.name, names) & trace.category_mask("user_annotation", "cpu_op")
+    opened = rows_of(trace, marks)
+    if not len(opened[0]):
+        return inside
+    calls = trace.category_mask("cuda_runtime", "cuda_driver") & (trace.correlation >= 0)
+    index = np.searchsorted(opened[0], trace.start_ns[calls], side="right") - 1
+    within = (index >= 0) & (trace.start_ns[calls] < opened[1][np.clip(index, 0, None)])
+    launched = trace.correlation[calls][within]
+    return trace.category_mask(*DEVICE) & np.isin(trace.correlation, launched)
+
+
+def _data(trace: RankTrace) -> Intervals:
+    return rows_of(
+        trace, np.isin(trace.name, trace.name_ids(classify.is_dataloader)) & trace.category_mask("user_annotation", "cpu_op")
+    )
+
+
+def _after_sync(trace: RankTrace, idle: Intervals) -> Intervals:
+    """Idle gaps that begin while the host waits for the device: the host let the queue run dry, up to its first launch after."""
+    calls = np.isin(trace.name, trace.name_ids(classify.is_sync_call)) & trace.category_mask("cuda_runtime", "cuda_driver")
+    if not calls.any() or not len(idle[0]):
+        return EMPTY
+    start, end = trace.start_ns[calls], trace.end_ns[calls]
+    order = np.argsort(start)
+    start, end = start[order], np.maximum.accumulate(end[order])
+    gaps, stops = idle
+    index = np.searchsorted(start, gaps, side="right") - 1
+    held = (index >= 0) & (end[np.clip(index, 0, None)] + _SYNC_SLACK_NS >= gaps)
+    launches = np.sort(trace.start_ns[trace.category_mask("cuda_runtime", "cuda_driver") & (trace.correlation >= 0) & ~calls])
+    # The gap up to the first call after the host was released; what comes later is the host's own work, or launching.
+    first = np.searchsorted(launches, end[np.clip(index, 0, None)])
+    known = held & (first < len(launches))
+    until = np.where(known, launches[np.clip(first, 0, len(launches) - 1)] if len(launches) else stops, gaps)
+    released = np.minimum(np.maximum(end[np.clip(index, 0, None)], gaps) + _SYNC_SLACK_NS, stops)
+    return union(gaps[held], np.minimum(stops, np.minimum(np.maximum(until, gaps), released))[held])
+
+
+def _host_sets(window: Window, main: int) -> None:
+    """Components of a rank without a device: the training thread's own operators."""
+    trace = window.trace
+    on_main = trace.lane == main
+    ops = trace.category_mask("cpu_op", "user_annotation")
+
+    def named(predicate: object) -> Intervals:
+        return rows_of(trace, on_main & ops & np.isin(trace.name, trace.name_ids(predicate)))
+
+    data = named(classify.is_dataloader)
+    optimizer = subtract(named(classify.is_optimizer_step), data)
+    backward = subtract(named(lambda n: n.startswith("autograd::engine::evaluate_function")), optimizer)
+    plain = on_main & trace.category_mask("cpu_op") & ~np.isin(trace.name, trace.name_ids(_is_issue))
+    taken = union(
+        np.concatenate((data[0], optimizer[0], backward[0])), np.concatenate((data[1], optimizer[1], backward[1]))
+    )
+    forward = subtract(
+        union(*_joined(rows_of(trace, plain), named(classify.is_ddp_forward))), taken
+    )
+    window.sets = {"data": data, "optimizer": optimizer, "backward": backward, "forward": forward}
+    window.compute = union(
+        np.concatenate((optimizer[0], backward[0], forward[0])), np.concatenate((optimizer[1], backward[1], forward[1]))
+    )
+
+
+def _is_issue(name: str) -> bool:
+    return name.startswith("c10d::")
+
+
+def _joined(a: Intervals, b: Intervals) -> Intervals:
+    return np.concatenate((a[0], b[0])), np.concatenate((a[1], b[1]))

@@ -1,0 +1,206 @@
+"""A rank's collectives in its profiler window: NCCL kernels with their metadata, or Gloo's events."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.trace import RankTrace, classify
+
+from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS
+
+MODEL = "model"
+"""Collectives that belong to the model itself: tensor, pipeline, expert or embedding parallelism."""
+
+_ELEMENT_BYTES = {
+    "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8, "long": 8, "int64": 8,
+    "int": 4, "int32": 4, "short": 2, "int16": 2, "char": 1, "int8": 1, "byte": 1, "uint8": 1, "bool": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+_SMALL_BYTES = 1 << 20
+_BARRIER_BYTES = 8
+
+
+@dataclass
+class Comms:
+    """Collectives of one rank in order of start; M rows. Times int64 ns."""
+
+    start: NDArray[np.int64]
+    """When this rank's part can start: its kernel's start; on the CPU, when it issued the collective."""
+    end: NDArray[np.int64]
+    issued: NDArray[np.int64]
+    """When the host launched it; the start where that is not known."""
+    operation: list[str]
+    group: list[str]
+    """Process group, "" where the trace does not say."""
+    size: NDArray[np.int64]
+    """Ranks in the group; -1 unknown."""
+    sequence: NDArray[np.int64]
+    """Number in the group; -1 unknown."""
+    bytes: NDArray[np.float64]
+    """Bytes that the rank contributes; NaN unknown."""
+    kind: list[str]
+    point_to_point: NDArray[np.bool_]
+    row: NDArray[np.int64]
+    """Event in the trace."""
+
+    def shift(self, offset_ns: int) -> None:
+        """Move all times."""
+        self.start = self.start + offset_ns
+        self.end = self.end + offset_ns
+        self.issued = self.issued + offset_ns
+
+    def __len__(self) -> int:
+        return len(self.start)
+
+    def take(self, index: NDArray[np.int64]) -> Comms:
+        """The chosen rows."""
+        return Comms(
+            self.start[index], self.end[index], self.issued[index], [self.operation[i] for i in index],
+            [self.group[i] for i in index], self.size[index], self.sequence[index], self.bytes[index],
+            [self.kind[i] for i in index], self.point_to_point[index], self.row[index],
+        )  # fmt: skip
+
+
+def find_comms(trace: RankTrace, main: int) -> Comms:
+    """NCCL-like kernels where there are any, else Gloo's annotations paired with the calls that issued them."""
+    kernels = np.flatnonzero(
+        trace.category_mask("kernel") & np.isin(trace.name, trace.name_ids(classify.is_communication_kernel))
+    )
+    return _from_kernels(trace, kernels, main) if len(kernels) else _from_gloo(trace, main)
+
+
+def _from_kernels(trace: RankTrace, rows: NDArray[np.int64], main: int) -> Comms:
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    meta = _metadata(trace, rows)
+    launch_row = _launches(trace, rows)
+    issued = np.where(launch_row >= 0, trace.start_ns[np.clip(launch_row, 0, None)], trace.start_ns[rows])
+    names = [trace.name_of(r) for r in rows]
+    table = trace.collectives
+    operation, group, size, sequence, size_bytes = [], [], [], [], []
+    for name, m in zip(names, meta, strict=True):
+        said = trace.names[table.operation[m]].lower().replace("_", "") if m >= 0 and table.operation[m] >= 0 else ""
+        operation.append(_canonical(said) or classify.communication_operation(name) or "unknown")
+        group.append(trace.names[table.group[m]] if m >= 0 and table.group[m] >= 0 else "")
+        size.append(int(table.group_size[m]) if m >= 0 else -1)
+        sequence.append(int(table.sequence[m]) if m >= 0 else -1)
+        size_bytes.append(_bytes(trace, m, operation[-1]))
+    # NCCL runs an all-to-all as one SendRecv kernel: only metadata can say that such a kernel is a true point-to-point operation.
+    point = np.array([op == "sendrecv" and m >= 0 for op, m in zip(operation, meta, strict=True)], bool)
+    kind = _kinds(trace, main, launch_row, issued, operation, np.array(size_bytes, float))
+    return Comms(
+        trace.start_ns[rows], trace.end_ns[rows], issued, operation, group, np.array(size, np.int64),
+        np.array(sequence, np.int64), np.array(size_bytes, float), kind, point, rows,
+    )  # fmt: skip
+
+
+def _canonical(said: str) -> str:
+    """"_allgather_base", "allreduce_coalesced" and their like under one name."""
+    for name in ("allreduce", "allgather", "reducescatter", "broadcast", "alltoall", "barrier", "reduce", "gather", "scatter"):
+        if name in said:
+            return name
+    return "sendrecv" if said in ("send", "recv", "sendrecv") else ""
+
+
+def _metadata(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[M] row in ``trace.collectives``: the kernel's own, else that of its ``record_param_comms`` by External id; -1 without."""
+    table = trace.collectives
+    own = {int(event): i for i, event in enumerate(table.event)}
+    by_operator = {
+        int(trace.external_id[event]): i for i, event in enumerate(table.event) if trace.external_id[event] >= 0
+    }
+    return np.array(
+        [own.get(int(r), by_operator.get(int(trace.external_id[r]), -1)) for r in rows], np.int64
+    )
+
+
+def _launches(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[M] row of the runtime call that launched each kernel; -1 without."""
+    calls = np.flatnonzero(trace.category_mask("cuda_runtime", "cuda_driver", "xpu_runtime") & (trace.correlation >= 0))
+    by_correlation = dict(zip(trace.correlation[calls].tolist(), calls.tolist(), strict=True))
+    return np.array([by_correlation.get(int(trace.correlation[r]), -1) for r in rows], np.int64)
+
+
+def _bytes(trace: RankTrace, m: int, operation: str) -> float:
+    if m < 0:
+        return float("nan")
+    table = trace.collectives
+    # nccl-tests count the larger side: what an allgather puts out, what a reduce-scatter takes in.
+    elements = max(int(table.in_elements[m]), int(table.out_elements[m]))
+    dtype = trace.names[table.dtype[m]].lower() if table.dtype[m] >= 0 else ""
+    return float(elements * _ELEMENT_BYTES[dtype]) if elements >= 0 and dtype in _ELEMENT_BYTES else float("nan")
+
+
+def _kinds(
+    trace: RankTrace,
+    main: int,
+    launch_row: NDArray[np.int64],
+    issued: NDArray[np.int64],
+    operation: list[str],
+    size_bytes: NDArray[np.float64],
+) -> list[str]:
+    """What each collective is for: launched by the backward pass's thread, inside DDP's forward, or by the script itself."""
+    forward = np.isin(trace.name, trace.name_ids(classify.is_ddp_forward)) & trace.category_mask("user_annotation", "cpu_op")
+    forward_start, forward_end = trace.start_ns[forward], trace.end_ns[forward]
+    has_ddp = bool(forward.any())
+    kinds = []
+    for row, at, op, size in zip(launch_row, issued, operation, size_bytes, strict=True):
+        on_main = row >= 0 and int(trace.lane[row]) == main
+        in_forward = bool(((forward_start <= at) & (at < forward_end)).any())
+        if op == "barrier" or (op == "allreduce" and size <= _BARRIER_BYTES and on_main and not in_forward):
+            kinds.append(BARRIER if op == "barrier" else COLLECTIVE)
+        elif op == "broadcast" and in_forward:
+            kinds.append(BROADCAST)
+        elif op in ("alltoall", "sendrecv", "send", "recv") or in_forward:
+            kinds.append(MODEL)
+        elif on_main and has_ddp and size <= _SMALL_BYTES:
+            kinds.append(COLLECTIVE)
+        else:
+            kinds.append(GRADIENTS)
+    return kinds
+
+
+def _from_gloo(trace: RankTrace, main: int) -> Comms:
+    """Gloo: the call on the issuing thread is the arrival; the run loop's event, which starts later, tells the end."""
+    annotated = trace.category_mask("user_annotation", "cpu_op")
+    runs = np.flatnonzero(annotated & np.isin(trace.name, trace.name_ids(classify.is_gloo)))
+    runs = runs[np.argsort(trace.start_ns[runs], kind="stable")]
+    calls = np.flatnonzero(trace.category_mask("cpu_op") & np.isin(trace.name, trace.name_ids(lambda n: n.startswith("c10d::"))))
+    calls = calls[np.argsort(trace.start_ns[calls], kind="stable")]
+    waiting: dict[str, list[int]] = {}
+    for row in calls:
+        waiting.setdefault(_canonical(trace.name_of(row).lower().replace("_", "")), []).append(int(row))
+    start, end, operation, kind, kept = [], [], [], [], []
+    backward = trace.name_ids(lambda n: n.startswith("autograd::engine::evaluate_function"))
+    in_backward = _covering(trace, np.isin(trace.name, backward))
+    for row in runs:
+        op = _canonical(trace.name_of(row).lower().replace("_", "")) or "unknown"
+        queue = waiting.get(op) or []
+        issue = queue.pop(0) if queue and trace.start_ns[queue[0]] <= trace.end_ns[row] else None
+        at = int(trace.start_ns[issue]) if issue is not None else int(trace.start_ns[row])
+        start.append(at)
+        end.append(int(trace.end_ns[row]))
+        operation.append(op)
+        kept.append(int(row))
+        kind.append(BARRIER if op == "barrier" else GRADIENTS if in_backward(at) or not len(backward) else COLLECTIVE)
+    count = len(kept)
+    unknown = np.full(count, -1, np.int64)
+    return Comms(
+        np.array(start, np.int64), np.array(end, np.int64), np.array(start, np.int64), operation, [""] * count, unknown,
+        unknown.copy(), np.full(count, np.nan), kind, np.zeros(count, bool), np.array(kept, np.int64),
+    )  # fmt: skip
+
+
+def _covering(trace: RankTrace, mask: NDArray[np.bool_]):  # type: ignore[no-untyped-def]
+    from .intervals import union
+
+    starts, ends = union(trace.start_ns[mask], trace.end_ns[mask])
+
+    def inside(at: int) -> bool:
+        index = int(np.searchsorted(starts, at, side="right")) - 1
+        # The engine issues a bucket's reduction between two of its functions, in a gap of microseconds.
+        return index >= 0 and at < int(ends[index]) + 1_000_000
+
+    return inside

@@ -1,0 +1,112 @@
+"""Where a step's time goes, one stacked bar per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import PARTS, Diagnosis, RankSummary
+from ddpdoctor.report import words
+from ddpdoctor.report.charts.scale import percent_of
+from ddpdoctor.report.charts.step_times import notable_ranks
+
+ROWS = 16
+"""Most ranks with a bar of their own; all others are averaged in one."""
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """A piece of a bar, in per cent of the longest bar."""
+
+    part: str
+    x: float
+    width: float
+    title: str
+
+
+class BreakdownRow(msgspec.Struct, frozen=True, kw_only=True):
+    """One bar and its numbers."""
+
+    label: str
+    detail: str
+    total: str
+    segments: list[Segment]
+    cells: list[str]
+    """One value per part in :attr:`Breakdown.parts`; empty where the part does not occur."""
+
+
+class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
+    """The bars, the parts that occur (for legend and table head), and what was averaged."""
+
+    rows: list[BreakdownRow]
+    parts: list[str]
+    notes: list[str]
+
+
+def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
+    """Bars per rank; where no rank has a breakdown, one bar of the shares on the critical path; None where there is neither."""
+    known = [rank for rank in diagnosis.ranks if any(value > 0 for value in rank.breakdown_ms.values())]
+    notes: list[str] = []
+    if known:
+        bars = _rank_bars(diagnosis, known, notes)
+        show = words.milliseconds
+    elif any(value > 0 for value in diagnosis.breakdown.values()):
+        bars = [("critical path", "", diagnosis.breakdown)]
+        show = words.percent
+    else:
+        return None
+    names = list(PARTS) + sorted({name for _, _, parts in bars for name in parts} - set(PARTS))
+    parts = [name for name in names if any(values.get(name, 0) > 0 for _, _, values in bars)]
+    longest = max(sum(max(values.get(name, 0), 0) for name in parts) for _, _, values in bars)
+    rows = []
+    for label, detail, values in bars:
+        total = sum(max(values.get(name, 0), 0) for name in parts)
+        rows.append(
+            BreakdownRow(
+                label=label,
+                detail=detail,
+                total=show(total),
+                segments=_segments(label, values, parts, longest, total),
+                cells=[show(values[name]) if values.get(name, 0) > 0 else "" for name in parts],
+            )
+        )
+    return Breakdown(rows=rows, parts=parts, notes=notes)
+
+
+def _rank_bars(
+    diagnosis: Diagnosis, known: Sequence[RankSummary], notes: list[str]
+) -> list[tuple[str, str, dict[str, float]]]:
+    if len(known) <= ROWS:
+        return [(f"rank {rank.rank}", _detail(rank), rank.breakdown_ms) for rank in known]
+    by_number = {rank.rank: rank for rank in known}
+    shown = [by_number[number] for number in notable_ranks(diagnosis) if number in by_number][: ROWS // 2]
+    others = [rank for rank in known if rank not in shown]
+    keys = sorted({key for rank in others for key in rank.breakdown_ms})
+    average = {key: sum(rank.breakdown_ms.get(key, 0.0) for rank in others) / len(others) for key in keys}
+    notes.append(
+        f"{len(known)} ranks: those that the findings name or that keep others waiting have a bar of their own, "
+        f"the other {len(others)} are averaged."
+    )
+    bars = [(f"rank {rank.rank}", _detail(rank), rank.breakdown_ms) for rank in shown]
+    return [*bars, (f"{len(others)} others", "mean", average)]
+
+
+def _detail(rank: RankSummary) -> str:
+    return ", ".join(word for word in (rank.host, rank.device) if word)
+
+
+def _segments(
+    label: str, values: dict[str, float], parts: Sequence[str], longest: float, total: float
+) -> list[Segment]:
+    segments, x = [], 0.0
+    for name in parts:
+        value = values.get(name, 0.0)
+        if value <= 0:
+            continue
+        amount = words.percent(value / total)
+        # Shares alone carry no time: there the share is the whole message.
+        text = amount if total <= 1.0001 and label == "critical path" else f"{words.milliseconds(value)} ({amount})"
+        title = f"{label}: {words.part(name)} {text}"
+        segments.append(Segment(name, percent_of(x, longest), percent_of(value, longest), title))
+        x += value
+    return segments

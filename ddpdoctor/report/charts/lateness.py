@@ -1,0 +1,140 @@
+"""Who is late, when: a heat map of rank × step."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.report import words
+from ddpdoctor.report.charts.scale import (
+    Numbers,
+    Tick,
+    index_ticks,
+    mean,
+    padded,
+    quantile,
+    recorded,
+    thin,
+)
+
+ROWS = 48
+COLUMNS = 120
+LEVELS = 5
+"""Shades above "on time"."""
+ON_TIME_SHARE = 0.02
+"""Lateness under 2 % of the median step is drawn as on time: noise would colour the whole map."""
+UNIT = 1000
+LABEL_HEIGHT = 13
+"""Pixels that a row's label needs."""
+
+
+class HeatRow(msgspec.Struct, frozen=True):
+    """A rank, or a group of neighbouring ranks: pixels from the top, label (empty where there is no room), read-out."""
+
+    y: float
+    label: str
+    title: str
+
+
+class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
+    """One path of little rectangles per shade, in a square of 1000 by 1000; empty cells were on time."""
+
+    rows: list[HeatRow]
+    row_height: float
+    height: float
+    paths: list[str]
+    missing: str
+    """Path of the cells for which nothing was recorded."""
+    legend: list[str]
+    x_ticks: list[Tick]
+    description: str
+    notes: list[str]
+
+
+def lateness(diagnosis: Diagnosis) -> HeatMap | None:
+    """The map, aggregated to at most 48 rows and 120 columns by the greatest lateness; None where nothing was recorded."""
+    series = diagnosis.series
+    length = min(len(series.steps), max((len(row) for row in series.late_ms), default=0))
+    rows = [(rank, padded(row, length)) for rank, row in zip(series.ranks, series.late_ms, strict=False)]
+    everything = [value for _, row in rows for value in recorded(row)]
+    if len(rows) < 2 or not everything:
+        return None
+    cells, labels = _aggregate(rows)
+    late = [value for row in cells for value in recorded(row) if value > 0]
+    top = quantile(late, 0.99) if late else 1.0
+    floor = max(ON_TIME_SHARE * (diagnosis.steps.median_ms or top), top / 50)
+    bounds = [floor + (top - floor) * index / LEVELS for index in range(LEVELS)] if top > floor else [floor]
+    bounds = [float(f"{bound:.2g}") for bound in bounds]
+    height_px = max(6.0, min(18.0, 420 / len(cells)))
+    notes = []
+    if len(cells) < len(rows) or length > COLUMNS:
+        notes.append("Neighbouring ranks and steps share a cell, which shows the latest of them.")
+    worst = max(rows, key=lambda pair: sum(max(v, 0.0) for v in recorded(pair[1])))
+    worst_ms = mean(recorded(worst[1]) or [0.0])
+    return HeatMap(
+        rows=_rows(cells, labels, series.steps[:length], height_px),
+        row_height=height_px,
+        height=round(height_px * len(cells), 1),
+        paths=[_path(cells, bounds, level) for level in range(len(bounds))],
+        missing=_path(cells, [], None),
+        legend=[f"over {words.trimmed(words.milliseconds(bound))}" for bound in bounds],
+        x_ticks=index_ticks(series.steps[:length]),
+        description=f"Lateness of {words.count(len(rows), 'rank')} against the median rank over "
+        f"{words.count(length, 'point')} in time; on average rank {worst[0]} is latest, by {words.milliseconds(worst_ms)}.",
+        notes=notes,
+    )
+
+
+def _aggregate(rows: Sequence[tuple[int, Numbers]]) -> tuple[list[Numbers], list[str]]:
+    cells: list[Numbers] = []
+    labels = []
+    # Groups of a power of two keep the ranks of one host together.
+    size = 1 << max(0, math.ceil(len(rows) / ROWS) - 1).bit_length()
+    for start in range(0, len(rows), size):
+        members = rows[start : start + size]
+        columns = zip(*(row for _, row in members), strict=True)
+        latest: Numbers = [max(numbers) if (numbers := recorded(column)) else None for column in columns]
+        cells.append(thin(latest, COLUMNS, max))
+        first, last = members[0][0], members[-1][0]
+        labels.append(str(first) if first == last else f"{first}–{last}")
+    return cells, labels
+
+
+def _rows(cells: Sequence[Numbers], labels: Sequence[str], steps: Sequence[int], height: float) -> list[HeatRow]:
+    rows = []
+    for index, (row, label) in enumerate(zip(cells, labels, strict=True)):
+        numbers = recorded(row)
+        text = f"rank {label}: nothing recorded"
+        if numbers:
+            worst = max(range(len(row)), key=lambda column: row[column] or float("-inf"))
+            step = steps[min(len(steps) - 1, round(worst * len(steps) / len(row)))]
+            text = f"rank {label}: {words.milliseconds(mean(numbers))} late on average, most near step {step:,} ({words.milliseconds(max(numbers))})"
+        room = index % math.ceil(LABEL_HEIGHT / height) == 0
+        rows.append(HeatRow(round(index * height, 1), label if room else "", text))
+    return rows
+
+
+def _path(cells: Sequence[Numbers], bounds: Sequence[float], level: int | None) -> str:
+    """Rectangles of all cells on one level (None: cells without a number); equal neighbours become one."""
+    pieces = []
+    for y, row in enumerate(cells):
+        top, bottom = UNIT * y // len(cells), UNIT * (y + 1) // len(cells)
+        start: int | None = None
+        for x in range(len(row) + 1):
+            same = x < len(row) and _level(row[x], bounds) == level
+            if same and start is None:
+                start = x
+            elif not same and start is not None:
+                left, right = UNIT * start // len(row), UNIT * x // len(row)
+                pieces.append(f"M{left} {top}H{right}V{bottom}H{left}z")
+                start = None
+    return "".join(pieces)
+
+
+def _level(value: float | None, bounds: Sequence[float]) -> int | None:
+    if value is None:
+        return None
+    return sum(value > bound for bound in bounds) - 1

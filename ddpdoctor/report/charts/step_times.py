@@ -1,0 +1,44 @@
+"""Step times per rank over the run."""
+
+from __future__ import annotations
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.report import words
+from ddpdoctor.report.charts.lines import Frame, LineChart, line_chart
+from ddpdoctor.report.charts.scale import recorded
+
+
+def step_times(diagnosis: Diagnosis) -> LineChart | None:
+    """One line per rank, or median, band and the named ranks where there are many."""
+    series = diagnosis.series
+    length = min(len(series.steps), max((len(row) for row in series.step_ms), default=0))
+    if length < 2:
+        return None
+    named = [f"rank {rank}" for rank in notable_ranks(diagnosis)]
+    frame = Frame(
+        title="Step times",
+        description=f"Step time over {words.count(length, 'point')}, per rank.",
+        x=series.steps[:length],
+        x_label="step",
+        height=180,
+        show=words.milliseconds,
+        group="ranks",
+    )
+    lines = [(f"rank {rank}", row) for rank, row in zip(series.ranks, series.step_ms, strict=False)]
+    return line_chart(frame, lines, named)
+
+
+def notable_ranks(diagnosis: Diagnosis) -> list[int]:
+    """Ranks worth a row of their own: the culprits of the findings by cost, then those that keep the others waiting most."""
+    order: list[int] = []
+    for finding in diagnosis.findings:
+        order += [rank for rank in (finding.ranks or [])[:8] if rank not in order]
+    by_wait = sorted(diagnosis.ranks, key=lambda rank: -(rank.caused_wait_ms or rank.late_ms or 0.0))
+    order += [rank.rank for rank in by_wait if rank.rank not in order and (rank.caused_wait_ms or rank.late_ms or 0) > 0]
+    if not diagnosis.ranks:
+        latest = sorted(
+            zip(diagnosis.series.ranks, diagnosis.series.late_ms, strict=False),
+            key=lambda pair: -sum(recorded(pair[1])),
+        )
+        order += [rank for rank, row in latest if rank not in order and sum(recorded(row)) > 0]
+    return order

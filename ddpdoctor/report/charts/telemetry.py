@@ -1,0 +1,64 @@
+"""Hosts and devices over the run: one small chart per measured quantity."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis, TelemetrySeries
+from ddpdoctor.report import words
+from ddpdoctor.report.charts.lines import LINES, Frame, LineChart, line_chart
+from ddpdoctor.report.charts.scale import Numbers, mean, quantile, recorded
+
+CHARTS = 16
+"""Most quantities drawn."""
+ACRONYMS = {"cpu": "CPU", "gpu": "GPU", "sm": "SM", "pcie": "PCIe", "nvlink": "NVLink", "ecc": "ECC", "io": "I/O"}
+
+
+def telemetry(diagnosis: Diagnosis) -> list[LineChart]:
+    """A chart per quantity, in the order of the diagnosis; quantities without a single number are left out."""
+    by_field: dict[tuple[str, str], list[TelemetrySeries]] = {}
+    for series in diagnosis.telemetry:
+        if len(series.t_s) >= 2 and recorded(series.values):
+            by_field.setdefault((series.field, series.unit), []).append(series)
+    charts = [_chart(field, unit, series) for (field, unit), series in list(by_field.items())[:CHARTS]]
+    return [chart for chart in charts if chart is not None]
+
+
+def _chart(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineChart | None:
+    clock = max(series, key=lambda one: len(one.t_s)).t_s
+    name = " ".join(ACRONYMS.get(word, word) for word in field.split("_"))
+    is_percent = unit in ("%", "percent")
+    highest = max(max(recorded(one.values)) for one in series)
+    frame = Frame(
+        title=name[:1].upper() + name[1:],
+        description=f"{name} over {words.seconds(clock[-1])}, {words.count(len(series), 'source')}.",
+        x=clock,
+        x_label="second",
+        height=84,
+        show=lambda value: words.quantity(float(value), unit),
+        group="sources",
+        binary=unit == "bytes",
+        ceiling=100.0 if is_percent and highest <= 100 else 1.0 if unit == "share" and highest <= 1 else None,
+    )
+    lines = [(one.source, _on_clock(one, clock)) for one in series]
+    return line_chart(frame, lines, _farthest(lines) if len(lines) > LINES else [])
+
+
+def _on_clock(series: TelemetrySeries, clock: Sequence[float]) -> Numbers:
+    """The latest value at each time of ``clock``; hosts sample at times of their own."""
+    if series.t_s == clock:
+        return series.values
+    values: list[float | None] = []
+    index = -1
+    for moment in clock:
+        while index + 1 < min(len(series.t_s), len(series.values)) and series.t_s[index + 1] <= moment:
+            index += 1
+        values.append(series.values[index] if index >= 0 else None)
+    return values
+
+
+def _farthest(lines: Sequence[tuple[str, Numbers]]) -> list[str]:
+    """Names by the distance of their mean from the median of all means: the first are worth naming."""
+    means = {name: mean(numbers) for name, values in lines if (numbers := recorded(values))}
+    middle = quantile(list(means.values()), 0.5)
+    return sorted(means, key=lambda name: -abs(means[name] - middle))

@@ -1,0 +1,165 @@
+"""One typical step over the ranks, on the common clock: host, compute and communication lanes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Span
+from ddpdoctor.report import words
+from ddpdoctor.report.charts.scale import Tick, nice_ticks, percent_of
+from ddpdoctor.report.charts.step_times import notable_ranks
+
+LANES = ("host", "compute", "communication")
+RANKS = 12
+"""Most ranks drawn."""
+SPANS = 3000
+"""Most bars drawn."""
+LANE_HEIGHT, LANE_GAP, RANK_GAP = 13, 2, 9
+NARROW = 0.0008
+"""Bars of one kind closer together than this share of the step are drawn as one."""
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """A span: per cent along the width, pixels from the top."""
+
+    kind: str
+    x: float
+    width: float
+    y: int
+    title: str
+
+
+class TimelineRank(msgspec.Struct, frozen=True):
+    """Label of a rank and the pixels that it takes."""
+
+    label: str
+    y: int
+    height: int
+    lanes: list[Tick]
+    """Lanes with their middle, in pixels."""
+
+
+class TimelineChart(msgspec.Struct, frozen=True, kw_only=True):
+    """All bars of all ranks, ready to place."""
+
+    step: int
+    ranks: list[TimelineRank]
+    bars: list[Bar]
+    kinds: list[str]
+    height: int
+    lane_height: int
+    x_ticks: list[Tick]
+    description: str
+    notes: list[str]
+
+
+def timeline(diagnosis: Diagnosis) -> TimelineChart | None:
+    """The step's bars; None where none were recorded. Many ranks: the notable ones and the first others."""
+    source = diagnosis.timeline
+    spans = [span for span in source.spans if span.duration_ms >= 0 and span.start_ms == span.start_ms] if source else []
+    if source is None or not spans:
+        return None
+    chosen = _choose(diagnosis, spans)
+    kept = [span for span in spans if span.rank in chosen]
+    start = min(span.start_ms for span in kept)
+    length = max(span.start_ms + span.duration_ms for span in kept) - start
+    if length <= 0:
+        return None
+    merged = _merge(kept, length)
+    ranks, places, height = _rows(chosen, merged)
+    bars = [
+        Bar(
+            span.kind,
+            percent_of(span.start_ms - start, length),
+            max(percent_of(span.duration_ms, length), 0.05),
+            places[span.rank, span.lane],
+            f"rank {span.rank}, {span.lane}: {_name(span)} {words.milliseconds(span.duration_ms)} "
+            f"from {words.milliseconds(span.start_ms - start)}",
+        )
+        for span in merged
+    ]
+    everyone = len({span.rank for span in spans})
+    notes = [source.note] if source.note else []
+    if len(chosen) < everyone:
+        notes.append(f"{len(chosen)} of {everyone} ranks are drawn: first those that the findings name.")
+    return TimelineChart(
+        step=source.step,
+        ranks=ranks,
+        bars=bars,
+        kinds=_kinds(merged),
+        height=height,
+        lane_height=LANE_HEIGHT,
+        x_ticks=[Tick(percent_of(value, length), words.trimmed(words.milliseconds(value))) for value in nice_ticks(length, 5)],
+        description=f"Step {source.step} over {words.count(len(chosen), 'rank')}: what each did, on one clock, "
+        f"over {words.milliseconds(length)}.",
+        notes=notes,
+    )
+
+
+def _choose(diagnosis: Diagnosis, spans: Sequence[Span]) -> list[int]:
+    present = sorted({span.rank for span in spans})
+    if len(present) <= RANKS:
+        return present
+    notable = [rank for rank in notable_ranks(diagnosis) if rank in set(present)][: RANKS * 2 // 3]
+    others = [rank for rank in present if rank not in notable]
+    return sorted(notable + others[: RANKS - len(notable)])
+
+
+def _merge(spans: Sequence[Span], length: float) -> list[Span]:
+    """Draw together what cannot be told apart; raise the distance until few enough bars are left."""
+    ordered = sorted(spans, key=lambda span: (span.rank, span.lane, span.start_ms))
+    distance = NARROW * length
+    merged = _merge_once(ordered, distance)
+    while len(merged) > SPANS and distance < length:
+        distance *= 2
+        merged = _merge_once(merged, distance)
+    return merged
+
+
+def _merge_once(spans: Sequence[Span], distance: float) -> list[Span]:
+    merged: list[Span] = []
+    for span in spans:
+        before = merged[-1] if merged else None
+        if (
+            before is not None
+            and (before.rank, before.lane, before.kind) == (span.rank, span.lane, span.kind)
+            and span.start_ms - (before.start_ms + before.duration_ms) < distance
+            and min(before.duration_ms, span.duration_ms) < 4 * distance
+        ):
+            end = max(before.start_ms + before.duration_ms, span.start_ms + span.duration_ms)
+            name = before.name if before.name == span.name else ""
+            duration = end - before.start_ms
+            merged[-1] = Span(before.rank, before.lane, before.kind, name, before.start_ms, duration)
+        else:
+            merged.append(span)
+    return merged
+
+
+def _rows(
+    ranks: Sequence[int], spans: Sequence[Span]
+) -> tuple[list[TimelineRank], dict[tuple[int, str], int], int]:
+    used = {(span.rank, span.lane) for span in spans}
+    extra = sorted({lane for _, lane in used} - set(LANES))
+    rows, places, y = [], {}, 0
+    for rank in ranks:
+        top, lanes = y, []
+        for lane in [name for name in (*LANES, *extra) if (rank, name) in used]:
+            places[rank, lane] = y
+            lanes.append(Tick(y + LANE_HEIGHT / 2, lane))
+            y += LANE_HEIGHT + LANE_GAP
+        rows.append(TimelineRank(f"rank {rank}", top, y - top - LANE_GAP, lanes))
+        y += RANK_GAP
+    return rows, places, y - RANK_GAP
+
+
+def _name(span: Span) -> str:
+    kind = words.part(span.kind)
+    return f"{span.name} ({kind})" if span.name and span.name != span.kind else kind
+
+
+def _kinds(spans: Sequence[Span]) -> list[str]:
+    present = {span.kind for span in spans}
+    known = [kind for kind in words.PART_LABELS if kind in present]
+    return known + sorted(present - set(known))

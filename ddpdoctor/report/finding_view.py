@@ -1,0 +1,144 @@
+"""A finding as plain words for a reader."""
+
+from __future__ import annotations
+
+import os.path
+from collections.abc import Mapping, Sequence
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import Finding, Fix
+from ddpdoctor.measure.facts import Where
+from ddpdoctor.report import words
+
+Prose = list[tuple[str, bool]]
+"""Text cut into (piece, is code)."""
+
+SEVERITY_WORDS = {"critical": "Critical", "warning": "Warning", "info": "Info"}
+
+
+class Place(msgspec.Struct, frozen=True):
+    """A line of the user's program."""
+
+    short: str
+    """``train.py:57``."""
+    full: str
+    """The same with its whole path."""
+    function: str
+    share: str
+    """Empty where not recorded."""
+
+
+class EvidenceRow(msgspec.Struct, frozen=True):
+    """One number behind the finding."""
+
+    means: str
+    value: str
+    fact: str
+
+
+class FixView(msgspec.Struct, frozen=True, kw_only=True):
+    """One way out."""
+
+    title: Prose
+    why: list[Prose]
+    snippet: str
+    trade_off: list[Prose]
+    links: list[str]
+    """Addresses that may be linked: https only."""
+    sources: list[str]
+    """Everything else that the rule gives as its source."""
+
+
+class FindingView(msgspec.Struct, frozen=True, kw_only=True):
+    """One finding, every text ready to place; what is unknown is empty."""
+
+    anchor: str
+    number: int
+    rule: str
+    severity: str
+    severity_word: str
+    title: Prose
+    ranks: str
+    cost: str
+    share: str
+    share_percent: float
+    """Share of the step as a width, 0 to 100."""
+    speedup: str
+    facts: list[tuple[str, str]]
+    """Persistence, steps, coverage: (what, words)."""
+    explanation: list[Prose]
+    evidence: list[EvidenceRow]
+    places: list[Place]
+    fixes: list[FixView]
+    cause: tuple[str, str] | None
+    """(title, anchor) of the finding of which this is an effect; the anchor is empty where that finding is not shown."""
+    limits: list[Prose]
+
+
+def finding_views(findings: Sequence[Finding]) -> list[FindingView]:
+    """All findings in their order, numbered, with effects pointing to their causes."""
+    anchors = {finding.rule: f"finding-{index}" for index, finding in reversed(list(enumerate(findings, 1)))}
+    titles = {finding.rule: finding.title for finding in reversed(findings)}
+    return [_view(finding, index, anchors, titles) for index, finding in enumerate(findings, 1)]
+
+
+def _view(finding: Finding, number: int, anchors: Mapping[str, str], titles: Mapping[str, str]) -> FindingView:
+    cause = None
+    if finding.caused_by:
+        cause = (titles.get(finding.caused_by, finding.caused_by), anchors.get(finding.caused_by, ""))
+    cost = finding.costs_ms_per_step
+    return FindingView(
+        anchor=f"finding-{number}",
+        number=number,
+        rule=finding.rule,
+        severity=finding.severity if finding.severity in SEVERITY_WORDS else "info",
+        severity_word=SEVERITY_WORDS.get(finding.severity, finding.severity),
+        title=words.pieces(finding.title),
+        ranks=words.rank_names(finding.ranks),
+        cost="" if cost is None else words.milliseconds(cost),
+        share="" if finding.share is None else words.percent(finding.share),
+        share_percent=round(100 * min(max(finding.share or 0.0, 0.0), 1.0), 1),
+        speedup="" if finding.speedup_if_fixed is None else words.speedup(finding.speedup_if_fixed),
+        facts=_facts(finding),
+        explanation=words.paragraphs(finding.explanation),
+        evidence=[EvidenceRow(e.means, words.quantity(e.value, e.unit), e.fact) for e in finding.evidence],
+        places=[place(where) for where in finding.where],
+        fixes=[_fix(fix) for fix in finding.fixes],
+        cause=cause,
+        limits=words.paragraphs(finding.limits),
+    )
+
+
+def _facts(finding: Finding) -> list[tuple[str, str]]:
+    rows = []
+    if finding.persistence:
+        rows.append(("When", words.PERSISTENCE.get(finding.persistence, finding.persistence)))
+    if finding.steps:
+        first, last = finding.steps[0], finding.steps[-1]
+        rows.append(("Steps", f"{first:,}" if first == last else f"{first:,} to {last:,}"))
+    coverage = f"{words.count(finding.coverage.steps, 'step')} on {words.count(finding.coverage.ranks, 'rank')}"
+    return [*rows, ("Looked at", coverage)]
+
+
+def place(where: Where) -> Place:
+    """A source line, short for the table and whole for the tooltip."""
+    name = os.path.basename(where.file.replace("\\", "/")) or where.file
+    suffix = f":{where.line}" if where.line > 0 else ""
+    share = "" if where.share is None else words.percent(where.share)
+    return Place(f"{name}{suffix}", f"{where.file}{suffix}", where.function, share)
+
+
+def _fix(fix: Fix) -> FixView:
+    return FixView(
+        title=words.pieces(fix.title),
+        why=words.paragraphs(fix.why),
+        snippet=(fix.snippet or "").strip("\n"),
+        trade_off=words.paragraphs(fix.trade_off or ""),
+        links=[link for link in fix.docs if _linkable(link)],
+        sources=[link for link in fix.docs if not _linkable(link)],
+    )
+
+
+def _linkable(link: str) -> bool:
+    return link.startswith("https://") and not any(letter.isspace() or letter in "\"'<>" for letter in link)

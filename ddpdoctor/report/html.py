@@ -1,0 +1,64 @@
+"""The HTML report: one file that asks nobody for anything."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import os
+
+import jinja2
+from markupsafe import Markup
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.report import words
+from ddpdoctor.report.embed import embedded_json
+from ddpdoctor.report.read import SCRIPT_ID
+from ddpdoctor.report.replace import write_whole
+from ddpdoctor.report.view import page
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("ddpdoctor.report", "templates"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters["part"] = words.part
+    return environment
+
+
+@functools.cache
+def _inline(name: str) -> tuple[Markup, str]:
+    """A file to place inline, and the hash by which the Content-Security-Policy allows this text and no other."""
+    loader = _environment().loader
+    assert loader is not None
+    source = loader.get_source(_environment(), name)[0]
+    digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+    return Markup(source), f"'sha256-{digest}'"  # noqa: S704  our own file
+
+
+def render_html(diagnosis: Diagnosis) -> str:
+    """The whole report as one HTML document; it carries its own ``diagnosis.json``."""
+    style, style_hash = _inline("report.css")
+    script, script_hash = _inline("report.js")
+    policy = (
+        f"default-src 'none'; style-src {style_hash}; script-src {script_hash}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    return _environment().get_template("report.html.j2").render(
+        page=page(diagnosis),
+        style=style,
+        script=script,
+        policy=Markup(policy),  # noqa: S704  made of constants and hashes
+        data=Markup(embedded_json(diagnosis)),  # noqa: S704  escaped there
+        script_id=SCRIPT_ID,
+    )
+
+
+def write_html(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
+    """Write the HTML report to ``path``, replacing what is there as a whole. Raises DdpDoctorError where it cannot."""
+    write_whole(path, render_html(diagnosis))

@@ -1,0 +1,146 @@
+"""Job facts, settings and nested results as titled rows."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Job
+from ddpdoctor.report import words
+
+ROWS = 200
+"""Most rows shown of one nested group; the rest is in the report's data."""
+
+
+class Group(msgspec.Struct, frozen=True):
+    """A titled table of names and values."""
+
+    title: str
+    rows: list[tuple[str, str]]
+
+
+class Table(msgspec.Struct, frozen=True):
+    """A titled table with a head."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+
+
+def job_groups(diagnosis: Diagnosis) -> list[Group]:
+    """Everything known about the job, group by group; what is unknown is left out."""
+    job = diagnosis.job
+    groups = [
+        Group("Job", _job_rows(job)),
+        Group("Versions", sorted(job.versions.items())),
+        *(Group(title, rows) for title, rows in settings_groups(job.settings)),
+        Group("Environment", sorted(job.environment.items())),
+        Group("Analysis", _analysis_rows(diagnosis)),
+    ]
+    return [group for group in groups if group.rows]
+
+
+def _job_rows(job: Job) -> list[tuple[str, str]]:
+    rows = [
+        ("World size", "" if job.world_size is None else words.count(job.world_size, "rank")),
+        ("Ranks seen", words.rank_numbers(job.ranks_seen)),
+        ("Ranks missing", words.rank_numbers(job.missing_ranks)),
+        ("Hosts", _names(job.hosts)),
+        ("Backend", job.backend or ""),
+        ("Device", job.device or ""),
+        ("Device names", _names(job.device_names)),
+        ("Command", command_line(job.command)),
+        ("Started", _moment(job.started_ns)),
+        ("Duration", "" if job.duration_s is None else words.seconds(job.duration_s)),
+        ("Exit code", "" if job.exit_code is None else str(job.exit_code)),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    steps = diagnosis.steps
+    aside = ", ".join(f"{reason} {count:,}" for reason, count in steps.set_aside.items() if count)
+    rows = [
+        ("ddpdoctor", diagnosis.tool_version),
+        ("Made", _moment(diagnosis.created_ns)),
+        ("Analysed", ", ".join(diagnosis.source)),
+        ("Steps", f"{steps.measured:,} measured of {steps.count:,} (from {steps.source})" if steps.count else ""),
+        ("Steps set aside", aside),
+        ("Schema", diagnosis.schema),
+    ]
+    return [(name, value) for name, value in rows if value]
+
+
+def settings_groups(settings: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Settings by group; those that stand alone come first."""
+    alone = [(name, text(value)) for name, value in settings.items() if not isinstance(value, Mapping)]
+    grouped = [(name, flat(value)) for name, value in settings.items() if isinstance(value, Mapping)]
+    return ([("Settings", alone)] if alone else []) + grouped
+
+
+def flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    """Nested mappings as dotted names, at most :data:`ROWS` of them."""
+    rows: list[tuple[str, str]] = []
+    for name, item in value.items():
+        if isinstance(item, Mapping):
+            rows += flat(item, f"{prefix}{name}.")
+        else:
+            rows.append((f"{prefix}{name}", text(item)))
+        if len(rows) >= ROWS:
+            break
+    return rows[:ROWS]
+
+
+def text(value: Any) -> str:
+    """Any JSON value in one short line."""
+    if isinstance(value, Mapping):
+        shown = ", ".join(f"{name} {text(item)}" for name, item in list(value.items())[:12])
+        return shown + (" …" if len(value) > 12 else "")
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        shown = ", ".join(text(item) for item in value[:12])
+        return shown + (" …" if len(value) > 12 else "") or "none"
+    line = words.quantity(value, "")
+    return line if len(line) <= 400 else f"{line[:400]} …"
+
+
+def hta_tables(results: Mapping[str, Any] | None) -> list[Table]:
+    """HolisticTraceAnalysis's results: lists of records as tables, everything else as names and values."""
+    tables = []
+    for name, value in (results or {}).items():
+        title = name.replace("_", " ")
+        if isinstance(value, Sequence) and not isinstance(value, str) and value and isinstance(value[0], Mapping):
+            head = list(dict.fromkeys(str(key) for record in value for key in record))
+            body = [[text(record[key]) if key in record else "" for key in head] for record in value[:ROWS]]
+            tables.append(Table(title, [key.replace("_", " ") for key in head], body))
+        elif isinstance(value, Mapping):
+            tables.append(Table(title, [], [list(row) for row in flat(value)]))
+        else:
+            tables.append(Table(title, [], [["", text(value)]]))
+    return tables
+
+
+def command_line(command: Sequence[str]) -> str:
+    """The command as one would type it; empty where it is unknown."""
+    return shlex.join(command)
+
+
+def _names(names: Sequence[str]) -> str:
+    """Names with their number of occurrences, at most a dozen."""
+    counted = {name: names.count(name) for name in dict.fromkeys(names)}
+    shown = [f"{count} × {name}" if count > 1 else name for name, count in list(counted.items())[:12]]
+    more = len(counted) - len(shown)
+    return ", ".join(shown) + (f" and {more} more" if more > 0 else "")
+
+
+def _moment(nanoseconds: int | None) -> str:
+    if nanoseconds is None:
+        return ""
+    try:
+        moment = datetime.fromtimestamp(nanoseconds / 1e9, tz=timezone.utc)
+    except (OverflowError, OSError, ValueError):
+        return ""
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,80 @@
+"""Markdown for a ticket's body: the verdict, the top findings with their fixes, what it leaves open."""
+
+from __future__ import annotations
+
+import os
+import re
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
+from ddpdoctor.report import words
+from ddpdoctor.report.finding_view import place
+from ddpdoctor.report.replace import write_whole
+from ddpdoctor.report.view import price, subtitle
+
+TOP = 3
+"""Findings shown with explanation and fix; all findings stand in the table."""
+
+
+def render_markdown(diagnosis: Diagnosis) -> str:
+    """The diagnosis as GitHub-flavoured Markdown."""
+    blocks = [f"## {escape(diagnosis.verdict.headline)}"]
+    blocks += [escape(line) for line in (price(diagnosis), subtitle(diagnosis)) if line]
+    if diagnosis.findings:
+        blocks.append(_table(diagnosis.findings))
+    blocks += [_finding(finding) for finding in diagnosis.findings[:TOP] if finding.severity != "info"]
+    blocks += ["\n".join(f"- {escape(note)}" for note in diagnosis.notes)] if diagnosis.notes else []
+    looked = f"{words.count(len(diagnosis.checked), 'rule')} found nothing, {len(diagnosis.skipped)} could not look."
+    blocks.append(f"<sub>ddpdoctor {escape(diagnosis.tool_version)}. {looked}</sub>")
+    return "\n\n".join(blocks) + "\n"
+
+
+def write_markdown(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
+    """Write the Markdown to ``path``, replacing what is there as a whole. Raises DdpDoctorError where it cannot."""
+    write_whole(path, render_markdown(diagnosis))
+
+
+def escape(text: str) -> str:
+    """``text`` on one line, with everything that Markdown or HTML would read as markup made plain; `code` stays code."""
+    pieces = []
+    for piece, is_code in words.pieces(" ".join(text.split())):
+        plain = re.sub(r"([\\*_\[\]#|~@`])", r"\\\1", piece.replace("&", "&amp;").replace("<", "&lt;"))
+        pieces.append(code(piece) if is_code else plain)
+    return "".join(pieces)
+
+
+def code(text: str) -> str:
+    """``text`` as inline code, whatever back quotes and bars it holds."""
+    line = " ".join(text.split())
+    ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
+    pad = " " if "`" in line else ""
+    return f"{ticks}{pad}{line.replace('|', chr(92) + '|')}{pad}{ticks}"
+
+
+def _table(findings: list[Finding]) -> str:
+    lines = ["| finding | who | costs per step | if fixed | where |", "| --- | --- | --- | --- | --- |"]
+    for finding in findings:
+        cost = words.milliseconds(finding.costs_ms_per_step)
+        if finding.share is not None:
+            cost += f" ({words.percent(finding.share)})"
+        where = code(place(finding.where[0]).short) if finding.where else ""
+        gain = words.speedup(finding.speedup_if_fixed) if finding.speedup_if_fixed is not None else ""
+        cells = [f"{escape(finding.title)} ({finding.severity})", words.rank_names(finding.ranks), cost, gain, where]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def _finding(finding: Finding) -> str:
+    blocks = [f"### {escape(finding.title)}"]
+    blocks += [escape(block) for block in finding.explanation.split("\n\n") if block.strip()]
+    if finding.where:
+        places = [place(where) for where in finding.where[:3]]
+        blocks.append("Where: " + ", ".join(f"{code(p.full)} in {code(p.function)}" if p.function else code(p.full) for p in places))
+    for fix in finding.fixes[:1]:
+        blocks.append(f"**{escape(fix.title)}.** {escape(fix.why)}")
+        if fix.snippet:
+            fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", fix.snippet)), default=0))
+            snippet = fix.snippet.strip("\n")
+            blocks.append(f"{fence}python\n{snippet}\n{fence}")
+        if fix.trade_off:
+            blocks.append(f"Trade-off: {escape(fix.trade_off)}")
+    return "\n\n".join(blocks)

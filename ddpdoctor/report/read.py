@@ -1,0 +1,96 @@
+"""Reading a diagnosis back: from ``diagnosis.json`` or from an HTML report that carries it."""
+
+from __future__ import annotations
+
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
+from ddpdoctor.errors import UnusableInput
+
+SCRIPT_ID = "ddpdoctor-diagnosis"
+GENERATOR = "ddpdoctor"
+
+
+class _Head(msgspec.Struct):
+    """The part of a diagnosis that every version shares."""
+
+    schema: str
+
+
+def read_diagnosis(path: str | os.PathLike[str]) -> Diagnosis:
+    """The diagnosis in ``path``. Raises UnusableInput, in one sentence, for anything else than a report this version can read."""
+    name = os.fspath(path)
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise UnusableInput(f"{name}: cannot be read: {error.strerror or error}") from error
+    start = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n")
+    if not start:
+        raise UnusableInput(f"{name}: the file is empty; write the report again")
+    return _decode(_from_html(data, name) if start.startswith(b"<") else data, name)
+
+
+def _decode(data: bytes, name: str) -> Diagnosis:
+    try:
+        head = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=_Head)
+    except msgspec.ValidationError as error:
+        raise UnusableInput(f"{name}: this is JSON, but not a ddpdoctor diagnosis (no schema named in it)") from error
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        if "truncated" in str(error):
+            raise UnusableInput(f"{name}: the file is cut off half way; write or copy it again") from error
+        raise UnusableInput(f"{name}: this is neither a ddpdoctor report nor a diagnosis.json ({error})") from error
+    if head.schema != DIAGNOSIS_SCHEMA:
+        raise UnusableInput(_wrong_schema(head.schema, name))
+    try:
+        return msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=Diagnosis)
+    except msgspec.DecodeError as error:
+        raise UnusableInput(f"{name}: the diagnosis does not follow {DIAGNOSIS_SCHEMA}: {error}") from error
+
+
+def _wrong_schema(schema: str, name: str) -> str:
+    own, _, version = DIAGNOSIS_SCHEMA.rpartition("/")
+    match = re.fullmatch(rf"{re.escape(own)}/(\d+)", schema)
+    if match and int(match[1]) > int(version):
+        return f"{name}: written by a newer ddpdoctor (schema {schema}, this one reads {DIAGNOSIS_SCHEMA}); upgrade ddpdoctor"
+    return f"{name}: schema {schema[:80]!r} is not {DIAGNOSIS_SCHEMA}; give a ddpdoctor report or its diagnosis.json"
+
+
+class _Carrier(HTMLParser):
+    """Finds the JSON, and whether the file that ought to hold it is one of ours."""
+
+    def __init__(self) -> None:
+        super().__init__(convert_charrefs=False)
+        self.is_report = False
+        self.is_whole = False
+        self.pieces: list[str] = []
+        self._inside = False
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "meta" and given.get("name") == "generator":
+            self.is_report = (given.get("content") or "").split(" ")[0] == GENERATOR
+        self._inside = tag == "script" and given.get("id") == SCRIPT_ID
+
+    def handle_data(self, data: str) -> None:
+        if self._inside:
+            self.pieces.append(data)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "script" and self._inside:
+            self.is_whole, self._inside = True, False
+
+
+def _from_html(data: bytes, name: str) -> bytes:
+    parser = _Carrier()
+    parser.feed(data.decode("utf-8", "replace"))
+    parser.close()
+    if parser.is_whole:
+        return "".join(parser.pieces).strip().encode()
+    if parser.is_report or parser.pieces:
+        raise UnusableInput(f"{name}: the report is cut off half way; write or copy it again")
+    raise UnusableInput(f"{name}: an HTML page, but not a ddpdoctor report (it carries no diagnosis)")

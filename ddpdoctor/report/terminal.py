@@ -1,0 +1,164 @@
+"""The diagnosis in one screen of a terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.padding import Padding
+from rich.syntax import Syntax
+from rich.table import Table
+from rich.text import Text
+
+from ddpdoctor.diagnose.diagnosis import PARTS, Diagnosis, Finding
+from ddpdoctor.report import words
+from ddpdoctor.report.finding_view import place
+from ddpdoctor.report.view import main_finding, price, subtitle
+
+FINDINGS, NOTES = 8, 3
+"""Rows shown without ``verbose``."""
+SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+PART_STYLES = {
+    "data_wait": "yellow",
+    "h2d": "bright_yellow",
+    "compute": "blue",
+    "comm_wait": "red",
+    "comm_transfer": "magenta",
+    "barrier": "bright_magenta",
+    "host": "green",
+    "checkpoint": "cyan",
+    "other": "bright_black",
+}
+PART_LETTERS = dict(zip(PARTS, "dhcwtbpko", strict=True))
+"""Without colours a bar is drawn with letters, explained beneath it."""
+
+
+def print_terminal(diagnosis: Diagnosis, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
+    """Print the diagnosis to ``console``: ``quiet`` the verdict alone, ``verbose`` every finding with its evidence.
+
+    Fits 80 columns; colours, or their absence, are the console's own affair (NO_COLOR, pipes).
+    """
+    _line(console, diagnosis.verdict.headline, "bold green" if diagnosis.healthy else "bold red")
+    if quiet:
+        return
+    for line, style in ((price(diagnosis), ""), (subtitle(diagnosis), "dim"), (_steps(diagnosis), "dim")):
+        if line:
+            _line(console, line, style)
+    if diagnosis.breakdown:
+        _breakdown(diagnosis, console)
+    if diagnosis.findings:
+        console.print()
+        shown = diagnosis.findings if verbose else diagnosis.findings[:FINDINGS]
+        console.print(_table(shown))
+        if len(shown) < len(diagnosis.findings):
+            _line(console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim")
+    main = main_finding(diagnosis)
+    for finding in diagnosis.findings if verbose else [main] if main is not None else []:
+        _finding(finding, console, verbose)
+    _closing(diagnosis, console, verbose)
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    """Text that is never read as markup and never cut: names come from the user's program."""
+    console.print(Text(_plain(text), style=style), soft_wrap=False)
+
+
+def _plain(text: str) -> str:
+    """Control characters would move the cursor or change the terminal's state."""
+    return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text)
+
+
+def _steps(diagnosis: Diagnosis) -> str:
+    steps = diagnosis.steps
+    pieces = []
+    if steps.median_ms is not None:
+        pieces.append(f"step {words.milliseconds(steps.median_ms)} median")
+    if steps.p95_ms is not None:
+        pieces.append(f"{words.milliseconds(steps.p95_ms)} p95")
+    if steps.samples_per_s is not None:
+        pieces.append(f"{words.significant(steps.samples_per_s)} samples/s")
+    if steps.count:
+        pieces.append(f"{steps.measured:,} of {words.count(steps.count, 'step')} measured")
+    return ", ".join(pieces)
+
+
+def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
+    """One stacked bar of the critical path, with its legend."""
+    width = min(console.width, 80) - 1
+    shares = [(name, share) for name in PARTS if (share := diagnosis.breakdown.get(name, 0.0)) > 0]
+    coloured = console.color_system is not None
+    bar, legend = Text(), Text()
+    whole, so_far = sum(share for _, share in shares), 0.0
+    for name, share in shares:
+        cells = round(width * (so_far + share) / whole) - round(width * so_far / whole)
+        so_far += share
+        style = PART_STYLES[name]
+        bar.append(("█" if coloured else PART_LETTERS[name]) * cells, style=style)
+        if share >= 0.005:
+            legend.append("■ " if coloured else f"{PART_LETTERS[name]} ", style=style)
+            legend.append(f"{words.part(name)} {words.percent(share)}".replace(" ", "\u00a0") + "   ")
+    console.print()
+    console.print(bar)
+    console.print(legend)
+
+
+def _table(findings: list[Finding]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    table.add_column("finding", overflow="fold", ratio=None)
+    table.add_column("who", overflow="fold", max_width=14)
+    table.add_column("ms/step", justify="right", no_wrap=True)
+    table.add_column("if fixed", justify="right", no_wrap=True)
+    table.add_column("where", overflow="fold", max_width=20)
+    for finding in findings:
+        cost = finding.costs_ms_per_step
+        where = place(finding.where[0]).short if finding.where else ""
+        style = SEVERITY_STYLES.get(finding.severity, "")
+        table.add_row(
+            Text(_plain(f"{'↳ ' if finding.caused_by else ''}{finding.rule}"), style=style),
+            words.rank_names(finding.ranks),
+            "?" if cost is None else words.significant(cost),
+            "" if finding.speedup_if_fixed is None else words.speedup(finding.speedup_if_fixed),
+            Text(_plain(where)),
+        )
+    return table
+
+
+def _finding(finding: Finding, console: Console, verbose: bool) -> None:
+    console.print()
+    _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, "bold"))
+    if finding.explanation:
+        _line(console, "\n\n".join(" ".join(block.split()) for block in finding.explanation.split("\n\n")))
+    if verbose:
+        for row in finding.evidence:
+            _line(console, f"  {row.means}: {words.quantity(row.value, row.unit)}")
+        for where in finding.where:
+            _line(console, f"  {place(where).full} in {where.function}")
+    for fix in finding.fixes if verbose else finding.fixes[:1]:
+        console.print()
+        _line(console, f"Fix: {fix.title}", "bold")
+        if fix.snippet:
+            console.print(Padding(_snippet(fix.snippet, console), (0, 0, 0, 2)))
+        if fix.trade_off:
+            _line(console, f"Trade-off: {' '.join(fix.trade_off.split())}", "dim")
+
+
+def _snippet(snippet: str, console: Console) -> Syntax | Text:
+    code = _plain(snippet.strip("\n").replace("\t", "    "))
+    if console.color_system is None:
+        return Text(code)
+    return Syntax(code, "python", theme="ansi_dark", background_color="default", word_wrap=True)
+
+
+def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
+    notes = diagnosis.notes if verbose else diagnosis.notes[:NOTES]
+    if notes:
+        console.print()
+    for note in notes:
+        _line(console, f"Note: {note}", "dim")
+    if len(notes) < len(diagnosis.notes):
+        _line(console, f"and {words.count(len(diagnosis.notes) - len(notes), 'more note')} in the report", "dim")
+    if diagnosis.checked or diagnosis.skipped:
+        console.print()
+        checked, skipped = len(diagnosis.checked), len(diagnosis.skipped)
+        found = f"{words.count(checked, 'rule')} looked and found nothing"
+        _line(console, f"{found}, {skipped} could not look." if skipped else f"{found}.", "dim")
+    for rule in diagnosis.skipped if verbose else []:
+        _line(console, f"  {rule.rule}: {rule.why}", "dim")

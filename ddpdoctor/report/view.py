@@ -1,0 +1,171 @@
+"""Diagnosis → the plain data of a report's page: everything decided here, templates only place it."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import CheckedRule, Diagnosis, Finding, SkippedRule
+from ddpdoctor.report import words
+from ddpdoctor.report.charts.bandwidth import Bandwidth, bandwidth
+from ddpdoctor.report.charts.breakdown import Breakdown, breakdown
+from ddpdoctor.report.charts.lateness import HeatMap, lateness
+from ddpdoctor.report.charts.lines import LineChart
+from ddpdoctor.report.charts.step_times import step_times
+from ddpdoctor.report.charts.telemetry import telemetry
+from ddpdoctor.report.charts.timeline import TimelineChart, timeline
+from ddpdoctor.report.charts.waterfall import WaterfallRow, waterfall
+from ddpdoctor.report.finding_view import FindingView, Prose, finding_views
+from ddpdoctor.report.job_view import Group, Table, command_line, flat, hta_tables, job_groups
+
+RANK_ROWS = 32
+"""Most rows of the table of ranks; all ranks are in the report's data."""
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True):
+    """One report. Lists are empty, and charts None, where there is nothing to show."""
+
+    healthy: bool
+    title: str
+    headline: Prose
+    price: str
+    """The verdict's price, or what the calm page says instead, in one sentence."""
+    subtitle: str
+    numbers: list[tuple[str, str]]
+    waterfall: list[WaterfallRow]
+    findings: list[FindingView]
+    breakdown: Breakdown | None
+    step_times: LineChart | None
+    lateness: HeatMap | None
+    timeline: TimelineChart | None
+    bandwidth: Bandwidth | None
+    telemetry: list[LineChart]
+    rank_table: Table | None
+    checked: list[CheckedRule]
+    skipped: list[SkippedRule]
+    notes: list[Prose]
+    job: list[Group]
+    reproduce: list[str]
+    facts: list[tuple[str, str]]
+    hta: list[Table]
+    tool_version: str
+
+
+def page(diagnosis: Diagnosis) -> Page:
+    """Everything that the HTML report shows."""
+    findings = finding_views(diagnosis.findings)
+    return Page(
+        healthy=diagnosis.healthy,
+        title=f"ddpdoctor: {diagnosis.verdict.headline}",
+        headline=words.pieces(diagnosis.verdict.headline),
+        price=price(diagnosis),
+        subtitle=subtitle(diagnosis),
+        numbers=numbers(diagnosis),
+        waterfall=waterfall(diagnosis),
+        findings=findings,
+        breakdown=breakdown(diagnosis),
+        step_times=step_times(diagnosis),
+        lateness=lateness(diagnosis),
+        timeline=timeline(diagnosis),
+        bandwidth=bandwidth(diagnosis),
+        telemetry=telemetry(diagnosis),
+        rank_table=_rank_table(diagnosis),
+        checked=diagnosis.checked,
+        skipped=diagnosis.skipped,
+        notes=[words.pieces(note) for note in diagnosis.notes],
+        job=job_groups(diagnosis),
+        reproduce=reproduce(diagnosis),
+        facts=flat(diagnosis.facts),
+        hta=hta_tables(diagnosis.hta),
+        tool_version=diagnosis.tool_version,
+    )
+
+
+def main_finding(diagnosis: Diagnosis) -> Finding | None:
+    """The finding that the verdict is about; None where the job is healthy."""
+    if diagnosis.healthy:
+        return None
+    named = [finding for finding in diagnosis.findings if finding.rule == diagnosis.verdict.rule]
+    return (named or diagnosis.findings or [None])[0]
+
+
+def price(diagnosis: Diagnosis) -> str:
+    """What the verdict costs, in one sentence; for a healthy job, what a step takes. Empty where nothing is known."""
+    finding, median = main_finding(diagnosis), diagnosis.steps.median_ms
+    if finding is None:
+        return "" if median is None else f"A step takes {words.milliseconds(median)} (median)."
+    pieces = []
+    if finding.costs_ms_per_step is not None:
+        pieces.append(f"It costs {words.milliseconds(finding.costs_ms_per_step)} of every step")
+        if finding.share is not None:
+            pieces[-1] += f", {words.percent(finding.share)} of the time"
+            if 1 / 60 <= finding.share < 1:
+                pieces[-1] += f" ({60 * finding.share:.0f} min of each hour)"
+    if finding.speedup_if_fixed is not None:
+        gain = words.speedup(finding.speedup_if_fixed)
+        pieces.append(f"the job would run {gain} as fast without it")
+    return f"{'; '.join(pieces)}." if pieces else ""
+
+
+def subtitle(diagnosis: Diagnosis) -> str:
+    """What ran, in one line: ranks, hosts, device, backend."""
+    job = diagnosis.job
+    world = job.world_size or len(job.ranks_seen) or len(diagnosis.ranks)
+    pieces = [words.count(world, "rank")] if world else []
+    if job.world_size and job.ranks_seen and len(job.ranks_seen) < job.world_size:
+        pieces[-1] += f" ({len(job.ranks_seen)} recorded)"
+    if job.hosts:
+        pieces.append(words.count(len(set(job.hosts)), "host"))
+    if job.device_names:
+        pieces.append(", ".join(list(dict.fromkeys(job.device_names))[:3]))
+    elif job.device:
+        pieces.append(job.device)
+    if job.backend:
+        pieces.append(job.backend)
+    if "torch" in job.versions:
+        pieces.append(f"torch {job.versions['torch']}")
+    return " · ".join(pieces)
+
+
+def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """The few numbers that belong under the verdict: (what, value). Unknown ones are left out."""
+    steps, rows = diagnosis.steps, []
+    if steps.median_ms is not None:
+        rows.append(("step time (median)", words.milliseconds(steps.median_ms)))
+    if steps.p95_ms is not None:
+        rows.append(("95 % of steps within", words.milliseconds(steps.p95_ms)))
+    if steps.samples_per_s is not None:
+        rows.append(("samples per second", words.significant(steps.samples_per_s)))
+    if steps.measured:
+        rows.append(("steps measured", f"{steps.measured:,} of {steps.count:,}" if steps.count else f"{steps.measured:,}"))
+    return rows
+
+
+def reproduce(diagnosis: Diagnosis) -> list[str]:
+    """Commands that lead to this report again; those whose input is unknown are left out."""
+    lines = []
+    if diagnosis.job.command:
+        lines.append(f"ddpdoctor run -- {command_line(diagnosis.job.command)}")
+    if diagnosis.source:
+        lines.append(f"ddpdoctor analyze {command_line(diagnosis.source[:4])} --html report.html")
+    return lines
+
+
+def _rank_table(diagnosis: Diagnosis) -> Table | None:
+    if not diagnosis.ranks:
+        return None
+    head = ["rank", "host", "device", "step", "late by", "keeps others waiting"]
+    order = sorted(diagnosis.ranks, key=lambda rank: -(rank.caused_wait_ms or 0.0))[:RANK_ROWS]
+    rows = [
+        [
+            str(rank.rank),
+            rank.host or words.ABSENT,
+            rank.device or words.ABSENT,
+            words.milliseconds(rank.step_ms),
+            words.milliseconds(rank.late_ms),
+            words.milliseconds(rank.caused_wait_ms),
+        ]
+        for rank in sorted(order, key=lambda rank: rank.rank)
+    ]
+    left = len(diagnosis.ranks) - len(rows)
+    title = "Ranks" if not left else f"The {len(rows)} ranks that keep others waiting most, of {len(diagnosis.ranks)}"
+    return Table(title, head, rows)

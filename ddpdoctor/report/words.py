@@ -1,0 +1,182 @@
+"""Numbers, ranks and parts of a step as people read them. Everything absent reads "not recorded", never 0."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+ABSENT = "not recorded"
+
+PART_LABELS = {
+    "data_wait": "waiting for data",
+    "h2d": "copy to device",
+    "compute": "compute",
+    "comm_wait": "waiting for other ranks",
+    "comm_transfer": "transfer",
+    "barrier": "barrier",
+    "host": "host work",
+    "checkpoint": "checkpoint",
+    "other": "other",
+    "forward": "forward",
+    "backward": "backward",
+    "optimizer": "optimizer",
+}
+"""What a part of the breakdown, or the kind of a span, is called in reports."""
+
+PERSISTENCE = {
+    "always": "in nearly every step",
+    "range": "in a run of neighbouring steps",
+    "periodic": "at regular intervals",
+    "random": "in some steps, without a pattern",
+}
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """``value`` with ``digits`` significant digits, without an exponent between 10^-4 and 10^15."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == 0:
+        return "0"
+    places = digits - 1 - math.floor(math.log10(abs(value)))
+    if places <= 0:
+        return f"{round(value, places):,.0f}"
+    if places > digits + 3:
+        return f"{value:.{digits - 1}e}"
+    text = f"{value:.{places}f}"
+    return text.rstrip("0").rstrip(".") if digits > 3 else text
+
+
+def milliseconds(value: float | None) -> str:
+    """A duration given in milliseconds, in the unit that suits it."""
+    if value is None:
+        return ABSENT
+    size = abs(value)
+    if size >= 60_000:
+        return seconds(value / 1e3)
+    if size >= 1000:
+        return f"{significant(value / 1e3)} s"
+    if size < 0.1 and value != 0:
+        return f"{significant(value * 1e3)} µs"
+    return f"{significant(value)} ms"
+
+
+def seconds(value: float | None) -> str:
+    """A duration given in seconds: "8.2 s", "3 min 12 s", "2 h 5 min"."""
+    if value is None:
+        return ABSENT
+    if abs(value) < 60:
+        return f"{significant(value)} s"
+    minutes, rest = divmod(round(value), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest} s" if rest else f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if minutes else f"{hours} h"
+
+
+def percent(share: float | None) -> str:
+    """A share (0 to 1) in per cent."""
+    if share is None:
+        return ABSENT
+    value = share * 100
+    if abs(value) >= 9.95 or value == 0:
+        return f"{value:.0f} %"
+    return f"{value:.1f} %" if abs(value) >= 0.1 else "under 0.1 %" if value > 0 else f"{value:.2g} %"
+
+
+def speedup(value: float | None) -> str:
+    """How many times as fast: "7.1×". One is no gain."""
+    return ABSENT if value is None else f"{value:.2f}×" if value < 3 else f"{significant(value, 2)}×"
+
+
+def size(value: float | None) -> str:
+    """Bytes with a binary unit."""
+    if value is None:
+        return ABSENT
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if abs(value) < 1024:
+            return f"{value:.0f} B" if unit == "B" else trimmed(f"{significant(value)} {unit}")
+        value /= 1024
+    return trimmed(f"{significant(value)} TiB")
+
+
+def trimmed(text: str) -> str:
+    """``text`` without the zeros that end a decimal fraction: "60.0 ms" reads "60 ms" on an axis."""
+    return re.sub(r"(\.\d*?)0+(?=\D|$)", lambda match: match[1].rstrip("."), text)
+
+
+def quantity(value: Any, unit: str) -> str:
+    """Any recorded value with its unit."""
+    if value is None:
+        return ABSENT
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float):
+        return _number(value, unit)
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(quantity(item, "") for item in value) + (f" {unit}" if unit else "") if value else "none"
+    return f"{value} {unit}".strip()
+
+
+def _number(value: float, unit: str) -> str:
+    known = {
+        "ms": milliseconds,
+        "s": seconds,
+        "share": percent,
+        "bytes": size,
+        "×": speedup,
+        "x": speedup,
+        "times": speedup,
+    }
+    if unit in known:
+        return known[unit](value)
+    if unit in ("percent", "%"):
+        return percent(value / 100)
+    text = f"{value:,}" if isinstance(value, int) else significant(value)
+    return f"{text} {unit}".strip()
+
+
+def rank_numbers(ranks: Iterable[int]) -> str:
+    """Rank numbers with runs drawn together: "0–2, 5"."""
+    runs: list[list[int]] = []
+    for rank in sorted(set(ranks)):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    pieces = [str(a) if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
+    return ", ".join(pieces)
+
+
+def rank_names(ranks: Sequence[int] | None) -> str:
+    """The culprits in words; None means that all ranks are concerned."""
+    if ranks is None:
+        return "all ranks"
+    if not ranks:
+        return "no rank in particular"
+    return f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {rank_numbers(ranks)}"
+
+
+def count(number: int, noun: str, plural: str | None = None) -> str:
+    """ "1 step", "118 steps"."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def part(name: str) -> str:
+    """A part of the breakdown by its reader's name."""
+    return PART_LABELS.get(name, name.replace("_", " "))
+
+
+def pieces(text: str) -> list[tuple[str, bool]]:
+    """``text`` cut at its back quotes: (piece, is code). An odd back quote stays as it is."""
+    parts = text.split("`")
+    if len(parts) % 2 == 0:
+        return [(text, False)]
+    return [(piece, bool(index % 2)) for index, piece in enumerate(parts) if piece]
+
+
+def paragraphs(text: str) -> list[list[tuple[str, bool]]]:
+    """Paragraphs, parted by empty lines, each cut at its back quotes."""
+    blocks = [" ".join(block.split()) for block in text.split("\n\n")]
+    return [pieces(block) for block in blocks if block]

@@ -1,0 +1,69 @@
+"""The run directory: what a recorded run looks like on disk (schema ``ddpdoctor.run/1``).
+
+Standard library only and Python 3.9 or newer, because the hook inside the job's own interpreter uses it too. Every file can be
+read while it is being written and after a ``kill -9``: JSON documents are replaced as a whole, JSON-lines files only ever grow.
+
+::
+
+    RUN/manifest.json                       the first launcher's record: command, versions, environment, options
+    RUN/hosts/<host>/launch-<pid>.json      the same, of each launcher
+    RUN/hosts/<host>/telemetry.jsonl        NVML and host samples
+    RUN/ranks/<rank:05d>/                   one recording of one rank; a further attempt of it is <rank:05d>.1, .2 ...
+        rank.json                           who this rank is and how it is set up
+        steps.jsonl                         one line a step
+        samples.jsonl                       where the training thread was, sampled now and then
+        trace.json.gz                       the profiler window
+        flight.json                         torch's flight recorder at the window's end
+    RUN/diagnosis.json, RUN/report.html     written by the analysis
+
+``docs/formats.md`` describes the fields.
+"""
+
+from .files import append_line, read_json, read_json_lines, write_json
+from .layout import (
+    DIAGNOSIS_FILE,
+    FLIGHT_FILE,
+    MANIFEST_FILE,
+    RANK_FILE,
+    RANK_SCHEMA,
+    REPORT_FILE,
+    RUN_SCHEMA,
+    SAMPLES_FILE,
+    STEPS_FILE,
+    STEPS_SCHEMA,
+    TELEMETRY_FILE,
+    TRACE_FILE,
+    claim_rank_directory,
+    host_directory,
+    is_run_directory,
+)
+from .reader import RankRecord, RunDirectory
+from .spool import Spool, drain, drain_all, make_spool_root
+
+__all__ = [
+    "DIAGNOSIS_FILE",
+    "FLIGHT_FILE",
+    "MANIFEST_FILE",
+    "RANK_FILE",
+    "RANK_SCHEMA",
+    "REPORT_FILE",
+    "RUN_SCHEMA",
+    "SAMPLES_FILE",
+    "STEPS_FILE",
+    "STEPS_SCHEMA",
+    "TELEMETRY_FILE",
+    "TRACE_FILE",
+    "RankRecord",
+    "RunDirectory",
+    "Spool",
+    "append_line",
+    "claim_rank_directory",
+    "drain",
+    "drain_all",
+    "host_directory",
+    "is_run_directory",
+    "make_spool_root",
+    "read_json",
+    "read_json_lines",
+    "write_json",
+]

@@ -1,0 +1,55 @@
+"""Names, schema identifiers and places of the files in a run directory."""
+
+from __future__ import annotations
+
+import os
+import re
+
+RUN_SCHEMA = "ddpdoctor.run/1"
+RANK_SCHEMA = "ddpdoctor.rank/1"
+STEPS_SCHEMA = "ddpdoctor.steps/1"
+
+MANIFEST_FILE = "manifest.json"
+RANK_FILE = "rank.json"
+STEPS_FILE = "steps.jsonl"
+SAMPLES_FILE = "samples.jsonl"
+TRACE_FILE = "trace.json.gz"
+FLIGHT_FILE = "flight.json"
+TELEMETRY_FILE = "telemetry.jsonl"
+DIAGNOSIS_FILE = "diagnosis.json"
+REPORT_FILE = "report.html"
+
+_RANK_DIRECTORY = re.compile(r"^(\d{5,})(?:\.(\d+))?$")
+
+
+def is_run_directory(path: str) -> bool:
+    """Whether ``path`` is a folder that ``ddpdoctor run`` made (also one whose launcher was killed early)."""
+    return os.path.isdir(path) and (
+        os.path.isfile(os.path.join(path, MANIFEST_FILE)) or os.path.isdir(os.path.join(path, "ranks"))
+    )
+
+
+def host_directory(run: str, host: str) -> str:
+    """``RUN/hosts/<host>``, with a host name made safe for a path."""
+    return os.path.join(run, "hosts", re.sub(r"[^A-Za-z0-9._-]", "_", host) or "_")
+
+
+def claim_rank_directory(run: str, rank: int) -> str:
+    """Make and return a new folder for this rank's recording; never one that exists. Raises OSError."""
+    ranks = os.path.join(run, "ranks")
+    os.makedirs(ranks, exist_ok=True)
+    for repeat in range(1000):
+        name = f"{rank:05d}" if repeat == 0 else f"{rank:05d}.{repeat}"
+        path = os.path.join(ranks, name)
+        try:
+            os.mkdir(path)
+        except FileExistsError:
+            continue
+        return path
+    raise OSError(f"{ranks}: rank {rank} has been recorded 1000 times already")
+
+
+def parse_rank_directory(name: str) -> tuple[int, int] | None:
+    """(rank, repeat) from the name of a folder below ``ranks/``, or None where it is something else."""
+    found = _RANK_DIRECTORY.match(name)
+    return (int(found.group(1)), int(found.group(2) or 0)) if found else None

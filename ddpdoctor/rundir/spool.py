@@ -1,0 +1,143 @@
+"""A rank's records on their way to the run directory.
+
+The training thread must never wait for storage, and what it recorded must survive ``kill -9``. So it writes to short segment
+files in memory-backed local storage (``/dev/shm``), which outlive the process, and another thread, or the launcher once the
+rank is dead, copies them to the run directory, which may lie on a slow or shared file system.
+
+A segment is called ``<stream>.<first byte's position in the stream>``. What was copied already is the target's own size, so that
+a copy that was cut off goes on where it stopped and can be repeated by anybody.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import tempfile
+
+SEGMENT_BYTES = 256 * 1024
+LIMIT_BYTES = 64 * 1024 * 1024
+_TARGET = "target"
+_LOCK = "lock"
+
+
+def make_spool_root(run: str) -> str:
+    """A private folder for the ranks' spools on this host, the same for every process that names the same run."""
+    token = hashlib.blake2b(os.path.abspath(run).encode(), digest_size=8).hexdigest()
+    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    root = os.path.join(base, f"ddpdoctor-{os.getuid()}-{token}")
+    os.makedirs(root, mode=0o700, exist_ok=True)
+    return root
+
+
+class Spool:
+    """The writing side, one per rank. ``write`` costs one system call to memory and never raises."""
+
+    def __init__(self, root: str, target: str) -> None:
+        """``target`` is the rank's folder in the run directory. Raises OSError."""
+        self.directory = os.path.join(root, f"{os.path.basename(target)}-{os.getpid()}")
+        self.target = target
+        os.makedirs(self.directory, exist_ok=True)
+        with open(os.path.join(self.directory, _TARGET), "w") as out:
+            out.write(target)
+        self._streams: dict[str, list[int]] = {}
+        self.dropped = 0
+        self.error: str | None = None
+
+    def write(self, stream: str, data: bytes) -> None:
+        """Append ``data`` (whole lines) to a stream. What cannot be kept is counted in ``dropped``."""
+        try:
+            state = self._streams.get(stream)
+            if state is None:
+                state = self._streams[stream] = [self._open(stream, 0), 0, 0]
+            elif state[2] >= SEGMENT_BYTES:
+                self._roll(stream, state)
+            os.write(state[0], data)
+            state[1] += len(data)
+            state[2] += len(data)
+        except OSError as error:
+            self.dropped += 1
+            self.error = str(error)
+
+    def _roll(self, stream: str, state: list[int]) -> None:
+        if _waiting_bytes(self.directory) > LIMIT_BYTES:
+            raise OSError("the run directory cannot keep up, or is full")
+        handle = self._open(stream, state[1])
+        os.close(state[0])
+        state[0], state[2] = handle, 0
+
+    def _open(self, stream: str, position: int) -> int:
+        path = os.path.join(self.directory, f"{stream}.{position:015d}")
+        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+    def close(self) -> None:
+        """Close the segments; what they hold stays until it is drained."""
+        for state in self._streams.values():
+            os.close(state[0])
+        self._streams = {}
+
+
+def _waiting_bytes(directory: str) -> int:
+    with os.scandir(directory) as entries:
+        return sum(entry.stat().st_size for entry in entries)
+
+
+def drain(directory: str, remove: bool = False) -> None:
+    """Copy what a rank's spool holds into its run directory; with ``remove``, delete the spool afterwards.
+
+    Safe to repeat and to run from several processes. Raises OSError when the target cannot take it; nothing is lost then.
+    """
+    lock = os.open(os.path.join(directory, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with open(os.path.join(directory, _TARGET)) as source:
+            target = source.read()
+        segments: dict[str, list[tuple[int, str]]] = {}
+        for name in os.listdir(directory):
+            stream, _, position = name.rpartition(".")
+            if stream and position.isdigit():
+                segments.setdefault(stream, []).append((int(position), os.path.join(directory, name)))
+        for stream, parts in segments.items():
+            _copy(sorted(parts), os.path.join(target, stream))
+        if remove:
+            shutil.rmtree(directory, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
+def _copy(parts: list[tuple[int, str]], target: str) -> None:
+    out = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        done = os.fstat(out).st_size
+        for index, (position, path) in enumerate(parts):
+            with open(path, "rb") as source:
+                source.seek(max(0, done - position))
+                while data := source.read(1 << 20):
+                    while data:
+                        written = os.write(out, data)
+                        data = data[written:]
+                        done += written
+            if index + 1 < len(parts):
+                os.unlink(path)
+    finally:
+        os.close(out)
+
+
+def drain_all(root: str) -> list[str]:
+    """Drain and remove every spool below ``root``; for the launcher, once its ranks are dead. Returns one sentence per failure."""
+    failures = []
+    try:
+        directories = [entry.path for entry in os.scandir(root) if entry.is_dir()]
+    except OSError:
+        return []
+    for directory in directories:
+        try:
+            drain(directory, remove=True)
+        except OSError as error:
+            failures.append(f"What {directory} still holds could not be copied to the run directory: {error}.")
+    try:
+        os.rmdir(root)
+    except OSError:
+        pass
+    return failures

@@ -1,0 +1,125 @@
+"""CPU and memory limits of this process's control groups (v1 and v2), and how often the CPU limit bit.
+
+Sources: Linux Documentation/admin-guide/cgroup-v2.rst (cpu.max, cpu.stat, memory.max) and, for v1,
+scheduler/sched-bwc.rst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
+# v1 says "no limit" with the largest page-aligned number; nothing real is in its neighbourhood.
+_NO_LIMIT_BYTES = 1 << 60
+
+
+class Cgroup:
+    """The folders of this process's cgroup, from its own up to the top: a limit may stand at any level."""
+
+    def __init__(self, proc: Path = Path("/proc/self")) -> None:
+        self.version: int | None = None
+        self._cpu: list[Path] = []
+        self._memory: list[Path] = []
+        try:
+            groups = [line.split(":", 2) for line in (proc / "cgroup").read_text().splitlines()]
+            paths = {controller: path for _, names, path in groups for controller in names.split(",")}
+            mounts = list(_mounts(proc / "mountinfo"))
+        except (OSError, ValueError):
+            return
+        for kind, root, point, controllers in mounts:
+            if kind == "cgroup2" and "" in paths:
+                levels = _levels(point, root, paths[""])
+                if any((level / "cgroup.controllers").is_file() for level in levels) and self.version is None:
+                    self.version, self._unified = 2, levels
+            elif kind == "cgroup" and "cpu" in controllers and "cpu" in paths:
+                self.version, self._cpu = 1, _levels(point, root, paths["cpu"])
+            elif kind == "cgroup" and "memory" in controllers and "memory" in paths:
+                self.version, self._memory = 1, _levels(point, root, paths["memory"])
+        if self.version == 2:
+            self._cpu = self._memory = self._unified
+
+    def facts(self) -> dict[str, object]:
+        """The version and the tightest limits; None for no cgroup or no limit."""
+        cores = [limit for level in self._cpu if (limit := _cpu_limit_cores(level)) is not None]
+        limits = [
+            _number(level / name)
+            for level in self._memory
+            for name in ("memory.max", "memory.limit_in_bytes")
+        ]
+        real = [limit for limit in limits if limit is not None and limit < _NO_LIMIT_BYTES]
+        return {
+            "cgroup_version": self.version,
+            "cgroup_cpu_limit_cores": min(cores, default=None),
+            "cgroup_memory_limit_bytes": min(real, default=None),
+        }
+
+    def sample(self) -> dict[str, object]:
+        """Cumulative throttling at the level whose quota bites most, and the memory in use at the own one."""
+        stats = [stat for level in self._cpu if "nr_periods" in (stat := _stat(level / "cpu.stat"))]
+        worst = max(stats, key=lambda stat: stat.get("nr_throttled", 0), default={})
+        throttled_usec = worst.get("throttled_usec")
+        if throttled_usec is None and "throttled_time" in worst:
+            throttled_usec = worst["throttled_time"] // 1000
+        used = None
+        if self._memory:
+            own = self._memory[0]
+            used = _number(own / "memory.current")
+            used = _number(own / "memory.usage_in_bytes") if used is None else used
+        return {
+            "cgroup_throttled_usec": throttled_usec,
+            "cgroup_cpu_periods": worst.get("nr_periods"),
+            "cgroup_cpu_throttled_periods": worst.get("nr_throttled"),
+            "cgroup_memory_used_bytes": used,
+        }
+
+
+def _mounts(mountinfo: Path) -> Iterator[tuple[str, str, Path, list[str]]]:
+    """(file system, root within it, mount point, super options) of each cgroup mount."""
+    for line in mountinfo.read_text().splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        if kind in ("cgroup", "cgroup2"):
+            fields = left.split(" ")
+            yield kind, fields[3], Path(fields[4]), options.split(",")
+
+
+def _levels(point: Path, root: str, path: str) -> list[Path]:
+    """The own folder, then its parents up to the mount. A container may see only a part of the tree."""
+    own = PurePosixPath(path)
+    relative = own.relative_to(root) if own.is_relative_to(root) else PurePosixPath()
+    folder = point / str(relative).lstrip("/")
+    levels = [folder, *folder.parents]
+    return (
+        [level for level in levels[: levels.index(point) + 1] if level.is_dir()]
+        if point in levels
+        else [point]
+    )
+
+
+def _cpu_limit_cores(level: Path) -> float | None:
+    try:
+        if (level / "cpu.max").is_file():
+            quota, period = (level / "cpu.max").read_text().split()
+        else:
+            quota, period = (
+                (level / "cpu.cfs_quota_us").read_text(),
+                (level / "cpu.cfs_period_us").read_text(),
+            )
+        return int(quota) / int(period) if int(quota) > 0 else None
+    except (OSError, ValueError, ZeroDivisionError):  # "max" is not a number: no limit
+        return None
+
+
+def _number(path: Path) -> int | None:
+    try:
+        return int(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _stat(path: Path) -> dict[str, int]:
+    try:
+        pairs = (line.split() for line in path.read_text().splitlines())
+        return {name: int(value) for name, value in pairs}
+    except (OSError, ValueError):
+        return {}

@@ -1,0 +1,215 @@
+"""Samples of every NVIDIA GPU of this host by NVML, whatever ``CUDA_VISIBLE_DEVICES`` says.
+
+A field that a GPU or a driver does not give is None, never 0; each distinct NVML error is named once in
+``notes``. Nothing here raises: telemetry must not be able to harm the job.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .nvml_readings import (
+    HEALTH_READINGS,
+    PCIE_READINGS,
+    SAMPLE_READINGS,
+    STATIC_READINGS,
+    Reading,
+    first_available,
+    nvlink_links,
+)
+
+SLOW_PERIOD_S = 10.0
+_LINK_FIELDS = ("nvlink_active_count", "nvlink_inactive_count")
+_XIDS_A_SAMPLE = 64
+_SLOW_READINGS = (*HEALTH_READINGS, *PCIE_READINGS)
+_SAMPLE_FIELDS = (
+    *(field for reading in (*SAMPLE_READINGS, *_SLOW_READINGS) for field in reading.fields),
+    *_LINK_FIELDS,
+    "xid_errors",
+)
+_NULL_SAMPLE: dict[str, object] = dict.fromkeys(_SAMPLE_FIELDS)
+
+
+class _Gpu:
+    """One GPU: its handle, what it was found not to support, and when its slow readings are due."""
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.handle: Any = None
+        self.lost = True
+        self.unsupported: set[str] = set()
+        self.links: list[int] = []
+        self.events: Any = None
+        self.slow_due_s: float | None = None
+
+
+class NvmlSampler:
+    """Opens NVML on construction; ``static`` then holds one dict a GPU, ``sample()`` gives one dict a GPU.
+
+    ``slow_period_s``: how often the readings that block (PCIe throughput) or rarely change (ECC, NVLink
+    errors) are taken on each GPU; they are null between. GPUs take turns, so that no sample pays for all.
+    """
+
+    def __init__(self, *, slow_period_s: float = SLOW_PERIOD_S) -> None:
+        self.notes: list[str] = []
+        self.static: list[dict[str, object]] = []
+        self._slow_period_s = slow_period_s
+        self._named: set[str] = set()
+        self._gpus: list[_Gpu] = []
+        self._nv: Any = None
+        try:
+            self._open()
+        except Exception as error:
+            self._gpus, self.static = [], []
+            self.notes = [f"No GPU telemetry: {_text(error)} (NVML)."]
+
+    def _open(self) -> None:
+        self._nv = importlib.import_module("pynvml")
+        self._nv.nvmlInit()
+        count = self._nv.nvmlDeviceGetCount()
+        if count == 0:
+            self.notes.append("No GPU telemetry: the NVIDIA driver is loaded but shows no GPU (NVML).")
+            return
+        driver = self._driver_facts()
+        for index in range(count):
+            gpu = _Gpu(index)
+            self._gpus.append(gpu)
+            try:
+                gpu.handle = self._nv.nvmlDeviceGetHandleByIndex(index)
+                gpu.lost = False
+            except Exception as error:
+                self._note(gpu, "handle", error)
+            self.static.append({"index": index, **self._read(gpu, STATIC_READINGS), **driver})
+            self._watch_links_and_events(gpu)
+
+    def _driver_facts(self) -> dict[str, object]:
+        facts: dict[str, object] = {"driver_version": None, "nvml_version": None, "cuda_driver_version": None}
+        names = ("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
+        for field, name in zip(("driver_version", "nvml_version"), names, strict=True):
+            try:
+                facts[field] = getattr(self._nv, name)()
+            except Exception as error:
+                self._note(None, field, error)
+        try:
+            names = ("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion")
+            version = first_available(self._nv, names)
+            facts["cuda_driver_version"] = f"{version // 1000}.{version % 1000 // 10}"
+        except Exception as error:
+            self._note(None, "cuda_driver_version", error)
+        return facts
+
+    def _watch_links_and_events(self, gpu: _Gpu) -> None:
+        """One event set a GPU: waiting on a shared one fails for all of them as soon as one GPU is lost."""
+        if gpu.lost:
+            return
+        try:
+            gpu.links = nvlink_links(self._nv, gpu.handle)
+        except Exception as error:
+            self._note(gpu, "nvlink_active_count", error)
+        try:
+            events = self._nv.nvmlEventSetCreate()
+            self._nv.nvmlDeviceRegisterEvents(gpu.handle, self._nv.nvmlEventTypeXidCriticalError, events)
+            gpu.events = events
+        except Exception as error:
+            self._note(gpu, "xid_errors", error)
+
+    def sample(self, *, final: bool = False) -> list[dict[str, object]]:
+        """One dict a GPU, in the order of ``static``. ``final``: all health counters, none that block."""
+        now_s = time.monotonic()
+        share = self._slow_period_s / max(1, len(self._gpus))
+        samples = []
+        for gpu in self._gpus:
+            values = {"index": gpu.index, **_NULL_SAMPLE, **self._read(gpu, SAMPLE_READINGS)}
+            first = gpu.slow_due_s is None
+            due = gpu.slow_due_s is None or now_s >= gpu.slow_due_s
+            if due or final:
+                values |= self._read(gpu, HEALTH_READINGS)
+            if due and not final:
+                values |= self._read(gpu, PCIE_READINGS)
+                # The first sample reads all GPUs, as the baseline; after it they are spread over the period.
+                gpu.slow_due_s = now_s + (share * (gpu.index + 1) if first else self._slow_period_s)
+            values |= self._links(gpu)
+            values["xid_errors"] = self._xids(gpu)
+            samples.append({"index": gpu.index, **_NULL_SAMPLE} if gpu.lost else values)
+        return samples
+
+    def _read(self, gpu: _Gpu, readings: Sequence[Reading]) -> dict[str, object]:
+        values: dict[str, object] = {}
+        for reading in readings:
+            values.update(dict.fromkeys(reading.fields))
+            if gpu.lost or reading.fields[0] in gpu.unsupported:
+                continue
+            try:
+                values.update(zip(reading.fields, reading.read(self._nv, gpu.handle), strict=True))
+            except Exception as error:
+                self._note(gpu, reading.fields[0], error)
+        return values
+
+    def _links(self, gpu: _Gpu) -> dict[str, object]:
+        if gpu.lost or not gpu.links:
+            return {}
+        try:
+            states = [self._nv.nvmlDeviceGetNvLinkState(gpu.handle, link) for link in gpu.links]
+        except Exception as error:
+            self._note(gpu, _LINK_FIELDS[0], error)
+            return {}
+        return dict(zip(_LINK_FIELDS, (sum(map(bool, states)), states.count(0)), strict=True))
+
+    def _xids(self, gpu: _Gpu) -> list[int] | None:
+        """The Xid codes that arrived since the last sample."""
+        if gpu.lost or gpu.events is None:
+            return None
+        codes: list[int] = []
+        try:
+            while len(codes) < _XIDS_A_SAMPLE:
+                codes.append(int(self._nv.nvmlEventSetWait(gpu.events, 0).eventData))
+        except Exception as error:
+            if getattr(error, "value", None) != self._nv.NVML_ERROR_TIMEOUT:
+                self._note(gpu, "xid_errors", error)
+                return codes or None
+        return codes
+
+    def _note(self, gpu: _Gpu | None, field: str, error: Exception) -> None:
+        """Name an error the first time it is seen, and ask no more for what will never be answered."""
+        nv, code, text = self._nv, getattr(error, "value", None), _text(error)
+        where = field if gpu is None else f"{field} of GPU {gpu.index}"
+        if gpu is not None:
+            permanent = (
+                nv.NVML_ERROR_NOT_SUPPORTED,
+                nv.NVML_ERROR_FUNCTION_NOT_FOUND,
+                nv.NVML_ERROR_NO_PERMISSION,
+            )
+            if code in permanent or isinstance(error, AttributeError):
+                gpu.unsupported.add(field)
+            if code in (nv.NVML_ERROR_GPU_IS_LOST, nv.NVML_ERROR_RESET_REQUIRED) and not gpu.lost:
+                gpu.lost = True
+                self.notes.append(
+                    f"NVML: GPU {gpu.index}: {text}, seen at {field}; it is not sampled from here on."
+                )
+                self._named.add(text)
+                return
+        if text not in self._named:
+            self._named.add(text)
+            self.notes.append(f"NVML: {text}, first for {where}; a field with this error is null.")
+
+    def close(self) -> None:
+        """Free the event sets and leave NVML. May be called twice."""
+        if not self._gpus:
+            return
+        try:
+            for gpu in self._gpus:
+                if gpu.events is not None:
+                    self._nv.nvmlEventSetFree(gpu.events)
+            self._nv.nvmlShutdown()
+        except Exception as error:
+            self._note(None, "shutdown", error)
+        self._gpus = []
+
+
+def _text(error: Exception) -> str:
+    if isinstance(error, AttributeError):
+        return f"these nvidia-ml-py bindings lack a function ({error})"
+    return str(error) or type(error).__name__

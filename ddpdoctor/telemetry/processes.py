@@ -1,0 +1,199 @@
+"""What each rank's process and its children (data loader workers) use.
+
+The parent of each process is read once, when its pid first appears: on a host with thousands of kernel
+threads, a scan of all of /proc at every sample would cost more than all else here.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, field
+from typing import Any
+
+import psutil
+
+from .host_readings import rate
+
+RANK_FIELDS = (
+    *("pid", "cpu_percent", "main_cpu_percent", "rss_bytes", "num_threads", "num_children"),
+    *("io_read_bytes_per_s", "io_write_bytes_per_s"),
+    *("voluntary_context_switches_per_s", "involuntary_context_switches_per_s", "cpu_affinity_count"),
+)
+
+
+@dataclass(frozen=True)
+class _Counters:
+    """One process at one moment."""
+
+    cpu_s: float
+    rss_bytes: int
+    read_bytes: int | None
+    write_bytes: int | None
+
+
+@dataclass
+class _Rank:
+    """What is kept of a rank from one sample to the next."""
+
+    process: psutil.Process
+    seen_s: float | None = None
+    tree: dict[int, _Counters] = field(default_factory=dict)
+    switches: tuple[int, int] | None = None
+
+
+class ProcessTreeSampler:
+    """What each rank's process tree uses. ``rank_pids()``: rank -> pid of this host's ranks, as of now."""
+
+    def __init__(self, rank_pids: Callable[[], Mapping[int, int]]) -> None:
+        self.notes: list[str] = []
+        self._rank_pids = rank_pids
+        self._ranks: dict[int, _Rank] = {}
+        self._parents: dict[int, int | None] = {}
+        self._newborn: set[int] = set()
+
+    def sample(self) -> dict[str, dict[str, object]]:
+        """Per rank ``RANK_FIELDS``; None where the process is gone or not ours to read."""
+        try:
+            pids = dict(self._rank_pids())
+            children = self._children() if pids else {}
+        except Exception as error:
+            if not self.notes:
+                self.notes.append(f"The ranks' processes cannot be read: {error or type(error).__name__}.")
+            return {}
+        return {str(rank): self._sample_rank(rank, pid, children) for rank, pid in sorted(pids.items())}
+
+    def _children(self) -> dict[int, list[int]]:
+        pids = psutil.pids()
+        self._newborn = set(pids) - self._parents.keys()
+        self._parents = {pid: self._parents[pid] if pid in self._parents else _parent(pid) for pid in pids}
+        children: dict[int, list[int]] = {}
+        for pid, parent in self._parents.items():
+            if parent is not None:
+                children.setdefault(parent, []).append(pid)
+        return children
+
+    def _sample_rank(self, rank: int, pid: int, children: Mapping[int, list[int]]) -> dict[str, object]:
+        values: dict[str, object] = dict.fromkeys(RANK_FIELDS)
+        values["pid"] = pid
+        try:
+            known = self._ranks.get(rank)
+            if known is None or known.process.pid != pid:
+                known = self._ranks[rank] = _Rank(psutil.Process(pid))
+            if not known.process.is_running():  # also where the pid names another process by now
+                return values
+            return values | _measure(known, _descendants(pid, children), self._newborn)
+        except (psutil.Error, OSError):
+            return values
+
+
+def _measure(rank: _Rank, descendants: list[int], newborn: Set[int]) -> dict[str, object]:
+    now_s, process = time.monotonic(), rank.process
+    before, elapsed_s = rank.tree, 0.0 if rank.seen_s is None else now_s - rank.seen_s
+    with process.oneshot():
+        own = _counters(process)
+        switches = _optional(process.num_ctx_switches)
+        threads = _optional(process.num_threads)
+    tree = {process.pid: own} | {
+        pid: counters for pid in descendants if (counters := _child(pid)) is not None
+    }
+    previous = rank.switches
+    now_switches = None if switches is None else (switches.voluntary, switches.involuntary)
+    values = {
+        "cpu_percent": _percent(_grown(before, tree, "cpu_s", newborn, elapsed_s)),
+        "main_cpu_percent": _percent(_grown(before, {process.pid: own}, "cpu_s", newborn, elapsed_s)),
+        # Pages that forked workers share with the rank are counted for each of them.
+        "rss_bytes": sum(counters.rss_bytes for counters in tree.values()),
+        "num_threads": threads,
+        "num_children": len(tree) - 1,
+        "io_read_bytes_per_s": _grown(before, tree, "read_bytes", newborn, elapsed_s),
+        "io_write_bytes_per_s": _grown(before, tree, "write_bytes", newborn, elapsed_s),
+        # Linux counts these for the main thread only, which is the one that trains.
+        "voluntary_context_switches_per_s": _switch_rate(now_switches, previous, 0, elapsed_s),
+        "involuntary_context_switches_per_s": _switch_rate(now_switches, previous, 1, elapsed_s),
+        "cpu_affinity_count": _affinity(process),
+    }
+    rank.seen_s, rank.tree, rank.switches = now_s, tree, now_switches
+    return values
+
+
+def _percent(cores: float | None) -> float | None:
+    """100 is one core fully used."""
+    return None if cores is None else round(100.0 * cores, 2)
+
+
+def _grown(
+    before: Mapping[int, _Counters],
+    now: Mapping[int, _Counters],
+    name: str,
+    newborn: Set[int],
+    elapsed_s: float,
+) -> float | None:
+    """Growth a second of a counter over the tree: of processes in both samples and of those born between."""
+    if elapsed_s <= 0:
+        return None
+    grown, known = 0.0, False
+    for pid, counters in now.items():
+        value, old = getattr(counters, name), before.get(pid)
+        if value is None:
+            continue
+        known = True
+        if old is not None and getattr(old, name) is not None:
+            grown += max(0.0, value - getattr(old, name))
+        elif pid in newborn:
+            grown += value
+    return grown / elapsed_s if known else None
+
+
+def _switch_rate(
+    now: tuple[int, int] | None, before: tuple[int, int] | None, kind: int, elapsed_s: float
+) -> float | None:
+    return None if now is None or before is None else rate(now[kind], before[kind], elapsed_s)
+
+
+def _counters(process: psutil.Process) -> _Counters:
+    times, io = process.cpu_times(), _optional(lambda: process.io_counters())
+    return _Counters(
+        cpu_s=times.user + times.system,
+        rss_bytes=process.memory_info().rss,
+        read_bytes=None if io is None else io.read_bytes,
+        write_bytes=None if io is None else io.write_bytes,
+    )
+
+
+def _child(pid: int) -> _Counters | None:
+    try:
+        process = psutil.Process(pid)
+        with process.oneshot():
+            return _counters(process)
+    except (psutil.Error, OSError):
+        return None
+
+
+def _optional(read: Callable[[], Any]) -> Any:
+    """None where the system has no such number (AttributeError) or does not let us read it."""
+    try:
+        return read()
+    except (psutil.Error, OSError, AttributeError, NotImplementedError):
+        return None
+
+
+def _affinity(process: psutil.Process) -> int | None:
+    cores = _optional(lambda: process.cpu_affinity())
+    return None if cores is None else len(cores)
+
+
+def _parent(pid: int) -> int | None:
+    try:
+        return int(psutil.Process(pid).ppid())
+    except (psutil.Error, OSError):
+        return None
+
+
+def _descendants(pid: int, children: Mapping[int, list[int]]) -> list[int]:
+    found, waiting = [], list(children.get(pid, ()))
+    while waiting:
+        child = waiting.pop()
+        found.append(child)
+        waiting.extend(children.get(child, ()))
+    return found

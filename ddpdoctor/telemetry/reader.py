@@ -1,0 +1,157 @@
+"""``telemetry.jsonl`` back as columns."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
+
+
+@dataclass(frozen=True)
+class Telemetry:
+    """One host's telemetry. ``header`` and ``closing`` are {} where missing; samples are by time.
+
+    A column is ``(t_ns, values)``: epoch nanoseconds (int64) and float64, one a sample, NaN for null.
+    """
+
+    path: str
+    header: dict[str, Any] = field(default_factory=dict)
+    samples: list[dict[str, Any]] = field(default_factory=list)
+    closing: dict[str, Any] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def host(self) -> str | None:
+        return self.header.get("host")
+
+    @property
+    def gpus(self) -> list[dict[str, Any]]:
+        """The static facts of each GPU, from the header."""
+        return _dicts(self.header.get("gpus"))
+
+    @property
+    def ranks(self) -> list[int]:
+        """All ranks seen in any sample, sorted."""
+        seen = {rank for sample in self.samples for rank in _dict(sample.get("ranks"))}
+        return sorted(int(rank) for rank in seen if rank.isdecimal())
+
+    def gpu_column(self, index: int, field: str) -> Column:
+        """A number of the GPU with NVML index ``index``, e.g. ``power_watts``."""
+        return self._column(value for value in self._gpu_values(index, field))
+
+    def gpu_values(self, index: int, field: str) -> tuple[npt.NDArray[np.int64], list[Any]]:
+        """The same for lists: ``throttle_reasons``, ``processes``, ``xid_errors``; None for null."""
+        return self._times(), list(self._gpu_values(index, field))
+
+    def host_column(self, field: str) -> Column:
+        """A number of the host; ``/`` goes into a dict: ``network/eth0/sent_bytes_per_s``."""
+        return self._column(_within(sample.get("host"), field) for sample in self.samples)
+
+    def rank_column(self, rank: int, field: str) -> Column:
+        """A number of a rank's process tree, e.g. ``cpu_percent``."""
+        return self._column(
+            _within(_dict(sample.get("ranks")).get(str(rank)), field) for sample in self.samples
+        )
+
+    def rank_gpus(self) -> dict[int, list[int]]:
+        """Rank -> indices of the GPUs on which NVML saw its process.
+
+        Empty in most containers, where NVML tells pids of the host's namespace or none.
+        """
+        found: dict[int, set[int]] = {}
+        for sample in self.samples:
+            ranks = {_within(values, "pid"): int(rank) for rank, values in _dict(sample.get("ranks")).items()}
+            for gpu in _dicts(sample.get("gpus")):
+                for process in _dicts(gpu.get("processes")):
+                    if process.get("pid") in ranks:
+                        found.setdefault(ranks[process["pid"]], set()).add(int(gpu["index"]))
+        return {rank: sorted(gpus) for rank, gpus in sorted(found.items())}
+
+    def _gpu_values(self, index: int, field: str) -> Iterator[Any]:
+        for sample in self.samples:
+            gpus = _dicts(sample.get("gpus"))
+            yield next((gpu.get(field) for gpu in gpus if gpu.get("index") == index), None)
+
+    def _times(self) -> npt.NDArray[np.int64]:
+        return np.array([sample["t_ns"] for sample in self.samples], dtype=np.int64)
+
+    def _column(self, values: Iterator[Any]) -> Column:
+        numbers = (float(value) if isinstance(value, (int, float)) else np.nan for value in values)
+        return self._times(), np.fromiter(numbers, dtype=np.float64, count=len(self.samples))
+
+
+def read_telemetry(path: Path) -> Telemetry:
+    """Read what is whole of ``path``. Never raises: a missing file or broken line is a sentence in ``notes``.
+
+    The sampler's own notes come first. A second header (a launcher that was started again) is passed over.
+    """
+    documents, problems = _documents(path)
+    header: dict[str, Any] = {}
+    closing: dict[str, Any] = {}
+    samples, notes = [], []
+    for document in documents:
+        if "schema" in document:
+            header = header or document
+        elif "note" in document:
+            notes.append(str(document["note"]))
+        elif document.get("closed"):
+            closing = document
+        elif isinstance(document.get("t_ns"), int):
+            samples.append(document)
+    schema = header.get("schema")
+    if not header and documents:
+        problems.append(f"{path} has no header line; the GPUs' and the host's facts are missing.")
+    elif header and not str(schema).startswith("ddpdoctor.telemetry/1"):
+        problems.append(
+            f"{path} has the schema {schema!r}, which is not ddpdoctor.telemetry/1; it is not used."
+        )
+        samples = []
+    samples.sort(key=lambda sample: sample["t_ns"])
+    return Telemetry(str(path), header, samples, closing, list(dict.fromkeys(notes)) + problems)
+
+
+def _documents(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
+    """The file's JSON objects, and sentences about what is not one."""
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        return [], [f"{path} cannot be read: {error.strerror or error}."]
+    documents, broken, cut = [], 0, False
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            document = json.loads(line)
+        except ValueError:
+            document = None
+        if isinstance(document, dict):
+            documents.append(document)
+        elif number == len(lines):
+            cut = True
+        else:
+            broken += 1
+    problems = [f"{path}: the last line is cut and left out."] if cut else []
+    if broken:
+        problems.append(f"{path}: {broken} broken line{'s' if broken > 1 else ''} left out.")
+    return documents, problems
+
+
+def _dict(value: object) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _dicts(value: object) -> list[dict[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+
+
+def _within(values: object, path: str) -> Any:
+    for key in path.split("/"):
+        values = _dict(values).get(key)
+    return values

@@ -1,0 +1,262 @@
+"""Batches of decoded events → the columns of a :class:`RankTrace`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.trace import times
+from ddpdoctor.trace.categories import DEVICE, is_annotation_name, is_old_operator, normalised
+from ddpdoctor.trace.collectives import CollectiveRows
+from ddpdoctor.trace.columns import IdColumn, IntColumn, RankTrace, TraceMeta
+from ddpdoctor.trace.events import NO_ARGUMENTS, NOTHING, Arguments, Event, ExactEvent
+from ddpdoctor.trace.lanes import LaneTable
+from ddpdoctor.trace.stream import Batch, EventStream
+
+_GETTERS = {"ts": attrgetter("ts"), "dur": attrgetter("dur")}
+_INT32 = np.iinfo(np.int32)
+
+
+class Interner(defaultdict[Any, int]):
+    """Gives each new key the next number; looking one up stays in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.default_factory = self.__len__
+
+
+class ColumnBuilder:
+    """Collects batches; :meth:`finish` joins and sorts them. Peak memory: the columns, one column more, one
+    batch."""
+
+    def __init__(self) -> None:
+        self._names = Interner()
+        self._categories = Interner()
+        self._is_device: list[bool] = []
+        self._old_schema = False
+        self._shapes = Interner()
+        self.lanes = LaneTable()
+        self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
+        self._collectives = CollectiveRows()
+        self._rows = 0
+        self.without_time = 0
+        self.without_duration = 0
+
+    def add(self, batch: Batch, stream: EventStream) -> None:
+        """Appends the complete and instant events of ``batch`` and reads its metadata events."""
+        rows = [e for e in batch if e.ph == "X" or e.ph == "i" or e.ph == "I"]
+        if rows:
+            try:
+                start = _column_ns(rows, "ts")
+                duration = _column_ns(rows, "dur")
+            except times.InexactTimesError:
+                self.add(stream.again_exactly(), stream)
+                return
+            self._add_rows(rows, start, duration)
+        self.lanes.label(e for e in batch if e.ph == "M")
+
+    def _add_rows(self, rows: Sequence[Event | ExactEvent], start: IntColumn, duration: IntColumn) -> None:
+        untimed = start == times.MISSING_NS
+        if untimed.any():
+            self.without_time += int(untimed.sum())
+            kept = np.flatnonzero(~untimed)
+            rows = [rows[i] for i in kept.tolist()]
+            start, duration = start[kept], duration[kept]
+        self.without_duration += int((duration == times.MISSING_NS).sum())
+        args = [e.args or NO_ARGUMENTS for e in rows]
+        category = _ids(self._categories, [e.cat for e in rows])
+        for raw in list(self._categories)[len(self._is_device) :]:
+            self._is_device.append(normalised(raw) in DEVICE)
+            self._old_schema = self._old_schema or is_old_operator(raw)
+        on_device = np.flatnonzero(np.array(self._is_device, dtype=bool)[category])
+        put = self._put
+        put("start_ns", start)
+        put("duration_ns", np.maximum(duration, 0))
+        put("name", _ids(self._names, [e.name for e in rows]))
+        put("category", category)
+        put("lane", self.lanes.ids([(e.pid, e.tid) for e in rows]))
+        put("correlation", _positive([a.correlation for a in args]))
+        put("external_id", self._external_ids(args))
+        put("shapes", self._shape_ids(args))
+        self._put_device_columns(rows, args, on_device)
+        self._collectives.add(args, self._rows, self._names)
+        self._rows += len(rows)
+
+    def _put(self, column: str, part: NDArray[Any]) -> None:
+        self._parts[column].append(part)
+
+    def _put_device_columns(
+        self, rows: Sequence[Event | ExactEvent], args: list[Arguments], at: NDArray[np.int64]
+    ) -> None:
+        """Stream, device and bytes: from the arguments, else from where Kineto draws the event (pid: device,
+        tid: stream)."""
+        here = at.tolist()
+        stream = _ints([args[i].stream for i in here])
+        if (stream < 0).any():
+            stream = np.where(stream < 0, _ints([_stream_of(rows[i].tid) for i in here]), stream)
+        device = _ints([args[i].device for i in here])
+        if (device < 0).any():
+            pids = _ints([rows[i].pid for i in here])
+            device = np.where((device < 0) & (pids < 1024), pids, device)
+        moved = _ints([args[i].bytes for i in here])
+        for column, values, kind in (
+            ("stream", stream, np.int32),
+            ("device", device, np.int32),
+            ("bytes", moved, np.int64),
+        ):
+            part = np.full(len(rows), -1, dtype=kind)
+            if kind is np.int32:
+                values = np.where((values < 0) | (values > _INT32.max), -1, values)
+            part[at] = values
+            self._put(column, part)
+
+    def _external_ids(self, args: list[Arguments]) -> IntColumn:
+        ids = _positive([a.external_id for a in args])
+        missing = np.flatnonzero(ids < 0)
+        if missing.size:
+            ids[missing] = _positive([args[i].old_external_id for i in missing.tolist()])
+        return ids
+
+    def _shape_ids(self, args: list[Arguments]) -> IdColumn:
+        ids = np.full(len(args), -1, dtype=np.int32)
+        found = [(i, a.dims) for i, a in enumerate(args) if a.dims is not NOTHING]
+        if self._old_schema:
+            found += [(i, a.old_dims) for i, a in enumerate(args) if a.old_dims is not NOTHING]
+        if found:
+            at, texts = zip(*found, strict=True)
+            ids[list(at)] = _ids(self._shapes, [bytes(t) for t in texts])
+        return ids
+
+    def finish(self, meta: TraceMeta) -> RankTrace:
+        """The trace, rows sorted by (start, -duration), ``meta.base_ns`` added to all starts."""
+        start = self._take("start_ns", np.int64) + meta.base_ns
+        duration = self._take("duration_ns", np.int64)
+        order = sorted_order(start, duration)
+        columns: dict[str, Any] = {"start_ns": start[order], "duration_ns": duration[order]}
+        del start, duration
+        for column in ("name", "category", "lane", "stream", "device", "shapes"):
+            columns[column] = self._take(column, np.int32)[order]
+        for column in ("correlation", "external_id", "bytes"):
+            columns[column] = self._take(column, np.int64)[order]
+        collectives = self._collectives.finish(order)
+        shapes = columns["shapes"]
+        offset = len(self._names)
+        np.add(shapes, offset, out=shapes, where=shapes >= 0)
+        names = [n if isinstance(n, str) else "" if n is None else str(n) for n in self._names]
+        names.extend(_compact(text) for text in self._shapes)
+        lanes, lane_ids = self.lanes.finish()
+        columns["lane"] = lane_ids[columns["lane"]]
+        categories, columns["category"] = self._final_categories(columns["category"], columns["name"], names)
+        _drop_own_correlation(columns)
+        return RankTrace(
+            meta=meta, names=names, categories=categories, lanes=lanes, collectives=collectives, **columns
+        )
+
+    @property
+    def rows(self) -> int:
+        """Events so far."""
+        return self._rows
+
+    @property
+    def saw_shapes(self) -> bool:
+        """Whether any operator came with its input shapes."""
+        return bool(self._shapes)
+
+    @property
+    def saw_stacks(self) -> bool:
+        """Whether the profiler recorded Python frames."""
+        return any(normalised(raw) == "python_function" for raw in self._categories)
+
+    def earliest_ns(self) -> int | None:
+        """Start of the first event, before the file's base is added."""
+        parts = self._parts["start_ns"]
+        return min((int(p.min()) for p in parts if p.size), default=None)
+
+    def _take(self, column: str, kind: type) -> NDArray[Any]:
+        parts = self._parts.pop(column, [])
+        return np.concatenate(parts) if parts else np.empty(0, kind)
+
+    def _final_categories(
+        self, raw: IdColumn, name: IdColumn, names: list[str]
+    ) -> tuple[list[str], IdColumn]:
+        """Normalised categories, and the old schema's annotations told from its operators."""
+        merged = Interner()
+        table = np.array([merged[normalised(c)] for c in self._categories], dtype=np.int32)
+        old = [i for i, c in enumerate(self._categories) if is_old_operator(c)]
+        ids: IdColumn = table[raw] if raw.size else raw
+        if old:
+            annotations = [i for i, n in enumerate(names) if is_annotation_name(n)]
+            ids[np.isin(raw, old) & np.isin(name, annotations)] = merged["user_annotation"]
+        return list(merged), ids
+
+
+def sorted_order(start: IntColumn, duration: IntColumn) -> NDArray[np.int64]:
+    """Row order by start, longer events first; the file's order where both are equal."""
+    order = np.argsort(start, kind="stable")
+    ties = np.flatnonzero(np.diff(start[order]) == 0)
+    if ties.size:
+        at = np.unique(np.concatenate([ties, ties + 1]))
+        rows = order[at]
+        order[at] = rows[np.lexsort((rows, -duration[rows], start[rows]))]
+    return order
+
+
+def _drop_own_correlation(columns: dict[str, Any]) -> None:
+    """Until 2023, Kineto repeated the correlation id as "External id" of runtime and device events: that ties
+    them to no operator, so it is absent rather than wrong."""
+    repeated = columns["external_id"] == columns["correlation"]
+    columns["external_id"][repeated] = -1
+
+
+def _column_ns(rows: Sequence[Any], field: str) -> IntColumn:
+    values = list(map(_GETTERS[field], rows))
+    if isinstance(rows[0], ExactEvent):
+        return times.from_text([bytes(v) for v in values])
+    return times.from_numbers(values)
+
+
+def _ids(interner: Interner, keys: list[Any]) -> IdColumn:
+    return np.fromiter(map(interner.__getitem__, keys), np.int32, len(keys))
+
+
+def _ints(values: list[Any]) -> IntColumn:
+    """Whole numbers as they are; -1 for anything else."""
+    try:
+        return np.fromiter(values, np.int64, len(values))
+    except (TypeError, ValueError, OverflowError):
+        return np.array([as_int(v) for v in values], dtype=np.int64)
+
+
+def _positive(values: list[Any]) -> IntColumn:
+    """Ids: 0 is Kineto's "none"."""
+    ids = _ints(values)
+    ids[ids <= 0] = -1
+    return ids
+
+
+def as_int(value: Any) -> int:
+    """A whole number of a trace, which may be written as text; -1 where it is none."""
+    if isinstance(value, str):
+        try:
+            value = int(value, 0)
+        except ValueError:
+            return -1
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 2**63:
+        return value
+    return -1
+
+
+def _stream_of(tid: Any) -> int:
+    """Old Kineto's "stream 7", or the number itself."""
+    return as_int(tid.removeprefix("stream").strip() if isinstance(tid, str) else tid)
+
+
+def _compact(text: bytes) -> str:
+    return b"".join(text.split()).decode("utf-8", "replace")

@@ -1,0 +1,95 @@
+"""Which files are profiler traces: folders, patterns, single files and URLs, recognised by content."""
+
+from __future__ import annotations
+
+import glob
+import os
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.remote import expand_url, is_url, open_url
+from ddpdoctor.trace.source import GZIP, LFS_POINTER, ZSTD, open_binary
+
+_SNIFFED_BYTES = 1 << 16
+_KEYS = (b'"traceEvents"', b'"baseTimeNanoseconds"', b'"deviceProperties"', b'"distributedInfo"')
+
+
+@dataclass(frozen=True)
+class TraceSet:
+    """Files that hold profiler traces, in sorted order, and what was left out on the way, a sentence each."""
+
+    files: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def find_traces(paths: Sequence[str]) -> TraceSet:
+    """The traces that ``paths`` (folders, glob patterns, files, URLs) stand for.
+
+    A file that is named itself is taken as it is; in folders and patterns, other JSON and other files are
+    passed over. Raises :class:`UnusableInput` where a path does not exist or no trace is found.
+    """
+    files: dict[str, None] = {}
+    ignored = 0
+    for path in paths:
+        found = _expand(path)
+        if found == [path]:
+            files[path] = None
+            continue
+        traces = [file for file in found if is_trace(file)]
+        ignored += sum(file.endswith((".json", ".json.gz", ".json.zst")) for file in set(found) - set(traces))
+        files.update(dict.fromkeys(traces))
+    if not files:
+        raise UnusableInput(
+            f"No profiler trace in {', '.join(paths) or 'an empty list of paths'}: "
+            "expected torch.profiler's .json, .json.gz or .json.zst files."
+        )
+    notes = (f"{ignored} JSON file(s) hold no profiler events and were passed over.",) if ignored else ()
+    return TraceSet(tuple(files), notes)
+
+
+def is_trace(path: str) -> bool:
+    """Whether the first bytes of a file are those of a profiler trace (or of a Git LFS pointer in a trace's
+    place)."""
+    named = ".json" in Path(path).name.lower()
+    try:
+        with open_url(path) if is_url(path) else open_binary(path) as stream:
+            head = stream.read(_SNIFFED_BYTES)
+    except (OSError, UnusableInput):
+        return named
+    if head.startswith((LFS_POINTER, ZSTD)):
+        return named
+    if head.startswith(GZIP):
+        try:
+            head = zlib.decompressobj(wbits=31).decompress(head, _SNIFFED_BYTES)
+        except zlib.error:
+            return named
+    text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
+    if text.startswith(b"["):
+        return b'"ph"' in text[:4096] or (named and not text[1:].strip(b" \t\r\n]"))
+    if not text.startswith(b"{"):
+        return False
+    return any(key in text for key in _KEYS) or (len(head) == _SNIFFED_BYTES and "trace" in path.lower())
+
+
+def _expand(path: str) -> list[str]:
+    if is_url(path):
+        return expand_url(path)
+    if Path(path).is_dir():
+        return sorted(_files_below(path))
+    if Path(path).exists():
+        return [path]
+    matches = sorted(f for f in glob.glob(path, recursive=True) if Path(f).is_file())  # noqa: PTH207
+    if not matches:
+        raise UnusableInput(f"{path} does not exist, and no file matches it as a pattern.")
+    return matches
+
+
+def _files_below(folder: str) -> Iterator[str]:
+    for parent, folders, files in os.walk(folder, followlinks=False):
+        folders[:] = sorted(f for f in folders if not f.startswith("."))
+        for file in files:
+            if not file.startswith(".") and Path(parent, file).is_file():
+                yield str(Path(parent, file))

@@ -1,0 +1,86 @@
+"""All ranks of a job: read in parallel, numbered, duplicates and strangers left out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.columns import RankTrace
+from ddpdoctor.trace.parallel import load_here, load_in_processes
+from ddpdoctor.trace.remote import is_url
+from ddpdoctor.trace.select import one_job
+from ddpdoctor.trace.worker import Job
+
+_WORTH_A_PROCESS_BYTES = 2 << 20
+"""Compressed size below which a file is read sooner than a worker process is started (about 0.2 s)."""
+
+
+@dataclass
+class LoadedTraces:
+    """The traces of one job, sorted by rank; what was noticed; and the files that could not be used, with the
+    reason."""
+
+    traces: list[RankTrace] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+
+def load_traces(
+    files: Sequence[str],
+    *,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    ranks: Mapping[str, int] | None = None,
+    cache: bool = False,
+) -> LoadedTraces:
+    """Reads ``files`` and keeps one trace per rank of one job.
+
+    ``jobs``: processes at most (default: one a processor). ``progress(done, total)`` is called after each
+    file. ``ranks``: rank by file, where the caller knows it. ``cache``: use and fill the cache of parsed
+    columns. Raises :class:`UnusableInput` where no file can be used.
+    """
+    known = ranks or {}
+    work: list[Job] = [(i, file, known.get(file), cache) for i, file in enumerate(files)]
+    workers = min(jobs or os.cpu_count() or 1, len(work))
+    results = load_in_processes(work, workers) if _worth_it(files, workers) else load_here(work)
+    loaded: dict[int, RankTrace] = {}
+    failed: dict[int, str] = {}
+    for done, (number, trace, reason) in enumerate(results, 1):
+        if trace is None:
+            failed[number] = reason
+        else:
+            loaded[number] = trace
+        if progress is not None:
+            progress(done, len(work))
+    if not loaded:
+        raise UnusableInput(_nothing(list(files), [failed[i] for i in sorted(failed)]))
+    traces, notes = one_job([loaded[i] for i in sorted(loaded)])
+    notes[:0] = [note for trace in traces for note in trace.meta.notes]
+    return LoadedTraces(traces, notes, [(files[i], failed[i]) for i in sorted(failed)])
+
+
+def _worth_it(files: Sequence[str], workers: int) -> bool:
+    if workers < 2:
+        return False
+    sizes = [_size(file) for file in files]
+    return sum(sizes) > 2 * _WORTH_A_PROCESS_BYTES
+
+
+def _size(file: str) -> int:
+    if is_url(file):
+        return _WORTH_A_PROCESS_BYTES
+    try:
+        return Path(file).stat().st_size
+    except OSError:
+        return 0
+
+
+def _nothing(files: list[str], reasons: list[str]) -> str:
+    if not files:
+        return "No profiler trace to read."
+    if len(reasons) == 1:
+        return reasons[0]
+    return f"None of the {len(files)} files can be used; the first: {reasons[0]}"

@@ -1,0 +1,59 @@
+"""Traces at a URL that fsspec knows: s3://, gs://, hf://, http://, memory:// and so on; read as a stream,
+never stored."""
+
+from __future__ import annotations
+
+from typing import Any, BinaryIO, cast
+
+from ddpdoctor.errors import UnusableInput
+
+_BLOCK_BYTES = 4 << 20
+
+
+def is_url(path: str) -> bool:
+    """Whether ``path`` is a URL and not a local path."""
+    scheme, separator, _ = path.partition("://")
+    return bool(separator) and scheme.replace("+", "").replace("-", "").isalnum() and len(scheme) > 1
+
+
+def open_url(url: str) -> BinaryIO:
+    """The object at ``url``, for reading from front to back. Raises ``OSError`` or :class:`UnusableInput`."""
+    filesystem, inside = _filesystem(url)
+    try:
+        return cast(BinaryIO, filesystem.open(inside, "rb", block_size=_BLOCK_BYTES, cache_type="readahead"))
+    except (OSError, UnusableInput):
+        raise
+    except (
+        Exception
+    ) as error:  # each file system has its own errors for "no such key", "no access", "no network"
+        raise UnusableInput(f"{url} cannot be opened: {_first_line(error)}") from None
+
+
+def expand_url(url: str) -> list[str]:
+    """The files that ``url`` stands for: itself, the matches of a pattern, or all files below a folder."""
+    filesystem, inside = _filesystem(url)
+    try:
+        if any(c in inside for c in "*?["):
+            found = filesystem.glob(inside)
+        elif filesystem.isfile(inside):
+            return [url]
+        else:
+            found = filesystem.find(inside)
+    except Exception as error:
+        raise UnusableInput(f"{url} cannot be listed: {_first_line(error)}") from None
+    return sorted(filesystem.unstrip_protocol(name) for name in found)
+
+
+def _filesystem(url: str) -> tuple[Any, str]:
+    import fsspec
+
+    try:
+        filesystem, inside = fsspec.core.url_to_fs(url)
+    except (ImportError, ValueError) as error:
+        raise UnusableInput(f"{url} cannot be read: {_first_line(error)}") from None
+    return filesystem, inside
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return text[0] if text else type(error).__name__

@@ -1,0 +1,188 @@
+"""A trace file as a stream of decoded events: head, batches of events, tail; memory does not grow with the
+file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.ahead import ahead
+from ddpdoctor.trace.events import EVENTS, EXACT_EVENTS, Event, ExactEvent
+from ddpdoctor.trace.repair import repair, repair_event
+from ddpdoctor.trace.source import Source
+from ddpdoctor.trace.split import boundaries, closings, resume, scan
+
+Batch = list[Event] | list[ExactEvent]
+
+_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+_BOM = b"\xef\xbb\xbf"
+_TRIES = 4
+"""Wrong boundaries in a row before the exact scan; the first is right in every trace that Kineto has
+written."""
+_GIVE_UP_BYTES = 64 << 20
+"""A head, a tail or a single event longer than this is not read on."""
+
+
+class EventStream:
+    """Decodes one :class:`Source`. Iterate :meth:`batches` to the end, then read ``top``, ``notes`` and
+    ``truncated``."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.exact = False
+        """Times are decoded as text from here on: set by the reader of the batches, who sees the numbers."""
+        self.top: dict[str, Any] = {}
+        """Top-level keys but "traceEvents"."""
+        self.truncated = False
+        self.lost_events = 0
+        self.repaired = False
+        self._head = self._tail = b""
+        self._closed = self._bare_list = False
+        self._text = b""
+        """The text of the batch that was handed out last, kept so that it can be decoded again, exactly."""
+
+    def batches(self) -> Iterator[Batch]:
+        """Lists of events in file order. Raises :class:`UnusableInput` where the content is no trace."""
+        pieces = ahead(self.source.pieces())
+        rest = self._find_events(pieces)
+        for piece in pieces:
+            if self._closed:
+                if len(self._tail) < _GIVE_UP_BYTES:
+                    self._tail += piece
+                continue
+            rest += piece
+            batch, rest = self._next(rest)
+            if batch:
+                yield batch
+        if not self._closed:
+            batch = self._last(rest)
+            if batch:
+                yield batch
+        self.truncated = self.truncated or self.source.broken is not None
+        self._read_top()
+
+    def again_exactly(self) -> list[ExactEvent]:
+        """The latest batch once more, with its times as text; so are all later ones."""
+        self.exact = True
+        return EXACT_EVENTS.decode(self._text)
+
+    def _find_events(self, pieces: Iterable[bytes]) -> bytes:
+        """Reads up to the array's opening bracket and returns what follows it."""
+        buffer, searched = b"", 0
+        for piece in pieces:
+            buffer += piece
+            start = buffer.lstrip(_BOM + b" \t\r\n")
+            if start.startswith(b"["):
+                self._bare_list = True
+                return start[1:]
+            if start and not start.startswith(b"{"):
+                raise UnusableInput(
+                    f"{self.source.path} is not a profiler trace: it does not begin like JSON."
+                )
+            if match := _KEY.search(buffer, max(0, searched - 64)):
+                self._head = buffer[: match.start()]
+                return buffer[match.end() :]
+            searched = len(buffer)
+            if searched > _GIVE_UP_BYTES:
+                break
+        why = f"it {self.source.broken}" if self.source.broken else 'it has no list "traceEvents"'
+        raise UnusableInput(f"{self.source.path} holds no profiler events: {why}.")
+
+    def _decode(self, text: bytes) -> Batch | None:
+        self._text = b"[" + text + b"]"
+        try:
+            return EXACT_EVENTS.decode(self._text) if self.exact else EVENTS.decode(self._text)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def _next(self, buffer: bytes) -> tuple[Batch | None, bytes]:
+        """A batch of the whole events in ``buffer``, and what is left."""
+        if self.repaired:
+            buffer = repair(buffer)
+        for _ in range(2):
+            for cut in islice(boundaries(buffer), _TRIES):
+                if (batch := self._decode(buffer[:cut])) is not None:
+                    return batch, buffer[cut + 1 :]
+            if not self._repair_helps(buffer):
+                break
+            buffer = repair(buffer)
+        return self._scanned(buffer)
+
+    def _repair_helps(self, buffer: bytes) -> bool:
+        """Whether this text has one of the usual faults; from then on, all text is repaired first."""
+        if self.repaired or repair(buffer) == buffer:
+            return False
+        self.repaired = True
+        return True
+
+    def _last(self, buffer: bytes) -> Batch | None:
+        """The batch at the end of the file, with the array's closing bracket and the tail, if they are
+        there."""
+        if self.repaired:
+            buffer = repair(buffer)
+        for end in islice(closings(buffer), 2 * _TRIES):
+            if (batch := self._decode(buffer[:end])) is not None:
+                self._closed, self._tail = True, buffer[end + 1 :]
+                return batch
+        batch, rest = self._scanned(buffer)
+        if not self._closed:
+            unfinished = rest.strip(b" \t\r\n,")
+            self.truncated = bool(unfinished) or not self._bare_list
+        return batch
+
+    def _scanned(self, buffer: bytes) -> tuple[Batch | None, bytes]:
+        """As :meth:`_next`, by the exact scan: the only way that finds the array's end, and gets past a bad
+        event."""
+        spans, closed_at = scan(buffer)
+        if closed_at >= 0:
+            self._closed, self._tail = True, buffer[closed_at + 1 :]
+            buffer = buffer[:closed_at]
+        if not spans:
+            return None, self._skip_broken(buffer)
+        text = buffer[spans[0][0] : spans[-1][1]]
+        batch = self._decode(text)
+        if batch is None and self._repair_helps(text):
+            batch = self._decode(repair(text))
+        if batch is None:
+            batch = self._one_by_one(buffer[begin:end] for begin, end in spans)
+        rest = buffer[spans[-1][1] :].lstrip(b" \t\r\n").removeprefix(b",")
+        return batch, rest
+
+    def _one_by_one(self, texts: Iterable[bytes]) -> Batch:
+        """The events that can be decoded, the others counted."""
+        good = []
+        for text in texts:
+            if self._decode(text) is None:
+                text, self.repaired = repair_event(text), True
+                if self._decode(text) is None:
+                    self.lost_events += 1
+                    continue
+            good.append(text)
+        return self._decode(b",".join(good)) or []
+
+    def _skip_broken(self, buffer: bytes) -> bytes:
+        """Drops an event that never ends, once enough of the file has passed to be sure of it."""
+        if len(buffer) < _GIVE_UP_BYTES // 4 or (start := resume(buffer)) < 0:
+            return buffer
+        self.lost_events += 1
+        return buffer[start:]
+
+    def _read_top(self) -> None:
+        """Decodes the keys around the events; a broken tail costs only itself."""
+        if self._bare_list:
+            return
+        head = self._head.lstrip(_BOM).rstrip(b" \t\r\n,") + (b"," if b'"' in self._head else b"")
+        for text in (head + b'"":0' + self._tail, head + b'"":0}'):
+            for candidate in (text, repair_event(text)):
+                try:
+                    top = msgspec.json.decode(candidate)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    continue
+                if isinstance(top, dict):
+                    self.top = {k: v for k, v in top.items() if k}
+                    return

@@ -1,0 +1,48 @@
+"""Reads traces in a process of its own: a program that answers over one socket.
+
+Started as a program rather than by :mod:`multiprocessing`: nothing of the caller's ``__main__`` runs again,
+and no thread of the caller is forked.
+"""
+
+from __future__ import annotations
+
+import sys
+from multiprocessing.connection import Connection
+
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.trace.cache import cached_load
+from ddpdoctor.trace.columns import RankTrace
+from ddpdoctor.trace.read import load_trace
+
+Job = tuple[int, str, int | None, bool]
+"""Number, file, rank (or None), whether to use the cache."""
+Answer = tuple[int, RankTrace | None, str]
+"""Number of the job, and its trace or the reason why there is none."""
+
+
+def attempt(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None, str]:
+    """One trace, or one sentence that says why it cannot be used."""
+    try:
+        return cached_load(file, rank) if cache else load_trace(file, rank), ""
+    except DdpDoctorError as error:
+        return None, str(error)
+    except MemoryError:
+        return None, f"{file} does not fit into the memory of this machine."
+    except Exception as error:  # one bad file must not cost the others
+        return None, f"{file} cannot be read ({type(error).__name__}: {error})."
+
+
+def serve(channel: Connection) -> None:
+    """Answers jobs until the other side closes."""
+    while True:
+        try:
+            number, file, rank, cache = channel.recv()
+        except EOFError:
+            return
+        trace, reason = attempt(file, rank, cache)
+        channel.send((number, trace, reason))
+
+
+def main() -> None:
+    """Serves the socket whose number is the program's one argument."""
+    serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,23 @@
+"""Generates multi-rank profiler traces of DDP jobs whose truth is known.
+
+A small discrete-event simulation of hosts, accelerators and a network writes Kineto JSON, one file per rank,
+and tells what really happened: arrivals, waits, clocks, breakdowns, and the step time without each planted
+cause. It shares no code with the package under test.
+"""
+
+from .generate import generate
+from .model import Config, HostClock, Plant, When, cpu_job
+from .truth import CollectiveTruth, PlantTruth, StepTruth, Truth
+
+__all__ = [
+    "CollectiveTruth",
+    "Config",
+    "HostClock",
+    "Plant",
+    "PlantTruth",
+    "StepTruth",
+    "Truth",
+    "When",
+    "cpu_job",
+    "generate",
+]

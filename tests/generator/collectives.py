@@ -1,0 +1,171 @@
+"""Collectives between the simulated ranks: who arrives when, and when they end together."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from .groups import Group
+from .machine import DeviceEvent, Machine
+from .model import Config
+from .noise import Noise
+from .plants import Effects
+
+ANNOTATIONS = {"allreduce": "nccl:all_reduce", "barrier": "nccl:all_reduce_barrier"}
+OPERATORS = {"allreduce": "c10d::allreduce_", "barrier": "c10d::barrier"}
+KERNEL = "ncclDevKernel_AllReduce_Sum_{dtype}_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
+
+
+@dataclass
+class Collective:
+    """One collective of a group; times in microseconds on the true clock, keyed by rank."""
+
+    group: Group
+    sequence: int
+    step: int
+    micro_batch: int
+    purpose: str
+    """"bucket 0", "metric" or "barrier"."""
+    operation: str
+    elements: int
+    element_bytes: int = 4
+    issued_us: dict[int, float] = field(default_factory=dict)
+    ready_us: dict[int, float] = field(default_factory=dict)
+    """When the rank's part could have started had its communication stream been free."""
+    arrival_us: dict[int, float] = field(default_factory=dict)
+    end_us: dict[int, float] = field(default_factory=dict)
+    identity: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """External id and correlation on each rank (Gloo: External ids of the operator and of the annotation)."""
+
+    @property
+    def done(self) -> bool:
+        """Whether all ranks have arrived."""
+        return bool(self.end_us)
+
+    @property
+    def last_arrival_us(self) -> float:
+        """When the last rank arrived."""
+        return max(self.arrival_us.values())
+
+
+class Network:
+    """One process group. It resolves a collective when the last rank has called it."""
+
+    def __init__(self, group: Group, config: Config, noise: Noise, effects: Effects) -> None:
+        self.group = group
+        self.config = config
+        self.noise = noise
+        self.effects = effects
+        self.collectives: list[Collective] = []
+        self.machines: dict[int, Machine] = {}
+        self._called = dict.fromkeys(group.ranks, 0)
+        self._stream_free_us = dict.fromkeys(group.ranks, float("-inf"))
+
+    def call(
+        self, machine: Machine, step: int, micro_batch: int, purpose: str, operation: str, elements: int
+    ) -> Collective:
+        """The rank issues its next collective from its current thread; it may come back unresolved."""
+        rank, sequence = machine.rank, self._called[machine.rank]
+        self._called[rank] += 1
+        if sequence == len(self.collectives):
+            self.collectives.append(
+                Collective(self.group, sequence, step, micro_batch, purpose, operation, elements)
+            )
+        collective = self.collectives[sequence]
+        if collective.purpose != purpose:
+            raise RuntimeError(f"rank {rank} calls {purpose!r} where others call {collective.purpose!r}")
+        launch_us = self.config.collective_launch_us * self.noise.factor(
+            "collective launch", self.group.name, rank, sequence, scale=3.0
+        )
+        self._launch(machine, collective, launch_us)
+        if len(collective.ready_us) == len(self.group.ranks):
+            self._resolve(collective)
+        return collective
+
+    def _launch(self, machine: Machine, collective: Collective, launch_us: float) -> None:
+        """The host's way through c10d down to the kernel launch, on the recording thread."""
+        args = self.metadata(collective, on_operator=True) if self.config.operator_metadata else ""
+        collective.issued_us[machine.rank] = machine.now_us
+        with machine.span("cpu_op", OPERATORS[collective.operation], shape_of(collective)):
+            machine.work(0.15 * launch_us)
+            with machine.span("cpu_op", "record_param_comms", args) as external:
+                machine.runtime("cudaEventRecord", 0.04 * launch_us, external)
+                machine.runtime("cudaStreamWaitEvent", 0.03 * launch_us, external)
+                with machine.span("user_annotation", ANNOTATIONS[collective.operation]):
+                    machine.work(0.3 * launch_us)
+                    correlation = machine.runtime("cudaLaunchKernelExC", 0.25 * launch_us, external)
+                    launched_us = machine.now_us + self.config.launch_latency_us
+                    machine.work(0.13 * launch_us)
+            machine.work(0.1 * launch_us)
+        collective.ready_us[machine.rank] = max(launched_us, machine.compute_free_us + 1.0)
+        collective.identity[machine.rank] = (external, correlation)
+
+    def _resolve(self, collective: Collective) -> None:
+        """Sets arrivals and ends, and puts the kernels on the ranks' communication streams."""
+        for rank, ready_us in collective.ready_us.items():
+            collective.arrival_us[rank] = max(ready_us, self._stream_free_us[rank] + 1.0)
+        common_end_us = collective.last_arrival_us + self.wire_us(collective)
+        for rank in self.group.ranks:
+            machine = self.machines[rank]
+            end_us = common_end_us + self.end_jitter_us(rank, collective)
+            collective.end_us[rank] = end_us
+            self._stream_free_us[rank] = end_us
+            if machine.recording_since <= collective.issued_us[rank]:
+                self._record(machine, collective)
+
+    def end_jitter_us(self, rank: int, collective: Collective) -> float:
+        """How much after the common end the rank sees it."""
+        late = abs(
+            float(self.noise.draws("end", self.group.name, rank, collective.sequence).standard_normal())
+        )
+        return min(late, 4.0) * self.config.end_jitter_us
+
+    def wire_us(self, collective: Collective) -> float:
+        """Latency plus the ring's traffic over the bus bandwidth; one draw for all ranks."""
+        size, config = len(self.group.ranks), self.config
+        traffic_bytes = 2 * (size - 1) / size * collective.elements * collective.element_bytes
+        wire_us = config.link_latency_us + traffic_bytes / (config.link_bandwidth_gbps * 1000.0)
+        wire_us *= self.effects.factor("slow_link", None, collective.step)
+        return wire_us * self.noise.factor("wire", self.group.name, collective.sequence)
+
+    def _record(self, machine: Machine, collective: Collective) -> None:
+        rank = machine.rank
+        external, correlation = collective.identity[rank]
+        start_us, end_us = collective.arrival_us[rank], collective.end_us[rank]
+        args = self.metadata(collective) if self.config.kernel_metadata else ""
+        kernel = KERNEL.format(dtype="f32")
+        annotation = ANNOTATIONS[collective.operation]
+        machine.device_events.append(
+            DeviceEvent("kernel", kernel, self.group.stream, start_us, end_us, external, correlation, args)
+        )
+        machine.device_events.append(
+            DeviceEvent(
+                "gpu_user_annotation", annotation, self.group.stream, start_us, end_us, external, 0, ""
+            )
+        )
+        last_us = collective.last_arrival_us
+        if collective.operation == "barrier":
+            machine.mark("barrier", start_us, end_us)
+        else:
+            machine.mark("comm_wait", start_us, last_us)
+            machine.mark("comm_transfer", last_us, end_us)
+
+    def metadata(self, collective: Collective, on_operator: bool = False) -> str:
+        """The NCCL arguments as Kineto writes them on kernels and on record_param_comms."""
+        group = self.group
+        text = (
+            f',"Collective name":"{collective.operation}","In msg nelems":{collective.elements}'
+            f',"Out msg nelems":{collective.elements},"Group size":{len(group.ranks)},"dtype":"Float"'
+            f',"In split size":"[]","Out split size":"[]","Process Group Name":"{group.name}"'
+            f',"Process Group Description":"{group.description}","Process Group Ranks":"{group.text}"'
+        )
+        if on_operator:
+            text += f',"Global rank start":{group.ranks[0]},"Global rank stride":{group.stride}'
+        if self.config.include_seq:
+            text += f',"Seq":{collective.sequence}'
+        return text
+
+
+def shape_of(collective: Collective) -> str:
+    """ "Input Dims" of the c10d operator; a barrier's tensor has one element."""
+    dims = f"[[{collective.elements}]]" if collective.operation == "allreduce" else "[1]"
+    return f',"Input Dims":[{dims},[],[],[]]'

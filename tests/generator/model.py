@@ -1,0 +1,221 @@
+"""What a generated job looks like: its shape, its clocks, its flaws as a recording, and its planted causes.
+
+Times are microseconds of the true clock unless the name says otherwise. Sizes are bytes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from .noise import Noise
+
+RANK_PLANTS = {
+    "slow_data": "the data loader of these ranks takes ms longer",
+    "slow_h2d": "the host-to-device copy of these ranks takes ms longer",
+    "slow_forward": "the forward kernels of these ranks take ms longer in sum",
+    "slow_backward_kernels": "the backward kernels of these ranks take ms longer in sum",
+    "throttled": "all kernels of these ranks take factor times as long",
+    "uneven_work": "these ranks get batches factor times as large: kernels, copies and Input Dims",
+    "host_gap_forward": "the host sleeps for ms at `position` of the forward",
+    "host_gap_backward": "the host is busy for ms at `position` of the backward",
+    "gc_pause": "the host stands still for ms at a random place of the forward",
+    "host_work_end_of_step": "the host works for ms at the end of the step",
+    "checkpoint": "these ranks copy their parameters to the host and write for ms at the end of the step",
+}
+JOB_PLANTS = {
+    "device_sync_item": "`count` calls of .item() in the forward, on every rank",
+    "explicit_barrier": "torch.cuda.synchronize() and dist.barrier() at `count` places of the step",
+    "slow_link": "every collective takes factor times as long on the wire",
+    "many_tiny_buckets": "the gradients go out in `count` buckets",
+    "no_overlap": "all buckets are launched after the backward",
+    "communication_bound": "the gradients are factor times as large",
+    "redundant_sync": "each micro-batch is synchronised (no `no_sync`)",
+    "launch_bound": "factor times as many kernels, each 1/factor as long",
+}
+ACCELERATOR_PLANTS = ("slow_h2d", "device_sync_item")
+STRUCTURAL = ("many_tiny_buckets", "no_overlap", "communication_bound", "redundant_sync", "launch_bound")
+
+
+@dataclass(frozen=True)
+class When:
+    """In which recorded steps a cause acts: first to last (inclusive), every k-th, with a probability."""
+
+    first: int = 0
+    last: int | None = None
+    every: int = 1
+    probability: float = 1.0
+
+    def active(self, step: int, noise: Noise, *key: object) -> bool:
+        """Whether the cause acts in ``step``. Warm-up steps are negative and part of "always"."""
+        if self == When():
+            return True
+        if step < self.first or (self.last is not None and step > self.last):
+            return False
+        if (step - self.first) % self.every:
+            return False
+        return self.probability >= 1.0 or noise.uniform("when", step, *key) < self.probability
+
+
+@dataclass(frozen=True)
+class Plant:
+    """One planted cause; RANK_PLANTS and JOB_PLANTS list the kinds. ``ranks``: the culprits; empty: all.
+
+    ``drain``: a host gap starts with an .item(), so that the accelerator stands idle for all of it. Without
+    it, work already queued hides the gap in part; the truth's step time without the plant tells what is left.
+    """
+
+    kind: str
+    ranks: tuple[int, ...] = ()
+    ms: float = 0.0
+    factor: float = 1.0
+    count: int = 1
+    position: float = 0.5
+    drain: bool = True
+    when: When = field(default_factory=When)
+
+    def __post_init__(self) -> None:
+        if self.kind not in RANK_PLANTS and self.kind not in JOB_PLANTS:
+            raise ValueError(f"unknown plant {self.kind!r}; known: {', '.join((*RANK_PLANTS, *JOB_PLANTS))}")
+        if self.kind in STRUCTURAL and self.when != When():
+            raise ValueError(
+                f"plant {self.kind!r} changes the job's shape and cannot be limited to some steps"
+            )
+
+
+@dataclass(frozen=True)
+class HostClock:
+    """The clock of one host: local = base + offset + true · (1 + drift)."""
+
+    offset_ns: int = 0
+    drift_ppm: float = 0.0
+
+
+@dataclass(frozen=True)
+class Config:
+    """A job to generate. The defaults are a healthy, accelerator-bound job with steps of about 14 ms."""
+
+    backend: str = "nccl"
+    """"nccl": accelerators; "gloo": everything on the host's CPU (see :func:`cpu_job`)."""
+    world_size: int = 4
+    hosts: tuple[int, ...] = ()
+    """Ranks per host, in rank order; empty: all on one host."""
+    steps: int = 8
+    warmup_steps: int = 2
+    """Simulated before the recording starts."""
+    seed: int = 0
+    jitter: float = 0.02
+    """Sigma of the lognormal jitter on kernels; host times get three times as much."""
+
+    forward_kernels: int = 40
+    forward_us: float = 4000.0
+    """Sum of the forward kernels' durations; likewise below."""
+    backward_kernels: int = 80
+    backward_us: float = 8000.0
+    optimizer_kernels: int = 6
+    optimizer_us: float = 400.0
+    launch_us: float = 8.0
+    """Host time per launched kernel."""
+    launch_latency_us: float = 4.0
+    """From the end of the launch call to the earliest start on the accelerator."""
+    queue_depth: int = 1024
+    """Launches that may be pending before the host blocks (CUDA's launch queue)."""
+
+    bucket_bytes: tuple[int, ...] = (10_000_000,) * 5
+    """Gradient buckets in the order of their launch."""
+    bucket_position: tuple[float, ...] = ()
+    """Share of the backward after which each bucket is ready; empty: evenly, the last at the end."""
+    overlap: bool = True
+    link_latency_us: float = 20.0
+    link_bandwidth_gbps: float = 50.0
+    """Bus bandwidth in GB/s: a ring allreduce moves 2(n-1)/n of its bytes over each link."""
+    end_jitter_us: float = 15.0
+    """Ranks see the end of the same collective this much apart (half-normal, cut at four times this)."""
+    collective_launch_us: float = 45.0
+
+    data_us: float = 250.0
+    loader_workers: bool = True
+    batch_size: int = 64
+    h2d_bytes: int = 4_000_000
+    h2d_pinned: bool = True
+    accumulation: int = 1
+    """Micro-batches per step."""
+    no_sync: bool = True
+    """With accumulation: only the last micro-batch synchronises."""
+    item_every: int = 1
+    """loss.item() after the optimizer in every k-th step; 0: never (the host then runs ahead)."""
+    tensor_parallel: int = 1
+    """Ranks that share one replica. They add `tensor_collectives` allreduces to each forward and backward."""
+    tensor_collectives: int = 4
+    tensor_bytes: int = 2_000_000
+    metric_allreduce: bool = False
+    """A dist.all_reduce of one number at the end of every step, from Python."""
+
+    clocks: tuple[HostClock, ...] = ()
+    """One per host; missing ones are true clocks."""
+    base_time_ns: int = 1_759_308_646_000_000_000
+    start_ns: int = 4_458_676_388_068_751
+    """True time 0, relative to the base."""
+
+    kernel_metadata: bool = True
+    """Collective name, group and sizes on NCCL kernels (torch 2.3 and later)."""
+    operator_metadata: bool = True
+    """The same on record_param_comms (older recordings lack both)."""
+    include_seq: bool = True
+    step_annotations: bool = True
+    first_collectives_lost: dict[int, int] = field(default_factory=dict)
+    """Rank -> this many first communication kernels are missing from its trace, all else is there."""
+    window_starts_late: dict[int, int] = field(default_factory=dict)
+    """Rank -> nothing that began before the end of its k-th communication kernel is in its trace."""
+    dropped_event_fraction: float = 0.0
+    dropped_scope: str = "compute"
+    """"compute": communication kernels and annotations are spared; "all": nothing is."""
+    missing_ranks: tuple[int, ...] = ()
+    compressed: bool = True
+
+    plants: tuple[Plant, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.backend not in ("nccl", "gloo"):
+            raise ValueError(f"unknown backend {self.backend!r}")
+        if self.world_size % self.tensor_parallel:
+            raise ValueError(f"{self.world_size} ranks cannot be split in groups of {self.tensor_parallel}")
+        for plant in self.plants:
+            if self.backend == "gloo" and plant.kind in ACCELERATOR_PLANTS:
+                raise ValueError(f"plant {plant.kind!r} needs an accelerator")
+
+    def host_sizes(self) -> tuple[int, ...]:
+        """Ranks per host; raises ValueError where they do not add up to the world size."""
+        sizes = self.hosts or (self.world_size,)
+        if sum(sizes) != self.world_size:
+            raise ValueError(f"hosts {sizes} do not add up to a world size of {self.world_size}")
+        return sizes
+
+    def host_of(self, rank: int) -> int:
+        """Index of the host on which ``rank`` runs."""
+        for host, size in enumerate(self.host_sizes()):
+            if rank < size:
+                return host
+            rank -= size
+        raise ValueError("rank beyond the world size")
+
+    def local_rank(self, rank: int) -> int:
+        """Index of ``rank`` on its own host."""
+        return rank - sum(self.host_sizes()[: self.host_of(rank)])
+
+    def clock(self, rank: int) -> HostClock:
+        """The clock that ``rank`` reads."""
+        host = self.host_of(rank)
+        return self.clocks[host] if host < len(self.clocks) else HostClock()
+
+
+def cpu_job(**changes: Any) -> Config:
+    """A healthy job on CPUs over Gloo, with a slower network; ``changes`` are fields of Config."""
+    defaults: dict[str, Any] = {
+        "backend": "gloo",
+        "bucket_bytes": (1_000_000,) * 3,
+        "link_latency_us": 150.0,
+        "link_bandwidth_gbps": 2.0,
+        "end_jitter_us": 40.0,
+    }
+    return Config(**{**defaults, **changes})

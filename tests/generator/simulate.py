@@ -1,0 +1,83 @@
+"""Runs the ranks' programs against each other until all have ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from .collectives import Collective, Network
+from .gloo import GlooNetwork
+from .groups import process_groups
+from .machine import Machine
+from .model import Config
+from .noise import Noise
+from .plants import Effects, reshape
+from .processor import Processor
+from .program import RankProgram
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """What happened, on the true clock (microseconds)."""
+
+    config: Config
+    """As simulated: with the plants that change the job's shape applied."""
+    programs: list[RankProgram]
+    collectives: list[Collective]
+    """Of all groups, by the time of the first arrival."""
+
+    def step_us(self) -> list[float]:
+        """Wall time of each recorded step: the mean over ranks of the time from its start to the next one's
+        start.
+        """
+        starts = [program.step_start_us for program in self.programs]
+        ranks = len(starts)
+        return [
+            sum(rank[step + 1] - rank[step] for rank in starts) / ranks for step in range(self.config.steps)
+        ]
+
+
+def simulate(config: Config, record: bool = True) -> Simulation:
+    """Runs the job. Without ``record`` only step times and collectives are kept, which is about twice as
+    fast.
+    """
+    noise = Noise(config.seed, config.jitter)
+    effects = Effects(config.plants, noise)
+    shaped = reshape(config)
+    on_cpu = shaped.backend == "gloo"
+    kind = GlooNetwork if on_cpu else Network
+    networks = [kind(group, shaped, noise, effects) for group in process_groups(shaped)]
+    programs = []
+    for rank in range(shaped.world_size):
+        start_us = 1000.0 + 50.0 * noise.uniform("start", rank)
+        machine = (Processor if on_cpu else Machine)(rank, shaped, start_us)
+        own = {network.group.kind: network for network in networks if rank in network.group.ranks}
+        own.setdefault("data", own["world"])
+        for network in own.values():
+            network.machines[rank] = machine
+        programs.append(RankProgram(shaped, machine, own, noise, effects, record))
+    _run(programs)
+    collectives = [collective for network in networks for collective in network.collectives]
+    return Simulation(shaped, programs, sorted(collectives, key=lambda c: min(c.arrival_us.values())))
+
+
+def _run(programs: list[RankProgram]) -> None:
+    """Advances each rank until it needs a collective that others have not reached, in turn."""
+    running = {program.machine.rank: program.run() for program in programs}
+    awaited: dict[int, Collective] = {}
+    while running:
+        advanced = False
+        for rank, waits in list(running.items()):
+            while rank not in awaited or awaited[rank].done:
+                advanced = True
+                following = next(waits, None)
+                if following is None:
+                    del running[rank]
+                    break
+                awaited[rank] = following
+        if not advanced:
+            raise RuntimeError(f"ranks {sorted(running)} wait for each other")
+
+
+def without(config: Config, index: int) -> Config:
+    """The same job without its plant number ``index``."""
+    return replace(config, plants=config.plants[:index] + config.plants[index + 1 :])

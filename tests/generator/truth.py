@@ -1,0 +1,225 @@
+"""The truth of a generated job, in plain data. All times are on the true clock.
+
+The breakdown follows one rule: each instant of a step belongs to the first part of :data:`PRIORITY` that is
+active on the rank, and to ``host`` where none is. Compute, copies and collectives are the accelerator's; the
+rest the host's.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from .collectives import Collective
+from .machine import Activity
+from .model import Config
+from .noise import Noise
+from .simulate import Simulation, simulate, without
+
+PRIORITY = ("compute", "h2d", "barrier", "comm_transfer", "comm_wait", "checkpoint", "data_wait", "host")
+PARTS = (*PRIORITY, "other")
+
+
+@dataclass(frozen=True)
+class CollectiveTruth:
+    """One collective; lists have one entry per member, in the order of ``ranks`` (all ranks: of the rank)."""
+
+    group: str
+    """"Process Group Name"."""
+    ranks: list[int]
+    sequence: int
+    step: int
+    micro_batch: int
+    purpose: str
+    operation: str
+    bytes: int
+    issued_us: list[float]
+    arrival_us: list[float]
+    end_us: list[float]
+    last_rank: int
+    skew_us: float
+    transfer_us: float
+    """Common end (without the ranks' end jitter: the earliest end) minus the last arrival."""
+
+    @property
+    def wait_us(self) -> list[float]:
+        """Last arrival minus own arrival."""
+        return [max(self.arrival_us) - arrival for arrival in self.arrival_us]
+
+
+@dataclass(frozen=True)
+class StepTruth:
+    """One step. ``breakdown_us[rank][part]`` adds up to ``end_us[rank] - start_us[rank]``."""
+
+    index: int
+    profiler_step: int
+    """Its number in the annotation ProfilerStep#N."""
+    start_us: list[float]
+    end_us: list[float]
+    wall_us: float
+    """Mean over ranks."""
+    breakdown_us: list[dict[str, float]]
+
+
+@dataclass(frozen=True)
+class PlantTruth:
+    """One planted cause, and the job without it (the same seed, the same jitter)."""
+
+    index: int
+    kind: str
+    ranks: list[int]
+    """The culprits; empty: all."""
+    plant: dict[str, Any]
+    active_steps: list[int]
+    step_us_without: list[float]
+    cost_us_per_step: float
+    """Mean over all recorded steps of the step time with it minus the step time without it."""
+    share: float
+    """That cost as a share of the mean step time."""
+
+
+@dataclass(frozen=True)
+class Truth:
+    """All that is known about a generated job."""
+
+    config: Config
+    files: dict[int, str]
+    """Rank -> path of its trace."""
+    host_of: list[int]
+    offset_ns: list[int]
+    """Per host."""
+    drift_ppm: list[float]
+    steps: list[StepTruth]
+    collectives: list[CollectiveTruth]
+    plants: list[PlantTruth]
+    step_us: list[float]
+    step_us_without_any: list[float]
+
+    @property
+    def mean_step_us(self) -> float:
+        """Mean step time."""
+        return sum(self.step_us) / len(self.step_us)
+
+    @property
+    def median_step_us(self) -> float:
+        """Median step time."""
+        return median(self.step_us)
+
+    def wait_caused_us(self) -> list[float]:
+        """Per rank: the wait of all others in those collectives of recorded steps to which it came last."""
+        caused = [0.0] * self.config.world_size
+        for collective in self.collectives:
+            caused[collective.last_rank] += sum(collective.wait_us)
+        return caused
+
+    def write(self, path: str | os.PathLike[str]) -> None:
+        """Writes the truth as JSON; keep it away from the traces, which are read by folder."""
+        Path(path).write_text(json.dumps(asdict(self), indent=1))
+
+
+def tell(simulation: Simulation, config: Config, files: dict[int, str]) -> Truth:
+    """The truth of ``simulation``; simulates the job again without each plant, and without all."""
+    clocks = [config.clocks[h] if h < len(config.clocks) else None for h in range(len(config.host_sizes()))]
+    step_us = simulation.step_us()
+    alone = [simulate(without(config, index), record=False).step_us() for index in range(len(config.plants))]
+    none = step_us if not config.plants else simulate(replace(config, plants=()), record=False).step_us()
+    return Truth(
+        config=config,
+        files=files,
+        host_of=[config.host_of(rank) for rank in range(config.world_size)],
+        offset_ns=[clock.offset_ns if clock else 0 for clock in clocks],
+        drift_ppm=[clock.drift_ppm if clock else 0.0 for clock in clocks],
+        steps=_steps(simulation),
+        collectives=[_collective(c) for c in simulation.collectives if c.step >= 0],
+        plants=[_plant(config, index, step_us, alone[index]) for index in range(len(config.plants))],
+        step_us=step_us,
+        step_us_without_any=none,
+    )
+
+
+def _collective(collective: Collective) -> CollectiveTruth:
+    ranks = collective.group.ranks
+    arrival_us = [collective.arrival_us[rank] for rank in ranks]
+    end_us = [collective.end_us[rank] for rank in ranks]
+    last_us = max(arrival_us)
+    return CollectiveTruth(
+        group=collective.group.name,
+        ranks=list(ranks),
+        sequence=collective.sequence,
+        step=collective.step,
+        micro_batch=collective.micro_batch,
+        purpose=collective.purpose,
+        operation=collective.operation,
+        bytes=collective.elements * collective.element_bytes,
+        issued_us=[collective.issued_us[rank] for rank in ranks],
+        arrival_us=arrival_us,
+        end_us=end_us,
+        last_rank=ranks[arrival_us.index(last_us)],
+        skew_us=last_us - min(arrival_us),
+        transfer_us=min(end_us) - last_us,
+    )
+
+
+def _steps(simulation: Simulation) -> list[StepTruth]:
+    config, steps = simulation.config, []
+    starts = [program.step_start_us for program in simulation.programs]
+    breakdowns = [breakdown(p.machine.activities, p.step_start_us) for p in simulation.programs]
+    for step, wall_us in enumerate(simulation.step_us()):
+        steps.append(
+            StepTruth(
+                index=step,
+                profiler_step=step + config.warmup_steps,
+                start_us=[start[step] for start in starts],
+                end_us=[start[step + 1] for start in starts],
+                wall_us=wall_us,
+                breakdown_us=[rank[step] for rank in breakdowns],
+            )
+        )
+    return steps
+
+
+def breakdown(activities: list[Activity], boundaries_us: list[float]) -> list[dict[str, float]]:
+    """Splits the time between consecutive boundaries by :data:`PRIORITY`: microseconds per part and step.
+
+    A sweep over the starts and ends of all activities with a count of the open ones per part.
+    """
+    level = {part: index for index, part in enumerate(PRIORITY)}
+    changes = [(start, level[part], 1) for part, start, _ in activities]
+    changes += [(end, level[part], -1) for part, _, end in activities]
+    changes += [(boundary, -1, 0) for boundary in boundaries_us]
+    changes.sort()
+    counts = [0] * len(PRIORITY)
+    steps: list[dict[str, float]] = [dict.fromkeys(PARTS, 0.0) for _ in boundaries_us]
+    step, now_us, host = -1, 0.0, level["host"]
+    for at_us, part, change in changes:
+        if step >= 0:
+            active = next((index for index, count in enumerate(counts) if count), host)
+            steps[step][PRIORITY[active]] += at_us - now_us
+        now_us = at_us
+        if part < 0:
+            step += 1
+        else:
+            counts[part] += change
+    return steps[:-1]
+
+
+def _plant(config: Config, index: int, step_us: list[float], without_us: list[float]) -> PlantTruth:
+    plant = config.plants[index]
+    mean_us = sum(step_us) / len(step_us)
+    cost_us = mean_us - sum(without_us) / len(without_us)
+    noise = Noise(config.seed, config.jitter)
+    active = [s for s in range(config.steps) if plant.when.active(s, noise, plant.kind, plant.ranks)]
+    return PlantTruth(
+        index=index,
+        kind=plant.kind,
+        ranks=list(plant.ranks),
+        plant=asdict(plant),
+        active_steps=active,
+        step_us_without=without_us,
+        cost_us_per_step=cost_us,
+        share=cost_us / mean_us,
+    )

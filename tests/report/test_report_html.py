@@ -1,0 +1,189 @@
+"""Escaping, self-containment and size of the HTML report, and the data that it carries."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from html.parser import HTMLParser
+
+import jsonschema
+import msgspec
+import pytest
+import samples
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Verdict
+from ddpdoctor.errors import DdpDoctorError, UnusableInput
+from ddpdoctor.report import json_schema, read_diagnosis, render_html, write_html, write_json
+from ddpdoctor.report.embed import NOTE
+
+BYTES_MOST = 1_500_000
+
+
+class Document(HTMLParser):
+    """Every element with its attributes, and the text by element."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[tuple[str, str]] = []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_data(self, data):
+        self.texts.append((self.elements[-1][0] if self.elements else "", data))
+
+    def named(self, tag):
+        return [attributes for name, attributes in self.elements if name == tag]
+
+
+@pytest.fixture(scope="module", params=sorted(samples.ALL))
+def report(request):
+    return render_html(samples.ALL[request.param]())
+
+
+def test_it_is_small(report):
+    assert len(report.encode()) <= BYTES_MOST
+
+
+def test_nothing_points_outside_the_file(report):
+    document = Document(report)
+    for tag, attributes in document.elements:
+        for name in ("src", "srcset", "poster", "data", "action", "background", "xlink:href", "ping"):
+            assert name not in attributes, (tag, attributes)
+        if "href" in attributes:
+            assert tag == "a"
+            assert re.match(r"https://|#", attributes["href"]), attributes
+            if attributes["href"].startswith("https:"):
+                assert "noopener" in attributes["rel"]
+    assert not document.named("link") and not document.named("img") and not document.named("iframe")
+    style = "".join(text for tag, text in document.texts if tag == "style")
+    assert "@import" not in style and "//" not in style
+    assert set(re.findall(r"url\((.*?)\)", style)) == {"#wait", "#gone"}
+
+
+def test_no_attribute_runs_or_styles(report):
+    for _, attributes in Document(report).elements:
+        assert not [name for name in attributes if name.startswith("on") or name == "style"]
+
+
+def test_the_policy_allows_exactly_the_inline_style_and_script(report):
+    document = Document(report)
+    policy = next(a["content"] for a in document.named("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    assert policy.startswith("default-src 'none';")
+    for tag in ("style", "script"):
+        text = re.findall(rf"<{tag}>(.*?)</{tag}>", report, re.DOTALL)
+        assert len(text) == 1
+        digest = base64.b64encode(hashlib.sha256(text[0].encode()).digest()).decode()
+        assert f"{tag}-src 'sha256-{digest}'" in policy
+
+
+def test_hostile_names_stay_text():
+    document = Document(render_html(samples.hostile()))
+    assert len(document.named("script")) == 2
+    assert not document.named("img")
+    assert not any("alert" in key for _, attributes in document.elements for key in attributes)
+    shown = "".join(text for _, text in document.texts)
+    assert shown.count("</script><img src=x onerror=alert(1)>") > 20
+
+
+def test_ids_are_unique_and_links_inside_lead_somewhere(report):
+    document = Document(report)
+    ids = [attributes["id"] for _, attributes in document.elements if "id" in attributes]
+    assert len(ids) == len(set(ids))
+    wanted = {a["href"][1:] for a in document.named("a") if a["href"].startswith("#")}
+    for _, attributes in document.elements:
+        wanted |= set((attributes.get("aria-labelledby") or "").split())
+    assert wanted <= set(ids)
+
+
+def test_headings_do_not_skip_a_level_and_images_have_names(report):
+    document = Document(report)
+    levels = [int(tag[1]) for tag, _ in document.elements if re.fullmatch(r"h[1-6]", tag)]
+    assert levels[0] == 1 and levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+    for attributes in document.named("svg"):
+        if attributes.get("role") == "img":
+            assert attributes.get("aria-label") or attributes.get("aria-labelledby")
+
+
+@pytest.mark.parametrize("name", ["sick", "healthy", "minimal", "hostile"])
+def test_a_report_carries_its_diagnosis(name, tmp_path):
+    diagnosis = samples.ALL[name]()
+    write_html(diagnosis, tmp_path / "report.html")
+    write_json(diagnosis, tmp_path / "diagnosis.json")
+    assert read_diagnosis(tmp_path / "report.html") == diagnosis
+    assert read_diagnosis(tmp_path / "diagnosis.json") == diagnosis
+    jsonschema.validate(json.loads((tmp_path / "diagnosis.json").read_text()), json_schema())
+
+
+def test_a_large_report_carries_a_thinned_copy_and_says_so(tmp_path):
+    diagnosis = samples.large()
+    write_html(diagnosis, tmp_path / "report.html")
+    copy = read_diagnosis(tmp_path / "report.html")
+    assert copy.findings == diagnosis.findings and copy.ranks == diagnosis.ranks
+    assert set(copy.series.ranks) >= {137, 300} and 0 < len(copy.series.ranks) < 512
+    assert NOTE in copy.notes and NOTE not in diagnosis.notes
+
+
+def test_numbers_that_json_lacks_become_null(tmp_path):
+    diagnosis = msgspec.structs.replace(samples.minimal(), facts={"x": float("inf")})
+    write_json(diagnosis, tmp_path / "diagnosis.json")
+    assert json.loads((tmp_path / "diagnosis.json").read_text())["facts"] == {"x": None}
+
+
+def test_file_names_that_are_no_utf8_can_be_written(tmp_path):
+    diagnosis = msgspec.structs.replace(samples.minimal(), source=["run-\udce9"], verdict=Verdict(None, "\udce9"))
+    for write, name in ((write_html, "report.html"), (write_json, "diagnosis.json")):
+        write(diagnosis, tmp_path / name)
+        assert read_diagnosis(tmp_path / name).source == ["run-\\udce9"]
+
+
+def test_an_existing_file_is_replaced_as_a_whole(tmp_path):
+    target = tmp_path / "report.html"
+    target.write_text("old")
+    write_html(samples.minimal(), target)
+    assert target.read_text().startswith("<!DOCTYPE html>")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_a_folder_that_does_not_exist_is_one_sentence(tmp_path):
+    with pytest.raises(DdpDoctorError, match=r"cannot write .*report\.html: No such file"):
+        write_html(samples.minimal(), tmp_path / "missing" / "report.html")
+
+
+def _bad(tmp_path, name, content):
+    path = tmp_path / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(UnusableInput) as raised:
+        read_diagnosis(path)
+    assert str(path) in str(raised.value) and "\n" not in str(raised.value)
+    return str(raised.value)
+
+
+def test_unusable_input_is_one_clear_sentence_each(tmp_path):
+    whole = render_html(samples.sick())
+    data = json.dumps({"schema": "ddpdoctor.diagnosis/2", "brand": "new"})
+    assert "newer ddpdoctor" in _bad(tmp_path, "newer.json", data)
+    assert "newer ddpdoctor" in _bad(tmp_path, "newer.html", whole.replace("ddpdoctor.diagnosis/1\"", "ddpdoctor.diagnosis/7\""))
+    assert "is not ddpdoctor.diagnosis/1" in _bad(tmp_path, "other.json", '{"schema": "ddpdoctor.run/1"}')
+    for share in (0.3, 0.6, 0.9):
+        assert "cut off" in _bad(tmp_path, f"cut-{share}.html", whole[: int(len(whole) * share)])
+    assert "cut off" in _bad(tmp_path, "cut.json", msgspec.json.encode(samples.sick())[:900])
+    assert "not a ddpdoctor report" in _bad(tmp_path, "page.html", "<!doctype html><title>x</title>")
+    assert "not a ddpdoctor diagnosis" in _bad(tmp_path, "list.json", "[1, 2]")
+    assert "neither" in _bad(tmp_path, "noise.bin", bytes(range(1, 200)))
+    assert "does not follow" in _bad(tmp_path, "wrong.json", '{"schema": "ddpdoctor.diagnosis/1", "healthy": "yes"}')
+    assert "empty" in _bad(tmp_path, "empty.json", "")
+    with pytest.raises(UnusableInput, match="cannot be read"):
+        read_diagnosis(tmp_path / "absent.html")
+
+
+def test_fields_of_later_versions_are_ignored(tmp_path):
+    data = msgspec.to_builtins(samples.sick()) | {"added_later": 1}
+    (tmp_path / "diagnosis.json").write_bytes(msgspec.json.encode(data))
+    assert isinstance(read_diagnosis(tmp_path / "diagnosis.json"), Diagnosis)

@@ -1,0 +1,198 @@
+"""The data of the page, before any markup."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import samples
+
+from ddpdoctor.diagnose.diagnosis import BandwidthPoint, RankSummary, Series, Span, TelemetrySeries, Timeline, WaterfallBar
+from ddpdoctor.report.charts.breakdown import ROWS, breakdown
+from ddpdoctor.report.charts.lateness import lateness
+from ddpdoctor.report.charts.lines import LINES, POINTS
+from ddpdoctor.report.charts.scale import index_ticks, nice_ticks, thin
+from ddpdoctor.report.charts.step_times import notable_ranks, step_times
+from ddpdoctor.report.charts.telemetry import telemetry
+from ddpdoctor.report.charts.timeline import SPANS, timeline
+from ddpdoctor.report.charts.waterfall import waterfall
+from ddpdoctor.report.view import page
+
+replace = msgspec.structs.replace
+
+
+def test_verdict_and_price_come_from_the_finding_it_names():
+    view = page(samples.sick())
+    assert view.price == (
+        "It costs 44.8 ms of every step, 87 % of the time (52 min of each hour); the job would run 7.1× as fast without it."
+    )
+    assert view.subtitle == "2 ranks · 1 host · cpu · gloo · torch 2.13.0"
+    assert ("step time (median)", "51.2 ms") in view.numbers
+
+
+def test_findings_keep_order_and_effects_point_to_their_cause():
+    first, second = page(samples.sick()).findings
+    assert (first.severity, first.ranks, first.cost, first.speedup) == ("critical", "rank 1", "44.8 ms", "7.1×")
+    assert first.places[0].short == "train.py:57"
+    assert ("Batches that stood ready", "not recorded") in [(row.means, row.value) for row in first.evidence]
+    assert second.cause == (first.title[0][0], first.anchor)
+    assert second.ranks == "all ranks"
+
+
+def test_only_https_addresses_are_links():
+    fix = page(samples.sick()).findings[0].fixes[0]
+    assert fix.links == ["https://docs.pytorch.org/docs/stable/data.html"]
+    assert fix.sources == ["javascript:alert(1)"]
+
+
+def test_nothing_known_is_left_out_never_zero():
+    view = page(samples.minimal())
+    assert view.numbers == view.findings == view.waterfall == view.telemetry == view.facts == []
+    assert view.price == ""
+    for chart in (view.breakdown, view.step_times, view.lateness, view.timeline, view.bandwidth, view.rank_table):
+        assert chart is None
+
+
+def test_a_finding_without_cost_has_no_price():
+    sick = samples.sick()
+    bare = replace(sick.findings[0], costs_ms_per_step=None, share=None, speedup_if_fixed=None)
+    view = page(replace(sick, findings=[bare]))
+    assert view.price == ""
+    assert (view.findings[0].cost, view.findings[0].share, view.findings[0].speedup) == ("", "", "")
+
+
+def test_waterfall_goes_down_from_the_measured_time():
+    rows = waterfall(samples.sick())
+    assert [row.kind for row in rows] == ["measured", "saving", "saving", "goal"]
+    assert rows[1].x + rows[1].width == pytest.approx(100)
+    assert rows[2].x + rows[2].width == pytest.approx(rows[1].x, abs=0.02)
+    assert rows[3].value == "5.40 ms"
+
+
+def test_a_waterfall_without_a_last_total_gets_what_is_left():
+    diagnosis = replace(samples.sick(), waterfall=[WaterfallBar("measured", 10.0), WaterfallBar("x", 4.0, "a/b")])
+    assert [(row.kind, row.value) for row in waterfall(diagnosis)][-1] == ("goal", "6.00 ms")
+
+
+def test_breakdown_segments_add_up_to_the_bar():
+    chart = breakdown(samples.sick())
+    for row in chart.rows:
+        assert sum(segment.width for segment in row.segments) == pytest.approx(100, abs=0.1)
+    assert "checkpoint" not in chart.parts
+    assert chart.rows[0].cells[chart.parts.index("comm_wait")] == "44.1 ms"
+    assert chart.rows[1].cells[chart.parts.index("comm_wait")] == ""
+
+
+def test_breakdown_falls_back_to_the_critical_path():
+    chart = breakdown(replace(samples.sick(), ranks=[RankSummary(rank=0)]))
+    assert [(row.label, row.total) for row in chart.rows] == [("critical path", "100 %")]
+
+
+def test_many_ranks_are_averaged_but_culprits_keep_their_bar():
+    chart = breakdown(samples.large())
+    assert [row.label for row in chart.rows][:2] == ["rank 137", "rank 300"]
+    assert chart.rows[-1].label == "510 others"
+    assert len(chart.rows) <= ROWS and chart.notes
+
+
+def test_notable_ranks_start_with_the_culprits():
+    assert notable_ranks(samples.sick()) == [1]
+    assert notable_ranks(samples.large())[:2] == [137, 300]
+
+
+def test_many_lines_become_median_band_and_culprits():
+    chart = step_times(samples.large())
+    assert [line.name for line in chart.lines] == ["median", "rank 137", "rank 300"]
+    assert chart.band and chart.band_label == "from the lowest to the highest of 512 ranks"
+    assert chart.lines[0].path.count("L") < POINTS
+
+
+def test_few_lines_are_drawn_each():
+    chart = step_times(samples.healthy())
+    assert [line.name for line in chart.lines] == [f"rank {rank}" for rank in range(4)]
+    assert chart.band is None and len(chart.lines) <= LINES
+
+
+def test_a_gap_in_the_values_is_a_gap_in_the_line():
+    series = Series(steps=[0, 1, 2, 3], ranks=[0], step_ms=[[1.0, None, float("nan"), 2.0]])
+    chart = step_times(replace(samples.minimal(), series=series))
+    assert chart.lines[0].path.count("M") == 2
+    assert "L" not in chart.lines[0].path
+
+
+def test_one_huge_step_does_not_flatten_the_others():
+    values = [50.0] * 99 + [5000.0]
+    series = Series(steps=list(range(100)), ranks=[0], step_ms=[values])
+    chart = step_times(replace(samples.minimal(), series=series))
+    assert chart.notes == ["1 points lie above the chart (up to 5.00 s)."]
+    assert chart.y_ticks[-1].label == "80 ms"
+
+
+def test_lateness_shows_the_late_rank_and_leaves_the_others_empty():
+    chart = lateness(samples.sick())
+    assert [row.label for row in chart.rows] == ["0", "1"]
+    assert any(chart.paths) and all("M0 0H" not in path for path in chart.paths)
+    assert "rank 1 is latest, by 43.9 ms" in chart.description
+    assert chart.missing == ""
+
+
+def test_lateness_of_many_ranks_is_aggregated_by_host_sized_groups():
+    chart = lateness(samples.large())
+    assert chart.rows[0].title.startswith("rank 0–15:")
+    assert len(chart.rows) == 32 and chart.notes
+
+
+def test_timeline_places_lanes_and_keeps_few_enough_bars():
+    chart = timeline(samples.sick())
+    assert [rank.label for rank in chart.ranks] == ["rank 0", "rank 1"]
+    assert [lane.label for lane in chart.ranks[0].lanes] == ["host", "compute", "communication"]
+    wait = next(bar for bar in chart.bars if bar.kind == "comm_wait")
+    assert wait.width == pytest.approx(100 * 45 / 51, abs=0.01)
+    big = timeline(samples.large())
+    assert len(big.bars) <= SPANS and len(big.ranks) == 12
+
+
+def test_timeline_merges_what_cannot_be_told_apart():
+    spans = [Span(0, "compute", "compute", f"k{index}", index * 0.001, 0.0009) for index in range(50_000)]
+    chart = timeline(replace(samples.minimal(), timeline=Timeline(step=1, spans=spans)))
+    assert len(chart.bars) < 100
+
+
+def test_timeline_without_length_is_not_drawn():
+    spans = [Span(0, "compute", "compute", "k", 1.0, 0.0)]
+    assert timeline(replace(samples.minimal(), timeline=Timeline(step=1, spans=spans))) is None
+
+
+def test_telemetry_leaves_out_quantities_that_no_device_reports():
+    empty = TelemetrySeries(source="h", field="power", unit="W", t_s=[0, 1], values=[None, None])
+    charts = telemetry(replace(samples.sick(), telemetry=[*samples.sick().telemetry, empty]))
+    assert [chart.title for chart in charts] == ["CPU", "Memory used"]
+
+
+def test_bandwidth_of_one_size_is_one_point():
+    point = BandwidthPoint(operation="allreduce", bytes=8, count=3, transfer_ms=0.5, bus_gb_per_s=0.001)
+    chart = page(replace(samples.minimal(), bandwidth=[point])).bandwidth
+    assert len(chart.operations[0].dots) == 1 and len(chart.table) == 1
+
+
+def test_round_ticks():
+    assert nice_ticks(55) == [0, 20, 40]
+    assert nice_ticks(0) == [0.0] and nice_ticks(float("nan")) == [0.0]
+    assert nice_ticks(3 * 1024, 3, 1024) == [0, 1024, 2048, 3072]
+    assert [tick.label for tick in index_ticks(list(range(10, 128)))] == ["10", "50", "100"]
+
+
+def test_thinning_keeps_gaps_and_peaks():
+    assert thin([1, 9, None, None, 3, 4], 3, max) == [9, None, 4]
+
+
+def test_hta_results_become_tables():
+    hta = {"temporal_breakdown": [{"rank": 0, "idle_time": 3.5}, {"rank": 1, "extra": "x"}], "overlap": {"0": 0.5}, "version": "0.5"}
+    tables = page(replace(samples.sick(), hta=hta)).hta
+    assert tables[0].head == ["rank", "idle time", "extra"]
+    assert tables[0].rows == [["0", "3.50", ""], ["1", "", "x"]]
+    assert tables[1].rows == [["0", "0.500"]] and tables[2].rows == [["", "0.5"]]
+
+
+def test_reproduce_quotes_the_command():
+    lines = page(replace(samples.sick(), job=replace(samples.sick().job, command=["python", "a b.py"]))).reproduce
+    assert lines[0] == "ddpdoctor run -- python 'a b.py'"

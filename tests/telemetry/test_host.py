@@ -1,0 +1,193 @@
+"""The host, process and cgroup samplers, for real, beside a busy child process."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.telemetry import HOST_FIELDS, RANK_FIELDS, HostSampler, ProcessTreeSampler
+from ddpdoctor.telemetry.cgroup import Cgroup
+from ddpdoctor.telemetry.host_readings import rate
+
+linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+
+# A rank that sleeps, with one worker that computes and writes: the tree is busy, its main process is not.
+TREE = """
+import multiprocessing, os, sys, time
+def work(path):
+    out = os.open(path, os.O_WRONLY | os.O_CREAT)
+    while True:
+        sum(range(20000))
+        os.pwrite(out, bytes(1 << 16), 0)
+if __name__ == "__main__":
+    multiprocessing.get_context("fork").Process(target=work, args=(sys.argv[1],), daemon=True).start()
+    print("ready", flush=True)
+    time.sleep(60)
+"""
+
+
+@pytest.fixture
+def tree(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-c", TREE, str(tmp_path / "out")], stdout=subprocess.PIPE, start_new_session=True
+    ) as child:
+        child.stdout.readline()
+        yield child
+        os.killpg(child.pid, 9)
+
+
+def test_host_sample_has_all_fields(tree):
+    sampler = HostSampler()
+    first = sampler.sample()
+    time.sleep(0.5)
+    second = sampler.sample()
+    assert tuple(first) == tuple(second) == HOST_FIELDS
+    assert first["cpu_percent"] is None and first["disk_read_bytes_per_s"] is None, "no rate from one reading"
+    assert 0 < second["cpu_percent"] <= 100, "a child is computing"
+    assert len(second["cpu_per_core_percent"]) == sampler.facts["cpu_count_logical"]
+    assert max(second["cpu_per_core_percent"]) >= second["cpu_percent"]
+    assert 0 < second["memory_used_bytes"] < sampler.facts["memory_total_bytes"]
+    assert second["load_average_1m"] >= 0
+    assert 1 <= sampler.facts["cpu_count_usable"] <= sampler.facts["cpu_count_logical"]
+    assert sampler.notes == []
+
+
+@linux
+def test_a_process_tree(tree):
+    sampler = ProcessTreeSampler(lambda: {3: tree.pid})
+    sampler.sample()
+    time.sleep(0.6)
+    ranks = sampler.sample()
+    assert list(ranks) == ["3"]
+    rank = ranks["3"]
+    assert tuple(rank) == RANK_FIELDS
+    assert rank["pid"] == tree.pid and rank["num_children"] == 1 and rank["num_threads"] >= 1
+    assert rank["cpu_percent"] > 5 > rank["main_cpu_percent"], "the worker computes, the rank sleeps"
+    assert rank["cpu_percent"] <= 130
+    assert rank["rss_bytes"] > 1 << 20
+    assert rank["voluntary_context_switches_per_s"] >= 0
+    assert rank["cpu_affinity_count"] == len(os.sched_getaffinity(tree.pid))
+
+
+@linux
+def test_a_worker_started_later_counts_from_its_birth(tmp_path):
+    pids = {}
+    sampler = ProcessTreeSampler(lambda: pids)
+    pids[0] = os.getpid()
+    before = sampler.sample()["0"]["num_children"]
+    spin = (
+        "import time\nend = time.process_time() + 0.3\nwhile time.process_time() < end: pass\ntime.sleep(60)"
+    )
+    with subprocess.Popen([sys.executable, "-c", spin]) as child:
+        deadline = time.monotonic() + 30
+        began = time.monotonic()
+        while _cpu_s(child.pid) < 0.3 and time.monotonic() < deadline:
+            time.sleep(0.05)
+        rank = sampler.sample()["0"]
+        elapsed_s = time.monotonic() - began
+        child.kill()
+    assert rank["num_children"] == before + 1
+    assert rank["cpu_percent"] * elapsed_s / 100 > 0.2
+
+
+def _cpu_s(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(") ", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_a_process_that_is_gone_is_null():
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
+    sampler = ProcessTreeSampler(lambda: {0: child.pid, 1: os.getpid()})
+    ranks = sampler.sample()
+    assert ranks["0"] == {**dict.fromkeys(RANK_FIELDS), "pid": child.pid}
+    assert ranks["1"]["rss_bytes"] > 0
+    assert sampler.notes == []
+
+
+def test_failing_rank_pids_are_noted_once():
+    def rank_pids():
+        raise RuntimeError("rank.json is odd")
+
+    sampler = ProcessTreeSampler(rank_pids)
+    assert sampler.sample() == sampler.sample() == {}
+    assert sampler.notes == ["The ranks' processes cannot be read: rank.json is odd."]
+
+
+def test_rate():
+    assert rate(30, 10, 2.0) == 10.0
+    assert rate(10, 30, 2.0) is None, "the counter was reset"
+    assert rate(10, None, 2.0) is None and rate(10, 5, 0.0) is None and rate(None, 5, 1.0) is None
+
+
+def _fake_proc(tmp_path, cgroup, mountinfo):
+    (tmp_path / "cgroup").write_text(cgroup)
+    (tmp_path / "mountinfo").write_text(mountinfo)
+    return Cgroup(tmp_path)
+
+
+def test_cgroup_v2_takes_the_tightest_limit_of_all_levels(tmp_path):
+    mount = tmp_path / "fs"
+    own = mount / "job" / "step"
+    own.mkdir(parents=True)
+    for level in (mount, mount / "job", own):
+        (level / "cgroup.controllers").write_text("cpu memory")
+    (own / "cpu.max").write_text("max 100000\n")
+    (mount / "job" / "cpu.max").write_text("250000 100000\n")
+    (own / "memory.max").write_text("max\n")
+    (mount / "job" / "memory.max").write_text("1073741824\n")
+    (own / "memory.current").write_text("4096\n")
+    (own / "cpu.stat").write_text("usage_usec 5\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n")
+    (mount / "job" / "cpu.stat").write_text(
+        "usage_usec 5\nnr_periods 100\nnr_throttled 40\nthrottled_usec 900\n"
+    )
+    group = _fake_proc(tmp_path, "0::/job/step\n", f"30 20 0:26 / {mount} rw - cgroup2 cgroup2 rw\n")
+    assert group.facts() == {
+        "cgroup_version": 2,
+        "cgroup_cpu_limit_cores": 2.5,
+        "cgroup_memory_limit_bytes": 1 << 30,
+    }
+    assert group.sample() == {
+        "cgroup_throttled_usec": 900,
+        "cgroup_cpu_periods": 100,
+        "cgroup_cpu_throttled_periods": 40,
+        "cgroup_memory_used_bytes": 4096,
+    }
+
+
+def test_cgroup_v1_in_a_container(tmp_path):
+    cpu, memory = tmp_path / "cpu", tmp_path / "memory"
+    cpu.mkdir()
+    memory.mkdir()
+    (cpu / "cpu.cfs_quota_us").write_text("50000\n")
+    (cpu / "cpu.cfs_period_us").write_text("100000\n")
+    (cpu / "cpu.stat").write_text("nr_periods 10\nnr_throttled 3\nthrottled_time 5000000\n")
+    (memory / "memory.limit_in_bytes").write_text("9223372036854771712\n")
+    (memory / "memory.usage_in_bytes").write_text("77\n")
+    group = _fake_proc(
+        tmp_path,
+        "4:memory:/docker/abc\n3:cpu,cpuacct:/docker/abc\n0::/\n",
+        f"31 20 0:27 /docker/abc {cpu} rw - cgroup cgroup rw,cpu,cpuacct\n"
+        f"32 20 0:28 /docker/abc {memory} rw - cgroup cgroup rw,memory\n",
+    )
+    assert group.facts() == {
+        "cgroup_version": 1,
+        "cgroup_cpu_limit_cores": 0.5,
+        "cgroup_memory_limit_bytes": None,
+    }
+    assert group.sample() == {
+        "cgroup_throttled_usec": 5000,
+        "cgroup_cpu_periods": 10,
+        "cgroup_cpu_throttled_periods": 3,
+        "cgroup_memory_used_bytes": 77,
+    }
+
+
+def test_no_cgroup(tmp_path):
+    group = Cgroup(tmp_path / "nothing")
+    assert set(group.facts().values()) == {None} and set(group.sample().values()) == {None}

@@ -1,0 +1,192 @@
+"""The sampling thread, its file and its lock."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from ddpdoctor.telemetry import TELEMETRY_SCHEMA, TelemetrySampler, acquire_host_lock, lock, read_telemetry
+
+
+def _sampler(directory, **options):
+    return TelemetrySampler(directory, rank_pids=lambda: {0: os.getpid()}, **options)
+
+
+def _wait_for(condition, timeout_s=20.0):
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.02)
+
+
+def _record(directory, count, **options):
+    sampler = _sampler(directory, host="node-1", **options)
+    sampler.start()
+    _wait_for(lambda: sampler.samples >= count)
+    sampler.stop()
+    return sampler
+
+
+def test_the_file_and_its_columns(tmp_path):
+    directory = tmp_path / "hosts" / "node-1"
+    sampler = _record(directory, 3, interval_s=0.1)
+    lines = [json.loads(line) for line in (directory / "telemetry.jsonl").read_text().splitlines()]
+    assert (
+        lines[0]["schema"] == TELEMETRY_SCHEMA
+        and lines[0]["host"] == "node-1"
+        and lines[0]["interval_s"] == 0.1
+    )
+    assert lines[0]["host_facts"]["cpu_count_logical"] == os.cpu_count()
+    assert lines[-1]["closed"] is True and lines[-1]["samples"] == sampler.samples
+    assert lines[-1]["cpu_ms_per_sample"] > 0
+
+    found = read_telemetry(directory / "telemetry.jsonl")
+    assert found.host == "node-1" and found.ranks == [0] and len(found.samples) == sampler.samples
+    assert found.notes == sampler.notes
+    assert found.samples[-1]["final"] is True
+    t_ns, used = found.host_column("memory_used_bytes")
+    assert t_ns.dtype == np.int64 and np.all(np.diff(t_ns) > 0) and np.all(used > 0)
+    _, cpu = found.rank_column(0, "cpu_percent")
+    assert math.isnan(cpu[0]) and not math.isnan(cpu[-1])
+    assert np.all(np.isnan(found.gpu_column(7, "power_watts")[1])), "no such GPU"
+    assert np.all(np.isnan(found.rank_column(9, "rss_bytes")[1])), "no such rank"
+
+
+def test_gpus_and_the_ranks_on_them(tmp_path, stub_library, run_with_driver):
+    code = f"""
+from ddpdoctor.telemetry import TelemetrySampler
+s = TelemetrySampler(Path({str(tmp_path)!r}), rank_pids=lambda: {{5: os.getpid()}}, interval_s=0.05)
+s.start()
+while s.samples < 2: time.sleep(0.02)
+s.stop()
+result = s.notes
+"""
+    notes = run_with_driver(stub_library(), code)
+    found = read_telemetry(tmp_path / "telemetry.jsonl")
+    assert [gpu["uuid"] for gpu in found.gpus] == ["GPU-0", "GPU-1"]
+    assert found.gpu_column(1, "power_watts")[1] == pytest.approx([123.45] * len(found.samples))
+    assert found.gpu_values(0, "throttle_reasons")[1][0][2] == "sw_power_cap"
+    assert found.rank_gpus() == {5: [0, 1]}
+    assert len(notes) == 1 and found.notes == notes
+
+
+def test_sampling_thins_with_time(tmp_path):
+    _record(tmp_path, 5, interval_s=0.02, thin_after_samples=2)
+    notes = read_telemetry(tmp_path / "telemetry.jsonl").notes
+    assert any("every 0.04 s" in note for note in notes) and any("every 0.08 s" in note for note in notes)
+    _record(tmp_path / "bytes", 3, interval_s=0.02, thin_after_bytes=100)
+    assert any(
+        "every 0.04 s" in note for note in read_telemetry(tmp_path / "bytes" / "telemetry.jsonl").notes
+    )
+
+
+def test_a_vanished_directory_ends_sampling_with_one_note(tmp_path):
+    directory = tmp_path / "host"
+    sampler = _sampler(directory, interval_s=0.05)
+    sampler.start()
+    _wait_for(lambda: sampler.samples >= 1)
+    before = len(sampler.notes)
+    shutil.rmtree(directory)
+    _wait_for(lambda: len(sampler.notes) > before)
+    samples = sampler.samples
+    sampler.stop()
+    assert len(sampler.notes) == before + 1 and "Telemetry stopped" in sampler.notes[-1]
+    assert sampler.samples == samples
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
+def test_a_full_disk_ends_sampling_with_one_note(tmp_path):
+    (tmp_path / "telemetry.jsonl").symlink_to("/dev/full")
+    sampler = _sampler(tmp_path, interval_s=0.05)
+    sampler.start()
+    _wait_for(lambda: sampler.notes)
+    sampler.stop()
+    assert len(sampler.notes) == 1 and "No space left" in sampler.notes[0]
+
+
+def test_a_directory_that_cannot_be_made_is_one_note(tmp_path):
+    (tmp_path / "file").write_text("")
+    sampler = _sampler(tmp_path / "file" / "host")
+    sampler.start()
+    sampler.stop()
+    assert len(sampler.notes) == 1 and sampler.samples == 0
+
+
+def test_stop_without_start(tmp_path):
+    sampler = _sampler(tmp_path)
+    sampler.stop()
+    assert sampler.notes == []
+
+
+def test_readable_after_a_kill_and_with_broken_lines(tmp_path):
+    path = tmp_path / "telemetry.jsonl"
+    _record(tmp_path, 2, interval_s=0.05)
+    whole = path.read_bytes().splitlines(keepends=True)
+    samples = [line for line in whole if b'"ranks"' in line]
+    path.write_bytes(whole[0] + samples[0] + b"{broken\n" + samples[1][:40])
+    found = read_telemetry(path)
+    assert len(found.samples) == 1 and found.header["schema"] == TELEMETRY_SCHEMA and found.closing == {}
+    assert found.notes == [f"{path}: the last line is cut and left out.", f"{path}: 1 broken line left out."]
+
+
+def test_a_missing_headless_or_foreign_file_is_a_note(tmp_path):
+    missing = read_telemetry(tmp_path / "no.jsonl")
+    assert missing.samples == [] and missing.notes == [
+        f"{tmp_path / 'no.jsonl'} cannot be read: No such file or directory."
+    ]
+    path = tmp_path / "telemetry.jsonl"
+    path.write_text('{"t_ns":5,"host":{"cpu_percent":1.5},"ranks":null,"gpus":null}\n')
+    headless = read_telemetry(path)
+    assert headless.host_column("cpu_percent")[1].tolist() == [1.5] and "no header" in headless.notes[0]
+    assert headless.ranks == [] and headless.gpus == [] and headless.rank_gpus() == {}
+    path.write_text('{"schema":"other/9"}\n{"t_ns":5,"host":{}}\n')
+    foreign = read_telemetry(path)
+    assert foreign.samples == [] and "other/9" in foreign.notes[0]
+
+
+HOLD = """
+import sys, time
+from pathlib import Path
+from ddpdoctor.telemetry import acquire_host_lock, lock
+if sys.argv[2] == "pid":
+    held = lock._acquire_pid_file(Path(sys.argv[1]) / lock.PID_FILE)
+else:
+    held = acquire_host_lock(Path(sys.argv[1]))
+print(held is not None, flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize("kind", ["flock", "pid"])
+def test_one_lock_a_host(tmp_path, monkeypatch, kind):
+    if kind == "pid":
+        monkeypatch.setattr(lock.fcntl, "flock", _no_flock)
+    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path), kind], stdout=subprocess.PIPE) as other:
+        assert other.stdout.readline() == b"True\n"
+        assert acquire_host_lock(tmp_path) is None, "another launcher has it"
+        other.kill()
+    held = acquire_host_lock(tmp_path)
+    assert held is not None, "a killed launcher holds nothing"
+    assert acquire_host_lock(tmp_path) is None
+    held.release()
+    held.release()
+    again = acquire_host_lock(tmp_path)
+    assert again is not None
+    again.release()
+
+
+def _no_flock(handle, operation):
+    raise OSError(lock.errno.ENOLCK, "No locks available")
+
+
+def test_no_lock_where_nothing_can_be_written(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert acquire_host_lock(tmp_path / "file" / "host") is None

@@ -1,0 +1,121 @@
+"""The cache of parsed columns gives the same trace, and is never in the way."""
+
+import os
+import shutil
+import threading
+
+import pytest
+from test_trace_load import assert_same
+from trace_files import document, events, kernel, write
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace import cache, find_traces, load_trace, load_traces
+
+CONTENT = [*events(20), kernel("ncclDevKernel_x", 5, **{"Collective name": "allreduce", "Seq": 3})]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return tmp_path / "cache" / "ddpdoctor" / "traces"
+
+
+@pytest.fixture
+def parses(monkeypatch):
+    calls = []
+    monkeypatch.setattr(cache, "load_trace", lambda *a: calls.append(a) or load_trace(*a))
+    return calls
+
+
+def test_the_second_time_nothing_is_parsed(tmp_path, home, parses):
+    path = write(tmp_path / "a.json.gz", document(CONTENT))
+    first, second = cache.cached_load(path), cache.cached_load(path)
+    assert len(parses) == 1 and len(list(home.iterdir())) == 1
+    assert_same(first, load_trace(path))
+    assert_same(second, first)
+
+
+def test_changed_content_is_parsed_anew(tmp_path, parses):
+    path = write(tmp_path / "a.json", document(CONTENT))
+    before = os.stat(path)
+    cache.cached_load(path)
+    text = open(path).read()
+    write(path, text.replace("aten::op1", "aten::OP1"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    assert "aten::OP1" in cache.cached_load(path).names and len(parses) == 2
+
+
+def test_a_copy_elsewhere_has_its_own_path_rank_and_host(tmp_path, parses):
+    path = write(tmp_path / "node1_4711.16941282015450.pt.trace.json", CONTENT[:-9])
+    there = str(tmp_path / "rank-5.json")
+    shutil.copy(path, there)
+    assert cache.cached_load(path).meta.host == "node1"
+    assert_same(cache.cached_load(there), load_trace(there))
+    assert_same(cache.cached_load(there, 2), load_trace(there, 2))
+    assert len(parses) == 1
+
+
+@pytest.mark.parametrize("damage", ["cut", "flip", "empty", "text"])
+def test_a_damaged_entry_is_replaced(tmp_path, home, parses, damage):
+    path = write(tmp_path / "a.json", document(CONTENT))
+    cache.cached_load(path)
+    entry = next(home.iterdir())
+    data = bytearray(entry.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    entry.write_bytes({"cut": data[:300], "flip": bytes(data), "empty": b"", "text": b"no archive"}[damage])
+    assert_same(cache.cached_load(path), load_trace(path))
+    assert len(parses) == 2
+    cache.cached_load(path)
+    assert len(parses) == 2
+
+
+def test_a_cache_that_cannot_be_written_is_no_trouble(tmp_path, home, parses):
+    home.parent.parent.write_text("a file where the folder should be")
+    path = write(tmp_path / "a.json", document(CONTENT))
+    assert cache.cached_load(path).size == cache.cached_load(path).size == 61
+    assert len(parses) == 2
+
+
+def test_concurrent_users(tmp_path, home):
+    path = write(tmp_path / "a.json", document(CONTENT))
+    found, errors = [], []
+
+    def use():
+        try:
+            found.append(cache.cached_load(path))
+        except Exception as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=use) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and {t.size for t in found} == {61}
+    assert [entry.suffix for entry in home.iterdir()] == [".columns"]
+
+
+def test_the_oldest_entries_go_first(tmp_path, home, monkeypatch):
+    paths = [write(tmp_path / f"{i}.json", document(events(20 + i))) for i in range(3)]
+    for path in paths[:2]:
+        cache.cached_load(path)
+    entries = sorted(home.iterdir(), key=lambda f: f.stat().st_mtime)
+    os.utime(cache._entry(paths[0]), (1, 1))
+    monkeypatch.setattr(cache, "LIMIT_BYTES", sum(f.stat().st_size for f in entries) * 5 // 4)
+    cache.cached_load(paths[2])
+    assert (
+        not cache._entry(paths[0]).exists()
+        and cache._entry(paths[1]).exists()
+        and cache._entry(paths[2]).exists()
+    )
+
+
+def test_entries_are_no_traces_and_errors_stay_errors(tmp_path, home):
+    path = write(tmp_path / "a.json", document(CONTENT))
+    load_traces([path], cache=True)
+    with pytest.raises(UnusableInput):
+        find_traces([str(home)])
+    with pytest.raises(UnusableInput, match="no list"):
+        load_traces([write(tmp_path / "b.json", "{}")], cache=True)
+    with pytest.raises(UnusableInput, match="no such file"):
+        cache.cached_load(str(tmp_path / "c.json"))

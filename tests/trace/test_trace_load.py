@@ -1,0 +1,184 @@
+"""Many ranks: in parallel, one bad file at a time, one job at a time."""
+
+import dataclasses
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+import psutil
+import pytest
+from trace_files import SHARED, document, event, events, write
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace import find_traces, load, load_traces
+
+SECOND_US = 1_000_000
+
+
+def job(folder, ranks, **options):
+    return [write(folder / f"t{r}.json.gz", document(events(30), rank=r, **options)) for r in ranks]
+
+
+def shifted(by_us, count=5):
+    return [{**e, "ts": e["ts"] + by_us} for e in events(count)]
+
+
+def columns(trace):
+    found = {
+        f.name: getattr(trace, f.name)
+        for f in dataclasses.fields(trace)
+        if f.name not in ("meta", "collectives")
+    }
+    found.update(
+        ("c." + f.name, getattr(trace.collectives, f.name)) for f in dataclasses.fields(trace.collectives)
+    )
+    return found
+
+
+def assert_same(one, other):
+    assert one.meta == other.meta
+    mine, theirs = columns(one), columns(other)
+    for name, column in mine.items():
+        if isinstance(column, np.ndarray):
+            assert column.dtype == theirs[name].dtype, name
+            np.testing.assert_array_equal(column, theirs[name], err_msg=name)
+        else:
+            assert column == theirs[name], name
+
+
+@pytest.fixture
+def always_processes(monkeypatch):
+    monkeypatch.setattr(load, "_WORTH_A_PROCESS_BYTES", 0)
+
+
+def test_processes_give_what_one_process_gives(tmp_path, always_processes):
+    files = job(tmp_path, [2, 0, 1])
+    files.append(write(tmp_path / "bad.json", "{}"))
+    calls = []
+    one = load_traces(files, jobs=1)
+    two = load_traces(files, jobs=2, progress=lambda *call: calls.append(call))
+    assert [t.meta.rank for t in one.traces] == [t.meta.rank for t in two.traces] == [0, 1, 2]
+    for mine, theirs in zip(one.traces, two.traces, strict=True):
+        assert_same(mine, theirs)
+    assert (
+        one.failed
+        == two.failed
+        == [(files[3], f'{files[3]} holds no profiler events: it has no list "traceEvents".')]
+    )
+    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+def test_a_worker_that_dies_names_its_file_and_the_rest_goes_on(tmp_path, always_processes):
+    files = job(tmp_path, [0, 1, 2])
+    os.mkfifo(tmp_path / "stuck.json")
+    stuck = str(tmp_path / "stuck.json")
+
+    def kill_the_one_that_waits():
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            workers = [
+                p for p in psutil.Process().children() if "ddpdoctor.trace.worker" in " ".join(p.cmdline())
+            ]
+            if done and len(workers) == 1:
+                os.kill(workers[0].pid, signal.SIGKILL)
+                return
+            time.sleep(0.05)
+
+    done = []
+    killer = threading.Thread(target=kill_the_one_that_waits)
+    killer.start()
+    loaded = load_traces([stuck, *files], jobs=2, progress=lambda n, _: done.append(n) if n >= 3 else None)
+    killer.join()
+    assert [t.meta.rank for t in loaded.traces] == [0, 1, 2]
+    assert [file for file, _ in loaded.failed] == [stuck]
+    assert "ended by signal 9" in loaded.failed[0][1]
+
+
+def test_nothing_usable_is_an_error_with_the_reason(tmp_path):
+    bad = write(tmp_path / "a.json", "{}")
+    with pytest.raises(UnusableInput, match="no list"):
+        load_traces([bad])
+    with pytest.raises(UnusableInput, match="None of the 2 files"):
+        load_traces([bad, bad + "x"])
+    with pytest.raises(UnusableInput, match="No profiler trace"):
+        load_traces([])
+
+
+def test_ranks_given_by_the_caller(tmp_path):
+    files = job(tmp_path, [0, 0])
+    files = [files[0], write(tmp_path / "other.json", document(events(30), rank=0))]
+    loaded = load_traces(files, ranks={files[0]: 3, files[1]: 1})
+    assert [(t.meta.rank, t.meta.rank_from) for t in loaded.traces] == [
+        (1, "run directory"),
+        (3, "run directory"),
+    ]
+
+
+def test_without_any_rank_files_are_numbered_in_order_with_a_note(tmp_path):
+    files = [write(tmp_path / f"{n}.json", events(5)) for n in ("b", "a")]
+    loaded = load_traces(files)
+    assert [(t.meta.rank, t.meta.source) for t in loaded.traces] == [(0, files[1]), (1, files[0])]
+    assert any("numbered in the order" in note for note in loaded.notes)
+    single = load_traces(files[:1])
+    assert single.traces[0].meta.rank is None and not single.notes
+
+
+def test_a_file_without_rank_among_others_is_left_out(tmp_path):
+    content = [{**e} for e in events(5)]
+    files = [
+        write(tmp_path / "rank0.json", content),
+        write(tmp_path / "rank1.json", content),
+        write(tmp_path / "x.json", content),
+    ]
+    loaded = load_traces(files)
+    assert [t.meta.rank for t in loaded.traces] == [0, 1]
+    assert any("left out" in note and "x.json" in note for note in loaded.notes)
+
+
+def test_of_several_windows_the_latest_that_the_ranks_share_is_used(tmp_path):
+    files = {}
+    for rank, windows in ((0, (0, 5, 10)), (1, (0, 5)), (2, (0, 5, 10))):
+        for w in windows:
+            content = document(shifted(w * SECOND_US), rank=rank, world_size=3)
+            files[rank, w] = write(tmp_path / f"r{rank}_{w}.json", content)
+    loaded = load_traces(list(files.values()))
+    assert [t.meta.source for t in loaded.traces] == [files[0, 5], files[1, 5], files[2, 5]]
+    assert sum("traces" in note for note in loaded.notes) == 3
+
+
+def test_two_jobs_in_one_folder_keep_the_larger(tmp_path):
+    files = job(tmp_path, range(3), world_size=3)
+    other = write(tmp_path / "other.json", document(events(500), rank=0, world_size=8))
+    late = write(tmp_path / "late.json", document(shifted(3600 * SECOND_US), rank=1, world_size=3))
+    loaded = load_traces([*files, other, late])
+    assert [t.meta.source for t in loaded.traces] == files
+    assert [note for note in loaded.notes if "2 left out" in note and "name their files" in note]
+
+
+def test_a_long_event_does_not_hide_that_windows_overlap(tmp_path):
+    long = document([event("ProfilerStep#1", 0, 3000 * SECOND_US), event("x", 1, 1)], rank=0)
+    late = document([event("x", 2900 * SECOND_US, 5)], rank=1)
+    loaded = load_traces([write(tmp_path / "a.json", long), write(tmp_path / "b.json", late)])
+    assert len(loaded.traces) == 2
+
+
+@pytest.mark.skipif(not SHARED.is_dir(), reason="the public traces are not here")
+def test_public_sets(always_processes):
+    expected = {
+        "torchrec/sst_sleep_pl_dense_after_backward_2": [0, 1, 2, 3],
+        "param/dlrm_8rank": list(range(8)),
+        "hta/rank_unavailable": [0, 1],
+        "hta/cpu_only": [34],
+        "kineto/resnet50_workers_4": [0],
+        "tracelens/mi300_ddp_resnet18": [None],
+    }
+    for folder, ranks in expected.items():
+        loaded = load_traces(find_traces([str(SHARED / folder)]).files, jobs=2)
+        assert [t.meta.rank for t in loaded.traces] == ranks and not loaded.failed
+    odd = load_traces(find_traces([str(SHARED / "odd")]).files)
+    assert {reason.rpartition(": ")[2] for _, reason in odd.failed} == {
+        "its list of events is empty.",
+        "fetch it with `git lfs pull`.",
+    }

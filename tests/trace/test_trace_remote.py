@@ -1,0 +1,74 @@
+"""Traces behind URLs, read as a stream: fsspec's memory file system and a local HTTP server."""
+
+import functools
+import http.server
+import threading
+
+import fsspec
+import pytest
+from test_trace_load import assert_same
+from trace_files import document, events, rows_of, write
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace import find_traces, load_trace, load_traces
+from ddpdoctor.trace.remote import is_url
+
+
+@pytest.fixture
+def bucket(tmp_path):
+    files = fsspec.filesystem("memory")
+    for rank in range(2):
+        local = write(tmp_path / f"rank{rank}.json.gz", document(events(30), rank=rank))
+        files.pipe(f"/bucket/run/rank{rank}.json.gz", open(local, "rb").read())
+    files.pipe("/bucket/run/config.json", b'{"lr": 1}')
+    yield tmp_path
+    files.rm("/bucket", recursive=True)
+
+
+def test_a_folder_a_pattern_and_a_file(bucket):
+    expected = ("memory://bucket/run/rank0.json.gz", "memory://bucket/run/rank1.json.gz")
+    found = [f.replace("memory:///", "memory://") for f in find_traces(["memory://bucket/run"]).files]
+    assert tuple(found) == expected
+    found = [f.replace("memory:///", "memory://") for f in find_traces(["memory://bucket/run/*.gz"]).files]
+    assert tuple(found) == expected
+    assert find_traces([expected[1]]).files == expected[1:]
+    loaded = load_traces(expected, jobs=1, cache=True)
+    assert [t.meta.rank for t in loaded.traces] == [0, 1] and loaded.traces[0].meta.source == expected[0]
+    local = load_trace(str(bucket / "rank1.json.gz"))
+    assert rows_of(loaded.traces[1]) == rows_of(local)
+
+
+def test_what_is_missing_is_one_sentence(bucket):
+    for call in (load_trace, lambda url: find_traces([url])):
+        for url in ("memory://bucket/none.json", "nosuchscheme://x/y.json"):
+            with pytest.raises(UnusableInput) as raised:
+                call(url)
+            assert url in str(raised.value) and "\n" not in str(raised.value)
+
+
+def test_http(tmp_path):
+    pytest.importorskip("aiohttp")
+    path = write(tmp_path / "rank3.json.gz", document(events(40), rank=3))
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}/rank3.json.gz"
+        remote = load_traces(find_traces([url]).files).traces[0]
+        server.shutdown()
+    local = load_trace(path)
+    assert remote.meta.source == url and rows_of(remote) == rows_of(local)
+
+
+def test_what_is_a_url():
+    assert all(map(is_url, ("s3://b/k", "memory://x", "http://h/x", "hf://datasets/a", "git+ssh://x")))
+    assert not any(map(is_url, ("/a/b", "a.json", "C:\\x", "C://x", "dir/a:b", "://x")))
+
+
+def test_local_files_are_the_same_by_url(tmp_path):
+    path = write(tmp_path / "rank0.json", document(events(9)))
+    import dataclasses
+
+    remote = load_trace(f"file://{path}")
+    assert_same(
+        dataclasses.replace(remote, meta=dataclasses.replace(remote.meta, source=path)), load_trace(path)
+    )
