@@ -125,7 +125,8 @@ def _load_run(path: str, inputs: Inputs) -> None:
         telemetry = read_telemetry(Path(file))
         inputs.telemetry[telemetry.host or host] = telemetry
         inputs.notes += [f"Host {host}: {note}" for note in telemetry.notes]
-    inputs.notes += [str(note) for note in run.manifest.get("notes") or []]
+    said = set(inputs.notes) | {note.partition(": ")[2] for note in inputs.notes}
+    inputs.notes += [str(note) for note in run.manifest.get("notes") or [] if note not in said]
 
 
 def _window_notes(rank: int, info: Mapping[str, Any]) -> list[str]:
@@ -143,8 +144,7 @@ def _windows(inputs: Inputs) -> list[Window]:
         log = logs.get(trace.meta.rank if trace.meta.rank is not None else -1)
         bounds = None
         if log is not None and trace.size:
-            first, last = int(trace.start_ns[0]), int(trace.end_ns.max())
-            bounds = [(s.number, s.start, s.end) for s in log.steps if s.start >= first - 1_000_000 and s.end <= last + 50_000_000]
+            bounds = [(s.number, s.start, s.end) for s in log.steps if "profiled" in s.marks]
         window = read_window(trace, bounds or None)
         if log is not None:
             window.host = window.host or log.host

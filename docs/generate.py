@@ -1,4 +1,4 @@
-"""Writes the pages and schemas that follow from the code: ``python docs/generate.py``; ``--check`` only compares."""
+"""Writes the pages and schemas that follow from code and rules; ``--check`` only compares."""
 
 from __future__ import annotations
 
@@ -9,9 +9,11 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose.diagnosis import Finding
 from ddpdoctor.diagnose.load import RuleSet, load_rules
-from ddpdoctor.diagnose.rule import FixText, Rule, Threshold
+from ddpdoctor.diagnose.rule import Common, FixText, Rule, Threshold
 from ddpdoctor.diagnose.schema import PUBLISHED, json_schema
+from ddpdoctor.diagnose.selftest import outcome_of
 from ddpdoctor.measure.facts import Cost, Facts, Where
 
 DOCS = Path(__file__).parent
@@ -22,7 +24,7 @@ def pages() -> dict[str, str]:
     """Return the text of every generated file by its path under ``docs/``."""
     pack = load_rules(entry_points=False)
     found = {"facts.md": facts_page(), "rules/index.md": index_page(pack)}
-    found |= {f"rules/{rule.id}.md": rule_page(rule) for rule in pack.rules.values()}
+    found |= {f"rules/{rule.id}.md": rule_page(rule, pack.common) for rule in pack.rules.values()}
     found |= {f"schema/{name}": json.dumps(json_schema(name), indent=2) + "\n" for name in PUBLISHED}
     return found
 
@@ -42,12 +44,16 @@ def index_page(pack: RuleSet) -> str:
     return "\n".join(lines).lstrip("\n") + "\n"
 
 
-def rule_page(rule: Rule) -> str:
+def rule_page(rule: Rule, common: Common) -> str:
     """One rule: question, condition, cost, thresholds, evidence, fixes, and when it is wrong."""
     parts = [GENERATED.format(source=f"rules/{rule.id}.yaml") + f"# {rule.id}", rule.question]
-    parts.append(f"## When it fires\n\n```cel\n{rule.when.strip()}\n```")
+    if rule.when == "true":
+        parts.append("## When it fires\n\nWherever its cost is [large and frequent enough](../index.md).")
+    else:
+        parts.append(f"## When it fires\n\n```cel\n{rule.when.strip()}\n```")
     if rule.cost_paths:
-        parts.append("Cost: the greatest of " + ", ".join(f"`{path}`" for path in rule.cost_paths) + ".")
+        several = "the greatest of " if len(rule.cost_paths) > 1 else ""
+        parts.append(f"Cost: {several}" + ", ".join(f"`{path}`" for path in rule.cost_paths) + ".")
     elif rule.costs_ms:
         parts.append(f"Cost in ms per step: `{' '.join(rule.costs_ms.split())}`.")
     else:
@@ -65,11 +71,12 @@ def rule_page(rule: Rule) -> str:
         parts.append(f"Listed as an effect where it follows from: {causes}.")
     if rule.thresholds:
         parts.append("## Thresholds\n\n" + _thresholds(rule.thresholds))
-    parts.append("## What it says\n\n```jinja\n" + rule.explain.strip() + "\n```")
+    headline, finding = _example(rule, common)
+    parts.append(f"## What it says\n\nFor example:\n\n> **{headline}**\n>\n> {finding.explanation}")
     if rule.evidence:
         rows = [f"| `{line.fact}` | {_cell(line.means or _doc(line.fact))} |" for line in rule.evidence]
         parts.append("## Evidence\n\n| fact | meaning |\n| --- | --- |\n" + "\n".join(rows))
-    parts.append("## Fixes\n\n" + "\n\n".join(_fix(fix) for fix in rule.fixes))
+    parts.append("## Fixes\n\n" + "\n\n".join(_fix(rule, fix, common) for fix in rule.fixes))
     parts.append("## When it is wrong\n\n" + " ".join(rule.limits.split()))
     return "\n\n".join(parts) + "\n"
 
@@ -99,7 +106,7 @@ def _fields(kind: type[msgspec.Struct], prefix: str) -> str:
             if isinstance(hint, type) and "[" not in str(hint)
             else str(hint).replace("ddpdoctor.measure.facts.", "")
         )
-        text = _cell(docs.get((kind.__name__, name), ""))
+        text = _cell(docs.get((kind.__name__, name), "")).replace("``", "`")
         rows.append(f"| `{prefix}{name}` | {plain} | {facts_view.unit_of(name)} | {text} |")
     return "\n".join(rows)
 
@@ -108,16 +115,32 @@ def _doc(path: str) -> str:
     return facts_view.doc_of("late.total." + path[5:] if path.startswith("cost.") else path)
 
 
-def _fix(fix: FixText) -> str:
-    lines = [f"### {' '.join(fix.title.split())}"]
-    if fix.when:
-        lines.append(f"Where `{' '.join(fix.when.split())}`.")
-    lines.append(" ".join(fix.why.split()))
+def _example(rule: Rule, common: Common) -> tuple[str, Finding]:
+    """What the rule says about the first of its tests that fires it, with a fix where it has only one."""
+    first = None
+    for test in rule.tests:
+        outcome = outcome_of(rule, common, test.facts)
+        if outcome.findings:
+            first = first or (outcome.headlines[rule.id], outcome.findings[0])
+            if outcome.findings[0].fixes:
+                return outcome.headlines[rule.id], outcome.findings[0]
+    assert first is not None, f"{rule.id}: no test fires it"
+    return first
+
+
+def _fix(rule: Rule, text: FixText, common: Common) -> str:
+    """A fix as it reads in the first test in which it applies."""
+    _, finding = _example(msgspec.structs.replace(rule, fixes=[text]), common)
+    (fix,) = finding.fixes
+    lines = [f"### {fix.title}"]
+    if text.when:
+        lines.append(f"Where `{' '.join(text.when.split())}`.")
+    lines.append(fix.why)
     if fix.snippet:
-        lines.append(f"```jinja\n{fix.snippet.strip()}\n```")
+        lines.append(f"```\n{fix.snippet}\n```")
     if fix.trade_off:
-        lines.append(f"Trade-off: {' '.join(fix.trade_off.split())}")
-    return "\n\n".join(lines + [f"<{url}>" for url in fix.docs])
+        lines.append(f"Trade-off: {fix.trade_off}")
+    return "\n\n".join([*lines, "\n".join(f"<{url}>" for url in fix.docs)])
 
 
 def _thresholds(thresholds: dict[str, Threshold]) -> str:
@@ -130,7 +153,7 @@ def _cell(text: str) -> str:
 
 
 def stale() -> list[str]:
-    """Return the paths under ``docs/`` that are missing, differ from what the code gives, or belong to no rule."""
+    """Return the paths under ``docs/`` that are missing, out of date, or belong to no rule."""
     wanted = pages()
     found = [path for path, text in wanted.items() if not _same(DOCS / path, text)]
     have = {file.relative_to(DOCS).as_posix() for file in (DOCS / "rules").rglob("*.md")}

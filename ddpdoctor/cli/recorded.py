@@ -59,14 +59,13 @@ def _present(outcome: Outcome, presentation: Presentation) -> None:
             [*outcome.notes, f"recorded in {outcome.run}, not analysed because ddpdoctor was told to end."]
         )
     else:
-        report = _diagnose(outcome.run, presentation.quiet)
-        _say_all([*([] if presentation.quiet else outcome.notes), f"report: {report}"])
+        _diagnose(outcome.run, presentation.quiet)
 
 
-def _diagnose(run: Path, quiet: bool) -> Path:
-    """Analyse ``run``, write its diagnosis and report, print it unless ``quiet``.
+def _diagnose(run: Path, quiet: bool) -> None:
+    """Analyse ``run``, print its diagnosis unless ``quiet``, write it and the report into the run directory.
 
-    Imported late: the job must not pay for it.
+    The imports stand here because the job must not pay for them.
     """
     from rich.console import Console
 
@@ -74,11 +73,15 @@ def _diagnose(run: Path, quiet: bool) -> Path:
     from ddpdoctor.report import print_terminal, write_html, write_json
 
     diagnosis = analyze([str(run)])
-    write_json(diagnosis, run / DIAGNOSIS_FILE)
-    write_html(diagnosis, run / REPORT_FILE)
     if not quiet:
         print_terminal(diagnosis, Console(stderr=True))
-    return run / REPORT_FILE
+    for write, path in ((write_json, run / DIAGNOSIS_FILE), (write_html, run / REPORT_FILE)):
+        try:
+            write(diagnosis, path)
+        except Exception as error:
+            _say(f"{path} could not be written ({type(error).__name__}: {error}).")
+    if (run / REPORT_FILE).exists():
+        _say(f"report: {run / REPORT_FILE}")
 
 
 def _take_interrupts_as_exceptions() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import re
 import types
 import typing
 from collections.abc import Mapping
@@ -115,7 +116,7 @@ def is_cost(path: str) -> bool:
 
 
 def doc_of(path: str) -> str:
-    """Return a fact's documentation from facts.py; "" where it has none."""
+    """Return a fact's documentation from facts.py as plain text; "" where it has none."""
     kind: Any = Facts
     text = ""
     for name in path.split("."):
@@ -124,7 +125,7 @@ def doc_of(path: str) -> str:
             return ""
         text = attribute_docs().get((kind.__name__, name), "")
         kind = fields[name]
-    return text
+    return re.sub(r":\w+:`(\w+)`", r"\1", text).replace("``", "")
 
 
 @functools.lru_cache(maxsize=1)

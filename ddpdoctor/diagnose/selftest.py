@@ -48,7 +48,7 @@ def completed(facts: Mapping[str, Any]) -> dict[str, Any]:
         whole[group] = dict(values) if isinstance(values, Mapping) else values
         for name, value in whole[group].items() if isinstance(values, Mapping) else ():
             if mean_ms and isinstance(value, Mapping) and facts_view.is_cost(f"{group}.{name}"):
-                cost_ms = value["ms_per_step"]
+                cost_ms = value.get("ms_per_step", 0.0)
                 share, speedup = cost_ms / mean_ms, mean_ms / max(mean_ms - cost_ms, 0.001)
                 whole[group][name] = {"share": share, "speedup": speedup, **value}
     return whole

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -92,9 +93,9 @@ def often(cost: Mapping[str, Any]) -> str:
 def workers(now: int | None, wait_ms: float, mean_ms: float, after_ms: float, cores: float | None) -> int:
     """Loader workers per rank that keep up with training.
 
-    A batch takes ``wait_ms`` where the training process makes it itself (``now`` is 0), and ``now`` x ``mean_ms`` of
-    one worker where ``now`` workers together make one per step. Training uses one every ``after_ms``. Never more than
-    ``cores`` (idle per rank, None if unknown) nor 16, always more than now.
+    A batch takes ``wait_ms`` where the training process makes it (``now`` is 0); where ``now`` workers
+    together make one per step, it takes one of them ``now`` x ``mean_ms``. Training uses one every
+    ``after_ms``. At most ``cores`` (idle per rank, None if unknown) and 16, but always more than ``now``.
     """
     batch_ms = now * mean_ms if now else wait_ms
     needed = math.ceil(batch_ms / max(after_ms, 0.05 * mean_ms))
@@ -129,11 +130,16 @@ ENVIRONMENT.filters.update(
 
 def render(template: str, names: Mapping[str, Any]) -> str:
     """Render prose: paragraphs kept, other white space made single. Raises jinja2.TemplateError."""
-    text = ENVIRONMENT.from_string(template).render(names)
+    text = _compiled(template).render(names)
     paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
     return "\n\n".join(part for part in paragraphs if part)
 
 
 def render_snippet(template: str, names: Mapping[str, Any]) -> str:
     """Render code: lines and indentation kept. Raises jinja2.TemplateError."""
-    return ENVIRONMENT.from_string(template).render(names).strip("\n")
+    return _compiled(template).render(names).strip("\n")
+
+
+@functools.cache
+def _compiled(template: str) -> jinja2.Template:
+    return ENVIRONMENT.from_string(template)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-MOST_SHARE = 0.002
+MOST_SHARE = 0.005
 """Of the step's time: above it, half as many steps are recorded in full."""
-LEAST_SHARE = 0.0006
+LEAST_SHARE = 0.0015
 """Below it, twice as many."""
 MOST_THINNED = 64
+BLOCK_STEPS = 8
+"""Neighbouring steps that are recorded together: a step is measured from the end of the one before."""
 _WEIGHT = 1 / 16
+_MOST_RISE_NS = 500.0
 _SETTLE_STEPS = 32
 """Steps between two changes, and before the first: the first steps of a job are unlike the rest."""
 
 
 class Thinning:
-    """Every ``every``-th step is recorded in full, a power of two, so that ranks which thin differently still share steps."""
+    """One block of steps in ``every`` is recorded in full, a power of two, so that ranks which thin differently still share steps."""
 
     def __init__(self) -> None:
         self.every = 1
-        self._cost_ns = 0.0
+        self._cost_ns = 20_000.0
         self._step_ns = 0.0
         self._next_change = _SETTLE_STEPS
 
@@ -29,7 +32,8 @@ class Thinning:
     def next_step(self, step: int, cost_ns: int, step_ns: int, was_full: bool) -> bool:
         """Note what recording the last step cost; whether step number ``step`` is to be recorded in full."""
         if was_full:
-            self._cost_ns += (cost_ns - self._cost_ns) * _WEIGHT
+            # The clock runs on while another process has the core: a long reading moves the average only a little.
+            self._cost_ns += min((cost_ns - self._cost_ns) * _WEIGHT, _MOST_RISE_NS)
         self._step_ns += (step_ns - self._step_ns) * _WEIGHT
         if step >= self._next_change:
             share = self._cost_ns / max(self._step_ns, 1.0) / self.every
@@ -39,4 +43,4 @@ class Thinning:
             elif share < LEAST_SHARE and self.every > 1:
                 self.every //= 2
                 self._next_change = step + _SETTLE_STEPS
-        return step % self.every == 0
+        return step % (BLOCK_STEPS * self.every) < BLOCK_STEPS

@@ -90,6 +90,8 @@ class _Recording:
         self.marker = f"{launch.host}:{launch.record.stem}:{launch.document['started_ns']}"
         self.environment = child_environment(base, launch.run, self.spool, self.marker, options)
         self.notes: list[str] = []
+        self.telemetry_notes: list[str] = []
+        """For the manifest only: a missing GPU is nothing to tell every user of a CPU job."""
 
     def run(self, command: Sequence[str]) -> Outcome:
         """Start the command, watch over it, gather what it left."""
@@ -99,7 +101,10 @@ class _Recording:
             self.launch.withdraw()
             drain_spools(self.spool)
             return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
-        self.watch.start()
+        try:
+            self.watch.start()
+        except Exception as error:
+            self.notes.append(f"No telemetry: {type(error).__name__}: {error}.")
         status = child.wait()
         ended_ns = time.time_ns()
         for stage in (self._settle, self._collect, self._wait_for_others):
@@ -110,10 +115,9 @@ class _Recording:
         recorded = self.ranks.recorded()
         if self.launch.owner and not recorded:
             self.notes.append(_no_rank(command))
+        notes = [*self.notes, *self.telemetry_notes]
         try:
-            self.launch.finish(
-                ended_ns=ended_ns, exit_code=status.code, signal=status.signal, notes=self.notes
-            )
+            self.launch.finish(ended_ns=ended_ns, exit_code=status.code, signal=status.signal, notes=notes)
         except OSError as error:
             self.notes.append(f"{self.launch.run} could not be completed: {error}.")
         return Outcome(status, self.launch.run, self.launch.owner, recorded, child.close(), self.notes)
@@ -130,7 +134,7 @@ class _Recording:
                 )
 
     def _collect(self, status: ExitStatus) -> None:
-        self.notes += self.watch.stop()
+        self.telemetry_notes = self.watch.stop()
         self.notes += drain_spools(self.spool)
         drain_stale_spools(self.spool)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.leftovers import HostRanks
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.rundir import host_directory
-from ddpdoctor.telemetry import TelemetrySampler, acquire_host_lock
+
+if TYPE_CHECKING:
+    from ddpdoctor.telemetry import HostLock, TelemetrySampler
 
 _STOP_S = 2.0
 
@@ -16,22 +19,31 @@ class HostWatch:
     """Starts and ends the host's telemetry sampler; another launcher of this host may have it already."""
 
     def __init__(self, run: Path, host: str, ranks: HostRanks, options: RunOptions) -> None:
-        directory = Path(host_directory(str(run), host))
-        self._lock = acquire_host_lock(directory) if options.telemetry else None
-        self._sampler = TelemetrySampler(
-            directory, interval_s=options.telemetry_interval_s, rank_pids=ranks.pid_by_rank, host=host
-        )
+        self._directory = Path(host_directory(str(run), host))
+        self._host, self._ranks, self._options = host, ranks, options
+        self._lock: HostLock | None = None
+        self._sampler: TelemetrySampler | None = None
 
     def start(self) -> None:
-        """Begin sampling, in a thread."""
+        """Begin sampling, in a thread. Call it once the job runs: what telemetry imports must not delay the job."""
+        if not self._options.telemetry:
+            return
+        from ddpdoctor.telemetry import TelemetrySampler, acquire_host_lock
+
+        self._lock = acquire_host_lock(self._directory)
         if self._lock is not None:
+            self._sampler = TelemetrySampler(
+                self._directory,
+                interval_s=self._options.telemetry_interval_s,
+                rank_pids=self._ranks.pid_by_rank,
+                host=self._host,
+            )
             self._sampler.start()
 
     def stop(self) -> list[str]:
         """End sampling; returns what went wrong, one sentence each."""
-        if self._lock is None:
+        if self._sampler is None or self._lock is None:
             return []
         self._sampler.stop(timeout_s=_STOP_S)
         self._lock.release()
-        self._lock = None
         return list(self._sampler.notes)

@@ -42,6 +42,9 @@ class Excess:
     """Excess work per group of the graph, each [N, K, R, C] ns, zero where nobody is accused."""
 
     amount: list[Array]
+    """What makes the rank late: no more in a cycle than it does longer in all."""
+    claimed: list[Array]
+    """What the rank does longer in each component, though it may make up for it in another."""
     culprits: dict[str, list[int]]
     """Positions of the accused ranks by component, those with most excess first."""
 
@@ -61,7 +64,7 @@ def excess(graph: Graph) -> Excess:
     empty = [np.zeros_like(group.work) for group in graph.groups]
     if world < 2 or not graph.groups or any(sync.kind == STEP_END for group in graph.groups for sync in group.syncs):
         # Ranks that were not seen to meet cannot be late for each other.
-        return Excess(empty, {})
+        return Excess(empty, empty, {})
     differences = [_differences(group.work) for group in graph.groups]
     # Cycle totals, all groups together: [cycles, R, C].
     totals = np.concatenate([d.sum(axis=1) for d in differences])
@@ -77,8 +80,9 @@ def excess(graph: Graph) -> Excess:
         accepted[:, :, c] = hit
         order = np.argsort(-weight)
         culprits[name] = [int(r) for r in order if weight[r] >= 0.25 * weight[order[0]] and weight[r] > 0]
+    claimed = _spread(differences, totals, accepted)
     _scale_to_whole(totals, whole, accepted)
-    return Excess(_spread(differences, totals, accepted, graph), culprits)
+    return Excess(_spread(differences, totals, accepted), claimed, culprits)
 
 
 def _differences(work: Array) -> Array:
@@ -128,7 +132,7 @@ def _scale_to_whole(totals: Array, whole: Array, accepted: NDArray[np.bool_]) ->
     totals *= np.minimum(1.0, factor)[:, :, None]
 
 
-def _spread(differences: list[Array], totals: Array, accepted: NDArray[np.bool_], graph: Graph) -> list[Array]:
+def _spread(differences: list[Array], totals: Array, accepted: NDArray[np.bool_]) -> list[Array]:
     """Give each cycle's accepted excess back to the segments in which it arose."""
     result, offset = [], 0
     for d in differences:

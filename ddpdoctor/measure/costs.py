@@ -14,6 +14,8 @@ from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, Array, CycleGroup,
 from .persistence import persistence
 from .replay import Change, replay_all, without_meeting, without_transfer, without_work
 
+_USUAL = 0.25
+"""Quantile of the transfer over the cycles that counts as what the transfer itself needs."""
 _HIT_SHARE = 0.02
 """A cause happens in a cycle when it takes at least this share of the mean cycle."""
 
@@ -93,7 +95,7 @@ class Pricing:
     def _common(self, names: Sequence[str]) -> Cost | None:
         removed = [
             np.clip(component([group.work], *names)[0] - component([over], *names)[0], 0, None)
-            for group, over in zip(self.graph.groups, self.excess.amount, strict=True)
+            for group, over in zip(self.graph.groups, self.excess.claimed, strict=True)
         ]
         if not sum(float(of.sum()) for of in removed):
             return None
@@ -107,14 +109,14 @@ class Pricing:
         return self._price([change], spent, None, (), where=self.lines.syncs(kinds), operation=self._names(kinds))
 
     def _transfer(self) -> Cost | None:
-        taken = [
-            group.transfer[:, :, None] * np.array([s.kind == GRADIENTS for s in group.syncs])[None, :, None]
-            for group in self.graph.groups
-        ]
+        """Exposed transfer that comes back in every step. What goes beyond it in some steps is a disturbance (a busy CPU or
+        link), and no reason to change the job."""
+        taken = [usual_transfer(group) for group in self.graph.groups]
         if not any(of.any() for of in taken):
             return None
         where = self.lines.syncs([GRADIENTS])
-        return self._price([without_transfer([GRADIENTS])], taken, None, (), where=where)
+        spent = [of[:, :, None] for of in taken]
+        return self._price([without_transfer(taken)], spent, None, (), where=where)
 
     def _redundant(self) -> Cost | None:
         """Reductions after which the same gradients are reduced again before the optimizer steps."""
@@ -185,6 +187,13 @@ class Pricing:
         others = [r for r in range(len(self.graph.ranks)) if r not in positions]
         typical = float(np.median(work[others])) / 1e6 if others else None
         return float(work[positions].mean()) / 1e6, typical
+
+
+def usual_transfer(group: CycleGroup) -> Array:
+    """[N, K] ns: transfer of the gradients, cut at its lower quartile over the cycles."""
+    taken = group.transfer * np.array([s.kind == GRADIENTS for s in group.syncs])[None, :]
+    usual: Array = np.minimum(taken, np.quantile(taken, _USUAL, axis=0)[None, :])
+    return usual
 
 
 def _spent(group: CycleGroup, kinds: Sequence[str]) -> Array:

@@ -30,7 +30,7 @@ from .timing import step_facts
 from .tracegraph import graph_of_windows
 from .tracelines import TraceLines
 from .window import Window
-from .windowfacts import bucket_facts, communication_facts, gpu_facts, message_cost, wait_and_transfer_ms
+from .windowfacts import bucket_facts, communication_facts, gpu_facts, message_cost, size_buckets, wait_and_transfer_ms
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,7 @@ def measure(
     notes: list[str] = []
     align_logs(logs, notes)
     on_device = any(w.on_device for w in windows) or any(str(log.record.info.get("device") or "").startswith("cuda") for log in logs)
+    size_buckets(windows, _bucket_bytes(logs))
     window_graph = graph_of_windows(windows)[0] if windows else None
     log_graph = graph_of_logs(logs, operator_shares(logs, windows)) if logs else None
     use_window = log_graph is None or (on_device and window_graph is not None and window_graph.cycles > 0)
@@ -77,6 +78,11 @@ def measure(
         bandwidth_points(window_graph) if window_graph is not None else [],
         notes,
     )
+
+
+def _bucket_bytes(logs: Sequence[RankLog]) -> list[float]:
+    modules = [ddp for log in logs[:1] for ddp in log.record.info.get("ddp") or []]
+    return [float(size) for size in modules[0].get("bucket_bytes") or []] if len(modules) == 1 else []
 
 
 def _device_name(window: Window) -> str | None:
@@ -164,7 +170,7 @@ def _notes(
     graph: Graph, window_graph: Graph | None, windows: Sequence[Window], logs: Sequence[RankLog], on_device: bool
 ) -> list[str]:
     notes = list(graph.notes)
-    if window_graph is not None and window_graph.refused:
+    if graph is window_graph and window_graph is not None and window_graph.refused:
         notes.append(
             f"Collectives could not be matched over the ranks: {window_graph.refused}. Waiting and transfer cannot be told apart, and no rank is accused."
         )

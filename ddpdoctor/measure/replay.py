@@ -99,13 +99,11 @@ def without_work(removed: Sequence[Array]) -> Change:
     return change
 
 
-def without_transfer(kinds: Sequence[str]) -> Change:
-    """Synchronisations of these kinds take no time once all have arrived."""
+def without_transfer(removed: Sequence[Array]) -> Change:
+    """Takes ``removed[group]`` ([N, K] ns) out of the transfers."""
 
     def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
-        for k, sync in enumerate(group.syncs):
-            if sync.kind in kinds:
-                scenario.transfer[:, k] = 0.0
+        scenario.transfer = np.maximum(scenario.transfer - removed[position], 0.0)
 
     return change
 

@@ -14,6 +14,9 @@ from .window import Window
 
 CREDIBLE_SPREAD_NS = 5_000_000
 """Ends of one collective lie 26 to 90 microseconds apart within a host; beyond this the pairs are not the same collective."""
+CREDIBLE_GLOO_SPREAD_NS = 100_000_000
+"""Gloo's ranks leave a collective when their threads get a CPU."""
+_PLACES = 1_000_000
 _LEAST_MATCHED = 0.5
 _LOOSEST_NS = 2_000_000
 _TIGHTEST_NS = 150_000
@@ -34,6 +37,7 @@ class Matched:
 
 def align_and_match(windows: Sequence[Window]) -> Matched:
     """Put all windows on one clock (in place) and match their collectives. Ranks without collectives keep their clock."""
+    _number_by_step(windows)
     active = [w for w in windows if len(w.comms)]
     if len(active) < 2:
         unmatched = sum(len(w.comms) for w in windows)
@@ -43,6 +47,37 @@ def align_and_match(windows: Sequence[Window]) -> Matched:
     matched.error_ns = error
     _judge(windows, matched)
     return matched
+
+
+def _number_by_step(windows: Sequence[Window]) -> None:
+    """Sequence numbers for Gloo, which writes none: step and place in the step.
+
+    Gloo's ends scatter by milliseconds on a busy machine, so coincidence of ends cannot pair them. Only steps in which all ranks
+    issued the same operations are numbered; a window may begin or end within a step.
+    """
+    active = [w for w in windows if len(w.comms)]
+    if any(w.on_device or not w.steps or (w.comms.sequence >= 0).any() for w in active) or len(active) < 2:
+        return
+    orders = [_per_step(window) for window in active]
+    common = set.intersection(*(set(order) for order in orders))
+    for step in common:
+        names = [[window.comms.operation[row] for row in order[step]] for window, order in zip(active, orders, strict=True)]
+        if all(name == names[0] for name in names):
+            for window, order in zip(active, orders, strict=True):
+                for place, row in enumerate(order[step]):
+                    window.comms.sequence[row] = step * _PLACES + place
+
+
+def _per_step(window: Window) -> dict[int, list[int]]:
+    """Rows of ``comms`` by the step in which the host issued them, in order of issue."""
+    starts = np.array([start for _, start, _ in window.steps])
+    found: dict[int, list[int]] = defaultdict(list)
+    for row in np.argsort(window.comms.issued, kind="stable"):
+        at = window.comms.issued[row]
+        index = int(np.searchsorted(starts, at, side="right")) - 1
+        if index >= 0 and at < window.steps[index][2]:
+            found[window.steps[index][0]].append(int(row))
+    return found
 
 
 def _labels(window: Window) -> list[Hashable]:
@@ -90,8 +125,8 @@ def _align(windows: list[Window]) -> float:
 def _pair(reference: Window, other: Window) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
     """Ends of the same collectives on both, each on its own clock."""
     a, b = reference.comms, other.comms
-    if (a.sequence >= 0).all() and (b.sequence >= 0).all():
-        there = {(_group_key(other, j), int(b.sequence[j])): j for j in range(len(b))}
+    if (a.sequence >= 0).any() and (b.sequence >= 0).any():
+        there = {(_group_key(other, j), int(b.sequence[j])): j for j in range(len(b)) if b.sequence[j] >= 0}
         both = [(i, there[key]) for i in range(len(a)) if (key := (_group_key(reference, i), int(a.sequence[i]))) in there]
     else:
         offset = vote_offset(a.end, _labels(reference), b.end, _labels(other))
@@ -146,7 +181,7 @@ def _match(windows: Sequence[Window], tolerance_ns: float) -> Matched:
     unmatched = sum(int(w.comms.point_to_point.sum()) for w in windows)
     for members in by_group.values():
         world = len({position for position, _ in members})
-        numbered = all(windows[p].comms.sequence[r] >= 0 for p, r in members)
+        numbered = any(windows[p].comms.sequence[r] >= 0 for p, r in members)
         found = _by_sequence(windows, members) if numbered else _by_ends(windows, members, tolerance_ns)
         for cluster in found:
             if len(cluster) < 2:
@@ -163,10 +198,14 @@ def _match(windows: Sequence[Window], tolerance_ns: float) -> Matched:
 
 def _by_sequence(windows: Sequence[Window], members: list[tuple[int, int]]) -> list[list[tuple[int, int]]]:
     found: dict[tuple[int, str], dict[int, tuple[int, int]]] = defaultdict(dict)
+    alone: list[list[tuple[int, int]]] = []
     for position, row in members:
         comms = windows[position].comms
+        if comms.sequence[row] < 0:
+            alone.append([(position, row)])
+            continue
         found[int(comms.sequence[row]), comms.operation[row]].setdefault(position, (position, row))
-    return [list(cluster.values()) for cluster in found.values()]
+    return [list(cluster.values()) for cluster in found.values()] + alone
 
 
 def _by_ends(
@@ -204,7 +243,8 @@ def _judge(windows: Sequence[Window], matched: Matched) -> None:
     for line in matched.rows:
         ends = [int(windows[p].comms.end[row]) for p, row in enumerate(line) if row >= 0]
         spreads.append(max(ends) - min(ends))
-    if spreads and np.median(spreads) > CREDIBLE_SPREAD_NS:
+    credible = CREDIBLE_SPREAD_NS if any(w.on_device for w in windows) else CREDIBLE_GLOO_SPREAD_NS
+    if spreads and np.median(spreads) > credible:
         matched.refused = (
             f"the ends of the same collectives lie {np.median(spreads) / 1e6:.0f} ms apart (median), so they are not the same "
             "collectives"

@@ -1,4 +1,6 @@
-"""The copy of ``diagnosis.json`` that an HTML report carries: whole where it is small, thinned where it would make the file heavy."""
+"""The copy of ``diagnosis.json`` that an HTML report carries: whole where it is small, thinned where it
+would make the file heavy.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from typing import TypeVar
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis, Series, Timeline
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Series
 from ddpdoctor.report.charts.scale import groups
 from ddpdoctor.report.charts.step_times import notable_ranks
 from ddpdoctor.report.json_output import to_json
@@ -57,10 +59,13 @@ def _rounded(diagnosis: Diagnosis) -> Diagnosis:
     """Four significant digits in everything drawn: no chart shows more."""
     series = diagnosis.series
     rounded = msgspec.structs.replace(
-        series, step_ms=[_short(row) for row in series.step_ms], late_ms=[_short(row) for row in series.late_ms]
+        series,
+        step_ms=[_short(row) for row in series.step_ms],
+        late_ms=[_short(row) for row in series.late_ms],
     )
     telemetry = [
-        msgspec.structs.replace(one, t_s=_short(one.t_s), values=_short(one.values)) for one in diagnosis.telemetry
+        msgspec.structs.replace(one, t_s=_short(one.t_s), values=_short(one.values))
+        for one in diagnosis.telemetry
     ]
     return msgspec.structs.replace(diagnosis, series=rounded, telemetry=telemetry)
 
@@ -90,7 +95,13 @@ def _thinned(diagnosis: Diagnosis) -> Diagnosis:
 def _bare(diagnosis: Diagnosis) -> Diagnosis:
     """Verdict, findings and summaries only."""
     return msgspec.structs.replace(
-        diagnosis, series=Series(), timeline=None, telemetry=[], facts={}, hta=None, notes=[*diagnosis.notes, NOTE]
+        diagnosis,
+        series=Series(),
+        timeline=None,
+        telemetry=[],
+        facts={},
+        hta=None,
+        notes=[*diagnosis.notes, NOTE],
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os.path
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -72,7 +71,9 @@ class FindingView(msgspec.Struct, frozen=True, kw_only=True):
     places: list[Place]
     fixes: list[FixView]
     cause: tuple[str, str] | None
-    """(title, anchor) of the finding of which this is an effect; the anchor is empty where that finding is not shown."""
+    """(title, anchor) of the finding of which this is an effect; the anchor is empty where that finding is
+    not shown.
+    """
     limits: list[Prose]
 
 
@@ -83,7 +84,9 @@ def finding_views(findings: Sequence[Finding]) -> list[FindingView]:
     return [_view(finding, index, anchors, titles) for index, finding in enumerate(findings, 1)]
 
 
-def _view(finding: Finding, number: int, anchors: Mapping[str, str], titles: Mapping[str, str]) -> FindingView:
+def _view(
+    finding: Finding, number: int, anchors: Mapping[str, str], titles: Mapping[str, str]
+) -> FindingView:
     cause = None
     if finding.caused_by:
         cause = (titles.get(finding.caused_by, finding.caused_by), anchors.get(finding.caused_by, ""))
@@ -117,13 +120,15 @@ def _facts(finding: Finding) -> list[tuple[str, str]]:
     if finding.steps:
         first, last = finding.steps[0], finding.steps[-1]
         rows.append(("Steps", f"{first:,}" if first == last else f"{first:,} to {last:,}"))
-    coverage = f"{words.count(finding.coverage.steps, 'step')} on {words.count(finding.coverage.ranks, 'rank')}"
+    coverage = (
+        f"{words.count(finding.coverage.steps, 'step')} on {words.count(finding.coverage.ranks, 'rank')}"
+    )
     return [*rows, ("Looked at", coverage)]
 
 
 def place(where: Where) -> Place:
     """A source line, short for the table and whole for the tooltip."""
-    name = os.path.basename(where.file.replace("\\", "/")) or where.file
+    name = where.file.replace("\\", "/").rpartition("/")[2] or where.file
     suffix = f":{where.line}" if where.line > 0 else ""
     share = "" if where.share is None else words.percent(where.share)
     return Place(f"{name}{suffix}", f"{where.file}{suffix}", where.function, share)

@@ -33,12 +33,14 @@ def _environment() -> jinja2.Environment:
 
 @functools.cache
 def _inline(name: str) -> tuple[Markup, str]:
-    """A file to place inline, and the hash by which the Content-Security-Policy allows this text and no other."""
+    """A file to place inline, and the hash by which the Content-Security-Policy allows this text and no
+    other.
+    """
     loader = _environment().loader
     assert loader is not None
     source = loader.get_source(_environment(), name)[0]
     digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
-    return Markup(source), f"'sha256-{digest}'"  # noqa: S704  our own file
+    return Markup(source), f"'sha256-{digest}'"
 
 
 def render_html(diagnosis: Diagnosis) -> str:
@@ -49,16 +51,23 @@ def render_html(diagnosis: Diagnosis) -> str:
         f"default-src 'none'; style-src {style_hash}; script-src {script_hash}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return _environment().get_template("report.html.j2").render(
-        page=page(diagnosis),
-        style=style,
-        script=script,
-        policy=Markup(policy),  # noqa: S704  made of constants and hashes
-        data=Markup(embedded_json(diagnosis)),  # noqa: S704  escaped there
-        script_id=SCRIPT_ID,
+    return (
+        _environment()
+        .get_template("report.html.j2")
+        .render(
+            page=page(diagnosis),
+            style=style,
+            script=script,
+            policy=Markup(policy),
+            data=Markup(embedded_json(diagnosis)),
+            script_id=SCRIPT_ID,
+        )
     )
 
 
 def write_html(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
-    """Write the HTML report to ``path``, replacing what is there as a whole. Raises DdpDoctorError where it cannot."""
+    """Write the HTML report to ``path``, replacing what is there as a whole.
+
+    Raises DdpDoctorError where it cannot.
+    """
     write_whole(path, render_html(diagnosis))

@@ -15,6 +15,9 @@ from ddpdoctor.report import words
 ROWS = 200
 """Most rows shown of one nested group; the rest is in the report's data."""
 
+GROUPS = 8
+"""Most groups shown of one list."""
+
 
 class Group(msgspec.Struct, frozen=True):
     """A titled table of names and values."""
@@ -68,7 +71,10 @@ def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
         ("ddpdoctor", diagnosis.tool_version),
         ("Made", _moment(diagnosis.created_ns)),
         ("Analysed", ", ".join(diagnosis.source)),
-        ("Steps", f"{steps.measured:,} measured of {steps.count:,} (from {steps.source})" if steps.count else ""),
+        (
+            "Steps",
+            f"{steps.measured:,} measured of {steps.count:,} (from {steps.source})" if steps.count else "",
+        ),
         ("Steps set aside", aside),
         ("Schema", diagnosis.schema),
     ]
@@ -76,9 +82,19 @@ def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 
 def settings_groups(settings: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Settings by group; those that stand alone come first."""
-    alone = [(name, text(value)) for name, value in settings.items() if not isinstance(value, Mapping)]
-    grouped = [(name, flat(value)) for name, value in settings.items() if isinstance(value, Mapping)]
+    """Settings by group; those that stand alone come first, a list of groups becomes numbered groups."""
+    alone, grouped = [], []
+    for name, value in settings.items():
+        title = name.replace("_", " ")
+        if isinstance(value, Mapping):
+            grouped.append((title, flat(value)))
+        elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+            numbered = [
+                (f"{title} {index}" if len(value) > 1 else title, item) for index, item in enumerate(value, 1)
+            ]
+            grouped += [(label, flat(item)) for label, item in numbered[:GROUPS]]
+        else:
+            alone.append((name, text(value)))
     return ([("Settings", alone)] if alone else []) + grouped
 
 
@@ -112,7 +128,12 @@ def hta_tables(results: Mapping[str, Any] | None) -> list[Table]:
     tables = []
     for name, value in (results or {}).items():
         title = name.replace("_", " ")
-        if isinstance(value, Sequence) and not isinstance(value, str) and value and isinstance(value[0], Mapping):
+        if (
+            isinstance(value, Sequence)
+            and not isinstance(value, str)
+            and value
+            and isinstance(value[0], Mapping)
+        ):
             head = list(dict.fromkeys(str(key) for record in value for key in record))
             body = [[text(record[key]) if key in record else "" for key in head] for record in value[:ROWS]]
             tables.append(Table(title, [key.replace("_", " ") for key in head], body))

@@ -23,18 +23,24 @@ def render_markdown(diagnosis: Diagnosis) -> str:
         blocks.append(_table(diagnosis.findings))
     blocks += [_finding(finding) for finding in diagnosis.findings[:TOP] if finding.severity != "info"]
     blocks += ["\n".join(f"- {escape(note)}" for note in diagnosis.notes)] if diagnosis.notes else []
-    looked = f"{words.count(len(diagnosis.checked), 'rule')} found nothing, {len(diagnosis.skipped)} could not look."
+    looked = f"{words.count(len(diagnosis.checked), 'rule')} found nothing, "
+    looked += f"{len(diagnosis.skipped)} could not look."
     blocks.append(f"<sub>ddpdoctor {escape(diagnosis.tool_version)}. {looked}</sub>")
     return "\n\n".join(blocks) + "\n"
 
 
 def write_markdown(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
-    """Write the Markdown to ``path``, replacing what is there as a whole. Raises DdpDoctorError where it cannot."""
+    """Write the Markdown to ``path``, replacing what is there as a whole.
+
+    Raises DdpDoctorError where it cannot.
+    """
     write_whole(path, render_markdown(diagnosis))
 
 
 def escape(text: str) -> str:
-    """``text`` on one line, with everything that Markdown or HTML would read as markup made plain; `code` stays code."""
+    """``text`` on one line, with everything that Markdown or HTML would read as markup made plain; `code`
+    stays code.
+    """
     pieces = []
     for piece, is_code in words.pieces(" ".join(text.split())):
         plain = re.sub(r"([\\*_\[\]#|~@`])", r"\\\1", piece.replace("&", "&amp;").replace("<", "&lt;"))
@@ -58,7 +64,13 @@ def _table(findings: list[Finding]) -> str:
             cost += f" ({words.percent(finding.share)})"
         where = code(place(finding.where[0]).short) if finding.where else ""
         gain = words.speedup(finding.speedup_if_fixed) if finding.speedup_if_fixed is not None else ""
-        cells = [f"{escape(finding.title)} ({finding.severity})", words.rank_names(finding.ranks), cost, gain, where]
+        cells = [
+            f"{escape(finding.title)} ({escape(finding.severity)})",
+            words.rank_names(finding.ranks),
+            cost,
+            gain,
+            where,
+        ]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -68,7 +80,12 @@ def _finding(finding: Finding) -> str:
     blocks += [escape(block) for block in finding.explanation.split("\n\n") if block.strip()]
     if finding.where:
         places = [place(where) for where in finding.where[:3]]
-        blocks.append("Where: " + ", ".join(f"{code(p.full)} in {code(p.function)}" if p.function else code(p.full) for p in places))
+        blocks.append(
+            "Where: "
+            + ", ".join(
+                f"{code(p.full)} in {code(p.function)}" if p.function else code(p.full) for p in places
+            )
+        )
     for fix in finding.fixes[:1]:
         blocks.append(f"**{escape(fix.title)}.** {escape(fix.why)}")
         if fix.snippet:

@@ -23,7 +23,10 @@ class _Head(msgspec.Struct):
 
 
 def read_diagnosis(path: str | os.PathLike[str]) -> Diagnosis:
-    """The diagnosis in ``path``. Raises UnusableInput, in one sentence, for anything else than a report this version can read."""
+    """The diagnosis in ``path``.
+
+    Raises UnusableInput, in one sentence, for anything else than a report this version can read.
+    """
     name = os.fspath(path)
     try:
         data = Path(path).read_bytes()
@@ -39,11 +42,15 @@ def _decode(data: bytes, name: str) -> Diagnosis:
     try:
         head = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=_Head)
     except msgspec.ValidationError as error:
-        raise UnusableInput(f"{name}: this is JSON, but not a ddpdoctor diagnosis (no schema named in it)") from error
+        raise UnusableInput(
+            f"{name}: this is JSON, but not a ddpdoctor diagnosis (no schema named in it)"
+        ) from error
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         if "truncated" in str(error):
             raise UnusableInput(f"{name}: the file is cut off half way; write or copy it again") from error
-        raise UnusableInput(f"{name}: this is neither a ddpdoctor report nor a diagnosis.json ({error})") from error
+        raise UnusableInput(
+            f"{name}: this is neither a ddpdoctor report nor a diagnosis.json ({error})"
+        ) from error
     if head.schema != DIAGNOSIS_SCHEMA:
         raise UnusableInput(_wrong_schema(head.schema, name))
     try:
@@ -56,8 +63,14 @@ def _wrong_schema(schema: str, name: str) -> str:
     own, _, version = DIAGNOSIS_SCHEMA.rpartition("/")
     match = re.fullmatch(rf"{re.escape(own)}/(\d+)", schema)
     if match and int(match[1]) > int(version):
-        return f"{name}: written by a newer ddpdoctor (schema {schema}, this one reads {DIAGNOSIS_SCHEMA}); upgrade ddpdoctor"
-    return f"{name}: schema {schema[:80]!r} is not {DIAGNOSIS_SCHEMA}; give a ddpdoctor report or its diagnosis.json"
+        return (
+            f"{name}: written by a newer ddpdoctor (schema {schema}, this one reads {DIAGNOSIS_SCHEMA}); "
+            "upgrade ddpdoctor"
+        )
+    return (
+        f"{name}: schema {schema[:80]!r} is not {DIAGNOSIS_SCHEMA}; "
+        "give a ddpdoctor report or its diagnosis.json"
+    )
 
 
 class _Carrier(HTMLParser):

@@ -1,4 +1,7 @@
-"""``--redact``: a diagnosis that may leave the house. The same name gets the same stand-in wherever it occurs."""
+"""``--redact``: a diagnosis that may leave the house.
+
+The same name gets the same stand-in wherever it occurs.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +13,14 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.report.json_output import plain_value
 
 PATH = re.compile(r"(?<![\w.:/\-])(?:[A-Za-z]:)?(?:[/\\](?!/)[^\s'\"`,;:<>|()\[\]{}=/\\]+)+[/\\]?")
 """An absolute path inside any text; what follows "://" is an address, not a path."""
 LIBRARY = re.compile(r".*[/\\](site-packages|dist-packages|lib[/\\]python[\d.]+)[/\\]")
-IP_ADDRESS = re.compile(r"(?<![\w.])(?:\d{1,3}(?:\.\d{1,3}){3}|(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{1,4})(?![\w.])")
+IP_ADDRESS = re.compile(
+    r"(?<![\w.])(?:\d{1,3}(?:\.\d{1,3}){3}|(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{1,4})(?![\w.])"
+)
 HOME = re.compile(r"[/\\](?:home|Users|users|scratch|fsx)[/\\]([^/\\\s'\"]+)")
 KEPT_VARIABLES = re.compile(
     r"(NCCL|TORCH|PYTORCH|OMP|MKL|OPENBLAS|KMP|GLOO|CUDA|NVIDIA|HIP|ROCR|UCX|FI|RCCL)_\w+"
@@ -23,7 +29,9 @@ KEPT_VARIABLES = re.compile(
 """Environment variables that tune a job and name nobody; the values of all others are replaced."""
 USER_VARIABLES = ("USER", "LOGNAME", "USERNAME", "SLURM_JOB_USER", "SUDO_USER")
 LONG_ARGUMENT = 8
-"""From this length on an argument's value is replaced in every other text too; shorter ones ("gloo", "32") are common words."""
+"""From this length on an argument's value is replaced in every other text too; shorter ones ("gloo", "32")
+are common words.
+"""
 
 
 class _StandIns:
@@ -38,8 +46,9 @@ class _StandIns:
 
 
 def redact(diagnosis: Diagnosis) -> Diagnosis:
-    """The same diagnosis without host names, user names, addresses, paths above the project, and the command's arguments.
+    """The same diagnosis without names of hosts and users, addresses, outer paths and command arguments.
 
+    Paths inside the project and inside libraries become relative, all others a stand-in.
     Numbers, rules, kernel names and the user's own file and function names inside the project stay.
     """
     stand_ins = _StandIns()
@@ -55,22 +64,22 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     job = msgspec.structs.replace(
         diagnosis.job, command=command, environment=_environment(diagnosis.job.environment, stand_ins)
     )
-    plain = msgspec.to_builtins(msgspec.structs.replace(diagnosis, job=job))
+    plain = msgspec.to_builtins(msgspec.structs.replace(diagnosis, job=job), enc_hook=plain_value)
     cleaned = _walk(plain, clean)
     # Addresses of documentation are public, and must stay usable.
     for finding, before in zip(cleaned["findings"], diagnosis.findings, strict=True):
         for fix, fix_before in zip(finding["fixes"], before.fixes, strict=True):
-            fix["docs"] = [
-                link if link.startswith("https://") else clean(link) for link in fix_before.docs
-            ]
+            fix["docs"] = [link if link.startswith("https://") else clean(link) for link in fix_before.docs]
     return msgspec.convert(cleaned, Diagnosis)
 
 
 def project_root(diagnosis: Diagnosis) -> str | None:
-    """The deepest folder that holds all of the user's own source lines; None where there are no absolute ones."""
+    """The deepest folder that holds all of the user's own source lines; None where there are no absolute
+    ones.
+    """
     files = [where.file for finding in diagnosis.findings for where in finding.where]
     files += [word for word in diagnosis.job.command if word.endswith(".py")]
-    folders = [os.path.dirname(name) for name in files if os.path.isabs(name) and not LIBRARY.match(name)]
+    folders = [name.rpartition("/")[0] for name in files if name.startswith("/") and not LIBRARY.match(name)]
     if not folders:
         return None
     common = os.path.commonpath(folders)
@@ -81,7 +90,9 @@ def _walk(value: Any, clean: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return clean(value)
     if isinstance(value, Mapping):
-        return {clean(key) if isinstance(key, str) else key: _walk(item, clean) for key, item in value.items()}
+        return {
+            clean(key) if isinstance(key, str) else key: _walk(item, clean) for key, item in value.items()
+        }
     if isinstance(value, list | tuple):
         return [_walk(item, clean) for item in value]
     return value
@@ -114,8 +125,10 @@ def _host_names(diagnosis: Diagnosis, stand_ins: _StandIns) -> dict[str, str]:
 
 
 def _user_names(diagnosis: Diagnosis, stand_ins: _StandIns) -> dict[str, str]:
-    texts = list(_strings(msgspec.to_builtins(diagnosis)))
-    users = [diagnosis.job.environment[name] for name in USER_VARIABLES if diagnosis.job.environment.get(name)]
+    texts = list(_strings(msgspec.to_builtins(diagnosis, enc_hook=plain_value)))
+    users = [
+        diagnosis.job.environment[name] for name in USER_VARIABLES if diagnosis.job.environment.get(name)
+    ]
     users += [user for text in texts for user in HOME.findall(text)]
     return {user: stand_ins.of("user", user) for user in users if user != "root"}
 
@@ -132,17 +145,15 @@ def _strings(value: Any) -> Iterable[str]:
             yield from _strings(item)
 
 
-def _command(
-    command: list[str], root: str | None, stand_ins: _StandIns
-) -> tuple[list[str], dict[str, str]]:
+def _command(command: list[str], root: str | None, stand_ins: _StandIns) -> tuple[list[str], dict[str, str]]:
     """The program and its scripts stay (without their folders); every argument becomes a stand-in."""
     words, replaced = [], {}
     for index, word in enumerate(command):
         if index == 0:
-            words.append(os.path.basename(word))
+            words.append(word.rpartition("/")[2])
         elif word.endswith(".py") and not word.startswith("-"):
             inside = root is not None and word.startswith(root + os.sep)
-            words.append(word if inside else os.path.basename(word))
+            words.append(word if inside else word.rpartition("/")[2])
         elif word == "--":
             words.append(word)
         else:

@@ -11,7 +11,7 @@ from ddpdoctor.errors import DdpDoctorError
 
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
-    """Write ``content`` (text as UTF-8) to ``path`` so that a reader sees the old file or the new one, never half of one.
+    """Write ``content`` (text as UTF-8): a reader of ``path`` sees the old file or the new one, never a half.
 
     Raises DdpDoctorError where the file cannot be written.
     """
@@ -21,15 +21,16 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".new")
     except OSError as error:
         raise DdpDoctorError(f"cannot write {target}: {error.strerror or error}") from error
+    fresh = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(data)
         # mkstemp gives 0600; a report is meant to be passed on, so it gets what the umask would have given.
         umask = os.umask(0)
         os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, target)
+        fresh.chmod(0o666 & ~umask)
+        fresh.replace(target)
     except OSError as error:
         with contextlib.suppress(OSError):
-            os.unlink(name)
+            fresh.unlink()
         raise DdpDoctorError(f"cannot write {target}: {error.strerror or error}") from error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.padding import Padding
 from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
@@ -31,10 +30,12 @@ PART_LETTERS = dict(zip(PARTS, "dhcwtbpko", strict=True))
 """Without colours a bar is drawn with letters, explained beneath it."""
 
 
-def print_terminal(diagnosis: Diagnosis, console: Console, *, quiet: bool = False, verbose: bool = False) -> None:
-    """Print the diagnosis to ``console``: ``quiet`` the verdict alone, ``verbose`` every finding with its evidence.
+def print_terminal(
+    diagnosis: Diagnosis, console: Console, *, quiet: bool = False, verbose: bool = False
+) -> None:
+    """Print the diagnosis: ``quiet`` the verdict alone, ``verbose`` every finding with its evidence.
 
-    Fits 80 columns; colours, or their absence, are the console's own affair (NO_COLOR, pipes).
+    Fits 80 columns; colours, or their absence, are the ``console``'s own affair (NO_COLOR, pipes).
     """
     _line(console, diagnosis.verdict.headline, "bold green" if diagnosis.healthy else "bold red")
     if quiet:
@@ -49,7 +50,9 @@ def print_terminal(diagnosis: Diagnosis, console: Console, *, quiet: bool = Fals
         shown = diagnosis.findings if verbose else diagnosis.findings[:FINDINGS]
         console.print(_table(shown))
         if len(shown) < len(diagnosis.findings):
-            _line(console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim")
+            _line(
+                console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim"
+            )
     main = main_finding(diagnosis)
     for finding in diagnosis.findings if verbose else [main] if main is not None else []:
         _finding(finding, console, verbose)
@@ -135,16 +138,20 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
         console.print()
         _line(console, f"Fix: {fix.title}", "bold")
         if fix.snippet:
-            console.print(Padding(_snippet(fix.snippet, console), (0, 0, 0, 2)))
+            console.print(_snippet(fix.snippet, console), soft_wrap=True)
         if fix.trade_off:
             _line(console, f"Trade-off: {' '.join(fix.trade_off.split())}", "dim")
 
 
-def _snippet(snippet: str, console: Console) -> Syntax | Text:
+def _snippet(snippet: str, console: Console) -> Text:
+    """The snippet indented; long lines are left to the terminal, so that they can be copied in one piece."""
     code = _plain(snippet.strip("\n").replace("\t", "    "))
+    lines = "\n".join(f"  {line}".rstrip() for line in code.split("\n"))
     if console.color_system is None:
-        return Text(code)
-    return Syntax(code, "python", theme="ansi_dark", background_color="default", word_wrap=True)
+        return Text(lines)
+    highlighted = Syntax(lines, "python", theme="ansi_dark", background_color="default").highlight(lines)
+    highlighted.rstrip()
+    return highlighted
 
 
 def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
@@ -154,7 +161,9 @@ def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     for note in notes:
         _line(console, f"Note: {note}", "dim")
     if len(notes) < len(diagnosis.notes):
-        _line(console, f"and {words.count(len(diagnosis.notes) - len(notes), 'more note')} in the report", "dim")
+        _line(
+            console, f"and {words.count(len(diagnosis.notes) - len(notes), 'more note')} in the report", "dim"
+        )
     if diagnosis.checked or diagnosis.skipped:
         console.print()
         checked, skipped = len(diagnosis.checked), len(diagnosis.skipped)

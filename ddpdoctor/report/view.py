@@ -85,14 +85,22 @@ def main_finding(diagnosis: Diagnosis) -> Finding | None:
     if diagnosis.healthy:
         return None
     named = [finding for finding in diagnosis.findings if finding.rule == diagnosis.verdict.rule]
-    return (named or diagnosis.findings or [None])[0]
+    found = named or diagnosis.findings
+    return found[0] if found else None
 
 
 def price(diagnosis: Diagnosis) -> str:
-    """What the verdict costs, in one sentence; for a healthy job, what a step takes. Empty where nothing is known."""
+    """What the verdict costs, in one sentence; for a healthy job, what a step takes.
+
+    Empty where nothing is known.
+    """
     finding, median = main_finding(diagnosis), diagnosis.steps.median_ms
     if finding is None:
-        return "" if median is None else f"A step takes {words.milliseconds(median)} (median)."
+        return (
+            ""
+            if median is None
+            else f"A step takes {words.milliseconds(median)} (median){_main_part(diagnosis)}."
+        )
     pieces = []
     if finding.costs_ms_per_step is not None:
         pieces.append(f"It costs {words.milliseconds(finding.costs_ms_per_step)} of every step")
@@ -104,6 +112,13 @@ def price(diagnosis: Diagnosis) -> str:
         gain = words.speedup(finding.speedup_if_fixed)
         pieces.append(f"the job would run {gain} as fast without it")
     return f"{'; '.join(pieces)}." if pieces else ""
+
+
+def _main_part(diagnosis: Diagnosis) -> str:
+    if not diagnosis.breakdown:
+        return ""
+    name, share = max(diagnosis.breakdown.items(), key=lambda item: item[1])
+    return f", {words.percent(share)} of it {words.part(name)}"
 
 
 def subtitle(diagnosis: Diagnosis) -> str:
@@ -136,7 +151,12 @@ def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     if steps.samples_per_s is not None:
         rows.append(("samples per second", words.significant(steps.samples_per_s)))
     if steps.measured:
-        rows.append(("steps measured", f"{steps.measured:,} of {steps.count:,}" if steps.count else f"{steps.measured:,}"))
+        rows.append(
+            (
+                "steps measured",
+                f"{steps.measured:,} of {steps.count:,}" if steps.count else f"{steps.measured:,}",
+            )
+        )
     return rows
 
 
@@ -167,5 +187,9 @@ def _rank_table(diagnosis: Diagnosis) -> Table | None:
         for rank in sorted(order, key=lambda rank: rank.rank)
     ]
     left = len(diagnosis.ranks) - len(rows)
-    title = "Ranks" if not left else f"The {len(rows)} ranks that keep others waiting most, of {len(diagnosis.ranks)}"
+    title = (
+        "Ranks"
+        if not left
+        else f"The {len(rows)} ranks that keep others waiting most, of {len(diagnosis.ranks)}"
+    )
     return Table(title, head, rows)

@@ -115,7 +115,11 @@ def quantity(value: Any, unit: str) -> str:
     if isinstance(value, int | float):
         return _number(value, unit)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return ", ".join(quantity(item, "") for item in value) + (f" {unit}" if unit else "") if value else "none"
+        return (
+            ", ".join(quantity(item, "") for item in value) + (f" {unit}" if unit else "")
+            if value
+            else "none"
+        )
     return f"{value} {unit}".strip()
 
 

@@ -13,6 +13,7 @@ T = TypeVar("T")
 _DEPTH = 2
 """Pieces that wait at most: enough to even out the two sides, few enough to keep memory flat."""
 _POLL_S = 0.1
+_PATIENCE_S = 1.0
 
 
 class _End:
@@ -62,4 +63,4 @@ def ahead(items: Iterator[T]) -> Iterator[T]:
             yield item
     finally:
         stop.set()
-        thread.join()
+        thread.join(timeout=_PATIENCE_S)  # it may hang in a read from a pipe or a network

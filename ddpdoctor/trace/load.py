@@ -44,7 +44,7 @@ def load_traces(
     """
     known = ranks or {}
     work: list[Job] = [(i, file, known.get(file), cache) for i, file in enumerate(files)]
-    workers = min(jobs or os.cpu_count() or 1, len(work))
+    workers = min(jobs or _processors(), len(work))
     results = load_in_processes(work, workers) if _worth_it(files, workers) else load_here(work)
     loaded: dict[int, RankTrace] = {}
     failed: dict[int, str] = {}
@@ -60,6 +60,13 @@ def load_traces(
     traces, notes = one_job([loaded[i] for i in sorted(loaded)])
     notes[:0] = [note for trace in traces for note in trace.meta.notes]
     return LoadedTraces(traces, notes, [(files[i], failed[i]) for i in sorted(failed)])
+
+
+def _processors() -> int:
+    """Processors this process may use: in a container fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _worth_it(files: Sequence[str], workers: int) -> bool:

@@ -41,7 +41,9 @@ def sick() -> Diagnosis:
         created_ns=1_795_000_000_000_000_000,
         source=["/home/alice/work/runs/20261120-101500"],
         healthy=False,
-        verdict=Verdict("dataloader/one-rank-late", "Rank 1 waits 46 ms a step for data; all others wait for it"),
+        verdict=Verdict(
+            "dataloader/one-rank-late", "Rank 1 waits 46 ms a step for data; all others wait for it"
+        ),
         job=Job(
             world_size=2,
             ranks_seen=[0, 1],
@@ -76,7 +78,9 @@ def sick() -> Diagnosis:
         ),
         breakdown={"data_wait": 0.87, "compute": 0.08, "comm_transfer": 0.03, "barrier": 0.02},
         findings=_sick_findings(),
-        notes=["No GPU was found: NVML telemetry is missing, so throttling cannot be told from slow compute."],
+        notes=[
+            "No GPU was found: NVML telemetry is missing, so throttling cannot be told from slow compute."
+        ],
         checked=[
             CheckedRule("allreduce/small-buckets", "Gradient buckets are too small"),
             CheckedRule("sync/gradient-accumulation", "Gradients are reduced in every micro-batch"),
@@ -88,7 +92,13 @@ def sick() -> Diagnosis:
                 host="node17.cluster.example.com",
                 device="cpu",
                 step_ms=51.4,
-                breakdown_ms={"data_wait": 0.3, "compute": 4.6, "comm_wait": 44.1, "comm_transfer": 1.5, "other": 0.9},
+                breakdown_ms={
+                    "data_wait": 0.3,
+                    "compute": 4.6,
+                    "comm_wait": 44.1,
+                    "comm_transfer": 1.5,
+                    "other": 0.9,
+                },
                 late_ms=0.0,
                 caused_wait_ms=0.0,
             ),
@@ -111,8 +121,13 @@ def sick() -> Diagnosis:
             WaterfallBar("could be", 5.4),
         ],
         bandwidth=[
-            BandwidthPoint(operation="allreduce", bytes=2.0**e, count=118, transfer_ms=0.1 * 2 ** (e - 12) / 64 + 0.1,
-                           bus_gb_per_s=min(1.9, 0.02 * 2 ** ((e - 10) * 0.7)))
+            BandwidthPoint(
+                operation="allreduce",
+                bytes=2.0**e,
+                count=118,
+                transfer_ms=0.1 * 2 ** (e - 12) / 64 + 0.1,
+                bus_gb_per_s=min(1.9, 0.02 * 2 ** ((e - 10) * 0.7)),
+            )
             for e in range(10, 23, 2)
         ],
         telemetry=[
@@ -126,7 +141,7 @@ def sick() -> Diagnosis:
             for field, unit, base in (("cpu", "percent", 42.0), ("memory_used", "bytes", 6e9))
         ],
         facts={"late": {"data": {"ms_per_step": 44.8, "share": 0.87}}, "loader": {"num_workers": 0}},
-    )  # fmt: skip
+    )
 
 
 def _sick_findings() -> list[Finding]:
@@ -139,7 +154,10 @@ def _sick_findings() -> list[Finding]:
             "DDP's all-reduce cannot end before the last rank arrives, so every rank pays.",
             ranks=[1],
             persistence="always",
-            where=[Where("/home/alice/work/train.py", 57, "main", 0.98), Where("data/set.py", 12, "__getitem__")],
+            where=[
+                Where("/home/alice/work/train.py", 57, "main", 0.98),
+                Where("data/set.py", 12, "__getitem__"),
+            ],
             costs_ms_per_step=44.8,
             share=0.872,
             speedup_if_fixed=7.1,
@@ -201,19 +219,31 @@ def _timeline() -> Timeline:
 def healthy() -> Diagnosis:
     """Four ranks, nothing to mend."""
     rng = random.Random(3)
-    steps = list(range(0, 200))
+    steps = list(range(200))
     parts = {"data_wait": 0.4, "compute": 92.0, "comm_wait": 1.3, "comm_transfer": 4.0, "other": 1.1}
     return Diagnosis(
         tool_version="0.1.0",
         healthy=True,
-        verdict=Verdict(None, "Healthy: 24 rules looked at 200 steps on 4 ranks and found nothing worth 5 % of a step"),
-        job=Job(world_size=4, ranks_seen=[0, 1, 2, 3], hosts=["gpu01"], backend="nccl", device="cuda",
-                device_names=["NVIDIA H100 80GB HBM3"] * 4),
-        steps=Steps(count=210, measured=200, median_ms=98.8, mean_ms=99.0, p95_ms=101.0, samples_per_s=10_341.0),
+        verdict=Verdict(
+            None, "Healthy: 24 rules looked at 200 steps on 4 ranks and found nothing worth 5 % of a step"
+        ),
+        job=Job(
+            world_size=4,
+            ranks_seen=[0, 1, 2, 3],
+            hosts=["gpu01"],
+            backend="nccl",
+            device="cuda",
+            device_names=["NVIDIA H100 80GB HBM3"] * 4,
+        ),
+        steps=Steps(
+            count=210, measured=200, median_ms=98.8, mean_ms=99.0, p95_ms=101.0, samples_per_s=10_341.0
+        ),
         breakdown={"compute": 0.93, "comm_transfer": 0.04, "comm_wait": 0.013, "other": 0.017},
         checked=[CheckedRule(f"family/rule-{n}", f"Rule {n}") for n in range(24)],
         ranks=[
-            RankSummary(rank=r, host="gpu01", device=f"cuda:{r}", step_ms=98.8, breakdown_ms=dict(parts), late_ms=0.1)
+            RankSummary(
+                rank=r, host="gpu01", device=f"cuda:{r}", step_ms=98.8, breakdown_ms=dict(parts), late_ms=0.1
+            )
             for r in range(4)
         ],
         series=Series(
@@ -223,7 +253,7 @@ def healthy() -> Diagnosis:
             late_ms=[[rng.gauss(0, 0.3) for _ in steps] for _ in range(4)],
         ),
         waterfall=[],
-    )  # fmt: skip
+    )
 
 
 def minimal() -> Diagnosis:
@@ -232,7 +262,7 @@ def minimal() -> Diagnosis:
 
 
 def large(ranks: int = 512, points: int = 400) -> Diagnosis:
-    """Many ranks on 64 hosts: ranks 137 and 300 slow in compute, a thousand spans per rank, telemetry of every GPU."""
+    """Many ranks on 64 hosts: ranks 137 and 300 slow in compute, many spans, telemetry of every GPU."""
     rng = random.Random(11)
     slow = {137: 30.0, 300: 12.0}
     numbers = range(ranks)
@@ -246,35 +276,78 @@ def large(ranks: int = 512, points: int = 400) -> Diagnosis:
     return Diagnosis(
         tool_version="0.1.0",
         healthy=False,
-        verdict=Verdict("imbalance/slow-compute", "Rank 137 computes 30 ms longer than the others in every step"),
-        job=Job(world_size=ranks, ranks_seen=list(numbers), backend="nccl", device="cuda",
-                hosts=[f"node{index:03}" for index in range(ranks // 8)], device_names=["NVIDIA H100 80GB HBM3"] * ranks),
-        steps=Steps(count=10_000, measured=9_900, median_ms=250.0, mean_ms=252.0, p95_ms=262.0, samples_per_s=131_000.0),
+        verdict=Verdict(
+            "imbalance/slow-compute", "Rank 137 computes 30 ms longer than the others in every step"
+        ),
+        job=Job(
+            world_size=ranks,
+            ranks_seen=list(numbers),
+            backend="nccl",
+            device="cuda",
+            hosts=[f"node{index:03}" for index in range(ranks // 8)],
+            device_names=["NVIDIA H100 80GB HBM3"] * ranks,
+        ),
+        steps=Steps(
+            count=10_000,
+            measured=9_900,
+            median_ms=250.0,
+            mean_ms=252.0,
+            p95_ms=262.0,
+            samples_per_s=131_000.0,
+        ),
         breakdown={"compute": 0.8, "comm_wait": 0.12, "comm_transfer": 0.08},
         findings=[
-            Finding(rule="imbalance/slow-compute", severity="warning", title="Ranks 137 and 300 compute longer",
-                    ranks=[137, 300], costs_ms_per_step=30.0, share=0.12, speedup_if_fixed=1.136,
-                    coverage=Coverage(9_900, ranks)),
+            Finding(
+                rule="imbalance/slow-compute",
+                severity="warning",
+                title="Ranks 137 and 300 compute longer",
+                ranks=[137, 300],
+                costs_ms_per_step=30.0,
+                share=0.12,
+                speedup_if_fixed=1.136,
+                coverage=Coverage(9_900, ranks),
+            ),
         ],
         ranks=[
-            RankSummary(rank=rank, host=f"node{rank // 8:03}", device=f"cuda:{rank % 8}", step_ms=252.0,
-                        breakdown_ms={"compute": 200.0 + slow.get(rank, 0.0),
-                                      "comm_wait": 32.0 - slow.get(rank, 0.0), "comm_transfer": 20.0},
-                        late_ms=slow.get(rank, 0.0), caused_wait_ms=slow.get(rank, 0.0))
+            RankSummary(
+                rank=rank,
+                host=f"node{rank // 8:03}",
+                device=f"cuda:{rank % 8}",
+                step_ms=252.0,
+                breakdown_ms={
+                    "compute": 200.0 + slow.get(rank, 0.0),
+                    "comm_wait": 32.0 - slow.get(rank, 0.0),
+                    "comm_transfer": 20.0,
+                },
+                late_ms=slow.get(rank, 0.0),
+                caused_wait_ms=slow.get(rank, 0.0),
+            )
             for rank in numbers
         ],
-        series=Series(steps=steps, ranks=list(numbers),
-                      step_ms=[[252.0 + rng.gauss(0, 3) for _ in steps] for _ in numbers], late_ms=late),
+        series=Series(
+            steps=steps,
+            ranks=list(numbers),
+            step_ms=[[252.0 + rng.gauss(0, 3) for _ in steps] for _ in numbers],
+            late_ms=late,
+        ),
         timeline=Timeline(step=5000, spans=spans),
-        waterfall=[WaterfallBar("measured step", 252.0), WaterfallBar("ranks 137, 300", 30.0, "imbalance/slow-compute"),
-                   WaterfallBar("could be", 222.0)],
+        waterfall=[
+            WaterfallBar("measured step", 252.0),
+            WaterfallBar("ranks 137, 300", 30.0, "imbalance/slow-compute"),
+            WaterfallBar("could be", 222.0),
+        ],
         telemetry=[
-            TelemetrySeries(source=f"node{gpu // 8:03} GPU {gpu % 8}", field="utilization", unit="percent",
-                            t_s=[i * 10.0 for i in range(200)], values=[90 + rng.gauss(0, 3) for _ in range(200)])
+            TelemetrySeries(
+                source=f"node{gpu // 8:03} GPU {gpu % 8}",
+                field="utilization",
+                unit="percent",
+                t_s=[i * 10.0 for i in range(200)],
+                values=[90 + rng.gauss(0, 3) for _ in range(200)],
+            )
             for gpu in range(ranks)
         ],
         facts={"late": {"compute": {"ms_per_step": 30.0}}},
-    )  # fmt: skip
+    )
 
 
 def hostile() -> Diagnosis:
@@ -284,30 +357,59 @@ def hostile() -> Diagnosis:
         source=[HOSTILE],
         healthy=False,
         verdict=Verdict("x/y", HOSTILE),
-        job=Job(hosts=[HOSTILE], backend=HOSTILE, device=HOSTILE, device_names=[HOSTILE], command=["python", HOSTILE],
-                versions={HOSTILE: HOSTILE}, settings={HOSTILE: {HOSTILE: HOSTILE}}, environment={HOSTILE: HOSTILE}),
+        job=Job(
+            hosts=[HOSTILE],
+            backend=HOSTILE,
+            device=HOSTILE,
+            device_names=[HOSTILE],
+            command=["python", HOSTILE],
+            versions={HOSTILE: HOSTILE},
+            settings={HOSTILE: {HOSTILE: HOSTILE}},
+            environment={HOSTILE: HOSTILE},
+        ),
         steps=Steps(source=HOSTILE, count=1, set_aside={HOSTILE: 1}),
         breakdown={"compute": 1.0},
         findings=[
-            Finding(rule=HOSTILE, severity=HOSTILE, title=HOSTILE, explanation=HOSTILE, persistence=HOSTILE,
-                    where=[Where(HOSTILE, 1, HOSTILE)], coverage=Coverage(1, 1),
-                    evidence=[Evidence(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
-                    fixes=[Fix(title=HOSTILE, why=HOSTILE, snippet=HOSTILE, trade_off=HOSTILE,
-                               docs=["https://example.org/" + HOSTILE, "javascript:alert(1)", HOSTILE])],
-                    caused_by=HOSTILE, limits=HOSTILE),
+            Finding(
+                rule=HOSTILE,
+                severity=HOSTILE,
+                title=HOSTILE,
+                explanation=HOSTILE,
+                persistence=HOSTILE,
+                where=[Where(HOSTILE, 1, HOSTILE)],
+                coverage=Coverage(1, 1),
+                evidence=[Evidence(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
+                fixes=[
+                    Fix(
+                        title=HOSTILE,
+                        why=HOSTILE,
+                        snippet=HOSTILE,
+                        trade_off=HOSTILE,
+                        docs=["https://example.org/" + HOSTILE, "javascript:alert(1)", HOSTILE],
+                    )
+                ],
+                caused_by=HOSTILE,
+                limits=HOSTILE,
+            ),
         ],
         notes=[HOSTILE],
         checked=[CheckedRule(HOSTILE, HOSTILE)],
         skipped=[SkippedRule(HOSTILE, HOSTILE, HOSTILE)],
-        ranks=[RankSummary(rank=0, host=HOSTILE, device=HOSTILE, breakdown_ms={"compute": 1.0, HOSTILE: 1.0})],
+        ranks=[
+            RankSummary(rank=0, host=HOSTILE, device=HOSTILE, breakdown_ms={"compute": 1.0, HOSTILE: 1.0})
+        ],
         series=Series(steps=[0, 1], ranks=[0, 1], step_ms=[[1, 2], [2, 1]], late_ms=[[0, 1], [1, 0]]),
         timeline=Timeline(step=0, spans=[Span(0, HOSTILE, HOSTILE, HOSTILE, 0.0, 1.0)], note=HOSTILE),
-        waterfall=[WaterfallBar(HOSTILE, 2.0), WaterfallBar(HOSTILE, 1.0, HOSTILE), WaterfallBar(HOSTILE, 1.0)],
+        waterfall=[
+            WaterfallBar(HOSTILE, 2.0),
+            WaterfallBar(HOSTILE, 1.0, HOSTILE),
+            WaterfallBar(HOSTILE, 1.0),
+        ],
         bandwidth=[BandwidthPoint(operation=HOSTILE, bytes=8, count=1, transfer_ms=1, bus_gb_per_s=1)],
         telemetry=[TelemetrySeries(source=HOSTILE, field=HOSTILE, unit=HOSTILE, t_s=[0, 1], values=[1, 2])],
         facts={HOSTILE: HOSTILE},
         hta={HOSTILE: [{HOSTILE: HOSTILE}], "idle": {HOSTILE: HOSTILE}},
-    )  # fmt: skip
+    )
 
 
 ALL = {"sick": sick, "healthy": healthy, "minimal": minimal, "large": large, "hostile": hostile}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import re
 from html.parser import HTMLParser
@@ -73,7 +74,9 @@ def test_no_attribute_runs_or_styles(report):
 
 def test_the_policy_allows_exactly_the_inline_style_and_script(report):
     document = Document(report)
-    policy = next(a["content"] for a in document.named("meta") if a.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        a["content"] for a in document.named("meta") if a.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy.startswith("default-src 'none';")
     for tag in ("style", "script"):
         text = re.findall(rf"<{tag}>(.*?)</{tag}>", report, re.DOTALL)
@@ -105,7 +108,7 @@ def test_headings_do_not_skip_a_level_and_images_have_names(report):
     document = Document(report)
     levels = [int(tag[1]) for tag, _ in document.elements if re.fullmatch(r"h[1-6]", tag)]
     assert levels[0] == 1 and levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in zip(levels, levels[1:], strict=False))
+    assert all(after - before <= 1 for before, after in itertools.pairwise(levels))
     for attributes in document.named("svg"):
         if attributes.get("role") == "img":
             assert attributes.get("aria-label") or attributes.get("aria-labelledby")
@@ -137,7 +140,9 @@ def test_numbers_that_json_lacks_become_null(tmp_path):
 
 
 def test_file_names_that_are_no_utf8_can_be_written(tmp_path):
-    diagnosis = msgspec.structs.replace(samples.minimal(), source=["run-\udce9"], verdict=Verdict(None, "\udce9"))
+    diagnosis = msgspec.structs.replace(
+        samples.minimal(), source=["run-\udce9"], verdict=Verdict(None, "\udce9")
+    )
     for write, name in ((write_html, "report.html"), (write_json, "diagnosis.json")):
         write(diagnosis, tmp_path / name)
         assert read_diagnosis(tmp_path / name).source == ["run-\\udce9"]
@@ -169,7 +174,9 @@ def test_unusable_input_is_one_clear_sentence_each(tmp_path):
     whole = render_html(samples.sick())
     data = json.dumps({"schema": "ddpdoctor.diagnosis/2", "brand": "new"})
     assert "newer ddpdoctor" in _bad(tmp_path, "newer.json", data)
-    assert "newer ddpdoctor" in _bad(tmp_path, "newer.html", whole.replace("ddpdoctor.diagnosis/1\"", "ddpdoctor.diagnosis/7\""))
+    assert "newer ddpdoctor" in _bad(
+        tmp_path, "newer.html", whole.replace('ddpdoctor.diagnosis/1"', 'ddpdoctor.diagnosis/7"')
+    )
     assert "is not ddpdoctor.diagnosis/1" in _bad(tmp_path, "other.json", '{"schema": "ddpdoctor.run/1"}')
     for share in (0.3, 0.6, 0.9):
         assert "cut off" in _bad(tmp_path, f"cut-{share}.html", whole[: int(len(whole) * share)])
@@ -177,7 +184,9 @@ def test_unusable_input_is_one_clear_sentence_each(tmp_path):
     assert "not a ddpdoctor report" in _bad(tmp_path, "page.html", "<!doctype html><title>x</title>")
     assert "not a ddpdoctor diagnosis" in _bad(tmp_path, "list.json", "[1, 2]")
     assert "neither" in _bad(tmp_path, "noise.bin", bytes(range(1, 200)))
-    assert "does not follow" in _bad(tmp_path, "wrong.json", '{"schema": "ddpdoctor.diagnosis/1", "healthy": "yes"}')
+    assert "does not follow" in _bad(
+        tmp_path, "wrong.json", '{"schema": "ddpdoctor.diagnosis/1", "healthy": "yes"}'
+    )
     assert "empty" in _bad(tmp_path, "empty.json", "")
     with pytest.raises(UnusableInput, match="cannot be read"):
         read_diagnosis(tmp_path / "absent.html")

@@ -6,7 +6,15 @@ import msgspec
 import pytest
 import samples
 
-from ddpdoctor.diagnose.diagnosis import BandwidthPoint, RankSummary, Series, Span, TelemetrySeries, Timeline, WaterfallBar
+from ddpdoctor.diagnose.diagnosis import (
+    BandwidthPoint,
+    RankSummary,
+    Series,
+    Span,
+    TelemetrySeries,
+    Timeline,
+    WaterfallBar,
+)
 from ddpdoctor.report.charts.breakdown import ROWS, breakdown
 from ddpdoctor.report.charts.lateness import lateness
 from ddpdoctor.report.charts.lines import LINES, POINTS
@@ -23,15 +31,25 @@ replace = msgspec.structs.replace
 def test_verdict_and_price_come_from_the_finding_it_names():
     view = page(samples.sick())
     assert view.price == (
-        "It costs 44.8 ms of every step, 87 % of the time (52 min of each hour); the job would run 7.1× as fast without it."
+        "It costs 44.8 ms of every step, 87 % of the time (52 min of each hour); "
+        "the job would run 7.1× as fast without it."
     )
     assert view.subtitle == "2 ranks · 1 host · cpu · gloo · torch 2.13.0"
     assert ("step time (median)", "51.2 ms") in view.numbers
 
 
+def test_a_healthy_page_says_what_a_step_takes():
+    assert page(samples.healthy()).price == "A step takes 98.8 ms (median), 93 % of it compute."
+
+
 def test_findings_keep_order_and_effects_point_to_their_cause():
     first, second = page(samples.sick()).findings
-    assert (first.severity, first.ranks, first.cost, first.speedup) == ("critical", "rank 1", "44.8 ms", "7.1×")
+    assert (first.severity, first.ranks, first.cost, first.speedup) == (
+        "critical",
+        "rank 1",
+        "44.8 ms",
+        "7.1×",
+    )
     assert first.places[0].short == "train.py:57"
     assert ("Batches that stood ready", "not recorded") in [(row.means, row.value) for row in first.evidence]
     assert second.cause == (first.title[0][0], first.anchor)
@@ -48,7 +66,14 @@ def test_nothing_known_is_left_out_never_zero():
     view = page(samples.minimal())
     assert view.numbers == view.findings == view.waterfall == view.telemetry == view.facts == []
     assert view.price == ""
-    for chart in (view.breakdown, view.step_times, view.lateness, view.timeline, view.bandwidth, view.rank_table):
+    for chart in (
+        view.breakdown,
+        view.step_times,
+        view.lateness,
+        view.timeline,
+        view.bandwidth,
+        view.rank_table,
+    ):
         assert chart is None
 
 
@@ -69,7 +94,9 @@ def test_waterfall_goes_down_from_the_measured_time():
 
 
 def test_a_waterfall_without_a_last_total_gets_what_is_left():
-    diagnosis = replace(samples.sick(), waterfall=[WaterfallBar("measured", 10.0), WaterfallBar("x", 4.0, "a/b")])
+    diagnosis = replace(
+        samples.sick(), waterfall=[WaterfallBar("measured", 10.0), WaterfallBar("x", 4.0, "a/b")]
+    )
     assert [(row.kind, row.value) for row in waterfall(diagnosis)][-1] == ("goal", "6.00 ms")
 
 
@@ -123,7 +150,7 @@ def test_one_huge_step_does_not_flatten_the_others():
     values = [50.0] * 99 + [5000.0]
     series = Series(steps=list(range(100)), ranks=[0], step_ms=[values])
     chart = step_times(replace(samples.minimal(), series=series))
-    assert chart.notes == ["1 points lie above the chart (up to 5.00 s)."]
+    assert chart.notes == ["1 point above the chart (up to 5.00 s)."]
     assert chart.y_ticks[-1].label == "80 ms"
 
 
@@ -133,6 +160,12 @@ def test_lateness_shows_the_late_rank_and_leaves_the_others_empty():
     assert any(chart.paths) and all("M0 0H" not in path for path in chart.paths)
     assert "rank 1 is latest, by 43.9 ms" in chart.description
     assert chart.missing == ""
+
+
+def test_nobody_late_is_a_sentence_instead_of_an_empty_map():
+    chart = lateness(samples.healthy())
+    assert chart.rows == []
+    assert chart.description == "None of 4 ranks is ever later than 2 ms, over 200 points in time."
 
 
 def test_lateness_of_many_ranks_is_aggregated_by_host_sized_groups():
@@ -186,7 +219,11 @@ def test_thinning_keeps_gaps_and_peaks():
 
 
 def test_hta_results_become_tables():
-    hta = {"temporal_breakdown": [{"rank": 0, "idle_time": 3.5}, {"rank": 1, "extra": "x"}], "overlap": {"0": 0.5}, "version": "0.5"}
+    hta = {
+        "temporal_breakdown": [{"rank": 0, "idle_time": 3.5}, {"rank": 1, "extra": "x"}],
+        "overlap": {"0": 0.5},
+        "version": "0.5",
+    }
     tables = page(replace(samples.sick(), hta=hta)).hta
     assert tables[0].head == ["rank", "idle time", "extra"]
     assert tables[0].rows == [["0", "3.50", ""], ["1", "", "x"]]
@@ -194,5 +231,7 @@ def test_hta_results_become_tables():
 
 
 def test_reproduce_quotes_the_command():
-    lines = page(replace(samples.sick(), job=replace(samples.sick().job, command=["python", "a b.py"]))).reproduce
+    lines = page(
+        replace(samples.sick(), job=replace(samples.sick().job, command=["python", "a b.py"]))
+    ).reproduce
     assert lines[0] == "ddpdoctor run -- python 'a b.py'"

@@ -7,7 +7,14 @@ from ddpdoctor.report import words
 
 @pytest.mark.parametrize(
     ("value", "text"),
-    [(None, "not recorded"), (0, "0 ms"), (44.8, "44.8 ms"), (1250, "1.25 s"), (0.085, "85.0 µs"), (95_000, "1 min 35 s")],
+    [
+        (None, "not recorded"),
+        (0, "0 ms"),
+        (44.8, "44.8 ms"),
+        (1250, "1.25 s"),
+        (0.085, "85.0 µs"),
+        (95_000, "1 min 35 s"),
+    ],
 )
 def test_milliseconds_take_the_unit_that_suits(value, text):
     assert words.milliseconds(value) == text
@@ -15,7 +22,14 @@ def test_milliseconds_take_the_unit_that_suits(value, text):
 
 @pytest.mark.parametrize(
     ("share", "text"),
-    [(None, "not recorded"), (0, "0 %"), (0.872, "87 %"), (0.0234, "2.3 %"), (0.0004, "under 0.1 %"), (1, "100 %")],
+    [
+        (None, "not recorded"),
+        (0, "0 %"),
+        (0.872, "87 %"),
+        (0.0234, "2.3 %"),
+        (0.0004, "under 0.1 %"),
+        (1, "100 %"),
+    ],
 )
 def test_percent(share, text):
     assert words.percent(share) == text
@@ -23,7 +37,13 @@ def test_percent(share, text):
 
 @pytest.mark.parametrize(
     ("ranks", "text"),
-    [(None, "all ranks"), ([], "no rank in particular"), ([1], "rank 1"), ([0, 1, 2, 5], "ranks 0–2, 5"), ([4, 3], "ranks 3, 4")],
+    [
+        (None, "all ranks"),
+        ([], "no rank in particular"),
+        ([1], "rank 1"),
+        ([0, 1, 2, 5], "ranks 0–2, 5"),
+        ([4, 3], "ranks 3, 4"),
+    ],
 )
 def test_rank_names(ranks, text):
     assert words.rank_names(ranks) == text
@@ -53,4 +73,9 @@ def test_back_quotes_become_code_and_an_odd_one_stays():
 
 
 def test_trimmed_takes_only_zeros_behind_the_point():
-    assert [words.trimmed(text) for text in ("60.0 ms", "0.50 s", "100 %", "1.05 GiB")] == ["60 ms", "0.5 s", "100 %", "1.05 GiB"]
+    assert [words.trimmed(text) for text in ("60.0 ms", "0.50 s", "100 %", "1.05 GiB")] == [
+        "60 ms",
+        "0.5 s",
+        "100 %",
+        "1.05 GiB",
+    ]

@@ -3,6 +3,7 @@
 import os
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 from test_trace_load import assert_same
@@ -39,7 +40,7 @@ def test_changed_content_is_parsed_anew(tmp_path, parses):
     path = write(tmp_path / "a.json", document(CONTENT))
     before = os.stat(path)
     cache.cached_load(path)
-    text = open(path).read()
+    text = Path(path).read_text()
     write(path, text.replace("aten::op1", "aten::OP1"))
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
     assert "aten::OP1" in cache.cached_load(path).names and len(parses) == 2

@@ -56,11 +56,19 @@ ISSUES = {
 }
 ARGUMENTS = {
     "allreduce": "allreduce", "_allgather_base": "allgather", "_reduce_scatter_base": "reducescatter",
-    "all_to_allv": "alltoall", "broadcast": "broadcast", "barrier": "barrier", "send": "sendrecv", "recv": "sendrecv",
+    "all_to_allv": "alltoall", "broadcast": "broadcast", "barrier": "barrier",
+    "send": "sendrecv", "recv": "sendrecv",
     "reduce": "reduce", "all_gather_into_tensor_coalesced": "allgather", "wait": None,
 }  # fmt: skip
-OTHER_HOST_NAMES = ["aten::gather", "aten::scatter_", "aten::broadcast_tensors", "aten::sum", "record_param_comms",
-                    "## all2all_data:lengths_wait ##", "c10d_functional::wait_tensor"]  # fmt: skip
+OTHER_HOST_NAMES = [
+    "aten::gather",
+    "aten::scatter_",
+    "aten::broadcast_tensors",
+    "aten::sum",
+    "record_param_comms",
+    "## all2all_data:lengths_wait ##",
+    "c10d_functional::wait_tensor",
+]
 
 
 @pytest.mark.parametrize("name", KERNELS)
@@ -122,8 +130,18 @@ def test_steps(name, number):
     assert classify.is_profiler_step(name) == (number is not None and name.startswith("Profiler"))
 
 
-SYNC = ["cudaDeviceSynchronize", "cudaStreamSynchronize", "cudaEventSynchronize", "hipDeviceSynchronize", "synchronizeStream",
-        "hipStreamSynchronize", "cuStreamSynchronize", "hipEventSynchronize", "aclrtSynchronizeStream", "zeEventHostSynchronize"]  # fmt: skip
+SYNC = [
+    "cudaDeviceSynchronize",
+    "cudaStreamSynchronize",
+    "cudaEventSynchronize",
+    "cuStreamSynchronize",
+    "hipDeviceSynchronize",
+    "hipStreamSynchronize",
+    "hipEventSynchronize",
+    "aclrtSynchronizeStream",
+    "zeEventHostSynchronize",
+    "synchronizeStream",
+]
 
 
 def test_host_calls():

@@ -2,6 +2,7 @@
 
 import bz2
 import json
+import sys
 
 import pytest
 from trace_files import BASE_NS, document, event, events, expected_rows, kernel, rows_of, write
@@ -254,3 +255,21 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_the_caller_may_know_the_rank_better(tmp_path):
     meta = load_trace(write(tmp_path / "a.json", document(CONTENT)), rank=6).meta
     assert (meta.rank, meta.rank_from) == (6, "run directory")
+
+
+def test_zstd(tmp_path):
+    zstandard = pytest.importorskip("zstandard")
+    packed = zstandard.ZstdCompressor().compress(LAYOUTS["pretty"].encode())
+    half = zstandard.ZstdCompressor().compress(LAYOUTS["pretty"][:3000].encode())
+    rest = zstandard.ZstdCompressor().compress(LAYOUTS["pretty"][3000:].encode())
+    for data in (packed, half + rest):
+        trace = load_trace(write(tmp_path / "a.json.zst", data))
+        assert rows_of(trace) == expected_rows(LAYOUTS["pretty"]) and not trace.meta.truncated
+    cut = load_trace(write(tmp_path / "cut.json.zst", half))
+    assert cut.meta.truncated and 0 < cut.size < trace.size
+
+
+def test_zstd_without_its_package_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "zstandard", None)
+    with pytest.raises(UnusableInput, match="install the package `zstandard`"):
+        load_trace(write(tmp_path / "a.json.zst", b"\x28\xb5\x2f\xfd rest"))

@@ -1,10 +1,9 @@
 """Many ranks: in parallel, one bad file at a time, one job at a time."""
 
+import contextlib
 import dataclasses
 import os
 import signal
-import threading
-import time
 
 import numpy as np
 import psutil
@@ -75,22 +74,13 @@ def test_a_worker_that_dies_names_its_file_and_the_rest_goes_on(tmp_path, always
     os.mkfifo(tmp_path / "stuck.json")
     stuck = str(tmp_path / "stuck.json")
 
-    def kill_the_one_that_waits():
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            workers = [
-                p for p in psutil.Process().children() if "ddpdoctor.trace.worker" in " ".join(p.cmdline())
-            ]
-            if done and len(workers) == 1:
-                os.kill(workers[0].pid, signal.SIGKILL)
-                return
-            time.sleep(0.05)
+    def kill_once_the_others_are_done(done, _):
+        for process in psutil.Process().children() if done == 3 else []:
+            with contextlib.suppress(psutil.Error):
+                if "ddpdoctor.trace.worker" in " ".join(process.cmdline()):
+                    process.send_signal(signal.SIGKILL)
 
-    done = []
-    killer = threading.Thread(target=kill_the_one_that_waits)
-    killer.start()
-    loaded = load_traces([stuck, *files], jobs=2, progress=lambda n, _: done.append(n) if n >= 3 else None)
-    killer.join()
+    loaded = load_traces([stuck, *files], jobs=2, progress=kill_once_the_others_are_done)
     assert [t.meta.rank for t in loaded.traces] == [0, 1, 2]
     assert [file for file, _ in loaded.failed] == [stuck]
     assert "ended by signal 9" in loaded.failed[0][1]

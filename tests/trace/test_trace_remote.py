@@ -3,6 +3,7 @@
 import functools
 import http.server
 import threading
+from pathlib import Path
 
 import fsspec
 import pytest
@@ -19,7 +20,7 @@ def bucket(tmp_path):
     files = fsspec.filesystem("memory")
     for rank in range(2):
         local = write(tmp_path / f"rank{rank}.json.gz", document(events(30), rank=rank))
-        files.pipe(f"/bucket/run/rank{rank}.json.gz", open(local, "rb").read())
+        files.pipe(f"/bucket/run/rank{rank}.json.gz", Path(local).read_bytes())
     files.pipe("/bucket/run/config.json", b'{"lr": 1}')
     yield tmp_path
     files.rm("/bucket", recursive=True)

@@ -40,14 +40,9 @@ def test_an_epoch_file_with_fractions_keeps_every_nanosecond(tmp_path):
     random.seed(5)
     content = []
     for i in range(500):
-        stamp, length = 1_698_107_929_000_000_000 + i * 7919, random.randrange(10**6)
-        made = event(f"op{i % 9}", 0, 0)
-        content.append(
-            json.dumps(made).replace('"ts": 0, "dur": 0', f'"ts": {stamp / 1e3:.0f}, "dur": {length / 1e3}')
-        )
-        content[-1] = content[-1].replace(
-            f'"ts": {stamp / 1e3:.0f}', f'"ts": {stamp // 1000}.{stamp % 1000:03d}'
-        )
+        stamp_ns, length_us = 1_698_107_929_000_000_000 + i * 7919, random.randrange(10**6) / 1e3
+        times_text = f'"ts": {stamp_ns // 1000}.{stamp_ns % 1000:03d}, "dur": {length_us}'
+        content.append(json.dumps(event(f"op{i % 9}", 0, 0)).replace('"ts": 0, "dur": 0', times_text))
     text = json.dumps(document([])).replace(
         '"traceEvents": []', '"traceEvents": [' + ",\n".join(content) + "]"
     )

@@ -43,7 +43,11 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
 def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
     """Points on a logarithmic axis of bytes; None where no transfer was measured."""
-    points = [p for p in diagnosis.bandwidth if p.bytes > 0 and math.isfinite(p.bus_gb_per_s) and p.bus_gb_per_s >= 0]
+    points = [
+        p
+        for p in diagnosis.bandwidth
+        if p.bytes > 0 and math.isfinite(p.bus_gb_per_s) and p.bus_gb_per_s >= 0
+    ]
     if not points:
         return None
     low = math.floor(math.log2(min(point.bytes for point in points)))
@@ -52,7 +56,9 @@ def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
     by_name: dict[str, list[BandwidthPoint]] = {}
     for point in sorted(points, key=lambda point: point.bytes):
         by_name.setdefault(point.operation, []).append(point)
-    names = sorted(by_name, key=lambda name: -sum(p.count * p.transfer_ms for p in by_name[name]))[:OPERATIONS]
+    names = sorted(by_name, key=lambda name: -sum(p.count * p.transfer_ms for p in by_name[name]))[
+        :OPERATIONS
+    ]
 
     def dot(point: BandwidthPoint) -> Dot:
         x = 3 + 94 * (math.log2(point.bytes) - low) / (high - low)
@@ -87,6 +93,6 @@ def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
             for name in names
             for point in by_name[name]
         ],
-        description=f"Bus bandwidth against message size; the best is {words.significant(best.bus_gb_per_s)} GB/s "
-        f"at {words.size(best.bytes)}.",
+        description="Bus bandwidth against message size; the best is "
+        f"{words.significant(best.bus_gb_per_s)} GB/s at {words.size(best.bytes)}.",
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -44,12 +44,14 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
-    """Bars per rank; where no rank has a breakdown, one bar of the shares on the critical path; None where there is neither."""
+    """Bars per rank; where no rank has a breakdown, one bar of the shares on the critical path; None where
+    there is neither.
+    """
     known = [rank for rank in diagnosis.ranks if any(value > 0 for value in rank.breakdown_ms.values())]
     notes: list[str] = []
+    show: Callable[[float], str] = words.milliseconds
     if known:
         bars = _rank_bars(diagnosis, known, notes)
-        show = words.milliseconds
     elif any(value > 0 for value in diagnosis.breakdown.values()):
         bars = [("critical path", "", diagnosis.breakdown)]
         show = words.percent
@@ -84,8 +86,8 @@ def _rank_bars(
     keys = sorted({key for rank in others for key in rank.breakdown_ms})
     average = {key: sum(rank.breakdown_ms.get(key, 0.0) for rank in others) / len(others) for key in keys}
     notes.append(
-        f"{len(known)} ranks: those that the findings name or that keep others waiting have a bar of their own, "
-        f"the other {len(others)} are averaged."
+        f"{len(known)} ranks: those that the findings name or that keep others waiting have a bar of "
+        f"their own, the other {len(others)} are averaged."
     )
     bars = [(f"rank {rank.rank}", _detail(rank), rank.breakdown_ms) for rank in shown]
     return [*bars, (f"{len(others)} others", "mean", average)]
@@ -105,7 +107,11 @@ def _segments(
             continue
         amount = words.percent(value / total)
         # Shares alone carry no time: there the share is the whole message.
-        text = amount if total <= 1.0001 and label == "critical path" else f"{words.milliseconds(value)} ({amount})"
+        text = (
+            amount
+            if total <= 1.0001 and label == "critical path"
+            else f"{words.milliseconds(value)} ({amount})"
+        )
         title = f"{label}: {words.part(name)} {text}"
         segments.append(Segment(name, percent_of(x, longest), percent_of(value, longest), title))
         x += value

@@ -32,7 +32,9 @@ LABEL_HEIGHT = 13
 
 
 class HeatRow(msgspec.Struct, frozen=True):
-    """A rank, or a group of neighbouring ranks: pixels from the top, label (empty where there is no room), read-out."""
+    """A rank, or a group of neighbouring ranks: pixels from the top, label (empty where there is no room),
+    read-out.
+    """
 
     y: float
     label: str
@@ -40,7 +42,10 @@ class HeatRow(msgspec.Struct, frozen=True):
 
 
 class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
-    """One path of little rectangles per shade, in a square of 1000 by 1000; empty cells were on time."""
+    """One path of little rectangles per shade, in a square of 1000 by 1000; empty cells were on time.
+
+    Without rows there is nothing to draw: nobody was late, and the description says so.
+    """
 
     rows: list[HeatRow]
     row_height: float
@@ -55,7 +60,9 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def lateness(diagnosis: Diagnosis) -> HeatMap | None:
-    """The map, aggregated to at most 48 rows and 120 columns by the greatest lateness; None where nothing was recorded."""
+    """The map, aggregated to at most 48 rows and 120 columns by the greatest lateness; None where nothing
+    was recorded.
+    """
     series = diagnosis.series
     length = min(len(series.steps), max((len(row) for row in series.late_ms), default=0))
     rows = [(rank, padded(row, length)) for rank, row in zip(series.ranks, series.late_ms, strict=False)]
@@ -68,6 +75,8 @@ def lateness(diagnosis: Diagnosis) -> HeatMap | None:
     floor = max(ON_TIME_SHARE * (diagnosis.steps.median_ms or top), top / 50)
     bounds = [floor + (top - floor) * index / LEVELS for index in range(LEVELS)] if top > floor else [floor]
     bounds = [float(f"{bound:.2g}") for bound in bounds]
+    if all(value <= bounds[0] for value in late):
+        return _calm(len(rows), length, bounds[0])
     height_px = max(6.0, min(18.0, 420 / len(cells)))
     notes = []
     if len(cells) < len(rows) or length > COLUMNS:
@@ -83,8 +92,28 @@ def lateness(diagnosis: Diagnosis) -> HeatMap | None:
         legend=[f"over {words.trimmed(words.milliseconds(bound))}" for bound in bounds],
         x_ticks=index_ticks(series.steps[:length]),
         description=f"Lateness of {words.count(len(rows), 'rank')} against the median rank over "
-        f"{words.count(length, 'point')} in time; on average rank {worst[0]} is latest, by {words.milliseconds(worst_ms)}.",
+        f"{words.count(length, 'point')} in time; on average rank {worst[0]} is latest, "
+        f"by {words.milliseconds(worst_ms)}.",
         notes=notes,
+    )
+
+
+def _calm(ranks: int, points: int, floor_ms: float) -> HeatMap:
+    """No map, but the sentence that an empty one would need."""
+    over = f"over {words.count(points, 'point')} in time"
+    sentence = (
+        f"None of {ranks} ranks is ever later than {words.trimmed(words.milliseconds(floor_ms))}, {over}."
+    )
+    return HeatMap(
+        rows=[],
+        row_height=0,
+        height=0,
+        paths=[],
+        missing="",
+        legend=[],
+        x_ticks=[],
+        description=sentence,
+        notes=[],
     )
 
 
@@ -103,7 +132,9 @@ def _aggregate(rows: Sequence[tuple[int, Numbers]]) -> tuple[list[Numbers], list
     return cells, labels
 
 
-def _rows(cells: Sequence[Numbers], labels: Sequence[str], steps: Sequence[int], height: float) -> list[HeatRow]:
+def _rows(
+    cells: Sequence[Numbers], labels: Sequence[str], steps: Sequence[int], height: float
+) -> list[HeatRow]:
     rows = []
     for index, (row, label) in enumerate(zip(cells, labels, strict=True)):
         numbers = recorded(row)
@@ -111,7 +142,10 @@ def _rows(cells: Sequence[Numbers], labels: Sequence[str], steps: Sequence[int],
         if numbers:
             worst = max(range(len(row)), key=lambda column: row[column] or float("-inf"))
             step = steps[min(len(steps) - 1, round(worst * len(steps) / len(row)))]
-            text = f"rank {label}: {words.milliseconds(mean(numbers))} late on average, most near step {step:,} ({words.milliseconds(max(numbers))})"
+            text = (
+                f"rank {label}: {words.milliseconds(mean(numbers))} late on average, "
+                f"most near step {step:,} ({words.milliseconds(max(numbers))})"
+            )
         room = index % math.ceil(LABEL_HEIGHT / height) == 0
         rows.append(HeatRow(round(index * height, 1), label if room else "", text))
     return rows

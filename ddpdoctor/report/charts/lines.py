@@ -82,10 +82,13 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """Top of the axis where the quantity has one (100 %)."""
 
 
-def line_chart(frame: Frame, lines: Sequence[tuple[str, Numbers]], outliers: Sequence[str] = ()) -> LineChart | None:
+def line_chart(
+    frame: Frame, lines: Sequence[tuple[str, Numbers]], outliers: Sequence[str] = ()
+) -> LineChart | None:
     """Draw ``lines`` (name, one value per ``frame.x``) over ``frame.x``; None where nothing was recorded.
 
-    More lines than colours become a median with a band from the least to the greatest, and the lines named in ``outliers``.
+    More lines than colours become a median with a band from the least to the greatest, and the lines
+    named in ``outliers``.
     """
     length = len(frame.x)
     full = [(name, padded(values, length)) for name, values in lines]
@@ -98,7 +101,11 @@ def line_chart(frame: Frame, lines: Sequence[tuple[str, Numbers]], outliers: Seq
     low, high = _band([values for _, values in full], length) if many else ([], [])
     everything = [value for _, values in shown for value in recorded(values)] + recorded(high)
     top, above = _top(everything, frame.ceiling)
-    notes = [f"{above} points lie above the chart (up to {frame.show(max(everything))})."] if above else []
+    notes = (
+        [f"{words.count(above, 'point')} above the chart (up to {frame.show(max(everything))})."]
+        if above
+        else []
+    )
     step = max(1, -(-length // POINTS))
     if step > 1:
         notes.append(f"Each point is the mean of {step} neighbours.")
@@ -121,7 +128,9 @@ def _y_ticks(frame: Frame, top: float) -> list[Tick]:
     """Fewer ticks on a low chart; 0 is the axis itself."""
     unit = 1024.0 ** max(0, int(math.log(top, 1024))) if frame.binary and top >= 1 else 1.0
     values = nice_ticks(top, 4 if frame.height > 120 else 3, unit)
-    return [Tick(round(frame.height * (1 - v / top), 1), words.trimmed(frame.show(v))) for v in values if v > 0]
+    return [
+        Tick(round(frame.height * (1 - v / top), 1), words.trimmed(frame.show(v))) for v in values if v > 0
+    ]
 
 
 def _median_and_outliers(
@@ -129,9 +138,10 @@ def _median_and_outliers(
 ) -> list[tuple[str, Numbers]]:
     rows = [values for _, values in lines]
     middle: Numbers = [
-        quantile(numbers, 0.5) if (numbers := recorded(column)) else None for column in zip(*rows, strict=True)
+        quantile(numbers, 0.5) if (numbers := recorded(column)) else None
+        for column in zip(*rows, strict=True)
     ]
-    named = {name: values for name, values in lines}
+    named = dict(lines)
     return [("median", middle), *[(name, named[name]) for name in outliers[:OUTLIERS] if name in named]]
 
 
@@ -193,5 +203,7 @@ def _columns(frame: Frame, drawn: Sequence[tuple[str, Numbers]]) -> list[Column]
         span = f"{frame.x[start]:,.0f}" + (f"–{frame.x[end - 1]:,.0f}" if end - start > 1 else "")
         if texts:
             title = f"{frame.x_label} {span}: {', '.join(texts)}"
-            columns.append(Column(round(100 * start / length, 2), round(100 * (end - start) / length, 2), title))
+            columns.append(
+                Column(round(100 * start / length, 2), round(100 * (end - start) / length, 2), title)
+            )
     return columns

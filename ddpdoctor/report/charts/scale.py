@@ -19,7 +19,9 @@ class Tick(msgspec.Struct, frozen=True):
 
 
 def nice_ticks(top: float, wanted: int = 4, unit: float = 1.0) -> list[float]:
-    """Round values from 0 to at most ``top``: about ``wanted`` steps of 1, 2 or 5 times a power of ten ``unit``s."""
+    """Round values from 0 to at most ``top``: about ``wanted`` steps of 1, 2 or 5 times a power of ten
+    ``unit``s.
+    """
     if not math.isfinite(top) or top <= 0:
         return [0.0]
     raw = top / unit / wanted
@@ -42,7 +44,9 @@ def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
     marks = [first + value for value in nice_ticks(last - first, wanted)]
     if first != 0:
         step = marks[1] - marks[0] if len(marks) > 1 else 1.0
-        marks = [first] + [v for v in nice_ticks(last, max(1, round(last / step))) if first + step / 2 < v <= last]
+        marks = [first] + [
+            v for v in nice_ticks(last, max(1, round(last / step))) if first + step / 2 < v <= last
+        ]
     ticks = []
     for mark in marks:
         after = min(bisect.bisect_left(numbers, mark), len(numbers) - 1)
@@ -83,6 +87,8 @@ def mean(values: list[float]) -> float:
 
 
 def padded(values: Numbers, length: int) -> list[float | None]:
-    """``values`` cut or filled with "not recorded" to ``length``, with everything that is no number taken out."""
+    """``values`` cut or filled with "not recorded" to ``length``, with everything that is no number taken
+    out.
+    """
     clean = [value if value is not None and math.isfinite(value) else None for value in values[:length]]
     return clean + [None] * (length - len(clean))

@@ -29,12 +29,18 @@ def step_times(diagnosis: Diagnosis) -> LineChart | None:
 
 
 def notable_ranks(diagnosis: Diagnosis) -> list[int]:
-    """Ranks worth a row of their own: the culprits of the findings by cost, then those that keep the others waiting most."""
+    """Ranks worth a row of their own: the culprits of the findings by cost, then those that keep the
+    others waiting most.
+    """
     order: list[int] = []
     for finding in diagnosis.findings:
         order += [rank for rank in (finding.ranks or [])[:8] if rank not in order]
     by_wait = sorted(diagnosis.ranks, key=lambda rank: -(rank.caused_wait_ms or rank.late_ms or 0.0))
-    order += [rank.rank for rank in by_wait if rank.rank not in order and (rank.caused_wait_ms or rank.late_ms or 0) > 0]
+    order += [
+        rank.rank
+        for rank in by_wait
+        if rank.rank not in order and (rank.caused_wait_ms or rank.late_ms or 0) > 0
+    ]
     if not diagnosis.ranks:
         latest = sorted(
             zip(diagnosis.series.ranks, diagnosis.series.late_ms, strict=False),

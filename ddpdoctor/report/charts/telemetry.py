@@ -11,11 +11,21 @@ from ddpdoctor.report.charts.scale import Numbers, mean, quantile, recorded
 
 CHARTS = 16
 """Most quantities drawn."""
-ACRONYMS = {"cpu": "CPU", "gpu": "GPU", "sm": "SM", "pcie": "PCIe", "nvlink": "NVLink", "ecc": "ECC", "io": "I/O"}
+ACRONYMS = {
+    "cpu": "CPU",
+    "gpu": "GPU",
+    "sm": "SM",
+    "pcie": "PCIe",
+    "nvlink": "NVLink",
+    "ecc": "ECC",
+    "io": "I/O",
+}
 
 
 def telemetry(diagnosis: Diagnosis) -> list[LineChart]:
-    """A chart per quantity, in the order of the diagnosis; quantities without a single number are left out."""
+    """A chart per quantity, in the order of the diagnosis; quantities without a single number are left
+    out.
+    """
     by_field: dict[tuple[str, str], list[TelemetrySeries]] = {}
     for series in diagnosis.telemetry:
         if len(series.t_s) >= 2 and recorded(series.values):

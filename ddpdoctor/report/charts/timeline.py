@@ -58,7 +58,11 @@ class TimelineChart(msgspec.Struct, frozen=True, kw_only=True):
 def timeline(diagnosis: Diagnosis) -> TimelineChart | None:
     """The step's bars; None where none were recorded. Many ranks: the notable ones and the first others."""
     source = diagnosis.timeline
-    spans = [span for span in source.spans if span.duration_ms >= 0 and span.start_ms == span.start_ms] if source else []
+    spans = (
+        [span for span in source.spans if span.duration_ms >= 0 and span.start_ms == span.start_ms]
+        if source
+        else []
+    )
     if source is None or not spans:
         return None
     chosen = _choose(diagnosis, spans)
@@ -91,9 +95,12 @@ def timeline(diagnosis: Diagnosis) -> TimelineChart | None:
         kinds=_kinds(merged),
         height=height,
         lane_height=LANE_HEIGHT,
-        x_ticks=[Tick(percent_of(value, length), words.trimmed(words.milliseconds(value))) for value in nice_ticks(length, 5)],
-        description=f"Step {source.step} over {words.count(len(chosen), 'rank')}: what each did, on one clock, "
-        f"over {words.milliseconds(length)}.",
+        x_ticks=[
+            Tick(percent_of(value, length), words.trimmed(words.milliseconds(value)))
+            for value in nice_ticks(length, 5)
+        ],
+        description=f"Step {source.step} over {words.count(len(chosen), 'rank')}: what each did, "
+        f"on one clock, over {words.milliseconds(length)}.",
         notes=notes,
     )
 

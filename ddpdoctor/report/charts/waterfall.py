@@ -24,13 +24,16 @@ class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
 def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
     """Rows from the measured time downwards; empty where no saving is known.
 
-    The first bar is the measured step time, bars with a rule (and those between two totals) are savings, a last bar without a rule is what is left.
+    The first bar is the measured step time, bars with a rule (and those between two totals) are
+    savings, a last bar without a rule is what is left.
     """
     bars = [bar for bar in diagnosis.waterfall if bar.ms == bar.ms]
     if len(bars) < 2 or bars[0].ms <= 0:
         return []
     whole = left = bars[0].ms
-    rows = [WaterfallRow(label=bars[0].label, kind="measured", x=0, width=100, value=words.milliseconds(whole))]
+    rows = [
+        WaterfallRow(label=bars[0].label, kind="measured", x=0, width=100, value=words.milliseconds(whole))
+    ]
     last = bars[-1] if bars[-1].rule is None else None
     for bar in bars[1 : len(bars) - (last is not None)]:
         saved = min(abs(bar.ms), left)
@@ -45,9 +48,13 @@ def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
                 rule=bar.rule,
             )
         )
+    if len(rows) < 2:
+        return []
     goal = min(last.ms, whole) if last else left
     label = last.label if last else "could be"
     rows.append(
-        WaterfallRow(label=label, kind="goal", x=0, width=percent_of(goal, whole), value=words.milliseconds(goal))
+        WaterfallRow(
+            label=label, kind="goal", x=0, width=percent_of(goal, whole), value=words.milliseconds(goal)
+        )
     )
     return rows

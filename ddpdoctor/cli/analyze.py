@@ -1,0 +1,145 @@
+"""``ddpdoctor analyze``: diagnose a recorded run, or profiler traces that somebody saved."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.diagnose.config import load_config
+from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.report import print_terminal, read_diagnosis, redact, write_html, write_json, write_markdown
+
+EXIT_FAIL_ON = 1
+
+
+@click.command("analyze")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "--html", type=click.Path(path_type=Path), metavar="F", help="Write the report as one HTML file."
+)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), metavar="F", help="Write diagnosis.json."
+)
+@click.option(
+    "--markdown", type=click.Path(path_type=Path), metavar="F", help="Write the text for a ticket's body."
+)
+@click.option(
+    "--fail-on",
+    type=click.Choice(SEVERITIES),
+    metavar="SEVERITY",
+    help="Exit with 1 if a finding is at least this severe: critical, warning or info.",
+)
+@click.option(
+    "--rules",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Another folder of rules; may be given again.",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes that read traces. [default: one per CPU]",
+)
+@click.option("--no-cache", is_flag=True, help="Read traces anew, and keep nothing of them.")
+@click.option("--hta", is_flag=True, help="Add HolisticTraceAnalysis's own analyses (needs ddpdoctor[hta]).")
+@click.option(
+    "--redact",
+    "redacted",
+    is_flag=True,
+    help="Leave host names, user names, paths and arguments out of all outputs.",
+)
+@click.option("-q", "--quiet", is_flag=True, help="Print the verdict alone.")
+@click.option("-v", "--verbose", is_flag=True, help="Print all that was checked and skipped too.")
+def command(
+    paths: tuple[str, ...],
+    html: Path | None,
+    json_file: Path | None,
+    markdown: Path | None,
+    fail_on: str | None,
+    rules: tuple[Path, ...],
+    jobs: int | None,
+    no_cache: bool,
+    hta: bool,
+    redacted: bool,
+    quiet: bool,
+    verbose: bool,
+) -> None:
+    """Diagnose run directories, or profiler traces: folders, globs, single files, URLs.
+
+    Several run directories are joined into one job (one per host). A diagnosis.json or an HTML report is shown again.
+
+    \b
+    Examples:
+      ddpdoctor analyze ddpdoctor-runs/20260101T120000Z-train
+      ddpdoctor analyze traces/ --html report.html
+      ddpdoctor analyze 'traces/rank*.json.gz' --fail-on warning --json diagnosis.json
+    """
+    diagnosis = _diagnosis(paths, rules, jobs, not no_cache, hta)
+    if redacted:
+        diagnosis = redact(diagnosis)
+    for write, path in ((write_html, html), (write_json, json_file), (write_markdown, markdown)):
+        if path is not None:
+            _write(write, diagnosis, path)
+    print_terminal(diagnosis, Console(), quiet=quiet, verbose=verbose)
+    for path in (html, json_file, markdown):
+        if path is not None and not quiet:
+            click.echo(f"written: {path}")
+    if fail_on is not None and _as_severe(diagnosis, fail_on):
+        sys.exit(EXIT_FAIL_ON)
+
+
+def _diagnosis(
+    paths: tuple[str, ...], rules: tuple[Path, ...], jobs: int | None, cache: bool, hta: bool
+) -> Diagnosis:
+    if len(paths) == 1 and _is_diagnosis(Path(paths[0])):
+        return read_diagnosis(Path(paths[0]))
+    config = load_config(Path.cwd())
+    with Progress(
+        TextColumn("reading traces"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    ) as progress:
+        bar = progress.add_task("traces", total=None)
+        options = Options(
+            rules=[*config.rules, *rules],
+            thresholds=config.thresholds,
+            suppressed=config.suppress,
+            jobs=jobs,
+            cache=cache,
+            hta=hta,
+            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+        )
+        return analyze(list(paths), options)
+
+
+def _is_diagnosis(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    if path.suffix == ".html":
+        return True
+    with path.open("rb") as source:
+        return b'"ddpdoctor.diagnosis/' in source.read(4096)
+
+
+def _write(write: object, diagnosis: Diagnosis, path: Path) -> None:
+    try:
+        write(diagnosis, path)  # type: ignore[operator]
+    except OSError as error:
+        raise DdpDoctorError(f"{path} cannot be written: {error.strerror or error}.") from error
+
+
+def _as_severe(diagnosis: Diagnosis, least: str) -> bool:
+    accepted = SEVERITIES[: SEVERITIES.index(least) + 1]
+    return any(finding.severity in accepted for finding in diagnosis.findings)

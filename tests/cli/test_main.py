@@ -1,0 +1,79 @@
+"""The group: what it lists, and how errors leave it."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import click
+import pytest
+
+import ddpdoctor
+from ddpdoctor.cli import main as entry
+from ddpdoctor.cli.main import cli
+from ddpdoctor.errors import DdpDoctorError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run_main(monkeypatch, capsys, *arguments):
+    monkeypatch.setattr(sys, "argv", ["ddpdoctor", *arguments])
+    with pytest.raises(SystemExit) as ended:
+        entry()
+    captured = capsys.readouterr()
+    return ended.value.code, captured.out, captured.err
+
+
+def test_version(monkeypatch, capsys):
+    assert run_main(monkeypatch, capsys, "--version") == (0, f"ddpdoctor {ddpdoctor.__version__}\n", "")
+
+
+def test_every_listed_command_loads_and_shows_an_example():
+    with click.Context(cli) as context:
+        verbs = cli.list_commands(context)
+        assert {"run", "demo"} <= set(verbs)
+        for verb in verbs:
+            found = cli.get_command(context, verb)
+            commands = [found, *found.commands.values()] if isinstance(found, click.Group) else [found]
+            assert any("Example" in (each.help or "") for each in commands), verb
+
+
+def test_an_unknown_command_is_a_usage_error(monkeypatch, capsys):
+    code, out, err = run_main(monkeypatch, capsys, "nonsense")
+    assert (code, out) == (2, "")
+    assert "No such command 'nonsense'" in err
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "words"),
+    [
+        (DdpDoctorError("x.json is empty."), 2, "ddpdoctor: x.json is empty.\n"),
+        (KeyboardInterrupt(), 130, "\n"),
+    ],
+)
+def test_errors_become_one_line_and_a_code(monkeypatch, capsys, error, code, words):
+    @click.command("run")
+    def failing():
+        raise error
+
+    monkeypatch.setattr("ddpdoctor.cli.run.command", failing)
+    assert run_main(monkeypatch, capsys, "run") == (code, "", words)
+
+
+def test_a_reader_that_goes_away_is_no_error():
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ddpdoctor", "run", "--help"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={"PYTHONPATH": str(ROOT)},
+    )
+    process.stdout.close()
+    assert process.stderr.read() == b""
+    process.stderr.close()
+    process.wait(30)
+
+
+def test_starting_a_job_loads_neither_torch_nor_the_analysis():
+    heavy = "torch", "numpy", "polars", "rich", "plotly", "jinja2", "cel"
+    script = f"import sys; import ddpdoctor.cli.run; print([n for n in {heavy} if n in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env={"PYTHONPATH": str(ROOT)})
+    assert done.stdout == b"[]\n", done.stderr

@@ -1,0 +1,302 @@
+"""``ddpdoctor run`` adds nothing to a job and takes nothing away: streams, exit codes, signals, files."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.launch.leftovers import is_alive
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = [sys.executable, "-m", "ddpdoctor", "run"]
+
+CATCHER = """
+import os, signal, sys, time
+def handler(number, frame):
+    print(signal.Signals(number).name, flush=True)
+    if number == signal.SIGTERM:
+        sys.exit(5)
+for name in ("HUP", "INT", "QUIT", "USR1", "USR2", "CONT", "TERM"):
+    signal.signal(getattr(signal, "SIG" + name), handler)
+print("ready", flush=True)
+while True:
+    time.sleep(0.01)
+"""
+
+RANKS = """
+import os, sys, time
+import torch.distributed as dist
+dist.init_process_group("gloo")
+with open(os.path.join(sys.argv[1], f"{dist.get_rank()}.tmp"), "w") as out:
+    out.write(str(os.getpid()))
+os.rename(out.name, out.name.replace(".tmp", ".pid"))
+while True:
+    time.sleep(0.05)
+"""
+
+
+@pytest.fixture
+def environment():
+    kept = {
+        name: value for name, value in os.environ.items() if not name.startswith(("DDPDOCTOR_", "SLURM_"))
+    }
+    return {**kept, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture
+def start(tmp_path, environment):
+    """Start ``ddpdoctor run`` in a process group of its own, in ``tmp_path``."""
+    started = []
+
+    def run(*arguments, **options):
+        options = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "env": environment} | options
+        process = subprocess.Popen([*RUN, *map(str, arguments)], cwd=tmp_path, process_group=0, **options)
+        started.append(process)
+        return process
+
+    yield run
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def finish(process, timeout_s=60):
+    out, err = process.communicate(timeout=timeout_s)
+    return process.returncode, out, err.decode()
+
+
+def manifest(tmp_path):
+    (path,) = tmp_path.glob("ddpdoctor-runs/*/manifest.json")
+    return json.loads(path.read_text())
+
+
+def test_streams_are_the_jobs_own_byte_for_byte(start, tmp_path):
+    job = (
+        "import os,sys; d=sys.stdin.buffer.read(); os.write(1, b'out\\x00\\xff'+d); "
+        "os.write(2, b'err\\xfe\\r'); print(os.isatty(0), file=sys.stderr)"
+    )
+    plain = subprocess.run([sys.executable, "-c", job], input=b"\x01in", capture_output=True)
+    process = start("--", sys.executable, "-c", job, stdin=subprocess.PIPE)
+    out, err = process.communicate(b"\x01in", timeout=60)
+    assert out == plain.stdout
+    assert err.startswith(plain.stderr)
+    added = err[len(plain.stderr) :].decode().splitlines()
+    assert len(added) == 1
+    assert added[0].startswith("ddpdoctor: no rank was recorded")
+
+
+def test_inherited_file_descriptors_reach_the_job(start):
+    reader, writer = os.pipe()
+    process = start(
+        "--", sys.executable, "-c", f"import os; os.write({writer}, b'through')", pass_fds=[writer]
+    )
+    os.close(writer)
+    assert finish(process)[0] == 0
+    with os.fdopen(reader) as source:
+        assert source.read() == "through"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [(["true"], 0), (["--", "sh", "-c", "exit 7"], 7), ([sys.executable, "-c", "raise SystemExit(3)"], 3)],
+)
+def test_exit_code_is_the_jobs(start, tmp_path, command, code):
+    assert finish(start(*command))[0] == code
+    document = manifest(tmp_path)
+    assert document["exit_code"] == code
+    assert document["signal"] is None
+    assert document["ended_ns"] > document["started_ns"]
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, signal.SIGSEGV, signal.SIGKILL, signal.SIGINT, signal.SIGPIPE]
+)
+def test_the_jobs_signal_is_the_launchers(start, tmp_path, number):
+    assert finish(start("sh", "-c", f"kill -{number.value} $$"))[0] == -number
+    assert manifest(tmp_path)["signal"] == number
+    assert not list(tmp_path.glob("core*"))
+
+
+def test_options_after_the_command_belong_to_it(start):
+    code, out, _ = finish(start("--no-telemetry", "echo", "--out", "x", "--", "-q", "--help"))
+    assert (code, out) == (0, b"--out x -- -q --help\n")
+
+
+def test_a_script_without_interpreter_line_runs_as_in_a_shell(start, tmp_path):
+    (tmp_path / "job.sh").write_text("echo $1; exit 4\n")
+    (tmp_path / "job.sh").chmod(0o755)
+    assert finish(start("./job.sh", "hello"))[:2] == (4, b"hello\n")
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "words"), [("no-such-tool", 127, "command not found"), ("./data", 126, "executed")]
+)
+def test_a_command_that_cannot_start(start, tmp_path, program, code, words):
+    (tmp_path / "data").write_text("")
+    returned, out, err = finish(start("--out", "RUN", "--", program))
+    assert (returned, out) == (code, b"")
+    assert len(err.splitlines()) == 1 and words in err
+    assert not (tmp_path / "RUN").exists()
+
+
+def test_no_command_and_bad_options_are_one_sentence(start):
+    for arguments in ([], ["--profile-steps", "9:3", "true"], ["--max-trace-mb", "0", "true"]):
+        code, _, err = finish(start(*arguments))
+        assert code == 2
+        assert "Traceback" not in err
+
+
+def test_an_existing_run_is_refused_before_the_job_starts(start, tmp_path):
+    assert finish(start("--out", "RUN", "true"))[0] == 0
+    before = {path: path.read_bytes() for path in (tmp_path / "RUN").rglob("*") if path.is_file()}
+    code, _, err = finish(start("--out", "RUN", "--", "touch", "started"))
+    assert code == 2
+    assert err.count("\n") == 1 and "already holds a finished run; choose another --out" in err
+    assert not (tmp_path / "started").exists()
+    assert before == {path: path.read_bytes() for path in (tmp_path / "RUN").rglob("*") if path.is_file()}
+
+
+def test_a_place_that_cannot_be_written_costs_the_recording_not_the_job(start):
+    code, out, err = finish(start("--out", "/proc/none/run", "--", "sh", "-c", "echo hello; exit 6"))
+    assert (code, out) == (6, b"hello\n")
+    assert err.count("\n") == 1 and "nothing is recorded and the job runs alone" in err
+
+
+def test_the_manifest_holds_no_secret(start, tmp_path, environment):
+    environment |= {"WANDB_API_KEY": "hush", "NCCL_SOCKET_IFNAME": "eth0"}
+    assert finish(start("true", "--api-key", "hush", env=environment))[0] == 0
+    text = "".join(path.read_text() for path in tmp_path.rglob("*.json"))
+    assert "hush" not in text
+    document = manifest(tmp_path)
+    assert document["command"] == ["true", "--api-key", "***"]
+    assert document["environment"]["NCCL_SOCKET_IFNAME"] == "eth0"
+    assert "HOME" not in document["environment"]
+
+
+def test_a_signal_to_the_launcher_reaches_the_job_once(start):
+    process = start("--", sys.executable, "-c", CATCHER)
+    assert process.stdout.readline() == b"ready\n"
+    names = ["HUP", "INT", "QUIT", "USR1", "USR2", "CONT", "INT", "TERM"]
+    for name in names:
+        os.kill(process.pid, getattr(signal, "SIG" + name))
+        assert process.stdout.readline().decode().strip() == "SIG" + name
+    assert finish(process)[:2] == (5, b"")
+
+
+def test_a_signal_to_the_whole_group_reaches_the_job_once(start):
+    process = start("--", sys.executable, "-c", CATCHER)
+    assert process.stdout.readline() == b"ready\n"
+    for name in ["INT", "USR1", "INT", "CONT", "HUP", "TERM"]:
+        os.killpg(process.pid, getattr(signal, "SIG" + name))
+        assert process.stdout.readline().decode().strip() == "SIG" + name
+        time.sleep(0.1)
+    assert finish(process)[:2] == (5, b"")
+
+
+def test_an_ignored_signal_stays_ignored_in_the_job(start):
+    process = start(
+        *("--", sys.executable, "-c", "import signal; print(signal.getsignal(1), signal.getsignal(10))"),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    assert finish(process)[1] == b"1 0\n"
+
+
+def test_the_job_starts_with_no_signal_blocked(start):
+    job = "from signal import *; print(len(pthread_sigmask(SIG_BLOCK, [])), getsignal(SIGINT).__name__)"
+    assert finish(start("--", sys.executable, "-c", job))[1] == b"0 default_int_handler\n"
+
+
+def test_stopping_and_continuing(start):
+    process = start("--", sys.executable, "-c", CATCHER)
+    assert process.stdout.readline() == b"ready\n"
+    os.kill(process.pid, signal.SIGTSTP)
+    assert os.WIFSTOPPED(os.waitpid(process.pid, os.WUNTRACED)[1])
+    os.kill(process.pid, signal.SIGCONT)
+    assert process.stdout.readline() == b"SIGCONT\n"
+    os.kill(process.pid, signal.SIGTERM)
+    assert process.stdout.readline() == b"SIGTERM\n"
+    assert finish(process)[0] == 5
+
+
+def test_launchers_of_one_job_share_a_run(start, tmp_path, environment):
+    slurm = {"SLURM_JOB_ID": "9", "SLURM_STEP_ID": "1"}
+    processes = [
+        start(
+            "--",
+            "sh",
+            "-c",
+            f"sleep 0.5; exit {task}",
+            env={**environment, **slurm, "SLURM_PROCID": str(task)},
+        )
+        for task in range(3)
+    ]
+    results = [finish(process) for process in processes]
+    assert [code for code, _, _ in results] == [0, 1, 2]
+    assert sum("no rank was recorded" in err for _, _, err in results) == 1
+    run = tmp_path / "ddpdoctor-runs" / "slurm-9.1-sh"
+    launches = [json.loads(path.read_text()) for path in run.glob("hosts/*/launch-*.json")]
+    assert sorted(launch["exit_code"] for launch in launches) == [0, 1, 2]
+    assert manifest(tmp_path)["job_id"] == "slurm-9.1"
+
+
+def pids_of_ranks(process, folder, count=2):
+    """Process ids of the ranks, once all of them have written theirs."""
+    deadline_s = time.monotonic() + 90
+    while len(found := list(folder.glob("*.pid"))) < count:
+        assert process.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.1)
+    return [int(path.read_text()) for path in found]
+
+
+def wait_until_dead(pids, within_s):
+    deadline_s = time.monotonic() + within_s
+    while alive := [pid for pid in pids if is_alive(pid)]:
+        assert time.monotonic() < deadline_s, alive
+        time.sleep(0.1)
+
+
+@pytest.fixture
+def torchrun(start, tmp_path):
+    """A job of two ranks that train for ever."""
+    pytest.importorskip("torch")
+    (tmp_path / "ranks.py").write_text(RANKS)
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return start("--no-analysis", "--out", "RUN", "--", *launcher, "ranks.py", tmp_path)
+
+
+@pytest.mark.torchrun
+def test_sigint_to_the_group_ends_torchrun_and_its_ranks(torchrun, tmp_path):
+    pids = pids_of_ranks(torchrun, tmp_path)
+    os.killpg(torchrun.pid, signal.SIGINT)
+    code, _, err = finish(torchrun)
+    assert code not in (0, None)
+    assert "recorded in" in err
+    wait_until_dead(pids, within_s=1)
+    assert len(list((tmp_path / "RUN" / "ranks").iterdir())) == 2
+
+
+@pytest.mark.torchrun
+def test_nobody_is_left_when_the_launcher_is_killed(torchrun, tmp_path):
+    pids = pids_of_ranks(torchrun, tmp_path)
+    os.kill(torchrun.pid, signal.SIGKILL)
+    wait_until_dead(pids, within_s=40)
+
+
+@pytest.mark.torchrun
+def test_nobody_is_left_when_torchrun_is_killed(torchrun, tmp_path):
+    pids = pids_of_ranks(torchrun, tmp_path)
+    children = Path(f"/proc/{torchrun.pid}/task/{torchrun.pid}/children").read_text().split()
+    for child in children:
+        if b"torch.distributed.run" in Path(f"/proc/{child}/cmdline").read_bytes().split(b"\0"):
+            os.kill(int(child), signal.SIGKILL)
+    code, _, err = finish(torchrun)
+    assert code == -signal.SIGKILL
+    wait_until_dead(pids, within_s=1)
+    assert not list(Path("/dev/shm").glob(f"ddpdoctor-{os.getuid()}-*/0000[01]-{pids[0]}"))
+    assert "left ranks behind" in err

@@ -1,0 +1,71 @@
+"""ddpdoctor.toml and [tool.ddpdoctor]."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.diagnose.config import Config, check_config, load_config
+from ddpdoctor.diagnose.load import load_rules
+from ddpdoctor.errors import DdpDoctorError
+
+if sys.version_info < (3, 11):
+    pytest.importorskip("tomli")
+
+
+def test_nothing_set_is_the_default(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text("[tool.other]\nx = 1\n", encoding="utf-8")
+    assert load_config(tmp_path) == Config()
+
+
+def test_the_nearest_file_counts_and_folders_are_relative_to_it(tmp_path: Path) -> None:
+    (tmp_path / "pyproject.toml").write_text(
+        "[tool.ddpdoctor]\nrules = ['checks']\nsuppress = ['ddp/*']\n"
+        "[tool.ddpdoctor.thresholds.'dataloader/starved']\nleast_share = 0.1\n",
+        encoding="utf-8",
+    )
+    below = tmp_path / "a" / "b"
+    below.mkdir(parents=True)
+    config = load_config(below)
+    assert config.rules == [str(tmp_path.resolve() / "checks")]
+    assert config.suppress == ["ddp/*"]
+    assert config.thresholds == {"dataloader/starved": {"least_share": 0.1}}
+    check_config(config, load_rules(entry_points=False))
+    (below / "ddpdoctor.toml").write_text("suppress = ['gpu/memory-full']\n", encoding="utf-8")
+    assert load_config(below).suppress == ["gpu/memory-full"]
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("ddpdoctor.toml", "suppres = []", ["suppres", "top level"]),
+        ("ddpdoctor.toml", "suppress = 3", ["`suppress`"]),
+        ("ddpdoctor.toml", "[thresholds.all]\nleast_share = 'much'", ["`thresholds"]),
+        ("ddpdoctor.toml", "suppress = [", ["not TOML"]),
+        ("pyproject.toml", "[tool.ddpdoctor]\nrules = 1", ["`tool.ddpdoctor.rules`"]),
+    ],
+)
+def test_a_wrong_file_is_refused_by_name_and_field(
+    tmp_path: Path, name: str, text: str, words: list[str]
+) -> None:
+    (tmp_path / name).write_text(text, encoding="utf-8")
+    with pytest.raises(DdpDoctorError) as caught:
+        load_config(tmp_path)
+    assert all(word in str(caught.value) for word in [name, *words])
+
+
+@pytest.mark.parametrize(
+    ("config", "word"),
+    [
+        (Config(suppress=["ddp/nothing"]), "ddp/nothing"),
+        (Config(suppress=["nothing/*"]), "nothing/*"),
+        (Config(thresholds={"nothing/at-all": {}}), "nothing/at-all"),
+        (Config(thresholds={"dataloader/starved": {"hidden_share": 1.0}}), "hidden_share"),
+        (Config(thresholds={"all": {"leest_share": 1.0}}), "leest_share"),
+    ],
+)
+def test_names_that_mean_nothing_are_refused(config: Config, word: str) -> None:
+    with pytest.raises(DdpDoctorError, match=word.replace("*", r"\*")):
+        check_config(config, load_rules(entry_points=False))

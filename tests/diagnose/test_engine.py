@@ -1,0 +1,254 @@
+"""The engine: costs, skips, crashes, order, overrides."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddpdoctor.diagnose.diagnosis import Coverage
+from ddpdoctor.diagnose.engine import Outcome, diagnose
+from ddpdoctor.diagnose.load import RuleSet
+from ddpdoctor.diagnose.rule import Common, Rule
+from ddpdoctor.diagnose.selftest import completed
+from ddpdoctor.diagnose.verdict import verdict
+from ddpdoctor.measure.facts import Facts
+
+COMMON = msgspec.convert(
+    {
+        "thresholds": {
+            name: {"value": value, "source": "test"}
+            for name, value in {
+                "critical_share": 0.2,
+                "warning_share": 0.05,
+                "least_share": 0.01,
+                "tiny_step_ms": 2.0,
+                "tiny_cost_ms": 1.0,
+            }.items()
+        },
+        "cost_when": "cost.share >= t.least_share",
+        "cost_needs": ["steps.mean_ms"],
+    },
+    Common,
+)
+FACTS: dict[str, Any] = {
+    "job": {"ranks_seen": 2},
+    "steps": {"mean_ms": 100.0},
+    "loader": {"num_workers": 0, "where": {"file": "train.py", "line": 5, "function": "main"}},
+    "late": {"data": {"ms_per_step": 10.0, "ranks": [1]}},
+    "shared": {"data": {"ms_per_step": 30.0}},
+}
+
+
+def rule(rule_id: str, **fields: Any) -> Rule:
+    whole = {
+        "id": rule_id,
+        "title": "a title",
+        "question": "a question?",
+        "explain": "an explanation",
+        "headline": "a headline",
+        "limits": "never wrong",
+        "fixes": [],
+        "tests": [],
+    }
+    return msgspec.convert({**whole, **fields}, Rule)
+
+
+def run(*rules: Rule, facts: dict[str, Any] = FACTS, **options: Any) -> Outcome:
+    pack = RuleSet(COMMON, {entry.id: entry for entry in rules})
+    given = msgspec.convert(completed(facts), Facts)
+    return diagnose(given, pack, coverage=Coverage(steps=50, ranks=2), **options)
+
+
+def test_a_finding_carries_cost_ranks_line_and_evidence() -> None:
+    (finding,) = run(
+        rule(
+            "a/b",
+            costs="late.data",
+            where="loader.where",
+            title="{{ cost.ranks|ranks }}{{ where|at }}",
+            evidence=[
+                {"fact": "cost.ms_per_step"},
+                {"fact": "loader.wait_ms"},
+                {"fact": "loader.num_workers"},
+            ],
+        )
+    ).findings
+    assert (finding.severity, finding.ranks, finding.costs_ms_per_step, finding.share) == (
+        "warning",
+        [1],
+        10.0,
+        0.1,
+    )
+    assert finding.speedup_if_fixed == pytest.approx(100 / 90)
+    assert finding.title == "rank 1 at train.py:5 in main"
+    assert finding.where[0].line == 5
+    assert finding.coverage == Coverage(steps=50, ranks=2)
+    # What was not measured is left out; what is 0 is not.
+    assert [(line.fact, line.value, line.unit) for line in finding.evidence] == [
+        ("late.data.ms_per_step", 10.0, "ms per step"),
+        ("loader.num_workers", 0, ""),
+    ]
+    assert finding.evidence[0].means
+
+
+def test_the_greatest_of_several_costs_counts() -> None:
+    (finding,) = run(rule("a/b", costs=["late.data", "shared.data", "late.copy"])).findings
+    assert (finding.costs_ms_per_step, finding.severity) == (30.0, "critical")
+
+
+@pytest.mark.parametrize(
+    ("fields", "severity"),
+    [
+        ({"costs": "shared.data"}, "critical"),
+        ({"costs": "shared.data", "severity_most": "warning"}, "warning"),
+        ({"costs": "late.data"}, "warning"),
+        ({"costs_ms": "2.0"}, "info"),
+        ({"severity": "critical"}, "critical"),
+        ({}, "info"),
+    ],
+)
+def test_severity_follows_from_the_cost_unless_stated(fields: dict[str, Any], severity: str) -> None:
+    (finding,) = run(rule("a/b", **fields)).findings
+    assert finding.severity == severity
+
+
+def test_tiny_steps_warn_of_nothing_small() -> None:
+    facts = {"steps": {"mean_ms": 1.0}, "shared": {"data": {"ms_per_step": 0.6}}}
+    (finding,) = run(rule("a/b", costs="shared.data"), facts=facts).findings
+    assert finding.severity == "info"
+
+
+def test_a_cost_below_the_floor_counts_as_nothing_found() -> None:
+    outcome = run(rule("a/b", costs_ms="0.5"))
+    assert not outcome.findings
+    assert [entry.rule for entry in outcome.checked] == ["a/b"]
+
+
+def test_a_cost_that_is_not_there_is_nothing_found_only_where_somebody_looked() -> None:
+    looked = rule("a/looked", costs="late.copy", cost_needs=["loader.num_workers"])
+    blind = rule("a/blind", costs="late.copy", cost_needs=["gpu.busy_share"])
+    outcome = run(looked, blind)
+    assert [entry.rule for entry in outcome.checked] == ["a/looked"]
+    assert [(entry.rule, entry.why) for entry in outcome.skipped] == [
+        ("a/blind", "not measured: gpu.busy_share")
+    ]
+
+
+def test_a_measured_cost_counts_even_where_the_rest_is_missing() -> None:
+    assert run(rule("a/b", costs="late.data", cost_needs=["gpu.busy_share"])).findings
+
+
+def test_needs_and_conditions_skip_with_the_reason() -> None:
+    needs = rule("a/needs", needs=["host.cores"])
+    applies = rule("a/applies", applies=[{"when": "job.ranks_seen > 2.0", "otherwise": "two ranks only"}])
+    assert [entry.why for entry in run(needs, applies).skipped] == [
+        "not measured: host.cores",
+        "two ranks only",
+    ]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"when": "host.cores > 1.0"},
+        {"when": "1.0"},
+        {"when": "nothing.like.it"},
+        {"explain": "{{ nothing }}"},
+        {"title": "{{ host.cores + 1 }}"},
+    ],
+    ids=["null in arithmetic", "not a condition", "unknown name", "unknown variable", "null in a text"],
+)
+def test_a_rule_that_crashes_is_reported_and_the_others_run_on(fields: dict[str, Any]) -> None:
+    outcome = run(rule("a/broken", **fields), rule("a/whole", costs="late.data"))
+    assert [finding.rule for finding in outcome.findings] == ["a/whole"]
+    (skipped,) = outcome.skipped
+    assert skipped.rule == "a/broken"
+    assert skipped.why.startswith("the rule failed: ")
+    assert len(outcome.errors) == 1
+
+
+def test_a_broken_fix_does_not_hide_the_finding() -> None:
+    fixes = [{"title": "{{ nothing }}", "why": "x"}, {"title": "right", "why": "x"}]
+    outcome = run(rule("a/b", fixes=fixes))
+    assert [fix.title for fix in outcome.findings[0].fixes] == ["right"]
+    assert outcome.errors[0].startswith("a/b: fix 1 is left out")
+
+
+def test_a_template_cannot_reach_python() -> None:
+    outcome = run(rule("a/b", explain="{{ cost.__class__.__mro__ }}", costs="late.data"))
+    assert not outcome.findings
+    assert "unsafe" in outcome.errors[0]
+
+
+def test_findings_stand_by_cost_and_effects_below() -> None:
+    outcome = run(
+        rule("a/effect", costs="shared.data", effect_of=["a/cause"]),
+        rule("a/small", costs_ms="5.0"),
+        rule("a/cause", costs="late.data"),
+        rule("a/note"),
+    )
+    assert [(finding.rule, finding.caused_by) for finding in outcome.findings] == [
+        ("a/cause", None),
+        ("a/small", None),
+        ("a/note", None),
+        ("a/effect", "a/cause"),
+    ]
+
+
+def test_a_condition_decides_whether_a_cause_explains_the_effect() -> None:
+    half = {"rule": "a/cause", "when": "cause.ms_per_step >= 0.5 * cost.ms_per_step"}
+    outcome = run(rule("a/effect", costs="shared.data", effect_of=[half]), rule("a/cause", costs="late.data"))
+    assert [finding.caused_by for finding in outcome.findings] == [None, None]
+
+
+def test_rules_that_blame_each_other_do_not_both_vanish() -> None:
+    outcome = run(
+        rule("a/one", costs="shared.data", effect_of=["a/two"]),
+        rule("a/two", costs="late.data", effect_of=["a/one"]),
+    )
+    assert sum(finding.caused_by is None for finding in outcome.findings) == 1
+
+
+def test_any_finding_explains_what_names_a_star_but_notes_do_not() -> None:
+    star = rule("a/star", severity="warning", effect_of=["*"])
+    assert run(star, rule("a/note", costs_ms="2.0")).findings[0].caused_by is None
+    assert run(star, rule("a/cause", costs="late.data")).findings[1].caused_by == "a/cause"
+
+
+def test_what_has_no_price_ranks_where_its_severity_begins() -> None:
+    outcome = run(rule("a/broken-gpu", severity="critical"), rule("a/data", costs="late.data"))
+    assert [finding.rule for finding in outcome.findings] == ["a/broken-gpu", "a/data"]
+
+
+def test_thresholds_can_be_overridden_for_one_rule_and_for_all() -> None:
+    own = {"limit": {"value": 5.0, "source": "test", "unit": "ms"}}
+    tested = rule("a/b", costs="late.data", when="cost.ms_per_step > t.limit", thresholds=own)
+    assert run(tested).findings
+    assert not run(tested, thresholds={"a/b": {"limit": 50.0}}).findings
+    assert not run(tested, thresholds={"all": {"least_share": 0.5}}).findings
+    assert run(tested, thresholds={"all": {"critical_share": 0.1}}).findings[0].severity == "critical"
+
+
+@pytest.mark.parametrize("name", ["a/b", "a/*"])
+def test_suppressed_rules_are_listed_as_skipped(name: str) -> None:
+    outcome = run(rule("a/b", costs="late.data"), rule("c/d"), suppressed=[name])
+    assert [finding.rule for finding in outcome.findings] == ["c/d"]
+    assert outcome.skipped[0].why == "suppressed in the configuration"
+
+
+def test_the_verdict_is_the_first_warning() -> None:
+    outcome = run(
+        rule("a/note", severity="info", headline="no"),
+        rule("a/b", costs="late.data", headline="{{ cost.ms_per_step|ms }}"),
+    )
+    healthy, sentence = verdict(outcome, coverage=Coverage(50, 2))
+    assert (healthy, sentence.rule, sentence.headline) == (False, "a/b", "10 ms")
+
+
+def test_nothing_measured_is_not_healthy() -> None:
+    healthy, sentence = verdict(run(rule("a/b", costs="late.data"), facts={}), coverage=Coverage(0, 2))
+    assert not healthy
+    assert sentence.rule is None
+    assert sentence.headline.startswith("Cannot tell")

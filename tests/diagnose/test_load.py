@@ -1,0 +1,109 @@
+"""Rule files: a wrong one is refused with its file, the field and the reason."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.diagnose.load import load_rules, packaged_folder, read_folder
+from ddpdoctor.errors import RuleError
+
+GOOD = (packaged_folder() / "gpu" / "memory-full.yaml").read_text(encoding="utf-8")
+
+
+def written(folder: Path, text: str) -> Path:
+    file = folder / "gpu" / "memory-full.yaml"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    return file
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "reason"),
+    [
+        ("severity: info", "severity: dreadful", "`severity`", "dreadful"),
+        ("severity: info", "seriousness: info", "top level", "seriousness"),
+        ("question:", "#", "top level", "question"),
+        ("id: gpu/memory-full", "id: gpu/other", "`id`", "gpu/memory-full"),
+        (
+            "when: gpu.memory_used_share >= t.memory_share",
+            "when: 'gpu. >= ('",
+            "`when`",
+            "not a CEL expression",
+        ),
+        (
+            "when: ddp.gradient_as_bucket_view == false",
+            "when: '&&'",
+            "`fixes[0].when`",
+            "not a CEL expression",
+        ),
+        ("title: Less fragmentation", "title: '{% if %}'", "`fixes[3].title`", "not a Jinja2 template"),
+        ("needs: [gpu.memory_used_share]", "needs: [gpu.memory]", "`needs`", "no fact 'gpu.memory'"),
+        ("  - {fact: steps.batch_size}", "  - {fact: cost.nothing}", "`evidence[3].fact`", "no fact"),
+        (
+            "facts: {gpu: {memory_used_share: 0.5}}",
+            "facts: {gpu: {memory: 0.5}}",
+            "`tests[1].facts`",
+            "'gpu.memory'",
+        ),
+        ("    value: 0.95", "    value: much", "`thresholds[...].value`", "float"),
+        ("id: gpu/memory-full", "id: [", "not YAML", "line"),
+    ],
+)
+def test_a_bad_file_is_refused(tmp_path: Path, old: str, new: str, field: str, reason: str) -> None:
+    assert old in GOOD
+    file = written(tmp_path, GOOD.replace(old, new, 1))
+    with pytest.raises(RuleError) as caught:
+        load_rules([tmp_path])
+    message = str(caught.value)
+    assert message.startswith(str(file))
+    assert field in message
+    assert reason in message
+    assert "\n" not in message
+
+
+def test_a_folder_that_is_missing_or_empty_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(RuleError, match="no such folder"):
+        load_rules([tmp_path / "nowhere"])
+    with pytest.raises(RuleError, match=r"<family>/<name>\.yaml"):
+        load_rules([tmp_path])
+
+
+def test_a_rule_of_the_same_id_replaces_ours(tmp_path: Path) -> None:
+    written(tmp_path, GOOD.replace("question: Is device memory nearly full?", "question: Ours?"))
+    rules = load_rules([tmp_path]).rules
+    assert rules["gpu/memory-full"].question == "Ours?"
+    assert len(rules) == len(load_rules().rules)
+
+
+def test_packages_add_rules_by_entry_point(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real distribution on the path, with its metadata, as pip would leave it."""
+    written(tmp_path / "team_rules", GOOD.replace("id: gpu/memory-full", "id: ours/memory"))
+    (tmp_path / "team_rules" / "gpu").rename(tmp_path / "team_rules" / "ours")
+    (tmp_path / "team_rules" / "ours" / "memory-full.yaml").rename(
+        tmp_path / "team_rules" / "ours" / "memory.yaml"
+    )
+    (tmp_path / "team_plugin.py").write_text(
+        "from pathlib import Path\ndef rules():\n    return Path(__file__).parent / 'team_rules'\n",
+        encoding="utf-8",
+    )
+    info = tmp_path / "team_plugin-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(
+        "Metadata-Version: 2.1\nName: team-plugin\nVersion: 1.0\n", encoding="utf-8"
+    )
+    (info / "entry_points.txt").write_text("[ddpdoctor.rules]\nteam = team_plugin:rules\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert "ours/memory" in load_rules().rules
+    assert "ours/memory" not in load_rules(entry_points=False).rules
+    (tmp_path / "team_plugin.py").unlink()
+    monkeypatch.delitem(__import__("sys").modules, "team_plugin")
+    with pytest.raises(RuleError, match="entry point 'team'"):
+        load_rules()
+
+
+def test_ids_follow_the_files_places() -> None:
+    rules = read_folder(packaged_folder())
+    assert list(rules) == sorted(rules)
+    assert all(rule_id == rule.id for rule_id, rule in rules.items())

@@ -1,0 +1,69 @@
+"""Numbers, ranks and repetition in words."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.diagnose import words
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [(0.421, "0.42 ms"), (9.0, "9 ms"), (46.3, "46 ms"), (9999.0, "9999 ms"), (12000.0, "12 s")],
+)
+def test_ms(given: float, text: str) -> None:
+    assert words.ms(given) == text
+
+
+@pytest.mark.parametrize(
+    ("given", "text"), [(512, "512 bytes"), (26214400, "25 MiB"), (4.4e8, "420 MiB"), (3e12, "2.73 TiB")]
+)
+def test_size(given: float, text: str) -> None:
+    assert words.size(given) == text
+
+
+def test_percent_and_number() -> None:
+    assert [words.percent(share) for share in (0.423, 0.051, 1.0)] == ["42 %", "5.1 %", "100 %"]
+    assert [words.number(value) for value in (4.0, 4.27, 120.4)] == ["4", "4.3", "120"]
+
+
+def test_ranks() -> None:
+    assert words.ranks([1]) == "rank 1"
+    assert words.ranks([1, 3, 5]) == "ranks 1, 3 and 5"
+    assert words.ranks(None) == "all ranks"
+    assert words.ranks(list(range(20))) == "ranks 0, 1, 2, 3, 4, 5 and 14 others"
+
+
+@pytest.mark.parametrize(
+    ("cost", "text"),
+    [
+        ({"persistence": "always"}, "in every step"),
+        ({"persistence": "periodic", "period_steps": 50}, "every 50 steps"),
+        ({"persistence": "range", "first_step": 100, "last_step": 139}, "in steps 100 to 139"),
+        ({"persistence": "random", "steps_hit": 12, "steps_seen": 118}, "in 12 of 118 steps"),
+        ({"persistence": "random"}, "in some steps"),
+    ],
+)
+def test_often(cost: dict[str, object], text: str) -> None:
+    assert words.often(cost) == text
+
+
+@pytest.mark.parametrize(
+    ("now", "wait_ms", "mean_ms", "after_ms", "cores", "expected"),
+    [
+        (0, 42.0, 51.0, 9.0, None, 5),  # 42 ms for a batch, one wanted every 9 ms
+        (2, 40.0, 60.0, 20.0, None, 6),  # two workers make one in 60 ms together: 120 ms each
+        (0, 42.0, 51.0, 9.0, 3.0, 3),  # three cores are free
+        (0, 99.0, 100.0, 0.0, None, 16),  # never more than 16 at once
+        (8, 10.0, 50.0, 40.0, 2.0, 9),  # advice to add workers must add one
+    ],
+)
+def test_workers(
+    now: int, wait_ms: float, mean_ms: float, after_ms: float, cores: float | None, expected: int
+) -> None:
+    assert words.workers(now, wait_ms, mean_ms, after_ms, cores) == expected
+
+
+def test_paragraphs_stay_and_lines_flow() -> None:
+    assert words.render("one\n  two\n\nthree", {}) == "one two\n\nthree"
+    assert words.render_snippet("if x:\n    {{ y }}\n", {"y": 1}) == "if x:\n    1"

@@ -1,0 +1,141 @@
+"""The job does what it does without us: same numbers, same output, same ends, same other tools."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from ddpdoctor.hook.environment import HookOptions, job_environment
+from ddpdoctor.rundir import drain_all, make_spool_root
+
+from .recording import JOBS, Recorded, plain_environment, run_plain, run_recorded, torchrun
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_parameters_are_identical_bit_for_bit(tmp_path, ranks: int) -> None:
+    command = torchrun("plain_ddp.py", "--steps", "14", "--exit-hard", "--out", "result", ranks=ranks)
+    plain = run_plain(tmp_path, command)
+    expected = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(ranks)]
+    recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(4, 9)))
+    found = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(ranks)]
+    assert found == expected
+    assert (recorded.process.returncode, recorded.process.stdout) == (plain.returncode, plain.stdout) == (0, "done 14\n")
+    assert recorded.info(ranks - 1)["window"]["state"] in ("saved", "saving")
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+def test_workers_of_the_data_loader_are_not_ranks(tmp_path, context: str) -> None:
+    command = torchrun("plain_ddp.py", "--steps", "4", "--workers", "1", "--context", context, "--exit-hard", ranks=1)
+    recorded = run_recorded(tmp_path, command)
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    assert recorded.folders() == ["00000"] and len(recorded.steps(0)) == 4
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("build_at", [0, 7, 11])
+def test_the_jobs_own_profiler_wins(tmp_path, build_at: int) -> None:
+    command = torchrun("profiled_by_itself.py", "--build-at", str(build_at), "--out", str(tmp_path), ranks=1)
+    recorded = run_recorded(tmp_path, command)
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    own = json.loads((tmp_path / "own-0.json").read_text())
+    assert any(event.get("name") == "DistributedDataParallel.forward" for event in own["traceEvents"])
+    window = recorded.info(0)["window"]
+    if build_at < 10:
+        assert window["state"] == "skipped" and "own" in window["why"]
+    else:
+        assert window["steps"] == [10, 11] and "own" in window["why"]
+    assert len(recorded.steps(0)) == 30
+
+
+@pytest.mark.torchrun
+def test_steps_survive_a_kill(tmp_path) -> None:
+    run = tmp_path / "run"
+    run.mkdir()
+    spool = make_spool_root(str(run))
+    environment = job_environment(str(run), spool, HookOptions(), plain_environment())
+    environment.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    job = subprocess.Popen(
+        [sys.executable, str(JOBS / "plain_ddp.py"), "--steps", "100000"], env=environment, cwd=tmp_path
+    )
+    steps = run / "ranks" / "00000" / "steps.jsonl"
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends and not (steps.exists() and steps.read_bytes().count(b'"step"') > 20):
+        time.sleep(0.1)
+    job.send_signal(signal.SIGKILL)
+    job.wait()
+    before = steps.read_bytes().count(b'"step":')
+    assert not drain_all(spool)
+    recorded = Recorded(subprocess.CompletedProcess([], -9), run)
+    numbers = [step["step"] for step in recorded.steps(0)]
+    assert numbers == list(range(len(numbers))) and len(numbers) >= before > 20
+    assert not os.path.exists(spool)
+
+
+def test_the_users_own_sitecustomize_runs(tmp_path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("import builtins\nbuiltins.from_the_user = __file__\n")
+    base = plain_environment(PYTHONPATH=str(folder))
+    code = "import sitecustomize, sys; print(from_the_user == sitecustomize.__file__, 'torch' in sys.modules)"
+    recorded = run_recorded(tmp_path, [sys.executable, "-c", code], base=base)
+    assert recorded.process.stdout == "True False\n" and recorded.process.stderr == ""
+
+
+def test_an_error_in_the_users_sitecustomize_shows_as_ever(tmp_path) -> None:
+    folder = tmp_path / "own"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text("raise ValueError('mine')\n")
+    base = plain_environment(PYTHONPATH=str(folder))
+    recorded = run_recorded(tmp_path, [sys.executable, "-c", "print(1)"], base=base)
+    assert recorded.process.returncode == 0 and recorded.process.stdout == "1\n"
+    assert "ValueError: mine" in recorded.process.stderr and "ddpdoctor" not in recorded.process.stderr.split("Error")[-1]
+
+
+def test_a_python_without_torch_is_left_alone(tmp_path) -> None:
+    code = "import sys; print(sorted(name for name in sys.modules if name.startswith('_ddpdoctor')))"
+    recorded = run_recorded(tmp_path, [sys.executable, "-c", code])
+    assert recorded.process.stdout == "['_ddpdoctor', '_ddpdoctor.hook', '_ddpdoctor.hook.finder']\n"
+    assert recorded.folders() == []
+
+
+def test_torch_looks_the_same(tmp_path) -> None:
+    code = (
+        "import inspect, torch, torch.distributed as d\n"
+        "print(type(torch.__loader__).__name__, 'def ' in inspect.getsource(torch), inspect.signature(d.all_reduce),"
+        " inspect.signature(torch.save), torch.autograd.backward.__name__, d.all_reduce.__wrapped__.__name__)"
+    )
+    plain = run_plain(tmp_path, [sys.executable, "-c", code])
+    recorded = run_recorded(tmp_path, [sys.executable, "-c", code])
+    assert recorded.process.stdout == plain.stdout and "SourceFileLoader True" in plain.stdout
+    assert recorded.process.stderr == plain.stderr
+
+
+@pytest.mark.torchrun
+def test_compiled_models_and_optimizers(tmp_path) -> None:
+    command = torchrun("compiled.py", ranks=1)
+    plain = run_plain(tmp_path, command)
+    recorded = run_recorded(tmp_path, command)
+    assert recorded.process.returncode == plain.returncode == 0, recorded.process.stderr
+    assert recorded.process.stdout == plain.stdout and "graphs" in plain.stdout
+    assert len(recorded.steps(0)) == 6
+    assert recorded.info(0)["hook"]["errors"] == []
+
+
+@pytest.mark.parametrize("state", ["vanished", "read-only"])
+def test_a_run_directory_that_cannot_be_written(tmp_path, state: str) -> None:
+    run = tmp_path / "run"
+    environment = job_environment(str(run / "gone" if state == "vanished" else "/proc/nothing"), str(tmp_path / "spool"),
+                                  HookOptions(), plain_environment())  # fmt: skip
+    job = subprocess.run(
+        [sys.executable, str(JOBS / "single.py")], env=environment, capture_output=True, text=True, check=False
+    )
+    assert job.returncode == 0 and job.stdout == "single done\n"
+    assert job.stderr.count("\n") <= 1

@@ -1,0 +1,124 @@
+"""What a plain DDP job records, and that it is the job's own doing that is recorded."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import sys
+
+import pytest
+
+from .recording import JOBS, HookOptions, Recorded, plain_environment, run_recorded, torchrun
+
+
+@pytest.fixture(scope="module")
+def slow_rank(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    tmp = tmp_path_factory.mktemp("slow")
+    command = torchrun("plain_ddp.py", "--steps", "24", "--slow-rank", "1", "--slow-ms", "40", "--workers", "1", "--barrier")
+    base = plain_environment(NCCL_DEBUG="WARN", MY_API_TOKEN="secret", NCCL_AUTH_TOKEN="secret")
+    return run_recorded(tmp, [*command, "--exit-hard"], HookOptions(profile_steps=(8, 11)), base)
+
+
+@pytest.mark.torchrun
+def test_every_step_and_its_parts_are_there(slow_rank: Recorded) -> None:
+    assert slow_rank.process.returncode == 0, slow_rank.process.stderr
+    assert slow_rank.folders() == ["00000", "00001"]
+    for rank in (0, 1):
+        assert slow_rank.lines(rank)[0] == {"schema": "ddpdoctor.steps/1"}
+        steps = slow_rank.steps(rank)
+        assert [step["step"] for step in steps] == list(range(24))
+        for step in steps[4:]:
+            if step.get("thin"):
+                continue
+            kinds = [event["k"] for event in step["ev"]]
+            assert {"data", "fwd", "bwd", "opt", "bar"} <= set(kinds)
+            assert [event["s"] for event in step["ev"]] == sorted(event["s"] for event in step["ev"])
+            duration = step["t"][1] - step["t"][0]
+            assert all(0 <= event["s"] and event["s"] + event["d"] <= duration for event in step["ev"])
+    data = slow_rank.events(0, "data")
+    assert {event["n"] for event in data if not event.get("end")} == {8} and all("q" in event for event in data)
+
+
+@pytest.mark.torchrun
+def test_readiness_of_gradients_names_the_late_rank(slow_rank: Recorded) -> None:
+    arrivals: list[dict[int, int]] = []
+    for rank in (0, 1):
+        found = {}
+        for step in slow_rank.steps(rank):
+            for event in step.get("ev", []):
+                if event["k"] == "bwd" and event["sync"]:
+                    found[event["it"]] = step["t"][0] + event["base"] + max(event["ready"])
+        arrivals.append(found)
+    common = sorted(set(arrivals[0]) & set(arrivals[1]))[4:]
+    late = [arrivals[1][iteration] - arrivals[0][iteration] for iteration in common]
+    assert len(late) >= 10 and sorted(late)[len(late) // 2] > 25_000_000
+    assert all(event["b"] if "b" in event else True for event in slow_rank.events(0, "bar"))
+
+
+@pytest.mark.torchrun
+def test_source_lines_are_the_scripts(slow_rank: Recorded) -> None:
+    lines = {line["where"]: line for line in slow_rank.lines(1) if "where" in line}
+    text = (JOBS / "plain_ddp.py").read_text().splitlines()
+    for kind, code in (("bwd", "loss.backward()"), ("opt", "optimizer.step()"), ("bar", "dist.barrier()")):
+        events = slow_rank.events(1, kind)
+        found = {text[lines[event["w"]]["line"] - 1].strip() for event in events}
+        assert found == {code}
+    samples = [json.loads(line) for line in (slow_rank.folder(1) / "samples.jsonl").read_text().splitlines()]
+    sampled = {line["where"]: line for line in samples if "where" in line}
+    at = [sampled[user] for line in samples if "s" in line for _, user, _ in line["s"]]
+    sleeping = [line for line in at if line["file"].endswith("plain_ddp.py") and "sleep" in text[line["line"] - 1]]
+    assert len(sleeping) >= 4
+
+
+@pytest.mark.torchrun
+def test_settings(slow_rank: Recorded) -> None:
+    info = slow_rank.info(1)
+    assert info["schema"] == "ddpdoctor.rank/1" and info["rank"] == 1 and info["local_rank"] == 1
+    assert info["world_size"] == 2 and info["backend"] == "gloo" and info["device"] == "cpu"
+    assert info["process_groups"] == [{"name": "0", "backend": "gloo", "ranks": [0, 1], "size": 2}]
+    (ddp,) = info["ddp"]
+    assert ddp["module"] == "Sequential" and ddp["bucket_cap_bytes"] == 25 * 1024 * 1024 and ddp["parameter_tensors"] == 8
+    assert sum(ddp["bucket_bytes"]) == ddp["parameters_bytes"] == 4 * (3 * (16 * 16 + 16) + 17)
+    (loader,) = info["loaders"]
+    assert loader["num_workers"] == 1 and loader["batch_size"] == 8 and loader["sampler"] == "DistributedSampler"
+    assert loader["dataset_length"] == 512 and loader["batches_per_epoch"] == 32
+    assert [optimizer["type"] for optimizer in info["optimizers"]] == ["Adam"]
+    assert info["environment"]["NCCL_DEBUG"] == "WARN" and "secret" not in json.dumps(info)
+    assert info["hook"]["errors"] == [] and info["hook"]["dropped"] == 0
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_window_covers_its_steps(slow_rank: Recorded, rank: int) -> None:
+    window = slow_rank.info(rank)["window"]
+    assert window["state"] == "saved" and window["steps"] == [8, 11]
+    steps = slow_rank.steps(rank)
+    assert [step["step"] for step in steps if "profiled" in step.get("marks", [])] == [8, 9, 10]
+    with gzip.open(slow_rank.folder(rank) / "trace.json.gz") as source:
+        trace = json.load(source)
+    assert trace["distributedInfo"]["rank"] == rank and trace["distributedInfo"]["pg_config"][0]["ranks"] == [0, 1]
+    base = trace["baseTimeNanoseconds"]
+    starts = [
+        base + event["ts"] * 1000 for event in trace["traceEvents"] if event.get("name") == "DistributedDataParallel.forward"
+    ]
+    spans = [step["t"] for step in steps if step["step"] in (8, 9, 10)]
+    assert [any(begin <= start <= end for start in starts) for begin, end in spans] == [True] * 3
+    flight = json.loads((slow_rank.folder(rank) / "flight.json").read_text())
+    assert any(entry["profiling_name"] == "gloo:all_reduce" for entry in flight["entries"])
+
+
+@pytest.mark.torchrun
+def test_ranks_of_spawn(tmp_path) -> None:
+    recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "spawned.py")])
+    assert recorded.process.stdout == "parent done\n", recorded.process.stderr
+    assert recorded.folders() == ["00000", "00001"]
+    assert [len(recorded.steps(rank)) for rank in (0, 1)] == [6, 6]
+
+
+def test_a_job_of_one_process_is_recorded(tmp_path) -> None:
+    recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "single.py")])
+    assert recorded.process.stdout == "single done\n" and recorded.process.stderr == ""
+    info = recorded.info(0)
+    assert info["world_size"] == 1 and info["backend"] is None
+    # The first optimizer step is where it shows that there is something to record.
+    assert len(recorded.steps(0)) == 8

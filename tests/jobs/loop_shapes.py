@@ -1,0 +1,312 @@
+"""Training loops of many shapes, one after the other in one job, each with a count of its own rounds.
+
+    torchrun --nproc-per-node 2 loop_shapes.py --out FILE [--only NAME ...]
+
+Under the hook each shape is a recording of its own. ``FILE.<rank>`` gets ``{"name": rounds, ...}`` in the order in which they ran.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+ROUNDS = 7
+SHAPES: dict[str, Callable[[], int]] = {}
+
+
+def shape(function: Callable[[], int]) -> Callable[[], int]:
+    SHAPES[function.__name__] = function
+    return function
+
+
+def net() -> DDP:
+    torch.manual_seed(0)
+    return DDP(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
+
+
+def sgd(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def loss(model: nn.Module) -> torch.Tensor:
+    return model(torch.randn(2, 4)).square().mean()
+
+
+@shape
+def one_optimizer() -> int:
+    model = net()
+    optimizer = sgd(model)
+    for _ in range(ROUNDS):
+        optimizer.zero_grad()
+        loss(model).backward()
+        optimizer.step()
+    return ROUNDS
+
+
+@shape
+def accumulation() -> int:
+    model = net()
+    optimizer = sgd(model)
+    for _ in range(ROUNDS):
+        for micro in range(3):
+            with model.no_sync() if micro < 2 else contextlib.nullcontext():
+                loss(model).backward()
+        optimizer.step()
+    return ROUNDS
+
+
+@shape
+def accumulation_synced() -> int:
+    model = net()
+    optimizer = sgd(model)
+    for _ in range(ROUNDS):
+        for _ in range(3):
+            loss(model).backward()
+        optimizer.step()
+    return ROUNDS
+
+
+@shape
+def gan() -> int:
+    generator, critic = net(), net()
+    first, second = sgd(generator), sgd(critic)
+    for _ in range(ROUNDS):
+        loss(critic).backward()
+        second.step()
+        loss(generator).backward()
+        first.step()
+    return ROUNDS
+
+
+@shape
+def two_optimizers_one_backward() -> int:
+    one, two = net(), net()
+    first, second = sgd(one), sgd(two)
+    for _ in range(ROUNDS):
+        (loss(one) + loss(two)).backward()
+        first.step()
+        second.step()
+    return ROUNDS
+
+
+@shape
+def critic_more_often() -> int:
+    generator, critic = net(), net()
+    first, second = sgd(generator), sgd(critic)
+    for number in range(ROUNDS * 2):
+        loss(critic).backward()
+        second.step()
+        if number % 5 == 0:
+            loss(generator).backward()
+            first.step()
+    return ROUNDS * 2
+
+
+@shape
+def two_stages() -> int:
+    model = net()
+    for _ in range(2):
+        optimizer = sgd(model)
+        for _ in range(ROUNDS):
+            loss(model).backward()
+            optimizer.step()
+    return ROUNDS * 2
+
+
+@shape
+def optimizer_in_backward() -> int:
+    from torch.distributed.optim import _apply_optimizer_in_backward
+
+    model = net()
+    _apply_optimizer_in_backward(torch.optim.SGD, model.module.parameters(), {"lr": 0.01})
+    for _ in range(ROUNDS):
+        loss(model.module).backward()
+    return ROUNDS
+
+
+@shape
+def sharded_optimizer() -> int:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    model = net()
+    optimizer = ZeroRedundancyOptimizer(model.parameters(), optimizer_class=torch.optim.SGD, lr=0.01)
+    for _ in range(ROUNDS):
+        loss(model).backward()
+        optimizer.step()
+    return ROUNDS
+
+
+@shape
+def closure() -> int:
+    model = net()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+    def evaluate() -> torch.Tensor:
+        optimizer.zero_grad()
+        value = loss(model)
+        value.backward()
+        return value
+
+    for _ in range(ROUNDS):
+        optimizer.step(evaluate)
+    return ROUNDS
+
+
+@shape
+def scaler_that_skips() -> int:
+    model = net()
+    optimizer = sgd(model)
+    scaler = torch.amp.GradScaler("cpu")
+    for number in range(ROUNDS):
+        optimizer.zero_grad()
+        value = loss(model) * (float("inf") if number % 3 == 0 else 1.0)
+        scaler.scale(value).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return ROUNDS
+
+
+@shape
+def subclass_calling_super() -> int:
+    class Chatty(torch.optim.SGD):
+        def step(self, closure=None):
+            return super().step(closure)
+
+    model = net()
+    optimizer = Chatty(model.parameters(), lr=0.01)
+    for _ in range(ROUNDS):
+        loss(model).backward()
+        optimizer.step()
+    return ROUNDS
+
+
+@shape
+def step_that_raises() -> int:
+    model = net()
+    optimizer = sgd(model)
+
+    def broken() -> None:
+        raise ValueError("planted")
+
+    for number in range(ROUNDS):
+        loss(model).backward()
+        if number == 3:
+            with contextlib.suppress(ValueError):
+                optimizer.step(broken)
+        optimizer.step()
+    return ROUNDS
+
+
+@shape
+def no_ddp() -> int:
+    model = nn.Linear(4, 1)
+    optimizer = sgd(model)
+    for _ in range(ROUNDS):
+        optimizer.zero_grad()
+        loss(model).backward()
+        for parameter in model.parameters():
+            dist.all_reduce(parameter.grad)
+            parameter.grad /= dist.get_world_size()
+        optimizer.step()
+    return ROUNDS
+
+
+@shape
+def evaluation_between() -> int:
+    model = net()
+    optimizer = sgd(model)
+    for _ in range(2):
+        for _ in range(ROUNDS):
+            loss(model).backward()
+            optimizer.step()
+        with torch.no_grad():
+            for _ in range(4):
+                loss(model)
+    return ROUNDS * 2
+
+
+@shape
+def own_optimizer_with_marks() -> int:
+    import ddpdoctor
+
+    model = net()
+    for _ in range(ROUNDS):
+        loss(model).backward()
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter -= 0.01 * parameter.grad
+                parameter.grad = None
+        ddpdoctor.step()
+    return ROUNDS
+
+
+@shape
+def marks_and_optimizer() -> int:
+    import ddpdoctor
+
+    model = net()
+    optimizer = sgd(model)
+    for _ in range(ROUNDS):
+        loss(model).backward()
+        optimizer.step()
+        ddpdoctor.step()
+    return ROUNDS
+
+
+@shape
+def join_uneven() -> int:
+    from torch.distributed.algorithms.join import Join
+
+    model = net()
+    optimizer = sgd(model)
+    rounds = ROUNDS + dist.get_rank()
+    with Join([model]):
+        for _ in range(rounds):
+            loss(model).backward()
+            optimizer.step()
+    return rounds
+
+
+@shape
+def never_steps() -> int:
+    model = net()
+    for _ in range(ROUNDS):
+        loss(model).backward()
+    return 0
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--out", required=True)
+    parser.add_argument("--only", nargs="*", default=None)
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    session = sys.modules.get("_ddpdoctor.hook.session")
+    counts = {}
+    for name, function in SHAPES.items():
+        if options.only and name not in options.only:
+            continue
+        if session is not None and counts:
+            session.arm(dist.get_rank(), dist.get_world_size())
+        counts[name] = function()
+        dist.barrier()
+        if session is not None:
+            session.disarm()
+            # The next one must find the folder of this one there, on every rank.
+            dist.barrier()
+    with open(f"{options.out}.{dist.get_rank()}", "w") as out:
+        json.dump(counts, out)
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,93 @@
+"""Nothing secret reaches the run directory, and nothing useful is lost."""
+
+import pytest
+
+from ddpdoctor.launch.privacy import mask_command, mask_text, recorded_environment
+
+SECRET = "q7Rt2Xv9Lm4Zp8Kw1Bn6"
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["train.py", "--api-key", SECRET],
+        ["train.py", "--api_key=" + SECRET],
+        ["train.py", "--apiKey", "plain"],
+        ["train.py", "--password", "hunter2"],
+        ["train.py", "--password=hunter2"],
+        ["train.py", "-token", "abc"],
+        ["train.py", "logger.wandb.api_key=abcdef"],
+        ["env", "WANDB_API_KEY=abcdef", "python", "train.py"],
+        ["env", "AWS_SECRET_ACCESS_KEY=abcdef", "python"],
+        ["sh", "-c", "export HF_TOKEN=abcdef; python train.py"],
+        ["sh", "-c", "python train.py --auth-token abcdef --lr 1"],
+        ["train.py", "--hub", "hf_abcdefghijkl"],
+        ["train.py", "ghp_abcdefghijklmnop1234"],
+        ["train.py", "AKIAIOSFODNN7EXAMPLE"],
+        ["train.py", "sk-abcdefghijklmnopqrst"],
+        ["train.py", "--db", "postgres://user:abcdef@host/db"],
+        ["train.py", "https://bucket/file?X-Amz-Signature=abcdef&a=1"],
+        ["train.py", "https://account.blob.core.windows.net/c?sv=1&sig=abcdef"],
+        ["curl", "-H", "Authorization: Bearer abcdefgh"],
+        ["train.py", "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxMjM0In0.abc"],
+        ["train.py", "--run-name", SECRET],
+        ["train.py", "--id=" + "9f86d081884c7d659a2feaa0c55ad015"],
+    ],
+)
+def test_secrets_are_masked(command):
+    masked = mask_command(command)
+    assert len(masked) == len(command)
+    assert "***" in " ".join(masked)
+    for secret in (SECRET, "hunter2", "abcdef", "plain", "AKIA", "eyJ", "9f86"):
+        assert secret not in " ".join(masked)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ["torchrun", "--nproc-per-node", "8", "--rdzv-endpoint=node1:29500", "train.py", "--lr", "1e-4"],
+        ["train.py", "--max-tokens", "2048", "--tokenizer", "gpt2", "--num_tokens=5", "--author", "me"],
+        ["train.py", "--token-file", "secrets.txt", "--key", "label", "--monkey=1"],
+        [
+            "train.py",
+            "--data",
+            "/datasets/imagenet-1k/train-00000-of-01024.tar",
+            "--model",
+            "resnet50_a1_in1k",
+        ],
+        ["train.py", "--name", "bert-base-uncased-finetuned-sst2-seed42-bs256-lr3e5"],
+        ["train.py", "s3://bucket/data?versionId=3", "https://host/path"],
+        ["python", "-m", "pkg.train", "optim.lr=0.1", "+trainer.devices=2"],
+        ["train.py", "--job", "123e4567-e89b-12d3-a456-426614174000", "2026-11-21T00:42:06.123456"],
+    ],
+)
+def test_harmless_arguments_stay_readable(command):
+    assert mask_command(command) == command
+
+
+def test_text_without_secrets_is_unchanged():
+    assert mask_text("backend='nccl' port 29500") == "backend='nccl' port 29500"
+
+
+def test_environment_is_an_allow_list():
+    environment = {
+        "NCCL_DEBUG": "INFO",
+        "RANK": "3",
+        "OMP_NUM_THREADS": "4",
+        "SLURM_JOB_ID": "17",
+        "TORCH_HUB_TOKEN": "abcdef",
+        "NCCL_PROXY": "http://me:abcdef@proxy",
+        "WANDB_API_KEY": "abcdef",
+        "AWS_SECRET_ACCESS_KEY": "abcdef",
+        "HOME": "/root",
+        "SLURM_JOB_USER": "me",
+    }
+    recorded = recorded_environment(environment)
+    assert recorded == {
+        "NCCL_DEBUG": "INFO",
+        "NCCL_PROXY": "http://***@proxy",
+        "OMP_NUM_THREADS": "4",
+        "RANK": "3",
+        "SLURM_JOB_ID": "17",
+        "TORCH_HUB_TOKEN": "***",
+    }

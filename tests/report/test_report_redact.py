@@ -1,0 +1,94 @@
+"""What must not leave the house does not stand anywhere in any output."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+import samples
+
+from ddpdoctor.diagnose.diagnosis import Coverage, Finding
+from ddpdoctor.measure.facts import Where
+from ddpdoctor.report import redact, render_html, render_markdown, to_json
+
+SECRETS = (
+    "alice",
+    "node17",
+    "cluster.example",
+    "/home",
+    "/mnt",
+    "acme",
+    "secret-set",
+    "10.1.2.3",
+    "nproc-per-node",
+)
+
+
+@pytest.mark.parametrize(
+    "form", [render_html, render_markdown, lambda diagnosis: to_json(diagnosis).decode()]
+)
+def test_no_output_holds_a_name(form):
+    text = form(redact(samples.sick()))
+    assert not [secret for secret in SECRETS if secret in text]
+    assert [secret for secret in SECRETS if secret in form(samples.sick())]
+
+
+def test_the_same_name_gets_the_same_stand_in():
+    sick = samples.sick()
+    notes = [
+        "node17 is slow",
+        "node17.cluster.example.com is slow",
+        "see /mnt/acme/secret-set",
+        "alice@10.1.2.3",
+    ]
+    job = msgspec.structs.replace(sick.job, hosts=[*sick.job.hosts, "node1"])
+    clean = redact(msgspec.structs.replace(sick, notes=notes, job=job))
+    assert clean.job.hosts == ["host-1", "host-2"]
+    assert clean.ranks[0].host == clean.telemetry[0].source == "host-1"
+    assert clean.notes[:2] == ["host-1 is slow", "host-1 is slow"]
+    assert clean.notes[2] == f"see {clean.job.command[4]}" or clean.notes[2].startswith("see path-")
+    assert clean.notes[3] == "user-1@address-1"
+
+
+def test_what_helps_stays():
+    clean = redact(samples.sick())
+    assert clean.job.command[0] == "torchrun" and "train.py" in clean.job.command
+    assert clean.findings[0].where[0] == Where("train.py", 57, "main", 0.98)
+    assert clean.findings[0].where[1].file == "data/set.py"
+    assert clean.findings[0].fixes[0].docs[0] == "https://docs.pytorch.org/docs/stable/data.html"
+    assert clean.job.environment["OMP_NUM_THREADS"] == "1"
+    assert clean.series == samples.sick().series
+
+
+def test_paths_are_relative_to_the_project_or_the_library():
+    files = [
+        "/home/bob/proj/main.py",
+        "/home/bob/proj/data/load.py",
+        "/opt/venv/lib/python3.11/site-packages/torch/nn/modules/module.py",
+        "/usr/lib/python3.11/threading.py",
+    ]
+    finding = Finding(
+        rule="a/b",
+        severity="info",
+        title="t",
+        coverage=Coverage(1, 1),
+        where=[Where(file, 1, "f") for file in files],
+    )
+    clean = redact(
+        msgspec.structs.replace(samples.minimal(), findings=[finding], notes=["/home/bob/other/x.bin"])
+    )
+    assert [where.file for where in clean.findings[0].where] == [
+        "main.py",
+        "data/load.py",
+        "site-packages/torch/nn/modules/module.py",
+        "lib/python3.11/threading.py",
+    ]
+    assert "bob" not in clean.notes[0] and clean.notes[0].startswith("path-")
+
+
+def test_addresses_and_fractions_are_no_paths():
+    note = "See https://pytorch.org/docs/stable: 3/4 of it, tokens/s, and/or 1.2 ms"
+    assert redact(msgspec.structs.replace(samples.sick(), notes=[note])).notes == [note]
+
+
+def test_a_diagnosis_without_names_is_unchanged():
+    assert redact(samples.minimal()) == samples.minimal()

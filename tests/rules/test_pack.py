@@ -1,0 +1,121 @@
+"""The rule pack: each rule tests itself, explains itself, and names its sources."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose.load import load_rules, packaged_folder
+from ddpdoctor.diagnose.rule import Rule
+from ddpdoctor.diagnose.selftest import completed, outcome_of, run_tests
+
+PACK = load_rules(entry_points=False)
+RULES = list(PACK.rules.values())
+each_rule = pytest.mark.parametrize("rule", RULES, ids=[rule.id for rule in RULES])
+
+REQUIRED = """
+allreduce/late-rank allreduce/slow-transfer allreduce/communication-bound allreduce/not-overlapped
+allreduce/small-buckets allreduce/redundant-sync allreduce/gloo-on-gpu allreduce/slow-link
+rank-imbalance/slow-compute rank-imbalance/uneven-work rank-imbalance/host-work
+rank-imbalance/intermittent rank-imbalance/garbage-collection rank-imbalance/throttled-gpu
+dataloader/starved dataloader/one-rank-late dataloader/slow-copy dataloader/worker-restart
+sync/explicit-barrier sync/blocking-collective sync/device-sync sync/checkpoint
+sync/buffer-broadcast ddp/unused-parameters ddp/data-parallel ddp/bucket-view ddp/static-graph
+gpu/launch-bound gpu/no-tensor-cores gpu/low-utilisation gpu/memory-full gpu/link-width
+gpu/hardware-errors host/cpu-starved host/memory-pressure
+"""
+
+
+def test_ids_that_people_link_to_exist() -> None:
+    assert set(REQUIRED.split()) <= set(PACK.rules)
+
+
+@each_rule
+def test_its_own_tests_pass(rule: Rule) -> None:
+    failures = [
+        f"{result.name}: {failure}" for result in run_tests(rule, PACK.common) for failure in result.failures
+    ]
+    assert not failures
+
+
+@each_rule
+def test_it_is_tested_from_all_sides(rule: Rule) -> None:
+    assert any(test.fires for test in rule.tests), "no test fires it"
+    assert any(not test.fires and not test.skipped for test in rule.tests), "no test keeps it silent"
+    assert any(test.skipped for test in rule.tests), "no test takes its input away"
+
+
+@each_rule
+def test_it_says_when_it_is_wrong_and_where_its_numbers_come_from(rule: Rule) -> None:
+    assert len(rule.limits) > 40
+    assert all(entry.source and entry.unit for entry in rule.thresholds.values())
+    assert rule.fixes
+    for fix in rule.fixes:
+        assert fix.docs, f"no link for {fix.title!r}"
+        assert all(url.startswith("https://") for url in fix.docs)
+
+
+@each_rule
+def test_every_threshold_is_used(rule: Rule) -> None:
+    text = (packaged_folder() / f"{rule.id}.yaml").read_text(encoding="utf-8") + PACK.common.cost_when
+    unused = [name for name in rule.thresholds if f"t.{name}" not in text]
+    assert not unused
+
+
+@each_rule
+def test_every_fix_is_shown_by_a_test(rule: Rule) -> None:
+    for fix in rule.fixes:
+        alone = msgspec.structs.replace(rule, fixes=[fix])
+        outcomes = [outcome_of(alone, PACK.common, test.facts) for test in rule.tests if test.fires]
+        assert any(outcome.findings and outcome.findings[0].fixes for outcome in outcomes), fix.title
+
+
+@each_rule
+def test_its_causes_exist(rule: Rule) -> None:
+    assert all(effect.rule == "*" or effect.rule in PACK.rules for effect in rule.effects)
+
+
+@each_rule
+def test_no_absent_fact_breaks_it(rule: Rule) -> None:
+    """Any fact may be absent: the rule then stays silent, is skipped, or says less, but never fails."""
+    for test in rule.tests:
+        whole = completed(test.facts)
+        for path in _paths(whole):
+            try:
+                outcome = outcome_of(rule, PACK.common, _without(whole, path))
+            except msgspec.ValidationError:  # a cost without its milliseconds is no cost at all
+                continue
+            assert not outcome.errors, (test.name, path)
+
+
+def test_every_cost_has_a_rule() -> None:
+    """A measured cause that no rule reads would be lost time without a name."""
+    read = {path for rule in RULES for path in rule.cost_paths}
+    costs = {f"{group}.{name}" for group in ("late", "shared") for name in facts_view.fields_of(_kind(group))}
+    # What every job spends on its own model is not a fault.
+    assert costs - read == {"shared.compute", "shared.optimizer"}
+
+
+def _kind(group: str) -> Any:
+    return facts_view.fields_of(facts_view.Facts)[group]
+
+
+def _paths(nested: dict[str, Any], prefix: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    for name, value in nested.items():
+        yield (*prefix, name)
+        if isinstance(value, dict):
+            yield from _paths(value, (*prefix, name))
+
+
+def _without(nested: dict[str, Any], path: tuple[str, ...]) -> dict[str, Any]:
+    copied = copy.deepcopy(nested)
+    group = copied
+    for name in path[:-1]:
+        group = group[name]
+    del group[path[-1]]
+    return copied

@@ -1,0 +1,193 @@
+"""One planted cause gives one top finding; what follows from it names it, and healthy jobs stay healthy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from ddpdoctor.diagnose.diagnosis import Coverage
+from ddpdoctor.diagnose.engine import Outcome, diagnose
+from ddpdoctor.diagnose.load import load_rules
+from ddpdoctor.diagnose.selftest import completed
+from ddpdoctor.diagnose.verdict import verdict
+from ddpdoctor.measure.facts import Facts
+
+PACK = load_rules(entry_points=False)
+COVERAGE = Coverage(steps=100, ranks=4)
+
+HEALTHY: dict[str, Any] = {
+    "job": {"world_size": 4, "ranks_seen": 4, "hosts": 1, "backend": "gloo", "device": "cpu", "is_ddp": True},
+    "steps": {"mean_ms": 100.0, "median_ms": 99.0, "seen": 110, "measured": 100, "micro_batches": 1.0},
+    "late": {"compute": {"ms_per_step": 1.1}, "total": {"ms_per_step": 1.5}},
+    "shared": {
+        "data": {"ms_per_step": 0.4},
+        "communication": {"ms_per_step": 6.0},
+        "host": {"ms_per_step": 2.0},
+    },
+    "communication": {
+        "wait_ms": 1.0,
+        "transfer_ms": 6.0,
+        "total_transfer_ms": 20.0,
+        "hidden_share": 0.7,
+        "bus_gb_per_s": 1.0,
+        "best_bus_gb_per_s": 1.4,
+        "latency_us": 100.0,
+        "slow_link_ranks": [],
+    },
+    "buckets": {"per_sync": 4.0, "syncs_per_step": 1.0},
+    "loader": {"num_workers": 2, "persistent_workers": True, "wait_ms": 0.4, "pin_memory": False},
+    "ddp": {
+        "find_unused_parameters": False,
+        "unused_parameter_bytes": 0.0,
+        "gradient_as_bucket_view": False,
+        "parameters_bytes": 4e7,
+    },
+    "host": {
+        "cores": 16.0,
+        "ranks_per_host": 4.0,
+        "idle_cores": 6.0,
+        "run_delay_share": 0.02,
+        "threads_per_rank": 2.0,
+    },
+}
+
+
+def outcome(**changed: dict[str, Any]) -> Outcome:
+    groups = {name: {**HEALTHY.get(name, {}), **changed.get(name, {})} for name in {*HEALTHY, *changed}}
+    result = diagnose(msgspec.convert(completed(groups), Facts), PACK, coverage=COVERAGE)
+    assert not result.errors
+    return result
+
+
+def test_a_healthy_job_is_called_healthy() -> None:
+    result = outcome()
+    healthy, sentence = verdict(result, coverage=COVERAGE)
+    assert healthy
+    assert sentence.rule is None
+    assert sentence.headline.startswith("Healthy: none of ")
+    assert "100 steps of 4 ranks" in sentence.headline
+    assert not result.findings
+
+
+@pytest.mark.parametrize(
+    ("expected", "changed"),
+    [
+        ("dataloader/one-rank-late", {"late": {"data": {"ms_per_step": 8.0, "ranks": [1]}}}),
+        ("dataloader/starved", {"shared": {"data": {"ms_per_step": 8.0}}}),
+        ("rank-imbalance/slow-compute", {"late": {"compute": {"ms_per_step": 8.0, "ranks": [1]}}}),
+        (
+            "rank-imbalance/uneven-work",
+            {
+                "late": {
+                    "compute": {"ms_per_step": 9.0, "ranks": [1]},
+                    "uneven": {"ms_per_step": 8.0, "ranks": [1]},
+                }
+            },
+        ),
+        ("rank-imbalance/host-work", {"late": {"host": {"ms_per_step": 8.0, "ranks": [0]}}}),
+        ("rank-imbalance/garbage-collection", {"late": {"collection": {"ms_per_step": 8.0, "ranks": [0]}}}),
+        ("allreduce/late-rank", {"late": {"unknown": {"ms_per_step": 8.0, "ranks": [0]}}}),
+        ("sync/checkpoint", {"late": {"checkpoint": {"ms_per_step": 8.0, "ranks": [0]}}}),
+        ("sync/explicit-barrier", {"shared": {"barrier": {"ms_per_step": 8.0}}}),
+        ("sync/blocking-collective", {"shared": {"collective": {"ms_per_step": 8.0}}}),
+        ("sync/buffer-broadcast", {"shared": {"broadcast": {"ms_per_step": 8.0}}}),
+        (
+            "dataloader/worker-restart",
+            {"loader": {"persistent_workers": False}, "shared": {"data_epoch_start": {"ms_per_step": 8.0}}},
+        ),
+    ],
+)
+def test_one_cause_is_the_only_warning(expected: str, changed: dict[str, Any]) -> None:
+    result = outcome(**changed)
+    assert [finding.rule for finding in result.findings if finding.severity != "info"] == [expected]
+    healthy, sentence = verdict(result, coverage=COVERAGE)
+    assert not healthy
+    assert sentence.rule == expected
+
+
+@pytest.mark.parametrize("cause", ["small_buckets", "redundant_sync", "no_overlap"])
+def test_exposed_communication_follows_from_what_makes_it_long(cause: str) -> None:
+    rule = {
+        "small_buckets": "allreduce/small-buckets",
+        "redundant_sync": "allreduce/redundant-sync",
+        "no_overlap": "allreduce/not-overlapped",
+    }[cause]
+    result = outcome(
+        communication={"hidden_share": 0.1},
+        buckets={"per_sync": 40.0, "syncs_per_step": 4.0},
+        shared={"communication": {"ms_per_step": 30.0}, cause: {"ms_per_step": 18.0}},
+    )
+    assert [(finding.rule, finding.caused_by) for finding in result.findings] == [
+        (rule, None),
+        ("allreduce/communication-bound", rule),
+    ]
+
+
+def test_a_small_part_does_not_explain_exposed_communication() -> None:
+    result = outcome(
+        buckets={"per_sync": 40.0},
+        shared={"communication": {"ms_per_step": 30.0}, "small_buckets": {"ms_per_step": 5.0}},
+    )
+    assert [(finding.rule, finding.caused_by) for finding in result.findings] == [
+        ("allreduce/communication-bound", None),
+        ("allreduce/small-buckets", None),
+    ]
+
+
+def test_idle_gpus_are_an_effect() -> None:
+    result = outcome(
+        job={"device": "cuda", "backend": "nccl"},
+        gpu={"busy_share": 0.3},
+        shared={"data": {"ms_per_step": 55.0}},
+    )
+    assert [(finding.rule, finding.caused_by) for finding in result.findings] == [
+        ("dataloader/starved", None),
+        ("gpu/low-utilisation", "dataloader/starved"),
+    ]
+
+
+def test_two_causes_are_both_named_by_cost() -> None:
+    result = outcome(
+        late={"data": {"ms_per_step": 12.0, "ranks": [2]}}, shared={"barrier": {"ms_per_step": 7.0}}
+    )
+    assert [finding.rule for finding in result.findings] == [
+        "dataloader/one-rank-late",
+        "sync/explicit-barrier",
+    ]
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {
+            "steps": {"mean_ms": 1.0},
+            "late": {"compute": None, "total": None},
+            "shared": {"communication": {"ms_per_step": 0.5}, "data": {"ms_per_step": 0.3}, "host": None},
+        },
+        {"late": {"host": {"ms_per_step": 6.0, "persistence": "random", "steps_hit": 1, "steps_seen": 1000}}},
+        {
+            "late": {
+                "compute": {
+                    "ms_per_step": 6.0,
+                    "ranks": [3],
+                    "persistence": "random",
+                    "steps_hit": 25,
+                    "steps_seen": 100,
+                    "occurrence_ms": 24.0,
+                }
+            }
+        },
+        {
+            "job": {"world_size": 1, "ranks_seen": 1},
+            "late": {"data": None},
+            "communication": {"transfer_ms": None},
+        },
+    ],
+    ids=["steps of 1 ms", "one slow step in a thousand", "noise", "one rank"],
+)
+def test_traps_stay_silent(changed: dict[str, Any]) -> None:
+    result = outcome(**changed)
+    assert all(finding.severity == "info" for finding in result.findings)
+    assert verdict(result, coverage=COVERAGE)[0]
