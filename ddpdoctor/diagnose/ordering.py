@@ -12,6 +12,9 @@ from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.diagnosis import Finding
 from ddpdoctor.diagnose.rule import Effect, Rule, compiled
 
+ANY = "*"
+"""As an effect's rule: any finding that costs time and at least warns."""
+
 
 @dataclass(frozen=True)
 class Fired:
@@ -35,7 +38,8 @@ def ordered(
 
     by_cost = sorted(fired, key=weight, reverse=True)
     causes: dict[str, str] = {}
-    for entry in by_cost:
+    # Rules that any finding explains come last: they name the root, which must be known by then.
+    for entry in sorted(by_cost, key=lambda fired: any(effect.rule == ANY for effect in fired.rule.effects)):
         for other in by_cost:
             if other is not entry and not _follows(other.rule.id, entry.rule.id, causes):
                 try:
@@ -44,14 +48,15 @@ def ordered(
                     errors.append(f"{entry.rule.id}: effect_of: {' '.join(str(error).split())[:300]}")
                     break
                 if explained:
-                    causes[entry.rule.id] = other.rule.id
+                    anything = any(effect.rule == ANY for effect in entry.rule.effects)
+                    causes[entry.rule.id] = _root(other.rule.id, causes) if anything else other.rule.id
                     break
     findings = [msgspec.structs.replace(e.finding, caused_by=causes.get(e.rule.id)) for e in by_cost]
     return [f for f in findings if f.caused_by is None] + [f for f in findings if f.caused_by is not None]
 
 
 def _explains(effect: Effect, cause: Fired, entry: Fired, context: Mapping[str, Any]) -> bool:
-    if effect.rule == "*":
+    if effect.rule == ANY:
         if cause.finding.severity == "info" or cause.finding.costs_ms_per_step is None:
             return False
     elif effect.rule != cause.rule.id:
@@ -60,6 +65,13 @@ def _explains(effect: Effect, cause: Fired, entry: Fired, context: Mapping[str, 
         return True
     names = dict(context) | {"cost": facts_view.as_cel(entry.cost), "cause": facts_view.as_cel(cause.cost)}
     return compiled(effect.when).execute(names) is True
+
+
+def _root(rule_id: str, causes: Mapping[str, str]) -> str:
+    """Return the finding that ``rule_id`` follows from in the end, itself where from none."""
+    while rule_id in causes:
+        rule_id = causes[rule_id]
+    return rule_id
 
 
 def _follows(rule_id: str, other_id: str, causes: Mapping[str, str]) -> bool:

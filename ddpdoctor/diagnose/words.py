@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import posixpath
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -60,14 +61,14 @@ def others(culprits: Sequence[int] | None) -> str:
 
 
 def line(where: Any) -> str:
-    """A Where, or a list of them, as "train.py:57 in main"; "" where none is known."""
+    """A Where, or the first of several, as "train.py:57 in main" without its folder; "" where none is known."""
     if isinstance(where, Sequence) and not isinstance(where, str):
         where = where[0] if where else None
     if not isinstance(where, Mapping):
         return ""
     function = where.get("function") or ""
     inside = f" in {function}" if function and function != "<module>" else ""
-    return f"{where['file']}:{where['line']}{inside}"
+    return f"{posixpath.basename(where['file'])}:{where['line']}{inside}"
 
 
 def at(where: Any) -> str:
@@ -98,7 +99,8 @@ def workers(now: int | None, wait_ms: float, mean_ms: float, after_ms: float, co
     ``after_ms``. At most ``cores`` (idle per rank, None if unknown) and 16, but always more than ``now``.
     """
     batch_ms = now * mean_ms if now else wait_ms
-    needed = math.ceil(batch_ms / max(after_ms, 0.05 * mean_ms))
+    # At least two, because one worker alone cannot even out batches that take longer than others.
+    needed = max(math.ceil(batch_ms / max(after_ms, 0.05 * mean_ms)), 2)
     most = 16 if cores is None else min(16, int(cores))
     return max(min(needed, most), (now or 0) + 1)
 

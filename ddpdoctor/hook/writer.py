@@ -34,7 +34,9 @@ class Writer:
     def _run(self) -> None:
         while not self._stop.is_set():
             self.write_everything(only_if_changed=True)
-            self._stop.wait(PERIOD_S)
+            if self.document_changed.wait(PERIOD_S):
+                # One that cannot be written stays changed: no faster than the rest.
+                self._stop.wait(PERIOD_S if _PART.errors else 0)
 
     def write_everything(self, only_if_changed: bool = False) -> None:
         """Drain, and write rank.json. A failure is counted, and tried again later: the spool keeps what was not copied."""
@@ -62,6 +64,7 @@ class Writer:
     def stop(self) -> None:
         """End the thread; the spool, copied, is removed."""
         self._stop.set()
+        self.document_changed.set()
         self._thread.join(timeout=5)
         try:
             with self._lock:

@@ -123,11 +123,14 @@ def drain_spools(root: Path) -> list[str]:
     failures = []
     for spool in sorted(root.iterdir()) if root.is_dir() else []:
         pid = spool.name.rpartition("-")[2]
+        dead = not (pid.isdigit() and is_alive(int(pid)))
         try:
-            drain(str(spool), remove=not (pid.isdigit() and is_alive(int(pid))))
-        except FileNotFoundError:
-            continue
+            drain(str(spool), remove=dead)
         except OSError as error:
+            if not spool.exists():
+                continue  # another launcher of this host was faster
+            if dead and isinstance(error, FileNotFoundError):
+                shutil.rmtree(spool, ignore_errors=True)  # the run directory is gone
             failures.append(f"What {spool} still holds could not be copied to the run directory: {error}.")
     try:
         root.rmdir()

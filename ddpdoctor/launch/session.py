@@ -58,10 +58,13 @@ def run_job(
     base = dict(os.environ if environment is None else environment)
     identity = job_identity(base)
     manifest = _manifest(command, options, base, identity)
+    launch = None
     try:
         launch = open_run(options.out, default_run_name(command, identity), identity, manifest)
         recording = _Recording(launch, options, base)
     except OSError as error:
+        if launch is not None:
+            launch.withdraw()
         warn(
             f"nothing is recorded and the job runs alone, because the run directory cannot be made: {error}."
         )
@@ -113,7 +116,7 @@ class _Recording:
             except Exception as error:
                 self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
         recorded = self.ranks.recorded()
-        if self.launch.owner and not recorded:
+        if self.launch.owner and not recorded and self.launch.run.exists():
             self.notes.append(_no_rank(command))
         notes = [*self.notes, *self.telemetry_notes]
         try:

@@ -25,7 +25,7 @@ class HostWatch:
         self._sampler: TelemetrySampler | None = None
 
     def start(self) -> None:
-        """Begin sampling, in a thread. Call it once the job runs: what telemetry imports must not delay the job."""
+        """Begin sampling, in a thread. For when the job runs: what telemetry imports must not delay it."""
         if not self._options.telemetry:
             return
         from ddpdoctor.telemetry import TelemetrySampler, acquire_host_lock

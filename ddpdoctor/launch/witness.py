@@ -34,32 +34,31 @@ class GroupWitness:
 
         Where the witness could not be started, signals of the terminal are known by their origin.
         """
+        if number in self._seen:
+            self._seen.discard(number)
+            return True
         deadline_s = time.monotonic() + _PATIENCE_S
-        while number not in self._seen and time.monotonic() < deadline_s:
-            self._seen |= self._pending()
+        while number not in _pending(self._pid):
+            if time.monotonic() > deadline_s:
+                return origin == _FROM_KERNEL
             time.sleep(0.002)
-        if number not in self._seen:
-            return origin == _FROM_KERNEL
-        self._seen.discard(number)
-        self.close()
-        self._pid = self._start()
+        self._replace(number)
         return True
+
+    def _replace(self, number: int) -> None:
+        """A fresh witness, as what is pending stays so.
+
+        The old one goes last, lest a signal comes between the two.
+        """
+        old, self._pid = self._pid, self._start()
+        before, after = _pending(old), _pending(self._pid)
+        self._seen |= (before & self._signals) - after - {number}
+        _end(old)
 
     def close(self) -> None:
         """End the witness."""
-        if self._pid:
-            os.kill(self._pid, signal.SIGKILL)
-            os.waitpid(self._pid, 0)
-            self._pid = 0
-
-    def _pending(self) -> set[int]:
-        try:
-            status = Path(f"/proc/{self._pid}/status").read_text()
-        except OSError:
-            return set()
-        fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-        masks = [int(fields.get(name, "0"), 16) for name in ("ShdPnd", "SigPnd")]
-        return {number for number in self._signals if any(mask >> (number - 1) & 1 for mask in masks)}
+        _end(self._pid)
+        self._pid = 0
 
     def _start(self) -> int:
         launcher_pid, libc = os.getpid(), ctypes.CDLL(None)
@@ -72,6 +71,23 @@ class GroupWitness:
             _stand_by(libc, launcher_pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return max(pid, 0)
+
+
+def _pending(pid: int) -> set[int]:
+    """Numbers of the signals that wait for process ``pid`` to unblock them."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return set()
+    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    mask = int(fields.get("ShdPnd", "0"), 16) | int(fields.get("SigPnd", "0"), 16)
+    return {bit + 1 for bit in range(mask.bit_length()) if mask >> bit & 1}
+
+
+def _end(pid: int) -> None:
+    if pid:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _stand_by(libc: ctypes.CDLL, launcher_pid: int) -> None:

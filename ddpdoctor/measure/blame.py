@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .graph import COMPONENTS, INDEX, STEP_END, Array, Graph
+from .graph import COMPONENTS, INDEX, STEP_END, Array, CycleGroup, Graph
 
 PERSISTENT_SIGMAS = 4.0
 """Standard errors of the median by which a persistent excess must stand out."""
@@ -67,7 +67,7 @@ def excess(graph: Graph) -> Excess:
         return Excess(empty, empty, {})
     differences = [_differences(group.work) for group in graph.groups]
     # Cycle totals, all groups together: [cycles, R, C].
-    totals = np.concatenate([d.sum(axis=1) for d in differences])
+    totals = np.concatenate([_total_difference(group, d) for group, d in zip(graph.groups, differences, strict=True)])
     whole = totals.sum(axis=2)
     step_ns = float(np.median(np.concatenate([group.duration for group in graph.groups])))
     accepted = np.zeros(totals.shape, bool)
@@ -83,6 +83,14 @@ def excess(graph: Graph) -> Excess:
     claimed = _spread(differences, totals, accepted)
     _scale_to_whole(totals, whole, accepted)
     return Excess(_spread(differences, totals, accepted), claimed, culprits)
+
+
+def _total_difference(group: CycleGroup, differences: Array) -> Array:
+    """[N, R, C] over the whole cycle, with what ran beside synchronisations."""
+    if group.hidden is None:
+        return differences.sum(axis=1)
+    spent = np.moveaxis(group.work.sum(axis=1) + group.hidden, 1, -1)
+    return np.moveaxis(spent - _others_median(spent), -1, 1)
 
 
 def _differences(work: Array) -> Array:
@@ -151,3 +159,52 @@ def component(amount: list[Array], *names: str) -> list[Array]:
     """[N, K, R] ns per group: the sum of the named components of an excess or of work."""
     columns = [INDEX[name] for name in names]
     return [of[..., columns].sum(axis=-1) for of in amount]
+
+
+UNEXPLAINED_SHARE = 0.05
+"""Share of the step that one rank must keep the others waiting, beyond all that its work explains, to be called late without a cause."""
+_ALONE = 0.7
+
+
+def unexplained(graph: Graph, found: Excess) -> list[Array] | None:
+    """[N, K, R] ns per group: waiting that one and the same rank causes in most cycles though it does no more than the others.
+
+    A rank can be late without more work: it launches a collective after work which the others do beside it. None where no
+    single rank stands out.
+    """
+    if len(graph.ranks) < 2 or not graph.groups:
+        return None
+    caused = [_caused(group) for group in graph.groups]
+    rest = [
+        np.clip(wait.sum(axis=1) - amount.sum(axis=(1, 3)), 0, None)
+        for wait, amount in zip(caused, found.amount, strict=True)
+    ]
+    per_cycle = np.concatenate(rest)
+    typical = np.median(per_cycle, axis=0)
+    leader = int(typical.argmax())
+    step_ns = float(np.median(np.concatenate([group.duration for group in graph.groups])))
+    if typical[leader] < UNEXPLAINED_SHARE * step_ns or typical[leader] < _ALONE * float(typical.sum()):
+        return None
+    result = []
+    for wait, left in zip(caused, rest, strict=True):
+        whole = wait.sum(axis=1)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            share = np.where(whole > 0, left / whole, 0.0)
+        only = np.zeros_like(wait)
+        only[:, :, leader] = (wait * share[:, None])[:, :, leader]
+        result.append(only)
+    return result
+
+
+def _caused(group: CycleGroup) -> Array:
+    """[N, K, R] ns by which a rank was the last to arrive, ahead of the second last."""
+    caused = np.zeros(group.arrival.shape)
+    rows = np.arange(len(group.steps))
+    for k, sync in enumerate(group.syncs):
+        if len(sync.members) < 2 or sync.kind == STEP_END or sync.root is not None:
+            continue
+        members = np.array(sync.members)
+        arrival = group.arrival[:, k, members]
+        ordered = np.sort(arrival, axis=1)
+        caused[rows, k, members[arrival.argmax(axis=1)]] = ordered[:, -1] - ordered[:, -2]
+    return caused

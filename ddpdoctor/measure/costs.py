@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .blame import Excess, component
+from .blame import Excess, component, unexplained
 from .facts import Cost, LateFacts, SharedFacts, Where
 from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, Array, CycleGroup, Graph
 from .persistence import persistence
@@ -71,6 +71,12 @@ class Pricing:
         """Excess on some ranks, by cause."""
         costs = {fact: self._late(names) for fact, names in LATE.items()}
         everything = [of.sum(axis=-1) for of in self.excess.amount]
+        rest = unexplained(self.graph, self.excess)
+        if rest is not None:
+            if costs["unknown"] is None:
+                positions = [int(np.sum([of.sum(axis=(0, 1)) for of in rest], axis=0).argmax())]
+                costs["unknown"] = self._price([without_work(rest)], rest, positions, ())
+            everything = [a + b for a, b in zip(everything, rest, strict=True)]
         total = self._price([without_work(everything)], everything, None, ()) if any(costs.values()) else None
         return LateFacts(**costs, total=total)
 

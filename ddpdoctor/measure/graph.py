@@ -82,6 +82,9 @@ class CycleGroup:
     """[N, K, R, C] ns of each component in the segment before the arrival. The components of a segment add up to its length."""
     message_bytes: Array
     """[N, K] bytes that a rank contributes; NaN where unknown."""
+    hidden: Array | None = None
+    """[N, R, C] ns of each component beside synchronisations of the cycle; None where none can run beside one. A rank that waits in a
+    reduction while its backward pass goes on computes no less than the late one: both counts belong together."""
 
     @property
     def last_arrival(self) -> Array:

@@ -201,7 +201,24 @@ def _group(
                 left = np.where(member, end[:, k, r], left)
     message = np.array([[table.message_bytes(m) for m in body] for _, _, body in found])
     steps = np.array([step for step, _, _ in found], np.int64)
-    return CycleGroup(syncs, steps, begin, arrival, end, np.nan_to_num(work), message)
+    work = np.nan_to_num(work)
+    return CycleGroup(syncs, steps, begin, arrival, end, work, message, _hidden(windows, origin, begin, end, work))
+
+
+_BESIDE = ("copy", "forward", "backward", "optimizer")
+
+
+def _hidden(windows: Sequence[Window], origin: int, begin: Array, end: Array, work: Array) -> Array:
+    """[N, R, C] ns of computation and copies in the cycle that lie outside the segments, beside collectives."""
+    hidden = np.zeros((work.shape[0], work.shape[2], work.shape[3]))
+    for r, window in enumerate(windows):
+        last = np.nanmax(end[:, :, r], axis=1)
+        for name in _BESIDE:
+            if name in window.sets:
+                start, stop = window.sets[name]
+                whole = covered((start - origin, stop - origin), begin[:, r], last)
+                hidden[:, r, INDEX[name]] = np.clip(np.nan_to_num(whole) - work[:, :, r, INDEX[name]].sum(axis=1), 0, None)
+    return hidden
 
 
 def _alone(windows: Sequence[Window], origin: int) -> list[CycleGroup]:

@@ -105,7 +105,10 @@ def _view(
         speedup="" if finding.speedup_if_fixed is None else words.speedup(finding.speedup_if_fixed),
         facts=_facts(finding),
         explanation=words.paragraphs(finding.explanation),
-        evidence=[EvidenceRow(e.means, words.quantity(e.value, e.unit), e.fact) for e in finding.evidence],
+        evidence=[
+            EvidenceRow(e.means or words.fact(e.fact), words.quantity(e.value, e.unit), e.fact)
+            for e in finding.evidence
+        ],
         places=[place(where) for where in finding.where],
         fixes=[_fix(fix) for fix in finding.fixes],
         cause=cause,

@@ -28,6 +28,7 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     environment.filters["part"] = words.part
+    environment.filters["glued"] = words.glued
     return environment
 
 

@@ -172,6 +172,17 @@ def part(name: str) -> str:
     return PART_LABELS.get(name, name.replace("_", " "))
 
 
+def fact(path: str) -> str:
+    """A fact's path as words, for those that nobody described: "gpu: kernels per step"."""
+    group, _, name = path.rpartition(".")
+    return f"{group.replace('.', ' ')}: {name}".removeprefix(": ").replace("_", " ")
+
+
+def glued(text: str) -> str:
+    """``text`` with no line break between a number and its unit."""
+    return re.sub(r"(?<=\d) (?=(?:%|µs|ms|s|min|h|B|KiB|MiB|GiB|TiB|GB/s)(?!\w))", "\u00a0", text)
+
+
 def pieces(text: str) -> list[tuple[str, bool]]:
     """``text`` cut at its back quotes: (piece, is code). An odd back quote stays as it is."""
     parts = text.split("`")

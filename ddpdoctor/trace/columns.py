@@ -98,8 +98,7 @@ class RankTrace:
     names: list[str]
     """Interned text: event names, group names, dtypes, shapes."""
     categories: list[str]
-    """Interned "cat" values, lower-cased, as the file has them (kernel, gpu_memcpy, cpu_op, user_annotation,
-    ...)."""
+    """"cat" values under Kineto's newest names (kernel, gpu_memcpy, cpu_op, user_annotation, ...)."""
     lanes: list[Lane]
 
     name: IdColumn
@@ -114,7 +113,8 @@ class RankTrace:
     correlation: IntColumn
     """Ties a device event to the runtime call that launched it; -1 where absent."""
     external_id: IntColumn
-    """Ties a device event or runtime call to its CPU operator; -1 where absent."""
+    """Ties a device event or runtime call to its CPU operator; -1 where absent (Kineto until 2023 wrote the
+    correlation here, which ties to nothing)."""
     bytes: IntColumn
     """Bytes moved by a memcpy or memset, else -1."""
     shapes: IdColumn

@@ -14,8 +14,8 @@ from ddpdoctor.trace.remote import is_url
 from ddpdoctor.trace.select import one_job
 from ddpdoctor.trace.worker import Job
 
-_WORTH_A_PROCESS_BYTES = 2 << 20
-"""Compressed size below which a file is read sooner than a worker process is started (about 0.2 s)."""
+_WORTH_PROCESSES_BYTES = 8 << 20
+"""Compressed size of all files from which on processes are started: about a second of reading."""
 
 
 @dataclass
@@ -73,12 +73,12 @@ def _worth_it(files: Sequence[str], workers: int) -> bool:
     if workers < 2:
         return False
     sizes = [_size(file) for file in files]
-    return sum(sizes) > 2 * _WORTH_A_PROCESS_BYTES
+    return sum(sizes) > _WORTH_PROCESSES_BYTES
 
 
 def _size(file: str) -> int:
     if is_url(file):
-        return _WORTH_A_PROCESS_BYTES
+        return _WORTH_PROCESSES_BYTES
     try:
         return Path(file).stat().st_size
     except OSError:

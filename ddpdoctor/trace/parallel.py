@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.worker import Job, attempt
@@ -69,7 +70,7 @@ def load_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Result]:
 
 def _start(job: Job) -> _Worker:
     ours, theirs = socket.socketpair()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
     with theirs:
         process = subprocess.Popen(
             [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],

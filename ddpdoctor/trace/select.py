@@ -68,9 +68,8 @@ def _weight(group: list[RankTrace]) -> tuple[int, int, int]:
 def _left_out(kept: list[RankTrace], others: list[RankTrace]) -> str:
     first = others[0].meta.source
     return (
-        f"The files are of more than one job or recording (they differ in world size or "
-        "backend, or lie far apart in "
-        f"time): the {len(kept)} that belong together are used, {len(others)} left out, such as {first}. "
+        "The files are of more than one job or recording (they differ in world size or backend, "
+        f"or lie far apart in time): the {len(kept)} that belong together are used, {len(others)} left out, such as {first}. "
         "To analyse those, name their files."
     )
 

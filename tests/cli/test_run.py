@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.leftovers import is_alive
+from ddpdoctor.launch.leftovers import drain_spools, is_alive
+from ddpdoctor.rundir import make_spool_root
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, "-m", "ddpdoctor", "run"]
@@ -168,6 +169,13 @@ def test_a_place_that_cannot_be_written_costs_the_recording_not_the_job(start):
     assert err.count("\n") == 1 and "nothing is recorded and the job runs alone" in err
 
 
+def test_a_run_directory_that_vanishes_costs_the_recording_not_the_job(start):
+    job = "until [ -e RUN/hosts/*/telemetry.jsonl ]; do sleep 0.1; done; rm -r RUN; echo hello; exit 6"
+    code, out, err = finish(start("--out", "RUN", "--", "sh", "-c", job))
+    assert (code, out) == (6, b"hello\n")
+    assert "could not be completed" in err and "Traceback" not in err
+
+
 def test_the_manifest_holds_no_secret(start, tmp_path, environment):
     environment |= {"WANDB_API_KEY": "hush", "NCCL_SOCKET_IFNAME": "eth0"}
     assert finish(start("true", "--api-key", "hush", env=environment))[0] == 0
@@ -286,6 +294,8 @@ def test_nobody_is_left_when_the_launcher_is_killed(torchrun, tmp_path):
     pids = pids_of_ranks(torchrun, tmp_path)
     os.kill(torchrun.pid, signal.SIGKILL)
     wait_until_dead(pids, within_s=40)
+    # What the ranks recorded waits in memory-backed storage for whoever asks for it.
+    assert drain_spools(Path(make_spool_root(str(tmp_path / "RUN")))) == []
 
 
 @pytest.mark.torchrun

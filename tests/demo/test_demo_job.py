@@ -15,20 +15,51 @@ from ddpdoctor.errors import DdpDoctorError
 RULES = Path(__file__).resolve().parents[2] / "rules"
 
 
-@pytest.mark.torchrun
-@pytest.mark.parametrize("fault", [fault.name for fault in FAULTS])
-def test_the_job_trains_and_ends_well(fault, tmp_path):
+EACH_FAULT = """
+import pathlib, runpy, sys
+import torch.distributed as dist
+train = runpy.run_path(sys.argv[1])["train"]
+dist.init_process_group("gloo")
+for fault in sys.argv[3:]:
+    train(fault, 20, pathlib.Path(sys.argv[2]))
+    if dist.get_rank() == 0:
+        print(fault, "done", flush=True)
+dist.barrier()
+"""
+
+
+def torchrun(folder, *arguments):
+    """stdout of a two-rank job, which must end well."""
     pytest.importorskip("torch")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    job = [*launcher, str(JOB), "--fault", fault, "--steps", "20"]
+    command = [*launcher, *map(str, arguments)]
     for _ in range(3):
-        done = subprocess.run(job, capture_output=True, text=True, env=environment, cwd=tmp_path, timeout=120)
+        done = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            cwd=folder,
+            timeout=200,
+        )
         # Gloo's own teardown aborts now and then, with or without ddpdoctor; that is not what is tested here.
         if "terminate called without an active exception" not in done.stderr:
             break
     assert done.returncode == 0, done.stderr
-    assert "step 20 of 20" in done.stdout
+    return done.stdout
+
+
+@pytest.mark.torchrun
+def test_the_job_trains_and_ends_well(tmp_path):
+    assert torchrun(tmp_path, JOB, "--steps", "20") == "step 20 of 20\n"
+
+
+@pytest.mark.torchrun
+def test_every_fault_trains(tmp_path):
+    (tmp_path / "each_fault.py").write_text(EACH_FAULT)
+    out = torchrun(tmp_path, "each_fault.py", JOB, tmp_path, *(fault.name for fault in FAULTS))
+    assert out.count("step 20 of 20") == out.count("done") == len(FAULTS)
+    assert (tmp_path / "checkpoint.pt").exists()
 
 
 def test_the_job_knows_nothing_of_ddpdoctor():

@@ -217,6 +217,17 @@ def test_any_finding_explains_what_names_a_star_but_notes_do_not() -> None:
     assert run(star, rule("a/cause", costs="late.data")).findings[1].caused_by == "a/cause"
 
 
+def test_what_any_finding_explains_names_the_root() -> None:
+    star = rule("a/star", severity="critical", effect_of=["*"])
+    effect = rule("a/effect", costs="shared.data", effect_of=["a/cause"])
+    outcome = run(star, effect, rule("a/cause", costs="late.data"))
+    assert {finding.rule: finding.caused_by for finding in outcome.findings} == {
+        "a/cause": None,
+        "a/effect": "a/cause",
+        "a/star": "a/cause",
+    }
+
+
 def test_what_has_no_price_ranks_where_its_severity_begins() -> None:
     outcome = run(rule("a/broken-gpu", severity="critical"), rule("a/data", costs="late.data"))
     assert [finding.rule for finding in outcome.findings] == ["a/broken-gpu", "a/data"]

@@ -64,6 +64,13 @@ def test_workers(
     assert words.workers(now, wait_ms, mean_ms, after_ms, cores) == expected
 
 
+def test_lines_are_named_without_their_folder() -> None:
+    where = {"file": "/home/me/project/train.py", "line": 57, "function": "main"}
+    assert words.at([where]) == " at train.py:57 in main"
+    assert words.at({**where, "function": "<module>"}) == " at train.py:57"
+    assert words.at([]) == words.at(None) == ""
+
+
 def test_paragraphs_stay_and_lines_flow() -> None:
     assert words.render("one\n  two\n\nthree", {}) == "one two\n\nthree"
     assert words.render_snippet("if x:\n    {{ y }}\n", {"y": 1}) == "if x:\n    1"

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 
@@ -30,6 +31,7 @@ def main() -> None:
     graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
     print(f"graphs {graphs} loss {value.item():.9f}")
     sys.stdout.flush()
+    atexit._run_exitfuncs()
     os._exit(0)
 
 

@@ -8,6 +8,7 @@ Under the hook each shape is a recording of its own. ``FILE.<rank>`` gets ``{"na
 from __future__ import annotations
 
 import argparse
+import atexit
 import contextlib
 import json
 import os
@@ -305,6 +306,7 @@ def main() -> None:
             dist.barrier()
     with open(f"{options.out}.{dist.get_rank()}", "w") as out:
         json.dump(counts, out)
+    atexit._run_exitfuncs()
     os._exit(0)
 
 

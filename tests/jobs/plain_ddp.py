@@ -8,6 +8,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import hashlib
 import json
 import os
@@ -35,7 +36,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--barrier", action="store_true")
     parser.add_argument("--out", default="")
-    parser.add_argument("--exit-hard", action="store_true", help="leave without torch's teardown, which sometimes aborts")
+    parser.add_argument("--exit-hard", action="store_true", help="end in order, but without the teardown of Gloo, which sometimes aborts")
     return parser.parse_args()
 
 
@@ -106,6 +107,7 @@ def main() -> None:
     dist.barrier()
     if options.exit_hard:
         sys.stdout.flush()
+        atexit._run_exitfuncs()
         os._exit(0)
     dist.destroy_process_group()
 

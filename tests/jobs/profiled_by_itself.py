@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import atexit
 import os
 import sys
 
@@ -45,6 +46,7 @@ def main() -> None:
     own.stop()
     dist.barrier()
     sys.stdout.flush()
+    atexit._run_exitfuncs()
     os._exit(0)
 
 

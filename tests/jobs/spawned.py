@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
 import tempfile
@@ -22,6 +23,7 @@ def work(rank: int, rendezvous: str) -> None:
         optimizer.step()
     dist.barrier()
     sys.stdout.flush()
+    atexit._run_exitfuncs()
     os._exit(0)
 
 

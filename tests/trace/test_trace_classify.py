@@ -122,8 +122,9 @@ def test_copies(name, kind, memory):
 
 @pytest.mark.parametrize(
     ("name", "number"),
-    [("ProfilerStep#12", 12), ("ProfilerStep*", None), ("step 7", 7), ("Iteration 3", 3), ("train_step#40", 40),
-     ("## step 5 ##", 5), ("Optimizer.step#SGD.step", None), ("aten::step", None), ("step_fn", None)],
+    [("ProfilerStep#12", 12), ("ProfilerStep*", None), ("step 7", 7), ("Iteration 3", 3),
+     ("train_step#40", 40), ("## step 5 ##", 5), ("Optimizer.step#SGD.step", None),
+     ("aten::step", None), ("step_fn", None)],
 )  # fmt: skip
 def test_steps(name, number):
     assert classify.step_number(name) == number

@@ -49,7 +49,7 @@ def assert_same(one, other):
 
 @pytest.fixture
 def always_processes(monkeypatch):
-    monkeypatch.setattr(load, "_WORTH_A_PROCESS_BYTES", 0)
+    monkeypatch.setattr(load, "_WORTH_PROCESSES_BYTES", 0)
 
 
 def test_processes_give_what_one_process_gives(tmp_path, always_processes):

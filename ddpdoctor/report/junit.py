@@ -1,0 +1,63 @@
+"""JUnit XML, so that a CI server lists every rule: found, looked and found nothing, could not look."""
+
+from __future__ import annotations
+
+import os
+import re
+from xml.etree import ElementTree
+
+from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis, Finding
+from ddpdoctor.report import words
+from ddpdoctor.report.replace import write_whole
+
+CONTROL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+"""What XML 1.0 cannot hold, whatever the escaping."""
+
+
+def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
+    """One test case per rule; findings of ``fail_on`` or worse are failures, others pass with output."""
+    failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
+    suite = ElementTree.Element("testsuite", name="ddpdoctor")
+    failures = 0
+    for finding in diagnosis.findings:
+        case = _case(suite, finding.rule)
+        failed = finding.severity in failing
+        failures += failed
+        element = ElementTree.SubElement(case, "failure" if failed else "system-out")
+        if failed:
+            element.set("message", _legal(finding.title))
+            element.set("type", finding.severity)
+        element.text = _legal(_text(finding))
+    for rule in diagnosis.checked:
+        _case(suite, rule.rule)
+    for skipped in diagnosis.skipped:
+        ElementTree.SubElement(_case(suite, skipped.rule), "skipped", message=_legal(skipped.why))
+    suite.set("tests", str(len(suite)))
+    suite.set("failures", str(failures))
+    suite.set("skipped", str(len(diagnosis.skipped)))
+    suite.set("errors", "0")
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ElementTree.tostring(suite, encoding="unicode") + "\n"
+
+
+def write_junit(diagnosis: Diagnosis, path: str | os.PathLike[str], *, fail_on: str = "warning") -> None:
+    """Write the XML to ``path``, replacing it as a whole. Raises DdpDoctorError where it cannot."""
+    write_whole(path, render_junit(diagnosis, fail_on=fail_on))
+
+
+def _case(suite: ElementTree.Element, rule: str) -> ElementTree.Element:
+    family, _, name = _legal(rule).rpartition("/")
+    return ElementTree.SubElement(suite, "testcase", classname=f"ddpdoctor.{family or 'rules'}", name=name)
+
+
+def _text(finding: Finding) -> str:
+    lines = [
+        finding.title,
+        f"{words.rank_names(finding.ranks)}, {words.milliseconds(finding.costs_ms_per_step)} per step",
+        *(f"{where.file}:{where.line} in {where.function}" for where in finding.where),
+        *(f"Fix: {fix.title}" for fix in finding.fixes),
+    ]
+    return "\n".join(lines)
+
+
+def _legal(text: str) -> str:
+    return CONTROL.sub("�", text)
