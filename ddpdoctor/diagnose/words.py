@@ -61,7 +61,7 @@ def others(culprits: Sequence[int] | None) -> str:
 
 
 def line(where: Any) -> str:
-    """A Where, or the first of several, as "train.py:57 in main" without its folder; "" where none is known."""
+    """A Where, or the first of several, as "train.py:57 in main" without folder; "" where none is known."""
     if isinstance(where, Sequence) and not isinstance(where, str):
         where = where[0] if where else None
     if not isinstance(where, Mapping):

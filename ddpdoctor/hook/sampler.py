@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, List, Optional, Tuple
 
 from ..rundir import SAMPLES_FILE
 from .guard import part
+from .patching import guarded
 from .where import Lines
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class Sampler:
         self._lines = Lines(session.recorder.kinds, self._pending.append)
         self._samples: List[Tuple[int, int, int]] = []
         self._since = time.time_ns()
-        self._thread = threading.Thread(target=self._run, name="ddpdoctor-sampler", daemon=True)
+        self._thread = threading.Thread(target=guarded(_PART, self._run), name="ddpdoctor-sampler", daemon=True)
         self._random = random.Random(session.rank)
 
     def start(self) -> None:

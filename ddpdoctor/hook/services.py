@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from .session import Session
 
 _PART = part("step log")
+SETTINGS_STEP = 3
+"""By this step DDP has rebuilt its buckets, and its settings can be read."""
 
 
 class Services:
@@ -37,12 +39,12 @@ def start(session: "Session") -> None:
     services = _running[id(session)] = Services(session)
 
     def at_step(step: int) -> None:
-        if step == 3:
+        if step == SETTINGS_STEP:
             settings.after_first_steps(session)
             services.writer.document_changed.set()
-        services.window.at_step(step)
 
     session.stepping.on_step.append(guarded(_PART, at_step))
+    session.stepping.on_step.append(guarded(services.window.part, services.window.at_step))
     services.writer.start()
     services.sampler.start()
 
@@ -53,7 +55,7 @@ def flush(session: "Session") -> None:
     if services is not None:
         session.stepping.finish()
         settings.after_first_steps(session)
-        services.window.finish()
+        guarded(services.window.part, services.window.finish)()
         session.document["ended_ns"] = time.time_ns()
         session.recorder.write_now(json.dumps({"end": True, "t": time.time_ns()}, separators=(",", ":")) + "\n")
         services.sampler.write_out()

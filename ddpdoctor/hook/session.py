@@ -17,13 +17,11 @@ from typing import Any, Dict, List, Optional
 
 from ..rundir import Spool, claim_rank_directory
 from . import environment, guard
+from .patching import guarded
 from .recorder import Recorder
 from .state import active
 from .stepping import Stepping
 from .where import Kinds
-
-SETTINGS_STEP = 3
-"""By this step DDP has rebuilt its buckets, and its settings can be read."""
 
 
 class Session:
@@ -173,4 +171,4 @@ def _at_exit() -> None:
 def watch_process() -> None:
     """Once per process: end the recording at exit, forget it in forked children."""
     atexit.register(_at_exit)
-    os.register_at_fork(after_in_child=forget)
+    os.register_at_fork(after_in_child=guarded(guard.part("fork"), forget))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
 from ..rundir import FLIGHT_FILE, TRACE_FILE
 from .guard import part
+from .patching import guarded
 
 if TYPE_CHECKING:
     from .session import Session
@@ -40,7 +41,7 @@ class TraceJob:
         self._report = report
         self._header = _header(session)
         self._hurry = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ddpdoctor-trace", daemon=True)
+        self._thread = threading.Thread(target=guarded(_PART, self._run), name="ddpdoctor-trace", daemon=True)
 
     def start(self) -> None:
         """Start to write."""

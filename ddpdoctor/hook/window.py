@@ -28,6 +28,7 @@ class Window:
     """Opens, closes and hands over the one profiler window of a recording."""
 
     def __init__(self, session: "Session", writer: "Writer") -> None:
+        self.part = _PART
         self._session = session
         self._writer = writer
         self._steps = environment.profile_steps(os.environ)
@@ -50,6 +51,21 @@ class Window:
 
     def at_step(self, step: int) -> None:
         """Step number ``step`` begins."""
+        try:
+            self._at_step(step)
+        except Exception:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """Something of ours failed: a profiler left open would fill the memory, and crash the job at its end."""
+        self._session.recorder.always_full = False
+        if self._open:
+            self._open = False
+            close_profiler(self._opener)
+        self._state.update(state="failed", why="an error of ddpdoctor, see hook.errors")
+
+    def _at_step(self, step: int) -> None:
         recorder = self._session.recorder
         state = self._state["state"]
         if state == "waiting":
@@ -78,9 +94,9 @@ class Window:
         self._shorten()
         recorder.full = recorder.always_full = True
         opened = time.time_ns()
-        self._activities = open_profiler()
         self._opener = threading.get_ident()
         self._open = True
+        self._activities = open_profiler()
         recorder.marks += ["profiler_open", "profiled"]
         if len(self._activities) > 1:
             self._stop += 1
@@ -94,18 +110,16 @@ class Window:
                 self._stop = self._first + most
                 self._set("waiting", f"shortened to {most} steps to stay below --max-trace-mb")
 
-    def _close(self, step: int, mark: str = "profiler_close") -> None:
+    def _close(self, step: int) -> None:
         recorder = self._session.recorder
         recorder.always_full = False
+        closed = time.time_ns()
+        result = close_profiler(self._opener)
         self._open = False
-        if threading.get_ident() != self._opener or not _profiler_is_on():
+        if result is None:
             self._set("failed", "the profiler was taken over, or closed, by something else")
             return
-        import torch
-
-        closed = time.time_ns()
-        result = torch.autograd._disable_profiler()
-        recorder.marks.append(mark)
+        recorder.marks.append("profiler_close")
         self._state["steps"] = [self._first, step]
         self._set("saving", closed_ns=closed)
         self._job = TraceJob(self._session, result, self._max_bytes, self._set)
@@ -119,6 +133,13 @@ class Window:
 
     def finish(self) -> None:
         """The job ends: close what is open, and wait until it is saved."""
+        try:
+            self._finish()
+        except Exception:
+            self._abandon()
+            raise
+
+    def _finish(self) -> None:
         if self._open:
             self._set("open", "cut short by the end of the job")
             self._close(self._session.recorder.step)
@@ -143,6 +164,15 @@ def open_profiler() -> Any:
     autograd._prepare_profiler(config, activities)
     autograd._enable_profiler(config, activities)
     return activities
+
+
+def close_profiler(opener: int) -> Any:
+    """Stop torch's profiler if it is on, on the thread that started it; its result, or None."""
+    import torch
+
+    if threading.get_ident() != opener or not torch.autograd._profiler_enabled():
+        return None
+    return torch.autograd._disable_profiler()
 
 
 def _profiler_is_on() -> bool:

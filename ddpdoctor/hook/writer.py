@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ..rundir import RANK_FILE, drain, write_json
 from . import guard
+from .patching import guarded
 
 if TYPE_CHECKING:
     from .session import Session
@@ -24,7 +25,7 @@ class Writer:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self.document_changed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="ddpdoctor-writer", daemon=True)
+        self._thread = threading.Thread(target=guarded(_PART, self._run), name="ddpdoctor-writer", daemon=True)
 
     def start(self) -> None:
         """Start the thread; the first thing it writes is rank.json."""

@@ -30,6 +30,9 @@ SPIKE_SHARE = 0.15
 """Share of the median step that an outlier must exceed as well."""
 FEWEST_SPIKES = 2
 FEWEST_CYCLES = 4
+FEW_CYCLES_SHARE = 0.05
+"""Share of the step that an excess must reach in a window of fewer cycles; twice that with fewer than four ranks."""
+_FEWEST_RANKS = 4
 ONE_SIDED = 0.7
 """Share of all sporadic excess of a component that the accused ranks must carry: scatter that hits everybody accuses nobody."""
 _NAMED = ("data", "epoch_start", "copy", "collection", "checkpoint")
@@ -108,8 +111,9 @@ def _hits(difference: Array, step_ns: float, *, named: bool) -> NDArray[np.bool_
     persistent = (usual > PERSISTENT_SIGMAS * error) & (usual > PERSISTENT_SHARE * step_ns)
     if cycles < FEWEST_CYCLES:
         # Too few cycles to know a rank's own scatter: it must stand out of the other ranks', and clearly.
-        spread = _MAD_TO_SIGMA * np.median(np.abs(usual - np.median(usual)))
-        persistent &= (usual > PERSISTENT_SIGMAS * spread) & (usual > SPIKE_SHARE * step_ns)
+        spread = _MAD_TO_SIGMA * np.median(np.abs(usual - np.median(usual))) if world >= _FEWEST_RANKS else 0.0
+        share = FEW_CYCLES_SHARE if world >= _FEWEST_RANKS else 2 * FEW_CYCLES_SHARE
+        persistent &= (usual > PERSISTENT_SIGMAS * spread) & (usual > share * step_ns)
     hit = np.zeros(difference.shape, bool)
     hit[:, persistent] = difference[:, persistent] > 0
     spike = difference > np.maximum(usual, 0) + np.maximum(SPIKE_SIGMAS * scatter, SPIKE_SHARE * step_ns)
@@ -161,39 +165,29 @@ def component(amount: list[Array], *names: str) -> list[Array]:
     return [of[..., columns].sum(axis=-1) for of in amount]
 
 
-UNEXPLAINED_SHARE = 0.05
-"""Share of the step that one rank must keep the others waiting, beyond all that its work explains, to be called late without a cause."""
-_ALONE = 0.7
+UNSEEN_SHARE = 0.05
+"""Share of the step that one rank must keep the others waiting to be called late by a window too short to show why."""
+_MOSTLY = 0.5
 
 
-def unexplained(graph: Graph, found: Excess) -> list[Array] | None:
-    """[N, K, R] ns per group: waiting that one and the same rank causes in most cycles though it does no more than the others.
+def unseen(graph: Graph) -> list[Array] | None:
+    """[N, K, R] ns per group: waiting for the one rank that causes most of it, in windows that do not show what it did before.
 
-    A rank can be late without more work: it launches a collective after work which the others do beside it. None where no
-    single rank stands out.
+    None where the cycles begin with all ranks together, or where no single rank causes half of all waiting.
     """
-    if len(graph.ranks) < 2 or not graph.groups:
+    column = INDEX["unseen"]
+    if len(graph.ranks) < 2 or not any(group.work[..., column].any() for group in graph.groups):
         return None
     caused = [_caused(group) for group in graph.groups]
-    rest = [
-        np.clip(wait.sum(axis=1) - amount.sum(axis=(1, 3)), 0, None)
-        for wait, amount in zip(caused, found.amount, strict=True)
-    ]
-    per_cycle = np.concatenate(rest)
-    typical = np.median(per_cycle, axis=0)
-    leader = int(typical.argmax())
+    weight = sum((wait.sum(axis=(0, 1)) for wait in caused), np.zeros(len(graph.ranks)))
+    leader = int(weight.argmax())
     step_ns = float(np.median(np.concatenate([group.duration for group in graph.groups])))
-    if typical[leader] < UNEXPLAINED_SHARE * step_ns or typical[leader] < _ALONE * float(typical.sum()):
+    if weight[leader] < UNSEEN_SHARE * step_ns * graph.cycles or weight[leader] < _MOSTLY * float(weight.sum()):
         return None
-    result = []
-    for wait, left in zip(caused, rest, strict=True):
-        whole = wait.sum(axis=1)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.where(whole > 0, left / whole, 0.0)
-        only = np.zeros_like(wait)
-        only[:, :, leader] = (wait * share[:, None])[:, :, leader]
-        result.append(only)
-    return result
+    only = [np.zeros_like(wait) for wait in caused]
+    for kept, wait in zip(only, caused, strict=True):
+        kept[:, :, leader] = wait[:, :, leader]
+    return only
 
 
 def _caused(group: CycleGroup) -> Array:

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .blame import Excess, component, unexplained
+from .blame import Excess, component, unseen
 from .facts import Cost, LateFacts, SharedFacts, Where
 from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, Array, CycleGroup, Graph
 from .persistence import persistence
@@ -71,7 +71,7 @@ class Pricing:
         """Excess on some ranks, by cause."""
         costs = {fact: self._late(names) for fact, names in LATE.items()}
         everything = [of.sum(axis=-1) for of in self.excess.amount]
-        rest = unexplained(self.graph, self.excess)
+        rest = unseen(self.graph)
         if rest is not None:
             if costs["unknown"] is None:
                 positions = [int(np.sum([of.sum(axis=(0, 1)) for of in rest], axis=0).argmax())]
@@ -196,8 +196,9 @@ class Pricing:
 
 
 def usual_transfer(group: CycleGroup) -> Array:
-    """[N, K] ns: transfer of the gradients, cut at its lower quartile over the cycles."""
-    taken = group.transfer * np.array([s.kind == GRADIENTS for s in group.syncs])[None, :]
+    """[N, K] ns: exposed transfer of the gradients, cut at its lower quartile over the cycles."""
+    exposed = group.transfer if group.exposed is None else group.exposed
+    taken = exposed * np.array([s.kind == GRADIENTS for s in group.syncs])[None, :]
     usual: Array = np.minimum(taken, np.quantile(taken, _USUAL, axis=0)[None, :])
     return usual
 

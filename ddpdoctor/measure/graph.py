@@ -85,6 +85,8 @@ class CycleGroup:
     hidden: Array | None = None
     """[N, R, C] ns of each component beside synchronisations of the cycle; None where none can run beside one. A rank that waits in a
     reduction while its backward pass goes on computes no less than the late one: both counts belong together."""
+    exposed: Array | None = None
+    """[N, K] ns of the transfer during which no member computes; None where nothing runs beside a transfer."""
 
     @property
     def last_arrival(self) -> Array:

@@ -240,7 +240,7 @@ def _queue_length(container: Any, rank: int) -> Records:
     table = TraceCounters.get_queue_length_summary(container, ranks=[rank])
     if table is None:
         return []
-    table = table["queue_length"].reset_index()
+    table = table["queue_length"].astype({"count": int}).reset_index()
     columns = {
         "stream": "stream",
         "changes": "count",

@@ -202,7 +202,18 @@ def _group(
     message = np.array([[table.message_bytes(m) for m in body] for _, _, body in found])
     steps = np.array([step for step, _, _ in found], np.int64)
     work = np.nan_to_num(work)
-    return CycleGroup(syncs, steps, begin, arrival, end, work, message, _hidden(windows, origin, begin, end, work))
+    hidden = _hidden(windows, origin, begin, end, work)
+    return CycleGroup(syncs, steps, begin, arrival, end, work, message, hidden, _exposed(windows, origin, arrival, end))
+
+
+def _exposed(windows: Sequence[Window], origin: int, arrival: Array, end: Array) -> Array:
+    """[N, K] ns of each transfer that a faster link would save: the least over the ranks of the time without computation beside it."""
+    last, over = np.nanmax(arrival, axis=2), np.nanmedian(end, axis=2)
+    least = np.clip(over - last, 0, None)
+    for r, window in enumerate(windows):
+        beside = covered((window.compute[0] - origin, window.compute[1] - origin), last, np.maximum(over, last))
+        least = np.where(np.isnan(arrival[:, :, r]), least, np.minimum(least, np.clip(over - last - beside, 0, None)))
+    return least
 
 
 _BESIDE = ("copy", "forward", "backward", "optimizer")

@@ -129,12 +129,13 @@ def _device_sets(window: Window, main: int) -> None:
     comm[np.isin(trace.name, trace.name_ids(classify.is_communication_kernel))] = True
     compute = rows_of(trace, kernels & ~comm)
     optimizer = rows_of(trace, kernels & ~comm & _launched_inside(trace, classify.is_optimizer_step))
-    copies = subtract(rows_of(trace, trace.category_mask("gpu_memcpy")), compute)
+    saving = _saving(trace, kernels & ~comm)
+    copies = subtract(subtract(rows_of(trace, trace.category_mask("gpu_memcpy")), compute), saving)
     window.compute = compute
     busy = union(
         np.concatenate((compute[0], copies[0], window.comms.start)), np.concatenate((compute[1], copies[1], window.comms.end))
     )
-    idle = complement(busy, *window.span)
+    idle = subtract(complement(busy, *window.span), saving)
     data = intersect(idle, _data(trace))
     waiting = intersect(subtract(idle, data), _after_sync(trace, idle))
     issuing = intersect(
@@ -145,9 +146,34 @@ def _device_sets(window: Window, main: int) -> None:
         "device_sync": waiting,
         "launch": issuing,
         "copy": copies,
+        "checkpoint": saving,
         "optimizer": optimizer,
         "forward": subtract(compute, optimizer),
     }
+
+
+_SAVED_BYTES = 16 << 20
+
+
+def _saving(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
+    """Checkpoints: bursts of copies to the host of at least 16 MiB between two kernels, up to the next kernel.
+
+    What a step copies out besides (a loss, metrics) is bytes to kilobytes; states go out as a whole, and are then written.
+    """
+    out = np.flatnonzero(
+        trace.category_mask("gpu_memcpy") & np.isin(trace.name, trace.name_ids(lambda n: classify.memcpy_kind(n) == "DtoH"))
+    )
+    kernels = np.sort(trace.start_ns[computes])
+    if not len(out) or not len(kernels):
+        return EMPTY
+    following = np.searchsorted(kernels, trace.start_ns[out])
+    starts, ends = [], []
+    for place in np.unique(following):
+        burst = out[following == place]
+        if int(np.clip(trace.bytes[burst], 0, None).sum()) >= _SAVED_BYTES:
+            starts.append(int(trace.start_ns[burst].min()))
+            ends.append(int(kernels[place]) if place < len(kernels) else int(trace.end_ns[burst].max()))
+    return union(starts, ends)
 
 
 def _launched_inside(trace: RankTrace, predicate: object) -> NDArray[np.bool_]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Series
 from ddpdoctor.report.json_output import plain_value
 
 PATH = re.compile(r"(?<![\w.:/\-])(?:[A-Za-z]:)?(?:[/\\](?!/)[^\s'\"`,;:<>|()\[\]{}=/\\]+)+[/\\]?")
@@ -51,10 +51,11 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     Paths inside the project and inside libraries become relative, all others a stand-in.
     Numbers, rules, kernel names and the user's own file and function names inside the project stay.
     """
+    worded = _without_series(diagnosis)
     stand_ins = _StandIns()
-    root = project_root(diagnosis)
-    names = _host_names(diagnosis, stand_ins) | _user_names(diagnosis, stand_ins)
-    command, arguments = _command(diagnosis.job.command, root, stand_ins)
+    root = project_root(worded)
+    names = _host_names(worded, stand_ins) | _user_names(worded, stand_ins)
+    command, arguments = _command(worded.job.command, root, stand_ins)
     replace_names = _replacer(names | arguments)
 
     def clean(text: str) -> str:
@@ -62,15 +63,29 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
         return IP_ADDRESS.sub(lambda match: stand_ins.of("address", match[0]), replace_names(text))
 
     job = msgspec.structs.replace(
-        diagnosis.job, command=command, environment=_environment(diagnosis.job.environment, stand_ins)
+        worded.job, command=command, environment=_environment(worded.job.environment, stand_ins)
     )
-    plain = msgspec.to_builtins(msgspec.structs.replace(diagnosis, job=job), enc_hook=plain_value)
+    plain = msgspec.to_builtins(msgspec.structs.replace(worded, job=job), enc_hook=plain_value)
     cleaned = _walk(plain, clean)
     # Addresses of documentation are public, and must stay usable.
     for finding, before in zip(cleaned["findings"], diagnosis.findings, strict=True):
         for fix, fix_before in zip(finding["fixes"], before.fixes, strict=True):
             fix["docs"] = [link if link.startswith("https://") else clean(link) for link in fix_before.docs]
-    return msgspec.convert(cleaned, Diagnosis)
+    return _with_series(msgspec.convert(cleaned, Diagnosis), diagnosis)
+
+
+def _without_series(diagnosis: Diagnosis) -> Diagnosis:
+    """Without the long lists of numbers: they name nobody, and walking them takes seconds."""
+    telemetry = [msgspec.structs.replace(one, t_s=[], values=[]) for one in diagnosis.telemetry]
+    return msgspec.structs.replace(diagnosis, series=Series(), telemetry=telemetry)
+
+
+def _with_series(cleaned: Diagnosis, diagnosis: Diagnosis) -> Diagnosis:
+    telemetry = [
+        msgspec.structs.replace(one, t_s=before.t_s, values=before.values)
+        for one, before in zip(cleaned.telemetry, diagnosis.telemetry, strict=True)
+    ]
+    return msgspec.structs.replace(cleaned, series=diagnosis.series, telemetry=telemetry)
 
 
 def project_root(diagnosis: Diagnosis) -> str | None:

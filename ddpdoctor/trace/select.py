@@ -69,7 +69,8 @@ def _left_out(kept: list[RankTrace], others: list[RankTrace]) -> str:
     first = others[0].meta.source
     return (
         "The files are of more than one job or recording (they differ in world size or backend, "
-        f"or lie far apart in time): the {len(kept)} that belong together are used, {len(others)} left out, such as {first}. "
+        f"or lie far apart in time): "
+        f"the {len(kept)} that belong together are used, {len(others)} left out, such as {first}. "
         "To analyse those, name their files."
     )
 

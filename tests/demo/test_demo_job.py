@@ -21,7 +21,7 @@ import torch.distributed as dist
 train = runpy.run_path(sys.argv[1])["train"]
 dist.init_process_group("gloo")
 for fault in sys.argv[3:]:
-    train(fault, 20, pathlib.Path(sys.argv[2]))
+    train(fault, 10, pathlib.Path(sys.argv[2]))
     if dist.get_rank() == 0:
         print(fault, "done", flush=True)
 dist.barrier()
@@ -58,7 +58,7 @@ def test_the_job_trains_and_ends_well(tmp_path):
 def test_every_fault_trains(tmp_path):
     (tmp_path / "each_fault.py").write_text(EACH_FAULT)
     out = torchrun(tmp_path, "each_fault.py", JOB, tmp_path, *(fault.name for fault in FAULTS))
-    assert out.count("step 20 of 20") == out.count("done") == len(FAULTS)
+    assert out.splitlines() == [f"{fault.name} done" for fault in FAULTS]
     assert (tmp_path / "checkpoint.pt").exists()
 
 

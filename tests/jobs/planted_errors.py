@@ -5,6 +5,7 @@ Run by the tests under the hook, as one process. Prints ``FUNCTION: error`` for 
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import sys
@@ -66,15 +67,16 @@ def train(folder: str) -> None:
         model(data)
     torch.save(model.module.state_dict(), os.path.join(folder, "model.pt"))
     torch.load(os.path.join(folder, "model.pt"))
-    gc.collect()
+    gc.collect(0)
     dist.destroy_process_group()
 
 
 def end_recording() -> None:
-    """As at the exit of the process; then as in a new one."""
+    """As at the exit of the process; then as in a forked one."""
     session = sys.modules["_ddpdoctor.hook.session"]
     session._at_exit()
-    session.forget()
+    with contextlib.suppress(RuntimeError):
+        session.forget()
 
 
 def main() -> None:
@@ -88,7 +90,7 @@ def main() -> None:
             function.__code__ = raising(sound)
             try:
                 train(folder)
-                if name.rpartition(".")[2] != "_at_exit":
+                if function.__name__ != "_at_exit":
                     end_recording()
             except Exception as error:
                 print(f"{name}: {error!r}", flush=True)

@@ -92,3 +92,12 @@ def test_addresses_and_fractions_are_no_paths():
 
 def test_a_diagnosis_without_names_is_unchanged():
     assert redact(samples.minimal()) == samples.minimal()
+
+
+def test_an_argument_said_again_is_replaced_there_too():
+    job = msgspec.structs.replace(
+        samples.sick().job, command=["torchrun", "train.py", "--name=project-falcon", "--lr", "0.1"]
+    )
+    clean = redact(msgspec.structs.replace(samples.sick(), job=job, notes=["project-falcon wrote 0.1 GB"]))
+    assert clean.job.command == ["torchrun", "train.py", "argument-1", "argument-2", "argument-3"]
+    assert clean.notes == ["argument-1 wrote 0.1 GB"]

@@ -18,7 +18,7 @@ from ddpdoctor.diagnose.diagnosis import (
 from ddpdoctor.report.charts.breakdown import ROWS, breakdown
 from ddpdoctor.report.charts.lateness import lateness
 from ddpdoctor.report.charts.lines import LINES, POINTS
-from ddpdoctor.report.charts.scale import index_ticks, nice_ticks, thin
+from ddpdoctor.report.charts.scale import Tick, index_ticks, nice_ticks, thin
 from ddpdoctor.report.charts.step_times import notable_ranks, step_times
 from ddpdoctor.report.charts.telemetry import telemetry
 from ddpdoctor.report.charts.timeline import SPANS, timeline
@@ -212,6 +212,8 @@ def test_round_ticks():
     assert nice_ticks(0) == [0.0] and nice_ticks(float("nan")) == [0.0]
     assert nice_ticks(3 * 1024, 3, 1024) == [0, 1024, 2048, 3072]
     assert [tick.label for tick in index_ticks(list(range(10, 128)))] == ["10", "50", "100"]
+    assert [tick.label for tick in index_ticks([4, 5, 6])] == ["4", "5", "6"], "there is no step 4.5"
+    assert index_ticks([7]) == [Tick(0.0, "7")]
 
 
 def test_thinning_keeps_gaps_and_peaks():

@@ -47,6 +47,8 @@ def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
         marks = [first] + [
             v for v in nice_ticks(last, max(1, round(last / step))) if first + step / 2 < v <= last
         ]
+    if all(isinstance(number, int) for number in numbers):
+        marks = [mark for mark in marks if mark == round(mark)]
     ticks = []
     for mark in marks:
         after = min(bisect.bisect_left(numbers, mark), len(numbers) - 1)

@@ -1,0 +1,43 @@
+# Development of ddpdoctor. `make demo` and `make test` need nothing but Python (3.11 or newer) and make.
+
+PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
+	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+
+.PHONY: demo test check bench lab whatif docs clean
+
+demo: $(INSTALLED)  ## a real two-rank job with a planted fault, recorded and diagnosed
+	$(BIN)/ddpdoctor demo
+
+test: $(INSTALLED)  ## all tests; those that need a GPU or an optional package skip themselves
+	$(BIN)/python -m pytest
+
+check: $(INSTALLED)  ## lint, format, types, layers, generated documentation
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python docs/generate.py --check
+	$(BIN)/python -m pytest -q tests/test_layers.py
+
+bench: $(INSTALLED)  ## what the recording and the analysis cost
+	set -e; for benchmark in benchmarks/*.py; do echo "== $$benchmark"; $(BIN)/python "$$benchmark"; done
+
+lab: $(INSTALLED)  ## real jobs with planted faults against the diagnosis they must get
+	$(BIN)/python -m tests.lab
+
+whatif: $(INSTALLED)  ## predicted against measured step times with a fault taken out
+	$(BIN)/python -m tests.lab.whatif
+
+docs: $(INSTALLED)  ## write the pages that follow from code and rules
+	$(BIN)/python docs/generate.py
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@test -n "$(PYTHON)" || { echo "ddpdoctor needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 1; }
+	test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
+	$(BIN)/pip install -q -c constraints.txt -e '.[torch,dev]'
+	touch $@
+
+clean:  ## all that make and the demo wrote here
+	rm -rf .venv build dist ddpdoctor-runs .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
