@@ -35,7 +35,7 @@ docs: $(INSTALLED)  ## write the pages that follow from code and rules
 $(INSTALLED): pyproject.toml constraints.txt
 	@test -n "$(PYTHON)" || { echo "ddpdoctor needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 1; }
 	test -x $(BIN)/pip || $(PYTHON) -m venv --clear .venv
-	$(BIN)/pip install -q -c constraints.txt -e '.[torch,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[torch,dev]'
 	touch $@
 
 clean:  ## all that make and the demo wrote here

@@ -2,10 +2,14 @@
 
     python benchmarks/hook_overhead.py [--ranks 1 2] [--targets-ms 5 20 100] [--seconds 20]
 
-Two runs of a job differ by more than the hook costs, on any machine that does something else besides. So the same job switches
-all patches off and on in blocks of steps, and neighbouring blocks are compared. Printed are the step time without the hook, the
-median of the paired differences with its standard error (1.25 times that of the mean, for a median), and the ratio of the two;
-then the same of the CPU time that the whole process used, which other processes on the machine disturb less. Sampling and writing are part of what is switched; the profiler window is not open.
+Two runs of a job differ by more than the hook costs, on any machine that does something else besides. So the
+same job switches
+all patches off and on in blocks of steps, and neighbouring blocks are compared. Printed are the step time
+without the hook, the
+median of the paired differences with its standard error (1.25 times that of the mean, for a median), and the
+ratio of the two;
+then the same of the CPU time that the whole process used, which other processes on the machine disturb less.
+Sampling and writing are part of what is switched; the profiler window is not open.
 """
 
 from __future__ import annotations
@@ -33,13 +37,17 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--targets-ms", type=float, nargs="+", default=[5.0, 20.0, 100.0])
     parser.add_argument("--seconds", type=float, default=20.0, help="of measurement, for each combination")
-    parser.add_argument("--every-step", action="store_true", help="record every step in full, however short it is")
+    parser.add_argument(
+        "--every-step", action="store_true", help="record every step in full, however short it is"
+    )
     parser.add_argument("--worker", type=int, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
         work(options.targets_ms[0], options.seconds, options.every_step)
         return
-    print(f"{'ranks':>5} {'step_ms':>8} {'wall_us':>9} {'+-':>7} {'wall_%':>7} {'+-':>6} {'cpu_us':>8} {'+-':>6} {'cpu_%':>6} {'recorded':>9} {'pairs':>6}")
+    print(
+        f"{'ranks':>5} {'step_ms':>8} {'wall_us':>9} {'+-':>7} {'wall_%':>7} {'+-':>6} {'cpu_us':>8} {'+-':>6} {'cpu_%':>6} {'recorded':>9} {'pairs':>6}"
+    )
     for ranks in options.ranks:
         for target in options.targets_ms:
             launch(ranks, target, options.seconds, options.every_step)
@@ -57,8 +65,19 @@ def launch(ranks: int, target_ms: float, seconds: float, every_step: bool) -> No
         found.close()
         spool = make_spool_root(run)
         common = job_environment(run, spool, HookOptions(profile_steps=None), os.environ)
-        common.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1")
-        command = [sys.executable, __file__, "--worker", "0", "--targets-ms", str(target_ms), "--seconds", str(seconds)]
+        common.update(
+            MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), WORLD_SIZE=str(ranks), OMP_NUM_THREADS="1"
+        )
+        command = [
+            sys.executable,
+            __file__,
+            "--worker",
+            "0",
+            "--targets-ms",
+            str(target_ms),
+            "--seconds",
+            str(seconds),
+        ]
         command += ["--every-step"] * every_step
         started = [subprocess.Popen(command, env={**common, "RANK": str(rank)}) for rank in range(ranks)]
         for process in started:
@@ -147,7 +166,9 @@ def agreed(mine: bool) -> bool:
 
 
 def make_step(target_ms: float) -> Any:
-    """A training step of about this duration: data loader, forward, backward, a collective from Python, optimizer."""
+    """A training step of about this duration: data loader, forward, backward, a collective from Python,
+    optimizer.
+    """
     import torch
     import torch.distributed as dist
     from torch import nn

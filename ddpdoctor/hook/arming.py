@@ -1,6 +1,8 @@
-"""``init_process_group`` and ``destroy_process_group``: where a recording begins, and where it must be safe on disk.
+"""``init_process_group`` and ``destroy_process_group``: where a recording begins, and where it must be safe
+on disk.
 
-Gloo sometimes aborts the process in ``destroy_process_group``, and then nothing registered for the exit is run.
+Gloo sometimes aborts the process in ``destroy_process_group``, and then nothing registered for the exit is
+run.
 """
 
 from __future__ import annotations
@@ -55,5 +57,3 @@ def install(patches: Patches) -> None:
     for module in (dist, c10d):
         patches.attribute(module, "destroy_process_group", wrapped)
     session.watch_process()
-
-

@@ -1,7 +1,9 @@
 """Collectives that the job calls from Python, and waits for those it called asynchronously.
 
-torch decorates almost all of them; the replaced function sits in the decorator's closure, so that names imported earlier, the
-functions' identity and what ``torch.compile`` knows about them stay as they are. Collectives inside others are not counted.
+torch decorates almost all of them; the replaced function sits in the decorator's closure, so that names
+imported earlier, the
+functions' identity and what ``torch.compile`` knows about them stay as they are. Collectives inside others
+are not counted.
 """
 
 from __future__ import annotations
@@ -31,7 +33,12 @@ _GROUP_POSITION = {
     "all_to_all_single": 4, "barrier": 0, "monitored_barrier": 0, "send": 2, "recv": 2, "isend": 2, "irecv": 2,
     "broadcast_object_list": 2, "scatter_object_list": 3, "_all_gather_base": 2, "_reduce_scatter_base": 3,
 }  # fmt: skip
-_TENSOR_POSITION = {"reduce_scatter_tensor": 1, "all_gather_into_tensor": 1, "all_to_all_single": 1, "reduce_scatter": 1}
+_TENSOR_POSITION = {
+    "reduce_scatter_tensor": 1,
+    "all_gather_into_tensor": 1,
+    "all_to_all_single": 1,
+    "reduce_scatter": 1,
+}
 """Where the tensor that this rank contributes is not the first argument."""
 _PEER = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src", "send": "dst", "recv": "src", "isend": "dst",
          "irecv": "src", "broadcast_object_list": "src", "gather_object": "dst"}  # fmt: skip
@@ -93,7 +100,7 @@ def _bytes(value: Any) -> Optional[int]:
     """Bytes of a tensor or a list of tensors."""
     try:
         if type(value) in (list, tuple):
-            return sum(each.numel() * each.element_size() for each in value)
+            return int(sum(each.numel() * each.element_size() for each in value))
         return int(value.numel() * value.element_size())
     except AttributeError:
         return None

@@ -100,7 +100,9 @@ def _waiting(iterator: Any) -> str:
 
 
 def batch_size(batch: Any) -> Optional[int]:
-    """The first dimension of the first tensor in a batch; of a plain list of things, its length. None where there is neither."""
+    """The first dimension of the first tensor in a batch; of a plain list of things, its length. None where
+    there is neither.
+    """
     for _ in range(_DEEPEST_BATCH):
         shape = getattr(batch, "shape", None)
         if shape is not None:

@@ -1,9 +1,13 @@
 """DistributedDataParallel: forwards, and what its reducer knows of each backward.
 
-The reducer notes, for each parameter, when its gradient was ready, relative to the moment at which the forward had ended. That
-names the late rank: the duration of the backward does not, since all ranks wait in it for the last. The reading is a copy of a list
-of numbers, without a device synchronisation. (DDP's logger has the same as absolute times, but in every iteration only at a
-sampling rate that synchronises CUDA devices.) Communication hooks would see the buckets too, but change the result's bits.
+The reducer notes, for each parameter, when its gradient was ready, relative to the moment at which the
+forward had ended. That
+names the late rank: the duration of the backward does not, since all ranks wait in it for the last. The
+reading is a copy of a list
+of numbers, without a device synchronisation. (DDP's logger has the same as absolute times, but in every
+iteration only at a
+sampling rate that synchronises CUDA devices.) Communication hooks would see the buckets too, but change the
+result's bits.
 """
 
 from __future__ import annotations
@@ -40,7 +44,9 @@ class Model:
         self._buckets: Optional[List[Callable[[List[int]], Any]]] = None
 
     def after_backward(self) -> bool:
-        """Whether the backward that just ended reduced this model's gradients; ``ready`` then holds each bucket's time, ns."""
+        """Whether the backward that just ended reduced this model's gradients; ``ready`` then holds each
+        bucket's time, ns.
+        """
         ddp = self.ref()
         if ddp is None:
             return False
@@ -56,13 +62,18 @@ class Model:
 
 
 def _buckets(ddp: Any) -> Optional[List[Callable[[List[int]], Any]]]:
-    """For each bucket, what picks its parameters' numbers. None before DDP has rebuilt its buckets, after the first backward."""
+    """For each bucket, what picks its parameters' numbers. None before DDP has rebuilt its buckets, after the
+    first backward.
+    """
     text = ddp.logger._get_ddp_logging_data().strs_map.get("rebuilt_per_bucket_param_indices", "")
     groups = [[int(number) for number in group.split()] for group in text.split(",") if group.strip()]
     if not groups:
         return None
     # A slice keeps the result a sequence where a bucket holds one parameter.
-    return [itemgetter(*group) if len(group) > 1 else itemgetter(slice(group[0], group[0] + 1)) for group in groups]
+    return [
+        itemgetter(*group) if len(group) > 1 else itemgetter(slice(group[0], group[0] + 1))
+        for group in groups
+    ]
 
 
 _data_parallel: List[bool] = []
@@ -93,8 +104,10 @@ class Models:
         return model
 
     def after_backward(self) -> List[Tuple[Model, bool, Optional[int]]]:
-        """Of each model whose forward this backward went through: itself, whether it was reduced, its forward's end."""
-        found = []
+        """Of each model whose forward this backward went through: itself, whether it was reduced, its
+        forward's end.
+        """
+        found: List[Tuple[Model, bool, Optional[int]]] = []
         for model in self.all:
             if model.forward_end is not None:
                 found.append((model, model.after_backward(), model.forward_end))
@@ -150,7 +163,9 @@ def install(patches: Patches) -> None:
     original = getattr(DistributedDataParallel, "_run_ddp_forward", None)
     if original is not None:
         patches.attribute(
-            DistributedDataParallel, "_run_ddp_forward", around(original, _PART, _before_forward, _after_forward)
+            DistributedDataParallel,
+            "_run_ddp_forward",
+            around(original, _PART, _before_forward, _after_forward),
         )
     patches.attribute(
         DataParallel, "__init__", around(DataParallel.__init__, _PART, _before_data_parallel, _after_forward)

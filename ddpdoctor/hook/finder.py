@@ -11,7 +11,9 @@ _wanted: Dict[str, Tuple[str, str]] = {}
 
 
 class _Finder:
-    """First on ``sys.meta_path``: a dictionary look-up for every module, and for the wanted ones a call after its execution."""
+    """First on ``sys.meta_path``: a dictionary look-up for every module, and for the wanted ones a call after
+    its execution.
+    """
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
@@ -27,7 +29,7 @@ def after_import(name: str, module: str, function: str) -> None:
     """Once ``name`` is imported, import ``module`` and call its ``function``. Errors in there are swallowed."""
     _wanted[name] = (module, function)
     if _Finder not in sys.meta_path:
-        sys.meta_path.insert(0, _Finder)  # type: ignore[arg-type]
+        sys.meta_path.insert(0, _Finder)
 
 
 def _watched_spec(name: str, path: Any, target: Any) -> Optional[ModuleSpec]:

@@ -1,4 +1,6 @@
-"""What keeps an error of ours away from the job: counted, told once, and its part switched off when it goes on."""
+"""What keeps an error of ours away from the job: counted, told once, and its part switched off when it goes
+on.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Part:
         place = f" at {frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else ""
         if len(errors) < _MESSAGES_KEPT:
             errors.append(f"{self.name}: {type(error).__name__}: {error}{place}")
-        _tell(f"ddpdoctor: recording of {self.name} has a problem ({type(error).__name__}: {error}); the job goes on.\n")
+        _tell(
+            f"ddpdoctor: recording of {self.name} has a problem ({type(error).__name__}: {error}); the job goes on.\n"
+        )
 
 
 _parts: Dict[str, Part] = {}

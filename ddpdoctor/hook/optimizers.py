@@ -1,13 +1,16 @@
 """Optimizer steps, seen by torch's own global hooks; only the outermost of nested ones counts.
 
-``ZeroRedundancyOptimizer`` steps an optimizer inside its own step, and a subclass that calls ``super().step()`` fires twice. An
-optimizer in the backward (``_apply_optimizer_in_backward``) steps once per parameter; all of them together count once, at the end
+``ZeroRedundancyOptimizer`` steps an optimizer inside its own step, and a subclass that calls
+``super().step()`` fires twice. An
+optimizer in the backward (``_apply_optimizer_in_backward``) steps once per parameter; all of them together
+count once, at the end
 of the backward. A ``GradScaler`` that skips the step because of an inf is a step without an optimizer step.
 """
 
 from __future__ import annotations
 
 import sys
+from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Optional, Tuple
 
@@ -77,7 +80,9 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
 
 
 def _still_running(frame: Any) -> bool:
-    """Whether the outermost step is among the callers; it is not when that step raised, and its end was never seen."""
+    """Whether the outermost step is among the callers; it is not when that step raised, and its end was never
+    seen.
+    """
     wanted, code = _open.frame
     while frame is not None:
         if id(frame) == wanted and frame.f_code is code:
@@ -123,7 +128,7 @@ def _after_scaler(token: Tuple[Any, int, int], result: Any) -> None:
     current = session.current
     if current is None or isinstance(result, BaseException) or current.stepping.optimizer_steps != steps:
         return
-    if current.recorder.thread != session.get_ident() or optimizer is None:
+    if current.recorder.thread != get_ident() or optimizer is None:
         return
     end = perf_counter_ns()
     inner = getattr(optimizer, "optimizer", optimizer)

@@ -1,7 +1,10 @@
-"""How functions of torch are wrapped: always call the original, always return what it returned, raise only what it raised.
+"""How functions of torch are wrapped: always call the original, always return what it returned, raise only
+what it raised.
 
-A wrapper is seen by ``torch.compile``, which would trace it and crash on what it does, so the code of each is marked to be skipped,
-as ``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second, in jobs that never compile).
+A wrapper is seen by ``torch.compile``, which would trace it and crash on what it does, so the code of each is
+marked to be skipped,
+as ``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second,
+in jobs that never compile).
 """
 
 from __future__ import annotations
@@ -17,7 +20,8 @@ After = Callable[[Any, Any], None]
 
 
 def around(original: Callable[..., Any], part: Part, before: Before, after: After) -> Callable[..., Any]:
-    """``original`` between ``before(args, kwargs) -> token`` and ``after(token, result)``; no ``after`` where the token is None.
+    """``original`` between ``before(args, kwargs) -> token`` and ``after(token, result)``; no ``after`` where
+    the token is None.
 
     ``after`` runs when the original raises, too, with the exception as the result.
     """
@@ -46,7 +50,8 @@ def around(original: Callable[..., Any], part: Part, before: Before, after: Afte
             _failed(part, error)
         return result
 
-    return not_compiled(wrapper)
+    not_compiled(wrapper)
+    return wrapper
 
 
 def guarded(part: Part, function: Callable[..., None]) -> Callable[..., None]:
@@ -59,7 +64,8 @@ def guarded(part: Part, function: Callable[..., None]) -> Callable[..., None]:
             except Exception as error:
                 _failed(part, error)
 
-    return not_compiled(callback)
+    not_compiled(callback)
+    return callback
 
 
 def _failed(part: Part, error: BaseException) -> None:
@@ -69,17 +75,18 @@ def _failed(part: Part, error: BaseException) -> None:
         part.off = True
 
 
-def not_compiled(function: Any) -> Any:
+def not_compiled(function: Any) -> None:
     """Have ``torch.compile`` run ``function`` as it is, while what it calls is compiled as before."""
     _skip(function.__code__)
     function._torchdynamo_disable = True
     function._torchdynamo_disable_recursive = False
     function._torchdynamo_disable_msg = None
-    return function
 
 
 def skip_module(module: types.ModuleType) -> None:
-    """Mark all code of a module of ours, so that ``torch.compile`` leaves our frames alone when the job calls into them."""
+    """Mark all code of a module of ours, so that ``torch.compile`` leaves our frames alone when the job calls
+    into them.
+    """
     for value in list(vars(module).values()):
         if getattr(value, "__module__", None) != module.__name__:
             continue
@@ -114,7 +121,8 @@ def _skip(code: types.CodeType) -> None:
 def cell_of(function: Any, name: str = "func") -> Optional[Any]:
     """The closure cell in which a decorated function holds the one that it wraps; None where there is none.
 
-    Replacing its content reaches every reference to the decorated function, also one that was imported by name earlier.
+    Replacing its content reaches every reference to the decorated function, also one that was imported by
+    name earlier.
     """
     if type(function) is not types.FunctionType or not function.__closure__:
         return None
@@ -123,11 +131,14 @@ def cell_of(function: Any, name: str = "func") -> Optional[Any]:
 
 
 class Patches:
-    """The changes made to torch, so that they can be taken back (the benchmark does, between its blocks of steps)."""
+    """The changes made to torch, so that they can be taken back (the benchmark does, between its blocks of
+    steps).
+    """
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
         self._redo: list[Callable[[], None]] = []
+        self._made = True
 
     def add(self, do: Callable[[], None], undo: Callable[[], None]) -> None:
         """Make a change that ``undo`` takes back."""
@@ -147,13 +158,17 @@ class Patches:
 
     def suspend(self) -> None:
         """Take all changes back."""
-        for undo in reversed(self._undo):
-            undo()
+        if self._made:
+            self._made = False
+            for undo in reversed(self._undo):
+                undo()
 
     def resume(self) -> None:
         """Make them again."""
-        for do in self._redo:
-            do()
+        if not self._made:
+            self._made = True
+            for do in self._redo:
+                do()
 
 
 patches = Patches()

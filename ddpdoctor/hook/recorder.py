@@ -1,17 +1,17 @@
 """One rank's recording: events are collected during a step and written, as one line, at its end.
 
-Times inside a step are ``perf_counter_ns``; each step holds one pair of that clock and the epoch's, taken at its start, so that
+Times inside a step are ``perf_counter_ns``; each step holds one pair of that clock and the epoch's, taken at
+its start, so that
 durations are exact and starts comparable between processes of a host.
 """
 
 from __future__ import annotations
 
 import os
+import resource
 from threading import get_ident, get_native_id
 from time import perf_counter_ns, thread_time_ns, time_ns
 from typing import Dict, List, NamedTuple, Optional, Tuple
-
-import resource
 
 from ..rundir import STEPS_FILE, STEPS_SCHEMA, Spool
 from .thinning import Thinning
@@ -20,7 +20,9 @@ from .where import Kinds, Lines, lines_into
 MOST_EVENTS = 256
 """Events of one step that are written each; the rest are counted."""
 EVENT_COST_NS = 2_500
-"""What one event costs the training thread outside of the end of the step, with cold caches (``benchmarks/hook_overhead.py``)."""
+"""What one event costs the training thread outside of the end of the step, with cold caches
+(``benchmarks/hook_overhead.py``).
+"""
 
 _THREAD = resource.RUSAGE_THREAD
 
@@ -133,7 +135,10 @@ class Recorder:
         self.step += 1
         self._start_step(end)
         self._self_ns = perf_counter_ns() - begun + EVENT_COST_NS * (4 + end.events)
-        self.full = self.thinning.next_step(self.step, self._self_ns, end.at - start.at, self.full) or self.always_full
+        self.full = (
+            self.thinning.next_step(self.step, self._self_ns, end.at - start.at, self.full)
+            or self.always_full
+        )
 
     def _fold(self) -> None:
         if self._evaluations[2]:
@@ -148,7 +153,9 @@ class Recorder:
         at = start.at
         events = self.events if end.events >= len(self.events) else self.events[: end.events]
         events = sorted(events)
-        text = ",".join([f'{{{fields},"s":{begin - at},"d":{duration}}}' for begin, duration, fields in events])
+        text = ",".join(
+            [f'{{{fields},"s":{begin - at},"d":{duration}}}' for begin, duration, fields in events]
+        )
         marks = ',"marks":["' + '","'.join(self.marks) + '"]' if self.marks else ""
         delay = end.run_delay - start.run_delay if start.run_delay >= 0 and end.run_delay >= 0 else "null"
         zero = self.epoch_of_zero

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from .session import Session
 
 MEAN_PERIOD_S = 0.06
-"""Drawn anew each time from the half to the one and a half of it, so that it cannot run in step with the training loop."""
+"""Drawn anew each time from the half to the one and a half of it, so that it cannot run in step with the
+training loop.
+"""
 BATCH_S = 1.0
 _PART = part("sampling of source lines")
 
@@ -33,7 +35,9 @@ class Sampler:
         self._lines = Lines(session.recorder.kinds, self._pending.append)
         self._samples: List[Tuple[int, int, int]] = []
         self._since = time.time_ns()
-        self._thread = threading.Thread(target=guarded(_PART, self._run), name="ddpdoctor-sampler", daemon=True)
+        self._thread = threading.Thread(
+            target=guarded(_PART, self._run), name="ddpdoctor-sampler", daemon=True
+        )
         self._random = random.Random(session.rank)
 
     def start(self) -> None:

@@ -1,4 +1,6 @@
-"""What runs beside the training thread of a rank: the writer, the sampler, the settings and the profiler window."""
+"""What runs beside the training thread of a rank: the writer, the sampler, the settings and the profiler
+window.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,9 @@ def flush(session: "Session") -> None:
         settings.after_first_steps(session)
         guarded(services.window.part, services.window.finish)()
         session.document["ended_ns"] = time.time_ns()
-        session.recorder.write_now(json.dumps({"end": True, "t": time.time_ns()}, separators=(",", ":")) + "\n")
+        session.recorder.write_now(
+            json.dumps({"end": True, "t": time.time_ns()}, separators=(",", ":")) + "\n"
+        )
         services.sampler.write_out()
         services.writer.write_everything()
 

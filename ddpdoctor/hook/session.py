@@ -1,7 +1,9 @@
 """One recording, from the moment at which a process turns out to be a rank until its end.
 
-That moment is ``init_process_group`` having returned in this very process: ``RANK`` in the environment says nothing, it is
-inherited by data loader workers and helper processes. A job without a process group is recorded, as rank 0 of 1, from its first
+That moment is ``init_process_group`` having returned in this very process: ``RANK`` in the environment says
+nothing, it is
+inherited by data loader workers and helper processes. A job without a process group is recorded, as rank 0 of
+1, from its first
 optimizer step on.
 """
 
@@ -67,7 +69,9 @@ def calling_frame() -> FrameType:
 
 
 def arm(rank: int, world_size: int) -> Optional[Session]:
-    """Start recording this process as ``rank``. Goes on with the recording there is when it is of the same rank."""
+    """Start recording this process as ``rank``. Goes on with the recording there is when it is of the same
+    rank.
+    """
     global current
     if current is not None:
         if (current.rank, current.world_size) == (rank, world_size):
@@ -96,7 +100,9 @@ _alone: List[bool] = []
 
 
 def arm_alone() -> Optional[Recorder]:
-    """At an optimizer step outside of a process group: record a job of one process. None where this is not one."""
+    """At an optimizer step outside of a process group: record a job of one process. None where this is not
+    one.
+    """
     if not _alone:
         _alone.append(_is_alone())
     if not _alone[0]:
@@ -115,7 +121,9 @@ def arm_alone_now() -> Optional[Session]:
 def _is_alone() -> bool:
     if multiprocessing.parent_process() is not None:
         return False
-    sizes = [os.environ.get(name) for name in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")]
+    sizes = [
+        os.environ.get(name) for name in ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+    ]
     return all(size in (None, "", "1") for size in sizes)
 
 

@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from ..rundir import RANK_SCHEMA
 from .guard import part
-from .settings_torch import describe_ddp, describe_loader, describe_optimizer, device, process_groups, torch_settings
+from .settings_torch import (
+    describe_ddp,
+    describe_loader,
+    describe_optimizer,
+    device,
+    process_groups,
+    torch_settings,
+)
 
 if TYPE_CHECKING:
     from .session import Session
@@ -62,7 +69,11 @@ def after_first_steps(session: "Session") -> None:
         _fill(document, fill)
     for key, things, describe in (
         ("ddp", [(model.ref, model.where) for model in session.models.all], describe_ddp),
-        ("loaders", [session.loaders.known[number] for number in sorted(session.loaders.known)], describe_loader),
+        (
+            "loaders",
+            [session.loaders.known[number] for number in sorted(session.loaders.known)],
+            describe_loader,
+        ),
         ("optimizers", session.optimizers, describe_optimizer),
     ):
         try:

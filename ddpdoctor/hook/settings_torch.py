@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, Dict, List, Optional
 
+from .state import job_torch
 from .where import type_name
 
 MOST_RANKS_LISTED = 64
@@ -13,10 +15,7 @@ MOST_RANKS_LISTED = 64
 
 def torch_settings() -> Dict[str, Any]:
     """Versions, threads and global switches."""
-    import sys
-
-    import torch
-
+    torch = job_torch()
     backends = torch.backends
     return {
         "torch": str(torch.__version__),
@@ -32,8 +31,7 @@ def torch_settings() -> Dict[str, Any]:
 
 
 def _nccl_version() -> Optional[str]:
-    import torch
-
+    torch = job_torch()
     if torch.version.cuda is None:
         return None
     try:
@@ -44,8 +42,7 @@ def _nccl_version() -> Optional[str]:
 
 def device() -> Dict[str, Any]:
     """The accelerator in use, without starting one."""
-    import torch
-
+    torch = job_torch()
     found: Dict[str, Any] = {"device": "cpu", "device_name": None, "device_uuid": None, "device_pci": None}
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         index = torch.cuda.current_device()
@@ -54,7 +51,9 @@ def device() -> Dict[str, Any]:
         uuid = getattr(properties, "uuid", None)
         found["device_uuid"] = None if uuid is None else str(uuid)
         if hasattr(properties, "pci_bus_id"):
-            domain, bus, slot = (getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device"))
+            domain, bus, slot = (
+                getattr(properties, f"pci_{part}_id", 0) for part in ("domain", "bus", "device")
+            )
             found["device_pci"] = f"{domain:08X}:{bus:02X}:{slot:02X}.0"
     return found
 
@@ -70,7 +69,14 @@ def process_groups() -> Dict[str, Any]:
     for group, ranks in list(c10d._world.pg_group_ranks.items()):
         size = len(ranks)
         listed = sorted(ranks) if size <= MOST_RANKS_LISTED else None
-        groups.append({"name": c10d._world.pg_names.get(group), "backend": str(dist.get_backend(group)), "ranks": listed, "size": size})
+        groups.append(
+            {
+                "name": c10d._world.pg_names.get(group),
+                "backend": str(dist.get_backend(group)),
+                "ranks": listed,
+                "size": size,
+            }
+        )
     return {"backend": str(dist.get_backend()), "process_groups": groups}
 
 
@@ -104,7 +110,9 @@ def describe_loader(loader: Any) -> Dict[str, Any]:
     batches = getattr(loader, "batch_sampler", None)
     context = getattr(loader, "multiprocessing_context", None)
     name = type_name(sampler) if not callable(sampler) else type(sampler).__name__
-    shuffles = {"RandomSampler": True, "SequentialSampler": False}.get(str(name), getattr(sampler, "shuffle", None))
+    shuffles = {"RandomSampler": True, "SequentialSampler": False}.get(
+        str(name), getattr(sampler, "shuffle", None)
+    )
     size = loader.batch_size if loader.batch_size is not None else getattr(batches, "batch_size", None)
     return {
         "num_workers": loader.num_workers, "prefetch_factor": loader.prefetch_factor,
@@ -119,7 +127,8 @@ def describe_loader(loader: Any) -> Dict[str, Any]:
 
 
 def _length(value: Any) -> Optional[int]:
-    # An iterable dataset's length is left alone: asking for it through the loader changes what torch warns about.
+    # An iterable dataset's length is left alone: asking for it through the loader changes what torch
+    # warns about.
     try:
         return len(value)
     except Exception:
@@ -141,5 +150,8 @@ def _is_sharded(optimizer: Any) -> bool:
     """Whether the parameters are FSDP's: flat ones, or distributed tensors."""
     for group in optimizer.param_groups[:1]:
         for parameter in group["params"][:1]:
-            return type(parameter).__name__ == "FlatParameter" or type(getattr(parameter, "data", None)).__name__ == "DTensor"
+            return (
+                type(parameter).__name__ == "FlatParameter"
+                or type(getattr(parameter, "data", None)).__name__ == "DTensor"
+            )
     return False

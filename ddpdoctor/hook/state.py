@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+import sys
+from typing import TYPE_CHECKING, Any, Optional
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -18,3 +19,8 @@ class Active:
 
 
 active = Active()
+
+
+def job_torch() -> Any:
+    """The job's torch, of whatever version: what it holds is asked for, not assumed."""
+    return sys.modules["torch"]

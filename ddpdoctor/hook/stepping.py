@@ -9,7 +9,9 @@ from .boundary import Boundary
 from .recorder import Cut, Recorder
 
 IN_BACKWARD = 0
-"""The key of all optimizers that step inside a backward, together: one of them per parameter is one round. No ``id()`` is 0."""
+"""The key of all optimizers that step inside a backward, together: one of them per parameter is one round. No
+``id()`` is 0.
+"""
 
 
 class Stepping:

@@ -16,7 +16,9 @@ _SETTLE_STEPS = 32
 
 
 class Thinning:
-    """One block of steps in ``every`` is recorded in full, a power of two, so that ranks which thin differently still share steps."""
+    """One block of steps in ``every`` is recorded in full, a power of two, so that ranks which thin
+    differently still share steps.
+    """
 
     def __init__(self) -> None:
         self.every = 1
@@ -32,7 +34,8 @@ class Thinning:
     def next_step(self, step: int, cost_ns: int, step_ns: int, was_full: bool) -> bool:
         """Note what recording the last step cost; whether step number ``step`` is to be recorded in full."""
         if was_full:
-            # The clock runs on while another process has the core: a long reading moves the average only a little.
+            # The clock runs on while another process has the core: a long reading moves the
+            # average only a little.
             self._cost_ns += min((cost_ns - self._cost_ns) * _WEIGHT, _MOST_RISE_NS)
         self._step_ns += (step_ns - self._step_ns) * _WEIGHT
         if step >= self._next_change:

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 _PART = part("profiler window")
 STAGGER_S = 0.25
-"""Between the ranks of a host, which would otherwise all write at the same moment; at most ``MOST_STAGGER_S``."""
+"""Between the ranks of a host, which would otherwise all write at the same moment; at most
+``MOST_STAGGER_S``.
+"""
 MOST_STAGGER_S = 4.0
 LONGEST_WAIT_S = 60.0
 """For a trace still being written when the job ends."""
@@ -34,7 +36,9 @@ class TraceJob:
     """Writes trace.json.gz and flight.json of one window."""
 
     def __init__(self, session: "Session", result: Any, max_bytes: int, report: Callable[..., None]) -> None:
-        """``report(state, why, **fields)`` is called when all is written or has failed. Call on the training thread."""
+        """``report(state, why, **fields)`` is called when all is written or has failed. Call on the training
+        thread.
+        """
         self._session = session
         self._result = result
         self._max_bytes = max_bytes
@@ -101,7 +105,9 @@ def _report_failure(report: Callable[..., None], error: Exception) -> None:
 
 
 def _compress(raw: str, target: str, header: Dict[str, Any], max_bytes: int) -> int:
-    """Copy a trace, compressed, with ``header``'s members put first; its size in bytes. Raises TooLarge, OSError, ValueError."""
+    """Copy a trace, compressed, with ``header``'s members put first; its size in bytes. Raises TooLarge,
+    OSError, ValueError.
+    """
     with open(raw, "rb") as source, open(target, "wb") as out:
         first = source.read(_CHUNK)
         brace = first.find(b"{")
@@ -115,7 +121,9 @@ def _compress(raw: str, target: str, header: Dict[str, Any], max_bytes: int) -> 
                     break
                 packed.write(chunk)
                 if out.tell() > max_bytes:
-                    raise TooLarge(f"the trace takes more than {max_bytes // 1_000_000} MB; see --max-trace-mb")
+                    raise TooLarge(
+                        f"the trace takes more than {max_bytes // 1_000_000} MB; see --max-trace-mb"
+                    )
         return out.tell()
 
 
@@ -152,4 +160,5 @@ def _header(session: "Session") -> Dict[str, Any]:
         part("process groups").failed(error)
     ours = {"rank": session.rank, "world_size": session.world_size, "host": session.document.get("host"), "pid": os.getpid(),
             "time_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()}  # fmt: skip
-    return json.loads(json.dumps({"distributedInfo": info, "ddpdoctor": ours}, default=str))
+    header: Dict[str, Any] = json.loads(json.dumps({"distributedInfo": info, "ddpdoctor": ours}, default=str))
+    return header

@@ -1,6 +1,7 @@
 """Whether the job profiles itself: then its profile wins, and ours is never taken.
 
-Opening a window while the job's own profiler is warming up makes the job crash later, and nothing tells that it is warming up.
+Opening a window while the job's own profiler is warming up makes the job crash later, and nothing tells that
+it is warming up.
 So the construction of a profiler, at any time, rules our window out for good.
 """
 
@@ -17,7 +18,10 @@ _CLASSES = {
     "torch.profiler.profiler": ("_KinetoProfile",),
     "torch.autograd.profiler": ("profile", "emit_nvtx", "emit_itt"),
 }
-_TOOLS = {"NSYS_PROFILING_SESSION_ID": "Nsight Systems", "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "Nsight Compute"}
+_TOOLS = {
+    "NSYS_PROFILING_SESSION_ID": "Nsight Systems",
+    "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "Nsight Compute",
+}
 
 seen: List[str] = []
 """What profiles this process besides us."""

@@ -49,13 +49,17 @@ class Kinds:
         if name == "<string>":
             # ``python -c``, but also the methods that dataclasses and named tuples write for themselves.
             return LIBRARY
-        if name.startswith(self._hidden) or (name.startswith("<") and not name.startswith(("<stdin", "<ipython"))):
+        if name.startswith(self._hidden) or (
+            name.startswith("<") and not name.startswith(("<stdin", "<ipython"))
+        ):
             return HIDDEN
         return USER
 
 
 class Lines:
-    """Numbers of source lines. A line's definition goes to ``define`` (one JSON line) before its number is first used."""
+    """Numbers of source lines. A line's definition goes to ``define`` (one JSON line) before its number is
+    first used.
+    """
 
     def __init__(self, kinds: Kinds, define: Callable[[str], None]) -> None:
         self._kinds = kinds

@@ -1,7 +1,9 @@
 """The profiler window: a few steps, the same on all ranks, seen by torch's own profiler.
 
-It is driven through the profiler's low-level functions from the end of a step, on the training thread. Nothing is ever
-synchronised: where CUDA is in use the window stays open for one step more, so that the kernels of its last step have run.
+It is driven through the profiler's low-level functions from the end of a step, on the training thread.
+Nothing is ever
+synchronised: where CUDA is in use the window stays open for one step more, so that the kernels of its last
+step have run.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Dict, Optional
 
 from . import environment, user_profilers
 from .guard import part
+from .state import job_torch
 from .trace_file import TraceJob
 
 if TYPE_CHECKING:
@@ -21,7 +24,9 @@ if TYPE_CHECKING:
 
 _PART = part("profiler window")
 BYTES_PER_NODE = 1_000
-"""Of compressed trace, for each node of the autograd graph: measured 400 to 900 on models of 10 to 300 layers."""
+"""Of compressed trace, for each node of the autograd graph: measured 400 to 900 on models of 10 to 300
+layers.
+"""
 
 
 class Window:
@@ -34,7 +39,11 @@ class Window:
         self._steps = environment.profile_steps(os.environ)
         self._max_bytes = environment.max_trace_bytes(os.environ)
         self._first, self._stop = self._steps or (0, 0)
-        self._state: Dict[str, Any] = {"steps": list(self._steps) if self._steps else None, "state": "waiting", "why": None}
+        self._state: Dict[str, Any] = {
+            "steps": list(self._steps) if self._steps else None,
+            "state": "waiting",
+            "why": None,
+        }
         self._opener = 0
         self._open = False
         self._nodes = 0
@@ -62,7 +71,8 @@ class Window:
         self._session.recorder.always_full = False
         if self._open:
             self._open = False
-            close_profiler(self._opener)
+            if threading.get_ident() == self._opener and job_torch().autograd._profiler_enabled():
+                job_torch().autograd._disable_profiler()
         self._state.update(state="failed", why="an error of ddpdoctor, see hook.errors")
 
     def _at_step(self, step: int) -> None:
@@ -89,7 +99,9 @@ class Window:
         other = user_profilers.other_tool()
         if other or _profiler_is_on():
             recorder.always_full = False
-            self._set("skipped", f"{other or 'another profiler'} profiles this job, and its profile goes first")
+            self._set(
+                "skipped", f"{other or 'another profiler'} profiles this job, and its profile goes first"
+            )
             return
         self._shorten()
         recorder.full = recorder.always_full = True
@@ -151,12 +163,12 @@ class Window:
 
 def open_profiler() -> Any:
     """Start torch's profiler on this thread; the activities that it records."""
-    import torch
     from torch._C._profiler import _ExperimentalConfig
 
+    torch = job_torch()
     autograd = torch.autograd
     activities = {autograd.ProfilerActivity.CPU}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if job_torch().cuda.is_available() and job_torch().cuda.is_initialized():
         activities.add(autograd.ProfilerActivity.CUDA)
     config = autograd.ProfilerConfig(
         autograd.ProfilerState.KINETO, False, False, False, False, False, _ExperimentalConfig()
@@ -168,22 +180,16 @@ def open_profiler() -> Any:
 
 def close_profiler(opener: int) -> Any:
     """Stop torch's profiler if it is on, on the thread that started it; its result, or None."""
-    import torch
-
-    if threading.get_ident() != opener or not torch.autograd._profiler_enabled():
+    if threading.get_ident() != opener or not job_torch().autograd._profiler_enabled():
         return None
-    return torch.autograd._disable_profiler()
+    return job_torch().autograd._disable_profiler()
 
 
 def _profiler_is_on() -> bool:
-    import torch
-
-    return bool(torch.autograd._profiler_enabled())
+    return bool(job_torch().autograd._profiler_enabled())
 
 
 def _node_number() -> int:
     """The number of the next node of this thread's autograd graph, 0 where unknown."""
-    import torch
-
-    get = getattr(torch._C._autograd, "_get_sequence_nr", None)
+    get = getattr(job_torch()._C._autograd, "_get_sequence_nr", None)
     return 0 if get is None else int(get())

@@ -25,7 +25,9 @@ class Writer:
         self._stop = threading.Event()
         self._lock = threading.Lock()
         self.document_changed = threading.Event()
-        self._thread = threading.Thread(target=guarded(_PART, self._run), name="ddpdoctor-writer", daemon=True)
+        self._thread = threading.Thread(
+            target=guarded(_PART, self._run), name="ddpdoctor-writer", daemon=True
+        )
 
     def start(self) -> None:
         """Start the thread; the first thing it writes is rank.json."""
@@ -40,7 +42,9 @@ class Writer:
                 self._stop.wait(PERIOD_S if _PART.errors else 0)
 
     def write_everything(self, only_if_changed: bool = False) -> None:
-        """Drain, and write rank.json. A failure is counted, and tried again later: the spool keeps what was not copied."""
+        """Drain, and write rank.json. A failure is counted, and tried again later: the spool keeps what was
+        not copied.
+        """
         try:
             with self._lock:
                 drain(self._session.spool.directory)

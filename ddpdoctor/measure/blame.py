@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from .graph import COMPONENTS, INDEX, STEP_END, Array, CycleGroup, Graph
+from .graph import INDEX, STEP_END, Array, CycleGroup, Graph
 
 PERSISTENT_SIGMAS = 4.0
 """Standard errors of the median by which a persistent excess must stand out."""
@@ -35,8 +35,19 @@ FEW_CYCLES_SHARE = 0.05
 _FEWEST_RANKS = 4
 ONE_SIDED = 0.7
 """Share of all sporadic excess of a component that the accused ranks must carry: scatter that hits everybody accuses nobody."""
-_NAMED = ("data", "epoch_start", "copy", "collection", "checkpoint")
-"""Components that are recorded as such: an outlier there is what it says, also where it strikes each rank at its own time."""
+BLAMED = {
+    "data": ("data", "epoch_start"),
+    "copy": ("copy",),
+    "compute": ("forward", "backward"),
+    "optimizer": ("optimizer",),
+    "host": ("host", "launch", "device_sync"),
+    "collection": ("collection",),
+    "checkpoint": ("checkpoint",),
+    "unknown": ("unmatched", "unseen"),
+}
+"""Kinds of work for which a rank is blamed (facts under ``late``) → components."""
+_NAMED = ("data", "copy", "collection", "checkpoint")
+"""Kinds that are recorded as such: an outlier there is what it says, also where it strikes each rank at its own time."""
 _MAD_TO_SIGMA = 1.4826
 
 
@@ -49,7 +60,7 @@ class Excess:
     claimed: list[Array]
     """What the rank does longer in each component, though it may make up for it in another."""
     culprits: dict[str, list[int]]
-    """Positions of the accused ranks by component, those with most excess first."""
+    """Positions of the accused ranks by kind of work, those with most excess first."""
 
 
 def _others_median(values: Array) -> Array:
@@ -75,17 +86,30 @@ def excess(graph: Graph) -> Excess:
     step_ns = float(np.median(np.concatenate([group.duration for group in graph.groups])))
     accepted = np.zeros(totals.shape, bool)
     culprits: dict[str, list[int]] = {}
-    for c, name in enumerate(COMPONENTS):
-        hit = _hits(totals[:, :, c], step_ns, named=name in _NAMED)
-        weight = np.where(hit, np.clip(totals[:, :, c], 0, None), 0.0).sum(axis=0)
+    for kind, names in BLAMED.items():
+        columns = [INDEX[name] for name in names]
+        together = totals[:, :, columns].sum(axis=2)
+        hit = _hits(together, step_ns, named=kind in _NAMED)
+        weight = np.where(hit, np.clip(together, 0, None), 0.0).sum(axis=0)
         if not weight.any():
             continue
-        accepted[:, :, c] = hit
+        accepted[:, :, columns] = hit[:, :, None]
+        totals[:, :, columns] = _net(totals[:, :, columns], together)
         order = np.argsort(-weight)
-        culprits[name] = [int(r) for r in order if weight[r] >= 0.25 * weight[order[0]] and weight[r] > 0]
+        culprits[kind] = [int(r) for r in order if weight[r] >= 0.25 * weight[order[0]] and weight[r] > 0]
     claimed = _spread(differences, totals, accepted)
     _scale_to_whole(totals, whole, accepted)
     return Excess(_spread(differences, totals, accepted), claimed, culprits)
+
+
+def _net(totals: Array, together: Array) -> Array:
+    """Components of one kind of work whose excess adds up to the kind's: what one gains, another loses, is none."""
+    positive = np.clip(totals, 0, None)
+    whole = positive.sum(axis=2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.where(whole > 0, np.clip(together, 0, None) / whole, 0.0)
+    result: Array = positive * np.minimum(1.0, factor)[:, :, None]
+    return result
 
 
 def _total_difference(group: CycleGroup, differences: Array) -> Array:

@@ -18,9 +18,12 @@ from .steplog import RankLog
 DEFAULT_CAP_BYTES = 25 * 1024 * 1024
 """DistributedDataParallel's bucket_cap_mb=25 (torch/nn/parallel/distributed.py)."""
 _SLOWEST_BYTES_PER_NS = 0.5
-"""Rate assumed where all messages have one size: slower than any link on which small buckets would be the trouble."""
+_SMALL_BYTES = 1 << 20
+"""Messages below this are latency-bound rather than bandwidth-bound (msprof-analyze's "small packets")."""
 _CAPS = tuple(2**i * 1024 * 1024 for i in range(0, 9))
 _KEEPS_BEST = 1.02
+_LATE_START = 0.9
+"""A first bucket that starts in the last tenth of the backward pass leaves nothing beside which it could run."""
 
 
 def bucket_settings(logs: Sequence[RankLog], graph: Graph) -> BucketFacts:
@@ -103,9 +106,11 @@ def bucket_costs(
     count, size = facts.per_sync, facts.total_bytes
     latency_ns, each_rate = latency_us * 1e3, rate
     if each_rate is None:
-        # One size only: the intercept is not known apart. Give the bytes what the slowest likely link would need.
-        each_rate = _SLOWEST_BYTES_PER_NS
-        latency_ns = max(0.0, latency_ns - size / count / each_rate)
+        # One size only: the line cannot be fitted. Of a small message's time half is taken for latency, all of it where the bytes
+        # would pass in no time on a slow link; of a large one's, nothing.
+        message = size / count
+        each_rate = max(2 * message / max(latency_ns, 1.0), _SLOWEST_BYTES_PER_NS) if message < _SMALL_BYTES else message / latency_ns
+        latency_ns = max(0.0, latency_ns - message / each_rate)
     backward_ns = (facts.backward_ms or 0.0) * 1e6
     cap = favoured_cap(size, backward_ns, latency_ns, each_rate)
     best_count = max(1, int(np.ceil(size / cap)))
@@ -113,11 +118,11 @@ def bucket_costs(
     best = exposed_ns(best_count, size, backward_ns, latency_ns, each_rate) / 1e6 * syncs
     fewer = max(0.0, (count - best_count) * latency_ns / 1e6 * syncs)
     small = min(fewer, max(0.0, exposed - min(best, exposed)))
-    hideable = max(0.0, exposed - best) if count <= best_count else 0.0
-    late_start = (facts.first_ready_share or 0.0) > 0.9 or count < 2
+    late_start = (facts.first_ready_share or 0.0) > _LATE_START
+    spread = exposed_ns(int(max(count, best_count)), size, backward_ns, latency_ns, each_rate) / 1e6 * syncs
     return (
         _saving(small, mean_ms, communication) if count > 2 * best_count else None,
-        _saving(hideable, mean_ms, communication) if late_start and best_count > 1 else None,
+        _saving(max(0.0, exposed - spread), mean_ms, communication) if late_start and max(count, best_count) > 1 else None,
         cap,
     )
 

@@ -8,7 +8,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from .blame import Excess, component, unseen
+from .blame import BLAMED, Excess, component, unseen
 from .facts import Cost, LateFacts, SharedFacts, Where
 from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, Array, CycleGroup, Graph
 from .persistence import persistence
@@ -18,18 +18,6 @@ _USUAL = 0.25
 """Quantile of the transfer over the cycles that counts as what the transfer itself needs."""
 _HIT_SHARE = 0.02
 """A cause happens in a cycle when it takes at least this share of the mean cycle."""
-
-LATE = {
-    "data": ("data", "epoch_start"),
-    "copy": ("copy",),
-    "compute": ("forward", "backward"),
-    "optimizer": ("optimizer",),
-    "host": ("host", "launch", "device_sync"),
-    "collection": ("collection",),
-    "checkpoint": ("checkpoint",),
-    "unknown": ("unmatched", "unseen"),
-}
-"""Fact in ``late`` → components of the work."""
 
 SHARED = {
     "data": ("data",),
@@ -69,7 +57,7 @@ class Pricing:
 
     def late(self) -> LateFacts:
         """Excess on some ranks, by cause."""
-        costs = {fact: self._late(names) for fact, names in LATE.items()}
+        costs = {fact: self._late(names) for fact, names in BLAMED.items()}
         everything = [of.sum(axis=-1) for of in self.excess.amount]
         rest = unseen(self.graph)
         if rest is not None:
@@ -189,10 +177,16 @@ class Pricing:
         if positions is None or not names:
             means = np.concatenate([of.sum(axis=1) for of in spent]).mean(axis=0)
             return float(np.median(means)) / 1e6, None
-        work = np.concatenate([component([g.work], *names)[0].sum(axis=1) for g in self.graph.groups]).mean(axis=0)
+        work = np.concatenate([_whole(g, names) for g in self.graph.groups]).mean(axis=0)
         others = [r for r in range(len(self.graph.ranks)) if r not in positions]
         typical = float(np.median(work[others])) / 1e6 if others else None
         return float(work[positions].mean()) / 1e6, typical
+
+
+def _whole(group: CycleGroup, names: Sequence[str]) -> Array:
+    """[N, R] ns of these components in the cycle, beside synchronisations too."""
+    whole = component([group.work], *names)[0].sum(axis=1)
+    return whole if group.hidden is None else whole + component([group.hidden], *names)[0]
 
 
 def usual_transfer(group: CycleGroup) -> Array:
@@ -206,6 +200,8 @@ def usual_transfer(group: CycleGroup) -> Array:
 def _spent(group: CycleGroup, kinds: Sequence[str]) -> Array:
     """[N, K, R] ns inside synchronisations of these kinds, waiting included."""
     inside = np.nan_to_num(group.end - group.arrival)
+    if group.beside is not None:
+        inside = np.clip(inside - group.beside, 0, None)
     chosen = np.array([s.kind in kinds for s in group.syncs])
     result: Array = inside * chosen[None, :, None]
     return result

@@ -85,6 +85,8 @@ class CycleGroup:
     hidden: Array | None = None
     """[N, R, C] ns of each component beside synchronisations of the cycle; None where none can run beside one. A rank that waits in a
     reduction while its backward pass goes on computes no less than the late one: both counts belong together."""
+    beside: Array | None = None
+    """[N, K, R] ns of computation between own arrival and own end: work that stays when the synchronisation goes. None: nothing."""
     exposed: Array | None = None
     """[N, K] ns of the transfer during which no member computes; None where nothing runs beside a transfer."""
 
@@ -138,6 +140,8 @@ class RankSteps:
     """[N] ns in which the training thread was ready but had no CPU; NaN where unknown."""
     micro_batches: Array
     """[N] backward passes."""
+    elements: Array | None = None
+    """[N] elements of all operators' inputs, from traces with shapes: the amount of work where the samples are not known."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""HolisticTraceAnalysis (HTA) on our columns: its own analyses, its own definitions, none of its file parsing.
+"""HolisticTraceAnalysis (HTA) on our columns: its analyses and definitions, none of its file parsing.
 
-HTA is imported only when :func:`hta_results` or :func:`hta_trace` is called; it comes with the extra ``ddpdoctor[hta]``. How its
-numbers relate to ours is written in ``docs/hta.md``.
+HTA is imported only when :func:`hta_results` or :func:`hta_trace` is called; it comes with the extra
+``ddpdoctor[hta]``. How its numbers relate to ours is written in ``docs/hta.md``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,9 @@ Records = list[dict[str, Any]]
 _DISTRIBUTIONS = ("HolisticTraceAnalysis", "traceinsight")
 """Names under which HTA has been published; the module is ``hta`` in both."""
 _KERNEL_GAP = 30
-"""HTA's default for a gap that launching back to back explains. It says ns and compares with its own times, which are us."""
+"""HTA's default for a gap that launching back to back explains. It says ns, but compares it with its own
+times, which are us.
+"""
 _SLOW_CALL_US, _LATE_START_US = 50, 100
 """HTA's default cut-offs (``runtime_cutoff``, ``launch_delay_cutoff``) for launch outliers."""
 
@@ -35,8 +37,8 @@ _SLOW_CALL_US, _LATE_START_US = 50, 100
 def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
     """HTA's temporal breakdown, overlap, idle time, queue lengths and kernel launches, as plain data.
 
-    Every analysis is a list of records, one or more for each rank; times are us, shares per cent, lengths operations.
-    ``notes`` holds a sentence for each analysis that had no data or failed on some ranks; such ranks have no records there.
+    Every analysis is a list of records, one or more for each rank, with units in the names. ``notes`` holds a
+    sentence for each analysis that had no data or failed on some ranks; such ranks have no records there.
 
     Raises DdpDoctorError where HTA is not installed.
     """
@@ -47,7 +49,9 @@ def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
     notes: list[str] = []
     for rank, trace in _numbered(traces, notes):
         if not _device_rows(trace).any():
-            failures.setdefault(("", "the trace has no device events, and HTA looks at nothing else"), []).append(rank)
+            failures.setdefault(
+                ("", "the trace has no device events, and HTA looks at nothing else"), []
+            ).append(rank)
             continue
         # One container for each rank: inside of HTA, one rank without data would end the analysis of all.
         container = hta_trace({rank: trace})
@@ -63,8 +67,8 @@ def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
 def hta_trace(traces: dict[int, RankTrace]) -> Any:
     """Our columns as HTA's own container, an ``hta.common.trace.Trace`` by rank, ready for its analysers.
 
-    It holds device work and the runtime calls around it, with times in us from the first such event of the rank; host operators
-    are left out. Raises DdpDoctorError where HTA is not installed.
+    It holds device work and the runtime calls around it, with times in us from the first such event of the
+    rank; host operators are left out. Raises DdpDoctorError where HTA is not installed.
     """
     _require()
     with _quiet():
@@ -83,7 +87,9 @@ def _require() -> None:
         with _quiet():
             import hta.common.trace  # noqa: F401
     except ImportError as error:
-        raise DdpDoctorError(f"HolisticTraceAnalysis cannot be imported ({error}): install ddpdoctor[hta].") from error
+        raise DdpDoctorError(
+            f"HolisticTraceAnalysis cannot be imported ({error}): install ddpdoctor[hta]."
+        ) from error
 
 
 def _version() -> str | None:
@@ -118,7 +124,9 @@ def _numbered(traces: Sequence[RankTrace], notes: list[str]) -> list[tuple[int, 
         rank = trace.meta.rank
         if rank is None or rank in taken:
             rank = next(n for n in range(len(traces) + len(known) + 1) if n not in taken and n not in known)
-            notes.append(f"{trace.meta.source}: shown as rank {rank}, for its own rank is not known or taken.")
+            notes.append(
+                f"{trace.meta.source}: shown as rank {rank}, for its own rank is not known or taken."
+            )
         taken.add(rank)
         result.append((rank, trace))
     return result
@@ -162,11 +170,14 @@ def _symbol_ids(texts: list[str], ids: NDArray[Any], symbols: Any) -> NDArray[np
     symbols.add_symbols([texts[i] for i in used])
     place = np.zeros(len(texts), np.int64)
     place[used] = [symbols.sym_index[texts[i]] for i in used]
-    return place[ids]
+    result: NDArray[np.int64] = place[ids]
+    return result
 
 
 def _counterparts(correlation: NDArray[np.int64], on_device: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """[M] index of the device event's call, or of the call's first device event; 0 without, -1 without a correlation."""
+    """[M] index of the device event's call, or of the call's first device event; 0 where there is none, -1
+    without a correlation.
+    """
     result = np.minimum(correlation, 0)
     for side in (on_device, ~on_device):
         here, there = np.flatnonzero(side & (correlation >= 0)), np.flatnonzero(~side & (correlation >= 0))
@@ -184,9 +195,13 @@ def _attempt(analysis: Callable[[Any, int], Records], container: Any, rank: int)
     try:
         with _quiet():
             records = analysis(container, rank)
-    except Exception as error:  # noqa: BLE001  another library's code on data that it may not expect: any error is an answer
-        return [], f"HTA failed with {type(error).__name__}: {' '.join(str(error).split())[:200]}".rstrip(": ")
-    return records, "" if records else "there is no such event in the trace, or none that HTA knows by its name"
+    # The code is not ours, nor was it made for such data: whatever it raises is an answer.
+    except Exception as error:
+        what = " ".join(str(error).split())[:200]
+        return [], f"HTA failed with {type(error).__name__}: {what}".rstrip(": ")
+    if not records:
+        return [], "there is no such event in the trace, or none that HTA knows by its name"
+    return records, ""
 
 
 def _sentence(name: str, reason: str, ranks: list[int]) -> str:
@@ -254,14 +269,18 @@ def _queue_length(container: Any, rank: int) -> Records:
 
 
 def _kernel_launches(container: Any, rank: int) -> Records:
-    """HTA gives a row for each launch; here is their summary, with the three kinds of outliers that its plots count."""
+    """A summary of HTA's rows, one for each launch, with the three kinds of outliers that its plots count."""
     from hta.analyzers.cuda_kernel_analysis import CudaKernelAnalysis
 
     table = CudaKernelAnalysis.cuda_kernel_launch_stats(container, ranks=[rank], visualize=False)[rank]
     if not len(table):
         return []
     record: dict[str, Any] = {"rank": rank, "launches": len(table)}
-    for name, column in (("call", "cpu_duration"), ("device", "gpu_duration"), ("launch_delay", "launch_delay")):
+    for name, column in (
+        ("call", "cpu_duration"),
+        ("device", "gpu_duration"),
+        ("launch_delay", "launch_delay"),
+    ):
         record[f"{name}_median_us"] = _plain(table[column].median())
         record[f"{name}_p95_us"] = _plain(table[column].quantile(0.95))
     record["shorter_than_their_call"] = int((table["gpu_duration"] < table["cpu_duration"]).sum())

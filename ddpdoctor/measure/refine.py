@@ -12,7 +12,7 @@ from .graph import Graph
 
 _EVEN = 1.02
 _EXPLAINS = 0.5
-_FEWEST_KNOWN = 3
+_FEWEST_KNOWN = 2
 
 
 def refine(late: LateFacts, graph: Graph, throttled: Sequence[int] = ()) -> LateFacts:
@@ -44,12 +44,14 @@ def _explained_by_samples(cost: Cost, more: float) -> bool:
 
 
 def _more_samples(graph: Graph, ranks: Sequence[int]) -> float | None:
-    means = {rank: _mean_known(steps.samples) for rank, steps in zip(graph.ranks, graph.steps, strict=True)}
-    own = [m for rank in ranks if (m := means.get(rank)) is not None]
-    others = [m for rank, m in means.items() if rank not in ranks and m is not None]
-    if not own or not others or not np.median(others):
-        return None
-    return float(np.mean(own)) / float(np.median(others))
+    """Samples (else elements of the operators' inputs) of the late ranks relative to the median of the others."""
+    for amounts in ([steps.samples for steps in graph.steps], [steps.elements for steps in graph.steps]):
+        means = {rank: _mean_known(of) for rank, of in zip(graph.ranks, amounts, strict=True) if of is not None}
+        own = [m for rank in ranks if (m := means.get(rank)) is not None]
+        others = [m for rank, m in means.items() if rank not in ranks and m is not None]
+        if own and others and np.median(others):
+            return float(np.mean(own)) / float(np.median(others))
+    return None
 
 
 def _mean_known(values: np.ndarray) -> float | None:  # type: ignore[type-arg]

@@ -7,7 +7,7 @@ A cycle is replayed from the state in which its ranks really were at its beginni
     ready[r]      = end[k] + lag[k, r]
 
 (at a broadcast, the maximum is over the rank itself and the root alone). With nothing changed this gives back the measured times exactly (a test holds it to that). A scenario changes ``work``, ``transfer``, or drops
-the meeting itself (``meet``), in which case each member goes on at once. The form is that of the what-if analysis of large jobs
+the meeting itself (``meet``), in which case each member goes on with what it computed beside it. The form is that of the what-if analysis of large jobs
 (Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25): replay with a cause idealised,
 compare step times.
 """
@@ -53,7 +53,7 @@ def replay(group: CycleGroup, scenario: Scenario) -> Array:
         if scenario.meet[k]:
             ready[:, members] = _meet(group, k, arrival, scenario.transfer[:, k])
         else:
-            ready[:, members] = arrival
+            ready[:, members] = arrival if group.beside is None else arrival + group.beside[:, k, members]
         end = ready[:, members]
     last = list(group.syncs[-1].members)
     length: Array = end.max(axis=1) - group.begin[:, last].max(axis=1)

@@ -57,6 +57,6 @@ def _most(samples: np.ndarray | None) -> float | None:  # type: ignore[type-arg]
 
 
 def _micro_batches(graph: Graph) -> float | None:
-    values = [float(np.median(s.micro_batches)) for s in graph.steps if len(s.micro_batches)]
+    values = [float(np.nanmedian(s.micro_batches)) for s in graph.steps if not np.isnan(s.micro_batches).all()]
     found = float(np.median(values)) if values else 0.0
     return found or None

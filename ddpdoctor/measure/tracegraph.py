@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .graph import COMPONENTS, INDEX, STEP_END, Array, CycleGroup, Graph, RankSteps, Sync
-from .intervals import covered, subtract, union
+from .intervals import Intervals, covered, subtract, union
 from .tracematch import Matched, align_and_match
 from .window import Window
 
@@ -171,6 +171,7 @@ class _Table:
             window.comms.kind[row],
             window.comms.operation[row],
             tuple(int(r) for r in np.flatnonzero(self.rows[m] >= 0)),
+            micro=window.micro_batch(int(window.comms.issued[row])),
             group=window.comms.group[row],
         )
 
@@ -203,15 +204,18 @@ def _group(
     steps = np.array([step for step, _, _ in found], np.int64)
     work = np.nan_to_num(work)
     hidden = _hidden(windows, origin, begin, end, work)
-    return CycleGroup(syncs, steps, begin, arrival, end, work, message, hidden, _exposed(windows, origin, arrival, end))
+    computes = [(w.compute[0] - origin, w.compute[1] - origin) for w in windows]
+    beside = np.stack([covered(of, arrival[:, :, r], end[:, :, r]) for r, of in enumerate(computes)], axis=2)
+    exposed = _exposed(computes, arrival, end)
+    return CycleGroup(syncs, steps, begin, arrival, end, work, message, hidden, np.nan_to_num(beside), exposed)
 
 
-def _exposed(windows: Sequence[Window], origin: int, arrival: Array, end: Array) -> Array:
+def _exposed(computes: Sequence[Intervals], arrival: Array, end: Array) -> Array:
     """[N, K] ns of each transfer that a faster link would save: the least over the ranks of the time without computation beside it."""
     last, over = np.nanmax(arrival, axis=2), np.nanmedian(end, axis=2)
     least = np.clip(over - last, 0, None)
-    for r, window in enumerate(windows):
-        beside = covered((window.compute[0] - origin, window.compute[1] - origin), last, np.maximum(over, last))
+    for r, compute in enumerate(computes):
+        beside = covered(compute, last, np.maximum(over, last))
         least = np.where(np.isnan(arrival[:, :, r]), least, np.minimum(least, np.clip(over - last - beside, 0, None)))
     return least
 
@@ -253,6 +257,11 @@ def _bounds(window: Window) -> list[tuple[int, int, int]]:
     return [(n, a, b) for n, a, b in window.steps if b > a]
 
 
+def _micro_batches(window: Window, start: int, end: int) -> float:
+    inside = int(((window.forwards >= start) & (window.forwards < end)).sum())
+    return float(inside) if inside else np.nan
+
+
 def _rank_steps(window: Window, origin: int) -> RankSteps:
     steps = window.steps
     nothing = np.full(len(steps), np.nan)
@@ -262,7 +271,8 @@ def _rank_steps(window: Window, origin: int) -> RankSteps:
         np.array([b - origin for _, _, b in steps], float),
         nothing,
         nothing.copy(),
-        nothing.copy(),
+        np.array([_micro_batches(window, a, b) for _, a, b in steps], float),
+        np.array([window.elements.get(n, np.nan) for n, _, _ in steps], float),
     )
 
 

@@ -5,6 +5,7 @@ Times are int64 ns on the trace's own clock until :meth:`Window.shift` puts them
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -42,6 +43,10 @@ class Window:
     compute: Intervals = EMPTY
     """All computation, for overlap."""
 
+    forwards: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """Starts of DDP's forward calls on the host: one per micro-batch."""
+    elements: dict[int, float] = field(default_factory=dict)
+    """Step → elements of the operators' inputs, where the trace records shapes: how much there was to compute."""
     shifted_ns: int = 0
     """ns by which the window was moved from the trace's own clock."""
 
@@ -53,6 +58,14 @@ class Window:
         self.comms.shift(offset_ns)
         self.sets = {name: (a + offset_ns, b + offset_ns) for name, (a, b) in self.sets.items()}
         self.compute = (self.compute[0] + offset_ns, self.compute[1] + offset_ns)
+        self.forwards = self.forwards + offset_ns
+
+    def micro_batch(self, at: int) -> int:
+        """Number, within its step, of the micro-batch to which a host time belongs; 0 where the trace shows no forward calls."""
+        starts = [start for _, start, _ in self.steps]
+        index = int(np.searchsorted(starts, at, side="right")) - 1
+        since = starts[index] if index >= 0 else self.span[0]
+        return max(0, int(((self.forwards >= since) & (self.forwards <= at)).sum()) - 1)
 
 
 def read_window(trace: RankTrace, bounds: list[tuple[int, int, int]] | None = None) -> Window:
@@ -70,11 +83,34 @@ def read_window(trace: RankTrace, bounds: list[tuple[int, int, int]] | None = No
     window = Window(
         trace, trace.meta.rank or 0, trace.meta.host or "", on_device, steps, (start, end), comms
     )
+    forward = np.isin(trace.name, trace.name_ids(classify.is_ddp_forward)) & trace.category_mask("user_annotation", "cpu_op")
+    window.forwards = np.sort(trace.start_ns[forward])
+    window.elements = _elements(trace, steps)
     if on_device:
         _device_sets(window, main)
     else:
         _host_sets(window, main)
     return window
+
+
+def _elements(trace: RankTrace, steps: list[tuple[int, int, int]]) -> dict[int, float]:
+    """Sum over the operators of a step of the elements of their inputs; {} without shapes."""
+    rows = np.flatnonzero(trace.shapes >= 0)
+    if not len(rows) or not steps:
+        return {}
+    size = {int(i): float(sum(np.prod(dims) for dims in _dimensions(trace.names[i]))) for i in np.unique(trace.shapes[rows])}
+    counted = np.array([size[int(i)] for i in trace.shapes[rows]])
+    at = trace.start_ns[rows]
+    return {number: float(counted[(at >= start) & (at < end)].sum()) for number, start, end in steps}
+
+
+def _dimensions(text: str) -> list[list[int]]:
+    """The tensors' dimensions in an "Input Dims" text; scalars and lists of tensors are passed over."""
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return []
+    return [dims for dims in found if isinstance(dims, list) and dims and all(isinstance(d, int) for d in dims)]
 
 
 def main_lane(trace: RankTrace) -> int:
@@ -128,7 +164,8 @@ def _device_sets(window: Window, main: int) -> None:
     comm = np.zeros(trace.size, bool)
     comm[np.isin(trace.name, trace.name_ids(classify.is_communication_kernel))] = True
     compute = rows_of(trace, kernels & ~comm)
-    optimizer = rows_of(trace, kernels & ~comm & _launched_inside(trace, classify.is_optimizer_step))
+    stepping = np.isin(trace.name, trace.name_ids(classify.is_optimizer_step)) & trace.category_mask("user_annotation", "cpu_op")
+    optimizer = rows_of(trace, kernels & ~comm & launched_inside(trace, stepping))
     saving = _saving(trace, kernels & ~comm)
     copies = subtract(subtract(rows_of(trace, trace.category_mask("gpu_memcpy")), compute), saving)
     window.compute = compute
@@ -176,11 +213,9 @@ def _saving(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
     return union(starts, ends)
 
 
-def _launched_inside(trace: RankTrace, predicate: object) -> NDArray[np.bool_]:
-    """Which device events were launched while an annotation with such a name was open on the host."""
+def launched_inside(trace: RankTrace, marks: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Which device events were launched while one of the marked host events was open."""
     inside = np.zeros(trace.size, bool)
-    names = trace.name_ids(predicate)
-    marks = np.isin(trace.name, names) & trace.category_mask("user_annotation", "cpu_op")
     opened = rows_of(trace, marks)
     if not len(opened[0]):
         return inside

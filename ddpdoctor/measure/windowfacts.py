@@ -13,7 +13,7 @@ from .bandwidth import bandwidth_points, large_bus_gb_per_s, latency_and_rate, t
 from .facts import BucketFacts, CommunicationFacts, GpuFacts
 from .graph import BROADCAST, GRADIENTS, Graph
 from .intervals import EMPTY, Intervals, covered, intersect, subtract, total, union
-from .window import Window, rows_of
+from .window import Window, launched_inside, rows_of
 
 _COMM = (GRADIENTS, "collective", BROADCAST, "model")
 _MATMUL = ("gemm", "gemv", "conv", "cutlass", "cudnn", "implicit", "wgrad", "dgrad", "xmma", "nvjet", "fmha", "flash", "Cijk_")
@@ -92,15 +92,62 @@ def bucket_facts(graph: Graph, windows: Sequence[Window], known: BucketFacts) ->
     steps = _steps(graph, windows)
     counts = [sum(kind == GRADIENTS for kind in w.comms.kind) / steps for w in windows]
     sizes = [b for w in windows for b, kind in zip(w.comms.bytes, w.comms.kind, strict=True) if kind == GRADIENTS and b > 0]
-    syncs = known.syncs_per_step or 1.0
+    syncs = known.syncs_per_step or _syncs(graph)
+    numbers = [found for window in windows if (found := backward_of(window)) is not None]
     return msgspec.structs.replace(
         known,
         per_sync=known.per_sync or (float(np.median(counts)) / syncs if any(counts) else None),
         median_bytes=known.median_bytes or (float(np.median(sizes)) if sizes else None),
         total_bytes=known.total_bytes or (float(np.sum(sizes)) / steps / len(windows) / syncs if sizes else None),
+        syncs_per_step=syncs if any(counts) else None,
+        backward_ms=known.backward_ms or _median(numbers, 0),
+        first_ready_share=known.first_ready_share if known.first_ready_share is not None else _median(numbers, 1),
         barriers_per_step=_per_step(windows, steps, "barrier", known.barriers_per_step),
         collectives_per_step=_per_step(windows, steps, "collective", known.collectives_per_step),
     )
+
+
+def _syncs(graph: Graph) -> float:
+    """Micro-batches per step whose gradients were reduced."""
+    counts = [len({s.micro for s in group.syncs if s.kind == GRADIENTS}) for group in graph.groups]
+    return float(max(counts, default=0)) or 1.0
+
+
+def _median(rows: list[tuple[float, float]], column: int) -> float | None:
+    return float(np.median([row[column] for row in rows])) if rows else None
+
+
+def backward_of(window: Window) -> tuple[float, float] | None:
+    """(length of a backward pass in ms, when its first bucket starts as a share of it), medians over the steps.
+
+    The backward pass is what the autograd engine's thread launches; on a CPU, what it computes.
+    """
+    trace = window.trace
+    engine = trace.category_mask("cpu_op") & np.isin(
+        trace.name, trace.name_ids(lambda n: n.startswith("autograd::engine::evaluate_function"))
+    )
+    if not engine.any() or not window.steps:
+        return None
+    work = launched_inside(trace, engine) & ~classify.communication_kernels(trace) if window.on_device else engine
+    start, end = trace.start_ns[work] + window.shifted_ns, trace.end_ns[work] + window.shifted_ns
+    host = trace.start_ns[engine] + window.shifted_ns
+    reduced = np.array([k == GRADIENTS for k in window.comms.kind], bool)
+    lengths, shares = [], []
+    for (_, low, high), following in zip(window.steps, [*window.steps[1:], None], strict=True):
+        inside = (host >= low) & (host < high)
+        if not inside.any() or not len(start):
+            continue
+        # On a device the kernels of a step run until those of the next step's backward pass begin.
+        first = float(host[inside].min())
+        limit = float(host[host >= following[1]].min()) if following is not None and (host >= following[1]).any() else np.inf
+        own = (start >= first) & (start < limit)
+        issued = reduced & (window.comms.issued >= low) & (window.comms.issued < high)
+        if not own.any() or not issued.any():
+            continue
+        begin, stop = float(start[own].min()), float(end[own].max())
+        lengths.append((stop - begin) / 1e6)
+        shares.append((float(window.comms.start[issued].min()) - begin) / max(stop - begin, 1.0))
+    return (float(np.median(lengths)), float(np.clip(np.median(shares), 0, 1))) if lengths else None
 
 
 def _per_step(windows: Sequence[Window], steps: float, kind: str, known: float | None) -> float | None:

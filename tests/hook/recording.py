@@ -50,13 +50,21 @@ class Recorded:
         return [line for line in self.lines(rank, repeat) if "step" in line]
 
     def events(self, rank: int, kind: str, repeat: int = 0) -> list[dict[str, Any]]:
-        return [event for step in self.steps(rank, repeat) for event in step.get("ev", []) if event["k"] == kind]
+        return [
+            event for step in self.steps(rank, repeat) for event in step.get("ev", []) if event["k"] == kind
+        ]
 
 
 def run_recorded(
-    tmp: Path, command: list[str], options: HookOptions | None = None, base: dict[str, str] | None = None, timeout_s: float = 120
+    tmp: Path,
+    command: list[str],
+    options: HookOptions | None = None,
+    base: dict[str, str] | None = None,
+    timeout_s: float = 120,
 ) -> Recorded:
-    """Run ``command`` under the hook; what its dead ranks left in the spool is collected as the launcher does."""
+    """Run ``command`` under the hook; what its dead ranks left in the spool is collected as the launcher
+    does.
+    """
     run = tmp / "run"
     run.mkdir(exist_ok=True)
     spool = make_spool_root(str(run))
@@ -71,7 +79,13 @@ def run_recorded(
 def run_plain(tmp: Path, command: list[str], timeout_s: float = 120) -> subprocess.CompletedProcess[str]:
     """The same job without the hook."""
     return subprocess.run(
-        command, env=plain_environment(), capture_output=True, text=True, timeout=timeout_s, cwd=tmp, check=False
+        command,
+        env=plain_environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        cwd=tmp,
+        check=False,
     )
 
 

@@ -29,7 +29,9 @@ def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recorded, list[dict[s
 @pytest.mark.torchrun
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_steps_are_the_loops_own_rounds(job: tuple[Recorded, list[dict[str, int]]], name: str, rank: int) -> None:
+def test_steps_are_the_loops_own_rounds(
+    job: tuple[Recorded, list[dict[str, int]]], name: str, rank: int
+) -> None:
     recorded, counts = job
     assert list(counts[rank]) == SHAPES
     repeat = SHAPES.index(name)
@@ -39,7 +41,9 @@ def test_steps_are_the_loops_own_rounds(job: tuple[Recorded, list[dict[str, int]
     assert recorded.info(rank, repeat)["hook"]["errors"] == []
     starts_and_ends = [tuple(step["t"]) for step in steps]
     assert all(start < end for start, end in starts_and_ends)
-    assert all(abs(after[0] - before[1]) < 100_000 for before, after in zip(starts_and_ends, starts_and_ends[1:]))
+    assert all(
+        abs(after[0] - before[1]) < 100_000 for before, after in zip(starts_and_ends, starts_and_ends[1:])
+    )
 
 
 @pytest.mark.torchrun
@@ -54,11 +58,16 @@ def test_only_reduced_backwards_count_as_iterations(job: tuple[Recorded, list[di
 @pytest.mark.torchrun
 def test_events_of_special_loops(job: tuple[Recorded, list[dict[str, int]]]) -> None:
     recorded, _ = job
-    skipped = [event.get("skipped", False) for event in recorded.events(0, "opt", SHAPES.index("scaler_that_skips"))]
+    skipped = [
+        event.get("skipped", False) for event in recorded.events(0, "opt", SHAPES.index("scaler_that_skips"))
+    ]
     assert skipped == [True, False, False, True, False, False, True]
     reduced = recorded.events(1, "coll", SHAPES.index("no_ddp"))
     assert [event["seq"] for event in reduced] == list(range(14))
-    assert {event["op"] for event in reduced} == {"all_reduce"} and {event["b"] for event in reduced} == {16, 4}
+    assert {event["op"] for event in reduced} == {"all_reduce"} and {event["b"] for event in reduced} == {
+        16,
+        4,
+    }
     closures = recorded.events(0, "opt", SHAPES.index("closure"))
     assert all(event["closure"] for event in closures)
     evaluations = recorded.events(0, "eval", SHAPES.index("evaluation_between"))

@@ -26,14 +26,20 @@ def test_parameters_are_identical_bit_for_bit(tmp_path, ranks: int) -> None:
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(4, 9)))
     found = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(ranks)]
     assert found == expected
-    assert (recorded.process.returncode, recorded.process.stdout) == (plain.returncode, plain.stdout) == (0, "done 14\n")
+    assert (
+        (recorded.process.returncode, recorded.process.stdout)
+        == (plain.returncode, plain.stdout)
+        == (0, "done 14\n")
+    )
     assert recorded.info(ranks - 1)["window"]["state"] in ("saved", "saving")
 
 
 @pytest.mark.torchrun
 @pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
 def test_workers_of_the_data_loader_are_not_ranks(tmp_path, context: str) -> None:
-    command = torchrun("plain_ddp.py", "--steps", "4", "--workers", "1", "--context", context, "--exit-hard", ranks=1)
+    command = torchrun(
+        "plain_ddp.py", "--steps", "4", "--workers", "1", "--context", context, "--exit-hard", ranks=1
+    )
     recorded = run_recorded(tmp_path, command)
     assert recorded.process.returncode == 0, recorded.process.stderr
     assert recorded.folders() == ["00000"] and len(recorded.steps(0)) == 4
@@ -96,7 +102,10 @@ def test_an_error_in_the_users_sitecustomize_shows_as_ever(tmp_path) -> None:
     base = plain_environment(PYTHONPATH=str(folder))
     recorded = run_recorded(tmp_path, [sys.executable, "-c", "print(1)"], base=base)
     assert recorded.process.returncode == 0 and recorded.process.stdout == "1\n"
-    assert "ValueError: mine" in recorded.process.stderr and "ddpdoctor" not in recorded.process.stderr.split("Error")[-1]
+    assert (
+        "ValueError: mine" in recorded.process.stderr
+        and "ddpdoctor" not in recorded.process.stderr.split("Error")[-1]
+    )
 
 
 def test_a_python_without_torch_is_left_alone(tmp_path) -> None:
@@ -135,7 +144,11 @@ def test_a_run_directory_that_cannot_be_written(tmp_path, state: str) -> None:
     environment = job_environment(str(run / "gone" if state == "vanished" else "/proc/nothing"), str(tmp_path / "spool"),
                                   HookOptions(), plain_environment())  # fmt: skip
     job = subprocess.run(
-        [sys.executable, str(JOBS / "single.py")], env=environment, capture_output=True, text=True, check=False
+        [sys.executable, str(JOBS / "single.py")],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert job.returncode == 0 and job.stdout == "single done\n"
     assert job.stderr.count("\n") <= 1

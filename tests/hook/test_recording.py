@@ -14,7 +14,9 @@ from .recording import JOBS, HookOptions, Recorded, plain_environment, run_recor
 @pytest.fixture(scope="module")
 def slow_rank(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     tmp = tmp_path_factory.mktemp("slow")
-    command = torchrun("plain_ddp.py", "--steps", "24", "--slow-rank", "1", "--slow-ms", "40", "--workers", "1", "--barrier")
+    command = torchrun(
+        "plain_ddp.py", "--steps", "24", "--slow-rank", "1", "--slow-ms", "40", "--workers", "1", "--barrier"
+    )
     base = plain_environment(NCCL_DEBUG="WARN", MY_API_TOKEN="secret", NCCL_AUTH_TOKEN="secret")
     return run_recorded(tmp, [*command, "--exit-hard"], HookOptions(profile_steps=(8, 11)), base)
 
@@ -34,9 +36,11 @@ def test_every_step_and_its_parts_are_there(slow_rank: Recorded) -> None:
             assert {"data", "fwd", "bwd", "opt", "bar"} <= set(kinds)
             assert [event["s"] for event in step["ev"]] == sorted(event["s"] for event in step["ev"])
             duration = step["t"][1] - step["t"][0]
-            assert all(0 <= event["s"] and event["s"] + event["d"] <= duration for event in step["ev"])
+            assert all(event["s"] >= 0 and event["s"] + event["d"] <= duration for event in step["ev"])
     data = slow_rank.events(0, "data")
-    assert {event["n"] for event in data if not event.get("end")} == {8} and all("q" in event for event in data)
+    assert {event["n"] for event in data if not event.get("end")} == {8} and all(
+        "q" in event for event in data
+    )
 
 
 @pytest.mark.torchrun
@@ -66,7 +70,9 @@ def test_source_lines_are_the_scripts(slow_rank: Recorded) -> None:
     samples = [json.loads(line) for line in (slow_rank.folder(1) / "samples.jsonl").read_text().splitlines()]
     sampled = {line["where"]: line for line in samples if "where" in line}
     at = [sampled[user] for line in samples if "s" in line for _, user, _ in line["s"]]
-    sleeping = [line for line in at if line["file"].endswith("plain_ddp.py") and "sleep" in text[line["line"] - 1]]
+    sleeping = [
+        line for line in at if line["file"].endswith("plain_ddp.py") and "sleep" in text[line["line"] - 1]
+    ]
     assert len(sleeping) >= 4
 
 
@@ -77,10 +83,16 @@ def test_settings(slow_rank: Recorded) -> None:
     assert info["world_size"] == 2 and info["backend"] == "gloo" and info["device"] == "cpu"
     assert info["process_groups"] == [{"name": "0", "backend": "gloo", "ranks": [0, 1], "size": 2}]
     (ddp,) = info["ddp"]
-    assert ddp["module"] == "Sequential" and ddp["bucket_cap_bytes"] == 25 * 1024 * 1024 and ddp["parameter_tensors"] == 8
+    assert (
+        ddp["module"] == "Sequential"
+        and ddp["bucket_cap_bytes"] == 25 * 1024 * 1024
+        and ddp["parameter_tensors"] == 8
+    )
     assert sum(ddp["bucket_bytes"]) == ddp["parameters_bytes"] == 4 * (3 * (16 * 16 + 16) + 17)
     (loader,) = info["loaders"]
-    assert loader["num_workers"] == 1 and loader["batch_size"] == 8 and loader["sampler"] == "DistributedSampler"
+    assert (
+        loader["num_workers"] == 1 and loader["batch_size"] == 8 and loader["sampler"] == "DistributedSampler"
+    )
     assert loader["dataset_length"] == 512 and loader["batches_per_epoch"] == 32
     assert [optimizer["type"] for optimizer in info["optimizers"]] == ["Adam"]
     assert info["environment"]["NCCL_DEBUG"] == "WARN" and "secret" not in json.dumps(info)
@@ -96,10 +108,15 @@ def test_the_window_covers_its_steps(slow_rank: Recorded, rank: int) -> None:
     assert [step["step"] for step in steps if "profiled" in step.get("marks", [])] == [8, 9, 10]
     with gzip.open(slow_rank.folder(rank) / "trace.json.gz") as source:
         trace = json.load(source)
-    assert trace["distributedInfo"]["rank"] == rank and trace["distributedInfo"]["pg_config"][0]["ranks"] == [0, 1]
+    assert trace["distributedInfo"]["rank"] == rank and trace["distributedInfo"]["pg_config"][0]["ranks"] == [
+        0,
+        1,
+    ]
     base = trace["baseTimeNanoseconds"]
     starts = [
-        base + event["ts"] * 1000 for event in trace["traceEvents"] if event.get("name") == "DistributedDataParallel.forward"
+        base + event["ts"] * 1000
+        for event in trace["traceEvents"]
+        if event.get("name") == "DistributedDataParallel.forward"
     ]
     spans = [step["t"] for step in steps if step["step"] in (8, 9, 10)]
     assert [any(begin <= start <= end for start in starts) for begin, end in spans] == [True] * 3

@@ -1,6 +1,6 @@
 """A DDP job whose model and optimizer are compiled; prints how many graphs there were.
 
-    torchrun --nproc-per-node 1 compiled.py
+torchrun --nproc-per-node 1 compiled.py
 """
 
 from __future__ import annotations

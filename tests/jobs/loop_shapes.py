@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 loop_shapes.py --out FILE [--only NAME ...]
 
-Under the hook each shape is a recording of its own. ``FILE.<rank>`` gets ``{"name": rounds, ...}`` in the order in which they ran.
+Under the hook each shape is a recording of its own. ``FILE.<rank>`` gets ``{"name": rounds, ...}`` in the
+order in which they ran.
 """
 
 from __future__ import annotations

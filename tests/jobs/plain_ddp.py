@@ -1,8 +1,10 @@
-"""A DDP job that runs anywhere: a small network on Gloo. It prints what a test compares, and counts its own steps.
+"""A DDP job that runs anywhere: a small network on Gloo. It prints what a test compares, and counts its own
+steps.
 
     torchrun --nproc-per-node 2 plain_ddp.py [--steps N] [--shape NAME] [--workers N] [--out FILE] ...
 
-``--out`` gets one JSON object per rank (``FILE.<rank>``): the loop's own count of steps, and a hash of the parameters.
+``--out`` gets one JSON object per rank (``FILE.<rank>``): the loop's own count of steps, and a hash of the
+parameters.
 """
 
 from __future__ import annotations
@@ -30,13 +32,21 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--workers", type=int, default=0)
     parser.add_argument("--context", default=None, help="start method of the data loader's workers")
-    parser.add_argument("--slow-rank", type=int, default=-1, help="this rank computes longer before each forward")
+    parser.add_argument(
+        "--slow-rank", type=int, default=-1, help="this rank computes longer before each forward"
+    )
     parser.add_argument("--slow-ms", type=float, default=30.0)
-    parser.add_argument("--slow-data-ms", type=float, default=0.0, help="per batch, on the slow rank, in its dataset")
+    parser.add_argument(
+        "--slow-data-ms", type=float, default=0.0, help="per batch, on the slow rank, in its dataset"
+    )
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--barrier", action="store_true")
     parser.add_argument("--out", default="")
-    parser.add_argument("--exit-hard", action="store_true", help="end in order, but without the teardown of Gloo, which sometimes aborts")
+    parser.add_argument(
+        "--exit-hard",
+        action="store_true",
+        help="end in order, but without the teardown of Gloo, which sometimes aborts",
+    )
     return parser.parse_args()
 
 
@@ -78,7 +88,11 @@ def main() -> None:
         dataset.seconds = options.slow_data_ms / 8 / 1000
     sampler = DistributedSampler(dataset)
     loader = DataLoader(
-        dataset, batch_size=8, sampler=sampler, num_workers=options.workers, multiprocessing_context=options.context
+        dataset,
+        batch_size=8,
+        sampler=sampler,
+        num_workers=options.workers,
+        multiprocessing_context=options.context,
     )
     steps = epoch = 0
     torch.manual_seed(rank)

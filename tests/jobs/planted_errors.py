@@ -1,6 +1,8 @@
-"""Breaks every function of the hook in turn, and trains a little under each: nothing may reach the training loop.
+"""Breaks every function of the hook in turn, and trains a little under each: nothing may reach the training
+loop.
 
-Run by the tests under the hook, as one process. Prints ``FUNCTION: error`` for each error that got out, then how many were tried.
+Run by the tests under the hook, as one process. Prints ``FUNCTION: error`` for each error that got out, then
+how many were tried.
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
-"""A job with a profiler schedule of its own, built before or during the steps in which ddpdoctor would profile.
+"""A job with a profiler schedule of its own, built before or during the steps in which ddpdoctor would
+profile.
 
-    torchrun --nproc-per-node 2 profiled_by_itself.py --build-at N --out FOLDER
+torchrun --nproc-per-node 2 profiled_by_itself.py --build-at N --out FOLDER
 """
 
 from __future__ import annotations

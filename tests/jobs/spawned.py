@@ -1,4 +1,6 @@
-"""Ranks started by ``torch.multiprocessing.spawn``: their rank is known only once they call ``init_process_group``."""
+"""Ranks started by ``torch.multiprocessing.spawn``: their rank is known only once they call
+``init_process_group``.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-# Runs at the start of every Python below `ddpdoctor run`, whatever its version: old syntax only, and nothing may get out of it.
+# mypy: ignore-errors
+# Runs at the start of every Python below `ddpdoctor run`, whatever its version: old syntax only, and
+# nothing may get out of it.
 import sys
 
 
@@ -16,7 +18,8 @@ def _use_hook():
 
 
 def _run_the_users_own():
-    # Ours comes first on the path and hides another sitecustomize (a conda environment's, a company's): run it as if we were not there.
+    # Ours comes first on the path and hides another sitecustomize (a conda environment's, a company's):
+    # run it as if we were not there.
     import os
     from importlib.machinery import PathFinder
     from importlib.util import module_from_spec

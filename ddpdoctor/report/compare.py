@@ -1,0 +1,287 @@
+"""Two diagnoses side by side: is the job faster now, by how much, and which findings came and went.
+
+Nothing here judges what cannot be judged: jobs of another size, or on other devices, are shown and not ranked.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.diagnose.diagnosis import PARTS, Diagnosis, Finding
+from ddpdoctor.report import words
+from ddpdoctor.report.compare_settings import Change, other_changes, sizes
+
+COMPARISON_SCHEMA = "ddpdoctor.comparison/1"
+CONFIDENCE = 0.95
+RESAMPLES = 2000
+FEWEST_POINTS = 12
+"""Below this many steps on either side a bootstrap of a median says little, and no interval is given."""
+SEED = 20_240_229
+_MOVED_SHARE = 0.01
+"""A finding whose cost moved by less than this share of the step has not changed."""
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One of the two diagnoses, in short."""
+
+    source: list[str]
+    headline: str
+    healthy: bool
+    steps_measured: int
+    step_source: str
+    points: int
+    """Step times in the series, after warm-up."""
+    steps_per_point: int
+    """1, or how many neighbouring steps are one point of a long run's series."""
+    median_ms: float | None
+    """Median of the series: over the ranks of each step, then over the steps."""
+    mean_ms: float | None
+    p95_ms: float | None
+    """Mean and p95 of the measured steps, on the critical path."""
+    samples_per_s: float | None
+
+
+class Ratio(msgspec.Struct, frozen=True, kw_only=True):
+    """Median step time after / before: below 1 is faster."""
+
+    estimate: float
+    low: float | None
+    high: float | None
+    """Bounds of the confidence interval (moving-block bootstrap); None with too few steps."""
+    confidence: float = CONFIDENCE
+    resamples: int = RESAMPLES
+    seed: int = SEED
+
+
+class PartChange(msgspec.Struct, frozen=True, kw_only=True):
+    """One part of the step on the critical path; None where it was not measured."""
+
+    part: str
+    before_share: float | None
+    after_share: float | None
+    before_ms: float | None
+    after_ms: float | None
+
+
+class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of a finding."""
+
+    rule: str
+    title: str
+    status: str
+    """resolved, new, changed, unchanged; "not checked after" or "not checked before" where one side could not
+    look.
+    """
+    before_ms_per_step: float | None
+    after_ms_per_step: float | None
+    before_severity: str | None
+    after_severity: str | None
+    before_ranks: list[int] | None
+    after_ranks: list[int] | None
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that a comparison shows."""
+
+    schema: str = COMPARISON_SCHEMA
+    verdict: str
+    judgement: str
+    """faster, slower, no clear difference, not comparable, or too few steps."""
+    before: Side
+    after: Side
+    ratio: Ratio | None
+    differences: list[Change]
+    """What forbids a judgement: world size, batch size or device differ."""
+    breakdown: list[PartChange]
+    findings: list[FindingChange]
+    changes: list[Change]
+    """What else differs: versions, settings, environment, command."""
+    notes: list[str]
+
+    def regression_percent(self) -> float | None:
+        """By how many per cent the median step got longer, 0 where the difference may be chance; None where
+        the two cannot be judged.
+        """
+        if self.ratio is None or self.judgement in ("not comparable", "too few steps"):
+            return None
+        return max(0.0, 100 * (self.ratio.estimate - 1)) if self.judgement == "slower" else 0.0
+
+
+def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
+    """Compare two diagnoses of the same job. Deterministic: the bootstrap is seeded."""
+    old, new = _step_times(before), _step_times(after)
+    ratio = _ratio(old, new)
+    differences, notes = sizes(before, after)
+    if before.steps.source != after.steps.source:
+        notes.append(
+            f"Step times come from the {before.steps.source} before and from the {after.steps.source} after; "
+            "the two are not cut at quite the same places."
+        )
+    sides = _side(before, old), _side(after, new)
+    judgement = _judgement(ratio, differences)
+    return Comparison(
+        verdict=_verdict(judgement, ratio, sides, differences),
+        judgement=judgement,
+        before=sides[0],
+        after=sides[1],
+        ratio=ratio,
+        differences=differences,
+        breakdown=_breakdown(before, after),
+        findings=_findings(before, after),
+        changes=other_changes(before, after),
+        notes=notes,
+    )
+
+
+def _stride(diagnosis: Diagnosis) -> int:
+    steps = diagnosis.series.steps
+    return max(1, round(float(np.median(np.diff(steps))))) if len(steps) > 1 else 1
+
+
+def _step_times(diagnosis: Diagnosis) -> NDArray[np.float64]:
+    """[points] ms: each step's median over the ranks, without the steps set aside as warm-up."""
+    lists = diagnosis.series.step_ms
+    if not lists:
+        return np.empty(0)
+    table = np.array([[np.nan if ms is None else ms for ms in times] for times in lists])
+    table = table[:, -(-diagnosis.steps.set_aside.get("warm-up", 0) // _stride(diagnosis)) :]
+    table = table[:, ~np.isnan(table).all(axis=0)]
+    result: NDArray[np.float64] = np.nanmedian(table, axis=0) if table.size else np.empty(0)
+    return result
+
+
+def _side(diagnosis: Diagnosis, times_ms: NDArray[np.float64]) -> Side:
+    steps = diagnosis.steps
+    return Side(
+        source=diagnosis.source,
+        headline=diagnosis.verdict.headline,
+        healthy=diagnosis.healthy,
+        steps_measured=steps.measured,
+        step_source=steps.source,
+        points=len(times_ms),
+        steps_per_point=_stride(diagnosis),
+        median_ms=float(np.median(times_ms)) if len(times_ms) else steps.median_ms,
+        mean_ms=steps.mean_ms,
+        p95_ms=steps.p95_ms,
+        samples_per_s=steps.samples_per_s,
+    )
+
+
+def _ratio(before_ms: NDArray[np.float64], after_ms: NDArray[np.float64]) -> Ratio | None:
+    if not len(before_ms) or not len(after_ms) or np.median(before_ms) <= 0:
+        return None
+    estimate = float(np.median(after_ms) / np.median(before_ms))
+    if min(len(before_ms), len(after_ms)) < FEWEST_POINTS:
+        return Ratio(estimate=estimate, low=None, high=None)
+    random = np.random.default_rng(SEED)
+    ratios = _resampled_medians(after_ms, random) / _resampled_medians(before_ms, random)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(ratios, [tail, 1 - tail])
+    return Ratio(estimate=estimate, low=float(low), high=float(high))
+
+
+def _resampled_medians(values: NDArray[np.float64], random: np.random.Generator) -> NDArray[np.float64]:
+    """[RESAMPLES] medians of circular moving blocks.
+
+    Neighbouring steps resemble each other, and drawing them one by one would give too narrow an interval;
+    blocks of n^(1/3) keep that (Künsch 1989; Politis and Romano 1992).
+    """
+    count = len(values)
+    length = max(1, round(count ** (1 / 3)))
+    starts = random.integers(0, count, size=(RESAMPLES, -(-count // length), 1))
+    index = (starts + np.arange(length)).reshape(RESAMPLES, -1)[:, :count] % count
+    result: NDArray[np.float64] = np.median(values[index], axis=1)
+    return result
+
+
+def _judgement(ratio: Ratio | None, differences: list[Change]) -> str:
+    if differences:
+        return "not comparable"
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return "too few steps"
+    return "faster" if ratio.high < 1 else "slower" if ratio.low > 1 else "no clear difference"
+
+
+def _verdict(judgement: str, ratio: Ratio | None, sides: tuple[Side, Side], differences: list[Change]) -> str:
+    before, after = (words.milliseconds(side.median_ms) for side in sides)
+    if judgement == "not comparable":
+        what = "; ".join(f"{d.what}: {d.before} before, {d.after} after" for d in differences)
+        return f"Not comparable ({what}). Both are shown, and neither is called better."
+    if ratio is None or ratio.low is None or ratio.high is None:
+        return f"Too few steps to tell: median step {before} before, {after} after."
+    interval = f"{100 * CONFIDENCE:.0f} % interval {ratio.low:.3f} to {ratio.high:.3f}"
+    times = f"the median step takes {after}, before {before} (ratio {ratio.estimate:.3f}, {interval})"
+    if judgement == "faster":
+        return f"Faster, {words.speedup(1 / ratio.estimate)}: {times}."
+    if judgement == "slower":
+        return f"Slower by {words.percent(ratio.estimate - 1)}: {times}."
+    return f"No clear difference: {times}."
+
+
+def _breakdown(before: Diagnosis, after: Diagnosis) -> list[PartChange]:
+    rows = []
+    for part in PARTS:
+        shares = [d.breakdown.get(part, 0.0) if d.breakdown else None for d in (before, after)]
+        if not any(shares):
+            continue
+        ms = [
+            share * d.steps.mean_ms if share is not None and d.steps.mean_ms is not None else None
+            for share, d in zip(shares, (before, after), strict=True)
+        ]
+        rows.append(
+            PartChange(
+                part=part, before_share=shares[0], after_share=shares[1], before_ms=ms[0], after_ms=ms[1]
+            )
+        )
+    return rows
+
+
+def _findings(before: Diagnosis, after: Diagnosis) -> list[FindingChange]:
+    """One row for each finding of either side, costliest first."""
+    pairs: list[tuple[Finding | None, Finding | None]] = []
+    left = list(after.findings)
+    for old in before.findings:
+        new = next((f for f in left if f.rule == old.rule and f.ranks == old.ranks), None)
+        new = new or next((f for f in left if f.rule == old.rule), None)
+        if new is not None:
+            left.remove(new)
+        pairs.append((old, new))
+    pairs += [(None, new) for new in left]
+    rows = [_finding(old, new, before, after) for old, new in pairs]
+    return sorted(rows, key=lambda r: -max(r.before_ms_per_step or 0.0, r.after_ms_per_step or 0.0))
+
+
+def _finding(old: Finding | None, new: Finding | None, before: Diagnosis, after: Diagnosis) -> FindingChange:
+    shown = new or old
+    assert shown is not None
+    if new is None:
+        status = "resolved" if _looked(after, shown.rule) else "not checked after"
+    elif old is None:
+        status = "new" if _looked(before, shown.rule) else "not checked before"
+    else:
+        status = "changed" if _moved(old, new, before.steps.mean_ms or 0.0) else "unchanged"
+    return FindingChange(
+        rule=shown.rule,
+        title=shown.title,
+        status=status,
+        before_ms_per_step=old.costs_ms_per_step if old else None,
+        after_ms_per_step=new.costs_ms_per_step if new else None,
+        before_severity=old.severity if old else None,
+        after_severity=new.severity if new else None,
+        before_ranks=old.ranks if old else None,
+        after_ranks=new.ranks if new else None,
+    )
+
+
+def _looked(diagnosis: Diagnosis, rule: str) -> bool:
+    """Whether the rule could look. A report that does not list its rules is taken to have looked."""
+    listed = bool(diagnosis.checked or diagnosis.skipped)
+    fired = any(finding.rule == rule for finding in diagnosis.findings)
+    return fired or not listed or any(checked.rule == rule for checked in diagnosis.checked)
+
+
+def _moved(old: Finding, new: Finding, step_ms: float) -> bool:
+    moved_ms = abs((new.costs_ms_per_step or 0.0) - (old.costs_ms_per_step or 0.0))
+    return old.severity != new.severity or old.ranks != new.ranks or moved_ms > _MOVED_SHARE * step_ms

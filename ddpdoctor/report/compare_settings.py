@@ -1,0 +1,76 @@
+"""What differs between two jobs: that which forbids a comparison, and all the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.report import words
+from ddpdoctor.report.job_view import command_line, settings_groups
+
+_SAME_BATCH = 0.01
+"""Batches closer than this are the same: a mean over steps with a shorter last batch moves a little."""
+_EVERY_RUN = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_JOBID")
+"""Variables that differ between any two runs."""
+_MOST_CHANGES = 60
+
+
+class Change(msgspec.Struct, frozen=True):
+    """Something that is not the same on both sides, as text; "not recorded" where a side lacks it."""
+
+    what: str
+    before: str
+    after: str
+
+
+def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]:
+    """What makes two step times incomparable, and a sentence for what one side does not tell."""
+    differences, notes = [], []
+    for what, old, new in (
+        ("world size", before.job.world_size, after.job.world_size),
+        ("batch size", batch_size(before), batch_size(after)),
+        ("device", before.job.device, after.job.device),
+        ("device names", sorted(set(before.job.device_names)), sorted(set(after.job.device_names))),
+    ):
+        if not old or not new:
+            if bool(old) != bool(new):
+                notes.append(f"The {what} is recorded on one side only and taken to be the same on both.")
+        elif not _same(old, new):
+            differences.append(Change(what, words.quantity(old, ""), words.quantity(new, "")))
+    return differences, notes
+
+
+def batch_size(diagnosis: Diagnosis) -> float | None:
+    """Samples per rank and step, gradient accumulation included; None where nothing tells."""
+    steps, loader = diagnosis.facts.get("steps") or {}, diagnosis.facts.get("loader") or {}
+    size = steps.get("batch_size") or loader.get("batch_size")
+    return float(size) * float(steps.get("micro_batches") or 1.0) if size else None
+
+
+def _same(old: object, new: object) -> bool:
+    if isinstance(old, float) and isinstance(new, float):
+        return abs(old - new) <= _SAME_BATCH * max(old, new)
+    return old == new
+
+
+def other_changes(before: Diagnosis, after: Diagnosis) -> list[Change]:
+    """Versions, settings, environment and command that differ, at most :data:`_MOST_CHANGES` of them."""
+    old, new = _listed(before), _listed(after)
+    names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    return [
+        Change(name, old.get(name, words.ABSENT), new.get(name, words.ABSENT))
+        for name in names[:_MOST_CHANGES]
+    ]
+
+
+def _listed(diagnosis: Diagnosis) -> Mapping[str, str]:
+    job = diagnosis.job
+    listed = {"backend": job.backend or "", "command": command_line(job.command)}
+    listed |= {f"version of {name}": version for name, version in job.versions.items()}
+    for title, rows in settings_groups(job.settings):
+        # A line of the script says where a setting was made, not what it is.
+        listed |= {f"{title}: {name}": value for name, value in rows if name not in ("id", "where")}
+    listed |= {name: value for name, value in job.environment.items() if name not in _EVERY_RUN}
+    return {name: value for name, value in listed.items() if value}

@@ -1,0 +1,47 @@
+"""An error in any function of the hook, and the job goes on."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from .recording import JOBS, HookOptions, plain_environment, run_recorded
+
+
+def test_no_error_of_ours_reaches_the_job(tmp_path) -> None:
+    command = [sys.executable, str(JOBS / "planted_errors.py")]
+    recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(2, 4)), timeout_s=300)
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    found = re.fullmatch(r"tried (\d+)\n", recorded.process.stdout)
+    assert found is not None, recorded.process.stdout
+    assert int(found.group(1)) > 150
+    lines = recorded.process.stderr.splitlines()
+    assert [
+        line
+        for line in lines
+        if not re.match(r"ddpdoctor: .* \(RuntimeError: planted\); the job goes on\.", line)
+    ] == []
+
+
+@pytest.mark.parametrize(
+    "function",
+    ["finder._watched_spec", "finder.after_import", "install.install", "patching.around", "patching._skip", "patching.cell_of",
+     "guard.part", "optimizers.install", "session.watch_process"],
+)  # fmt: skip
+def test_nor_does_one_while_torch_is_patched(tmp_path, function: str) -> None:
+    own = tmp_path / "own"
+    own.mkdir()
+    module, _, name = function.partition(".")
+    (own / "sitecustomize.py").write_text(
+        "import importlib\n"
+        f"module = importlib.import_module('_ddpdoctor.hook.{module}')\n"
+        "def planted(*args, **kwargs):\n    raise RuntimeError('planted')\n"
+        f"module.{name} = planted\n"
+    )
+    base = plain_environment(PYTHONPATH=str(own))
+    recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "single.py")], base=base)
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    assert recorded.process.stdout == "single done\n"
+    assert recorded.process.stderr.count("\n") <= 1

@@ -1,0 +1,142 @@
+"""The wheel as a user gets it: built, installed where no checkout is near, and used; and what runs in a job."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "ddpdoctor"
+IN_THE_JOB = sorted(file for folder in ("hook", "rundir") for file in (PACKAGE / folder).rglob("*.py"))
+JOBS_OLDEST_PYTHON = (3, 9)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    """(wheel, source archive), built from the checkout with what is installed, without a network."""
+    pytest.importorskip("hatchling")
+    target = tmp_path_factory.mktemp("dist")
+    done = subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-d", str(target)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return next(target.glob("*.whl")), next(target.glob("*.tar.gz"))
+
+
+@pytest.fixture(scope="module")
+def installed(built, tmp_path_factory):
+    """``installed(*arguments)``: python with the unpacked wheel first on its path, far from the checkout."""
+    site = tmp_path_factory.mktemp("site")
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    install = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(site)]
+    subprocess.run([*install, str(built[0])], capture_output=True, text=True, check=True)
+
+    def run(*arguments):
+        # An editable install leaves the checkout on sys.path; what counts is which ddpdoctor is found first.
+        environment = {**os.environ, "PYTHONPATH": str(site), "COLUMNS": "200"}
+        done = subprocess.run(
+            [sys.executable, *arguments],
+            cwd=elsewhere,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    run.site = site
+    return run
+
+
+def test_the_wheel_is_what_runs(installed):
+    place = installed("-c", "import ddpdoctor; print(ddpdoctor.__file__)").strip()
+    assert Path(place) == installed.site / "ddpdoctor" / "__init__.py"
+
+
+def test_the_wheel_carries_the_rules(installed):
+    listed = installed("-m", "ddpdoctor", "rules", "list")
+    ours = {
+        file.relative_to(ROOT / "rules").with_suffix("").as_posix() for file in ROOT.glob("rules/*/*.yaml")
+    }
+    assert ours
+    assert {rule for rule in ours if rule not in listed} == set()
+    folder = installed("-c", "from ddpdoctor.diagnose.load import packaged_folder; print(packaged_folder())")
+    assert Path(folder.strip()) == installed.site / "ddpdoctor" / "rules"
+
+
+def test_the_wheel_carries_all_of_the_package(built):
+    with zipfile.ZipFile(built[0]) as wheel:
+        names = set(wheel.namelist())
+    wanted = {
+        file.relative_to(ROOT).as_posix()
+        for file in PACKAGE.rglob("*")
+        if file.is_file() and "__pycache__" not in file.parts
+    }
+    assert wanted - names == set()
+    assert "ddpdoctor/hook/site/sitecustomize.py" in names
+    assert any(name.startswith("ddpdoctor/report/templates/") and name.endswith(".css") for name in names)
+    assert not [name for name in names if name.startswith(("tests", "docs", "rules"))]
+
+
+def test_the_wheel_names_its_licence_and_does_not_pull_in_torch(built):
+    with zipfile.ZipFile(built[0]) as wheel:
+        metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
+        lines = wheel.read(metadata).decode().splitlines()
+        assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
+    assert "License-Expression: Apache-2.0" in lines
+    plain = [line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line]
+    assert plain
+    assert not [line for line in plain if line.split()[1].startswith(("torch", "Holistic", "pandas"))]
+
+
+def test_a_report_comes_out_of_the_wheel(installed):
+    code = """
+from pathlib import Path
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Job, Steps, Verdict
+from ddpdoctor.report import write_html
+write_html(Diagnosis(healthy=True, verdict=Verdict(None, "fine"), job=Job(), steps=Steps()), Path("r.html"))
+print(Path("r.html").read_text())
+"""
+    page = installed("-c", code)
+    assert "<style" in page
+    assert "fine" in page
+
+
+def test_the_source_archive_builds_the_same_package(built):
+    with tarfile.open(built[1]) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    for wanted in (
+        "ddpdoctor/__init__.py",
+        "rules/common.yaml",
+        "README.md",
+        "LICENSE",
+        "pyproject.toml",
+        "Makefile",
+    ):
+        assert wanted in names
+    assert not [name for name in names if name.startswith((".venv", "ddpdoctor-runs", "artifacts", ".ci"))]
+
+
+@pytest.mark.parametrize("file", IN_THE_JOB, ids=lambda file: file.relative_to(PACKAGE).as_posix())
+def test_what_runs_in_the_job_is_old_python_and_stands_alone(file):
+    """The job's interpreter is not ours: Python 3.9 syntax; imports of stdlib, torch and its own only."""
+    tree = ast.parse(file.read_text(encoding="utf-8"), feature_version=JOBS_OLDEST_PYTHON)
+    foreign = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            foreign |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and not node.level:
+            foreign.add(str(node.module).split(".")[0])
+    assert foreign - set(sys.stdlib_module_names) - {"torch", "_ddpdoctor"} == set()
