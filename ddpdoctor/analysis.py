@@ -1,4 +1,5 @@
-"""The road from paths to a diagnosis: load, measure, diagnose. The command line and the Python API both take it.
+"""The road from paths to a diagnosis: load, measure, diagnose. The command line and the Python API both take
+it.
 
 This is the one module that knows all stages; each stage knows only the ones below it.
 """
@@ -10,7 +11,6 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import facts_view
@@ -57,8 +57,8 @@ class Options:
 def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagnosis:
     """Diagnose run directories or profiler traces.
 
-    Several run directories are joined: the hosts of one job that wrote to separate folders. Raises UnusableInput where nothing
-    can be analysed; what is missing or broken besides becomes a note.
+    Several run directories are joined: the hosts of one job that wrote to separate folders. Raises
+    UnusableInput where nothing can be analysed; what is missing or broken besides becomes a note.
     """
     chosen = options or Options()
     listed = [paths] if isinstance(paths, str) else list(paths)
@@ -83,7 +83,9 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
     others = [path for path in paths if path not in runs]
     for path in runs:
         _load_run(path, inputs)
-    files = {record.trace: record.rank for run in inputs.runs for record in run.ranks if record.trace}
+    files: dict[str, int | None] = {
+        record.trace: record.rank for run in inputs.runs for record in run.ranks if record.trace
+    }
     loose = find_traces(others) if others else None
     if loose is not None:
         inputs.notes += loose.notes
@@ -113,13 +115,17 @@ def _load_run(path: str, inputs: Inputs) -> None:
     taken = {log.rank for log in inputs.logs}
     for record in run.ranks:
         if record.rank in taken:
-            inputs.notes.append(f"{record.path}: rank {record.rank} was read from another folder already and is left out.")
+            inputs.notes.append(
+                f"{record.path}: rank {record.rank} was read from another folder already and is left out."
+            )
             continue
         log = read_rank_log(record)
         inputs.logs.append(log)
         inputs.notes += log.notes
         inputs.notes += [f"Rank {record.rank}: {note}" for note in record.info.get("notes") or []]
-        inputs.notes += [f"Rank {record.rank}: {error}" for error in (record.info.get("hook") or {}).get("errors") or []]
+        inputs.notes += [
+            f"Rank {record.rank}: {error}" for error in (record.info.get("hook") or {}).get("errors") or []
+        ]
         inputs.notes += _window_notes(record.rank, record.info)
     for host, file in run.telemetry.items():
         telemetry = read_telemetry(Path(file))
@@ -137,7 +143,8 @@ def _window_notes(rank: int, info: Mapping[str, Any]) -> list[str]:
 
 
 def _windows(inputs: Inputs) -> list[Window]:
-    """Each trace reduced; for recorded ranks with the steps of their own log, which know better than marks in the trace."""
+    """Each trace reduced; for recorded ranks with the steps of their own log, which know better than marks in
+    the trace."""
     logs = {log.rank: log for log in inputs.logs}
     windows = []
     for trace in inputs.traces:
@@ -157,9 +164,7 @@ def _nothing(paths: Sequence[str], inputs: Inputs) -> str:
     if inputs.runs:
         reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
         more = f" ({inputs.notes[0]})" if inputs.notes else ""
-        return (
-            f"{where}: {reason}. The command may not have started a PyTorch job, or ended before its first optimizer step{more}."
-        )
+        return f"{where}: {reason}. The command may not have started a PyTorch job, or ended before its first optimizer step{more}."
     return f"{where}: nothing to analyse: neither a run directory of ddpdoctor nor a profiler trace."
 
 
@@ -217,7 +222,8 @@ def _assemble(
 
 
 def _waterfall(mean_ms: float | None, outcome: Outcome) -> list[WaterfallBar]:
-    """Measured step time, what each finding costs, and what would be left. Savings overlap, so later ones are cut at what is left."""
+    """Measured step time, what each finding costs, and what would be left. Savings overlap, so later ones are
+    cut at what is left."""
     if mean_ms is None:
         return []
     bars, left = [WaterfallBar("measured step", mean_ms)], mean_ms
@@ -235,7 +241,9 @@ def _job(inputs: Inputs, measured: Measurement, manifest: Mapping[str, Any]) -> 
     infos = [log.record.info for log in inputs.logs]
     seen = sorted({log.rank for log in inputs.logs} | set(measured.graph.ranks))
     world = facts.world_size
-    hosts = sorted({log.host for log in inputs.logs if log.host} | {t.meta.host for t in inputs.traces if t.meta.host})
+    hosts = sorted(
+        {log.host for log in inputs.logs if log.host} | {t.meta.host for t in inputs.traces if t.meta.host}
+    )
     ended, started = manifest.get("ended_ns"), manifest.get("started_ns")
     first = infos[0] if infos else {}
     return Job(
@@ -245,11 +253,19 @@ def _job(inputs: Inputs, measured: Measurement, manifest: Mapping[str, Any]) -> 
         hosts=hosts,
         backend=facts.backend,
         device=facts.device,
-        device_names=sorted({str(i["device_name"]) for i in infos if i.get("device_name")} | ({facts.device_name} - {None})),
+        device_names=sorted(
+            {str(name) for name in [facts.device_name, *(i.get("device_name") for i in infos)] if name}
+        ),
         command=[str(part) for part in manifest.get("command") or []],
         versions=_versions(facts, first, manifest),
-        settings={key: first[key] for key in ("ddp", "loaders", "optimizers", "threads", "process_groups") if first.get(key)},
-        environment={str(k): str(v) for k, v in (manifest.get("environment") or first.get("environment") or {}).items()},
+        settings={
+            key: first[key]
+            for key in ("ddp", "loaders", "optimizers", "threads", "process_groups")
+            if first.get(key)
+        },
+        environment={
+            str(k): str(v) for k, v in (manifest.get("environment") or first.get("environment") or {}).items()
+        },
         started_ns=started,
         duration_s=(ended - started) / 1e9 if ended and started else None,
         exit_code=manifest.get("exit_code"),
@@ -265,5 +281,3 @@ def _versions(facts: Any, first: Mapping[str, Any], manifest: Mapping[str, Any])
         "Python": first.get("python"),
     }
     return {name: str(value) for name, value in found.items() if value}
-
-

@@ -1,4 +1,4 @@
-"""The wheel as a user gets it: built, installed where no checkout is near, and used; and what runs in a job."""
+"""The wheel as users get it: built, installed where no checkout is near, and used; and what runs in a job."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -10,12 +11,23 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.diagnose.config import load_config
+from ddpdoctor.diagnose.config import check_config, load_config
 from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis
+from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.report import print_terminal, read_diagnosis, redact, write_html, write_json, write_markdown
+from ddpdoctor.report import (
+    print_terminal,
+    read_diagnosis,
+    redact,
+    write_html,
+    write_json,
+    write_junit,
+    write_markdown,
+    write_sarif,
+)
 
 EXIT_FAIL_ON = 1
+Writer = Callable[[Diagnosis, Path], None]
 
 
 @click.command("analyze")
@@ -29,6 +41,10 @@ EXIT_FAIL_ON = 1
 @click.option(
     "--markdown", type=click.Path(path_type=Path), metavar="F", help="Write the text for a ticket's body."
 )
+@click.option(
+    "--sarif", type=click.Path(path_type=Path), metavar="F", help="Write SARIF 2.1.0, for code hosts."
+)
+@click.option("--junit", type=click.Path(path_type=Path), metavar="F", help="Write JUnit XML, for CI.")
 @click.option(
     "--fail-on",
     type=click.Choice(SEVERITIES),
@@ -63,6 +79,8 @@ def command(
     html: Path | None,
     json_file: Path | None,
     markdown: Path | None,
+    sarif: Path | None,
+    junit: Path | None,
     fail_on: str | None,
     rules: tuple[Path, ...],
     jobs: int | None,
@@ -74,7 +92,8 @@ def command(
 ) -> None:
     """Diagnose run directories, or profiler traces: folders, globs, single files, URLs.
 
-    Several run directories are joined into one job (one per host). A diagnosis.json or an HTML report is shown again.
+    Several run directories are joined into one job (one per host). A diagnosis.json or an HTML report is
+    shown again.
 
     \b
     Examples:
@@ -85,11 +104,18 @@ def command(
     diagnosis = _diagnosis(paths, rules, jobs, not no_cache, hta)
     if redacted:
         diagnosis = redact(diagnosis)
-    for write, path in ((write_html, html), (write_json, json_file), (write_markdown, markdown)):
+    outputs: list[tuple[Writer, Path | None]] = [
+        (write_html, html),
+        (write_json, json_file),
+        (write_markdown, markdown),
+        (write_sarif, sarif),
+        (write_junit, junit),
+    ]
+    for write, path in outputs:
         if path is not None:
             _write(write, diagnosis, path)
     print_terminal(diagnosis, Console(), quiet=quiet, verbose=verbose)
-    for path in (html, json_file, markdown):
+    for _, path in outputs:
         if path is not None and not quiet:
             click.echo(f"written: {path}")
     if fail_on is not None and _as_severe(diagnosis, fail_on):
@@ -102,6 +128,7 @@ def _diagnosis(
     if len(paths) == 1 and _is_diagnosis(Path(paths[0])):
         return read_diagnosis(Path(paths[0]))
     config = load_config(Path.cwd())
+    check_config(config, load_rules([*config.rules, *rules]))
     with Progress(
         TextColumn("reading traces"),
         BarColumn(),
@@ -133,9 +160,9 @@ def _is_diagnosis(path: Path) -> bool:
         return b'"ddpdoctor.diagnosis/' in source.read(4096)
 
 
-def _write(write: object, diagnosis: Diagnosis, path: Path) -> None:
+def _write(write: Writer, diagnosis: Diagnosis, path: Path) -> None:
     try:
-        write(diagnosis, path)  # type: ignore[operator]
+        write(diagnosis, path)
     except OSError as error:
         raise DdpDoctorError(f"{path} cannot be written: {error.strerror or error}.") from error
 

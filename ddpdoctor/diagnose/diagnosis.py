@@ -38,7 +38,6 @@ __all__ = [
 ]
 
 
-
 class Verdict(msgspec.Struct, frozen=True):
     """The first sentence of every report."""
 

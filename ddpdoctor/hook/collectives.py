@@ -21,18 +21,38 @@ from .state import active
 _PART = part("collectives")
 
 DECORATED = (
-    "all_gather all_gather_coalesced all_gather_into_tensor _all_gather_base all_gather_object all_reduce all_reduce_coalesced "
-    "all_to_all all_to_all_single barrier broadcast broadcast_object_list gather gather_object recv recv_object_list reduce "
-    "reduce_scatter reduce_scatter_tensor _reduce_scatter_base scatter scatter_object_list send send_object_list"
+    "all_gather all_gather_coalesced all_gather_into_tensor _all_gather_base all_gather_object all_reduce "
+    "all_reduce_coalesced all_to_all all_to_all_single barrier broadcast broadcast_object_list gather gather_object "
+    "recv recv_object_list reduce reduce_scatter reduce_scatter_tensor _reduce_scatter_base scatter "
+    "scatter_object_list send send_object_list"
 ).split()
 UNDECORATED = "monitored_barrier batch_isend_irecv isend irecv".split()
 _BARRIERS = ("barrier", "monitored_barrier")
 _GROUP_POSITION = {
-    "all_reduce": 2, "broadcast": 2, "reduce": 3, "all_gather": 2, "all_gather_into_tensor": 2, "all_gather_object": 2,
-    "gather": 3, "gather_object": 3, "scatter": 3, "reduce_scatter": 3, "reduce_scatter_tensor": 3, "all_to_all": 2,
-    "all_to_all_single": 4, "barrier": 0, "monitored_barrier": 0, "send": 2, "recv": 2, "isend": 2, "irecv": 2,
-    "broadcast_object_list": 2, "scatter_object_list": 3, "_all_gather_base": 2, "_reduce_scatter_base": 3,
-}  # fmt: skip
+    name: position
+    for position, names in (
+        (
+            0,
+            "barrier monitored_barrier",
+        ),
+        (
+            2,
+            "all_reduce broadcast all_gather all_gather_into_tensor all_gather_object all_to_all send "
+            "recv isend irecv broadcast_object_list _all_gather_base",
+        ),
+        (
+            3,
+            "reduce gather gather_object scatter reduce_scatter reduce_scatter_tensor "
+            "scatter_object_list _reduce_scatter_base",
+        ),
+        (
+            4,
+            "all_to_all_single",
+        ),
+    )
+    for name in names.split()
+}
+"""Position of the argument ``group``."""
 _TENSOR_POSITION = {
     "reduce_scatter_tensor": 1,
     "all_gather_into_tensor": 1,
@@ -40,8 +60,8 @@ _TENSOR_POSITION = {
     "reduce_scatter": 1,
 }
 """Where the tensor that this rank contributes is not the first argument."""
-_PEER = {"broadcast": "src", "reduce": "dst", "gather": "dst", "scatter": "src", "send": "dst", "recv": "src", "isend": "dst",
-         "irecv": "src", "broadcast_object_list": "src", "gather_object": "dst"}  # fmt: skip
+_PEER = dict.fromkeys("reduce gather gather_object send isend".split(), "dst")
+_PEER.update(dict.fromkeys("broadcast broadcast_object_list scatter recv irecv".split(), "src"))
 
 _Token = Tuple[int, str]
 

@@ -1,4 +1,4 @@
-"""Calls a function once a module has been imported, without importing it and without a trace in the module."""
+"""Calls a function once a module has been imported, without importing it or leaving a trace in it."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from threading import get_ident, get_native_id
 from time import perf_counter_ns, thread_time_ns, time_ns
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from ..rundir import STEPS_FILE, STEPS_SCHEMA, Spool
+from ..rundir import STEPS_FILE, STEPS_SCHEMA, Spool  # noqa: TID252
 from .thinning import Thinning
 from .where import Kinds, Lines, lines_into
 
@@ -111,15 +111,16 @@ class Recorder:
     def cut(self, at: int) -> Cut:
         """The thread's counters now, as of ``at``."""
         usage = resource.getrusage(_THREAD)
-        return Cut(at, len(self.events), thread_time_ns(), usage.ru_nvcsw, usage.ru_nivcsw, self._run_delay())
-
-    def _run_delay(self) -> int:
-        if self._schedstat < 0:
-            return -1
-        try:
-            return int(os.pread(self._schedstat, 64, 0).split()[1])
-        except (OSError, IndexError, ValueError):
-            return -1
+        if self._schedstat >= 0:
+            try:
+                # Time on a CPU, time waited for one, number of time slices.
+                times = os.pread(self._schedstat, 64, 0).split()
+                return Cut(
+                    at, len(self.events), int(times[0]), usage.ru_nvcsw, usage.ru_nivcsw, int(times[1])
+                )
+            except (OSError, IndexError, ValueError):
+                self._schedstat = -1
+        return Cut(at, len(self.events), thread_time_ns(), usage.ru_nvcsw, usage.ru_nivcsw, -1)
 
     def end_step(self, end: Cut) -> None:
         """Write the step that ended at ``end``; what came after that belongs to the next one."""

@@ -12,15 +12,13 @@ from . import settings
 from .guard import part
 from .patching import guarded
 from .sampler import Sampler
-from .window import Window
+from .window import LAST_SETTINGS_STEP, Window
 from .writer import Writer
 
 if TYPE_CHECKING:
     from .session import Session
 
 _PART = part("step log")
-SETTINGS_STEP = 3
-"""By this step DDP has rebuilt its buckets, and its settings can be read."""
 
 
 class Services:
@@ -41,7 +39,7 @@ def start(session: "Session") -> None:
     services = _running[id(session)] = Services(session)
 
     def at_step(step: int) -> None:
-        if step == SETTINGS_STEP:
+        if step == LAST_SETTINGS_STEP:
             settings.after_first_steps(session)
             services.writer.document_changed.set()
 

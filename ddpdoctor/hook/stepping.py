@@ -21,6 +21,8 @@ class Stepping:
         self.recorder = recorder
         self.on_step: List[Callable[[int], None]] = []
         """Called with the number of the step that has just begun, on the training thread."""
+        self.listening = True
+        """Unset once no listener waits for a step any more."""
         self.optimizer_steps = 0
         self._boundary = Boundary()
         self._candidate: Optional[Cut] = None
@@ -54,5 +56,6 @@ class Stepping:
     def _end(self, cut: Cut) -> None:
         self._candidate = None
         self.recorder.end_step(cut)
-        for listener in self.on_step:
-            listener(self.recorder.step)
+        if self.listening:
+            for listener in self.on_step:
+                listener(self.recorder.step)

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
-from ..rundir import FLIGHT_FILE, TRACE_FILE
+from ..rundir import FLIGHT_FILE, TRACE_FILE  # noqa: TID252
 from .guard import part
 from .patching import guarded
 
@@ -28,7 +28,7 @@ LONGEST_WAIT_S = 60.0
 _CHUNK = 1 << 20
 
 
-class TooLarge(Exception):
+class TooLargeError(Exception):
     """The trace would take more than was allowed."""
 
 
@@ -62,7 +62,7 @@ class TraceJob:
             local_rank = int(self._session.document.get("local_rank") or 0)
             self._hurry.wait(min(STAGGER_S * local_rank, MOST_STAGGER_S))
             self._report("saved", None, bytes=self._save_trace())
-        except TooLarge as error:
+        except TooLargeError as error:
             self._report("skipped", str(error))
         except Exception as error:
             _report_failure(self._report, error)
@@ -105,7 +105,7 @@ def _report_failure(report: Callable[..., None], error: Exception) -> None:
 
 
 def _compress(raw: str, target: str, header: Dict[str, Any], max_bytes: int) -> int:
-    """Copy a trace, compressed, with ``header``'s members put first; its size in bytes. Raises TooLarge,
+    """Copy a trace, compressed, with ``header``'s members put first; its size in bytes. Raises TooLargeError,
     OSError, ValueError.
     """
     with open(raw, "rb") as source, open(target, "wb") as out:
@@ -121,7 +121,7 @@ def _compress(raw: str, target: str, header: Dict[str, Any], max_bytes: int) -> 
                     break
                 packed.write(chunk)
                 if out.tell() > max_bytes:
-                    raise TooLarge(
+                    raise TooLargeError(
                         f"the trace takes more than {max_bytes // 1_000_000} MB; see --max-trace-mb"
                     )
         return out.tell()

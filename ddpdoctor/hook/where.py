@@ -32,6 +32,8 @@ class Kinds:
     def __init__(self) -> None:
         self._hidden, self._library = _folders()
         self._known: Dict[str, int] = {}
+        self.by_code: Dict[CodeType, int] = {}
+        """The kinds of the code objects met so far on the training thread."""
 
     def of(self, code: CodeType) -> int:
         """USER, LIBRARY or HIDDEN."""
@@ -65,6 +67,7 @@ class Lines:
         self._kinds = kinds
         self._define = define
         self._ids: Dict[Tuple[CodeType, int], int] = {}
+        self._texts: Dict[Tuple[CodeType, int], str] = {}
 
     def id_of(self, code: CodeType, line: int) -> Optional[int]:
         """The number of this line; None once there are too many of them."""
@@ -107,8 +110,28 @@ class Lines:
 
     def caller(self) -> str:
         """``,"w":number`` for the line of the user's code from which torch was called, or nothing."""
-        number = self.of_frame(sys._getframe(2))
-        return "" if number is None else f',"w":{number}'
+        # The same as of_frame, in one piece: this is called several times in every step.
+        frame: Optional[FrameType] = sys._getframe(2)
+        kinds = self._kinds.by_code
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(code)
+            if kind is None:
+                kind = kinds[code] = self._kinds.of(code)
+            if kind == USER:
+                known = self._texts.get((code, frame.f_lineno))
+                if known is not None:
+                    return known
+                break
+            frame = frame.f_back
+        found = self.user_frame(sys._getframe(2))
+        if found is None:
+            return ""
+        number = self.id_of(found.f_code, found.f_lineno)
+        text = "" if number is None else f',"w":{number}'
+        if len(self._texts) < _MOST_LINES:
+            self._texts[found.f_code, found.f_lineno] = text
+        return text
 
 
 def lines_into(buffer: List[str], kinds: Kinds) -> Lines:

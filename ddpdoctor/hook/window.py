@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from .writer import Writer
 
 _PART = part("profiler window")
+LAST_SETTINGS_STEP = 3
+"""By this step DDP has rebuilt its buckets, and its settings can be read."""
 BYTES_PER_NODE = 1_000
 """Of compressed trace, for each node of the autograd graph: measured 400 to 900 on models of 10 to 300
 layers.
@@ -91,6 +93,8 @@ class Window:
                 recorder.marks.append("profiled")
         elif state == "saving":
             recorder.marks.append("profiler_save")
+        elif step > LAST_SETTINGS_STEP and not user_profilers.seen:
+            self._session.stepping.listening = False
         if user_profilers.seen and _profiler_is_on():
             recorder.marks.append("user_profiler")
 
@@ -139,6 +143,7 @@ class Window:
 
     def _give_way(self) -> None:
         """The job constructs a profiler of its own."""
+        self._session.stepping.listening = True
         if self._open and threading.get_ident() == self._opener:
             self._set("open", "cut short, because the job uses a profiler of its own")
             self._close(self._session.recorder.step)

@@ -1,1 +1,2 @@
-"""Columns → facts: one clock, matched collectives, breakdown, blame and what-if. Pure functions; no thresholds of diagnosis."""
+"""Columns → facts: one clock, matched collectives, breakdown, blame and what-if. Pure functions; no
+thresholds of diagnosis."""

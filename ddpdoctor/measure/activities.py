@@ -17,8 +17,8 @@ _EPOCH_START_BATCHES = 1
 
 
 class Activities:
-    """Disjoint interval sets per component. Where activities nest, the more specific one counts: a garbage collection inside a
-    forward pass is a collection."""
+    """Disjoint interval sets per component. Where activities nest, the more specific one counts: a garbage
+    collection inside a forward pass is a collection."""
 
     def __init__(self, log: RankLog, origin: int) -> None:
         found = _collect(log, origin)
@@ -34,7 +34,8 @@ class Activities:
         result = np.zeros((len(left), len(COMPONENTS)))
         for name, intervals in self.sets.items():
             result[:, INDEX[name]] = covered(intervals, left, right)
-        # A rank may be woken after it had arrived at the next point by another's clock: such a segment is empty, or negative by a hair.
+        # A rank may be woken after it had arrived at the next point by another's clock: such a segment is
+        # empty, or negative by a hair.
         result[:, INDEX["host"]] = (right - left) - result.sum(axis=1)
         return result
 
@@ -51,7 +52,9 @@ def _collect(log: RankLog, origin: int) -> dict[str, list[tuple[int, int]]]:
         found.setdefault(name, []).append((start - origin, end - origin))
 
     with_workers = {
-        int(loader.get("id", i)) for i, loader in enumerate(log.record.info.get("loaders") or []) if loader.get("num_workers")
+        int(loader.get("id", i))
+        for i, loader in enumerate(log.record.info.get("loaders") or [])
+        if loader.get("num_workers")
     }
     fresh: dict[int, int] = {}
     for step in log.steps:
@@ -65,7 +68,11 @@ def _collect(log: RankLog, origin: int) -> dict[str, list[tuple[int, int]]]:
                 add("epoch_start" if first or event.end else "data", event.s, event.stop)
             elif event.k == "bwd":
                 synced = bool(event.sync) and event.m >= 0
-                add("backward", event.s, min(gradients_ready(log, event), event.stop) if synced else event.stop)
+                add(
+                    "backward",
+                    event.s,
+                    min(gradients_ready(log, event), event.stop) if synced else event.stop,
+                )
             elif event.k == "opt":
                 add("optimizer", event.s, event.stop)
             elif event.k == "gc":
@@ -79,7 +86,8 @@ def _collect(log: RankLog, origin: int) -> dict[str, list[tuple[int, int]]]:
 
 
 def _forward(log: RankLog, events: list[Event], add: Callable[[str, int, int], None]) -> None:
-    """DDP's forward from its own stamps: from ``forward start`` to ``prepare for backward``, one iteration at a time."""
+    """DDP's forward from its own stamps: from ``forward start`` to ``prepare for backward``, one iteration at
+    a time."""
     seen = any(event.k == "fwd" for event in events)
     for event in events:
         stamps = log.stamps.get((event.m, event.it)) if event.k == "bwd" and event.sync else None

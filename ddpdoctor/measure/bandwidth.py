@@ -1,8 +1,9 @@
 """Bandwidth of collectives from their transfer alone, by the formulas of nccl-tests.
 
-Algorithm bandwidth is size / time. Bus bandwidth multiplies it by a factor that makes it comparable over operations and rank counts
-(https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): allreduce 2 (n - 1) / n, allgather, reduce-scatter and
-alltoall (n - 1) / n, broadcast and reduce 1. Waiting for the last rank is no transfer and does not count. GB are 10^9 bytes.
+Algorithm bandwidth is size / time. Bus bandwidth multiplies it by a factor that makes it comparable over
+operations and rank counts (https://github.com/NVIDIA/nccl-tests/blob/master/doc/PERFORMANCE.md): allreduce 2
+(n - 1) / n, allgather, reduce-scatter and alltoall (n - 1) / n, broadcast and reduce 1. Waiting for the last
+rank is no transfer and does not count. GB are 10^9 bytes.
 """
 
 from __future__ import annotations
@@ -76,8 +77,8 @@ def bandwidth_points(graph: Graph) -> list[BandwidthPoint]:
 def latency_and_rate(sizes: np.ndarray, times_ns: np.ndarray) -> tuple[float, float | None]:  # type: ignore[type-arg]
     """(ns per message, bytes per ns) of the line time = latency + bytes / rate, fitted robustly.
 
-    Medians of the smaller and the larger half of the sizes fix the line. Where all messages have about one size, the latency
-    is at most the whole time and the rate is None.
+    Medians of the smaller and the larger half of the sizes fix the line. Where all messages have about one
+    size, the latency is at most the whole time and the rate is None.
     """
     small, large = sizes <= np.median(sizes), sizes > np.median(sizes)
     if not large.any() or np.median(sizes[large]) < 2 * np.median(sizes[small]):

@@ -1,13 +1,15 @@
 """Blame: what a late rank did, since all were last together, that the others did not.
 
-For component *c* of the work of rank *r* in segment *k* of cycle *n*, with the median over the **other** ranks,
+For component *c* of the work of rank *r* in segment *k* of cycle *n*, with the median over the **other**
+ranks,
 
     d[n, k, r, c] = work[n, k, r, c] - median over others of work[n, k, :, c]
 
-The sum over *k* says by how much the rank does more in the whole cycle: what it gains in one segment and loses in the next is no
-imbalance (a barrier between the two is then the bottleneck, not the rank). The excess is *persistent* where its median over
-the cycles stands out of its own scatter, and *sporadic* where single cycles stand out of the rank's usual ones. Scatter that
-hits all ranks alike, as on a busy machine, is neither.
+The sum over *k* says by how much the rank does more in the whole cycle: what it gains in one segment and
+loses in the next is no imbalance (a barrier between the two is then the bottleneck, not the rank). The excess
+is *persistent* where its median over the cycles stands out of its own scatter, and *sporadic* where single
+cycles stand out of the rank's usual ones. Scatter that hits all ranks alike, as on a busy machine, is
+neither.
 """
 
 from __future__ import annotations
@@ -22,19 +24,22 @@ from .graph import INDEX, STEP_END, Array, CycleGroup, Graph
 PERSISTENT_SIGMAS = 4.0
 """Standard errors of the median by which a persistent excess must stand out."""
 PERSISTENT_SHARE = 0.01
-"""Share of the step below which an excess is not looked at: NVRx and others call a rank slow from a few per cent on."""
+"""Share of the step below which an excess is not looked at: NVRx and others call a rank slow from a few per
+cent on."""
 SPIKE_SIGMAS = 6.0
-"""Robust standard deviations beyond a rank's own usual excess that make a cycle an outlier (SageMaker's StepOutlier uses 3 of
-the plain ones, which the outliers themselves inflate)."""
+"""Robust standard deviations beyond a rank's own usual excess that make a cycle an outlier (SageMaker's
+StepOutlier uses 3 of the plain ones, which the outliers themselves inflate)."""
 SPIKE_SHARE = 0.15
 """Share of the median step that an outlier must exceed as well."""
 FEWEST_SPIKES = 2
 FEWEST_CYCLES = 4
 FEW_CYCLES_SHARE = 0.05
-"""Share of the step that an excess must reach in a window of fewer cycles; twice that with fewer than four ranks."""
+"""Share of the step that an excess must reach in a window of fewer cycles; twice that with fewer than four
+ranks."""
 _FEWEST_RANKS = 4
 ONE_SIDED = 0.7
-"""Share of all sporadic excess of a component that the accused ranks must carry: scatter that hits everybody accuses nobody."""
+"""Share of all sporadic excess of a component that the accused ranks must carry: scatter that hits everybody
+accuses nobody."""
 BLAMED = {
     "data": ("data", "epoch_start"),
     "copy": ("copy",),
@@ -47,7 +52,8 @@ BLAMED = {
 }
 """Kinds of work for which a rank is blamed (facts under ``late``) → components."""
 _NAMED = ("data", "copy", "collection", "checkpoint")
-"""Kinds that are recorded as such: an outlier there is what it says, also where it strikes each rank at its own time."""
+"""Kinds that are recorded as such: an outlier there is what it says, also where it strikes each rank at its
+own time."""
 _MAD_TO_SIGMA = 1.4826
 
 
@@ -76,12 +82,18 @@ def excess(graph: Graph) -> Excess:
     """Who does more of what than the others, by how much, in which cycles."""
     world = len(graph.ranks)
     empty = [np.zeros_like(group.work) for group in graph.groups]
-    if world < 2 or not graph.groups or any(sync.kind == STEP_END for group in graph.groups for sync in group.syncs):
+    if (
+        world < 2
+        or not graph.groups
+        or any(sync.kind == STEP_END for group in graph.groups for sync in group.syncs)
+    ):
         # Ranks that were not seen to meet cannot be late for each other.
         return Excess(empty, empty, {})
     differences = [_differences(group.work) for group in graph.groups]
     # Cycle totals, all groups together: [cycles, R, C].
-    totals = np.concatenate([_total_difference(group, d) for group, d in zip(graph.groups, differences, strict=True)])
+    totals = np.concatenate(
+        [_total_difference(group, d) for group, d in zip(graph.groups, differences, strict=True)]
+    )
     whole = totals.sum(axis=2)
     step_ns = float(np.median(np.concatenate([group.duration for group in graph.groups])))
     accepted = np.zeros(totals.shape, bool)
@@ -103,7 +115,8 @@ def excess(graph: Graph) -> Excess:
 
 
 def _net(totals: Array, together: Array) -> Array:
-    """Components of one kind of work whose excess adds up to the kind's: what one gains, another loses, is none."""
+    """Components of one kind of work whose excess adds up to the kind's: what one gains, another loses, is
+    none."""
     positive = np.clip(totals, 0, None)
     whole = positive.sum(axis=2)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -115,7 +128,8 @@ def _net(totals: Array, together: Array) -> Array:
 def _total_difference(group: CycleGroup, differences: Array) -> Array:
     """[N, R, C] over the whole cycle, with what ran beside synchronisations."""
     if group.hidden is None:
-        return differences.sum(axis=1)
+        total: Array = differences.sum(axis=1)
+        return total
     spent = np.moveaxis(group.work.sum(axis=1) + group.hidden, 1, -1)
     return np.moveaxis(spent - _others_median(spent), -1, 1)
 
@@ -135,7 +149,9 @@ def _hits(difference: Array, step_ns: float, *, named: bool) -> NDArray[np.bool_
     persistent = (usual > PERSISTENT_SIGMAS * error) & (usual > PERSISTENT_SHARE * step_ns)
     if cycles < FEWEST_CYCLES:
         # Too few cycles to know a rank's own scatter: it must stand out of the other ranks', and clearly.
-        spread = _MAD_TO_SIGMA * np.median(np.abs(usual - np.median(usual))) if world >= _FEWEST_RANKS else 0.0
+        spread = (
+            _MAD_TO_SIGMA * np.median(np.abs(usual - np.median(usual))) if world >= _FEWEST_RANKS else 0.0
+        )
         share = FEW_CYCLES_SHARE if world >= _FEWEST_RANKS else 2 * FEW_CYCLES_SHARE
         persistent &= (usual > PERSISTENT_SIGMAS * spread) & (usual > share * step_ns)
     hit = np.zeros(difference.shape, bool)
@@ -143,7 +159,8 @@ def _hits(difference: Array, step_ns: float, *, named: bool) -> NDArray[np.bool_
     spike = difference > np.maximum(usual, 0) + np.maximum(SPIKE_SIGMAS * scatter, SPIKE_SHARE * step_ns)
     if not named:
         spike = _one_sided(spike, difference)
-    return hit | (spike & (spike.sum(axis=0) >= FEWEST_SPIKES))
+    often: NDArray[np.bool_] = hit | (spike & (spike.sum(axis=0) >= FEWEST_SPIKES))
+    return often
 
 
 def _one_sided(spike: NDArray[np.bool_], difference: Array) -> NDArray[np.bool_]:
@@ -156,11 +173,13 @@ def _one_sided(spike: NDArray[np.bool_], difference: Array) -> NDArray[np.bool_]
     fair = 1.0 / world
     if weight[leader] / weight.sum() < max(ONE_SIDED if world == 2 else 0.5, 2 * fair if world > 2 else 0.0):
         return np.zeros_like(spike)
-    return spike & (weight >= 0.5 * weight[leader])
+    carried: NDArray[np.bool_] = spike & (weight >= 0.5 * weight[leader])
+    return carried
 
 
 def _scale_to_whole(totals: Array, whole: Array, accepted: NDArray[np.bool_]) -> None:
-    """What a rank does longer in one component and shorter in another does not make it late: scale to the net excess."""
+    """What a rank does longer in one component and shorter in another does not make it late: scale to the net
+    excess."""
     positive = np.where(accepted, np.clip(totals, 0, None), 0.0)
     claimed = positive.sum(axis=2)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -190,12 +209,14 @@ def component(amount: list[Array], *names: str) -> list[Array]:
 
 
 UNSEEN_SHARE = 0.05
-"""Share of the step that one rank must keep the others waiting to be called late by a window too short to show why."""
+"""Share of the step that one rank must keep the others waiting to be called late by a window too short to
+show why."""
 _MOSTLY = 0.5
 
 
 def unseen(graph: Graph) -> list[Array] | None:
-    """[N, K, R] ns per group: waiting for the one rank that causes most of it, in windows that do not show what it did before.
+    """[N, K, R] ns per group: waiting for the one rank that causes most of it, in windows that do not show
+    what it did before.
 
     None where the cycles begin with all ranks together, or where no single rank causes half of all waiting.
     """
@@ -206,7 +227,9 @@ def unseen(graph: Graph) -> list[Array] | None:
     weight = sum((wait.sum(axis=(0, 1)) for wait in caused), np.zeros(len(graph.ranks)))
     leader = int(weight.argmax())
     step_ns = float(np.median(np.concatenate([group.duration for group in graph.groups])))
-    if weight[leader] < UNSEEN_SHARE * step_ns * graph.cycles or weight[leader] < _MOSTLY * float(weight.sum()):
+    if weight[leader] < UNSEEN_SHARE * step_ns * graph.cycles or weight[leader] < _MOSTLY * float(
+        weight.sum()
+    ):
         return None
     only = [np.zeros_like(wait) for wait in caused]
     for kept, wait in zip(only, caused, strict=True):

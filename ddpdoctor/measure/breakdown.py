@@ -1,4 +1,5 @@
-"""Where the time of a step goes: per rank, and on the critical path. The parts do not overlap and add up to the step."""
+"""Where the time of a step goes: per rank, and on the critical path. The parts do not overlap and add up to
+the step."""
 
 from __future__ import annotations
 
@@ -23,7 +24,17 @@ PART_OF = {
 }
 """Component of the work → part of the breakdown."""
 
-PARTS = ("data_wait", "h2d", "compute", "comm_wait", "comm_transfer", "barrier", "host", "checkpoint", "other")
+PARTS = (
+    "data_wait",
+    "h2d",
+    "compute",
+    "comm_wait",
+    "comm_transfer",
+    "barrier",
+    "host",
+    "checkpoint",
+    "other",
+)
 _COLUMN = {name: i for i, name in enumerate(PARTS)}
 
 
@@ -31,7 +42,8 @@ def rank_breakdown(graph: Graph) -> Array:
     """[R, parts] ns: mean over the cycles. A rank's row adds up to its mean cycle."""
     if not graph.groups:
         return np.zeros((len(graph.ranks), len(PARTS)))
-    return np.concatenate([_per_rank(group) for group in graph.groups]).mean(axis=0)
+    means: Array = np.concatenate([_per_rank(group) for group in graph.groups]).mean(axis=0)
+    return means
 
 
 def cycle_breakdown(group: CycleGroup) -> Array:
@@ -60,8 +72,8 @@ def _per_rank(group: CycleGroup) -> Array:
 def critical_breakdown(graph: Graph) -> dict[str, float]:
     """Shares of the critical path per part, summing to 1; {} without cycles.
 
-    The path is followed backwards: from a synchronisation's end to its last arrival (transfer), along that rank's work to the end of the
-    synchronisation before, and so on. Nobody waits on it.
+    The path is followed backwards: from a synchronisation's end to its last arrival (transfer), along that
+    rank's work to the end of the synchronisation before, and so on. Nobody waits on it.
     """
     total = np.zeros(len(PARTS))
     for group in graph.groups:

@@ -1,8 +1,8 @@
 """DDP's buckets: what fewer, larger, or earlier ones would save.
 
-Messages cost ``latency + bytes / rate`` each and are reduced one after the other. With *B* equal buckets that become ready evenly over a
-backward pass of length *L*, bucket *i* starts at the later of its readiness ``L (i + 1) / B`` and the end of the one before; what
-ends after *L* is exposed.
+Messages cost ``latency + bytes / rate`` each and are reduced one after the other. With *B* equal buckets that
+become ready evenly over a backward pass of length *L*, bucket *i* starts at the later of its readiness ``L (i
++ 1) / B`` and the end of the one before; what ends after *L* is exposed.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ DEFAULT_CAP_BYTES = 25 * 1024 * 1024
 _SLOWEST_BYTES_PER_NS = 0.5
 _SMALL_BYTES = 1 << 20
 """Messages below this are latency-bound rather than bandwidth-bound (msprof-analyze's "small packets")."""
-_CAPS = tuple(2**i * 1024 * 1024 for i in range(0, 9))
+_CAPS = tuple(2**i * 1024 * 1024 for i in range(9))
 _KEEPS_BEST = 1.02
 _LATE_START = 0.9
-"""A first bucket that starts in the last tenth of the backward pass leaves nothing beside which it could run."""
+"""A first bucket that starts in the last tenth of the backward pass leaves nothing beside which it could
+run."""
 
 
 def bucket_settings(logs: Sequence[RankLog], graph: Graph) -> BucketFacts:
@@ -78,7 +79,8 @@ def _tail_ms(graph: Graph) -> float | None:
 
 
 def exposed_ns(count: int, total_bytes: float, backward_ns: float, latency_ns: float, rate: float) -> float:
-    """ns of reduction after the end of a backward pass, with ``count`` equal buckets. ``rate`` in bytes per ns."""
+    """ns of reduction after the end of a backward pass, with ``count`` equal buckets. ``rate`` in bytes per
+    ns."""
     each = latency_ns + total_bytes / count / rate
     end = 0.0
     for i in range(count):
@@ -87,29 +89,49 @@ def exposed_ns(count: int, total_bytes: float, backward_ns: float, latency_ns: f
 
 
 def favoured_cap(total_bytes: float, backward_ns: float, latency_ns: float, rate: float) -> float:
-    """The largest bucket size, in bytes, that is within 2 % of the least exposed time: fewer messages where it makes no difference."""
-    costs = {cap: exposed_ns(max(1, int(np.ceil(total_bytes / cap))), total_bytes, backward_ns, latency_ns, rate) for cap in _CAPS}
+    """The largest bucket size, in bytes, that is within 2 % of the least exposed time: fewer messages where
+    it makes no difference."""
+    costs = {
+        cap: exposed_ns(max(1, int(np.ceil(total_bytes / cap))), total_bytes, backward_ns, latency_ns, rate)
+        for cap in _CAPS
+    }
     least = min(costs.values())
     return float(max(cap for cap, cost in costs.items() if cost <= _KEEPS_BEST * least + 10_000))
 
 
 def bucket_costs(
-    facts: BucketFacts, latency_us: float | None, rate: float | None, communication: Cost | None, mean_ms: float
+    facts: BucketFacts,
+    latency_us: float | None,
+    rate: float | None,
+    communication: Cost | None,
+    mean_ms: float,
 ) -> tuple[Cost | None, Cost | None, float | None]:
-    """(small buckets, no overlap, favoured cap in bytes): what of the exposed communication the favoured bucket size would save.
+    """(small buckets, no overlap, favoured cap in bytes): what of the exposed communication the favoured
+    bucket size would save.
 
     None where the window did not show what a message costs.
     """
-    if latency_us is None or communication is None or not facts.per_sync or not facts.total_bytes or not mean_ms:
+    if (
+        latency_us is None
+        or communication is None
+        or not facts.per_sync
+        or not facts.total_bytes
+        or not mean_ms
+    ):
         return None, None, None
     syncs = facts.syncs_per_step or 1.0
     count, size = facts.per_sync, facts.total_bytes
     latency_ns, each_rate = latency_us * 1e3, rate
     if each_rate is None:
-        # One size only: the line cannot be fitted. Of a small message's time half is taken for latency, all of it where the bytes
+        # One size only: the line cannot be fitted. Of a small message's time half is taken for latency, all
+        # of it where the bytes
         # would pass in no time on a slow link; of a large one's, nothing.
         message = size / count
-        each_rate = max(2 * message / max(latency_ns, 1.0), _SLOWEST_BYTES_PER_NS) if message < _SMALL_BYTES else message / latency_ns
+        each_rate = (
+            max(2 * message / max(latency_ns, 1.0), _SLOWEST_BYTES_PER_NS)
+            if message < _SMALL_BYTES
+            else message / latency_ns
+        )
         latency_ns = max(0.0, latency_ns - message / each_rate)
     backward_ns = (facts.backward_ms or 0.0) * 1e6
     cap = favoured_cap(size, backward_ns, latency_ns, each_rate)
@@ -122,7 +144,9 @@ def bucket_costs(
     spread = exposed_ns(int(max(count, best_count)), size, backward_ns, latency_ns, each_rate) / 1e6 * syncs
     return (
         _saving(small, mean_ms, communication) if count > 2 * best_count else None,
-        _saving(max(0.0, exposed - spread), mean_ms, communication) if late_start and max(count, best_count) > 1 else None,
+        _saving(max(0.0, exposed - spread), mean_ms, communication)
+        if late_start and max(count, best_count) > 1
+        else None,
         cap,
     )
 

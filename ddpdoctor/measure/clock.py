@@ -1,9 +1,10 @@
 """One clock for traces of several hosts.
 
-All members of a collective leave it together: an allreduce is over for everybody when the last piece has arrived. So the ends of the same
-collectives on two ranks differ by the offset between their clocks plus some tens of microseconds of scatter, whoever was late. Between
-hosts the offset and its drift are fitted to these differences robustly; within a host the clock is shared. NTP leaves milliseconds between
-hosts, CUPTI's own conversion hundreds of microseconds.
+All members of a collective leave it together: an allreduce is over for everybody when the last piece has
+arrived. So the ends of the same collectives on two ranks differ by the offset between their clocks plus some
+tens of microseconds of scatter, whoever was late. Between hosts the offset and its drift are fitted to these
+differences robustly; within a host the clock is shared. NTP leaves milliseconds between hosts, CUPTI's own
+conversion hundreds of microseconds.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from numpy.typing import NDArray
 
 _BIN_NS = 200_000
 _REACH = 48
-"""How many positions apart two events may stand in their files and still be the same collective: windows do not begin together."""
+"""How many positions apart two events may stand in their files and still be the same collective: windows do
+not begin together."""
 _MOST_PAIRED = 1500
 _NEAR_NS = 50_000_000
 """Offsets that a synchronised clock can have; a far one is believed only with clearly more votes."""
@@ -44,18 +46,25 @@ class ClockFit:
 
 
 def vote_offset(
-    reference: NDArray[np.int64], reference_labels: Sequence[Hashable], other: NDArray[np.int64], labels: Sequence[Hashable]
+    reference: NDArray[np.int64],
+    reference_labels: Sequence[Hashable],
+    other: NDArray[np.int64],
+    labels: Sequence[Hashable],
 ) -> float | None:
-    """Offset of ``other`` against ``reference`` (ns) on which most pairs of alike events agree; None without any pair.
+    """Offset of ``other`` against ``reference`` (ns) on which most pairs of alike events agree; None without
+    any pair.
 
-    Events stand in order of time with labels that must be equal for a pair. Where steps repeat evenly, offsets one step
-    apart get almost as many votes: the one nearest to zero wins unless another has clearly more.
+    Events stand in order of time with labels that must be equal for a pair. Where steps repeat evenly,
+    offsets one step apart get almost as many votes: the one nearest to zero wins unless another has clearly
+    more.
     """
     differences = []
     width = min(len(reference), _MOST_PAIRED)
     for i in range(width):
         low, high = max(0, i - _REACH), min(len(other), i + _REACH + 1)
-        differences += [int(other[j]) - int(reference[i]) for j in range(low, high) if labels[j] == reference_labels[i]]
+        differences += [
+            int(other[j]) - int(reference[i]) for j in range(low, high) if labels[j] == reference_labels[i]
+        ]
     if not differences:
         return None
     values = np.sort(np.array(differences, np.float64))
@@ -76,7 +85,8 @@ def _peak(values: NDArray[np.float64], votes: NDArray[np.int64], start: int) -> 
 
 
 def fit_clock(reference: NDArray[np.int64], other: NDArray[np.int64]) -> ClockFit:
-    """Offset and drift of ``other`` against ``reference`` from paired ends (ns), by repeated trimming of outliers."""
+    """Offset and drift of ``other`` against ``reference`` from paired ends (ns), by repeated trimming of
+    outliers."""
     origin = float(np.median(other)) if len(other) else 0.0
     difference = np.asarray(other, np.float64) - np.asarray(reference, np.float64)
     local = np.asarray(other, np.float64) - origin

@@ -15,7 +15,8 @@ _FEWEST = 3
 
 
 def align_logs(logs: Sequence[RankLog], notes: list[str]) -> None:
-    """Shift each host's logs (in place) onto the first host's clock, by the ends of the collectives that both took part in."""
+    """Shift each host's logs (in place) onto the first host's clock, by the ends of the collectives that both
+    took part in."""
     hosts: dict[str, list[RankLog]] = defaultdict(list)
     for log in logs:
         hosts[log.host].append(log)

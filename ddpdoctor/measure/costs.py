@@ -36,7 +36,9 @@ SHARED = {
 class Lines(Protocol):
     """Knows the user's source lines behind the measurements."""
 
-    def work(self, components: Sequence[str], positions: Sequence[int] | None, steps: NDArray[np.int64]) -> list[Where]:
+    def work(
+        self, components: Sequence[str], positions: Sequence[int] | None, steps: NDArray[np.int64]
+    ) -> list[Where]:
         """Lines where these ranks (None: all) spend this kind of work in these steps, most time first."""
 
     def syncs(self, kinds: Sequence[str]) -> list[Where]:
@@ -52,7 +54,9 @@ class Pricing:
     def __init__(self, graph: Graph, found: Excess, lines: Lines) -> None:
         self.graph, self.excess, self.lines = graph, found, lines
         self.mean_ns = graph.mean_cycle_ns
-        self.steps = np.concatenate([g.steps for g in graph.groups]) if graph.groups else np.empty(0, np.int64)
+        self.steps = (
+            np.concatenate([g.steps for g in graph.groups]) if graph.groups else np.empty(0, np.int64)
+        )
         self.order = np.argsort(self.steps, kind="stable")
 
     def late(self) -> LateFacts:
@@ -100,11 +104,13 @@ class Pricing:
         if not any(of.any() for of in spent):
             return None
         change = without_meeting(lambda group, k: group.syncs[k].kind in kinds)
-        return self._price([change], spent, None, (), where=self.lines.syncs(kinds), operation=self._names(kinds))
+        return self._price(
+            [change], spent, None, (), where=self.lines.syncs(kinds), operation=self._names(kinds)
+        )
 
     def _transfer(self) -> Cost | None:
-        """Exposed transfer that comes back in every step. What goes beyond it in some steps is a disturbance (a busy CPU or
-        link), and no reason to change the job."""
+        """Exposed transfer that comes back in every step. What goes beyond it in some steps is a disturbance
+        (a busy CPU or link), and no reason to change the job."""
         taken = [usual_transfer(group) for group in self.graph.groups]
         if not any(of.any() for of in taken):
             return None
@@ -125,7 +131,9 @@ class Pricing:
         chosen = [np.array([repeated(g, k) for k in range(len(g.syncs))]) for g in self.graph.groups]
         if not any(of.any() for of in chosen):
             return None
-        taken = [g.transfer[:, :, None] * c[None, :, None] for g, c in zip(self.graph.groups, chosen, strict=True)]
+        taken = [
+            g.transfer[:, :, None] * c[None, :, None] for g, c in zip(self.graph.groups, chosen, strict=True)
+        ]
         return self._price([without_meeting(repeated)], taken, None, (), where=self.lines.syncs([GRADIENTS]))
 
     def _names(self, kinds: Sequence[str]) -> str | None:
@@ -142,7 +150,8 @@ class Pricing:
         where: list[Where] | None = None,
         operation: str | None = None,
     ) -> Cost:
-        """Replay with the changes; ``spent`` [N, K, R or 1] ns per group is the time that goes into the cause."""
+        """Replay with the changes; ``spent`` [N, K, R or 1] ns per group is the time that goes into the
+        cause."""
         without_ns = float(replay_all(self.graph, changes).mean())
         gain_ns = max(0.0, self.mean_ns - without_ns)
         per_cycle = np.concatenate([of.sum(axis=1).max(axis=1) for of in spent])
@@ -167,8 +176,12 @@ class Pricing:
             operation=operation or self.lines.operation(names, positions),
         )
 
-    def _where(self, names: Sequence[str], positions: list[int] | None, hit: NDArray[np.bool_]) -> list[Where]:
-        return self.lines.work(names, positions, self.steps[hit] if hit.any() else self.steps) if names else []
+    def _where(
+        self, names: Sequence[str], positions: list[int] | None, hit: NDArray[np.bool_]
+    ) -> list[Where]:
+        return (
+            self.lines.work(names, positions, self.steps[hit] if hit.any() else self.steps) if names else []
+        )
 
     def _own(
         self, spent: list[Array], positions: list[int] | None, names: Sequence[str]
@@ -185,7 +198,7 @@ class Pricing:
 
 def _whole(group: CycleGroup, names: Sequence[str]) -> Array:
     """[N, R] ns of these components in the cycle, beside synchronisations too."""
-    whole = component([group.work], *names)[0].sum(axis=1)
+    whole: Array = component([group.work], *names)[0].sum(axis=1)
     return whole if group.hidden is None else whole + component([group.hidden], *names)[0]
 
 
@@ -205,5 +218,3 @@ def _spent(group: CycleGroup, kinds: Sequence[str]) -> Array:
     chosen = np.array([s.kind in kinds for s in group.syncs])
     result: Array = inside * chosen[None, :, None]
     return result
-
-

@@ -1,7 +1,9 @@
-"""Facts: every number a rule may read, typed, with its unit in its name. ``None`` means "not measured", never zero.
+"""Facts: every number a rule may read, typed, with its unit in its name. ``None`` means "not measured", never
+zero.
 
-``docs/facts.md`` is generated from this file. Times are milliseconds per optimizer step, averaged over the measured steps, unless a
-name says otherwise. Shares are fractions of the step time on the critical path (0 to 1).
+``docs/facts.md`` is generated from this file. Times are milliseconds per optimizer step, averaged over the
+measured steps, unless a name says otherwise. Shares are fractions of the step time on the critical path (0 to
+1).
 """
 
 from __future__ import annotations
@@ -72,7 +74,8 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Step times on the critical path (from the earliest start to the latest end over the ranks, divided over steps)."""
+    """Step times on the critical path (from the earliest start to the latest end over the ranks, divided over
+    steps)."""
 
     source: str = "step-log"
     """"step-log" (the whole run) or "trace" (the profiled window only)."""
@@ -87,7 +90,8 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: float | None = None
     """Median samples per rank and micro-batch."""
     batch_size_most: float | None = None
-    """Mean batch size of the rank that gets most samples per step, relative to the median rank (1.0: even)."""
+    """Mean batch size of the rank that gets most samples per step, relative to the median rank (1.0:
+    even)."""
     micro_batches: float | None = None
     """Backward passes per optimizer step."""
     slow_steps_share: float | None = None
@@ -95,7 +99,8 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LateFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What some ranks do longer than the median rank, so that all others wait: each a :class:`Cost` of the excess alone."""
+    """What some ranks do longer than the median rank, so that all others wait: each a :class:`Cost` of the
+    excess alone."""
 
     data: Cost | None = None
     """Waiting for the data loader."""
@@ -107,7 +112,8 @@ class LateFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The part of ``compute`` that goes with more samples or larger shapes on the late rank."""
     optimizer: Cost | None = None
     host: Cost | None = None
-    """The rank's own Python work outside forward, backward, optimizer and data; on a GPU: gaps without kernels."""
+    """The rank's own Python work outside forward, backward, optimizer and data; on a GPU: gaps without
+    kernels."""
     collection: Cost | None = None
     """Python garbage collection."""
     checkpoint: Cost | None = None
@@ -123,7 +129,8 @@ class LateFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What all ranks alike spend: each a :class:`Cost` of the part common to the ranks (its excess on one rank is in ``late``)."""
+    """What all ranks alike spend: each a :class:`Cost` of the part common to the ranks (its excess on one
+    rank is in ``late``)."""
 
     data: Cost | None = None
     data_epoch_start: Cost | None = None
@@ -165,7 +172,8 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     total_transfer_ms: float | None = None
     """All transfer, hidden or not."""
     exposed_ms: float | None = None
-    """Time in collectives beside which no computation runs, waiting included, median rank: known also where ranks could not be matched."""
+    """Time in collectives beside which no computation runs, waiting included, median rank: known also where
+    ranks could not be matched."""
     hidden_share: float | None = None
     """Share of the time in collectives that ran beside computation."""
     bytes_per_step: float | None = None
@@ -297,7 +305,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All facts of a run. Rules address them by path, such as ``late.data.share`` or ``loader.num_workers``."""
+    """All facts of a run. Rules address them by path, such as ``late.data.share`` or
+    ``loader.num_workers``."""
 
     job: JobFacts = JobFacts()
     steps: StepFacts = StepFacts()

@@ -1,13 +1,16 @@
-"""The dependency graph of a run: cycles of work and synchronisation, in a form that can be measured, blamed and replayed.
+"""The dependency graph of a run: cycles of work and synchronisation, in a form that can be measured, blamed
+and replayed.
 
-A *cycle* is a step seen from the synchronisation points: from the end of the last one in step *i - 1* to the end of the last one in
-step *i*. All ranks stand together at both ends, so cycles are independent of each other, and their mean length is the mean
-step time. Inside, each rank works in *segments*, from its own end of one synchronisation to its own arrival at the next:
+A *cycle* is a step seen from the synchronisation points: from the end of the last one in step *i - 1* to the
+end of the last one in step *i*. All ranks stand together at both ends, so cycles are independent of each
+other, and their mean length is the mean step time. Inside, each rank works in *segments*, from its own end of
+one synchronisation to its own arrival at the next:
 
     begin -> work -> arrival | wait | transfer | own end -> work -> arrival ...
 
-Cycles with the same sequence of synchronisations are kept in one :class:`CycleGroup` of dense arrays with axes N (cycles), K (synchronisations),
-R (ranks) and C (components of work). Times are float64 ns on the run's common clock; NaN where a rank takes no part.
+Cycles with the same sequence of synchronisations are kept in one :class:`CycleGroup` of dense arrays with
+axes N (cycles), K (synchronisations), R (ranks) and C (components of work). Times are float64 ns on the run's
+common clock; NaN where a rank takes no part.
 """
 
 from __future__ import annotations
@@ -34,9 +37,10 @@ COMPONENTS = (
     "unmatched",
     "unseen",
 )
-"""Kinds of work in a segment. ``host`` is the rank's own Python work outside the others (on a GPU: no kernel runs and none
-of the others explains why); ``launch`` is a GPU idle between kernels while the host issues them; ``unmatched`` is exposed time
-in collectives that could not be matched, of which waiting and transferring cannot be told apart; ``unseen`` is the time before a rank's own window began."""
+"""Kinds of work in a segment. ``host`` is the rank's own Python work outside the others (on a GPU: no kernel
+runs and none of the others explains why); ``launch`` is a GPU idle between kernels while the host issues
+them; ``unmatched`` is exposed time in collectives that could not be matched, of which waiting and
+transferring cannot be told apart; ``unseen`` is the time before a rank's own window began."""
 
 INDEX = {name: i for i, name in enumerate(COMPONENTS)}
 COMPUTE = ("forward", "backward", "optimizer")
@@ -53,8 +57,9 @@ class Sync:
     """One synchronisation in a cycle's sequence."""
 
     kind: str
-    """``gradients`` (DDP's reduction after one backward pass, or what a job does instead), ``barrier``, ``collective`` (called
-    from Python), ``broadcast`` (of buffers), ``step end`` (a mark without any waiting, for jobs of one rank)."""
+    """``gradients`` (DDP's reduction after one backward pass, or what a job does instead), ``barrier``,
+    ``collective`` (called from Python), ``broadcast`` (of buffers), ``step end`` (a mark without any waiting,
+    for jobs of one rank)."""
     name: str
     members: tuple[int, ...]
     """Positions of the ranks that take part."""
@@ -79,25 +84,31 @@ class CycleGroup:
     end: Array
     """[N, K, R] own end."""
     work: Array
-    """[N, K, R, C] ns of each component in the segment before the arrival. The components of a segment add up to its length."""
+    """[N, K, R, C] ns of each component in the segment before the arrival. The components of a segment add up
+    to its length."""
     message_bytes: Array
     """[N, K] bytes that a rank contributes; NaN where unknown."""
     hidden: Array | None = None
-    """[N, R, C] ns of each component beside synchronisations of the cycle; None where none can run beside one. A rank that waits in a
-    reduction while its backward pass goes on computes no less than the late one: both counts belong together."""
+    """[N, R, C] ns of each component beside synchronisations of the cycle; None where none can run beside
+    one. A rank that waits in a reduction while its backward pass goes on computes no less than the late one:
+    both counts belong together."""
     beside: Array | None = None
-    """[N, K, R] ns of computation between own arrival and own end: work that stays when the synchronisation goes. None: nothing."""
+    """[N, K, R] ns of computation between own arrival and own end: work that stays when the synchronisation
+    goes. None: nothing."""
     exposed: Array | None = None
-    """[N, K] ns of the transfer during which no member computes; None where nothing runs beside a transfer."""
+    """[N, K] ns of the transfer during which no member computes; None where nothing runs beside a
+    transfer."""
 
     @property
     def last_arrival(self) -> Array:
         """[N, K] when the last member arrives."""
-        return np.nanmax(self.arrival, axis=2)
+        latest: Array = np.nanmax(self.arrival, axis=2)
+        return latest
 
     @property
     def common_end(self) -> Array:
-        """[N, K] when the synchronisation is over: the median of the members' own ends, not before the last arrival.
+        """[N, K] when the synchronisation is over: the median of the members' own ends, not before the last
+        arrival.
 
         A member cannot finish before the last one has arrived; ends differ by how soon each is woken.
         """
@@ -123,7 +134,9 @@ class CycleGroup:
         """[N] ns: the cycle's length, latest end to latest end."""
         last = len(self.syncs) - 1
         members = list(self.syncs[last].members)
-        length: Array = np.nanmax(self.end[:, last, members], axis=1) - np.nanmax(self.begin[:, members], axis=1)
+        length: Array = np.nanmax(self.end[:, last, members], axis=1) - np.nanmax(
+            self.begin[:, members], axis=1
+        )
         return length
 
 
@@ -141,7 +154,8 @@ class RankSteps:
     micro_batches: Array
     """[N] backward passes."""
     elements: Array | None = None
-    """[N] elements of all operators' inputs, from traces with shapes: the amount of work where the samples are not known."""
+    """[N] elements of all operators' inputs, from traces with shapes: the amount of work where the samples
+    are not known."""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """Interval algebra on numpy columns: written once, used for every "how much of this lies inside that".
 
-An interval set is a pair of float64 or int64 arrays ``(start, end)``, ends exclusive, in one unit (ns throughout this package). A *union* is
-sorted and its intervals are disjoint.
+An interval set is a pair of float64 or int64 arrays ``(start, end)``, ends exclusive, in one unit (ns
+throughout this package). A *union* is sorted and its intervals are disjoint.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ def intersect(a: Intervals, b: Intervals) -> Intervals:
     if not len(a[0]) or not len(b[0]):
         return EMPTY
     edges = np.concatenate((a[0], a[1], b[0], b[1]))
-    change = np.concatenate((np.ones(len(a[0])), -np.ones(len(a[0])), np.ones(len(b[0])), -np.ones(len(b[0]))))
+    change = np.concatenate(
+        (np.ones(len(a[0])), -np.ones(len(a[0])), np.ones(len(b[0])), -np.ones(len(b[0])))
+    )
     order = np.lexsort((change, edges))
     edges, depth = edges[order], np.cumsum(change[order])
     inside = depth[:-1] >= 2

@@ -20,7 +20,8 @@ _MOST_CELLS = 20_000_000
 def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] | None = None) -> Graph:
     """Build the graph; ``logs`` are on a common clock, one per rank, ordered by rank.
 
-    ``operator_shares`` (by position) is the part of a rank's host time that is computation, see :mod:`.outside`.
+    ``operator_shares`` (by position) is the part of a rank's host time that is computation, see
+    :mod:`.outside`.
     """
     ranks = tuple(log.rank for log in logs)
     meetings, unmatched = match([rank_points(log) for log in logs], ranks)
@@ -56,10 +57,14 @@ def _recount(group: CycleGroup, shares: Mapping[int, float]) -> None:
 
 
 def _cut(meetings: list[Meeting], world: int) -> int | None:
-    """Where a step's cycle ends: its last reduction of gradients, else its last synchronisation of all ranks."""
-    full = [i for i, meeting in enumerate(meetings) if len(meeting.points) == world and meeting.first.root is None]
+    """Where a step's cycle ends: its last reduction of gradients, else its last synchronisation of all
+    ranks."""
+    full = [
+        i for i, meeting in enumerate(meetings) if len(meeting.points) == world and meeting.first.root is None
+    ]
     gradients = [i for i in full if meetings[i].first.kind == GRADIENTS]
-    return (gradients or full or [None])[-1]
+    chosen = gradients or full
+    return chosen[-1] if chosen else None
 
 
 def _groups(
@@ -129,7 +134,8 @@ def _group(
 
 
 def _work(begin: Array, arrival: Array, end: Array, activities: Sequence[Activities]) -> Array:
-    """[N, K, R, C] what each rank did in each segment. A rank outside a synchronisation works on towards its next one."""
+    """[N, K, R, C] what each rank did in each segment. A rank outside a synchronisation works on towards its
+    next one."""
     cycles, count, world = arrival.shape
     work = np.zeros((cycles, count, world, len(INDEX)))
     for r in range(world):
@@ -157,7 +163,9 @@ def _alone(
     end = np.array([[of[s][1] for of in ends] for s in steps], float)[:, None, :]
     syncs = (Sync(STEP_END, STEP_END, tuple(range(len(logs)))),)
     work = _work(begin, end, end, activities)
-    return [CycleGroup(syncs, np.array(steps), begin, end.copy(), end, work, np.full((len(steps), 1), np.nan))]
+    return [
+        CycleGroup(syncs, np.array(steps), begin, end.copy(), end, work, np.full((len(steps), 1), np.nan))
+    ]
 
 
 def _rank_steps(log: RankLog, origin: int) -> RankSteps:
@@ -176,7 +184,9 @@ def points_where(logs: Sequence[RankLog], kind: str) -> Counter[tuple[int, int]]
     """(position, line id) of the synchronisations of one kind that carry a source line, with their number."""
     found: Counter[tuple[int, int]] = Counter()
     for position, log in enumerate(logs):
-        found.update((position, point.where) for point in rank_points(log) if point.kind == kind and point.where >= 0)
+        found.update(
+            (position, point.where) for point in rank_points(log) if point.kind == kind and point.where >= 0
+        )
     return found
 
 

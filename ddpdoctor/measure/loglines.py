@@ -1,4 +1,5 @@
-"""The user's source lines behind the measurements of a step log: from the calls that were recorded, and from stack samples."""
+"""The user's source lines behind the measurements of a step log: from the calls that were recorded, and from
+stack samples."""
 
 from __future__ import annotations
 
@@ -49,9 +50,12 @@ class LogLines:
         """A step log knows no kernels."""
         return None
 
-    def work(self, components: Sequence[str], positions: Sequence[int] | None, steps: NDArray[np.int64]) -> list[Where]:
-        """Lines of this kind of work: sampled ones where there are enough samples, else the recorded call's."""
-        wanted = set(int(s) for s in steps)
+    def work(
+        self, components: Sequence[str], positions: Sequence[int] | None, steps: NDArray[np.int64]
+    ) -> list[Where]:
+        """Lines of this kind of work: sampled ones where there are enough samples, else the recorded
+        call's."""
+        wanted = {int(s) for s in steps}
         chosen = [self.logs[p] for p in positions] if positions is not None else list(self.logs)
         sampled = self._sampled(chosen, components, wanted, against=self._others(positions))
         called = self._called(chosen, components, wanted)
@@ -79,7 +83,8 @@ class LogLines:
     def _sampled(
         self, logs: Sequence[RankLog], components: Sequence[str], wanted: set[int], against: Sequence[RankLog]
     ) -> list[Where]:
-        """Most sampled lines, in samples per second of steps, less what the other ranks show at the same line."""
+        """Most sampled lines, in samples per second of steps, less what the other ranks show at the same
+        line."""
         mine, samples, seconds = _rates(logs, components, wanted)
         if samples < _FEWEST_SAMPLES:
             return []

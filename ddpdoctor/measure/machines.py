@@ -32,9 +32,8 @@ _MOST_POINTS = 300
 class HostTelemetry(Protocol):
     """What is read of one host's telemetry (``telemetry.reader.Telemetry`` has it)."""
 
-    header: dict[str, Any]
-    samples: list[dict[str, Any]]
-
+    @property
+    def header(self) -> dict[str, Any]: ...
     @property
     def gpus(self) -> list[dict[str, Any]]: ...
     def gpu_column(self, index: int, field: str) -> Column: ...
@@ -46,7 +45,9 @@ class HostTelemetry(Protocol):
 def host_facts(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog], graph: Graph) -> HostFacts:
     """The busiest host. Run delay comes from the step logs, the rest from telemetry."""
     delay = _run_delay_share(logs, graph)
-    threads = [log.record.info.get("threads", {}).get("torch") for log in logs if log.record.info.get("threads")]
+    threads = [
+        log.record.info.get("threads", {}).get("torch") for log in logs if log.record.info.get("threads")
+    ]
     facts = HostFacts(
         run_delay_share=delay,
         threads_per_rank=float(np.median([t for t in threads if t])) if any(threads) else None,
@@ -59,11 +60,13 @@ def host_facts(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog], grap
         return facts
     name = max(known, key=lambda n: known[n])
     host = hosts[name]
-    cores = (host.header.get("host_facts") or {}).get("cpu_count_usable") or (host.header.get("host_facts") or {}).get(
-        "cpu_count_logical"
-    )
+    cores = (host.header.get("host_facts") or {}).get("cpu_count_usable") or (
+        host.header.get("host_facts") or {}
+    ).get("cpu_count_logical")
     memory = _mean(host.host_column("memory_used_bytes"))
-    whole = (host.header.get("host_facts") or {}).get("memory_total_bytes") or _mean(host.host_column("memory_total_bytes"))
+    whole = (host.header.get("host_facts") or {}).get("memory_total_bytes") or _mean(
+        host.host_column("memory_total_bytes")
+    )
     here = sum(log.host == name for log in logs) or None
     return msgspec.structs.replace(
         facts,
@@ -72,7 +75,9 @@ def host_facts(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog], grap
         cpu_percent=known[name],
         idle_cores=float(cores) * (1 - known[name] / 100) if cores else None,
         memory_used_share=memory / whole if memory and whole else None,
-        swap_bytes_per_s=_sum(_mean(host.host_column("swap_in_bytes_per_s")), _mean(host.host_column("swap_out_bytes_per_s"))),
+        swap_bytes_per_s=_sum(
+            _mean(host.host_column("swap_in_bytes_per_s")), _mean(host.host_column("swap_out_bytes_per_s"))
+        ),
         io_wait_percent=_mean(host.host_column("iowait_percent")),
     )
 
@@ -88,7 +93,8 @@ def _sum(*values: float | None) -> float | None:
 
 
 def _run_delay_share(logs: Sequence[RankLog], graph: Graph) -> float | None:
-    """Share of the step in which the training thread was ready but had no CPU, on the worst rank, over the measured steps."""
+    """Share of the step in which the training thread was ready but had no CPU, on the worst rank, over the
+    measured steps."""
     shares = []
     measured = {int(s) for group in graph.groups for s in group.steps}
     for steps in graph.steps:
@@ -101,7 +107,8 @@ def _run_delay_share(logs: Sequence[RankLog], graph: Graph) -> float | None:
 
 
 def rank_gpus(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> dict[int, tuple[str, int]]:
-    """Rank → (host, NVML index): by UUID or PCI bus id, else by the only GPU, else by CUDA index where all GPUs are visible."""
+    """Rank → (host, NVML index): by UUID or PCI bus id, else by the only GPU, else by CUDA index where all
+    GPUs are visible."""
     found = {}
     for log in logs:
         host = hosts.get(log.host)
@@ -203,7 +210,14 @@ def _errors(host: HostTelemetry, index: int) -> list[str]:
     known = ecc[~np.isnan(ecc)]
     if len(known) > 1 and known[-1] > known[0]:
         problems.append(f"{int(known[-1] - known[0])} uncorrectable memory errors during the run")
-    xids = sorted({str(x) for found in host.gpu_values(index, "xid_errors")[1] if isinstance(found, list) for x in found})
+    xids = sorted(
+        {
+            str(x)
+            for found in host.gpu_values(index, "xid_errors")[1]
+            if isinstance(found, list)
+            for x in found
+        }
+    )
     if xids:
         problems.append(f"Xid {', '.join(xids)}")
     return problems

@@ -30,7 +30,14 @@ from .timing import step_facts
 from .tracegraph import graph_of_windows
 from .tracelines import TraceLines
 from .window import Window
-from .windowfacts import bucket_facts, communication_facts, gpu_facts, message_cost, size_buckets, wait_and_transfer_ms
+from .windowfacts import (
+    bucket_facts,
+    communication_facts,
+    gpu_facts,
+    message_cost,
+    size_buckets,
+    wait_and_transfer_ms,
+)
 
 
 @dataclass(frozen=True)
@@ -51,12 +58,15 @@ def measure(
 ) -> Measurement:
     """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both.
 
-    The whole run speaks where the hosts' clocks tell when work was done: jobs on CPUs. With a device the host only issues work, so
-    the profiled window speaks, and the step logs give the step times, settings and source lines.
+    The whole run speaks where the hosts' clocks tell when work was done: jobs on CPUs. With a device the host
+    only issues work, so the profiled window speaks, and the step logs give the step times, settings and
+    source lines.
     """
     notes: list[str] = []
     align_logs(logs, notes)
-    on_device = any(w.on_device for w in windows) or any(str(log.record.info.get("device") or "").startswith("cuda") for log in logs)
+    on_device = any(w.on_device for w in windows) or any(
+        str(log.record.info.get("device") or "").startswith("cuda") for log in logs
+    )
     size_buckets(windows, _bucket_bytes(logs))
     window_graph = graph_of_windows(windows)[0] if windows else None
     log_graph = graph_of_logs(logs, operator_shares(logs, windows)) if logs else None
@@ -68,7 +78,11 @@ def measure(
     notes += _notes(graph, window_graph, windows, logs, on_device)
     drawn = log_graph if log_graph is not None and not on_device else graph
     hosts = [log.host for log in logs] if drawn is log_graph else [w.host for w in windows]
-    devices = [log.record.info.get("device") for log in logs] if drawn is log_graph else [_device_name(w) for w in windows]
+    devices = (
+        [log.record.info.get("device") for log in logs]
+        if drawn is log_graph
+        else [_device_name(w) for w in windows]
+    )
     return Measurement(
         facts,
         graph,
@@ -162,27 +176,36 @@ def _job_of_windows(windows: Sequence[Window]) -> JobFacts:
         torch=next((m.torch_version for m in metas if m.torch_version), None),
         nccl=next((m.versions.get("nccl_version") for m in metas if m.versions.get("nccl_version")), None),
         is_ddp=forward or None,
-        data_parallel=any("DataParallel.forward" in n and "Distributed" not in n for w in windows for n in w.trace.names) or None,
+        data_parallel=any(
+            "DataParallel.forward" in n and "Distributed" not in n for w in windows for n in w.trace.names
+        )
+        or None,
     )
 
 
 def _notes(
-    graph: Graph, window_graph: Graph | None, windows: Sequence[Window], logs: Sequence[RankLog], on_device: bool
+    graph: Graph,
+    window_graph: Graph | None,
+    windows: Sequence[Window],
+    logs: Sequence[RankLog],
+    on_device: bool,
 ) -> list[str]:
     notes = list(graph.notes)
     if graph is window_graph and window_graph is not None and window_graph.refused:
         notes.append(
-            f"Collectives could not be matched over the ranks: {window_graph.refused}. Waiting and transfer cannot be told apart, and no rank is accused."
+            f"Collectives could not be matched over the ranks: {window_graph.refused}. "
+            "Waiting and transfer cannot be told apart, and no rank is accused."
         )
     if len(windows) == 1 and len(windows[0].comms) and not logs:
         notes.append(
-            "One rank only: whether its collectives waited for a late rank or transferred slowly cannot be told from this trace. Collect the "
-            "same steps on all ranks."
+            "One rank only: whether its collectives waited for a late rank or transferred slowly cannot be told "
+            "from this trace. Collect the same steps on all ranks."
         )
     world = next((w.trace.meta.world_size for w in windows if w.trace.meta.world_size), None)
     if not logs and world is not None and 1 < len(windows) < world:
         notes.append(
-            f"Traces of {len(windows)} of {world} ranks: a rank that is not here may have been the last to arrive, so transfer times are upper bounds."
+            f"Traces of {len(windows)} of {world} ranks: a rank that is not here may have been the last to arrive, "
+            "so transfer times are upper bounds."
         )
     if on_device and logs and not windows:
         notes.append(

@@ -1,7 +1,8 @@
 """Operators outside forward, backward and optimizer: is a rank's own time in its loop Python, or computation?
 
-A step log knows the regions that torch marks; what a loop computes besides (a loss, a hand-written layer, a model without DDP) looks like
-host work there. The profiled window shows the operators, and their share of that time is taken for the whole run.
+A step log knows the regions that torch marks; what a loop computes besides (a loss, a hand-written layer, a
+model without DDP) looks like host work there. The profiled window shows the operators, and their share of
+that time is taken for the whole run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ _LEAST_NS = 200_000
 
 
 def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[int, float]:
-    """Position of the log → share (0 to 1) of its host time that operators fill. Only CPU jobs with a window have one."""
+    """Position of the log → share (0 to 1) of its host time that operators fill. Only CPU jobs with a window
+    have one."""
     by_rank = {window.rank: window for window in windows if not window.on_device}
     shares = {}
     for position, log in enumerate(logs):

@@ -26,7 +26,8 @@ class Persistence:
 
 
 def persistence(steps: NDArray[np.int64], hit: NDArray[np.bool_]) -> Persistence:
-    """Classify; ``steps`` [N] are step numbers in rising order, ``hit`` [N] says in which of them it happened."""
+    """Classify; ``steps`` [N] are step numbers in rising order, ``hit`` [N] says in which of them it
+    happened."""
     times = np.asarray(steps)[np.asarray(hit, bool)]
     seen = len(steps)
     if not len(times):

@@ -1,4 +1,5 @@
-"""Synchronisation points of step logs: where a rank arrives and when it goes on, matched over the ranks by what they are."""
+"""Synchronisation points of step logs: where a rank arrives and when it goes on, matched over the ranks by
+what they are."""
 
 from __future__ import annotations
 
@@ -55,7 +56,9 @@ class Meeting:
 def rank_points(log: RankLog) -> list[Point]:
     """All synchronisation points of one rank, in order of arrival."""
     has_ddp = bool(log.record.info.get("ddp"))
-    buffers = any(ddp.get("broadcast_buffers") and ddp.get("buffer_bytes") for ddp in log.record.info.get("ddp") or [])
+    buffers = any(
+        ddp.get("broadcast_buffers") and ddp.get("buffer_bytes") for ddp in log.record.info.get("ddp") or []
+    )
     points: list[Point] = []
     for step in log.steps:
         points.extend(_backward_points(log, step))
@@ -67,7 +70,8 @@ def rank_points(log: RankLog) -> list[Point]:
 
 
 def _backward_points(log: RankLog, step: Step) -> list[Point]:
-    """DDP's reductions: the rank arrives when its last gradient is ready, not when its backward pass begins or ends."""
+    """DDP's reductions: the rank arrives when its last gradient is ready, not when its backward pass begins
+    or ends."""
     points = []
     backwards = [event for event in step.events if event.k == "bwd"]
     for micro, event in enumerate(backwards):
@@ -92,7 +96,8 @@ def _backward_points(log: RankLog, step: Step) -> list[Point]:
 
 
 def gradients_ready(log: RankLog, event: Event) -> int:
-    """Epoch ns at which the last gradient of this backward pass was ready: DDP's own stamp, else from the buckets' times."""
+    """Epoch ns at which the last gradient of this backward pass was ready: DDP's own stamp, else from the
+    buckets' times."""
     stamps = log.stamps.get((event.m, event.it))
     if stamps is not None and event.s <= stamps.ce <= event.stop + 1_000_000:
         return stamps.ce
@@ -107,11 +112,15 @@ def _gradient_bytes(log: RankLog, module: int) -> float | None:
 
 
 def _called_points(step: Step, has_ddp: bool) -> list[Point]:
-    """Collectives called from Python. Without DDP, those between backward and optimizer average the gradients."""
+    """Collectives called from Python. Without DDP, those between backward and optimizer average the
+    gradients."""
     points: list[Point] = []
     pending: Event | None = None
     last_backward = max((e.stop for e in step.events if e.k == "bwd"), default=None)
-    optimizer = min((e.s for e in step.events if e.k == "opt" and (last_backward is None or e.s >= last_backward)), default=None)
+    optimizer = min(
+        (e.s for e in step.events if e.k == "opt" and (last_backward is None or e.s >= last_backward)),
+        default=None,
+    )
     for event in step.events:
         if event.k in ("coll", "bar") and not event.p2p and event.seq >= 0:
             if event.is_async:
@@ -125,7 +134,13 @@ def _called_points(step: Step, has_ddp: bool) -> list[Point]:
 
 
 def _called(
-    step: Step, event: Event, arrival: int, end: int, has_ddp: bool, backward: int | None, optimizer: int | None
+    step: Step,
+    event: Event,
+    arrival: int,
+    end: int,
+    has_ddp: bool,
+    backward: int | None,
+    optimizer: int | None,
 ) -> Point:
     kind = BARRIER if event.k == "bar" else COLLECTIVE
     if (
@@ -151,7 +166,8 @@ def _called(
 
 
 def _buffer_points(log: RankLog) -> list[Point]:
-    """DDP broadcasts its buffers from rank 0 at the start of each synchronised forward: all others wait there for rank 0."""
+    """DDP broadcasts its buffers from rank 0 at the start of each synchronised forward: all others wait there
+    for rank 0."""
     points = []
     step_of = {(e.m, e.it): step.number for step in log.steps for e in step.events if e.k == "bwd" and e.sync}
     for key, stamps in log.stamps.items():
@@ -172,7 +188,8 @@ def _buffer_points(log: RankLog) -> list[Point]:
 
 
 def match(points: Sequence[Sequence[Point]], ranks: Sequence[int]) -> tuple[list[Meeting], int]:
-    """Meetings of all members, in order of last arrival, and how many points had no counterpart on another rank.
+    """Meetings of all members, in order of last arrival, and how many points had no counterpart on another
+    rank.
 
     The members of a group are the ranks on which any of its synchronisations was seen.
     """
@@ -196,12 +213,14 @@ def match(points: Sequence[Sequence[Point]], ranks: Sequence[int]) -> tuple[list
 
 
 def _same(found: dict[int, Point]) -> bool:
-    """Whether all ranks mean the same by this key: a sequence that slipped on one rank pairs different operations."""
+    """Whether all ranks mean the same by this key: a sequence that slipped on one rank pairs different
+    operations."""
     return len(Counter(point.name for point in found.values())) == 1
 
 
 def _end_of_broadcast(meeting: Meeting, ranks: Sequence[int]) -> None:
-    """A rank goes on when both it and the root have arrived; the transfer of a few buffers itself was not recorded."""
+    """A rank goes on when both it and the root have arrived; the transfer of a few buffers itself was not
+    recorded."""
     root = meeting.points.get(ranks.index(0)) if 0 in ranks else None
     if root is not None:
         for point in meeting.points.values():

@@ -1,4 +1,5 @@
-"""Splitting a late rank's extra computation by what goes with it: more samples, lowered clocks, a CPU it had to wait for."""
+"""Splitting a late rank's extra computation by what goes with it: more samples, lowered clocks, a CPU it had
+to wait for."""
 
 from __future__ import annotations
 
@@ -16,7 +17,8 @@ _FEWEST_KNOWN = 2
 
 
 def refine(late: LateFacts, graph: Graph, throttled: Sequence[int] = ()) -> LateFacts:
-    """Move ``compute`` to ``uneven``, ``throttled`` or ``cpu_starved`` where that explains at least half of it.
+    """Move ``compute`` to ``uneven``, ``throttled`` or ``cpu_starved`` where that explains at least half of
+    it.
 
     ``throttled`` are rank numbers whose GPU clocks were lowered for more of the run than the median rank's.
     """
@@ -44,9 +46,12 @@ def _explained_by_samples(cost: Cost, more: float) -> bool:
 
 
 def _more_samples(graph: Graph, ranks: Sequence[int]) -> float | None:
-    """Samples (else elements of the operators' inputs) of the late ranks relative to the median of the others."""
+    """Samples (else elements of the operators' inputs) of the late ranks relative to the median of the
+    others."""
     for amounts in ([steps.samples for steps in graph.steps], [steps.elements for steps in graph.steps]):
-        means = {rank: _mean_known(of) for rank, of in zip(graph.ranks, amounts, strict=True) if of is not None}
+        means = {
+            rank: _mean_known(of) for rank, of in zip(graph.ranks, amounts, strict=True) if of is not None
+        }
         own = [m for rank in ranks if (m := means.get(rank)) is not None]
         others = [m for rank, m in means.items() if rank not in ranks and m is not None]
         if own and others and np.median(others):

@@ -1,15 +1,17 @@
 """What-if: replaying the measured graph with parts taken out.
 
-A cycle is replayed from the state in which its ranks really were at its beginning. For each synchronisation *k* and rank *r*
+A cycle is replayed from the state in which its ranks really were at its beginning. For each synchronisation
+*k* and rank *r*
 
     arrival[k, r] = ready[r] + work[k, r]
     end[k]        = max over members of arrival[k, r] + transfer[k]
     ready[r]      = end[k] + lag[k, r]
 
-(at a broadcast, the maximum is over the rank itself and the root alone). With nothing changed this gives back the measured times exactly (a test holds it to that). A scenario changes ``work``, ``transfer``, or drops
-the meeting itself (``meet``), in which case each member goes on with what it computed beside it. The form is that of the what-if analysis of large jobs
-(Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25): replay with a cause idealised,
-compare step times.
+(at a broadcast, the maximum is over the rank itself and the root alone). With nothing changed this gives back
+the measured times exactly (a test holds it to that). A scenario changes ``work``, ``transfer``, or drops the
+meeting itself (``meet``), in which case each member goes on with what it computed beside it. The form is that
+of the what-if analysis of large jobs (Lin et al., "Understanding Stragglers in Large Model Training Using
+What-if Analysis", OSDI '25): replay with a cause idealised, compare step times.
 """
 
 from __future__ import annotations
@@ -65,7 +67,8 @@ def _meet(group: CycleGroup, k: int, arrival: Array, transfer: Array) -> Array:
     sync = group.syncs[k]
     members = list(sync.members)
     if sync.root is None:
-        return (arrival.max(axis=1) + transfer)[:, None] + group.lag[:, k, members]
+        going_on: Array = (arrival.max(axis=1) + transfer)[:, None] + group.lag[:, k, members]
+        return going_on
     root = members.index(sync.root)
     measured = group.arrival[:, k, members]
     took = group.end[:, k, members] - np.maximum(measured, measured[:, [root]])
@@ -109,7 +112,8 @@ def without_transfer(removed: Sequence[Array]) -> Change:
 
 
 def without_meeting(chosen: Callable[[CycleGroup, int], bool]) -> Change:
-    """Drops the synchronisations for which ``chosen(group, k)`` is true. The last one of a cycle stays: it is where cycles are cut."""
+    """Drops the synchronisations for which ``chosen(group, k)`` is true. The last one of a cycle stays: it is
+    where cycles are cut."""
 
     def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
         for k in range(len(group.syncs)):

@@ -10,10 +10,12 @@ import numpy as np
 from .steplog import RankLog, Step
 
 WARM_UP_STEPS = 3
-"""DDP rebuilds its buckets in the second iteration; allocators, caches and thread pools settle in the same time."""
+"""DDP rebuilds its buckets in the second iteration; allocators, caches and thread pools settle in the same
+time."""
 _LONGEST_WARM_UP = 20
 _SETTLED = 1.5
-"""Steps at the front count as warm-up while they take more than this multiple of the median (compilation, autotuning)."""
+"""Steps at the front count as warm-up while they take more than this multiple of the median (compilation,
+autotuning)."""
 _ENOUGH = 8
 """With at least this many undisturbed steps, the steps inside the profiler's window are set aside too."""
 _DISTURBED = ("profiler_open", "profiler_close", "profiler_save", "user_profiler")
@@ -24,7 +26,7 @@ def choose_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[str, int]]:
     by_number = [{step.number: step for step in log.steps} for log in logs]
     everywhere = set.intersection(*(set(steps) for steps in by_number)) if by_number else set()
     anywhere = set().union(*(set(steps) for steps in by_number)) if by_number else set()
-    reasons: dict[int, str] = {number: "missing on a rank" for number in anywhere - everywhere}
+    reasons: dict[int, str] = dict.fromkeys(anywhere - everywhere, "missing on a rank")
     main = _main_loaders(logs)
     for number in sorted(everywhere):
         steps = [of[number] for of in by_number]
@@ -69,4 +71,6 @@ def _main_loaders(logs: Sequence[RankLog]) -> list[set[int]]:
 
 
 def _evaluates(step: Step, main: set[int]) -> bool:
-    return any(e.k == "eval" or (e.k == "data" and not e.end and main and e.l not in main) for e in step.events)
+    return any(
+        e.k == "eval" or (e.k == "data" and not e.end and main and e.l not in main) for e in step.events
+    )

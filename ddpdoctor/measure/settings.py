@@ -41,7 +41,9 @@ def first(infos: Sequence[dict[str, Any]], key: str) -> Any:
 
 def main_loader(log: RankLog) -> int | None:
     """Id of the loader that gave most batches on this rank."""
-    used = Counter(event.l for step in log.steps for event in step.events if event.k == "data" and not event.end)
+    used = Counter(
+        event.l for step in log.steps for event in step.events if event.k == "data" and not event.end
+    )
     return used.most_common(1)[0][0] if used else None
 
 

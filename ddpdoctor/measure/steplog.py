@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import msgspec
 
@@ -17,7 +17,8 @@ _MOST_STEPS = 60_000
 
 
 class Event(msgspec.Struct):
-    """Something that happened in a step; ``start_ns`` is epoch ns once :func:`read_rank_log` is through with it."""
+    """Something that happened in a step; ``start_ns`` is epoch ns once :func:`read_rank_log` is through with
+    it."""
 
     k: str
     s: int
@@ -128,11 +129,11 @@ class RankLog:
         self.samples = [(t + offset_ns, user, leaf) for t, user, leaf in self.samples]
 
 
-def _lines(path: str, notes: list[str]) -> Iterator[_Line]:
+def _lines(path: Path, notes: list[str]) -> Iterator[_Line]:
     decode = msgspec.json.Decoder(_Line).decode
     broken = 0
     try:
-        source = open(path, "rb")  # noqa: SIM115
+        source = path.open("rb")
     except OSError:
         return
     with source:
@@ -150,20 +151,24 @@ def _lines(path: str, notes: list[str]) -> Iterator[_Line]:
 def read_rank_log(record: RankRecord) -> RankLog:
     """Read steps.jsonl and samples.jsonl of one rank; broken lines are left out and noted."""
     log = RankLog(record.rank, record)
-    for line in _lines(os.path.join(record.path, STEPS_FILE), log.notes):
+    for line in _lines(Path(record.path) / STEPS_FILE, log.notes):
         if line.step is not None and isinstance(line.t, list):
             log.steps.append(_step(line.step, line))
         elif line.ddp is not None:
-            log.stamps[line.ddp, line.it] = Stamps(line.ddp, line.it, line.fs, line.cs, line.ce, line.ms, line.me)
+            log.stamps[line.ddp, line.it] = Stamps(
+                line.ddp, line.it, line.fs, line.cs, line.ce, line.ms, line.me
+            )
         elif line.where is not None:
             log.where[line.where] = Where(line.file, line.line, line.function)
         elif line.note:
             log.notes.append(f"Rank {record.rank}: {line.note}")
-    for line in _lines(os.path.join(record.path, SAMPLES_FILE), log.notes):
+    for line in _lines(Path(record.path) / SAMPLES_FILE, log.notes):
         if line.where is not None:
             log.sample_where[line.where] = Where(line.file, line.line, line.function)
         elif isinstance(line.t, int):
-            log.samples.extend((line.t + item[0], item[1], item[2] if len(item) > 2 else item[1]) for item in line.s)
+            log.samples.extend(
+                (line.t + item[0], item[1], item[2] if len(item) > 2 else item[1]) for item in line.s
+            )
     if len(log.steps) > _MOST_STEPS:
         log.steps = _thin(log.steps)
     return log

@@ -42,7 +42,8 @@ def _mean_step_ms(steps: RankSteps) -> float | None:
 
 
 def lateness(graph: Graph) -> tuple[Array, Array]:
-    """[R] ns per cycle: lateness against the median rank, and the waiting that a rank causes to each other rank by being last."""
+    """[R] ns per cycle: lateness against the median rank, and the waiting that a rank causes to each other
+    rank by being last."""
     world = len(graph.ranks)
     late, caused = np.zeros(world), np.zeros(world)
     for group in graph.groups:
@@ -60,7 +61,8 @@ def lateness(graph: Graph) -> tuple[Array, Array]:
 
 
 def cycle_lateness(graph: Graph) -> tuple[NDArray[np.int64], Array]:
-    """Step numbers [cycles] and [cycles, R] ns: the largest lateness of each rank in each cycle, in rising order of steps."""
+    """Step numbers [cycles] and [cycles, R] ns: the largest lateness of each rank in each cycle, in rising
+    order of steps."""
     if not graph.groups:
         return np.empty(0, np.int64), np.empty((0, len(graph.ranks)))
     steps = np.concatenate([group.steps for group in graph.groups])
@@ -73,7 +75,8 @@ def cycle_lateness(graph: Graph) -> tuple[NDArray[np.int64], Array]:
 
 
 def series(graph: Graph) -> Series:
-    """Step times and lateness over time, thinned to at most :data:`MOST_POINTS` points (means of neighbouring steps)."""
+    """Step times and lateness over time, thinned to at most :data:`MOST_POINTS` points (means of neighbouring
+    steps)."""
     numbers = sorted({int(s) for steps in graph.steps for s in steps.steps})
     if not numbers:
         return Series()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One rank over the measured steps."""
 

@@ -27,7 +27,8 @@ _SHORTEST_SHARE = 0.001
 
 
 def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -> Timeline | None:
-    """The cycle whose length is nearest to the median, with the ranks that matter most where there are many."""
+    """The cycle whose length is nearest to the median, with the ranks that matter most where there are
+    many."""
     if not graph.groups:
         return None
     group, n = _typical(graph)
@@ -42,7 +43,11 @@ def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -
         spans += _work_spans(rank, lane, sets, zero, origin, end)
         spans += _sync_spans(rank, position, group, n, origin)
     spans.sort(key=lambda span: -span.duration_ms)
-    note = "" if len(positions) == len(graph.ranks) else f"{len(positions)} of {len(graph.ranks)} ranks shown: first, last and latest."
+    note = (
+        ""
+        if len(positions) == len(graph.ranks)
+        else f"{len(positions)} of {len(graph.ranks)} ranks shown: first, last and latest."
+    )
     return Timeline(step=int(group.steps[n]), spans=spans[:_MOST_SPANS], note=note)
 
 
@@ -57,7 +62,9 @@ def _positions(group: CycleGroup) -> list[int]:
     if world <= _MOST_RANKS:
         return list(range(world))
     late = np.nanmean(np.nanmax(group.wait, axis=2, keepdims=True) - group.wait, axis=(0, 1))
-    chosen = set(range(4)) | set(range(world - 2, world)) | {int(r) for r in np.argsort(-late)[: _MOST_RANKS - 6]}
+    chosen = (
+        set(range(4)) | set(range(world - 2, world)) | {int(r) for r in np.argsort(-late)[: _MOST_RANKS - 6]}
+    )
     return sorted(chosen)
 
 
@@ -80,7 +87,16 @@ def _work_spans(
         starts, ends = clip((intervals[0] - zero, intervals[1] - zero), origin, end)
         for a, b in zip(starts, ends, strict=True):
             if b - a >= _SHORTEST_SHARE * (end - origin):
-                spans.append(Span(rank, lane, _KIND.get(name, name), name, round((a - origin) / 1e6, 4), round((b - a) / 1e6, 4)))
+                spans.append(
+                    Span(
+                        rank,
+                        lane,
+                        _KIND.get(name, name),
+                        name,
+                        round((a - origin) / 1e6, 4),
+                        round((b - a) / 1e6, 4),
+                    )
+                )
     return spans
 
 
@@ -95,6 +111,13 @@ def _sync_spans(rank: int, position: int, group: CycleGroup, n: int, origin: flo
         for kind, a, b in ((wait, arrival, together), (rest, together, end)):
             if b > a:
                 spans.append(
-                    Span(rank, "communication", kind, sync.name, round((a - origin) / 1e6, 4), round((b - a) / 1e6, 4))
+                    Span(
+                        rank,
+                        "communication",
+                        kind,
+                        sync.name,
+                        round((a - origin) / 1e6, 4),
+                        round((b - a) / 1e6, 4),
+                    )
                 )
     return spans

@@ -18,7 +18,7 @@ def step_facts(graph: Graph) -> StepFacts:
         return StepFacts(source=graph.source, seen=seen)
     lengths = np.concatenate([group.duration for group in graph.groups])
     steps = np.concatenate([group.steps for group in graph.groups])
-    samples = _samples(graph, set(int(s) for s in steps))
+    samples = _samples(graph, {int(s) for s in steps})
     mean_ns = float(lengths.mean())
     per_step = float(samples.sum()) if samples is not None else None
     micro = _micro_batches(graph)
@@ -41,7 +41,11 @@ def _samples(graph: Graph, measured: set[int]) -> np.ndarray | None:  # type: ig
     """[R] mean samples per step; None where a rank's loader does not tell."""
     means = []
     for steps in graph.steps:
-        known = [v for s, v in zip(steps.steps, steps.samples, strict=True) if int(s) in measured and not np.isnan(v)]
+        known = [
+            v
+            for s, v in zip(steps.steps, steps.samples, strict=True)
+            if int(s) in measured and not np.isnan(v)
+        ]
         if not known:
             return None
         means.append(float(np.mean(known)))
@@ -57,6 +61,8 @@ def _most(samples: np.ndarray | None) -> float | None:  # type: ignore[type-arg]
 
 
 def _micro_batches(graph: Graph) -> float | None:
-    values = [float(np.nanmedian(s.micro_batches)) for s in graph.steps if not np.isnan(s.micro_batches).all()]
+    values = [
+        float(np.nanmedian(s.micro_batches)) for s in graph.steps if not np.isnan(s.micro_batches).all()
+    ]
     found = float(np.median(values)) if values else 0.0
     return found or None

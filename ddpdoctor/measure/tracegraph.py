@@ -1,14 +1,16 @@
 """Profiler windows of all ranks → the dependency graph of the window.
 
-On a device the chain of communication kernels is followed: a rank's segment runs from the end of its previous collective to the start of its
-own part in the next. What its device (or, for a job on CPUs, its training thread) did in that time is the work of the segment. A bucket
-that is reduced while the backward pass goes on therefore costs only the time for which the communication stream stood still.
+On a device the chain of communication kernels is followed: a rank's segment runs from the end of its previous
+collective to the start of its own part in the next. What its device (or, for a job on CPUs, its training
+thread) did in that time is the work of the segment. A bucket that is reduced while the backward pass goes on
+therefore costs only the time for which the communication stream stood still.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,7 +24,8 @@ _UNKNOWN_STEP = -1
 
 
 def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, Matched]:
-    """Align, match and build. Windows end up on the common clock (in place); one per rank, ordered by rank."""
+    """Align, match and build. Windows end up on the common clock (in place); one per rank, ordered by
+    rank."""
     matched = align_and_match(windows)
     origin = min((w.span[0] for w in windows), default=0)
     usable = len(matched.rows) > 0 and matched.refused is None
@@ -48,12 +51,14 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, Matched]:
 
 
 def _add_unmatched(window: Window, matched: bool) -> None:
-    """Exposed communication as a component: all of it where nothing was matched, else only what is left between collectives."""
+    """Exposed communication as a component: all of it where nothing was matched, else only what is left
+    between collectives."""
     comms = window.comms
     if len(comms):
         exposed = subtract(union(comms.start, comms.end), window.compute)
         taken = union(
-            np.concatenate([window.sets[n][0] for n in window.sets]), np.concatenate([window.sets[n][1] for n in window.sets])
+            np.concatenate([window.sets[n][0] for n in window.sets]),
+            np.concatenate([window.sets[n][1] for n in window.sets]),
         )
         window.sets["unmatched"] = subtract(exposed, taken)
 
@@ -89,11 +94,13 @@ def _groups(windows: Sequence[Window], matched: Matched, origin: int) -> list[Cy
     steps = sorted(step for step in by_step if step != _UNKNOWN_STEP)
     cuts = {step: table.cut(by_step[step], world) for step in steps}
     cycles: dict[tuple[Sync, ...], list[tuple[int, int, list[int]]]] = defaultdict(list)
-    for before, step in zip(steps[:-1], steps[1:], strict=True):
+    for before, step in pairwise(steps):
         first, last = cuts[before], cuts[step]
         if first is None or last is None:
             continue
-        body = [m for m in order if table.last_arrival[first] < table.last_arrival[m] <= table.last_arrival[last]]
+        body = [
+            m for m in order if table.last_arrival[first] < table.last_arrival[m] <= table.last_arrival[last]
+        ]
         body = [m for m in body if m != first]
         cycles[tuple(table.sync(m) for m in body)].append((step, first, body))
     if cycles:
@@ -104,7 +111,8 @@ def _groups(windows: Sequence[Window], matched: Matched, origin: int) -> list[Cy
 def _whole_window(
     windows: Sequence[Window], table: _Table, order: list[int], steps: list[int], origin: int
 ) -> list[CycleGroup]:
-    """One step, or no steps marked: the window is the cycle, from the earliest event of any rank to the last collective of all.
+    """One step, or no steps marked: the window is the cycle, from the earliest event of any rank to the last
+    collective of all.
 
     Before its own first event nothing is known of a rank, so that time counts as unseen.
     """
@@ -151,7 +159,8 @@ class _Table:
         return int((self.rows[m] >= 0).sum())
 
     def cut(self, found: list[int], world: int) -> int | None:
-        """Where the step's cycle ends: its last reduction of gradients by all, else its last collective of all."""
+        """Where the step's cycle ends: its last reduction of gradients by all, else its last collective of
+        all."""
         full = [m for m in found if self.members(m) == world]
         gradients = [m for m in full if self._kind(m) == "gradients"]
         chosen: list[int] = gradients or full
@@ -188,7 +197,9 @@ def _group(
     origin: int,
 ) -> CycleGroup:
     index = np.array([body for _, _, body in found])
-    begin = np.array([table.end[first] if first is not None else np.zeros(len(windows)) for _, first, _ in found])
+    begin = np.array(
+        [table.end[first] if first is not None else np.zeros(len(windows)) for _, first, _ in found]
+    )
     arrival, end = table.start[index], table.end[index]
     world = len(windows)
     work = np.zeros((*arrival.shape, len(COMPONENTS)))
@@ -207,24 +218,31 @@ def _group(
     computes = [(w.compute[0] - origin, w.compute[1] - origin) for w in windows]
     beside = np.stack([covered(of, arrival[:, :, r], end[:, :, r]) for r, of in enumerate(computes)], axis=2)
     exposed = _exposed(computes, arrival, end)
-    return CycleGroup(syncs, steps, begin, arrival, end, work, message, hidden, np.nan_to_num(beside), exposed)
+    return CycleGroup(
+        syncs, steps, begin, arrival, end, work, message, hidden, np.nan_to_num(beside), exposed
+    )
 
 
 def _exposed(computes: Sequence[Intervals], arrival: Array, end: Array) -> Array:
-    """[N, K] ns of each transfer that a faster link would save: the least over the ranks of the time without computation beside it."""
+    """[N, K] ns of each transfer that a faster link would save: the least over the ranks of the time without
+    computation beside it."""
     last, over = np.nanmax(arrival, axis=2), np.nanmedian(end, axis=2)
     least = np.clip(over - last, 0, None)
     for r, compute in enumerate(computes):
         beside = covered(compute, last, np.maximum(over, last))
-        least = np.where(np.isnan(arrival[:, :, r]), least, np.minimum(least, np.clip(over - last - beside, 0, None)))
-    return least
+        least = np.where(
+            np.isnan(arrival[:, :, r]), least, np.minimum(least, np.clip(over - last - beside, 0, None))
+        )
+    result: Array = least
+    return result
 
 
 _BESIDE = ("copy", "forward", "backward", "optimizer")
 
 
 def _hidden(windows: Sequence[Window], origin: int, begin: Array, end: Array, work: Array) -> Array:
-    """[N, R, C] ns of computation and copies in the cycle that lie outside the segments, beside collectives."""
+    """[N, R, C] ns of computation and copies in the cycle that lie outside the segments, beside
+    collectives."""
     hidden = np.zeros((work.shape[0], work.shape[2], work.shape[3]))
     for r, window in enumerate(windows):
         last = np.nanmax(end[:, :, r], axis=1)
@@ -232,7 +250,9 @@ def _hidden(windows: Sequence[Window], origin: int, begin: Array, end: Array, wo
             if name in window.sets:
                 start, stop = window.sets[name]
                 whole = covered((start - origin, stop - origin), begin[:, r], last)
-                hidden[:, r, INDEX[name]] = np.clip(np.nan_to_num(whole) - work[:, :, r, INDEX[name]].sum(axis=1), 0, None)
+                hidden[:, r, INDEX[name]] = np.clip(
+                    np.nan_to_num(whole) - work[:, :, r, INDEX[name]].sum(axis=1), 0, None
+                )
     return hidden
 
 
@@ -244,14 +264,17 @@ def _alone(windows: Sequence[Window], origin: int) -> list[CycleGroup]:
         return []
     begin = np.array([[b[n][1] - origin for b in bounds] for n in range(fewest)], float)
     end = np.array([[b[n][2] - origin for b in bounds] for n in range(fewest)], float)[:, None, :]
-    work = np.stack([_work(w, origin, begin[:, r], end[:, 0, r]) for r, w in enumerate(windows)], axis=1)[:, None]
+    work = np.stack([_work(w, origin, begin[:, r], end[:, 0, r]) for r, w in enumerate(windows)], axis=1)[
+        :, None
+    ]
     syncs = (Sync(STEP_END, STEP_END, tuple(range(len(windows)))),)
     steps = np.array([bounds[0][n][0] for n in range(fewest)], np.int64)
     return [CycleGroup(syncs, steps, begin, end.copy(), end, work, np.full((fewest, 1), np.nan))]
 
 
 def _bounds(window: Window) -> list[tuple[int, int, int]]:
-    """Steps that lie in the window; on a device each runs until the next one begins, for the device runs behind the host."""
+    """Steps that lie in the window; on a device each runs until the next one begins, for the device runs
+    behind the host."""
     if not window.steps:
         return [(0, *window.span)] if window.span[1] > window.span[0] else []
     return [(n, a, b) for n, a, b in window.steps if b > a]
@@ -274,5 +297,3 @@ def _rank_steps(window: Window, origin: int) -> RankSteps:
         np.array([_micro_batches(window, a, b) for _, a, b in steps], float),
         np.array([window.elements.get(n, np.nan) for n, _, _ in steps], float),
     )
-
-

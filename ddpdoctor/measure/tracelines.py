@@ -1,4 +1,5 @@
-"""What stands behind the measurements of a profiler window: the innermost annotation, operator or Python frame."""
+"""What stands behind the measurements of a profiler window: the innermost annotation, operator or Python
+frame."""
 
 from __future__ import annotations
 
@@ -16,7 +17,15 @@ from .intervals import Intervals, covered, union
 from .window import Window, main_lane
 
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
-_LIBRARY = ("site-packages", "dist-packages", "/lib/python", "torch/", "threading.py", "contextlib.py", "<built-in")
+_LIBRARY = (
+    "site-packages",
+    "dist-packages",
+    "/lib/python",
+    "torch/",
+    "threading.py",
+    "contextlib.py",
+    "<built-in",
+)
 _EXPLAINS = 0.5
 """An annotation explains a component when it covers this share of the component's time."""
 _MOST = 3
@@ -38,7 +47,9 @@ class TraceLines:
                 found[where] += weight
         return _ranked(found)
 
-    def work(self, components: Sequence[str], positions: Sequence[int] | None, steps: NDArray[np.int64]) -> list[Where]:
+    def work(
+        self, components: Sequence[str], positions: Sequence[int] | None, steps: NDArray[np.int64]
+    ) -> list[Where]:
         """User frames open during this kind of work."""
         found: Counter[tuple[str, int, str]] = Counter()
         for window in self._chosen(positions):
@@ -47,7 +58,8 @@ class TraceLines:
         return _ranked(found)
 
     def operation(self, components: Sequence[str], positions: Sequence[int] | None) -> str | None:
-        """The shortest annotation or operator that covers at least half of this kind of work on the culprits."""
+        """The shortest annotation or operator that covers at least half of this kind of work on the
+        culprits."""
         if "unmatched" in components:
             return None
         names: Counter[str] = Counter()
@@ -65,7 +77,9 @@ def _time_of(window: Window, components: Sequence[str]) -> Intervals:
     """When the window did these kinds of work; ``host`` is what no other component covers."""
     named = [window.sets[name] for name in components if name in window.sets]
     if "host" in components:
-        others = [s for name, s in window.sets.items() if name not in components] + [(window.comms.start, window.comms.end)]
+        others = [s for name, s in window.sets.items() if name not in components] + [
+            (window.comms.start, window.comms.end)
+        ]
         taken = union(np.concatenate([s[0] for s in others]), np.concatenate([s[1] for s in others]))
         edges = np.concatenate(([window.span[0]], taken[1])), np.concatenate((taken[0], [window.span[1]]))
         named.append(union(*edges))

@@ -1,4 +1,5 @@
-"""The same collective on every rank: by process group and sequence number where the trace has them, else by where ends coincide."""
+"""The same collective on every rank: by process group and sequence number where the trace has them, else by
+where ends coincide."""
 
 from __future__ import annotations
 
@@ -13,7 +14,8 @@ from .clock import ClockFit, fit_clock, vote_offset
 from .window import Window
 
 CREDIBLE_SPREAD_NS = 5_000_000
-"""Ends of one collective lie 26 to 90 microseconds apart within a host; beyond this the pairs are not the same collective."""
+"""Ends of one collective lie 26 to 90 microseconds apart within a host; beyond this the pairs are not the
+same collective."""
 CREDIBLE_GLOO_SPREAD_NS = 100_000_000
 """Gloo's ranks leave a collective when their threads get a CPU."""
 _PLACES = 1_000_000
@@ -24,7 +26,8 @@ _TIGHTEST_NS = 150_000
 
 @dataclass
 class Matched:
-    """Collectives matched over windows: [M, R] row in each window's ``comms``, -1 where the rank has no part in it."""
+    """Collectives matched over windows: [M, R] row in each window's ``comms``, -1 where the rank has no part
+    in it."""
 
     rows: NDArray[np.int64]
     expected: NDArray[np.int64]
@@ -36,7 +39,8 @@ class Matched:
 
 
 def align_and_match(windows: Sequence[Window]) -> Matched:
-    """Put all windows on one clock (in place) and match their collectives. Ranks without collectives keep their clock."""
+    """Put all windows on one clock (in place) and match their collectives. Ranks without collectives keep
+    their clock."""
     _number_by_step(windows)
     active = [w for w in windows if len(w.comms)]
     if len(active) < 2:
@@ -52,8 +56,8 @@ def align_and_match(windows: Sequence[Window]) -> Matched:
 def _number_by_step(windows: Sequence[Window]) -> None:
     """Sequence numbers for Gloo, which writes none: step and place in the step.
 
-    Gloo's ends scatter by milliseconds on a busy machine, so coincidence of ends cannot pair them. Only steps in which all ranks
-    issued the same operations are numbered; a window may begin or end within a step.
+    Gloo's ends scatter by milliseconds on a busy machine, so coincidence of ends cannot pair them. Only steps
+    in which all ranks issued the same operations are numbered; a window may begin or end within a step.
     """
     active = [w for w in windows if len(w.comms)]
     if any(w.on_device or not w.steps or (w.comms.sequence >= 0).any() for w in active) or len(active) < 2:
@@ -61,7 +65,10 @@ def _number_by_step(windows: Sequence[Window]) -> None:
     orders = [_per_step(window) for window in active]
     common = set.intersection(*(set(order) for order in orders))
     for step in common:
-        names = [[window.comms.operation[row] for row in order[step]] for window, order in zip(active, orders, strict=True)]
+        names = [
+            [window.comms.operation[row] for row in order[step]]
+            for window, order in zip(active, orders, strict=True)
+        ]
         if all(name == names[0] for name in names):
             for window, order in zip(active, orders, strict=True):
                 for place, row in enumerate(order[step]):
@@ -83,13 +90,18 @@ def _per_step(window: Window) -> dict[int, list[int]]:
 def _labels(window: Window) -> list[Hashable]:
     comms = window.comms
     return [
-        (_group_key(window, i), comms.operation[i], -1.0 if np.isnan(comms.bytes[i]) else float(comms.bytes[i]))
+        (
+            _group_key(window, i),
+            comms.operation[i],
+            -1.0 if np.isnan(comms.bytes[i]) else float(comms.bytes[i]),
+        )
         for i in range(len(comms))
     ]
 
 
 def _group_key(window: Window, row: int) -> Hashable:
-    """Process group, told apart by its ranks where the file lists them: names repeat between disjoint groups in some versions."""
+    """Process group, told apart by its ranks where the file lists them: names repeat between disjoint groups
+    in some versions."""
     name = window.comms.group[row]
     for group in window.trace.meta.process_groups:
         if str(group.get("pg_name")) == name and group.get("ranks"):
@@ -127,7 +139,11 @@ def _pair(reference: Window, other: Window) -> tuple[NDArray[np.int64], NDArray[
     a, b = reference.comms, other.comms
     if (a.sequence >= 0).any() and (b.sequence >= 0).any():
         there = {(_group_key(other, j), int(b.sequence[j])): j for j in range(len(b)) if b.sequence[j] >= 0}
-        both = [(i, there[key]) for i in range(len(a)) if (key := (_group_key(reference, i), int(a.sequence[i]))) in there]
+        both = [
+            (i, there[key])
+            for i in range(len(a))
+            if (key := (_group_key(reference, i), int(a.sequence[i]))) in there
+        ]
     else:
         offset = vote_offset(a.end, _labels(reference), b.end, _labels(other))
         if offset is None:
@@ -157,7 +173,8 @@ def _nearest(
 
 
 def _apply(window: Window, fit: ClockFit) -> None:
-    """A window is short: its drift is applied to the collectives one by one, and to everything else at its middle."""
+    """A window is short: its drift is applied to the collectives one by one, and to everything else at its
+    middle."""
     middle = np.array([(window.span[0] + window.span[1]) // 2])
     whole = int(fit.correction(middle)[0])
     start = fit.correction(window.comms.start) - whole

@@ -1,4 +1,5 @@
-"""One rank's profiler window reduced to what the graph needs: steps, collectives, and what the device and the host did when.
+"""One rank's profiler window reduced to what the graph needs: steps, collectives, and what the device and the
+host did when.
 
 Times are int64 ns on the trace's own clock until :meth:`Window.shift` puts them on the common one.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -46,7 +48,8 @@ class Window:
     forwards: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Starts of DDP's forward calls on the host: one per micro-batch."""
     elements: dict[int, float] = field(default_factory=dict)
-    """Step → elements of the operators' inputs, where the trace records shapes: how much there was to compute."""
+    """Step → elements of the operators' inputs, where the trace records shapes: how much there was to
+    compute."""
     shifted_ns: int = 0
     """ns by which the window was moved from the trace's own clock."""
 
@@ -61,7 +64,8 @@ class Window:
         self.forwards = self.forwards + offset_ns
 
     def micro_batch(self, at: int) -> int:
-        """Number, within its step, of the micro-batch to which a host time belongs; 0 where the trace shows no forward calls."""
+        """Number, within its step, of the micro-batch to which a host time belongs; 0 where the trace shows
+        no forward calls."""
         starts = [start for _, start, _ in self.steps]
         index = int(np.searchsorted(starts, at, side="right")) - 1
         since = starts[index] if index >= 0 else self.span[0]
@@ -69,7 +73,8 @@ class Window:
 
 
 def read_window(trace: RankTrace, bounds: list[tuple[int, int, int]] | None = None) -> Window:
-    """Reduce a trace. ``bounds`` are the steps where something better than the trace's own marks knows them."""
+    """Reduce a trace. ``bounds`` are the steps where something better than the trace's own marks knows
+    them."""
     device = trace.category_mask(*DEVICE)
     on_device = bool(trace.category_mask("kernel").any())
     main = main_lane(trace)
@@ -80,10 +85,10 @@ def read_window(trace: RankTrace, bounds: list[tuple[int, int, int]] | None = No
         relevant = np.ones(trace.size, bool)
     start = int(trace.start_ns[relevant].min()) if trace.size else 0
     end = int(trace.end_ns[relevant].max()) if trace.size else 0
-    window = Window(
-        trace, trace.meta.rank or 0, trace.meta.host or "", on_device, steps, (start, end), comms
+    window = Window(trace, trace.meta.rank or 0, trace.meta.host or "", on_device, steps, (start, end), comms)
+    forward = np.isin(trace.name, trace.name_ids(classify.is_ddp_forward)) & trace.category_mask(
+        "user_annotation", "cpu_op"
     )
-    forward = np.isin(trace.name, trace.name_ids(classify.is_ddp_forward)) & trace.category_mask("user_annotation", "cpu_op")
     window.forwards = np.sort(trace.start_ns[forward])
     window.elements = _elements(trace, steps)
     if on_device:
@@ -98,7 +103,10 @@ def _elements(trace: RankTrace, steps: list[tuple[int, int, int]]) -> dict[int, 
     rows = np.flatnonzero(trace.shapes >= 0)
     if not len(rows) or not steps:
         return {}
-    size = {int(i): float(sum(np.prod(dims) for dims in _dimensions(trace.names[i]))) for i in np.unique(trace.shapes[rows])}
+    size = {
+        int(i): float(sum(np.prod(dims) for dims in _dimensions(trace.names[i])))
+        for i in np.unique(trace.shapes[rows])
+    }
     counted = np.array([size[int(i)] for i in trace.shapes[rows]])
     at = trace.start_ns[rows]
     return {number: float(counted[(at >= start) & (at < end)].sum()) for number, start, end in steps}
@@ -110,13 +118,18 @@ def _dimensions(text: str) -> list[list[int]]:
         found = json.loads(text)
     except ValueError:
         return []
-    return [dims for dims in found if isinstance(dims, list) and dims and all(isinstance(d, int) for d in dims)]
+    return [
+        dims for dims in found if isinstance(dims, list) and dims and all(isinstance(d, int) for d in dims)
+    ]
 
 
 def main_lane(trace: RankTrace) -> int:
-    """The training thread: the lane with the step marks, else with the optimizer's steps, else with most host events."""
+    """The training thread: the lane with the step marks, else with the optimizer's steps, else with most host
+    events."""
     for predicate in (lambda n: classify.step_number(n) is not None, classify.is_optimizer_step):
-        rows = np.isin(trace.name, trace.name_ids(predicate)) & trace.category_mask("user_annotation", "cpu_op")
+        rows = np.isin(trace.name, trace.name_ids(predicate)) & trace.category_mask(
+            "user_annotation", "cpu_op"
+        )
         if rows.any():
             return int(np.bincount(trace.lane[rows]).argmax())
     rows = trace.category_mask("cpu_op", "user_annotation", "python_function")
@@ -132,14 +145,20 @@ def _steps(trace: RankTrace, main: int) -> list[tuple[int, int, int]]:
     if len(rows):
         return sorted(
             {
-                (int(classify.step_number(trace.name_of(r)) or 0), int(trace.start_ns[r]), int(trace.end_ns[r]))
+                (
+                    int(classify.step_number(trace.name_of(int(r))) or 0),
+                    int(trace.start_ns[r]),
+                    int(trace.end_ns[r]),
+                )
                 for r in rows
             },
             key=lambda step: step[1],
         )
-    rows = np.flatnonzero(np.isin(trace.name, trace.name_ids(classify.is_optimizer_step)) & (trace.lane == main))
+    rows = np.flatnonzero(
+        np.isin(trace.name, trace.name_ids(classify.is_optimizer_step)) & (trace.lane == main)
+    )
     ends = sorted(_outermost_ends(trace, rows))
-    return [(i, a, b) for i, (a, b) in enumerate(zip(ends[:-1], ends[1:], strict=True))]
+    return [(i, a, b) for i, (a, b) in enumerate(pairwise(ends))]
 
 
 def _outermost_ends(trace: RankTrace, rows: NDArray[np.int64]) -> set[int]:
@@ -164,19 +183,23 @@ def _device_sets(window: Window, main: int) -> None:
     comm = np.zeros(trace.size, bool)
     comm[np.isin(trace.name, trace.name_ids(classify.is_communication_kernel))] = True
     compute = rows_of(trace, kernels & ~comm)
-    stepping = np.isin(trace.name, trace.name_ids(classify.is_optimizer_step)) & trace.category_mask("user_annotation", "cpu_op")
+    stepping = np.isin(trace.name, trace.name_ids(classify.is_optimizer_step)) & trace.category_mask(
+        "user_annotation", "cpu_op"
+    )
     optimizer = rows_of(trace, kernels & ~comm & launched_inside(trace, stepping))
     saving = _saving(trace, kernels & ~comm)
     copies = subtract(subtract(rows_of(trace, trace.category_mask("gpu_memcpy")), compute), saving)
     window.compute = compute
     busy = union(
-        np.concatenate((compute[0], copies[0], window.comms.start)), np.concatenate((compute[1], copies[1], window.comms.end))
+        np.concatenate((compute[0], copies[0], window.comms.start)),
+        np.concatenate((compute[1], copies[1], window.comms.end)),
     )
     idle = subtract(complement(busy, *window.span), saving)
     data = intersect(idle, _data(trace))
     waiting = intersect(subtract(idle, data), _after_sync(trace, idle))
     issuing = intersect(
-        subtract(subtract(idle, data), waiting), rows_of(trace, trace.category_mask("cuda_runtime", "cuda_driver", "cpu_op"))
+        subtract(subtract(idle, data), waiting),
+        rows_of(trace, trace.category_mask("cuda_runtime", "cuda_driver", "cpu_op")),
     )
     window.sets = {
         "data": data,
@@ -193,12 +216,15 @@ _SAVED_BYTES = 16 << 20
 
 
 def _saving(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
-    """Checkpoints: bursts of copies to the host of at least 16 MiB between two kernels, up to the next kernel.
+    """Checkpoints: bursts of copies to the host of at least 16 MiB between two kernels, up to the next
+    kernel.
 
-    What a step copies out besides (a loss, metrics) is bytes to kilobytes; states go out as a whole, and are then written.
+    What a step copies out besides (a loss, metrics) is bytes to kilobytes; states go out as a whole, and are
+    then written.
     """
     out = np.flatnonzero(
-        trace.category_mask("gpu_memcpy") & np.isin(trace.name, trace.name_ids(lambda n: classify.memcpy_kind(n) == "DtoH"))
+        trace.category_mask("gpu_memcpy")
+        & np.isin(trace.name, trace.name_ids(lambda n: classify.memcpy_kind(n) == "DtoH"))
     )
     kernels = np.sort(trace.start_ns[computes])
     if not len(out) or not len(kernels):
@@ -228,13 +254,18 @@ def launched_inside(trace: RankTrace, marks: NDArray[np.bool_]) -> NDArray[np.bo
 
 def _data(trace: RankTrace) -> Intervals:
     return rows_of(
-        trace, np.isin(trace.name, trace.name_ids(classify.is_dataloader)) & trace.category_mask("user_annotation", "cpu_op")
+        trace,
+        np.isin(trace.name, trace.name_ids(classify.is_dataloader))
+        & trace.category_mask("user_annotation", "cpu_op"),
     )
 
 
 def _after_sync(trace: RankTrace, idle: Intervals) -> Intervals:
-    """Idle gaps that begin while the host waits for the device: the host let the queue run dry, up to its first launch after."""
-    calls = np.isin(trace.name, trace.name_ids(classify.is_sync_call)) & trace.category_mask("cuda_runtime", "cuda_driver")
+    """Idle gaps that begin while the host waits for the device: the host let the queue run dry, up to its
+    first launch after."""
+    calls = np.isin(trace.name, trace.name_ids(classify.is_sync_call)) & trace.category_mask(
+        "cuda_runtime", "cuda_driver"
+    )
     if not calls.any() or not len(idle[0]):
         return EMPTY
     start, end = trace.start_ns[calls], trace.end_ns[calls]
@@ -243,8 +274,11 @@ def _after_sync(trace: RankTrace, idle: Intervals) -> Intervals:
     gaps, stops = idle
     index = np.searchsorted(start, gaps, side="right") - 1
     held = (index >= 0) & (end[np.clip(index, 0, None)] + _SYNC_SLACK_NS >= gaps)
-    launches = np.sort(trace.start_ns[trace.category_mask("cuda_runtime", "cuda_driver") & (trace.correlation >= 0) & ~calls])
-    # The gap up to the first call after the host was released; what comes later is the host's own work, or launching.
+    launches = np.sort(
+        trace.start_ns[trace.category_mask("cuda_runtime", "cuda_driver") & (trace.correlation >= 0) & ~calls]
+    )
+    # The gap up to the first call after the host was released; what comes later is the host's own work, or
+    # launching.
     first = np.searchsorted(launches, end[np.clip(index, 0, None)])
     known = held & (first < len(launches))
     until = np.where(known, launches[np.clip(first, 0, len(launches) - 1)] if len(launches) else stops, gaps)
@@ -266,14 +300,14 @@ def _host_sets(window: Window, main: int) -> None:
     backward = subtract(named(lambda n: n.startswith("autograd::engine::evaluate_function")), optimizer)
     plain = on_main & trace.category_mask("cpu_op") & ~np.isin(trace.name, trace.name_ids(_is_issue))
     taken = union(
-        np.concatenate((data[0], optimizer[0], backward[0])), np.concatenate((data[1], optimizer[1], backward[1]))
+        np.concatenate((data[0], optimizer[0], backward[0])),
+        np.concatenate((data[1], optimizer[1], backward[1])),
     )
-    forward = subtract(
-        union(*_joined(rows_of(trace, plain), named(classify.is_ddp_forward))), taken
-    )
+    forward = subtract(union(*_joined(rows_of(trace, plain), named(classify.is_ddp_forward))), taken)
     window.sets = {"data": data, "optimizer": optimizer, "backward": backward, "forward": forward}
     window.compute = union(
-        np.concatenate((optimizer[0], backward[0], forward[0])), np.concatenate((optimizer[1], backward[1], forward[1]))
+        np.concatenate((optimizer[0], backward[0], forward[0])),
+        np.concatenate((optimizer[1], backward[1], forward[1])),
     )
 
 

@@ -65,7 +65,8 @@ class Comms:
 
 
 def find_comms(trace: RankTrace, main: int) -> Comms:
-    """NCCL-like kernels where there are any, else Gloo's annotations paired with the calls that issued them."""
+    """NCCL-like kernels where there are any, else Gloo's annotations paired with the calls that issued
+    them."""
     kernels = np.flatnonzero(
         trace.category_mask("kernel") & np.isin(trace.name, trace.name_ids(classify.is_communication_kernel))
     )
@@ -81,13 +82,18 @@ def _from_kernels(trace: RankTrace, rows: NDArray[np.int64], main: int) -> Comms
     table = trace.collectives
     operation, group, size, sequence, size_bytes = [], [], [], [], []
     for name, m in zip(names, meta, strict=True):
-        said = trace.names[table.operation[m]].lower().replace("_", "") if m >= 0 and table.operation[m] >= 0 else ""
+        said = (
+            trace.names[table.operation[m]].lower().replace("_", "")
+            if m >= 0 and table.operation[m] >= 0
+            else ""
+        )
         operation.append(_canonical(said) or classify.communication_operation(name) or "unknown")
         group.append(trace.names[table.group[m]] if m >= 0 and table.group[m] >= 0 else "")
         size.append(int(table.group_size[m]) if m >= 0 else -1)
         sequence.append(int(table.sequence[m]) if m >= 0 else -1)
         size_bytes.append(_bytes(trace, m, operation[-1]))
-    # NCCL runs an all-to-all as one SendRecv kernel: only metadata can say that such a kernel is a true point-to-point operation.
+    # NCCL runs an all-to-all as one SendRecv kernel: only metadata can say that such a kernel is a true
+    # point-to-point operation.
     point = np.array([op == "sendrecv" and m >= 0 for op, m in zip(operation, meta, strict=True)], bool)
     kind = _kinds(trace, main, launch_row, issued, operation, np.array(size_bytes, float))
     return Comms(
@@ -97,28 +103,41 @@ def _from_kernels(trace: RankTrace, rows: NDArray[np.int64], main: int) -> Comms
 
 
 def _canonical(said: str) -> str:
-    """"_allgather_base", "allreduce_coalesced" and their like under one name."""
-    for name in ("allreduce", "allgather", "reducescatter", "broadcast", "alltoall", "barrier", "reduce", "gather", "scatter"):
+    """ "_allgather_base", "allreduce_coalesced" and their like under one name."""
+    for name in (
+        "allreduce",
+        "allgather",
+        "reducescatter",
+        "broadcast",
+        "alltoall",
+        "barrier",
+        "reduce",
+        "gather",
+        "scatter",
+    ):
         if name in said:
             return name
     return "sendrecv" if said in ("send", "recv", "sendrecv") else ""
 
 
 def _metadata(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[M] row in ``trace.collectives``: the kernel's own, else that of its ``record_param_comms`` by External id; -1 without."""
+    """[M] row in ``trace.collectives``: the kernel's own, else that of its ``record_param_comms`` by External
+    id; -1 without."""
     table = trace.collectives
     own = {int(event): i for i, event in enumerate(table.event)}
     by_operator = {
-        int(trace.external_id[event]): i for i, event in enumerate(table.event) if trace.external_id[event] >= 0
+        int(trace.external_id[event]): i
+        for i, event in enumerate(table.event)
+        if trace.external_id[event] >= 0
     }
-    return np.array(
-        [own.get(int(r), by_operator.get(int(trace.external_id[r]), -1)) for r in rows], np.int64
-    )
+    return np.array([own.get(int(r), by_operator.get(int(trace.external_id[r]), -1)) for r in rows], np.int64)
 
 
 def _launches(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """[M] row of the runtime call that launched each kernel; -1 without."""
-    calls = np.flatnonzero(trace.category_mask("cuda_runtime", "cuda_driver", "xpu_runtime") & (trace.correlation >= 0))
+    calls = np.flatnonzero(
+        trace.category_mask("cuda_runtime", "cuda_driver", "xpu_runtime") & (trace.correlation >= 0)
+    )
     by_correlation = dict(zip(trace.correlation[calls].tolist(), calls.tolist(), strict=True))
     return np.array([by_correlation.get(int(trace.correlation[r]), -1) for r in rows], np.int64)
 
@@ -130,7 +149,9 @@ def _bytes(trace: RankTrace, m: int, operation: str) -> float:
     # nccl-tests count the larger side: what an allgather puts out, what a reduce-scatter takes in.
     elements = max(int(table.in_elements[m]), int(table.out_elements[m]))
     dtype = trace.names[table.dtype[m]].lower() if table.dtype[m] >= 0 else ""
-    return float(elements * _ELEMENT_BYTES[dtype]) if elements >= 0 and dtype in _ELEMENT_BYTES else float("nan")
+    return (
+        float(elements * _ELEMENT_BYTES[dtype]) if elements >= 0 and dtype in _ELEMENT_BYTES else float("nan")
+    )
 
 
 def _kinds(
@@ -141,8 +162,11 @@ def _kinds(
     operation: list[str],
     size_bytes: NDArray[np.float64],
 ) -> list[str]:
-    """What each collective is for: launched by the backward pass's thread, inside DDP's forward, or by the script itself."""
-    forward = np.isin(trace.name, trace.name_ids(classify.is_ddp_forward)) & trace.category_mask("user_annotation", "cpu_op")
+    """What each collective is for: launched by the backward pass's thread, inside DDP's forward, or by the
+    script itself."""
+    forward = np.isin(trace.name, trace.name_ids(classify.is_ddp_forward)) & trace.category_mask(
+        "user_annotation", "cpu_op"
+    )
     forward_start, forward_end = trace.start_ns[forward], trace.end_ns[forward]
     has_ddp = bool(forward.any())
     kinds = []
@@ -163,20 +187,23 @@ def _kinds(
 
 
 def _from_gloo(trace: RankTrace, main: int) -> Comms:
-    """Gloo: the call on the issuing thread is the arrival; the run loop's event, which starts later, tells the end."""
+    """Gloo: the call on the issuing thread is the arrival; the run loop's event, which starts later, tells
+    the end."""
     annotated = trace.category_mask("user_annotation", "cpu_op")
     runs = np.flatnonzero(annotated & np.isin(trace.name, trace.name_ids(classify.is_gloo)))
     runs = runs[np.argsort(trace.start_ns[runs], kind="stable")]
-    calls = np.flatnonzero(trace.category_mask("cpu_op") & np.isin(trace.name, trace.name_ids(lambda n: n.startswith("c10d::"))))
+    calls = np.flatnonzero(
+        trace.category_mask("cpu_op") & np.isin(trace.name, trace.name_ids(lambda n: n.startswith("c10d::")))
+    )
     calls = calls[np.argsort(trace.start_ns[calls], kind="stable")]
     waiting: dict[str, list[int]] = {}
     for row in calls:
-        waiting.setdefault(_canonical(trace.name_of(row).lower().replace("_", "")), []).append(int(row))
+        waiting.setdefault(_canonical(trace.name_of(int(row)).lower().replace("_", "")), []).append(int(row))
     start, end, operation, kind, kept = [], [], [], [], []
     backward = trace.name_ids(lambda n: n.startswith("autograd::engine::evaluate_function"))
     in_backward = _covering(trace, np.isin(trace.name, backward))
     for row in runs:
-        op = _canonical(trace.name_of(row).lower().replace("_", "")) or "unknown"
+        op = _canonical(trace.name_of(int(row)).lower().replace("_", "")) or "unknown"
         queue = waiting.get(op) or []
         issue = queue.pop(0) if queue and trace.start_ns[queue[0]] <= trace.end_ns[row] else None
         at = int(trace.start_ns[issue]) if issue is not None else int(trace.start_ns[row])
@@ -184,7 +211,9 @@ def _from_gloo(trace: RankTrace, main: int) -> Comms:
         end.append(int(trace.end_ns[row]))
         operation.append(op)
         kept.append(int(row))
-        kind.append(BARRIER if op == "barrier" else GRADIENTS if in_backward(at) or not len(backward) else COLLECTIVE)
+        kind.append(
+            BARRIER if op == "barrier" else GRADIENTS if in_backward(at) or not len(backward) else COLLECTIVE
+        )
     count = len(kept)
     unknown = np.full(count, -1, np.int64)
     return Comms(

@@ -16,8 +16,41 @@ from .intervals import EMPTY, Intervals, covered, intersect, subtract, total, un
 from .window import Window, launched_inside, rows_of
 
 _COMM = (GRADIENTS, "collective", BROADCAST, "model")
-_MATMUL = ("gemm", "gemv", "conv", "cutlass", "cudnn", "implicit", "wgrad", "dgrad", "xmma", "nvjet", "fmha", "flash", "Cijk_")
-_TENSOR = ("tensorop", "xmma", "hmma", "884", "1688", "16816", "s161616", "wgmma", "nvjet", "fmha", "flash", "_bf16", "_f16", "tf32", "mma", "h884", "i8816", "bf16")
+_MATMUL = (
+    "gemm",
+    "gemv",
+    "conv",
+    "cutlass",
+    "cudnn",
+    "implicit",
+    "wgrad",
+    "dgrad",
+    "xmma",
+    "nvjet",
+    "fmha",
+    "flash",
+    "Cijk_",
+)
+_TENSOR = (
+    "tensorop",
+    "xmma",
+    "hmma",
+    "884",
+    "1688",
+    "16816",
+    "s161616",
+    "wgmma",
+    "nvjet",
+    "fmha",
+    "flash",
+    "_bf16",
+    "_f16",
+    "tf32",
+    "mma",
+    "h884",
+    "i8816",
+    "bf16",
+)
 
 
 def communication_facts(graph: Graph, windows: Sequence[Window]) -> CommunicationFacts:
@@ -83,7 +116,9 @@ def _exposed_ns(window: Window) -> float:
 
 
 def _bytes_per_step(windows: Sequence[Window], steps: float) -> float | None:
-    sums = [float(np.nansum(w.comms.bytes)) for w in windows if len(w.comms) and not np.isnan(w.comms.bytes).all()]
+    sums = [
+        float(np.nansum(w.comms.bytes)) for w in windows if len(w.comms) and not np.isnan(w.comms.bytes).all()
+    ]
     return float(np.median(sums)) / steps if sums else None
 
 
@@ -91,17 +126,25 @@ def bucket_facts(graph: Graph, windows: Sequence[Window], known: BucketFacts) ->
     """Adds to ``known`` (from settings and step logs) what the window shows of the gradients' reductions."""
     steps = _steps(graph, windows)
     counts = [sum(kind == GRADIENTS for kind in w.comms.kind) / steps for w in windows]
-    sizes = [b for w in windows for b, kind in zip(w.comms.bytes, w.comms.kind, strict=True) if kind == GRADIENTS and b > 0]
+    sizes = [
+        b
+        for w in windows
+        for b, kind in zip(w.comms.bytes, w.comms.kind, strict=True)
+        if kind == GRADIENTS and b > 0
+    ]
     syncs = known.syncs_per_step or _syncs(graph)
     numbers = [found for window in windows if (found := backward_of(window)) is not None]
     return msgspec.structs.replace(
         known,
         per_sync=known.per_sync or (float(np.median(counts)) / syncs if any(counts) else None),
         median_bytes=known.median_bytes or (float(np.median(sizes)) if sizes else None),
-        total_bytes=known.total_bytes or (float(np.sum(sizes)) / steps / len(windows) / syncs if sizes else None),
+        total_bytes=known.total_bytes
+        or (float(np.sum(sizes)) / steps / len(windows) / syncs if sizes else None),
         syncs_per_step=syncs if any(counts) else None,
         backward_ms=known.backward_ms or _median(numbers, 0),
-        first_ready_share=known.first_ready_share if known.first_ready_share is not None else _median(numbers, 1),
+        first_ready_share=known.first_ready_share
+        if known.first_ready_share is not None
+        else _median(numbers, 1),
         barriers_per_step=_per_step(windows, steps, "barrier", known.barriers_per_step),
         collectives_per_step=_per_step(windows, steps, "collective", known.collectives_per_step),
     )
@@ -118,7 +161,8 @@ def _median(rows: list[tuple[float, float]], column: int) -> float | None:
 
 
 def backward_of(window: Window) -> tuple[float, float] | None:
-    """(length of a backward pass in ms, when its first bucket starts as a share of it), medians over the steps.
+    """(length of a backward pass in ms, when its first bucket starts as a share of it), medians over the
+    steps.
 
     The backward pass is what the autograd engine's thread launches; on a CPU, what it computes.
     """
@@ -128,7 +172,11 @@ def backward_of(window: Window) -> tuple[float, float] | None:
     )
     if not engine.any() or not window.steps:
         return None
-    work = launched_inside(trace, engine) & ~classify.communication_kernels(trace) if window.on_device else engine
+    work = (
+        launched_inside(trace, engine) & ~classify.communication_kernels(trace)
+        if window.on_device
+        else engine
+    )
     start, end = trace.start_ns[work] + window.shifted_ns, trace.end_ns[work] + window.shifted_ns
     host = trace.start_ns[engine] + window.shifted_ns
     reduced = np.array([k == GRADIENTS for k in window.comms.kind], bool)
@@ -139,7 +187,11 @@ def backward_of(window: Window) -> tuple[float, float] | None:
             continue
         # On a device the kernels of a step run until those of the next step's backward pass begin.
         first = float(host[inside].min())
-        limit = float(host[host >= following[1]].min()) if following is not None and (host >= following[1]).any() else np.inf
+        limit = (
+            float(host[host >= following[1]].min())
+            if following is not None and (host >= following[1]).any()
+            else np.inf
+        )
         own = (start >= first) & (start < limit)
         issued = reduced & (window.comms.issued >= low) & (window.comms.issued < high)
         if not own.any() or not issued.any():
@@ -157,10 +209,13 @@ def _per_step(windows: Sequence[Window], steps: float, kind: str, known: float |
 
 
 def size_buckets(windows: Sequence[Window], bucket_bytes: Sequence[float]) -> None:
-    """Give Gloo's reductions (in place) the sizes of DDP's buckets, which come in this order in every backward pass."""
+    """Give Gloo's reductions (in place) the sizes of DDP's buckets, which come in this order in every
+    backward pass."""
     count = len(bucket_bytes)
     for window in windows:
-        rows = [i for i in np.argsort(window.comms.issued, kind="stable") if window.comms.kind[i] == GRADIENTS]
+        rows = [
+            i for i in np.argsort(window.comms.issued, kind="stable") if window.comms.kind[i] == GRADIENTS
+        ]
         if not count or not np.isnan(window.comms.bytes).all():
             continue
         for step in window.steps:
@@ -186,7 +241,7 @@ def gpu_facts(windows: Sequence[Window]) -> GpuFacts:
     per_window = [_device_numbers(window) for window in on_device]
 
     def median(name: str) -> float | None:
-        values = [numbers[name] for numbers in per_window if numbers.get(name) is not None]
+        values = [value for numbers in per_window if (value := numbers.get(name)) is not None]
         return float(np.median(values)) if values else None
 
     capability = [
@@ -217,12 +272,16 @@ def _device_numbers(window: Window) -> dict[str, float | None]:
     compute = kernels & ~comm
     times = trace.duration_ns[compute]
     matmul = compute & np.isin(trace.name, trace.name_ids(lambda n: any(part in n for part in _MATMUL)))
-    tensor = matmul & np.isin(trace.name, trace.name_ids(lambda n: any(part in n.lower() for part in _TENSOR)))
+    tensor = matmul & np.isin(
+        trace.name, trace.name_ids(lambda n: any(part in n.lower() for part in _TENSOR))
+    )
     copies = trace.category_mask("gpu_memcpy")
     to_device = copies & np.isin(trace.name, trace.name_ids(lambda n: "HtoD" in n or "Host to Device" in n))
     pageable = to_device & np.isin(trace.name, trace.name_ids(lambda n: "pageable" in n.lower()))
     comm_time = _comm_union(window) if len(window.comms) else EMPTY
-    busy = union(np.concatenate((window.compute[0], comm_time[0])), np.concatenate((window.compute[1], comm_time[1])))
+    busy = union(
+        np.concatenate((window.compute[0], comm_time[0])), np.concatenate((window.compute[1], comm_time[1]))
+    )
     compute_ns, matmul_ns = float(times.sum()), float(trace.duration_ns[matmul].sum())
     moved = trace.bytes[to_device]
     return {

@@ -1,6 +1,8 @@
 """Two diagnoses side by side: is the job faster now, by how much, and which findings came and went.
 
-Nothing here judges what cannot be judged: jobs of another size, or on other devices, are shown and not ranked.
+Nothing here judges what cannot be judged: jobs of another size, or on other devices, are shown, not ranked.
+The interval tells how well the two recordings know their own medians; it knows nothing of how much the same
+job varies from one start to the next.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
             if bool(old) != bool(new):
                 notes.append(f"The {what} is recorded on one side only and taken to be the same on both.")
         elif not _same(old, new):
-            differences.append(Change(what, words.quantity(old, ""), words.quantity(new, "")))
+            differences.append(Change(what, _text(old), _text(new)))
     return differences, notes
 
 
@@ -47,6 +47,10 @@ def batch_size(diagnosis: Diagnosis) -> float | None:
     steps, loader = diagnosis.facts.get("steps") or {}, diagnosis.facts.get("loader") or {}
     size = steps.get("batch_size") or loader.get("batch_size")
     return float(size) * float(steps.get("micro_batches") or 1.0) if size else None
+
+
+def _text(value: object) -> str:
+    return f"{value:g}" if isinstance(value, float) else words.quantity(value, "")
 
 
 def _same(old: object, new: object) -> bool:

@@ -1,7 +1,8 @@
 """The run directory: what a recorded run looks like on disk (schema ``ddpdoctor.run/1``).
 
-Standard library only and Python 3.9 or newer, because the hook inside the job's own interpreter uses it too. Every file can be
-read while it is being written and after a ``kill -9``: JSON documents are replaced as a whole, JSON-lines files only ever grow.
+Standard library only and Python 3.9 or newer, because the hook inside the job's own interpreter uses it too.
+Every file can be read while it is being written and after a ``kill -9``: JSON documents are replaced as a
+whole, JSON-lines files only ever grow.
 
 ::
 

@@ -8,7 +8,8 @@ from typing import Any, Iterator
 
 
 def write_json(path: str, document: Any) -> None:
-    """Replace ``path`` as a whole: written beside, flushed, renamed. Raises OSError or TypeError; ``path`` then is as before."""
+    """Replace ``path`` as a whole: written beside, flushed, renamed. Raises OSError or TypeError; ``path``
+    then is as before."""
     beside = f"{path}.{os.getpid()}.tmp"
     data = json.dumps(document, separators=(",", ":"), default=str).encode()
     try:
@@ -51,7 +52,8 @@ def read_json(path: str, notes: list[str]) -> dict[str, Any] | None:
 
 
 def read_json_lines(path: str, notes: list[str]) -> Iterator[dict[str, Any]]:
-    """Each line's object. A cut last line is what a kill leaves and is passed over; other broken lines are counted in ``notes``."""
+    """Each line's object. A cut last line is what a kill leaves and is passed over; other broken lines are
+    counted in ``notes``."""
     broken = 0
     try:
         source = open(path, "rb")  # noqa: SIM115

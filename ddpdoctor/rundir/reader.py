@@ -1,4 +1,5 @@
-"""Reading a run directory: which ranks there are, and which recording of each belongs to the run under analysis."""
+"""Reading a run directory: which ranks there are, and which recording of each belongs to the run under
+analysis."""
 
 from __future__ import annotations
 
@@ -7,8 +8,16 @@ from dataclasses import dataclass, field
 from typing import Any, Iterator
 
 from .files import read_json, read_json_lines
-from .layout import FLIGHT_FILE, MANIFEST_FILE, RANK_FILE, SAMPLES_FILE, STEPS_FILE, TELEMETRY_FILE, TRACE_FILE
-from .layout import parse_rank_directory
+from .layout import (
+    FLIGHT_FILE,
+    MANIFEST_FILE,
+    RANK_FILE,
+    SAMPLES_FILE,
+    STEPS_FILE,
+    TELEMETRY_FILE,
+    TRACE_FILE,
+    parse_rank_directory,
+)
 
 
 @dataclass(frozen=True)
@@ -97,7 +106,8 @@ def _read_ranks(ranks: str, notes: list[str]) -> list[RankRecord]:
 
 
 def _choose(records: list[RankRecord], notes: list[str]) -> list[RankRecord]:
-    """One recording per rank: the job (run id, attempt, world size) with most steps recorded, the others told in a note."""
+    """One recording per rank: the job (run id, attempt, world size) with most steps recorded, the others told
+    in a note."""
     jobs: dict[tuple[str, int, int], list[RankRecord]] = {}
     for record in records:
         key = (str(record.info.get("job_id") or ""), record.attempt, int(record.info.get("world_size") or 0))

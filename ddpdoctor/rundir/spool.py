@@ -1,11 +1,12 @@
 """A rank's records on their way to the run directory.
 
-The training thread must never wait for storage, and what it recorded must survive ``kill -9``. So it writes to short segment
-files in memory-backed local storage (``/dev/shm``), which outlive the process, and another thread, or the launcher once the
-rank is dead, copies them to the run directory, which may lie on a slow or shared file system.
+The training thread must never wait for storage, and what it recorded must survive ``kill -9``. So it writes
+to short segment files in memory-backed local storage (``/dev/shm``), which outlive the process, and another
+thread, or the launcher once the rank is dead, copies them to the run directory, which may lie on a slow or
+shared file system.
 
-A segment is called ``<stream>.<first byte's position in the stream>``. What was copied already is the target's own size, so that
-a copy that was cut off goes on where it stopped and can be repeated by anybody.
+A segment is called ``<stream>.<first byte's position in the stream>``. What was copied already is the
+target's own size, so that a copy that was cut off goes on where it stopped and can be repeated by anybody.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ _LOCK = "lock"
 
 
 def make_spool_root(run: str) -> str:
-    """A private folder for the ranks' spools on this host, the same for every process that names the same run."""
+    """A private folder for the ranks' spools on this host, the same for every process that names the same
+    run."""
     token = hashlib.blake2b(os.path.abspath(run).encode(), digest_size=8).hexdigest()
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
     root = os.path.join(base, f"ddpdoctor-{os.getuid()}-{token}")
@@ -86,7 +88,8 @@ def _waiting_bytes(directory: str) -> int:
 def drain(directory: str, remove: bool = False) -> None:
     """Copy what a rank's spool holds into its run directory; with ``remove``, delete the spool afterwards.
 
-    Safe to repeat and to run from several processes. Raises OSError when the target cannot take it; nothing is lost then.
+    Safe to repeat and to run from several processes. Raises OSError when the target cannot take it; nothing
+    is lost then.
     """
     lock = os.open(os.path.join(directory, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -125,7 +128,8 @@ def _copy(parts: list[tuple[int, str]], target: str) -> None:
 
 
 def drain_all(root: str) -> list[str]:
-    """Drain and remove every spool below ``root``; for the launcher, once its ranks are dead. Returns one sentence per failure."""
+    """Drain and remove every spool below ``root``; for the launcher, once its ranks are dead. Returns one
+    sentence per failure."""
     failures = []
     try:
         directories = [entry.path for entry in os.scandir(root) if entry.is_dir()]
@@ -135,7 +139,9 @@ def drain_all(root: str) -> list[str]:
         try:
             drain(directory, remove=True)
         except OSError as error:
-            failures.append(f"What {directory} still holds could not be copied to the run directory: {error}.")
+            failures.append(
+                f"What {directory} still holds could not be copied to the run directory: {error}."
+            )
     try:
         os.rmdir(root)
     except OSError:

@@ -1,0 +1,86 @@
+"""``ddpdoctor compare``: is the job faster than before, and which findings came and went."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+from rich.console import Console
+
+from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.diagnose.config import load_config
+from ddpdoctor.diagnose.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.report.compare import Comparison, compare
+from ddpdoctor.report.compare_output import print_comparison, write_comparison_html, write_comparison_json
+from ddpdoctor.report.read import read_diagnosis
+
+EXIT_REGRESSION = 1
+
+
+@click.command("compare")
+@click.argument("before", metavar="BEFORE")
+@click.argument("after", metavar="AFTER")
+@click.option(
+    "--html", type=click.Path(path_type=Path), metavar="F", help="Write the comparison as one HTML file."
+)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), metavar="F", help="Write the comparison as JSON."
+)
+@click.option(
+    "--fail-on-regression",
+    "percent",
+    type=click.FloatRange(min=0),
+    metavar="PERCENT",
+    help="Exit with 1 if the median step got longer by more than this, and not by chance; "
+    "with 2 if that cannot be told.",
+)
+def command(
+    before: str, after: str, html: Path | None, json_file: Path | None, percent: float | None
+) -> None:
+    """Compare two recordings of a job: step time, where it goes, and the findings.
+
+    Each is a run directory, a folder of profiler traces, a diagnosis.json or an HTML report. Jobs with
+    another world size, batch size or device are shown side by side, but neither is called better.
+
+    \b
+    Examples:
+      ddpdoctor compare ddpdoctor-runs/before ddpdoctor-runs/after
+      ddpdoctor compare baseline.json ddpdoctor-runs/after --fail-on-regression 5
+    """
+    comparison = compare(_diagnosis(before), _diagnosis(after))
+    if json_file is not None:
+        write_comparison_json(comparison, json_file)
+    if html is not None:
+        write_comparison_html(comparison, html)
+    print_comparison(comparison, Console())
+    for path in (html, json_file):
+        if path is not None:
+            click.echo(f"written: {path}")
+    if percent is not None:
+        _gate(comparison, percent)
+
+
+def _diagnosis(path: str) -> Diagnosis:
+    file = Path(path)
+    if file.is_file() and (file.suffix == ".html" or _holds_diagnosis(file)):
+        return read_diagnosis(file)
+    config = load_config(Path.cwd())
+    return analyze(
+        path, Options(rules=config.rules, thresholds=config.thresholds, suppressed=config.suppress)
+    )
+
+
+def _holds_diagnosis(file: Path) -> bool:
+    with file.open("rb") as source:
+        return DIAGNOSIS_SCHEMA.rpartition("/")[0].encode() in source.read(4096)
+
+
+def _gate(comparison: Comparison, percent: float) -> None:
+    slower = comparison.regression_percent()
+    if slower is None:
+        raise UnusableInput(f"--fail-on-regression cannot be decided: {comparison.verdict}")
+    if slower > percent:
+        click.echo(f"ddpdoctor: the median step is {slower:.1f} % longer, more than {percent:g} %.", err=True)
+        sys.exit(EXIT_REGRESSION)

@@ -1,0 +1,185 @@
+"""A comparison on the terminal, as JSON, and as one HTML file."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import msgspec
+from markupsafe import Markup
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ddpdoctor.report import words
+from ddpdoctor.report.compare import Comparison, FindingChange, Side
+from ddpdoctor.report.html import _environment, _inline
+from ddpdoctor.report.replace import write_whole
+
+_STYLES = {"faster": "bold green", "slower": "bold red"}
+_STATUS_STYLES = {"resolved": "green", "new": "red", "changed": "yellow"}
+_CHANGES = 12
+"""Changes of settings shown on the terminal; all are in the JSON."""
+
+
+class Grid(msgspec.Struct, frozen=True):
+    """A titled table of text; the first column names the row, the others are its values."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    styles: list[str] = []
+    """A style for each row, where rows differ in kind."""
+
+
+def comparison_json(comparison: Comparison) -> bytes:
+    """The comparison as JSON (schema ``ddpdoctor.comparison/1``)."""
+    return msgspec.json.format(msgspec.json.encode(comparison), indent=1)
+
+
+def write_comparison_json(comparison: Comparison, path: str | os.PathLike[str]) -> None:
+    """Write the comparison as JSON to ``path``. Raises DdpDoctorError where it cannot."""
+    write_whole(path, comparison_json(comparison))
+
+
+def render_comparison(comparison: Comparison) -> str:
+    """The comparison as one HTML document without scripts."""
+    style, style_hash = _inline("report.css")
+    policy = f"default-src 'none'; style-src {style_hash}; base-uri 'none'; form-action 'none'"
+    template = _environment().get_template("compare.html.j2")
+    return template.render(
+        comparison=comparison,
+        sides=[
+            (name, f"{', '.join(side.source)}: {side.headline}")
+            for name, side in (("before", comparison.before), ("after", comparison.after))
+        ],
+        grids=grids(comparison),
+        style=style,
+        policy=Markup(policy),
+    )
+
+
+def write_comparison_html(comparison: Comparison, path: str | os.PathLike[str]) -> None:
+    """Write the comparison as HTML to ``path``. Raises DdpDoctorError where it cannot."""
+    write_whole(path, render_comparison(comparison))
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Print the verdict and the tables. Fits 80 columns."""
+    console.print(Text(_plain(comparison.verdict), style=_STYLES.get(comparison.judgement, "bold")))
+    for side, name in ((comparison.before, "before"), (comparison.after, "after")):
+        console.print(Text(_plain(f"{name}: {', '.join(side.source)}: {side.headline}"), style="dim"))
+    for grid in grids(comparison):
+        console.print()
+        console.print(_table(grid))
+    for note in comparison.notes:
+        console.print(Text(_plain(f"Note: {note}"), style="dim"))
+
+
+def grids(comparison: Comparison) -> list[Grid]:
+    """The tables of a comparison, as text; those without rows are left out."""
+    found = [
+        Grid("Steps", ["", "before", "after", "change"], _step_rows(comparison.before, comparison.after)),
+        Grid(
+            "Critical path, per step",
+            ["", "before", "after", "change"],
+            [
+                [
+                    words.part(row.part),
+                    _with_share(row.before_ms, row.before_share),
+                    _with_share(row.after_ms, row.after_share),
+                    _difference(row.before_ms, row.after_ms),
+                ]
+                for row in comparison.breakdown
+            ],
+        ),
+        Grid(
+            "Findings",
+            ["finding", "what became of it", "before", "after"],
+            [_finding_row(row) for row in comparison.findings],
+            [_STATUS_STYLES.get(row.status, "") for row in comparison.findings],
+        ),
+        Grid(
+            "What else differs",
+            ["", "before", "after"],
+            [[change.what, change.before, change.after] for change in comparison.changes],
+        ),
+    ]
+    return [grid for grid in found if grid.rows]
+
+
+def _step_rows(before: Side, after: Side) -> list[list[str]]:
+    rows = [
+        [name, words.milliseconds(old), words.milliseconds(new), _percent(old, new)]
+        for name, old, new in (
+            ("median step", before.median_ms, after.median_ms),
+            ("mean, measured steps", before.mean_ms, after.mean_ms),
+            ("p95, measured steps", before.p95_ms, after.p95_ms),
+        )
+        if old is not None or new is not None
+    ]
+    old, new = before.samples_per_s, after.samples_per_s
+    if old is not None or new is not None:
+        rows.append(["samples per second", _number(old), _number(new), _percent(old, new)])
+    return [*rows, ["steps measured", f"{before.steps_measured:,}", f"{after.steps_measured:,}", ""]]
+
+
+def _finding_row(row: FindingChange) -> list[str]:
+    return [
+        row.rule,
+        row.status,
+        _cost(row.before_severity, row.before_ms_per_step, row.before_ranks),
+        _cost(row.after_severity, row.after_ms_per_step, row.after_ranks),
+    ]
+
+
+def _cost(severity: str | None, ms: float | None, ranks: list[int] | None) -> str:
+    if severity is None:
+        return "–"
+    return f"{words.milliseconds(ms) if ms is not None else '?'}, {words.rank_names(ranks)} ({severity})"
+
+
+def _with_share(ms: float | None, share: float | None) -> str:
+    if share is None:
+        return words.ABSENT
+    return f"{words.milliseconds(ms)} ({words.percent(share)})" if ms is not None else words.percent(share)
+
+
+def _difference(old: float | None, new: float | None) -> str:
+    if old is None or new is None:
+        return ""
+    return f"{'+' if new > old else ''}{words.milliseconds(new - old)}"
+
+
+def _percent(old: float | None, new: float | None) -> str:
+    return f"{100 * (new / old - 1):+.1f} %" if old and new is not None else ""
+
+
+def _number(value: float | None) -> str:
+    return words.ABSENT if value is None else words.significant(value)
+
+
+def _plain(text: str) -> str:
+    """Control characters would move the cursor or change the terminal's state."""
+    return "".join(letter if letter.isprintable() else "�" for letter in text)
+
+
+def _table(grid: Grid) -> Table:
+    table = Table(
+        title=grid.title,
+        title_justify="left",
+        title_style="bold",
+        box=None,
+        pad_edge=False,
+        header_style="dim",
+    )
+    numbers = "change" in grid.head
+    for index, name in enumerate(grid.head):
+        table.add_column(name, overflow="fold", justify="right" if numbers and index else "left")
+    rows: Sequence[list[str]] = grid.rows if numbers or grid.styles else grid.rows[:_CHANGES]
+    for index, row in enumerate(rows):
+        style = grid.styles[index] if grid.styles else ""
+        table.add_row(*[Text(_plain(cell), style=style) for cell in row])
+    if len(rows) < len(grid.rows):
+        table.caption = f"and {len(grid.rows) - len(rows)} more (--json shows them)"
+    return table
