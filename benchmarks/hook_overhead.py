@@ -46,7 +46,8 @@ def main() -> None:
         work(options.targets_ms[0], options.seconds, options.every_step)
         return
     print(
-        f"{'ranks':>5} {'step_ms':>8} {'wall_us':>9} {'+-':>7} {'wall_%':>7} {'+-':>6} {'cpu_us':>8} {'+-':>6} {'cpu_%':>6} {'recorded':>9} {'pairs':>6}"
+        f"{'ranks':>5} {'step_ms':>8} {'wall_us':>9} {'+-':>7} {'wall_%':>7} {'+-':>6} "
+        f"{'cpu_us':>8} {'+-':>6} {'cpu_%':>6} {'recorded':>9} {'pairs':>6}"
     )
     for ranks in options.ranks:
         for target in options.targets_ms:
@@ -104,7 +105,7 @@ class Switch:
     def on(self) -> None:
         """Everything as it was; the step in progress begins now."""
         self.patches.resume()
-        for (owner, name), body in zip(self._threads, self._bodies):
+        for (owner, name), body in zip(self._threads, self._bodies, strict=True):
             setattr(owner, name, body)
         recorder = self.session.recorder
         recorder._start_step(recorder.cut(time.perf_counter_ns()))

@@ -28,31 +28,22 @@ DECORATED = (
 ).split()
 UNDECORATED = "monitored_barrier batch_isend_irecv isend irecv".split()
 _BARRIERS = ("barrier", "monitored_barrier")
-_GROUP_POSITION = {
-    name: position
-    for position, names in (
-        (
-            0,
-            "barrier monitored_barrier",
-        ),
-        (
-            2,
-            "all_reduce broadcast all_gather all_gather_into_tensor all_gather_object all_to_all send "
-            "recv isend irecv broadcast_object_list _all_gather_base",
-        ),
-        (
-            3,
-            "reduce gather gather_object scatter reduce_scatter reduce_scatter_tensor "
-            "scatter_object_list _reduce_scatter_base",
-        ),
-        (
-            4,
-            "all_to_all_single",
-        ),
+_GROUP_POSITION = {"barrier": 0, "monitored_barrier": 0, "all_to_all_single": 4}
+_GROUP_POSITION.update(
+    dict.fromkeys(
+        "all_reduce broadcast all_gather all_gather_into_tensor all_gather_object all_to_all send recv isend irecv "
+        "broadcast_object_list _all_gather_base".split(),
+        2,
     )
-    for name in names.split()
-}
-"""Position of the argument ``group``."""
+)
+_GROUP_POSITION.update(
+    dict.fromkeys(
+        "reduce gather gather_object scatter reduce_scatter reduce_scatter_tensor scatter_object_list "
+        "_reduce_scatter_base".split(),
+        3,
+    )
+)
+"""Of the argument ``group``, by function."""
 _TENSOR_POSITION = {
     "reduce_scatter_tensor": 1,
     "all_gather_into_tensor": 1,

@@ -13,7 +13,7 @@ from threading import get_ident, get_native_id
 from time import perf_counter_ns, thread_time_ns, time_ns
 from typing import Dict, List, NamedTuple, Optional, Tuple
 
-from ..rundir import STEPS_FILE, STEPS_SCHEMA, Spool  # noqa: TID252
+from ..rundir import STEPS_FILE, STEPS_SCHEMA, Spool
 from .thinning import Thinning
 from .where import Kinds, Lines, lines_into
 

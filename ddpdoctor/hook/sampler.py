@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, List, Optional, Tuple
 
-from ..rundir import SAMPLES_FILE  # noqa: TID252
+from ..rundir import SAMPLES_FILE
 from .guard import part
 from .patching import guarded
 from .where import Lines

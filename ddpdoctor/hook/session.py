@@ -17,7 +17,7 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Dict, List, Optional
 
-from ..rundir import Spool, claim_rank_directory  # noqa: TID252
+from ..rundir import Spool, claim_rank_directory
 from . import environment, guard
 from .patching import guarded
 from .recorder import Recorder

@@ -11,7 +11,7 @@ import time
 import weakref
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
-from ..rundir import RANK_SCHEMA  # noqa: TID252
+from ..rundir import RANK_SCHEMA
 from .guard import part
 from .settings_torch import (
     describe_ddp,

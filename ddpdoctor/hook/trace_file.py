@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
 
-from ..rundir import FLIGHT_FILE, TRACE_FILE  # noqa: TID252
+from ..rundir import FLIGHT_FILE, TRACE_FILE
 from .guard import part
 from .patching import guarded
 

@@ -6,7 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING
 
-from ..rundir import RANK_FILE, drain, write_json  # noqa: TID252
+from ..rundir import RANK_FILE, drain, write_json
 from . import guard
 from .patching import guarded
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from .graph import COMPONENTS, INDEX, Array
 from .intervals import EMPTY, Intervals, covered, subtract, union
 from .points import gradients_ready
-from .steplog import Event, RankLog
+from .steplog import RankLog
 
 _EPOCH_START_BATCHES = 1
 """Batches after ``iter(loader)`` that still wait for the workers to start."""
@@ -67,12 +67,7 @@ def _collect(log: RankLog, origin: int) -> dict[str, list[tuple[int, int]]]:
                 fresh[event.l] = fresh.get(event.l, 0) - 1
                 add("epoch_start" if first or event.end else "data", event.s, event.stop)
             elif event.k == "bwd":
-                synced = bool(event.sync) and event.m >= 0
-                add(
-                    "backward",
-                    event.s,
-                    min(gradients_ready(log, event), event.stop) if synced else event.stop,
-                )
+                add("backward", event.s, min(gradients_ready(event), event.stop))
             elif event.k == "opt":
                 add("optimizer", event.s, event.stop)
             elif event.k == "gc":
@@ -81,20 +76,4 @@ def _collect(log: RankLog, origin: int) -> dict[str, list[tuple[int, int]]]:
                 add("checkpoint", event.s, event.stop)
             elif event.k in ("fwd", "eval"):
                 add("forward", event.s, event.stop)
-        _forward(log, step.events, add)
     return found
-
-
-def _forward(log: RankLog, events: list[Event], add: Callable[[str, int, int], None]) -> None:
-    """DDP's forward from its own stamps: from ``forward start`` to ``prepare for backward``, one iteration at
-    a time."""
-    seen = any(event.k == "fwd" for event in events)
-    for event in events:
-        stamps = log.stamps.get((event.m, event.it)) if event.k == "bwd" and event.sync else None
-        if seen or stamps is None or not stamps.fs:
-            continue
-        prepared = event.base
-        if prepared is None and stamps.ce and event.ready:
-            prepared = stamps.ce - max(event.ready)
-        if prepared is not None and stamps.fs < prepared <= event.stop:
-            add("forward", stamps.fs, prepared)

@@ -39,11 +39,10 @@ def align_logs(logs: Sequence[RankLog], notes: list[str]) -> None:
                 step.start += shift
                 step.end += shift
                 for event in step.events:
-                    event.s += shift
-                    if event.base is not None:
-                        event.base += shift
+                    event.move(shift)
             middle = log.steps[len(log.steps) // 2].start if log.steps else 0
-            log.shift_stamps(int(fit.correction(np.array([middle]))[0]))
+            offset = int(fit.correction(np.array([middle]))[0])
+            log.samples = [(t + offset, user, leaf) for t, user, leaf in log.samples]
         notes.append(
             f"Clock of host {name}: {fit.offset_ns / 1e6:+.3f} ms against {names[0]}, drift {fit.drift * 1e6:+.1f} ppm, corrected by "
             f"{fit.pairs} collectives to within about {max(fit.error_ns, 1e3) / 1e6:.3f} ms."
@@ -51,4 +50,4 @@ def align_logs(logs: Sequence[RankLog], notes: list[str]) -> None:
 
 
 def _ends(log: RankLog) -> dict[Key, int]:
-    return {point.key: point.end for point in rank_points(log) if point.key[0] != "buffers"}
+    return {point.key: point.end for point in rank_points(log)}

@@ -24,7 +24,7 @@ def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] 
     :mod:`.outside`.
     """
     ranks = tuple(log.rank for log in logs)
-    meetings, unmatched = match([rank_points(log) for log in logs], ranks)
+    meetings, unmatched = match([rank_points(log) for log in logs])
     measured, set_aside = choose_steps(logs)
     origin = min((log.steps[0].start for log in logs if log.steps), default=0)
     activities = [Activities(log, origin) for log in logs]

@@ -130,20 +130,13 @@ def _samples_in(log: RankLog, steps: Sequence[Step], components: Sequence[str]) 
             if inside:
                 matches = any(kind in kinds for kind in inside)
             else:
-                matches = forward if _in_forward(log, steps[index], t) else outside
+                matches = forward if _in_forward(steps[index], t) else outside
             if matches:
                 yield user
 
 
-def _in_forward(log: RankLog, step: Step, t: int) -> bool:
-    for event in step.events:
-        if event.k == "fwd" and event.s <= t < event.stop:
-            return True
-        if event.k == "bwd":
-            stamps = log.stamps.get((event.m, event.it))
-            if stamps is not None and stamps.fs and stamps.fs <= t < event.s:
-                return True
-    return False
+def _in_forward(step: Step, t: int) -> bool:
+    return any(event.k == "fwd" and event.s <= t < event.stop for event in step.events)
 
 
 def _ranked(found: Counter[tuple[str, int, str]]) -> list[Where]:

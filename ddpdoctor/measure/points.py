@@ -56,15 +56,11 @@ class Meeting:
 def rank_points(log: RankLog) -> list[Point]:
     """All synchronisation points of one rank, in order of arrival."""
     has_ddp = bool(log.record.info.get("ddp"))
-    buffers = any(
-        ddp.get("broadcast_buffers") and ddp.get("buffer_bytes") for ddp in log.record.info.get("ddp") or []
-    )
     points: list[Point] = []
     for step in log.steps:
         points.extend(_backward_points(log, step))
         points.extend(_called_points(step, has_ddp))
-    if buffers:
-        points.extend(_buffer_points(log))
+        points.extend(_buffer_points(step))
     points.sort(key=lambda point: point.arrival)
     return points
 
@@ -75,40 +71,39 @@ def _backward_points(log: RankLog, step: Step) -> list[Point]:
     points = []
     backwards = [event for event in step.events if event.k == "bwd"]
     for micro, event in enumerate(backwards):
-        if not event.sync or event.m < 0:
+        reduced = event.reductions
+        if not reduced:
             continue
-        arrival = gradients_ready(log, event)
         points.append(
             Point(
-                ("ddp", str(event.m), event.it),
+                ("ddp", str(reduced[0].m), reduced[0].it),
                 GRADIENTS,
                 "DDP gradients",
                 step.number,
-                min(arrival, event.stop),
+                min(gradients_ready(event), event.stop),
                 event.stop,
                 micro=micro,
-                group=f"ddp{event.m}",
-                message_bytes=_gradient_bytes(log, event.m),
+                group=f"ddp{reduced[0].m}",
+                message_bytes=sum(_gradient_bytes(log, each.m) for each in reduced) or None,
                 where=event.w,
             )
         )
     return points
 
 
-def gradients_ready(log: RankLog, event: Event) -> int:
-    """Epoch ns at which the last gradient of this backward pass was ready: DDP's own stamp, else from the
-    buckets' times."""
-    stamps = log.stamps.get((event.m, event.it))
-    if stamps is not None and event.s <= stamps.ce <= event.stop + 1_000_000:
-        return stamps.ce
-    if event.ready:
-        return (event.base if event.base is not None else event.s) + max(event.ready)
-    return event.stop
+def gradients_ready(event: Event) -> int:
+    """Epoch ns at which the last gradient of this backward pass was ready, by the reducer's own times."""
+    moments = [
+        (each.base if each.base is not None else event.s) + max(each.ready)
+        for each in event.reductions
+        if each.ready
+    ]
+    return max(moments) if moments else event.stop
 
 
-def _gradient_bytes(log: RankLog, module: int) -> float | None:
+def _gradient_bytes(log: RankLog, module: int) -> float:
     modules = log.record.info.get("ddp") or []
-    return float(modules[module].get("parameters_bytes") or 0) or None if 0 <= module < len(modules) else None
+    return float(modules[module].get("parameters_bytes") or 0) if 0 <= module < len(modules) else 0.0
 
 
 def _called_points(step: Step, has_ddp: bool) -> list[Point]:
@@ -165,29 +160,26 @@ def _called(
     )
 
 
-def _buffer_points(log: RankLog) -> list[Point]:
-    """DDP broadcasts its buffers from rank 0 at the start of each synchronised forward: all others wait there
-    for rank 0."""
-    points = []
-    step_of = {(e.m, e.it): step.number for step in log.steps for e in step.events if e.k == "bwd" and e.sync}
-    for key, stamps in log.stamps.items():
-        if stamps.fs and key in step_of:
-            points.append(
-                Point(
-                    ("buffers", str(key[0]), key[1]),
-                    BROADCAST,
-                    "DDP buffers",
-                    step_of[key],
-                    stamps.fs,
-                    stamps.fs,
-                    group=f"ddp{key[0]}",
-                    root=0,
-                )
-            )
-    return points
+def _buffer_points(step: Step) -> list[Point]:
+    """DDP broadcasts its buffers from rank 0 at the start of a forward: all others wait there for rank 0."""
+    return [
+        Point(
+            ("buffers", str(event.m), event.it),
+            BROADCAST,
+            "DDP buffers",
+            step.number,
+            event.s,
+            event.stop,
+            group=f"ddp{event.m}",
+            root=0,
+            where=event.w,
+        )
+        for event in step.events
+        if event.k == "bcast"
+    ]
 
 
-def match(points: Sequence[Sequence[Point]], ranks: Sequence[int]) -> tuple[list[Meeting], int]:
+def match(points: Sequence[Sequence[Point]]) -> tuple[list[Meeting], int]:
     """Meetings of all members, in order of last arrival, and how many points had no counterpart on another
     rank.
 
@@ -205,9 +197,6 @@ def match(points: Sequence[Sequence[Point]], ranks: Sequence[int]) -> tuple[list
             meetings.append(Meeting(key, found))
         else:
             unmatched += len(found)
-    for meeting in meetings:
-        if meeting.key[0] == "buffers":
-            _end_of_broadcast(meeting, ranks)
     meetings.sort(key=lambda meeting: meeting.last_arrival)
     return meetings, unmatched
 
@@ -216,12 +205,3 @@ def _same(found: dict[int, Point]) -> bool:
     """Whether all ranks mean the same by this key: a sequence that slipped on one rank pairs different
     operations."""
     return len(Counter(point.name for point in found.values())) == 1
-
-
-def _end_of_broadcast(meeting: Meeting, ranks: Sequence[int]) -> None:
-    """A rank goes on when both it and the root have arrived; the transfer of a few buffers itself was not
-    recorded."""
-    root = meeting.points.get(ranks.index(0)) if 0 in ranks else None
-    if root is not None:
-        for point in meeting.points.values():
-            point.end = max(point.arrival, root.arrival)

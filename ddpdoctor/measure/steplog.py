@@ -16,6 +16,16 @@ _MOST_STEPS = 60_000
 """Step records read of one rank; a longer log is read up to its end but kept only every n-th block."""
 
 
+class Reduction(msgspec.Struct):
+    """What one DDP module did in a backward pass; ``base`` is when its forward had ended, ``ready`` counts from it."""
+
+    m: int
+    it: int = -1
+    sync: bool = False
+    ready: list[int] = []
+    base: int | None = None
+
+
 class Event(msgspec.Struct):
     """Something that happened in a step; ``start_ns`` is epoch ns once :func:`read_rank_log` is through with
     it."""
@@ -33,6 +43,7 @@ class Event(msgspec.Struct):
     sync: bool | None = None
     ready: list[int] = []
     base: int | None = None
+    also: list[Reduction] = []
     o: int = -1
     op: str = ""
     pg: str = ""
@@ -43,22 +54,25 @@ class Event(msgspec.Struct):
     src: int | None = None
     dst: int | None = None
 
+    def move(self, offset_ns: int) -> None:
+        """Shift all times."""
+        self.s += offset_ns
+        if self.base is not None:
+            self.base += offset_ns
+        for reduction in self.also:
+            if reduction.base is not None:
+                reduction.base += offset_ns
+
+    @property
+    def reductions(self) -> list[Reduction]:
+        """The DDP modules whose gradients were reduced in this backward pass."""
+        own = Reduction(self.m, self.it, bool(self.sync), self.ready, self.base)
+        return [each for each in [own, *self.also] if each.sync and each.m >= 0]
+
     @property
     def stop(self) -> int:
         """End, in the unit and origin of ``s``."""
         return self.s + self.d
-
-
-class Stamps(msgspec.Struct):
-    """DDP's own stamps of one iteration, epoch ns; 0 where absent."""
-
-    ddp: int
-    it: int
-    fs: int = 0
-    cs: int = 0
-    ce: int = 0
-    ms: int = 0
-    me: int = 0
 
 
 class _Line(msgspec.Struct):
@@ -72,13 +86,6 @@ class _Line(msgspec.Struct):
     cpu: int | None = None
     csw: list[int] | None = None
     self: int = 0
-    ddp: int | None = None
-    it: int = -1
-    fs: int = 0
-    cs: int = 0
-    ce: int = 0
-    ms: int = 0
-    me: int = 0
     where: int | None = None
     file: str = ""
     line: int = 0
@@ -107,8 +114,6 @@ class RankLog:
     rank: int
     record: RankRecord
     steps: list[Step] = field(default_factory=list)
-    stamps: dict[tuple[int, int], Stamps] = field(default_factory=dict)
-    """By (DDP module, iteration)."""
     where: dict[int, Where] = field(default_factory=dict)
     samples: list[tuple[int, int, int]] = field(default_factory=list)
     """(epoch ns, user line, innermost line), ids into ``sample_where``."""
@@ -119,14 +124,6 @@ class RankLog:
     def host(self) -> str:
         """Host name."""
         return self.record.host
-
-    def shift_stamps(self, offset_ns: int) -> None:
-        """Move DDP's stamps and the samples by ``offset_ns``, onto the common clock."""
-        for stamps in self.stamps.values():
-            for name in ("fs", "cs", "ce", "ms", "me"):
-                if getattr(stamps, name):
-                    setattr(stamps, name, getattr(stamps, name) + offset_ns)
-        self.samples = [(t + offset_ns, user, leaf) for t, user, leaf in self.samples]
 
 
 def _lines(path: Path, notes: list[str]) -> Iterator[_Line]:
@@ -154,10 +151,6 @@ def read_rank_log(record: RankRecord) -> RankLog:
     for line in _lines(Path(record.path) / STEPS_FILE, log.notes):
         if line.step is not None and isinstance(line.t, list):
             log.steps.append(_step(line.step, line))
-        elif line.ddp is not None:
-            log.stamps[line.ddp, line.it] = Stamps(
-                line.ddp, line.it, line.fs, line.cs, line.ce, line.ms, line.me
-            )
         elif line.where is not None:
             log.where[line.where] = Where(line.file, line.line, line.function)
         elif line.note:
@@ -177,9 +170,7 @@ def read_rank_log(record: RankRecord) -> RankLog:
 def _step(number: int, line: _Line) -> Step:
     start, end = (line.t if isinstance(line.t, list) else [0, 0])[:2]
     for event in line.ev:
-        event.s += start
-        if event.base is not None:
-            event.base += start
+        event.move(start)
     return Step(number, start, end, line.ev, tuple(line.marks), line.runq, line.cpu)
 
 

@@ -32,7 +32,7 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
         ("world size", before.job.world_size, after.job.world_size),
         ("batch size", batch_size(before), batch_size(after)),
         ("device", before.job.device, after.job.device),
-        ("device names", sorted(set(before.job.device_names)), sorted(set(after.job.device_names))),
+        ("name of the device", sorted(set(before.job.device_names)), sorted(set(after.job.device_names))),
     ):
         if not old or not new:
             if bool(old) != bool(new):
@@ -60,9 +60,14 @@ def _same(old: object, new: object) -> bool:
 
 
 def other_changes(before: Diagnosis, after: Diagnosis) -> list[Change]:
-    """Versions, settings, environment and command that differ, at most :data:`_MOST_CHANGES` of them."""
+    """Versions, settings, environment and command that differ, at most :data:`_MOST_CHANGES` of them.
+
+    What one side alone has is a change where both were recorded by ddpdoctor; a trace tells next to nothing.
+    """
     old, new = _listed(before), _listed(after)
-    names = [name for name in dict.fromkeys([*old, *new]) if old.get(name) != new.get(name)]
+    recorded = bool(before.job.settings) and bool(after.job.settings)
+    shared = dict.fromkeys([*old, *new]) if recorded else [name for name in old if name in new]
+    names = [name for name in shared if old.get(name) != new.get(name)]
     return [
         Change(name, old.get(name, words.ABSENT), new.get(name, words.ABSENT))
         for name in names[:_MOST_CHANGES]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import pairwise
 
 import pytest
 
@@ -41,9 +42,7 @@ def test_steps_are_the_loops_own_rounds(
     assert recorded.info(rank, repeat)["hook"]["errors"] == []
     starts_and_ends = [tuple(step["t"]) for step in steps]
     assert all(start < end for start, end in starts_and_ends)
-    assert all(
-        abs(after[0] - before[1]) < 100_000 for before, after in zip(starts_and_ends, starts_and_ends[1:])
-    )
+    assert all(abs(after[0] - before[1]) < 100_000 for before, after in pairwise(starts_and_ends))
 
 
 @pytest.mark.torchrun

@@ -56,7 +56,6 @@ def test_readiness_of_gradients_names_the_late_rank(slow_rank: Recorded) -> None
     common = sorted(set(arrivals[0]) & set(arrivals[1]))[4:]
     late = [arrivals[1][iteration] - arrivals[0][iteration] for iteration in common]
     assert len(late) >= 10 and sorted(late)[len(late) // 2] > 25_000_000
-    assert all(event["b"] if "b" in event else True for event in slow_rank.events(0, "bar"))
 
 
 @pytest.mark.torchrun

@@ -1,0 +1,91 @@
+"""``ddpdoctor compare`` from paths to exit codes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from ddpdoctor.report import write_html, write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "tests" / "report"))
+TRACES = ROOT.parent / "shared" / "traces"
+
+import samples  # noqa: E402
+
+
+def run(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpdoctor", "compare", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def scaled(diagnosis, factor):
+    series = diagnosis.series
+    step_ms = [[None if ms is None else ms * factor for ms in times] for times in series.step_ms]
+    return msgspec.structs.replace(diagnosis, series=msgspec.structs.replace(series, step_ms=step_ms))
+
+
+@pytest.fixture
+def files(tmp_path):
+    write_json(samples.sick(), tmp_path / "before.json")
+    write_html(scaled(samples.sick(), 1.3), tmp_path / "after.html")
+    return tmp_path / "before.json", tmp_path / "after.html"
+
+
+def test_diagnoses_and_reports_are_compared_and_written(files, tmp_path):
+    code, out, err = run(*files, "--json", tmp_path / "c.json", "--html", tmp_path / "c.html")
+    assert (code, err) == (0, "")
+    assert out.startswith("Slower by 30 %") and "dataloader/one-rank-late" in out
+    data = json.loads((tmp_path / "c.json").read_bytes())
+    assert data["judgement"] == "slower" and data["ratio"]["estimate"] == pytest.approx(1.3)
+    assert data["ratio"]["low"] < 1.3 < data["ratio"]["high"]
+    assert "Slower by" in (tmp_path / "c.html").read_text()
+
+
+def test_a_regression_beyond_the_limit_exits_with_1(files):
+    before, after = files
+    code, _, err = run(before, after, "--fail-on-regression", "5")
+    assert code == 1 and "30.0 % longer, more than 5 %" in err
+    assert run(before, after, "--fail-on-regression", "40")[0] == 0
+    assert run(after, before, "--fail-on-regression", "0")[0] == 0
+
+
+def test_a_limit_that_cannot_be_judged_exits_with_2(files, tmp_path):
+    before, _ = files
+    other = samples.sick()
+    other = msgspec.structs.replace(other, job=msgspec.structs.replace(other.job, world_size=8))
+    write_json(other, tmp_path / "other.json")
+    assert run(before, tmp_path / "other.json")[0] == 0
+    code, out, err = run(before, tmp_path / "other.json", "--fail-on-regression", "5")
+    assert code == 2 and "world size: 2 ranks" not in out
+    assert "cannot be decided: Not comparable (world size: 2 before, 8 after)" in err
+
+
+@pytest.mark.parametrize("content", [None, "", "{}"])
+def test_what_cannot_be_read_exits_with_2_and_one_line(files, tmp_path, content):
+    bad = tmp_path / "bad.json"
+    if content is not None:
+        bad.write_text(content)
+    code, _, err = run(files[0], bad)
+    assert code == 2 and "bad.json" in err and "Traceback" not in err
+    assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.skipif(not TRACES.exists(), reason="the public traces are not here")
+def test_folders_of_traces_are_diagnosed_first(tmp_path):
+    workers_0, workers_4 = (TRACES / "kineto" / f"resnet50_workers_{n}" for n in (0, 4))
+    code, _out, err = run(workers_0, workers_4, "--json", tmp_path / "c.json")
+    assert (code, err) == (0, "")
+    data = json.loads((tmp_path / "c.json").read_bytes())
+    assert data["judgement"] == "too few steps"
+    assert data["after"]["median_ms"] < data["before"]["median_ms"]

@@ -1,0 +1,1 @@
+"""Tests of the measurement: hand-made inputs, generated traces whose truth is known, and public traces."""

@@ -1,0 +1,80 @@
+"""Bandwidth by the formulas of nccl-tests, from transfer alone."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddpdoctor.measure.bandwidth import (
+    bandwidth_points,
+    bus_factor,
+    canonical,
+    large_bus_gb_per_s,
+    latency_and_rate,
+    transfers,
+)
+from ddpdoctor.measure.graph import CycleGroup, Sync
+from tests.measure.made import cycles_of, graph_of, on, work_array
+
+
+@pytest.mark.parametrize(
+    ("operation", "ranks", "factor"),
+    [
+        ("allreduce", 2, 1.0),
+        ("allreduce", 4, 1.5),
+        ("allreduce", 8, 1.75),
+        ("allgather", 4, 0.75),
+        ("reducescatter", 8, 0.875),
+        ("alltoall", 2, 0.5),
+        ("broadcast", 8, 1.0),
+        ("reduce", 8, 1.0),
+        ("allreduce", 1, 1.0),
+    ],
+)
+def test_bus_factor(operation, ranks, factor):
+    assert bus_factor(operation, ranks) == factor
+
+
+def test_names():
+    said = ["all_reduce", "c10d::allreduce_", "DDP gradients", "_allgather_base", "reduce_scatter", "AllToAll"]
+    wanted = ["allreduce"] * 3 + ["allgather", "reducescatter", "alltoall"]
+    assert [canonical(name) for name in said] == wanted
+    assert canonical("all_gather_into_tensor") == "allgather"
+
+
+def sized(world=4, megabytes=100, transfer_ms=4.0, late_ms=0.0):
+    work = work_array(6, 1, world, backward=10.0, data=on(1, world, late_ms))
+    group = cycles_of([Sync("gradients", "allreduce", tuple(range(world)))], work, transfer_ms)
+    return graph_of(
+        CycleGroup(
+            group.syncs, group.steps, group.begin, group.arrival, group.end, work, np.full((6, 1), megabytes * 1e6)
+        )
+    )
+
+
+@pytest.mark.parametrize("late_ms", [0.0, 50.0])
+def test_waiting_for_a_late_rank_is_no_transfer(late_ms):
+    (point,) = bandwidth_points(sized(late_ms=late_ms))
+    assert (point.operation, point.bytes, point.count) == ("allreduce", 100e6, 6)
+    assert point.transfer_ms == pytest.approx(4.0)
+    assert point.bus_gb_per_s == pytest.approx(25.0 * 1.5)
+
+
+def test_unknown_sizes_give_no_bandwidth():
+    assert transfers(sized(megabytes=float("nan"))) == [] and bandwidth_points(sized(megabytes=0)) == []
+    assert large_bus_gb_per_s([]) == (None, None)
+
+
+def test_median_of_the_large_and_best_of_all():
+    points = [*bandwidth_points(sized()), *bandwidth_points(sized(megabytes=0.01, transfer_ms=0.1))]
+    median, best = large_bus_gb_per_s(points)
+    assert median == best == pytest.approx(37.5)
+
+
+def test_latency_and_rate_come_back():
+    sizes = np.repeat([1e6, 8e6], 5)
+    times = 40_000 + sizes / 20.0
+    times[[3, 8]] *= 9  # disturbed messages
+    latency, rate = latency_and_rate(sizes, times)
+    assert latency == pytest.approx(40_000, rel=0.02) and rate == pytest.approx(20.0, rel=0.02)
+    assert latency_and_rate(np.full(9, 1e6), np.full(9, 5e4)) == (5e4, None), "one size says nothing of the rate"

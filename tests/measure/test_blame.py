@@ -1,0 +1,173 @@
+"""Who is late, and for what: hand-made graphs of jobs whose culprits are known."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddpdoctor.measure.blame import excess
+from ddpdoctor.measure.graph import BARRIER, GRADIENTS, STEP_END, Sync
+from tests.measure.made import (
+    cycles_of,
+    graph_of,
+    late_of,
+    on,
+    reductions,
+    shared_of,
+    simple,
+    work_array,
+)
+
+WORLDS = (2, 3, 4, 8, 64)
+CAUSES = {
+    "data": "data",
+    "epoch_start": "data",
+    "copy": "copy",
+    "forward": "compute",
+    "backward": "compute",
+    "optimizer": "optimizer",
+    "host": "host",
+    "launch": "host",
+    "collection": "collection",
+    "checkpoint": "checkpoint",
+}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("jitter", [0.0, 0.02, 0.1, 0.3])
+def test_nobody_late(world, jitter):
+    graph = simple(world, jitter=jitter, data=1.0, host=0.5)
+    assert excess(graph).culprits == {} and late_of(graph) == {}
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("component", CAUSES)
+def test_one_rank_late_in_every_step(world, component):
+    late = late_of(simple(world, jitter=0.02, **{component: on(world - 1, world, 4.0)}))
+    base = 10.0 if component == "backward" else 5.0 if component == "forward" else 0.0
+    if base:
+        late = late_of(simple(world, jitter=0.02, **{component: base + on(world - 1, world, 4.0)}))
+    assert set(late) == {CAUSES[component], "total"}
+    cost = late[CAUSES[component]]
+    assert cost.ranks == [world - 1] and cost.persistence == "always" and cost.steps_hit == cost.steps_seen
+    assert cost.ms_per_step == pytest.approx(4.0, abs=0.5)
+    assert late["total"].ms_per_step == pytest.approx(cost.ms_per_step, abs=0.3)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize(("every", "kind"), [(5, "periodic"), (9, "periodic")])
+def test_one_rank_late_every_few_steps(world, every, kind):
+    cycles = 60
+    late = late_of(
+        simple(world, cycles, jitter=0.02, host=on(0, world, 30.0, cycles=cycles, every=every))
+    )
+    assert set(late) == {"host", "total"}
+    cost = late["host"]
+    assert (cost.ranks, cost.persistence, cost.period_steps) == ([0], kind, every)
+    assert cost.steps_hit == len(range(0, cycles, every))
+    assert cost.ms_per_step == pytest.approx(30.0 * cost.steps_hit / cycles, rel=0.05)
+    assert cost.occurrence_ms == pytest.approx(30.0, rel=0.05)
+
+
+def test_a_single_odd_step_of_many_accuses_nobody():
+    assert late_of(simple(4, 60, jitter=0.02, host=on(0, 4, 30.0, cycles=60, every=60))) == {}
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_disturbed_machine_that_hits_all_ranks_alike_accuses_nobody(world):
+    random = np.random.default_rng(3)
+    spikes = np.where(random.random((80, 1, world)) < 0.08, 40.0, 0.0)
+    assert set(late_of(simple(world, 80, jitter=0.05, host=0.5 + spikes))) <= {"total"}
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_ranks_alternating_around_a_barrier_are_no_stragglers(world):
+    """Even ranks work before a barrier, odd ones behind it: the barrier costs, no rank does."""
+    everyone = tuple(range(world))
+    even = np.array([r % 2 == 0 for r in everyone], float)
+    before = np.stack([8.0 * even, 8.0 * (1 - even)])[None]
+    syncs = [Sync(BARRIER, "barrier", everyone), Sync(GRADIENTS, "allreduce", everyone)]
+    graph = graph_of(cycles_of(syncs, work_array(30, 2, world, forward=2.0, backward=before), transfer_ms=0.5))
+    assert excess(graph).culprits == {}
+    barrier = shared_of(graph)["barrier"]
+    assert barrier.ms_per_step == pytest.approx(8.5, abs=0.01) and barrier.ranks is None
+
+
+def test_a_rank_that_makes_up_for_it_elsewhere_is_charged_only_the_rest():
+    world = 4
+    graph = simple(world, data=on(1, world, 6.0), forward=5.0 - on(1, world, 4.0))
+    late = late_of(graph)
+    assert late["data"].ranks == [1] and late["data"].ms_per_step == pytest.approx(2.0, abs=0.01)
+
+
+def test_two_ranks_late_for_one_cause_are_both_named():
+    world = 8
+    cost = late_of(simple(world, jitter=0.02, data=on(2, world, 5.0) + on(6, world, 5.0)))["data"]
+    assert cost.ranks == [2, 6] and cost.ms_per_step == pytest.approx(5.0, abs=0.4)
+    assert cost.own_ms == pytest.approx(5.0, abs=0.2) and cost.typical_ms == pytest.approx(0.0, abs=0.01)
+
+
+def test_two_ranks_late_for_different_causes():
+    """Only the later one costs by itself; both together cost what the later one does."""
+    world = 4
+    late = late_of(simple(world, data=on(0, world, 3.0), host=on(3, world, 5.0)))
+    assert late["data"].ranks == [0] and late["data"].ms_per_step == pytest.approx(0.0, abs=0.01)
+    assert late["host"].ranks == [3] and late["host"].ms_per_step == pytest.approx(2.0, abs=0.01)
+    assert late["total"].ms_per_step == pytest.approx(5.0, abs=0.01)
+
+
+@pytest.mark.parametrize("world", [4, 8])
+def test_the_faster_half_is_not_accused(world):
+    """One rank does less than the others: that is no lateness of the others."""
+    assert late_of(simple(world, jitter=0.01, backward=10.0 - on(0, world, 6.0))) == {}
+
+
+def test_less_than_one_per_cent_is_nothing():
+    assert late_of(simple(4, jitter=0.001, data=on(2, 4, 0.1))) == {}
+    assert late_of(simple(4, jitter=0.001, data=on(2, 4, 0.4)))["data"].ranks == [2]
+
+
+@pytest.mark.parametrize("cycles", [1, 2, 3])
+def test_short_windows_accuse_only_what_is_clear(cycles):
+    assert late_of(simple(4, cycles, jitter=0.05)) == {}
+    assert late_of(simple(4, cycles, jitter=0.02, data=on(3, 4, 6.0)))["data"].ranks == [3]
+    assert late_of(simple(2, cycles, jitter=0.02, data=on(1, 2, 0.8))) == {}
+
+
+def test_cycles_of_different_shape_speak_together():
+    """Every fourth step has a barrier as well: one cause over both shapes of cycle."""
+    world, everyone = 4, tuple(range(4))
+    plain = cycles_of(
+        reductions(world), work_array(30, 1, world, backward=10.0, data=on(2, world, 3.0)), steps=np.arange(30)
+    )
+    syncs = [Sync(BARRIER, "barrier", everyone), *reductions(world)]
+    late = np.concatenate([on(2, world, 3.0), on(2, world, 0.0)], axis=1)
+    other = cycles_of(syncs, work_array(10, 2, world, backward=5.0, data=late), steps=np.arange(30, 40))
+    cost = late_of(graph_of(plain, other))["data"]
+    assert cost.ranks == [2] and cost.steps_seen == 40 == cost.steps_hit
+    assert cost.ms_per_step == pytest.approx(3.0, abs=0.01)
+
+
+def test_ranks_that_never_meet_cannot_be_late():
+    syncs = [Sync(STEP_END, STEP_END, (0, 1, 2))]
+    graph = graph_of(cycles_of(syncs, work_array(20, 1, 3, forward=5.0, data=on(1, 3, 9.0)), transfer_ms=0.0))
+    assert excess(graph).culprits == {} and late_of(graph) == {}
+
+
+def test_a_single_rank_is_never_late():
+    assert late_of(simple(1, data=7.0)) == {}
+    assert shared_of(simple(1, data=7.0))["data"].ms_per_step == pytest.approx(7.0)
+
+
+def test_rank_numbers_are_named_not_positions():
+    world = 3
+    group = simple(world, data=on(1, world, 5.0)).groups[0]
+    assert late_of(graph_of(group, ranks=(3, 17, 40)))["data"].ranks == [17]
+
+
+def test_what_all_ranks_do_alike_is_shared_and_the_excess_late():
+    world = 4
+    graph = simple(world, data=6.0 + on(2, world, 4.0))
+    assert late_of(graph)["data"].ms_per_step == pytest.approx(4.0, abs=0.01)
+    shared = shared_of(graph)["data"]
+    assert shared.ms_per_step == pytest.approx(6.0, abs=0.01) and shared.ranks is None

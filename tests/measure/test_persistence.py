@@ -1,0 +1,46 @@
+"""When something happens: always, for a stretch, every k steps, now and then."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddpdoctor.measure.persistence import persistence
+
+STEPS = np.arange(100, 160)
+
+
+def hits(*steps):
+    return np.isin(STEPS, steps)
+
+
+@pytest.mark.parametrize(
+    ("hit", "kind", "first", "last", "period"),
+    [
+        (np.ones(60, bool), "always", 100, 159, None),
+        (STEPS % 7 != 0, "always", 100, 159, None),
+        (hits(*range(120, 140)), "range", 120, 139, None),
+        (hits(*(s for s in range(120, 140) if s != 130)), "range", 120, 139, None),
+        (STEPS % 5 == 0, "periodic", 100, 155, 5),
+        (hits(*(s for s in range(100, 160, 5) if s not in (115, 140))), "periodic", 100, 155, 5),
+        (hits(*range(100, 160, 5), 117), "periodic", 100, 155, 5),
+        (hits(103, 108, 120, 121, 139, 150), "random", 103, 150, None),
+        (hits(110, 150), "random", 110, 150, None),
+        (hits(110), "random", 110, 110, None),
+    ],
+)
+def test_kinds(hit, kind, first, last, period):
+    found = persistence(STEPS, hit)
+    assert (found.kind, found.first, found.last, found.period) == (kind, first, last, period)
+    assert (found.hit, found.seen) == (int(hit.sum()), 60)
+
+
+def test_nothing_happens():
+    found = persistence(STEPS, np.zeros(60, bool))
+    assert (found.hit, found.seen, found.first, found.last, found.period) == (0, 60, None, None, None)
+    assert persistence(STEPS[:0], np.zeros(0, bool)).seen == 0
+
+
+def test_a_rhythm_is_seen_through_steps_that_were_not_measured():
+    measured = np.array([s for s in range(200) if not 60 <= s < 75])
+    assert persistence(measured, measured % 8 == 0).period == 8

@@ -1,0 +1,141 @@
+"""What-if by replay: with nothing changed it is the measured job; with a known delay out it gains that delay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddpdoctor.measure.graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, INDEX, Sync
+from ddpdoctor.measure.replay import (
+    baseline,
+    faster_link,
+    gain_ns,
+    replay,
+    replay_all,
+    without_meeting,
+    without_transfer,
+    without_work,
+)
+from tests.measure.made import MS, cycles_of, graph_of, on, reductions, shared_of, simple, work_array
+
+
+def of_component(graph, name):
+    return [group.work[..., INDEX[name]] for group in graph.groups]
+
+
+def random_graph(seed, world=5):
+    """Groups of ranks, roots, lags and transfers at random; the cycle ends with all."""
+    random = np.random.default_rng(seed)
+    everyone = tuple(range(world))
+    syncs = [
+        Sync(COLLECTIVE, "all_reduce", (0, 1, 3)),
+        Sync(BROADCAST, "DDP buffers", everyone, root=0),
+        Sync(COLLECTIVE, "all_gather", (2, 4)),
+        Sync(BARRIER, "barrier", everyone),
+        Sync(GRADIENTS, "DDP gradients", everyone),
+    ]
+    work = work_array(7, 5, world, backward=random.uniform(0, 9, (7, 5, world)), data=random.uniform(0, 3, (7, 5, world)))
+    for k, sync in enumerate(syncs):
+        work[:, k, [r for r in everyone if r not in sync.members]] = 0
+    lag = random.normal(0, 0.05, (7, 5, world))
+    for k, sync in enumerate(syncs):
+        own = lag[:, k, list(sync.members)]
+        lag[:, k, list(sync.members)] = own - np.median(own, axis=1, keepdims=True)
+    return graph_of(cycles_of(syncs, work, random.uniform(0.5, 4, (7, 5)), lag))
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_baseline_is_the_measured_job(seed):
+    graph = random_graph(seed)
+    for group in graph.groups:
+        np.testing.assert_allclose(replay(group, baseline(group)), group.duration, rtol=1e-9)
+    assert replay_all(graph).mean() == pytest.approx(graph.mean_cycle_ns, rel=1e-9)
+    assert gain_ns(graph) == pytest.approx(0.0, abs=1.0)
+
+
+@pytest.mark.parametrize("delay_ms", [0.5, 4.0, 200.0])
+@pytest.mark.parametrize("world", [2, 4, 64])
+def test_taking_out_a_delay_gains_that_delay(delay_ms, world):
+    graph = simple(world, data=on(1, world, delay_ms))
+    assert gain_ns(graph, without_work(of_component(graph, "data"))) == pytest.approx(delay_ms * MS)
+
+
+def test_a_delay_hidden_behind_a_later_rank_gains_only_what_stands_out():
+    graph = simple(4, data=on(1, 4, 5.0), host=on(2, 4, 3.0))
+    assert gain_ns(graph, without_work(of_component(graph, "data"))) == pytest.approx(2.0 * MS)
+    assert gain_ns(graph, without_work(of_component(graph, "host"))) == pytest.approx(0.0, abs=1)
+    both = [without_work(of_component(graph, name)) for name in ("data", "host")]
+    assert gain_ns(graph, *both) == pytest.approx(5.0 * MS)
+
+
+def test_no_more_work_is_taken_out_than_there_is():
+    graph = simple(2)
+    everything = [np.full(group.arrival.shape, 1e12) for group in graph.groups]
+    assert replay_all(graph, [without_work(everything)]).mean() == pytest.approx(2.0 * MS), "the transfer stays"
+
+
+def test_a_broadcast_waits_for_its_root_alone():
+    """Rank 2 is late at the broadcast from rank 0, but nobody waits for it there."""
+    world, everyone = 3, (0, 1, 2)
+    syncs = [Sync(BROADCAST, "DDP buffers", everyone, root=0), Sync(GRADIENTS, "allreduce", everyone)]
+    at_root, elsewhere = [np.stack([on(r, world, 6.0)[0, 0], np.zeros(world)])[None] for r in (0, 2)]
+    late_root = graph_of(cycles_of(syncs, work_array(5, 2, world, forward=1.0, data=at_root), transfer_ms=0.0))
+    late_other = graph_of(
+        cycles_of(syncs, work_array(5, 2, world, forward=1.0, data=elsewhere), transfer_ms=0.0)
+    )
+    for graph in (late_root, late_other):
+        np.testing.assert_allclose(replay_all(graph), 8.0 * MS)
+    without = without_meeting(lambda group, k: group.syncs[k].kind == BROADCAST)
+    assert gain_ns(late_other, without) == pytest.approx(0.0, abs=1)
+    # Rank 1 goes on at 1 ms instead of 7, but rank 0 comes to the reduction no earlier.
+    assert gain_ns(late_root, without) == pytest.approx(0.0, abs=1)
+
+
+def test_a_broadcast_costs_where_others_could_have_used_the_time():
+    world, everyone = 2, (0, 1)
+    syncs = [Sync(BROADCAST, "DDP buffers", everyone, root=0), Sync(GRADIENTS, "allreduce", everyone)]
+    forward = np.array([[6.0, 0.0], [0.0, 6.0]])[None]
+    graph = graph_of(cycles_of(syncs, work_array(5, 2, world, forward=forward), transfer_ms=0.0))
+    assert shared_of(graph)["broadcast"].ms_per_step == pytest.approx(6.0)
+
+
+def test_without_a_barrier_ranks_go_on():
+    world, everyone = 2, (0, 1)
+    syncs = [Sync(BARRIER, "barrier", everyone), Sync(GRADIENTS, "allreduce", everyone)]
+    work = work_array(5, 2, world, forward=np.array([[6.0, 1.0], [1.0, 6.0]])[None])
+    graph = graph_of(cycles_of(syncs, work, transfer_ms=0.5))
+    assert gain_ns(graph, without_meeting(lambda g, k: g.syncs[k].kind == BARRIER)) == pytest.approx(5.5 * MS)
+
+
+def test_the_last_meeting_of_a_cycle_loses_only_its_transfer():
+    graph = simple(3, data=on(0, 3, 2.0), transfer_ms=1.5)
+    assert gain_ns(graph, without_meeting(lambda group, k: True)) == pytest.approx(1.5 * MS)
+
+
+def test_transfers():
+    graph = graph_of(cycles_of(reductions(4, 2), work_array(5, 2, 4, backward=5.0), transfer_ms=3.0))
+    assert gain_ns(graph, faster_link([GRADIENTS], 3.0)) == pytest.approx(4.0 * MS)
+    assert gain_ns(graph, faster_link([BARRIER], 3.0)) == pytest.approx(0.0, abs=1)
+    half = [np.full((5, 2), 1.5 * MS)]
+    assert gain_ns(graph, without_transfer(half)) == pytest.approx(3.0 * MS)
+    assert gain_ns(graph, without_transfer([np.full((5, 2), 99 * MS)])) == pytest.approx(6.0 * MS)
+
+
+def test_reductions_repeated_within_a_step_are_priced():
+    syncs = [Sync(GRADIENTS, "DDP gradients", (0, 1), micro=m, group="ddp0") for m in range(3)]
+    graph = graph_of(cycles_of(syncs, work_array(6, 3, 2, backward=5.0), transfer_ms=2.0))
+    assert shared_of(graph)["redundant_sync"].ms_per_step == pytest.approx(4.0)
+    single = graph_of(cycles_of(syncs[2:], work_array(6, 1, 2, backward=15.0), transfer_ms=2.0))
+    assert "redundant_sync" not in shared_of(single)
+
+
+def test_usual_transfer_is_priced_without_its_disturbances():
+    transfer = np.where(np.arange(40)[:, None] % 10 == 0, 30.0, 2.0)
+    graph = graph_of(cycles_of(reductions(2), work_array(40, 1, 2, backward=8.0), transfer_ms=transfer))
+    assert shared_of(graph)["communication"].ms_per_step == pytest.approx(2.0)
+
+
+def test_nothing_measured():
+    empty = graph_of(simple(2).groups[0])
+    empty.groups.clear()
+    assert gain_ns(empty) == 0.0 and len(replay_all(empty)) == 0

@@ -1,0 +1,213 @@
+"""Comparisons of diagnoses whose truth is known."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import msgspec
+import numpy as np
+import pytest
+import samples
+from rich.console import Console
+
+from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Finding, Job, Series, SkippedRule, Steps
+from ddpdoctor.report.compare import FEWEST_POINTS, Comparison, compare
+from ddpdoctor.report.compare_output import comparison_json, grids, print_comparison, render_comparison
+
+RULES = ("dataloader/starved", "allreduce/late-rank", "gpu/launch-bound")
+
+
+def diagnosis(
+    step_ms=50.0, *, points=200, noise=0.05, seed=1, world=2, device="cuda", batch=32.0, fired=(), skipped=()
+):
+    rng = np.random.default_rng(seed)
+    times = [list(step_ms * (1 + noise * rng.standard_normal(points))) for _ in range(world)]
+    return msgspec.structs.replace(
+        samples.minimal(),
+        job=Job(world_size=world, device=device, device_names=["H100"], settings={"threads": {"torch": 4}}),
+        steps=Steps(count=points, measured=points, mean_ms=step_ms, median_ms=step_ms),
+        series=Series(steps=list(range(points)), ranks=list(range(world)), step_ms=times, late_ms=times),
+        breakdown={"compute": 0.75, "comm_transfer": 0.25},
+        facts={"steps": {"batch_size": batch, "micro_batches": 1.0}, "loader": {}},
+        findings=list(fired),
+        checked=[CheckedRule(r, r) for r in RULES if r not in skipped and r not in {f.rule for f in fired}],
+        skipped=[SkippedRule(r, r, "no data") for r in skipped],
+    )
+
+
+def finding(rule, cost, *, severity="warning", ranks=None):
+    return Finding(
+        rule=rule,
+        severity=severity,
+        title=rule,
+        costs_ms_per_step=cost,
+        ranks=ranks,
+        coverage=Coverage(200, 2),
+    )
+
+
+@pytest.mark.parametrize(
+    ("factor", "judgement"),
+    [(0.8, "faster"), (1.0, "no clear difference"), (1.001, "no clear difference"), (1.1, "slower")],
+)
+def test_the_judgement_follows_the_interval(factor, judgement):
+    result = compare(diagnosis(50, seed=1), diagnosis(50 * factor, seed=2))
+    assert result.judgement == judgement
+    assert result.ratio.low < result.ratio.estimate < result.ratio.high
+    assert result.ratio.estimate == pytest.approx(factor, rel=0.02)
+    assert result.ratio.low <= factor <= result.ratio.high
+    assert result == compare(diagnosis(50, seed=1), diagnosis(50 * factor, seed=2)), "seeded"
+
+
+def test_the_interval_covers_the_truth_about_as_often_as_it_says():
+    hits = 0
+    for seed in range(60):
+        ratio = compare(
+            diagnosis(50, points=120, noise=0.2, seed=seed),
+            diagnosis(60, points=120, noise=0.2, seed=1000 + seed),
+        ).ratio
+        hits += ratio.low <= 1.2 <= ratio.high
+    assert 52 <= hits <= 60
+
+
+def test_steps_that_resemble_their_neighbours_widen_the_interval():
+    steady = diagnosis(50, points=400, noise=0.1, seed=3)
+    series = steady.series
+    series = msgspec.structs.replace(series, step_ms=[sorted(times) for times in series.step_ms])
+    drifting = msgspec.structs.replace(steady, series=series)
+    narrow, wide = compare(steady, steady).ratio, compare(drifting, drifting).ratio
+    assert wide.high - wide.low > 1.5 * (narrow.high - narrow.low)
+
+
+def test_warm_up_steps_are_left_out():
+    old = diagnosis(50, points=20, noise=0.01)
+    for times in old.series.step_ms:
+        times[:12] = [5000.0] * 12
+    slow = msgspec.structs.replace(old, steps=msgspec.structs.replace(old.steps, set_aside={"warm-up": 12}))
+    assert compare(old, old).before.median_ms > 1000
+    assert compare(slow, slow).before.median_ms == pytest.approx(50, rel=0.05)
+    assert compare(slow, slow).before.points == 8
+
+
+def test_missing_steps_of_a_rank_are_no_zeros():
+    old = diagnosis(50, noise=0)
+    old.series.step_ms[0][:] = [None] * 200
+    assert compare(old, old).before.median_ms == pytest.approx(50)
+
+
+def test_few_steps_give_no_interval_and_no_judgement():
+    few = diagnosis(50, points=FEWEST_POINTS - 1)
+    result = compare(few, diagnosis(90))
+    assert (result.judgement, result.ratio.low, result.regression_percent()) == ("too few steps", None, None)
+    assert "Too few steps" in result.verdict and "89.7 ms after" in result.verdict
+    nothing = compare(samples.minimal(), samples.minimal())
+    assert (nothing.ratio, nothing.judgement, nothing.before.median_ms) == (None, "too few steps", None)
+
+
+@pytest.mark.parametrize(
+    ("other", "what"),
+    [
+        (diagnosis(30, world=4), "world size: 2 before, 4 after"),
+        (diagnosis(30, batch=64.0), "batch size: 32 before, 64 after"),
+        (diagnosis(30, device="cpu"), "device: cuda before, cpu after"),
+    ],
+)
+def test_other_sizes_are_shown_and_not_ranked(other, what):
+    result = compare(diagnosis(50), other)
+    assert result.judgement == "not comparable" and what in result.verdict
+    assert "better" not in result.verdict.replace("neither is called better", "")
+    assert result.regression_percent() is None
+    assert result.before.median_ms == pytest.approx(50, rel=0.02) and result.after.median_ms == pytest.approx(
+        30, rel=0.02
+    )
+
+
+def test_accumulated_batches_count_whole_and_a_short_last_batch_is_no_difference():
+    accumulated = diagnosis(50, batch=16.0)
+    accumulated.facts["steps"]["micro_batches"] = 2.0
+    assert compare(diagnosis(50), accumulated).differences == []
+    assert compare(diagnosis(50), diagnosis(50, batch=31.9)).differences == []
+
+
+def test_a_size_known_on_one_side_only_is_a_note():
+    result = compare(diagnosis(50), diagnosis(40, batch=None))
+    assert result.judgement == "faster"
+    assert any("batch size is recorded on one side only" in note for note in result.notes)
+
+
+def test_what_became_of_the_findings():
+    before = diagnosis(
+        fired=[
+            finding("dataloader/starved", 20),
+            finding("allreduce/late-rank", 5, ranks=[1]),
+            finding("x/same", 3),
+        ],
+        skipped=("gpu/launch-bound",),
+    )
+    after = diagnosis(
+        fired=[
+            finding("allreduce/late-rank", 5, ranks=[0]),
+            finding("x/same", 3.1),
+            finding("gpu/launch-bound", 8),
+        ]
+    )
+    rows = {row.rule: row for row in compare(before, after).findings}
+    assert {rule: row.status for rule, row in rows.items()} == {
+        "dataloader/starved": "resolved",
+        "allreduce/late-rank": "changed",
+        "x/same": "unchanged",
+        "gpu/launch-bound": "not checked before",
+    }
+    assert next(iter(rows)) == "dataloader/starved", "costliest first"
+    assert (rows["dataloader/starved"].before_ms_per_step, rows["dataloader/starved"].after_ms_per_step) == (
+        20,
+        None,
+    )
+    gone = diagnosis(skipped=("dataloader/starved",))
+    assert compare(before, gone).findings[0].status == "not checked after", (
+        "a rule that cannot look resolves nothing"
+    )
+
+
+def test_the_breakdown_is_in_milliseconds_of_each_step():
+    rows = {row.part: row for row in compare(diagnosis(50), diagnosis(40)).breakdown}
+    assert rows["compute"].before_ms == pytest.approx(37.5) and rows["compute"].after_ms == pytest.approx(30)
+    assert set(rows) == {"compute", "comm_transfer"}
+
+
+def test_settings_that_differ_are_listed_and_runs_own_names_are_not():
+    old, new = samples.sick(), samples.sick()
+    job = msgspec.structs.replace(
+        new.job,
+        versions={**new.job.versions, "torch": "2.99"},
+        environment={"NCCL_ALGO": "Ring", "MASTER_PORT": "1"},
+    )
+    changes = {
+        c.what: (c.before, c.after) for c in compare(old, msgspec.structs.replace(new, job=job)).changes
+    }
+    assert changes["version of torch"] == (old.job.versions["torch"], "2.99")
+    assert changes["NCCL_ALGO"] == ("not recorded", "Ring")
+    assert "MASTER_PORT" not in changes
+    assert compare(old, old).changes == []
+
+
+def test_json_can_be_read_back_and_the_terminal_fits():
+    result = compare(diagnosis(50, fired=[finding("dataloader/starved", 20)]), diagnosis(40))
+    assert msgspec.json.decode(comparison_json(result), type=Comparison) == result
+    assert json.loads(comparison_json(result))["schema"] == "ddpdoctor.comparison/1"
+    console = Console(file=io.StringIO(), width=80)
+    print_comparison(result, console)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert "dataloader/starved" in text and "resolved" in text
+
+
+def test_hostile_names_stay_text():
+    result = compare(samples.hostile(), samples.hostile())
+    page = render_comparison(result)
+    assert "<img" not in page and "<script" not in page and "http-equiv" in page
+    console = Console(file=io.StringIO(), width=100)
+    print_comparison(result, console)
+    assert "\x1b" not in console.file.getvalue()
+    assert next(grid.title for grid in grids(result)) == "Steps"
