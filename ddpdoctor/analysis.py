@@ -23,7 +23,7 @@ from ddpdoctor.measure.machines import series as telemetry_series
 from ddpdoctor.measure.measure import Measurement, measure
 from ddpdoctor.measure.steplog import RankLog, read_rank_log
 from ddpdoctor.measure.window import Window, read_window
-from ddpdoctor.rundir import RunDirectory, is_run_directory
+from ddpdoctor.rundir import RunDirectory, is_run_directory, recover
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, find_traces, load_traces
 
@@ -109,6 +109,7 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
 
 
 def _load_run(path: str, inputs: Inputs) -> None:
+    recover(path)
     run = RunDirectory.open(path)
     inputs.runs.append(run)
     inputs.notes += run.notes

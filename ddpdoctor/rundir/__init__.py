@@ -20,7 +20,7 @@ whole, JSON-lines files only ever grow.
 ``docs/formats.md`` describes the fields.
 """
 
-from .files import append_line, read_json, read_json_lines, write_json
+from .files import read_json, read_json_lines, write_json
 from .layout import (
     DIAGNOSIS_FILE,
     FLIGHT_FILE,
@@ -39,7 +39,7 @@ from .layout import (
     is_run_directory,
 )
 from .reader import RankRecord, RunDirectory
-from .spool import Spool, drain, drain_all, make_spool_root
+from .spool import Spool, drain, drain_all, make_spool_root, recover
 
 __all__ = [
     "DIAGNOSIS_FILE",
@@ -57,7 +57,6 @@ __all__ = [
     "RankRecord",
     "RunDirectory",
     "Spool",
-    "append_line",
     "claim_rank_directory",
     "drain",
     "drain_all",
@@ -66,5 +65,6 @@ __all__ = [
     "make_spool_root",
     "read_json",
     "read_json_lines",
+    "recover",
     "write_json",
 ]

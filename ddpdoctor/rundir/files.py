@@ -24,16 +24,6 @@ def write_json(path: str, document: Any) -> None:
         raise
 
 
-def append_line(path: str, document: Any) -> None:
-    """Append one JSON line by one write. Raises OSError."""
-    data = json.dumps(document, separators=(",", ":"), default=str).encode() + b"\n"
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        os.write(handle, data)
-    finally:
-        os.close(handle)
-
-
 def read_json(path: str, notes: list[str]) -> dict[str, Any] | None:
     """The JSON object in ``path``; None with a sentence added to ``notes`` where it is missing or broken."""
     try:

@@ -23,14 +23,38 @@ _TARGET = "target"
 _LOCK = "lock"
 
 
-def make_spool_root(run: str) -> str:
-    """A private folder for the ranks' spools on this host, the same for every process that names the same
-    run."""
-    token = hashlib.blake2b(os.path.abspath(run).encode(), digest_size=8).hexdigest()
+def spool_root(run: str) -> str:
+    """Where the ranks' spools of a run lie on this host: the same for every process that names the same run.
+
+    Containers may share ``/dev/shm`` but not their processes, so the pid namespace is part of the name.
+    """
+    try:
+        namespace = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        namespace = 0
+    token = hashlib.blake2b(f"{os.path.abspath(run)}:{namespace}".encode(), digest_size=8).hexdigest()
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-    root = os.path.join(base, f"ddpdoctor-{os.getuid()}-{token}")
+    return os.path.join(base, f"ddpdoctor-{os.getuid()}-{token}")
+
+
+def make_spool_root(run: str) -> str:
+    """Make the private folder for the ranks' spools of a run. Raises OSError."""
+    root = spool_root(run)
     os.makedirs(root, mode=0o700, exist_ok=True)
     return root
+
+
+def recover(run: str) -> None:
+    """Copy what ranks of this run left in their spools when they and their launcher were killed; never raises."""
+    try:
+        directories = [entry.path for entry in os.scandir(spool_root(run)) if entry.is_dir()]
+    except OSError:
+        return
+    for directory in directories:
+        try:
+            drain(directory)
+        except OSError:
+            continue
 
 
 class Spool:

@@ -1,0 +1,79 @@
+"""``ddpdoctor export``: all ranks on one clock, as a timeline for Perfetto or as tables."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import click
+
+from ddpdoctor.analysis import Options, analyze, load
+from ddpdoctor.analysis import _windows as read_windows
+from ddpdoctor.diagnose.config import load_config
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.measure.tables import tables
+from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_parquet, write_timeline
+
+
+@click.command("export")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "--timeline",
+    type=click.Path(path_type=Path),
+    metavar="F",
+    help="Write a Chrome trace; compressed where F ends in .gz.",
+)
+@click.option(
+    "--parquet",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write steps.parquet, collectives.parquet and events.parquet.",
+)
+@click.option("--steps", metavar="A:B", help="Only steps A to B, B included.")
+def command(paths: tuple[str, ...], timeline: Path | None, parquet: Path | None, steps: str | None) -> None:
+    """Put all ranks of a run directory, or of profiler traces, on one clock.
+
+    The timeline opens in https://ui.perfetto.dev: one process for each rank, with waiting for other ranks and
+    transferring as separate slices.
+
+    \b
+    Examples:
+      ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --timeline all-ranks.json.gz
+      ddpdoctor export traces/ --timeline all-ranks.json.gz --steps 10:14 --parquet tables
+    """
+    if timeline is None and parquet is None:
+        raise click.UsageError("nothing to write: give --timeline F, --parquet DIR, or both.")
+    chosen = _range(steps)
+    config = load_config(Path.cwd())
+    options = Options(rules=config.rules, thresholds=config.thresholds, suppressed=config.suppress)
+    diagnosis = analyze(list(paths), options)
+    inputs = load(list(paths), options)
+    found = tables(inputs.logs, read_windows(inputs))
+    recorded = {"steps": found.steps, "collectives": found.collectives, "events": found.events}
+    if chosen is not None:
+        recorded = cut_steps(recorded, *chosen)
+        if recorded["steps"].is_empty():
+            raise UnusableInput(f"{', '.join(paths)}: no step from {chosen[0]} to {chosen[1]} was recorded.")
+    if parquet is not None:
+        for file in write_parquet(recorded, parquet):
+            click.echo(f"written: {file}")
+    if timeline is not None:
+        fitting = steps_that_fit(recorded) if chosen is None else None
+        if fitting is not None:
+            recorded = cut_steps(recorded, *fitting)
+            click.echo(
+                f"steps {fitting[0]} to {fitting[1]} only, for a browser to open; --steps A:B chooses others."
+            )
+        write_timeline(recorded, diagnosis.findings, found.hosts, timeline)
+        click.echo(f"written: {timeline}; open it in https://ui.perfetto.dev")
+    for note in found.notes:
+        click.echo(f"Note: {note}", err=True)
+
+
+def _range(text: str | None) -> tuple[int, int] | None:
+    if text is None:
+        return None
+    numbers = re.fullmatch(r"(\d+):(\d+)", text)
+    if numbers is None or int(numbers[1]) > int(numbers[2]):
+        raise click.BadParameter(f"{text!r} is not a range of steps such as 10:14", param_hint="--steps")
+    return int(numbers[1]), int(numbers[2])

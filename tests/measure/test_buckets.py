@@ -1,0 +1,91 @@
+"""DDP's buckets: what another bucket size would save."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.measure.buckets import bucket_costs, exposed_ns, favoured_cap
+from ddpdoctor.measure.facts import BucketFacts, Cost
+
+MIB = 1024 * 1024
+MS = 1e6
+
+
+def simulated_ns(count, total_bytes, backward_ns, latency_ns, rate):
+    """Bucket after bucket on one link."""
+    link, ready = 0.0, 0.0
+    for i in range(1, count + 1):
+        ready = backward_ns * i / count
+        link = max(link, ready) + latency_ns + total_bytes / count / rate
+    return link - backward_ns
+
+
+def cost(ms):
+    return Cost(ms_per_step=ms, share=0.1, speedup=1.1, steps_hit=9, steps_seen=9)
+
+
+def test_literal_answers():
+    # One bucket: nothing hides. 100 MB at 10 bytes/ns is 10 ms, and 0.1 ms of latency.
+    assert exposed_ns(1, 100e6, 20 * MS, 0.1 * MS, 10.0) == pytest.approx(10.1 * MS)
+    # Ten buckets of 1.1 ms each, ready every 2 ms: only the last is exposed.
+    assert exposed_ns(10, 100e6, 20 * MS, 0.1 * MS, 10.0) == pytest.approx(1.1 * MS)
+    # Without a backward pass to hide behind, each bucket costs its latency.
+    assert exposed_ns(10, 100e6, 0.0, 0.1 * MS, 10.0) == pytest.approx(11 * MS)
+
+
+@pytest.mark.parametrize("count", [1, 2, 7, 40])
+@pytest.mark.parametrize("backward_ms", [0, 3, 50])
+@pytest.mark.parametrize("latency_us", [5, 400])
+def test_exposed_time_is_that_of_a_queue(count, backward_ms, latency_us):
+    arguments = (count, 200e6, backward_ms * MS, latency_us * 1e3, 12.0)
+    assert exposed_ns(*arguments) == pytest.approx(simulated_ns(*arguments))
+
+
+@pytest.mark.parametrize("latency_us", [10, 1_000])
+@pytest.mark.parametrize("total_mib", [10, 100, 2_000])
+@pytest.mark.parametrize("rate", [0.5, 10, 100])
+def test_the_favoured_size_is_not_worse_than_the_default(latency_us, total_mib, rate):
+    def exposed(cap):
+        count = max(1, -(-total_mib * MIB // int(cap)))
+        return exposed_ns(count, total_mib * MIB, 30 * MS, latency_us * 1e3, rate)
+
+    cap = favoured_cap(total_mib * MIB, 30 * MS, latency_us * 1e3, rate)
+    best = min(exposed(2**i * MIB) for i in range(9))
+    assert exposed(cap) <= 1.02 * best + 10_000
+
+
+def test_high_latency_favours_large_and_slow_links_small_buckets():
+    assert favoured_cap(100 * MIB, 30 * MS, 2_000_000, 100.0) > favoured_cap(100 * MIB, 30 * MS, 1_000, 5.0)
+
+
+def test_many_small_buckets_cost_their_latency():
+    facts = BucketFacts(
+        per_sync=200.0, total_bytes=100e6, backward_ms=10.0, first_ready_share=0.02, syncs_per_step=1.0
+    )
+    small, unhidden, cap = bucket_costs(facts, 150.0, 20.0, cost(25.0), 60.0)
+    assert small is not None and unhidden is None and cap is not None and cap > 100e6 / 200
+    assert small.ms_per_step <= 25.0 and small.ms_per_step == pytest.approx(23.5, abs=2.0)
+    assert small.share == pytest.approx(small.ms_per_step / 60.0)
+
+
+def test_buckets_that_start_after_the_backward_could_have_been_hidden():
+    facts = BucketFacts(
+        per_sync=1.0, total_bytes=100e6, backward_ms=30.0, first_ready_share=1.0, syncs_per_step=1.0
+    )
+    small, unhidden, _ = bucket_costs(facts, 20.0, 10.0, cost(10.0), 60.0)
+    assert small is None and unhidden is not None and 8.0 < unhidden.ms_per_step < 10.0
+
+
+def test_without_a_measured_message_there_is_no_price():
+    facts = BucketFacts(per_sync=200.0, total_bytes=100e6, backward_ms=10.0)
+    assert bucket_costs(facts, None, 20.0, cost(9.0), 60.0) == (None, None, None)
+    assert bucket_costs(facts, 150.0, 20.0, None, 60.0) == (None, None, None)
+    assert bucket_costs(BucketFacts(), 150.0, 20.0, cost(9.0), 60.0) == (None, None, None)
+
+
+def test_ordinary_buckets_are_left_alone():
+    facts = BucketFacts(
+        per_sync=4.0, total_bytes=100e6, backward_ms=30.0, first_ready_share=0.2, syncs_per_step=1.0
+    )
+    small, unhidden, _ = bucket_costs(facts, 20.0, 50.0, cost(0.6), 60.0)
+    assert small is None and unhidden is None

@@ -1,0 +1,56 @@
+"""A late rank's extra computation: more samples, lowered clocks, or a CPU it had to wait for."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.measure.blame import excess
+from ddpdoctor.measure.costs import Pricing
+from ddpdoctor.measure.refine import refine
+from tests.measure.made import NoLines, graph_of, on, simple
+
+WORLD = 4
+
+
+def refined(throttled=(), samples=None, run_delay_ms=None, **components_ms):
+    group = simple(WORLD, jitter=0.01, **components_ms).groups[0]
+    graph = graph_of(group, samples=samples, run_delay_ms=run_delay_ms)
+    late = refine(Pricing(graph, excess(graph), NoLines()).late(), graph, throttled)
+    return {name: getattr(late, name) for name in late.__struct_fields__ if name != "total" and getattr(late, name)}
+
+
+SLOW = {"backward": 10.0 + on(1, WORLD, 4.0)}
+
+
+def test_more_samples():
+    found = refined(samples=[32, 42, 32, 32], **SLOW)
+    assert set(found) == {"uneven"} and found["uneven"].ranks == [1]
+
+
+@pytest.mark.parametrize("samples", [None, [32, 32, 32, 32], [32, 24, 32, 32], [32, 33, 32, 32], [0, 40, 0, 0]])
+def test_as_many_samples_or_too_few_more_to_explain_it(samples):
+    assert set(refined(samples=samples, **SLOW)) == {"compute"}
+
+
+def test_lowered_clocks():
+    assert set(refined(throttled=[1], **SLOW)) == {"throttled"}
+    assert set(refined(throttled=[2], **SLOW)) == {"compute"}, "another rank's clocks explain nothing"
+
+
+def test_a_cpu_it_had_to_wait_for():
+    found = refined(run_delay_ms=[0.1, 4.0, 0.1, 0.1], **SLOW)
+    assert set(found) == {"cpu_starved"} and found["cpu_starved"].ranks == [1]
+    assert set(refined(run_delay_ms=[0.1, 0.5, 0.1, 0.1], **SLOW)) == {"compute"}
+    assert set(refined(run_delay_ms=[4.0, 4.0, 4.0, 4.0], **SLOW)) == {"compute"}, "all ranks alike"
+
+
+def test_host_work_without_a_cpu():
+    assert set(refined(run_delay_ms=[0, 5.0, 0, 0], host=on(1, WORLD, 5.0))) == {"cpu_starved"}
+
+
+def test_waiting_for_data_stays_what_it_is():
+    assert set(refined(samples=[32, 64, 32, 32], throttled=[1], data=on(1, WORLD, 5.0))) == {"data"}
+
+
+def test_nothing_late():
+    assert refined(samples=[32, 64, 32, 32], throttled=[1]) == {}
