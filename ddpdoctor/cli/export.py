@@ -29,7 +29,7 @@ from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_pa
     metavar="DIR",
     help="Write steps.parquet, collectives.parquet and events.parquet.",
 )
-@click.option("--steps", metavar="A:B", help="Only steps A to B, B included.")
+@click.option("--steps", metavar="A:B", help="Only steps A to B-1.")
 def command(paths: tuple[str, ...], timeline: Path | None, parquet: Path | None, steps: str | None) -> None:
     """Put all ranks of a run directory, or of profiler traces, on one clock.
 
@@ -39,7 +39,7 @@ def command(paths: tuple[str, ...], timeline: Path | None, parquet: Path | None,
     \b
     Examples:
       ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --timeline all-ranks.json.gz
-      ddpdoctor export traces/ --timeline all-ranks.json.gz --steps 10:14 --parquet tables
+      ddpdoctor export traces/ --timeline all-ranks.json.gz --steps 10:15 --parquet tables
     """
     if timeline is None and parquet is None:
         raise click.UsageError("nothing to write: give --timeline F, --parquet DIR, or both.")
@@ -71,9 +71,10 @@ def command(paths: tuple[str, ...], timeline: Path | None, parquet: Path | None,
 
 
 def _range(text: str | None) -> tuple[int, int] | None:
+    """First and last step."""
     if text is None:
         return None
     numbers = re.fullmatch(r"(\d+):(\d+)", text)
-    if numbers is None or int(numbers[1]) > int(numbers[2]):
-        raise click.BadParameter(f"{text!r} is not a range of steps such as 10:14", param_hint="--steps")
-    return int(numbers[1]), int(numbers[2])
+    if numbers is None or int(numbers[1]) >= int(numbers[2]):
+        raise click.BadParameter(f"{text!r} is not a range of steps such as 10:15", param_hint="--steps")
+    return int(numbers[1]), int(numbers[2]) - 1

@@ -37,6 +37,8 @@ class Model:
         """Backwards in which gradients were reduced so far, minus one."""
         self.forward_end: Optional[int] = None
         """Since the last backward there was a forward with gradients, and it ended then (perf_counter_ns)."""
+        self.broadcasts = 0
+        """Broadcasts of its buffers so far."""
         self.ready: Optional[List[int]] = None
         self.autocast: Optional[bool] = None
         """Whether its first forward with gradients ran under autocast."""
@@ -156,9 +158,26 @@ def _after_forward(token: Tuple["session.Session", Any, int], result: Any) -> No
     model.forward_end = perf_counter_ns()
 
 
+def _after_buffers(token: Tuple["session.Session", Any, int], result: Any) -> None:
+    """Rank 0's buffers are broadcast before a forward: the others wait in it for rank 0."""
+    current, ddp, start = token
+    recorder = current.recorder
+    model = current.models.of(ddp, recorder)
+    model.broadcasts += 1
+    if recording_here(recorder):
+        fields = f'"k":"bcast","m":{model.index},"it":{model.broadcasts}'
+        recorder.add(start, perf_counter_ns() - start, fields)
+
+
 def install(patches: Patches) -> None:
-    """Wrap the part of DDP's forward that ``torch.compile`` leaves alone."""
+    """Wrap the part of DDP's forward that ``torch.compile`` leaves alone, and the broadcast before it."""
     from torch.nn.parallel import DataParallel, DistributedDataParallel
+
+    buffers = getattr(DistributedDataParallel, "_sync_buffers", None)
+    if buffers is not None:
+        patches.attribute(
+            DistributedDataParallel, "_sync_buffers", around(buffers, _PART, _before_forward, _after_buffers)
+        )
 
     original = getattr(DistributedDataParallel, "_run_ddp_forward", None)
     if original is not None:

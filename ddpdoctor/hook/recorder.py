@@ -20,9 +20,8 @@ from .where import Kinds, Lines, lines_into
 MOST_EVENTS = 256
 """Events of one step that are written each; the rest are counted."""
 EVENT_COST_NS = 2_500
-"""What one event costs the training thread outside of the end of the step, with cold caches
-(``benchmarks/hook_overhead.py``).
-"""
+"""What one event is reckoned to cost the training thread outside of the end of the step: an estimate for thinning, from
+the hot costs of its parts (under 1 us) and the several times more that cold caches make of them."""
 
 _THREAD = resource.RUSAGE_THREAD
 

@@ -26,9 +26,8 @@ _PART = part("profiler window")
 LAST_SETTINGS_STEP = 3
 """By this step DDP has rebuilt its buckets, and its settings can be read."""
 BYTES_PER_NODE = 1_000
-"""Of compressed trace, for each node of the autograd graph: measured 400 to 900 on models of 10 to 300
-layers.
-"""
+"""Of compressed trace, for each node of the autograd graph: a cautious estimate, for the limit holds on the written file
+too."""
 
 
 class Window:

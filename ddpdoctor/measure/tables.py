@@ -134,7 +134,7 @@ def _rows(rank: int, source: str, name: str, intervals: Intervals, origin: int) 
 def _log_collectives(logs: Sequence[RankLog]) -> list[tuple[object, ...]]:
     points = [rank_points(log) for log in logs]
     ranks = [log.rank for log in logs]
-    meetings, _ = match(points, ranks)
+    meetings, _ = match(points)
     together = {(meeting.key, position): meeting for meeting in meetings for position in meeting.points}
     return [
         _log_collective(ranks, position, point, together.get((point.key, position)))

@@ -33,6 +33,8 @@ _STEP, _COMPUTE, _HOST, _ISSUED, _COMMUNICATION = (
     "communication",
 )
 _ORDER = (_STEP, _HOST, _ISSUED, _COMPUTE, _COMMUNICATION)
+_MOST_TRACKS = 1_000
+"""Thread numbers kept for each process, so that no two processes share one."""
 _SLACK_NS = 1_000
 """Slices of one track that overlap by less are cut, not moved to a second track: rounding of the tables."""
 
@@ -113,10 +115,11 @@ def chrome_trace(
     for rank in ranks:
         of_rank = {name: table.filter(pl.col("rank") == rank) for name, table in tables.items()}
         host = f" on {hosts[rank]}" if hosts.get(rank) else ""
-        events += _process(rank, f"rank {rank}{host}", rank + 1, _rank_tracks(of_rank), origin)
+        # Process and thread 0 stand for the idle task in Perfetto's model.
+        events += _process(rank + 1, f"rank {rank}{host}", rank + 1, _rank_tracks(of_rank), origin)
     marked = _finding_tracks(tables["steps"], findings)
     if marked:
-        events += _process(max(ranks, default=0) + 1, "findings", 0, marked, origin)
+        events += _process(max(ranks, default=0) + 2, "findings", 0, marked, origin)
     return {
         "displayTimeUnit": "ms",
         "otherData": {"producer": "ddpdoctor", "origin_epoch_ns": str(origin)},
@@ -209,8 +212,10 @@ def _finding_tracks(steps: pl.DataFrame, findings: Sequence[Finding]) -> list[tu
 def _process(
     pid: int, name: str, place: int, tracks: Sequence[tuple[str, list[Slice]]], origin: int
 ) -> list[dict[str, Any]]:
-    events = [_meta(pid, 0, "process_name", name=name), _meta(pid, 0, "process_sort_index", sort_index=place)]
-    for tid, (label, slices) in enumerate(tracks, 1):
+    first = pid * _MOST_TRACKS
+    events = [_meta(pid, first, "process_name", name=name)]
+    events.append(_meta(pid, first, "process_sort_index", sort_index=place))
+    for tid, (label, slices) in enumerate(tracks, first):
         events.append(_meta(pid, tid, "thread_name", name=label))
         events.append(_meta(pid, tid, "thread_sort_index", sort_index=tid))
         events += [
@@ -229,5 +234,5 @@ def _process(
     return events
 
 
-def _meta(pid: int, tid: int, name: str, **args: Any) -> dict[str, Any]:
+def _meta(pid: int, tid: int, name: str, /, **args: Any) -> dict[str, Any]:
     return {"ph": "M", "pid": pid, "tid": tid, "ts": 0, "name": name, "args": args}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,7 +26,7 @@ def run(*arguments):
         [sys.executable, "-m", "ddpdoctor", "compare", *map(str, arguments)],
         capture_output=True,
         text=True,
-        env={"PYTHONPATH": str(ROOT), "COLUMNS": "100"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "OMP_NUM_THREADS": "1"},
     )
     return done.returncode, done.stdout, done.stderr
 
@@ -89,3 +91,15 @@ def test_folders_of_traces_are_diagnosed_first(tmp_path):
     data = json.loads((tmp_path / "c.json").read_bytes())
     assert data["judgement"] == "too few steps"
     assert data["after"]["median_ms"] < data["before"]["median_ms"]
+
+
+@pytest.mark.torchrun
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_a_run_directory_and_its_own_diagnosis_do_not_differ(tmp_path):
+    recorded = tmp_path / "run"
+    demo = [sys.executable, "-m", "ddpdoctor", "demo", "--steps", "40", "--out", str(recorded)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(demo, capture_output=True, env=environment, timeout=200)
+    code, out, err = run(recorded, recorded / "diagnosis.json", "--fail-on-regression", "0")
+    assert code == 0, err
+    assert out.startswith("No clear difference") and "ratio 1.000" in out

@@ -12,13 +12,15 @@ from pathlib import Path
 
 from .cases import draw
 from .slowlink import slow_link_outcome
-from .table import print_row, print_summary
+from .table import print_header, print_row, print_summary
 from .trial import Bench, Outcome
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.lab", description=__doc__)
-    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="cases at the same time (they disturb each other)")
+    parser.add_argument(
+        "--jobs", type=int, default=1, metavar="N", help="cases at the same time (they disturb each other)"
+    )
     parser.add_argument("--seed", type=int, default=None, help="draws the same cases as an earlier run")
     parser.add_argument("--only", default="", metavar="NAME", help="cases whose name contains this")
     parser.add_argument("--json", type=Path, metavar="F", help="write the outcomes there")
@@ -27,6 +29,7 @@ def main() -> int:
     seed = secrets.randbelow(10**6) if options.seed is None else options.seed
     folder = options.keep or Path(tempfile.mkdtemp(prefix="ddpdoctor-lab-"))
     print(f"seed {seed}, runs kept in {folder}", flush=True)
+    print_header()
     started = time.monotonic()
     bench = Bench(folder)
     cases = draw(seed, options.only)
@@ -38,7 +41,9 @@ def main() -> int:
             if options.json:
                 options.json.write_text(json.dumps([o.as_json() for o in outcomes], indent=1))
     if options.only in "slow-link":
-        outcomes += slow_link_outcome(folder, seed)
+        for outcome in slow_link_outcome(folder, seed):
+            outcomes.append(outcome)
+            print_row(outcome)
     print_summary(outcomes, time.monotonic() - started)
     if options.json:
         options.json.write_text(json.dumps([o.as_json() for o in outcomes], indent=1))

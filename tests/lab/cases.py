@@ -36,7 +36,8 @@ def draw(seed: int, only: str = "") -> list[Case]:
     """All cases whose name contains ``only``. What is drawn for one does not depend on which are chosen."""
     random = Random(seed)
     jobs = {
-        script: [Job(script, ranks, random.choice(_STEP_MS[ranks])) for ranks in (2, 4)] for script in _SCRIPTS
+        script: [Job(script, ranks, random.choice(_STEP_MS[ranks])) for ranks in (2, 4)]
+        for script in _SCRIPTS
     }
     cases = [_trap(trap, random) for trap in TRAPS]
     for fault in FAULTS:
@@ -49,7 +50,9 @@ def draw(seed: int, only: str = "") -> list[Case]:
 
 def _trap(trap: Trap, random: Random) -> Case:
     ranks = trap.ranks or random.choice((2, 4))
-    return Case(trap.name, Job(trap.script, ranks, trap.step_ms), random.randrange(10**9), "healthy", trap=trap)
+    return Case(
+        trap.name, Job(trap.script, ranks, trap.step_ms), random.randrange(10**9), "healthy", trap=trap
+    )
 
 
 def _faulty(

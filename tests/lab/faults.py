@@ -51,6 +51,12 @@ class Fault:
     base: Callable[[Draw], Plant] | None = None
     """What the job without the fault has as well."""
     has_line: bool = True
+    without_ddp: tuple[str, ...] = ()
+    """More rules that are right in a job without DDP, where nothing marks the forward."""
+
+    def right_rules(self, script: str) -> tuple[str, ...]:
+        """Rules that are right in this script."""
+        return self.rules + (self.without_ddp if script == "byhand" else ())
 
 
 def _in_dataset(draw: Draw, script_workers: bool, condition: str) -> Plant:
@@ -69,7 +75,9 @@ def _in_backward(draw: Draw) -> Plant:
         "class Careful(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n        return x.view_as(x)\n\n"
         f"    @staticmethod\n    def backward(ctx, gradient):\n        {draw.sleep()}{HERE}\n        return gradient\n\n"
     )
-    return Plant({"top": top, "forward": f"if {{rank}} == {draw.rank}:\n    {{var}} = Careful.apply({{var}})"})
+    return Plant(
+        {"top": top, "forward": f"if {{rank}} == {draw.rank}:\n    {{var}} = Careful.apply({{var}})"}
+    )
 
 
 def _in_optimizer(draw: Draw) -> Plant:
@@ -87,7 +95,9 @@ def _log_to_file(draw: Draw) -> Plant:
         '        json.dump({"step": step, "values": values}, file)\n'
         f"        {draw.sleep()}{HERE}\n\n"
     )
-    return Plant({"top": top, "loop_end": f"if {{rank}} == {draw.rank}:\n    write_metrics(0, [1.0] * 20){HERE}"})
+    return Plant(
+        {"top": top, "loop_end": f"if {{rank}} == {draw.rank}:\n    write_metrics(0, [1.0] * 20){HERE}"}
+    )
 
 
 def _every_k(draw: Draw) -> Plant:
@@ -197,7 +207,7 @@ FAULTS = (
     Fault("data-one-worker", DATA_ONE, lambda d: _in_dataset(d, True, _ONE.format(rank=d.rank)), WORKERS),
     Fault("generator-one", HOST + DATA_ONE, _rank_code("generator"), ("byhand",)),
     Fault("generator-all", ("host/python-work", "dataloader/starved"), _all("generator"), ("byhand",), one_rank=False),
-    Fault("forward-one", COMPUTE, _rank_code("forward"), ("mlp", "cnn", "transformer", "byhand", "spawned")),
+    Fault("forward-one", COMPUTE, _rank_code("forward"), (*LOOPS,), without_ddp=HOST),
     Fault("backward-one", COMPUTE, _in_backward, ("mlp", "transformer", "spawned", "byhand", "cnn")),
     Fault("between-one", HOST, _rank_code("between"), LOOPS),
     Fault("before-average-one", HOST, _rank_code("before_average"), ("byhand",)),

@@ -20,6 +20,8 @@ class Expected:
     """Rules of a second fault, one of which must be among the findings."""
     here: str | None = None
     has_line: bool = True
+    any_ranks: bool = False
+    """Whichever ranks are named, none is a wrong answer."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +54,16 @@ def judge(diagnosis: Diagnosis, expected: Expected, text: str) -> Judgement:
     allowed = (*expected.rules, *expected.also)
     alarms = [f.rule for f in warned if f.rule not in allowed]
     if not expected.rules:
-        return Judgement(diagnosis.verdict.rule, top is None, None, "-", alarms, headline=diagnosis.verdict.headline)
+        return Judgement(
+            diagnosis.verdict.rule, top is None, None, "-", alarms, headline=diagnosis.verdict.headline
+        )
     right_rule = top is not None and top.rule in allowed
     found = next((f for f in warned if f.rule in expected.rules), None)
     named = found or top
     return Judgement(
         got=diagnosis.verdict.rule,
         rule=right_rule and found is not None,
-        rank=None if named is None else named.ranks == expected.ranks,
+        rank=None if named is None or expected.any_ranks else named.ranks == expected.ranks,
         line=_line(named, expected, text) if expected.has_line else "-",
         false_alarms=alarms,
         missed_second=bool(expected.also) and not any(f.rule in expected.also for f in warned),
@@ -76,5 +80,11 @@ def _line(finding: Finding | None, expected: Expected, text: str) -> str:
     right = right_lines(text, expected.here)
     if first.file.endswith("train.py") and first.line in right:
         return "line"
-    functions = {function_of(text, line) for line in right} - {"main", "run", "worker", "train_one_epoch", "train_step"}
+    functions = {function_of(text, line) for line in right} - {
+        "main",
+        "run",
+        "worker",
+        "train_one_epoch",
+        "train_step",
+    }
     return "function" if first.function.split(".")[-1] in functions else "no"

@@ -88,7 +88,17 @@ def record(folder: Path, job: Job, plants: list[Plant], random: Random, neighbou
         for attempt in range(2):
             run = folder / f"run-{attempt}"
             line = command(job, script, more, random)
-            whole = [sys.executable, "-m", "ddpdoctor", "run", "--out", str(run), "--no-analysis", "--", *line]
+            whole = [
+                sys.executable,
+                "-m",
+                "ddpdoctor",
+                "run",
+                "--out",
+                str(run),
+                "--no-analysis",
+                "--",
+                *line,
+            ]
             done = subprocess.run(
                 whole, env=environment(), cwd=folder, capture_output=True, text=True, timeout=240, check=False
             )

@@ -12,9 +12,7 @@ def _ms(value: float | None) -> str:
 
 
 def print_header() -> None:
-    print(
-        _ROW.format("", "case", "job", "expected", "got", "rank", "line", "said/true of step", "load")
-    )
+    print(_ROW.format("", "case", "job", "expected", "got", "rank", "line", "said/true of step", "load"))
 
 
 def print_row(outcome: Outcome) -> None:
@@ -33,7 +31,10 @@ def print_row(outcome: Outcome) -> None:
     cost = f"{_ms(judged.predicted_ms)}/{_ms(outcome.truth_ms)} of {_ms(outcome.step_ms)}"
     rank = "-" if judged.rank is None else "ok" if judged.rank else "BAD"
     got = judged.got or "healthy"
-    print(_ROW.format(mark, case.name, job, expected, got, rank, judged.line, cost, f"{outcome.load:.1f}"), flush=True)
+    print(
+        _ROW.format(mark, case.name, job, expected, got, rank, judged.line, cost, f"{outcome.load:.1f}"),
+        flush=True,
+    )
     if judged.false_alarms:
         print(f"{'':5}beside it: {', '.join(judged.false_alarms)}", flush=True)
 
@@ -47,7 +48,9 @@ def print_summary(outcomes: list[Outcome], seconds: float) -> None:
         right = sum(o.judgement.right for o in of_size if o.judgement)
         alarms = sum(bool(o.judgement.false_alarms) for o in of_size if o.judgement)
         if of_size:
-            print(f"  {size:<8} {right} of {len(of_size)} right ({right / len(of_size):.0%}); {alarms} with false alarms")
+            print(
+                f"  {size:<8} {right} of {len(of_size)} right ({right / len(of_size):.0%}); {alarms} with false alarms"
+            )
     confused: dict[tuple[str, str], int] = {}
     for outcome in counted:
         assert outcome.judgement

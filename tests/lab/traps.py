@@ -26,7 +26,10 @@ _COUNT = "ROUND = [0]\n\n"
 _WARM_UP = Plant({"top": _COUNT, "between": "ROUND[0] += 1\nif ROUND[0] < 5:\n    time.sleep(0.3)"})
 _EVALUATION = Plant(swaps=(("correct +=", "time.sleep(0.05)\n        correct +="),))
 _OWN_PROFILER = Plant(
-    {"setup": "profiler = torch.profiler.profile()\nprofiler.start()", "loop_end": "if step == 20:\n    profiler.stop()"}
+    {
+        "setup": "profiler = torch.profiler.profile()\nprofiler.start()",
+        "loop_end": "if step == 20:\n    profiler.stop()",
+    }
 )
 
 

@@ -66,8 +66,9 @@ class Outcome:
 class Bench:
     """Runs cases in a folder, and each job without faults once for all the cases that need it."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, base_ms: float | None = None) -> None:
+        """``base_ms``: the step time without faults, where it need not be measured."""
+        self.folder, self.base_ms = folder, base_ms
         self._healthy: dict[Any, Recorded] = {}
         self._lock = threading.Lock()
 
@@ -102,7 +103,7 @@ class Bench:
         if case.second:
             plants += [case.second.plant(_draw(case, base_ms, 0.6, random, other=True))]
         outcome.expected = Expected(
-            case.fault.rules,
+            case.fault.right_rules(case.job.script),
             [case.rank] if case.fault.one_rank else None,
             case.second.rules if case.second else (),
             here=next((plant.here for plant in plants if plant.here), None),
@@ -112,12 +113,17 @@ class Bench:
         outcome.truth_ms = recorded.step_ms - base_ms
         return recorded
 
+    @staticmethod
+    def guess(case: Case, random: Random) -> Draw:
+        """What a fault looks like where the step time is not measured first."""
+        return _draw(case, case.job.step_ms + 5, 1.0, random)
+
     def planted(self, case: Case, fault: Fault, random: Random) -> tuple[list[Plant], float]:
         """The fault at its size, and the step time without it."""
-        guess = _draw(case, case.job.step_ms + 5, 1.0, random)
+        guess = self.guess(case, random)
         before = [fault.base(guess)] if fault.base else []
         label = f"{fault.name}-{case.size}" if fault.base else ""
-        base_ms = self.healthy(case.job, before, label).step_ms
+        base_ms = self.base_ms or self.healthy(case.job, before, label).step_ms
         # What the job without the fault has as well must be the same in both.
         size = guess if fault.base else _draw(case, base_ms, 1.0, random)
         plants = [Plant(arguments=before[0].arguments)] if before else []

@@ -55,7 +55,7 @@ class Net(nn.Module):
 
 def train_one_epoch(model, loader, optimizer, epoch, rank):
     model.train()
-    for i, (images, targets) in enumerate(loader):
+    for i, (images, targets) in enumerate(loader):  # the loader
         output = model(images)
         loss = F.cross_entropy(output, targets)
         # slot: between rank=rank
@@ -93,7 +93,9 @@ def main():
     train_loader = DataLoader(  # the loader
         train_set, batch_size=args.batch, sampler=sampler, num_workers=1, persistent_workers=True
     )
-    test_loader = DataLoader(test_set, batch_size=args.batch, sampler=DistributedSampler(test_set, shuffle=False))
+    test_loader = DataLoader(
+        test_set, batch_size=args.batch, sampler=DistributedSampler(test_set, shuffle=False)
+    )
     model = DDP(Net(args.step_ms, args.batch))  # the model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, nesterov=True)
     for epoch in range(args.epochs):

@@ -31,7 +31,9 @@ class Regressor(nn.Module):
     def __init__(self, width, depth, step_ms, samples):
         super().__init__()
         self.first = nn.Linear(64, width)
-        self.hidden = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth)))
+        self.hidden = nn.Sequential(
+            *(nn.Sequential(nn.Linear(width, width), nn.ReLU()) for _ in range(depth))
+        )
         self.last = nn.Linear(width, 1)
         self.step_ms, self.samples = step_ms, samples
 
@@ -62,7 +64,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     loss_fn = nn.MSELoss()
 
-    for step, (x, y) in enumerate(loader):
+    for step, (x, y) in enumerate(loader):  # the loader
         if step == args.steps:
             break
         # slot: loop_start rank=rank

@@ -39,8 +39,7 @@ class Towers(nn.Module):
         self.step_ms, self.batch = step_ms, batch
 
     def encode(self, tower, x):
-        h = kernel(self.norm(tower(x)), self.step_ms / 2, self.batch)
-        return h
+        return kernel(self.norm(tower(x)), self.step_ms / 2, self.batch)
 
     def forward(self, left, right):
         a = self.encode(self.left, left)
@@ -61,13 +60,14 @@ def worker(rank, world, args):
     batch_size = args.batch
     # slot: setup rank=rank
     dataset = Pairs(2 * args.steps * args.batch * world, rank)
-    loader = DataLoader(dataset, batch_size, sampler=DistributedSampler(dataset, seed=3), drop_last=True)  # the loader
+    sampler = DistributedSampler(dataset, seed=3)
+    loader = DataLoader(dataset, batch_size, sampler=sampler, drop_last=True)  # the loader
     model = DDP(Towers(args.step_ms, args.batch))  # the model
     optimizer = torch.optim.RMSprop(model.parameters(), lr=1e-3)
     running = torch.zeros(2)
     data = iter(loader)
     for step in range(1, args.steps + 1):
-        batch = next(data)
+        batch = next(data)  # the loader
         # slot: loop_start rank=rank
         score = model(batch["left"], batch["right"])
         loss = (score - batch["score"]).square().mean()

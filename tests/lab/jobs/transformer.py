@@ -40,7 +40,9 @@ class Block(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.attention = nn.MultiheadAttention(config.width, 2, batch_first=True)
-        self.mlp = nn.Sequential(nn.Linear(config.width, 4 * config.width), nn.GELU(), nn.Linear(4 * config.width, config.width))
+        self.mlp = nn.Sequential(
+            nn.Linear(config.width, 4 * config.width), nn.GELU(), nn.Linear(4 * config.width, config.width)
+        )
         self.norm1, self.norm2 = nn.LayerNorm(config.width), nn.LayerNorm(config.width)
 
     def forward(self, x):
@@ -78,7 +80,7 @@ class Trainer:
     def fit(self):
         batches = iter(self.loader)
         for step in range(self.config.steps):
-            self.train_step(step, *next(batches))
+            self.train_step(step, *next(batches))  # the loader
 
     def train_step(self, step, tokens, targets):
         logits = self.model(tokens)
@@ -103,7 +105,9 @@ class Trainer:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
     for field in dataclasses.fields(Config):
-        parser.add_argument(f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default)
+        parser.add_argument(
+            f"--{field.name.replace('_', '-')}", type=type(field.default), default=field.default
+        )
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     Trainer(Config(**vars(parser.parse_args()))).fit()

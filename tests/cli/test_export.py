@@ -1,0 +1,111 @@
+"""``ddpdoctor export`` on real recordings."""
+
+from __future__ import annotations
+
+import gzip
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from ddpdoctor.measure.tables import COLLECTIVES, EVENTS, STEPS
+
+ROOT = Path(__file__).resolve().parents[2]
+TRACES = ROOT.parent / "shared" / "traces"
+needs_traces = pytest.mark.skipif(not TRACES.exists(), reason="the public traces are not here")
+
+
+def run(*arguments):
+    done = subprocess.run(
+        [sys.executable, "-m", "ddpdoctor", "export", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@needs_traces
+def test_the_straggler_is_to_be_seen_on_the_timeline(tmp_path):
+    timeline, folder = tmp_path / "t.json.gz", tmp_path / "tables"
+    traces = TRACES / "torchrec" / "sst_sleep_pl_dense_after_backward_2"
+    code, out, err = run(traces, "--timeline", timeline, "--parquet", folder)
+    assert (code, err) == (0, "") and "ui.perfetto.dev" in out
+    events = json.loads(gzip.decompress(timeline.read_bytes()))["traceEvents"]
+    wait_ms = {
+        rank: sum(e["dur"] for e in events if e["pid"] == rank + 1 and e.get("cat") == "comm_wait") / 1e3
+        for rank in range(4)
+    }
+    # Rank 2 sleeps for about a second in each of three steps, and the others wait for it.
+    assert wait_ms[2] < 1 and all(3000 < wait_ms[rank] < 3070 for rank in (0, 1, 3))
+    assert {e["name"] for e in events if e.get("cat") == "step"} == {"step 4", "step 5", "step 6"}
+    findings = [e for e in events if e.get("cat") == "finding"]
+    assert any(e["args"]["ranks"] == "rank 2" for e in findings)
+    for name, schema in (("steps", STEPS), ("collectives", COLLECTIVES), ("events", EVENTS)):
+        table = pl.read_parquet(folder / f"{name}.parquet")
+        assert dict(table.schema) == schema and len(table) > 0
+    collectives = pl.read_parquet(folder / "collectives.parquet")
+    assert (
+        collectives["end_ns"] - collectives["arrival_ns"]
+        == collectives["wait_ns"] + collectives["transfer_ns"]
+    ).all()
+    transfer_ms = collectives.group_by("rank").agg(pl.col("transfer_ns").sum() / 1e6)["transfer_ns"]
+    assert all(36 < ms < 38 for ms in transfer_ms)
+
+
+@needs_traces
+def test_steps_can_be_chosen(tmp_path):
+    traces = TRACES / "torchrec" / "resnet18"
+    code, _, _ = run(traces, "--steps", "2:3", "--timeline", tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_bytes())["traceEvents"]
+    numbers = {e["name"] for e in events if e.get("cat") == "step"}
+    code_missing, _, err = run(traces, "--steps", "900:902", "--timeline", tmp_path / "none.json")
+    assert (code, numbers) == (0, {"step 2"})
+    assert code_missing == 2 and "no step from 900 to 901" in err and not (tmp_path / "none.json").exists()
+
+
+@needs_traces
+def test_collectives_that_cannot_be_matched_are_drawn_and_noted(tmp_path):
+    code, _, err = run(TRACES / "hta" / "two_of_128_sampled", "--timeline", tmp_path / "t.json")
+    events = json.loads((tmp_path / "t.json").read_bytes())["traceEvents"]
+    assert code == 0 and "could not be matched" in err
+    assert not any(e.get("cat") in ("comm_wait", "comm_transfer") for e in events)
+    assert any(e["name"].endswith("not matched") for e in events)
+
+
+@pytest.mark.torchrun
+@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
+def test_a_recorded_run_shows_who_waits_for_whom(tmp_path):
+    recorded = tmp_path / "run"
+    demo = [sys.executable, "-m", "ddpdoctor", "demo", "--steps", "60", "--out", str(recorded)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    subprocess.run(demo, capture_output=True, env=environment, timeout=200)
+    code, _, err = run(recorded, "--timeline", tmp_path / "t.json", "--parquet", tmp_path / "tables")
+    assert code == 0, err
+    steps = pl.read_parquet(tmp_path / "tables" / "steps.parquet")
+    assert steps["rank"].unique().sort().to_list() == [0, 1] and len(steps) == 120
+    gradients = pl.read_parquet(tmp_path / "tables" / "collectives.parquet").filter(kind="gradients", rank=0)
+    # Rank 1 reads from slow storage, 25 ms a step; rank 0 waits for it.
+    assert gradients["wait_ns"].median() > 15e6
+    events = json.loads((tmp_path / "t.json").read_bytes())["traceEvents"]
+    assert {e["name"] for e in events if e["ph"] == "X" and e["pid"] == 2} >= {"waiting for data", "forward"}
+    assert any(e.get("cat") == "finding" for e in events)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nowhere"], "nothing to write"),
+        (["nowhere", "--timeline", "t.json"], "nowhere"),
+        (["nowhere", "--timeline", "t.json", "--steps", "7"], "not a range of steps"),
+        (["nowhere", "--timeline", "t.json", "--steps", "7:3"], "not a range of steps"),
+    ],
+)
+def test_wrong_input_is_one_sentence_and_2(tmp_path, arguments, sentence):
+    code, _, err = run(*arguments)
+    assert code == 2 and sentence in err and "Traceback" not in err

@@ -1,0 +1,269 @@
+"""Step logs → facts: run directories of every shape a job leaves behind, read through the same door as the command."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.measure.recorded import Job, late_facts, measured, plant, record
+
+STEP_MS = 19.5
+"""Of the healthy job: 2 data + 0.5 host + 5 forward + 10 backward + 1 transfer + 1 optimizer."""
+
+
+def steps_file(folder: Path, rank: int) -> Path:
+    return folder / "ranks" / f"{rank:05d}" / "steps.jsonl"
+
+
+def only_culprit(found, cause, ranks, ms, tolerance=0.05):
+    late = late_facts(found)
+    assert set(late) == {cause, "total"}
+    assert late[cause].ranks == ranks
+    assert late[cause].ms_per_step == pytest.approx(ms, abs=tolerance)
+    return late[cause]
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 8])
+def test_a_healthy_job(tmp_path, world):
+    found, notes = measured(record(tmp_path / "run", Job(world)))
+    assert late_facts(found) == {} and notes == []
+    steps = found.facts.steps
+    assert (steps.source, steps.seen, steps.measured) == ("step-log", 30, 27)
+    assert steps.mean_ms == pytest.approx(STEP_MS) and steps.median_ms == pytest.approx(STEP_MS)
+    assert steps.samples_per_s == pytest.approx(32 * world / (STEP_MS / 1e3))
+    assert steps.batch_size == 32 and steps.batch_size_most == 1.0 and steps.micro_batches == 1
+    assert found.facts.communication.transfer_ms == pytest.approx(1.0)
+    assert found.facts.communication.wait_ms == pytest.approx(0.0, abs=1e-6)
+    assert found.facts.breakdown["compute"] == pytest.approx(16 / STEP_MS)
+    assert found.facts.breakdown["data_wait"] == pytest.approx(2 / STEP_MS)
+
+
+@pytest.mark.parametrize(
+    ("phase", "cause"),
+    [
+        ("data", "data"),
+        ("host", "host"),
+        ("forward", "compute"),
+        ("backward", "compute"),
+        ("optimizer", "optimizer"),
+        ("gc", "collection"),
+        ("save", "checkpoint"),
+    ],
+)
+@pytest.mark.parametrize("world", [2, 4])
+def test_a_late_rank_and_its_cause(tmp_path, phase, cause, world):
+    found, _ = measured(record(tmp_path / "run", Job(world, extra=plant(world - 1, **{phase: 6.0}))))
+    cost = only_culprit(found, cause, [world - 1], 6.0)
+    assert cost.persistence == "always" and cost.speedup == pytest.approx((STEP_MS + 6) / STEP_MS, abs=0.01)
+    assert found.facts.communication.wait_ms == pytest.approx(6.0 * (world - 1) / world, abs=0.01)
+    assert found.facts.communication.transfer_ms == pytest.approx(1.0, abs=0.01)
+    caused = [rank.caused_wait_ms for rank in found.ranks]
+    assert caused == pytest.approx([0.0] * (world - 1) + [6.0], abs=0.01)
+
+
+def test_source_lines_of_the_cause(tmp_path):
+    found, _ = measured(record(tmp_path / "run", Job(extra=plant(2, data=6.0))))
+    (where,) = late_facts(found)["data"].where
+    assert (where.file, where.line, where.function) == ("train.py", 20, "main")
+
+
+def test_every_fifth_step(tmp_path):
+    found, _ = measured(record(tmp_path / "run", Job(steps=63, extra=plant(1, every=5, save=40.0))))
+    cost = only_culprit(found, "checkpoint", [1], 8.0)
+    assert (cost.persistence, cost.period_steps, cost.steps_hit, cost.steps_seen) == ("periodic", 5, 12, 60)
+    assert cost.occurrence_ms == pytest.approx(40.0)
+
+
+def test_breakdown_of_each_rank_adds_up_to_its_step(tmp_path):
+    job = Job(metric="blocking", barrier=True, extra=plant(2, host=3.0, gc=2.0))
+    found, _ = measured(record(tmp_path / "run", job))
+    for rank in found.ranks:
+        assert sum(rank.breakdown_ms.values()) == pytest.approx(found.facts.steps.mean_ms, rel=0.01)
+    assert sum(found.facts.breakdown.values()) == pytest.approx(1.0)
+
+
+def test_a_rank_without_a_recording(tmp_path):
+    job = Job(extra=plant(2, data=6.0))
+    victim, _ = measured(record(tmp_path / "victim", job, missing=(0,)))
+    assert only_culprit(victim, "data", [2], 6.0).ranks == [2] and victim.graph.ranks == (1, 2, 3)
+    culprit, _ = measured(record(tmp_path / "culprit", job, missing=(2,)))
+    assert late_facts(culprit) == {}, "the others are punctual"
+    # Nobody at hand was late: what they waited for is part of the transfer's upper bound.
+    assert culprit.facts.steps.mean_ms == pytest.approx(STEP_MS + 6.0)
+
+
+def test_a_rank_that_ended_early_limits_what_is_measured(tmp_path):
+    folder = record(tmp_path / "run", Job(extra=plant(2, data=6.0)))
+    lines = steps_file(folder, 3).read_text().splitlines(keepends=True)
+    steps_file(folder, 3).write_text("".join(lines[:-10]))
+    found, _ = measured(folder)
+    assert found.facts.steps.measured == 17 and found.graph.set_aside["missing on a rank"] == 10
+    only_culprit(found, "data", [2], 6.0)
+
+
+def test_a_last_line_that_was_cut(tmp_path):
+    folder = record(tmp_path / "run", Job(extra=plant(2, data=6.0)))
+    whole = steps_file(folder, 1).read_bytes()
+    steps_file(folder, 1).write_bytes(whole[:-40])
+    found, notes = measured(folder)
+    assert notes == [] and found.facts.steps.measured == 26, "a job that runs, or was killed, is no error"
+    only_culprit(found, "data", [2], 6.0)
+
+
+def test_a_broken_line_is_told_and_costs_only_its_step(tmp_path):
+    folder = record(tmp_path / "run", Job(extra=plant(2, data=6.0)))
+    lines = steps_file(folder, 1).read_text().splitlines(keepends=True)
+    steps_file(folder, 1).write_text("".join([*lines[:18], '{"step": 14, "t": [1,\n', *lines[19:]]))
+    found, notes = measured(folder)
+    assert len(notes) == 1 and "1 broken line" in notes[0] and str(steps_file(folder, 1)) in notes[0]
+    # Its own step, and the one behind it, whose cycle would begin in it.
+    assert found.facts.steps.measured == 25
+    only_culprit(found, "data", [2], 6.0)
+
+
+def test_a_restarted_job_is_measured_by_the_attempt_that_recorded_most(tmp_path):
+    job = Job(extra=plant(2, data=6.0))
+    folder = record(tmp_path / "run", job.changed(steps=6, extra=plant(0, host=50.0)))
+    record(folder, job.changed(attempt=1))
+    found, notes = measured(folder)
+    assert found.facts.steps.seen == 30 and len(notes) == 1
+    only_culprit(found, "data", [2], 6.0)
+
+
+@pytest.mark.parametrize("offset_ns", [500_000, -3_000_000_000, 7_200_000_000_000])
+@pytest.mark.parametrize("drift_ppm", [0.0, 100.0])
+def test_two_hosts_whose_clocks_differ(tmp_path, offset_ns, drift_ppm):
+    hosts = ("a", "a", "b", "b")
+    job = Job(hosts=hosts, offset_ns={"b": offset_ns}, drift_ppm={"b": drift_ppm}, steps=120)
+    healthy, notes = measured(record(tmp_path / "healthy", job))
+    assert late_facts(healthy) == {} and len(notes) == 1 and notes[0].startswith("Clock of host b:")
+    late, _ = measured(record(tmp_path / "late", job.changed(extra=plant(3, host=4.0))))
+    only_culprit(late, "host", [3], 4.0, tolerance=0.1)
+    assert late.facts.communication.transfer_ms == pytest.approx(1.0, abs=0.05)
+
+
+def test_runs_of_two_hosts_in_two_folders(tmp_path):
+    job = Job(hosts=("a", "a", "b", "b"), offset_ns={"b": 2_000_000_000}, extra=plant(3, data=6.0))
+    a, b = (record(tmp_path / name, job, missing=gone) for name, gone in (("a", (2, 3)), ("b", (0, 1))))
+    found, _ = measured(a, b)
+    assert found.graph.ranks == (0, 1, 2, 3)
+    only_culprit(found, "data", [3], 6.0)
+
+
+@pytest.mark.parametrize("no_sync", [True, False])
+def test_gradient_accumulation(tmp_path, no_sync):
+    job = Job(accumulation=3, no_sync=no_sync, extra=plant(2, data=6.0))
+    found, _ = measured(record(tmp_path / "run", job))
+    only_culprit(found, "data", [2], 6.0)
+    steps = found.facts.steps
+    assert steps.micro_batches == 3 and steps.batch_size == 32
+    assert found.facts.buckets.syncs_per_step == (1 if no_sync else 3)
+    redundant = found.facts.shared.redundant_sync
+    if no_sync:
+        assert redundant is None
+    else:
+        assert redundant.ms_per_step == pytest.approx(2.0, abs=0.05), "two transfers of 1 ms too many"
+
+
+def test_metrics_reduced_from_python(tmp_path):
+    found, _ = measured(record(tmp_path / "run", Job(metric="blocking", extra=plant(2, host=5.0))))
+    only_culprit(found, "host", [2], 5.0)
+    cost = found.facts.shared.collective
+    assert cost is not None and cost.ms_per_step == pytest.approx(0.2, abs=0.05)
+    assert cost.operation == "all_reduce" and (cost.where[0].file, cost.where[0].line) == ("train.py", 31)
+    assert found.facts.buckets.collectives_per_step == 1
+
+
+def test_asynchronous_metrics_are_met_where_they_are_waited_for(tmp_path):
+    found, _ = measured(record(tmp_path / "run", Job(metric="async", extra=plant(2, host=5.0))))
+    only_culprit(found, "host", [2], 5.0)
+    assert found.graph.unmatched == 0 and found.facts.buckets.collectives_per_step == 1
+
+
+def test_a_barrier_in_every_step_is_no_rank_s_fault(tmp_path):
+    """Rank 0 works before the barrier, rank 1 behind it."""
+    job = Job(2, barrier=True, extra=lambda rank, step: {"host": 6.0} if rank == 0 else {"forward": 6.0})
+    found, _ = measured(record(tmp_path / "run", job))
+    assert late_facts(found) == {}
+    assert found.facts.shared.barrier.ms_per_step == pytest.approx(6.05, abs=0.05)
+    assert found.facts.buckets.barriers_per_step == 1
+
+
+def test_gradients_averaged_by_hand(tmp_path):
+    found, _ = measured(record(tmp_path / "run", Job(ddp=False, extra=plant(1, data=6.0))))
+    only_culprit(found, "data", [1], 6.0)
+    assert found.facts.job.is_ddp is False and found.facts.buckets.syncs_per_step == 1
+    assert found.facts.shared.communication.ms_per_step == pytest.approx(1.0, abs=0.05)
+
+
+def test_buffers_broadcast_while_another_rank_is_late(tmp_path):
+    found, _ = measured(record(tmp_path / "run", Job(buffers=True, extra=plant(2, data=6.0))))
+    only_culprit(found, "data", [2], 6.0)
+
+
+def test_buffers_broadcast_while_the_root_is_late(tmp_path):
+    """All others wait for rank 0 before their forward: that is no work of theirs."""
+    found, _ = measured(record(tmp_path / "run", Job(buffers=True, extra=plant(0, data=6.0))))
+    only_culprit(found, "data", [0], 6.0)
+
+
+def test_larger_batches_of_one_rank(tmp_path):
+    job = Job(batch=lambda rank: 48 if rank == 1 else 32, extra=plant(1, forward=2.5, backward=5.0))
+    found, _ = measured(record(tmp_path / "run", job))
+    only_culprit(found, "uneven", [1], 7.5)
+    assert found.facts.steps.batch_size_most == 1.5
+
+
+def test_a_single_rank(tmp_path):
+    found, _ = measured(record(tmp_path / "run", Job(1, transfer=0.0)))
+    assert late_facts(found) == {}
+    assert found.facts.steps.mean_ms == pytest.approx(18.5) and found.facts.steps.measured == 27
+    assert found.facts.shared.data.ms_per_step == pytest.approx(2.0)
+
+
+def test_steps_of_one_rank_that_never_meets_another(tmp_path):
+    job = Job(1, ddp=False, transfer=0.0)
+    found, _ = measured(record(tmp_path / "run", job))
+    assert found.facts.steps.mean_ms == pytest.approx(18.5) and late_facts(found) == {}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+def test_a_few_steps_only(tmp_path, steps):
+    found, _ = measured(record(tmp_path / "run", Job(steps=steps, extra=plant(2, data=9.0))))
+    assert found.facts.steps.seen == steps
+    late = late_facts(found)
+    assert set(late) <= {"data", "total"}
+    if steps >= 5:
+        assert late["data"].ranks == [2]
+
+
+def test_no_steps_at_all(tmp_path):
+    folder = record(tmp_path / "run", Job(2, steps=4))
+    for rank in (0, 1):
+        steps_file(folder, rank).write_text('{"schema":"ddpdoctor.steps/1"}\n')
+    from ddpdoctor.analysis import analyze
+    from ddpdoctor.errors import UnusableInput
+
+    with pytest.raises(UnusableInput, match="no rank recorded a step"):
+        analyze(str(folder))
+
+
+def test_thinned_steps_do_not_disturb_the_full_ones(tmp_path):
+    folder = record(tmp_path / "run", Job(steps=80, extra=plant(2, data=6.0)))
+    for rank in range(4):
+        lines = [json.loads(line) for line in steps_file(folder, rank).read_text().splitlines()]
+        for line in lines:
+            if line.get("step", 0) >= 40 and line["step"] % 4:
+                for key in ("ev", "cpu", "csw", "runq", "self", "marks"):
+                    line.pop(key)
+                line["thin"] = True
+        steps_file(folder, rank).write_text("".join(json.dumps(line) + "\n" for line in lines))
+    found, _ = measured(folder)
+    late = late_facts(found)
+    assert late["data"].ranks == [2] and late["data"].ms_per_step == pytest.approx(6.0, abs=0.1)
+    assert found.facts.steps.mean_ms == pytest.approx(STEP_MS + 6, abs=0.1)
+    assert found.facts.steps.batch_size == 32 and found.facts.steps.micro_batches == 1
+
+
