@@ -13,6 +13,7 @@ import logging
 import math
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from pathlib import PurePath
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,7 @@ def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
     Raises DdpDoctorError where HTA is not installed.
     """
     _require()
-    results: dict[str, Any] = {"library": [{"name": "HolisticTraceAnalysis", "version": _version()}]}
+    results: dict[str, Any] = {"library": [_library()]}
     results |= {name: [] for name in _ANALYSES}
     failures: dict[tuple[str, str], list[int]] = {}
     notes: list[str] = []
@@ -92,11 +93,12 @@ def _require() -> None:
         ) from error
 
 
-def _version() -> str | None:
+def _library() -> dict[str, Any]:
+    """Under which name HTA is installed, and which version; None where its metadata is not there."""
     for name in _DISTRIBUTIONS:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return f"{name} {importlib.metadata.version(name)}"
-    return None
+            return {"name": name, "version": importlib.metadata.version(name)}
+    return {"name": _DISTRIBUTIONS[0], "version": None}
 
 
 @contextlib.contextmanager
@@ -125,7 +127,7 @@ def _numbered(traces: Sequence[RankTrace], notes: list[str]) -> list[tuple[int, 
         if rank is None or rank in taken:
             rank = next(n for n in range(len(traces) + len(known) + 1) if n not in taken and n not in known)
             notes.append(
-                f"{trace.meta.source}: shown as rank {rank}, for its own rank is not known or taken."
+                f"{PurePath(trace.meta.source).name}: shown as rank {rank}, for its own rank is not known or taken."
             )
         taken.add(rank)
         result.append((rank, trace))

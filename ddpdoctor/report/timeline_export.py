@@ -33,6 +33,15 @@ _STEP, _COMPUTE, _HOST, _ISSUED, _COMMUNICATION = (
     "communication",
 )
 _ORDER = (_STEP, _HOST, _ISSUED, _COMPUTE, _COMMUNICATION)
+_LABELS = {
+    "data": "waiting for data",
+    "epoch_start": "start of the loader",
+    "copy": "copy to device",
+    "collection": "garbage collection",
+    "device_sync": "idle: host waited for device",
+    "launch": "idle: host issues work",
+}
+"""What an event is called on the timeline, where its own name does not say it."""
 _MOST_TRACKS = 1_000
 """Thread numbers kept for each process, so that no two processes share one."""
 _SLACK_NS = 1_000
@@ -146,7 +155,7 @@ def _rank_tracks(tables: Mapping[str, pl.DataFrame]) -> list[tuple[str, list[Sli
         track = _COMPUTE if row["track"] == "compute" else _HOST
         track = _ISSUED if both and row["source"] == "step-log" else track
         end = row["start_ns"] + row["duration_ns"]
-        found[track].append(Slice(row["start_ns"], end, words.part(row["name"]), row["name"]))
+        found[track].append(Slice(row["start_ns"], end, _LABELS.get(row["name"], row["name"]), row["name"]))
     for row in tables["collectives"].iter_rows(named=True):
         found[_COMMUNICATION] += _collective(row)
     tracks = []

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import subprocess
@@ -91,15 +90,3 @@ def test_folders_of_traces_are_diagnosed_first(tmp_path):
     data = json.loads((tmp_path / "c.json").read_bytes())
     assert data["judgement"] == "too few steps"
     assert data["after"]["median_ms"] < data["before"]["median_ms"]
-
-
-@pytest.mark.torchrun
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_a_run_directory_and_its_own_diagnosis_do_not_differ(tmp_path):
-    recorded = tmp_path / "run"
-    demo = [sys.executable, "-m", "ddpdoctor", "demo", "--steps", "40", "--out", str(recorded)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run(demo, capture_output=True, env=environment, timeout=200)
-    code, out, err = run(recorded, recorded / "diagnosis.json", "--fail-on-regression", "0")
-    assert code == 0, err
-    assert out.startswith("No clear difference") and "ratio 1.000" in out

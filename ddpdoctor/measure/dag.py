@@ -1,0 +1,193 @@
+"""Replay of any dependency graph: operations in streams, some of them parts of collectives.
+
+For operation *v* with the operations *P(v)* that must end before it may start, and the collective *G(v)* that
+it is a part of (itself alone where it is none)
+
+    start[v] = max(origin[v], max over P(v) of end) + delay[v]
+    end[v]   = max over G(v) of start + work[v]
+
+so ``work`` is the duration of an operation alone, and of a part of a collective its transfer: the time from the
+last member's start to the own end. ``delay`` is what the graph does not explain (the host was late to launch).
+The terms are those of Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis",
+OSDI '25, section 3. With ``delay`` and ``work`` as :func:`measured` gives them, the replay is the run as it was.
+
+A collective is one node of the graph, reached when all of its members may start. Nodes are replayed level by
+level, a level with a few numpy calls, so a replay costs by levels more than by operations. Times are float64
+in the unit of the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.errors import UnusableInput
+
+Times = NDArray[np.float64]
+Indices = NDArray[np.int64]
+Edges = tuple[Indices, Indices]
+"""Operations that must end, and for each the operation that waits for it."""
+
+ALONE = -1
+
+
+@dataclass(frozen=True)
+class Level:
+    """Operations whose predecessors all lie in earlier levels."""
+
+    operations: Indices
+    """Those alone first, then the members of collectives, one collective after the other."""
+    fed: Indices
+    """Those of ``operations`` that have predecessors."""
+    sources: Indices
+    """The predecessors of ``fed``, one operation's after the other's."""
+    first_source: Indices
+    """[fed] where each one's begin in ``sources``."""
+    members: Indices
+    """Those of ``operations`` that are members of collectives."""
+    first_member: Indices
+    """[collectives] where each one's members begin in ``members``."""
+    size: Indices
+    """[collectives] number of members."""
+
+
+@dataclass(frozen=True)
+class Dag:
+    """A dependency graph of ``size`` operations, ready to be replayed."""
+
+    size: int
+    levels: tuple[Level, ...]
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a run spent on each operation."""
+
+    delay: Times
+    """[N]"""
+    work: Times
+    """[N]"""
+
+
+def build(size: int, edges: Sequence[Edges], collective: Indices) -> Dag:
+    """The graph of ``size`` operations with these edges; operations with the same number in ``collective``
+    ([N], ``ALONE`` for none) are parts of one collective.
+
+    Raises UnusableInput where operations wait for each other in a circle.
+    """
+    before = np.concatenate([np.empty(0, np.int64), *(pair[0] for pair in edges)])
+    after = np.concatenate([np.empty(0, np.int64), *(pair[1] for pair in edges)])
+    # A collective is one node: operations alone keep their own numbers, collectives come after them.
+    node = np.where(collective == ALONE, np.arange(size), size + collective).astype(np.int64)
+    _, node = np.unique(node, return_inverse=True)
+    level = _levels(node[before], node[after], int(node.max(initial=-1)) + 1)[node]
+    order = np.argsort(after, kind="stable")
+    before, after = before[order], after[order]
+    # Within a level: those alone first, then collective by collective.
+    by_level = np.lexsort((np.arange(size), collective, level))
+    bounds = np.searchsorted(level[by_level], np.arange(int(level.max(initial=-1)) + 2))
+    return Dag(
+        size,
+        tuple(
+            _level(by_level[low:high], before, after, collective)
+            for low, high in pairwise(bounds)
+        ),
+    )
+
+
+def _levels(before: Indices, after: Indices, nodes: int) -> Indices:
+    """[nodes] the longest way from a node that waits for none, in edges."""
+    waits_for = np.bincount(after, minlength=nodes)
+    order = np.argsort(before, kind="stable")
+    successors = after[order]
+    first = np.searchsorted(before[order], np.arange(nodes + 1))
+    level = np.full(nodes, -1, np.int64)
+    frontier = np.flatnonzero(waits_for == 0)
+    number = 0
+    while len(frontier):
+        level[frontier] = number
+        reached, times = np.unique(
+            successors[_ranges(first[frontier], first[frontier + 1])], return_counts=True
+        )
+        waits_for[reached] -= times
+        frontier, number = reached[waits_for[reached] == 0], number + 1
+    if (level < 0).any():
+        raise UnusableInput(
+            f"{int((level < 0).sum())} operations wait for each other in a circle, so the order in which they "
+            "were recorded cannot be the one in which they ran."
+        )
+    return level
+
+
+def _ranges(low: Indices, high: Indices) -> Indices:
+    """The positions from each ``low`` up to its ``high``, one range after the other."""
+    counts = high - low
+    positions: Indices = np.arange(int(counts.sum())) + np.repeat(low - np.cumsum(counts) + counts, counts)
+    return positions
+
+
+def _level(operations: Indices, before: Indices, after: Indices, collective: Indices) -> Level:
+    low, high = np.searchsorted(after, operations), np.searchsorted(after, operations, side="right")
+    fed = high > low
+    sources = before[_ranges(low[fed], high[fed])]
+    first_source = np.cumsum((high - low)[fed]) - (high - low)[fed]
+    members = operations[collective[operations] != ALONE]
+    _, first_member, sizes = np.unique(collective[members], return_index=True, return_counts=True)
+    return Level(operations, operations[fed], sources, first_source, members, first_member, sizes)
+
+
+def replay(dag: Dag, origin: Times, costs: Costs) -> tuple[Times, Times]:
+    """[N] start and end of every operation."""
+    start, end = origin.astype(np.float64), np.empty(dag.size)
+    for level in dag.levels:
+        _start(level, start, end)
+        start[level.operations] += costs.delay[level.operations]
+        end[level.operations] = start[level.operations] + costs.work[level.operations]
+        if len(level.members):
+            end[level.members] = _last_start(level, start) + costs.work[level.members]
+    return start, end
+
+
+def measured(dag: Dag, origin: Times, start: Times, end: Times, tolerance: float = 0.0) -> Costs:
+    """What the run spent, from the times of its operations ([N] each).
+
+    Where clocks disagree, an operation may start before its predecessor has ended, or end before the last
+    member of its collective has started. Down to minus ``tolerance`` such a cost is kept, so that it cancels
+    against its neighbour's; what is lower cannot be the clocks and counts as 0.
+    """
+    ready, work = origin.astype(np.float64), end - start
+    for level in dag.levels:
+        _start(level, ready, end)
+        if len(level.members):
+            work[level.members] = end[level.members] - _last_start(level, start)
+    delay = start - ready
+    delay[delay < -tolerance] = 0.0
+    work[work < -tolerance] = 0.0
+    return Costs(delay, work)
+
+
+def _start(level: Level, start: Times, end: Times) -> None:
+    """Moves the starts of the level's operations, which hold their origins, behind their predecessors' ends."""
+    if len(level.fed):
+        ready = np.maximum.reduceat(end[level.sources], level.first_source)
+        start[level.fed] = np.maximum(start[level.fed], ready)
+
+
+def _last_start(level: Level, start: Times) -> Times:
+    """[members] start of the last member of each one's collective."""
+    last = np.maximum.reduceat(start[level.members], level.first_member)
+    repeated: Times = np.repeat(last, level.size)
+    return repeated
+
+
+def in_order(stream: Indices, *keys: NDArray[np.generic]) -> Edges:
+    """Edges by which each operation of a stream waits for the one before it, in the order of ``keys`` (the
+    first is the most important). ``stream`` is [N], with ``ALONE`` for operations in none."""
+    chosen = np.flatnonzero(stream != ALONE)
+    order = chosen[np.lexsort((*(key[chosen] for key in reversed(keys)), stream[chosen]))]
+    same = stream[order[1:]] == stream[order[:-1]]
+    return order[:-1][same], order[1:][same]

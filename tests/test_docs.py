@@ -1,0 +1,105 @@
+"""What the documents say exists: linked files and headings, commands and their options, make's targets."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+
+import click
+import pytest
+import tomllib
+
+from ddpdoctor.cli.main import VERBS, cli
+
+ROOT = Path(__file__).parents[1]
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
+COMMAND = re.compile(r"\bddpdoctor (?!import )([a-z]+)\b([^\n`#|]*)")
+TARGET = re.compile(r"\bmake ([a-z]+)\b")
+
+
+def heading_anchors(page: Path) -> set[str]:
+    """GitHub's anchors of a page's headings."""
+    headings = re.findall(r"^#+ +(.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
+
+
+def code_of(page: Path) -> list[str]:
+    return CODE.findall(page.read_text(encoding="utf-8"))
+
+
+def option_names(verb: str) -> set[str]:
+    """Options of a command and of its subcommands."""
+    command = importlib.import_module(f"ddpdoctor.cli.{verb}").command
+    commands = [command, *getattr(command, "commands", {}).values()]
+    found = {
+        name for each in commands for option in each.params for name in (*option.opts, *option.secondary_opts)
+    }
+    return found | {"-h", "--help"}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page):
+    text = CODE.sub("", page.read_text(encoding="utf-8"))
+    broken = []
+    for link in LINK.findall(text):
+        if "://" in link or link.startswith("mailto:"):
+            continue
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        if not target.exists() or (anchor and anchor not in heading_anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_commands_and_options_exist(page):
+    unknown = []
+    for code in code_of(page):
+        for verb, rest in COMMAND.findall(code):
+            if verb not in VERBS:
+                unknown.append(verb)
+                continue
+            # Behind the double dash the options are the job's.
+            words = re.split(r" -- ", f" {rest} ", maxsplit=1)[0].split()
+            given = [word.partition("=")[0] for word in words if re.match(r"--?[a-z]", word)]
+            unknown += [f"{verb} {option}" for option in given if option not in option_names(verb)]
+    assert unknown == []
+
+
+def test_every_command_has_an_example():
+    context = click.Context(cli)
+    for verb in cli.list_commands(context):
+        command = cli.get_command(context, verb)
+        assert command is not None
+        assert "Example" in (command.help or ""), verb
+
+
+def test_targets_of_make_exist():
+    known = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    assert {"demo", "test", "check", "bench", "lab", "whatif", "clean"} <= known
+    named = {name for page in PAGES for code in code_of(page) for name in TARGET.findall(code)}
+    assert named - known == set()
+
+
+def test_versions_agree():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    oldest = project["requires-python"].removeprefix(">=")
+    assert f"({oldest.replace('.', ', ')})" in (ROOT / "Makefile").read_text(encoding="utf-8")
+    assert f"Python {oldest} or newer" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_all_that_is_installed_for_development_is_pinned():
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pinned = {plain_name(line.partition("==")[0]) for line in lines if "==" in line}
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    wanted = {plain_name(name) for name in [*project["dependencies"], *extras["torch"], *extras["dev"]]}
+    assert wanted - pinned == set()
+
+
+def plain_name(requirement: str) -> str:
+    """The distribution's name as PyPI normalises it, without version."""
+    return re.sub(r"[-_.]+", "-", re.split(r"[<>=!\[; ]", requirement)[0]).lower()
