@@ -54,6 +54,16 @@ class Options:
     progress: Progress | None = None
 
 
+@dataclass(frozen=True)
+class Prepared:
+    """What :func:`prepare` found: ``logs`` are those with steps, ``windows`` the profiler windows, both by rank."""
+
+    paths: list[str]
+    inputs: Inputs
+    logs: list[RankLog]
+    windows: list[Window]
+
+
 def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagnosis:
     """Diagnose run directories or profiler traces.
 
@@ -61,19 +71,28 @@ def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagn
     UnusableInput where nothing can be analysed; what is missing or broken besides becomes a note.
     """
     chosen = options or Options()
-    listed = [paths] if isinstance(paths, str) else list(paths)
-    inputs = load(listed, chosen)
+    return conclude(prepare([paths] if isinstance(paths, str) else list(paths), chosen), chosen)
+
+
+def prepare(paths: Sequence[str], options: Options) -> Prepared:
+    """Read everything at the paths. Raises UnusableInput where there is nothing to measure."""
+    inputs = load(paths, options)
     windows = _windows(inputs)
     if not windows and not any(log.steps for log in inputs.logs):
-        raise UnusableInput(_nothing(listed, inputs))
-    logs = [log for log in inputs.logs if log.steps]
-    measured = measure(logs, windows, inputs.telemetry)
-    rules = load_rules(chosen.rules)
+        raise UnusableInput(_nothing(paths, inputs))
+    return Prepared(list(paths), inputs, [log for log in inputs.logs if log.steps], windows)
+
+
+def conclude(prepared: Prepared, options: Options) -> Diagnosis:
+    """Measure and diagnose. Puts the logs and windows of ``prepared`` on one clock, in place."""
+    hta = _hta(prepared.inputs, options)
+    measured = measure(prepared.logs, prepared.windows, prepared.inputs.telemetry)
+    rules = load_rules(options.rules)
     coverage = Coverage(measured.facts.steps.measured, len(measured.graph.ranks))
     outcome = diagnose(
-        measured.facts, rules, coverage=coverage, thresholds=chosen.thresholds, suppressed=chosen.suppressed
+        measured.facts, rules, coverage=coverage, thresholds=options.thresholds, suppressed=options.suppressed
     )
-    return _assemble(listed, inputs, measured, outcome, coverage, _hta(inputs, chosen))
+    return _assemble(prepared.paths, prepared.inputs, measured, outcome, coverage, hta)
 
 
 def load(paths: Sequence[str], options: Options) -> Inputs:

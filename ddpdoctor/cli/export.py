@@ -7,8 +7,7 @@ from pathlib import Path
 
 import click
 
-from ddpdoctor.analysis import Options, analyze, load
-from ddpdoctor.analysis import _windows as read_windows
+from ddpdoctor.analysis import Options, conclude, prepare
 from ddpdoctor.diagnose.config import load_config
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.tables import tables
@@ -46,9 +45,9 @@ def command(paths: tuple[str, ...], timeline: Path | None, parquet: Path | None,
     chosen = _range(steps)
     config = load_config(Path.cwd())
     options = Options(rules=config.rules, thresholds=config.thresholds, suppressed=config.suppress)
-    diagnosis = analyze(list(paths), options)
-    inputs = load(list(paths), options)
-    found = tables(inputs.logs, read_windows(inputs))
+    prepared = prepare(list(paths), options)
+    diagnosis = conclude(prepared, options)
+    found = tables(prepared.logs, prepared.windows)
     recorded = {"steps": found.steps, "collectives": found.collectives, "events": found.events}
     if chosen is not None:
         recorded = cut_steps(recorded, *chosen)

@@ -92,10 +92,7 @@ def build(size: int, edges: Sequence[Edges], collective: Indices) -> Dag:
     bounds = np.searchsorted(level[by_level], np.arange(int(level.max(initial=-1)) + 2))
     return Dag(
         size,
-        tuple(
-            _level(by_level[low:high], before, after, collective)
-            for low, high in pairwise(bounds)
-        ),
+        tuple(_level(by_level[low:high], before, after, collective) for low, high in pairwise(bounds)),
     )
 
 

@@ -14,6 +14,10 @@ All step times are means over the steps of replays without launch delays; with
     M_W  = (T - T-W) / (T - T_ideal)        (eq. 5)  share of the slowdown that goes with the slowest 3 % of workers
     M_S  = (T - T-L) / (T - T_ideal)                 share that goes with the last stage
 
+S_w takes two replays for each row and column of workers instead of one for each worker, and so names an innocent
+worker where a slow replica crosses a slow stage. The workers that it ranks highest are therefore replayed one by
+one; the *culprits* are those that alone cost at least half of what the worst of them costs.
+
 M_W near 1 says that single workers are slow, M_S near 1 that the stages are cut unevenly. Neither is bounded by
 0 and 1: taking one delay away may lengthen or uncover another.
 """
@@ -29,13 +33,25 @@ from numpy.typing import NDArray
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.dag import Costs, Dag, Times, measured, replay
-from ddpdoctor.measure.pipelinedag import COMMUNICATION, KINDS, PEER_TO_PEER, pipeline_dag, whole_steps
+from ddpdoctor.measure.pipelinedag import (
+    BACKWARD,
+    COMMUNICATION,
+    FORWARD,
+    KINDS,
+    PEER_TO_PEER,
+    pipeline_dag,
+    whole_steps,
+)
 from ddpdoctor.trace.operations import Operations
 
 Chosen = NDArray[np.bool_]
 
 SLOWEST_SHARE = 0.03
 """Share of the workers that counts as the slowest, for M_W. Source: the paper, section 3."""
+CULPRIT_SHARE = 0.5
+"""A culprit costs at least this share of what the worst worker costs."""
+_REPLAYED_ALONE = 64
+"""Workers replayed one by one, at most."""
 CLOCK_TOLERANCE_S = 0.01
 """Costs this far below 0 are taken for differences between clocks. Source: the paper's published analysis."""
 
@@ -48,6 +64,10 @@ class Worker(msgspec.Struct, frozen=True, kw_only=True):
     stage: int
     slowdown: float
     """S_w: step time with this worker's replica and stage as measured over the ideal one."""
+    alone: float | None
+    """Step time with this worker alone as measured over the ideal one; None where it was not replayed."""
+    compute_ms: float
+    """Forward and backward passes, mean per step."""
 
 
 class Removed(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,20 +79,22 @@ class Removed(msgspec.Struct, frozen=True, kw_only=True):
     """Mean step time that is left."""
     speedup: float
     """Mean step time as replayed, over that."""
+    gain_ms: list[float]
+    """What each step gains."""
 
 
 class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     """The what-if analysis of one job."""
 
-    steps: int
-    """Steps analysed."""
+    steps: list[int]
+    """Numbers of the steps analysed."""
     set_aside: int
     """Steps left out because operations are missing in them."""
     world_size: int | None
     replicas: int
     stages: int
-    measured_step_ms: float
-    """Mean step time as measured."""
+    measured_steps_ms: list[float]
+    """Time of each step as measured."""
     step_ms: float
     """T: the same without the launch delays, that is the time in which the graph explains no operation."""
     ideal_step_ms: float
@@ -80,11 +102,13 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     slowdown: float
     """S = T / T_ideal."""
     launch_slowdown: float
-    """Measured step time over T."""
+    """Mean measured step time over T."""
     workers: list[Worker]
     """Slowest first."""
     slowest: list[int]
     """Ranks of the slowest 3 % of workers (at least one)."""
+    culprits: list[int]
+    """Ranks of the workers that are slow by themselves; empty where none costs anything."""
     by_replica: dict[int, float]
     """S of each replica."""
     by_stage: dict[int, float]
@@ -96,6 +120,10 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     """Its share is M_W."""
     without_last_stage: Removed | None
     """Its share is M_S. None where there is one stage."""
+    without_culprits: Removed | None
+    """None where there is no culprit."""
+    without_any: Removed
+    """Every operation at its typical cost."""
     notes: list[str]
 
 
@@ -108,30 +136,36 @@ class _WhatIf:
         self.origin: Times = np.minimum.reduceat(ops.start_s, first)[self._step]
         self.costs = measured(dag, self.origin, ops.start_s, ops.end_s, CLOCK_TOLERANCE_S)
         self.ideal = _typical(ops, self.costs.work)
-        self.as_measured = self.step_s(self.costs.work)
-        self.all_ideal = self.step_s(self.ideal)
+        self.as_measured = self.steps_s(self.costs.work)
+        self.all_ideal = self.steps_s(self.ideal)
 
-    def step_s(self, work: Times) -> float:
-        """Mean step time without launch delays."""
+    def steps_s(self, work: Times) -> Times:
+        """[steps] step times without launch delays."""
         _, end = replay(self._dag, self.origin, Costs(np.zeros(self._dag.size), work))
-        return self.mean_step_s(end)
+        return self.lengths_s(end)
 
-    def mean_step_s(self, end: Times) -> float:
-        """Mean over the steps of the last end, counted from the step's origin."""
+    def lengths_s(self, end: Times) -> Times:
+        """[steps] the last end of each step, counted from the step's origin."""
         last = np.zeros(int(self._step.max()) + 1)
         np.maximum.at(last, self._step, end - self.origin)
-        return float(last.mean())
+        return last
 
     def slowdown_by(self, chosen: Chosen) -> float:
         """S_X"""
-        return self.step_s(np.where(chosen, self.costs.work, self.ideal)) / self.all_ideal
+        work = np.where(chosen, self.costs.work, self.ideal)
+        return float(self.steps_s(work).mean() / self.all_ideal.mean())
 
     def without(self, chosen: Chosen) -> Removed:
         """T-X and what follows from it."""
-        left = self.step_s(np.where(chosen, self.ideal, self.costs.work))
-        lost = self.as_measured - self.all_ideal
-        share = (self.as_measured - left) / lost if abs(lost) > 1e-9 * self.all_ideal else None
-        return Removed(share=share, step_ms=left * 1e3, speedup=self.as_measured / left)
+        left = self.steps_s(np.where(chosen, self.ideal, self.costs.work))
+        t, t_ideal, t_left = self.as_measured.mean(), self.all_ideal.mean(), left.mean()
+        lost = t - t_ideal
+        return Removed(
+            share=float((t - t_left) / lost) if abs(lost) > 1e-9 * t_ideal else None,
+            step_ms=float(t_left) * 1e3,
+            speedup=float(t / t_left),
+            gain_ms=((self.as_measured - left) * 1e3).tolist(),
+        )
 
 
 def measure_stragglers(operations: Operations) -> Stragglers:
@@ -144,27 +178,31 @@ def measure_stragglers(operations: Operations) -> Stragglers:
     job = _WhatIf(ops, pipeline_dag(ops))
     by_replica = {int(r): job.slowdown_by(ops.replica == r) for r in np.unique(ops.replica)}
     by_stage = {int(s): job.slowdown_by(ops.stage == s) for s in np.unique(ops.stage)}
-    workers = _workers(ops, by_replica, by_stage)
+    workers = _workers(ops, job, by_replica, by_stage)
     slowest = [worker.rank for worker in workers[: math.ceil(len(workers) * SLOWEST_SHARE)]]
-    measured_s = job.mean_step_s(ops.end_s)
+    culprits = _culprits(workers)
+    measured_s = job.lengths_s(ops.end_s)
     return Stragglers(
-        steps=len(np.unique(ops.step)),
+        steps=np.unique(ops.step).tolist(),
         set_aside=set_aside,
         world_size=ops.world_size,
         replicas=len(by_replica),
         stages=len(by_stage),
-        measured_step_ms=measured_s * 1e3,
-        step_ms=job.as_measured * 1e3,
-        ideal_step_ms=job.all_ideal * 1e3,
-        slowdown=job.as_measured / job.all_ideal,
-        launch_slowdown=measured_s / job.as_measured,
+        measured_steps_ms=(measured_s * 1e3).tolist(),
+        step_ms=float(job.as_measured.mean()) * 1e3,
+        ideal_step_ms=float(job.all_ideal.mean()) * 1e3,
+        slowdown=float(job.as_measured.mean() / job.all_ideal.mean()),
+        launch_slowdown=float(measured_s.mean() / job.as_measured.mean()),
         workers=workers,
         slowest=slowest,
+        culprits=culprits,
         by_replica=by_replica,
         by_stage=by_stage,
         by_kind={name: job.slowdown_by(ops.of_kind(*kinds)) for name, kinds in _families(ops).items()},
         without_slowest=job.without(np.isin(ops.rank, slowest)),
         without_last_stage=job.without(ops.stage == max(by_stage)) if len(by_stage) > 1 else None,
+        without_culprits=job.without(np.isin(ops.rank, culprits)) if culprits else None,
+        without_any=job.without(np.ones(ops.size, bool)),
         notes=notes,
     )
 
@@ -227,16 +265,39 @@ def _typical(ops: Operations, work: Times) -> Times:
     return ideal
 
 
-def _workers(ops: Operations, by_replica: Mapping[int, float], by_stage: Mapping[int, float]) -> list[Worker]:
+def _workers(
+    ops: Operations, job: _WhatIf, by_replica: Mapping[int, float], by_stage: Mapping[int, float]
+) -> list[Worker]:
     """Slowest first; of equals, the lower rank."""
-    _, rows = np.unique(ops.rank, return_index=True)
-    workers = [
+    ranks, rows = np.unique(ops.rank, return_index=True)
+    by_worker = {
+        int(rank): min(by_replica[int(ops.replica[row])], by_stage[int(ops.stage[row])])
+        for rank, row in zip(ranks, rows, strict=True)
+    }
+    place = {
+        int(rank): (int(ops.replica[row]), int(ops.stage[row])) for rank, row in zip(ranks, rows, strict=True)
+    }
+    order = sorted(by_worker, key=lambda rank: (-by_worker[rank], rank))
+    suspects = [r for r in order if by_worker[r] - 1 >= CULPRIT_SHARE * (by_worker[order[0]] - 1)]
+    alone = {r: job.slowdown_by(ops.rank == r) for r in suspects[:_REPLAYED_ALONE]}
+    compute = np.where(ops.of_kind(FORWARD, BACKWARD), ops.duration_s, 0.0)
+    spent = np.bincount(np.searchsorted(ranks, ops.rank), compute) / len(job.all_ideal)
+    compute_ms = dict(zip(ranks.tolist(), (spent * 1e3).tolist(), strict=True))
+    return [
         Worker(
-            rank=int(ops.rank[row]),
-            replica=int(ops.replica[row]),
-            stage=int(ops.stage[row]),
-            slowdown=min(by_replica[int(ops.replica[row])], by_stage[int(ops.stage[row])]),
+            rank=rank,
+            replica=place[rank][0],
+            stage=place[rank][1],
+            slowdown=by_worker[rank],
+            alone=alone.get(rank),
+            compute_ms=compute_ms[rank],
         )
-        for row in rows
+        for rank in order
     ]
-    return sorted(workers, key=lambda worker: (-worker.slowdown, worker.rank))
+
+
+def _culprits(workers: list[Worker]) -> list[int]:
+    costs = {worker.rank: worker.alone - 1 for worker in workers if worker.alone is not None}
+    worst = max(costs.values())
+    # Less than the rounding of the replay is no cost.
+    return sorted(r for r, cost in costs.items() if cost >= CULPRIT_SHARE * worst) if worst > 1e-9 else []

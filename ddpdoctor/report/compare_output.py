@@ -13,7 +13,7 @@ from rich.text import Text
 
 from ddpdoctor.report import words
 from ddpdoctor.report.compare import Comparison, FindingChange, Side
-from ddpdoctor.report.html import _environment, _inline
+from ddpdoctor.report.html import inlined, page_environment
 from ddpdoctor.report.replace import write_whole
 
 _STYLES = {"faster": "bold green", "slower": "bold red"}
@@ -44,9 +44,9 @@ def write_comparison_json(comparison: Comparison, path: str | os.PathLike[str]) 
 
 def render_comparison(comparison: Comparison) -> str:
     """The comparison as one HTML document without scripts."""
-    style, style_hash = _inline("report.css")
+    style, style_hash = inlined("report.css")
     policy = f"default-src 'none'; style-src {style_hash}; base-uri 'none'; form-action 'none'"
-    template = _environment().get_template("compare.html.j2")
+    template = page_environment().get_template("compare.html.j2")
     return template.render(
         comparison=comparison,
         sides=[

@@ -19,7 +19,7 @@ from ddpdoctor.report.view import page
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def page_environment() -> jinja2.Environment:
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("ddpdoctor.report", "templates"),
         autoescape=True,
@@ -33,27 +33,27 @@ def _environment() -> jinja2.Environment:
 
 
 @functools.cache
-def _inline(name: str) -> tuple[Markup, str]:
+def inlined(name: str) -> tuple[Markup, str]:
     """A file to place inline, and the hash by which the Content-Security-Policy allows this text and no
     other.
     """
-    loader = _environment().loader
+    loader = page_environment().loader
     assert loader is not None
-    source = loader.get_source(_environment(), name)[0]
+    source = loader.get_source(page_environment(), name)[0]
     digest = base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
     return Markup(source), f"'sha256-{digest}'"
 
 
 def render_html(diagnosis: Diagnosis) -> str:
     """The whole report as one HTML document; it carries its own ``diagnosis.json``."""
-    style, style_hash = _inline("report.css")
-    script, script_hash = _inline("report.js")
+    style, style_hash = inlined("report.css")
+    script, script_hash = inlined("report.js")
     policy = (
         f"default-src 'none'; style-src {style_hash}; script-src {script_hash}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     return (
-        _environment()
+        page_environment()
         .get_template("report.html.j2")
         .render(
             page=page(diagnosis),
