@@ -62,8 +62,7 @@ def _per_rank(group: CycleGroup) -> Array:
         if sync.kind == BARRIER:
             result[:, members, _COLUMN["barrier"]] += end - arrival
             continue
-        others = group.arrival[:, k, [sync.root]] if sync.root is not None else group.last_arrival[:, [k]]
-        together = np.clip(others, arrival, end)
+        together = np.clip(group.together(k), arrival, end)
         result[:, members, _COLUMN["comm_wait"]] += together - arrival
         result[:, members, _COLUMN["comm_transfer"]] += end - together
     return result
@@ -97,8 +96,10 @@ def _critical(group: CycleGroup) -> Array:
         own_arrival, own_end = group.arrival[rows, k, rank], group.end[rows, k, rank]
         latest = np.nanargmax(np.nan_to_num(group.arrival[:, k], nan=-np.inf), axis=1)
         if sync.root is not None:
+            members = list(sync.members)
+            waits_for_all = own_end >= np.nanmax(group.arrival[:, k, members], axis=1)
             root_late = group.arrival[:, k, sync.root] > own_arrival
-            latest = np.where(root_late, sync.root, rank)
+            latest = np.where(waits_for_all, latest, np.where(root_late, sync.root, rank))
         elif sync.kind == "step end":
             latest = rank
         rank = np.where(here, latest, rank)

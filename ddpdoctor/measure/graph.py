@@ -67,7 +67,7 @@ class Sync:
     """Number of the backward pass within the step, for gradients."""
     group: str = ""
     root: int | None = None
-    """Position of the one rank for which the others wait (broadcast); None where all wait for all."""
+    """Position of the one rank for which all others wait (broadcast); None where all wait for all."""
 
 
 @dataclass(frozen=True)
@@ -128,6 +128,23 @@ class CycleGroup:
     def wait(self) -> Array:
         """[N, K, R] ns from own arrival to the last arrival."""
         return self.last_arrival[:, :, None] - self.arrival
+
+    def together(self, k: int, arrival: Array | None = None) -> Array:
+        """[N, members] from when each member waits for nobody any more, for the measured or other arrivals [N, members].
+
+        At a broadcast that is the root's arrival, or the last member's for those who were seen to leave only after that:
+        how far a broadcast synchronises depends on its algorithm (trees pass on, small messages are not waited for).
+        """
+        sync = self.syncs[k]
+        members = list(sync.members)
+        measured = self.arrival[:, k, members]
+        at = measured if arrival is None else arrival
+        last: Array = at.max(axis=1, keepdims=True)
+        if sync.root is None:
+            return np.broadcast_to(last, at.shape)
+        root = members.index(sync.root)
+        waits_for_all = self.end[:, k, members] >= measured.max(axis=1, keepdims=True)
+        return np.where(waits_for_all, last, np.maximum(at, at[:, [root]]))
 
     @property
     def duration(self) -> Array:

@@ -7,7 +7,7 @@ A cycle is replayed from the state in which its ranks really were at its beginni
     end[k]        = max over members of arrival[k, r] + transfer[k]
     ready[r]      = end[k] + lag[k, r]
 
-(at a broadcast, the maximum is over the rank itself and the root alone). With nothing changed this gives back
+(at a broadcast, the maximum is over those for whom the rank waits: see ``CycleGroup.together``). With nothing changed this gives back
 the measured times exactly (a test holds it to that). A scenario changes ``work``, ``transfer``, or drops the
 meeting itself (``meet``), in which case each member goes on with what it computed beside it. The form is that
 of the what-if analysis of large jobs (Lin et al., "Understanding Stragglers in Large Model Training Using
@@ -69,10 +69,7 @@ def _meet(group: CycleGroup, k: int, arrival: Array, transfer: Array) -> Array:
     if sync.root is None:
         going_on: Array = (arrival.max(axis=1) + transfer)[:, None] + group.lag[:, k, members]
         return going_on
-    root = members.index(sync.root)
-    measured = group.arrival[:, k, members]
-    took = group.end[:, k, members] - np.maximum(measured, measured[:, [root]])
-    return np.maximum(arrival, arrival[:, [root]]) + took
+    return group.together(k, arrival) + (group.end[:, k, members] - group.together(k))
 
 
 def replay_all(graph: Graph, changes: Sequence[Change] = ()) -> Array:

@@ -88,7 +88,7 @@ class _Line(msgspec.Struct):
     self: int = 0
     where: int | None = None
     file: str = ""
-    line: int = 0
+    line: int | None = 0
     function: str = ""
     note: str | None = None
     s: list[list[int]] = []
@@ -152,12 +152,12 @@ def read_rank_log(record: RankRecord) -> RankLog:
         if line.step is not None and isinstance(line.t, list):
             log.steps.append(_step(line.step, line))
         elif line.where is not None:
-            log.where[line.where] = Where(line.file, line.line, line.function)
+            log.where[line.where] = Where(line.file, line.line or 0, line.function)
         elif line.note:
             log.notes.append(f"Rank {record.rank}: {line.note}")
     for line in _lines(Path(record.path) / SAMPLES_FILE, log.notes):
         if line.where is not None:
-            log.sample_where[line.where] = Where(line.file, line.line, line.function)
+            log.sample_where[line.where] = Where(line.file, line.line or 0, line.function)
         elif isinstance(line.t, int):
             log.samples.extend(
                 (line.t + item[0], item[1], item[2] if len(item) > 2 else item[1]) for item in line.s

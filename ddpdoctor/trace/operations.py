@@ -77,8 +77,9 @@ class Operations:
 
     def only(self, chosen: NDArray[np.bool_]) -> Operations:
         """The chosen rows ([N] booleans)."""
-        columns: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{k: v[chosen] for k, v in columns.items() if isinstance(v, np.ndarray)})
+        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        rows: dict[str, Any] = {k: v[chosen] for k, v in columns.items() if isinstance(v, np.ndarray)}
+        return replace(self, **rows)
 
 
 def find_operations(path: str) -> list[str]:

@@ -24,7 +24,12 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=None, help="draws the same cases as an earlier run")
     parser.add_argument("--only", default="", metavar="NAME", help="cases whose name contains this")
     parser.add_argument("--json", type=Path, metavar="F", help="write the outcomes there")
-    parser.add_argument("--keep", type=Path, metavar="DIR", help="folder for the runs [default: a new one]")
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="folder for the runs [default: a new one]; healthy runs found there are not run again",
+    )
     options = parser.parse_args()
     seed = secrets.randbelow(10**6) if options.seed is None else options.seed
     folder = options.keep or Path(tempfile.mkdtemp(prefix="ddpdoctor-lab-"))

@@ -27,6 +27,7 @@ class Draw:
     rank: int
     batch: int
     """Samples per step and rank."""
+    steps: int
     random: Random
 
     def sleep(self, share: float = 1.0) -> str:
@@ -149,26 +150,23 @@ def _checkpoint(barrier: bool) -> Callable[[Draw], Plant]:
 
 
 def _uneven_halves(draw: Draw) -> Plant:
-    """Work that takes turns between the ranks and evens out over a step, unless they must meet in between."""
-    return Plant(
-        {
-            "top": "TURN = [0]\n\n",
-            "between": f"TURN[0] += 1\nif (TURN[0] + {{rank}}) % 2:\n    {draw.sleep()}",
-            "after_backward": "",
-            "loop_start": f"if (TURN[0] + 1 + {{rank}}) % 2 == 0:\n    {draw.sleep()}",
-        }
+    """Lengths that vary: a step is long either in its forward or in its backward, never the same on neighbouring ranks, and evens
+    out unless all must meet in between."""
+    top = (
+        "TURN = [0]\n\n\nclass Length(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, x):\n"
+        f"        TURN[0] += 1\n        if (TURN[0] + dist.get_rank()) % 2:\n            {draw.sleep()}\n        return x.view_as(x)\n\n"
+        "    @staticmethod\n    def backward(ctx, gradient):\n"
+        f"        if (TURN[0] + dist.get_rank()) % 2 == 0:\n            {draw.sleep()}\n        return gradient\n\n"
     )
+    return Plant({"top": top, "forward": "{var} = Length.apply({var})"})
 
 
 def _barrier(draw: Draw) -> Plant:
-    even = _uneven_halves(draw).code
-    return Plant(even | {"loop_start": even["loop_start"] + f"\ndist.barrier(){HERE}"})
+    return Plant(_uneven_halves(draw).code | {"between": f"dist.barrier(){HERE}"})
 
 
 def _metrics(draw: Draw) -> Plant:
-    even = _uneven_halves(draw).code
-    more = f"\nseen = torch.ones(3)\ndist.all_reduce(seen){HERE}"
-    return Plant(even | {"loop_start": even["loop_start"] + more})
+    return Plant(_uneven_halves(draw).code | {"between": f"dist.all_reduce(loss.detach().clone()){HERE}"})
 
 
 def _many_metrics(draw: Draw) -> Plant:
@@ -177,7 +175,8 @@ def _many_metrics(draw: Draw) -> Plant:
 
 
 def _worker_start(draw: Draw) -> Plant:
-    top = f"def init_worker(_):\n    time.sleep({draw.cost_ms * 25 / 1e3:.6f})\n\n"
+    # The job has four epochs.
+    top = f"def init_worker(_):\n    time.sleep({draw.cost_ms * draw.steps / 4 / 1e3:.6f})\n\n"
     return Plant(
         {"top": top},
         swaps=(("persistent_workers=True", "worker_init_fn=init_worker"),),
@@ -220,8 +219,8 @@ FAULTS = (
     Fault("gc-one", ("rank-imbalance/garbage-collection",), _collections, LOOPS),
     Fault("checkpoint", ("sync/checkpoint",), _checkpoint(False), ("mlp", "transformer", "byhand"), rank=0),
     Fault("checkpoint-barrier", ("sync/checkpoint",), _checkpoint(True), ("cnn", "spawned"), rank=0),
-    Fault("barrier", ("sync/explicit-barrier",), _barrier, ("mlp", "spawned"), one_rank=False, base=_uneven_halves),
-    Fault("metrics", ("sync/blocking-collective",), _metrics, ("mlp", "spawned"), one_rank=False, base=_uneven_halves),
+    Fault("barrier", ("sync/explicit-barrier",), _barrier, ("mlp", "spawned", "transformer"), one_rank=False, base=_uneven_halves),
+    Fault("metrics", ("sync/blocking-collective",), _metrics, ("mlp", "spawned", "transformer"), one_rank=False, base=_uneven_halves),
     Fault("many-metrics", ("sync/blocking-collective",), _many_metrics, DDP_SCRIPTS, one_rank=False, sized=False),
     Fault("worker-start", ("dataloader/worker-restart",), _worker_start, ("cnn",), one_rank=False),
     Fault("python-all", ("host/python-work",), _all("loop_end"), LOOPS, one_rank=False),

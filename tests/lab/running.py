@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -42,7 +43,6 @@ class Recorded:
     folder: Path
     script: Path
     diagnosis: Diagnosis
-    command: list[str]
 
     @property
     def step_ms(self) -> float:
@@ -78,6 +78,12 @@ def write(folder: Path, job: Job, plants: list[Plant]) -> Path:
     return script
 
 
+def recorded_before(folder: Path) -> Recorded | None:
+    """The run that an earlier call of :func:`record` left in a folder; None where it left none."""
+    runs = sorted(folder.glob("run-*"))
+    return Recorded(runs[-1], folder / "train.py", analyze(str(runs[-1]))) if runs else None
+
+
 def record(folder: Path, job: Job, plants: list[Plant], random: Random, neighbours: int = 0) -> Recorded:
     """Run and diagnose. Raises RuntimeError with the job's last words where it ended ill twice."""
     script = write(folder, job, plants)
@@ -102,6 +108,7 @@ def record(folder: Path, job: Job, plants: list[Plant], random: Random, neighbou
             done = subprocess.run(
                 whole, env=environment(), cwd=folder, capture_output=True, text=True, timeout=240, check=False
             )
+            (folder / "command.txt").write_text(shlex.join(whole) + "\n")
             (folder / "output.txt").write_text(done.stdout + done.stderr)
             if done.returncode == 0:
                 break
@@ -111,4 +118,4 @@ def record(folder: Path, job: Job, plants: list[Plant], random: Random, neighbou
             other.wait()
     if done.returncode and _GLOO_ABORT not in done.stderr:
         raise RuntimeError(f"exit code {done.returncode}: {done.stderr.strip().splitlines()[-1:]}")
-    return Recorded(run, script, analyze(str(run)), whole)
+    return Recorded(run, script, analyze(str(run)))

@@ -137,7 +137,7 @@ def record_on(hosts: Hosts, folder: Path, job: Job, random: Random) -> Recorded:
     finally:
         for process in started:
             process.kill()
-    return Recorded(folder, script, analyze([str(folder / "run-0"), str(folder / "run-1")]), [])
+    return Recorded(folder, script, analyze([str(folder / "run-0"), str(folder / "run-1")]))
 
 
 def slow_link_outcome(folder: Path, seed: int) -> list[Outcome]:

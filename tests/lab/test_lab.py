@@ -14,7 +14,7 @@ from .running import Job
 from .traps import TRAPS
 from .trial import Bench, Case
 
-DRAW = Draw(cost_ms=5.0, base_ms=20.0, rank=1, batch=8, random=Random(1))
+DRAW = Draw(cost_ms=5.0, base_ms=20.0, rank=1, batch=8, steps=100, random=Random(1))
 
 
 @pytest.mark.torchrun

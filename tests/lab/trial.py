@@ -13,7 +13,7 @@ from .cases import Case
 from .faults import Draw, Fault
 from .judging import Expected, Judgement, judge
 from .planting import Plant
-from .running import Job, Recorded, record
+from .running import Job, Recorded, record, recorded_before
 
 SMALLEST_SHARE = 0.08
 """A fault whose cost cannot be chosen and turned out below this share of the step is not counted."""
@@ -78,7 +78,8 @@ class Bench:
         with self._lock:
             if key not in self._healthy:
                 name = f"base-{job.script}-{job.ranks}x{job.step_ms:g}ms-{job.batch}{label and '-' + label}"
-                self._healthy[key] = record(self.folder / name, job, plants, Random(str(key)))
+                folder = self.folder / name
+                self._healthy[key] = recorded_before(folder) or record(folder, job, plants, Random(str(key)))
             return self._healthy[key]
 
     def run(self, case: Case) -> Outcome:
@@ -133,4 +134,4 @@ class Bench:
 def _draw(case: Case, base_ms: float, part: float, random: Random, *, other: bool = False) -> Draw:
     cost_ms = part * base_ms * case.share / (1 - case.share)
     rank = (case.rank + 1) % case.job.ranks if other else case.rank
-    return Draw(cost_ms, base_ms, rank, case.job.batch, random)
+    return Draw(cost_ms, base_ms, rank, case.job.batch, case.job.steps, random)

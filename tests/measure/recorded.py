@@ -160,8 +160,18 @@ def _wait(ranks: list[_Rank]) -> None:
 def describe(job: Job, rank: int) -> dict:
     """rank.json"""
     module = {"id": 0, "module": "Net", "where": 3, "bucket_cap_bytes": 26214400, "bucket_bytes": [4e6, 6e6]}
-    module |= {"parameters_bytes": 10_000_000, "broadcast_buffers": True, "buffer_bytes": 512 if job.buffers else 0}
-    loader = {"id": 0, "where": 1, "num_workers": 0, "batch_size": job.batch(rank), "sampler": "DistributedSampler"}
+    module |= {
+        "parameters_bytes": 10_000_000,
+        "broadcast_buffers": True,
+        "buffer_bytes": 512 if job.buffers else 0,
+    }
+    loader = {
+        "id": 0,
+        "where": 1,
+        "num_workers": 0,
+        "batch_size": job.batch(rank),
+        "sampler": "DistributedSampler",
+    }
     return {
         "schema": "ddpdoctor.rank/1",
         "rank": rank,

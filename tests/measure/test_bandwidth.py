@@ -36,7 +36,14 @@ def test_bus_factor(operation, ranks, factor):
 
 
 def test_names():
-    said = ["all_reduce", "c10d::allreduce_", "DDP gradients", "_allgather_base", "reduce_scatter", "AllToAll"]
+    said = [
+        "all_reduce",
+        "c10d::allreduce_",
+        "DDP gradients",
+        "_allgather_base",
+        "reduce_scatter",
+        "AllToAll",
+    ]
     wanted = ["allreduce"] * 3 + ["allgather", "reducescatter", "alltoall"]
     assert [canonical(name) for name in said] == wanted
     assert canonical("all_gather_into_tensor") == "allgather"
@@ -47,7 +54,13 @@ def sized(world=4, megabytes=100, transfer_ms=4.0, late_ms=0.0):
     group = cycles_of([Sync("gradients", "allreduce", tuple(range(world)))], work, transfer_ms)
     return graph_of(
         CycleGroup(
-            group.syncs, group.steps, group.begin, group.arrival, group.end, work, np.full((6, 1), megabytes * 1e6)
+            group.syncs,
+            group.steps,
+            group.begin,
+            group.arrival,
+            group.end,
+            work,
+            np.full((6, 1), megabytes * 1e6),
         )
     )
 
@@ -77,4 +90,6 @@ def test_latency_and_rate_come_back():
     times[[3, 8]] *= 9  # disturbed messages
     latency, rate = latency_and_rate(sizes, times)
     assert latency == pytest.approx(40_000, rel=0.02) and rate == pytest.approx(20.0, rel=0.02)
-    assert latency_and_rate(np.full(9, 1e6), np.full(9, 5e4)) == (5e4, None), "one size says nothing of the rate"
+    assert latency_and_rate(np.full(9, 1e6), np.full(9, 5e4)) == (5e4, None), (
+        "one size says nothing of the rate"
+    )

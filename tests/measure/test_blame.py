@@ -60,9 +60,7 @@ def test_one_rank_late_in_every_step(world, component):
 @pytest.mark.parametrize(("every", "kind"), [(5, "periodic"), (9, "periodic")])
 def test_one_rank_late_every_few_steps(world, every, kind):
     cycles = 60
-    late = late_of(
-        simple(world, cycles, jitter=0.02, host=on(0, world, 30.0, cycles=cycles, every=every))
-    )
+    late = late_of(simple(world, cycles, jitter=0.02, host=on(0, world, 30.0, cycles=cycles, every=every)))
     assert set(late) == {"host", "total"}
     cost = late["host"]
     assert (cost.ranks, cost.persistence, cost.period_steps) == ([0], kind, every)
@@ -76,11 +74,14 @@ def test_a_single_odd_step_of_many_accuses_nobody():
 
 
 UNEVEN_BY_CHANCE = pytest.mark.xfail(
-    strict=True, reason="a handful of pauses is never even over few ranks: the share of one is not tested against chance"
+    strict=True,
+    reason="a handful of pauses is never even over few ranks: the share of one is not tested against chance",
 )
 
 
-@pytest.mark.parametrize("world", [pytest.param(2, marks=UNEVEN_BY_CHANCE), pytest.param(4, marks=UNEVEN_BY_CHANCE), 8])
+@pytest.mark.parametrize(
+    "world", [pytest.param(2, marks=UNEVEN_BY_CHANCE), pytest.param(4, marks=UNEVEN_BY_CHANCE), 8]
+)
 def test_a_disturbed_machine_that_hits_all_ranks_alike_accuses_nobody(world):
     random = np.random.default_rng(3)
     spikes = np.where(random.random((80, 1, world)) < 0.08, 40.0, 0.0)
@@ -94,7 +95,9 @@ def test_ranks_alternating_around_a_barrier_are_no_stragglers(world):
     even = np.array([r % 2 == 0 for r in everyone], float)
     before = np.stack([8.0 * even, 8.0 * (1 - even)])[None]
     syncs = [Sync(BARRIER, "barrier", everyone), Sync(GRADIENTS, "allreduce", everyone)]
-    graph = graph_of(cycles_of(syncs, work_array(30, 2, world, forward=2.0, backward=before), transfer_ms=0.5))
+    graph = graph_of(
+        cycles_of(syncs, work_array(30, 2, world, forward=2.0, backward=before), transfer_ms=0.5)
+    )
     assert excess(graph).culprits == {}
     barrier = shared_of(graph)["barrier"]
     assert barrier.ms_per_step == pytest.approx(8.5, abs=0.01) and barrier.ranks is None
@@ -145,7 +148,9 @@ def test_cycles_of_different_shape_speak_together():
     """Every fourth step has a barrier as well: one cause over both shapes of cycle."""
     world, everyone = 4, tuple(range(4))
     plain = cycles_of(
-        reductions(world), work_array(30, 1, world, backward=10.0, data=on(2, world, 3.0)), steps=np.arange(30)
+        reductions(world),
+        work_array(30, 1, world, backward=10.0, data=on(2, world, 3.0)),
+        steps=np.arange(30),
     )
     syncs = [Sync(BARRIER, "barrier", everyone), *reductions(world)]
     late = np.concatenate([on(2, world, 3.0), on(2, world, 0.0)], axis=1)

@@ -45,7 +45,9 @@ def test_wait_is_apart_from_transfer_and_from_barriers():
     late = np.stack([on(0, 3, 3.0)[0, 0], on(1, 3, 4.0)[0, 0]])[None]
     graph = graph_of(cycles_of(syncs, work_array(5, 2, 3, forward=1.0, host=late), transfer_ms=0.5))
     rows = [of(row) for row in rank_breakdown(graph)]
-    assert rows[0] == pytest.approx({"host": 3, "compute": 2, "barrier": 0.5, "comm_wait": 4, "comm_transfer": 0.5})
+    assert rows[0] == pytest.approx(
+        {"host": 3, "compute": 2, "barrier": 0.5, "comm_wait": 4, "comm_transfer": 0.5}
+    )
     assert rows[1] == pytest.approx({"host": 4, "compute": 2, "barrier": 3.5, "comm_transfer": 0.5})
     assert rows[2] == pytest.approx({"compute": 2, "barrier": 3.5, "comm_wait": 4, "comm_transfer": 0.5})
     critical = critical_breakdown(graph)

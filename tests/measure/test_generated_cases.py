@@ -15,28 +15,15 @@ TOLERANCE = 0.03
 CAUSE = {"slow_data": "data", "host_gap_backward": "host"}
 
 CHOSEN = {
-    "A-2-ranks-seed-0-plain",
-    "A-3-ranks-seed-0-no-seq",
     "A-4-ranks-seed-0-drift",
-    "A-8-ranks-seed-0-missing",
     "B-2-ranks-seed-0-drift",
-    "B-3-ranks-seed-0-plain",
     "B-4-ranks-seed-0-dropped",
-    "B-4-ranks-seed-0-no-seq",
     "B-8-ranks-seed-0-missing",
-    "C-2-ranks-seed-0-plain",
     "C-4-ranks-seed-0-drift",
-    "C-8-ranks-seed-0-dropped",
-    "D-2-ranks-seed-0-no-seq",
-    "D-3-ranks-seed-0-missing",
     "D-4-ranks-seed-0-no-seq",
-    "E-3-ranks-seed-0-drift",
     "E-4-ranks-seed-0-no-seq",
-    "E-8-ranks-seed-0-plain",
     "F-2-ranks-seed-0-5ms-dropped",
-    "F-3-ranks-seed-0-20ms-plain",
     "F-4-ranks-seed-0-200ms-drift",
-    "F-8-ranks-seed-0-5ms-no-seq",
 }
 
 
@@ -72,13 +59,12 @@ def test_all_cases(letter, seed, tmp_path):
             check(made, tmp_path / made.name)
 
 
-@pytest.mark.parametrize("letter", "ACF")
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(("letter", "seed"), [("A", 1), ("C", 2)])
 def test_other_seeds(letter, seed, tmp_path):
     check(case(letter, 4, seed), tmp_path / "traces")
 
 
-@pytest.mark.parametrize("letter", "ABF")
+@pytest.mark.parametrize("letter", "AF")
 def test_without_any_metadata(letter, tmp_path):
     """Recordings older than torch 2.3: kernels have names and times only."""
     made = case(letter, 4)
@@ -123,14 +109,19 @@ SHAPES = {
     "late window of a victim": Config(plants=LATE, window_starts_late={1: 7}),
     "late window of the culprit": Config(plants=LATE, window_starts_late={2: 7}, include_seq=False),
     "two steps": Config(plants=LATE, steps=2),
-    "accumulation": Config(plants=LATE, accumulation=3),
+    "accumulation": Config(plants=LATE, accumulation=3, steps=5),
     "metric": Config(plants=LATE, metric_allreduce=True),
     "sixteen ranks": Config(plants=(Plant("slow_data", ranks=(11,), ms=2.0),), world_size=16, steps=4),
     "events of all kinds lost": Config(plants=LATE, dropped_event_fraction=0.03, dropped_scope="all"),
 }
 
 
-@pytest.mark.parametrize("name", SHAPES)
+LONG = ("sixteen ranks", "accumulation", "metric", "a minute apart, no sequence")
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in LONG else name for name in SHAPES]
+)
 def test_shapes_of_jobs_and_recordings(name, tmp_path):
     config = SHAPES[name]
     truth = generate(config, tmp_path / "traces")

@@ -16,7 +16,11 @@ def refined(throttled=(), samples=None, run_delay_ms=None, **components_ms):
     group = simple(WORLD, jitter=0.01, **components_ms).groups[0]
     graph = graph_of(group, samples=samples, run_delay_ms=run_delay_ms)
     late = refine(Pricing(graph, excess(graph), NoLines()).late(), graph, throttled)
-    return {name: getattr(late, name) for name in late.__struct_fields__ if name != "total" and getattr(late, name)}
+    return {
+        name: getattr(late, name)
+        for name in late.__struct_fields__
+        if name != "total" and getattr(late, name)
+    }
 
 
 SLOW = {"backward": 10.0 + on(1, WORLD, 4.0)}
@@ -27,7 +31,9 @@ def test_more_samples():
     assert set(found) == {"uneven"} and found["uneven"].ranks == [1]
 
 
-@pytest.mark.parametrize("samples", [None, [32, 32, 32, 32], [32, 24, 32, 32], [32, 33, 32, 32], [0, 40, 0, 0]])
+@pytest.mark.parametrize(
+    "samples", [None, [32, 32, 32, 32], [32, 24, 32, 32], [32, 33, 32, 32], [0, 40, 0, 0]]
+)
 def test_as_many_samples_or_too_few_more_to_explain_it(samples):
     assert set(refined(samples=samples, **SLOW)) == {"compute"}
 

@@ -34,7 +34,9 @@ def random_graph(seed, world=5):
         Sync(BARRIER, "barrier", everyone),
         Sync(GRADIENTS, "DDP gradients", everyone),
     ]
-    work = work_array(7, 5, world, backward=random.uniform(0, 9, (7, 5, world)), data=random.uniform(0, 3, (7, 5, world)))
+    work = work_array(
+        7, 5, world, backward=random.uniform(0, 9, (7, 5, world)), data=random.uniform(0, 3, (7, 5, world))
+    )
     for k, sync in enumerate(syncs):
         work[:, k, [r for r in everyone if r not in sync.members]] = 0
     lag = random.normal(0, 0.05, (7, 5, world))
@@ -71,7 +73,9 @@ def test_a_delay_hidden_behind_a_later_rank_gains_only_what_stands_out():
 def test_no_more_work_is_taken_out_than_there_is():
     graph = simple(2)
     everything = [np.full(group.arrival.shape, 1e12) for group in graph.groups]
-    assert replay_all(graph, [without_work(everything)]).mean() == pytest.approx(2.0 * MS), "the transfer stays"
+    assert replay_all(graph, [without_work(everything)]).mean() == pytest.approx(2.0 * MS), (
+        "the transfer stays"
+    )
 
 
 def test_a_broadcast_waits_for_its_root_alone():
@@ -79,7 +83,9 @@ def test_a_broadcast_waits_for_its_root_alone():
     world, everyone = 3, (0, 1, 2)
     syncs = [Sync(BROADCAST, "DDP buffers", everyone, root=0), Sync(GRADIENTS, "allreduce", everyone)]
     at_root, elsewhere = [np.stack([on(r, world, 6.0)[0, 0], np.zeros(world)])[None] for r in (0, 2)]
-    late_root = graph_of(cycles_of(syncs, work_array(5, 2, world, forward=1.0, data=at_root), transfer_ms=0.0))
+    late_root = graph_of(
+        cycles_of(syncs, work_array(5, 2, world, forward=1.0, data=at_root), transfer_ms=0.0)
+    )
     late_other = graph_of(
         cycles_of(syncs, work_array(5, 2, world, forward=1.0, data=elsewhere), transfer_ms=0.0)
     )

@@ -67,7 +67,11 @@ def test_what_the_profiler_disturbs():
 
 
 def test_the_profiled_steps_speak_where_there_is_little_else():
-    marks = {3: ["profiler_open", "profiled"], **{n: ["profiled"] for n in range(4, 9)}, 9: ["profiler_close"]}
+    marks = {
+        3: ["profiler_open", "profiled"],
+        **{n: ["profiled"] for n in range(4, 9)},
+        9: ["profiler_close"],
+    }
     chosen, _ = choose_steps([log([10] * 10, marks=marks)])
     assert chosen >= set(range(5, 9)) and not chosen & {3, 9}
 

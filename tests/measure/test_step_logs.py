@@ -265,5 +265,3 @@ def test_thinned_steps_do_not_disturb_the_full_ones(tmp_path):
     assert late["data"].ranks == [2] and late["data"].ms_per_step == pytest.approx(6.0, abs=0.1)
     assert found.facts.steps.mean_ms == pytest.approx(STEP_MS + 6, abs=0.1)
     assert found.facts.steps.batch_size == 32 and found.facts.steps.micro_batches == 1
-
-

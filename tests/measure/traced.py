@@ -24,7 +24,9 @@ def measured(folder):
 
 def found(facts) -> dict:
     """Costs in ``late`` or ``shared`` that were found."""
-    return {name: getattr(facts, name) for name in facts.__struct_fields__ if getattr(facts, name) is not None}
+    return {
+        name: getattr(facts, name) for name in facts.__struct_fields__ if getattr(facts, name) is not None
+    }
 
 
 def accused(measurement) -> dict[str, list[int]]:
