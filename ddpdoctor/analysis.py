@@ -19,13 +19,17 @@ from ddpdoctor.diagnose.engine import Outcome, diagnose
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.diagnose.verdict import verdict
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.measure.facts import StepFacts
 from ddpdoctor.measure.machines import series as telemetry_series
 from ddpdoctor.measure.measure import Measurement, measure
 from ddpdoctor.measure.steplog import RankLog, read_rank_log
+from ddpdoctor.measure.stragglerfacts import straggler_facts, summary_of
+from ddpdoctor.measure.stragglers import measure_stragglers
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.rundir import RunDirectory, is_run_directory, recover
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, find_traces, load_traces
+from ddpdoctor.trace.operations import find_operations, read_operations
 
 Progress = Callable[[int, int], None]
 
@@ -65,13 +69,17 @@ class Prepared:
 
 
 def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagnosis:
-    """Diagnose run directories or profiler traces.
+    """Diagnose run directories, profiler traces, or a table of operations (Parquet).
 
     Several run directories are joined: the hosts of one job that wrote to separate folders. Raises
     UnusableInput where nothing can be analysed; what is missing or broken besides becomes a note.
     """
     chosen = options or Options()
-    return conclude(prepare([paths] if isinstance(paths, str) else list(paths), chosen), chosen)
+    listed = [paths] if isinstance(paths, str) else list(paths)
+    tables = [table for path in listed if not is_run_directory(path) for table in find_operations(path)]
+    if tables:
+        return _analyze_operations(listed, tables, chosen)
+    return conclude(prepare(listed, chosen), chosen)
 
 
 def prepare(paths: Sequence[str], options: Options) -> Prepared:
@@ -93,6 +101,41 @@ def conclude(prepared: Prepared, options: Options) -> Diagnosis:
         measured.facts, rules, coverage=coverage, thresholds=options.thresholds, suppressed=options.suppressed
     )
     return _assemble(prepared.paths, prepared.inputs, measured, outcome, coverage, hta)
+
+
+def _analyze_operations(paths: Sequence[str], tables: Sequence[str], options: Options) -> Diagnosis:
+    """A table of operations has neither ranks' traces nor step logs: what-if analysis is all there is."""
+    if len(tables) > 1:
+        raise UnusableInput(
+            f"{', '.join(paths)}: {len(tables)} tables of operations, each a job of its own; name one."
+        )
+    found = measure_stragglers(read_operations(tables[0]))
+    facts = straggler_facts(found)
+    coverage = Coverage(facts.steps.measured, facts.job.ranks_seen)
+    outcome = diagnose(
+        facts,
+        load_rules(options.rules),
+        coverage=coverage,
+        thresholds=options.thresholds,
+        suppressed=options.suppressed,
+    )
+    healthy, sentence = verdict(outcome, coverage=coverage)
+    aside = {"incomplete": found.set_aside} if found.set_aside else {}
+    return Diagnosis(
+        tool_version=__version__,
+        created_ns=time.time_ns(),
+        source=list(paths),
+        healthy=healthy,
+        verdict=sentence,
+        job=Job(world_size=found.world_size, ranks_seen=sorted(worker.rank for worker in found.workers)),
+        steps=_steps(facts.steps, aside),
+        findings=outcome.findings,
+        notes=[*found.notes, summary_of(found), *outcome.errors],
+        checked=outcome.checked,
+        skipped=outcome.skipped,
+        waterfall=_waterfall(facts.steps.mean_ms, outcome),
+        facts=facts_view.tree(facts),
+    )
 
 
 def load(paths: Sequence[str], options: Options) -> Inputs:
@@ -207,7 +250,6 @@ def _assemble(
     facts = measured.facts
     healthy, sentence = verdict(outcome, coverage=coverage)
     manifest = inputs.runs[0].manifest if inputs.runs else {}
-    steps = facts.steps
     return Diagnosis(
         tool_version=__version__,
         created_ns=time.time_ns(),
@@ -215,16 +257,7 @@ def _assemble(
         healthy=healthy,
         verdict=sentence,
         job=_job(inputs, measured, manifest),
-        steps=Steps(
-            count=steps.seen,
-            measured=steps.measured,
-            source=steps.source,
-            median_ms=steps.median_ms,
-            mean_ms=steps.mean_ms,
-            p95_ms=steps.p95_ms,
-            samples_per_s=steps.samples_per_s,
-            set_aside=measured.graph.set_aside,
-        ),
+        steps=_steps(facts.steps, measured.graph.set_aside),
         breakdown=facts.breakdown,
         findings=outcome.findings,
         notes=list(dict.fromkeys(inputs.notes + measured.notes + outcome.errors)),
@@ -238,6 +271,19 @@ def _assemble(
         telemetry=telemetry_series(inputs.telemetry, manifest.get("started_ns")),
         facts=facts_view.tree(facts),
         hta=hta,
+    )
+
+
+def _steps(steps: StepFacts, set_aside: dict[str, int]) -> Steps:
+    return Steps(
+        count=steps.seen,
+        measured=steps.measured,
+        source=steps.source,
+        median_ms=steps.median_ms,
+        mean_ms=steps.mean_ms,
+        p95_ms=steps.p95_ms,
+        samples_per_s=steps.samples_per_s,
+        set_aside=set_aside,
     )
 
 

@@ -46,7 +46,9 @@ def test_each_planted_fault_is_the_verdict(fault: Fault, tmp_path: Path) -> None
         out = tmp_path / f"run{attempt}"
         diagnosis, ended = _demo(fault, out)
         # Gloo sometimes aborts in destroy_process_group on busy machines, with or without a recording.
-        tries.append(f"{diagnosis.verdict} (exit {ended.returncode}) {[(f.rule, f.share) for f in diagnosis.findings]}")
+        tries.append(
+            f"{diagnosis.verdict} (exit {ended.returncode}) {[(f.rule, f.share) for f in diagnosis.findings]}"
+        )
         if _right(diagnosis, fault):
             _check_outputs(out, ended)
             return

@@ -15,6 +15,7 @@ neither.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import comb
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,9 +35,10 @@ SPIKE_SHARE = 0.15
 FEWEST_SPIKES = 2
 FEWEST_CYCLES = 4
 FEW_CYCLES_SHARE = 0.05
-"""Share of the step that an excess must reach in a window of fewer cycles; twice that with fewer than four
-ranks."""
+"""Share of the step that an excess must reach in a window of fewer cycles; twice that with fewer than four ranks, and
+twice again in a single cycle."""
 _FEWEST_RANKS = 4
+_LIKELY_CHANCE = 0.01
 ONE_SIDED = 0.7
 """Share of all sporadic excess of a component that the accused ranks must carry: scatter that hits everybody
 accuses nobody."""
@@ -152,7 +154,7 @@ def _hits(difference: Array, step_ns: float, *, named: bool) -> NDArray[np.bool_
         spread = (
             _MAD_TO_SIGMA * np.median(np.abs(usual - np.median(usual))) if world >= _FEWEST_RANKS else 0.0
         )
-        share = FEW_CYCLES_SHARE if world >= _FEWEST_RANKS else 2 * FEW_CYCLES_SHARE
+        share = FEW_CYCLES_SHARE * (1 if world >= _FEWEST_RANKS else 2) * (1 if cycles > 1 else 2)
         persistent &= (usual > PERSISTENT_SIGMAS * spread) & (usual > share * step_ns)
     hit = np.zeros(difference.shape, bool)
     hit[:, persistent] = difference[:, persistent] > 0
@@ -171,10 +173,19 @@ def _one_sided(spike: NDArray[np.bool_], difference: Array) -> NDArray[np.bool_]
         return np.zeros_like(spike)
     leader = int(weight.argmax())
     fair = 1.0 / world
+    if _chance(int(spike[:, leader].sum()), int(spike.sum()), world) > _LIKELY_CHANCE:
+        return np.zeros_like(spike)
     if weight[leader] / weight.sum() < max(ONE_SIDED if world == 2 else 0.5, 2 * fair if world > 2 else 0.0):
         return np.zeros_like(spike)
     carried: NDArray[np.bool_] = spike & (weight >= 0.5 * weight[leader])
     return carried
+
+
+def _chance(leader: int, total: int, world: int) -> float:
+    """Probability that some rank gets at least ``leader`` of ``total`` disturbances that strike ranks at random."""
+    p = 1.0 / world
+    tail = sum(comb(total, n) * p**n * (1 - p) ** (total - n) for n in range(leader, total + 1))
+    return min(1.0, world * tail)
 
 
 def _scale_to_whole(totals: Array, whole: Array, accepted: NDArray[np.bool_]) -> None:
@@ -214,7 +225,7 @@ show why."""
 _MOSTLY = 0.5
 
 
-def unseen(graph: Graph) -> list[Array] | None:
+def unseen(graph: Graph, found: Excess) -> list[Array] | None:
     """[N, K, R] ns per group: waiting for the one rank that causes most of it, in windows that do not show
     what it did before.
 
@@ -232,8 +243,12 @@ def unseen(graph: Graph) -> list[Array] | None:
     ):
         return None
     only = [np.zeros_like(wait) for wait in caused]
-    for kept, wait in zip(only, caused, strict=True):
-        kept[:, :, leader] = wait[:, :, leader]
+    for kept, wait, amount in zip(only, caused, found.amount, strict=True):
+        # What the rank was seen to do longer has its own price.
+        explained = amount[:, :, leader].sum(axis=(1, 2))[:, None]
+        whole = wait[:, :, leader].sum(axis=1, keepdims=True)
+        share = np.clip(1.0 - explained / np.maximum(whole, 1.0), 0.0, 1.0)
+        kept[:, :, leader] = wait[:, :, leader] * share
     return only
 
 

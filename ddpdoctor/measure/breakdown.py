@@ -86,8 +86,7 @@ def _critical(group: CycleGroup) -> Array:
     cycles, count, _ = group.arrival.shape
     rows = np.arange(cycles)
     total = np.zeros(len(PARTS))
-    last = list(group.syncs[-1].members)
-    rank = np.array(last)[np.nanargmax(group.end[:, -1, last], axis=1)]
+    rank = np.nanargmax(np.nanmax(group.end, axis=1), axis=1)
     for k in range(count - 1, -1, -1):
         sync = group.syncs[k]
         here = np.isin(rank, sync.members)

@@ -16,6 +16,8 @@ from .replay import Change, replay_all, without_meeting, without_transfer, witho
 
 _USUAL = 0.25
 """Quantile of the transfer over the cycles that counts as what the transfer itself needs."""
+_LEAST_SHARE = 0.001
+"""A rank whose excess saves less than this share of the step is not late."""
 _HIT_SHARE = 0.02
 """A cause happens in a cycle when it takes at least this share of the mean cycle."""
 
@@ -63,7 +65,7 @@ class Pricing:
         """Excess on some ranks, by cause."""
         costs = {fact: self._late(names) for fact, names in BLAMED.items()}
         everything = [of.sum(axis=-1) for of in self.excess.amount]
-        rest = unseen(self.graph)
+        rest = unseen(self.graph, self.excess)
         if rest is not None:
             if costs["unknown"] is None:
                 positions = [int(np.sum([of.sum(axis=(0, 1)) for of in rest], axis=0).argmax())]
@@ -88,7 +90,8 @@ class Pricing:
         if not weight.any():
             return None
         positions = [int(r) for r in np.argsort(-weight) if weight[r] >= 0.25 * weight.max()]
-        return self._price([without_work(removed)], removed, sorted(positions), names)
+        cost = self._price([without_work(removed)], removed, sorted(positions), names)
+        return cost if cost.share >= _LEAST_SHARE else None
 
     def _common(self, names: Sequence[str]) -> Cost | None:
         removed = [

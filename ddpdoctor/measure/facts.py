@@ -304,6 +304,19 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     io_wait_percent: float | None = None
 
 
+class PipelineFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Pipeline stages and replicas, from tables of operations."""
+
+    stages: int | None = None
+    replicas: int | None = None
+    slowdown: float | None = None
+    """Step time over the step time if every operation took its typical time; 1.0 where nothing straggles."""
+    slow_stages: list[int] | None = None
+    """Stages that are slow on every replica."""
+    stage: Cost | None = None
+    """Those stages' computations beyond the typical ones."""
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """All facts of a run. Rules address them by path, such as ``late.data.share`` or
     ``loader.num_workers``."""
@@ -318,5 +331,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ddp: DdpFacts = DdpFacts()
     gpu: GpuFacts = GpuFacts()
     host: HostFacts = HostFacts()
+    pipeline: PipelineFacts = PipelineFacts()
     breakdown: dict[str, float] = {}
     """Share of the critical step time per part; sums to 1."""

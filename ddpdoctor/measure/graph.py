@@ -149,11 +149,7 @@ class CycleGroup:
     @property
     def duration(self) -> Array:
         """[N] ns: the cycle's length, latest end to latest end."""
-        last = len(self.syncs) - 1
-        members = list(self.syncs[last].members)
-        length: Array = np.nanmax(self.end[:, last, members], axis=1) - np.nanmax(
-            self.begin[:, members], axis=1
-        )
+        length: Array = np.nanmax(self.end, axis=(1, 2)) - np.nanmax(self.begin, axis=1)
         return length
 
 

@@ -48,7 +48,6 @@ def baseline(group: CycleGroup) -> Scenario:
 def replay(group: CycleGroup, scenario: Scenario) -> Array:
     """[N] ns: the length of each cycle in the scenario."""
     ready = group.begin.copy()
-    end = ready
     for k, sync in enumerate(group.syncs):
         members = list(sync.members)
         arrival = ready[:, members] + scenario.work[:, k, members]
@@ -56,9 +55,7 @@ def replay(group: CycleGroup, scenario: Scenario) -> Array:
             ready[:, members] = _meet(group, k, arrival, scenario.transfer[:, k])
         else:
             ready[:, members] = arrival if group.beside is None else arrival + group.beside[:, k, members]
-        end = ready[:, members]
-    last = list(group.syncs[-1].members)
-    length: Array = end.max(axis=1) - group.begin[:, last].max(axis=1)
+    length: Array = np.nanmax(ready, axis=1) - np.nanmax(group.begin, axis=1)
     return length
 
 
@@ -120,16 +117,5 @@ def without_meeting(chosen: Callable[[CycleGroup, int], bool]) -> Change:
                 scenario.transfer[:, k] = 0.0
             else:
                 scenario.meet[k] = False
-
-    return change
-
-
-def faster_link(kinds: Sequence[str], factor: float) -> Change:
-    """Transfers of these kinds run ``factor`` times faster."""
-
-    def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
-        for k, sync in enumerate(group.syncs):
-            if sync.kind in kinds:
-                scenario.transfer[:, k] /= factor
 
     return change

@@ -33,8 +33,7 @@ def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -
         return None
     group, n = _typical(graph)
     positions = _positions(group)
-    members = list(group.syncs[-1].members)
-    origin, end = float(np.nanmin(group.begin[n, members])), float(np.nanmax(group.end[n, -1, members]))
+    origin, end = float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n]))
     spans: list[Span] = []
     for position in positions:
         sets, zero = _sets(graph, position, logs, windows)

@@ -92,16 +92,20 @@ def _groups(windows: Sequence[Window], matched: Matched, origin: int) -> list[Cy
     for m in order:
         by_step[int(table.step[m])].append(int(m))
     steps = sorted(step for step in by_step if step != _UNKNOWN_STEP)
-    cuts = {step: table.cut(by_step[step], world) for step in steps}
-    cycles: dict[tuple[Sync, ...], list[tuple[int, int, list[int]]]] = defaultdict(list)
+    cuts = {step: table.cuts(by_step[step], world) for step in steps}
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    cycles: dict[tuple[Sync, ...], list[tuple[int, list[int], list[int]]]] = defaultdict(list)
     for before, step in pairwise(steps):
         first, last = cuts[before], cuts[step]
-        if first is None or last is None:
+        if first is None or last is None or step != before + 1:
             continue
+        low, high = place[first], place[last]
         body = [
-            m for m in order if table.last_arrival[first] < table.last_arrival[m] <= table.last_arrival[last]
+            int(m)
+            for m in order[low.min() : high.max() + 1]
+            if all(low[r] < place[m] <= high[r] for r in np.flatnonzero(table.rows[m] >= 0))
         ]
-        body = [m for m in body if m != first]
         cycles[tuple(table.sync(m) for m in body)].append((step, first, body))
     if cycles:
         return [_group(syncs, found, table, windows, origin) for syncs, found in cycles.items() if syncs]
@@ -158,13 +162,22 @@ class _Table:
     def members(self, m: int) -> int:
         return int((self.rows[m] >= 0).sum())
 
-    def cut(self, found: list[int], world: int) -> int | None:
-        """Where the step's cycle ends: its last reduction of gradients by all, else its last collective of
-        all."""
-        full = [m for m in found if self.members(m) == world]
-        gradients = [m for m in full if self._kind(m) == "gradients"]
-        chosen: list[int] = gradients or full
-        return chosen[-1] if chosen else None
+    def cuts(self, found: list[int], world: int) -> list[int] | None:
+        """Where each rank's cycle ends: its last reduction of gradients in the step, else its last collective.
+
+        Where all ranks reduce together that is one and the same; with tensor parallelism each group has its
+        own. None where a rank has no collective in the step.
+        """
+        ends: list[int | None] = [None] * world
+        for gradients in (True, False):
+            for m in found:
+                if not gradients or self._kind(m) == "gradients":
+                    for r in np.flatnonzero(self.rows[m] >= 0):
+                        ends[r] = m
+            if all(end is not None for end in ends):
+                return [end for end in ends if end is not None]
+            ends = [None] * world
+        return None
 
     def _first(self, m: int) -> tuple[Window, int]:
         r = int(np.flatnonzero(self.rows[m] >= 0)[0])
@@ -191,14 +204,15 @@ class _Table:
 
 def _group(
     syncs: tuple[Sync, ...],
-    found: Sequence[tuple[int, int | None, list[int]]],
+    found: Sequence[tuple[int, list[int] | None, list[int]]],
     table: _Table,
     windows: Sequence[Window],
     origin: int,
 ) -> CycleGroup:
     index = np.array([body for _, _, body in found])
+    ranks = np.arange(len(windows))
     begin = np.array(
-        [table.end[first] if first is not None else np.zeros(len(windows)) for _, first, _ in found]
+        [table.end[first, ranks] if first is not None else np.zeros(len(windows)) for _, first, _ in found]
     )
     arrival, end = table.start[index], table.end[index]
     world = len(windows)

@@ -12,7 +12,7 @@ from ddpdoctor.trace import classify
 from .bandwidth import bandwidth_points, large_bus_gb_per_s, latency_and_rate, transfers
 from .facts import BucketFacts, CommunicationFacts, GpuFacts
 from .graph import BROADCAST, GRADIENTS, Graph
-from .intervals import EMPTY, Intervals, covered, intersect, subtract, total, union
+from .intervals import EMPTY, Intervals, clip, covered, intersect, subtract, total, union
 from .window import Window, launched_inside, rows_of
 
 _COMM = (GRADIENTS, "collective", BROADCAST, "model")
@@ -58,7 +58,7 @@ def communication_facts(graph: Graph, windows: Sequence[Window]) -> Communicatio
     steps = _steps(graph, windows)
     hidden = [_hidden_share(window) for window in windows if len(window.comms)]
     known = [h for h in hidden if h is not None]
-    exposed = [_exposed_ns(window) / steps for window in windows if len(window.comms)]
+    exposed = [_exposed_ns(window) / max(len(window.steps), 1) for window in windows if len(window.comms)]
     points = bandwidth_points(graph)
     median_bus, best_bus = large_bus_gb_per_s(points)
     facts = CommunicationFacts(
@@ -112,7 +112,9 @@ def _hidden_share(window: Window) -> float | None:
 
 
 def _exposed_ns(window: Window) -> float:
-    return total(subtract(_comm_union(window), window.compute))
+    """ns of exposed communication inside the marked steps."""
+    exposed = subtract(_comm_union(window), window.compute)
+    return total(clip(exposed, window.steps[0][1], window.steps[-1][2]) if window.steps else exposed)
 
 
 def _bytes_per_step(windows: Sequence[Window], steps: float) -> float | None:
