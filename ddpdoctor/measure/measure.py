@@ -207,6 +207,12 @@ def _notes(
             f"Traces of {len(windows)} of {world} ranks: a rank that is not here may have been the last to arrive, "
             "so transfer times are upper bounds."
         )
+    nameless = [window.trace.meta.source for window in windows if not window.trace.meta.rank_from]
+    if nameless and not logs:
+        notes.append(
+            f"{nameless[0]}{' and others' if len(nameless) > 1 else ''}: the trace does not say of which rank and job it "
+            "is (no distributedInfo), so world size and backend are unknown."
+        )
     if on_device and logs and not windows:
         notes.append(
             "No profiler window was recorded: on a GPU, step logs show when the host issued work, not when it ran. Causes are approximate."

@@ -127,7 +127,7 @@ def _collections(draw: Draw) -> Plant:
     objects = int(draw.cost_ms / _collect_ms_per_object())
     return Plant(
         {
-            "top": f"import gc\n\nCACHE = [[n] for n in range({objects})]\n\n",
+            "top": f"import gc\n\ngc.freeze()\nCACHE = [[n] for n in range({objects})]\n\n",
             "loop_end": f"if {{rank}} == {draw.rank}:\n    gc.collect(){HERE}",
         }
     )

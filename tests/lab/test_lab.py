@@ -24,8 +24,8 @@ DRAW = Draw(cost_ms=5.0, base_ms=20.0, rank=1, batch=8, steps=100, random=Random
 )
 def test_a_strong_fault_is_named(tmp_path, fault, script, line):
     pytest.importorskip("torch")
-    job = Job(script, 2, 30.0)
-    case = Case(f"{fault}/strong", job, seed=1, size="strong", share=0.6, fault=find(fault), rank=1)
+    job = Job(script, 2, 80.0)
+    case = Case(f"{fault}/strong", job, seed=1, size="strong", share=0.5, fault=find(fault), rank=1)
     bench = Bench(tmp_path, base_ms=40.0)
     judgement = bench.run(case).judgement
     assert judgement and judgement.right, (judgement, list(tmp_path.iterdir()))

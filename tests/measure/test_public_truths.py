@@ -153,7 +153,6 @@ def test_exposed_communication_of_rccl():
     assert 0.44 <= of(MI300).facts.breakdown["comm_transfer"] <= 0.74
 
 
-@pytest.mark.xfail(strict=True, reason="collectives outside the marked steps are divided by the marked steps")
 def test_a_step_does_not_expose_more_than_its_length():
     assert of(MI300).facts.communication.exposed_ms <= of(MI300).facts.steps.mean_ms
 
@@ -173,16 +172,11 @@ def test_traces_with_missing_facts_are_measured(name):
     assert measurement.facts.steps.mean_ms > 0 and accused(measurement) == {}
 
 
-NO_NOTE = pytest.mark.xfail(
-    strict=True, reason="nothing says that the file names neither its rank nor its job"
-)
-
-
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("tracelens/mi300_ddp_resnet18", marks=NO_NOTE),
-        pytest.param("hta/distributed_info_unavailable", marks=NO_NOTE),
+        "tracelens/mi300_ddp_resnet18",
+        "hta/distributed_info_unavailable",
         "hta/rank_unavailable",
     ],
 )

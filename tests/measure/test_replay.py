@@ -8,7 +8,6 @@ import pytest
 from ddpdoctor.measure.graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, INDEX, Sync
 from ddpdoctor.measure.replay import (
     baseline,
-    faster_link,
     gain_ns,
     replay,
     replay_all,
@@ -120,8 +119,6 @@ def test_the_last_meeting_of_a_cycle_loses_only_its_transfer():
 
 def test_transfers():
     graph = graph_of(cycles_of(reductions(4, 2), work_array(5, 2, 4, backward=5.0), transfer_ms=3.0))
-    assert gain_ns(graph, faster_link([GRADIENTS], 3.0)) == pytest.approx(4.0 * MS)
-    assert gain_ns(graph, faster_link([BARRIER], 3.0)) == pytest.approx(0.0, abs=1)
     half = [np.full((5, 2), 1.5 * MS)]
     assert gain_ns(graph, without_transfer(half)) == pytest.approx(3.0 * MS)
     assert gain_ns(graph, without_transfer([np.full((5, 2), 99 * MS)])) == pytest.approx(6.0 * MS)
