@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .graph import INDEX, STEP_END, Array, CycleGroup, Graph
+from .persistence import persistence
 
 PERSISTENT_SIGMAS = 4.0
 """Standard errors of the median by which a persistent excess must stand out."""
@@ -38,7 +39,7 @@ FEW_CYCLES_SHARE = 0.05
 """Share of the step that an excess must reach in a window of fewer cycles; twice that with fewer than four ranks, and
 twice again in a single cycle."""
 _FEWEST_RANKS = 4
-_LIKELY_CHANCE = 0.01
+_LIKELY_CHANCE = 0.02
 ONE_SIDED = 0.7
 """Share of all sporadic excess of a component that the accused ranks must carry: scatter that hits everybody
 accuses nobody."""
@@ -98,12 +99,13 @@ def excess(graph: Graph) -> Excess:
     )
     whole = totals.sum(axis=2)
     step_ns = float(np.median(np.concatenate([group.duration for group in graph.groups])))
+    steps = np.concatenate([group.steps for group in graph.groups])
     accepted = np.zeros(totals.shape, bool)
     culprits: dict[str, list[int]] = {}
     for kind, names in BLAMED.items():
         columns = [INDEX[name] for name in names]
         together = totals[:, :, columns].sum(axis=2)
-        hit = _hits(together, step_ns, named=kind in _NAMED)
+        hit = _hits(together, steps, step_ns, named=kind in _NAMED)
         weight = np.where(hit, np.clip(together, 0, None), 0.0).sum(axis=0)
         if not weight.any():
             continue
@@ -142,7 +144,7 @@ def _differences(work: Array) -> Array:
     return np.moveaxis(moved - _others_median(moved), -1, 2)
 
 
-def _hits(difference: Array, step_ns: float, *, named: bool) -> NDArray[np.bool_]:
+def _hits(difference: Array, steps: NDArray[np.int64], step_ns: float, *, named: bool) -> NDArray[np.bool_]:
     """[cycles, R] in which cycles a rank's excess in one component counts."""
     cycles, world = difference.shape
     usual = np.median(difference, axis=0)
@@ -160,12 +162,12 @@ def _hits(difference: Array, step_ns: float, *, named: bool) -> NDArray[np.bool_
     hit[:, persistent] = difference[:, persistent] > 0
     spike = difference > np.maximum(usual, 0) + np.maximum(SPIKE_SIGMAS * scatter, SPIKE_SHARE * step_ns)
     if not named:
-        spike = _one_sided(spike, difference)
+        spike = _one_sided(spike, difference, steps)
     often: NDArray[np.bool_] = hit | (spike & (spike.sum(axis=0) >= FEWEST_SPIKES))
     return often
 
 
-def _one_sided(spike: NDArray[np.bool_], difference: Array) -> NDArray[np.bool_]:
+def _one_sided(spike: NDArray[np.bool_], difference: Array, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Spikes of the ranks that carry most of them; none where they hit everybody alike."""
     weight = np.where(spike, difference, 0.0).sum(axis=0)
     world = len(weight)
@@ -173,7 +175,9 @@ def _one_sided(spike: NDArray[np.bool_], difference: Array) -> NDArray[np.bool_]
         return np.zeros_like(spike)
     leader = int(weight.argmax())
     fair = 1.0 / world
-    if _chance(int(spike[:, leader].sum()), int(spike.sum()), world) > _LIKELY_CHANCE:
+    order = np.argsort(steps, kind="stable")
+    rhythm = persistence(steps[order], spike[order, leader]).kind == "periodic"
+    if not rhythm and _chance(int(spike[:, leader].sum()), int(spike.sum()), world) > _LIKELY_CHANCE:
         return np.zeros_like(spike)
     if weight[leader] / weight.sum() < max(ONE_SIDED if world == 2 else 0.5, 2 * fair if world > 2 else 0.0):
         return np.zeros_like(spike)
@@ -241,6 +245,9 @@ def unseen(graph: Graph, found: Excess) -> list[Array] | None:
     if weight[leader] < UNSEEN_SHARE * step_ns * graph.cycles or weight[leader] < _MOSTLY * float(
         weight.sum()
     ):
+        return None
+    explained_ns = sum(float(amount[:, :, leader].sum()) for amount in found.amount)
+    if explained_ns >= _MOSTLY * float(weight[leader]):
         return None
     only = [np.zeros_like(wait) for wait in caused]
     for kept, wait, amount in zip(only, caused, found.amount, strict=True):

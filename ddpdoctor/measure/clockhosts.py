@@ -33,6 +33,11 @@ def align_logs(logs: Sequence[RankLog], notes: list[str]) -> None:
             )
             continue
         fit = fit_clock(np.array([reference[k] for k in keys]), np.array([other[k] for k in keys]))
+        if abs(fit.offset_ns) <= fit.error_ns:
+            notes.append(
+                f"Clock of host {name}: no offset against {names[0]} beyond the error of {fit.error_ns / 1e6:.3f} ms."
+            )
+            continue
         for log in hosts[name]:
             for step in log.steps:
                 shift = int(fit.correction(np.array([step.start]))[0])
@@ -50,4 +55,4 @@ def align_logs(logs: Sequence[RankLog], notes: list[str]) -> None:
 
 
 def _ends(log: RankLog) -> dict[Key, int]:
-    return {point.key: point.end for point in rank_points(log)}
+    return {point.key: point.end for point in rank_points(log) if point.root is None}

@@ -14,7 +14,7 @@ from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, Array, CycleGroup,
 from .persistence import persistence
 from .replay import Change, replay_all, without_meeting, without_transfer, without_work
 
-_USUAL = 0.25
+_USUAL = 0.4
 """Quantile of the transfer over the cycles that counts as what the transfer itself needs."""
 _LEAST_SHARE = 0.001
 """A rank whose excess saves less than this share of the step is not late."""
@@ -95,7 +95,7 @@ class Pricing:
 
     def _common(self, names: Sequence[str]) -> Cost | None:
         removed = [
-            np.clip(component([group.work], *names)[0] - component([over], *names)[0], 0, None)
+            _common_part(component([group.work], *names)[0] - component([over], *names)[0])
             for group, over in zip(self.graph.groups, self.excess.claimed, strict=True)
         ]
         if not sum(float(of.sum()) for of in removed):
@@ -199,6 +199,14 @@ class Pricing:
         return float(work[positions].mean()) / 1e6, typical
 
 
+def _common_part(work: Array) -> Array:
+    """[N, K, R] ns that the ranks have in common: of each, no more than the (lower) median rank has in the same segment."""
+    own = np.clip(work, 0, None)
+    middle = np.sort(own, axis=2)[:, :, (own.shape[2] - 1) // 2]
+    common: Array = np.minimum(own, middle[:, :, None])
+    return common
+
+
 def _whole(group: CycleGroup, names: Sequence[str]) -> Array:
     """[N, R] ns of these components in the cycle, beside synchronisations too."""
     whole: Array = component([group.work], *names)[0].sum(axis=1)
@@ -206,7 +214,7 @@ def _whole(group: CycleGroup, names: Sequence[str]) -> Array:
 
 
 def usual_transfer(group: CycleGroup) -> Array:
-    """[N, K] ns: exposed transfer of the gradients, cut at its lower quartile over the cycles."""
+    """[N, K] ns: exposed transfer of the gradients, cut at what it usually takes over the cycles."""
     exposed = group.transfer if group.exposed is None else group.exposed
     taken = exposed * np.array([s.kind == GRADIENTS for s in group.syncs])[None, :]
     usual: Array = np.minimum(taken, np.quantile(taken, _USUAL, axis=0)[None, :])

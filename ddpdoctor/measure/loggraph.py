@@ -49,9 +49,10 @@ def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] 
 
 
 def _recount(group: CycleGroup, shares: Mapping[int, float]) -> None:
-    """Count the operators' share of host time as computation."""
+    """Count the operators' share of the usual host time as computation: what a cycle has beyond it, the quiet window did not show."""
     for position, share in shares.items():
-        moved = np.clip(group.work[:, :, position, INDEX["host"]], 0, None) * share
+        host = np.clip(group.work[:, :, position, INDEX["host"]], 0, None)
+        moved = np.minimum(host, np.median(host, axis=0)) * share
         group.work[:, :, position, INDEX["host"]] -= moved
         group.work[:, :, position, INDEX["forward"]] += moved
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from math import sqrt
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,7 +26,6 @@ _EVENTS = {
 """Component → kinds of events whose call line is its line where no sample says more."""
 _MOST = 3
 _FEWEST_SAMPLES = 3
-_PROMINENT = 0.15
 _INSIDE_EVENTS = ("data", "iter", "bwd", "opt", "gc", "save", "coll", "bar", "wait", "load")
 
 
@@ -90,9 +90,13 @@ class LogLines:
             return []
         theirs, _, their_seconds = _rates(against, components, wanted)
         scale = seconds / their_seconds if their_seconds else 0.0
-        net = Counter({key: count - scale * theirs.get(key, 0) for key, count in mine.items()})
-        net = Counter({key: count for key, count in net.items() if count >= max(2.0, _PROMINENT * samples)})
-        return _ranked(net)
+        net: dict[tuple[str, int, str], float] = {}
+        for key, count in mine.items():
+            other = theirs.get(key, 0)
+            # Counts scatter by their square root: a line stands out by twice that, and by a few samples at least.
+            if count - scale * other >= max(_FEWEST_SAMPLES, 2.0 * sqrt(count + scale**2 * other)):
+                net[key] = count - scale * other
+        return _ranked(Counter(net))  # type: ignore[arg-type]
 
 
 def _rates(

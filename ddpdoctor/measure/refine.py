@@ -29,12 +29,10 @@ def refine(late: LateFacts, graph: Graph, throttled: Sequence[int] = ()) -> Late
             return msgspec.structs.replace(late, compute=None, uneven=cost)
         if set(cost.ranks) & set(throttled):
             return msgspec.structs.replace(late, compute=None, throttled=cost)
-    for name in ("compute", "host"):
-        cost = getattr(late, name)
-        if cost is not None and cost.ranks and late.cpu_starved is None:
-            starved_ms = _extra_run_delay_ms(graph, cost.ranks)
-            if starved_ms is not None and starved_ms >= _EXPLAINS * cost.ms_per_step:
-                return msgspec.structs.replace(late, **{name: None, "cpu_starved": cost})
+    if cost is not None and cost.ranks:
+        starved_ms = _extra_run_delay_ms(graph, cost.ranks)
+        if starved_ms is not None and starved_ms >= _EXPLAINS * cost.ms_per_step:
+            return msgspec.structs.replace(late, compute=None, cpu_starved=cost)
     return late
 
 
@@ -64,8 +62,17 @@ def _mean_known(values: np.ndarray) -> float | None:  # type: ignore[type-arg]
     return float(known.mean()) if len(known) >= _FEWEST_KNOWN else None
 
 
+def _median_known(values: np.ndarray) -> float | None:  # type: ignore[type-arg]
+    known = values[~np.isnan(values)]
+    return float(np.median(known)) if len(known) >= _FEWEST_KNOWN else None
+
+
 def _extra_run_delay_ms(graph: Graph, ranks: Sequence[int]) -> float | None:
-    means = {rank: _mean_known(steps.run_delay) for rank, steps in zip(graph.ranks, graph.steps, strict=True)}
+    measured = np.array(sorted({int(s) for group in graph.groups for s in group.steps}))
+    means = {
+        rank: _median_known(steps.run_delay[np.isin(steps.steps, measured)])
+        for rank, steps in zip(graph.ranks, graph.steps, strict=True)
+    }
     own = [m for rank in ranks if (m := means.get(rank)) is not None]
     others = [m for rank, m in means.items() if rank not in ranks and m is not None]
     if not own or not others:

@@ -21,6 +21,7 @@ from .tracematch import Matched, align_and_match
 from .window import Window
 
 _UNKNOWN_STEP = -1
+_FEW_STEPS = 2
 
 
 def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, Matched]:
@@ -109,6 +110,9 @@ def _groups(windows: Sequence[Window], matched: Matched, origin: int) -> list[Cy
         cycles[tuple(table.sync(m) for m in body)].append((step, first, body))
     if cycles:
         return [_group(syncs, found, table, windows, origin) for syncs, found in cycles.items() if syncs]
+    if len(steps) > _FEW_STEPS:
+        # Steps were marked, but no two neighbours matched: their length is known, who waited for whom is not.
+        return []
     return _whole_window(windows, table, [int(m) for m in order], steps, origin)
 
 
