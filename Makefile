@@ -10,8 +10,8 @@ INSTALLED := .venv/.installed
 demo: $(INSTALLED)  ## a real two-rank job with a planted fault, recorded and diagnosed
 	$(BIN)/ddpdoctor demo
 
-test: $(INSTALLED)  ## all tests; those that need a GPU or an optional package skip themselves
-	$(BIN)/python -m pytest
+test: $(INSTALLED)  ## all tests but the long sweeps (pytest -m slow); those that need a GPU or an optional package skip themselves
+	$(BIN)/python -m pytest -m "not slow"
 
 check: $(INSTALLED)  ## lint, format, types, layers, generated documentation
 	$(BIN)/ruff check .
