@@ -12,7 +12,9 @@ from ddpdoctor.analysis import Options, analyze
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 
 
-@pytest.mark.parametrize("fixture", sorted(FIXTURES.glob("*/expected.json")), ids=lambda path: path.parent.name)
+@pytest.mark.parametrize(
+    "fixture", sorted(FIXTURES.glob("*/expected.json")), ids=lambda path: path.parent.name
+)
 def test_recorded_run_gets_its_diagnosis(fixture: Path) -> None:
     expected = json.loads(fixture.read_text())
     diagnosis = analyze(str(fixture.parent), Options(cache=False, jobs=1))
