@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Steps, WaterfallBar
 from ddpdoctor.diagnose.engine import Outcome, diagnose
-from ddpdoctor.diagnose.load import load_rules
+from ddpdoctor.diagnose.load import RuleSet, load_rules
 from ddpdoctor.diagnose.verdict import verdict
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.measure.facts import StepFacts
+from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.measure.machines import series as telemetry_series
 from ddpdoctor.measure.measure import Measurement, measure
 from ddpdoctor.measure.steplog import RankLog, read_rank_log
@@ -50,6 +52,8 @@ class Options:
     """How to analyse."""
 
     rules: Sequence[Path | str] = ()
+    loaded_rules: RuleSet | None = None
+    """The rules themselves, where the caller has read them already; ``rules`` is then not read."""
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     suppressed: Collection[str] = ()
     jobs: int | None = None
@@ -95,12 +99,17 @@ def conclude(prepared: Prepared, options: Options) -> Diagnosis:
     """Measure and diagnose. Puts the logs and windows of ``prepared`` on one clock, in place."""
     hta = _hta(prepared.inputs, options)
     measured = measure(prepared.logs, prepared.windows, prepared.inputs.telemetry)
-    rules = load_rules(options.rules)
     coverage = Coverage(measured.facts.steps.measured, len(measured.graph.ranks))
-    outcome = diagnose(
-        measured.facts, rules, coverage=coverage, thresholds=options.thresholds, suppressed=options.suppressed
+    inputs = prepared.inputs
+    judged = _judge(
+        prepared.paths,
+        measured.facts,
+        coverage,
+        options,
+        measured.graph.set_aside,
+        inputs.notes + measured.notes,
     )
-    return _assemble(prepared.paths, prepared.inputs, measured, outcome, coverage, hta)
+    return _with_details(judged, inputs, measured, hta)
 
 
 def _analyze_operations(paths: Sequence[str], tables: Sequence[str], options: Options) -> Diagnosis:
@@ -112,25 +121,40 @@ def _analyze_operations(paths: Sequence[str], tables: Sequence[str], options: Op
     found = measure_stragglers(read_operations(tables[0]))
     facts = straggler_facts(found)
     coverage = Coverage(facts.steps.measured, facts.job.ranks_seen)
+    aside = {"incomplete": found.set_aside} if found.set_aside else {}
+    judged = _judge(paths, facts, coverage, options, aside, [*found.notes, summary_of(found)])
+    ranks = sorted(worker.rank for worker in found.workers)
+    return msgspec.structs.replace(judged, job=Job(world_size=found.world_size, ranks_seen=ranks))
+
+
+def _judge(
+    paths: Sequence[str],
+    facts: Facts,
+    coverage: Coverage,
+    options: Options,
+    set_aside: dict[str, int],
+    notes: Sequence[str],
+) -> Diagnosis:
+    """Facts against rules: the diagnosis, but for what only traces and step logs can tell."""
     outcome = diagnose(
         facts,
-        load_rules(options.rules),
+        options.loaded_rules or load_rules(options.rules),
         coverage=coverage,
         thresholds=options.thresholds,
         suppressed=options.suppressed,
     )
     healthy, sentence = verdict(outcome, coverage=coverage)
-    aside = {"incomplete": found.set_aside} if found.set_aside else {}
     return Diagnosis(
         tool_version=__version__,
         created_ns=time.time_ns(),
         source=list(paths),
         healthy=healthy,
         verdict=sentence,
-        job=Job(world_size=found.world_size, ranks_seen=sorted(worker.rank for worker in found.workers)),
-        steps=_steps(facts.steps, aside),
+        job=Job(),
+        steps=_steps(facts.steps, set_aside),
+        breakdown=facts.breakdown,
         findings=outcome.findings,
-        notes=[*found.notes, summary_of(found), *outcome.errors],
+        notes=list(dict.fromkeys([*notes, *outcome.errors])),
         checked=outcome.checked,
         skipped=outcome.skipped,
         waterfall=_waterfall(facts.steps.mean_ms, outcome),
@@ -239,37 +263,19 @@ def _hta(inputs: Inputs, options: Options) -> dict[str, Any] | None:
     return hta_results(inputs.traces)
 
 
-def _assemble(
-    paths: Sequence[str],
-    inputs: Inputs,
-    measured: Measurement,
-    outcome: Outcome,
-    coverage: Coverage,
-    hta: dict[str, Any] | None,
+def _with_details(
+    judged: Diagnosis, inputs: Inputs, measured: Measurement, hta: dict[str, Any] | None
 ) -> Diagnosis:
-    facts = measured.facts
-    healthy, sentence = verdict(outcome, coverage=coverage)
+    """Adds the job's own description and what reports draw."""
     manifest = inputs.runs[0].manifest if inputs.runs else {}
-    return Diagnosis(
-        tool_version=__version__,
-        created_ns=time.time_ns(),
-        source=list(paths),
-        healthy=healthy,
-        verdict=sentence,
+    return msgspec.structs.replace(
+        judged,
         job=_job(inputs, measured, manifest),
-        steps=_steps(facts.steps, measured.graph.set_aside),
-        breakdown=facts.breakdown,
-        findings=outcome.findings,
-        notes=list(dict.fromkeys(inputs.notes + measured.notes + outcome.errors)),
-        checked=outcome.checked,
-        skipped=outcome.skipped,
         ranks=measured.ranks,
         series=measured.series,
         timeline=measured.timeline,
-        waterfall=_waterfall(facts.steps.mean_ms, outcome),
         bandwidth=measured.bandwidth,
         telemetry=telemetry_series(inputs.telemetry, manifest.get("started_ns")),
-        facts=facts_view.tree(facts),
         hta=hta,
     )
 

@@ -128,7 +128,8 @@ def _diagnosis(
     if len(paths) == 1 and _is_diagnosis(Path(paths[0])):
         return read_diagnosis(Path(paths[0]))
     config = load_config(Path.cwd())
-    check_config(config, load_rules([*config.rules, *rules]))
+    loaded = load_rules([*config.rules, *rules])
+    check_config(config, loaded)
     with Progress(
         TextColumn("reading traces"),
         BarColumn(),
@@ -140,7 +141,7 @@ def _diagnosis(
     ) as progress:
         bar = progress.add_task("traces", total=None)
         options = Options(
-            rules=[*config.rules, *rules],
+            loaded_rules=loaded,
             thresholds=config.thresholds,
             suppressed=config.suppress,
             jobs=jobs,

@@ -42,16 +42,12 @@ def rank_breakdown(graph: Graph) -> Array:
     """[R, parts] ns: mean over the cycles. A rank's row adds up to its mean cycle."""
     if not graph.groups:
         return np.zeros((len(graph.ranks), len(PARTS)))
-    means: Array = np.concatenate([_per_rank(group) for group in graph.groups]).mean(axis=0)
+    means: Array = np.concatenate([cycle_breakdown(group) for group in graph.groups]).mean(axis=0)
     return means
 
 
 def cycle_breakdown(group: CycleGroup) -> Array:
     """[N, R, parts] ns for each cycle of a group."""
-    return _per_rank(group)
-
-
-def _per_rank(group: CycleGroup) -> Array:
     cycles, _, world = group.arrival.shape
     result = np.zeros((cycles, world, len(PARTS)))
     for c, name in enumerate(COMPONENTS):

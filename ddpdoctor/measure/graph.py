@@ -43,7 +43,6 @@ them; ``unmatched`` is exposed time in collectives that could not be matched, of
 transferring cannot be told apart; ``unseen`` is the time before a rank's own window began."""
 
 INDEX = {name: i for i, name in enumerate(COMPONENTS)}
-COMPUTE = ("forward", "backward", "optimizer")
 
 GRADIENTS = "gradients"
 BARRIER = "barrier"

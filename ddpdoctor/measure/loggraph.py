@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from .activities import Activities
 from .graph import GRADIENTS, INDEX, STEP_END, Array, CycleGroup, Graph, RankSteps, Sync
-from .points import Meeting, Point, match, rank_points
+from .points import Meeting, match, rank_points
 from .selection import choose_steps
 from .steplog import RankLog
 
@@ -179,16 +179,3 @@ def _rank_steps(log: RankLog, origin: int) -> RankSteps:
         np.array([np.nan if s.run_delay_ns is None else s.run_delay_ns for s in log.steps], float),
         np.array([sum(e.k == "bwd" for e in s.events) for s in log.steps], float),
     )
-
-
-def points_where(logs: Sequence[RankLog], kind: str) -> Counter[tuple[int, int]]:
-    """(position, line id) of the synchronisations of one kind that carry a source line, with their number."""
-    found: Counter[tuple[int, int]] = Counter()
-    for position, log in enumerate(logs):
-        found.update(
-            (position, point.where) for point in rank_points(log) if point.kind == kind and point.where >= 0
-        )
-    return found
-
-
-__all__ = ["Meeting", "Point", "graph_of_logs", "points_where"]

@@ -14,7 +14,7 @@ from .breakdown import critical_breakdown
 from .buckets import bucket_costs, bucket_settings
 from .clockhosts import align_logs
 from .costs import Lines, Pricing
-from .facts import BucketFacts, Facts, GpuFacts, JobFacts, LateFacts, SharedFacts
+from .facts import BucketFacts, Facts, JobFacts, LateFacts, SharedFacts
 from .graph import Graph
 from .loggraph import graph_of_logs
 from .loglines import LogLines
@@ -218,6 +218,3 @@ def _notes(
             "No profiler window was recorded: on a GPU, step logs show when the host issued work, not when it ran. Causes are approximate."
         )
     return notes
-
-
-__all__ = ["GpuFacts", "Measurement", "measure"]
