@@ -13,11 +13,12 @@ demo: $(INSTALLED)  ## a real two-rank job with a planted fault, recorded and di
 test: $(INSTALLED)  ## all tests but the long sweeps (pytest -m slow); those that need a GPU or an optional package skip themselves
 	$(BIN)/python -m pytest -m "not slow"
 
-check: $(INSTALLED)  ## lint, format, types, layers, generated documentation
+check: $(INSTALLED)  ## lint, format, types, layers, generated documentation and the site with its links
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/python docs/generate.py --check
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict -q
 	$(BIN)/python -m pytest -q tests/test_layers.py
 
 bench: $(INSTALLED)  ## what the recording and the analysis cost

@@ -29,8 +29,10 @@ from ddpdoctor.measure.stragglerfacts import straggler_facts, summary_of
 from ddpdoctor.measure.stragglers import measure_stragglers
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.rundir import RunDirectory, is_run_directory, recover
+from ddpdoctor.telemetry.nvml import NO_GPU_TELEMETRY
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, find_traces, load_traces
+from ddpdoctor.trace.digest import trace_digest
 from ddpdoctor.trace.operations import find_operations, read_operations
 
 Progress = Callable[[int, int], None]
@@ -58,6 +60,10 @@ class Options:
     suppressed: Collection[str] = ()
     jobs: int | None = None
     cache: bool = True
+    engine: str | None = None
+    """Where traces are read, see :func:`ddpdoctor.trace.engines.open_engine`; None: processes of this machine."""
+    job: int | None = None
+    """Which of several jobs, numbered as the refusal lists them; None: there must be one."""
     hta: bool = False
     progress: Progress | None = None
 
@@ -169,9 +175,9 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
     others = [path for path in paths if path not in runs]
     for path in runs:
         _load_run(path, inputs)
-    files: dict[str, int | None] = {
-        record.trace: record.rank for run in inputs.runs for record in run.ranks if record.trace
-    }
+    recorded = [record for run in inputs.runs for record in run.ranks]
+    places = [(record.trace or trace_digest(record.path), record.rank) for record in recorded]
+    files: dict[str, int | None] = {file: rank for file, rank in places if file is not None}
     loose = find_traces(others) if others else None
     if loose is not None:
         inputs.notes += loose.notes
@@ -180,7 +186,13 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
         known = {path: rank for path, rank in files.items() if rank is not None}
         try:
             loaded = load_traces(
-                list(files), jobs=options.jobs, cache=options.cache, ranks=known, progress=options.progress
+                list(files),
+                jobs=options.jobs,
+                cache=options.cache,
+                ranks=known,
+                progress=options.progress,
+                engine=options.engine,
+                job=options.job,
             )
         except UnusableInput as error:
             if not inputs.logs:
@@ -220,6 +232,9 @@ def _load_run(path: str, inputs: Inputs) -> None:
         inputs.notes += [f"Host {host}: {note}" for note in telemetry.notes]
     said = set(inputs.notes) | {note.partition(": ")[2] for note in inputs.notes}
     inputs.notes += [str(note) for note in run.manifest.get("notes") or [] if note not in said]
+    if all(record.info.get("device") == "cpu" for record in run.ranks):
+        # Nobody misses the readings of GPUs that the job does not use.
+        inputs.notes[:] = [note for note in inputs.notes if NO_GPU_TELEMETRY not in note]
 
 
 def _window_notes(rank: int, info: Mapping[str, Any]) -> list[str]:

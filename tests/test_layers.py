@@ -25,13 +25,25 @@ ALLOWED = {
     "launch": ("rundir", "telemetry", "errors"),
     "demo": ("errors",),
     "analysis": ("rundir", "telemetry", "trace", "measure", "diagnose", "errors"),
-    "cli": ("rundir", "launch", "demo", "analysis", "measure", "diagnose", "report", "trace", "errors"),
+    "cli": (
+        "rundir",
+        "telemetry",
+        "launch",
+        "demo",
+        "analysis",
+        "measure",
+        "diagnose",
+        "report",
+        "trace",
+        "errors",
+    ),
     "__main__": ("cli",),
     "__init__": ("analysis", "diagnose"),
 }
 """Package or top-level module → what of ours it may import. Nothing imports upwards."""
 
 DOORS = {
+    ("diagnose", "ddpdoctor.report.notebook"): "a diagnosis shows itself in notebooks",
     ("launch", "ddpdoctor.hook.environment"): "the names of the variables by which launcher and hook talk",
     ("report", "ddpdoctor.measure.facts"): "the types of the facts that a Diagnosis is made of",
 }

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.diagnose.config import check_config, load_config
 from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis
 from ddpdoctor.diagnose.load import load_rules
@@ -28,6 +29,16 @@ from ddpdoctor.report import (
 
 EXIT_FAIL_ON = 1
 Writer = Callable[[Diagnosis, Path], None]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How traces are read: see :class:`ddpdoctor.analysis.Options`."""
+
+    jobs: int | None
+    cache: bool
+    engine: str | None
+    job: int | None
 
 
 @click.command("analyze")
@@ -65,6 +76,18 @@ Writer = Callable[[Diagnosis, Path], None]
     help="Processes that read traces. [default: one per CPU]",
 )
 @click.option("--no-cache", is_flag=True, help="Read traces anew, and keep nothing of them.")
+@click.option(
+    "--engine",
+    metavar="E",
+    help="Read traces on a cluster: dask://HOST:PORT, ray://HOST:PORT, or dask or ray alone for the one that the "
+    "environment names, else one on this machine (needs ddpdoctor[dask] or [ray]).",
+)
+@click.option(
+    "--job",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Which job to diagnose, where the traces are of several.",
+)
 @click.option("--hta", is_flag=True, help="Add HolisticTraceAnalysis's own analyses (needs ddpdoctor[hta]).")
 @click.option(
     "--redact",
@@ -85,6 +108,8 @@ def command(
     rules: tuple[Path, ...],
     jobs: int | None,
     no_cache: bool,
+    engine: str | None,
+    job: int | None,
     hta: bool,
     redacted: bool,
     quiet: bool,
@@ -101,7 +126,7 @@ def command(
       ddpdoctor analyze traces/ --html report.html
       ddpdoctor analyze 'traces/rank*.json.gz' --fail-on warning --json diagnosis.json
     """
-    diagnosis = _diagnosis(paths, rules, jobs, not no_cache, hta)
+    diagnosis = _diagnosis(paths, rules, Reading(jobs, not no_cache, engine, job), hta)
     if redacted:
         diagnosis = redact(diagnosis)
     outputs: list[tuple[Writer, Path | None]] = [
@@ -122,32 +147,23 @@ def command(
         sys.exit(EXIT_FAIL_ON)
 
 
-def _diagnosis(
-    paths: tuple[str, ...], rules: tuple[Path, ...], jobs: int | None, cache: bool, hta: bool
-) -> Diagnosis:
+def _diagnosis(paths: tuple[str, ...], rules: tuple[Path, ...], reading: Reading, hta: bool) -> Diagnosis:
     if len(paths) == 1 and _is_diagnosis(Path(paths[0])):
         return read_diagnosis(Path(paths[0]))
     config = load_config(Path.cwd())
     loaded = load_rules([*config.rules, *rules])
     check_config(config, loaded)
-    with Progress(
-        TextColumn("reading traces"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        disable=not sys.stderr.isatty(),
-    ) as progress:
-        bar = progress.add_task("traces", total=None)
+    with reading_traces() as progress:
         options = Options(
             loaded_rules=loaded,
             thresholds=config.thresholds,
             suppressed=config.suppress,
-            jobs=jobs,
-            cache=cache,
+            jobs=reading.jobs,
+            cache=reading.cache,
+            engine=reading.engine,
+            job=reading.job,
             hta=hta,
-            progress=lambda done, total: progress.update(bar, completed=done, total=total),
+            progress=progress,
         )
         return analyze(list(paths), options)
 

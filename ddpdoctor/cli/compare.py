@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 from rich.console import Console
 
-from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.diagnose.config import load_config
+from ddpdoctor.analysis import analyze
+from ddpdoctor.cli.configured import configured
+from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.diagnose.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.report.compare import Comparison, compare
@@ -66,10 +67,8 @@ def _diagnosis(path: str) -> Diagnosis:
     file = Path(path)
     if file.is_file() and (file.suffix == ".html" or _holds_diagnosis(file)):
         return read_diagnosis(file)
-    config = load_config(Path.cwd())
-    return analyze(
-        path, Options(rules=config.rules, thresholds=config.thresholds, suppressed=config.suppress)
-    )
+    with reading_traces() as progress:
+        return analyze(path, configured(progress))
 
 
 def _holds_diagnosis(file: Path) -> bool:

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import click
 
-from ddpdoctor.analysis import Options, conclude, prepare
-from ddpdoctor.diagnose.config import load_config
+from ddpdoctor.analysis import conclude, prepare
+from ddpdoctor.cli.configured import configured
+from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.tables import tables
 from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_parquet, write_timeline
@@ -43,11 +44,11 @@ def command(paths: tuple[str, ...], timeline: Path | None, parquet: Path | None,
     if timeline is None and parquet is None:
         raise click.UsageError("nothing to write: give --timeline F, --parquet DIR, or both.")
     chosen = _range(steps)
-    config = load_config(Path.cwd())
-    options = Options(rules=config.rules, thresholds=config.thresholds, suppressed=config.suppress)
-    prepared = prepare(list(paths), options)
-    diagnosis = conclude(prepared, options)
-    found = tables(prepared.logs, prepared.windows)
+    with reading_traces() as progress:
+        options = configured(progress)
+        prepared = prepare(list(paths), options)
+        diagnosis = conclude(prepared, options)
+        found = tables(prepared.logs, prepared.windows)
     recorded = {"steps": found.steps, "collectives": found.collectives, "events": found.events}
     if chosen is not None:
         recorded = cut_steps(recorded, *chosen)

@@ -13,7 +13,7 @@ import click
 import ddpdoctor
 from ddpdoctor.errors import DdpDoctorError
 
-VERBS = ("run", "analyze", "compare", "rules", "export", "demo")
+VERBS = ("run", "watch", "analyze", "digest", "compare", "export", "rules", "demo", "completion")
 EXIT_UNUSABLE = 2
 _EXIT_INTERRUPTED = 130
 

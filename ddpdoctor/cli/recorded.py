@@ -70,9 +70,12 @@ def _diagnose(run: Path, quiet: bool) -> None:
     from rich.console import Console
 
     from ddpdoctor.analysis import analyze
+    from ddpdoctor.cli.configured import configured
+    from ddpdoctor.cli.progress import reading_traces
     from ddpdoctor.report import print_terminal, write_html, write_json
 
-    diagnosis = analyze([str(run)])
+    with reading_traces() as progress:
+        diagnosis = analyze([str(run)], configured(progress))
     if not quiet:
         print_terminal(diagnosis, Console(stderr=True))
     for write, path in ((write_json, run / DIAGNOSIS_FILE), (write_html, run / REPORT_FILE)):

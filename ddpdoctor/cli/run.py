@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from ddpdoctor.cli.recorded import Presentation, run_and_present
-from ddpdoctor.launch import RunOptions, parse_step_range
+from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -41,6 +41,11 @@ from ddpdoctor.launch import RunOptions, parse_step_range
     help="Seconds between two samples of GPUs and host.",
 )
 @click.option("--no-telemetry", is_flag=True, help="No samples of GPUs and host.")
+@click.option(
+    "--prometheus",
+    metavar="[HOST:]PORT",
+    help="Serve metrics of the running job at http://HOST:PORT/metrics. [default HOST: 127.0.0.1]",
+)
 @click.option("--no-analysis", is_flag=True, help="Record only; `ddpdoctor analyze RUN` diagnoses later.")
 @click.option("-q", "--quiet", is_flag=True, help="Say only where the report is.")
 @click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
@@ -51,6 +56,7 @@ def command(
     max_trace_mb: int,
     telemetry_interval: float,
     no_telemetry: bool,
+    prometheus: str | None,
     no_analysis: bool,
     quiet: bool,
     job: tuple[str, ...],
@@ -73,5 +79,6 @@ def command(
         max_trace_mb=max_trace_mb,
         telemetry=not no_telemetry,
         telemetry_interval_s=telemetry_interval,
+        prometheus=None if prometheus is None else parse_address(prometheus),
     )
     run_and_present(job, options, Presentation(analysis=not no_analysis, quiet=quiet))

@@ -182,3 +182,9 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Every fact by its path, for those who want the numbers."""
     hta: dict[str, Any] | None = None
     """HolisticTraceAnalysis's own results, where asked for."""
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        from ddpdoctor.report.notebook import notebook_html
+
+        return notebook_html(self)

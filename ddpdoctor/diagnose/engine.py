@@ -196,9 +196,10 @@ class _Run:
         cost = self.cost
         mean_ms = self.tree["steps"]["mean_ms"]
         where = list(cost["where"]) if cost else []
-        if not where and self.rule.where:
+        if self.rule.where and (not where or self.rule.where_leads):
             named = facts_view.lookup(self.tree, self.rule.where)
-            where = named if isinstance(named, list) else [named] if named else []
+            leading = named if isinstance(named, list) else [named] if named else []
+            where = leading + [line for line in where if line not in leading]
         culprits = cost["ranks"] if cost else None
         if culprits is None and self.rule.ranks:
             culprits = facts_view.lookup(self.tree, self.rule.ranks)
@@ -207,7 +208,7 @@ class _Run:
             "cost": cost,
             "where": where,
             "culprits": culprits,
-            "after_ms": max(mean_ms - cost["ms_per_step"], 0.0) if cost and mean_ms is not None else None,
+            "after_ms": mean_ms / cost["speedup"] if cost and mean_ms is not None else None,
         }
 
     def _severity(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import msgspec
@@ -34,7 +35,10 @@ def ordered(
         # What has no price ranks where a cost of its severity would begin.
         floor = {"critical": thresholds["critical_share"], "warning": thresholds["warning_share"]}
         least = floor.get(entry.finding.severity, 0.0) if entry.rule.severity else 0.0
-        return max(entry.finding.share or 0.0, least)
+        # Nor does what may only inform stand above what warns.
+        above = {"info": floor["warning"], "warning": floor["critical"]}
+        most = above.get(entry.finding.severity, inf) if entry.rule.severity_most else inf
+        return min(max(entry.finding.share or 0.0, least), most)
 
     by_cost = sorted(fired, key=weight, reverse=True)
     causes: dict[str, str] = {}
@@ -59,12 +63,17 @@ def _explains(effect: Effect, cause: Fired, entry: Fired, context: Mapping[str, 
     if effect.rule == ANY:
         if cause.finding.severity == "info" or cause.finding.costs_ms_per_step is None:
             return False
-    elif effect.rule != cause.rule.id:
+    elif effect.rule != cause.rule.id or (_only_informs(cause) and entry.finding.severity != "info"):
         return False
     if effect.when is None:
         return True
     names = dict(context) | {"cost": facts_view.as_cel(entry.cost), "cause": facts_view.as_cel(cause.cost)}
     return compiled(effect.when).execute(names) is True
+
+
+def _only_informs(entry: Fired) -> bool:
+    """Whether the finding is an information because its rule may not warn, whatever it costs."""
+    return entry.finding.severity == "info" and entry.rule.severity_most is not None
 
 
 def _root(rule_id: str, causes: Mapping[str, str]) -> str:

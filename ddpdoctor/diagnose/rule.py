@@ -120,6 +120,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Path of the culprit ranks, for rules without a Cost."""
     where: str | None = None
     """Path of the user's line where the cost itself names none."""
+    where_leads: bool = False
+    """Whether that line stands before those that the cost names: where it is a setting that costs the time."""
     fixes: list[FixText]
     thresholds: dict[str, Threshold] = {}
     tests: list[RuleTest]

@@ -33,9 +33,15 @@ def size(value: float) -> str:
     return f"{value:.3g} TiB"
 
 
+_LEAST_TOLD = 0.005
+_DIFFERS = 0.2
+
+
 def number(value: float) -> str:
-    """4.0 -> "4", 4.27 -> "4.3"."""
-    return f"{value:.0f}" if value >= 10 or value == round(value) else f"{value:.2g}"
+    """4.0 -> "4", 4.27 -> "4.3", 0.0004 -> "0": what is counted is not told to a ten thousandth."""
+    return (
+        f"{value:.0f}" if value >= 10 or abs(value) < _LEAST_TOLD or value == round(value) else f"{value:.2g}"
+    )
 
 
 def ranks(culprits: Sequence[int] | None) -> str:
@@ -88,7 +94,22 @@ def often(cost: Mapping[str, Any]) -> str:
         return f"in steps {first} to {last}"
     if persistence in ("random", "periodic", "range") and hit and seen:
         return f"in {hit} of {seen} steps"
+    if seen == 1:
+        return "in the one step that was looked at"
     return "in every step" if persistence == "always" else "in some steps"
+
+
+def beside_others(cost: Mapping[str, Any]) -> str:
+    """Where other causes make ranks late in the same steps: what mending this one alone, or after the others, saves. "" where none does."""
+    whole, alone, remaining = (
+        cost.get(name) for name in ("ms_per_step", "alone_ms_per_step", "remaining_ms_per_step")
+    )
+    if not whole or alone is None or remaining is None or remaining - alone < _DIFFERS * whole:
+        return ""
+    return (
+        f" Other ranks are late as well, for causes of their own: mended alone this saves {ms(alone)} a step, "
+        f"and {ms(remaining)} once those are mended."
+    )
 
 
 def workers(now: int | None, wait_ms: float, mean_ms: float, after_ms: float, cores: float | None) -> int:
@@ -126,6 +147,7 @@ ENVIRONMENT.filters.update(
     line=line,
     at=at,
     often=often,
+    beside_others=beside_others,
     sentence=sentence,
 )
 

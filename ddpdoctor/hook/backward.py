@@ -45,9 +45,10 @@ def _after(token: Tuple["session.Session", int, str], result: Any) -> None:
     if backward.depth or current is not session.current:
         return
     optimizers.note_backward_inside(end)
-    synced = current.models.after_backward()
     recorder = current.recorder
-    if recording_here(recorder):
+    recording = recording_here(recorder)
+    synced = current.models.after_backward(recording)
+    if recording:
         recorder.add(start, end - start, f'"k":"bwd"{where}{current.models.describe(synced, recorder)}')
     if backward.steps_optimizer and not isinstance(result, BaseException):
         optimizers.end_of_stepping_backward(current, end)

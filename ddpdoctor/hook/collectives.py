@@ -21,9 +21,9 @@ from .state import active
 _PART = part("collectives")
 
 DECORATED = (
-    "all_gather all_gather_coalesced all_gather_into_tensor _all_gather_base all_gather_object all_reduce "
+    "all_gather all_gather_coalesced all_gather_into_tensor all_gather_single _all_gather_base all_gather_object all_reduce "
     "all_reduce_coalesced all_to_all all_to_all_single barrier broadcast broadcast_object_list gather gather_object "
-    "recv recv_object_list reduce reduce_scatter reduce_scatter_tensor _reduce_scatter_base scatter "
+    "recv recv_object_list reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single _reduce_scatter_base scatter "
     "scatter_object_list send send_object_list"
 ).split()
 UNDECORATED = "monitored_barrier batch_isend_irecv isend irecv".split()
@@ -31,14 +31,14 @@ _BARRIERS = ("barrier", "monitored_barrier")
 _GROUP_POSITION = {"barrier": 0, "monitored_barrier": 0, "all_to_all_single": 4}
 _GROUP_POSITION.update(
     dict.fromkeys(
-        "all_reduce broadcast all_gather all_gather_into_tensor all_gather_object all_to_all send recv isend irecv "
-        "broadcast_object_list _all_gather_base".split(),
+        "all_reduce broadcast all_gather all_gather_into_tensor all_gather_single all_gather_object all_to_all send recv "
+        "isend irecv broadcast_object_list _all_gather_base".split(),
         2,
     )
 )
 _GROUP_POSITION.update(
     dict.fromkeys(
-        "reduce gather gather_object scatter reduce_scatter reduce_scatter_tensor scatter_object_list "
+        "reduce gather gather_object scatter reduce_scatter reduce_scatter_tensor reduce_scatter_single scatter_object_list "
         "_reduce_scatter_base".split(),
         3,
     )
@@ -47,6 +47,8 @@ _GROUP_POSITION.update(
 _TENSOR_POSITION = {
     "reduce_scatter_tensor": 1,
     "all_gather_into_tensor": 1,
+    "reduce_scatter_single": 1,
+    "all_gather_single": 1,
     "all_to_all_single": 1,
     "reduce_scatter": 1,
 }

@@ -7,10 +7,12 @@ from time import perf_counter_ns
 from typing import Any, Dict, Optional, Tuple
 
 from . import session
+from .constructors import line_of
 from .guard import part
 from .patching import Patches, around
 from .recorder import recording_here
 from .state import active
+from .where import Lines
 
 _PART = part("data loading")
 _DEEPEST_BATCH = 4
@@ -23,14 +25,15 @@ class Loaders:
         self._ids: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
         self._iterators: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
         self.known: Dict[int, Tuple[Any, Optional[int]]] = {}
-        """By number: weak reference, and the source line that iterated it."""
+        """By number: weak reference, and the source line that built it, or else first iterated it."""
 
-    def number(self, loader: Any, where: Optional[int]) -> int:
+    def number(self, loader: Any, where: Optional[int], lines: Lines) -> int:
         """The loader's number."""
         known = self._ids.get(loader)
         if known is None:
             known = self._ids[loader] = len(self.known)
-            self.known[known] = (weakref.ref(loader), where)
+            built = line_of(loader, lines)
+            self.known[known] = (weakref.ref(loader), where if built is None else built)
         return known
 
     def iterated(self, iterator: Any, number: int) -> None:
@@ -55,7 +58,7 @@ def _after_iter(token: Tuple[Any, int, Optional[int]], result: Any) -> None:
     current = session.current
     if current is None or isinstance(result, BaseException):
         return
-    number = current.loaders.number(loader, where)
+    number = current.loaders.number(loader, where, current.recorder.lines)
     current.loaders.iterated(result, number)
     if start:
         fields = "" if where is None else f',"w":{where}'

@@ -19,6 +19,7 @@ from time import perf_counter_ns
 from typing import Any, Callable, List, Optional, Tuple
 
 from . import session
+from .constructors import line_of
 from .guard import part
 from .patching import Patches, around
 from .recorder import Recorder, recording_here
@@ -37,6 +38,8 @@ class Model:
         """Backwards in which gradients were reduced so far, minus one."""
         self.forward_end: Optional[int] = None
         """Since the last backward there was a forward with gradients, and it ended then (perf_counter_ns)."""
+        self.reduces = True
+        """Whether that forward prepared DDP to reduce the gradients of the next backward."""
         self.broadcasts = 0
         """Broadcasts of its buffers so far."""
         self.ready: Optional[List[int]] = None
@@ -45,13 +48,17 @@ class Model:
         self._stats: Optional[List[int]] = None
         self._buckets: Optional[List[Callable[[List[int]], Any]]] = None
 
-    def after_backward(self) -> bool:
+    def after_backward(self, recording: bool) -> bool:
         """Whether the backward that just ended reduced this model's gradients; ``ready`` then holds each
-        bucket's time, ns.
+        bucket's time, ns. Where nothing is recorded, iterations are only counted.
         """
         ddp = self.ref()
         if ddp is None:
             return False
+        if not recording:
+            self.iteration += self.reduces
+            self._stats = None
+            return self.reduces
         stats = ddp.reducer.get_backward_stats()
         if stats == self._stats or not any(stats):
             return False
@@ -101,18 +108,21 @@ class Models:
         for model in self.all:
             if model.ref() is ddp:
                 return model
-        model = Model(ddp, len(self.all), recorder.lines.of_frame(session.calling_frame()))
+        where = line_of(ddp, recorder.lines)
+        if where is None:
+            where = recorder.lines.of_frame(session.calling_frame())
+        model = Model(ddp, len(self.all), where)
         self.all.append(model)
         return model
 
-    def after_backward(self) -> List[Tuple[Model, bool, Optional[int]]]:
+    def after_backward(self, recording: bool) -> List[Tuple[Model, bool, Optional[int]]]:
         """Of each model whose forward this backward went through: itself, whether it was reduced, its
         forward's end.
         """
         found: List[Tuple[Model, bool, Optional[int]]] = []
         for model in self.all:
             if model.forward_end is not None:
-                found.append((model, model.after_backward(), model.forward_end))
+                found.append((model, model.after_backward(recording), model.forward_end))
                 model.forward_end = None
         return found
 
@@ -134,17 +144,35 @@ def _fields(model: Model, synced: bool, base: Optional[int], origin: int) -> str
     return f'"m":{model.index},"it":{model.iteration},"sync":true,"ready":[{ready}],"base":{base - origin}'
 
 
-def _before_forward(args: Any, kwargs: Any) -> Optional[Tuple["session.Session", Any, int]]:
+_Forward = Tuple["session.Session", Any, int, str]
+"""The recording, the DDP module, the start, and the field with the size of the inputs."""
+
+
+def _before_forward(args: Any, kwargs: Any) -> Optional[_Forward]:
     current = session.current
     if current is None or (current.recorder.thread != get_ident() and current.thread_is_known):
         return None
-    return current, args[0], perf_counter_ns()
+    size = input_elements((*args[1:], *kwargs.values())) if recording_here(current.recorder) else 0
+    return current, args[0], perf_counter_ns(), f',"e":{size}' if size else ""
 
 
-def _after_forward(token: Tuple["session.Session", Any, int], result: Any) -> None:
+def input_elements(values: Any, nested: int = 2) -> int:
+    """Elements of all tensors among the arguments, and in the lists and dictionaries among them."""
+    total = 0
+    for value in values:
+        if hasattr(value, "numel"):
+            total += int(value.numel())
+        elif nested and type(value) in (list, tuple):
+            total += input_elements(value, nested - 1)
+        elif nested and hasattr(value, "values") and hasattr(value, "keys") and callable(value.values):
+            total += input_elements(value.values(), nested - 1)
+    return total
+
+
+def _after_forward(token: _Forward, result: Any) -> None:
     import torch
 
-    current, ddp, start = token
+    current, ddp, start, elements = token
     recorder = current.recorder
     if not torch.is_grad_enabled():
         if recording_here(recorder):
@@ -152,15 +180,27 @@ def _after_forward(token: Tuple["session.Session", Any, int], result: Any) -> No
         return
     model = current.models.of(ddp, recorder)
     if model.autocast is None:
-        model.autocast = bool(torch.is_autocast_enabled() or torch.is_autocast_cpu_enabled())
+        model.autocast = _autocast()
     if recording_here(recorder):
-        recorder.add(start, perf_counter_ns() - start, f'"k":"fwd","m":{model.index}')
+        recorder.add(start, perf_counter_ns() - start, f'"k":"fwd","m":{model.index}{elements}')
+    model.reduces = bool(getattr(ddp, "require_backward_grad_sync", True))
     model.forward_end = perf_counter_ns()
 
 
-def _after_buffers(token: Tuple["session.Session", Any, int], result: Any) -> None:
+def _autocast() -> bool:
+    """Whether autocast is on for any device, asked without the warning that is_autocast_cpu_enabled gives since 2.4."""
+    import torch
+
+    try:
+        on_cpu = torch.is_autocast_enabled("cpu")
+    except TypeError:
+        on_cpu = torch.is_autocast_cpu_enabled()
+    return bool(on_cpu or torch.is_autocast_enabled())
+
+
+def _after_buffers(token: _Forward, result: Any) -> None:
     """Rank 0's buffers are broadcast before a forward: the others wait in it for rank 0."""
-    current, ddp, start = token
+    current, ddp, start, _ = token
     recorder = current.recorder
     model = current.models.of(ddp, recorder)
     model.broadcasts += 1

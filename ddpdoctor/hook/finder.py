@@ -47,7 +47,11 @@ def _watched_spec(name: str, path: Any, target: Any) -> Optional[ModuleSpec]:
     def exec_module(module: Any) -> None:
         # An attribute of this one loader, gone before the import: type(torch.__loader__) stays what it was.
         vars(loader).pop("exec_module", None)
-        execute(module)
+        try:
+            execute(module)
+        except BaseException as raised:
+            raised.__traceback__ = raised.__traceback__ and raised.__traceback__.tb_next
+            raise
         wanted = _wanted.pop(name, None)
         if wanted is not None:
             try:

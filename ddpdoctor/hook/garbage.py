@@ -27,7 +27,9 @@ def _collecting(phase: str, info: Dict[str, Any]) -> None:
     elif _started[0]:
         duration = now - _started[0]
         if duration >= SHORTEST_NS:
-            recorder.add(_started[0], duration, f'"k":"gc","g":{info["generation"]}')
+            # Where the collector runs of itself that is the line that happened to allocate; gc.collect() names itself.
+            where = recorder.lines.caller()
+            recorder.add(_started[0], duration, f'"k":"gc","g":{info["generation"]}{where}')
         _started[0] = 0
 
 

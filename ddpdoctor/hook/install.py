@@ -11,6 +11,7 @@ from .patching import patches, skip_module
 PARTS = (
     "arming",
     "optimizers",
+    "constructors",
     "ddp",
     "backward",
     "collectives",

@@ -5,6 +5,9 @@ A wrapper is seen by ``torch.compile``, which would trace it and crash on what i
 marked to be skipped,
 as ``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second,
 in jobs that never compile).
+
+Nor does a wrapper show in what the job prints: its line is taken out of the traceback of an error that passes
+through it, and a warning raised in the original is attributed to the original's caller.
 """
 
 from __future__ import annotations
@@ -17,6 +20,11 @@ from .guard import Part
 
 Before = Callable[[Any, Any], Any]
 After = Callable[[Any, Any], None]
+
+UNCOUNTED_FILE = "<ddpdoctor, like importlib._bootstrap>"
+"""``warnings.warn(stacklevel=2)`` names the caller's line and file. In counting frames it passes over those of the import
+system, which it knows by these two words in the name of their file: the one way not to be counted.
+"""
 
 
 def around(original: Callable[..., Any], part: Part, before: Before, after: After) -> Callable[..., Any]:
@@ -34,24 +42,38 @@ def around(original: Callable[..., Any], part: Part, before: Before, after: Afte
                 token = before(args, kwargs)
             except Exception as error:
                 _failed(part, error)
-        if token is None:
-            return original(*args, **kwargs)
         try:
             result = original(*args, **kwargs)
         except BaseException as raised:
-            try:
-                after(token, raised)
-            except Exception as error:
-                _failed(part, error)
+            if token is not None:
+                try:
+                    after(token, raised)
+                except Exception as error:
+                    _failed(part, error)
+            # Without the line of this wrapper, from Python 3.11 on: a bare raise goes on with what stands here.
+            raised.__traceback__ = raised.__traceback__ and raised.__traceback__.tb_next
             raise
+        if token is None:
+            return result
         try:
             after(token, result)
         except Exception as error:
             _failed(part, error)
         return result
 
+    _not_counted(wrapper)
     not_compiled(wrapper)
     return wrapper
+
+
+def _not_counted(function: Any) -> None:
+    """Have ``warnings`` pass over ``function`` in counting frames."""
+    function.__code__ = _uncounted(function.__code__)
+
+
+@functools.lru_cache(maxsize=None)
+def _uncounted(code: types.CodeType) -> types.CodeType:
+    return code.replace(co_filename=UNCOUNTED_FILE)
 
 
 def guarded(part: Part, function: Callable[..., None]) -> Callable[..., None]:

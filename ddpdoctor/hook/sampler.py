@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
 import threading
 import time
 from typing import TYPE_CHECKING, List, Optional, Tuple
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, List, Optional, Tuple
 from ..rundir import SAMPLES_FILE
 from .guard import part
 from .patching import guarded
+from .stacks import can_be_read, stack_of
 from .where import Lines
 
 if TYPE_CHECKING:
@@ -41,8 +41,9 @@ class Sampler:
         self._random = random.Random(session.rank)
 
     def start(self) -> None:
-        """Start the thread."""
-        self._thread.start()
+        """Start the thread, where this Python lets it."""
+        if can_be_read():
+            self._thread.start()
 
     def _run(self) -> None:
         while not _PART.off and not self._stop.wait(MEAN_PERIOD_S * (0.5 + self._random.random())):
@@ -57,12 +58,12 @@ class Sampler:
                     return
 
     def _sample(self) -> None:
-        frame = sys._current_frames().get(self._session.recorder.thread)
+        stack = stack_of(self._session.recorder.thread)
         now = time.time_ns()
-        if frame is None:
+        if not stack:
             return
-        leaf = self._lines.id_of(frame.f_code, frame.f_lineno)
-        user: Optional[int] = self._lines.of_frame(frame)
+        leaf = self._lines.id_of(*stack[0])
+        user: Optional[int] = self._lines.of_stack(stack)
         if leaf is not None:
             with self._lock:
                 self._samples.append((now, leaf if user is None else user, leaf))
@@ -84,4 +85,5 @@ class Sampler:
     def stop(self) -> None:
         """End the thread."""
         self._stop.set()
-        self._thread.join(timeout=1)
+        if self._thread.ident is not None:
+            self._thread.join(timeout=1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import socket
 import sys
 import time
@@ -12,6 +11,7 @@ import weakref
 from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from ..rundir import RANK_SCHEMA
+from ..rundir.privacy import recorded_environment
 from .guard import part
 from .settings_torch import (
     describe_ddp,
@@ -26,13 +26,6 @@ if TYPE_CHECKING:
     from .session import Session
 
 _PART = part("settings")
-ENVIRONMENT = re.compile(
-    r"(NCCL|GLOO|TORCH|TORCHELASTIC|PYTORCH|OMP|MKL|KMP|GOMP|CUDA|CUDNN|CUBLAS|UCX|FI|OMPI_COMM_WORLD|PMI|PMIX|HIP|ROCR|RCCL)_[A-Z0-9_]+"
-    r"|SLURM_(JOB_ID|STEP_ID|PROCID|LOCALID|NODEID|NTASKS|NNODES|CPUS_PER_TASK|GPUS_ON_NODE|NTASKS_PER_NODE|JOB_NUM_NODES)"
-    r"|RANK|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_RANK|NODE_RANK|MASTER_ADDR|MASTER_PORT|OMP_NUM_THREADS|MALLOC_CONF|LD_PRELOAD"
-)
-"""Whole names of the variables that are recorded."""
-SECRET = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|API_?KEY|COOKIE", re.IGNORECASE)
 
 
 def at_start(session: "Session") -> Dict[str, Any]:
@@ -53,7 +46,7 @@ def at_start(session: "Session") -> Dict[str, Any]:
         "cpu_affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "process_groups": [], "ddp": [], "loaders": [], "optimizers": [],
         "data_parallel": False, "fsdp": False, "autocast": None, "grad_scaler": None,
-        "environment": environment(),
+        "environment": recorded_environment(os.environ),
         "notes": [],
     }  # fmt: skip
     _fill(document, torch_settings)
@@ -111,11 +104,6 @@ def remember_optimizer(session: "Session", optimizer: Any, where: str) -> int:
     line = int(where.rpartition(":")[2]) if where else None
     session.optimizers.append((weakref.ref(optimizer), line))
     return len(session.optimizers) - 1
-
-
-def environment() -> Dict[str, str]:
-    """The allow-listed variables of this process; never one whose name speaks of a secret."""
-    return {k: v for k, v in sorted(os.environ.items()) if ENVIRONMENT.fullmatch(k) and not SECRET.search(k)}
 
 
 def _number(*names: str) -> Optional[int]:

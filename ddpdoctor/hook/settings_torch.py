@@ -150,8 +150,6 @@ def _is_sharded(optimizer: Any) -> bool:
     """Whether the parameters are FSDP's: flat ones, or distributed tensors."""
     for group in optimizer.param_groups[:1]:
         for parameter in group["params"][:1]:
-            return (
-                type(parameter).__name__ == "FlatParameter"
-                or type(getattr(parameter, "data", None)).__name__ == "DTensor"
-            )
+            flat = getattr(parameter, "_is_flat_param", False) or getattr(parameter, "_fsdp_flattened", False)
+            return bool(flat) or type(getattr(parameter, "data", None)).__name__ == "DTensor"
     return False

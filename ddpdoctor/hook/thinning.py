@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-MOST_SHARE = 0.005
+MOST_SHARE = 0.007
 """Of the step's time: above it, half as many steps are recorded in full."""
-LEAST_SHARE = 0.0015
+LEAST_SHARE = 0.002
 """Below it, twice as many."""
 MOST_THINNED = 64
 BLOCK_STEPS = 8

@@ -154,8 +154,10 @@ def _header(session: "Session") -> Dict[str, Any]:
 
         if dist.is_initialized():
             info["backend"] = dist.get_backend()
-            info["pg_count"] = dist.get_pg_count()
-            info["pg_config"] = c10d._get_all_pg_configs()
+            configs = getattr(c10d, "_get_all_pg_configs", None)
+            if configs is not None:
+                info["pg_config"] = configs()
+                info["pg_count"] = len(info["pg_config"])
     except Exception as error:
         part("process groups").failed(error)
     ours = {"rank": session.rank, "world_size": session.world_size, "host": session.document.get("host"), "pid": os.getpid(),

@@ -8,6 +8,7 @@ So the construction of a profiler, at any time, rules our window out for good.
 from __future__ import annotations
 
 import os
+import sys
 from typing import Any, Callable, List
 
 from .guard import part
@@ -30,11 +31,22 @@ listeners: List[Callable[[], None]] = []
 
 
 def other_tool() -> str:
-    """The name of a profiler that this process runs under, or is about to use; "" where there is none."""
+    """The name of a profiler that this process runs under, or is about to use; "" where there is none. Call on the
+    training thread.
+    """
     for variable, name in _TOOLS.items():
         if os.environ.get(variable):
             return name
-    return seen[0] if seen else ""
+    return seen[0] if seen else _python_profiler()
+
+
+def _python_profiler() -> str:
+    """A profiler of Python calls, such as cProfile, that is on: the window would slow down what it measures."""
+    monitoring = getattr(sys, "monitoring", None)
+    tool = monitoring.get_tool(monitoring.PROFILER_ID) if monitoring is not None else None
+    if tool or sys.getprofile() is not None:
+        return str(tool or "cProfile, or another profiler of Python calls,")
+    return ""
 
 
 def _before(args: Any, kwargs: Any) -> None:

@@ -6,8 +6,11 @@ import json
 import os
 import sys
 import sysconfig
+from itertools import islice
 from types import CodeType, FrameType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+
+T = TypeVar("T")
 
 USER, LIBRARY, HIDDEN = 0, 1, 2
 """The user's own code; an installed package; torch, the standard library and ourselves."""
@@ -57,6 +60,29 @@ class Kinds:
             return HIDDEN
         return USER
 
+    def innermost(self, stack: Iterable[Tuple[CodeType, T]]) -> Optional[T]:
+        """Of pairs of code and anything, innermost first: what goes with the user's code; where there is none, with that of
+        an installed package.
+        """
+        library = None
+        for code, found in stack:
+            kind = self.of(code)
+            if kind == USER:
+                return found
+            if kind == LIBRARY and library is None:
+                library = found
+        return library
+
+    def user_frame(self, frame: Optional[FrameType]) -> Optional[FrameType]:
+        """The same for the stack that ends in ``frame``."""
+        return self.innermost((each.f_code, each) for each in islice(_stack(frame), _DEEPEST))
+
+
+def _stack(frame: Optional[FrameType]) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
 
 class Lines:
     """Numbers of source lines. A line's definition goes to ``define`` (one JSON line) before its number is
@@ -68,6 +94,7 @@ class Lines:
         self._define = define
         self._ids: Dict[Tuple[CodeType, int], int] = {}
         self._texts: Dict[Tuple[CodeType, int], str] = {}
+        """By code and bytecode offset."""
 
     def id_of(self, code: CodeType, line: int) -> Optional[int]:
         """The number of this line; None once there are too many of them."""
@@ -88,25 +115,15 @@ class Lines:
         self._define(json.dumps(document, separators=(",", ":")) + "\n")
         return known
 
-    def user_frame(self, frame: Optional[FrameType]) -> Optional[FrameType]:
-        """The innermost frame of the user's code; where there is none, that of an installed package."""
-        of = self._kinds.of
-        library = None
-        for _ in range(_DEEPEST):
-            if frame is None:
-                break
-            kind = of(frame.f_code)
-            if kind == USER:
-                return frame
-            if kind == LIBRARY and library is None:
-                library = frame
-            frame = frame.f_back
-        return library
-
     def of_frame(self, frame: Optional[FrameType]) -> Optional[int]:
         """The number of the user's line in the stack that ends in ``frame``; None where no frame of it is."""
-        found = self.user_frame(frame)
+        found = self._kinds.user_frame(frame)
         return None if found is None else self.id_of(found.f_code, found.f_lineno)
+
+    def of_stack(self, stack: Sequence[Tuple[CodeType, int]]) -> Optional[int]:
+        """The same for a stack as pairs of code and line, innermost first."""
+        found = self._kinds.innermost((place[0], place) for place in stack)
+        return None if found is None else self.id_of(*found)
 
     def caller(self) -> str:
         """``,"w":number`` for the line of the user's code from which torch was called, or nothing."""
@@ -119,18 +136,19 @@ class Lines:
             if kind is None:
                 kind = kinds[code] = self._kinds.of(code)
             if kind == USER:
-                known = self._texts.get((code, frame.f_lineno))
+                # f_lasti is at hand; f_lineno is looked up in the code's line table each time.
+                known = self._texts.get((code, frame.f_lasti))
                 if known is not None:
                     return known
                 break
             frame = frame.f_back
-        found = self.user_frame(sys._getframe(2))
+        found = self._kinds.user_frame(sys._getframe(2))
         if found is None:
             return ""
         number = self.id_of(found.f_code, found.f_lineno)
         text = "" if number is None else f',"w":{number}'
         if len(self._texts) < _MOST_LINES:
-            self._texts[found.f_code, found.f_lineno] = text
+            self._texts[found.f_code, found.f_lasti] = text
         return text
 
 

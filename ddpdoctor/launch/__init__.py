@@ -6,7 +6,15 @@ each signal on once, ends as the job ends, and where its own part fails the job 
 """
 
 from ddpdoctor.launch.child import CommandNotStartedError, ExitStatus
-from ddpdoctor.launch.options import RunOptions, parse_step_range
+from ddpdoctor.launch.options import RunOptions, parse_address, parse_step_range
 from ddpdoctor.launch.session import Outcome, run_job
 
-__all__ = ["CommandNotStartedError", "ExitStatus", "Outcome", "RunOptions", "parse_step_range", "run_job"]
+__all__ = [
+    "CommandNotStartedError",
+    "ExitStatus",
+    "Outcome",
+    "RunOptions",
+    "parse_address",
+    "parse_step_range",
+    "run_job",
+]

@@ -23,6 +23,8 @@ class RunOptions:
     """Most that one rank's trace may take on disk, in MB of 10^6 bytes."""
     telemetry: bool = True
     telemetry_interval_s: float = 1.0
+    prometheus: tuple[str, int] | None = None
+    """(host, port) at which this launcher serves metrics while the job runs."""
 
     def as_document(self) -> dict[str, Any]:
         """The options as the manifest stores them."""
@@ -39,3 +41,14 @@ def parse_step_range(text: str) -> tuple[int, int]:
             f"--profile-steps {text}: give the first step and the one to stop before, as in 20:25."
         )
     return int(found.group(1)), int(found.group(2))
+
+
+def parse_address(text: str) -> tuple[str, int]:
+    """``"PORT"``, on this machine alone, or ``"HOST:PORT"``. Raises DdpDoctorError where it is anything else."""
+    host, colon, port = text.strip().rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not port.isdecimal() or int(port) > 65535 or (colon and not host):
+        raise DdpDoctorError(
+            f"--prometheus {text}: give a port, as in 9400, or an address, as in 0.0.0.0:9400."
+        )
+    return host or "127.0.0.1", int(port)

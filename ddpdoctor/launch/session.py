@@ -19,9 +19,10 @@ from ddpdoctor.launch.environment import LAUNCHER_VARIABLE, child_environment
 from ddpdoctor.launch.identity import JobIdentity, default_run_name, job_identity
 from ddpdoctor.launch.leftovers import HostRanks, drain_spools, drain_stale_spools, end_orphaned_ranks
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.privacy import mask_command, recorded_environment
+from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import RUN_SCHEMA, make_spool_root
+from ddpdoctor.rundir.privacy import recorded_environment
 
 _OTHERS_S = 5.0
 
@@ -69,7 +70,7 @@ def run_job(
             f"nothing is recorded and the job runs alone, because the run directory cannot be made: {error}."
         )
         return _run_unrecorded(command, base)
-    return recording.run(command)
+    return recording.run(command, warn)
 
 
 def _run_unrecorded(command: Sequence[str], environment: dict[str, str]) -> Outcome:
@@ -96,7 +97,7 @@ class _Recording:
         self.telemetry_notes: list[str] = []
         """For the manifest only: a missing GPU is nothing to tell every user of a CPU job."""
 
-    def run(self, command: Sequence[str]) -> Outcome:
+    def run(self, command: Sequence[str], warn: Callable[[str], None]) -> Outcome:
         """Start the command, watch over it, gather what it left."""
         try:
             child = Child(command, self.environment)
@@ -105,7 +106,7 @@ class _Recording:
             drain_spools(self.spool)
             return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
         try:
-            self.watch.start()
+            self.watch.start(warn)
         except Exception as error:
             self.notes.append(f"No telemetry: {type(error).__name__}: {error}.")
         status = child.wait()
@@ -157,7 +158,8 @@ class _Recording:
 def _no_rank(command: Sequence[str]) -> str:
     return (
         f"no rank was recorded: {command[0]} ended without any Python process in which "
-        "torch.distributed.init_process_group returned, or its Python was started with -I, -E or -S."
+        "torch.distributed.init_process_group returned, or its ranks did not get the command's environment "
+        "(PYTHONPATH, DDPDOCTOR_*), or their Python was started with -I, -E or -S."
     )
 
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from .graph import COMPONENTS, INDEX, Array
 from .intervals import EMPTY, Intervals, covered, subtract, union
 from .points import gradients_ready
+from .settings import loaders_with_workers
 from .steplog import RankLog
 
 _EPOCH_START_BATCHES = 1
@@ -51,11 +52,7 @@ def _collect(log: RankLog, origin: int) -> dict[str, list[tuple[int, int]]]:
     def add(name: str, start: int, end: int) -> None:
         found.setdefault(name, []).append((start - origin, end - origin))
 
-    with_workers = {
-        int(loader.get("id", i))
-        for i, loader in enumerate(log.record.info.get("loaders") or [])
-        if loader.get("num_workers")
-    }
+    with_workers = loaders_with_workers(log)
     fresh: dict[int, int] = {}
     for step in log.steps:
         for event in step.events:

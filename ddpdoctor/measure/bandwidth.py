@@ -77,18 +77,23 @@ def bandwidth_points(graph: Graph) -> list[BandwidthPoint]:
 def latency_and_rate(sizes: np.ndarray, times_ns: np.ndarray) -> tuple[float, float | None]:  # type: ignore[type-arg]
     """(ns per message, bytes per ns) of the line time = latency + bytes / rate, fitted robustly.
 
-    Medians of the smaller and the larger half of the sizes fix the line. Where all messages have about one
-    size, the latency is at most the whole time and the rate is None.
+    Medians per size class (a power of two), weighted so that each counts by its relative error: transfers scatter
+    by a share of their length. Where all messages have about one size, the latency is at most the whole time and
+    the rate is None.
     """
-    small, large = sizes <= np.median(sizes), sizes > np.median(sizes)
-    if not large.any() or np.median(sizes[large]) < 2 * np.median(sizes[small]):
+    classes = np.round(np.log2(np.maximum(sizes, 1.0)))
+    chosen = [classes == c for c in np.unique(classes)]
+    x = np.array([np.median(sizes[c]) for c in chosen])
+    y = np.array([np.median(times_ns[c]) for c in chosen])
+    if x.max() < 2 * x.min():
         return float(np.median(times_ns)), None
-    x0, x1 = float(np.median(sizes[small])), float(np.median(sizes[large]))
-    y0, y1 = float(np.median(times_ns[small])), float(np.median(times_ns[large]))
-    slope = (y1 - y0) / (x1 - x0)
+    weight = np.array([np.sqrt(c.sum()) for c in chosen]) / y
+    (latency, slope), *_ = np.linalg.lstsq(np.stack([weight, weight * x], axis=1), weight * y, rcond=None)
+    if latency < 0:
+        latency, slope = 0.0, float((weight**2 * x * y).sum() / (weight**2 * x * x).sum())
     if slope <= 0:
         return float(np.median(times_ns)), None
-    return max(0.0, y0 - slope * x0), 1.0 / slope
+    return float(latency), 1.0 / float(slope)
 
 
 def large_bus_gb_per_s(points: list[BandwidthPoint]) -> tuple[float | None, float | None]:

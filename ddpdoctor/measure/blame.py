@@ -1,7 +1,7 @@
 """Blame: what a late rank did, since all were last together, that the others did not.
 
 For component *c* of the work of rank *r* in segment *k* of cycle *n*, with the median over the **other**
-ranks,
+ranks (of an even number of others the upper one: where most ranks are slow, slow is usual),
 
     d[n, k, r, c] = work[n, k, r, c] - median over others of work[n, k, :, c]
 
@@ -9,7 +9,8 @@ The sum over *k* says by how much the rank does more in the whole cycle: what it
 loses in the next is no imbalance (a barrier between the two is then the bottleneck, not the rank). The excess
 is *persistent* where its median over the cycles stands out of its own scatter, and *sporadic* where single
 cycles stand out of the rank's usual ones. Scatter that hits all ranks alike, as on a busy machine, is
-neither.
+neither. Where it is work that is recorded as such (a batch that comes late now here, now there), its cost is
+real, but it is common to the ranks.
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ FEW_CYCLES_SHARE = 0.05
 twice again in a single cycle."""
 _FEWEST_RANKS = 4
 _LIKELY_CHANCE = 0.02
-ONE_SIDED = 0.7
-"""Share of all sporadic excess of a component that the accused ranks must carry: scatter that hits everybody
-accuses nobody."""
+MOSTLY = 0.5
+ONE_SIDED = 1.5
+"""Times their fair share of all sporadic excess of a kind that the accused ranks must carry, and half of it at
+least: scatter that hits everybody accuses nobody."""
 BLAMED = {
     "data": ("data", "epoch_start"),
     "copy": ("copy",),
@@ -56,7 +58,7 @@ BLAMED = {
 """Kinds of work for which a rank is blamed (facts under ``late``) → components."""
 _NAMED = ("data", "copy", "collection", "checkpoint")
 """Kinds that are recorded as such: an outlier there is what it says, also where it strikes each rank at its
-own time."""
+own time. It then accuses nobody, and is common to all."""
 _MAD_TO_SIGMA = 1.4826
 
 
@@ -70,14 +72,19 @@ class Excess:
     """What the rank does longer in each component, though it may make up for it in another."""
     culprits: dict[str, list[int]]
     """Positions of the accused ranks by kind of work, those with most excess first."""
+    everybody: tuple[str, ...] = ()
+    """Kinds of recorded work that take long now on this rank, now on that one, as chance has it."""
 
 
 def _others_median(values: Array) -> Array:
-    """Median over the other ranks. ``values`` [..., R]; NaN where nobody else is there."""
+    """Median over the other ranks, the upper one where their number is even. ``values`` [..., R >= 2]."""
     world = values.shape[-1]
     if world > 16:
-        return np.broadcast_to(np.nanmedian(values, axis=-1, keepdims=True), values.shape)
-    columns = [np.nanmedian(np.delete(values, r, axis=-1), axis=-1) for r in range(world)]
+        # The same to within one rank: the lower median of all.
+        middle = np.partition(values, (world - 1) // 2, axis=-1)[..., (world - 1) // 2]
+        return np.broadcast_to(middle[..., None], values.shape)
+    half = (world - 1) // 2
+    columns = [np.partition(np.delete(values, r, axis=-1), half, axis=-1)[..., half] for r in range(world)]
     return np.stack(columns, axis=-1)
 
 
@@ -92,7 +99,7 @@ def excess(graph: Graph) -> Excess:
     ):
         # Ranks that were not seen to meet cannot be late for each other.
         return Excess(empty, empty, {})
-    differences = [_differences(group.work) for group in graph.groups]
+    differences = [_differences(group.work_since) for group in graph.groups]
     # Cycle totals, all groups together: [cycles, R, C].
     totals = np.concatenate(
         [_total_difference(group, d) for group, d in zip(graph.groups, differences, strict=True)]
@@ -102,10 +109,13 @@ def excess(graph: Graph) -> Excess:
     steps = np.concatenate([group.steps for group in graph.groups])
     accepted = np.zeros(totals.shape, bool)
     culprits: dict[str, list[int]] = {}
+    everybody = []
     for kind, names in BLAMED.items():
         columns = [INDEX[name] for name in names]
         together = totals[:, :, columns].sum(axis=2)
-        hit = _hits(together, steps, step_ns, named=kind in _NAMED)
+        hit, chance = _hits(together, steps, step_ns)
+        if chance and kind in _NAMED:
+            everybody.append(kind)
         weight = np.where(hit, np.clip(together, 0, None), 0.0).sum(axis=0)
         if not weight.any():
             continue
@@ -115,7 +125,7 @@ def excess(graph: Graph) -> Excess:
         culprits[kind] = [int(r) for r in order if weight[r] >= 0.25 * weight[order[0]] and weight[r] > 0]
     claimed = _spread(differences, totals, accepted)
     _scale_to_whole(totals, whole, accepted)
-    return Excess(_spread(differences, totals, accepted), claimed, culprits)
+    return Excess(_spread(differences, totals, accepted), claimed, culprits, tuple(everybody))
 
 
 def _net(totals: Array, together: Array) -> Array:
@@ -134,7 +144,7 @@ def _total_difference(group: CycleGroup, differences: Array) -> Array:
     if group.hidden is None:
         total: Array = differences.sum(axis=1)
         return total
-    spent = np.moveaxis(group.work.sum(axis=1) + group.hidden, 1, -1)
+    spent = np.moveaxis(group.work_since.sum(axis=1), 1, -1)
     return np.moveaxis(spent - _others_median(spent), -1, 1)
 
 
@@ -144,52 +154,53 @@ def _differences(work: Array) -> Array:
     return np.moveaxis(moved - _others_median(moved), -1, 2)
 
 
-def _hits(difference: Array, steps: NDArray[np.int64], step_ns: float, *, named: bool) -> NDArray[np.bool_]:
-    """[cycles, R] in which cycles a rank's excess in one component counts."""
+def _hits(difference: Array, steps: NDArray[np.int64], step_ns: float) -> tuple[NDArray[np.bool_], bool]:
+    """[cycles, R] in which cycles a rank's excess in one kind of work counts, and whether there are outliers that
+    strike the ranks by chance."""
     cycles, world = difference.shape
     usual = np.median(difference, axis=0)
     scatter = _MAD_TO_SIGMA * np.median(np.abs(difference - usual), axis=0)
     error = 1.2533 * scatter / np.sqrt(max(cycles, 1))
     persistent = (usual > PERSISTENT_SIGMAS * error) & (usual > PERSISTENT_SHARE * step_ns)
     if cycles < FEWEST_CYCLES:
-        # Too few cycles to know a rank's own scatter: it must stand out of the other ranks', and clearly.
-        spread = (
-            _MAD_TO_SIGMA * np.median(np.abs(usual - np.median(usual))) if world >= _FEWEST_RANKS else 0.0
-        )
+        # Too few cycles to know a rank's own scatter: in each it must stand out of the other ranks', and clearly.
         share = FEW_CYCLES_SHARE * (1 if world >= _FEWEST_RANKS else 2) * (1 if cycles > 1 else 2)
-        persistent &= (usual > PERSISTENT_SIGMAS * spread) & (usual > share * step_ns)
+        if world >= _FEWEST_RANKS:
+            spread = _MAD_TO_SIGMA * np.median(np.abs(difference))
+            persistent = difference.min(axis=0) > PERSISTENT_SIGMAS * spread
+        persistent &= usual > share * step_ns
     hit = np.zeros(difference.shape, bool)
     hit[:, persistent] = difference[:, persistent] > 0
     spike = difference > np.maximum(usual, 0) + np.maximum(SPIKE_SIGMAS * scatter, SPIKE_SHARE * step_ns)
-    if not named:
-        spike = _one_sided(spike, difference, steps)
-    often: NDArray[np.bool_] = hit | (spike & (spike.sum(axis=0) >= FEWEST_SPIKES))
-    return often
+    carried = one_sided(spike, difference, steps)
+    chance = bool((spike & ~hit).sum() >= FEWEST_SPIKES) and not carried.any()
+    return hit | (carried & (carried.sum(axis=0) >= FEWEST_SPIKES)), chance
 
 
-def _one_sided(spike: NDArray[np.bool_], difference: Array, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Spikes of the ranks that carry most of them; none where they hit everybody alike."""
+def one_sided(spike: NDArray[np.bool_], difference: Array, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Spikes of the few ranks that carry most of them; none where they hit everybody alike."""
     weight = np.where(spike, difference, 0.0).sum(axis=0)
-    world = len(weight)
+    world, nobody = len(weight), np.zeros_like(spike)
     if not weight.sum():
-        return np.zeros_like(spike)
-    leader = int(weight.argmax())
-    fair = 1.0 / world
+        return nobody
+    leaders = weight >= 0.5 * weight.max()
+    few = int(leaders.sum())
+    needed = max(MOSTLY, ONE_SIDED * few / world)
+    if 2 * few > world or weight[leaders].sum() < needed * weight.sum():
+        return nobody
     order = np.argsort(steps, kind="stable")
-    rhythm = persistence(steps[order], spike[order, leader]).kind == "periodic"
-    if not rhythm and _chance(int(spike[:, leader].sum()), int(spike.sum()), world) > _LIKELY_CHANCE:
-        return np.zeros_like(spike)
-    if weight[leader] / weight.sum() < max(ONE_SIDED if world == 2 else 0.5, 2 * fair if world > 2 else 0.0):
-        return np.zeros_like(spike)
-    carried: NDArray[np.bool_] = spike & (weight >= 0.5 * weight[leader])
+    rhythm = persistence(steps[order], spike[order, int(weight.argmax())]).kind == "periodic"
+    if not rhythm and _chance(int(spike[:, leaders].sum()), int(spike.sum()), few, world) > _LIKELY_CHANCE:
+        return nobody
+    carried: NDArray[np.bool_] = spike & leaders
     return carried
 
 
-def _chance(leader: int, total: int, world: int) -> float:
-    """Probability that some rank gets at least ``leader`` of ``total`` disturbances that strike ranks at random."""
-    p = 1.0 / world
-    tail = sum(comb(total, n) * p**n * (1 - p) ** (total - n) for n in range(leader, total + 1))
-    return min(1.0, world * tail)
+def _chance(theirs: int, total: int, few: int, world: int) -> float:
+    """Probability that some ``few`` ranks get at least ``theirs`` of ``total`` disturbances that strike at random."""
+    p = few / world
+    tail = sum(comb(total, n) * p**n * (1 - p) ** (total - n) for n in range(theirs, total + 1))
+    return min(1.0, comb(world, few) * tail)
 
 
 def _scale_to_whole(totals: Array, whole: Array, accepted: NDArray[np.bool_]) -> None:
@@ -226,7 +237,6 @@ def component(amount: list[Array], *names: str) -> list[Array]:
 UNSEEN_SHARE = 0.05
 """Share of the step that one rank must keep the others waiting to be called late by a window too short to
 show why."""
-_MOSTLY = 0.5
 
 
 def unseen(graph: Graph, found: Excess) -> list[Array] | None:
@@ -242,12 +252,12 @@ def unseen(graph: Graph, found: Excess) -> list[Array] | None:
     weight = sum((wait.sum(axis=(0, 1)) for wait in caused), np.zeros(len(graph.ranks)))
     leader = int(weight.argmax())
     step_ns = float(np.median(np.concatenate([group.duration for group in graph.groups])))
-    if weight[leader] < UNSEEN_SHARE * step_ns * graph.cycles or weight[leader] < _MOSTLY * float(
+    if weight[leader] < UNSEEN_SHARE * step_ns * graph.cycles or weight[leader] < MOSTLY * float(
         weight.sum()
     ):
         return None
     explained_ns = sum(float(amount[:, :, leader].sum()) for amount in found.amount)
-    if explained_ns >= _MOSTLY * float(weight[leader]):
+    if explained_ns >= MOSTLY * float(weight[leader]):
         return None
     only = [np.zeros_like(wait) for wait in caused]
     for kept, wait, amount in zip(only, caused, found.amount, strict=True):

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import combinations
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from .blame import BLAMED, Excess, component, unseen
 from .facts import Cost, LateFacts, SharedFacts, Where
-from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, Array, CycleGroup, Graph
+from .fairness import Value, fair_shares
+from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, MODEL, Array, CycleGroup, Graph
 from .persistence import persistence
 from .replay import Change, replay_all, without_meeting, without_transfer, without_work
+from .whatif import reduced_again
 
 _USUAL = 0.4
 """Quantile of the transfer over the cycles that counts as what the transfer itself needs."""
 _LEAST_SHARE = 0.001
 """A rank whose excess saves less than this share of the step is not late."""
+_SAME_SEGMENTS = 0.5
+"""Part of two causes' time that must fall into the same segments of the cycle."""
 _HIT_SHARE = 0.02
 """A cause happens in a cycle when it takes at least this share of the mean cycle."""
 
@@ -62,82 +68,110 @@ class Pricing:
         self.order = np.argsort(self.steps, kind="stable")
 
     def late(self) -> LateFacts:
-        """Excess on some ranks, by cause."""
-        costs = {fact: self._late(names) for fact, names in BLAMED.items()}
-        everything = [of.sum(axis=-1) for of in self.excess.amount]
+        """Excess on some ranks, by cause; where ranks are late for different causes, each with its part of what all
+        of them cost together (see :func:`fair_shares`)."""
+        amount = self.excess.claimed if _hide_each_other(self.excess) else self.excess.amount
+        removed = {fact: component(amount, *names) for fact, names in BLAMED.items()}
+        removed = {fact: of for fact, of in removed.items() if any(part.any() for part in of)}
         rest = unseen(self.graph, self.excess)
         if rest is not None:
-            if costs["unknown"] is None:
-                positions = [int(np.sum([of.sum(axis=(0, 1)) for of in rest], axis=0).argmax())]
-                costs["unknown"] = self._price([without_work(rest)], rest, positions, ())
-            everything = [a + b for a, b in zip(everything, rest, strict=True)]
-        total = self._price([without_work(everything)], everything, None, ()) if any(costs.values()) else None
-        return LateFacts(**costs, total=total)
+            known = removed.get("unknown", [np.zeros_like(of) for of in rest])
+            removed["unknown"] = [a + b for a, b in zip(known, rest, strict=True)]
+        found = fair_shares(removed, self._gain_ns)
+        costs = {fact: self._late(removed[fact], BLAMED[fact], value) for fact, value in found.items()}
+        if not any(costs.values()):
+            return LateFacts()
+        everything = [sum(parts) for parts in zip(*removed.values(), strict=True)]
+        return LateFacts(**costs, total=self._price([without_work(everything)], everything, None, ()))
+
+    def _gain_ns(self, removed: list[Array]) -> float:
+        return float((replay_all(self.graph) - replay_all(self.graph, [without_work(removed)])).mean())
 
     def shared(self) -> SharedFacts:
         """What is common to all ranks, by cause."""
         costs: dict[str, Cost | None] = {fact: self._common(names) for fact, names in SHARED.items()}
         costs["barrier"] = self._meeting([BARRIER])
         costs["collective"] = self._meeting([COLLECTIVE])
-        costs["broadcast"] = self._meeting([BROADCAST])
-        costs["communication"] = self._transfer()
+        # It is there in every step: what it takes beyond the usual in some is a busy machine.
+        costs["broadcast"] = self._meeting([BROADCAST], usual=True)
+        costs["communication"] = self._transfer(GRADIENTS)
+        costs["model_communication"] = self._transfer(MODEL)
         costs["redundant_sync"] = self._redundant()
+        costs["cpu_starved"] = self._starved()
         return SharedFacts(**costs)
 
-    def _late(self, names: Sequence[str]) -> Cost | None:
-        removed = component(self.excess.amount, *names)
+    def _late(self, removed: list[Array], names: Sequence[str], value: Value) -> Cost | None:
         weight = sum((of.sum(axis=(0, 1)) for of in removed), np.zeros(len(self.graph.ranks)))
-        if not weight.any():
-            return None
         positions = [int(r) for r in np.argsort(-weight) if weight[r] >= 0.25 * weight.max()]
         cost = self._price([without_work(removed)], removed, sorted(positions), names)
-        return cost if cost.share >= _LEAST_SHARE else None
+        share = value.part_ns / self.mean_ns
+        if share < _LEAST_SHARE:
+            return None
+        return msgspec.structs.replace(
+            cost,
+            ms_per_step=value.part_ns / 1e6,
+            share=share,
+            alone_ms_per_step=value.first_ns / 1e6,
+            remaining_ms_per_step=value.last_ns / 1e6,
+        )
 
     def _common(self, names: Sequence[str]) -> Cost | None:
+        by_chance = {name for kind in self.excess.everybody for name in BLAMED[kind]}
         removed = [
-            _common_part(component([group.work], *names)[0] - component([over], *names)[0])
+            np.clip(component([group.work], *names)[0], 0, None)
+            if by_chance.issuperset(names)
+            else _common_part(
+                component([group.work], *names)[0] - component([over], *names)[0],
+                component([group.work_alone], *names)[0] - component([over], *names)[0],
+            )
             for group, over in zip(self.graph.groups, self.excess.claimed, strict=True)
         ]
         if not sum(float(of.sum()) for of in removed):
             return None
         return self._price([without_work(removed)], removed, None, names)
 
-    def _meeting(self, kinds: Sequence[str]) -> Cost | None:
+    def _meeting(self, kinds: Sequence[str], *, usual: bool = False) -> Cost | None:
         spent = [_spent(group, kinds) for group in self.graph.groups]
         if not any(of.any() for of in spent):
             return None
         change = without_meeting(lambda group, k: group.syncs[k].kind in kinds)
-        return self._price(
-            [change], spent, None, (), where=self.lines.syncs(kinds), operation=self._names(kinds)
-        )
+        where, names = self.lines.syncs(kinds), self._names(kinds)
+        return self._price([change], spent, None, (), where=where, operation=names, usual=usual)
 
-    def _transfer(self) -> Cost | None:
+    def _transfer(self, kind: str) -> Cost | None:
         """Exposed transfer that comes back in every step. What goes beyond it in some steps is a disturbance
         (a busy CPU or link), and no reason to change the job."""
-        taken = [usual_transfer(group) for group in self.graph.groups]
+        taken = [usual_transfer(group, kind) for group in self.graph.groups]
         if not any(of.any() for of in taken):
             return None
-        where = self.lines.syncs([GRADIENTS])
+        where = self.lines.syncs([kind])
         spent = [of[:, :, None] for of in taken]
         return self._price([without_transfer(taken)], spent, None, (), where=where)
 
     def _redundant(self) -> Cost | None:
         """Reductions after which the same gradients are reduced again before the optimizer steps."""
-
-        def repeated(group: CycleGroup, k: int) -> bool:
-            sync = group.syncs[k]
-            return sync.kind == GRADIENTS and any(
-                later.kind == GRADIENTS and later.group == sync.group and later.micro > sync.micro
-                for later in group.syncs[k + 1 :]
-            )
-
-        chosen = [np.array([repeated(g, k) for k in range(len(g.syncs))]) for g in self.graph.groups]
+        chosen = [np.array([reduced_again(g, k) for k in range(len(g.syncs))]) for g in self.graph.groups]
         if not any(of.any() for of in chosen):
             return None
         taken = [
             g.transfer[:, :, None] * c[None, :, None] for g, c in zip(self.graph.groups, chosen, strict=True)
         ]
-        return self._price([without_meeting(repeated)], taken, None, (), where=self.lines.syncs([GRADIENTS]))
+        return self._price(
+            [without_meeting(reduced_again)], taken, None, (), where=self.lines.syncs([GRADIENTS])
+        )
+
+    def _starved(self) -> Cost | None:
+        """Run delay: of each rank no more than the (lower) median rank has in the same step, spread over its work."""
+        delays = [dict(zip(of.steps.tolist(), of.run_delay.tolist(), strict=True)) for of in self.graph.steps]
+        removed = []
+        for group in self.graph.groups:
+            delay = np.array([[of.get(int(step), np.nan) for of in delays] for step in group.steps])
+            common = _common_part(np.nan_to_num(delay)[:, None, :], np.nan_to_num(delay)[:, None, :])
+            work = np.clip(group.work.sum(axis=3), 0, None)
+            removed.append(work * np.minimum(1.0, common / np.maximum(work.sum(axis=1, keepdims=True), 1.0)))
+        if not any(of.any() for of in removed):
+            return None
+        return self._price([without_work(removed)], removed, None, ())
 
     def _names(self, kinds: Sequence[str]) -> str | None:
         names = {s.name for group in self.graph.groups for s in group.syncs if s.kind in kinds}
@@ -152,11 +186,14 @@ class Pricing:
         *,
         where: list[Where] | None = None,
         operation: str | None = None,
+        usual: bool = False,
     ) -> Cost:
         """Replay with the changes; ``spent`` [N, K, R or 1] ns per group is the time that goes into the
-        cause."""
-        without_ns = float(replay_all(self.graph, changes).mean())
-        gain_ns = max(0.0, self.mean_ns - without_ns)
+        cause. With ``usual``, a cycle gains no more than cycles usually do."""
+        gains = replay_all(self.graph) - replay_all(self.graph, changes)
+        if usual:
+            gains = np.minimum(gains, np.quantile(gains, _USUAL))
+        gain_ns = max(0.0, float(gains.mean()))
         per_cycle = np.concatenate([of.sum(axis=1).max(axis=1) for of in spent])
         hit = per_cycle > _HIT_SHARE * self.mean_ns
         when = persistence(self.steps[self.order], hit[self.order])
@@ -169,12 +206,7 @@ class Pricing:
             own_ms=own,
             typical_ms=typical,
             occurrence_ms=float(np.median(per_cycle[hit])) / 1e6 if hit.any() else None,
-            steps_hit=when.hit,
-            steps_seen=when.seen,
-            first_step=when.first,
-            last_step=when.last,
-            persistence=when.kind,
-            period_steps=when.period,
+            **when.as_facts(),
             where=where if where is not None else self._where(names, positions, hit),
             operation=operation or self.lines.operation(names, positions),
         )
@@ -199,24 +231,41 @@ class Pricing:
         return float(work[positions].mean()) / 1e6, typical
 
 
-def _common_part(work: Array) -> Array:
-    """[N, K, R] ns that the ranks have in common: of each, no more than the (lower) median rank has in the same segment."""
-    own = np.clip(work, 0, None)
-    middle = np.sort(own, axis=2)[:, :, (own.shape[2] - 1) // 2]
-    common: Array = np.minimum(own, middle[:, :, None])
+def _hide_each_other(found: Excess) -> bool:
+    """Whether two ranks are late for two causes between the same meetings: each is then early by the other's cause, and what
+    it makes up for must not hide its own. (With a meeting in between, that meeting is what costs the time.)"""
+    where = {}
+    for kind, ranks in found.culprits.items():
+        claimed = component(found.claimed, *BLAMED[kind])
+        per_segment = np.concatenate([of[:, :, ranks[0]].sum(axis=0) for of in claimed])
+        if per_segment.any():
+            where[kind] = ranks[0], per_segment / per_segment.sum()
+    return any(
+        one != other and float(np.minimum(here, there).sum()) > _SAME_SEGMENTS
+        for (one, here), (other, there) in combinations(where.values(), 2)
+    )
+
+
+def _common_part(work: Array, alone: Array) -> Array:
+    """[N, K, R] ns that the ranks have in common: of each, no more than the (lower) median rank has in the same segment.
+
+    ``alone`` is the same work as each rank would have it by itself, see :attr:`CycleGroup.work_alone`.
+    """
+    middle = np.sort(np.clip(alone, 0, None), axis=2)[:, :, (alone.shape[2] - 1) // 2]
+    common: Array = np.minimum(np.clip(work, 0, None), middle[:, :, None])
     return common
 
 
 def _whole(group: CycleGroup, names: Sequence[str]) -> Array:
     """[N, R] ns of these components in the cycle, beside synchronisations too."""
     whole: Array = component([group.work], *names)[0].sum(axis=1)
-    return whole if group.hidden is None else whole + component([group.hidden], *names)[0]
+    return whole if group.hidden is None else whole + component([group.hidden], *names)[0].sum(axis=1)
 
 
-def usual_transfer(group: CycleGroup) -> Array:
-    """[N, K] ns: exposed transfer of the gradients, cut at what it usually takes over the cycles."""
+def usual_transfer(group: CycleGroup, kind: str = GRADIENTS) -> Array:
+    """[N, K] ns: exposed transfer of this kind of collectives, cut at what it usually takes over the cycles."""
     exposed = group.transfer if group.exposed is None else group.exposed
-    taken = exposed * np.array([s.kind == GRADIENTS for s in group.syncs])[None, :]
+    taken = exposed * np.array([s.kind == kind for s in group.syncs])[None, :]
     usual: Array = np.minimum(taken, np.quantile(taken, _USUAL, axis=0)[None, :])
     return usual
 

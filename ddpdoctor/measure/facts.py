@@ -25,11 +25,17 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """One cause and its price: what a replay of the measured steps saves when the cause is taken out."""
 
     ms_per_step: float
-    """Measured step time minus replayed step time without the cause, mean over the measured steps."""
+    """Measured step time minus replayed step time without the cause, mean over the measured steps. Where ranks are
+    late for different causes, which hide behind each other: this cause's part of what all of them cost (their
+    Shapley values), so that parts add up."""
     share: float
     """``ms_per_step`` / mean step time."""
     speedup: float
-    """Mean step time / replayed step time without the cause; 1.0 is no gain."""
+    """Mean step time / replayed step time without this cause alone; 1.0 is no gain."""
+    alone_ms_per_step: float | None = None
+    """Step time saved without this cause while the other late causes stay; null but under ``late``."""
+    remaining_ms_per_step: float | None = None
+    """Step time that this cause still costs once the other late causes are gone; null but under ``late``."""
     ranks: list[int] | None = None
     """Culprit ranks, never the victims; None where all ranks are concerned."""
     own_ms: float | None = None
@@ -92,10 +98,16 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     batch_size_most: float | None = None
     """Mean batch size of the rank that gets most samples per step, relative to the median rank (1.0:
     even)."""
+    input_most: float | None = None
+    """Mean elements of the forward's inputs on the rank with most of them, relative to the median rank (1.0:
+    even): samples of different length or size."""
     micro_batches: float | None = None
     """Backward passes per optimizer step."""
     slow_steps_share: float | None = None
     """Share of measured steps slower than 1.5 x the median."""
+    operators_seen: bool | None = None
+    """Whether the operators outside forward, backward and optimizer were seen, in a profiled window: host
+    time is then Python work, and no computation."""
 
 
 class LateFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -149,6 +161,8 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     collection: Cost | None = None
     communication: Cost | None = None
     """Exposed transfer of gradients: nobody is late, nothing is left to hide it."""
+    model_communication: Cost | None = None
+    """Exposed transfer of the model's own collectives on a device, such as all-to-all and all-gather."""
     broadcast: Cost | None = None
     """DDP's broadcast of buffers at each forward."""
     launch: Cost | None = None
@@ -160,6 +174,7 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     no_overlap: Cost | None = None
     """Transfer that could have been hidden behind the backward pass, but was not."""
     cpu_starved: Cost | None = None
+    """Ready to run but without a CPU (scheduler's run delay): what all ranks alike lose by it."""
 
 
 class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -192,7 +207,8 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     clock_error_us: float | None = None
     """Error bound of the common clock."""
     slow_link_ranks: list[int] | None = None
-    """Ranks on the host whose collectives transfer slower than everyone else's."""
+    """Ranks of process groups whose transfers are persistently slower than those of like groups; null where there
+    are no like groups to compare."""
 
 
 class BucketFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -317,6 +333,26 @@ class PipelineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Those stages' computations beyond the typical ones."""
 
 
+class WhatIfFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Mean step time, by replay, of the same job with one thing changed. Null where that thing is not there to be
+    changed, or the window did not show what it takes to know."""
+
+    nobody_late_ms: float | None = None
+    """The late ranks do no more than the others."""
+    instant_data_ms: float | None = None
+    """Each batch is there when it is asked for."""
+    no_barriers_ms: float | None = None
+    """Explicit barriers are gone."""
+    no_sync_ms: float | None = None
+    """Gradients are reduced in the last micro-batch of a step only (DDP's no_sync)."""
+    perfect_overlap_ms: float | None = None
+    """All transfer of gradients runs beside computation, as far as the link can carry it."""
+    link_twice_as_fast_ms: float | None = None
+    """All collectives move their bytes in half the time; latencies stay."""
+    favoured_buckets_ms: float | None = None
+    """Gradients are reduced in buckets of ``buckets.favoured_cap_bytes``."""
+
+
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """All facts of a run. Rules address them by path, such as ``late.data.share`` or
     ``loader.num_workers``."""
@@ -332,5 +368,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     gpu: GpuFacts = GpuFacts()
     host: HostFacts = HostFacts()
     pipeline: PipelineFacts = PipelineFacts()
+    what_if: WhatIfFacts = WhatIfFacts()
     breakdown: dict[str, float] = {}
     """Share of the critical step time per part; sums to 1."""

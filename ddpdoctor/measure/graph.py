@@ -48,6 +48,8 @@ GRADIENTS = "gradients"
 BARRIER = "barrier"
 COLLECTIVE = "collective"
 BROADCAST = "broadcast"
+MODEL = "model"
+"""Collectives that belong to the model itself: tensor, pipeline, expert or embedding parallelism, sharded parameters."""
 STEP_END = "step end"
 
 
@@ -88,15 +90,23 @@ class CycleGroup:
     message_bytes: Array
     """[N, K] bytes that a rank contributes; NaN where unknown."""
     hidden: Array | None = None
-    """[N, R, C] ns of each component beside synchronisations of the cycle; None where none can run beside
-    one. A rank that waits in a reduction while its backward pass goes on computes no less than the late one:
-    both counts belong together."""
+    """[N, K, R, C] ns of each component beside the synchronisation, between own arrival and own end; None where none
+    can run beside one. A rank that waits in a reduction while its backward pass goes on computes no less than the
+    late one: both counts belong together."""
     beside: Array | None = None
     """[N, K, R] ns of computation between own arrival and own end: work that stays when the synchronisation
     goes. None: nothing."""
     exposed: Array | None = None
     """[N, K] ns of the transfer during which no member computes; None where nothing runs beside a
     transfer."""
+    latent_data: Array | None = None
+    """[N, R] ns that each rank would wait for data if it waited for no other rank: more than it did where
+    its loader's workers make batches in the time in which it waits for others. None: as it did."""
+    ready: Array | None = None
+    """[N, K, R] when each part could have started had the synchronisation before it been over: earlier than the
+    arrival where it was queued. None: at the arrival."""
+    on_device: bool = False
+    """Collectives run on a device beside the computation, which only some of them hold up (see :mod:`.lanes`)."""
 
     @property
     def last_arrival(self) -> Array:
@@ -146,6 +156,36 @@ class CycleGroup:
         return np.where(waits_for_all, last, np.maximum(at, at[:, [root]]))
 
     @property
+    def work_alone(self) -> Array:
+        """[N, K, R, C] ns: the work, with the wait for data that the rank would have by itself."""
+        if self.latent_data is None:
+            return self.work
+        work = self.work.copy()
+        data = work[..., INDEX["data"]]
+        # The wait that others hide would be where data is waited for: of this rank, or else of any.
+        typical = np.broadcast_to(data.sum(axis=2, keepdims=True), data.shape)
+        own = np.where(data.sum(axis=1, keepdims=True) > 0, data, typical)
+        whole = np.maximum(own.sum(axis=1, keepdims=True), 1.0)
+        missing = np.clip(self.latent_data - data.sum(axis=1), 0, None)
+        data += missing[:, None, :] * own / whole
+        return work
+
+    @property
+    def work_since(self) -> Array:
+        """[N, K, R, C] ns: the work, with what ran beside the synchronisation before, of which it is the continuation.
+
+        What runs beside the cycle's last one belongs to the last segment.
+        """
+        if self.hidden is None:
+            return self.work_alone
+        work = self.work_alone.copy()
+        for r in range(work.shape[2]):
+            own = [k for k, sync in enumerate(self.syncs) if r in sync.members]
+            for k, following in zip(own, [*own[1:], *own[-1:]], strict=True):
+                work[:, following, r] += self.hidden[:, k, r]
+        return work
+
+    @property
     def duration(self) -> Array:
         """[N] ns: the cycle's length, latest end to latest end."""
         length: Array = np.nanmax(self.end, axis=(1, 2)) - np.nanmax(self.begin, axis=1)
@@ -165,9 +205,11 @@ class RankSteps:
     """[N] ns in which the training thread was ready but had no CPU; NaN where unknown."""
     micro_batches: Array
     """[N] backward passes."""
+    cpu: Array | None = None
+    """[N] ns that the training thread ran on a CPU; NaN where unknown."""
     elements: Array | None = None
-    """[N] elements of all operators' inputs, from traces with shapes: the amount of work where the samples
-    are not known."""
+    """[N] elements of the forwards' inputs, or in traces with shapes of all operators': the amount of work
+    where samples are not known or differ in size; NaN where unknown."""
 
 
 @dataclass(frozen=True)

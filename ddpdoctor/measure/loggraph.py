@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from .activities import Activities
 from .graph import GRADIENTS, INDEX, STEP_END, Array, CycleGroup, Graph, RankSteps, Sync
+from .loaderpace import batches_per_step, latent_data, pace_ns
 from .points import Meeting, match, rank_points
 from .selection import choose_steps
-from .steplog import RankLog
+from .steplog import RankLog, Step
 
 _MOST_CELLS = 20_000_000
 """Bound on N x K x R x C, so that a long run of many ranks stays in memory (8 bytes each)."""
@@ -37,6 +39,9 @@ def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] 
         groups = _groups(by_step, measured, ranks, activities, origin, set_aside)
     for group in groups:
         _recount(group, operator_shares or {})
+    paces = [pace_ns(log) for log in logs]
+    batches = [batches_per_step(log) for log in logs]
+    groups = [replace(group, latent_data=latent_data(group, paces, batches)) for group in groups]
     return Graph(
         "step-log",
         ranks,
@@ -169,6 +174,12 @@ def _alone(
     ]
 
 
+def _input_elements(step: Step) -> float:
+    """Elements of the inputs of all forwards of the step; NaN where one is unknown."""
+    sizes = [event.e for event in step.events if event.k == "fwd"]
+    return float(sum(sizes)) if sizes and min(sizes) > 0 else float("nan")
+
+
 def _rank_steps(log: RankLog, origin: int) -> RankSteps:
     batches = [[e.n for e in s.events if e.k == "data" and not e.end and e.n >= 0] for s in log.steps]
     return RankSteps(
@@ -178,4 +189,6 @@ def _rank_steps(log: RankLog, origin: int) -> RankSteps:
         np.array([float(sum(b)) if b else np.nan for b in batches]),
         np.array([np.nan if s.run_delay_ns is None else s.run_delay_ns for s in log.steps], float),
         np.array([sum(e.k == "bwd" for e in s.events) for s in log.steps], float),
+        elements=np.array([_input_elements(s) for s in log.steps], float),
+        cpu=np.array([np.nan if s.cpu_ns is None else s.cpu_ns for s in log.steps], float),
     )

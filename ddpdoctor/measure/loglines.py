@@ -20,12 +20,15 @@ _EVENTS = {
     "epoch_start": ("iter", "data"),
     "backward": ("bwd",),
     "optimizer": ("opt",),
-    "collection": (),
+    "collection": ("gc",),
     "checkpoint": ("save",),
 }
 """Component → kinds of events whose call line is its line where no sample says more."""
 _MOST = 3
 _FEWEST_SAMPLES = 3
+_AFTER_GC_NS = 2_000_000
+"""The thread that takes samples cannot run during a collection. It does as soon as that is over, and still finds the
+line that collected."""
 _INSIDE_EVENTS = ("data", "iter", "bwd", "opt", "gc", "save", "coll", "bar", "wait", "load")
 
 
@@ -130,7 +133,7 @@ def _samples_in(log: RankLog, steps: Sequence[Step], components: Sequence[str]) 
     for index, samples in by_step.items():
         events = [e for e in steps[index].events if e.k in _INSIDE_EVENTS]
         for t, user, _ in samples:
-            inside = [e.k for e in events if e.s <= t < e.stop]
+            inside = [e.k for e in events if e.s <= t < e.stop + (_AFTER_GC_NS if e.k == "gc" else 0)]
             if inside:
                 matches = any(kind in kinds for kind in inside)
             else:

@@ -14,12 +14,15 @@ from .breakdown import critical_breakdown
 from .buckets import bucket_costs, bucket_settings
 from .clockhosts import align_logs
 from .costs import Lines, Pricing
-from .facts import BucketFacts, Facts, JobFacts, LateFacts, SharedFacts
+from .epochstarts import with_evaluations
+from .facts import BucketFacts, Facts, JobFacts, LateFacts, LoaderFacts, SharedFacts
 from .graph import Graph
+from .links import slow_link_ranks
 from .loggraph import graph_of_logs
 from .loglines import LogLines
 from .machines import HostTelemetry, gpu_telemetry, host_facts
 from .outside import operator_shares
+from .rare import merged, rare_costs
 from .refine import refine
 from .settings import ddp_facts, job_facts, loader_facts
 from .steplog import RankLog
@@ -29,6 +32,7 @@ from .timeline import timeline
 from .timing import step_facts
 from .tracegraph import graph_of_windows
 from .tracelines import TraceLines
+from .whatif import what_if_facts
 from .window import Window
 from .windowfacts import (
     bucket_facts,
@@ -69,12 +73,17 @@ def measure(
     )
     size_buckets(windows, _bucket_bytes(logs))
     window_graph = graph_of_windows(windows)[0] if windows else None
-    log_graph = graph_of_logs(logs, operator_shares(logs, windows)) if logs else None
+    shares = operator_shares(logs, windows)
+    log_graph = graph_of_logs(logs, shares) if logs else None
     use_window = log_graph is None or (on_device and window_graph is not None and window_graph.cycles > 0)
     graph = window_graph if use_window and window_graph is not None else log_graph
     assert graph is not None
     lines: Lines = TraceLines(windows) if use_window else LogLines(logs)
     facts = _facts(graph, log_graph, window_graph, logs, windows, lines, telemetry)
+    operators_seen = use_window or len(shares) == len(logs)
+    facts = msgspec.structs.replace(
+        facts, steps=msgspec.structs.replace(facts.steps, operators_seen=operators_seen)
+    )
     notes += _notes(graph, window_graph, windows, logs, on_device)
     drawn = log_graph if log_graph is not None and not on_device else graph
     hosts = [log.host for log in logs] if drawn is log_graph else [w.host for w in windows]
@@ -119,12 +128,21 @@ def _facts(
     steps = step_facts(timed)
     if windows and window_graph is not None:
         buckets = bucket_facts(window_graph, windows, buckets)
-    late, shared = LateFacts(), SharedFacts()
+    late, shared, found = LateFacts(), SharedFacts(), excess(graph)
+    latency = rate = None
     if graph.groups:
-        pricing = Pricing(graph, excess(graph), lines)
+        pricing = Pricing(graph, found, lines)
         late = refine(pricing.late(), graph, gpu.throttled_ranks or ())
         shared = pricing.shared()
+        starts = with_evaluations(shared.data_epoch_start, logs, steps.mean_ms, lines)
+        shared = msgspec.structs.replace(shared, data_epoch_start=starts)
+    if graph is not log_graph and log_graph is not None and log_graph.groups and steps.mean_ms:
+        # The window shows a few steps; what stops a host now and then is in the log of the whole run.
+        late, shared = merged(late, shared, rare_costs(log_graph, LogLines(logs)), steps.mean_ms)
     communication = communication_facts(window_graph or graph, windows)
+    compared = window_graph if window_graph is not None and window_graph.matched else graph
+    hosts = [w.host for w in windows] if compared is window_graph else [log.host for log in logs]
+    communication = msgspec.structs.replace(communication, slow_link_ranks=slow_link_ranks(compared, hosts))
     if graph is log_graph and graph.matched:
         wait, transfer = wait_and_transfer_ms(graph)
         communication = msgspec.structs.replace(
@@ -149,10 +167,11 @@ def _facts(
         shared=shared,
         communication=communication,
         buckets=buckets,
-        loader=loader_facts(logs, graph),
+        loader=loader_facts(logs, graph) if logs else _loader_of_windows(windows),
         ddp=ddp_facts(logs),
         gpu=gpu,
         host=host_facts(telemetry, logs, log_graph or graph),
+        what_if=what_if_facts(graph, found, window_graph, buckets, latency, rate),
         breakdown=critical_breakdown(graph),
     )
 
@@ -160,6 +179,16 @@ def _facts(
 def _bytes(graph: Graph) -> float | None:
     sums = [float(np.nansum(group.message_bytes)) for group in graph.groups]
     return sum(sums) / max(graph.cycles, 1) or None
+
+
+_IN_PROCESS = "_SingleProcessDataLoaderIter"
+"""The iterator of a DataLoader without workers, as it stands in the name of its operator."""
+
+
+def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
+    """What a trace says of the loader: only whether it makes batches in the training process itself."""
+    alone = any(_IN_PROCESS in name for window in windows for name in window.trace.names)
+    return LoaderFacts(num_workers=0 if alone else None)
 
 
 def _job_of_windows(windows: Sequence[Window]) -> JobFacts:

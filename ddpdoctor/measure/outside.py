@@ -12,12 +12,20 @@ from collections.abc import Sequence
 import numpy as np
 
 from .activities import Activities
-from .intervals import complement, intersect, total, union
+from .intervals import Intervals, complement, intersect, subtract, total, union
 from .points import rank_points
+from .selection import evaluates, main_loaders
 from .steplog import RankLog
 from .window import Window, main_lane, rows_of
 
 _LEAST_NS = 200_000
+
+
+def _evaluations(log: RankLog, main: set[int], origin: int) -> Intervals:
+    """Steps in which the job evaluates: what it computes there outside of DDP says nothing of training steps."""
+    steps = [step for step in log.steps if evaluates(step, main)]
+    starts = np.array([step.start - origin for step in steps], float)
+    return starts, np.array([step.end - origin for step in steps], float)
 
 
 def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[int, float]:
@@ -25,7 +33,7 @@ def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[
     have one."""
     by_rank = {window.rank: window for window in windows if not window.on_device}
     shares = {}
-    for position, log in enumerate(logs):
+    for position, (log, main) in enumerate(zip(logs, main_loaders(logs), strict=True)):
         window = by_rank.get(log.rank)
         if window is None or not log.steps:
             continue
@@ -35,7 +43,9 @@ def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[
         starts = [s for s, _ in sets] + [np.array([p.arrival - origin for p in points], float)]
         ends = [e for _, e in sets] + [np.array([p.end - origin for p in points], float)]
         taken = union(np.concatenate(starts), np.concatenate(ends))
-        host = complement(taken, 0.0, float(window.span[1] - origin))
+        host = subtract(
+            complement(taken, 0.0, float(window.span[1] - origin)), _evaluations(log, main, origin)
+        )
         trace = window.trace
         ops = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))
         a, b = rows_of(trace, ops)

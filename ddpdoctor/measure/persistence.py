@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,17 @@ class Persistence:
     first: int | None
     last: int | None
     period: int | None = None
+
+    def as_facts(self) -> dict[str, Any]:
+        """The fields of a :class:`~.facts.Cost` that say when it occurs."""
+        return {
+            "steps_hit": self.hit,
+            "steps_seen": self.seen,
+            "first_step": self.first,
+            "last_step": self.last,
+            "persistence": self.kind,
+            "period_steps": self.period,
+        }
 
 
 def persistence(steps: NDArray[np.int64], hit: NDArray[np.bool_]) -> Persistence:

@@ -7,29 +7,31 @@ A cycle is replayed from the state in which its ranks really were at its beginni
     end[k]        = max over members of arrival[k, r] + transfer[k]
     ready[r]      = end[k] + lag[k, r]
 
-(at a broadcast, the maximum is over those for whom the rank waits: see ``CycleGroup.together``). With nothing changed this gives back
-the measured times exactly (a test holds it to that). A scenario changes ``work``, ``transfer``, or drops the
-meeting itself (``meet``), in which case each member goes on with what it computed beside it. The form is that
-of the what-if analysis of large jobs (Lin et al., "Understanding Stragglers in Large Model Training Using
-What-if Analysis", OSDI '25): replay with a cause idealised, compare step times.
+(at a broadcast, the maximum is over those for whom the rank waits: see ``CycleGroup.together``). In a profiler
+window the computation beside a reduction is known as well, and is replayed in a lane of its own (:mod:`.lanes`). With
+nothing changed this gives back the measured times (a test holds it to that). A scenario takes out ``work``, changes
+``transfer``, or drops the meeting itself (``meet``), in which case each member goes on with what it computed beside
+it. The form is that of the what-if analysis of large jobs (Lin et al., "Understanding Stragglers in Large Model
+Training Using What-if Analysis", OSDI '25): replay with a cause idealised, compare step times.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from .graph import Array, CycleGroup, Graph
+from .lanes import Part, length_ns, parts_of
 
 
 @dataclass
 class Scenario:
     """A changed world for one :class:`CycleGroup`; the arrays may be edited before the replay."""
 
-    work: Array
-    """[N, K, R] ns"""
+    removed: Array
+    """[N, K, R] ns of work that is taken out, of the segment and of what runs beside the meeting before it."""
     transfer: Array
     """[N, K] ns"""
     meet: list[bool]
@@ -42,21 +44,34 @@ Change = Callable[[CycleGroup, int, Scenario], None]
 
 def baseline(group: CycleGroup) -> Scenario:
     """The world as measured."""
-    return Scenario(group.work.sum(axis=3), group.transfer.copy(), [True] * len(group.syncs))
+    return Scenario(np.zeros(group.arrival.shape), group.transfer.copy(), [True] * len(group.syncs))
 
 
 def replay(group: CycleGroup, scenario: Scenario) -> Array:
     """[N] ns: the length of each cycle in the scenario."""
+    if group.on_device:
+        return length_ns(group, [_changed(part, k, scenario) for k, part in enumerate(parts_of(group))])
     ready = group.begin.copy()
+    own = group.work.sum(axis=3)
+    work = own - np.minimum(scenario.removed, np.maximum(own, 0.0))
     for k, sync in enumerate(group.syncs):
         members = list(sync.members)
-        arrival = ready[:, members] + scenario.work[:, k, members]
+        arrival = ready[:, members] + work[:, k, members]
         if scenario.meet[k]:
             ready[:, members] = _meet(group, k, arrival, scenario.transfer[:, k])
         else:
             ready[:, members] = arrival if group.beside is None else arrival + group.beside[:, k, members]
     length: Array = np.nanmax(ready, axis=1) - np.nanmax(group.begin, axis=1)
     return length
+
+
+def _changed(part: Part, k: int, scenario: Scenario) -> Part:
+    return replace(
+        part,
+        removed=scenario.removed[:, k, part.members],
+        transfer=scenario.transfer[:, k],
+        meets=scenario.meet[k],
+    )
 
 
 def _meet(group: CycleGroup, k: int, arrival: Array, transfer: Array) -> Array:
@@ -91,7 +106,7 @@ def without_work(removed: Sequence[Array]) -> Change:
     """Takes ``removed[group]`` ([N, K, R] ns) out of the work."""
 
     def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
-        scenario.work = scenario.work - np.minimum(removed[position], np.maximum(scenario.work, 0.0))
+        scenario.removed = scenario.removed + removed[position]
 
     return change
 

@@ -27,13 +27,13 @@ def choose_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[str, int]]:
     everywhere = set.intersection(*(set(steps) for steps in by_number)) if by_number else set()
     anywhere = set().union(*(set(steps) for steps in by_number)) if by_number else set()
     reasons: dict[int, str] = dict.fromkeys(anywhere - everywhere, "missing on a rank")
-    main = _main_loaders(logs)
+    main = main_loaders(logs)
     for number in sorted(everywhere):
         steps = [of[number] for of in by_number]
-        if any(mark in _DISTURBED for step in steps for mark in step.marks):
+        if any(disturbed(step) for step in steps):
             reasons[number] = "disturbed by the profiler"
             reasons.setdefault(number + 1, "disturbed by the profiler")
-        elif any(_evaluates(step, loaders) for step, loaders in zip(steps, main, strict=True)):
+        elif any(evaluates(step, loaders) for step, loaders in zip(steps, main, strict=True)):
             reasons[number] = "evaluation"
     _warm_up(by_number, everywhere, reasons)
     candidates = everywhere - set(reasons)
@@ -59,7 +59,12 @@ def _warm_up(by_number: list[dict[int, Step]], everywhere: set[int], reasons: di
         reasons[number] = "warm-up"
 
 
-def _main_loaders(logs: Sequence[RankLog]) -> list[set[int]]:
+def disturbed(step: Step) -> bool:
+    """Whether a profiler, ours or the job's, was opened, closed or saved in this step."""
+    return any(mark in _DISTURBED for mark in step.marks)
+
+
+def main_loaders(logs: Sequence[RankLog]) -> list[set[int]]:
     """Per rank: the loaders that give batches in at least a third of the steps; any other one evaluates."""
     found = []
     for log in logs:
@@ -70,7 +75,8 @@ def _main_loaders(logs: Sequence[RankLog]) -> list[set[int]]:
     return found
 
 
-def _evaluates(step: Step, main: set[int]) -> bool:
+def evaluates(step: Step, main: set[int]) -> bool:
+    """Whether the job evaluates in this step: a forward without gradients, or batches of another loader."""
     return any(
         e.k == "eval" or (e.k == "data" and not e.end and main and e.l not in main) for e in step.events
     )

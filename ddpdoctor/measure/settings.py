@@ -47,6 +47,24 @@ def main_loader(log: RankLog) -> int | None:
     return used.most_common(1)[0][0] if used else None
 
 
+def main_loader_settings(log: RankLog) -> dict[str, Any] | None:
+    """What the rank says of the loader that gave most batches."""
+    chosen = main_loader(log)
+    for place, loader in enumerate(log.record.info.get("loaders") or []):
+        if loader.get("id", place) == chosen:
+            return {"id": chosen, **loader}
+    return None
+
+
+def loaders_with_workers(log: RankLog) -> set[int]:
+    """Ids of the rank's loaders that have worker processes."""
+    return {
+        int(loader.get("id", place))
+        for place, loader in enumerate(log.record.info.get("loaders") or [])
+        if loader.get("num_workers")
+    }
+
+
 def loader_facts(logs: Sequence[RankLog], graph: Graph) -> LoaderFacts:
     """Settings of the training loop's loader, and how long ranks wait for it."""
     waits, ready = [], []
@@ -56,23 +74,22 @@ def loader_facts(logs: Sequence[RankLog], graph: Graph) -> LoaderFacts:
             waits.append(float(np.mean([sum(t) for t in times])) / 1e6)
         ready += [e.q for step in log.steps for e in step.events if e.k == "data" and e.q >= 0]
     for log in logs:
-        chosen = main_loader(log)
-        for place, loader in enumerate(log.record.info.get("loaders") or []):
-            if loader.get("id", place) == chosen:
-                return LoaderFacts(
-                    num_workers=loader.get("num_workers"),
-                    prefetch_factor=loader.get("prefetch_factor"),
-                    pin_memory=loader.get("pin_memory"),
-                    persistent_workers=loader.get("persistent_workers"),
-                    batch_size=loader.get("batch_size"),
-                    drop_last=loader.get("drop_last"),
-                    sampler=loader.get("sampler"),
-                    dataset=loader.get("dataset"),
-                    where=log.where.get(loader.get("where", -1)),
-                    wait_ms=float(np.median(waits)) if waits else None,
-                    longest_wait_ms=max(waits) if waits else None,
-                    ready_batches=float(np.mean(ready)) if ready else None,
-                )
+        loader = main_loader_settings(log)
+        if loader is not None:
+            return LoaderFacts(
+                num_workers=loader.get("num_workers"),
+                prefetch_factor=loader.get("prefetch_factor"),
+                pin_memory=loader.get("pin_memory"),
+                persistent_workers=loader.get("persistent_workers"),
+                batch_size=loader.get("batch_size"),
+                drop_last=loader.get("drop_last"),
+                sampler=loader.get("sampler"),
+                dataset=loader.get("dataset"),
+                where=log.where.get(loader.get("where", -1)),
+                wait_ms=float(np.median(waits)) if waits else None,
+                longest_wait_ms=max(waits) if waits else None,
+                ready_batches=float(np.mean(ready)) if ready else None,
+            )
     return LoaderFacts(
         wait_ms=float(np.median(waits)) if waits else None, longest_wait_ms=max(waits) if waits else None
     )

@@ -36,6 +36,7 @@ class Event(msgspec.Struct):
     w: int = -1
     l: int = -1  # noqa: E741
     n: int = -1
+    e: int = -1
     q: int = -1
     end: bool = False
     m: int = -1
@@ -84,7 +85,6 @@ class _Line(msgspec.Struct):
     marks: list[str] = []
     runq: int | None = None
     cpu: int | None = None
-    csw: list[int] | None = None
     self: int = 0
     where: int | None = None
     file: str = ""

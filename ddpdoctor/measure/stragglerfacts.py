@@ -92,10 +92,5 @@ def _cost(found: Stragglers, removed: Removed, culprits: list[Worker] | None) ->
         own_ms=float(np.mean([worker.compute_ms for worker in named])) if named else None,
         typical_ms=float(np.median(others)) if named and others else None,
         occurrence_ms=float(np.median(gain[hit])) if hit.any() else None,
-        steps_hit=when.hit,
-        steps_seen=when.seen,
-        first_step=when.first,
-        last_step=when.last,
-        persistence=when.kind,
-        period_steps=when.period,
+        **when.as_facts(),
     )

@@ -16,13 +16,12 @@ import polars as pl
 
 from .activities import Activities
 from .clockhosts import align_logs
-from .graph import Array
 from .intervals import Intervals
 from .points import Meeting, Point, match, rank_points
 from .steplog import RankLog
 from .tracegraph import step_of
 from .tracematch import align_and_match
-from .window import Window
+from .window import Window, arrivals
 
 LOG, TRACE = "step-log", "trace"
 
@@ -161,15 +160,15 @@ def _window_collectives(windows: Sequence[Window], notes: list[str]) -> list[tup
     matched = align_and_match(windows)
     if matched.refused:
         notes.append(f"Collectives could not be matched over the ranks: {matched.refused}.")
-    arrivals = [_arrivals(window) for window in windows]
+    begun = [arrivals(window)[0] for window in windows]
     last = [np.full(len(window.comms), -1, np.int64) for window in windows]
     for line in matched.rows if not matched.refused else ():
-        latest = max(int(arrivals[r][row]) for r, row in enumerate(line) if row >= 0)
+        latest = max(int(begun[r][row]) for r, row in enumerate(line) if row >= 0)
         for r, row in enumerate(line):
             if row >= 0:
                 last[r][row] = latest
     rows: list[tuple[object, ...]] = []
-    for window, arrival, latest_of in zip(windows, arrivals, last, strict=True):
+    for window, arrival, latest_of in zip(windows, begun, last, strict=True):
         comms, steps = window.comms, step_of(window, window.comms.issued)
         for i in range(len(comms)):
             size = float(comms.bytes[i])
@@ -183,16 +182,6 @@ def _window_collectives(windows: Sequence[Window], notes: list[str]) -> list[tup
                 )
             )
     return rows
-
-
-def _arrivals(window: Window) -> Array:
-    """[M] ns: a collective queued behind another one can start when that one is over."""
-    comms = window.comms
-    order = np.argsort(comms.start, kind="stable")
-    arrival = comms.start.copy()
-    arrival[order[1:]] = np.maximum(arrival[order[1:]], np.maximum.accumulate(comms.end[order])[:-1])
-    result: Array = np.minimum(arrival, comms.end)
-    return result
 
 
 def _split(arrival: int, last: int | None, end: int) -> tuple[int | None, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from .facts import StepFacts
-from .graph import Graph
+from .graph import Array, Graph
 
 SLOW_STEP = 1.5
 """A step is slow beyond this multiple of the median."""
@@ -18,7 +20,8 @@ def step_facts(graph: Graph) -> StepFacts:
         return StepFacts(source=graph.source, seen=seen)
     lengths = np.concatenate([group.duration for group in graph.groups])
     steps = np.concatenate([group.steps for group in graph.groups])
-    samples = _samples(graph, {int(s) for s in steps})
+    numbers = {int(s) for s in steps}
+    samples = _means(graph, numbers, [of.samples for of in graph.steps])
     mean_ns = float(lengths.mean())
     per_step = float(samples.sum()) if samples is not None else None
     micro = _micro_batches(graph)
@@ -32,19 +35,21 @@ def step_facts(graph: Graph) -> StepFacts:
         samples_per_s=per_step / (mean_ns / 1e9) if per_step else None,
         batch_size=float(np.median(samples)) / max(micro or 1.0, 1.0) if samples is not None else None,
         batch_size_most=_most(samples),
+        input_most=_most(_means(graph, numbers, [of.elements for of in graph.steps])),
         micro_batches=micro,
         slow_steps_share=float((lengths > SLOW_STEP * np.median(lengths)).mean()),
     )
 
 
-def _samples(graph: Graph, measured: set[int]) -> np.ndarray | None:  # type: ignore[type-arg]
-    """[R] mean samples per step; None where a rank's loader does not tell."""
+def _means(graph: Graph, measured: set[int], amounts: Sequence[Array | None]) -> Array | None:
+    """[R] mean amount per measured step; ``amounts`` is, by rank, [N] one for each of its steps. None where a rank's is
+    not known."""
     means = []
-    for steps in graph.steps:
+    for steps, values in zip(graph.steps, amounts, strict=True):
+        if values is None:
+            return None
         known = [
-            v
-            for s, v in zip(steps.steps, steps.samples, strict=True)
-            if int(s) in measured and not np.isnan(v)
+            v for s, v in zip(steps.steps, values, strict=True) if int(s) in measured and not np.isnan(v)
         ]
         if not known:
             return None
@@ -52,7 +57,7 @@ def _samples(graph: Graph, measured: set[int]) -> np.ndarray | None:  # type: ig
     return np.array(means) if means else None
 
 
-def _most(samples: np.ndarray | None) -> float | None:  # type: ignore[type-arg]
+def _most(samples: Array | None) -> float | None:
     if samples is None or len(samples) < 2 or not np.median(samples):
         return None
     leader = int(samples.argmax())

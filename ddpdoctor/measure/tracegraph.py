@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from .graph import COMPONENTS, INDEX, STEP_END, Array, CycleGroup, Graph, RankSteps, Sync
 from .intervals import Intervals, covered, subtract, union
 from .tracematch import Matched, align_and_match
-from .window import Window
+from .window import Window, arrivals
 
 _UNKNOWN_STEP = -1
 _FEW_STEPS = 2
@@ -142,14 +142,14 @@ class _Table:
         self.windows, self.rows = windows, matched.rows
         self.start = np.full((count, world), np.nan)
         self.end = np.full((count, world), np.nan)
+        self.ready = np.full((count, world), np.nan)
         for r, window in enumerate(windows):
             has = matched.rows[:, r] >= 0
             rows = matched.rows[has, r]
-            # A collective queued behind the previous one on the same stream can start when that one is over.
-            order = np.argsort(window.comms.start, kind="stable")
-            arrival = window.comms.start.copy()
-            arrival[order[1:]] = np.maximum(arrival[order[1:]], window.comms.end[order[:-1]])
-            self.start[has, r] = np.minimum(arrival, window.comms.end)[rows] - origin
+            arrival, queued = arrivals(window)
+            self.start[has, r] = arrival[rows] - origin
+            # Only of one that was queued is it known that it could have started earlier.
+            self.ready[has, r] = np.where(queued, window.comms.ready, arrival)[rows] - origin
             self.end[has, r] = window.comms.end[rows] - origin
         self.last_arrival = np.nanmax(self.start, axis=1)
         self.step = self._steps()
@@ -232,12 +232,17 @@ def _group(
     message = np.array([[table.message_bytes(m) for m in body] for _, _, body in found])
     steps = np.array([step for step, _, _ in found], np.int64)
     work = np.nan_to_num(work)
-    hidden = _hidden(windows, origin, begin, end, work)
+    hidden = _hidden(windows, origin, begin, arrival, end, work)
     computes = [(w.compute[0] - origin, w.compute[1] - origin) for w in windows]
     beside = np.stack([covered(of, arrival[:, :, r], end[:, :, r]) for r, of in enumerate(computes)], axis=2)
     exposed = _exposed(computes, arrival, end)
     return CycleGroup(
-        syncs, steps, begin, arrival, end, work, message, hidden, np.nan_to_num(beside), exposed
+        *(syncs, steps, begin, arrival, end, work, message),
+        hidden=hidden,
+        beside=np.nan_to_num(beside),
+        exposed=exposed,
+        ready=table.ready[index],
+        on_device=all(window.on_device for window in windows),
     )
 
 
@@ -258,19 +263,24 @@ def _exposed(computes: Sequence[Intervals], arrival: Array, end: Array) -> Array
 _BESIDE = ("copy", "forward", "backward", "optimizer")
 
 
-def _hidden(windows: Sequence[Window], origin: int, begin: Array, end: Array, work: Array) -> Array:
-    """[N, R, C] ns of computation and copies in the cycle that lie outside the segments, beside
-    collectives."""
-    hidden = np.zeros((work.shape[0], work.shape[2], work.shape[3]))
+def _hidden(
+    windows: Sequence[Window], origin: int, begin: Array, arrival: Array, end: Array, work: Array
+) -> Array:
+    """[N, K, R, C] ns of computation, copies and late launches in the cycle that lie outside the segments, each beside
+    the collective beside which it runs. Where a rank is in several at once, their parts add up to the whole."""
+    hidden = np.zeros(work.shape)
     for r, window in enumerate(windows):
+        named = {INDEX[name]: window.sets[name] for name in _BESIDE if name in window.sets}
         last = np.nanmax(end[:, :, r], axis=1)
-        for name in _BESIDE:
-            if name in window.sets:
-                start, stop = window.sets[name]
-                whole = covered((start - origin, stop - origin), begin[:, r], last)
-                hidden[:, r, INDEX[name]] = np.clip(
-                    np.nan_to_num(whole) - work[:, :, r, INDEX[name]].sum(axis=1), 0, None
-                )
+        for c, (start, stop) in named.items():
+            here = (start - origin, stop - origin)
+            whole = np.nan_to_num(covered(here, begin[:, r], last)) - work[:, :, r, c].sum(axis=1)
+            parts = np.nan_to_num(covered(here, arrival[:, :, r], end[:, :, r]))
+            share = np.clip(whole, 0, None) / np.maximum(parts.sum(axis=1), 1.0)
+            hidden[:, :, r, c] = parts * share[:, None]
+        start, stop = window.stalled
+        late = covered((start - origin, stop - origin), arrival[:, :, r], end[:, :, r])
+        hidden[:, :, r, INDEX["launch"]] = np.nan_to_num(late)
     return hidden
 
 
@@ -313,5 +323,5 @@ def _rank_steps(window: Window, origin: int) -> RankSteps:
         nothing,
         nothing.copy(),
         np.array([_micro_batches(window, a, b) for _, a, b in steps], float),
-        np.array([window.elements.get(n, np.nan) for n, _, _ in steps], float),
+        elements=np.array([window.elements.get(n, np.nan) for n, _, _ in steps], float),
     )

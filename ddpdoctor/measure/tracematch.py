@@ -179,8 +179,10 @@ def _apply(window: Window, fit: ClockFit) -> None:
     whole = int(fit.correction(middle)[0])
     start = fit.correction(window.comms.start) - whole
     end = fit.correction(window.comms.end) - whole
+    ready = fit.correction(window.comms.ready) - whole
     window.shift(whole)
     window.comms.start = window.comms.start + start
+    window.comms.ready = window.comms.ready + ready
     window.comms.end = window.comms.end + end
     window.sets = {
         name: tuple(edge + fit.correction(edge - whole) - whole for edge in intervals)  # type: ignore[misc]

@@ -7,6 +7,7 @@ Times are int64 ns on the trace's own clock until :meth:`Window.shift` puts them
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -15,6 +16,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.trace import RankTrace, classify
 
+from .gaps import after_sync, device_gaps
 from .intervals import EMPTY, Intervals, complement, intersect, subtract, union
 from .windowcomms import Comms, find_comms
 
@@ -22,8 +24,6 @@ Ints = NDArray[np.int64]
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 HOST_CALLS = ("cuda_runtime", "cuda_driver", "cpu_op", "mtia_ccp_events", "xpu_runtime", "python_function")
-_SYNC_SLACK_NS = 30_000
-"""A device goes idle this soon after the host was released from waiting for it: the wake-up of the host."""
 
 
 @dataclass
@@ -44,6 +44,9 @@ class Window:
     """Disjoint interval sets per component of work."""
     compute: Intervals = EMPTY
     """All computation, for overlap."""
+    stalled: Intervals = EMPTY
+    """Beside a collective: no computation, because the host was late to launch it. A rank that waits in a collective
+    loses there what others lose before it."""
 
     forwards: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Starts of DDP's forward calls on the host: one per micro-batch."""
@@ -61,6 +64,7 @@ class Window:
         self.comms.shift(offset_ns)
         self.sets = {name: (a + offset_ns, b + offset_ns) for name, (a, b) in self.sets.items()}
         self.compute = (self.compute[0] + offset_ns, self.compute[1] + offset_ns)
+        self.stalled = (self.stalled[0] + offset_ns, self.stalled[1] + offset_ns)
         self.forwards = self.forwards + offset_ns
 
     def micro_batch(self, at: int) -> int:
@@ -86,9 +90,7 @@ def read_window(trace: RankTrace, bounds: list[tuple[int, int, int]] | None = No
     start = int(trace.start_ns[relevant].min()) if trace.size else 0
     end = int(trace.end_ns[relevant].max()) if trace.size else 0
     window = Window(trace, trace.meta.rank or 0, trace.meta.host or "", on_device, steps, (start, end), comms)
-    forward = np.isin(trace.name, trace.name_ids(classify.is_ddp_forward)) & trace.category_mask(
-        "user_annotation", "cpu_op"
-    )
+    forward = trace.name_mask(classify.is_ddp_forward) & trace.category_mask("user_annotation", "cpu_op")
     window.forwards = np.sort(trace.start_ns[forward])
     window.elements = _elements(trace, steps)
     if on_device:
@@ -123,13 +125,27 @@ def _dimensions(text: str) -> list[list[int]]:
     ]
 
 
+_QUEUED_NS = 20_000
+"""A collective that starts this soon after the one before it was waiting for it."""
+
+
+def arrivals(window: Window) -> tuple[Ints, NDArray[np.bool_]]:
+    """[M] when each collective can start, ns, and whether it was queued until then: behind another it can start when
+    that one is over. All streams count as one queue, so that a rank is in one collective at a time."""
+    comms = window.comms
+    order = np.argsort(comms.start, kind="stable")
+    over = np.maximum.accumulate(comms.end[order])[:-1]
+    arrival, queued = comms.start.copy(), np.zeros(len(comms), bool)
+    queued[order[1:]] = comms.start[order[1:]] - over < _QUEUED_NS
+    arrival[order[1:]] = np.maximum(arrival[order[1:]], over)
+    return np.minimum(arrival, comms.end), queued
+
+
 def main_lane(trace: RankTrace) -> int:
     """The training thread: the lane with the step marks, else with the optimizer's steps, else with most host
     events."""
     for predicate in (lambda n: classify.step_number(n) is not None, classify.is_optimizer_step):
-        rows = np.isin(trace.name, trace.name_ids(predicate)) & trace.category_mask(
-            "user_annotation", "cpu_op"
-        )
+        rows = trace.name_mask(predicate) & trace.category_mask("user_annotation", "cpu_op")
         if rows.any():
             return int(np.bincount(trace.lane[rows]).argmax())
     rows = trace.category_mask("cpu_op", "user_annotation", "python_function")
@@ -138,7 +154,7 @@ def main_lane(trace: RankTrace) -> int:
 
 def _steps(trace: RankTrace, main: int) -> list[tuple[int, int, int]]:
     rows = np.flatnonzero(
-        np.isin(trace.name, trace.name_ids(lambda n: classify.step_number(n) is not None))
+        trace.name_mask(lambda n: classify.step_number(n) is not None)
         & trace.category_mask("user_annotation", "cpu_op")
         & (trace.lane == main)
     )
@@ -154,9 +170,7 @@ def _steps(trace: RankTrace, main: int) -> list[tuple[int, int, int]]:
             },
             key=lambda step: step[1],
         )
-    rows = np.flatnonzero(
-        np.isin(trace.name, trace.name_ids(classify.is_optimizer_step)) & (trace.lane == main)
-    )
+    rows = np.flatnonzero(trace.name_mask(classify.is_optimizer_step) & (trace.lane == main))
     ends = sorted(_outermost_ends(trace, rows))
     return [(i, a, b) for i, (a, b) in enumerate(pairwise(ends))]
 
@@ -181,11 +195,9 @@ def _device_sets(window: Window, main: int) -> None:
     trace = window.trace
     kernels = trace.category_mask("kernel", "gpu_memset")
     comm = np.zeros(trace.size, bool)
-    comm[np.isin(trace.name, trace.name_ids(classify.is_communication_kernel))] = True
+    comm[trace.name_mask(classify.is_communication_kernel)] = True
     compute = rows_of(trace, kernels & ~comm)
-    stepping = np.isin(trace.name, trace.name_ids(classify.is_optimizer_step)) & trace.category_mask(
-        "user_annotation", "cpu_op"
-    )
+    stepping = trace.name_mask(classify.is_optimizer_step) & trace.category_mask("user_annotation", "cpu_op")
     optimizer = rows_of(trace, kernels & ~comm & launched_inside(trace, stepping))
     saving = _saving(trace, kernels & ~comm)
     copies = subtract(subtract(rows_of(trace, trace.category_mask("gpu_memcpy")), compute), saving)
@@ -194,9 +206,14 @@ def _device_sets(window: Window, main: int) -> None:
         np.concatenate((compute[0], copies[0], window.comms.start)),
         np.concatenate((compute[1], copies[1], window.comms.end)),
     )
-    idle = subtract(complement(busy, *window.span), saving)
+    for_host, by_device = device_gaps(
+        trace, (kernels | trace.category_mask("gpu_memcpy")) & ~comm, window.comms.end
+    )
+    computing = union(*_joined(compute, subtract(subtract(by_device, saving), copies)))
+    window.stalled = intersect(for_host, union(window.comms.start, window.comms.end))
+    idle = subtract(subtract(complement(busy, *window.span), saving), computing)
     data = intersect(idle, _data(trace))
-    waiting = intersect(subtract(idle, data), _after_sync(trace, idle))
+    waiting = intersect(subtract(idle, data), after_sync(trace, idle))
     issuing = intersect(
         subtract(subtract(idle, data), waiting),
         rows_of(trace, trace.category_mask("cuda_runtime", "cuda_driver", "cpu_op")),
@@ -208,7 +225,7 @@ def _device_sets(window: Window, main: int) -> None:
         "copy": copies,
         "checkpoint": saving,
         "optimizer": optimizer,
-        "forward": subtract(compute, optimizer),
+        "forward": subtract(computing, optimizer),
     }
 
 
@@ -223,8 +240,7 @@ def _saving(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
     then written.
     """
     out = np.flatnonzero(
-        trace.category_mask("gpu_memcpy")
-        & np.isin(trace.name, trace.name_ids(lambda n: classify.memcpy_kind(n) == "DtoH"))
+        trace.category_mask("gpu_memcpy") & trace.name_mask(lambda n: classify.memcpy_kind(n) == "DtoH")
     )
     kernels = np.sort(trace.start_ns[computes])
     if not len(out) or not len(kernels):
@@ -255,35 +271,8 @@ def launched_inside(trace: RankTrace, marks: NDArray[np.bool_]) -> NDArray[np.bo
 def _data(trace: RankTrace) -> Intervals:
     return rows_of(
         trace,
-        np.isin(trace.name, trace.name_ids(classify.is_dataloader))
-        & trace.category_mask("user_annotation", "cpu_op"),
+        trace.name_mask(classify.is_dataloader) & trace.category_mask("user_annotation", "cpu_op"),
     )
-
-
-def _after_sync(trace: RankTrace, idle: Intervals) -> Intervals:
-    """Idle gaps that begin while the host waits for the device: the host let the queue run dry, up to its
-    first launch after."""
-    calls = np.isin(trace.name, trace.name_ids(classify.is_sync_call)) & trace.category_mask(
-        "cuda_runtime", "cuda_driver"
-    )
-    if not calls.any() or not len(idle[0]):
-        return EMPTY
-    start, end = trace.start_ns[calls], trace.end_ns[calls]
-    order = np.argsort(start)
-    start, end = start[order], np.maximum.accumulate(end[order])
-    gaps, stops = idle
-    index = np.searchsorted(start, gaps, side="right") - 1
-    held = (index >= 0) & (end[np.clip(index, 0, None)] + _SYNC_SLACK_NS >= gaps)
-    launches = np.sort(
-        trace.start_ns[trace.category_mask("cuda_runtime", "cuda_driver") & (trace.correlation >= 0) & ~calls]
-    )
-    # The gap up to the first call after the host was released; what comes later is the host's own work, or
-    # launching.
-    first = np.searchsorted(launches, end[np.clip(index, 0, None)])
-    known = held & (first < len(launches))
-    until = np.where(known, launches[np.clip(first, 0, len(launches) - 1)] if len(launches) else stops, gaps)
-    released = np.minimum(np.maximum(end[np.clip(index, 0, None)], gaps) + _SYNC_SLACK_NS, stops)
-    return union(gaps[held], np.minimum(stops, np.minimum(np.maximum(until, gaps), released))[held])
 
 
 def _host_sets(window: Window, main: int) -> None:
@@ -292,13 +281,13 @@ def _host_sets(window: Window, main: int) -> None:
     on_main = trace.lane == main
     ops = trace.category_mask("cpu_op", "user_annotation")
 
-    def named(predicate: object) -> Intervals:
-        return rows_of(trace, on_main & ops & np.isin(trace.name, trace.name_ids(predicate)))
+    def named(predicate: Callable[[str], bool]) -> Intervals:
+        return rows_of(trace, on_main & ops & trace.name_mask(predicate))
 
     data = named(classify.is_dataloader)
     optimizer = subtract(named(classify.is_optimizer_step), data)
     backward = subtract(named(lambda n: n.startswith("autograd::engine::evaluate_function")), optimizer)
-    plain = on_main & trace.category_mask("cpu_op") & ~np.isin(trace.name, trace.name_ids(_is_issue))
+    plain = on_main & trace.category_mask("cpu_op") & ~trace.name_mask(_is_issue)
     taken = union(
         np.concatenate((data[0], optimizer[0], backward[0])),
         np.concatenate((data[1], optimizer[1], backward[1])),

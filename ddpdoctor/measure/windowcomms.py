@@ -9,10 +9,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.trace import RankTrace, classify
 
-from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS
-
-MODEL = "model"
-"""Collectives that belong to the model itself: tensor, pipeline, expert or embedding parallelism."""
+from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, MODEL
 
 _ELEMENT_BYTES = {
     "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8, "long": 8, "int64": 8,
@@ -45,12 +42,16 @@ class Comms:
     point_to_point: NDArray[np.bool_]
     row: NDArray[np.int64]
     """Event in the trace."""
+    ready: NDArray[np.int64]
+    """When this rank's part could have started had the collectives before it been over: the computation that it
+    waits for is done, and the host has launched it. Not after the start."""
 
     def shift(self, offset_ns: int) -> None:
         """Move all times."""
         self.start = self.start + offset_ns
         self.end = self.end + offset_ns
         self.issued = self.issued + offset_ns
+        self.ready = self.ready + offset_ns
 
     def __len__(self) -> int:
         return len(self.start)
@@ -61,6 +62,7 @@ class Comms:
             self.start[index], self.end[index], self.issued[index], [self.operation[i] for i in index],
             [self.group[i] for i in index], self.size[index], self.sequence[index], self.bytes[index],
             [self.kind[i] for i in index], self.point_to_point[index], self.row[index],
+            self.ready[index],
         )  # fmt: skip
 
 
@@ -68,7 +70,7 @@ def find_comms(trace: RankTrace, main: int) -> Comms:
     """NCCL-like kernels where there are any, else Gloo's annotations paired with the calls that issued
     them."""
     kernels = np.flatnonzero(
-        trace.category_mask("kernel") & np.isin(trace.name, trace.name_ids(classify.is_communication_kernel))
+        trace.category_mask("kernel") & trace.name_mask(classify.is_communication_kernel)
     )
     return _from_kernels(trace, kernels, main) if len(kernels) else _from_gloo(trace, main)
 
@@ -99,7 +101,24 @@ def _from_kernels(trace: RankTrace, rows: NDArray[np.int64], main: int) -> Comms
     return Comms(
         trace.start_ns[rows], trace.end_ns[rows], issued, operation, group, np.array(size, np.int64),
         np.array(sequence, np.int64), np.array(size_bytes, float), kind, point, rows,
+        _ready(trace, issued, trace.start_ns[rows]),
     )  # fmt: skip
+
+
+def _ready(trace: RankTrace, issued: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[M] end of the last computation that was launched before the collective: its stream waits for an event there."""
+    computes = trace.category_mask("kernel", "gpu_memset") & ~classify.communication_kernels(trace)
+    rows = np.flatnonzero(computes)
+    launch_row = _launches(trace, rows)
+    rows, launch_row = rows[launch_row >= 0], launch_row[launch_row >= 0]
+    order = np.argsort(trace.start_ns[launch_row], kind="stable")
+    launched, done = trace.start_ns[launch_row][order], np.maximum.accumulate(trace.end_ns[rows][order])
+    if not len(done):
+        return start.copy()
+    before = np.searchsorted(launched, issued) - 1
+    computed = np.where(before >= 0, done[np.clip(before, 0, None)], issued)
+    ready: NDArray[np.int64] = np.minimum(np.maximum(issued, computed), start)
+    return ready
 
 
 def _canonical(said: str) -> str:
@@ -134,12 +153,21 @@ def _metadata(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _launches(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[M] row of the runtime call that launched each kernel; -1 without."""
+    """[M] row of the runtime call that launched each kernel, else of the operator that did (by External id); -1
+    without."""
     calls = np.flatnonzero(
         trace.category_mask("cuda_runtime", "cuda_driver", "xpu_runtime") & (trace.correlation >= 0)
     )
     by_correlation = dict(zip(trace.correlation[calls].tolist(), calls.tolist(), strict=True))
-    return np.array([by_correlation.get(int(trace.correlation[r]), -1) for r in rows], np.int64)
+    launched = [by_correlation.get(int(trace.correlation[r]), -1) for r in rows]
+    if -1 in launched:
+        operators = np.flatnonzero(trace.category_mask("cpu_op") & (trace.external_id >= 0))
+        by_id = dict(zip(trace.external_id[operators].tolist(), operators.tolist(), strict=True))
+        launched = [
+            by_id.get(int(trace.external_id[r]), -1) if call < 0 else call
+            for r, call in zip(rows, launched, strict=True)
+        ]
+    return np.array(launched, np.int64)
 
 
 def _bytes(trace: RankTrace, m: int, operation: str) -> float:
@@ -164,9 +192,7 @@ def _kinds(
 ) -> list[str]:
     """What each collective is for: launched by the backward pass's thread, inside DDP's forward, or by the
     script itself."""
-    forward = np.isin(trace.name, trace.name_ids(classify.is_ddp_forward)) & trace.category_mask(
-        "user_annotation", "cpu_op"
-    )
+    forward = trace.name_mask(classify.is_ddp_forward) & trace.category_mask("user_annotation", "cpu_op")
     forward_start, forward_end = trace.start_ns[forward], trace.end_ns[forward]
     has_ddp = bool(forward.any())
     kinds = []
@@ -190,11 +216,9 @@ def _from_gloo(trace: RankTrace, main: int) -> Comms:
     """Gloo: the call on the issuing thread is the arrival; the run loop's event, which starts later, tells
     the end."""
     annotated = trace.category_mask("user_annotation", "cpu_op")
-    runs = np.flatnonzero(annotated & np.isin(trace.name, trace.name_ids(classify.is_gloo)))
+    runs = np.flatnonzero(annotated & trace.name_mask(classify.is_gloo))
     runs = runs[np.argsort(trace.start_ns[runs], kind="stable")]
-    calls = np.flatnonzero(
-        trace.category_mask("cpu_op") & np.isin(trace.name, trace.name_ids(lambda n: n.startswith("c10d::")))
-    )
+    calls = np.flatnonzero(trace.category_mask("cpu_op") & trace.name_mask(lambda n: n.startswith("c10d::")))
     calls = calls[np.argsort(trace.start_ns[calls], kind="stable")]
     waiting: dict[str, list[int]] = {}
     for row in calls:
@@ -219,6 +243,7 @@ def _from_gloo(trace: RankTrace, main: int) -> Comms:
     return Comms(
         np.array(start, np.int64), np.array(end, np.int64), np.array(start, np.int64), operation, [""] * count, unknown,
         unknown.copy(), np.full(count, np.nan), kind, np.zeros(count, bool), np.array(kept, np.int64),
+        np.array(start, np.int64),
     )  # fmt: skip
 
 

@@ -11,11 +11,11 @@ from ddpdoctor.trace import classify
 
 from .bandwidth import bandwidth_points, large_bus_gb_per_s, latency_and_rate, transfers
 from .facts import BucketFacts, CommunicationFacts, GpuFacts
-from .graph import BROADCAST, GRADIENTS, Graph
+from .graph import BROADCAST, COLLECTIVE, GRADIENTS, MODEL, Graph
 from .intervals import EMPTY, Intervals, clip, covered, intersect, subtract, total, union
 from .window import Window, launched_inside, rows_of
 
-_COMM = (GRADIENTS, "collective", BROADCAST, "model")
+_COMM = (GRADIENTS, COLLECTIVE, BROADCAST, MODEL)
 _MATMUL = (
     "gemm",
     "gemv",
@@ -270,16 +270,16 @@ def _device_numbers(window: Window) -> dict[str, float | None]:
     steps = max(len(window.steps), 1)
     span = max(window.span[1] - window.span[0], 1)
     kernels = trace.category_mask("kernel")
-    comm = np.isin(trace.name, trace.name_ids(classify.is_communication_kernel))
+    comm = trace.name_mask(classify.is_communication_kernel)
     compute = kernels & ~comm
     times = trace.duration_ns[compute]
-    matmul = compute & np.isin(trace.name, trace.name_ids(lambda n: any(part in n for part in _MATMUL)))
+    matmul = compute & trace.name_mask(lambda n: any(part in n for part in _MATMUL))
     tensor = matmul & np.isin(
         trace.name, trace.name_ids(lambda n: any(part in n.lower() for part in _TENSOR))
     )
     copies = trace.category_mask("gpu_memcpy")
-    to_device = copies & np.isin(trace.name, trace.name_ids(lambda n: "HtoD" in n or "Host to Device" in n))
-    pageable = to_device & np.isin(trace.name, trace.name_ids(lambda n: "pageable" in n.lower()))
+    to_device = copies & trace.name_mask(lambda n: "HtoD" in n or "Host to Device" in n)
+    pageable = to_device & trace.name_mask(lambda n: "pageable" in n.lower())
     comm_time = _comm_union(window) if len(window.comms) else EMPTY
     busy = union(
         np.concatenate((window.compute[0], comm_time[0])), np.concatenate((window.compute[1], comm_time[1]))

@@ -74,7 +74,7 @@ class FindingChange(msgspec.Struct, frozen=True, kw_only=True):
     title: str
     status: str
     """resolved, new, changed, unchanged; "not checked after" or "not checked before" where one side could not
-    look.
+    look; "before only" and "after only" where the two are not comparable, so that nothing was resolved.
     """
     before_ms_per_step: float | None
     after_ms_per_step: float | None
@@ -131,7 +131,7 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
         ratio=ratio,
         differences=differences,
         breakdown=_breakdown(before, after),
-        findings=_findings(before, after),
+        findings=_findings(before, after, comparable=not differences),
         changes=other_changes(before, after),
         notes=notes,
     )
@@ -240,7 +240,10 @@ def _breakdown(before: Diagnosis, after: Diagnosis) -> list[PartChange]:
     return rows
 
 
-def _findings(before: Diagnosis, after: Diagnosis) -> list[FindingChange]:
+_ONE_SIDED = {"resolved": "before only", "new": "after only"}
+
+
+def _findings(before: Diagnosis, after: Diagnosis, *, comparable: bool) -> list[FindingChange]:
     """One row for each finding of either side, costliest first."""
     pairs: list[tuple[Finding | None, Finding | None]] = []
     left = list(after.findings)
@@ -252,6 +255,8 @@ def _findings(before: Diagnosis, after: Diagnosis) -> list[FindingChange]:
         pairs.append((old, new))
     pairs += [(None, new) for new in left]
     rows = [_finding(old, new, before, after) for old, new in pairs]
+    if not comparable:
+        rows = [msgspec.structs.replace(row, status=_ONE_SIDED.get(row.status, row.status)) for row in rows]
     return sorted(rows, key=lambda r: -max(r.before_ms_per_step or 0.0, r.after_ms_per_step or 0.0))
 
 

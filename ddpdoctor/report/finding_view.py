@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import Finding, Fix
+from ddpdoctor.diagnose.diagnosis import Evidence, Finding, Fix
 from ddpdoctor.measure.facts import Where
 from ddpdoctor.report import words
 
 Prose = list[tuple[str, bool]]
 """Text cut into (piece, is code)."""
 
+UNPRICED = "not priced"
 SEVERITY_WORDS = {"critical": "Critical", "warning": "Warning", "info": "Info"}
 
 
@@ -43,8 +45,8 @@ class FixView(msgspec.Struct, frozen=True, kw_only=True):
     why: list[Prose]
     snippet: str
     trade_off: list[Prose]
-    links: list[str]
-    """Addresses that may be linked: https only."""
+    links: list[tuple[str, list[str]]]
+    """Addresses that may be linked, https only: (address, its text cut where a line may break)."""
     sources: list[str]
     """Everything else that the rule gives as its source."""
 
@@ -75,17 +77,22 @@ class FindingView(msgspec.Struct, frozen=True, kw_only=True):
     not shown.
     """
     limits: list[Prose]
+    folded: bool
+    """Whether evidence and fixes are folded away: those of an effect, unless the verdict is about it."""
 
 
-def finding_views(findings: Sequence[Finding]) -> list[FindingView]:
-    """All findings in their order, numbered, with effects pointing to their causes."""
+def finding_views(findings: Sequence[Finding], main: str | None) -> list[FindingView]:
+    """All findings in their order, numbered, with effects pointing to their causes. ``main``: the verdict's rule."""
     anchors = {finding.rule: f"finding-{index}" for index, finding in reversed(list(enumerate(findings, 1)))}
     titles = {finding.rule: finding.title for finding in reversed(findings)}
-    return [_view(finding, index, anchors, titles) for index, finding in enumerate(findings, 1)]
+    return [
+        _view(finding, index, anchors, titles, folded=bool(finding.caused_by) and finding.rule != main)
+        for index, finding in enumerate(findings, 1)
+    ]
 
 
 def _view(
-    finding: Finding, number: int, anchors: Mapping[str, str], titles: Mapping[str, str]
+    finding: Finding, number: int, anchors: Mapping[str, str], titles: Mapping[str, str], *, folded: bool
 ) -> FindingView:
     cause = None
     if finding.caused_by:
@@ -99,26 +106,31 @@ def _view(
         severity_word=SEVERITY_WORDS.get(finding.severity, finding.severity),
         title=words.pieces(finding.title),
         ranks=words.rank_names(finding.ranks),
-        cost="" if cost is None else words.milliseconds(cost),
+        cost=words.milliseconds(cost) if cost is not None else "part of its cause" if cause else UNPRICED,
         share="" if finding.share is None else words.percent(finding.share),
         share_percent=round(100 * min(max(finding.share or 0.0, 0.0), 1.0), 1),
         speedup="" if finding.speedup_if_fixed is None else words.speedup(finding.speedup_if_fixed),
         facts=_facts(finding),
         explanation=words.paragraphs(finding.explanation),
         evidence=[
-            EvidenceRow(e.means or words.fact(e.fact), words.quantity(e.value, e.unit), e.fact)
-            for e in finding.evidence
+            EvidenceRow(evidence_words(e), words.quantity(e.value, e.unit), e.fact) for e in finding.evidence
         ],
         places=[place(where) for where in finding.where],
         fixes=[_fix(fix) for fix in finding.fixes],
         cause=cause,
         limits=words.paragraphs(finding.limits),
+        folded=folded,
     )
+
+
+def evidence_words(evidence: Evidence) -> str:
+    """What a number behind a finding is."""
+    return (evidence.means or words.fact(evidence.fact)).rstrip(".")
 
 
 def _facts(finding: Finding) -> list[tuple[str, str]]:
     rows = []
-    if finding.persistence:
+    if finding.persistence and finding.coverage.steps > 1:
         rows.append(("When", words.PERSISTENCE.get(finding.persistence, finding.persistence)))
     if finding.steps:
         first, last = finding.steps[0], finding.steps[-1]
@@ -133,7 +145,8 @@ def place(where: Where) -> Place:
     """A source line, short for the table and whole for the tooltip."""
     name = where.file.replace("\\", "/").rpartition("/")[2] or where.file
     suffix = f":{where.line}" if where.line > 0 else ""
-    share = "" if where.share is None else words.percent(where.share)
+    # All of it needs no saying, least of all on both lines of one call.
+    share = "" if where.share is None or where.share > 0.995 else words.percent(where.share)
     return Place(f"{name}{suffix}", f"{where.file}{suffix}", where.function, share)
 
 
@@ -143,9 +156,13 @@ def _fix(fix: Fix) -> FixView:
         why=words.paragraphs(fix.why),
         snippet=(fix.snippet or "").strip("\n"),
         trade_off=words.paragraphs(fix.trade_off or ""),
-        links=[link for link in fix.docs if _linkable(link)],
+        links=[(link, _breakable(link)) for link in fix.docs if _linkable(link)],
         sources=[link for link in fix.docs if not _linkable(link)],
     )
+
+
+def _breakable(link: str) -> list[str]:
+    return re.findall(r"[^/#]*[/#]?", link.removeprefix("https://"))[:-1]
 
 
 def _linkable(link: str) -> bool:

@@ -6,6 +6,7 @@ import base64
 import functools
 import hashlib
 import os
+import re
 
 import jinja2
 from markupsafe import Markup
@@ -16,6 +17,9 @@ from ddpdoctor.report.embed import embedded_json
 from ddpdoctor.report.read import SCRIPT_ID
 from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.view import page
+
+_BREAKS = re.compile(r"([_.])(?=[A-Za-z_])(?![^<]*>)")
+"""After an underscore or a dot within a name, outside of tags."""
 
 
 @functools.cache
@@ -29,7 +33,13 @@ def page_environment() -> jinja2.Environment:
     )
     environment.filters["part"] = words.part
     environment.filters["glued"] = words.glued
+    environment.filters["breakable"] = _breakable
     return environment
+
+
+def _breakable(markup: Markup) -> Markup:
+    """``markup`` whose long names may be broken after an underscore or a dot, not in the middle of a word."""
+    return Markup(_BREAKS.sub(r"\1<wbr>", str(markup)))
 
 
 @functools.cache

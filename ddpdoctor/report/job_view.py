@@ -39,7 +39,7 @@ def job_groups(diagnosis: Diagnosis) -> list[Group]:
     job = diagnosis.job
     groups = [
         Group("Job", _job_rows(job)),
-        Group("Versions", sorted(job.versions.items())),
+        Group("Versions", _versions(diagnosis)),
         *(Group(title, rows) for title, rows in settings_groups(job.settings)),
         Group("Environment", sorted(job.environment.items())),
         Group("Analysis", _analysis_rows(diagnosis)),
@@ -62,6 +62,12 @@ def _job_rows(job: Job) -> list[tuple[str, str]]:
         ("Exit code", "" if job.exit_code is None else str(job.exit_code)),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _versions(diagnosis: Diagnosis) -> list[tuple[str, str]]:
+    """Of what ran; our own only where another version recorded than analysed."""
+    own = ("ddpdoctor", diagnosis.tool_version)
+    return [row for row in sorted(diagnosis.job.versions.items()) if row != own]
 
 
 def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from ddpdoctor.diagnose.diagnosis import PARTS, Diagnosis, Finding
 from ddpdoctor.report import words
-from ddpdoctor.report.finding_view import place
+from ddpdoctor.report.finding_view import evidence_words, place
 from ddpdoctor.report.view import main_finding, price, subtitle
 
 FINDINGS, NOTES = 8, 3
@@ -37,9 +37,12 @@ def print_terminal(
 
     Fits 80 columns; colours, or their absence, are the ``console``'s own affair (NO_COLOR, pipes).
     """
-    _line(console, diagnosis.verdict.headline, "bold green" if diagnosis.healthy else "bold red")
+    style = "bold green" if diagnosis.healthy else "bold red"
     if quiet:
+        # In one piece, whatever the width: this is what scripts read.
+        console.print(Text(plain(diagnosis.verdict.headline), style=style), soft_wrap=True)
         return
+    _line(console, diagnosis.verdict.headline, style)
     for line, style in ((price(diagnosis), ""), (subtitle(diagnosis), "dim"), (_steps(diagnosis), "dim")):
         if line:
             _line(console, line, style)
@@ -61,11 +64,11 @@ def print_terminal(
 
 def _line(console: Console, text: str, style: str = "") -> None:
     """Text that is never read as markup and never cut: names come from the user's program."""
-    console.print(Text(_plain(text), style=style), soft_wrap=False)
+    console.print(Text(plain(text), style=style), soft_wrap=False)
 
 
-def _plain(text: str) -> str:
-    """Control characters would move the cursor or change the terminal's state."""
+def plain(text: str) -> str:
+    """``text`` without control characters, which would move the cursor or change the terminal's state."""
     return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text)
 
 
@@ -115,11 +118,11 @@ def _table(findings: list[Finding]) -> Table:
         where = place(finding.where[0]).short if finding.where else ""
         style = SEVERITY_STYLES.get(finding.severity, "")
         table.add_row(
-            Text(_plain(f"{'↳ ' if finding.caused_by else ''}{finding.rule}"), style=style),
+            Text(plain(f"{'↳ ' if finding.caused_by else ''}{finding.rule}"), style=style),
             words.rank_names(finding.ranks),
             "?" if cost is None else words.significant(cost),
             "" if finding.speedup_if_fixed is None else words.speedup(finding.speedup_if_fixed),
-            Text(_plain(where)),
+            Text(plain(where)),
         )
     return table
 
@@ -131,7 +134,7 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
         _line(console, "\n\n".join(" ".join(block.split()) for block in finding.explanation.split("\n\n")))
     if verbose:
         for row in finding.evidence:
-            _line(console, f"  {row.means}: {words.quantity(row.value, row.unit)}")
+            _line(console, f"  {evidence_words(row)}: {words.quantity(row.value, row.unit)}")
         for where in finding.where:
             _line(console, f"  {place(where).full} in {where.function}")
     for fix in finding.fixes if verbose else finding.fixes[:1]:
@@ -145,7 +148,7 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
 
 def _snippet(snippet: str, console: Console) -> Text:
     """The snippet indented; long lines are left to the terminal, so that they can be copied in one piece."""
-    code = _plain(snippet.strip("\n").replace("\t", "    "))
+    code = plain(snippet.strip("\n").replace("\t", "    "))
     lines = "\n".join(f"  {line}".rstrip() for line in code.split("\n"))
     if console.color_system is None:
         return Text(lines)

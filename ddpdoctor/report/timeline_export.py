@@ -25,14 +25,15 @@ from ddpdoctor.report.replace import write_whole
 MOST_SLICES = 400_000
 """Slices that a browser still opens without complaint; longer runs are cut to neighbouring steps."""
 
-_STEP, _COMPUTE, _HOST, _ISSUED, _COMMUNICATION = (
+_STEP, _COMPUTE, _HOST, _ISSUED, _COMMUNICATION, _LATE = (
     "step",
     "compute",
     "host and data",
     "host log",
     "communication",
+    "late",
 )
-_ORDER = (_STEP, _HOST, _ISSUED, _COMPUTE, _COMMUNICATION)
+_ORDER = (_STEP, _HOST, _ISSUED, _COMPUTE, _COMMUNICATION, _LATE)
 _LABELS = {
     "data": "waiting for data",
     "epoch_start": "start of the loader",
@@ -44,6 +45,8 @@ _LABELS = {
 """What an event is called on the timeline, where its own name does not say it."""
 _MOST_TRACKS = 1_000
 """Thread numbers kept for each process, so that no two processes share one."""
+_LEAST_LATE_SHARE = 0.01
+"""Lateness is drawn from this part of the median step on: below, it is scatter."""
 _SLACK_NS = 1_000
 """Slices of one track that overlap by less are cut, not moved to a second track: rounding of the tables."""
 
@@ -121,11 +124,14 @@ def chrome_trace(
     ranks = sorted({int(rank) for table in tables.values() for rank in table["rank"].unique()})
     origin = min((int(t[c].min()) for t, c in _starts(tables) if len(t)), default=0)  # type: ignore[arg-type]
     events: list[dict[str, Any]] = []
+    late = _lateness(tables["steps"], tables["collectives"])
     for rank in ranks:
         of_rank = {name: table.filter(pl.col("rank") == rank) for name, table in tables.items()}
         host = f" on {hosts[rank]}" if hosts.get(rank) else ""
         # Process and thread 0 stand for the idle task in Perfetto's model.
-        events += _process(rank + 1, f"rank {rank}{host}", rank + 1, _rank_tracks(of_rank), origin)
+        events += _process(
+            rank + 1, f"rank {rank}{host}", rank + 1, _rank_tracks(of_rank, late.get(rank, [])), origin
+        )
     marked = _finding_tracks(tables["steps"], findings)
     if marked:
         events += _process(max(ranks, default=0) + 2, "findings", 0, marked, origin)
@@ -144,8 +150,30 @@ def _starts(tables: Mapping[str, pl.DataFrame]) -> list[tuple[pl.DataFrame, str]
     ]
 
 
-def _rank_tracks(tables: Mapping[str, pl.DataFrame]) -> list[tuple[str, list[Slice]]]:
+def _lateness(steps: pl.DataFrame, collectives: pl.DataFrame) -> dict[int, list[Slice]]:
+    """By rank: from the median rank's arrival at a collective to its own, where that is later."""
+    usual_step_ns = (steps["end_ns"] - steps["start_ns"]).median() if len(steps) else 0
+    least_ns = _LEAST_LATE_SHARE * (usual_step_ns if isinstance(usual_step_ns, int | float) else 0)
+    same = ("source", "kind", "operation", "group", "last_arrival_ns")
+    # Against the last arrival, because the quantile is a double, which has no room for epoch nanoseconds.
+    ahead = (pl.col("arrival_ns") - pl.col("last_arrival_ns")).quantile(0.5, "lower").over(same)
+    middle = pl.col("last_arrival_ns") + ahead.cast(pl.Int64)
+    known = collectives.filter(pl.col("last_arrival_ns").is_not_null())
+    matched = known.with_columns(middle.alias("middle_ns"))
+    found: dict[int, list[Slice]] = {}
+    for row in matched.filter(pl.col("arrival_ns") - pl.col("middle_ns") > least_ns).iter_rows(named=True):
+        late_ms = (row["arrival_ns"] - row["middle_ns"]) / 1e6
+        name = f"late at {row['operation']}"
+        item = Slice(
+            row["middle_ns"], row["arrival_ns"], name, "late", {"late_ms": late_ms, "step": row["step"]}
+        )
+        found.setdefault(row["rank"], []).append(item)
+    return found
+
+
+def _rank_tracks(tables: Mapping[str, pl.DataFrame], late: Sequence[Slice]) -> list[tuple[str, list[Slice]]]:
     found: dict[str, list[Slice]] = {name: [] for name in _ORDER}
+    found[_LATE] += late
     for row in tables["steps"].iter_rows(named=True):
         args = {"marks": row["marks"]} if row["marks"] else {}
         found[_STEP].append(Slice(row["start_ns"], row["end_ns"], f"step {row['step']}", "step", args))

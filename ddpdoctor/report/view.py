@@ -17,6 +17,9 @@ from ddpdoctor.report.charts.waterfall import WaterfallRow, waterfall
 from ddpdoctor.report.finding_view import FindingView, Prose, finding_views
 from ddpdoctor.report.job_view import Group, Table, command_line, flat, hta_tables, job_groups
 
+LEAST_FOR_QUANTILES = 5
+"""Fewest steps of which a median and a 95th percentile are told."""
+
 RANK_ROWS = 32
 """Most rows of the table of ranks; all ranks are in the report's data."""
 
@@ -52,7 +55,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 def page(diagnosis: Diagnosis) -> Page:
     """Everything that the HTML report shows."""
-    findings = finding_views(diagnosis.findings)
+    findings = finding_views(diagnosis.findings, diagnosis.verdict.rule)
     return Page(
         healthy=diagnosis.healthy,
         title=f"ddpdoctor: {diagnosis.verdict.headline}",
@@ -144,9 +147,10 @@ def subtitle(diagnosis: Diagnosis) -> str:
 def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     """The few numbers that belong under the verdict: (what, value). Unknown ones are left out."""
     steps, rows = diagnosis.steps, []
+    several = steps.measured >= LEAST_FOR_QUANTILES
     if steps.median_ms is not None:
-        rows.append(("step time (median)", words.milliseconds(steps.median_ms)))
-    if steps.p95_ms is not None:
+        rows.append(("step time (median)" if several else "step time", words.milliseconds(steps.median_ms)))
+    if steps.p95_ms is not None and several:
         rows.append(("95 % of steps within", words.milliseconds(steps.p95_ms)))
     if steps.samples_per_s is not None:
         rows.append(("samples per second", words.significant(steps.samples_per_s)))

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 ABSENT = "not recorded"
+_UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
+_ACRONYM = re.compile(r"\b(gpu|cpu|ddp|sm|h2d|nccl)\b")
 
 PART_LABELS = {
     "data_wait": "waiting for data",
@@ -173,9 +175,11 @@ def part(name: str) -> str:
 
 
 def fact(path: str) -> str:
-    """A fact's path as words, for those that nobody described: "gpu: kernels per step"."""
+    """A fact's path as words, for those that nobody described: "GPU: kernels per step"."""
     group, _, name = path.rpartition(".")
-    return f"{group.replace('.', ' ')}: {name}".removeprefix(": ").replace("_", " ")
+    told = f"{group.replace('.', ' ')}: {_UNIT.sub('', name)}".removeprefix(": ").replace("_", " ")
+    told = _ACRONYM.sub(lambda found: found[0].upper(), told)
+    return told[:1].upper() + told[1:]
 
 
 def glued(text: str) -> str:

@@ -19,6 +19,11 @@ import tempfile
 
 SEGMENT_BYTES = 256 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
+"""Most that one rank lets wait for the run directory."""
+MOST_SHARE = 1 / 32
+"""The same, of the storage that it waits in."""
+LEAST_FREE_SHARE = 1 / 8
+"""Of that storage; what is left is for the job."""
 _TARGET = "target"
 _LOCK = "lock"
 
@@ -57,6 +62,35 @@ def recover(run: str) -> None:
             continue
 
 
+class _Segment:
+    """An open file of a stream."""
+
+    __slots__ = ("_file", "bytes", "handle", "start")
+
+    def __init__(self, handle: int, start: int) -> None:
+        self.handle = handle
+        self.start = start
+        """Position of its first byte in the stream."""
+        self.bytes = 0
+        self._file = self._identity()
+
+    def _identity(self) -> tuple[int, int]:
+        status = os.fstat(self.handle)
+        return status.st_dev, status.st_ino
+
+    def is_open(self) -> bool:
+        """False where the job has closed all files it did not know: the number may be that of a file of its own now."""
+        try:
+            return self._identity() == self._file
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        """Close it, if it is still ours to close."""
+        if self.is_open():
+            os.close(self.handle)
+
+
 class Spool:
     """The writing side, one per rank. ``write`` costs one system call to memory and never raises."""
 
@@ -67,41 +101,50 @@ class Spool:
         os.makedirs(self.directory, exist_ok=True)
         with open(os.path.join(self.directory, _TARGET), "w") as out:
             out.write(target)
-        self._streams: dict[str, list[int]] = {}
+        self._streams: dict[str, _Segment] = {}
         self.dropped = 0
         self.error: str | None = None
 
     def write(self, stream: str, data: bytes) -> None:
         """Append ``data`` (whole lines) to a stream. What cannot be kept is counted in ``dropped``."""
         try:
-            state = self._streams.get(stream)
-            if state is None:
-                state = self._streams[stream] = [self._open(stream, 0), 0, 0]
-            elif state[2] >= SEGMENT_BYTES:
-                self._roll(stream, state)
-            os.write(state[0], data)
-            state[1] += len(data)
-            state[2] += len(data)
+            segment = self._streams.get(stream)
+            if segment is None:
+                segment = self._streams[stream] = self._open(stream, 0)
+            elif segment.bytes >= SEGMENT_BYTES or not segment.is_open():
+                segment = self._next(stream, segment)
+            os.write(segment.handle, data)
+            segment.bytes += len(data)
         except OSError as error:
             self.dropped += 1
             self.error = str(error)
 
-    def _roll(self, stream: str, state: list[int]) -> None:
-        if _waiting_bytes(self.directory) > LIMIT_BYTES:
+    def _next(self, stream: str, full: _Segment) -> _Segment:
+        if _waiting_bytes(self.directory) > _limit_bytes(self.directory):
             raise OSError("the run directory cannot keep up, or is full")
-        handle = self._open(stream, state[1])
-        os.close(state[0])
-        state[0], state[2] = handle, 0
+        segment = self._streams[stream] = self._open(stream, full.start + full.bytes)
+        full.close()
+        return segment
 
-    def _open(self, stream: str, position: int) -> int:
+    def _open(self, stream: str, position: int) -> _Segment:
         path = os.path.join(self.directory, f"{stream}.{position:015d}")
-        return os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+        return _Segment(os.open(path, flags, 0o600), position)
 
     def close(self) -> None:
         """Close the segments; what they hold stays until it is drained."""
-        for state in self._streams.values():
-            os.close(state[0])
+        for segment in self._streams.values():
+            segment.close()
         self._streams = {}
+
+
+def _limit_bytes(directory: str) -> int:
+    """Most that may wait here. Containers often have 64 MB of memory-backed storage, and data loader workers die where
+    there is none left for their batches."""
+    storage = os.statvfs(directory)
+    if storage.f_bavail < storage.f_blocks * LEAST_FREE_SHARE:
+        return 0
+    return min(LIMIT_BYTES, int(storage.f_frsize * storage.f_blocks * MOST_SHARE) or LIMIT_BYTES)
 
 
 def _waiting_bytes(directory: str) -> int:

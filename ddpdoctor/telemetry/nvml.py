@@ -22,6 +22,8 @@ from .nvml_readings import (
 )
 
 SLOW_PERIOD_S = 10.0
+NO_GPU_TELEMETRY = "No GPU telemetry"
+"""How the note begins that says why there is none."""
 _LINK_FIELDS = ("nvlink_active_count", "nvlink_inactive_count")
 _XIDS_A_SAMPLE = 64
 _SLOW_READINGS = (*HEALTH_READINGS, *PCIE_READINGS)
@@ -64,14 +66,14 @@ class NvmlSampler:
             self._open()
         except Exception as error:
             self._gpus, self.static = [], []
-            self.notes = [f"No GPU telemetry: {_text(error)} (NVML)."]
+            self.notes = [f"{NO_GPU_TELEMETRY}: {_text(error)} (NVML)."]
 
     def _open(self) -> None:
         self._nv = importlib.import_module("pynvml")
         self._nv.nvmlInit()
         count = self._nv.nvmlDeviceGetCount()
         if count == 0:
-            self.notes.append("No GPU telemetry: the NVIDIA driver is loaded but shows no GPU (NVML).")
+            self.notes.append(f"{NO_GPU_TELEMETRY}: the NVIDIA driver is loaded but shows no GPU (NVML).")
             return
         driver = self._driver_facts()
         for index in range(count):

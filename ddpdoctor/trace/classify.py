@@ -1,16 +1,20 @@
 """What an event is, by its name: the one classifier. Pure functions over names, to be applied to the interned
-names of a trace (see :meth:`RankTrace.name_ids`), not to its events.
+names of a trace (see :meth:`RankTrace.name_mask`), not to its events.
 """
 
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.trace.categories import DEVICE_WORK
 from ddpdoctor.trace.columns import RankTrace
+
+_KNOWN = 1 << 16
+"""Names whose class is remembered: the ranks of a job share nearly all of theirs."""
 
 _LIBRARY_KERNEL = re.compile(
     r"""(?:void\s+)?(?:\w+::)*          # namespaces
@@ -69,6 +73,7 @@ _SYNC = re.compile(
 )
 
 
+@lru_cache(_KNOWN)
 def is_communication_kernel(name: str) -> bool:
     """Whether a *device* event of this name is communication between ranks.
 
@@ -86,6 +91,7 @@ def is_communication_issue(name: str) -> bool:
     return communication_operation(name) is not None and _ISSUED.match(name) is not None
 
 
+@lru_cache(_KNOWN)
 def communication_operation(name: str) -> str | None:
     """allreduce, allgather, reducescatter, broadcast, alltoall, sendrecv, barrier, reduce, gather or scatter.
 
@@ -105,6 +111,7 @@ def is_point_to_point(name: str) -> bool:
     return communication_operation(name) == "sendrecv"
 
 
+@lru_cache(_KNOWN)
 def memcpy_kind(name: str) -> str | None:
     """HtoD, DtoH, DtoD, PtoP or HtoH of a copy on the device; None for anything else."""
     match = _COPY.search(name)
@@ -124,6 +131,7 @@ def memcpy_host_memory(name: str) -> str | None:
     return None
 
 
+@lru_cache(_KNOWN)
 def step_number(name: str) -> int | None:
     """12 of ``ProfilerStep#12`` (and "step 12", "Iteration 12"); None for other names."""
     match = _STEP.match(name)
@@ -154,6 +162,7 @@ def is_zero_grad(name: str) -> bool:
     return name.startswith("Optimizer.zero_grad#")
 
 
+@lru_cache(_KNOWN)
 def is_sync_call(name: str) -> bool:
     """Whether a runtime call of this name makes the host wait for the device (CUDA, HIP, MUSA, CANN, Level
     Zero, MTIA)."""
@@ -175,7 +184,7 @@ def is_gloo(name: str) -> bool:
 
 def communication_kernels(trace: RankTrace) -> NDArray[np.bool_]:
     """Which events of ``trace`` are communication kernels, shape (size,)."""
-    return device_work(trace) & np.isin(trace.name, trace.name_ids(is_communication_kernel))
+    return device_work(trace) & trace.name_mask(is_communication_kernel)
 
 
 def device_work(trace: RankTrace) -> NDArray[np.bool_]:

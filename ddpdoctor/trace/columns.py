@@ -7,6 +7,7 @@ A struct of arrays, names interned. Rows are complete events ("ph": "X") and ins
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -137,9 +138,14 @@ class RankTrace:
 
     def category_mask(self, *categories: str) -> NDArray[np.bool_]:
         """Which events have one of these categories (lower case)."""
-        wanted = [i for i, c in enumerate(self.categories) if c in categories]
-        return np.isin(self.category, wanted)
+        wanted = np.array([c in categories for c in self.categories], dtype=bool)
+        return wanted[self.category]
 
     def name_ids(self, predicate: Any) -> IdColumn:
         """Ids of all names for which ``predicate(name)`` is true: classify names once, not events."""
         return np.asarray([i for i, n in enumerate(self.names) if predicate(n)], dtype=np.int32)
+
+    def name_mask(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Which events have a name for which ``predicate(name)`` is true."""
+        chosen = np.fromiter(map(predicate, self.names), bool, len(self.names))
+        return chosen[self.name]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.archive import is_archive
 from ddpdoctor.trace.remote import expand_url, is_url, open_url
 from ddpdoctor.trace.source import GZIP, LFS_POINTER, ZSTD, open_binary
 
@@ -51,8 +52,10 @@ def find_traces(paths: Sequence[str]) -> TraceSet:
 
 
 def is_trace(path: str) -> bool:
-    """Whether the first bytes of a file are those of a profiler trace (or of a Git LFS pointer in a trace's
-    place)."""
+    """Whether a file is a digest by its name, or its first bytes are those of a profiler trace (or of a Git LFS
+    pointer in a trace's place)."""
+    if is_archive(path):
+        return True
     named = ".json" in Path(path).name.lower()
     try:
         with open_url(path) if is_url(path) else open_binary(path) as stream:

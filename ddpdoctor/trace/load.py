@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import RankTrace
-from ddpdoctor.trace.parallel import load_here, load_in_processes
+from ddpdoctor.trace.engines import Engine, Processes, open_engine
+from ddpdoctor.trace.parallel import Result
 from ddpdoctor.trace.remote import is_url
 from ddpdoctor.trace.select import one_job
 from ddpdoctor.trace.worker import Job
@@ -35,31 +36,58 @@ def load_traces(
     progress: Callable[[int, int], None] | None = None,
     ranks: Mapping[str, int] | None = None,
     cache: bool = False,
+    engine: str | None = None,
+    job: int | None = None,
 ) -> LoadedTraces:
     """Reads ``files`` and keeps one trace per rank of one job.
 
-    ``jobs``: processes at most (default: one a processor). ``progress(done, total)`` is called after each
-    file. ``ranks``: rank by file, where the caller knows it. ``cache``: use and fill the cache of parsed
-    columns. Raises :class:`UnusableInput` where no file can be used.
+    ``jobs``, ``ranks``, ``cache``, ``engine``, ``progress``: see :func:`read_traces`. ``job``: which of several
+    jobs, as the refusal numbers them. Raises :class:`UnusableInput` where no file can be used, or where they are
+    of several jobs and none is chosen.
     """
-    known = ranks or {}
-    work: list[Job] = [(i, file, known.get(file), cache) for i, file in enumerate(files)]
-    workers = min(jobs or _processors(), len(work))
-    results = load_in_processes(work, workers) if _worth_it(files, workers) else load_here(work)
     loaded: dict[int, RankTrace] = {}
     failed: dict[int, str] = {}
-    for done, (number, trace, reason) in enumerate(results, 1):
+    read = read_traces(files, jobs=jobs, progress=progress, ranks=ranks, cache=cache, engine=engine)
+    for number, trace, reason in read:
         if trace is None:
             failed[number] = reason
         else:
             loaded[number] = trace
-        if progress is not None:
-            progress(done, len(work))
     if not loaded:
         raise UnusableInput(_nothing(list(files), [failed[i] for i in sorted(failed)]))
-    traces, notes = one_job([loaded[i] for i in sorted(loaded)])
+    traces, notes = one_job([loaded[i] for i in sorted(loaded)], job)
     notes[:0] = [note for trace in traces for note in trace.meta.notes]
     return LoadedTraces(traces, notes, [(files[i], failed[i]) for i in sorted(failed)])
+
+
+def read_traces(
+    files: Sequence[str],
+    *,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    ranks: Mapping[str, int] | None = None,
+    cache: bool = False,
+    engine: str | None = None,
+) -> Iterator[Result]:
+    """(position in ``files``, trace or None, why there is none) of each file, as they are done.
+
+    ``jobs``: processes at most (default: one a processor). ``progress(done, total)`` is called after each
+    file. ``ranks``: rank by file, where the caller knows it. ``cache``: use and fill the cache of parsed
+    columns. ``engine``: where files are read, see :func:`open_engine` (default: processes of this machine).
+    """
+    known = ranks or {}
+    work: list[Job] = [(i, file, known.get(file), cache) for i, file in enumerate(files)]
+    for done, result in enumerate(_engine(files, jobs, engine).results(work), 1):
+        yield result
+        if progress is not None:
+            progress(done, len(work))
+
+
+def _engine(files: Sequence[str], jobs: int | None, engine: str | None) -> Engine:
+    if engine is not None:
+        return open_engine(engine, jobs)
+    workers = min(jobs or _processors(), len(files))
+    return Processes(workers if _worth_it(files, workers) else 1)
 
 
 def _processors() -> int:

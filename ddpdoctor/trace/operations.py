@@ -7,14 +7,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import polars as pl
-import yaml
 from numpy.typing import NDArray
 
 from ddpdoctor.errors import UnusableInput
+
+if TYPE_CHECKING:  # imported where a table is read: most analyses read none
+    import polars as pl
 
 Integers = NDArray[np.int64]
 
@@ -92,6 +93,8 @@ def find_operations(path: str) -> list[str]:
 def _is_operations(file: Path) -> bool:
     if file.suffix != ".parquet" or not file.is_file():
         return False
+    import polars as pl
+
     try:
         return set(pl.read_parquet_schema(file)) >= _COLUMNS
     except (OSError, pl.exceptions.PolarsError):
@@ -104,6 +107,8 @@ def read_operations(path: str) -> Operations:
     Rows without a time, a step or a place are left out and counted in ``notes``. Raises UnusableInput where
     the file is no such table or nothing is left of it.
     """
+    import polars as pl
+
     try:
         table = pl.read_parquet(path)
     except (OSError, pl.exceptions.PolarsError) as error:
@@ -142,6 +147,8 @@ def read_operations(path: str) -> Operations:
 
 
 def _typed(table: pl.DataFrame) -> pl.DataFrame:
+    import polars as pl
+
     return table.select(
         pl.col("optype").cast(pl.String),
         pl.col("start_ts", "duration").cast(pl.Float64),
@@ -153,6 +160,8 @@ def _world_size(trace: Path, notes: list[str]) -> int | None:
     file = trace.with_name(trace.stem.replace("trace-", "meta-", 1) + ".yaml")
     if file == trace or not file.is_file():
         return None
+    import yaml
+
     try:
         found: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError):

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.archive import is_archive, load_archive
 from ddpdoctor.trace.build import ColumnBuilder, as_int
 from ddpdoctor.trace.columns import RankTrace, TraceMeta
 from ddpdoctor.trace.ranks import host_of_name, rank_of_name
@@ -21,11 +22,14 @@ _VERSION_KEYS = ("schemaVersion", "roctracer_version", "displayTimeUnit")
 
 
 def load_trace(path: str, rank: int | None = None) -> RankTrace:
-    """Reads one profiler trace (JSON; plain, gzip or zstd) from a local path or a URL that fsspec knows.
+    """Reads one profiler trace (JSON; plain, gzip or zstd; or its digest) from a local path or a URL that
+    fsspec knows.
 
     ``rank`` overrides what the file says (a run directory knows better).
     Raises :class:`UnusableInput` with one sentence where no event can be read.
     """
+    if is_archive(path):
+        return load_archive(path, rank)
     stream = EventStream(Source(path, open_url if is_url(path) else open_binary))
     builder = ColumnBuilder()
     with _without_garbage_collection():

@@ -8,6 +8,9 @@ from typing import Any, BinaryIO, cast
 from ddpdoctor.errors import UnusableInput
 
 _BLOCK_BYTES = 4 << 20
+_CONTENT_KEYS = ("ETag", "etag", "md5Hash", "content_md5", "blob_id")
+"""Names under which fsspec's file systems pass on what identifies an object's content: S3 and HTTP, GCS, Azure,
+Hugging Face."""
 
 
 def is_url(path: str) -> bool:
@@ -27,6 +30,21 @@ def open_url(url: str) -> BinaryIO:
         Exception
     ) as error:  # each file system has its own errors for "no such key", "no access", "no network"
         raise UnusableInput(f"{url} cannot be opened: {_first_line(error)}") from None
+
+
+def content_tag(url: str) -> str | None:
+    """What changes whenever the object at ``url`` does, as its store says (an entity tag or checksum); None where
+    it says nothing that strong, such as a time alone."""
+    try:
+        filesystem, inside = _filesystem(url)
+        known = filesystem.info(inside)
+    except Exception:  # reading the object will say what is wrong
+        return None
+    for key in _CONTENT_KEYS:
+        value = known.get(key)
+        if isinstance(value, str) and value and not value.startswith("W/"):
+            return f"{url} {known.get('size')} {key} {value}"
+    return None
 
 
 def expand_url(url: str) -> list[str]:

@@ -14,13 +14,13 @@ _BLANKS = bytes(b if b >= 0x20 or b in (0x0A, 0x0D, 0x09) else 0x20 for b in ran
 _STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 
 
-def repair(text: bytes) -> bytes:
+def repair(text: bytes | bytearray) -> bytes:
     """``text`` with the usual faults replaced (by null, an escaped backslash, a blank, U+FFFD); unchanged
     without them.
 
     Made for whole batches: quick, and only for text that does not decode as it is.
     """
-    text = _VALUE.sub(rb"\1null", text)
+    text = _VALUE.sub(rb"\1null", bytes(text))
     if b"\\" in text:
         text = _BACKSLASH.sub(lambda m: m.group(0) if m.group(1) else rb"\\", text)
     text = text.translate(_BLANKS)

@@ -8,6 +8,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import RankTrace
 
 _APART_NS = 600 * 10**9
@@ -17,12 +18,21 @@ windows."""
 Window = tuple[int, int]
 
 
-def one_job(traces: list[RankTrace]) -> tuple[list[RankTrace], list[str]]:
-    """The largest set of ``traces`` that can be one recording of one job, sorted by rank, and notes on the
-    others."""
+def one_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list[RankTrace], list[str]]:
+    """Those of ``traces`` that can be one recording of one job, sorted by rank, and notes on the others.
+
+    Of several recordings of one job the largest is taken, or the ``chosen`` one (1: the largest). Raises
+    :class:`UnusableInput` where the traces are of different jobs and none is chosen.
+    """
     notes: list[str] = []
-    groups = _jobs(traces)
-    kept = max(groups, key=_weight)
+    groups = sorted(_jobs(traces), key=_weight, reverse=True)
+    if chosen is None and _differ(groups):
+        raise UnusableInput(
+            f"The files are of different jobs: {_listed(groups)}. Choose one with --job N, or name its files."
+        )
+    if chosen is not None and not 1 <= chosen <= len(groups):
+        raise UnusableInput(f"There is no job {chosen}; the files are of {_listed(groups)}.")
+    kept = groups[(chosen or 1) - 1]
     others = [t for group in groups if group is not kept for t in group]
     if others:
         notes.append(_left_out(kept, others))
@@ -60,6 +70,24 @@ def _together(traces: Iterable[RankTrace]) -> list[list[RankTrace]]:
     return groups
 
 
+def _differ(groups: list[list[RankTrace]]) -> bool:
+    """Whether these are certainly different jobs. A file that does not say its job may be of any."""
+    sizes = {group[0].meta.world_size for group in groups} - {None}
+    backends = {group[0].meta.backend for group in groups} - {None}
+    return len(sizes) > 1 or len(backends) > 1
+
+
+def _listed(groups: list[list[RankTrace]]) -> str:
+    return "; ".join(f"({number}) {_described(group)}" for number, group in enumerate(groups, 1))
+
+
+def _described(group: list[RankTrace]) -> str:
+    meta = group[0].meta
+    size = "unknown size" if meta.world_size is None else f"{meta.world_size} rank(s)"
+    over = f" over {meta.backend}" if meta.backend else ""
+    return f"{size}{over}, {len(group)} file(s) such as {meta.source}"
+
+
 def _weight(group: list[RankTrace]) -> tuple[int, int, int]:
     ranks = {t.meta.rank if t.meta.rank is not None else t.meta.source for t in group}
     return len(ranks), sum(t.size for t in group), max(window(t)[1] for t in group)
@@ -71,7 +99,7 @@ def _left_out(kept: list[RankTrace], others: list[RankTrace]) -> str:
         "The files are of more than one job or recording (they differ in world size or backend, "
         f"or lie far apart in time): "
         f"the {len(kept)} that belong together are used, {len(others)} left out, such as {first}. "
-        "To analyse those, name their files."
+        "To analyse those, name their files, or choose with --job N."
     )
 
 

@@ -22,7 +22,7 @@ class Scan(NamedTuple):
     closed_at: int
 
 
-def boundaries(buffer: bytes) -> Iterator[int]:
+def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
     """Candidates for the comma between two events, the last first. A wrong one (inside of a nested list or of
     a string) leaves brackets or quotes open, so the text before it does not decode: try it, and take the
     next."""
@@ -33,7 +33,7 @@ def boundaries(buffer: bytes) -> Iterator[int]:
             yield position - len(window) + window.index(b",", match.start())
 
 
-def closings(buffer: bytes) -> Iterator[int]:
+def closings(buffer: bytes | bytearray) -> Iterator[int]:
     """Candidates for the bracket that closes the array, the last first; to be tried in the same way."""
     position = len(buffer)
     while (position := buffer.rfind(b"]", 0, position)) >= 0:

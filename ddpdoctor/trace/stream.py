@@ -24,8 +24,19 @@ _BOM = b"\xef\xbb\xbf"
 _TRIES = 4
 """Wrong boundaries in a row before the exact scan; the first is right in every trace that Kineto has
 written."""
+_CLOSING = ord("]")
 _GIVE_UP_BYTES = 64 << 20
-"""A head, a tail or a single event longer than this is not read on."""
+"""A head or a single event longer than this is not read on."""
+_TAIL_BYTES = 8 << 20
+"""What is kept of the text after the events, a few keys in every trace seen; decoding it makes many times its size."""
+
+
+def _opened(*texts: bytes) -> bytearray:
+    """The texts joined, behind the bracket that opens a list."""
+    buffer = bytearray(b"[")
+    for text in texts:
+        buffer += text
+    return buffer
 
 
 class EventStream:
@@ -43,7 +54,7 @@ class EventStream:
         self.repaired = False
         self._head = self._tail = b""
         self._closed = self._bare_list = False
-        self._text = b""
+        self._text: bytes | memoryview = b""
         """The text of the batch that was handed out last, kept so that it can be decoded again, exactly."""
 
     def batches(self) -> Iterator[Batch]:
@@ -52,15 +63,14 @@ class EventStream:
         rest = self._find_events(pieces)
         for piece in pieces:
             if self._closed:
-                if len(self._tail) < _GIVE_UP_BYTES:
+                if len(self._tail) < _TAIL_BYTES:
                     self._tail += piece
                 continue
-            rest += piece
-            batch, rest = self._next(rest)
+            batch, rest = self._next(_opened(rest, piece))
             if batch:
                 yield batch
         if not self._closed:
-            batch = self._last(rest)
+            batch = self._last(_opened(rest))
             if batch:
                 yield batch
         self.truncated = self.truncated or self.source.broken is not None
@@ -93,43 +103,51 @@ class EventStream:
         why = f"it {self.source.broken}" if self.source.broken else 'it has no list "traceEvents"'
         raise UnusableInput(f"{self.source.path} holds no profiler events: {why}.")
 
-    def _decode(self, text: bytes) -> Batch | None:
-        self._text = b"[" + text + b"]"
+    def _decode_up_to(self, buffer: bytearray, end: int) -> Batch | None:
+        """The events of ``buffer`` before ``end``, where the comma or bracket after one of them stands. The closing
+        bracket is written over it: a copy of the text would cost as much as a third of its decoding."""
+        before = buffer[end]
+        buffer[end] = _CLOSING
+        self._text = memoryview(buffer)[: end + 1]
         try:
             return EXACT_EVENTS.decode(self._text) if self.exact else EVENTS.decode(self._text)
         except (msgspec.DecodeError, UnicodeDecodeError):
+            buffer[end] = before
             return None
 
-    def _next(self, buffer: bytes) -> tuple[Batch | None, bytes]:
+    def _decode(self, text: bytes) -> Batch | None:
+        return self._decode_up_to(_opened(text, b"]"), len(text) + 1)
+
+    def _next(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
         """A batch of the whole events in ``buffer``, and what is left."""
         if self.repaired:
-            buffer = repair(buffer)
+            buffer = bytearray(repair(buffer))
         for _ in range(2):
             for cut in islice(boundaries(buffer), _TRIES):
-                if (batch := self._decode(buffer[:cut])) is not None:
-                    return batch, buffer[cut + 1 :]
+                if (batch := self._decode_up_to(buffer, cut)) is not None:
+                    return batch, bytes(memoryview(buffer)[cut + 1 :])
             if not self._repair_helps(buffer):
                 break
-            buffer = repair(buffer)
-        return self._scanned(buffer)
+            buffer = bytearray(repair(buffer))
+        return self._scanned(bytes(buffer[1:]))
 
-    def _repair_helps(self, buffer: bytes) -> bool:
+    def _repair_helps(self, buffer: bytes | bytearray) -> bool:
         """Whether this text has one of the usual faults; from then on, all text is repaired first."""
         if self.repaired or repair(buffer) == buffer:
             return False
         self.repaired = True
         return True
 
-    def _last(self, buffer: bytes) -> Batch | None:
+    def _last(self, buffer: bytearray) -> Batch | None:
         """The batch at the end of the file, with the array's closing bracket and the tail, if they are
         there."""
         if self.repaired:
-            buffer = repair(buffer)
+            buffer = bytearray(repair(buffer))
         for end in islice(closings(buffer), 2 * _TRIES):
-            if (batch := self._decode(buffer[:end])) is not None:
-                self._closed, self._tail = True, buffer[end + 1 :]
+            if (batch := self._decode_up_to(buffer, end)) is not None:
+                self._closed, self._tail = True, bytes(memoryview(buffer)[end + 1 :])
                 return batch
-        batch, rest = self._scanned(buffer)
+        batch, rest = self._scanned(bytes(buffer[1:]))
         if not self._closed:
             unfinished = rest.strip(b" \t\r\n,")
             self.truncated = bool(unfinished) or not self._bare_list
@@ -178,9 +196,9 @@ class EventStream:
             return
         head = self._head.lstrip(_BOM).rstrip(b" \t\r\n,") + (b"," if b'"' in self._head else b"")
         for text in (head + b'"":0' + self._tail, head + b'"":0}'):
-            for candidate in (text, repair_event(text)):
+            for mended in (bytes, repair_event):
                 try:
-                    top = msgspec.json.decode(candidate)
+                    top = msgspec.json.decode(mended(text))
                 except (msgspec.DecodeError, UnicodeDecodeError):
                     continue
                 if isinstance(top, dict):

@@ -197,6 +197,17 @@ def test_findings_stand_by_cost_and_effects_below() -> None:
     ]
 
 
+def test_what_may_only_inform_stands_below_what_warns_and_explains_no_warning() -> None:
+    outcome = run(
+        rule("a/noise", costs="late.data", severity_most="info"),
+        rule("a/small", costs_ms="15.0", effect_of=["a/noise"]),
+    )
+    assert [(f.rule, f.severity, f.caused_by) for f in outcome.findings] == [
+        ("a/small", "warning", None),
+        ("a/noise", "info", None),
+    ]
+
+
 def test_a_condition_decides_whether_a_cause_explains_the_effect() -> None:
     half = {"rule": "a/cause", "when": "cause.ms_per_step >= 0.5 * cost.ms_per_step"}
     outcome = run(rule("a/effect", costs="shared.data", effect_of=[half]), rule("a/cause", costs="late.data"))
@@ -247,6 +258,16 @@ def test_suppressed_rules_are_listed_as_skipped(name: str) -> None:
     outcome = run(rule("a/b", costs="late.data"), rule("c/d"), suppressed=[name])
     assert [finding.rule for finding in outcome.findings] == ["c/d"]
     assert outcome.skipped[0].why == "suppressed in the configuration"
+
+
+def test_a_setting_s_line_may_stand_before_those_of_the_cost() -> None:
+    loop = {"file": "train.py", "line": 9, "function": "main"}
+    facts = FACTS | {"late": {"data": {"ms_per_step": 10.0, "ranks": [1], "where": [loop]}}}
+    lines = []
+    for leads in (False, True):
+        setting = rule("a/b", costs="late.data", where="loader.where", where_leads=leads)
+        lines.append([where.line for where in run(setting, facts=facts).findings[0].where])
+    assert lines == [[9], [5, 9]]
 
 
 def test_the_verdict_is_the_first_warning() -> None:

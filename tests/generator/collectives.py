@@ -124,7 +124,9 @@ class Network:
         size, config = len(self.group.ranks), self.config
         traffic_bytes = 2 * (size - 1) / size * collective.elements * collective.element_bytes
         wire_us = config.link_latency_us + traffic_bytes / (config.link_bandwidth_gbps * 1000.0)
-        wire_us *= self.effects.factor("slow_link", None, collective.step)
+        for plant in self.effects.acting("slow_link", None, collective.step):
+            if not plant.ranks or set(plant.ranks) & set(self.group.ranks):
+                wire_us *= plant.factor
         return wire_us * self.noise.factor("wire", self.group.name, collective.sequence)
 
     def _record(self, machine: Machine, collective: Collective) -> None:

@@ -49,6 +49,15 @@ class DeviceEvent(NamedTuple):
     args: str
 
 
+class HookEvent(NamedTuple):
+    """What a hook in the training process sees of the host's time; recorded through the whole run."""
+
+    kind: str
+    start_us: float
+    end_us: float
+    fields: dict[str, object]
+
+
 class Activity(NamedTuple):
     """A stretch of true time in which the rank was demonstrably busy with one part of the breakdown."""
 
@@ -74,6 +83,7 @@ class Machine:
         self.host_events: list[HostEvent] = []
         self.device_events: list[DeviceEvent] = []
         self.activities: list[Activity] = []
+        self.hook_events: list[HookEvent] = []
         self._external = 0
         self._correlation = 100
         self._queued: deque[float] = deque(maxlen=config.queue_depth)
@@ -97,6 +107,13 @@ class Machine:
         if recording:
             event = HostEvent(category, name, thread, start_us, self.now_us, identity, 0, args)
             self.host_events.append(event)
+
+    @contextmanager
+    def seen(self, kind: str, **fields: object) -> Iterator[None]:
+        """Marks the host's time inside as seen by a hook, in a step log's terms."""
+        start_us = self.now_us
+        yield
+        self.hook_events.append(HookEvent(kind, start_us, self.now_us, fields))
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:

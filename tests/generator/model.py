@@ -26,7 +26,7 @@ RANK_PLANTS = {
 JOB_PLANTS = {
     "device_sync_item": "`count` calls of .item() in the forward, on every rank",
     "explicit_barrier": "torch.cuda.synchronize() and dist.barrier() at `count` places of the step",
-    "slow_link": "every collective takes factor times as long on the wire",
+    "slow_link": "every collective (with these ranks in it, if any are named) takes factor times as long on the wire",
     "many_tiny_buckets": "the gradients go out in `count` buckets",
     "no_overlap": "all buckets are launched after the backward",
     "communication_bound": "the gradients are factor times as large",

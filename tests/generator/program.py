@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from .collectives import Collective, Network
 from .kernels import Launch, duration_shares, operators, shape_args
-from .machine import MAIN_THREAD, Machine
+from .machine import MAIN_THREAD, HookEvent, Machine
 from .model import Config, Plant
 from .noise import Noise
 from .plants import Effects
@@ -63,8 +63,9 @@ class RankProgram:
         yield from self._barriers(step)
         self._optimizer(step)
         if config.metric_allreduce:
-            metric = self.networks["world"].call(self.machine, step, 0, "metric", "allreduce", 1)
-            yield from self._wait_for([metric])
+            with self.machine.seen("coll", op="all_reduce", pg="0", b=4, w=4):
+                metric = self.networks["world"].call(self.machine, step, 0, "metric", "allreduce", 1)
+                yield from self._wait_for([metric])
         if config.item_every and step % config.item_every == 0:
             self.machine.item()
         self._end_of_step(step)
@@ -76,7 +77,8 @@ class RankProgram:
         load_us = config.data_us * self.noise.factor("data", rank, step, micro, scale=3.0)
         added_us = self.effects.added_us("slow_data", rank, step) / config.accumulation
         name = f"enumerate(DataLoader)#{loader}.__next__"
-        with machine.part("data_wait"), machine.span("user_annotation", name):
+        fields = {"l": 0, "n": config.batch_size, "w": 1}
+        with machine.seen("data", **fields), machine.part("data_wait"), machine.span("user_annotation", name):
             if config.loader_workers:
                 machine.work(load_us + added_us)
             else:
@@ -120,13 +122,14 @@ class RankProgram:
         items = self._spread("device_sync_item", step, kernels)
         total_us = config.forward_us + self.effects.added_us("slow_forward", rank, step) / config.accumulation
         run = self._kernels("forward", kernels, total_us, step, micro)
-        with self.machine.phase("DistributedDataParallel.forward"):
+        with self.machine.seen("fwd", m=0, w=2), self.machine.phase("DistributedDataParallel.forward"):
             self.machine.work(40.0)
             for index, launch in enumerate(run):
                 if micro == 0:
                     self._gap(gaps.get(index, []))
-                    if index == pause_at:
-                        self.machine.work(sum(plant.ms for plant in pauses) * 1000.0)
+                    if index == pause_at and pauses:
+                        with self.machine.seen("gc", g=2):
+                            self.machine.work(sum(plant.ms for plant in pauses) * 1000.0)
                     for _ in range(items.count(index)):
                         self.machine.item()
                 launch()
@@ -141,6 +144,7 @@ class RankProgram:
         run = self._kernels("backward", kernels, config.backward_us + added_us, step, micro)
         ready_after = self._bucket_places(kernels) if synchronised else []
         buckets: list[Collective] = []
+        base_us = machine.now_us
         machine.work(25.0)
         machine.thread = machine.backward_thread
         for index, launch in enumerate(run):
@@ -153,6 +157,9 @@ class RankProgram:
         machine.work(10.0)
         machine.thread = MAIN_THREAD
         yield from self._wait_for(buckets)
+        ready_us = [bucket.issued_us[rank] for bucket in buckets]
+        fields = {"m": 0, "sync": synchronised, "w": 3, "base_us": base_us, "ready_us": ready_us}
+        machine.hook_events.append(HookEvent("bwd", base_us, machine.now_us, fields))
 
     def _bucket_places(self, kernels: int) -> list[int]:
         """Index of the backward kernel after which each bucket is ready."""
@@ -187,7 +194,7 @@ class RankProgram:
     def _optimizer(self, step: int) -> None:
         config = self.config
         run = self._kernels("optimizer", config.optimizer_kernels, config.optimizer_us, step, 0)
-        with self.machine.phase("Optimizer.step#SGD.step"):
+        with self.machine.seen("opt", o=0, w=5), self.machine.phase("Optimizer.step#SGD.step"):
             self.machine.work(30.0)
             for launch in run:
                 launch()
@@ -198,11 +205,12 @@ class RankProgram:
         for plant in self.effects.acting("explicit_barrier", None, step):
             for _ in range(plant.count):
                 machine.synchronize()
-                barrier = self.networks["world"].call(machine, step, 0, "barrier", "barrier", 1)
-                yield barrier
-                with machine.part("barrier"):
-                    end_us = barrier.end_us[machine.rank]
-                    machine.wait_until("cudaStreamSynchronize", end_us, machine.next_external())
+                with machine.seen("bar", op="barrier", pg="0", w=4):
+                    barrier = self.networks["world"].call(machine, step, 0, "barrier", "barrier", 1)
+                    yield barrier
+                    with machine.part("barrier"):
+                        end_us = barrier.end_us[machine.rank]
+                        machine.wait_until("cudaStreamSynchronize", end_us, machine.next_external())
                 machine.compute_free_us = max(machine.compute_free_us, end_us)
 
     def _end_of_step(self, step: int) -> None:
@@ -215,7 +223,7 @@ class RankProgram:
     def _checkpoint(self, plant: Plant) -> None:
         """Every bucket's parameters to the host, then the write."""
         machine = self.machine
-        with machine.part("checkpoint"):
+        with machine.seen("save", w=6), machine.part("checkpoint"):
             for size_bytes in self.config.bucket_bytes:
                 with machine.span("cpu_op", "aten::copy_") as external:
                     copy_us, args = size_bytes / (PAGEABLE_GBPS * 1000.0), f',"bytes":{size_bytes}'

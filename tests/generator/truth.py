@@ -126,7 +126,10 @@ def tell(simulation: Simulation, config: Config, files: dict[int, str]) -> Truth
     clocks = [config.clocks[h] if h < len(config.clocks) else None for h in range(len(config.host_sizes()))]
     step_us = simulation.step_us()
     alone = [simulate(without(config, index), record=False).step_us() for index in range(len(config.plants))]
-    none = step_us if not config.plants else simulate(replace(config, plants=()), record=False).step_us()
+    if len(config.plants) < 2:
+        none = alone[0] if alone else step_us
+    else:
+        none = simulate(replace(config, plants=()), record=False).step_us()
     return Truth(
         config=config,
         files=files,

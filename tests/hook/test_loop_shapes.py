@@ -13,7 +13,7 @@ SHAPES = [
     "one_optimizer", "accumulation", "accumulation_synced", "gan", "two_optimizers_one_backward", "critic_more_often",
     "two_stages", "optimizer_in_backward", "sharded_optimizer", "closure", "scaler_that_skips", "subclass_calling_super",
     "step_that_raises", "no_ddp", "evaluation_between", "own_optimizer_with_marks", "marks_and_optimizer", "join_uneven",
-    "never_steps",
+    "many_short_epochs", "fully_sharded", "flat_sharded", "engine_of_its_own", "never_steps",
 ]  # fmt: skip
 
 
@@ -73,3 +73,20 @@ def test_events_of_special_loops(job: tuple[Recorded, list[dict[str, int]]]) -> 
     assert [event["n"] for event in evaluations] == [4]
     both = recorded.events(0, "bwd", SHAPES.index("two_optimizers_one_backward"))
     assert all(event["m"] == 0 and event["also"][0]["m"] == 1 for event in both)
+
+
+@pytest.mark.torchrun
+def test_collectives_of_sharded_and_hand_made_data_parallelism(
+    job: tuple[Recorded, list[dict[str, int]]],
+) -> None:
+    recorded, _ = job
+    for name in ("fully_sharded", "flat_sharded"):
+        repeat = SHAPES.index(name)
+        operations = {event["op"] for event in recorded.events(0, "coll", repeat)}
+        assert any(operation.startswith("all_gather") for operation in operations), (name, operations)
+        assert any(operation.startswith("reduce_scatter") for operation in operations), (name, operations)
+        assert recorded.info(0, repeat)["fsdp"] is True
+    reduced = recorded.events(0, "coll", SHAPES.index("engine_of_its_own"))
+    assert [(event["op"], event["b"]) for event in reduced] == [("all_reduce", 20)] * 7
+    short = recorded.events(0, "data", SHAPES.index("many_short_epochs"))
+    assert [event.get("n") for event in short] == ([2, 2, 1, None] * 7)[:-1]

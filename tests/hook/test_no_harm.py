@@ -152,3 +152,25 @@ def test_a_run_directory_that_cannot_be_written(tmp_path, state: str) -> None:
     )
     assert job.returncode == 0 and job.stdout == "single done\n"
     assert job.stderr.count("\n") <= 1
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("more", ["--layers", "--more-ops"])
+def test_a_trace_stays_below_its_limit(tmp_path, more: str) -> None:
+    """A window is shortened by the size of the autograd graph; where that misleads, nothing is kept of the trace."""
+    (tmp_path / "temporary").mkdir()
+    size = {"--layers": "100", "--more-ops": "12000"}[more]
+    command = torchrun("plain_ddp.py", "--steps", "16", more, size, "--exit-hard", ranks=1)
+    base = plain_environment(TMPDIR=str(tmp_path / "temporary"))
+    recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(5, 14), max_trace_mb=1), base)
+    assert recorded.process.stdout == "done 16\n" and len(recorded.steps(0)) == 16
+    window, trace = recorded.info(0)["window"], recorded.folder(0) / "trace.json.gz"
+    assert "--max-trace-mb" in window["why"]
+    if more == "--layers":
+        first, stop = window["steps"]
+        assert window["state"] == "saved" and first == 5 and 6 <= stop < 14
+        assert trace.stat().st_size == window["bytes"] <= 1_000_000
+    else:
+        assert window["state"] == "skipped" and not trace.exists()
+    left = [*recorded.folder(0).glob("*.tmp"), *(tmp_path / "temporary").glob("ddpdoctor-*.json")]
+    assert left == []

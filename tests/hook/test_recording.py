@@ -7,6 +7,9 @@ import json
 import sys
 
 import pytest
+import torch
+
+from ddpdoctor.hook.ddp import input_elements
 
 from .recording import JOBS, HookOptions, Recorded, plain_environment, run_recorded, torchrun
 
@@ -18,6 +21,7 @@ def slow_rank(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
         "plain_ddp.py", "--steps", "24", "--slow-rank", "1", "--slow-ms", "40", "--workers", "1", "--barrier"
     )
     base = plain_environment(NCCL_DEBUG="WARN", MY_API_TOKEN="secret", NCCL_AUTH_TOKEN="secret")
+    base["NCCL_PROXY"] = "http://me:secret@proxy"
     return run_recorded(tmp, [*command, "--exit-hard"], HookOptions(profile_steps=(8, 11)), base)
 
 
@@ -73,6 +77,15 @@ def test_source_lines_are_the_scripts(slow_rank: Recorded) -> None:
         line for line in at if line["file"].endswith("plain_ddp.py") and "sleep" in text[line["line"] - 1]
     ]
     assert len(sleeping) >= 4
+
+
+@pytest.mark.torchrun
+def test_settings_name_the_lines_that_built_what_they_describe(slow_rank: Recorded) -> None:
+    lines = {line["where"]: line for line in slow_rank.lines(1) if "where" in line}
+    text = (JOBS / "plain_ddp.py").read_text().splitlines()
+    for thing, code in (("ddp", "DistributedDataParallel("), ("loaders", "DataLoader(")):
+        (info,) = slow_rank.info(1)[thing]
+        assert code in text[lines[info["where"]]["line"] - 1]
 
 
 @pytest.mark.torchrun
@@ -138,3 +151,9 @@ def test_a_job_of_one_process_is_recorded(tmp_path) -> None:
     assert info["world_size"] == 1 and info["backend"] is None
     # The first optimizer step is where it shows that there is something to record.
     assert len(recorded.steps(0)) == 8
+
+
+def test_the_size_of_inputs_in_whatever_they_come() -> None:
+    tensor = torch.zeros(2, 3)
+    assert input_elements((tensor, {"mask": tensor, "more": [tensor, "text"]}, None, 3)) == 18
+    assert input_elements(()) == 0

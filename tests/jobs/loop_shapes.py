@@ -19,6 +19,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel as DDP
 
 ROUNDS = 7
@@ -276,6 +277,76 @@ def join_uneven() -> int:
             loss(model).backward()
             optimizer.step()
     return rounds
+
+
+@shape
+def many_short_epochs() -> int:
+    from torch.utils.data import DataLoader, TensorDataset
+
+    model = net()
+    optimizer = sgd(model)
+    loader = DataLoader(
+        TensorDataset(torch.randn(5, 4)), batch_size=2
+    )  # the last batch of each epoch is smaller
+    rounds = 0
+    for _ in range(ROUNDS):
+        for (data,) in loader:
+            model(data).square().mean().backward()
+            optimizer.step()
+            rounds += 1
+    return rounds
+
+
+@shape
+def fully_sharded() -> int:
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    optimizer = sgd(model)
+    for _ in range(ROUNDS):
+        loss(model).backward()
+        optimizer.step()
+    return ROUNDS
+
+
+@shape
+def flat_sharded() -> int:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    model = FullyShardedDataParallel(nn.Linear(4, 1), device_id=torch.device("cpu"))
+    optimizer = sgd(model)
+    for _ in range(ROUNDS):
+        loss(model).backward()
+        optimizer.step()
+    return ROUNDS
+
+
+@shape
+def engine_of_its_own() -> int:
+    """As DeepSpeed does: gradients in one flat buffer, reduced by the engine, which steps an optimizer of flat copies."""
+
+    class Engine:
+        def __init__(self, module: nn.Module) -> None:
+            self.module = module
+            self.flat = nn.Parameter(nn.utils.parameters_to_vector(module.parameters()).detach())
+            self.optimizer = torch.optim.Adam([self.flat])
+
+        def backward(self, value: torch.Tensor) -> None:
+            value.backward()
+            self.flat.grad = torch.cat([each.grad.flatten() for each in self.module.parameters()])
+            dist.all_reduce(self.flat.grad)
+
+        def step(self) -> None:
+            self.optimizer.step()
+            nn.utils.vector_to_parameters(self.flat.detach(), self.module.parameters())
+            self.module.zero_grad()
+
+    engine = Engine(nn.Linear(4, 1))
+    for _ in range(ROUNDS):
+        engine.backward(loss(engine.module))
+        engine.step()
+    return ROUNDS
 
 
 @shape

@@ -41,6 +41,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--accumulate", type=int, default=1)
     parser.add_argument("--barrier", action="store_true")
+    parser.add_argument("--more-ops", type=int, default=0, help="operations without gradients in each step")
     parser.add_argument("--out", default="")
     parser.add_argument(
         "--exit-hard",
@@ -102,6 +103,8 @@ def main() -> None:
         for micro, (data, target) in enumerate(loader):
             if rank == options.slow_rank and not options.slow_data_ms:
                 time.sleep(options.slow_ms / 1000)
+            for _ in range(options.more_ops):
+                target.abs()
             loss = nn.functional.mse_loss(model(data), target)
             loss.backward()
             if (micro + 1) % options.accumulate:

@@ -30,13 +30,18 @@ def main() -> int:
         metavar="DIR",
         help="folder for the runs [default: a new one]; healthy runs found there are not run again",
     )
+    parser.add_argument(
+        "--again",
+        action="store_true",
+        help="with --keep and --seed: judge the runs found there, run the others",
+    )
     options = parser.parse_args()
     seed = secrets.randbelow(10**6) if options.seed is None else options.seed
     folder = options.keep or Path(tempfile.mkdtemp(prefix="ddpdoctor-lab-"))
     print(f"seed {seed}, runs kept in {folder}", flush=True)
     print_header()
     started = time.monotonic()
-    bench = Bench(folder)
+    bench = Bench(folder, again=options.again)
     cases = draw(seed, options.only)
     outcomes: list[Outcome] = []
     with ThreadPoolExecutor(options.jobs) as pool:

@@ -66,9 +66,10 @@ class Outcome:
 class Bench:
     """Runs cases in a folder, and each job without faults once for all the cases that need it."""
 
-    def __init__(self, folder: Path, base_ms: float | None = None) -> None:
-        """``base_ms``: the step time without faults, where it need not be measured."""
-        self.folder, self.base_ms = folder, base_ms
+    def __init__(self, folder: Path, base_ms: float | None = None, *, again: bool = False) -> None:
+        """``base_ms``: the step time without faults, where it need not be measured. ``again``: judge what lies in
+        the folder, and run nothing that was run before."""
+        self.folder, self.base_ms, self.again = folder, base_ms, again
         self._healthy: dict[Any, Recorded] = {}
         self._lock = threading.Lock()
 
@@ -98,7 +99,8 @@ class Bench:
         random = Random(case.seed)
         assert outcome.folder
         if case.trap:
-            return record(outcome.folder, case.job, [case.trap.plant(random)], random, case.trap.neighbours)
+            plants = [case.trap.plant(random)]
+            return self._record(outcome.folder, case.job, plants, random, case.trap.neighbours)
         assert case.fault
         plants, base_ms = self.planted(case, case.fault, random)
         if case.second:
@@ -110,9 +112,15 @@ class Bench:
             here=next((plant.here for plant in plants if plant.here), None),
             has_line=case.fault.has_line,
         )
-        recorded = record(outcome.folder, case.job, plants, random)
+        recorded = self._record(outcome.folder, case.job, plants, random)
         outcome.truth_ms = recorded.step_ms - base_ms
         return recorded
+
+    def _record(
+        self, folder: Path, job: Job, plants: list[Plant], random: Random, neighbours: int = 0
+    ) -> Recorded:
+        before = recorded_before(folder) if self.again else None
+        return before or record(folder, job, plants, random, neighbours)
 
     @staticmethod
     def guess(case: Case, random: Random) -> Draw:

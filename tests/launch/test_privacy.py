@@ -2,7 +2,8 @@
 
 import pytest
 
-from ddpdoctor.launch.privacy import mask_command, mask_text, recorded_environment
+from ddpdoctor.launch.privacy import mask_command
+from ddpdoctor.rundir.privacy import mask_text, recorded_environment
 
 SECRET = "q7Rt2Xv9Lm4Zp8Kw1Bn6"
 
@@ -77,6 +78,8 @@ def test_environment_is_an_allow_list():
         "SLURM_JOB_ID": "17",
         "TORCH_HUB_TOKEN": "abcdef",
         "NCCL_PROXY": "http://me:abcdef@proxy",
+        "TORCH_HOME": "https://host/path?X-Amz-Signature=abcdef&a=1",
+        "GLOO_NOTE": "Authorization: Bearer abcdefgh",
         "WANDB_API_KEY": "abcdef",
         "AWS_SECRET_ACCESS_KEY": "abcdef",
         "HOME": "/root",
@@ -85,9 +88,11 @@ def test_environment_is_an_allow_list():
     recorded = recorded_environment(environment)
     assert recorded == {
         "NCCL_DEBUG": "INFO",
+        "GLOO_NOTE": "Authorization: Bearer ***",
         "NCCL_PROXY": "http://***@proxy",
         "OMP_NUM_THREADS": "4",
         "RANK": "3",
         "SLURM_JOB_ID": "17",
+        "TORCH_HOME": "https://host/path?X-Amz-Signature=***&a=1",
         "TORCH_HUB_TOKEN": "***",
     }

@@ -57,16 +57,28 @@ def cycles_of(syncs, work, transfer_ms=1.0, lag_ms=0.0, steps=None):
     return CycleGroup(tuple(syncs), numbers, begin, arrival, end, work, np.full((cycles, count), np.nan))
 
 
-def graph_of(*groups, ranks=None, samples=None, run_delay_ms=None):
-    """A graph of these groups; ``samples`` and ``run_delay_ms`` are per rank."""
+def graph_of(*groups, ranks=None, samples=None, run_delay_ms=None, cpu_ms=None, elements=None):
+    """A graph of these groups; the keywords but ``ranks`` give one value per rank, the same in every step."""
     world = groups[0].arrival.shape[2]
     steps = np.arange(sum(len(group.steps) for group in groups))
-    per_rank = []
-    for r in range(world):
-        nothing = np.full(len(steps), np.nan)
-        had = nothing if samples is None else np.full(len(steps), float(samples[r]))
-        delay = nothing if run_delay_ms is None else np.full(len(steps), run_delay_ms[r] * MS)
-        per_rank.append(RankSteps(steps, nothing, nothing, had, delay, nothing))
+
+    def in_steps(values, rank, unit=1.0):
+        return np.full(len(steps), np.nan if values is None else float(values[rank]) * unit)
+
+    nothing = in_steps(None, 0)
+    per_rank = [
+        RankSteps(
+            steps,
+            nothing,
+            nothing,
+            samples=in_steps(samples, r),
+            run_delay=in_steps(run_delay_ms, r, MS),
+            micro_batches=nothing,
+            cpu=in_steps(cpu_ms, r, MS),
+            elements=in_steps(elements, r),
+        )
+        for r in range(world)
+    ]
     return Graph("step-log", tuple(ranks or range(world)), list(groups), per_rank)
 
 

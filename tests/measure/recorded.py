@@ -37,6 +37,15 @@ class Job:
     metric: str = ""
     """"": none, "blocking" or "async": an all_reduce between forward and backward."""
     batch: Callable[[int], int] = lambda rank: 32
+    worker: Callable[[int], float] | None = None
+    """Time that the one loader worker of a rank takes for a batch, which it makes beside the steps."""
+    epoch: int = 0
+    """Steps after which the job evaluates and its loader starts new workers."""
+    evaluation: float = 50.0
+    evaluates_module: bool = False
+    """Whether it evaluates the module inside DDP, whose forwards nobody sees."""
+    restart: float = 0.0
+    """Time until new workers have the first batch."""
     hosts: tuple[str, ...] = ()
     """By rank; all on one host where empty."""
     offset_ns: dict[str, int] = field(default_factory=dict)
@@ -52,12 +61,31 @@ class Job:
         return replace(self, **fields)
 
 
+PREFETCH = 2
+
+
+class _Worker:
+    """One loader worker process with PREFETCH batches on order. Times in ms since the job's start."""
+
+    def __init__(self, pace: float) -> None:
+        self.pace, self.asked = pace, 0
+        self.ready = [pace * (n + 1) for n in range(PREFETCH)]
+
+    def next(self, now: float) -> tuple[float, int]:
+        """When the batch asked for at ``now`` is there, and how many stood ready then."""
+        waiting = sum(at <= now for at in self.ready)
+        got = max(now, self.ready.pop(0))
+        self.ready.append(max(got, self.ready[-1]) + self.pace)
+        return got, waiting
+
+
 class _Rank:
     """One rank's clock and lines. ``now`` is the true time in ms since the job's start."""
 
     def __init__(self, job: Job, rank: int) -> None:
         self.job, self.rank, self.now = job, rank, 0.0
         self.start, self.events, self.lines = 0.0, [], []
+        self.worker = _Worker(job.worker(rank)) if job.worker else None
         self.lines.append({"schema": "ddpdoctor.steps/1"})
         for number, (file, line, function) in LINES.items():
             self.lines.append({"where": number, "file": file, "line": line, "function": function})
@@ -80,9 +108,17 @@ class _Rank:
         if kind:
             self.event(kind, start, **fields)
 
+    def load(self, ms: float) -> None:
+        """Take a batch from the loader, which makes it in ``ms`` or has a worker for that."""
+        fields = {"w": 1, "l": 0, "n": self.job.batch(self.rank)}
+        if self.worker:
+            got, fields["q"] = self.worker.next(self.now)
+            ms += got - self.now
+        self.spend("data", ms, **fields)
+
     def close(self, step: int) -> None:
         times = [self.local_ns(self.start), self.local_ns(self.now)]
-        line = {"step": step, "t": times, "cpu": 1, "csw": [0, 0], "runq": 0, "ev": self.events}
+        line = {"step": step, "t": times, "cpu": 1, "runq": 0, "ev": self.events}
         self.lines.append({**line, "marks": self.job.marks(self.rank, step), "self": 9000})
         self.start, self.events = self.now, []
 
@@ -103,7 +139,15 @@ def run_ranks(job: Job) -> list[list[dict]]:
 def _iteration(job: Job, ranks: list[_Rank], step: int, last: bool, numbers: dict[str, int]) -> None:
     extras = [job.extra(r.rank, step) if last else {} for r in ranks]
     for r, extra in zip(ranks, extras, strict=True):
-        r.spend("data", job.data + extra.get("data", 0.0), w=1, l=0, n=job.batch(r.rank))
+        fresh = job.epoch and step and step % job.epoch == 0
+        if fresh:
+            if job.evaluates_module:
+                r.spend("data", 0.1, w=1, l=1, n=8)
+                r.spend("", job.evaluation)
+            else:
+                r.spend("eval", job.evaluation, n=5)
+            r.spend("iter", 1.0, l=0, w=1)
+        r.load(job.data + extra.get("data", 0.0) + (job.restart if fresh else 0.0))
         r.spend("", job.host + extra.get("host", 0.0))
         if extra.get("save"):
             r.spend("save", extra["save"], w=2)
@@ -168,7 +212,8 @@ def describe(job: Job, rank: int) -> dict:
     loader = {
         "id": 0,
         "where": 1,
-        "num_workers": 0,
+        "num_workers": 1 if job.worker or job.epoch else 0,
+        "prefetch_factor": PREFETCH if job.worker or job.epoch else None,
         "batch_size": job.batch(rank),
         "sampler": "DistributedSampler",
     }

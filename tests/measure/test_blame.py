@@ -110,12 +110,58 @@ def test_two_ranks_late_for_one_cause_are_both_named():
 
 
 def test_two_ranks_late_for_different_causes():
-    """Only the later one costs by itself; both together cost what the later one does."""
+    """Both are named, each with its part; only the later one saves time by itself."""
     world = 4
     late = late_of(simple(world, data=on(0, world, 3.0), host=on(3, world, 5.0)))
-    assert "data" not in late
-    assert late["host"].ranks == [3] and late["host"].ms_per_step == pytest.approx(2.0, abs=0.01)
+    data, host = late["data"], late["host"]
+    assert (data.ranks, host.ranks) == ([0], [3])
+    assert (data.alone_ms_per_step, data.ms_per_step, data.remaining_ms_per_step) == pytest.approx(
+        (0.0, 1.5, 3.0)
+    )
+    assert (host.alone_ms_per_step, host.ms_per_step, host.remaining_ms_per_step) == pytest.approx(
+        (2.0, 3.5, 5.0)
+    )
+    assert data.speedup == pytest.approx(1.0) and host.speedup == pytest.approx(22.0 / 20.0)
     assert late["total"].ms_per_step == pytest.approx(5.0, abs=0.01)
+    assert (data.steps_hit, data.steps_seen) == (40, 40)
+
+
+def test_two_ranks_equally_late_for_different_causes_share_what_they_cost():
+    late = late_of(simple(8, jitter=0.01, data=on(0, 8, 4.0), host=on(3, 8, 4.0)))
+    assert late["data"].ms_per_step == pytest.approx(late["host"].ms_per_step, abs=0.3)
+    assert late["data"].ms_per_step + late["host"].ms_per_step == pytest.approx(
+        late["total"].ms_per_step, abs=0.01
+    )
+    assert late["total"].ms_per_step == pytest.approx(4.0, abs=0.5)
+
+
+def test_two_causes_on_one_rank_cost_what_each_saves():
+    late = late_of(simple(4, data=on(1, 4, 3.0), host=on(1, 4, 2.0)))
+    for cause, ms in (("data", 3.0), ("host", 2.0)):
+        cost = late[cause]
+        assert (cost.alone_ms_per_step, cost.ms_per_step, cost.remaining_ms_per_step) == pytest.approx(
+            (ms,) * 3
+        )
+
+
+@pytest.mark.parametrize("world", [3, 4, 5, 8, 20])
+def test_where_all_ranks_but_one_are_slow_nobody_is_accused(world):
+    graph = simple(world, jitter=0.05, data=8.0 - on(1, world, 7.0))
+    assert late_of(graph) == {}
+    assert shared_of(graph)["data"].ms_per_step == pytest.approx(8.0, abs=0.6)
+
+
+@pytest.mark.parametrize("world", [2, 4, 8])
+@pytest.mark.parametrize("seed", range(4))
+def test_batches_that_come_late_now_here_now_there_accuse_nobody(world, seed):
+    """The wait is real, and more workers save it; that one rank had more of it is chance."""
+    random = np.random.default_rng(seed)
+    spikes = np.where(random.random((80, 1, world)) < 0.1, 30.0, 0.0)
+    graph = simple(world, 80, jitter=0.03, data=1.0 + spikes)
+    assert late_of(graph) == {}
+    cost = shared_of(graph)["data"]
+    assert cost.ranks is None
+    assert cost.ms_per_step == pytest.approx(1.0 + spikes.max(axis=2).mean(), rel=0.1)
 
 
 @pytest.mark.parametrize("world", [4, 8])

@@ -110,14 +110,14 @@ def test_cycles_of_data_parallel_jobs_are_a_special_case(changed):
     group = cycles_of(syncs, work, random.uniform(0.5, 4, (1, 3)))
     scenario = baseline(group)
     if changed:
-        scenario.work[:, :, 2] *= 0.1
+        scenario.removed[:, :, 2] = 0.9 * work.sum(axis=3)[:, :, 2]
         scenario.transfer *= 3
     # One operation for each synchronisation and member: its delay is the work before it.
     parts = [(k, r) for k, sync in enumerate(syncs) for r in sync.members]
     rank = np.array([r for _, r in parts])
     number = np.array([k for k, _ in parts])
     dag = build(len(parts), [in_order(rank, number)], number)
-    costs = Costs(scenario.work[0, number, rank], scenario.transfer[0, number])
+    costs = Costs((work.sum(axis=3) - scenario.removed)[0, number, rank], scenario.transfer[0, number])
     _, end = replay(dag, group.begin[0, rank], costs)
     length = end[number == 2].max() - group.begin[0].max()
     assert length == pytest.approx(replay_cycles(group, scenario)[0], rel=1e-12)

@@ -194,3 +194,31 @@ def test_when_it_happens(when, kind, period, tmp_path):
     assert cost.ms_per_step == pytest.approx(
         truth.plants[0].cost_us_per_step / 1e3, abs=TOLERANCE * truth.mean_step_us / 1e3
     )
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (Plant("slow_data", ranks=(2,), ms=3.0), Plant("slow_backward_kernels", ranks=(1,), ms=2.0)),
+        (Plant("host_gap_backward", ranks=(0,), ms=4.0), Plant("slow_data", ranks=(3,), ms=4.0)),
+        (Plant("slow_forward", ranks=(3,), ms=4.0), Plant("slow_data", ranks=(3,), ms=2.0)),
+    ],
+    ids=["one later than the other", "both equally late", "both on one rank"],
+)
+def test_two_causes_at_once(first, second, tmp_path):
+    """Each is named; what it saves alone, and both together, is what the simulation without it saves."""
+    truth = generate(Config(plants=(first, second)), tmp_path / "traces")
+    measurement = measured(tmp_path / "traces")
+    cause = {**CAUSE, "slow_backward_kernels": "compute", "slow_forward": "compute"}
+    assert accused(measurement) == {cause[p.kind]: list(p.ranks) for p in (first, second)}
+    late, mean_ms = measurement.facts.late, truth.mean_step_us / 1e3
+    for plant, told in zip((first, second), truth.plants, strict=True):
+        cost = getattr(late, cause[plant.kind])
+        alone_ms = told.cost_us_per_step / 1e3
+        assert cost.alone_ms_per_step == pytest.approx(max(alone_ms, 0.0), abs=TOLERANCE * mean_ms)
+        assert cost.alone_ms_per_step - 0.05 <= cost.ms_per_step <= cost.remaining_ms_per_step + 0.05
+        assert cost.steps_seen == 7 and cost.steps_hit == 7
+    both_ms = mean_ms - sum(truth.step_us_without_any) / len(truth.step_us) / 1e3
+    parts_ms = sum(getattr(late, cause[p.kind]).ms_per_step for p in (first, second))
+    assert late.total.ms_per_step == pytest.approx(both_ms, abs=TOLERANCE * mean_ms)
+    assert parts_ms == pytest.approx(late.total.ms_per_step, abs=0.05)

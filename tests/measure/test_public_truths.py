@@ -69,6 +69,10 @@ def test_blame_is_weighed_by_waiting_not_by_count():
     assert set(np.concatenate(list(accused(of(name)).values()))) == {2}
     assert caused_ms(name)[2] * 3 == pytest.approx(108, rel=0.05)
     assert of(name).facts.communication.transfer_ms * 3 == pytest.approx(104, rel=0.05)
+    # Read by hand: 26 ms of each step are all-to-all on the rank that waits for nobody, with nothing beside it.
+    shared = of(name).facts.shared
+    assert shared.model_communication.ms_per_step == pytest.approx(26, rel=0.2)
+    assert shared.communication is None or shared.communication.ms_per_step < 1
 
 
 def test_windows_that_do_not_begin_at_the_same_collective():

@@ -12,9 +12,11 @@ from tests.measure.made import NoLines, graph_of, on, simple
 WORLD = 4
 
 
-def refined(throttled=(), samples=None, run_delay_ms=None, **components_ms):
+def refined(
+    throttled=(), samples=None, elements=None, run_delay_ms=None, cpu_ms=(15.0,) * WORLD, **components_ms
+):
     group = simple(WORLD, jitter=0.01, **components_ms).groups[0]
-    graph = graph_of(group, samples=samples, run_delay_ms=run_delay_ms)
+    graph = graph_of(group, samples=samples, elements=elements, run_delay_ms=run_delay_ms, cpu_ms=cpu_ms)
     late = refine(Pricing(graph, excess(graph), NoLines()).late(), graph, throttled)
     return {
         name: getattr(late, name)
@@ -48,6 +50,20 @@ def test_a_cpu_it_had_to_wait_for():
     assert set(found) == {"cpu_starved"} and found["cpu_starved"].ranks == [1]
     assert set(refined(run_delay_ms=[0.1, 0.5, 0.1, 0.1], **SLOW)) == {"compute"}
     assert set(refined(run_delay_ms=[4.0, 4.0, 4.0, 4.0], **SLOW)) == {"compute"}, "all ranks alike"
+
+
+def test_who_computes_longer_on_a_busy_machine_also_waits_longer_for_a_cpu():
+    """Every rank waits 2 ms for each that it runs; rank 1 has 4 ms more to compute of its own."""
+    found = refined(run_delay_ms=[10, 18, 10, 10], cpu_ms=[5, 9, 5, 5], **SLOW)
+    assert set(found) == {"compute"}
+    found = refined(run_delay_ms=[10, 18, 10, 10], cpu_ms=[5, 5, 5, 5], **SLOW)
+    assert set(found) == {"cpu_starved"}, "it ran no longer than the others"
+
+
+def test_larger_inputs_in_as_many_samples():
+    found = refined(samples=[32] * WORLD, elements=[1000, 1400, 1000, 1000], **SLOW)
+    assert set(found) == {"uneven"} and found["uneven"].ranks == [1]
+    assert set(refined(samples=[32] * WORLD, elements=[1000] * WORLD, **SLOW)) == {"compute"}
 
 
 def test_host_work_stays_what_it_is():

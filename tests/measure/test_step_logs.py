@@ -182,6 +182,18 @@ def test_asynchronous_metrics_are_met_where_they_are_waited_for(tmp_path):
     assert found.graph.unmatched == 0 and found.facts.buckets.collectives_per_step == 1
 
 
+def test_two_ranks_of_two_are_late_for_two_causes(tmp_path):
+    """Rank 1 waits 16 ms for data, rank 0 spends 10 ms on Python work: without both a step is 16 ms shorter."""
+    extra = {0: {"host": 10.0}, 1: {"data": 16.0}}
+    found, _ = measured(record(tmp_path / "run", Job(world=2, extra=lambda rank, step: extra[rank])))
+    late = found.facts.late
+    assert late.data.ranks == [1] and late.host.ranks == [0]
+    assert late.data.ms_per_step == pytest.approx((6 + 16) / 2, rel=0.02)
+    assert late.host.ms_per_step == pytest.approx((0 + 10) / 2, rel=0.02)
+    assert late.host.remaining_ms_per_step == pytest.approx(10, rel=0.02)
+    assert late.total.ms_per_step == pytest.approx(16, rel=0.02)
+
+
 def test_a_barrier_in_every_step_is_no_rank_s_fault(tmp_path):
     """Rank 0 works before the barrier, rank 1 behind it."""
     job = Job(2, barrier=True, extra=lambda rank, step: {"host": 6.0} if rank == 0 else {"forward": 6.0})
@@ -207,6 +219,42 @@ def test_buffers_broadcast_while_the_root_is_late(tmp_path):
     """All others wait for rank 0 before their forward: that is no work of theirs."""
     found, _ = measured(record(tmp_path / "run", Job(buffers=True, extra=plant(0, data=6.0))))
     only_culprit(found, "data", [0], 6.0)
+
+
+@pytest.mark.parametrize("world", (2, 4))
+def test_workers_that_are_all_too_slow_accuse_no_rank(tmp_path, world):
+    """The slowest by a hair waits for every batch; the others' workers gain a reserve. All are too slow."""
+    paces = [60.0, 61.0, 60.5, 60.2]
+    job = Job(world=world, steps=120, data=0.1, worker=lambda rank: paces[rank])
+    found, _ = measured(record(tmp_path / "run", job))
+    mean_ms, without_ms = found.facts.steps.mean_ms, 0.1 + 0.5 + 5.0 + 10.0 + 1.0 + 1.0
+    assert mean_ms == pytest.approx(61.0, rel=0.01)
+    assert found.facts.shared.data.ms_per_step == pytest.approx(mean_ms - without_ms, rel=0.06)
+    late = found.facts.late.data
+    assert late is None or late.ms_per_step < 0.03 * mean_ms
+
+
+def test_one_rank_s_worker_is_too_slow(tmp_path):
+    """The others' workers keep up with steps of 17.6 ms; rank 1's take 60 ms for a batch."""
+    job = Job(world=4, steps=120, data=0.1, worker=lambda rank: 60.0 if rank == 1 else 15.0)
+    found, _ = measured(record(tmp_path / "run", job))
+    assert found.facts.late.data.ranks == [1]
+    assert found.facts.late.data.ms_per_step == pytest.approx(60.0 - 17.6, rel=0.02)
+    common = found.facts.shared.data
+    assert common is None or common.ms_per_step < 0.2
+
+
+def test_new_workers_beside_each_evaluation(tmp_path):
+    """The steps that evaluate say nothing of training, but the stall of the training loader in them does."""
+    job = Job(world=2, steps=81, epoch=20, restart=300.0)
+    found, _ = measured(record(tmp_path / "run", job))
+    stall = found.facts.shared.data_epoch_start
+    each = job.data + job.restart + 1.0
+    assert stall.occurrence_ms == pytest.approx(each) and stall.period_steps == 20
+    assert stall.steps_hit == 4 and stall.ms_per_step == pytest.approx(4 * each / stall.steps_seen)
+    assert stall.speedup == pytest.approx(1 + stall.ms_per_step / found.facts.steps.mean_ms)
+    quiet, _ = measured(record(tmp_path / "persistent", job.changed(restart=0.0)))
+    assert quiet.facts.shared.data_epoch_start.ms_per_step < 0.2
 
 
 def test_larger_batches_of_one_rank(tmp_path):
@@ -256,7 +304,7 @@ def test_thinned_steps_do_not_disturb_the_full_ones(tmp_path):
         lines = [json.loads(line) for line in steps_file(folder, rank).read_text().splitlines()]
         for line in lines:
             if line.get("step", 0) >= 40 and line["step"] % 4:
-                for key in ("ev", "cpu", "csw", "runq", "self", "marks"):
+                for key in ("ev", "cpu", "runq", "self", "marks"):
                     line.pop(key)
                 line["thin"] = True
         steps_file(folder, rank).write_text("".join(json.dumps(line) + "\n" for line in lines))

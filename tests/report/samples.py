@@ -1,4 +1,7 @@
-"""Diagnoses as the analysis would give them: sick, healthy, empty, huge, hostile."""
+"""Diagnoses as the analysis would give them: sick, healthy, empty, huge, hostile.
+
+Long because it is data: one diagnosis per kind, with every field that a report shows.
+"""
 
 from __future__ import annotations
 

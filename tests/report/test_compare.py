@@ -211,3 +211,14 @@ def test_hostile_names_stay_text():
     print_comparison(result, console)
     assert "\x1b" not in console.file.getvalue()
     assert next(grid.title for grid in grids(result)) == "Steps"
+
+
+def test_between_two_different_jobs_nothing_is_resolved():
+    before = diagnosis(50, fired=[finding("dataloader/starved", 20)])
+    after = diagnosis(50, world=8, fired=[finding("allreduce/late-rank", 5, ranks=[0])])
+    result = compare(before, after)
+    assert result.judgement == "not comparable"
+    assert {row.rule: row.status for row in result.findings} == {
+        "dataloader/starved": "before only",
+        "allreduce/late-rank": "after only",
+    }

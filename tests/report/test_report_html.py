@@ -196,3 +196,11 @@ def test_fields_of_later_versions_are_ignored(tmp_path):
     data = msgspec.to_builtins(samples.sick()) | {"added_later": 1}
     (tmp_path / "diagnosis.json").write_bytes(msgspec.json.encode(data))
     assert isinstance(read_diagnosis(tmp_path / "diagnosis.json"), Diagnosis)
+
+
+def test_long_names_in_the_headline_may_be_broken_between_words():
+    long = msgspec.structs.replace(
+        samples.sick(), verdict=Verdict(None, "job.py:5 in `Images.read_slow` <b_c.d>")
+    )
+    heading = re.search(r"<h1[^>]*>(.*?)</h1>", render_html(long))[1]
+    assert heading == ("job.<wbr>py:5 in <code>Images.<wbr>read_<wbr>slow</code> &lt;b_<wbr>c.<wbr>d&gt;")

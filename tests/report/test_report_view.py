@@ -58,7 +58,12 @@ def test_findings_keep_order_and_effects_point_to_their_cause():
 
 def test_only_https_addresses_are_links():
     fix = page(samples.sick()).findings[0].fixes[0]
-    assert fix.links == ["https://docs.pytorch.org/docs/stable/data.html"]
+    assert fix.links == [
+        (
+            "https://docs.pytorch.org/docs/stable/data.html",
+            ["docs.pytorch.org/", "docs/", "stable/", "data.html"],
+        )
+    ]
     assert fix.sources == ["javascript:alert(1)"]
 
 
@@ -82,7 +87,7 @@ def test_a_finding_without_cost_has_no_price():
     bare = replace(sick.findings[0], costs_ms_per_step=None, share=None, speedup_if_fixed=None)
     view = page(replace(sick, findings=[bare]))
     assert view.price == ""
-    assert (view.findings[0].cost, view.findings[0].share, view.findings[0].speedup) == ("", "", "")
+    assert (view.findings[0].cost, view.findings[0].share, view.findings[0].speedup) == ("not priced", "", "")
 
 
 def test_waterfall_goes_down_from_the_measured_time():
@@ -237,3 +242,42 @@ def test_reproduce_quotes_the_command():
         replace(samples.sick(), job=replace(samples.sick().job, command=["python", "a b.py"]))
     ).reproduce
     assert lines[0] == "ddpdoctor run -- python 'a b.py'"
+
+
+def test_an_effect_is_counted_in_its_cause_and_one_step_has_no_rhythm():
+    sick = samples.sick()
+    effect = replace(sick.findings[1], costs_ms_per_step=None, caused_by=sick.findings[0].rule)
+    once = replace(sick.findings[0], coverage=replace(sick.findings[0].coverage, steps=1))
+    first, second = page(replace(sick, findings=[once, effect])).findings
+    assert second.cost == "part of its cause"
+    assert "When" not in dict(first.facts)
+
+
+def test_one_step_has_neither_median_nor_percentile():
+    sick = samples.sick()
+    view = page(replace(sick, steps=replace(sick.steps, measured=1)))
+    assert [name for name, _ in view.numbers] == ["step time", "samples per second", "steps measured"]
+
+
+def test_only_ranks_that_keep_others_waiting_have_bars_among_many():
+    large = samples.ALL["large"]()
+    worst = max(rank.caused_wait_ms or 0.0 for rank in large.ranks)
+    by_name = {f"rank {rank.rank}": rank for rank in large.ranks}
+    culprits = {f"rank {rank}" for finding in large.findings for rank in finding.ranks or []}
+    for row in breakdown(large).rows[:-1]:
+        assert row.label in culprits or by_name[row.label].caused_wait_ms >= 0.1 * worst
+
+
+def test_the_verdicts_own_finding_is_never_folded():
+    sick = samples.sick()
+    causes = [replace(finding, caused_by="host/cpu-starved") for finding in sick.findings[:2]]
+    first, second = page(replace(sick, findings=causes)).findings
+    assert first.rule == sick.verdict.rule
+    assert (first.folded, second.folded) == (False, True)
+
+
+def test_a_single_message_size_is_told_not_drawn():
+    point = BandwidthPoint(operation="allreduce", bytes=2.0**20, count=4, transfer_ms=1.0, bus_gb_per_s=1.0)
+    view = page(replace(samples.sick(), bandwidth=[point]))
+    assert view.bandwidth.sentences == ["allreduce, 1 MiB: 1.00 GB/s, 1.00 ms (median of 4)"]
+    assert page(samples.sick()).bandwidth.sentences == []

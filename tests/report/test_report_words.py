@@ -74,7 +74,7 @@ def test_back_quotes_become_code_and_an_odd_one_stays():
 
 def test_units_stay_with_their_numbers_and_facts_have_words():
     assert words.glued("12 ms of 3 steps, 5 % of it") == "12\u00a0ms of 3 steps, 5\u00a0% of it"
-    assert words.fact("gpu.kernels_per_step") == "gpu: kernels per step"
+    assert words.fact("gpu.kernels_per_step") == "GPU: kernels per step"
 
 
 def test_trimmed_takes_only_zeros_behind_the_point():

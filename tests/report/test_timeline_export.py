@@ -194,3 +194,11 @@ def test_files_are_whole_and_compressed_by_name(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(DdpDoctorError, match="cannot write"):
         write_parquet(tables(), tmp_path / "file")
+
+
+def test_a_late_rank_has_its_lateness_drawn_up_to_its_arrival():
+    trace = chrome_trace(tables(ranks=4), [], {})
+    late = [event for event in trace["traceEvents"] if event.get("cat") == "late"]
+    assert {event["pid"] for event in late} == {4}, "the last rank's process"
+    assert [(event["ts"], event["dur"]) for event in late] == [(6e3 + 1e4 * step, 2e3) for step in range(3)]
+    assert late[0]["args"] == {"late_ms": 2.0, "step": 0}

@@ -10,7 +10,7 @@ from test_trace_load import assert_same
 from trace_files import document, events, kernel, write
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace import cache, find_traces, load_trace, load_traces
+from ddpdoctor.trace import archive, cache, find_traces, load, load_trace, load_traces
 
 CONTENT = [*events(20), kernel("ncclDevKernel_x", 5, **{"Collective name": "allreduce", "Seq": 3})]
 
@@ -26,6 +26,10 @@ def parses(monkeypatch):
     calls = []
     monkeypatch.setattr(cache, "load_trace", lambda *a: calls.append(a) or load_trace(*a))
     return calls
+
+
+def entry_of(path):
+    return cache._entry(path, "")
 
 
 def test_the_second_time_nothing_is_parsed(tmp_path, home, parses):
@@ -70,6 +74,46 @@ def test_a_damaged_entry_is_replaced(tmp_path, home, parses, damage):
     assert len(parses) == 2
 
 
+def test_an_entry_of_another_schema_is_replaced(tmp_path, monkeypatch, parses):
+    """Even if its key were the same."""
+    path = write(tmp_path / "a.json", document(CONTENT))
+    with monkeypatch.context() as older:
+        older.setattr(archive, "SCHEMA", "ddpdoctor.columns/1")
+        cache.cached_load(path)
+    for _ in range(2):
+        assert_same(cache.cached_load(path), load_trace(path))
+    assert len(parses) == 2
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_kept(tmp_path, home, monkeypatch):
+    path = write(tmp_path / "a.json", document(CONTENT))
+
+    def grows(*arguments):
+        write(path, document([*CONTENT, *CONTENT]))
+        return load_trace(*arguments)
+
+    monkeypatch.setattr(cache, "load_trace", grows)
+    cache.cached_load(path)
+    assert not home.exists()
+
+
+def test_no_cache_leaves_nothing_behind(tmp_path, home):
+    path = write(tmp_path / "a.json", document(CONTENT))
+    load_traces([path], cache=False)
+    assert not home.exists()
+
+
+def test_concurrent_processes(tmp_path, home, monkeypatch):
+    monkeypatch.setattr(load, "_WORTH_PROCESSES_BYTES", 0)
+    path = write(tmp_path / "a.json", document(CONTENT))
+    copies = [path, *(shutil.copy(path, tmp_path / f"{i}.json") for i in range(3))]
+    copies = [str(copy) for copy in copies]
+    for _ in range(2):
+        traces = [trace for _, trace, _ in load.read_traces(copies, jobs=2, cache=True)]
+        assert {trace.size for trace in traces} == {61}
+    assert len(list(home.iterdir())) == 1
+
+
 def test_a_cache_that_cannot_be_written_is_no_trouble(tmp_path, home, parses):
     home.parent.parent.write_text("a file where the folder should be")
     path = write(tmp_path / "a.json", document(CONTENT))
@@ -93,7 +137,7 @@ def test_concurrent_users(tmp_path, home):
     for thread in threads:
         thread.join()
     assert not errors and {t.size for t in found} == {61}
-    assert [entry.suffix for entry in home.iterdir()] == [".columns"]
+    assert [entry.suffix for entry in home.iterdir()] == [".cached"]
 
 
 def test_the_oldest_entries_go_first(tmp_path, home, monkeypatch):
@@ -101,14 +145,10 @@ def test_the_oldest_entries_go_first(tmp_path, home, monkeypatch):
     for path in paths[:2]:
         cache.cached_load(path)
     entries = sorted(home.iterdir(), key=lambda f: f.stat().st_mtime)
-    os.utime(cache._entry(paths[0]), (1, 1))
+    os.utime(entry_of(paths[0]), (1, 1))
     monkeypatch.setattr(cache, "LIMIT_BYTES", sum(f.stat().st_size for f in entries) * 5 // 4)
     cache.cached_load(paths[2])
-    assert (
-        not cache._entry(paths[0]).exists()
-        and cache._entry(paths[1]).exists()
-        and cache._entry(paths[2]).exists()
-    )
+    assert not entry_of(paths[0]).exists() and entry_of(paths[1]).exists() and entry_of(paths[2]).exists()
 
 
 def test_entries_are_no_traces_and_errors_stay_errors(tmp_path, home):

@@ -8,7 +8,7 @@ import pytest
 from trace_files import BASE_NS, document, event, events, expected_rows, kernel, rows_of, write
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace import load_trace, source
+from ddpdoctor.trace import classify, load_trace, source
 
 CONTENT = events(40)
 
@@ -146,6 +146,26 @@ def test_old_schema(tmp_path):
     assert trace.names[trace.shapes[1]] == "[[1]]"
     assert trace.meta.clock == "epoch" and trace.start_ns[0] == 1_606_911_006_433_240_000
     assert len({trace.lane[i] for i in (0, 1, 2)}) == 1, "3340 and '3340' are one thread"
+
+
+def test_other_accelerators(tmp_path):
+    """ROCm and XPU write other runtime calls and categories, and the same columns."""
+    content = [
+        event("hipLaunchKernel", 100, 4, "cuda_runtime", correlation=8),
+        kernel("ncclDevKernel_Generic_4(ncclDevKernelArgsStorage<4096ul>)", 110, 5, correlation=8, device=3),
+        event("urEnqueueKernelLaunch", 200, 4, "xpu_runtime", correlation=9),
+        event("zeCommandListAppendLaunchKernel", 201, 2, "xpu_driver", correlation=9),
+        event(
+            "gemm_kernel", 210, 5, "kernel", 1, "4", device=1, stream="4", correlation=9, **{"ze event": 5}
+        ),
+        event("Memcpy M2D", 220, 5, "gpu_memcpy", 1, 4, device=1, stream=4, bytes=64),
+    ]
+    trace = load_trace(write(tmp_path / "a.json", document(content)))
+    assert trace.stream.tolist() == [-1, 7, -1, -1, 4, 4]
+    assert trace.device.tolist() == [-1, 3, -1, -1, 1, 1]
+    assert trace.correlation.tolist() == [8, 8, 9, 9, 9, -1]
+    assert classify.device_work(trace).tolist() == [False, True, False, False, True, True]
+    assert classify.communication_kernels(trace).tolist() == [False, True, False, False, False, False]
 
 
 def test_collectives(tmp_path):

@@ -2,8 +2,14 @@
 
 import contextlib
 import dataclasses
+import gzip
+import json
 import os
 import signal
+import subprocess
+import sys
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -11,8 +17,9 @@ import pytest
 from trace_files import SHARED, document, event, events, write
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace import find_traces, load, load_traces
+from ddpdoctor.trace import find_traces, load, load_trace, load_traces, source
 
+ROOT = Path(__file__).resolve().parents[2]
 SECOND_US = 1_000_000
 
 
@@ -86,6 +93,61 @@ def test_a_worker_that_dies_names_its_file_and_the_rest_goes_on(tmp_path, always
     assert "ended by signal 9" in loaded.failed[0][1]
 
 
+def test_memory_grows_with_the_columns_and_not_with_the_text(tmp_path, monkeypatch):
+    """At most 1.5 bytes more for each byte more of columns; the text is four times as large as they are."""
+    monkeypatch.setattr(source.Source.pieces, "__defaults__", (1 << 16,))  # the fixed part: pieces under way
+    monkeypatch.setattr(source, "_READ_BYTES", 1 << 14)
+    peaks, sizes, texts = [], [], []
+    for count in (4_000, 16_000):
+        path = write(tmp_path / f"{count}.json.gz", json.dumps(document(events(count))))
+        texts.append(len(gzip.decompress(Path(path).read_bytes())))
+        tracemalloc.start()
+        trace = load_trace(path)
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+        sizes.append(sum(c.nbytes for c in columns(trace).values() if isinstance(c, np.ndarray)))
+    grown = sizes[1] - sizes[0]
+    assert texts[1] - texts[0] > 3 * grown
+    assert peaks[1] - peaks[0] <= 1.5 * grown
+
+
+LITTLE_MEMORY = """
+import re, resource, sys
+from pathlib import Path
+from ddpdoctor.trace import cache, load
+import polars
+load._WORTH_PROCESSES_BYTES = 0
+used = int(re.search(r"VmSize:[ \t]+([0-9]+)", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (used + (200 << 20),) * 2)
+loaded = load.load_traces(sys.argv[1:], jobs=2)
+print([t.meta.rank for t in loaded.traces], *[file for file, _ in loaded.failed])
+print(*[reason for _, reason in loaded.failed], file=sys.stderr)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_a_file_that_is_too_large_for_the_memory_is_named_and_the_rest_goes_on(tmp_path):
+    """The processes have 200 MB more than their libraries take; one file's names alone take more."""
+    files = job(tmp_path, [0, 1, 2])
+    name = "n" * 1000
+    huge = document([event(f"{i}{name}") for i in range(1000)])
+    text = json.dumps(huge)
+    start, end = text.index("[{") + 1, text.rindex("}]") + 1
+    with gzip.open(tmp_path / "huge.json.gz", "wt", compresslevel=1) as out:
+        out.write(text[:start])
+        for part in range(300):
+            out.write(text[start:end].replace(name, f"{part}{name}") + ("," if part < 299 else ""))
+        out.write(text[end:])
+    done = subprocess.run(
+        [sys.executable, "-c", LITTLE_MEMORY, *files, str(tmp_path / "huge.json.gz")],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"},
+    )
+    assert done.stdout.strip() == f"[0, 1, 2] {tmp_path / 'huge.json.gz'}", done.stderr
+    assert "does not fit into the memory" in done.stderr or "the process that read it ended" in done.stderr
+
+
 def test_nothing_usable_is_an_error_with_the_reason(tmp_path):
     bad = write(tmp_path / "a.json", "{}")
     with pytest.raises(UnusableInput, match="no list"):
@@ -138,13 +200,32 @@ def test_of_several_windows_the_latest_that_the_ranks_share_is_used(tmp_path):
     assert sum("traces" in note for note in loaded.notes) == 3
 
 
-def test_two_jobs_in_one_folder_keep_the_larger(tmp_path):
+def test_two_jobs_in_one_folder_are_refused_unless_one_is_chosen(tmp_path):
     files = job(tmp_path, range(3), world_size=3)
     other = write(tmp_path / "other.json", document(events(500), rank=0, world_size=8))
+    with pytest.raises(UnusableInput) as raised:
+        load_traces([*files, other])
+    assert "(1) 3 rank(s) over nccl, 3 file(s)" in str(raised.value) and f"such as {other}" in str(
+        raised.value
+    )
+    assert [t.meta.source for t in load_traces([*files, other], job=1).traces] == files
+    second = load_traces([*files, other], job=2)
+    assert [t.meta.source for t in second.traces] == [other] and "3 left out" in second.notes[0]
+    with pytest.raises(UnusableInput, match="There is no job 3"):
+        load_traces([*files, other], job=3)
+
+
+def test_of_two_recordings_of_a_job_the_larger_is_used_and_the_other_can_be_chosen(tmp_path):
+    files = job(tmp_path, range(3), world_size=3)
     late = write(tmp_path / "late.json", document(shifted(3600 * SECOND_US), rank=1, world_size=3))
-    loaded = load_traces([*files, other, late])
+    unknown = write(tmp_path / "list.json", events(3))
+    loaded = load_traces([*files, late, unknown])
     assert [t.meta.source for t in loaded.traces] == files
-    assert [note for note in loaded.notes if "2 left out" in note and "name their files" in note]
+    assert [note for note in loaded.notes if "2 left out" in note and "--job N" in note]
+    assert {t.meta.source for n in (2, 3) for t in load_traces([*files, late, unknown], job=n).traces} == {
+        late,
+        unknown,
+    }
 
 
 def test_a_long_event_does_not_hide_that_windows_overlap(tmp_path):

@@ -1,6 +1,7 @@
 """Traces behind URLs, read as a stream: fsspec's memory file system and a local HTTP server."""
 
 import functools
+import hashlib
 import http.server
 import threading
 from pathlib import Path
@@ -12,6 +13,8 @@ from trace_files import document, events, rows_of, write
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import find_traces, load_trace, load_traces
+from ddpdoctor.trace.cache import cached_load
+from ddpdoctor.trace.digest import write_digests
 from ddpdoctor.trace.remote import is_url
 
 
@@ -47,17 +50,66 @@ def test_what_is_missing_is_one_sentence(bucket):
             assert url in str(raised.value) and "\n" not in str(raised.value)
 
 
-def test_http(tmp_path):
+class Tagged(http.server.SimpleHTTPRequestHandler):
+    """Gives each file's content an entity tag, as object stores do; counts what is sent."""
+
+    sent = 0
+
+    def end_headers(self):
+        content = Path(self.translate_path(self.path)).read_bytes()
+        self.send_header("ETag", f'"{hashlib.md5(content).hexdigest()}"')
+        super().end_headers()
+
+    def do_GET(self):
+        Tagged.sent += 1
+        super().do_GET()
+
+    def log_message(self, *_):
+        pass
+
+
+@pytest.fixture
+def server(tmp_path):
+    """Serves ``tmp_path``; gives its URL."""
     pytest.importorskip("aiohttp")
+    handler = functools.partial(Tagged, directory=str(tmp_path))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as served:
+        threading.Thread(target=served.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{served.server_port}"
+        served.shutdown()
+
+
+def test_http(tmp_path, server):
     path = write(tmp_path / "rank3.json.gz", document(events(40), rank=3))
-    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        url = f"http://127.0.0.1:{server.server_port}/rank3.json.gz"
-        remote = load_traces(find_traces([url]).files).traces[0]
-        server.shutdown()
-    local = load_trace(path)
-    assert remote.meta.source == url and rows_of(remote) == rows_of(local)
+    url = f"{server}/rank3.json.gz"
+    remote = load_traces(find_traces([url]).files).traces[0]
+    assert remote.meta.source == url and rows_of(remote) == rows_of(load_trace(path))
+
+
+def test_a_url_whose_content_has_a_tag_is_read_once(tmp_path, server, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    path = write(tmp_path / "rank3.json.gz", document(events(40), rank=3))
+    url = f"{server}/rank3.json.gz"
+    first, read = cached_load(url), Tagged.sent
+    assert_same(cached_load(url), first)
+    assert Tagged.sent == read
+    write(path, document(events(50), rank=3))
+    assert cached_load(url).size == 150 and Tagged.sent > read
+
+
+def test_a_url_without_a_tag_is_always_read(bucket, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(bucket / "cache"))
+    assert cached_load("memory://bucket/run/rank0.json.gz").size == 90
+    assert not (bucket / "cache").exists()
+
+
+def test_a_digest_by_url(bucket):
+    out = bucket / "out.columns"
+    write_digests({str(bucket / "rank1.json.gz"): out})
+    (made,) = bucket.glob("out-*.columns")
+    fsspec.filesystem("memory").pipe("/bucket/digest/rank1.columns", made.read_bytes())
+    found = find_traces(["memory://bucket/digest"]).files
+    assert rows_of(load_trace(found[0])) == rows_of(load_trace(str(bucket / "rank1.json.gz")))
 
 
 def test_what_is_a_url():

@@ -39,6 +39,12 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
     x_ticks: list[Tick]
     table: list[list[str]]
     description: str
+    sentences: list[str]
+    """The points in words where they are too few to draw; else empty."""
+
+
+FEWEST = 3
+"""Fewest points that make a chart."""
 
 
 def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
@@ -70,8 +76,10 @@ def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
 
     step = max(1, math.ceil((high - low) / 6))
     best = max(points, key=lambda point: point.bus_gb_per_s)
+    drawn = [Operation(n, i, [dot(point) for point in by_name[n]]) for i, n in enumerate(names)]
     return Bandwidth(
-        operations=[Operation(n, i, [dot(point) for point in by_name[n]]) for i, n in enumerate(names)],
+        operations=drawn,
+        sentences=[dot.title for of in drawn for dot in of.dots] if len(points) < FEWEST else [],
         height=HEIGHT,
         y_ticks=[
             Tick(round(HEIGHT * (1 - value / top), 1), words.trimmed(f"{words.significant(value)} GB/s"))

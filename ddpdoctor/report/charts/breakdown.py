@@ -78,8 +78,9 @@ def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
 def _rank_bars(
     diagnosis: Diagnosis, known: Sequence[RankSummary], notes: list[str]
 ) -> list[tuple[str, str, dict[str, float]]]:
+    details = _details(known)
     if len(known) <= ROWS:
-        return [(f"rank {rank.rank}", _detail(rank), rank.breakdown_ms) for rank in known]
+        return [(f"rank {rank.rank}", details[rank.rank], rank.breakdown_ms) for rank in known]
     by_number = {rank.rank: rank for rank in known}
     shown = [by_number[number] for number in notable_ranks(diagnosis) if number in by_number][: ROWS // 2]
     others = [rank for rank in known if rank not in shown]
@@ -89,12 +90,17 @@ def _rank_bars(
         f"{len(known)} ranks: those that the findings name or that keep others waiting have a bar of "
         f"their own, the other {len(others)} are averaged."
     )
-    bars = [(f"rank {rank.rank}", _detail(rank), rank.breakdown_ms) for rank in shown]
+    bars = [(f"rank {rank.rank}", details[rank.rank], rank.breakdown_ms) for rank in shown]
     return [*bars, (f"{len(others)} others", "mean", average)]
 
 
-def _detail(rank: RankSummary) -> str:
-    return ", ".join(word for word in (rank.host, rank.device) if word)
+def _details(ranks: Sequence[RankSummary]) -> dict[int, str]:
+    """What tells the ranks apart: hosts and devices, where they differ."""
+    hosts, devices = {rank.host for rank in ranks}, {rank.device for rank in ranks}
+    told = [
+        (rank, rank.host if len(hosts) > 1 else "", rank.device if len(devices) > 1 else "") for rank in ranks
+    ]
+    return {rank.rank: ", ".join(word for word in (host, device) if word) for rank, host, device in told}
 
 
 def _segments(

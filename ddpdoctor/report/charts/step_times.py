@@ -28,6 +28,10 @@ def step_times(diagnosis: Diagnosis) -> LineChart | None:
     return line_chart(frame, lines, named)
 
 
+NOTABLE_SHARE = 0.1
+"""A rank that keeps the others waiting for less than this part of what the worst does is none to name."""
+
+
 def notable_ranks(diagnosis: Diagnosis) -> list[int]:
     """Ranks worth a row of their own: the culprits of the findings by cost, then those that keep the
     others waiting most.
@@ -35,12 +39,10 @@ def notable_ranks(diagnosis: Diagnosis) -> list[int]:
     order: list[int] = []
     for finding in diagnosis.findings:
         order += [rank for rank in (finding.ranks or [])[:8] if rank not in order]
-    by_wait = sorted(diagnosis.ranks, key=lambda rank: -(rank.caused_wait_ms or rank.late_ms or 0.0))
-    order += [
-        rank.rank
-        for rank in by_wait
-        if rank.rank not in order and (rank.caused_wait_ms or rank.late_ms or 0) > 0
-    ]
+    waits = {rank.rank: rank.caused_wait_ms or rank.late_ms or 0.0 for rank in diagnosis.ranks}
+    least = NOTABLE_SHARE * max(waits.values(), default=0.0)
+    by_wait = sorted(waits, key=lambda rank: -waits[rank])
+    order += [rank for rank in by_wait if rank not in order and waits[rank] > 0 and waits[rank] >= least]
     if not diagnosis.ranks:
         latest = sorted(
             zip(diagnosis.series.ranks, diagnosis.series.late_ms, strict=False),

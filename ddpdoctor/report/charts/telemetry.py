@@ -19,6 +19,7 @@ ACRONYMS = {
     "nvlink": "NVLink",
     "ecc": "ECC",
     "io": "I/O",
+    "iowait": "I/O wait",
 }
 
 
@@ -35,8 +36,9 @@ def telemetry(diagnosis: Diagnosis) -> list[LineChart]:
 
 
 def _chart(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineChart | None:
-    clock = max(series, key=lambda one: len(one.t_s)).t_s
-    name = " ".join(ACRONYMS.get(word, word) for word in field.split("_"))
+    times = max(series, key=lambda one: len(one.t_s)).t_s
+    clock = [moment - times[0] for moment in times]
+    name = _name(field, unit)
     is_percent = unit in ("%", "percent")
     highest = max(max(recorded(one.values)) for one in series)
     frame = Frame(
@@ -50,8 +52,14 @@ def _chart(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineChar
         binary=unit == "bytes",
         ceiling=100.0 if is_percent and highest <= 100 else 1.0 if unit == "share" and highest <= 1 else None,
     )
-    lines = [(one.source, _on_clock(one, clock)) for one in series]
+    lines = [(one.source, _on_clock(one, times)) for one in series]
     return line_chart(frame, lines, _farthest(lines) if len(lines) > LINES else [])
+
+
+def _name(field: str, unit: str) -> str:
+    """The quantity without its unit, which the axis tells: "CPU", "Memory used"."""
+    plain = field.removesuffix(f"_{unit}").removesuffix("_percent" if unit == "%" else "")
+    return " ".join(ACRONYMS.get(word, word) for word in plain.split("_"))
 
 
 def _on_clock(series: TelemetrySeries, clock: Sequence[float]) -> Numbers:

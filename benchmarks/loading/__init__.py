@@ -1,0 +1,1 @@
+"""Parts of ``benchmarks/loader.py``: inputs, measured processes, and the two sides that are not ddpdoctor."""

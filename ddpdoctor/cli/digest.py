@@ -1,0 +1,76 @@
+"""``ddpdoctor digest``: the per-rank stage of the analysis where the ranks ran."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import click
+
+from ddpdoctor.cli.progress import reading_traces
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.rundir import RunDirectory, is_run_directory, recover
+from ddpdoctor.trace import find_traces
+from ddpdoctor.trace.digest import TRACE_DIGEST, copy_records, loose_targets, write_digests
+
+
+@click.command("digest")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Where to write. [default: PATH-digest; traces-digest for several paths, patterns and URLs]",
+)
+@click.option(
+    "--jobs",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Processes that read traces. [default: one per CPU]",
+)
+def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
+    """Make small files of a run directory or of traces, for analysis elsewhere.
+
+    Run it where the traces lie (on each host, if they lie on many), copy what it wrote to one place, and give
+    that to `analyze`, which finds what it would have found in the traces.
+
+    \b
+    Examples:
+      ddpdoctor digest ddpdoctor-runs/20260101T120000Z-train
+      ddpdoctor analyze ddpdoctor-runs/20260101T120000Z-train-digest
+      ddpdoctor digest /local/traces --out /shared/digest
+      ddpdoctor analyze /shared/digest
+    """
+    target = out or _default(paths)
+    runs = [path for path in paths if is_run_directory(path)]
+    if runs and len(paths) > 1:
+        raise click.UsageError("a run directory is digested alone: one command for each.")
+    with reading_traces() as progress:
+        if runs:
+            targets, ranks = _recorded(runs[0], target)
+        else:
+            targets, ranks = loose_targets(find_traces(paths).files, target), {}
+        digest = write_digests(targets, ranks=ranks, jobs=jobs, progress=progress)
+    for _, reason in digest.failed:
+        click.echo(f"Note: {reason}", err=True)
+    if not digest.files and not runs:
+        raise UnusableInput("No trace could be digested.")
+    size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
+    click.echo(f"written: {target} ({len(digest.files)} trace(s), {size / 1e6:.1f} MB)")
+
+
+def _recorded(run: str, target: Path) -> tuple[dict[str, Path], dict[str, int]]:
+    """Copies the records of a run directory; where the digest of each trace goes, and its rank."""
+    recover(run)
+    copy_records(run, target)
+    targets, ranks = {}, {}
+    for record in RunDirectory.open(run).ranks:
+        if record.trace is not None:
+            targets[record.trace] = target / Path(record.path).relative_to(run) / TRACE_DIGEST
+            ranks[record.trace] = record.rank
+    return targets, ranks
+
+
+def _default(paths: tuple[str, ...]) -> Path:
+    alone = len(paths) == 1 and Path(paths[0]).exists()
+    return Path(f"{os.path.normpath(paths[0])}-digest" if alone else "traces-digest")

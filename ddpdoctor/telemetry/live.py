@@ -1,0 +1,243 @@
+"""A run directory followed while its job runs: what ``ddpdoctor watch`` draws and the exporter serves.
+
+Files are read from where the last look ended, so a look costs what was recorded since, not what was recorded
+in all.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import statistics
+from collections import deque
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.rundir import MANIFEST_FILE, RANK_FILE, STEPS_FILE, TELEMETRY_FILE, read_json
+
+KEPT_STEPS = 200
+"""Newest steps kept of each rank."""
+
+LOOK_BYTES = 8 << 20
+"""Most read of one file at a look. A longer backlog (the first look at a long run) is passed over but for
+its end."""
+
+
+@dataclass(frozen=True)
+class LiveStep:
+    """One step of one rank. Times in ns; absent parts None."""
+
+    number: int
+    start_ns: int
+    end_ns: int
+    data_wait_ns: int | None
+    samples: int | None
+    arrival_ns: int | None
+    """Epoch ns at which this rank's last gradient was ready: on a GPU, when the host had issued it."""
+
+    @property
+    def duration_ms(self) -> float:
+        return (self.end_ns - self.start_ns) / 1e6
+
+
+class Tail:
+    """The whole lines that were added to a file since the last look, parsed. Broken ones are passed over."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self._position = path, 0
+
+    def new(self) -> Iterator[dict[str, Any]]:
+        """Objects of the new lines; none where the file is missing."""
+        try:
+            with self.path.open("rb") as source:
+                size = source.seek(0, 2)
+                skipped = size - self._position > LOOK_BYTES
+                source.seek(size - LOOK_BYTES if skipped else self._position)
+                data = source.read(LOOK_BYTES)
+        except OSError:
+            return
+        whole = data.rfind(b"\n") + 1
+        self._position = size - len(data) + whole
+        for line in data[:whole].split(b"\n")[1 if skipped else 0 :]:
+            try:
+                document = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(document, dict):
+                yield document
+
+
+@dataclass
+class LiveRank:
+    """One rank as far as it was recorded."""
+
+    rank: int
+    host: str
+    pid: int | None
+    log: Tail
+    steps: deque[LiveStep] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    ended: bool = False
+    """Whether its process group was destroyed or its process has ended in order."""
+
+    @property
+    def steps_total(self) -> int:
+        """Steps completed since recording began."""
+        return self.steps[-1].number + 1 if self.steps else 0
+
+    def look(self) -> None:
+        """Take in the steps written since the last look."""
+        for line in self.log.new():
+            if "step" in line and isinstance(line.get("t"), list):
+                self.steps.append(_step(line))
+                self.ended = False
+            elif line.get("end"):
+                self.ended = True
+
+    def recent(self, count: int) -> list[LiveStep]:
+        """The newest ``count`` steps, without the first of all: it holds the start of the job."""
+        return [step for step in list(self.steps)[-count:] if step.number > 0]
+
+
+def _step(line: dict[str, Any]) -> LiveStep:
+    start, end = line["t"][:2]
+    waits, samples, arrival = None, None, None
+    for event in [] if line.get("thin") else line.get("ev") or []:
+        kind = event.get("k")
+        if kind == "data" and not event.get("end"):
+            waits = (waits or 0) + event.get("d", 0)
+            samples = (samples or 0) + event["n"] if "n" in event else samples
+        elif kind == "bwd" and event.get("sync") and event.get("ready") and event.get("base") is not None:
+            arrival = start + event["base"] + max(event["ready"])
+    return LiveStep(line["step"], start, end, waits, samples, arrival)
+
+
+class LiveRun:
+    """A run directory that may still be growing. ``look()`` brings everything up to date; nothing raises for
+    what is missing or broken."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest: dict[str, Any] = {}
+        self.ranks: dict[int, LiveRank] = {}
+        self.samples: dict[str, dict[str, Any]] = {}
+        """Newest telemetry sample by host."""
+        self._telemetry: dict[str, Tail] = {}
+        self._folders: set[str] = set()
+
+    def look(self) -> None:
+        """Read what is new."""
+        self.manifest = read_json(str(self.path / MANIFEST_FILE), []) or self.manifest
+        for folder in _folders(self.path / "ranks"):
+            if folder.name not in self._folders:
+                self._add(folder)
+        for rank in self.ranks.values():
+            rank.look()
+        for folder in _folders(self.path / "hosts"):
+            tail = self._telemetry.setdefault(folder.name, Tail(folder / TELEMETRY_FILE))
+            for line in tail.new():
+                # The final sample is taken when the ranks are gone.
+                if (
+                    "host" in line
+                    and "t_ns" in line
+                    and not (line.get("final") and folder.name in self.samples)
+                ):
+                    self.samples[folder.name] = line
+
+    def _add(self, folder: Path) -> None:
+        """A newer recording of a rank (an elastic restart) takes the place of the older."""
+        info = read_json(str(folder / RANK_FILE), [])
+        if info is None or not isinstance(info.get("rank"), int):
+            return
+        self._folders.add(folder.name)
+        rank = info["rank"]
+        self.ranks[rank] = LiveRank(
+            rank, str(info.get("host") or ""), info.get("pid"), Tail(folder / STEPS_FILE)
+        )
+        self.ranks = dict(sorted(self.ranks.items()))
+
+    @property
+    def ended(self) -> bool:
+        """Whether the launcher has written that its command ended."""
+        return self.manifest.get("ended_ns") is not None
+
+    @property
+    def world_size(self) -> int:
+        """Ranks seen so far."""
+        return len(self.ranks)
+
+    def lateness_ms(self, count: int) -> dict[int, float]:
+        """Median lateness of each rank over the newest ``count`` steps: its arrival at the reduction of the
+        gradients against the median of the other ranks', negative for those before it. Ranks that take turns
+        in being late come out near zero. Only steps that all ranks have recorded in full are compared; empty
+        where there are none, or one rank alone.
+        """
+        arrivals = {
+            rank: {step.number: step for step in live.recent(count) if step.arrival_ns is not None}
+            for rank, live in self.ranks.items()
+        }
+        if len(arrivals) < 2:
+            return {}
+        common = set.intersection(*(set(steps) for steps in arrivals.values()))
+        late: dict[int, list[float]] = {rank: [] for rank in arrivals}
+        for number in common:
+            at = {rank: steps[number] for rank, steps in arrivals.items()}
+            shift = self._clock_shifts(at)
+            arrived = {r: (s.arrival_ns or 0) - shift[self.ranks[r].host] for r, s in at.items()}
+            order = sorted(arrived.values())
+            for rank, moment in arrived.items():
+                late[rank].append((moment - _middle_of_others(order, moment)) / 1e6)
+        return {rank: statistics.median(values) for rank, values in late.items() if values}
+
+    def _clock_shifts(self, at: dict[int, LiveStep]) -> dict[str, float]:
+        """By how many ns each host's clock seems ahead: by the ends of the step, which the reduction before
+        the optimizer's step holds together. Zero for a single host."""
+        ends: dict[str, list[int]] = {}
+        for rank, step in at.items():
+            ends.setdefault(self.ranks[rank].host, []).append(step.end_ns)
+        medians = {host: statistics.median(values) for host, values in ends.items()}
+        middle = statistics.median(medians.values())
+        return {host: moment - middle for host, moment in medians.items()}
+
+    def samples_per_s(self, count: int) -> float | None:
+        """Samples of all ranks per second over the newest ``count`` steps; None where batches are unknown."""
+        rates = []
+        for live in self.ranks.values():
+            steps = [step for step in live.recent(count) if step.samples]
+            if not steps:
+                return None
+            whole_ms = _median([step.duration_ms for step in live.recent(count)])
+            rates.append(
+                statistics.fmean(step.samples or 0 for step in steps) / whole_ms * 1e3 if whole_ms else 0
+            )
+        return sum(rates) if rates else None
+
+
+def step_ms(live: LiveRank, count: int) -> float | None:
+    """Median step time of a rank over its newest ``count`` steps, in ms."""
+    return _median([step.duration_ms for step in live.recent(count)])
+
+
+def data_wait_ms(live: LiveRank, count: int) -> float | None:
+    """Median time per step in which the rank's training thread waited for data, in ms."""
+    return _median([s.data_wait_ns / 1e6 for s in live.recent(count) if s.data_wait_ns is not None])
+
+
+def _middle_of_others(order: list[float], own: float) -> float:
+    """Median of the sorted ``order`` without one entry that equals ``own``."""
+    place, count = bisect.bisect_left(order, own), len(order) - 1
+    low, high = ((count - 1) // 2, count // 2)
+    return (order[low + (low >= place)] + order[high + (high >= place)]) / 2
+
+
+def _median(values: Iterable[float]) -> float | None:
+    found = list(values)
+    return statistics.median(found) if found else None
+
+
+def _folders(path: Path) -> list[Path]:
+    try:
+        return sorted(entry for entry in path.iterdir() if entry.is_dir())
+    except OSError:
+        return []

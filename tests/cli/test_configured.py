@@ -1,0 +1,56 @@
+"""What a project sets for itself holds for every command that diagnoses, and progress is shown to terminals."""
+
+import os
+import pty
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.cli.configured import configured
+from ddpdoctor.errors import DdpDoctorError
+
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "fixtures" / "slow-data-one-rank"
+
+
+def test_the_nearest_configuration_is_taken(tmp_path, monkeypatch):
+    (tmp_path / "ddpdoctor.toml").write_text('suppress = ["dataloader/*"]\n')
+    inside = tmp_path / "scripts"
+    inside.mkdir()
+    monkeypatch.chdir(inside)
+    options = configured(jobs=1)
+    assert list(options.suppressed) == ["dataloader/*"] and options.jobs == 1
+
+
+def test_a_rule_that_does_not_exist_is_named(tmp_path, monkeypatch):
+    (tmp_path / "ddpdoctor.toml").write_text('suppress = ["dataloader/stared"]\n')
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DdpDoctorError, match="dataloader/stared"):
+        configured()
+
+
+@pytest.mark.parametrize("verb", [["analyze", "-q"], ["watch", "--once"], ["compare", RUN]])
+def test_every_command_obeys_it(tmp_path, verb):
+    (tmp_path / "ddpdoctor.toml").write_text('suppress = ["dataloader/*"]\n')
+    command = [sys.executable, "-m", "ddpdoctor", *map(str, verb), str(RUN)]
+    done = subprocess.run(
+        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert done.returncode == 0, done.stderr
+    assert "dataloader/one-rank-late" not in done.stdout and "for data at" not in done.stdout
+
+
+def test_progress_goes_to_a_terminal_on_stderr_and_nowhere_else():
+    command = [sys.executable, "-m", "ddpdoctor", "analyze", "-q", str(RUN)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
+    ours, theirs = pty.openpty()
+    done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment)
+    os.close(theirs)
+    shown = os.read(ours, 65536).decode()
+    os.close(ours)
+    assert done.returncode == 0 and done.stdout.startswith("Rank 1 waits") and done.stdout.count("\n") == 1
+    assert "measuring" in shown or "reading traces" in shown
+    piped = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert piped.stderr == ""

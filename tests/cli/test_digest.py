@@ -1,0 +1,102 @@
+"""``ddpdoctor digest``: small files give the diagnosis that the traces give."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.report import write_json
+
+ROOT = Path(__file__).resolve().parents[2]
+TRACES = ROOT.parent / "shared" / "traces"
+FIXTURE = ROOT / "fixtures" / "slow-data-one-rank"
+
+
+def digest(*arguments):
+    return subprocess.run(
+        [sys.executable, "-m", "ddpdoctor", "digest", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+    )
+
+
+def diagnosis_of(path, tmp_path):
+    """diagnosis.json without its time stamp, "PATH" for the path, and digests called what they are made of."""
+    write_json(analyze([str(path)], Options(cache=False, jobs=1)), tmp_path / "diagnosis.json")
+    text = (tmp_path / "diagnosis.json").read_text().replace(str(path), "PATH")
+    found = json.loads(re.sub(r"(-[0-9a-f]{8}\.columns)", "", text).replace("trace.columns", "trace.json.gz"))
+    del found["created_ns"]
+    return found
+
+
+def test_a_recorded_run(tmp_path):
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(FIXTURE, run)
+    (run / "diagnosis.json").write_text("{}")
+    done = digest(run, "--out", out)
+    assert (done.returncode, done.stderr) == (0, "") and "2 trace(s)" in done.stdout
+    names = {file.relative_to(out).as_posix() for file in out.rglob("*") if file.is_file()}
+    recorded = {file.relative_to(FIXTURE).as_posix() for file in FIXTURE.rglob("*") if file.is_file()}
+    assert names == {name.replace("trace.json.gz", "trace.columns") for name in recorded}
+    assert diagnosis_of(out, tmp_path) == diagnosis_of(run, tmp_path)
+
+
+def test_a_run_is_never_written_over(tmp_path):
+    shutil.copytree(FIXTURE, tmp_path / "run")
+    first, second = digest(tmp_path / "run"), digest(tmp_path / "run")
+    assert first.returncode == 0 and (tmp_path / "run-digest" / "manifest.json").is_file()
+    assert second.returncode == 2 and "exists already" in second.stderr
+    inside = digest(tmp_path / "run", "--out", tmp_path / "run" / "small")
+    assert inside.returncode == 2 and "lies in the run directory itself" in inside.stderr
+    both = digest(tmp_path / "run", tmp_path)
+    assert both.returncode == 2 and "one command for each" in both.stderr
+
+
+def test_a_recorded_trace_that_cannot_be_used_goes_along_as_it_is(tmp_path):
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(FIXTURE, run)
+    (run / "ranks" / "00001" / "trace.json.gz").write_bytes(b"\x1f\x8b no gzip")
+    done = digest(run, "--out", out)
+    assert done.returncode == 0 and "holds no profiler events" in done.stderr
+    assert diagnosis_of(out, tmp_path) == diagnosis_of(run, tmp_path)
+
+
+@pytest.mark.skipif(not TRACES.is_dir(), reason="the public traces are not here")
+@pytest.mark.parametrize("set_", ["torchrec/sst_sleep_pl_dense_after_backward_2", "hta/cpu_only"])
+def test_public_traces(tmp_path, set_):
+    out = tmp_path / "out"
+    assert digest(TRACES / set_, "--out", out).returncode == 0
+    files = sorted(out.iterdir())
+    assert len(files) == len(list((TRACES / set_).glob("*.json.gz")))
+    assert {file.suffix for file in files} == {".columns"}
+    assert diagnosis_of(out, tmp_path) == diagnosis_of(TRACES / set_, tmp_path)
+
+
+def test_hosts_may_share_the_folder_and_nothing_is_lost(tmp_path):
+    sys.path.insert(0, str(ROOT / "tests" / "trace"))
+    from trace_files import document, events, write
+
+    for rank in range(2):
+        (tmp_path / f"host{rank}").mkdir()
+        trace = write(tmp_path / f"host{rank}" / "trace.json", document(events(20), rank=rank))
+        for _ in range(2):  # again changes nothing
+            assert digest(trace, "--out", tmp_path / "shared").returncode == 0
+    assert len(list((tmp_path / "shared").iterdir())) == 2
+    assert analyze([str(tmp_path / "shared")], Options(cache=False)).job.ranks_seen == [0, 1]
+
+
+def test_nothing_to_digest_is_one_sentence(tmp_path):
+    bad = tmp_path / "rank0.json"
+    bad.write_text('{"traceEvents": []}')
+    for path, says in ((tmp_path / "none", "does not exist"), (bad, "No trace could be digested")):
+        done = digest(path, "--out", tmp_path / "out")
+        assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr

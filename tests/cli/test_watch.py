@@ -1,0 +1,169 @@
+"""``ddpdoctor watch``, and the metrics of ``ddpdoctor run --prometheus``, on a job that runs meanwhile."""
+
+import json
+import os
+import re
+import shutil
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.rundir import is_run_directory
+
+ROOT = Path(__file__).parents[2]
+RUN = ROOT / "fixtures" / "slow-data-one-rank"
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+DOCTOR = [sys.executable, "-m", "ddpdoctor"]
+
+
+def doctor(*arguments, timeout_s=120):
+    done = subprocess.run(
+        [*DOCTOR, *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, env=ENVIRONMENT
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+def test_a_finished_run_is_shown_once():
+    code, out, err = doctor("watch", RUN)
+    assert (code, err) == (0, "")
+    assert "ended after" in out and "exit code 0" in out
+    assert out.count("Rank 1 waits") == 1 and "verdict so far" not in out
+    assert re.search(r"2 ranks · 100 steps done · [\d.]+ ms a step · \d+ samples/s", out)
+    assert re.search(r"^ +1 +host1 +99 +[\d.]+ ms +[\d.]+ ms +[\d.]+ ms", out, re.MULTILINE)
+
+
+@pytest.mark.parametrize("name", ["empty", "missing"])
+def test_what_is_no_run_gets_one_sentence(tmp_path, name):
+    (tmp_path / "empty").mkdir()
+    code, out, err = doctor("watch", tmp_path / name)
+    assert (code, out) == (2, "") and err.count("\n") == 1
+    assert f"{name} is no run directory of ddpdoctor" in err
+
+
+def test_a_run_without_steps_yet_and_one_whose_launcher_was_killed(tmp_path):
+    manifest = {"schema": "ddpdoctor.run/1", "host": "elsewhere", "pid": 1, "started_ns": time.time_ns()}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    code, out, _ = doctor("watch", tmp_path, "--once")
+    assert code == 0 and "running for" in out and "no rank has recorded a step so far" in out
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    manifest |= {"host": socket.gethostname(), "pid": ended.pid}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    code, out, _ = doctor("watch", tmp_path)
+    assert code == 0 and "its launcher was killed" in out
+
+
+def test_many_ranks_and_gpus_fit_the_screen(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run)
+    info = json.loads((run / "ranks" / "00000" / "rank.json").read_text())
+    for rank in range(2, 40):
+        folder = run / "ranks" / f"{rank:05d}"
+        shutil.copytree(run / "ranks" / "00000", folder)
+        (folder / "rank.json").write_text(json.dumps({**info, "rank": rank}))
+    (telemetry,) = run.glob("hosts/*/telemetry.jsonl")
+    gpus = [{"index": 3, "gpu_utilization_percent": 97, "memory_used_bytes": 16 << 30, "power_watts": None}]
+    with telemetry.open("a") as out:
+        out.write(json.dumps({"t_ns": time.time_ns(), "host": {}, "ranks": {}, "gpus": gpus}) + "\n")
+    code, out, _ = doctor("watch", run)
+    assert code == 0 and len(out.splitlines()) < 40
+    assert "and 24 ranks that come earlier" in out and re.search(r"^ +1 +host1", out, re.MULTILINE)
+    assert re.search(r"^ +3 +host1 +97 % +16 GiB +– +–", out, re.MULTILINE)
+
+
+def free_port():
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return free.getsockname()[1]
+
+
+@pytest.mark.torchrun
+def test_a_running_job_is_followed_to_its_end_and_scraped(tmp_path):
+    pytest.importorskip("torch")
+    run, port = tmp_path / "run", free_port()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    job = [*torchrun, str(ROOT / "ddpdoctor" / "demo" / "job.py"), "--fault", "slow-data-one-rank"]
+    launcher = subprocess.Popen(
+        [
+            *DOCTOR,
+            "run",
+            "--out",
+            str(run),
+            "--no-analysis",
+            "--prometheus",
+            str(port),
+            "--",
+            *job,
+            "--steps",
+            "120",
+        ],
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until(lambda: is_run_directory(str(run)))
+        watching = subprocess.Popen(
+            [*DOCTOR, "watch", str(run)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
+        )
+        until(lambda: "ddpdoctor_late_seconds" in metrics(port))
+        assert launcher.poll() is None, "scraped while it ran"
+        out, _ = watching.communicate(timeout=180)
+        assert watching.returncode == 0
+        launcher.wait(60)
+    finally:
+        launcher.kill()
+    frames = out.split(str(run))[1:]
+    assert len(frames) > 3 and "running for" in frames[0] and "ended after" in frames[-1]
+    assert "Rank 1 waits" in frames[-1] and "120 steps done" in frames[-1]
+    assert any("running for" in frame and "step time" in frame for frame in frames)
+    with pytest.raises(OSError):
+        metrics(port, patient=False)
+
+
+def metrics(port, patient=True):
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return answer.read().decode()
+    except OSError:
+        if patient:
+            return ""
+        raise
+
+
+def until(true, seconds=90):
+    deadline = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < deadline, "it did not come"
+        time.sleep(0.2)
+
+
+def test_a_port_in_use_costs_the_job_nothing(tmp_path):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        code, out, err = doctor(
+            "run",
+            "--out",
+            tmp_path / "run",
+            "--prometheus",
+            port,
+            "--",
+            "sh",
+            "-c",
+            "sleep 1; echo fine; exit 7",
+        )
+    assert (code, out) == (7, "fine\n")
+    assert len([line for line in err.splitlines() if "--prometheus" in line]) == 1
+
+
+@pytest.mark.parametrize("address", ["http", "70000", ":9400", "127.0.0.1:"])
+def test_an_address_that_is_none_is_refused_before_the_job(tmp_path, address):
+    code, out, err = doctor("run", "--out", tmp_path / "run", "--prometheus", address, "--", "echo", "ran")
+    assert (code, out) == (2, "") and err.startswith(f"ddpdoctor: --prometheus {address}: give a port")

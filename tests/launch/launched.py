@@ -1,0 +1,91 @@
+"""Runs jobs under ``ddpdoctor run``, and finds interpreters that have the launchers to be tried."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from tests.hook.recording import JOBS, REPOSITORY, Recorded, plain_environment
+
+TINY = str(JOBS / "tiny_ddp.py")
+_MAIN = f"import sys; sys.path.insert(0, {str(REPOSITORY)!r}); from ddpdoctor.cli import main; main()"
+DDPDOCTOR_RUN = [sys.executable, "-c", _MAIN, "run", "--no-analysis"]
+"""Without a path in the environment, where the job would find ddpdoctor too."""
+SCHEDULERS = (
+    "SLURM_",
+    "OMPI_",
+    "PMI",
+    "MPI_",
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "MASTER_",
+    "TORCHELASTIC_",
+)
+
+
+def clean_environment(**more: str) -> dict[str, str]:
+    """Nothing of a scheduler's or of ddpdoctor's, but what is given."""
+    kept = {
+        name: value
+        for name, value in plain_environment().items()
+        if not name.startswith((*SCHEDULERS, "DDPDOCTOR_"))
+    }
+    return {**kept, **more}
+
+
+def run_under(
+    tmp: Path,
+    command: Sequence[str],
+    *options: str,
+    environment: dict[str, str] | None = None,
+    timeout_s: float = 180,
+) -> Recorded:
+    """``ddpdoctor run --out tmp/run options -- command`` in ``tmp``."""
+    process = subprocess.run(
+        [*DDPDOCTOR_RUN, "--out", "run", *options, "--", *command],
+        env=environment or clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        cwd=tmp,
+        check=False,
+    )
+    return Recorded(process, tmp / "run")
+
+
+def python_with(*packages: str, program: str = "") -> str:
+    """An interpreter that has ``packages`` and torch, and ``program`` beside it: this one, or the one that
+    DDPDOCTOR_JOB_PYTHON names, which has no need of ddpdoctor. Skips the test where there is none.
+    """
+    for candidate in filter(None, (sys.executable, os.environ.get("DDPDOCTOR_JOB_PYTHON"))):
+        complete = not program or program_of(candidate, program).exists()
+        if complete and all(_has(candidate, package) for package in ("torch", *packages)):
+            return candidate
+    wanted = ", ".join([*packages, *([program] if program else [])])
+    return pytest.skip(f"no interpreter with {wanted} here; DDPDOCTOR_JOB_PYTHON may name one")
+
+
+@functools.cache
+def _has(python: str, package: str) -> bool:
+    code = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({package!r}) is None)"
+    return subprocess.run([python, "-c", code], check=False).returncode == 0
+
+
+def program_of(python: str, name: str) -> Path:
+    """Where a console command lies that was installed beside ``python``."""
+    return Path(python).parent / name
+
+
+def two_ranks_took(recorded: Recorded, steps: int) -> None:
+    """The job went as planned, and both ranks have recorded each of its steps."""
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    assert recorded.folders() == ["00000", "00001"], recorded.process.stderr
+    assert [len(recorded.steps(rank)) for rank in (0, 1)] == [steps, steps]
+    assert [recorded.info(rank)["hook"]["errors"] for rank in (0, 1)] == [[], []]

@@ -1,0 +1,105 @@
+"""Jobs that do not end well: what they recorded is there, their end is theirs, and nobody is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.launch.leftovers import is_alive
+from ddpdoctor.rundir import RunDirectory
+from tests.hook.recording import TORCHRUN, Recorded, run_plain
+
+from .launched import DDPDOCTOR_RUN, TINY, clean_environment, run_under
+
+
+def nobody_is_left(recorded: Recorded, ranks: int = 2) -> None:
+    pids = [recorded.info(rank)["pid"] for rank in range(ranks)]
+    deadline_s = time.monotonic() + 10
+    while any(is_alive(pid) for pid in pids):
+        assert time.monotonic() < deadline_s, pids
+        time.sleep(0.1)
+    assert not list(Path("/dev/shm").glob(f"ddpdoctor-{os.getuid()}-*/0000?-{pids[0]}"))
+
+
+@pytest.mark.torchrun
+def test_a_restarted_attempt_has_a_recording_of_its_own(tmp_path) -> None:
+    job = [TINY, "--steps", "40", "--fail-at", "7", "--attempts", "1"]
+    # Else torch 2.13 lets the second attempt read the first one's addresses, now and then, with us or without.
+    environment = clean_environment(TORCH_DISABLE_SHARE_RDZV_TCP_STORE="1")
+    command = [*TORCHRUN, "2", "--max-restarts", "1", *job]
+    recorded = run_under(tmp_path, command, environment=environment, timeout_s=120)
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    assert recorded.process.stdout == "took 40 steps\n"
+    assert recorded.folders() == ["00000", "00000.1", "00001", "00001.1"]
+    assert [recorded.info(1, repeat)["attempt"] for repeat in (0, 1)] == [0, 1]
+    assert [len(recorded.steps(1, repeat)) for repeat in (0, 1)] == [7, 40]
+    chosen = RunDirectory.open(str(recorded.run))
+    assert [(record.rank, record.attempt) for record in chosen.ranks] == [(0, 1), (1, 1)]
+    assert any("restarted attempts" in note for note in chosen.notes)
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize(
+    "how",
+    ["kill", pytest.param("raise", marks=pytest.mark.slow), pytest.param("term", marks=pytest.mark.slow)],
+)
+def test_a_rank_that_dies(tmp_path, how: str) -> None:
+    command = [*TORCHRUN, "2", TINY, "--steps", "40", "--fail-at", "25", "--how", how]
+    recorded = run_under(tmp_path, command)
+    plain = run_plain(tmp_path, command)
+    assert recorded.process.returncode == plain.returncode == 1
+    expected = {"raise": "exitcode  : 1", "kill": "exitcode  : -9", "term": "exitcode  : -15"}[how]
+    assert expected in plain.stderr and expected in recorded.process.stderr
+    assert "ddpdoctor/hook" not in recorded.process.stderr
+    assert recorded.folders() == ["00000", "00001"]
+    assert [step["step"] for step in recorded.steps(1)] == list(range(25))
+    assert len(recorded.steps(0)) in (25, 26)
+    manifest = json.loads((recorded.run / "manifest.json").read_text())
+    assert manifest["exit_code"] == 1 and manifest["ended_ns"]
+    nobody_is_left(recorded)
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_to_the_launcher_alone(tmp_path, number: signal.Signals) -> None:
+    """As a supervisor sends it, who knows one process id: torchrun ends its ranks, and all they recorded is kept."""
+    command = [
+        *DDPDOCTOR_RUN,
+        "--out",
+        "run",
+        "--",
+        *TORCHRUN,
+        "2",
+        TINY,
+        "--steps",
+        "100000",
+        "--step-ms",
+        "5",
+    ]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    steps = [tmp_path / "run" / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
+    try:
+        deadline_s = time.monotonic() + 90
+        while not all(path.exists() and path.read_bytes().count(b'"step"') > 20 for path in steps):
+            assert process.poll() is None and time.monotonic() < deadline_s
+            time.sleep(0.2)
+        os.kill(process.pid, number)
+        stderr = process.communicate(timeout=60)[1]
+    finally:
+        process.kill()
+    assert process.returncode not in (0, None) and "recorded in" in stderr
+    recorded = Recorded(
+        subprocess.CompletedProcess(command, process.returncode, "", stderr), tmp_path / "run"
+    )
+    for rank in (0, 1):
+        numbers = [step["step"] for step in recorded.steps(rank)]
+        assert numbers == list(range(len(numbers))) and len(numbers) > 20
+    nobody_is_left(recorded)

@@ -1,0 +1,76 @@
+"""Launchers that other packages bring: each starts its ranks in its own way, and all of them are recorded.
+
+``DDPDOCTOR_JOB_PYTHON`` may name an interpreter that has these packages and torch, where this one does not.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+
+import pytest
+
+from tests.hook.recording import JOBS
+
+from .launched import clean_environment, program_of, python_with, run_under, two_ranks_took
+
+FRAMEWORKS = JOBS / "frameworks"
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_spawn"])
+def test_lightning(tmp_path, strategy: str) -> None:
+    python = python_with("lightning")
+    recorded = run_under(tmp_path, [python, str(FRAMEWORKS / "with_lightning.py"), strategy])
+    assert "took 8 steps" in recorded.process.stdout
+    two_ranks_took(recorded, 8)
+
+
+@pytest.mark.torchrun
+def test_fabric_run(tmp_path) -> None:
+    fabric = str(program_of(python_with("lightning", program="fabric"), "fabric"))
+    options = ["--accelerator", "cpu", "--strategy", "ddp", "--devices", "2"]
+    recorded = run_under(tmp_path, [fabric, "run", *options, str(FRAMEWORKS / "with_fabric.py")])
+    assert "took 8 steps on 2 ranks" in recorded.process.stdout, recorded.process.stderr
+    two_ranks_took(recorded, 8)
+
+
+@pytest.mark.torchrun
+def test_accelerate_launch(tmp_path) -> None:
+    python = python_with("accelerate", program="accelerate")
+    options = ["launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]
+    options += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    script = str(FRAMEWORKS / "with_accelerate.py")
+    recorded = run_under(
+        tmp_path,
+        [str(program_of(python, "accelerate")), *options, script],
+        environment=clean_environment(ACCELERATE_USE_CPU="true", HF_HOME=str(tmp_path)),
+    )
+    assert "2 ranks" in recorded.process.stdout, recorded.process.stderr
+    two_ranks_took(recorded, 8)
+
+
+@pytest.mark.torchrun
+def test_trainer_of_hugging_face(tmp_path) -> None:
+    python = python_with("transformers", "accelerate")
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(FRAMEWORKS / "with_transformers.py"), str(tmp_path / "output")]
+    recorded = run_under(tmp_path, command, environment=clean_environment(HF_HOME=str(tmp_path)))
+    assert "took 8 steps" in recorded.process.stdout, recorded.process.stderr
+    two_ranks_took(recorded, 8)
+
+
+@pytest.mark.torchrun
+@pytest.mark.slow
+def test_ray_train(tmp_path) -> None:
+    python = python_with("ray")
+    # Ray's sockets must have short paths.
+    folder = tempfile.mkdtemp(prefix="ray")
+    try:
+        command = [python, str(FRAMEWORKS / "with_ray.py"), folder]
+        environment = clean_environment(RAY_USAGE_STATS_ENABLED="0", HOME=str(tmp_path))
+        recorded = run_under(tmp_path, command, environment=environment, timeout_s=400)
+        assert "done" in recorded.process.stdout, recorded.process.stderr
+        two_ranks_took(recorded, 6)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,154 @@
+"""Several hosts, and several launchers on one: schedulers that start a launcher per rank, and two hosts that are real
+but for sharing a machine (network, host name, processes and memory-backed storage of their own).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.hook.recording import Recorded
+from tests.lab.slowlink import Hosts, two_hosts, why_not
+
+from .launched import DDPDOCTOR_RUN, TINY, clean_environment, program_of, python_with, two_ranks_took
+
+
+@contextlib.contextmanager
+def started(commands: list[list[str]], environments: list[dict[str, str]], folder: Path) -> Iterator[list]:
+    """All commands at once; ended with the block, whatever happens."""
+    processes = [
+        subprocess.Popen(
+            command, env=environment, cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for command, environment in zip(commands, environments, strict=True)
+    ]
+    try:
+        yield processes
+    finally:
+        for process in processes:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+
+
+def finish(processes: list) -> list[subprocess.CompletedProcess[str]]:
+    """Each with what it wrote."""
+    ended = []
+    for process in processes:
+        out, err = process.communicate(timeout=180)
+        ended.append(subprocess.CompletedProcess(process.args, process.returncode, out, err))
+    return ended
+
+
+def one_sampler(run: Path, host: str) -> None:
+    """One launcher of this host sampled it, from beginning to end."""
+    lines = [json.loads(line) for line in (run / "hosts" / host / "telemetry.jsonl").read_text().splitlines()]
+    assert len([line for line in lines if "schema" in line]) == 1
+    assert len([line for line in lines if line.get("closed")]) == 1
+
+
+@pytest.mark.torchrun
+def test_one_launcher_per_rank_under_slurm(tmp_path) -> None:
+    shared = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
+    environments = [
+        clean_environment(**shared, SLURM_PROCID=str(task), SLURM_LOCALID=str(task)) for task in (0, 1)
+    ]
+    command = [*DDPDOCTOR_RUN, "--", sys.executable, TINY, "--store", str(tmp_path / "store")]
+    with started([command] * 2, environments, tmp_path) as processes:
+        ended = finish(processes)
+    assert [process.returncode for process in ended] == [0, 0], ended
+    run = tmp_path / "ddpdoctor-runs" / "slurm-77.0-tiny_ddp"
+    recorded = Recorded(ended[0], run)
+    two_ranks_took(recorded, 6)
+    assert [recorded.info(rank)["local_rank"] for rank in (0, 1)] == [0, 1]
+    assert {recorded.info(rank)["job_id"] for rank in (0, 1)} == {"77.0"}
+    one_sampler(run, socket.gethostname())
+    assert sum("recorded in" in process.stderr for process in ended) == 1
+
+
+def ranks_of_mpi(mpiexec: str, folder: Path) -> None:
+    version = subprocess.run([mpiexec, "--version"], capture_output=True, text=True, check=False).stdout
+    options = (
+        ["--allow-run-as-root", "--oversubscribe"] if "OpenRTE" in version or "Open MPI" in version else []
+    )
+    command = [*DDPDOCTOR_RUN, "--", sys.executable, TINY, "--store", str(folder / "store")]
+    with started([[mpiexec, *options, "-n", "2", *command]], [clean_environment()], folder) as processes:
+        (ended,) = finish(processes)
+    assert ended.returncode == 0, ended.stderr
+    (run,) = (folder / "ddpdoctor-runs").iterdir()
+    recorded = Recorded(ended, run)
+    two_ranks_took(recorded, 6)
+    assert [recorded.info(rank)["local_rank"] for rank in (0, 1)] == [0, 1]
+    one_sampler(run, socket.gethostname())
+
+
+@pytest.mark.torchrun
+@pytest.mark.skipif(not shutil.which("mpiexec"), reason="no mpiexec here")
+def test_mpiexec(tmp_path) -> None:
+    ranks_of_mpi(str(shutil.which("mpiexec")), tmp_path)
+
+
+@pytest.mark.torchrun
+def test_mpiexec_of_mpich(tmp_path) -> None:
+    """From the package ``mpich``, where an interpreter has it."""
+    ranks_of_mpi(str(program_of(python_with(program="mpiexec.hydra"), "mpiexec.hydra")), tmp_path)
+
+
+def on_host(hosts: Hosts, node: int, command: list[str]) -> list[str]:
+    """``command`` on one of the hosts."""
+    prepare = f'hostname {hosts.names[node]}; mount -t tmpfs none /dev/shm; exec "$@"'
+    alone = ["unshare", "--uts", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
+    return ["ip", "netns", "exec", hosts.names[node], *alone, "sh", "-c", prepare, "sh", *command]
+
+
+@pytest.mark.torchrun
+@pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}")
+@pytest.mark.parametrize("shared", [True, False])
+def test_two_hosts(tmp_path, shared: bool) -> None:
+    folders = ["run", "run"] if shared else ["first", "second"]
+    with two_hosts(None) as hosts:
+        commands, environments = [], []
+        for node, folder in enumerate(folders):
+            torchrun = [
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nnodes",
+                "2",
+                "--node-rank",
+                str(node),
+            ]
+            torchrun += [
+                "--nproc-per-node",
+                "1",
+                "--master-addr",
+                hosts.addresses[0],
+                "--master-port",
+                "29517",
+            ]
+            command = [*DDPDOCTOR_RUN, "--out", folder, "--", *torchrun, TINY, "--steps", "30"]
+            commands.append(on_host(hosts, node, command))
+            environments.append(clean_environment(GLOO_SOCKET_IFNAME=hosts.devices[node]))
+        with started(commands, environments, tmp_path) as processes:
+            ended = finish(processes)
+    assert [process.returncode for process in ended] == [0, 0], ended
+    for rank, folder in enumerate(folders):
+        recorded = Recorded(ended[rank], tmp_path / folder)
+        assert len(recorded.steps(rank)) == 30
+        assert recorded.info(rank)["host"] == hosts.names[rank]
+        one_sampler(tmp_path / folder, hosts.names[rank])
+    analyze = [*DDPDOCTOR_RUN[:3], "analyze", *sorted(set(folders)), "--json", "diagnosis.json"]
+    subprocess.run(
+        analyze, cwd=tmp_path, env=clean_environment(), check=True, capture_output=True, timeout=120
+    )
+    job = json.loads((tmp_path / "diagnosis.json").read_text())["job"]
+    assert job["world_size"] == 2 and sorted(job["hosts"]) == sorted(hosts.names)
+    assert job["ranks_seen"] == [0, 1], job

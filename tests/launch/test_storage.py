@@ -1,0 +1,117 @@
+"""A disk that is full, read-only or gone costs the recording, never the job, and no more than a line of warning."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddpdoctor.launch.leftovers import drain_spools
+from ddpdoctor.rundir import Spool, make_spool_root
+from tests.hook.recording import JOBS, TORCHRUN
+
+from .launched import DDPDOCTOR_RUN, TINY, clean_environment
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
+JOB = [*TORCHRUN, "2", TINY, "--steps", "400", "--step-ms", "5"]
+
+
+@contextlib.contextmanager
+def mounted(folder: Path, options: str) -> Iterator[Path]:
+    """A file system in memory, of its own size and manners."""
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "none", folder], capture_output=True, check=False
+    )
+    if done.returncode:
+        pytest.skip("file systems cannot be mounted here")
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", folder], check=False)
+
+
+def started(out: Path, job: list[str], folder: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*DDPDOCTOR_RUN, "--out", str(out), "--", *job],
+        cwd=folder,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def warnings_of(stderr: str) -> list[str]:
+    return [line for line in stderr.splitlines() if line.startswith("ddpdoctor: recording of")]
+
+
+@pytest.mark.torchrun
+@needs_root
+def test_a_full_disk(tmp_path) -> None:
+    with mounted(tmp_path / "small", "size=64k") as disk:
+        out, err = (process := started(disk / "run", JOB, tmp_path)).communicate(timeout=120)
+        assert (process.returncode, out) == (0, "took 400 steps\n"), err
+        assert 1 <= len(warnings_of(err)) <= 2 and "No space left" in err, err
+        assert "Traceback" not in err
+        assert "could not be copied" in err
+        # What did not fit waits in memory-backed storage, and is fetched once there is room.
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        analyze = [*DDPDOCTOR_RUN[:3], "analyze", str(disk / "run"), "--json", "diagnosis.json"]
+        subprocess.run(analyze, cwd=tmp_path, env=clean_environment(), check=True, capture_output=True)
+        for rank in (0, 1):
+            lines = (disk / "run" / "ranks" / f"0000{rank}" / "steps.jsonl").read_text().splitlines()
+            steps = [json.loads(line) for line in lines]
+            assert [step["step"] for step in steps if "step" in step] == list(range(400))
+        assert drain_spools(Path(make_spool_root(str(disk / "run")))) == []
+
+
+@needs_root
+def test_a_read_only_disk(tmp_path) -> None:
+    with mounted(tmp_path / "fixed", "ro,size=1m") as disk:
+        process = started(disk / "run", [sys.executable, str(JOBS / "single.py")], tmp_path)
+        out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (0, "single done\n")
+    assert err.count("\n") == 1 and "nothing is recorded and the job runs alone" in err
+
+
+@pytest.mark.torchrun
+def test_a_run_directory_removed_while_its_ranks_record(tmp_path) -> None:
+    process = started(tmp_path / "run", JOB, tmp_path)
+    steps = [tmp_path / "run" / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
+    deadline_s = time.monotonic() + 90
+    while not all(path.exists() and path.read_bytes().count(b'"step"') > 20 for path in steps):
+        assert process.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.05)
+    moved = tmp_path / "moved"
+    os.rename(tmp_path / "run", moved)
+    out, err = process.communicate(timeout=120)
+    assert (process.returncode, out) == (0, "took 400 steps\n"), err
+    assert 1 <= len(warnings_of(err)) <= 2, err
+    assert "Traceback" not in err and "could not be" in err
+    assert not (tmp_path / "run" / "ranks").exists()
+    spools = Path("/dev/shm").glob(f"ddpdoctor-{os.getuid()}-*/*/target")
+    assert not [spool for spool in spools if spool.read_text().startswith(str(tmp_path))]
+
+
+@pytest.mark.parametrize(("free_share", "kept_bytes"), [(0.9, 2 * 2**20), (0.1, 2**18)])
+def test_little_memory_backed_storage_is_left_to_the_job(
+    tmp_path, monkeypatch, free_share, kept_bytes
+) -> None:
+    """A container's 64 MB, with a run directory that takes nothing: the job's data loaders need them more."""
+    storage = SimpleNamespace(f_frsize=4096, f_blocks=2**14, f_bavail=int(2**14 * free_share))
+    monkeypatch.setattr("ddpdoctor.rundir.spool.os.statvfs", lambda path: storage)
+    spool = Spool(str(tmp_path / "spool"), str(tmp_path / "run" / "00000"))
+    for _ in range(100):
+        spool.write("steps.jsonl", b"x" * 2**16)
+    kept = sum(path.stat().st_size for path in Path(spool.directory).glob("steps.jsonl.*"))
+    assert kept_bytes <= kept <= kept_bytes + 2**19
+    assert spool.dropped == 100 - kept / 2**16 and "cannot keep up" in spool.error

@@ -1,0 +1,53 @@
+"""Slow links: named where like groups can be compared, left open where not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddpdoctor.measure.links import slow_link_ranks
+from tests.generator import Config, Plant, generate
+from tests.measure.made import graph_of, shared_of, simple
+from tests.measure.traced import accused, measured
+
+MESH = Config(world_size=8, tensor_parallel=2, steps=4, forward_kernels=20, backward_kernels=40)
+
+
+@pytest.mark.parametrize(
+    ("plants", "expected"),
+    [
+        ((), []),
+        ((Plant("slow_link", ranks=(4,), factor=3.0),), [4]),
+        ((Plant("slow_data", ranks=(4,), ms=3.0),), []),
+    ],
+    ids=["healthy", "one slow link", "late for another reason"],
+)
+def test_groups_of_a_mesh_are_compared(plants, expected, tmp_path):
+    generate(replace(MESH, plants=plants), tmp_path / "traces")
+    measurement = measured(tmp_path / "traces")
+    assert measurement.facts.communication.slow_link_ranks == expected
+    if plants and plants[0].kind == "slow_link":
+        assert accused(measurement) == {}
+
+
+def test_one_group_of_all_ranks_leaves_it_open(tmp_path):
+    plants = (Plant("slow_link", factor=3.0),)
+    generate(Config(steps=3, plants=plants, forward_kernels=20, backward_kernels=40), tmp_path / "traces")
+    assert measured(tmp_path / "traces").facts.communication.slow_link_ranks is None
+
+
+def test_without_collectives_of_known_size_nothing_is_compared():
+    assert slow_link_ranks(simple(4), [""] * 4) is None
+
+
+@pytest.mark.parametrize("world", [1, 2, 4])
+def test_all_ranks_wait_for_a_cpu(world):
+    graph = graph_of(simple(world).groups[0], run_delay_ms=[3.0, 3.5, 4.0, 3.2][:world])
+    cost = shared_of(graph)["cpu_starved"]
+    assert cost.ranks is None and cost.ms_per_step == pytest.approx(3.1, abs=0.15)
+
+
+def test_one_rank_that_waits_for_a_cpu_is_not_common():
+    graph = graph_of(simple(4).groups[0], run_delay_ms=[0.0, 0.0, 5.0, 0.0])
+    assert "cpu_starved" not in shared_of(graph)

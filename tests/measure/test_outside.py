@@ -1,0 +1,50 @@
+"""Which part of the time outside of forward, backward and optimizer is computation, by a window beside the step log."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from ddpdoctor.analysis import Options, load
+from ddpdoctor.measure.outside import operator_shares
+from tests.measure.recorded import EPOCH_NS, Job, record, run_ranks
+from tests.measure.traced import windows_of
+
+HOST_MS = 20.0
+EVALUATION_MS = 200.0
+
+
+def write_trace(folder, rank, lines, *, in_host):
+    """A window of steps 8 to 12: operators fill each evaluation, and this share of the loop's own time."""
+    events = []
+
+    def add(category, name, at_ns, ms):
+        times = {"ts": (at_ns - EPOCH_NS) / 1e3, "dur": ms * 1e3}
+        events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, **times})
+
+    for line in lines:
+        if not 8 <= line.get("step", -1) <= 12:
+            continue
+        start, end = line["t"]
+        add("user_annotation", f"ProfilerStep#{line['step']}", start, (end - start) / 1e6)
+        for event in line["ev"]:
+            if event["k"] == "data" and event["l"] == 1:
+                add("cpu_op", "aten::linear", start + event["s"] + event["d"], EVALUATION_MS)
+            elif event["k"] == "data" and in_host:
+                add("cpu_op", "aten::mul", start + event["s"] + event["d"], in_host * HOST_MS)
+    text = {"baseTimeNanoseconds": EPOCH_NS, "distributedInfo": {"rank": rank, "world_size": 2}}
+    (folder / f"rank{rank}.json").write_text(json.dumps({**text, "traceEvents": events}))
+
+
+@pytest.mark.parametrize("in_host", (0.0, 0.5))
+def test_evaluations_do_not_count(tmp_path, in_host):
+    job = Job(world=2, steps=30, epoch=10, evaluation=EVALUATION_MS, evaluates_module=True, host=HOST_MS)
+    logs = load([str(record(tmp_path / "run", job))], Options(cache=False)).logs
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    for rank, lines in enumerate(run_ranks(job)):
+        write_trace(traces, rank, lines, in_host=in_host)
+    shares = operator_shares(logs, windows_of(traces))
+    assert set(shares) == {0, 1}
+    assert all(share == pytest.approx(in_host, abs=0.06) for share in shares.values())

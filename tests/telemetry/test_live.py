@@ -1,0 +1,121 @@
+"""A run followed while it is written: from recorded runs, and from files that grow under the reader."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.telemetry import LiveRun, data_wait_ms, step_ms
+from ddpdoctor.telemetry import live as module
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+SECOND_NS = 1_000_000_000
+
+
+def write_rank(run, rank, *, host="a", late_ms=0.0, steps=10, clock_ns=0):
+    """A rank whose steps take 100 ms; it arrives at the reduction 50 ms + ``late_ms`` into the step."""
+    folder = run / "ranks" / f"{rank:05d}"
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "rank.json").write_text(json.dumps({"rank": rank, "host": host, "pid": 1}))
+    with (folder / "steps.jsonl").open("a") as log:
+        log.write('{"schema":"ddpdoctor.steps/1"}\n')
+        for number in range(steps):
+            log.write(step_line(number, late_ms, clock_ns))
+    return folder / "steps.jsonl"
+
+
+def step_line(number, late_ms=0.0, clock_ns=0):
+    start = SECOND_NS + number * SECOND_NS // 10 + clock_ns
+    events = [
+        {"k": "data", "s": 0, "d": 3_000_000, "n": 16},
+        {"k": "bwd", "s": 20_000_000, "d": 60_000_000, "sync": True, "base": 20_000_000},
+    ]
+    events[1]["ready"] = [10_000_000, round((30 + late_ms) * 1e6)]
+    return json.dumps({"step": number, "t": [start, start + SECOND_NS // 10], "ev": events}) + "\n"
+
+
+def looked(path):
+    run = LiveRun(path)
+    run.look()
+    return run
+
+
+def test_a_recorded_run_reads_as_it_was():
+    run = looked(FIXTURES / "slow-data-one-rank")
+    assert run.ended and sorted(run.ranks) == [0, 1]
+    assert run.ranks[0].steps_total == run.ranks[1].steps_total == 100
+    assert data_wait_ms(run.ranks[1], 50) > 30 > 5 > data_wait_ms(run.ranks[0], 50)
+    late = run.lateness_ms(50)
+    assert late[1] > 20 and late[0] == -late[1]
+    assert 100 < run.samples_per_s(50) < 500
+    assert run.samples, "the newest telemetry sample of the host"
+
+
+def test_lateness_is_measured_at_the_reduction(tmp_path):
+    for rank in range(4):
+        write_rank(tmp_path, rank, late_ms=15.0 if rank == 2 else 0.0)
+    run = looked(tmp_path)
+    assert run.lateness_ms(5) == {0: 0.0, 1: 0.0, 2: pytest.approx(15.0), 3: 0.0}
+    assert step_ms(run.ranks[2], 5) == pytest.approx(100.0)
+    assert run.samples_per_s(5) == pytest.approx(4 * 160.0)
+
+
+def test_ranks_that_take_turns_are_not_late(tmp_path):
+    for rank in range(2):
+        log = write_rank(tmp_path, rank, steps=1)
+        with log.open("a") as out:
+            out.writelines(step_line(n, late_ms=20.0 if n % 2 == rank else 0.0) for n in range(1, 11))
+    assert looked(tmp_path).lateness_ms(10) == {0: pytest.approx(0.0), 1: pytest.approx(0.0)}
+
+
+def test_a_clock_that_is_ahead_makes_no_rank_late(tmp_path):
+    for rank in range(4):
+        write_rank(tmp_path, rank, host="ab"[rank // 2], clock_ns=(rank // 2) * 7_000_000)
+    late = looked(tmp_path).lateness_ms(5)
+    assert all(abs(value) < 0.01 for value in late.values())
+
+
+def test_only_what_is_new_is_read_and_a_cut_line_waits_for_its_rest(tmp_path):
+    log = write_rank(tmp_path, 0, steps=2)
+    run = looked(tmp_path)
+    line = step_line(2)
+    with log.open("a") as out:
+        out.write(line[:40])
+        out.flush()
+        run.look()
+        assert run.ranks[0].steps_total == 2
+        out.write(line[40:] + "not json\n" + step_line(3))
+    run.look()
+    assert [step.number for step in run.ranks[0].steps] == [0, 1, 2, 3]
+
+
+def test_of_a_long_backlog_the_end_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "LOOK_BYTES", 1000)
+    write_rank(tmp_path, 0, steps=500)
+    run = looked(tmp_path)
+    assert run.ranks[0].steps_total == 500 and len(run.ranks[0].steps) < 10
+
+
+def test_thinned_steps_have_times_but_no_parts(tmp_path):
+    log = write_rank(tmp_path, 0, steps=1)
+    with log.open("a") as out:
+        out.write('{"step":1,"t":[1100000000,1200000000],"thin":true}\n')
+    run = looked(tmp_path)
+    assert step_ms(run.ranks[0], 5) == pytest.approx(100.0)
+    assert data_wait_ms(run.ranks[0], 5) is None and run.samples_per_s(5) is None
+
+
+def test_a_restarted_rank_replaces_its_first_recording(tmp_path):
+    write_rank(tmp_path, 0, steps=9)
+    run = looked(tmp_path)
+    write_rank(tmp_path, 1, steps=3)
+    shutil.move(tmp_path / "ranks" / "00001", tmp_path / "ranks" / "00000.1")
+    (tmp_path / "ranks" / "00000.1" / "rank.json").write_text('{"rank": 0, "host": "a", "pid": 2}')
+    run.look()
+    assert run.ranks[0].pid == 2 and run.ranks[0].steps_total == 3
+
+
+def test_nothing_there_is_nothing_seen(tmp_path):
+    run = looked(tmp_path / "missing")
+    assert not run.ranks and run.lateness_ms(5) == {} and run.samples_per_s(5) is None and not run.ended
