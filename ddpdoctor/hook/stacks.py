@@ -1,28 +1,34 @@
 """Reading another thread's stack without letting it run meanwhile.
 
-In CPython 3.11 a frame that returns is taken apart while it is still linked as the current one. Where that
-lets go of the interpreter lock (an object whose end takes long), another thread can get hold of a frame
-object whose memory is about to be used anew, and crash the process when it reads on later: profilers that
-walk ``sys._current_frames()`` in a loop of Python do, rarely
-(https://github.com/DataDog/dd-trace-py/issues/13567, https://github.com/getsentry/sentry-python/issues/6119).
-A thread can lose the lock between any two steps of such a loop, but not inside a call of a function written
-in C. So here one such call finds the thread's frames and walks them, and the next reads what they say; no
-frame is kept.
+In CPython 3.11 a frame lives on its thread's own stack, and a frame object is made for it when somebody asks.
+Who asks from another thread must not be interrupted: once the thread runs on, the frame may be gone, and its
+memory another frame's. Profilers that walk ``sys._current_frames()`` in a loop of Python crash the process for
+that reason, rarely (https://github.com/DataDog/dd-trace-py/issues/13567,
+https://github.com/getsentry/sentry-python/issues/6119). A thread can lose the interpreter lock between any two
+steps of such a loop, but not inside a call of a function written in C, with one exception: making a frame
+object can start the garbage collector, which calls destructors and ``gc.callbacks``, and those may let go of
+the lock. So here one call into C stops the collector, finds the thread's frames, walks them, reads what they
+say, lets go of them, so that no object of the job dies in our thread, and sets the collector on again if it
+was on: nobody can see that it was off.
 """
 
 from __future__ import annotations
 
+import gc
 import sys
-from itertools import chain, islice
-from operator import attrgetter, itemgetter
+from functools import partial
+from itertools import chain, islice, repeat, takewhile
+from operator import attrgetter, methodcaller
 from types import CodeType, FrameType
 from typing import Any, Iterator, List, Tuple
 
 MOST_FRAMES = 200
 _DEADLOCKS = ((3, 11, 0), (3, 11, 5))
 """From and before: ``sys._current_frames`` may deadlock (https://github.com/python/cpython/issues/106883)."""
-_caller: Any = attrgetter("f_back")
 _place: Any = attrgetter("f_code", "f_lineno")
+_run: Any = methodcaller("__call__")
+_as_it_was = (gc.isenabled, gc.enable)
+"""What leaves the collector off, and what sets it on: by whether it was on."""
 
 Place = Tuple[CodeType, int]
 
@@ -37,17 +43,22 @@ def stack_of(thread: int) -> List[Place]:
     """Code and line of each frame of a thread, innermost first; empty where the thread is gone."""
     frames: List[FrameType] = []
     places: List[Place] = []
-    current: Iterator[Any] = map(itemgetter(thread), iter(sys._current_frames, None))
-    # The list grows by the callers of the frames that it holds already.
-    found = islice(chain(islice(current, 1), map(_caller, frames)), MOST_FRAMES)
-    read = map(_place, frames)
+    done: List[Any] = []
+    innermost: Iterator[Any] = map(methodcaller("get", thread), iter(sys._current_frames, None))
+    # The list grows by the callers of the frames that it holds already; the outermost one's caller is None.
+    walk = chain(islice(innermost, 1), map(getattr, frames, repeat("f_back"), repeat(None)))
+    found = islice(takewhile(bool, walk), MOST_FRAMES)
+    before = map(_as_it_was.__getitem__, map(_run, (gc.isenabled,)))
+    reading = (
+        gc.disable,
+        partial(frames.extend, found),
+        partial(places.extend, map(_place, frames)),
+        frames.clear,
+    )
     try:
-        frames.extend(found)
-    except (AttributeError, KeyError):
-        pass  # The outermost frame's caller is None; of a thread that is gone there is none.
-    # No call between these two, after which the other thread could run.
-    try:
-        places.extend(read)
-    except AttributeError:
-        pass
+        done.extend(chain(before, map(_run, chain(reading, islice(done, 1)))))
+    except BaseException:
+        if done:
+            done[0]()
+        raise
     return places

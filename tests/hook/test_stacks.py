@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 import threading
+
+import pytest
 
 from ddpdoctor.hook import stacks
 
@@ -33,6 +36,42 @@ until = time.monotonic() + 3
 while time.monotonic() < until:
     work(12)
 print(len(seen) > 100 and max(seen) > 5)
+"""
+
+COLLECTED_MEANWHILE = """
+import gc, random, sys, threading, time
+from ddpdoctor.hook.stacks import stack_of
+
+class SlowEnd:
+    def __del__(self):
+        time.sleep(0)
+
+def collecting(phase, info):
+    if threading.get_ident() != main:
+        time.sleep(0.0001)   # lets the other thread run where the collector starts in the reader's
+
+def function(number):
+    # Frames of different sizes, so that the memory of one is not the next one's by chance.
+    lines = [f"    v{i} = depth + {i}" for i in range(number * 3)]
+    source = "def work(depth):\\n" + "\\n".join(lines) + "\\n    end = SlowEnd()\\n"
+    space = {"SlowEnd": SlowEnd, "random": random, "all_of_them": functions}
+    exec(source + "    if depth:\\n        random.choice(all_of_them)(depth - 1)\\n", space)
+    return space["work"]
+
+def look():
+    while True:
+        seen.append(len(stack_of(main)))
+
+functions, seen, main = [], [], threading.main_thread().ident
+functions.extend(map(function, range(20)))
+sys.setswitchinterval(1e-5)
+gc.set_threshold(5, 1000000, 1000000)
+gc.callbacks.append(collecting)
+threading.Thread(target=look, daemon=True).start()
+until = time.monotonic() + 4
+while time.monotonic() < until:
+    functions[0](random.randrange(40))
+print(len(seen) > 100 and max(seen) > 5 and gc.isenabled())
 """
 
 
@@ -77,6 +116,27 @@ def test_a_deep_recursion_is_cut() -> None:
     assert depths == [stacks.MOST_FRAMES]
 
 
-def test_frames_that_are_just_ending() -> None:
-    done = subprocess.run([sys.executable, "-c", DYING_FRAMES], capture_output=True, text=True, timeout=60)
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_collector_is_left_as_it_was(enabled: bool) -> None:
+    (gc.enable if enabled else gc.disable)()
+    try:
+        assert stacks.stack_of(threading.get_ident())
+        assert gc.isenabled() == enabled
+    finally:
+        gc.enable()
+
+
+def test_an_error_leaves_the_collector_on(monkeypatch) -> None:
+    def failing() -> None:
+        raise MemoryError("planted")
+
+    monkeypatch.setattr(sys, "_current_frames", failing)
+    with pytest.raises(MemoryError):
+        stacks.stack_of(threading.get_ident())
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("program", [DYING_FRAMES, COLLECTED_MEANWHILE])
+def test_threads_that_go_on_meanwhile(program: str) -> None:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr
