@@ -108,7 +108,7 @@ class Switch:
         for (owner, name), body in zip(self._threads, self._bodies, strict=True):
             setattr(owner, name, body)
         recorder = self.session.recorder
-        recorder._start_step(recorder.cut(time.perf_counter_ns()))
+        recorder.start_step(recorder.cut(time.perf_counter_ns()))
 
 
 def work(target_ms: float, seconds: float, every_step: bool) -> None:

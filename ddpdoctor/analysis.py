@@ -25,15 +25,13 @@ from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.measure.machines import series as telemetry_series
 from ddpdoctor.measure.measure import Measurement, measure
 from ddpdoctor.measure.steplog import RankLog, read_rank_log
-from ddpdoctor.measure.stragglerfacts import straggler_facts, summary_of
-from ddpdoctor.measure.stragglers import measure_stragglers
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.rundir import RunDirectory, is_run_directory, recover
 from ddpdoctor.telemetry.nvml import NO_GPU_TELEMETRY
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, find_traces, load_traces
 from ddpdoctor.trace.digest import trace_digest
-from ddpdoctor.trace.operations import find_operations, read_operations
+from ddpdoctor.trace.operations import find_operations
 
 Progress = Callable[[int, int], None]
 
@@ -124,6 +122,10 @@ def _analyze_operations(paths: Sequence[str], tables: Sequence[str], options: Op
         raise UnusableInput(
             f"{', '.join(paths)}: {len(tables)} tables of operations, each a job of its own; name one."
         )
+    from ddpdoctor.measure.stragglerfacts import straggler_facts, summary_of
+    from ddpdoctor.measure.stragglers import measure_stragglers
+    from ddpdoctor.trace.operations import read_operations
+
     found = measure_stragglers(read_operations(tables[0]))
     facts = straggler_facts(found)
     coverage = Coverage(facts.steps.measured, facts.job.ranks_seen)

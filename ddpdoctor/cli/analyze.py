@@ -10,22 +10,13 @@ from pathlib import Path
 import click
 from rich.console import Console
 
+from ddpdoctor import report
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.diagnose.config import check_config, load_config
 from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.report import (
-    print_terminal,
-    read_diagnosis,
-    redact,
-    write_html,
-    write_json,
-    write_junit,
-    write_markdown,
-    write_sarif,
-)
 
 EXIT_FAIL_ON = 1
 Writer = Callable[[Diagnosis, Path], None]
@@ -128,18 +119,18 @@ def command(
     """
     diagnosis = _diagnosis(paths, rules, Reading(jobs, not no_cache, engine, job), hta)
     if redacted:
-        diagnosis = redact(diagnosis)
-    outputs: list[tuple[Writer, Path | None]] = [
-        (write_html, html),
-        (write_json, json_file),
-        (write_markdown, markdown),
-        (write_sarif, sarif),
-        (write_junit, junit),
+        diagnosis = report.redact(diagnosis)
+    outputs: list[tuple[Callable[[], Writer], Path | None]] = [
+        (lambda: report.write_html, html),
+        (lambda: report.write_json, json_file),
+        (lambda: report.write_markdown, markdown),
+        (lambda: report.write_sarif, sarif),
+        (lambda: report.write_junit, junit),
     ]
-    for write, path in outputs:
+    for writer, path in outputs:
         if path is not None:
-            _write(write, diagnosis, path)
-    print_terminal(diagnosis, Console(), quiet=quiet, verbose=verbose)
+            _write(writer(), diagnosis, path)
+    report.print_terminal(diagnosis, Console(), quiet=quiet, verbose=verbose)
     for _, path in outputs:
         if path is not None and not quiet:
             click.echo(f"written: {path}")
@@ -149,7 +140,7 @@ def command(
 
 def _diagnosis(paths: tuple[str, ...], rules: tuple[Path, ...], reading: Reading, hta: bool) -> Diagnosis:
     if len(paths) == 1 and _is_diagnosis(Path(paths[0])):
-        return read_diagnosis(Path(paths[0]))
+        return report.read_diagnosis(Path(paths[0]))
     config = load_config(Path.cwd())
     loaded = load_rules([*config.rules, *rules])
     check_config(config, loaded)

@@ -6,16 +6,19 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
 
 @contextmanager
-def reading_traces() -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, if that is a terminal; call what it gives with (files done, files in all).
+def reading_traces() -> Iterator[Callable[[int, int], None] | None]:
+    """A bar on stderr; call what it gives with (files done, files in all). None where stderr is no terminal.
 
     Once all files are read, and where there are none, the bar says that they are being measured.
     """
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
     with Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -23,7 +26,6 @@ def reading_traces() -> Iterator[Callable[[int, int], None]]:
         TimeElapsedColumn(),
         console=Console(stderr=True),
         transient=True,
-        disable=not sys.stderr.isatty(),
     ) as progress:
         bar = progress.add_task("measuring", total=None)
 

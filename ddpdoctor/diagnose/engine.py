@@ -9,10 +9,11 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.diagnose import facts_view, words
+from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Finding, Fix, SkippedRule
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.diagnose.ordering import Fired, ordered
-from ddpdoctor.diagnose.rule import Common, FixText, Rule, compiled
+from ddpdoctor.diagnose.rule import Common, FixText, Rule
 from ddpdoctor.measure.facts import Cost, Facts, Where
 
 
@@ -160,7 +161,7 @@ class _Run:
         }
 
     def _value(self, expression: str) -> Any:
-        return compiled(expression).execute(self.context)
+        return evaluate(expression, self.context)
 
     def _holds(self, expression: str) -> bool:
         value = self._value(expression)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import functools
 import re
 import types
@@ -13,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.diagnose.kept import Kept
 from ddpdoctor.measure import facts as facts_module
 from ddpdoctor.measure.facts import Cost, Facts
 
@@ -131,8 +131,20 @@ def doc_of(path: str) -> str:
 @functools.lru_cache(maxsize=1)
 def attribute_docs() -> dict[tuple[str, str], str]:
     """Return the attribute docstrings of facts.py by (class, field), on one line each."""
-    found: dict[tuple[str, str], str] = {}
-    for node in ast.parse(Path(facts_module.__file__).read_text(encoding="utf-8")).body:
+    source = Path(facts_module.__file__).read_bytes()
+    kept = Kept(list[tuple[str, str, str]], {"facts.py": source})
+    found = kept.read()
+    if found is None:
+        found = _docs_in(source)
+        kept.write(found)
+    return {(owner, field): text for owner, field, text in found}
+
+
+def _docs_in(source: bytes) -> list[tuple[str, str, str]]:
+    import ast
+
+    found = []
+    for node in ast.parse(source).body:
         if not isinstance(node, ast.ClassDef):
             continue
         for field, text in zip(node.body, node.body[1:], strict=False):
@@ -143,7 +155,7 @@ def attribute_docs() -> dict[tuple[str, str], str]:
                 and isinstance(text.value, ast.Constant)
                 and isinstance(text.value.value, str)
             ):
-                found[(node.name, field.target.id)] = " ".join(text.value.value.split())
+                found.append((node.name, field.target.id, " ".join(text.value.value.split())))
     return found
 
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ddpdoctor.diagnose.rule import Common, Rule, read_common, read_rule
+from ddpdoctor.diagnose.entrypoints import GROUP, rule_packages
+from ddpdoctor.diagnose.kept import Kept
+from ddpdoctor.diagnose.rule import Common, Rule, checked_common, checked_rule, read_file
 from ddpdoctor.errors import RuleError
 
 COMMON_FILE = "common.yaml"
-ENTRY_POINTS = "ddpdoctor.rules"
-"""Entry point group: each value is a path, or a function that returns one, of a folder of rules."""
 
 
 @dataclass(frozen=True)
@@ -44,11 +43,11 @@ def load_rules(folders: Iterable[Path | str] = (), *, entry_points: bool = True)
     packaged = packaged_folder()
     rules = read_folder(packaged)
     if entry_points:
-        for entry in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        for entry in rule_packages():
             rules.update(read_folder(_entry_folder(entry)))
     for folder in folders:
         rules.update(read_folder(Path(folder)))
-    return RuleSet(read_common(packaged / COMMON_FILE), rules)
+    return RuleSet(_read_common(packaged / COMMON_FILE), rules)
 
 
 def read_folder(folder: Path) -> dict[str, Rule]:
@@ -58,8 +57,28 @@ def read_folder(folder: Path) -> dict[str, Rule]:
     files = sorted(file for pattern in ("*/*.yaml", "*/*.yml") for file in folder.glob(pattern))
     if not files:
         raise RuleError(f"{folder}: holds no rule; a rule is a file <family>/<name>.yaml")
-    ids = (file.relative_to(folder).with_suffix("").as_posix() for file in files)
-    return {rule_id: read_rule(file, rule_id) for file, rule_id in zip(files, ids, strict=True)}
+    contents = {file.relative_to(folder).as_posix(): read_file(file) for file in files}
+    kept = Kept(dict[str, Rule], contents)
+    rules = kept.read()
+    if rules is None:
+        checked = (checked_rule(contents[name], folder / name, _id(name)) for name in contents)
+        rules = {rule.id: rule for rule in checked}
+        kept.write(rules)
+    return rules
+
+
+def _id(name: str) -> str:
+    return PurePosixPath(name).with_suffix("").as_posix()
+
+
+def _read_common(path: Path) -> Common:
+    content = read_file(path)
+    kept = Kept(Common, {path.name: content})
+    common = kept.read()
+    if common is None:
+        common = checked_common(content, path)
+        kept.write(common)
+    return common
 
 
 def _entry_folder(entry: Any) -> Path:
@@ -67,6 +86,4 @@ def _entry_folder(entry: Any) -> Path:
         value = entry.load()
         return Path(value() if callable(value) else value)
     except Exception as error:  # foreign code: whatever it raises, the user needs the package's name
-        raise RuleError(
-            f"entry point {entry.name!r} of group {ENTRY_POINTS}: cannot be loaded: {error}"
-        ) from error
+        raise RuleError(f"entry point {entry.name!r} of group {GROUP}: cannot be loaded: {error}") from error

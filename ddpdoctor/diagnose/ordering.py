@@ -10,8 +10,9 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose.conditions import evaluate
 from ddpdoctor.diagnose.diagnosis import Finding
-from ddpdoctor.diagnose.rule import Effect, Rule, compiled
+from ddpdoctor.diagnose.rule import Effect, Rule
 
 ANY = "*"
 """As an effect's rule: any finding that costs time and at least warns."""
@@ -68,7 +69,7 @@ def _explains(effect: Effect, cause: Fired, entry: Fired, context: Mapping[str, 
     if effect.when is None:
         return True
     names = dict(context) | {"cost": facts_view.as_cel(entry.cost), "cause": facts_view.as_cel(cause.cost)}
-    return compiled(effect.when).execute(names) is True
+    return evaluate(effect.when, names) is True
 
 
 def _only_informs(entry: Fired) -> bool:

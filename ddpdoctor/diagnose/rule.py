@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import functools
 from pathlib import Path
 from typing import Any, Literal
 
-import cel
 import msgspec
 
 from ddpdoctor.diagnose import facts_view
-from ddpdoctor.diagnose.words import ENVIRONMENT
+from ddpdoctor.diagnose.conditions import compiled
+from ddpdoctor.diagnose.words import check_template
 from ddpdoctor.errors import RuleError
 
 
@@ -139,15 +138,22 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return [Effect(rule=entry) if isinstance(entry, str) else entry for entry in self.effect_of]
 
 
-@functools.cache
-def compiled(expression: str) -> cel.Program:
-    """Compile a CEL expression once; ValueError where it does not parse."""
-    return cel.compile(expression)
-
-
 def read_rule(path: Path, rule_id: str) -> Rule:
-    """Decode and check one rule file; :class:`RuleError` names the file, the field and the reason."""
-    rule: Rule = _decode(path, Rule)
+    """Read and check one rule file; :class:`RuleError` names the file, the field and the reason."""
+    return checked_rule(read_file(path), path, rule_id)
+
+
+def read_file(path: Path) -> bytes:
+    """Content of a rule file; :class:`RuleError` where it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise RuleError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def checked_rule(content: bytes, path: Path, rule_id: str) -> Rule:
+    """Decode and check a rule, ``content`` of ``path``; :class:`RuleError` names the file, the field and the reason."""
+    rule: Rule = _decode(content, path, Rule)
     if rule.id != rule_id:
         raise RuleError(f"{path}: field `id`: is {rule.id!r}, but the file's place says {rule_id!r}")
     for field, expression in _expressions(rule):
@@ -159,7 +165,7 @@ def read_rule(path: Path, rule_id: str) -> Rule:
             ) from None
     for field, template in _templates(rule):
         try:
-            ENVIRONMENT.parse(template)
+            check_template(template)
         except Exception as error:
             raise RuleError(f"{path}: field `{field}`: not a Jinja2 template: {error}") from None
     for field, fact in _paths(rule):
@@ -172,9 +178,9 @@ def read_rule(path: Path, rule_id: str) -> Rule:
     return rule
 
 
-def read_common(path: Path) -> Common:
-    """Decode ``common.yaml``; :class:`RuleError` names the file, the field and the reason."""
-    common: Common = _decode(path, Common)
+def checked_common(content: bytes, path: Path) -> Common:
+    """Decode and check ``common.yaml``; :class:`RuleError` names the file, the field and the reason."""
+    common: Common = _decode(content, path, Common)
     try:
         compiled(common.cost_when)
     except ValueError as error:
@@ -182,11 +188,9 @@ def read_common(path: Path) -> Common:
     return common
 
 
-def _decode(path: Path, kind: type[Any]) -> Any:
+def _decode(content: bytes, path: Path, kind: type[Any]) -> Any:
     try:
-        return msgspec.yaml.decode(path.read_bytes(), type=kind)
-    except OSError as error:
-        raise RuleError(f"{path}: cannot be read: {error.strerror}") from None
+        return msgspec.yaml.decode(content, type=kind)
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at ")
         field = field.strip("`").removeprefix("$").removeprefix(".")

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import math
 import posixpath
+import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import jinja2
-import jinja2.sandbox
+if TYPE_CHECKING:
+    import jinja2
 
 
 def ms(value: float) -> str:
@@ -131,39 +132,62 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-ENVIRONMENT = jinja2.sandbox.SandboxedEnvironment(
-    undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
-)
-"""Sandboxed: rule files may be a team's own. Texts are plain; each report escapes for itself."""
-ENVIRONMENT.globals["workers"] = workers
-ENVIRONMENT.filters.update(
-    ms=ms,
-    percent=percent,
-    size=size,
-    number=number,
-    ranks=ranks,
-    verb=verb,
-    others=others,
-    line=line,
-    at=at,
-    often=often,
-    beside_others=beside_others,
-    sentence=sentence,
-)
+_LINE_END = re.compile("\r\n|\r|\n")
+
+
+@functools.cache
+def _environment() -> jinja2.Environment:
+    """Sandboxed: rule files may be a team's own. Texts are plain; each report escapes for itself.
+
+    Made when the first text is needed: a healthy job needs none, and Jinja2's import costs as much as many rules.
+    """
+    import jinja2.sandbox
+
+    environment = jinja2.sandbox.SandboxedEnvironment(
+        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
+    )
+    environment.globals["workers"] = workers
+    environment.filters.update(
+        ms=ms,
+        percent=percent,
+        size=size,
+        number=number,
+        ranks=ranks,
+        verb=verb,
+        others=others,
+        line=line,
+        at=at,
+        often=often,
+        beside_others=beside_others,
+        sentence=sentence,
+    )
+    return environment
+
+
+def check_template(template: str) -> None:
+    """Raises jinja2.TemplateError where ``template`` does not parse."""
+    _environment().parse(template)
 
 
 def render(template: str, names: Mapping[str, Any]) -> str:
     """Render prose: paragraphs kept, other white space made single. Raises jinja2.TemplateError."""
-    text = _compiled(template).render(names)
+    text = _filled(template, names)
     paragraphs = (" ".join(part.split()) for part in text.split("\n\n"))
     return "\n\n".join(part for part in paragraphs if part)
 
 
 def render_snippet(template: str, names: Mapping[str, Any]) -> str:
     """Render code: lines and indentation kept. Raises jinja2.TemplateError."""
-    return _compiled(template).render(names).strip("\n")
+    return _filled(template, names).strip("\n")
+
+
+def _filled(template: str, names: Mapping[str, Any]) -> str:
+    if "{" not in template:
+        # Nothing to fill in, as in every second text of the pack: Jinja would only make the ends of lines one kind.
+        return "\n".join(_LINE_END.split(template))
+    return _compiled(template).render(names)
 
 
 @functools.cache
 def _compiled(template: str) -> jinja2.Template:
-    return ENVIRONMENT.from_string(template)
+    return _environment().from_string(template)

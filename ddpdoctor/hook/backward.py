@@ -9,7 +9,6 @@ from typing import Any, Optional, Tuple
 from . import optimizers, session
 from .guard import part
 from .patching import Patches, around
-from .recorder import recording_here
 
 _PART = part("backward passes")
 
@@ -26,14 +25,18 @@ class Backward:
 
 def _before(args: Any, kwargs: Any) -> Optional[Tuple["session.Session", int, str]]:
     current = session.current
-    if current is None or (current.recorder.thread != get_ident() and current.thread_is_known):
+    if current is None:
         return None
-    current.backward.depth += 1
-    where = ""
-    if current.backward.depth == 1:
-        current.backward.steps_optimizer = False
-        if recording_here(current.recorder):
-            where = current.recorder.lines.caller()
+    recorder, backward = current.recorder, current.backward
+    if recorder.thread != get_ident():
+        if current.thread_is_known:
+            return None
+        where = ""
+    else:
+        where = recorder.lines.caller() if recorder.full and not backward.depth else ""
+    backward.depth += 1
+    if backward.depth == 1:
+        backward.steps_optimizer = False
     return current, perf_counter_ns(), where
 
 
@@ -44,12 +47,13 @@ def _after(token: Tuple["session.Session", int, str], result: Any) -> None:
     backward.depth -= 1
     if backward.depth or current is not session.current:
         return
-    optimizers.note_backward_inside(end)
+    if optimizers.open_step.depth:
+        # It may have run in the optimizer's closure.
+        optimizers.open_step.nested_end = end
     recorder = current.recorder
-    recording = recording_here(recorder)
-    synced = current.models.after_backward(recording)
-    if recording:
-        recorder.add(start, end - start, f'"k":"bwd"{where}{current.models.describe(synced, recorder)}')
+    if recorder.full and recorder.thread == get_ident():
+        fields = current.models.after_backward(recorder.start_perf_ns, recorder.full_since)
+        recorder.add(start, end - start, f'"k":"bwd"{where}{fields}')
     if backward.steps_optimizer and not isinstance(result, BaseException):
         optimizers.end_of_stepping_backward(current, end)
 

@@ -26,7 +26,10 @@ class Boundary:
     """Fed with a key for each optimizer step, in order: ``before`` and ``after`` it."""
 
     def __init__(self) -> None:
-        self._round: List[int] = []
+        self.round: List[int] = []
+        """Optimizers that have stepped since the last round's known end."""
+        self.alone: Optional[int] = None
+        """The only optimizer there is, each of whose steps is a round: nothing needs to be learnt from its next one."""
         self._always: Set[int] = set()
         self._last: Optional[int] = None
 
@@ -34,27 +37,24 @@ class Boundary:
         """An optimizer is about to step. True: a round has ended, at the end of the optimizer step before
         this one.
         """
-        if key not in self._round:
+        if key not in self.round:
             return False
         self._learn()
         return True
 
     def after(self, key: int) -> bool:
         """An optimizer has stepped. True: the round ends here."""
-        if key not in self._round:
-            self._round.append(key)
+        if key not in self.round:
+            self.round.append(key)
         if key != self._last:
+            self.alone = None
             return False
         self._learn()
         return True
 
-    @property
-    def pending(self) -> bool:
-        """Whether optimizers have stepped since the last round's known end."""
-        return bool(self._round)
-
     def _learn(self) -> None:
-        both = self._always.intersection(self._round)
-        self._always = both or set(self._round)
-        self._last = [key for key in self._round if key in self._always][-1]
-        self._round = []
+        both = self._always.intersection(self.round)
+        self._always = both or set(self.round)
+        self._last = [key for key in self.round if key in self._always][-1]
+        self.alone = self._last if len(self.round) == len(self._always) == 1 else None
+        self.round.clear()

@@ -84,17 +84,13 @@ def _start_of(name: str) -> Before:
 
     def start(args: Any, kwargs: Any) -> Optional[_Token]:
         recorder = active.recorder
-        if recorder is None or recorder.thread != get_ident():
+        if recorder is None or not recorder.full or recorder.thread != get_ident():
             return None
         _depth.value += 1
         if _depth.value > 1:
             return 0, ""
         group = args[group_at] if len(args) > group_at else kwargs.get("group")
-        group_name = session.group_name(group)
-        number = recorder.sequence[group_name] = recorder.sequence.get(group_name, -1) + 1
-        if not recorder.full:
-            return 0, ""
-        fields = f'"k":"{kind}","op":"{name}","pg":"{group_name}","seq":{number}{recorder.lines.caller()}'
+        fields = f'"k":"{kind}","op":"{name}","pg":"{session.group_name(group)}"{recorder.lines.caller()}'
         size = _bytes(args[tensor_at] if len(args) > tensor_at else kwargs.get("tensor"))
         if size is not None and kind != "bar":
             fields += f',"b":{size}'

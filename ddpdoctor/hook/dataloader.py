@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
+from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, Optional, Tuple
 
 from . import session
 from .constructors import line_of
@@ -24,6 +25,8 @@ class Loaders:
     def __init__(self) -> None:
         self._ids: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
         self._iterators: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
+        self._last: Tuple[Callable[[], Any], int] = (lambda: None, -1)
+        """The iterator asked for last (weakly), and its loader's number."""
         self.known: Dict[int, Tuple[Any, Optional[int]]] = {}
         """By number: weak reference, and the source line that built it, or else first iterated it."""
 
@@ -42,7 +45,9 @@ class Loaders:
 
     def of_iterator(self, iterator: Any) -> int:
         """The number of an iterator's loader, -1 where unknown."""
-        return self._iterators.get(iterator, -1)
+        if self._last[0]() is not iterator:
+            self._last = weakref.ref(iterator), self._iterators.get(iterator, -1)
+        return self._last[1]
 
 
 def _before_iter(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, Optional[int]]]:
@@ -67,7 +72,7 @@ def _after_iter(token: Tuple[Any, int, Optional[int]], result: Any) -> None:
 
 def _before_next(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, str]]:
     recorder = active.recorder
-    if recorder is None or not recording_here(recorder):
+    if recorder is None or not recorder.full or recorder.thread != get_ident():
         return None
     return args[0], perf_counter_ns(), recorder.lines.caller() + _waiting(args[0])
 

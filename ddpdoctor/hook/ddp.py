@@ -34,37 +34,31 @@ class Model:
         self.ref = weakref.ref(ddp)
         self.index = index
         self.where = where
-        self.iteration = -1
-        """Backwards in which gradients were reduced so far, minus one."""
+        self._reduced = 0
+        """Recorded backwards in which gradients were reduced."""
         self.forward_end: Optional[int] = None
         """Since the last backward there was a forward with gradients, and it ended then (perf_counter_ns)."""
         self.reduces = True
         """Whether that forward prepared DDP to reduce the gradients of the next backward."""
-        self.broadcasts = 0
-        """Broadcasts of its buffers so far."""
         self.ready: Optional[List[int]] = None
         self.autocast: Optional[bool] = None
         """Whether its first forward with gradients ran under autocast."""
         self._stats: Optional[List[int]] = None
         self._buckets: Optional[List[Callable[[List[int]], Any]]] = None
 
-    def after_backward(self, recording: bool) -> bool:
+    def after_backward(self) -> bool:
         """Whether the backward that just ended reduced this model's gradients; ``ready`` then holds each
-        bucket's time, ns. Where nothing is recorded, iterations are only counted.
+        bucket's time, ns.
         """
         ddp = self.ref()
-        if ddp is None:
+        if ddp is None or not self.reduces:
             return False
-        if not recording:
-            self.iteration += self.reduces
-            self._stats = None
-            return self.reduces
         stats = ddp.reducer.get_backward_stats()
         if stats == self._stats or not any(stats):
             return False
         self._stats = stats
-        self.iteration += 1
-        if self._buckets is None and self.iteration >= 1:
+        self._reduced += 1
+        if self._buckets is None and self._reduced > 1:
             self._buckets = _buckets(ddp)
         self.ready = [max(stats)] if self._buckets is None else [max(pick(stats)) for pick in self._buckets]
         return True
@@ -115,33 +109,23 @@ class Models:
         self.all.append(model)
         return model
 
-    def after_backward(self, recording: bool) -> List[Tuple[Model, bool, Optional[int]]]:
-        """Of each model whose forward this backward went through: itself, whether it was reduced, its
-        forward's end.
+    def after_backward(self, origin: int, since: int) -> str:
+        """The fields of a ``bwd`` event: of each model whose forward this backward went through, whether it was reduced
+        and when; further models under ``also``. ``origin`` is the start of the step, perf_counter_ns; forwards that
+        ended before ``since`` are those of a backward that was not seen.
         """
-        found: List[Tuple[Model, bool, Optional[int]]] = []
+        texts = []
         for model in self.all:
-            if model.forward_end is not None:
-                found.append((model, model.after_backward(recording), model.forward_end))
-                model.forward_end = None
-        return found
-
-    @staticmethod
-    def describe(found: List[Tuple[Model, bool, Optional[int]]], recorder: Recorder) -> str:
-        """The fields of a ``bwd`` event; further models of the same backward under ``also``."""
-        origin = recorder.start_perf_ns
-        texts = [_fields(model, synced, base, origin) for model, synced, base in found]
-        if not texts:
-            return ""
-        also = ',"also":[' + ",".join("{" + text + "}" for text in texts[1:]) + "]" if len(texts) > 1 else ""
-        return "," + texts[0] + also
-
-
-def _fields(model: Model, synced: bool, base: Optional[int], origin: int) -> str:
-    if not synced or base is None:
-        return f'"m":{model.index},"sync":false'
-    ready = ",".join(map(str, model.ready or []))
-    return f'"m":{model.index},"it":{model.iteration},"sync":true,"ready":[{ready}],"base":{base - origin}'
+            base, model.forward_end = model.forward_end, None
+            if base is not None and base >= since:
+                if model.after_backward():
+                    ready = str(model.ready).replace(" ", "")
+                    texts.append(f'"m":{model.index},"sync":true,"ready":{ready},"base":{base - origin}')
+                else:
+                    texts.append(f'"m":{model.index},"sync":false')
+        if len(texts) > 1:
+            return f',{texts[0]},"also":[{",".join("{" + text + "}" for text in texts[1:])}]'
+        return "," + texts[0] if texts else ""
 
 
 _Forward = Tuple["session.Session", Any, int, str]
@@ -150,9 +134,13 @@ _Forward = Tuple["session.Session", Any, int, str]
 
 def _before_forward(args: Any, kwargs: Any) -> Optional[_Forward]:
     current = session.current
-    if current is None or (current.recorder.thread != get_ident() and current.thread_is_known):
+    if current is None:
         return None
-    size = input_elements((*args[1:], *kwargs.values())) if recording_here(current.recorder) else 0
+    if current.recorder.thread != get_ident():
+        return None if current.thread_is_known else (current, args[0], perf_counter_ns(), "")
+    if not current.recorder.full:
+        return None
+    size = input_elements((*args[1:], *kwargs.values()))
     return current, args[0], perf_counter_ns(), f',"e":{size}' if size else ""
 
 
@@ -170,21 +158,26 @@ def input_elements(values: Any, nested: int = 2) -> int:
 
 
 def _after_forward(token: _Forward, result: Any) -> None:
-    import torch
-
     current, ddp, start, elements = token
+    end = perf_counter_ns()
     recorder = current.recorder
-    if not torch.is_grad_enabled():
-        if recording_here(recorder):
-            recorder.add_evaluation(start, perf_counter_ns() - start)
+    recording = recorder.full and recorder.thread == get_ident()
+    if not _is_grad_enabled():
+        if recording:
+            recorder.add_evaluation(start, end - start)
         return
     model = current.models.of(ddp, recorder)
     if model.autocast is None:
         model.autocast = _autocast()
-    if recording_here(recorder):
-        recorder.add(start, perf_counter_ns() - start, f'"k":"fwd","m":{model.index}{elements}')
-    model.reduces = bool(getattr(ddp, "require_backward_grad_sync", True))
-    model.forward_end = perf_counter_ns()
+    if recording:
+        recorder.add(start, end - start, f'"k":"fwd","m":{model.index}{elements}')
+    model.reduces = getattr(ddp, "require_backward_grad_sync", True)
+    model.forward_end = end
+
+
+def _is_grad_enabled() -> bool:
+    """torch's function of this name, from the installation on."""
+    return True
 
 
 def _autocast() -> bool:
@@ -203,16 +196,17 @@ def _after_buffers(token: _Forward, result: Any) -> None:
     current, ddp, start, _ = token
     recorder = current.recorder
     model = current.models.of(ddp, recorder)
-    model.broadcasts += 1
     if recording_here(recorder):
-        fields = f'"k":"bcast","m":{model.index},"it":{model.broadcasts}'
-        recorder.add(start, perf_counter_ns() - start, fields)
+        recorder.add(start, perf_counter_ns() - start, f'"k":"bcast","m":{model.index}')
 
 
 def install(patches: Patches) -> None:
     """Wrap the part of DDP's forward that ``torch.compile`` leaves alone, and the broadcast before it."""
+    import torch
     from torch.nn.parallel import DataParallel, DistributedDataParallel
 
+    global _is_grad_enabled
+    _is_grad_enabled = torch.is_grad_enabled
     buffers = getattr(DistributedDataParallel, "_sync_buffers", None)
     if buffers is not None:
         patches.attribute(

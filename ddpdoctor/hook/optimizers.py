@@ -17,7 +17,6 @@ from typing import Any, Optional, Tuple
 from . import session
 from .guard import part
 from .patching import Patches, around, guarded
-from .recorder import recording_here
 from .settings import remember_optimizer
 from .state import active
 from .stepping import IN_BACKWARD
@@ -25,7 +24,7 @@ from .stepping import IN_BACKWARD
 _PART = part("optimizer steps")
 
 
-class _Open:
+class _OpenStep:
     """The optimizer step in progress."""
 
     __slots__ = ("depth", "frame", "nested_end", "start", "where")
@@ -36,22 +35,16 @@ class _Open:
         """Of torch's wrapper around the outermost step: to see whether it is still running."""
         self.start = 0
         self.nested_end = 0
-        """End of the last backward inside it: with a closure, the optimizer's own work begins there."""
+        """End of the last backward inside it, in a closure: the optimizer's own work begins there."""
         self.where = ""
 
 
-_open = _Open()
+open_step = _OpenStep()
 
 
 def reset() -> None:
     """Forget an optimizer step in progress, in a forked child."""
-    _open.depth = 0
-
-
-def note_backward_inside(end: int) -> None:
-    """A backward ended; it may have run in an optimizer's closure."""
-    if _open.depth:
-        _open.nested_end = end
+    open_step.depth = 0
 
 
 def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
@@ -61,29 +54,31 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
         if recorder is None:
             return
     frame: Any = sys._getframe(2)
-    if _open.depth and _still_running(frame.f_back):
-        _open.depth += 1
+    if open_step.depth and _still_running(frame.f_back):
+        open_step.depth += 1
         return
     current = session.current
     if current is None:
         return
-    _open.depth = 1
-    _open.frame = (id(frame), frame.f_code)
-    _open.nested_end = 0
+    open_step.depth = 1
+    open_step.frame = (id(frame), frame.f_code)
+    open_step.nested_end = 0
     if current.backward.depth:
         current.backward.steps_optimizer = True
     else:
-        current.follow_training_thread()
-        current.stepping.before_optimizer(id(optimizer))
-    _open.where = recorder.lines.caller() if recorder.full else ""
-    _open.start = perf_counter_ns()
+        if not current.thread_is_known:
+            current.follow_training_thread()
+        if current.stepping.boundary.round:
+            current.stepping.before_optimizer(id(optimizer))
+    open_step.where = recorder.lines.caller() if recorder.full else ""
+    open_step.start = perf_counter_ns()
 
 
 def _still_running(frame: Any) -> bool:
     """Whether the outermost step is among the callers; it is not when that step raised, and its end was never
     seen.
     """
-    wanted, code = _open.frame
+    wanted, code = open_step.frame
     while frame is not None:
         if id(frame) == wanted and frame.f_code is code:
             return True
@@ -93,18 +88,20 @@ def _still_running(frame: Any) -> bool:
 
 def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
     recorder, current = active.recorder, session.current
-    if recorder is None or current is None or not _open.depth:
+    if recorder is None or current is None or not open_step.depth:
         return
-    _open.depth -= 1
-    if _open.depth:
+    open_step.depth -= 1
+    if open_step.depth:
         return
     end = perf_counter_ns()
     if current.backward.depth:
         return
-    if recording_here(recorder):
-        number = remember_optimizer(current, optimizer, _open.where)
-        begin, closure = (_open.nested_end, ',"closure":true') if _open.nested_end else (_open.start, "")
-        recorder.add(begin, end - begin, f'"k":"opt","o":{number}{_open.where}{closure}')
+    if recorder.full and recorder.thread == get_ident():
+        number = remember_optimizer(current, optimizer, open_step.where)
+        begin, closure = (
+            (open_step.nested_end, ',"closure":true') if open_step.nested_end else (open_step.start, "")
+        )
+        recorder.add(begin, end - begin, f'"k":"opt","o":{number}{open_step.where}{closure}')
     current.stepping.after_optimizer(id(optimizer), end)
 
 

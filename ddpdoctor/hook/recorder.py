@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 from threading import get_ident, get_native_id
 from time import perf_counter_ns, thread_time_ns, time_ns
-from typing import Dict, List, NamedTuple, Optional, Tuple
+from typing import List, Optional, Tuple
 
 from ..rundir import STEPS_FILE, STEPS_SCHEMA, Spool
-from .thinning import Thinning
+from .thinning import BLOCK_STEPS, Thinning
 from .where import Kinds, Lines, lines_into
 
 MOST_EVENTS = 256
@@ -22,17 +22,16 @@ WHOLE_COST = 3
 """What recording costs the training thread in a step, as a multiple of what ends it, which is timed. Timed inside real
 steps, where the caches hold the model and not our code, all calls of the hook came to 180 to 320 us, a third of that at
 the end of the step; called in a row the same calls take a tenth."""
-COUNTERS_NS = 30_000_000
-"""Of steps shorter than this, the thread's counters are read in one of four: a system call costs as much as several events."""
+COUNTERS_EVERY_NS = 250_000_000
+"""About how often the thread's counters are read at both ends of a step: a system call costs as much as several events.
+In steps whose number is a multiple of a power of two, so that ranks share them."""
+_MOST_COUNTERS_MASK = 63
 
-
-class Cut(NamedTuple):
-    """A moment at which a step may have ended."""
-
-    at: int
-    events: int
-    cpu: int
-    run_delay: int
+Cut = Tuple[int, int, int, int]
+"""A moment at which a step may have ended: perf_counter_ns, events before it, and the thread's time on a CPU and its wait
+for one so far, ns, -1 where unknown.
+"""
+_CLOCK, _CPU, _DELAY = 0, 2, 3
 
 
 class Recorder:
@@ -44,7 +43,9 @@ class Recorder:
         self.pid = os.getpid()
         self.step = 0
         self.full = True
-        """Whether this step's events are recorded."""
+        """Whether this step's events are recorded. All that is called in every step looks at this first."""
+        self.full_since = 0
+        """perf_counter_ns at which the recorded steps began of which this is one."""
         self.always_full = False
         """Set while the profiler window is near or open: its steps are recorded whole whatever that costs."""
         self.events: List[Tuple[int, int, str]] = []
@@ -53,14 +54,19 @@ class Recorder:
         """Lines to be written before the next step's."""
         self.lines: Lines = lines_into(self.pending, kinds)
         self.thinning = Thinning()
-        self.sequence: Dict[str, int] = {}
-        """Collectives called so far, by process group."""
         self._more = [0, 0]
         self._evaluations = [0, 0, 0]
         self._self_ns = 0
+        self._full_block = True
+        self._block_start = self._block_cost_ns = self._block_full = 0
+        """Of the block of steps in progress: when it began, what recording its steps cost, and how many were recorded in full."""
         self._schedstat = -1
+        self._counters_mask = 1
+        """They are read at the end of a step whose number has 0 or 1 in these bits."""
         self._follow_thread()
-        self._start_step(self.cut(perf_counter_ns()))
+        now = self.cut(perf_counter_ns())
+        self.start_step(now)
+        self._block_start = now[_CLOCK]
 
     def _follow_thread(self) -> None:
         self.thread = get_ident()
@@ -77,9 +83,10 @@ class Recorder:
         self._follow_thread()
         self.events.clear()
         now = self.cut(perf_counter_ns())
-        self._start_step(now._replace(at=self._start.at))
+        self.start_step((self.start_perf_ns, *now[1:]))
 
-    def _start_step(self, start: Cut) -> None:
+    def start_step(self, start: Cut) -> None:
+        """The current step began at ``start``."""
         epoch, now = time_ns(), perf_counter_ns()
         self.epoch_of_zero = epoch - now
         """Epoch ns at which perf_counter_ns would have been 0."""
@@ -88,7 +95,7 @@ class Recorder:
     @property
     def start_perf_ns(self) -> int:
         """When the current step began, perf_counter_ns."""
-        return self._start.at
+        return self._start[_CLOCK]
 
     def add(self, start: int, duration: int, fields: str) -> None:
         """Append an event: perf_counter_ns, ns, and the inside of its JSON object from ``"k"`` on."""
@@ -106,35 +113,59 @@ class Recorder:
         self._evaluations[2] += 1
 
     def cut(self, at: int) -> Cut:
-        """The thread's counters now, as of ``at``; -1 where unknown, or not read because steps are short."""
-        if self.step & 3 > 1 and at - self._start.at < COUNTERS_NS:
-            return Cut(at, len(self.events), -1, -1)
+        """The thread's counters now, as of ``at``; -1 where unknown, or not read to save time."""
+        if self.step & self._counters_mask > 1:
+            return at, len(self.events), -1, -1
         if self._schedstat >= 0:
             try:
                 # Time on a CPU, time waited for one, number of time slices.
                 times = os.pread(self._schedstat, 64, 0).split()
-                return Cut(at, len(self.events), int(times[0]), int(times[1]))
+                return at, len(self.events), int(times[0]), int(times[1])
             except (OSError, IndexError, ValueError):
                 self._schedstat = -1
-        return Cut(at, len(self.events), thread_time_ns(), -1)
+        return at, len(self.events), thread_time_ns(), -1
 
     def end_step(self, end: Cut) -> None:
         """Write the step that ended at ``end``; what came after that belongs to the next one."""
+        # Called in every step, with the caches full of the model: each function that is called here costs some us.
         begun = perf_counter_ns()
-        start = self._start
-        self._fold()
-        line = self._full_line(start, end) if self.full else self._short_line(start, end)
-        del self.events[: end.events]
-        self.pending.append(line)
-        self._write()
-        self.marks.clear()
-        self.step += 1
-        self._start_step(end)
-        self._self_ns = WHOLE_COST * (perf_counter_ns() - begun)
-        self.full = (
-            self.thinning.next_step(self.step, self._self_ns, end.at - start.at, self.full)
-            or self.always_full
-        )
+        start, zero, number, events = self._start, self.epoch_of_zero, self.step, self.events
+        if self._evaluations[2] or self._more[0]:
+            self._fold()
+        if self.full:
+            line = self._full_line(start, end)
+        else:
+            line = f'{{"step":{number},"t":[{start[0] + zero},{end[0] + zero}],"thin":true}}\n'
+        if events:
+            del events[: end[1]]
+        if self.pending:
+            line = "".join(self.pending) + line
+            self.pending.clear()
+        self.spool.write(STEPS_FILE, line.encode())
+        if self.marks:
+            self.marks.clear()
+        self.step = number = number + 1
+        self._start = end
+        if self.full:
+            self.epoch_of_zero = time_ns() - perf_counter_ns()
+            self._self_ns = WHOLE_COST * (perf_counter_ns() - begun)
+            self._block_cost_ns += self._self_ns
+            self._block_full += 1
+        if not number % BLOCK_STEPS:
+            self._end_block(end[0])
+        self.full = self._full_block or self.always_full
+
+    def _end_block(self, at: int) -> None:
+        thinning, full = self.thinning, self._block_full
+        cost_ns = self._block_cost_ns // full if full else None
+        self._full_block = thinning.next_block(self.step, cost_ns, (at - self._block_start) // BLOCK_STEPS)
+        self._block_start, self._block_cost_ns, self._block_full = at, 0, 0
+        if self._full_block and not full:
+            self.full_since = at
+        self.epoch_of_zero = time_ns() - perf_counter_ns()
+        if not self.step & _MOST_COUNTERS_MASK:
+            often = COUNTERS_EVERY_NS / max(thinning.step_ns, 1.0)
+            self._counters_mask = max(1, min((1 << int(often).bit_length()) - 1, _MOST_COUNTERS_MASK))
 
     def _fold(self) -> None:
         if self._evaluations[2]:
@@ -146,31 +177,22 @@ class Recorder:
             self._more = [0, 0]
 
     def _full_line(self, start: Cut, end: Cut) -> str:
-        at = start.at
-        events = self.events if end.events >= len(self.events) else self.events[: end.events]
-        events = sorted(events)
+        at, zero = start[_CLOCK], self.epoch_of_zero
+        events = self.events if end[1] >= len(self.events) else self.events[: end[1]]
         text = ",".join(
-            [f'{{{fields},"s":{begin - at},"d":{duration}}}' for begin, duration, fields in events]
+            [f'{{{fields},"s":{begin - at},"d":{duration}}}' for begin, duration, fields in sorted(events)]
         )
         marks = ',"marks":["' + '","'.join(self.marks) + '"]' if self.marks else ""
-        ran = end.cpu - start.cpu if start.cpu >= 0 and end.cpu >= 0 else "null"
-        delay = end.run_delay - start.run_delay if start.run_delay >= 0 and end.run_delay >= 0 else "null"
-        zero = self.epoch_of_zero
+        ran = end[_CPU] - start[_CPU] if start[_CPU] >= 0 and end[_CPU] >= 0 else "null"
+        delay = end[_DELAY] - start[_DELAY] if start[_DELAY] >= 0 and end[_DELAY] >= 0 else "null"
         return (
-            f'{{"step":{self.step},"t":[{at + zero},{end.at + zero}],"cpu":{ran},'
+            f'{{"step":{self.step},"t":[{at + zero},{end[_CLOCK] + zero}],"cpu":{ran},'
             f'"runq":{delay},"self":{self._self_ns},"ev":[{text}]{marks}}}\n'
         )
-
-    def _short_line(self, start: Cut, end: Cut) -> str:
-        zero = self.epoch_of_zero
-        return f'{{"step":{self.step},"t":[{start.at + zero},{end.at + zero}],"thin":true}}\n'
 
     def write_now(self, line: str) -> None:
         """Write a line outside of a step's end."""
         self.pending.append(line)
-        self._write()
-
-    def _write(self) -> None:
         self.spool.write(STEPS_FILE, "".join(self.pending).encode())
         self.pending.clear()
 

@@ -54,10 +54,9 @@ class Session:
 
     def follow_training_thread(self) -> None:
         """The calling thread steps the optimizer: it is the one to record."""
-        if not self.thread_is_known:
-            self.thread_is_known = True
-            if self.recorder.thread != get_ident():
-                self.recorder.follow_this_thread()
+        self.thread_is_known = True
+        if self.recorder.thread != get_ident():
+            self.recorder.follow_this_thread()
 
 
 current: Optional[Session] = None
@@ -176,7 +175,17 @@ def _at_exit() -> None:
         guard.part("end of the job").failed(error)
 
 
+def _close_window() -> None:
+    """A profiler that is still open where the interpreter ends crashes the process."""
+    window = sys.modules.get(f"{__package__}.window")
+    if window is not None:
+        window.close_left_open()
+
+
 def watch_process() -> None:
     """Once per process: end the recording at exit, forget it in forked children."""
+    atexit.register(
+        guarded(guard.part("profiler window"), _close_window)
+    )  # the last one registered is called first
     atexit.register(_at_exit)
     os.register_at_fork(after_in_child=guarded(guard.part("fork"), forget))

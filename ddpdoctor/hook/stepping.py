@@ -24,13 +24,13 @@ class Stepping:
         self.listening = True
         """Unset once no listener waits for a step any more."""
         self.optimizer_steps = 0
-        self._boundary = Boundary()
+        self.boundary = Boundary()
         self._candidate: Optional[Cut] = None
         self._by_mark = False
 
     def before_optimizer(self, key: int) -> None:
-        """An optimizer is about to step, outermost."""
-        if not self._by_mark and self._boundary.before(key) and self._candidate is not None:
+        """An optimizer is about to step, outermost. Need not be called where the boundary has no round open."""
+        if not self._by_mark and self.boundary.before(key) and self._candidate is not None:
             self._end(self._candidate)
 
     def after_optimizer(self, key: int, at: int) -> None:
@@ -38,10 +38,12 @@ class Stepping:
         self.optimizer_steps += 1
         if self._by_mark:
             return
-        if self._boundary.after(key):
-            self._end(self.recorder.cut(at))
+        recorder = self.recorder
+        cut = recorder.cut(at) if recorder.full else (at, len(recorder.events), -1, -1)
+        if key == self.boundary.alone or self.boundary.after(key):
+            self._end(cut)
         else:
-            self._candidate = self.recorder.cut(at)
+            self._candidate = cut
 
     def mark(self) -> None:
         """The user says that a step ends here."""
@@ -50,7 +52,7 @@ class Stepping:
 
     def finish(self) -> None:
         """No more steps: write the last one, if its end was only waiting to be confirmed."""
-        if not self._by_mark and self._candidate is not None and self._boundary.pending:
+        if not self._by_mark and self._candidate is not None and self.boundary.round:
             self._end(self._candidate)
 
     def _end(self, cut: Cut) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Optional
+
 MOST_SHARE = 0.007
 """Of the step's time: above it, half as many steps are recorded in full."""
 LEAST_SHARE = 0.002
@@ -9,8 +11,8 @@ LEAST_SHARE = 0.002
 MOST_THINNED = 64
 BLOCK_STEPS = 8
 """Neighbouring steps that are recorded together: a step is measured from the end of the one before."""
-_WEIGHT = 1 / 16
-_MOST_RISE_NS = 500.0
+_WEIGHT = 1 / 2
+_MOST_RISE_NS = 4000.0
 _SETTLE_STEPS = 32
 """Steps between two changes, and before the first: the first steps of a job are unlike the rest."""
 
@@ -22,8 +24,9 @@ class Thinning:
 
     def __init__(self) -> None:
         self.every = 1
+        self.step_ns = 0.0
+        """What a step takes, averaged over the last blocks, ns."""
         self._cost_ns = 20_000.0
-        self._step_ns = 0.0
         self._next_change = _SETTLE_STEPS
 
     @property
@@ -31,19 +34,21 @@ class Thinning:
         """What recording one step in full costs the training thread, estimated, microseconds."""
         return round(self._cost_ns / 1000, 1)
 
-    def next_step(self, step: int, cost_ns: int, step_ns: int, was_full: bool) -> bool:
-        """Note what recording the last step cost; whether step number ``step`` is to be recorded in full."""
-        if was_full:
+    def next_block(self, step: int, cost_ns: Optional[int], step_ns: int) -> bool:
+        """Note what recording a step of the last block cost, None where none was recorded in full, and what a step of it
+        took; whether the block that begins with ``step`` is to be recorded in full.
+        """
+        if cost_ns is not None:
             # The clock runs on while another process has the core: a long reading moves the
             # average only a little.
             self._cost_ns += min((cost_ns - self._cost_ns) * _WEIGHT, _MOST_RISE_NS)
-        self._step_ns += (step_ns - self._step_ns) * _WEIGHT
+        self.step_ns += (step_ns - self.step_ns) * _WEIGHT
         if step >= self._next_change:
-            share = self._cost_ns / max(self._step_ns, 1.0) / self.every
+            share = self._cost_ns / max(self.step_ns, 1.0) / self.every
             if share > MOST_SHARE and self.every < MOST_THINNED:
                 self.every *= 2
                 self._next_change = step + _SETTLE_STEPS
             elif share < LEAST_SHARE and self.every > 1:
                 self.every //= 2
                 self._next_change = step + _SETTLE_STEPS
-        return step % (BLOCK_STEPS * self.every) < BLOCK_STEPS
+        return step // BLOCK_STEPS % self.every == 0

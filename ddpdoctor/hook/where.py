@@ -35,8 +35,10 @@ class Kinds:
     def __init__(self) -> None:
         self._hidden, self._library = _folders()
         self._known: Dict[str, int] = {}
-        self.by_code: Dict[CodeType, int] = {}
-        """The kinds of the code objects met so far on the training thread."""
+        self.by_code: Dict[int, int] = {}
+        """The kinds of the code objects met so far on the training thread, by id: to hash one is to hash its constants."""
+        self.met: List[CodeType] = []
+        """Those code objects, which keep their ids."""
 
     def of(self, code: CodeType) -> int:
         """USER, LIBRARY or HIDDEN."""
@@ -44,6 +46,14 @@ class Kinds:
         kind = self._known.get(name)
         if kind is None:
             kind = self._known[name] = self._classify(name)
+        return kind
+
+    def meet(self, code: CodeType) -> int:
+        """The same, remembered for this code object."""
+        kind = self.of(code)
+        if len(self.met) < _MOST_LINES:
+            self.met.append(code)
+            self.by_code[id(code)] = kind
         return kind
 
     def _classify(self, name: str) -> int:
@@ -93,8 +103,8 @@ class Lines:
         self._kinds = kinds
         self._define = define
         self._ids: Dict[Tuple[CodeType, int], int] = {}
-        self._texts: Dict[Tuple[CodeType, int], str] = {}
-        """By code and bytecode offset."""
+        self._texts: Dict[Tuple[int, int], str] = {}
+        """By id of the code and bytecode offset."""
 
     def id_of(self, code: CodeType, line: int) -> Optional[int]:
         """The number of this line; None once there are too many of them."""
@@ -132,12 +142,12 @@ class Lines:
         kinds = self._kinds.by_code
         while frame is not None:
             code = frame.f_code
-            kind = kinds.get(code)
+            kind = kinds.get(id(code))
             if kind is None:
-                kind = kinds[code] = self._kinds.of(code)
+                kind = self._kinds.meet(code)
             if kind == USER:
                 # f_lasti is at hand; f_lineno is looked up in the code's line table each time.
-                known = self._texts.get((code, frame.f_lasti))
+                known = self._texts.get((id(code), frame.f_lasti))
                 if known is not None:
                     return known
                 break
@@ -147,8 +157,8 @@ class Lines:
             return ""
         number = self.id_of(found.f_code, found.f_lineno)
         text = "" if number is None else f',"w":{number}'
-        if len(self._texts) < _MOST_LINES:
-            self._texts[found.f_code, found.f_lasti] = text
+        if len(self._texts) < _MOST_LINES and id(found.f_code) in kinds:
+            self._texts[id(found.f_code), found.f_lasti] = text
         return text
 
 

@@ -4,14 +4,20 @@ It is driven through the profiler's low-level functions from the end of a step, 
 Nothing is ever
 synchronised: where CUDA is in use the window stays open for one step more, so that the kernels of its last
 step have run.
+
+Collection ends at the end of a step, the profiler is closed at the end of a later one. Gloo's threads note the end of
+each collective in the profiler's memory, which closing it frees: with one still in flight, or its thread merely without
+a CPU at that moment, they write to freed memory (torch 2.13: two ranks that close the profiler right after an
+asynchronous ``all_reduce`` die within 150 tries where freed memory is unmapped, MALLOC_MMAP_THRESHOLD_=8192).
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Dict, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional
 
 from . import environment, user_profilers
 from .guard import part
@@ -25,9 +31,23 @@ if TYPE_CHECKING:
 _PART = part("profiler window")
 LAST_SETTINGS_STEP = 3
 """By this step DDP has rebuilt its buckets, and its settings can be read."""
+SETTLE_NS = 1_000_000_000
+"""Between the end of collection and the closing of the profiler, at least, for Gloo's threads to come to an end with the
+collectives that they had begun. 50 ms were too short on a busy machine.
+"""
 BYTES_PER_NODE = 1_000
 """Of compressed trace, for each node of the autograd graph: a cautious estimate, for the limit holds on the written file
 too."""
+
+
+windows: "List[Window]" = []
+"""All of this process."""
+
+
+def close_left_open() -> None:
+    """At the very end of the process, whatever failed before."""
+    for window in windows:
+        window._abandon()
 
 
 class Window:
@@ -47,6 +67,8 @@ class Window:
         }
         self._opener = 0
         self._open = False
+        self._ended = 0
+        """When collection ended, monotonic ns, while the profiler is still to be closed."""
         self._nodes = 0
         self._activities: Any = None
         self._job: Optional[TraceJob] = None
@@ -54,6 +76,7 @@ class Window:
         if self._steps is None:
             self._set("skipped", "no steps were asked for")
         user_profilers.listeners.append(self._give_way)
+        windows.append(self)
 
     def _set(self, state: str, why: Optional[str] = None, **more: Any) -> None:
         self._state.update(state=state, why=why or self._state.get("why"), **more)
@@ -72,14 +95,25 @@ class Window:
         self._session.recorder.always_full = False
         if self._open:
             self._open = False
-            if threading.get_ident() == self._opener and job_torch().autograd._profiler_enabled():
-                job_torch().autograd._disable_profiler()
-        self._state.update(state="failed", why="an error of ddpdoctor, see hook.errors")
+            self._ended = 0
+            autograd = job_torch().autograd
+            # Nothing that may be what failed is relied on here.
+            if threading.get_ident() == self._opener and autograd._profiler_enabled():
+                autograd._enable_record_function(False)
+                try:
+                    _settle(time.monotonic_ns())
+                finally:
+                    autograd._enable_record_function(True)
+                    autograd._disable_profiler()
+            self._state.update(state="failed", why="an error of ddpdoctor, see hook.errors")
 
     def _at_step(self, step: int) -> None:
         recorder = self._session.recorder
         state = self._state["state"]
-        if state == "waiting":
+        if self._ended:
+            if time.monotonic_ns() - self._ended >= SETTLE_NS:
+                self._close()
+        elif state == "waiting":
             if step == self._first - 1:
                 self._nodes = _node_number()
                 recorder.full = recorder.always_full = True
@@ -87,7 +121,7 @@ class Window:
                 self._try_to_open(step)
         elif state == "open":
             if step >= self._stop:
-                self._close(step)
+                self._end(step)
             else:
                 recorder.marks.append("profiled")
         elif state == "saving":
@@ -125,27 +159,39 @@ class Window:
                 self._stop = self._first + most
                 self._set("waiting", f"shortened to {most} steps to stay below --max-trace-mb")
 
-    def _close(self, step: int) -> None:
-        recorder = self._session.recorder
-        recorder.always_full = False
-        closed = time.time_ns()
+    def _end(self, step: int) -> None:
+        """Nothing more is collected from now on, before step number ``step``."""
+        self._session.recorder.always_full = False
+        end_collection()
+        self._ended = time.monotonic_ns()
+        self._state.update(steps=[self._first, step], closed_ns=time.time_ns())
+
+    def _close(self) -> None:
+        """What was collected, to be saved."""
+        self._ended = 0
         result = close_profiler(self._opener)
         self._open = False
         if result is None:
             self._set("failed", "the profiler was taken over, or closed, by something else")
             return
-        recorder.marks.append("profiler_close")
-        self._state["steps"] = [self._first, step]
-        self._set("saving", closed_ns=closed)
+        self._session.recorder.marks.append("profiler_close")
+        self._set("saving")
         self._job = TraceJob(self._session, result, self._max_bytes, self._set)
         self._job.start()
+
+    def _close_now(self) -> None:
+        if not self._ended:
+            self._end(self._session.recorder.step)
+        _settle(self._ended)
+        self._close()
 
     def _give_way(self) -> None:
         """The job constructs a profiler of its own."""
         self._session.stepping.listening = True
         if self._open and threading.get_ident() == self._opener:
-            self._set("open", "cut short, because the job uses a profiler of its own")
-            self._close(self._session.recorder.step)
+            if not self._ended:
+                self._set("open", "cut short, because the job uses a profiler of its own")
+            self._close_now()
 
     def finish(self) -> None:
         """The job ends: close what is open, and wait until it is saved."""
@@ -157,8 +203,9 @@ class Window:
 
     def _finish(self) -> None:
         if self._open:
-            self._set("open", "cut short by the end of the job")
-            self._close(self._session.recorder.step)
+            if not self._ended:
+                self._set("open", "cut short by the end of the job")
+            self._close_now()
         elif self._state["state"] == "waiting":
             self._set("skipped", f"the job ended in step {self._session.recorder.step}, before the window")
         if self._job is not None:
@@ -182,11 +229,26 @@ def open_profiler() -> Any:
     return activities
 
 
+def _settle(ended: int) -> None:
+    """Wait until the profiler whose collection ended at ``ended``, monotonic ns, can be closed."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        time.sleep(max(0, ended + SETTLE_NS - time.monotonic_ns()) / 1e9)
+
+
+def end_collection() -> None:
+    """Have the profiler of this thread, which stays open, see no more operators."""
+    # There is also _toggle_collection_dynamic, which warns on the standard error output.
+    job_torch().autograd._enable_record_function(False)
+
+
 def close_profiler(opener: int) -> Any:
     """Stop torch's profiler if it is on, on the thread that started it; its result, or None."""
-    if threading.get_ident() != opener or not job_torch().autograd._profiler_enabled():
+    if threading.get_ident() != opener:
         return None
-    return job_torch().autograd._disable_profiler()
+    torch = job_torch()
+    torch.autograd._enable_record_function(True)
+    return torch.autograd._disable_profiler() if torch.autograd._profiler_enabled() else None
 
 
 def _profiler_is_on() -> bool:

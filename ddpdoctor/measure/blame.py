@@ -15,14 +15,14 @@ real, but it is common to the ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from math import comb
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .chance import MOSTLY, one_sided, places
 from .graph import INDEX, STEP_END, Array, CycleGroup, Graph
-from .persistence import persistence
+from .turns import made_by_the_job, rotate, turns
 
 PERSISTENT_SIGMAS = 4.0
 """Standard errors of the median by which a persistent excess must stand out."""
@@ -40,11 +40,6 @@ FEW_CYCLES_SHARE = 0.05
 """Share of the step that an excess must reach in a window of fewer cycles; twice that with fewer than four ranks, and
 twice again in a single cycle."""
 _FEWEST_RANKS = 4
-_LIKELY_CHANCE = 0.02
-MOSTLY = 0.5
-ONE_SIDED = 1.5
-"""Times their fair share of all sporadic excess of a kind that the accused ranks must carry, and half of it at
-least: scatter that hits everybody accuses nobody."""
 BLAMED = {
     "data": ("data", "epoch_start"),
     "copy": ("copy",),
@@ -74,6 +69,12 @@ class Excess:
     """Positions of the accused ranks by kind of work, those with most excess first."""
     everybody: tuple[str, ...] = ()
     """Kinds of recorded work that take long now on this rank, now on that one, as chance has it."""
+    in_turn: list[Array] = field(default_factory=list)
+    """Like ``amount``: what makes now this rank late, now that one, where nobody alone is accused of that kind of work.
+    Empty where there is none."""
+    turn_kinds: tuple[str, ...] = ()
+    rotates: bool = False
+    """Whether the step number tells whose turn it is."""
 
 
 def _others_median(values: Array) -> Array:
@@ -107,16 +108,27 @@ def excess(graph: Graph) -> Excess:
     whole = totals.sum(axis=2)
     step_ns = float(np.median(np.concatenate([group.duration for group in graph.groups])))
     steps = np.concatenate([group.steps for group in graph.groups])
-    accepted = np.zeros(totals.shape, bool)
+    work = np.concatenate([group.work_since.sum(axis=1) for group in graph.groups])
+    kinds = {kind: [INDEX[name] for name in names] for kind, names in BLAMED.items()}
+    place = places(kinds, work, totals, SPIKE_SHARE * step_ns)
+    accepted, in_turn = np.zeros((2, *totals.shape), bool)
     culprits: dict[str, list[int]] = {}
-    everybody = []
-    for kind, names in BLAMED.items():
-        columns = [INDEX[name] for name in names]
+    everybody, turn_kinds = [], []
+    rotates = False
+    for kind, columns in kinds.items():
         together = totals[:, :, columns].sum(axis=2)
-        hit, chance = _hits(together, steps, step_ns)
-        if chance and kind in _NAMED:
-            everybody.append(kind)
+        hit, chance = _hits(together, steps, step_ns, 1.0 if kind in _NAMED else place[kind])
         weight = np.where(hit, np.clip(together, 0, None), 0.0).sum(axis=0)
+        turn = (
+            np.zeros_like(hit) if weight.any() else turns(work[:, :, columns].sum(axis=2), together, step_ns)
+        )
+        if kind in _NAMED and (chance or turn.any()):
+            everybody.append(kind)
+        elif turn.any() and made_by_the_job(turn, steps, graph.steps, place[kind]):
+            turn_kinds.append(kind)
+            rotates |= rotate(turn, steps)
+            in_turn[:, :, columns] = turn[:, :, None]
+            totals[:, :, columns] = _net(totals[:, :, columns], together)
         if not weight.any():
             continue
         accepted[:, :, columns] = hit[:, :, None]
@@ -124,8 +136,10 @@ def excess(graph: Graph) -> Excess:
         order = np.argsort(-weight)
         culprits[kind] = [int(r) for r in order if weight[r] >= 0.25 * weight[order[0]] and weight[r] > 0]
     claimed = _spread(differences, totals, accepted)
-    _scale_to_whole(totals, whole, accepted)
-    return Excess(_spread(differences, totals, accepted), claimed, culprits, tuple(everybody))
+    _scale_to_whole(totals, whole, accepted | in_turn)
+    amount = _spread(differences, totals, accepted)
+    late_in_turn = _spread(differences, totals, in_turn) if turn_kinds else []
+    return Excess(amount, claimed, culprits, tuple(everybody), late_in_turn, tuple(turn_kinds), rotates)
 
 
 def _net(totals: Array, together: Array) -> Array:
@@ -154,9 +168,11 @@ def _differences(work: Array) -> Array:
     return np.moveaxis(moved - _others_median(moved), -1, 2)
 
 
-def _hits(difference: Array, steps: NDArray[np.int64], step_ns: float) -> tuple[NDArray[np.bool_], bool]:
+def _hits(
+    difference: Array, steps: NDArray[np.int64], step_ns: float, place: float
+) -> tuple[NDArray[np.bool_], bool]:
     """[cycles, R] in which cycles a rank's excess in one kind of work counts, and whether there are outliers that
-    strike the ranks by chance."""
+    strike the ranks by chance. ``place``: see :func:`.chance.one_sided`."""
     cycles, world = difference.shape
     usual = np.median(difference, axis=0)
     scatter = _MAD_TO_SIGMA * np.median(np.abs(difference - usual), axis=0)
@@ -169,38 +185,29 @@ def _hits(difference: Array, steps: NDArray[np.int64], step_ns: float) -> tuple[
             spread = _MAD_TO_SIGMA * np.median(np.abs(difference))
             persistent = difference.min(axis=0) > PERSISTENT_SIGMAS * spread
         persistent &= usual > share * step_ns
+    # What turns into its opposite in other cycles is no usual excess, and must not hide single ones.
+    usual = np.where(persistent & ~_keeps_its_sign(difference, usual), 0.0, usual)
+    persistent &= usual > 0
     hit = np.zeros(difference.shape, bool)
     hit[:, persistent] = difference[:, persistent] > 0
-    spike = difference > np.maximum(usual, 0) + np.maximum(SPIKE_SIGMAS * scatter, SPIKE_SHARE * step_ns)
-    carried = one_sided(spike, difference, steps)
+    beyond = difference - np.maximum(usual, 0)
+    least = np.maximum(SPIKE_SIGMAS * scatter, SPIKE_SHARE * step_ns)
+    spike = beyond > least
+    # Ranks that scatter more have fewer outliers of their own; whose they are is judged by one measure for all.
+    struck = beyond > least[spike.any(axis=0)].min(initial=float(least.max()))
+    carried = one_sided(struck, difference, steps, place) & spike
     chance = bool((spike & ~hit).sum() >= FEWEST_SPIKES) and not carried.any()
     return hit | (carried & (carried.sum(axis=0) >= FEWEST_SPIKES)), chance
 
 
-def one_sided(spike: NDArray[np.bool_], difference: Array, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Spikes of the few ranks that carry most of them; none where they hit everybody alike."""
-    weight = np.where(spike, difference, 0.0).sum(axis=0)
-    world, nobody = len(weight), np.zeros_like(spike)
-    if not weight.sum():
-        return nobody
-    leaders = weight >= 0.5 * weight.max()
-    few = int(leaders.sum())
-    needed = max(MOSTLY, ONE_SIDED * few / world)
-    if 2 * few > world or weight[leaders].sum() < needed * weight.sum():
-        return nobody
-    order = np.argsort(steps, kind="stable")
-    rhythm = persistence(steps[order], spike[order, int(weight.argmax())]).kind == "periodic"
-    if not rhythm and _chance(int(spike[:, leaders].sum()), int(spike.sum()), few, world) > _LIKELY_CHANCE:
-        return nobody
-    carried: NDArray[np.bool_] = spike & leaders
-    return carried
-
-
-def _chance(theirs: int, total: int, few: int, world: int) -> float:
-    """Probability that some ``few`` ranks get at least ``theirs`` of ``total`` disturbances that strike at random."""
-    p = few / world
-    tail = sum(comb(total, n) * p**n * (1 - p) ** (total - n) for n in range(theirs, total + 1))
-    return min(1.0, comb(world, few) * tail)
+def _keeps_its_sign(difference: Array, usual: Array) -> NDArray[np.bool_]:
+    """[R] whether a rank's excess does not turn into its opposite in other cycles, as that of ranks that are late in turn
+    does: by a sign test of what is half as large as the usual excess or larger, at three sigmas, or in four of five cycles."""
+    positive = (difference > 0.5 * usual).sum(axis=0)
+    negative = (difference < -0.5 * usual).sum(axis=0)
+    both = positive + negative
+    kept: NDArray[np.bool_] = positive - negative > np.minimum(3.0 * np.sqrt(both), 0.6 * both)
+    return kept
 
 
 def _scale_to_whole(totals: Array, whole: Array, accepted: NDArray[np.bool_]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .costs import usual_transfer
 from .facts import BucketFacts, Cost
 from .graph import GRADIENTS, Graph
 from .steplog import RankLog
@@ -78,6 +79,16 @@ def _tail_ms(graph: Graph) -> float | None:
     return float(np.mean(np.concatenate(tails))) / 1e6 if tails else None
 
 
+def disturbed_ns(graph: Graph) -> float:
+    """ns per step of the gradients' exposed transfer beyond what it usually is: on a busy machine each message may wait for
+    a CPU."""
+    beyond = [
+        (group.transfer * [s.kind == GRADIENTS for s in group.syncs] - usual_transfer(group)).sum(axis=1)
+        for group in graph.groups
+    ]
+    return float(np.concatenate(beyond).mean()) if beyond else 0.0
+
+
 def exposed_ns(count: int, total_bytes: float, backward_ns: float, latency_ns: float, rate: float) -> float:
     """ns of reduction after the end of a backward pass, with ``count`` equal buckets. ``rate`` in bytes per
     ns."""
@@ -105,10 +116,15 @@ def bucket_costs(
     rate: float | None,
     communication: Cost | None,
     mean_ms: float,
+    issue_ns: float = 0.0,
+    disturbed_ms: float = 0.0,
 ) -> tuple[Cost | None, Cost | None, float | None]:
     """(small buckets, no overlap, favoured cap in bytes): what of the exposed communication the favoured
     bucket size would save.
 
+    ``issue_ns`` is what issuing a bucket costs the thread that computes the gradients, where it is known (see
+    :mod:`.reducer`): fewer buckets save it as well, hidden or not. ``disturbed_ms`` is exposed transfer beyond the usual (see
+    :func:`disturbed_ns`): what disturbs messages meets them in proportion to the time they take, so that it goes as they go.
     None where the window did not show what a message costs.
     """
     if (
@@ -140,6 +156,10 @@ def bucket_costs(
     best = exposed_ns(best_count, size, backward_ns, latency_ns, each_rate) / 1e6 * syncs
     fewer = max(0.0, (count - best_count) * latency_ns / 1e6 * syncs)
     small = min(fewer, max(0.0, exposed - min(best, exposed)))
+    small *= 1.0 + disturbed_ms / max(exposed, 1e-6)
+    # Issuing wakes the thread that sends; of that, too, the part that goes with the bytes stays.
+    fixed_share = latency_ns / max(latency_ns + size / count / each_rate, 1.0)
+    small += max(0.0, (count - best_count) * issue_ns * fixed_share / 1e6 * syncs)
     late_start = (facts.first_ready_share or 0.0) > _LATE_START
     spread = exposed_ns(int(max(count, best_count)), size, backward_ns, latency_ns, each_rate) / 1e6 * syncs
     return (

@@ -16,7 +16,7 @@ from .fairness import Value, fair_shares
 from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, MODEL, Array, CycleGroup, Graph
 from .persistence import persistence
 from .replay import Change, replay_all, without_meeting, without_transfer, without_work
-from .whatif import reduced_again
+from .whatif import reduced_again, without_reductions
 
 _USUAL = 0.4
 """Quantile of the transfer over the cycles that counts as what the transfer itself needs."""
@@ -59,8 +59,11 @@ class Lines(Protocol):
 class Pricing:
     """Prices causes on one graph."""
 
-    def __init__(self, graph: Graph, found: Excess, lines: Lines) -> None:
-        self.graph, self.excess, self.lines = graph, found, lines
+    def __init__(
+        self, graph: Graph, found: Excess, lines: Lines, synced_ns: Sequence[float] | None = None
+    ) -> None:
+        """``synced_ns``, by position of the rank: see :func:`.whatif.without_reductions`."""
+        self.graph, self.excess, self.lines, self.synced_ns = graph, found, lines, synced_ns
         self.mean_ns = graph.mean_cycle_ns
         self.steps = (
             np.concatenate([g.steps for g in graph.groups]) if graph.groups else np.empty(0, np.int64)
@@ -77,8 +80,12 @@ class Pricing:
         if rest is not None:
             known = removed.get("unknown", [np.zeros_like(of) for of in rest])
             removed["unknown"] = [a + b for a, b in zip(known, rest, strict=True)]
+        names = dict(BLAMED)
+        if self.excess.in_turn:
+            removed["turns"] = [of.sum(axis=-1) for of in self.excess.in_turn]
+            names["turns"] = tuple(name for kind in self.excess.turn_kinds for name in BLAMED[kind])
         found = fair_shares(removed, self._gain_ns)
-        costs = {fact: self._late(removed[fact], BLAMED[fact], value) for fact, value in found.items()}
+        costs = {fact: self._late(fact, removed[fact], names[fact], value) for fact, value in found.items()}
         if not any(costs.values()):
             return LateFacts()
         everything = [sum(parts) for parts in zip(*removed.values(), strict=True)]
@@ -100,13 +107,16 @@ class Pricing:
         costs["cpu_starved"] = self._starved()
         return SharedFacts(**costs)
 
-    def _late(self, removed: list[Array], names: Sequence[str], value: Value) -> Cost | None:
+    def _late(self, fact: str, removed: list[Array], names: Sequence[str], value: Value) -> Cost | None:
         weight = sum((of.sum(axis=(0, 1)) for of in removed), np.zeros(len(self.graph.ranks)))
         positions = [int(r) for r in np.argsort(-weight) if weight[r] >= 0.25 * weight.max()]
-        cost = self._price([without_work(removed)], removed, sorted(positions), names)
+        named = None if fact == "turns" else sorted(positions)
+        cost = self._price([without_work(removed)], removed, named, names)
         share = value.part_ns / self.mean_ns
         if share < _LEAST_SHARE:
             return None
+        if fact == "turns" and self.excess.rotates:
+            cost = msgspec.structs.replace(cost, period_steps=len(self.graph.ranks))
         return msgspec.structs.replace(
             cost,
             ms_per_step=value.part_ns / 1e6,
@@ -156,17 +166,21 @@ class Pricing:
         taken = [
             g.transfer[:, :, None] * c[None, :, None] for g, c in zip(self.graph.groups, chosen, strict=True)
         ]
-        return self._price(
-            [without_meeting(reduced_again)], taken, None, (), where=self.lines.syncs([GRADIENTS])
-        )
+        changes = without_reductions(self.graph, self.synced_ns)
+        return self._price(changes, taken, None, (), where=self.lines.syncs([GRADIENTS]))
 
     def _starved(self) -> Cost | None:
-        """Run delay: of each rank no more than the (lower) median rank has in the same step, spread over its work."""
+        """Run delay: of each rank no more than the (lower) median rank has in the same step, spread over its work; in steps
+        in which not all ranks read it, what it usually is."""
         delays = [dict(zip(of.steps.tolist(), of.run_delay.tolist(), strict=True)) for of in self.graph.steps]
         removed = []
         for group in self.graph.groups:
             delay = np.array([[of.get(int(step), np.nan) for of in delays] for step in group.steps])
-            common = _common_part(np.nan_to_num(delay)[:, None, :], np.nan_to_num(delay)[:, None, :])
+            known = ~np.isnan(delay).any(axis=1)
+            common = np.zeros((len(delay), 1, delay.shape[1]))
+            if known.any():
+                common[known] = _common_part(delay[known, None, :], delay[known, None, :])
+                common[~known] = common[known].mean(axis=0)
             work = np.clip(group.work.sum(axis=3), 0, None)
             removed.append(work * np.minimum(1.0, common / np.maximum(work.sum(axis=1, keepdims=True), 1.0)))
         if not any(of.any() for of in removed):

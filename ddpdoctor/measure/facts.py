@@ -19,6 +19,9 @@ class Where(msgspec.Struct, frozen=True):
     function: str
     share: float | None = None
     """Share of the samples or events of this cause that point to this line."""
+    python_ms: float | None = None
+    """Time per step that stack samples find at this line outside torch: neither in its operators nor in its own
+    Python. Mean over the ranks and steps concerned; null where the line was not sampled often enough to tell."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,6 +139,9 @@ class LateFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The part of ``compute`` that goes with lowered GPU clocks on the late rank."""
     unknown: Cost | None = None
     """Lateness for which no activity was recorded."""
+    turns: Cost | None = None
+    """What makes now this rank late, now that one, where no rank alone is to blame: all ranks are concerned. Its
+    ``period_steps`` is the number of ranks where the step number tells whose turn it is, else null."""
     total: Cost | None = None
     """All lateness, whatever its cause: the step time if nobody were late."""
 

@@ -39,24 +39,33 @@ def total(intervals: Intervals) -> float:
 
 def covered_before(intervals: Intervals, times: ArrayLike) -> NDArray[np.float64]:
     """Length of the union to the left of each time. Shape: that of ``times``."""
-    starts, ends = intervals
-    at = np.asarray(times)
-    if not len(starts):
-        return np.zeros(at.shape, np.float64)
-    lengths = np.concatenate(([0], np.cumsum(ends - starts)))
-    index = np.searchsorted(starts, at, side="right")
-    inside = np.clip(ends[index - 1] - at, 0, None) * (index > 0)
-    result: NDArray[np.float64] = (lengths[index] - inside).astype(np.float64)
-    return result
+    return _before(intervals, _lengths(intervals), np.asarray(times))
 
 
 def covered(intervals: Intervals, start: ArrayLike, end: ArrayLike) -> NDArray[np.float64]:
     """Length of the union inside each window ``[start, end)``; 0 for reversed windows, NaN stays NaN."""
     left, right = np.asarray(start, np.float64), np.asarray(end, np.float64)
-    known = ~(np.isnan(left) | np.isnan(right))
-    result = np.full(np.broadcast(left, right).shape, np.nan)
-    left, right = np.broadcast_to(left, result.shape)[known], np.broadcast_to(right, result.shape)[known]
-    result[known] = np.clip(covered_before(intervals, right) - covered_before(intervals, left), 0, None)
+    lengths = _lengths(intervals)
+    inside = _before(intervals, lengths, right) - _before(intervals, lengths, left)
+    unknown = np.isnan(left) | np.isnan(right)
+    return np.where(unknown, np.nan, np.maximum(inside, 0))
+
+
+def _lengths(intervals: Intervals) -> Times:
+    """[N + 1] length of the union before each of its intervals, and of the whole."""
+    starts, ends = intervals
+    lengths = np.zeros(len(starts) + 1, np.result_type(starts, ends))
+    np.cumsum(ends - starts, out=lengths[1:])
+    return lengths
+
+
+def _before(intervals: Intervals, lengths: Times, at: Times) -> NDArray[np.float64]:
+    starts, ends = intervals
+    if not len(starts):
+        return np.zeros(at.shape, np.float64)
+    index = np.searchsorted(starts, at, side="right")
+    inside = np.maximum(ends[index - 1] - at, 0) * (index > 0)
+    result: NDArray[np.float64] = (lengths[index] - inside).astype(np.float64)
     return result
 
 

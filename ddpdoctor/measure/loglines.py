@@ -5,15 +5,20 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import sqrt
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from .facts import Where
 from .points import Point, rank_points
 from .steplog import RankLog, Step
+
+Key = tuple[str, int, str]
+"""File, line and function."""
 
 _EVENTS = {
     "data": ("data",),
@@ -29,19 +34,29 @@ _FEWEST_SAMPLES = 3
 _AFTER_GC_NS = 2_000_000
 """The thread that takes samples cannot run during a collection. It does as soon as that is over, and still finds the
 line that collected."""
+_ENOUGH_SAMPLES = 8
+"""Samples of a line from which its time is stated: the counting error is then a third of it."""
+_TORCH = ("/site-packages/torch/", "/dist-packages/torch/")
 _INSIDE_EVENTS = ("data", "iter", "bwd", "opt", "gc", "save", "coll", "bar", "wait", "load")
 
 
 class LogLines:
-    """Implements ``costs.Lines`` for step logs."""
+    """Implements ``costs.Lines`` for step logs.
 
-    def __init__(self, logs: Sequence[RankLog]) -> None:
+    ``python_parts``, by position and line, says which part of the samples of host work is Python and not an operator,
+    see :func:`ddpdoctor.measure.outside.python_parts`.
+    """
+
+    def __init__(
+        self, logs: Sequence[RankLog], python_parts: Sequence[Mapping[int, float]] | None = None
+    ) -> None:
         self.logs = logs
+        self._parts = {log.rank: of for log, of in zip(logs, python_parts or [{}] * len(logs), strict=True)}
         self._points: list[list[Point]] = [rank_points(log) for log in logs]
 
     def syncs(self, kinds: Sequence[str]) -> list[Where]:
         """Lines that call synchronisations of these kinds."""
-        found: Counter[tuple[str, int, str]] = Counter()
+        found: Counter[Key] = Counter()
         for log, points in zip(self.logs, self._points, strict=True):
             for point in points:
                 where = log.where.get(point.where)
@@ -72,7 +87,7 @@ class LogLines:
 
     def _called(self, logs: Sequence[RankLog], components: Sequence[str], wanted: set[int]) -> list[Where]:
         kinds = {kind for name in components for kind in _EVENTS.get(name, ())}
-        found: Counter[tuple[str, int, str]] = Counter()
+        found: Counter[Key] = Counter()
         for log in logs:
             for step in log.steps:
                 if step.number not in wanted:
@@ -88,39 +103,97 @@ class LogLines:
     ) -> list[Where]:
         """Most sampled lines, in samples per second of steps, less what the other ranks show at the same
         line."""
-        mine, samples, seconds = _rates(logs, components, wanted)
-        if samples < _FEWEST_SAMPLES:
+        mine = self._counts(logs, components, wanted)
+        if "host" in components and not against:
+            mine.at, mine.outside = self._common(logs, components, wanted)
+        if mine.samples < _FEWEST_SAMPLES:
             return []
-        theirs, _, their_seconds = _rates(against, components, wanted)
-        scale = seconds / their_seconds if their_seconds else 0.0
-        net: dict[tuple[str, int, str], float] = {}
-        for key, count in mine.items():
-            other = theirs.get(key, 0)
+        theirs = self._counts(against, components, wanted)
+        scale = mine.seconds / theirs.seconds if theirs.seconds else 0.0
+        net: dict[Key, float] = {}
+        for key, count in mine.at.items():
+            other = theirs.at.get(key, 0.0)
             # Counts scatter by their square root: a line stands out by twice that, and by a few samples at least.
             if count - scale * other >= max(_FEWEST_SAMPLES, 2.0 * sqrt(count + scale**2 * other)):
                 net[key] = count - scale * other
-        return _ranked(Counter(net))  # type: ignore[arg-type]
+        return [
+            msgspec.structs.replace(where, python_ms=_python_ms(mine, theirs, scale, where))
+            for where in _ranked(net)
+        ]
+
+    def _common(
+        self, logs: Sequence[RankLog], components: Sequence[str], wanted: set[int]
+    ) -> tuple[defaultdict[Key, float], defaultdict[Key, float]]:
+        """``at`` and ``outside`` of all ranks, of each no more at a line than the (lower) median rank has there, but for
+        the counting error: what one rank does more is not common."""
+        each = [self._counts([log], components, wanted) for log in logs]
+        at: defaultdict[Key, float] = defaultdict(float)
+        outside: defaultdict[Key, float] = defaultdict(float)
+        for key in {key for counts in each for key in counts.at}:
+            middle = sorted(counts.at[key] for counts in each)[(len(each) - 1) // 2]
+            most = middle + 2.0 * sqrt(middle) + 1.0
+            for counts in each:
+                kept = min(1.0, most / counts.at[key]) if counts.at[key] else 0.0
+                at[key] += kept * counts.at[key]
+                outside[key] += kept * counts.outside[key]
+        return at, outside
+
+    def _counts(self, logs: Sequence[RankLog], components: Sequence[str], wanted: set[int]) -> _Counts:
+        counts = _Counts(defaultdict(float), defaultdict(float))
+        for log in logs:
+            steps = [step for step in log.steps if step.number in wanted]
+            counts.steps += len(steps)
+            counts.seconds += sum(step.end - step.start for step in steps) / 1e9
+            counts.taken += _taken(log, steps)
+            parts = self._parts[log.rank] if "host" in components else {}
+            for user, innermost in _samples_in(log, steps, components):
+                where = log.sample_where.get(user)
+                if where is None:
+                    continue
+                key, part = (where.file, where.line, where.function), parts.get(user, 1.0)
+                counts.at[key] += part
+                counts.samples += 1
+                place = log.sample_where.get(innermost)
+                if place is not None and not any(folder in place.file for folder in _TORCH):
+                    counts.outside[key] += part
+        return counts
 
 
-def _rates(
-    logs: Sequence[RankLog], components: Sequence[str], wanted: set[int]
-) -> tuple[Counter[tuple[str, int, str]], int, float]:
-    """Samples per line in the components' time, their number, and the seconds of steps looked at."""
-    found: Counter[tuple[str, int, str]] = Counter()
-    samples, seconds = 0, 0.0
-    for log in logs:
-        steps = [step for step in log.steps if step.number in wanted]
-        seconds += sum(step.end - step.start for step in steps) / 1e9
-        for user in _samples_in(log, steps, components):
-            where = log.sample_where.get(user)
-            if where is not None:
-                found[where.file, where.line, where.function] += 1
-                samples += 1
-    return found, samples, seconds
+@dataclass
+class _Counts:
+    """Samples of some ranks in some steps; a sample that may be of an operator counts for less than one."""
+
+    at: defaultdict[Key, float]
+    """In the components' time, by line."""
+    outside: defaultdict[Key, float]
+    """Those of them whose innermost frame is not torch's."""
+    samples: int = 0
+    """In the components' time, on all lines."""
+    taken: int = 0
+    """Whatever the thread did."""
+    seconds: float = 0.0
+    steps: int = 0
+    """Steps times ranks looked at."""
 
 
-def _samples_in(log: RankLog, steps: Sequence[Step], components: Sequence[str]) -> Iterator[int]:
-    """User-line ids of the samples taken while the thread did this kind of work."""
+def _python_ms(mine: _Counts, theirs: _Counts, scale: float, where: Where) -> float | None:
+    """Milliseconds per step at a line outside torch, beyond those of the other ranks; None with too few samples."""
+    key = where.file, where.line, where.function
+    count = mine.outside.get(key, 0.0) - scale * theirs.outside.get(key, 0.0)
+    if count < _ENOUGH_SAMPLES or not mine.steps:
+        return None
+    return 1e3 * mine.seconds / mine.steps * count / mine.taken
+
+
+def _taken(log: RankLog, steps: Sequence[Step]) -> int:
+    """Samples in these steps."""
+    starts = [step.start for step in steps]
+    places = [(t, bisect_right(starts, t) - 1) for t, _, _ in log.samples]
+    return sum(index >= 0 and t < steps[index].end for t, index in places)
+
+
+def _samples_in(log: RankLog, steps: Sequence[Step], components: Sequence[str]) -> Iterator[tuple[int, int]]:
+    """Ids of the user's line and of the innermost one, of the samples taken while the thread did this kind of work."""
     starts = [step.start for step in steps]
     by_step: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
     for sample in log.samples:
@@ -132,23 +205,24 @@ def _samples_in(log: RankLog, steps: Sequence[Step], components: Sequence[str]) 
     forward = "forward" in components
     for index, samples in by_step.items():
         events = [e for e in steps[index].events if e.k in _INSIDE_EVENTS]
-        for t, user, _ in samples:
+        for t, user, innermost in samples:
             inside = [e.k for e in events if e.s <= t < e.stop + (_AFTER_GC_NS if e.k == "gc" else 0)]
             if inside:
                 matches = any(kind in kinds for kind in inside)
             else:
                 matches = forward if _in_forward(steps[index], t) else outside
             if matches:
-                yield user
+                yield user, innermost
 
 
 def _in_forward(step: Step, t: int) -> bool:
     return any(event.k == "fwd" and event.s <= t < event.stop for event in step.events)
 
 
-def _ranked(found: Counter[tuple[str, int, str]]) -> list[Where]:
+def _ranked(found: Mapping[Key, float]) -> list[Where]:
     total = sum(found.values())
+    most = sorted(found.items(), key=lambda item: -item[1])[:_MOST]
     return [
         Where(file, line, function, share=count / total if total else None)
-        for (file, line, function), count in found.most_common(_MOST)
+        for (file, line, function), count in most
     ]

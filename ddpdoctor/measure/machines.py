@@ -93,16 +93,16 @@ def _sum(*values: float | None) -> float | None:
 
 
 def _run_delay_share(logs: Sequence[RankLog], graph: Graph) -> float | None:
-    """Share of the step in which the training thread was ready but had no CPU, on the worst rank, over the
-    measured steps."""
+    """Share of the step in which the training thread was ready but had no CPU, on the worst rank, over those of the
+    measured steps in which its counters were read."""
     shares = []
     measured = {int(s) for group in graph.groups for s in group.steps}
     for steps in graph.steps:
-        chosen = np.array([int(s) in measured for s in steps.steps], bool)
-        if not len(chosen) or not chosen.any() or np.isnan(steps.run_delay[chosen]).all():
+        chosen = np.array([int(s) in measured for s in steps.steps], bool) & ~np.isnan(steps.run_delay)
+        if not chosen.any():
             continue
         length = float((steps.end[chosen] - steps.start[chosen]).sum())
-        shares.append(float(np.nansum(steps.run_delay[chosen])) / length)
+        shares.append(float(steps.run_delay[chosen].sum()) / length)
     return max(shares) if shares else None
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from .bandwidth import bandwidth_points
 from .blame import excess
 from .breakdown import critical_breakdown
-from .buckets import bucket_costs, bucket_settings
+from .buckets import bucket_costs, bucket_settings, disturbed_ns
 from .clockhosts import align_logs
 from .costs import Lines, Pricing
 from .epochstarts import with_evaluations
@@ -21,8 +21,9 @@ from .links import slow_link_ranks
 from .loggraph import graph_of_logs
 from .loglines import LogLines
 from .machines import HostTelemetry, gpu_telemetry, host_facts
-from .outside import operator_shares
+from .outside import operator_shares, python_parts
 from .rare import merged, rare_costs
+from .reducer import reducer_work
 from .refine import refine
 from .settings import ddp_facts, job_facts, loader_facts
 from .steplog import RankLog
@@ -78,7 +79,7 @@ def measure(
     use_window = log_graph is None or (on_device and window_graph is not None and window_graph.cycles > 0)
     graph = window_graph if use_window and window_graph is not None else log_graph
     assert graph is not None
-    lines: Lines = TraceLines(windows) if use_window else LogLines(logs)
+    lines: Lines = TraceLines(windows) if use_window else LogLines(logs, python_parts(logs, windows, shares))
     facts = _facts(graph, log_graph, window_graph, logs, windows, lines, telemetry)
     operators_seen = use_window or len(shares) == len(logs)
     facts = msgspec.structs.replace(
@@ -130,8 +131,10 @@ def _facts(
         buckets = bucket_facts(window_graph, windows, buckets)
     late, shared, found = LateFacts(), SharedFacts(), excess(graph)
     latency = rate = None
+    reducers = reducer_work(logs, windows) if graph is log_graph else []
+    synced_ns = [work.whole_ns if work else 0.0 for work in reducers] or None
     if graph.groups:
-        pricing = Pricing(graph, found, lines)
+        pricing = Pricing(graph, found, lines, synced_ns)
         late = refine(pricing.late(), graph, gpu.throttled_ranks or ())
         shared = pricing.shared()
         starts = with_evaluations(shared.data_epoch_start, logs, steps.mean_ms, lines)
@@ -157,7 +160,15 @@ def _facts(
         latency, rate = message_cost(window_graph)
         communication = msgspec.structs.replace(communication, latency_us=latency)
         mean_ms = graph.mean_cycle_ns / 1e6 if graph.groups else 0.0
-        small, unhidden, cap = bucket_costs(buckets, latency, rate, shared.communication, mean_ms)
+        small, unhidden, cap = bucket_costs(
+            buckets,
+            latency,
+            rate,
+            shared.communication,
+            mean_ms,
+            float(np.median([work.issue_ns for work in reducers if work] or [0.0])),
+            disturbed_ns(graph) / 1e6 if graph is log_graph else 0.0,
+        )
         shared = msgspec.structs.replace(shared, small_buckets=small, no_overlap=unhidden)
         buckets = msgspec.structs.replace(buckets, favoured_cap_bytes=cap)
     return Facts(
@@ -171,7 +182,7 @@ def _facts(
         ddp=ddp_facts(logs),
         gpu=gpu,
         host=host_facts(telemetry, logs, log_graph or graph),
-        what_if=what_if_facts(graph, found, window_graph, buckets, latency, rate),
+        what_if=what_if_facts(graph, found, window_graph, buckets, latency, rate, synced_ns),
         breakdown=critical_breakdown(graph),
     )
 

@@ -2,12 +2,14 @@
 
 A step log knows the regions that torch marks; what a loop computes besides (a loss, a hand-written layer, a
 model without DDP) looks like host work there. The profiled window shows the operators, and their share of
-that time is taken for the whole run.
+that time is taken for the whole run. The same for source lines: one that stack samples in the window meet inside operators
+computes, and is not what a loop's Python does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -46,10 +48,44 @@ def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[
         host = subtract(
             complement(taken, 0.0, float(window.span[1] - origin)), _evaluations(log, main, origin)
         )
-        trace = window.trace
-        ops = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))
-        a, b = rows_of(trace, ops)
+        a, b = _operators(window)
         whole = total(host)
         if whole > _LEAST_NS:
             shares[position] = total(intersect(host, (a - origin, b - origin))) / whole
     return shares
+
+
+def _operators(window: Window) -> Intervals:
+    """Starts and ends, epoch ns, of the operators on the training thread."""
+    trace = window.trace
+    return rows_of(trace, trace.category_mask("cpu_op") & (trace.lane == main_lane(trace)))
+
+
+def python_parts(
+    logs: Sequence[RankLog], windows: Sequence[Window], shares: Mapping[int, float]
+) -> list[dict[int, float]]:
+    """By position: user line (id into ``sample_where``) -> part (0 to 1) of its samples that is Python, not an operator.
+
+    Samples inside the window tell, those of the line itself and, with the weight of one sample, the operators' share of
+    all host time (``shares``, see :func:`operator_shares`). Lines that the window did not sample have that share;
+    where there was no window, no line is here.
+    """
+    by_rank = {window.rank: window for window in windows if not window.on_device}
+    found: list[dict[int, float]] = []
+    for position, log in enumerate(logs):
+        window, usual = by_rank.get(log.rank), shares.get(position)
+        if window is None or usual is None:
+            found.append({})
+            continue
+        starts, ends = union(*_operators(window))
+        seen: Counter[int] = Counter()
+        computing: Counter[int] = Counter()
+        for t, user, _ in log.samples:
+            if window.span[0] <= t < window.span[1]:
+                before = int(np.searchsorted(starts, t, side="right")) - 1
+                seen[user] += 1
+                computing[user] += int(before >= 0 and t < ends[before])
+        found.append(
+            {user: 1.0 - float(computing[user] + usual) / (seen[user] + 1.0) for user in log.sample_where}
+        )
+    return found

@@ -11,7 +11,18 @@ from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS
 from .steplog import Event, RankLog, Step
 
 Key = tuple[str, str, int]
+"""Kind, group or module, and number: the step's times ``_MOST_IN_STEP`` plus the point's in it."""
+_MOST_IN_STEP = 1 << 20
 
+POINT_TO_POINT = (
+    "send",
+    "recv",
+    "isend",
+    "irecv",
+    "batch_isend_irecv",
+    "send_object_list",
+    "recv_object_list",
+)
 ROOTED = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list")
 
 
@@ -58,11 +69,27 @@ def rank_points(log: RankLog) -> list[Point]:
     has_ddp = bool(log.record.info.get("ddp"))
     points: list[Point] = []
     for step in log.steps:
-        points.extend(_backward_points(log, step))
-        points.extend(_called_points(step, has_ddp))
-        points.extend(_buffer_points(step))
+        of_step = [
+            *_backward_points(log, step),
+            *_called_points(step, has_ddp),
+            *_buffer_points(step),
+        ]
+        _number(of_step)
+        points.extend(of_step)
     points.sort(key=lambda point: point.arrival)
     return points
+
+
+def _number(points: list[Point]) -> None:
+    """Complete the keys of one step's points: how many of the same kind and group there were before it in the step.
+
+    Ranks may record different steps in full, so that what they counted over the whole run would differ.
+    """
+    seen: Counter[tuple[str, str]] = Counter()
+    for point in points:
+        kind, group, _ = point.key
+        point.key = (kind, group, point.step * _MOST_IN_STEP + seen[kind, group])
+        seen[kind, group] += 1
 
 
 def _backward_points(log: RankLog, step: Step) -> list[Point]:
@@ -76,7 +103,7 @@ def _backward_points(log: RankLog, step: Step) -> list[Point]:
             continue
         points.append(
             Point(
-                ("ddp", str(reduced[0].m), reduced[0].it),
+                ("ddp", str(reduced[0].m), 0),
                 GRADIENTS,
                 "DDP gradients",
                 step.number,
@@ -117,7 +144,7 @@ def _called_points(step: Step, has_ddp: bool) -> list[Point]:
         default=None,
     )
     for event in step.events:
-        if event.k in ("coll", "bar") and not event.p2p and event.seq >= 0:
+        if event.k in ("coll", "bar") and event.op not in POINT_TO_POINT:
             if event.is_async:
                 pending = event
                 continue
@@ -147,7 +174,7 @@ def _called(
     ):
         kind = GRADIENTS
     return Point(
-        ("call", event.pg, event.seq),
+        ("call", event.pg, 0),
         kind,
         event.op or event.k,
         step.number,
@@ -164,7 +191,7 @@ def _buffer_points(step: Step) -> list[Point]:
     """DDP broadcasts its buffers from rank 0 at the start of a forward: all others wait there for rank 0."""
     return [
         Point(
-            ("buffers", str(event.m), event.it),
+            ("buffers", str(event.m), 0),
             BROADCAST,
             "DDP buffers",
             step.number,

@@ -22,7 +22,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from .blame import FEWEST_SPIKES, SPIKE_SHARE, SPIKE_SIGMAS, one_sided
+from .blame import FEWEST_SPIKES, SPIKE_SHARE, SPIKE_SIGMAS
+from .chance import one_sided
 from .costs import Lines
 from .facts import Cost, LateFacts, SharedFacts
 from .graph import INDEX, Array, CycleGroup, Graph

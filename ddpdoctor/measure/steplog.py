@@ -20,7 +20,6 @@ class Reduction(msgspec.Struct):
     """What one DDP module did in a backward pass; ``base`` is when its forward had ended, ``ready`` counts from it."""
 
     m: int
-    it: int = -1
     sync: bool = False
     ready: list[int] = []
     base: int | None = None
@@ -40,7 +39,6 @@ class Event(msgspec.Struct):
     q: int = -1
     end: bool = False
     m: int = -1
-    it: int = -1
     sync: bool | None = None
     ready: list[int] = []
     base: int | None = None
@@ -49,9 +47,7 @@ class Event(msgspec.Struct):
     op: str = ""
     pg: str = ""
     b: float | None = None
-    seq: int = -1
     is_async: bool = msgspec.field(default=False, name="async")
-    p2p: bool = False
     src: int | None = None
     dst: int | None = None
 
@@ -67,7 +63,7 @@ class Event(msgspec.Struct):
     @property
     def reductions(self) -> list[Reduction]:
         """The DDP modules whose gradients were reduced in this backward pass."""
-        own = Reduction(self.m, self.it, bool(self.sync), self.ready, self.base)
+        own = Reduction(self.m, bool(self.sync), self.ready, self.base)
         return [each for each in [own, *self.also] if each.sync and each.m >= 0]
 
     @property

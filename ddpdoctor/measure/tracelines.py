@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -36,6 +37,7 @@ class TraceLines:
 
     def __init__(self, windows: Sequence[Window]) -> None:
         self.windows = windows
+        self._annotations: list[_Annotations | None] = [None] * len(windows)
 
     def syncs(self, kinds: Sequence[str]) -> list[Where]:
         """User frames in which collectives of these kinds were launched."""
@@ -63,11 +65,19 @@ class TraceLines:
         if "unmatched" in components:
             return None
         names: Counter[str] = Counter()
-        for window in self._chosen(positions):
-            name = _innermost(window, _time_of(window, components))
+        for position in range(len(self.windows)) if positions is None else positions:
+            window = self.windows[position]
+            time = _time_of(window, components)
+            name = _innermost(self._annotations_of(position), time, window.shifted_ns)
             if name is not None:
                 names[name] += 1
         return names.most_common(1)[0][0] if names else None
+
+    def _annotations_of(self, position: int) -> _Annotations:
+        found = self._annotations[position]
+        if found is None:
+            found = self._annotations[position] = _annotations(self.windows[position])
+        return found
 
     def _chosen(self, positions: Sequence[int] | None) -> list[Window]:
         return list(self.windows) if positions is None else [self.windows[p] for p in positions]
@@ -88,32 +98,50 @@ def _time_of(window: Window, components: Sequence[str]) -> Intervals:
     return union(np.concatenate([s[0] for s in named]), np.concatenate([s[1] for s in named]))
 
 
-def _innermost(window: Window, time: Intervals) -> str | None:
+@dataclass(frozen=True)
+class _Annotations:
+    """The annotations on a window's training thread, but for the step marks; times on the trace's own clock."""
+
+    names: list[str]
+    name: NDArray[np.int64]
+    """[N] position in ``names``."""
+    start: NDArray[np.int64]
+    end: NDArray[np.int64]
+    lengths: NDArray[np.int64]
+    """[len(names)] ns that the annotations of each name take."""
+
+
+def _annotations(window: Window) -> _Annotations:
     trace = window.trace
+    marks = trace.name_mask(lambda n: classify.step_number(n) is not None)
+    rows = np.flatnonzero(trace.category_mask("user_annotation") & ~marks & (trace.lane == main_lane(trace)))
+    ids, name = np.unique(trace.name[rows], return_inverse=True)
+    lengths = np.zeros(len(ids), np.int64)
+    np.add.at(lengths, name, trace.duration_ns[rows])
+    names = [trace.names[i] for i in ids.tolist()]
+    return _Annotations(names, name, trace.start_ns[rows], trace.end_ns[rows], lengths)
+
+
+def _innermost(found: _Annotations, time: Intervals, shift: int) -> str | None:
+    """The annotation of the least total length of those that explain ``time``."""
     whole = float((time[1] - time[0]).sum())
-    if not whole:
+    if not whole or not found.names:
         return None
-    shift = window.shifted_ns
-    mask = trace.category_mask("user_annotation") & (trace.lane == main_lane(trace))
-    best: tuple[float, str] | None = None
-    for name_id in np.unique(trace.name[mask]):
-        name = trace.names[name_id]
-        if classify.step_number(name) is not None:
-            continue
-        rows = mask & (trace.name == name_id)
-        inside = float(covered(time, trace.start_ns[rows] + shift, trace.end_ns[rows] + shift).sum())
-        length = float(trace.duration_ns[rows].sum())
-        if inside >= _EXPLAINS * whole and (best is None or length < best[0]):
-            best = (length, name)
-    return best[1] if best else None
+    inside = np.bincount(
+        found.name, covered(time, found.start + shift, found.end + shift), minlength=len(found.names)
+    )
+    explaining = np.flatnonzero(inside >= _EXPLAINS * whole)
+    if not explaining.size:
+        return None
+    return found.names[int(explaining[np.argmin(found.lengths[explaining])])]
 
 
 def _frames(window: Window, time: Intervals) -> list[tuple[tuple[str, int, str], int]]:
     """User frames (with_stack traces) and how long each, as the innermost one, covers the time."""
     trace = window.trace
-    rows = np.flatnonzero(trace.category_mask("python_function") & (trace.lane == main_lane(trace)))
-    if not len(rows) or not len(time[0]):
+    if "python_function" not in trace.categories or not len(time[0]):
         return []
+    rows = np.flatnonzero(trace.category_mask("python_function") & (trace.lane == main_lane(trace)))
     shift = window.shifted_ns
     result: Counter[tuple[str, int, str]] = Counter()
     middles = ((np.asarray(time[0]) + np.asarray(time[1])) / 2 - shift).astype(np.int64)

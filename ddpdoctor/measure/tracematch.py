@@ -88,10 +88,10 @@ def _per_step(window: Window) -> dict[int, list[int]]:
 
 
 def _labels(window: Window) -> list[Hashable]:
-    comms = window.comms
+    comms, keys = window.comms, _group_keys(window)
     return [
         (
-            _group_key(window, i),
+            keys[i],
             comms.operation[i],
             -1.0 if np.isnan(comms.bytes[i]) else float(comms.bytes[i]),
         )
@@ -99,14 +99,14 @@ def _labels(window: Window) -> list[Hashable]:
     ]
 
 
-def _group_key(window: Window, row: int) -> Hashable:
-    """Process group, told apart by its ranks where the file lists them: names repeat between disjoint groups
-    in some versions."""
-    name = window.comms.group[row]
+def _group_keys(window: Window) -> list[Hashable]:
+    """Process group of each collective, told apart by its ranks where the file lists them: names repeat between
+    disjoint groups in some versions. As text, which remembers its hash: a group may have thousands of ranks."""
+    known: dict[Hashable, Hashable] = {}
     for group in window.trace.meta.process_groups:
-        if str(group.get("pg_name")) == name and group.get("ranks"):
-            return name, tuple(group["ranks"]) if isinstance(group["ranks"], list) else str(group["ranks"])
-    return name
+        if group.get("ranks"):
+            known.setdefault(str(group.get("pg_name")), f"{group.get('pg_name')} {group['ranks']}")
+    return [known.get(name, name) for name in window.comms.group]
 
 
 def _align(windows: list[Window]) -> float:
@@ -138,12 +138,9 @@ def _pair(reference: Window, other: Window) -> tuple[NDArray[np.int64], NDArray[
     """Ends of the same collectives on both, each on its own clock."""
     a, b = reference.comms, other.comms
     if (a.sequence >= 0).any() and (b.sequence >= 0).any():
-        there = {(_group_key(other, j), int(b.sequence[j])): j for j in range(len(b)) if b.sequence[j] >= 0}
-        both = [
-            (i, there[key])
-            for i in range(len(a))
-            if (key := (_group_key(reference, i), int(a.sequence[i]))) in there
-        ]
+        theirs, ours = _group_keys(other), _group_keys(reference)
+        there = {(theirs[j], int(b.sequence[j])): j for j in range(len(b)) if b.sequence[j] >= 0}
+        both = [(i, there[key]) for i in range(len(a)) if (key := (ours[i], int(a.sequence[i]))) in there]
     else:
         offset = vote_offset(a.end, _labels(reference), b.end, _labels(other))
         if offset is None:
@@ -193,9 +190,10 @@ def _apply(window: Window, fit: ClockFit) -> None:
 def _match(windows: Sequence[Window], tolerance_ns: float) -> Matched:
     by_group: dict[Hashable, list[tuple[int, int]]] = defaultdict(list)
     for position, window in enumerate(windows):
+        keys = _group_keys(window)
         for row in range(len(window.comms)):
             if not window.comms.point_to_point[row]:
-                by_group[_group_key(window, row)].append((position, row))
+                by_group[keys[row]].append((position, row))
     rows, expected = [], []
     unmatched = sum(int(w.comms.point_to_point.sum()) for w in windows)
     for members in by_group.values():

@@ -16,7 +16,7 @@ from .blame import Excess, component
 from .facts import BucketFacts, WhatIfFacts
 from .graph import BARRIER, GRADIENTS, Array, CycleGroup, Graph
 from .lanes import Part, length_ns, parts_of
-from .replay import replay_all, without_meeting, without_work
+from .replay import Change, replay_all, without_meeting, without_work
 
 DATA = ("data", "epoch_start")
 
@@ -144,12 +144,26 @@ def reduced_again(group: CycleGroup, k: int) -> bool:
     )
 
 
-def no_sync(graph: Graph) -> float | None:
+def without_reductions(graph: Graph, synced_ns: Sequence[float] | None = None) -> list[Change]:
+    """Takes out the reductions that are done again later in the step, with what they cost the training thread of each rank
+    before its arrival: ``synced_ns`` by position, 0 where unknown (see :mod:`.reducer`)."""
+    if synced_ns is None or not any(synced_ns):
+        return [without_meeting(reduced_again)]
+    own = np.array(synced_ns)
+    removed = []
+    for group in graph.groups:
+        chosen = np.array([reduced_again(group, k) for k in range(len(group.syncs))])
+        backward = np.clip(component([group.work], "backward")[0], 0, None)
+        removed.append(np.minimum(backward, own) * chosen[None, :, None])
+    return [without_meeting(reduced_again), without_work(removed)]
+
+
+def no_sync(graph: Graph, synced_ns: Sequence[float] | None = None) -> float | None:
     """Mean step, ns, if only the last micro-batch's gradients were reduced (DDP's ``no_sync``). None where that is
-    so already."""
+    so already. ``synced_ns`` as in :func:`without_reductions`."""
     if not any(reduced_again(group, k) for group in graph.groups for k in range(len(group.syncs))):
         return None
-    return float(replay_all(graph, [without_meeting(reduced_again)]).mean())
+    return float(replay_all(graph, without_reductions(graph, synced_ns)).mean())
 
 
 _LATENCY_FROM_BYTES = 1 << 20
@@ -164,10 +178,11 @@ def what_if_facts(
     buckets: BucketFacts,
     latency_us: float | None,
     rate: float | None,
+    synced_ns: Sequence[float] | None = None,
 ) -> WhatIfFacts:
     """All scenarios. ``graph`` is the one that speaks for the job; the transfers of single buckets are known in
     ``window_graph`` only, whose gains are taken as shares. ``latency_us`` and ``rate`` (bytes per ns) are those
-    of its messages."""
+    of its messages; ``synced_ns`` as in :func:`without_reductions`."""
     if not graph.groups:
         return WhatIfFacts()
     link = overlap = favoured = None
@@ -184,7 +199,7 @@ def what_if_facts(
         nobody_late_ms=_scaled(nobody_late(graph, found)),
         instant_data_ms=_scaled(instant_data(graph)),
         no_barriers_ms=_scaled(no_barriers(graph)),
-        no_sync_ms=_scaled(no_sync(graph)),
+        no_sync_ms=_scaled(no_sync(graph, synced_ns)),
         perfect_overlap_ms=overlap,
         link_twice_as_fast_ms=link,
         favoured_buckets_ms=favoured,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from rich.console import Console
-from rich.syntax import Syntax
 from rich.table import Table
 from rich.text import Text
 
@@ -152,6 +151,8 @@ def _snippet(snippet: str, console: Console) -> Text:
     lines = "\n".join(f"  {line}".rstrip() for line in code.split("\n"))
     if console.color_system is None:
         return Text(lines)
+    from rich.syntax import Syntax
+
     highlighted = Syntax(lines, "python", theme="ansi_dark", background_color="default").highlight(lines)
     highlighted.rstrip()
     return highlighted

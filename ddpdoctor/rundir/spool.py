@@ -5,19 +5,21 @@ to short segment files in memory-backed local storage (``/dev/shm``), which outl
 thread, or the launcher once the rank is dead, copies them to the run directory, which may lie on a slow or
 shared file system.
 
-A segment is called ``<stream>.<first byte's position in the stream>``. What was copied already is the
-target's own size, so that a copy that was cut off goes on where it stopped and can be repeated by anybody.
+A segment is called ``<stream>.<first byte's position in the stream>``, and written as mapped memory: a system
+call in each step would be the dearest part of recording it. What was copied already is the target's own size,
+so that a copy that was cut off goes on where it stopped and can be repeated by anybody.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import mmap
 import os
 import shutil
 import tempfile
 
-SEGMENT_BYTES = 256 * 1024
+SEGMENT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
 """Most that one rank lets wait for the run directory."""
 MOST_SHARE = 1 / 32
@@ -63,36 +65,60 @@ def recover(run: str) -> None:
 
 
 class _Segment:
-    """An open file of a stream."""
+    """A piece of a stream: a file of fixed size in memory, written without a system call. Unused bytes are NUL, which no
+    line holds. All of them are given storage at once: a mapped page that finds none when it is first written kills the
+    process.
+    """
 
-    __slots__ = ("_file", "bytes", "handle", "start")
+    __slots__ = ("_file", "_handle", "memory", "size", "start", "used")
 
-    def __init__(self, handle: int, start: int) -> None:
-        self.handle = handle
-        self.start = start
-        """Position of its first byte in the stream."""
-        self.bytes = 0
-        self._file = self._identity()
-
-    def _identity(self) -> tuple[int, int]:
-        status = os.fstat(self.handle)
-        return status.st_dev, status.st_ino
-
-    def is_open(self) -> bool:
-        """False where the job has closed all files it did not know: the number may be that of a file of its own now."""
+    def __init__(self, path: str, start: int, size: int) -> None:
+        """Raises OSError where storage is short."""
+        self.start, self.size, self.used = start, size, 0
+        """Position of its first byte in the stream; bytes it can hold, and holds."""
+        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            return self._identity() == self._file
+            missing = size
+            while missing:
+                missing -= os.write(handle, bytes(missing))
+            self._file = _identity(handle)
+            self.memory = mmap.mmap(handle, size)
         except OSError:
-            return False
+            os.unlink(path)
+            raise
+        finally:
+            os.close(handle)
+        self._handle = self._kept_open()
+
+    def _kept_open(self) -> int:
+        """The descriptor that the mapping holds for its own use, a copy that it does not tell."""
+        listing = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+        return next(int(name) for name in os.listdir(listing) if _identity(int(name)) == self._file)
 
     def close(self) -> None:
-        """Close it, if it is still ours to close."""
-        if self.is_open():
-            os.close(self.handle)
+        """Give the mapping back, unless the job has closed all files it did not know: the number of its descriptor may
+        be that of a file of the job now, which would be closed with it.
+        """
+        if _identity(self._handle) == self._file:
+            self.memory.close()
+        else:
+            import ctypes
+
+            # Nor may it be given back by anybody else, at the end of the process.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.memory))
+
+
+def _identity(handle: int) -> tuple[int, int] | None:
+    """Of the file behind a descriptor; None where there is none."""
+    try:
+        status = os.fstat(handle)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
 
 
 class Spool:
-    """The writing side, one per rank. ``write`` costs one system call to memory and never raises."""
+    """The writing side, one per rank. ``write`` copies into memory and never raises. One thread writes to a stream."""
 
     def __init__(self, root: str, target: str) -> None:
         """``target`` is the rank's folder in the run directory. Raises OSError."""
@@ -109,33 +135,32 @@ class Spool:
         """Append ``data`` (whole lines) to a stream. What cannot be kept is counted in ``dropped``."""
         try:
             segment = self._streams.get(stream)
-            if segment is None:
-                segment = self._streams[stream] = self._open(stream, 0)
-            elif segment.bytes >= SEGMENT_BYTES or not segment.is_open():
-                segment = self._next(stream, segment)
-            os.write(segment.handle, data)
-            segment.bytes += len(data)
-        except OSError as error:
+            if segment is None or segment.used + len(data) > segment.size:
+                segment = self._next(stream, segment, len(data))
+            begin = segment.used
+            segment.used = end = begin + len(data)
+            segment.memory[begin:end] = data
+        except (OSError, ValueError) as error:
             self.dropped += 1
             self.error = str(error)
 
-    def _next(self, stream: str, full: _Segment) -> _Segment:
-        if _waiting_bytes(self.directory) > _limit_bytes(self.directory):
-            raise OSError("the run directory cannot keep up, or is full")
-        segment = self._streams[stream] = self._open(stream, full.start + full.bytes)
-        full.close()
-        return segment
-
-    def _open(self, stream: str, position: int) -> _Segment:
+    def _next(self, stream: str, full: _Segment | None, least: int) -> _Segment:
+        position = 0
+        if full is not None:
+            position = full.start + full.used
+            if _waiting_bytes(self.directory) > _limit_bytes(self.directory):
+                raise OSError("the run directory cannot keep up, or is full")
         path = os.path.join(self.directory, f"{stream}.{position:015d}")
-        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
-        return _Segment(os.open(path, flags, 0o600), position)
+        segment = self._streams[stream] = _Segment(path, position, max(SEGMENT_BYTES, least))
+        if full is not None:
+            full.close()
+        return segment
 
     def close(self) -> None:
         """Close the segments; what they hold stays until it is drained."""
-        for segment in self._streams.values():
+        streams, self._streams = self._streams, {}
+        for segment in streams.values():
             segment.close()
-        self._streams = {}
 
 
 def _limit_bytes(directory: str) -> int:
@@ -183,11 +208,13 @@ def _copy(parts: list[tuple[int, str]], target: str) -> None:
         for index, (position, path) in enumerate(parts):
             with open(path, "rb") as source:
                 source.seek(max(0, done - position))
-                while data := source.read(1 << 20):
-                    while data:
-                        written = os.write(out, data)
-                        data = data[written:]
-                        done += written
+                # Up to the first byte that is not written yet: after it there may be later ones already, in the middle
+                # of being copied there.
+                data = source.read().partition(b"\0")[0]
+                while data:
+                    written = os.write(out, data)
+                    data = data[written:]
+                    done += written
             if index + 1 < len(parts):
                 os.unlink(path)
     finally:

@@ -1,13 +1,19 @@
 """What GPUs, host and the ranks' processes did during a run: sampled in the launcher, once per host."""
 
-from .host import HOST_FIELDS, HostSampler
-from .live import LiveRank, LiveRun, data_wait_ms, step_ms
-from .lock import HostLock, acquire_host_lock
-from .nvml import NvmlSampler
-from .processes import RANK_FIELDS, ProcessTreeSampler
-from .prometheus import METRICS, Exporter, start_exporter
-from .reader import Telemetry, read_telemetry
-from .sampler import TELEMETRY_SCHEMA, TelemetrySampler
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .host import HOST_FIELDS, HostSampler
+    from .live import LiveRank, LiveRun, data_wait_ms, step_ms
+    from .lock import HostLock, acquire_host_lock
+    from .nvml import NvmlSampler
+    from .processes import RANK_FIELDS, ProcessTreeSampler
+    from .prometheus import METRICS, Exporter, start_exporter
+    from .reader import Telemetry, read_telemetry
+    from .sampler import TELEMETRY_SCHEMA, TelemetrySampler
 
 __all__ = [
     "HOST_FIELDS",
@@ -29,3 +35,32 @@ __all__ = [
     "start_exporter",
     "step_ms",
 ]
+
+_PLACES = {
+    "Exporter": "prometheus",
+    "HOST_FIELDS": "host",
+    "HostLock": "lock",
+    "HostSampler": "host",
+    "LiveRank": "live",
+    "LiveRun": "live",
+    "METRICS": "prometheus",
+    "NvmlSampler": "nvml",
+    "ProcessTreeSampler": "processes",
+    "RANK_FIELDS": "processes",
+    "TELEMETRY_SCHEMA": "sampler",
+    "Telemetry": "reader",
+    "TelemetrySampler": "sampler",
+    "acquire_host_lock": "lock",
+    "data_wait_ms": "live",
+    "read_telemetry": "reader",
+    "start_exporter": "prometheus",
+    "step_ms": "live",
+}
+"""Module of each name: imported when it is asked for, because a command needs few of them."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return value

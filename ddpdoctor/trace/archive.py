@@ -7,7 +7,6 @@ A ZIP archive (each member has a checksum) of ``head.json`` and two Parquet tabl
 from __future__ import annotations
 
 import io
-import zipfile
 from dataclasses import fields, replace
 from typing import Any, BinaryIO
 
@@ -29,7 +28,7 @@ _EVENT_COLUMNS = (
     *("correlation", "external_id", "bytes", "shapes"),
 )
 _COLLECTIVE_COLUMNS = tuple(f.name for f in fields(Collectives))
-_BROKEN = (zipfile.BadZipFile, KeyError, ValueError, NotImplementedError, msgspec.MsgspecError)
+_BROKEN = (KeyError, ValueError, NotImplementedError, msgspec.MsgspecError)
 
 
 class _Head(msgspec.Struct):
@@ -47,6 +46,8 @@ def is_archive(path: str) -> bool:
 
 def write_archive(target: BinaryIO, trace: RankTrace) -> None:
     """Writes ``trace``; the same trace gives the same bytes. Raises OSError."""
+    import zipfile
+
     head = _Head(SCHEMA, trace.meta, trace.names, trace.categories, trace.lanes)
     with zipfile.ZipFile(target, "w") as archive:
         packed = zipfile.ZipInfo("head.json")
@@ -62,6 +63,8 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
     """The trace in ``source``, which lies at ``path``. Raises OSError, or :class:`UnusableInput` where it is no
     such file, is damaged, or is of another version.
     """
+    import zipfile
+
     try:
         with zipfile.ZipFile(source) as archive:
             data = archive.read("head.json")
@@ -82,7 +85,7 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
             collectives=Collectives(**collectives),
             **events,
         )
-    except (*_BROKEN, TypeError) as error:
+    except (*_BROKEN, zipfile.BadZipFile, TypeError) as error:
         raise UnusableInput(f"{path} is no whole file of columns: digest the trace again.") from error
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,6 +87,8 @@ def _read(entry: Path) -> RankTrace | None:
 
 
 def _write(entry: Path, trace: RankTrace) -> None:
+    import tempfile
+
     entry.parent.mkdir(parents=True, exist_ok=True)
     handle, aside = tempfile.mkstemp(dir=entry.parent, suffix=".part")
     try:

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpdoctor.trace.predicates import remembered
+
 IntColumn = NDArray[np.int64]
 IdColumn = NDArray[np.int32]
 
@@ -141,11 +143,14 @@ class RankTrace:
         wanted = np.array([c in categories for c in self.categories], dtype=bool)
         return wanted[self.category]
 
-    def name_ids(self, predicate: Any) -> IdColumn:
-        """Ids of all names for which ``predicate(name)`` is true: classify names once, not events."""
-        return np.asarray([i for i, n in enumerate(self.names) if predicate(n)], dtype=np.int32)
+    def name_ids(self, predicate: Callable[[str], bool]) -> IdColumn:
+        """Ids of all names for which ``predicate(name)``, a pure function, is true: names are classified once, not
+        events."""
+        return np.flatnonzero(self._chosen(predicate)).astype(np.int32)
 
     def name_mask(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """Which events have a name for which ``predicate(name)`` is true."""
-        chosen = np.fromiter(map(predicate, self.names), bool, len(self.names))
-        return chosen[self.name]
+        """Which events have a name for which ``predicate(name)``, a pure function, is true."""
+        return self._chosen(predicate)[self.name]
+
+    def _chosen(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
+        return np.fromiter(map(remembered(predicate), self.names), bool, len(self.names))

@@ -13,8 +13,7 @@ from dask.distributed import Client, LocalCluster, as_completed  # type: ignore[
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trace.engines import absolute, outcome
-from ddpdoctor.trace.parallel import Result
-from ddpdoctor.trace.worker import Job, attempt
+from ddpdoctor.trace.worker import Job, Result, attempt
 
 
 class Cluster:

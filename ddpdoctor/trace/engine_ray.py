@@ -14,8 +14,7 @@ import ray  # type: ignore[import-not-found]
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trace.engines import absolute, outcome
-from ddpdoctor.trace.parallel import Result
-from ddpdoctor.trace.worker import Job, attempt
+from ddpdoctor.trace.worker import Job, Result, attempt
 
 
 class Cluster:

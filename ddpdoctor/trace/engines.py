@@ -15,9 +15,8 @@ from typing import Protocol
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trace.archive import placed
 from ddpdoctor.trace.columns import RankTrace
-from ddpdoctor.trace.parallel import Result, load_here, load_in_processes
 from ddpdoctor.trace.remote import is_url
-from ddpdoctor.trace.worker import Job
+from ddpdoctor.trace.worker import Job, Result, load_here
 
 KINDS = ("dask", "ray")
 
@@ -40,7 +39,11 @@ class Processes:
 
     def results(self, jobs: Sequence[Job]) -> Iterator[Result]:
         """See :class:`Engine`."""
-        return load_in_processes(jobs, self._workers) if self._workers > 1 else load_here(jobs)
+        if self._workers < 2:
+            return load_here(jobs)
+        from ddpdoctor.trace.parallel import load_in_processes
+
+        return load_in_processes(jobs, self._workers)
 
 
 def open_engine(spec: str, jobs: int | None = None) -> Engine:

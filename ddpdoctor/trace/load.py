@@ -10,10 +10,10 @@ from pathlib import Path
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.engines import Engine, Processes, open_engine
-from ddpdoctor.trace.parallel import Result
 from ddpdoctor.trace.remote import is_url
 from ddpdoctor.trace.select import one_job
-from ddpdoctor.trace.worker import Job
+from ddpdoctor.trace.share import Shared
+from ddpdoctor.trace.worker import Job, Result
 
 _WORTH_PROCESSES_BYTES = 8 << 20
 """Compressed size of all files from which on processes are started: about a second of reading."""
@@ -47,12 +47,13 @@ def load_traces(
     """
     loaded: dict[int, RankTrace] = {}
     failed: dict[int, str] = {}
+    shared = Shared()
     read = read_traces(files, jobs=jobs, progress=progress, ranks=ranks, cache=cache, engine=engine)
     for number, trace, reason in read:
         if trace is None:
             failed[number] = reason
         else:
-            loaded[number] = trace
+            loaded[number] = shared.of(trace) if len(files) > 1 else trace
     if not loaded:
         raise UnusableInput(_nothing(list(files), [failed[i] for i in sorted(failed)]))
     traces, notes = one_job([loaded[i] for i in sorted(loaded)], job)

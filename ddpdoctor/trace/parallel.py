@@ -13,11 +13,9 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from ddpdoctor.trace.columns import RankTrace
-from ddpdoctor.trace.worker import Job, attempt
+from ddpdoctor.trace.worker import Job, Result
 
 _PROGRAM = "from ddpdoctor.trace.worker import main; main()"
-Result = tuple[int, RankTrace | None, str]
 
 
 @dataclass
@@ -33,12 +31,6 @@ class _Worker:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-
-
-def load_here(jobs: Sequence[Job]) -> Iterator[Result]:
-    """Results of ``jobs`` in order, read in this process."""
-    for number, file, rank, cache in jobs:
-        yield (number, *attempt(file, rank, cache))
 
 
 def load_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Result]:

@@ -34,7 +34,7 @@ def from_numbers(values: list[Any]) -> IntColumn:
     bad = ~(np.abs(array) < _LIMIT_US)
     if bad.any():
         array = np.where(bad, 0.0, array)
-    if array.size and np.abs(array).max() >= EXACT_BELOW_US and not all(type(v) is int for v in values):
+    if array.size and np.abs(array).max() >= EXACT_BELOW_US and set(map(type, values)) != {int}:
         raise InexactTimesError
     whole = np.floor(array)
     result: IntColumn = whole.astype(np.int64) * 1000 + np.rint((array - whole) * 1000).astype(np.int64)

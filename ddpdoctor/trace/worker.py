@@ -7,16 +7,20 @@ and no thread of the caller is forked.
 from __future__ import annotations
 
 import sys
-from multiprocessing.connection import Connection
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trace.cache import cached_load
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.read import load_trace
 
+if TYPE_CHECKING:
+    from multiprocessing.connection import Connection
+
 Job = tuple[int, str, int | None, bool]
 """Number, file, rank (or None), whether to use the cache."""
-Answer = tuple[int, RankTrace | None, str]
+Result = tuple[int, RankTrace | None, str]
 """Number of the job, and its trace or the reason why there is none."""
 
 
@@ -32,6 +36,12 @@ def attempt(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None,
         return None, f"{file} cannot be read ({type(error).__name__}: {error})."
 
 
+def load_here(jobs: Sequence[Job]) -> Iterator[Result]:
+    """Results of ``jobs`` in order, read in this process."""
+    for number, file, rank, cache in jobs:
+        yield (number, *attempt(file, rank, cache))
+
+
 def serve(channel: Connection) -> None:
     """Answers jobs until the other side closes."""
     while True:
@@ -45,4 +55,6 @@ def serve(channel: Connection) -> None:
 
 def main() -> None:
     """Serves the socket whose number is the program's one argument."""
+    from multiprocessing.connection import Connection
+
     serve(Connection(int(sys.argv[1])))

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import importlib.metadata
+import subprocess
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from ddpdoctor.diagnose.entrypoints import rule_packages
 from ddpdoctor.diagnose.load import load_rules, packaged_folder, read_folder
 from ddpdoctor.errors import RuleError
 
@@ -107,3 +112,36 @@ def test_ids_follow_the_files_places() -> None:
     rules = read_folder(packaged_folder())
     assert list(rules) == sorted(rules)
     assert all(rule_id == rule.id for rule_id, rule in rules.items())
+
+
+@pytest.mark.parametrize("kind", ["folder on the path", "egg", "finder"])
+def test_no_package_with_rules_is_overlooked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """The look into the metadata that spares importlib.metadata must see whatever that would see."""
+    written(tmp_path / "rules", GOOD)
+    (tmp_path / "egg_plugin.py").write_text(f"FOLDER = {str(tmp_path / 'rules')!r}\n", encoding="utf-8")
+    metadata = {"folder on the path": "Team_Plugin-1.0.DIST-INFO", "egg": "plugin-1.0.egg/EGG-INFO"}
+    info = tmp_path / metadata.get(kind, "hidden/team-1.0.dist-info")
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: team\nVersion: 1.0\n", encoding="utf-8")
+    (info / "entry_points.txt").write_text("[ddpdoctor.rules]\nteam = egg_plugin:FOLDER\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(str(info.parent if kind == "egg" else tmp_path))
+    if kind == "finder":
+        hidden = importlib.metadata.MetadataPathFinder.find_distributions(
+            importlib.metadata.DistributionFinder.Context(path=[str(tmp_path / "hidden")])
+        )
+        finder = SimpleNamespace(
+            find_spec=lambda *_: None, invalidate_caches=lambda: None, find_distributions=lambda _: hidden
+        )
+        monkeypatch.setattr(sys, "meta_path", [*sys.meta_path, finder])
+    assert [entry.name for entry in rule_packages()] == ["team"]
+
+
+def test_without_such_a_package_the_metadata_is_not_asked() -> None:
+    code = (
+        "import sys; from ddpdoctor.diagnose.entrypoints import rule_packages;"
+        "print(rule_packages(), 'importlib.metadata' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["[]", "False"]

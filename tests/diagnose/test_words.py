@@ -74,3 +74,25 @@ def test_lines_are_named_without_their_folder() -> None:
 def test_paragraphs_stay_and_lines_flow() -> None:
     assert words.render("one\n  two\n\nthree", {}) == "one two\n\nthree"
     assert words.render_snippet("if x:\n    {{ y }}\n", {"y": 1}) == "if x:\n    1"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "One  line.",
+        "Two\nlines and a stop.\n",
+        "A paragraph.\r\n\r\nAnother,\rof two lines.\n\n\nA third.\n",
+        "\n\n    indented\n      more\n\n",
+        "a form feed \x0c and a separator \x1c are no ends of lines",
+        "",
+    ],
+)
+def test_a_text_with_nothing_to_fill_in_is_what_jinja_makes_of_it(text):
+    whole = words._compiled(text).render({})
+    assert words.render_snippet(text, {}) == whole.strip("\n")
+    paragraphs = [" ".join(part.split()) for part in whole.split("\n\n")]
+    assert words.render(text, {}) == "\n\n".join(part for part in paragraphs if part)
+
+
+def test_a_brace_alone_goes_to_jinja():
+    assert words.render_snippet("{'a': 1} and {{ 1 + 1 }}{# unseen #}", {}) == "{'a': 1} and 2"

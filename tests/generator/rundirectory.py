@@ -75,7 +75,7 @@ def _lines(program: RankProgram) -> list[dict[str, object]]:
         {"where": number, "file": "train.py", "line": line, "function": "main"}
         for number, line in LINES.items()
     ]
-    start_us, events, iteration, calls = 0.0, [], 0, 0
+    start_us, events = 0.0, []
     for kind, begun_us, ended_us, fields in machine.hook_events:
         entry = {
             "k": kind,
@@ -85,14 +85,9 @@ def _lines(program: RankProgram) -> list[dict[str, object]]:
         entry |= fields
         if kind == "bwd":
             base_us, ready_us = entry.pop("base_us"), entry.pop("ready_us")
-            entry |= {"it": iteration}
             if entry["sync"]:
                 entry["base"] = round((base_us - start_us) * 1000)
                 entry["ready"] = [round((at - base_us) * 1000) for at in ready_us]
-                iteration += 1
-        elif kind in ("coll", "bar"):
-            entry["seq"] = calls
-            calls += 1
         events.append(entry)
         if kind == "opt":
             times = [config.base_time_ns + to_local(at) for at in (start_us, ended_us)]

@@ -55,10 +55,10 @@ def test_readiness_of_gradients_names_the_late_rank(slow_rank: Recorded) -> None
         for step in slow_rank.steps(rank):
             for event in step.get("ev", []):
                 if event["k"] == "bwd" and event["sync"]:
-                    found[event["it"]] = step["t"][0] + event["base"] + max(event["ready"])
+                    found[step["step"]] = step["t"][0] + event["base"] + max(event["ready"])
         arrivals.append(found)
     common = sorted(set(arrivals[0]) & set(arrivals[1]))[4:]
-    late = [arrivals[1][iteration] - arrivals[0][iteration] for iteration in common]
+    late = [arrivals[1][step] - arrivals[0][step] for step in common]
     assert len(late) >= 10 and sorted(late)[len(late) // 2] > 25_000_000
 
 

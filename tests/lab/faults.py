@@ -49,6 +49,8 @@ class Fault:
     """The culprit, where it is always the same."""
     sized: bool = True
     """Whether the cost can be chosen; otherwise it is what it is."""
+    by_chance: bool = False
+    """Whether chance decides how often it happens: a run may hold less of it than was planted."""
     base: Callable[[Draw], Plant] | None = None
     """What the job without the fault has as well."""
     has_line: bool = True
@@ -114,6 +116,11 @@ def _now_and_then(draw: Draw) -> Plant:
     top = f"import random\n\nCHANCE = random.Random({draw.random.randrange(10**6)})\n\n"
     code = f"if CHANCE.random() < 0.1 and {{rank}} == {draw.rank}:\n    {draw.sleep(10)}{HERE}"
     return Plant({"top": top, "loop_end": code})
+
+
+def _in_turn(draw: Draw) -> Plant:
+    code = f"TURN[0] += 1\nif TURN[0] % dist.get_world_size() == {{rank}}:\n    {draw.sleep()}{HERE}"
+    return Plant({"top": "TURN = [0]\n\n", "loop_end": code})
 
 
 def _collect_ms_per_object() -> float:
@@ -215,7 +222,7 @@ FAULTS = (
     Fault("uneven-batch", ("rank-imbalance/uneven-work",), _uneven_batch, ("mlp", "spawned")),
     Fault("log-one", HOST, _log_to_file, (*LOOPS, "accumulate")),
     Fault("every-k-one", NOW_AND_THEN, _every_k, (*LOOPS, "accumulate")),
-    Fault("intermittent", NOW_AND_THEN, _now_and_then, (*LOOPS, "accumulate")),
+    Fault("intermittent", NOW_AND_THEN, _now_and_then, (*LOOPS, "accumulate"), by_chance=True),
     Fault("gc-one", ("rank-imbalance/garbage-collection",), _collections, LOOPS),
     Fault("checkpoint", ("sync/checkpoint",), _checkpoint(False), ("mlp", "transformer", "byhand"), rank=0),
     Fault("checkpoint-barrier", ("sync/checkpoint",), _checkpoint(True), ("cnn", "spawned"), rank=0),
@@ -251,6 +258,7 @@ FAULTS = (
         sized=False,
         base=lambda d: Plant(arguments=("--width", "900")),
     ),
+    Fault("in-turn", ("rank-imbalance/alternating",), _in_turn, LOOPS, one_rank=False),
 )  # fmt: skip
 
 

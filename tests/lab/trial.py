@@ -16,7 +16,7 @@ from .planting import Plant
 from .running import Job, Recorded, record, recorded_before
 
 SMALLEST_SHARE = 0.08
-"""A fault whose cost cannot be chosen and turned out below this share of the step is not counted."""
+"""A fault whose cost cannot be chosen, or depends on chance, and turned out below this share of the step is not counted."""
 
 
 @dataclass
@@ -41,7 +41,7 @@ class Outcome:
         if self.judgement is None:
             return False
         fault = self.case.fault
-        if fault is None or fault.sized:
+        if fault is None or (fault.sized and not fault.by_chance):
             return True
         return bool(self.truth_ms and self.step_ms and self.truth_ms >= SMALLEST_SHARE * self.step_ms)
 

@@ -102,7 +102,7 @@ def test_a_run_directory_removed_while_its_ranks_record(tmp_path) -> None:
     assert not [spool for spool in spools if spool.read_text().startswith(str(tmp_path))]
 
 
-@pytest.mark.parametrize(("free_share", "kept_bytes"), [(0.9, 2 * 2**20), (0.1, 2**18)])
+@pytest.mark.parametrize(("free_share", "kept_bytes"), [(0.9, 2 * 2**20), (0.1, 2**16)])
 def test_little_memory_backed_storage_is_left_to_the_job(
     tmp_path, monkeypatch, free_share, kept_bytes
 ) -> None:

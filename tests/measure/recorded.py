@@ -37,6 +37,8 @@ class Job:
     metric: str = ""
     """"": none, "blocking" or "async": an all_reduce between forward and backward."""
     batch: Callable[[int], int] = lambda rank: 32
+    elements: Callable[[int, int], int] | None = None
+    """Elements of a rank's inputs in a step."""
     worker: Callable[[int], float] | None = None
     """Time that the one loader worker of a rank takes for a batch, which it makes beside the steps."""
     epoch: int = 0
@@ -126,17 +128,16 @@ class _Rank:
 def run_ranks(job: Job) -> list[list[dict]]:
     """Simulate; the lines of each rank's steps.jsonl."""
     ranks = [_Rank(job, rank) for rank in range(job.world)]
-    numbers = {"iteration": 0, "call": 0}
     for step in range(job.steps):
         for micro in range(job.accumulation):
-            _iteration(job, ranks, step, micro == job.accumulation - 1, numbers)
+            _iteration(job, ranks, step, micro == job.accumulation - 1)
         for r in ranks:
             r.spend("opt", job.optimizer + job.extra(r.rank, step).get("optimizer", 0.0), w=2, o=0)
             r.close(step)
     return [r.lines for r in ranks]
 
 
-def _iteration(job: Job, ranks: list[_Rank], step: int, last: bool, numbers: dict[str, int]) -> None:
+def _iteration(job: Job, ranks: list[_Rank], step: int, last: bool) -> None:
     extras = [job.extra(r.rank, step) if last else {} for r in ranks]
     for r, extra in zip(ranks, extras, strict=True):
         fresh = job.epoch and step and step % job.epoch == 0
@@ -152,46 +153,44 @@ def _iteration(job: Job, ranks: list[_Rank], step: int, last: bool, numbers: dic
         if extra.get("save"):
             r.spend("save", extra["save"], w=2)
     if job.barrier:
-        _meet(ranks, "bar", 0.05, numbers, op="barrier")
+        _meet(ranks, "bar", 0.05, op="barrier")
     sync = last or not job.no_sync
     root = ranks[0].now
     for r, extra in zip(ranks, extras, strict=True):
         if job.buffers and sync:
-            r.spend("bcast", max(0.0, root - r.now) + 0.02, m=0, it=numbers["iteration"])
-        r.spend("fwd", job.forward + extra.get("forward", 0.0), m=0, w=3)
+            r.spend("bcast", max(0.0, root - r.now) + 0.02, m=0)
+        size = {"e": job.elements(r.rank, step)} if job.elements else {}
+        r.spend("fwd", job.forward + extra.get("forward", 0.0), m=0, w=3, **size)
         if extra.get("gc"):
             r.spend("gc", extra["gc"], g=2)
     if job.metric == "blocking":
-        _meet(ranks, "coll", 0.2, numbers, op="all_reduce")
+        _meet(ranks, "coll", 0.2, op="all_reduce")
     elif job.metric == "async":
         for r in ranks:
-            r.spend("coll", 0.01, op="all_reduce", pg="0", b=4, seq=numbers["call"], w=2, **{"async": True})
-        numbers["call"] += 1
+            r.spend("coll", 0.01, op="all_reduce", pg="0", b=4, w=2, **{"async": True})
         _wait(ranks)
-    _backward(job, ranks, extras, sync and job.ddp, numbers)
+    _backward(job, ranks, extras, sync and job.ddp)
     if not job.ddp and last:
-        _meet(ranks, "coll", job.transfer, numbers, op="all_reduce", b=4_000_000)
+        _meet(ranks, "coll", job.transfer, op="all_reduce", b=4_000_000)
 
 
-def _backward(job: Job, ranks: list[_Rank], extras: list[dict], sync: bool, numbers: dict[str, int]) -> None:
+def _backward(job: Job, ranks: list[_Rank], extras: list[dict], sync: bool) -> None:
     starts = [r.now for r in ranks]
     lengths = [job.backward + extra.get("backward", 0.0) for extra in extras]
     arrivals = [start + length for start, length in zip(starts, lengths, strict=True)]
     for r, start, length in zip(ranks, starts, lengths, strict=True):
         r.now = max(arrivals) + job.transfer if sync else start + length
-        fields = {"m": 0, "it": numbers["iteration"], "sync": sync} if job.ddp else {}
+        fields = {"m": 0, "sync": sync} if job.ddp else {}
         if sync:
             fields |= {"ready": [round(length * MS / 2), round(length * MS)], "base": r.ns(start)}
         r.event("bwd", start, w=2, **fields)
-    numbers["iteration"] += sync
 
 
-def _meet(ranks: list[_Rank], kind: str, transfer: float, numbers: dict[str, int], **fields) -> None:
+def _meet(ranks: list[_Rank], kind: str, transfer: float, **fields) -> None:
     together = max(r.now for r in ranks) + transfer
     for r in ranks:
         start, r.now = r.now, together
-        r.event(kind, start, pg="0", seq=numbers["call"], w=2, **fields)
-    numbers["call"] += 1
+        r.event(kind, start, pg="0", w=2, **fields)
 
 
 def _wait(ranks: list[_Rank]) -> None:

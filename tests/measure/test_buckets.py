@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from ddpdoctor.measure.buckets import bucket_costs, exposed_ns, favoured_cap
+from ddpdoctor.measure.buckets import bucket_costs, disturbed_ns, exposed_ns, favoured_cap
 from ddpdoctor.measure.facts import BucketFacts, Cost
+from tests.measure.made import simple
 
 MIB = 1024 * 1024
 MS = 1e6
@@ -89,3 +91,27 @@ def test_ordinary_buckets_are_left_alone():
     )
     small, unhidden, _ = bucket_costs(facts, 20.0, 50.0, cost(0.6), 60.0)
     assert small is None and unhidden is None
+
+
+def test_issuing_many_buckets_costs_the_computing_thread_too():
+    """Hidden or not: 100 issues of 0.1 ms become one, but for the part that goes with the bytes."""
+    facts = BucketFacts(per_sync=100.0, total_bytes=1e6, backward_ms=40.0, syncs_per_step=1.0)
+    without, _, _ = bucket_costs(facts, 200.0, 1.0, cost(20.0), 60.0)
+    with_issues, _, _ = bucket_costs(facts, 200.0, 1.0, cost(20.0), 60.0, issue_ns=0.1 * MS)
+    fixed_share = 0.2 / (0.2 + 0.01)
+    assert with_issues.ms_per_step - without.ms_per_step == pytest.approx(99 * 0.1 * fixed_share)
+
+
+def test_disturbances_go_with_the_messages_that_they_meet():
+    """A third of the messages' time is beyond the usual; fewer messages save that part of it, too."""
+    facts = BucketFacts(per_sync=100.0, total_bytes=1e6, backward_ms=40.0, syncs_per_step=1.0)
+    calm, _, _ = bucket_costs(facts, 200.0, 1.0, cost(20.0), 60.0)
+    busy, _, _ = bucket_costs(facts, 200.0, 1.0, cost(20.0), 60.0, disturbed_ms=10.0)
+    assert busy.ms_per_step == pytest.approx(1.5 * calm.ms_per_step)
+
+
+def test_what_is_beyond_the_usual_transfer():
+    """Every fifth reduction takes 9 ms instead of 2."""
+    transfer = np.where(np.arange(40) % 5 == 0, 9.0, 2.0)[:, None]
+    assert disturbed_ns(simple(4, transfer_ms=transfer)) == pytest.approx(7.0 / 5 * MS)
+    assert disturbed_ns(simple(4)) == 0.0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.measure.recorded import Job, late_facts, measured, plant, record
 
 
@@ -44,3 +46,44 @@ def test_the_line_of_a_collection_that_the_hook_names(tmp_path):
     file.write_text(file.read_text().replace('"k": "gc"', '"k": "gc", "w": 2'))
     found, _ = measured(folder)
     assert [where.line for where in late_facts(found)["collection"].where] == [31]
+
+
+HOST_MS = 6.0
+TORCH = "/usr/lib/python3/site-packages/torch/optim/optimizer.py"
+
+
+def write_samples(folder, rank, innermost="train.py"):
+    """A sample each 0.7 ms of the run, all at line 44 of the user's script."""
+    steps = [
+        json.loads(line) for line in (rank_folder(folder, rank) / "steps.jsonl").read_text().splitlines()
+    ]
+    first, last = (next(s["t"][i] for s in of if "t" in s) for i, of in ((0, steps), (1, steps[::-1])))
+    lines = [{"where": 7, "file": "train.py", "line": 44, "function": "main"}]
+    lines += [{"where": 8, "file": innermost, "line": 1, "function": "inner"}]
+    lines += [{"t": t, "s": [[0, 7, 8]]} for t in range(first, last, 700_000)]
+    (rank_folder(folder, rank) / "samples.jsonl").write_text(
+        "".join(json.dumps(each) + "\n" for each in lines)
+    )
+
+
+def host_line(tmp_path, ranks, **options):
+    folder = record(tmp_path / "run", Job(host=HOST_MS))
+    for rank in ranks:
+        write_samples(folder, rank, **options)
+    found, _ = measured(folder)
+    assert found.facts.shared.host.ms_per_step == pytest.approx(HOST_MS, rel=0.05)
+    return found.facts.shared.host.where
+
+
+def test_the_time_of_a_line_is_that_of_its_samples(tmp_path):
+    (where,) = host_line(tmp_path, range(4))
+    assert where.line == 44 and where.python_ms == pytest.approx(HOST_MS, rel=0.1)
+
+
+def test_what_torch_does_itself_is_no_python_of_the_loop_s(tmp_path):
+    (where,) = host_line(tmp_path, range(4), innermost=TORCH)
+    assert where.line == 44 and where.python_ms is None
+
+
+def test_a_line_of_one_rank_is_not_common_to_all(tmp_path):
+    assert host_line(tmp_path, [2]) == []

@@ -7,7 +7,8 @@ import json
 import pytest
 
 from ddpdoctor.analysis import Options, load
-from ddpdoctor.measure.outside import operator_shares
+from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.outside import operator_shares, python_parts
 from tests.measure.recorded import EPOCH_NS, Job, record, run_ranks
 from tests.measure.traced import windows_of
 
@@ -15,8 +16,8 @@ HOST_MS = 20.0
 EVALUATION_MS = 200.0
 
 
-def write_trace(folder, rank, lines, *, in_host):
-    """A window of steps 8 to 12: operators fill each evaluation, and this share of the loop's own time."""
+def write_trace(folder, rank, lines, *, in_host, first_half=True):
+    """A window of steps 8 to 12: operators fill each evaluation, and this share of the loop's own time, at its begin or end."""
     events = []
 
     def add(category, name, at_ns, ms):
@@ -32,7 +33,8 @@ def write_trace(folder, rank, lines, *, in_host):
             if event["k"] == "data" and event["l"] == 1:
                 add("cpu_op", "aten::linear", start + event["s"] + event["d"], EVALUATION_MS)
             elif event["k"] == "data" and in_host:
-                add("cpu_op", "aten::mul", start + event["s"] + event["d"], in_host * HOST_MS)
+                later = 0 if first_half else round((1 - in_host) * HOST_MS * 1e6)
+                add("cpu_op", "aten::mul", start + event["s"] + event["d"] + later, in_host * HOST_MS)
     text = {"baseTimeNanoseconds": EPOCH_NS, "distributedInfo": {"rank": rank, "world_size": 2}}
     (folder / f"rank{rank}.json").write_text(json.dumps({**text, "traceEvents": events}))
 
@@ -48,3 +50,26 @@ def test_evaluations_do_not_count(tmp_path, in_host):
     shares = operator_shares(logs, windows_of(traces))
     assert set(shares) == {0, 1}
     assert all(share == pytest.approx(in_host, abs=0.06) for share in shares.values())
+
+
+def test_samples_inside_operators_are_not_python(tmp_path):
+    """Operators fill the second half of each step's host time; line 1 is sampled in the first, line 2 in the second."""
+    logs = load(
+        [str(record(tmp_path / "run", Job(world=2, steps=30, host=HOST_MS)))], Options(cache=False)
+    ).logs
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    for rank, lines in enumerate(run_ranks(Job(world=2, steps=30, host=HOST_MS))):
+        write_trace(traces, rank, lines, in_host=0.5, first_half=False)
+    log = logs[0]
+    log.sample_where = {line: Where("train.py", line, "main") for line in (1, 2, 3)}
+    for step in log.steps:
+        begin = next(event.stop for event in step.events if event.k == "data")
+        log.samples += [(begin + 5_000_000, 1, 1), (begin + 15_000_000, 2, 2)]
+    windows = windows_of(traces)
+    shares = operator_shares(logs, windows)
+    parts = python_parts(logs, windows, shares)
+    assert parts[0][1] == pytest.approx(1.0, abs=0.15) and parts[0][2] == pytest.approx(0.0, abs=0.15)
+    assert parts[0][3] == pytest.approx(1.0 - shares[0])
+    assert parts[1] == {}
+    assert python_parts(logs, [], shares) == [{}, {}]

@@ -1,0 +1,56 @@
+"""CEL conditions over the facts: compiled once, evaluated over no more of the facts than they read."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sys
+from collections.abc import Mapping
+from importlib.machinery import PathFinder
+from importlib.util import find_spec, module_from_spec
+from typing import Any
+
+_CORE = "cel.cel"
+"""The compiled module that does the work; the rest of the package is its command line."""
+
+
+def _core() -> Any:
+    """The package's compiled module without the package's ``__init__``.
+
+    That one imports a command line with prompt_toolkit and typer, which takes longer than all rules. The module
+    goes by its own name into ``sys.modules``, because it may be initialised once only: a later ``import cel`` finds
+    it there. Where a version has no such module, the package is imported as usual.
+    """
+    if "cel" in sys.modules or _CORE in sys.modules:
+        return importlib.import_module(_CORE if _CORE in sys.modules else "cel")
+    package = find_spec("cel")
+    found = PathFinder.find_spec(_CORE, package.submodule_search_locations) if package is not None else None
+    if found is None or found.loader is None:
+        return importlib.import_module("cel")
+    module = sys.modules[_CORE] = module_from_spec(found)
+    try:
+        found.loader.exec_module(module)
+    except BaseException:
+        del sys.modules[_CORE]
+        raise
+    return module
+
+
+_CEL = _core()
+
+
+@functools.cache
+def compiled(expression: str) -> tuple[Any, frozenset[str]]:
+    """The program of a CEL expression, and the names that it may read; ValueError where it does not parse."""
+    program = _CEL.compile(expression)
+    return program, frozenset(program.variables())
+
+
+def evaluate(expression: str, names: Mapping[str, Any]) -> Any:
+    """Value of a CEL expression over ``names``.
+
+    Only what it reads is handed over: each value is converted on every call. Raises what CEL raises, such as
+    RuntimeError for a name that is not there, KeyError for a field, TypeError for operands that do not fit.
+    """
+    program, read = compiled(expression)
+    return program.execute({name: value for name, value in names.items() if name in read})

@@ -1,0 +1,144 @@
+"""What was made of files that hardly ever change, kept in the user's cache folder: rules that were read and checked,
+the documentation of the facts. To make them anew takes longer than most analyses of a small trace.
+
+An entry is found by a hash of everything that it depends on: the files' content, the code that reads and checks
+them, and the packages that judge expressions and texts. It is data, never code, and only what is without a fault is
+kept; an entry that cannot be read is ignored and made again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import os
+import sys
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+import ddpdoctor
+
+T = TypeVar("T")
+
+_MOST_ENTRIES = 32
+"""The least recently used entries go beyond this number: who edits rules makes one with each change."""
+_CODE = (
+    "diagnose/conditions.py",
+    "diagnose/facts_view.py",
+    "diagnose/kept.py",
+    "diagnose/rule.py",
+    "diagnose/words.py",
+    "measure/facts.py",
+)
+_SUM_BYTES = 16
+_PACKAGES = ("cel", "jinja2", "msgspec", "yaml")
+
+
+def cache_folder() -> Path:
+    """``$XDG_CACHE_HOME/ddpdoctor/rules``, by default below ``~/.cache``."""
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "ddpdoctor" / "rules"
+
+
+class Kept(Generic[T]):
+    """The place of what was made of ``contents`` (files by name), of type ``kind``. Trouble with the cache is no
+    error."""
+
+    def __init__(self, kind: type[T], contents: Mapping[str, bytes]) -> None:
+        self._decoder = msgspec.msgpack.Decoder(kind)
+        self._entry: Path | None = None
+        with contextlib.suppress(OSError, RuntimeError):  # no home folder; or installed where no files are
+            self._entry = cache_folder() / f"{_key(kind, contents)}.msgpack"
+
+    def read(self) -> T | None:
+        """What was kept; None where nothing was."""
+        if self._entry is None:
+            return None
+        try:
+            content = self._entry.read_bytes()
+            data = content[_SUM_BYTES:]
+            if content[:_SUM_BYTES] != _sum(data):
+                return None
+            os.utime(self._entry)
+            return self._decoder.decode(data)
+        except (OSError, msgspec.DecodeError, UnicodeDecodeError):
+            return None
+
+    def write(self, made: T) -> None:
+        """Keeps ``made`` where the format carries it exactly."""
+        if self._entry is None:
+            return
+        try:
+            data = msgspec.msgpack.encode(made)
+            if self._decoder.decode(data) == made:
+                _replace(self._entry, _sum(data) + data)
+        except (OSError, OverflowError, TypeError, ValueError):
+            pass  # a test of a rule may hold what YAML knows and MessagePack does not
+
+
+def _sum(data: bytes) -> bytes:
+    return hashlib.blake2b(data, digest_size=_SUM_BYTES).digest()
+
+
+def _key(kind: Any, contents: Mapping[str, bytes]) -> str:
+    digest = _checker().copy()
+    _add(digest, str(kind).encode())
+    for name, content in contents.items():
+        _add(digest, name.encode())
+        _add(digest, content)
+    return digest.hexdigest()
+
+
+@functools.cache
+def _checker() -> hashlib.blake2b:
+    """Hash of the code that reads and checks rules, our own and the packages'."""
+    digest = hashlib.blake2b(f"{ddpdoctor.__version__} {sys.version}".encode(), digest_size=20)
+    package = Path(ddpdoctor.__file__).parent
+    for content in (*((package / name).read_bytes() for name in _CODE), *_installed()):
+        _add(digest, content)
+    return digest
+
+
+def _add(digest: hashlib.blake2b, content: bytes) -> None:
+    digest.update(f"{len(content)} ".encode())
+    digest.update(content)
+
+
+def _installed() -> list[bytes]:
+    """What changes when one of the packages is installed anew."""
+    found = []
+    for name in _PACKAGES:
+        spec = find_spec(name)
+        if spec is not None and spec.origin is not None:
+            status = Path(spec.origin).stat()
+            found.append(f"{spec.origin} {status.st_size} {status.st_mtime_ns}".encode())
+    return found
+
+
+def _replace(entry: Path, data: bytes) -> None:
+    """Written aside and renamed into place: others may read or write the same entry."""
+    import tempfile
+
+    entry.parent.mkdir(parents=True, exist_ok=True)
+    handle, aside = tempfile.mkstemp(dir=entry.parent, suffix=".part")
+    try:
+        with os.fdopen(handle, "wb") as stream:
+            stream.write(data)
+        Path(aside).replace(entry)
+    except BaseException:
+        Path(aside).unlink(missing_ok=True)
+        raise
+    entries = sorted((file for file in entry.parent.iterdir()), key=_last_use, reverse=True)
+    for file in entries[_MOST_ENTRIES:]:
+        file.unlink(missing_ok=True)
+
+
+def _last_use(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # another process removed it
+        return 0.0

@@ -1,0 +1,96 @@
+"""What a reduction costs the computing thread, from a window beside a step log, and the price of a reduction too many."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from ddpdoctor.analysis import Options, load
+from ddpdoctor.measure.blame import excess
+from ddpdoctor.measure.costs import Pricing
+from ddpdoctor.measure.graph import GRADIENTS, Sync
+from ddpdoctor.measure.reducer import reducer_work
+from ddpdoctor.measure.whatif import no_sync
+from tests.measure.made import MS, NoLines, cycles_of, graph_of, work_array
+from tests.measure.recorded import EPOCH_NS, Job, record, run_ranks
+from tests.measure.traced import windows_of
+
+BACKWARD_MS = 10.0
+COPY_MS, ISSUE_MS = 0.5, 0.2
+
+
+def write_trace(folder, rank, lines):
+    """A window of steps 8 to 12: copies in each backward pass, one issue in its middle, one after its last gradient, and a
+    metric's collective before it."""
+    events = []
+
+    def add(name, at_ns, ms, category="cpu_op"):
+        times = {"ts": (at_ns - EPOCH_NS) / 1e3, "dur": ms * 1e3}
+        events.append({"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, **times})
+
+    for line in lines:
+        if not 8 <= line.get("step", -1) <= 12:
+            continue
+        start, end = line["t"]
+        add(f"ProfilerStep#{line['step']}", start, (end - start) / 1e6, "user_annotation")
+        for event in line["ev"]:
+            if event["k"] == "bwd":
+                begin, ready = start + event["s"], start + event["s"] + BACKWARD_MS * MS
+                add("torch::distributed::reducer::mul_out", begin + 1 * MS, COPY_MS)
+                add("torch::distributed::reducer::mul_out", begin + 8 * MS, COPY_MS)
+                add("c10d::allreduce_", begin + 5 * MS, ISSUE_MS)
+                add("c10d::allreduce_", ready, ISSUE_MS)
+                add("c10d::allreduce_", begin - 1 * MS, 0.7)
+    text = {"baseTimeNanoseconds": EPOCH_NS, "distributedInfo": {"rank": rank, "world_size": 2}}
+    (folder / f"rank{rank}.json").write_text(json.dumps({**text, "traceEvents": events}))
+
+
+def test_copies_and_issues_before_the_last_gradient_count(tmp_path):
+    job = Job(world=2, steps=20, backward=BACKWARD_MS)
+    logs = load([str(record(tmp_path / "run", job))], Options(cache=False)).logs
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    for rank, lines in enumerate(run_ranks(job)):
+        write_trace(traces, rank, lines)
+    windows = windows_of(traces)
+    for work in reducer_work(logs, windows):
+        assert work.whole_ns == pytest.approx((2 * COPY_MS + ISSUE_MS) * MS, rel=0.01)
+        assert work.issue_ns == pytest.approx(ISSUE_MS * MS, rel=0.01)
+    assert reducer_work(logs, []) == [None, None]
+    assert reducer_work(logs[:1], windows[1:]) == [None]
+
+
+def test_micro_batches_without_a_reduction_are_not_asked(tmp_path):
+    logs = load([str(record(tmp_path / "run", Job(world=2, steps=20, ddp=False)))], Options(cache=False)).logs
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    for rank, lines in enumerate(run_ranks(Job(world=2, steps=20))):
+        write_trace(traces, rank, lines)
+    assert reducer_work(logs, windows_of(traces)) == [None, None]
+
+
+@pytest.mark.parametrize("synced_ms", [0.0, 1.5])
+def test_a_reduction_too_many_is_priced_with_its_copies(synced_ms):
+    """Three micro-batches that all reduce; the job without the first two reductions is known."""
+    world, syncs = 2, [Sync(GRADIENTS, "DDP gradients", (0, 1), micro=n, group="ddp0") for n in range(3)]
+    job = graph_of(cycles_of(syncs, work_array(20, 3, world, forward=4.0, backward=8.0 + synced_ms), 3.0))
+    last = np.array([0.0, 0.0, synced_ms])[None, :, None]
+    fixed = graph_of(
+        cycles_of(
+            syncs, work_array(20, 3, world, forward=4.0, backward=8.0 + last), np.array([[0.0, 0.0, 3.0]])
+        )
+    )
+    own = [synced_ms * MS] * world
+    saved_ms = (job.mean_cycle_ns - fixed.mean_cycle_ns) / MS
+    assert saved_ms == pytest.approx(2 * (3.0 + synced_ms))
+    cost = Pricing(job, excess(job), NoLines(), own).shared().redundant_sync
+    assert cost.ms_per_step == pytest.approx(saved_ms)
+    assert no_sync(job, own) == pytest.approx(fixed.mean_cycle_ns)
+
+
+def test_no_more_is_saved_than_the_backward_pass_takes():
+    syncs = [Sync(GRADIENTS, "DDP gradients", (0, 1), micro=n, group="ddp0") for n in range(2)]
+    job = graph_of(cycles_of(syncs, work_array(20, 2, 2, forward=4.0, backward=1.0), 3.0))
+    assert no_sync(job, [5.0 * MS] * 2) == pytest.approx(job.mean_cycle_ns - (3.0 + 1.0) * MS)
