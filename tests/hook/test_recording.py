@@ -157,3 +157,22 @@ def test_the_size_of_inputs_in_whatever_they_come() -> None:
     tensor = torch.zeros(2, 3)
     assert input_elements((tensor, {"mask": tensor, "more": [tensor, "text"]}, None, 3)) == 18
     assert input_elements(()) == 0
+
+
+@pytest.mark.torchrun
+def test_the_profiler_is_closed_well_after_its_last_step(tmp_path) -> None:
+    """Gloo's threads write to memory that closing it frees, until they are through with the collectives it saw."""
+    command = torchrun("plain_ddp.py", "--steps", "60", "--slow-rank", "1", "--slow-ms", "40")
+    recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(8, 11)))
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    for rank in (0, 1):
+        window = recorded.info(rank)["window"]
+        steps = {step["step"]: step for step in recorded.steps(rank)}
+        closing = [number for number, step in steps.items() if "profiler_close" in step.get("marks", [])]
+        profiled = [number for number, step in steps.items() if "profiled" in step.get("marks", [])]
+        assert (window["state"], window["steps"], profiled) == ("saved", [8, 11], [8, 9, 10])
+        assert len(closing) == 1 and steps[closing[0]]["t"][0] - steps[10]["t"][1] >= 1_000_000_000
+        with gzip.open(recorded.folder(rank) / "trace.json.gz") as trace:
+            names = [event.get("name", "") for event in json.load(trace)["traceEvents"]]
+        # The later steps, in which the profiler is still open, are not in it.
+        assert sum(name.startswith("DistributedDataParallel.forward") for name in names) == 3
