@@ -34,8 +34,6 @@ class Model:
         self.ref = weakref.ref(ddp)
         self.index = index
         self.where = where
-        self._reduced = 0
-        """Recorded backwards in which gradients were reduced."""
         self.forward_end: Optional[int] = None
         """Since the last backward there was a forward with gradients, and it ended then (perf_counter_ns)."""
         self.reduces = True
@@ -56,10 +54,9 @@ class Model:
         stats = ddp.reducer.get_backward_stats()
         if stats == self._stats or not any(stats):
             return False
-        self._stats = stats
-        self._reduced += 1
-        if self._buckets is None and self._reduced > 1:
+        if self._buckets is None and self._stats is not None:
             self._buckets = _buckets(ddp)
+        self._stats = stats
         self.ready = [max(stats)] if self._buckets is None else [max(pick(stats)) for pick in self._buckets]
         return True
 

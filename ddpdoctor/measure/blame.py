@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from .chance import MOSTLY, one_sided, places
+from .chance import MOSTLY, one_sided, places, scatter_of
 from .graph import INDEX, STEP_END, Array, CycleGroup, Graph
 from .turns import made_by_the_job, rotate, turns
 
@@ -54,7 +54,6 @@ BLAMED = {
 _NAMED = ("data", "copy", "collection", "checkpoint")
 """Kinds that are recorded as such: an outlier there is what it says, also where it strikes each rank at its
 own time. It then accuses nobody, and is common to all."""
-_MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True)
@@ -175,14 +174,14 @@ def _hits(
     strike the ranks by chance. ``place``: see :func:`.chance.one_sided`."""
     cycles, world = difference.shape
     usual = np.median(difference, axis=0)
-    scatter = _MAD_TO_SIGMA * np.median(np.abs(difference - usual), axis=0)
+    scatter = scatter_of(difference - usual)
     error = 1.2533 * scatter / np.sqrt(max(cycles, 1))
     persistent = (usual > PERSISTENT_SIGMAS * error) & (usual > PERSISTENT_SHARE * step_ns)
     if cycles < FEWEST_CYCLES:
         # Too few cycles to know a rank's own scatter: in each it must stand out of the other ranks', and clearly.
         share = FEW_CYCLES_SHARE * (1 if world >= _FEWEST_RANKS else 2) * (1 if cycles > 1 else 2)
         if world >= _FEWEST_RANKS:
-            spread = _MAD_TO_SIGMA * np.median(np.abs(difference))
+            spread = scatter_of(difference.ravel())
             persistent = difference.min(axis=0) > PERSISTENT_SIGMAS * spread
         persistent &= usual > share * step_ns
     # What turns into its opposite in other cycles is no usual excess, and must not hide single ones.

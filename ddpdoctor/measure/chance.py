@@ -85,6 +85,13 @@ def rhythm_by_chance(times: NDArray[np.int64]) -> float:
     return found if found <= NOT_LIKELY else 1.0
 
 
+def scatter_of(deviations: Array) -> Array:
+    """Standard deviation of a normal distribution with this median absolute deviation: 1.4826 times the median over the
+    first axis of the ``deviations`` from the middle."""
+    found: Array = 1.4826 * np.median(np.abs(deviations), axis=0)
+    return found
+
+
 def tail(hits: int, total: int, probability: float) -> float:
     """P(Binomial(total, probability) >= hits)."""
     return sum(

@@ -23,7 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .blame import FEWEST_SPIKES, SPIKE_SHARE, SPIKE_SIGMAS
-from .chance import one_sided
+from .chance import one_sided, scatter_of
 from .costs import Lines
 from .facts import Cost, LateFacts, SharedFacts
 from .graph import INDEX, Array, CycleGroup, Graph
@@ -37,7 +37,6 @@ _FOLLOWERS = 2
 _CATCHES_UP = 2.0
 """Steps that a host may need to catch up, in multiples of the steps that it lost: it issues a step's work in at most
 half of the time that the device takes, or it is the bottleneck."""
-_MAD_TO_SIGMA = 1.4826
 
 
 @dataclass(frozen=True)
@@ -139,7 +138,7 @@ def _delayed(group: CycleGroup, work: Array) -> Array:
 
 def _outliers(amount: Array, over: Array, cycles: _Cycles) -> NDArray[np.bool_]:
     """[N, R] where it is far beyond the rank's own scatter, and no small part of the step."""
-    scatter = _MAD_TO_SIGMA * np.median(np.abs(over - np.median(over, axis=0)), axis=0)
+    scatter = scatter_of(over - np.median(over, axis=0))
     least = np.maximum(SPIKE_SIGMAS * scatter, SPIKE_SHARE * float(np.median(cycles.duration)))
     found: NDArray[np.bool_] = amount > least
     return found
