@@ -26,7 +26,7 @@ from ddpdoctor.measure.machines import series as telemetry_series
 from ddpdoctor.measure.measure import Measurement, measure
 from ddpdoctor.measure.steplog import RankLog, read_rank_log
 from ddpdoctor.measure.window import Window, read_window
-from ddpdoctor.rundir import RunDirectory, is_run_directory, recover
+from ddpdoctor.rundir import RunDirectory, is_run_directory, recover, run_directories
 from ddpdoctor.telemetry.nvml import NO_GPU_TELEMETRY
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, find_traces, load_traces
@@ -90,8 +90,32 @@ def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagn
     return conclude(prepare(listed, chosen), chosen)
 
 
+def _with_runs_below(paths: Sequence[str]) -> list[str]:
+    """``paths``, with a folder that holds run directories replaced by those. Raises UnusableInput where they are of
+    several jobs: hosts of one job may each have recorded to a folder of their own.
+    """
+    expanded: list[str] = []
+    for path in paths:
+        found = run_directories(path)
+        if len(found) > 1 and not _of_one_job(found):
+            newest = max(found, key=lambda run: Path(run).stat().st_mtime)
+            raise UnusableInput(
+                f"{path} holds {len(found)} recorded runs, not of one job: name one of them, such as {newest}, the newest."
+            )
+        expanded += found or [path]
+    return expanded
+
+
+def _of_one_job(runs: Sequence[str]) -> bool:
+    """Whether each rank was recorded in one of ``runs`` only, and all ranks say that they belong together."""
+    ranks = [record for run in runs for record in RunDirectory.open(run).ranks]
+    jobs = {(record.info.get("job_id"), record.info.get("world_size")) for record in ranks}
+    return len(jobs) == 1 and len({record.rank for record in ranks}) == len(ranks)
+
+
 def prepare(paths: Sequence[str], options: Options) -> Prepared:
     """Read everything at the paths. Raises UnusableInput where there is nothing to measure."""
+    paths = _with_runs_below(paths)
     inputs = load(paths, options)
     windows = _windows(inputs)
     if not windows and not any(log.steps for log in inputs.logs):

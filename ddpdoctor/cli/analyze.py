@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
 
 from ddpdoctor import report
-from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.analysis import analyze
+from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.progress import reading_traces
-from ddpdoctor.diagnose.config import check_config, load_config
 from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis
-from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.errors import DdpDoctorError
 
 EXIT_FAIL_ON = 1
 Writer = Callable[[Diagnosis, Path], None]
-
-
-@dataclass(frozen=True)
-class Reading:
-    """How traces are read: see :class:`ddpdoctor.analysis.Options`."""
-
-    jobs: int | None
-    cache: bool
-    engine: str | None
-    job: int | None
 
 
 @click.command("analyze")
@@ -73,12 +62,7 @@ class Reading:
     help="Read traces on a cluster: dask://HOST:PORT, ray://HOST:PORT, or dask or ray alone for the one that the "
     "environment names, else one on this machine (needs ddpdoctor[dask] or [ray]).",
 )
-@click.option(
-    "--job",
-    type=click.IntRange(min=1),
-    metavar="N",
-    help="Which job to diagnose, where the traces are of several.",
-)
+@chosen_job
 @click.option("--hta", is_flag=True, help="Add HolisticTraceAnalysis's own analyses (needs ddpdoctor[hta]).")
 @click.option(
     "--redact",
@@ -117,7 +101,8 @@ def command(
       ddpdoctor analyze traces/ --html report.html
       ddpdoctor analyze 'traces/rank*.json.gz' --fail-on warning --json diagnosis.json
     """
-    diagnosis = _diagnosis(paths, rules, Reading(jobs, not no_cache, engine, job), hta)
+    reading = {"jobs": jobs, "cache": not no_cache, "engine": engine, "job": job, "hta": hta}
+    diagnosis = _diagnosis(paths, rules, reading)
     if redacted:
         diagnosis = report.redact(diagnosis)
     outputs: list[tuple[Callable[[], Writer], Path | None]] = [
@@ -138,25 +123,11 @@ def command(
         sys.exit(EXIT_FAIL_ON)
 
 
-def _diagnosis(paths: tuple[str, ...], rules: tuple[Path, ...], reading: Reading, hta: bool) -> Diagnosis:
+def _diagnosis(paths: tuple[str, ...], rules: tuple[Path, ...], reading: dict[str, Any]) -> Diagnosis:
     if len(paths) == 1 and _is_diagnosis(Path(paths[0])):
         return report.read_diagnosis(Path(paths[0]))
-    config = load_config(Path.cwd())
-    loaded = load_rules([*config.rules, *rules])
-    check_config(config, loaded)
     with reading_traces() as progress:
-        options = Options(
-            loaded_rules=loaded,
-            thresholds=config.thresholds,
-            suppressed=config.suppress,
-            jobs=reading.jobs,
-            cache=reading.cache,
-            engine=reading.engine,
-            job=reading.job,
-            hta=hta,
-            progress=progress,
-        )
-        return analyze(list(paths), options)
+        return analyze(list(paths), configured(progress, rules, **reading))
 
 
 def _is_diagnosis(path: Path) -> bool:

@@ -9,7 +9,7 @@ import click
 from rich.console import Console
 
 from ddpdoctor.analysis import analyze
-from ddpdoctor.cli.configured import configured
+from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.diagnose.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
 from ddpdoctor.errors import UnusableInput
@@ -37,8 +37,14 @@ EXIT_REGRESSION = 1
     help="Exit with 1 if the median step got longer by more than this, and not by chance; "
     "with 2 if that cannot be told.",
 )
+@chosen_job
 def command(
-    before: str, after: str, html: Path | None, json_file: Path | None, percent: float | None
+    before: str,
+    after: str,
+    html: Path | None,
+    json_file: Path | None,
+    percent: float | None,
+    job: int | None,
 ) -> None:
     """Compare two recordings of a job: step time, where it goes, and the findings.
 
@@ -50,7 +56,7 @@ def command(
       ddpdoctor compare ddpdoctor-runs/before ddpdoctor-runs/after
       ddpdoctor compare baseline.json ddpdoctor-runs/after --fail-on-regression 5
     """
-    comparison = compare(_diagnosis(before), _diagnosis(after))
+    comparison = compare(_diagnosis(before, job), _diagnosis(after, job))
     if json_file is not None:
         write_comparison_json(comparison, json_file)
     if html is not None:
@@ -63,12 +69,12 @@ def command(
         _gate(comparison, percent)
 
 
-def _diagnosis(path: str) -> Diagnosis:
+def _diagnosis(path: str, job: int | None) -> Diagnosis:
     file = Path(path)
     if file.is_file() and (file.suffix == ".html" or _holds_diagnosis(file)):
         return read_diagnosis(file)
     with reading_traces() as progress:
-        return analyze(path, configured(progress))
+        return analyze(path, configured(progress, job=job))
 
 
 def _holds_diagnosis(file: Path) -> bool:

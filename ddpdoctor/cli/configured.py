@@ -2,25 +2,38 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import click
 
 from ddpdoctor.analysis import Options, Progress
 from ddpdoctor.diagnose.config import check_config, load_config
 from ddpdoctor.diagnose.load import load_rules
 
 
-def configured(progress: Progress | None = None, jobs: int | None = None) -> Options:
+def configured(progress: Progress | None = None, rules: Sequence[Path] = (), **reading: Any) -> Options:
     """The options that ``ddpdoctor.toml`` or ``pyproject.toml``, here or above, asks for.
 
-    Raises DdpDoctorError where it cannot be read, or names a rule or threshold that does not exist.
+    ``rules``: further folders of rules. ``reading``: other fields of :class:`Options`, as a command line gives them.
+    Raises DdpDoctorError where a file cannot be read, or names a rule or threshold that does not exist.
     """
     config = load_config(Path.cwd())
-    rules = load_rules(config.rules)
-    check_config(config, rules)
+    loaded = load_rules([*config.rules, *rules])
+    check_config(config, loaded)
     return Options(
-        loaded_rules=rules,
+        loaded_rules=loaded,
         thresholds=config.thresholds,
         suppressed=config.suppress,
-        jobs=jobs,
         progress=progress,
+        **reading,
     )
+
+
+chosen_job = click.option(
+    "--job",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Which job to diagnose, where the traces are of several.",
+)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from ddpdoctor.analysis import conclude, prepare
-from ddpdoctor.cli.configured import configured
+from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.tables import tables
@@ -30,7 +30,10 @@ from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_pa
     help="Write steps.parquet, collectives.parquet and events.parquet.",
 )
 @click.option("--steps", metavar="A:B", help="Only steps A to B-1.")
-def command(paths: tuple[str, ...], timeline: Path | None, parquet: Path | None, steps: str | None) -> None:
+@chosen_job
+def command(
+    paths: tuple[str, ...], timeline: Path | None, parquet: Path | None, steps: str | None, job: int | None
+) -> None:
     """Put all ranks of a run directory, or of profiler traces, on one clock.
 
     The timeline opens in https://ui.perfetto.dev: one process for each rank, with waiting for other ranks and
@@ -45,7 +48,7 @@ def command(paths: tuple[str, ...], timeline: Path | None, parquet: Path | None,
         raise click.UsageError("nothing to write: give --timeline F, --parquet DIR, or both.")
     chosen = _range(steps)
     with reading_traces() as progress:
-        options = configured(progress)
+        options = configured(progress, job=job)
         prepared = prepare(list(paths), options)
         diagnosis = conclude(prepared, options)
         found = tables(prepared.logs, prepared.windows)

@@ -98,6 +98,12 @@ class Recorder:
         """When the current step began, perf_counter_ns."""
         return self._start[_CLOCK]
 
+    def record_whole(self) -> None:
+        """Record the current step, which has just begun, and those after it in full, until ``always_full`` is unset."""
+        if not self.full:
+            self.full_since = self.start_perf_ns
+        self.full = self.always_full = True
+
     def add(self, start: int, duration: int, fields: str) -> None:
         """Append an event: perf_counter_ns, ns, and the inside of its JSON object from ``"k"`` on."""
         if len(self.events) < MOST_EVENTS:
@@ -161,7 +167,7 @@ class Recorder:
         cost_ns = self._block_cost_ns // full if full else None
         self._full_block = thinning.next_block(self.step, cost_ns, (at - self._block_start) // BLOCK_STEPS)
         self._block_start, self._block_cost_ns, self._block_full = at, 0, 0
-        if self._full_block and not full:
+        if self._full_block and not self.full:
             self.full_since = at
         self.epoch_of_zero = time_ns() - perf_counter_ns()
         if not self.step & _MOST_COUNTERS_MASK:

@@ -8,7 +8,7 @@ import os
 import tempfile
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional
+from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence
 
 from ..rundir import FLIGHT_FILE, TRACE_FILE
 from .guard import part
@@ -25,6 +25,8 @@ STAGGER_S = 0.25
 MOST_STAGGER_S = 4.0
 LONGEST_WAIT_S = 60.0
 """For a trace still being written when the job ends."""
+COMPRESSION = 20
+"""A trace before by one after, about, on the large side: 8 to 17 on our own and the public ones."""
 _CHUNK = 1 << 20
 
 
@@ -35,13 +37,21 @@ class TooLargeError(Exception):
 class TraceJob:
     """Writes trace.json.gz and flight.json of one window."""
 
-    def __init__(self, session: "Session", result: Any, max_bytes: int, report: Callable[..., None]) -> None:
-        """``report(state, why, **fields)`` is called when all is written or has failed. Call on the training
-        thread.
+    def __init__(
+        self,
+        session: "Session",
+        result: Any,
+        max_bytes: int,
+        report: Callable[..., None],
+        expected_bytes: int,
+    ) -> None:
+        """``report(state, why, **fields)`` is called when all is written or has failed; ``expected_bytes``: of the
+        compressed trace. Call on the training thread.
         """
         self._session = session
         self._result = result
         self._max_bytes = max_bytes
+        self._expected_bytes = expected_bytes
         self._report = report
         self._header = _header(session)
         self._hurry = threading.Event()
@@ -78,7 +88,10 @@ class TraceJob:
             part("flight recorder").failed(error)
 
     def _save_trace(self) -> int:
-        handle, raw = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".json")
+        folder = _room_for(
+            self._expected_bytes * COMPRESSION, (tempfile.gettempdir(), self._session.directory)
+        )
+        handle, raw = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".json", dir=folder)
         os.close(handle)
         target = os.path.join(self._session.directory, TRACE_FILE)
         beside = target + ".tmp"
@@ -94,6 +107,17 @@ class TraceJob:
                     os.unlink(path)
                 except OSError:
                     pass
+
+
+def _room_for(size: int, folders: Sequence[str]) -> str:
+    """The first of ``folders`` half of whose free space holds ``size`` bytes. Raises TooLargeError."""
+    for folder in folders:
+        storage = os.statvfs(folder)
+        if storage.f_bavail * storage.f_frsize >= 2 * size:
+            return folder
+    raise TooLargeError(
+        f"neither {' nor '.join(folders)} has twice the {size // 1_000_000} MB free that the trace may take uncompressed"
+    )
 
 
 def _report_failure(report: Callable[..., None], error: Exception) -> None:

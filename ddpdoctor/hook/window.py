@@ -69,7 +69,8 @@ class Window:
         self._open = False
         self._ended = 0
         """When collection ended, monotonic ns, while the profiler is still to be closed."""
-        self._nodes = 0
+        self._nodes = self._step_nodes = 0
+        """Number of the next node of the autograd graph as the window came near, and how many the step before it made."""
         self._activities: Any = None
         self._job: Optional[TraceJob] = None
         session.document["window"] = self._state
@@ -116,7 +117,7 @@ class Window:
         elif state == "waiting":
             if step == self._first - 1:
                 self._nodes = _node_number()
-                recorder.full = recorder.always_full = True
+                recorder.record_whole()
             elif step >= self._first:
                 self._try_to_open(step)
         elif state == "open":
@@ -141,7 +142,7 @@ class Window:
             )
             return
         self._shorten()
-        recorder.full = recorder.always_full = True
+        recorder.record_whole()
         opened = time.time_ns()
         self._opener = threading.get_ident()
         self._open = True
@@ -154,6 +155,7 @@ class Window:
     def _shorten(self) -> None:
         nodes = _node_number() - self._nodes
         if nodes > 0 and self._first > 0:
+            self._step_nodes = nodes
             most = max(1, self._max_bytes // (nodes * BYTES_PER_NODE))
             if most < self._stop - self._first:
                 self._stop = self._first + most
@@ -176,7 +178,8 @@ class Window:
             return
         self._session.recorder.marks.append("profiler_close")
         self._set("saving")
-        self._job = TraceJob(self._session, result, self._max_bytes, self._set)
+        expected = (self._stop - self._first) * self._step_nodes * BYTES_PER_NODE
+        self._job = TraceJob(self._session, result, self._max_bytes, self._set, expected)
         self._job.start()
 
     def _close_now(self) -> None:

@@ -37,6 +37,7 @@ from .layout import (
     claim_rank_directory,
     host_directory,
     is_run_directory,
+    run_directories,
 )
 from .reader import RankRecord, RunDirectory
 from .spool import Spool, drain, drain_all, make_spool_root, recover
@@ -66,5 +67,6 @@ __all__ = [
     "read_json",
     "read_json_lines",
     "recover",
+    "run_directories",
     "write_json",
 ]

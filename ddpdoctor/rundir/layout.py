@@ -19,14 +19,43 @@ TELEMETRY_FILE = "telemetry.jsonl"
 DIAGNOSIS_FILE = "diagnosis.json"
 REPORT_FILE = "report.html"
 
+_MANIFEST_HEAD = 1 << 12
+"""Bytes that hold its schema, which stands first."""
 _RANK_DIRECTORY = re.compile(r"^(\d{5,})(?:\.(\d+))?$")
 
 
 def is_run_directory(path: str) -> bool:
-    """Whether ``path`` is a folder that ``ddpdoctor run`` made (also one whose launcher was killed early)."""
-    return os.path.isdir(path) and (
-        os.path.isfile(os.path.join(path, MANIFEST_FILE)) or os.path.isdir(os.path.join(path, "ranks"))
+    """Whether ``path`` is a folder that ``ddpdoctor run`` made (also one whose launcher was killed early).
+
+    Other tools' folders may hold a ``manifest.json`` or ``ranks`` too, so it is looked into.
+    """
+    try:
+        with open(os.path.join(path, MANIFEST_FILE), "rb") as manifest:
+            if b"ddpdoctor" in manifest.read(_MANIFEST_HEAD):
+                return True
+    except OSError:
+        pass
+    ranks = os.path.join(path, "ranks")
+    try:
+        names = os.listdir(ranks)
+    except OSError:
+        return False
+    recorded = (os.path.join(ranks, name) for name in names if parse_rank_directory(name))
+    return any(
+        os.path.isfile(os.path.join(rank, file)) for rank in recorded for file in (RANK_FILE, STEPS_FILE)
     )
+
+
+def run_directories(path: str) -> list[str]:
+    """Those at or below ``path``, sorted; links to folders are not followed."""
+    if is_run_directory(path):
+        return [path]
+    found = []
+    for parent, folders, _ in os.walk(path):
+        runs = [name for name in folders if is_run_directory(os.path.join(parent, name))]
+        found += [os.path.join(parent, name) for name in runs]
+        folders[:] = [name for name in folders if name not in runs and not name.startswith(".")]
+    return sorted(found)
 
 
 def host_directory(run: str, host: str) -> str:

@@ -91,9 +91,9 @@ class _Segment:
         self._handle = self._kept_open()
 
     def _kept_open(self) -> int:
-        """The descriptor that the mapping holds for its own use, a copy that it does not tell."""
+        """The descriptor that the mapping holds for its own use, a copy that it does not tell; -1 where it can't be found."""
         listing = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
-        return next(int(name) for name in os.listdir(listing) if _identity(int(name)) == self._file)
+        return next((int(name) for name in os.listdir(listing) if _identity(int(name)) == self._file), -1)
 
     def close(self) -> None:
         """Give the mapping back, unless the job has closed all files it did not know: the number of its descriptor may

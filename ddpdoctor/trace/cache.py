@@ -21,6 +21,8 @@ from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.read import load_trace
 from ddpdoctor.trace.remote import content_tag, is_url
 
+_LAYOUT = 2
+"""Raised whenever entries made before must not be read, though their schema is the same."""
 LIMIT_BYTES = 8 << 30
 """The least recently used entries go beyond this size."""
 
@@ -49,13 +51,13 @@ def cached_load(path: str, rank: int | None = None) -> RankTrace:
     if entry is None:
         return load_trace(path, rank)
     trace = _read(entry)
-    if trace is not None:
-        return replace(trace, meta=placed(trace.meta, path, rank))
-    trace = load_trace(path, rank)
-    with contextlib.suppress(OSError):
-        if _version(path) == before:  # else it was written to since the hash was taken
-            _write(entry, trace)
-    return trace
+    if trace is None:
+        # What is kept says of which rank the file itself says that it is, whatever the caller knows besides.
+        trace = load_trace(path)
+        with contextlib.suppress(OSError):
+            if _version(path) == before:  # else it was written to since the hash was taken
+                _write(entry, trace)
+    return replace(trace, meta=placed(trace.meta, path, rank))
 
 
 def _version(path: str) -> str | None:
@@ -66,7 +68,7 @@ def _version(path: str) -> str | None:
 
 
 def _entry(path: str, version: str) -> Path:
-    digest = hashlib.blake2b(f"{SCHEMA} {ddpdoctor.__version__}".encode(), digest_size=20)
+    digest = hashlib.blake2b(f"{_LAYOUT} {SCHEMA} {ddpdoctor.__version__}".encode(), digest_size=20)
     if is_url(path):
         digest.update(f"\0{version}".encode())
     else:

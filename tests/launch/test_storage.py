@@ -39,11 +39,11 @@ def mounted(folder: Path, options: str) -> Iterator[Path]:
         subprocess.run(["umount", "-l", folder], check=False)
 
 
-def started(out: Path, job: list[str], folder: Path) -> subprocess.Popen[str]:
+def started(out: Path, job: list[str], folder: Path, **variables: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [*DDPDOCTOR_RUN, "--out", str(out), "--", *job],
         cwd=folder,
-        env=clean_environment(),
+        env={**clean_environment(), **variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -81,6 +81,24 @@ def test_a_read_only_disk(tmp_path) -> None:
         out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (0, "single done\n")
     assert err.count("\n") == 1 and "nothing is recorded and the job runs alone" in err
+
+
+@pytest.mark.torchrun
+@needs_root
+def test_little_room_for_temporary_files(tmp_path) -> None:
+    """The uncompressed trace, which may be many times larger than the one kept, goes where it fits, or nowhere."""
+    with mounted(tmp_path / "small", "size=256k") as small, mounted(tmp_path / "run", "size=64m") as disk:
+        for out, state in ((disk / "first", "saved"), (small / "second", "skipped")):
+            job = started(out, JOB, tmp_path, TMPDIR=str(small))
+            output, err = job.communicate(timeout=120)
+            assert (job.returncode, output) == (0, "took 400 steps\n"), err
+            windows = [
+                json.loads((out / "ranks" / f"0000{rank}" / "rank.json").read_text())["window"]
+                for rank in (0, 1)
+            ]
+            assert [window["state"] for window in windows] == [state] * 2, windows
+            assert not list(small.glob("ddpdoctor-*")) and not list(out.rglob("*.tmp"))
+        assert all("MB free" in window["why"] for window in windows)
 
 
 @pytest.mark.torchrun

@@ -60,6 +60,14 @@ def test_a_copy_elsewhere_has_its_own_path_rank_and_host(tmp_path, parses):
     assert len(parses) == 1
 
 
+def test_a_rank_given_by_one_reader_is_not_kept_for_the_next(tmp_path, parses):
+    """A run directory's trace is read with the rank of its folder; alone, it is of the rank that it says itself."""
+    path = write(tmp_path / "trace.json.gz", document(CONTENT, distributedInfo={"rank": 3, "world_size": 4}))
+    assert cache.cached_load(path, 1).meta.rank_from == "run directory"
+    assert_same(cache.cached_load(path), load_trace(path))
+    assert cache.cached_load(path).meta.rank == 3 and len(parses) == 1
+
+
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "text"])
 def test_a_damaged_entry_is_replaced(tmp_path, home, parses, damage):
     path = write(tmp_path / "a.json", document(CONTENT))
