@@ -3,7 +3,6 @@ stack samples."""
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from .facts import Where
 from .points import Point, rank_points
-from .steplog import RankLog, Step
+from .steplog import RankLog, Sample, Step, samples_by_step
 
 Key = tuple[str, int, str]
 """File, line and function."""
@@ -144,9 +143,10 @@ class LogLines:
             steps = [step for step in log.steps if step.number in wanted]
             counts.steps += len(steps)
             counts.seconds += sum(step.end - step.start for step in steps) / 1e9
-            counts.taken += _taken(log, steps)
+            by_step = samples_by_step(log, steps)
+            counts.taken += sum(len(samples) for _, samples in by_step)
             parts = self._parts[log.rank] if "host" in components else {}
-            for user, innermost in _samples_in(log, steps, components):
+            for user, innermost in _samples_in(by_step, components):
                 where = log.sample_where.get(user)
                 if where is None:
                     continue
@@ -185,32 +185,21 @@ def _python_ms(mine: _Counts, theirs: _Counts, scale: float, where: Where) -> fl
     return 1e3 * mine.seconds / mine.steps * count / mine.taken
 
 
-def _taken(log: RankLog, steps: Sequence[Step]) -> int:
-    """Samples in these steps."""
-    starts = [step.start for step in steps]
-    places = [(t, bisect_right(starts, t) - 1) for t, _, _ in log.samples]
-    return sum(index >= 0 and t < steps[index].end for t, index in places)
-
-
-def _samples_in(log: RankLog, steps: Sequence[Step], components: Sequence[str]) -> Iterator[tuple[int, int]]:
+def _samples_in(
+    by_step: Sequence[tuple[Step, list[Sample]]], components: Sequence[str]
+) -> Iterator[tuple[int, int]]:
     """Ids of the user's line and of the innermost one, of the samples taken while the thread did this kind of work."""
-    starts = [step.start for step in steps]
-    by_step: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
-    for sample in log.samples:
-        index = bisect_right(starts, sample[0]) - 1
-        if index >= 0 and sample[0] < steps[index].end:
-            by_step[index].append(sample)
     kinds = {kind for name in components for kind in _EVENTS.get(name, ())}
     outside = "host" in components
     forward = "forward" in components
-    for index, samples in by_step.items():
-        events = [e for e in steps[index].events if e.k in _INSIDE_EVENTS]
+    for step, samples in by_step:
+        events = [e for e in step.events if e.k in _INSIDE_EVENTS]
         for t, user, innermost in samples:
             inside = [e.k for e in events if e.s <= t < e.stop + (_AFTER_GC_NS if e.k == "gc" else 0)]
             if inside:
                 matches = any(kind in kinds for kind in inside)
             else:
-                matches = forward if _in_forward(steps[index], t) else outside
+                matches = forward if _in_forward(step, t) else outside
             if matches:
                 yield user, innermost
 

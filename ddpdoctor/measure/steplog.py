@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -120,6 +121,21 @@ class RankLog:
     def host(self) -> str:
         """Host name."""
         return self.record.host
+
+
+Sample = tuple[int, int, int]
+"""Epoch ns, user line, innermost line; ids into :attr:`RankLog.sample_where`."""
+
+
+def samples_by_step(log: RankLog, steps: Sequence[Step]) -> list[tuple[Step, list[Sample]]]:
+    """The samples taken in each of some steps of ``log``; steps without one are left out."""
+    starts = [step.start for step in steps]
+    found: dict[int, list[Sample]] = {}
+    for sample in log.samples:
+        index = bisect_right(starts, sample[0]) - 1
+        if index >= 0 and sample[0] < steps[index].end:
+            found.setdefault(index, []).append(sample)
+    return [(steps[index], samples) for index, samples in found.items()]
 
 
 def _lines(path: Path, notes: list[str]) -> Iterator[_Line]:
