@@ -8,11 +8,15 @@ MOST_SHARE = 0.007
 """Of the step's time: above it, half as many steps are recorded in full."""
 LEAST_SHARE = 0.002
 """Below it, twice as many."""
+EARLY_STEPS = 512
+"""After them both are half as large: there is enough for a diagnosis by then, and a long job pays for longer."""
 MOST_THINNED = 64
 BLOCK_STEPS = 8
 """Neighbouring steps that are recorded together: a step is measured from the end of the one before."""
 _WEIGHT = 1 / 2
-_MOST_RISE_NS = 4000.0
+_LEAST_RISE_NS = 4000.0
+_MOST_RISE = 0.1
+"""Of the estimate, by one reading."""
 _SETTLE_STEPS = 32
 """Steps between two changes, and before the first: the first steps of a job are unlike the rest."""
 
@@ -41,10 +45,13 @@ class Thinning:
         if cost_ns is not None:
             # The clock runs on while another process has the core: a long reading moves the
             # average only a little.
-            self._cost_ns += min((cost_ns - self._cost_ns) * _WEIGHT, _MOST_RISE_NS)
+            most = max(_LEAST_RISE_NS, _MOST_RISE * self._cost_ns)
+            self._cost_ns += min((cost_ns - self._cost_ns) * _WEIGHT, most)
         self.step_ns += (step_ns - self.step_ns) * _WEIGHT
         if step >= self._next_change:
             share = self._cost_ns / max(self.step_ns, 1.0) / self.every
+            if step >= EARLY_STEPS:
+                share *= 2
             if share > MOST_SHARE and self.every < MOST_THINNED:
                 self.every *= 2
                 self._next_change = step + _SETTLE_STEPS
