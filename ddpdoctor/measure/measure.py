@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -192,6 +193,9 @@ def _bytes(graph: Graph) -> float | None:
     return sum(sums) / max(graph.cycles, 1) or None
 
 
+_DATA_PARALLEL = re.compile(r"(?<![A-Za-z])DataParallel\.forward|nn\.Module: DataParallel_\d")
+"""``torch.nn.DataParallel`` as it stands in the name of its annotation or of a Python frame, not another class whose name
+ends so: DistributedDataParallel, FullyShardedDataParallel."""
 _IN_PROCESS = "_SingleProcessDataLoaderIter"
 """The iterator of a DataLoader without workers, as it stands in the name of its operator."""
 
@@ -216,10 +220,7 @@ def _job_of_windows(windows: Sequence[Window]) -> JobFacts:
         torch=next((m.torch_version for m in metas if m.torch_version), None),
         nccl=next((m.versions.get("nccl_version") for m in metas if m.versions.get("nccl_version")), None),
         is_ddp=forward or None,
-        data_parallel=any(
-            "DataParallel.forward" in n and "Distributed" not in n for w in windows for n in w.trace.names
-        )
-        or None,
+        data_parallel=any(_DATA_PARALLEL.search(n) for w in windows for n in w.trace.names) or None,
     )
 
 
