@@ -18,11 +18,14 @@ from .steplog import RankLog
 
 DEFAULT_CAP_BYTES = 25 * 1024 * 1024
 """DistributedDataParallel's bucket_cap_mb=25 (torch/nn/parallel/distributed.py)."""
+_USUAL_LATENCY_NS = 50_000.0
+"""Of a reduction of few bytes between hosts, about: nccl-tests shows 20 to 100 us."""
 _SLOWEST_BYTES_PER_NS = 0.5
 _SMALL_BYTES = 1 << 20
 """Messages below this are latency-bound rather than bandwidth-bound (msprof-analyze's "small packets")."""
 _CAPS = tuple(2**i * 1024 * 1024 for i in range(9))
 _KEEPS_BEST = 1.02
+_NO_DIFFERENCE = 0.01
 _LATE_START = 0.9
 """A first bucket that starts in the last tenth of the backward pass leaves nothing beside which it could
 run."""
@@ -100,14 +103,14 @@ def exposed_ns(count: int, total_bytes: float, backward_ns: float, latency_ns: f
 
 
 def favoured_cap(total_bytes: float, backward_ns: float, latency_ns: float, rate: float) -> float:
-    """The largest bucket size, in bytes, that is within 2 % of the least exposed time: fewer messages where
-    it makes no difference."""
+    """The largest bucket size, in bytes, that is within 2 % of the least exposed time, or 1 % of the backward pass: fewer
+    messages where it makes no difference."""
     costs = {
         cap: exposed_ns(max(1, int(np.ceil(total_bytes / cap))), total_bytes, backward_ns, latency_ns, rate)
         for cap in _CAPS
     }
-    least = min(costs.values())
-    return float(max(cap for cap, cost in costs.items() if cost <= _KEEPS_BEST * least + 10_000))
+    least, least_ns = min(costs.values()), max(10_000.0, _NO_DIFFERENCE * backward_ns)
+    return float(max(cap for cap, cost in costs.items() if cost <= _KEEPS_BEST * least + least_ns))
 
 
 def bucket_costs(
@@ -141,14 +144,14 @@ def bucket_costs(
     if each_rate is None:
         # One size only: the line cannot be fitted. Of a small message's time half is taken for latency, all
         # of it where the bytes
-        # would pass in no time on a slow link; of a large one's, nothing.
+        # would pass in no time on a slow link; of a large one's, what NCCL takes for any message.
         message = size / count
         each_rate = (
             max(2 * message / max(latency_ns, 1.0), _SLOWEST_BYTES_PER_NS)
             if message < _SMALL_BYTES
             else message / latency_ns
         )
-        latency_ns = max(0.0, latency_ns - message / each_rate)
+        latency_ns = max(_USUAL_LATENCY_NS if message >= _SMALL_BYTES else 0.0, latency_ns - message / each_rate)
     backward_ns = (facts.backward_ms or 0.0) * 1e6
     cap = favoured_cap(size, backward_ns, latency_ns, each_rate)
     best_count = max(1, int(np.ceil(size / cap)))

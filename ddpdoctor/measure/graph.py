@@ -107,6 +107,8 @@ class CycleGroup:
     arrival where it was queued. None: at the arrival."""
     on_device: bool = False
     """Collectives run on a device beside the computation, which only some of them hold up (see :mod:`.lanes`)."""
+    stalls: NDArray[np.bool_] | None = None
+    """[K, R] where the timeline shows that the rank's computation waits for the collective (see :mod:`.stalls`)."""
 
     @property
     def last_arrival(self) -> Array:

@@ -9,7 +9,8 @@ more, but the next one is ready no earlier: the backward pass has to get there. 
     end[k, r]   = max over members of start[k, r] + transfer[k] + lag[k, r]
 
 and the computation moves, ``shift[r] = end[k, r] - measured end[k, r]``, where it waits: for the last bucket of a
-backward pass, and for every collective that is not DDP's. With nothing changed this gives back the measured
+backward pass, for every collective that is not DDP's, and where it was seen to stand still for one (see :mod:`.stalls`:
+sharded parameters, tensor parallelism in the backward pass). With nothing changed this gives back the measured
 times. It is the view of dPRO (Hu et al., MLSys '22), cut down to what a step of data parallel training needs.
 """
 
@@ -19,6 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .graph import GRADIENTS, Array, CycleGroup
 
@@ -40,7 +42,9 @@ class Part:
     beside: Array
     """[N, M] ns of computation beside it"""
     holds: bool
-    """The computation waits for its end."""
+    """The computation waits for its end by what it is for: it is not DDP's, or the last bucket of a backward pass."""
+    stalls: NDArray[np.bool_]
+    """[M] whether the computation was seen to wait for its end."""
     message_bytes: Array
     """[N]"""
     run: tuple[int, str, tuple[int, ...]]
@@ -74,6 +78,7 @@ def parts_of(group: CycleGroup) -> list[Part]:
                 end=group.end[:, k, members],
                 beside=beside[:, k, members],
                 holds=not (gradients[k] and more),
+                stalls=np.zeros(len(members), bool) if group.stalls is None else group.stalls[k, members],
                 message_bytes=group.message_bytes[:, k],
                 run=runs[k],
             )
@@ -97,7 +102,8 @@ def length_ns(group: CycleGroup, parts: Sequence[Part]) -> Array:
             over[:, own] = np.maximum(over[:, own], goes_on)
         else:
             goes_on = lane + part.beside
-        if part.holds:
-            shift[:, own], removed[:, own] = goes_on - part.end, 0.0
+        held = part.stalls | part.holds
+        shift[:, own] = np.where(held, goes_on - part.end, shift[:, own])
+        removed[:, own] = np.where(held, 0.0, removed[:, own])
     length: Array = np.nanmax(over, axis=1) - np.nanmax(group.begin, axis=1)
     return length

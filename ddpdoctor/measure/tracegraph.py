@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from .graph import COMPONENTS, INDEX, STEP_END, Array, CycleGroup, Graph, RankSteps, Sync
 from .intervals import Intervals, covered, subtract, union
+from .stalls import stalls
 from .tracematch import Matched, align_and_match
 from .window import Window, arrivals
 
@@ -82,6 +83,20 @@ def step_of(window: Window, at: NDArray[np.int64]) -> NDArray[np.int64]:
     last = window.steps[-1][2]
     index = np.searchsorted(starts, at, side="right") - 1
     return np.where((index >= 0) & (at < last), numbers[np.clip(index, 0, None)], _UNKNOWN_STEP)
+
+
+def step_of_comms(window: Window) -> NDArray[np.int64]:
+    """[M] step in which the host launched each collective; -1 outside the marked steps.
+
+    A kernel whose launch is not in the trace was launched before the window began, by a host that was ahead of its device:
+    its own start would put it into a later step. Unless no launch was recorded at all.
+    """
+    comms = window.comms
+    steps = step_of(window, comms.issued)
+    unseen = comms.issued >= comms.start
+    if window.on_device and not unseen.all():
+        steps = np.where(unseen, _UNKNOWN_STEP, steps)
+    return steps
 
 
 def _groups(windows: Sequence[Window], matched: Matched, origin: int) -> list[CycleGroup]:
@@ -156,7 +171,7 @@ class _Table:
 
     def _steps(self) -> NDArray[np.int64]:
         """The step as the host that launched it knows it, by majority of the ranks."""
-        of_rank = [step_of(window, window.comms.issued) for window in self.windows]
+        of_rank = [step_of_comms(window) for window in self.windows]
         result = np.empty(len(self.rows), np.int64)
         for m, line in enumerate(self.rows):
             votes = [int(of_rank[r][row]) for r, row in enumerate(line) if row >= 0]
@@ -243,6 +258,7 @@ def _group(
         exposed=exposed,
         ready=table.ready[index],
         on_device=all(window.on_device for window in windows),
+        stalls=stalls(computes, arrival, end),
     )
 
 

@@ -102,7 +102,9 @@ def _cut(
                 for n in range(sizes.shape[1])
             ]
         )
-        buckets.append(replace(last, ready=at, transfer=transfer, holds=bucket == count - 1))
+        final = bucket == count - 1
+        stalls = last.stalls if final else np.zeros_like(last.stalls)
+        buckets.append(replace(last, ready=at, transfer=transfer, holds=final, stalls=stalls))
     return buckets
 
 

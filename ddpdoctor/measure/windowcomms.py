@@ -78,7 +78,7 @@ def find_comms(trace: RankTrace, main: int) -> Comms:
 def _from_kernels(trace: RankTrace, rows: NDArray[np.int64], main: int) -> Comms:
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     meta = _metadata(trace, rows)
-    launch_row = _launches(trace, rows)
+    launch_row = launches(trace, rows)
     issued = np.where(launch_row >= 0, trace.start_ns[np.clip(launch_row, 0, None)], trace.start_ns[rows])
     names = [trace.name_of(r) for r in rows]
     table = trace.collectives
@@ -109,7 +109,7 @@ def _ready(trace: RankTrace, issued: NDArray[np.int64], start: NDArray[np.int64]
     """[M] end of the last computation that was launched before the collective: its stream waits for an event there."""
     computes = trace.category_mask("kernel", "gpu_memset") & ~classify.communication_kernels(trace)
     rows = np.flatnonzero(computes)
-    launch_row = _launches(trace, rows)
+    launch_row = launches(trace, rows)
     rows, launch_row = rows[launch_row >= 0], launch_row[launch_row >= 0]
     order = np.argsort(trace.start_ns[launch_row], kind="stable")
     launched, done = trace.start_ns[launch_row][order], np.maximum.accumulate(trace.end_ns[rows][order])
@@ -152,22 +152,32 @@ def _metadata(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.array([own.get(int(r), by_operator.get(int(trace.external_id[r]), -1)) for r in rows], np.int64)
 
 
-def _launches(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def launches(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """[M] row of the runtime call that launched each kernel, else of the operator that did (by External id); -1
     without."""
     calls = np.flatnonzero(
         trace.category_mask("cuda_runtime", "cuda_driver", "xpu_runtime") & (trace.correlation >= 0)
     )
-    by_correlation = dict(zip(trace.correlation[calls].tolist(), calls.tolist(), strict=True))
-    launched = [by_correlation.get(int(trace.correlation[r]), -1) for r in rows]
-    if -1 in launched:
+    launched = _with_number(calls, trace.correlation[calls], trace.correlation[rows])
+    if (launched < 0).any():
         operators = np.flatnonzero(trace.category_mask("cpu_op") & (trace.external_id >= 0))
-        by_id = dict(zip(trace.external_id[operators].tolist(), operators.tolist(), strict=True))
-        launched = [
-            by_id.get(int(trace.external_id[r]), -1) if call < 0 else call
-            for r, call in zip(rows, launched, strict=True)
-        ]
-    return np.array(launched, np.int64)
+        by_id = _with_number(operators, trace.external_id[operators], trace.external_id[rows])
+        launched = np.where(launched < 0, by_id, launched)
+    return launched
+
+
+def _with_number(
+    rows: NDArray[np.int64], numbers: NDArray[np.int64], wanted: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """[wanted] the last of ``rows`` that has each wanted number; -1 without."""
+    if not len(rows):
+        return np.full(len(wanted), -1, np.int64)
+    order = np.argsort(numbers, kind="stable")
+    place = np.searchsorted(numbers[order], wanted, side="right") - 1
+    found = rows[order[np.maximum(place, 0)]]
+    same = (place >= 0) & (numbers[order[np.maximum(place, 0)]] == wanted)
+    result: NDArray[np.int64] = np.where(same, found, -1)
+    return result
 
 
 def _bytes(trace: RankTrace, m: int, operation: str) -> float:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ddpdoctor.trace import classify
 
@@ -13,8 +14,11 @@ from .bandwidth import bandwidth_points, large_bus_gb_per_s, latency_and_rate, t
 from .facts import BucketFacts, CommunicationFacts, GpuFacts
 from .graph import BROADCAST, COLLECTIVE, GRADIENTS, MODEL, Graph
 from .intervals import EMPTY, Intervals, clip, covered, intersect, subtract, total, union
+from .tracegraph import step_of_comms
 from .window import Window, launched_inside, rows_of
+from .windowcomms import launches
 
+_FEWEST_MESSAGES = 3
 _COMM = (GRADIENTS, COLLECTIVE, BROADCAST, MODEL)
 _MATMUL = (
     "gemm",
@@ -65,7 +69,9 @@ def communication_facts(graph: Graph, windows: Sequence[Window]) -> Communicatio
         exposed_ms=float(np.median(exposed)) / 1e6 if exposed else None,
         hidden_share=float(np.median(known)) if known else None,
         bytes_per_step=_bytes_per_step(windows, steps),
-        collectives_per_step=float(np.median([len(w.comms) for w in windows])) / steps if windows else None,
+        collectives_per_step=float(np.median([_in_steps(w).sum() for w in windows])) / steps
+        if windows
+        else None,
         bus_gb_per_s=median_bus,
         best_bus_gb_per_s=best_bus,
         matched=graph.matched,
@@ -119,21 +125,25 @@ def _exposed_ns(window: Window) -> float:
 
 def _bytes_per_step(windows: Sequence[Window], steps: float) -> float | None:
     sums = [
-        float(np.nansum(w.comms.bytes)) for w in windows if len(w.comms) and not np.isnan(w.comms.bytes).all()
+        float(np.nansum(w.comms.bytes[_in_steps(w)]))
+        for w in windows
+        if len(w.comms) and not np.isnan(w.comms.bytes).all()
     ]
     return float(np.median(sums)) / steps if sums else None
+
+
+def _in_steps(window: Window) -> NDArray[np.bool_]:
+    """[M] the collectives that the host launched in the marked steps; all of them where none is marked."""
+    inside: NDArray[np.bool_] = step_of_comms(window) != -1
+    return inside
 
 
 def bucket_facts(graph: Graph, windows: Sequence[Window], known: BucketFacts) -> BucketFacts:
     """Adds to ``known`` (from settings and step logs) what the window shows of the gradients' reductions."""
     steps = _steps(graph, windows)
-    counts = [sum(kind == GRADIENTS for kind in w.comms.kind) / steps for w in windows]
-    sizes = [
-        b
-        for w in windows
-        for b, kind in zip(w.comms.bytes, w.comms.kind, strict=True)
-        if kind == GRADIENTS and b > 0
-    ]
+    chosen = [_in_steps(w) & np.array([kind == GRADIENTS for kind in w.comms.kind], bool) for w in windows]
+    counts = [float(of.sum()) / steps for of in chosen]
+    sizes = [b for w, of in zip(windows, chosen, strict=True) for b in w.comms.bytes[of] if b > 0]
     syncs = known.syncs_per_step or _syncs(graph)
     numbers = [found for window in windows if (found := backward_of(window)) is not None]
     return msgspec.structs.replace(
@@ -174,27 +184,19 @@ def backward_of(window: Window) -> tuple[float, float] | None:
     )
     if not engine.any() or not window.steps:
         return None
-    work = (
-        launched_inside(trace, engine) & ~classify.communication_kernels(trace)
-        if window.on_device
-        else engine
-    )
-    start, end = trace.start_ns[work] + window.shifted_ns, trace.end_ns[work] + window.shifted_ns
-    host = trace.start_ns[engine] + window.shifted_ns
+    if window.on_device:
+        # The device runs behind the host, by more than a step at times: its kernels belong to the step that launched them.
+        rows = np.flatnonzero(launched_inside(trace, engine) & ~classify.communication_kernels(trace))
+        calls = launches(trace, rows)
+        rows, calls = rows[calls >= 0], calls[calls >= 0]
+    else:
+        rows = calls = np.flatnonzero(engine)
+    start, end = trace.start_ns[rows] + window.shifted_ns, trace.end_ns[rows] + window.shifted_ns
+    host = trace.start_ns[calls] + window.shifted_ns
     reduced = np.array([k == GRADIENTS for k in window.comms.kind], bool)
     lengths, shares = [], []
-    for (_, low, high), following in zip(window.steps, [*window.steps[1:], None], strict=True):
-        inside = (host >= low) & (host < high)
-        if not inside.any() or not len(start):
-            continue
-        # On a device the kernels of a step run until those of the next step's backward pass begin.
-        first = float(host[inside].min())
-        limit = (
-            float(host[host >= following[1]].min())
-            if following is not None and (host >= following[1]).any()
-            else np.inf
-        )
-        own = (start >= first) & (start < limit)
+    for _, low, high in window.steps:
+        own = (host >= low) & (host < high)
         issued = reduced & (window.comms.issued >= low) & (window.comms.issued < high)
         if not own.any() or not issued.any():
             continue
@@ -229,7 +231,7 @@ def size_buckets(windows: Sequence[Window], bucket_bytes: Sequence[float]) -> No
 def message_cost(graph: Graph) -> tuple[float | None, float | None]:
     """(latency us per message, bytes per ns) of the gradients' reductions in the window."""
     rows = [row for row in transfers(graph) if row[0] == "allreduce"]
-    if len(rows) < 6:
+    if len(rows) < _FEWEST_MESSAGES:
         return None, None
     latency, rate = latency_and_rate(np.array([row[1] for row in rows]), np.array([row[2] for row in rows]))
     return latency / 1e3, rate

@@ -53,7 +53,7 @@ def test_the_favoured_size_is_not_worse_than_the_default(latency_us, total_mib, 
 
     cap = favoured_cap(total_mib * MIB, 30 * MS, latency_us * 1e3, rate)
     best = min(exposed(2**i * MIB) for i in range(9))
-    assert exposed(cap) <= 1.02 * best + 10_000
+    assert exposed(cap) <= 1.02 * best + 0.01 * 30 * MS
 
 
 def test_high_latency_favours_large_and_slow_links_small_buckets():
