@@ -47,20 +47,31 @@ def rank_breakdown(graph: Graph) -> Array:
 
 
 def cycle_breakdown(group: CycleGroup) -> Array:
-    """[N, R, parts] ns for each cycle of a group."""
+    """[N, R, parts] ns for each cycle of a group. Communication beside which the rank computes counts as computation."""
     cycles, _, world = group.arrival.shape
     result = np.zeros((cycles, world, len(PARTS)))
     for c, name in enumerate(COMPONENTS):
-        result[:, :, _COLUMN[PART_OF[name]]] += np.nansum(group.work[:, :, :, c], axis=1)
+        # Collectives of several process groups run at the same time: a segment between two of them may have no length.
+        result[:, :, _COLUMN[PART_OF[name]]] += np.nansum(np.clip(group.work[:, :, :, c], 0, None), axis=1)
+    over = group.begin.copy()
+    nothing = np.zeros_like(group.arrival)
+    beside = nothing if group.beside is None else group.beside
+    waiting = nothing if group.beside_wait is None else group.beside_wait
     for k, sync in enumerate(group.syncs):
-        members = list(sync.members)
-        arrival, end = group.arrival[:, k, members], group.end[:, k, members]
-        if sync.kind == BARRIER:
-            result[:, members, _COLUMN["barrier"]] += end - arrival
-            continue
+        own = list(sync.members)
+        arrival, end = group.arrival[:, k, own], group.end[:, k, own]
         together = np.clip(group.together(k), arrival, end)
-        result[:, members, _COLUMN["comm_wait"]] += together - arrival
-        result[:, members, _COLUMN["comm_transfer"]] += end - together
+        # What another collective covers already is counted there.
+        new = 1.0 - np.clip((over[:, own] - arrival) / np.maximum(end - arrival, 1.0), 0.0, 1.0)
+        over[:, own] = np.maximum(over[:, own], end)
+        hidden = np.minimum(beside[:, k, own], end - arrival)
+        in_wait = np.minimum(waiting[:, k, own], np.minimum(hidden, together - arrival))
+        result[:, own, _COLUMN["compute"]] += new * hidden
+        if sync.kind == BARRIER:
+            result[:, own, _COLUMN["barrier"]] += new * (end - arrival - hidden)
+            continue
+        result[:, own, _COLUMN["comm_wait"]] += new * (together - arrival - in_wait)
+        result[:, own, _COLUMN["comm_transfer"]] += new * (end - together - (hidden - in_wait))
     return result
 
 
@@ -68,7 +79,8 @@ def critical_breakdown(graph: Graph) -> dict[str, float]:
     """Shares of the critical path per part, summing to 1; {} without cycles.
 
     The path is followed backwards: from a synchronisation's end to its last arrival (transfer), along that
-    rank's work to the end of the synchronisation before, and so on. Nobody waits on it.
+    rank's work to the end of the synchronisation before, and so on. Nobody waits on it. Transfer beside which that rank
+    computes counts as computation: it costs nothing.
     """
     total = np.zeros(len(PARTS))
     for group in graph.groups:
@@ -100,7 +112,11 @@ def _critical(group: CycleGroup) -> Array:
         rank = np.where(here, latest, rank)
         arrival = group.arrival[rows, k, rank]
         part = "barrier" if sync.kind == BARRIER else "comm_transfer"
-        total[_COLUMN[part]] += np.where(here, own_end - arrival, 0.0).sum()
+        spent = np.where(here, own_end - arrival, 0.0)
+        beside = np.zeros(cycles) if group.beside is None else group.beside[rows, k, rank]
+        hidden = np.clip(np.minimum(beside, spent), 0, None)
+        total[_COLUMN["compute"]] += hidden.sum()
+        total[_COLUMN[part]] += (spent - hidden).sum()
         for c, name in enumerate(COMPONENTS):
             total[_COLUMN[PART_OF[name]]] += np.where(here, group.work[rows, k, rank, c], 0.0).sum()
     return np.clip(total, 0, None)

@@ -151,7 +151,9 @@ def bucket_costs(
             if message < _SMALL_BYTES
             else message / latency_ns
         )
-        latency_ns = max(_USUAL_LATENCY_NS if message >= _SMALL_BYTES else 0.0, latency_ns - message / each_rate)
+        latency_ns = max(
+            _USUAL_LATENCY_NS if message >= _SMALL_BYTES else 0.0, latency_ns - message / each_rate
+        )
     backward_ns = (facts.backward_ms or 0.0) * 1e6
     cap = favoured_cap(size, backward_ns, latency_ns, each_rate)
     best_count = max(1, int(np.ceil(size / cap)))

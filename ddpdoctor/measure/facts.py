@@ -199,6 +199,9 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the time in collectives that ran beside computation."""
     bytes_per_step: float | None = None
     """Bytes that a rank contributes per step."""
+    sharded_share: float | None = None
+    """Share of the time in collectives that gather and scatter sharded parameters and gradients (FSDP, ZeRO) instead of
+    reducing whole ones, 0 to 1."""
     collectives_per_step: float | None = None
     bus_gb_per_s: float | None = None
     """Median bus bandwidth (10^9 bytes/s, nccl-tests' definition) of messages of 1 MiB and more."""

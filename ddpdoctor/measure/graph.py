@@ -96,6 +96,8 @@ class CycleGroup:
     beside: Array | None = None
     """[N, K, R] ns of computation between own arrival and own end: work that stays when the synchronisation
     goes. None: nothing."""
+    beside_wait: Array | None = None
+    """[N, K, R] ns of it while the rank waits for the last one to arrive. None: nothing."""
     exposed: Array | None = None
     """[N, K] ns of the transfer during which no member computes; None where nothing runs beside a
     transfer."""

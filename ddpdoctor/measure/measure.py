@@ -19,6 +19,7 @@ from .epochstarts import with_evaluations
 from .facts import BucketFacts, Facts, JobFacts, LateFacts, LoaderFacts, SharedFacts
 from .graph import Graph
 from .links import slow_link_ranks
+from .loaderpace import IN_PROCESS
 from .loggraph import graph_of_logs
 from .loglines import LogLines
 from .machines import HostTelemetry, gpu_telemetry, host_facts
@@ -196,13 +197,11 @@ def _bytes(graph: Graph) -> float | None:
 _DATA_PARALLEL = re.compile(r"(?<![A-Za-z])DataParallel\.forward|nn\.Module: DataParallel_\d")
 """``torch.nn.DataParallel`` as it stands in the name of its annotation or of a Python frame, not another class whose name
 ends so: DistributedDataParallel, FullyShardedDataParallel."""
-_IN_PROCESS = "_SingleProcessDataLoaderIter"
-"""The iterator of a DataLoader without workers, as it stands in the name of its operator."""
 
 
 def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
     """What a trace says of the loader: only whether it makes batches in the training process itself."""
-    alone = any(_IN_PROCESS in name for window in windows for name in window.trace.names)
+    alone = any(IN_PROCESS in name for window in windows for name in window.trace.names)
     return LoaderFacts(num_workers=0 if alone else None)
 
 

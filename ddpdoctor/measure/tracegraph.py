@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from .graph import COMPONENTS, INDEX, STEP_END, Array, CycleGroup, Graph, RankSteps, Sync
 from .intervals import Intervals, covered, subtract, union
+from .loaderpace import latent_in_windows
 from .stalls import stalls
 from .tracematch import Matched, align_and_match
 from .window import Window, arrivals
@@ -34,6 +36,7 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, Matched]:
     for window in windows:
         _add_unmatched(window, usable)
     groups = _groups(windows, matched, origin) if usable else []
+    groups = [replace(group, latent_data=latent_in_windows(group, windows)) for group in groups]
     set_aside: dict[str, int] = {}
     if not groups:
         groups = _alone(windows, origin)
@@ -250,11 +253,14 @@ def _group(
     hidden = _hidden(windows, origin, begin, arrival, end, work)
     computes = [(w.compute[0] - origin, w.compute[1] - origin) for w in windows]
     beside = np.stack([covered(of, arrival[:, :, r], end[:, :, r]) for r, of in enumerate(computes)], axis=2)
+    last = np.nanmax(arrival, axis=2)
+    before = np.stack([covered(of, arrival[:, :, r], last) for r, of in enumerate(computes)], axis=2)
     exposed = _exposed(computes, arrival, end)
     return CycleGroup(
         *(syncs, steps, begin, arrival, end, work, message),
         hidden=hidden,
         beside=np.nan_to_num(beside),
+        beside_wait=np.nan_to_num(before),
         exposed=exposed,
         ready=table.ready[index],
         on_device=all(window.on_device for window in windows),

@@ -69,6 +69,7 @@ def communication_facts(graph: Graph, windows: Sequence[Window]) -> Communicatio
         exposed_ms=float(np.median(exposed)) / 1e6 if exposed else None,
         hidden_share=float(np.median(known)) if known else None,
         bytes_per_step=_bytes_per_step(windows, steps),
+        sharded_share=_sharded_share(windows),
         collectives_per_step=float(np.median([_in_steps(w).sum() for w in windows])) / steps
         if windows
         else None,
@@ -130,6 +131,23 @@ def _bytes_per_step(windows: Sequence[Window], steps: float) -> float | None:
         if len(w.comms) and not np.isnan(w.comms.bytes).all()
     ]
     return float(np.median(sums)) / steps if sums else None
+
+
+_SHARDED = ("allgather", "reducescatter")
+
+
+def _sharded_share(windows: Sequence[Window]) -> float | None:
+    """Of the time in collectives with which gradients, or the parameters that they belong to, travel."""
+    spent = [
+        (float(length), operation in _SHARDED)
+        for w in windows
+        for length, operation, kind in zip(
+            w.comms.end - w.comms.start, w.comms.operation, w.comms.kind, strict=True
+        )
+        if kind in (GRADIENTS, MODEL)
+    ]
+    whole = sum(length for length, _ in spent)
+    return sum(length for length, sharded in spent if sharded) / whole if whole else None
 
 
 def _in_steps(window: Window) -> NDArray[np.bool_]:
