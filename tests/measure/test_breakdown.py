@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from ddpdoctor.measure.breakdown import PARTS, critical_breakdown, cycle_breakdown, rank_breakdown
-from ddpdoctor.measure.graph import BARRIER, GRADIENTS, Sync
+from ddpdoctor.measure.graph import BARRIER, GRADIENTS, CycleGroup, Sync
 from tests.measure.made import MS, cycles_of, graph_of, on, shared_of, simple, work_array
 from tests.measure.test_replay import random_graph
 
@@ -69,6 +71,35 @@ def test_ranks_outside_a_synchronisation_keep_their_time():
     assert rows[2] == pytest.approx({"compute": 9.0, "comm_transfer": 1.0})
     assert rows[0] == pytest.approx({"compute": 4.0, "comm_wait": 4.0, "comm_transfer": 2.0})
     assert sum(critical_breakdown(graph).values()) == pytest.approx(1.0)
+
+
+def test_communication_beside_computation_is_computation():
+    """Rank 0 computes for 3 of the 4 ms in which it waits, and for 1 of the 2 ms of transfer; rank 1, the late one, for all of
+    its transfer."""
+    syncs = [Sync(GRADIENTS, "allreduce", (0, 1))]
+    group = cycles_of(syncs, work_array(3, 1, 2, forward=np.array([[6.0, 10.0]])), transfer_ms=2.0)
+    beside = np.broadcast_to(np.array([4.0, 2.0]) * MS, (3, 1, 2))
+    waiting = np.broadcast_to(np.array([3.0, 0.0]) * MS, (3, 1, 2))
+    graph = graph_of(replace(group, beside=beside, beside_wait=waiting, on_device=True))
+    rows = [of(row) for row in rank_breakdown(graph)]
+    assert rows[0] == pytest.approx({"compute": 10.0, "comm_wait": 1.0, "comm_transfer": 1.0})
+    assert rows[1] == pytest.approx({"compute": 12.0})
+    assert critical_breakdown(graph)["compute"] == pytest.approx(1.0)
+
+
+def test_collectives_at_the_same_time_are_counted_once():
+    """Of two process groups: the second begins, and is over, while the first still runs."""
+    syncs = [Sync(GRADIENTS, "allreduce", (0, 1), group="a"), Sync("model", "allreduce", (0, 1), group="b")]
+    work = work_array(
+        1, 2, 2, forward=np.array([[4.0, 4.0], [0.0, 0.0]])[None], host=[[[0.0, 0.0], [-3.0, -3.0]]]
+    )
+    at = np.ones((1, 1, 2)) * MS
+    arrival, end = np.concatenate([4 * at, 6 * at], axis=1), np.concatenate([9 * at, 8 * at], axis=1)
+    group = CycleGroup(
+        tuple(syncs), np.array([0]), np.zeros((1, 2)), arrival, end, work, np.full((1, 2), np.nan)
+    )
+    for row in rank_breakdown(graph_of(group)):
+        assert of(row) == pytest.approx({"compute": 4.0, "comm_transfer": 5.0})
 
 
 def test_without_cycles_there_is_no_breakdown():
