@@ -6,7 +6,7 @@ import functools
 import math
 import posixpath
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -46,15 +46,28 @@ def number(value: float) -> str:
 
 
 def ranks(culprits: Sequence[int] | None) -> str:
-    """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", None -> "all ranks"; long lists are cut."""
+    """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10", None -> "all ranks"; long
+    lists are cut."""
     if not culprits:
         return "all ranks"
     if len(culprits) == 1:
         return f"rank {culprits[0]}"
-    if len(culprits) > 8:
-        shown = ", ".join(str(rank) for rank in culprits[:6])
-        return f"ranks {shown} and {len(culprits) - 6} others"
-    return "ranks " + ", ".join(str(rank) for rank in culprits[:-1]) + f" and {culprits[-1]}"
+    runs = runs_of(culprits)
+    names = [name for run in runs for name in ([f"{run[0]} to {run[-1]}"] if len(run) > 2 else map(str, run))]
+    if len(names) > 8:
+        return f"ranks {', '.join(names[:6])} and {len(culprits) - sum(map(len, runs[:6]))} others"
+    return "ranks " + " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
+
+
+def runs_of(numbers: Iterable[int]) -> list[list[int]]:
+    """Neighbouring numbers together, in rising order; two alone stay apart, as they read better so."""
+    runs: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if runs and number == runs[-1][-1] + 1:
+            runs[-1].append(number)
+        else:
+            runs.append([number])
+    return [part for run in runs for part in ([run] if len(run) > 2 else [[number] for number in run])]
 
 
 def verb(culprits: Sequence[int] | None, one: str, many: str) -> str:

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ddpdoctor.diagnose.words import runs_of
+
 ABSENT = "not recorded"
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
 _ACRONYM = re.compile(r"\b(gpu|cpu|ddp|sm|h2d|nccl)\b")
@@ -145,14 +147,7 @@ def _number(value: float, unit: str) -> str:
 
 def rank_numbers(ranks: Iterable[int]) -> str:
     """Rank numbers with runs drawn together: "0–2, 5"."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    pieces = [str(a) if a == b else f"{a}–{b}" if b > a + 1 else f"{a}, {b}" for a, b in runs]
-    return ", ".join(pieces)
+    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs_of(ranks))
 
 
 def rank_names(ranks: Sequence[int] | None) -> str:

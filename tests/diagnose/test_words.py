@@ -31,7 +31,10 @@ def test_ranks() -> None:
     assert words.ranks([1]) == "rank 1"
     assert words.ranks([1, 3, 5]) == "ranks 1, 3 and 5"
     assert words.ranks(None) == "all ranks"
-    assert words.ranks(list(range(20))) == "ranks 0, 1, 2, 3, 4, 5 and 14 others"
+    assert words.ranks([9, 8, 0, 10]) == "ranks 0 and 8 to 10"
+    assert words.ranks(list(range(8, 16))) == "ranks 8 to 15"
+    assert words.ranks([4, 5, 7]) == "ranks 4, 5 and 7"
+    assert words.ranks(list(range(0, 40, 2))) == "ranks 0, 2, 4, 6, 8, 10 and 14 others"
 
 
 @pytest.mark.parametrize(
