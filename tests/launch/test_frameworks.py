@@ -62,6 +62,20 @@ def test_trainer_of_hugging_face(tmp_path) -> None:
 
 @pytest.mark.torchrun
 @pytest.mark.slow
+@pytest.mark.parametrize("stage", ["0", "1"])
+def test_deepspeed(tmp_path, stage: str) -> None:
+    """The first time DeepSpeed compiles an operator, which takes minutes."""
+    python = python_with("deepspeed")
+    command = [python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    recorded = run_under(tmp_path, [*command, str(FRAMEWORKS / "with_deepspeed.py"), stage], timeout_s=600)
+    assert "took 8 steps" in recorded.process.stdout, recorded.process.stderr
+    two_ranks_took(recorded, 8)
+    kinds = {event["op"] for step in recorded.steps(0) for event in step["ev"] if event["k"] == "coll"}
+    assert "all_reduce" in kinds and ("all_gather_into_tensor" in kinds) == (stage == "1")
+
+
+@pytest.mark.torchrun
+@pytest.mark.slow
 def test_ray_train(tmp_path) -> None:
     python = python_with("ray")
     # Ray's sockets must have short paths.
