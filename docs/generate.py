@@ -130,7 +130,8 @@ def _example(rule: Rule, common: Common) -> tuple[str, Finding]:
 
 def _fix(rule: Rule, text: FixText, common: Common) -> str:
     """A fix as it reads in the first test in which it applies."""
-    _, finding = _example(msgspec.structs.replace(rule, fixes=[text]), common)
+    alone = msgspec.structs.replace(common, short_window=None)
+    _, finding = _example(msgspec.structs.replace(rule, fixes=[text]), alone)
     (fix,) = finding.fixes
     lines = [f"### {fix.title}"]
     if text.when:

@@ -31,6 +31,8 @@ class Outcome:
     """First sentence of a report, by rule id."""
     thresholds: dict[str, float] = field(default_factory=dict)
     """The common thresholds in force."""
+    too_few: list[str] = field(default_factory=list)
+    """Ids of rules that found too few outstanding steps of a short window to warn of, by cost."""
 
 
 class CannotLookError(Exception):
@@ -85,6 +87,8 @@ def diagnose(
                 fired.append(Fired(finding, rule, run.cost))
                 outcome.headlines[rule.id] = run.headline
     outcome.findings.extend(ordered(fired, context, base, outcome.errors))
+    informing = {entry.rule.id for entry in fired if entry.only_informs and entry.stands_out}
+    outcome.too_few.extend(finding.rule for finding in outcome.findings if finding.rule in informing)
     return outcome
 
 
@@ -157,6 +161,7 @@ class _Run:
             "steps_hit": 0,
             "steps_seen": 0,
             "persistence": "always",
+            "stands_out_in": [],
             "where": [],
         }
 
@@ -179,7 +184,7 @@ class _Run:
             rule=rule.id,
             severity=self._severity(),
             title=words.render(rule.title, names),
-            explanation=words.render(rule.explain, names),
+            explanation=self._explanation(names),
             ranks=names["culprits"],
             steps=None if always or cost is None else [cost["first_step"], cost["last_step"]],
             persistence=cost["persistence"] if cost else None,
@@ -212,6 +217,13 @@ class _Run:
             "after_ms": mean_ms / cost["speedup"] if cost and mean_ms is not None else None,
         }
 
+    def _explanation(self, names: dict[str, Any]) -> str:
+        short = self.common.short_window if self._stands_out() else None
+        return words.render(self.rule.explain + (f"\n\n{short.explain}" if short else ""), names)
+
+    def _stands_out(self) -> bool:
+        return bool(self.cost and self.cost["stands_out_in"])
+
     def _severity(self) -> str:
         rule, cost, limit = self.rule, self.cost, self.thresholds
         if rule.severity is not None:
@@ -222,7 +234,9 @@ class _Run:
         tiny = mean_ms < limit["tiny_step_ms"] and cost["ms_per_step"] < limit["tiny_cost_ms"]
         if cost["share"] < limit["warning_share"] or rule.severity_most == "info" or tiny:
             return "info"
-        if cost["share"] < limit["critical_share"] or rule.severity_most == "warning":
+        if self._stands_out() and len(cost["stands_out_in"]) < limit["outstanding_steps"]:
+            return "info"
+        if cost["share"] < limit["critical_share"] or rule.severity_most == "warning" or self._stands_out():
             return "warning"
         return "critical"
 
@@ -245,7 +259,8 @@ class _Run:
 
     def _fixes(self, names: dict[str, Any]) -> list[Fix]:
         found = []
-        for number, fix in enumerate(self.rule.fixes, start=1):
+        short = self.common.short_window if self._stands_out() else None
+        for number, fix in enumerate([*self.rule.fixes, *([short.fix] if short else [])], start=1):
             try:
                 if fix.when is None or self._holds(fix.when):
                     found.append(_fix(fix, names))

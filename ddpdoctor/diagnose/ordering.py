@@ -26,6 +26,17 @@ class Fired:
     rule: Rule
     cost: dict[str, Any] | None
 
+    @property
+    def stands_out(self) -> bool:
+        """Whether it rests on single steps of a short window."""
+        return bool(self.cost and self.cost["stands_out_in"])
+
+    @property
+    def only_informs(self) -> bool:
+        """Whether it is an information because it may not warn, whatever it costs."""
+        bounded = self.rule.severity_most is not None or self.stands_out
+        return self.finding.severity == "info" and bounded
+
 
 def ordered(
     fired: list[Fired], context: Mapping[str, Any], thresholds: Mapping[str, float], errors: list[str]
@@ -38,7 +49,8 @@ def ordered(
         least = floor.get(entry.finding.severity, 0.0) if entry.rule.severity else 0.0
         # Nor does what may only inform stand above what warns.
         above = {"info": floor["warning"], "warning": floor["critical"]}
-        most = above.get(entry.finding.severity, inf) if entry.rule.severity_most else inf
+        bounded = entry.rule.severity_most is not None or entry.stands_out
+        most = above.get(entry.finding.severity, inf) if bounded else inf
         return min(max(entry.finding.share or 0.0, least), most)
 
     by_cost = sorted(fired, key=weight, reverse=True)
@@ -64,17 +76,12 @@ def _explains(effect: Effect, cause: Fired, entry: Fired, context: Mapping[str, 
     if effect.rule == ANY:
         if cause.finding.severity == "info" or cause.finding.costs_ms_per_step is None:
             return False
-    elif effect.rule != cause.rule.id or (_only_informs(cause) and entry.finding.severity != "info"):
+    elif effect.rule != cause.rule.id or (cause.only_informs and entry.finding.severity != "info"):
         return False
     if effect.when is None:
         return True
     names = dict(context) | {"cost": facts_view.as_cel(entry.cost), "cause": facts_view.as_cel(cause.cost)}
     return evaluate(effect.when, names) is True
-
-
-def _only_informs(entry: Fired) -> bool:
-    """Whether the finding is an information because its rule may not warn, whatever it costs."""
-    return entry.finding.severity == "info" and entry.rule.severity_most is not None
 
 
 def _root(rule_id: str, causes: Mapping[str, str]) -> str:

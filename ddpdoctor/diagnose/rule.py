@@ -75,6 +75,13 @@ class RuleTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """Pieces of text that title, headline, explanation or fixes must contain."""
 
 
+class ShortWindow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What is added to a finding that rests on single steps of a short window, whatever its rule."""
+
+    explain: str
+    fix: FixText
+
+
 class Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """``common.yaml``: what holds for all rules that have a cost."""
 
@@ -84,6 +91,7 @@ class Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """CEL over ``cost``, in force beside a rule's own ``when``: what is too small or too rare to speak of."""
     cost_needs: list[str] = []
     """Facts without which no cost can be judged."""
+    short_window: ShortWindow | None = None
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

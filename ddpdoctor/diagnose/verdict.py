@@ -19,6 +19,11 @@ def verdict(outcome: Outcome, *, coverage: Coverage) -> tuple[bool, Verdict]:
     share = outcome.thresholds["warning_share"]
     steps = f"{coverage.steps} step{'s' if coverage.steps != 1 else ''}"
     ranks = f"{coverage.ranks} rank{'s' if coverage.ranks != 1 else ''}"
+    if outcome.too_few:
+        return True, Verdict(
+            None,
+            f"Nothing lasting found by {looked} rules, but once: {outcome.headlines[outcome.too_few[0]]}",
+        )
     text = f"Healthy: none of {looked} rules found anything that costs {share * 100:g} % of a step"
     text += f" ({steps} of {ranks} looked at"
     if outcome.skipped:

@@ -98,10 +98,12 @@ def at(where: Any) -> str:
 
 
 def often(cost: Mapping[str, Any]) -> str:
-    """How often a cost occurs: "in every step", "every 50 steps", "in steps 100 to 180", ..."""
+    """How often a cost occurs: "in every step", "every 50 steps", "in steps 100 to 180", "in 2 of 7 recorded steps (...)", ..."""
     first, last, period = cost.get("first_step"), cost.get("last_step"), cost.get("period_steps")
     hit, seen = cost.get("steps_hit"), cost.get("steps_seen")
     persistence = cost.get("persistence")
+    if outstanding := cost.get("stands_out_in"):
+        return f"in {len(outstanding)} of {seen} recorded steps ({_numbered(outstanding)})"
     if persistence == "periodic" and period:
         return f"every {period} steps"
     if persistence == "range" and first is not None and last is not None:
@@ -111,6 +113,17 @@ def often(cost: Mapping[str, Any]) -> str:
     if seen == 1:
         return "in the one step that was looked at"
     return "in every step" if persistence == "always" else "in some steps"
+
+
+_TOLD_STEPS = 4
+
+
+def _numbered(steps: Sequence[int]) -> str:
+    """[18] -> "step 18", [18, 22] -> "steps 18 and 22"; long lists are cut."""
+    shown = [str(step) for step in steps[:_TOLD_STEPS]]
+    if len(steps) > _TOLD_STEPS:
+        return f"steps {', '.join(shown)} and {len(steps) - _TOLD_STEPS} more"
+    return f"step {shown[0]}" if len(shown) == 1 else f"steps {', '.join(shown[:-1])} and {shown[-1]}"
 
 
 def beside_others(cost: Mapping[str, Any]) -> str:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from .chance import MOSTLY, one_sided, places, scatter_of
 from .graph import INDEX, STEP_END, Array, CycleGroup, Graph
+from .standout import stands_out
 from .turns import made_by_the_job, rotate, turns
 
 PERSISTENT_SIGMAS = 4.0
@@ -74,6 +75,8 @@ class Excess:
     turn_kinds: tuple[str, ...] = ()
     rotates: bool = False
     """Whether the step number tells whose turn it is."""
+    stands_out: dict[str, list[int]] = field(default_factory=dict)
+    """Steps, by kind of work, that accuse a rank for no more than standing out of a short window (:mod:`.standout`)."""
 
 
 def _others_median(values: Array) -> Array:
@@ -88,8 +91,10 @@ def _others_median(values: Array) -> Array:
     return np.stack(columns, axis=-1)
 
 
-def excess(graph: Graph) -> Excess:
-    """Who does more of what than the others, by how much, in which cycles."""
+def excess(graph: Graph, *, short: bool = False) -> Excess:
+    """Who does more of what than the others, by how much, in which cycles.
+
+    ``short``: the graph is a window on devices, and all that is known of the job."""
     world = len(graph.ranks)
     empty = [np.zeros_like(group.work) for group in graph.groups]
     if (
@@ -105,11 +110,14 @@ def excess(graph: Graph) -> Excess:
         [_total_difference(group, d) for group, d in zip(graph.groups, differences, strict=True)]
     )
     whole = totals.sum(axis=2)
-    step_ns = float(np.median(np.concatenate([group.duration for group in graph.groups])))
+    duration = np.concatenate([group.duration for group in graph.groups])
+    step_ns = float(np.median(duration))
     steps = np.concatenate([group.steps for group in graph.groups])
     work = np.concatenate([group.work_since.sum(axis=1) for group in graph.groups])
     kinds = {kind: [INDEX[name] for name in names] for kind, names in BLAMED.items()}
     place = places(kinds, work, totals, SPIKE_SHARE * step_ns)
+    outstanding = stands_out(kinds, _NAMED, work, totals, duration) if short else {}
+    told: dict[str, list[int]] = {}
     accepted, in_turn = np.zeros((2, *totals.shape), bool)
     culprits: dict[str, list[int]] = {}
     everybody, turn_kinds = [], []
@@ -117,6 +125,9 @@ def excess(graph: Graph) -> Excess:
     for kind, columns in kinds.items():
         together = totals[:, :, columns].sum(axis=2)
         hit, chance = _hits(together, steps, step_ns, 1.0 if kind in _NAMED else place[kind])
+        if kind in outstanding and not (hit & ~outstanding[kind]).any():
+            hit, chance = outstanding[kind], False
+            told[kind] = sorted(steps[hit.any(axis=1)].tolist())
         weight = np.where(hit, np.clip(together, 0, None), 0.0).sum(axis=0)
         turn = (
             np.zeros_like(hit) if weight.any() else turns(work[:, :, columns].sum(axis=2), together, step_ns)
@@ -138,7 +149,7 @@ def excess(graph: Graph) -> Excess:
     _scale_to_whole(totals, whole, accepted | in_turn)
     amount = _spread(differences, totals, accepted)
     late_in_turn = _spread(differences, totals, in_turn) if turn_kinds else []
-    return Excess(amount, claimed, culprits, tuple(everybody), late_in_turn, tuple(turn_kinds), rotates)
+    return Excess(amount, claimed, culprits, tuple(everybody), late_in_turn, tuple(turn_kinds), rotates, told)
 
 
 def _net(totals: Array, together: Array) -> Array:

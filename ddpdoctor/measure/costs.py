@@ -123,6 +123,7 @@ class Pricing:
             share=share,
             alone_ms_per_step=value.first_ns / 1e6,
             remaining_ms_per_step=value.last_ns / 1e6,
+            stands_out_in=self.excess.stands_out.get(fact, []),
         )
 
     def _common(self, names: Sequence[str]) -> Cost | None:

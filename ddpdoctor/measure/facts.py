@@ -57,6 +57,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """"always" (over 80 % of steps), "range" (a run of neighbouring steps), "periodic" or "random"."""
     period_steps: int | None = None
     """Distance between occurrences, where periodic."""
+    stands_out_in: list[int] = []
+    """Steps of the culprits that stand far out of all others in a short window, which cannot tell how often such steps
+    come; empty where it is more than that which accuses the culprits. On devices without step logs only, under ``late``."""
     where: list[Where] = []
     operation: str | None = None
     """What is executed there, where it has a name: a collective's name, a kernel, an operator."""

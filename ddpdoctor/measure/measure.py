@@ -131,7 +131,8 @@ def _facts(
     steps = step_facts(timed)
     if windows and window_graph is not None:
         buckets = bucket_facts(window_graph, windows, buckets)
-    late, shared, found = LateFacts(), SharedFacts(), excess(graph)
+    late, shared = LateFacts(), SharedFacts()
+    found = excess(graph, short=not logs and all(window.on_device for window in windows))
     latency = rate = None
     reducers = reducer_work(logs, windows) if graph is log_graph else []
     synced_ns = [work.whole_ns if work else 0.0 for work in reducers] or None

@@ -20,6 +20,7 @@ from ddpdoctor.trace import RankTrace, classify
 
 from .gaps import after_sync, device_gaps
 from .intervals import EMPTY, Intervals, complement, intersect, subtract, union
+from .pauses import collecting, saving
 from .windowcomms import Comms, find_comms
 
 Ints = NDArray[np.int64]
@@ -204,8 +205,10 @@ def _device_sets(window: Window, main: int) -> None:
     compute = rows_of(trace, kernels & ~comm)
     stepping = trace.name_mask(classify.is_optimizer_step) & trace.category_mask("user_annotation", "cpu_op")
     optimizer = rows_of(trace, kernels & ~comm & launched_inside(trace, stepping))
-    saving = _saving(trace, kernels & ~comm)
-    copies = subtract(subtract(rows_of(trace, trace.category_mask("gpu_memcpy")), compute), saving)
+    copying = rows_of(trace, trace.category_mask("gpu_memcpy"))
+    in_use = union(*_joined(compute, (window.comms.start, window.comms.end)))
+    saved = saving(trace, kernels & ~comm, main, in_use)
+    copies = subtract(subtract(copying, compute), saved)
     window.compute = compute
     busy = union(
         np.concatenate((compute[0], copies[0], window.comms.start)),
@@ -214,9 +217,11 @@ def _device_sets(window: Window, main: int) -> None:
     for_host, by_device = device_gaps(
         trace, (kernels | trace.category_mask("gpu_memcpy")) & ~comm, window.comms.end
     )
-    computing = union(*_joined(compute, subtract(subtract(by_device, saving), copies)))
+    computing = union(*_joined(compute, subtract(subtract(by_device, saved), copies)))
     window.stalled = intersect(for_host, union(window.comms.start, window.comms.end))
-    idle = subtract(subtract(complement(busy, *window.span), saving), computing)
+    idle = subtract(subtract(complement(busy, *window.span), saved), computing)
+    collected = intersect(idle, collecting(trace, main))
+    idle = subtract(idle, collected)
     data = intersect(idle, _data(trace))
     waiting = intersect(subtract(idle, data), after_sync(trace, idle))
     issuing = intersect(
@@ -228,36 +233,11 @@ def _device_sets(window: Window, main: int) -> None:
         "device_sync": waiting,
         "launch": issuing,
         "copy": copies,
-        "checkpoint": saving,
+        "collection": collected,
+        "checkpoint": saved,
         "optimizer": optimizer,
         "forward": subtract(computing, optimizer),
     }
-
-
-_SAVED_BYTES = 16 << 20
-
-
-def _saving(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
-    """Checkpoints: bursts of copies to the host of at least 16 MiB between two kernels, up to the next
-    kernel.
-
-    What a step copies out besides (a loss, metrics) is bytes to kilobytes; states go out as a whole, and are
-    then written.
-    """
-    out = np.flatnonzero(
-        trace.category_mask("gpu_memcpy") & trace.name_mask(lambda n: classify.memcpy_kind(n) == "DtoH")
-    )
-    kernels = np.sort(trace.start_ns[computes])
-    if not len(out) or not len(kernels):
-        return EMPTY
-    following = np.searchsorted(kernels, trace.start_ns[out])
-    starts, ends = [], []
-    for place in np.unique(following):
-        burst = out[following == place]
-        if int(np.clip(trace.bytes[burst], 0, None).sum()) >= _SAVED_BYTES:
-            starts.append(int(trace.start_ns[burst].min()))
-            ends.append(int(kernels[place]) if place < len(kernels) else int(trace.end_ns[burst].max()))
-    return union(starts, ends)
 
 
 def launched_inside(trace: RankTrace, marks: NDArray[np.bool_]) -> NDArray[np.bool_]:

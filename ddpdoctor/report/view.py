@@ -105,11 +105,15 @@ def price(diagnosis: Diagnosis) -> str:
             else f"A step takes {words.milliseconds(median)} (median){_main_part(diagnosis)}."
         )
     pieces = []
+    in_some = diagnosis.steps.source == "trace" and finding.persistence not in (None, "always")
     if finding.costs_ms_per_step is not None:
-        pieces.append(f"It costs {words.milliseconds(finding.costs_ms_per_step)} of every step")
+        cost = words.milliseconds(finding.costs_ms_per_step)
+        pieces.append(
+            f"Over the recorded steps it costs {cost} a step" if in_some else f"It costs {cost} of every step"
+        )
         if finding.share is not None:
             pieces[-1] += f", {words.percent(finding.share)} of the time"
-            if 1 / 60 <= finding.share < 1:
+            if 1 / 60 <= finding.share < 1 and not in_some:
                 pieces[-1] += f" ({60 * finding.share:.0f} min of each hour)"
     if finding.speedup_if_fixed is not None:
         gain = words.speedup(finding.speedup_if_fixed)

@@ -152,6 +152,24 @@ def is_dataloader(name: str) -> bool:
     )
 
 
+_SAVE = re.compile(
+    r"(?:torch/serialization\.py\(\d+\): (?:save|_legacy_save)"
+    r"|torch/distributed/checkpoint/state_dict_saver\.py\(\d+\): (?:save|async_save|save_state_dict)"
+    r"|safetensors/torch\.py\(\d+\): save(?:_file|_model)?)$"
+)
+
+
+def is_save(name: str) -> bool:
+    """Whether this Python frame saves a checkpoint: ``torch.save``, a distributed checkpoint's ``save``, safetensors."""
+    return _SAVE.search(name) is not None
+
+
+def is_collection(name: str) -> bool:
+    """Whether this event among the Python frames is a garbage collection: one that the profiler was asked to record, or a call
+    of ``gc.collect``."""
+    return name in ("Python GC", "<built-in function collect>")
+
+
 def is_optimizer_step(name: str) -> bool:
     """Whether this is the step of an optimizer (``Optimizer.step#SGD.step``)."""
     return name.startswith("Optimizer.step#")

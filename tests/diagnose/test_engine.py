@@ -25,10 +25,15 @@ COMMON = msgspec.convert(
                 "least_share": 0.01,
                 "tiny_step_ms": 2.0,
                 "tiny_cost_ms": 1.0,
+                "outstanding_steps": 2.0,
             }.items()
         },
         "cost_when": "cost.share >= t.least_share",
         "cost_needs": ["steps.mean_ms"],
+        "short_window": {
+            "explain": "Seen in {{ cost.steps_seen }} steps only.",
+            "fix": {"title": "record more", "why": "to see how often"},
+        },
     },
     Common,
 )
@@ -284,3 +289,35 @@ def test_nothing_measured_is_not_healthy() -> None:
     assert not healthy
     assert sentence.rule is None
     assert sentence.headline.startswith("Cannot tell")
+
+
+def outstanding(*steps: int) -> dict[str, Any]:
+    late = {
+        "ms_per_step": 30.0,
+        "ranks": [1],
+        "persistence": "random",
+        "steps_hit": len(steps),
+        "steps_seen": 7,
+    }
+    return FACTS | {"late": {"data": {**late, "stands_out_in": list(steps)}}}
+
+
+@pytest.mark.parametrize(("steps", "severity"), [((3,), "info"), ((3, 5), "warning"), ((), "critical")])
+def test_single_steps_of_a_short_window_are_never_critical(steps: tuple[int, ...], severity: str) -> None:
+    finding = run(rule("a/late", costs="late.data"), facts=outstanding(*steps)).findings[0]
+    assert finding.severity == severity
+    assert ("Seen in 7 steps only." in finding.explanation) is bool(steps)
+    assert [fix.title for fix in finding.fixes] == (["record more"] if steps else [])
+
+
+def test_one_late_step_stands_below_what_warns() -> None:
+    facts = outstanding(3) | {"shared": {"data": {"ms_per_step": 6.0}}}
+    found = run(rule("a/late", costs="late.data"), rule("a/shared", costs="shared.data"), facts=facts)
+    assert [finding.rule for finding in found.findings] == ["a/shared", "a/late"]
+
+
+def test_one_late_step_is_in_the_verdict_of_a_job_that_is_healthy_otherwise() -> None:
+    healthy, said = verdict(
+        run(rule("a/late", costs="late.data"), facts=outstanding(3)), coverage=Coverage(7, 2)
+    )
+    assert healthy and said.rule is None and said.headline.endswith("but once: a headline")

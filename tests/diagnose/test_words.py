@@ -45,6 +45,21 @@ def test_ranks() -> None:
         ({"persistence": "range", "first_step": 100, "last_step": 139}, "in steps 100 to 139"),
         ({"persistence": "random", "steps_hit": 12, "steps_seen": 118}, "in 12 of 118 steps"),
         ({"persistence": "random"}, "in some steps"),
+        ({"stands_out_in": [22], "steps_seen": 7}, "in 1 of 7 recorded steps (step 22)"),
+        (
+            {
+                "persistence": "range",
+                "first_step": 3,
+                "last_step": 5,
+                "stands_out_in": [3, 4, 5],
+                "steps_seen": 7,
+            },
+            "in 3 of 7 recorded steps (steps 3, 4 and 5)",
+        ),
+        (
+            {"stands_out_in": [1, 3, 4, 7, 8], "steps_seen": 20},
+            "in 5 of 20 recorded steps (steps 1, 3, 4, 7 and 1 more)",
+        ),
     ],
 )
 def test_often(cost: dict[str, object], text: str) -> None:

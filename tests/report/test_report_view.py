@@ -38,6 +38,15 @@ def test_verdict_and_price_come_from_the_finding_it_names():
     assert ("step time (median)", "51.2 ms") in view.numbers
 
 
+def test_what_some_steps_of_a_trace_show_is_not_promised_for_hours():
+    sick = samples.sick()
+    steps = replace(sick.steps, source="trace")
+    findings = [replace(finding, persistence="random") for finding in sick.findings]
+    assert page(replace(sick, steps=steps, findings=findings)).price.startswith(
+        "Over the recorded steps it costs 44.8 ms a step, 87 % of the time; the job"
+    )
+
+
 def test_a_healthy_page_says_what_a_step_takes():
     assert page(samples.healthy()).price == "A step takes 98.8 ms (median), 93 % of it compute."
 

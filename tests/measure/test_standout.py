@@ -1,0 +1,185 @@
+"""Single late steps in a short window of a job with devices: told where they are one rank's and stand out of everything."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.measure.blame import excess
+from tests.generator import Config, Plant, When, cpu_job, generate
+from tests.measure.made import on, simple
+from tests.measure.traced import accused, measured
+
+STEPS = 8
+"""The window's first step has no measured cycle: its steps 1 to 7 are looked at, which the trace numbers 3 to 9. What happens
+after a step's last reduction belongs to the next one."""
+
+
+def planted(*plants, **shape):
+    return Config(steps=STEPS, plants=plants, **shape)
+
+
+def once(kind, rank, step, **strength):
+    return Plant(kind, ranks=(rank,), when=When(first=step, last=step), **strength)
+
+
+def every(kind, rank, step, distance, **strength):
+    return Plant(kind, ranks=(rank,), when=When(first=step, every=distance), **strength)
+
+
+def of(config, tmp_path):
+    truth = generate(config, tmp_path / "traces")
+    return truth, measured(tmp_path / "traces")
+
+
+@pytest.mark.parametrize(
+    ("plant", "cause", "steps"),
+    [
+        (every("throttled", 2, 2, 2, factor=1.5), "compute", [4, 6, 8]),
+        (every("slow_backward_kernels", 2, 3, 4, ms=8), "compute", [5, 9]),
+        (every("host_work_end_of_step", 3, 2, 4, ms=9), "host", [5, 9]),
+        (once("host_gap_forward", 1, 4, ms=15), "host", [6]),
+        (once("slow_data", 1, 4, ms=15), "data", [6]),
+        (once("checkpoint", 0, 4, ms=30), "checkpoint", [7]),
+    ],
+    ids=lambda value: value.kind if isinstance(value, Plant) else None,
+)
+def test_a_rank_that_is_late_in_some_recorded_steps(plant, cause, steps, tmp_path):
+    truth, measurement = of(planted(plant), tmp_path)
+    assert accused(measurement) == {cause: list(plant.ranks)}
+    cost = getattr(measurement.facts.late, cause)
+    assert cost.stands_out_in == steps and (cost.steps_hit, cost.steps_seen) == (len(steps), STEPS - 1)
+    without_ms = sum(truth.plants[0].step_us_without) / STEPS / 1e3
+    whole_ms = (truth.mean_step_us / 1e3 - without_ms) * STEPS
+    assert cost.ms_per_step * cost.steps_seen == pytest.approx(whole_ms, rel=0.1)
+
+
+def test_what_strikes_now_this_rank_now_that_one_accuses_nobody(tmp_path):
+    pauses = [once("host_gap_forward", rank, step, ms=15) for rank, step in ((1, 2), (3, 5))]
+    assert accused(of(planted(*pauses), tmp_path)[1]) == {}
+
+
+def test_not_in_different_kinds_of_work_either(tmp_path):
+    disturbed = once("host_gap_forward", 1, 2, ms=15), once("slow_backward_kernels", 3, 5, ms=15)
+    assert accused(of(planted(*disturbed), tmp_path)[1]) == {}
+
+
+def test_a_checkpoint_is_one_whoever_is_disturbed_besides(tmp_path):
+    both = once("checkpoint", 0, 4, ms=30), once("host_gap_forward", 2, 2, ms=15)
+    found = accused(of(planted(*both), tmp_path)[1])
+    assert found["checkpoint"] == [0]
+
+
+def test_a_step_that_is_slow_everywhere_accuses_nobody(tmp_path):
+    plant = Plant("slow_backward_kernels", ms=20, when=When(first=3, last=3))
+    assert accused(of(planted(plant), tmp_path)[1]) == {}
+
+
+def test_cpu_jobs_are_left_to_their_logs(tmp_path):
+    """On CPUs a machine disturbs whom it meets, and a few steps cannot tell."""
+    config = cpu_job(steps=STEPS, plants=(every("host_work_end_of_step", 3, 2, 4, ms=9),))
+    assert accused(of(config, tmp_path)[1]) == {}
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_jitter_accuses_nobody(seed, tmp_path):
+    config = Config(steps=STEPS, jitter=0.05, seed=seed, world_size=(2, 3, 4, 8)[seed])
+    assert accused(of(config, tmp_path)[1]) == {}
+
+
+def test_the_diagnosis_tells_in_which_steps_and_what_the_window_leaves_open(tmp_path):
+    generate(planted(every("throttled", 2, 2, 2, factor=1.6)), tmp_path)
+    said = analyze(str(tmp_path), Options(cache=False, jobs=1))
+    first = said.findings[0]
+    assert (first.rule, first.ranks, first.severity) == ("rank-imbalance/intermittent", [2], "warning")
+    assert "in 3 of 7 recorded steps (steps 4, 6 and 8)" in said.verdict.headline
+    assert "cannot tell how often" in first.explanation
+    assert any("ddpdoctor run" in (fix.snippet or "") for fix in first.fixes)
+
+
+def test_one_late_step_is_told_but_not_warned_of(tmp_path):
+    generate(planted(once("host_gap_forward", 1, 4, ms=15)), tmp_path)
+    said = analyze(str(tmp_path), Options(cache=False, jobs=1))
+    assert said.healthy and said.findings[0].severity == "info"
+    assert said.verdict.rule is None and "Rank 1 comes" in said.verdict.headline
+
+
+def test_a_checkpoint_is_warned_of_from_the_first(tmp_path):
+    generate(planted(once("checkpoint", 0, 4, ms=30)), tmp_path)
+    said = analyze(str(tmp_path), Options(cache=False, jobs=1))
+    assert said.verdict.rule == "sync/checkpoint" and said.findings[0].severity == "warning"
+
+
+def found(graph, short=True):
+    """Culprits of a graph, by kind of work."""
+    return excess(graph, short=short).culprits
+
+
+def at(world, cycles, *places, ms=8.0):
+    """[cycles, 1, world] ms in these (cycle, rank) places."""
+    return sum((np.eye(1, cycles, n).T[:, :, None] * on(r, world, ms) for n, r in places), np.zeros(()))
+
+
+@pytest.mark.parametrize("world", [2, 3, 4, 16])
+@pytest.mark.parametrize("hits", [(3,), (2, 5), (1, 2, 4), (1, 2, 4, 6)])
+def test_one_rank_of_any_number(world, hits):
+    late = at(world, 8, *((n, 1) for n in hits), ms=24.0 / len(hits))
+    graph = simple(world, 8, jitter=0.01, host=0.5 + late)
+    assert found(graph) == {"host": [1]}
+    assert excess(graph, short=True).stands_out == {"host": list(hits)}
+
+
+def test_without_the_window_s_leave_nothing_changes():
+    graph = simple(4, 8, jitter=0.01, host=0.5 + at(4, 8, (2, 1), (5, 1)))
+    assert found(graph, short=False) == {} and excess(graph).stands_out == {}
+
+
+def test_neighbours_that_are_late_together():
+    """Ranks 2 and 3 of eight, in the same steps: a machine of theirs."""
+    late = at(8, 8, (2, 2), (2, 3), (5, 2), (5, 3))
+    assert set(found(simple(8, 8, jitter=0.01, host=0.5 + late))["host"]) == {2, 3}
+
+
+def test_not_each_in_a_step_of_its_own():
+    assert found(simple(8, 8, jitter=0.01, host=0.5 + at(8, 8, (2, 2), (5, 3)))) == {}
+
+
+def test_what_has_something_near_it_is_a_tail():
+    late = at(4, 8, (2, 1), ms=12.0) + at(4, 8, (5, 3), ms=7.0)
+    assert found(simple(4, 8, jitter=0.01, host=0.5 + late)) == {}
+
+
+def test_what_the_rank_makes_up_for_is_not_late():
+    late = at(4, 8, (2, 1), ms=8.0)
+    assert found(simple(4, 8, host=0.5 + late, backward=10.0 - late)) == {}
+
+
+def test_less_than_a_tenth_of_the_window_is_not_told():
+    assert found(simple(4, 8, jitter=0.01, host=0.5 + at(4, 8, (2, 1), ms=12.0))) == {}
+
+
+def test_a_long_step_everywhere_is_not_the_longest_rank_s():
+    """A first step that warms up takes 30 to 50 ms more on each rank."""
+    extra = np.zeros((8, 1, 4))
+    extra[0, 0] = (30.0, 36.0, 33.0, 60.0)
+    assert found(simple(4, 8, jitter=0.01, backward=10.0 + extra)) == {}
+
+
+def test_the_one_rank_that_is_faster_once_makes_nobody_late():
+    extra = np.zeros((8, 1, 2))
+    extra[3, 0, 0] = -9.0
+    assert found(simple(2, 8, jitter=0.01, backward=10.0 + extra)) == {}
+
+
+def test_noise_with_a_heavy_tail_seldom_accuses():
+    """Pauses of all sizes on all ranks. One that is longer than all others is told, as an information; to be warned of, two
+    of the same rank must be."""
+
+    def steps(seed):
+        noise = 0.5 * np.random.default_rng(seed).pareto(1.5, (8, 1, 4))
+        told = excess(simple(4, 8, jitter=0.02, seed=seed, host=noise), short=True).stands_out
+        return sum(len(of) for of in told.values())
+
+    counts = np.array([steps(seed) for seed in range(200)])
+    assert (counts > 1).mean() <= 0.02 and (counts > 0).mean() <= 0.15
