@@ -77,6 +77,8 @@ class Excess:
     """Whether the step number tells whose turn it is."""
     stands_out: dict[str, list[int]] = field(default_factory=dict)
     """Steps, by kind of work, that accuse a rank for no more than standing out of a short window (:mod:`.standout`)."""
+    short: bool = False
+    """A window on devices is all that is known of the job."""
 
 
 def _others_median(values: Array) -> Array:
@@ -125,6 +127,9 @@ def excess(graph: Graph, *, short: bool = False) -> Excess:
     for kind, columns in kinds.items():
         together = totals[:, :, columns].sum(axis=2)
         hit, chance = _hits(together, steps, step_ns, 1.0 if kind in _NAMED else place[kind])
+        if kind == "checkpoint" and not hit.any():
+            hit = _of_few(work[:, :, columns].sum(axis=2)) & (together > PERSISTENT_SHARE * step_ns)
+            chance &= not hit.any()
         if kind in outstanding and not (hit & ~outstanding[kind]).any():
             hit, chance = outstanding[kind], False
             told[kind] = sorted(steps[hit.any(axis=1)].tolist())
@@ -149,7 +154,9 @@ def excess(graph: Graph, *, short: bool = False) -> Excess:
     _scale_to_whole(totals, whole, accepted | in_turn)
     amount = _spread(differences, totals, accepted)
     late_in_turn = _spread(differences, totals, in_turn) if turn_kinds else []
-    return Excess(amount, claimed, culprits, tuple(everybody), late_in_turn, tuple(turn_kinds), rotates, told)
+    return Excess(
+        *(amount, claimed, culprits, tuple(everybody), late_in_turn, tuple(turn_kinds), rotates, told, short)
+    )
 
 
 def _net(totals: Array, together: Array) -> Array:
@@ -208,6 +215,13 @@ def _hits(
     carried = one_sided(struck, difference, steps, place) & spike
     chance = bool((spike & ~hit).sum() >= FEWEST_SPIKES) and not carried.any()
     return hit | (carried & (carried.sum(axis=0) >= FEWEST_SPIKES)), chance
+
+
+def _of_few(work: Array) -> NDArray[np.bool_]:
+    """[R] the ranks, half of all at most, that alone ever do this work [cycles, R]; nobody where more do. What a rank is seen
+    to do, and the others never, is no chance, however seldom."""
+    doers: NDArray[np.bool_] = (work > 0).any(axis=0)
+    return doers if 2 * doers.sum() <= len(doers) else np.zeros_like(doers)
 
 
 def _keeps_its_sign(difference: Array, usual: Array) -> NDArray[np.bool_]:
