@@ -220,7 +220,7 @@ def _hits(
 def _of_few(work: Array) -> NDArray[np.bool_]:
     """[R] the ranks, half of all at most, that alone ever do this work [cycles, R]; nobody where more do. What a rank is seen
     to do, and the others never, is no chance, however seldom."""
-    doers: NDArray[np.bool_] = (work > 0).any(axis=0)
+    doers: NDArray[np.bool_] = (work > 0).sum(axis=0) > 0
     return doers if 2 * doers.sum() <= len(doers) else np.zeros_like(doers)
 
 
