@@ -11,11 +11,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .blame import BLAMED, Excess, component, unseen
+from .common import common_part, idle_after, without_waiting
 from .facts import Cost, LateFacts, SharedFacts, Where
 from .fairness import Value, fair_shares
-from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, MODEL, Array, CycleGroup, Graph
+from .graph import (
+    BARRIER,
+    BROADCAST,
+    COLLECTIVE,
+    DEVICE_SYNC,
+    GRADIENTS,
+    MODEL,
+    Array,
+    CycleGroup,
+    Graph,
+)
 from .persistence import persistence
-from .replay import Change, replay_all, without_meeting, without_transfer, without_work
+from .replay import Change, replay_all, without_transfer, without_work
 from .whatif import reduced_again, without_reductions
 
 _USUAL = 0.4
@@ -34,7 +45,6 @@ SHARED = {
     "compute": ("forward", "backward"),
     "optimizer": ("optimizer",),
     "host": ("host",),
-    "device_sync": ("device_sync",),
     "checkpoint": ("checkpoint",),
     "collection": ("collection",),
     "launch": ("launch",),
@@ -50,10 +60,10 @@ class Lines(Protocol):
         """Lines where these ranks (None: all) spend this kind of work in these steps, most time first."""
 
     def syncs(self, kinds: Sequence[str]) -> list[Where]:
-        """Lines that call synchronisations of these kinds, most frequent first."""
+        """Lines that call synchronisations of these kinds, or wait there for a device that then idles, most first."""
 
     def operation(self, components: Sequence[str], positions: Sequence[int] | None) -> str | None:
-        """Name of what is executed there, where it has one."""
+        """Name of what is executed there, where it has one; for a kind of synchronisation, of the call that waits."""
 
 
 class Pricing:
@@ -99,6 +109,7 @@ class Pricing:
         costs: dict[str, Cost | None] = {fact: self._common(names) for fact, names in SHARED.items()}
         costs["barrier"] = self._meeting([BARRIER])
         costs["collective"] = self._meeting([COLLECTIVE])
+        costs["device_sync"] = self._meeting([DEVICE_SYNC])
         # It is there in every step: what it takes beyond the usual in some is a busy machine.
         costs["broadcast"] = self._meeting([BROADCAST], usual=True)
         costs["communication"] = self._transfer(GRADIENTS)
@@ -131,7 +142,7 @@ class Pricing:
         removed = [
             np.clip(component([group.work], *names)[0], 0, None)
             if by_chance.issuperset(names)
-            else _common_part(
+            else common_part(
                 component([group.work], *names)[0] - component([over], *names)[0],
                 component([group.work_alone], *names)[0] - component([over], *names)[0],
             )
@@ -148,12 +159,13 @@ class Pricing:
         return cost
 
     def _meeting(self, kinds: Sequence[str], *, usual: bool = False) -> Cost | None:
-        spent = [_spent(group, kinds) for group in self.graph.groups]
+        idle = idle_after(self.graph, kinds)
+        spent = [_spent(group, kinds) + of for group, of in zip(self.graph.groups, idle, strict=True)]
         if not any(of.any() for of in spent):
             return None
-        change = without_meeting(lambda group, k: group.syncs[k].kind in kinds)
-        where, names = self.lines.syncs(kinds), self._names(kinds)
-        return self._price([change], spent, None, (), where=where, operation=names, usual=usual)
+        changes = without_waiting(self.graph, kinds)
+        where, names = self.lines.syncs(kinds), self._names(kinds) or self.lines.operation(kinds, None)
+        return self._price(changes, spent, None, (), where=where, operation=names, usual=usual)
 
     def _transfer(self, kind: str) -> Cost | None:
         """Exposed transfer that comes back in every step. What goes beyond it in some steps is a disturbance
@@ -186,7 +198,7 @@ class Pricing:
             known = ~np.isnan(delay).any(axis=1)
             common = np.zeros((len(delay), 1, delay.shape[1]))
             if known.any():
-                common[known] = _common_part(delay[known, None, :], delay[known, None, :])
+                common[known] = common_part(delay[known, None, :], delay[known, None, :])
                 common[~known] = common[known].mean(axis=0)
             work = np.clip(group.work.sum(axis=3), 0, None)
             removed.append(work * np.minimum(1.0, common / np.maximum(work.sum(axis=1, keepdims=True), 1.0)))
@@ -265,16 +277,6 @@ def _hide_each_other(found: Excess) -> bool:
         one != other and float(np.minimum(here, there).sum()) > _SAME_SEGMENTS
         for (one, here), (other, there) in combinations(where.values(), 2)
     )
-
-
-def _common_part(work: Array, alone: Array) -> Array:
-    """[N, K, R] ns that the ranks have in common: of each, no more than the (lower) median rank has in the same segment.
-
-    ``alone`` is the same work as each rank would have it by itself, see :attr:`CycleGroup.work_alone`.
-    """
-    middle = np.sort(np.clip(alone, 0, None), axis=2)[:, :, (alone.shape[2] - 1) // 2]
-    common: Array = np.minimum(np.clip(work, 0, None), middle[:, :, None])
-    return common
 
 
 def _whole(group: CycleGroup, names: Sequence[str]) -> Array:

@@ -161,11 +161,14 @@ class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
     optimizer: Cost | None = None
     host: Cost | None = None
     barrier: Cost | None = None
-    """Explicit barriers: what the steps save when ranks need not meet there."""
+    """Explicit barriers: what the steps save when ranks need not meet there, and hosts need not wait there for their
+    devices, which idle afterwards (see ``device_sync``)."""
     collective: Cost | None = None
-    """Blocking collectives called from Python (metrics), apart from DDP's own."""
+    """Blocking collectives called from Python (metrics), apart from DDP's own; with the idle time of devices whose hosts
+    wait for the result."""
     device_sync: Cost | None = None
-    """The device idles because the host waits for it: .item(), .cpu(), synchronize."""
+    """The device idles because the host waited for it: .item(), .cpu(), synchronize, copies from pageable memory. All
+    such calls of a step together; no more than the host would be ahead without them."""
     checkpoint: Cost | None = None
     collection: Cost | None = None
     communication: Cost | None = None

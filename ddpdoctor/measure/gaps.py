@@ -26,15 +26,16 @@ _NEVER = np.iinfo(np.int64).max // 2
 
 def device_gaps(
     trace: RankTrace, own: NDArray[np.bool_], comm_end: NDArray[np.int64]
-) -> tuple[Intervals, Intervals]:
-    """(for the host, by the device): gaps between the device events in ``own``, beside collectives too.
+) -> tuple[Intervals, Intervals, Intervals]:
+    """(for the host, by the device, between queued kernels): gaps between the device events in ``own``, beside
+    collectives too. The third are among the first: what one kernel after the other costs.
 
     ``comm_end`` are the ends of the rank's collectives. A gap in which one ends counts from there if it was waited
     for: by the device, whose next work was launched already, or by the host in a call that waits.
     """
     rows = np.flatnonzero(own)
     if len(rows) < 2:
-        return EMPTY, EMPTY
+        return EMPTY, EMPTY, EMPTY
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     busy_start, busy_end = union(trace.start_ns[rows], trace.end_ns[rows])
     starts, stops = busy_end[:-1].astype(np.int64), busy_start[1:].astype(np.int64)
@@ -45,8 +46,10 @@ def device_gaps(
     since = np.where((ended > starts) & awaited, ended, starts)
     until = np.clip(launched + LAUNCH_SLACK_NS, since, stops)
     until = np.where(launched <= since, since, until)
-    until = np.where(stops - since <= _SHORT_NS, stops, until)
-    return union(since, until), union(until, stops)
+    short = stops - since <= _SHORT_NS
+    queued = short & (until == since)
+    until = np.where(short, stops, until)
+    return union(since, until), union(until, stops), union(since[queued], stops[queued])
 
 
 def _host_waits(trace: RankTrace, at: NDArray[np.int64]) -> NDArray[np.bool_]:

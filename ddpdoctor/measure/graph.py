@@ -51,6 +51,8 @@ BROADCAST = "broadcast"
 MODEL = "model"
 """Collectives that belong to the model itself: tensor, pipeline, expert or embedding parallelism, sharded parameters."""
 STEP_END = "step end"
+DEVICE_SYNC = "device_sync"
+"""A host's waiting for its own device: no collective, but what lets the device run dry as barriers do."""
 
 
 @dataclass(frozen=True)
@@ -107,6 +109,9 @@ class CycleGroup:
     ready: Array | None = None
     """[N, K, R] when each part could have started had the synchronisation before it been over: earlier than the
     arrival where it was queued. None: at the arrival."""
+    idle_after: dict[str, Array] = field(default_factory=dict)
+    """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of what was waited
+    for (see :mod:`.syncs`). {}: none, or unknown."""
     on_device: bool = False
     """Collectives run on a device beside the computation, which only some of them hold up (see :mod:`.lanes`)."""
     stalls: NDArray[np.bool_] | None = None

@@ -263,6 +263,7 @@ def _group(
         beside_wait=np.nan_to_num(before),
         exposed=exposed,
         ready=table.ready[index],
+        idle_after=_idle_after(windows, origin, begin, arrival, end),
         on_device=all(window.on_device for window in windows),
         stalls=stalls(computes, arrival, end),
     )
@@ -282,6 +283,7 @@ def _exposed(computes: Sequence[Intervals], arrival: Array, end: Array) -> Array
     return result
 
 
+_IDLE = [INDEX[name] for name in ("device_sync", "launch", "host")]
 _BESIDE = ("copy", "forward", "backward", "optimizer")
 
 
@@ -306,6 +308,23 @@ def _hidden(
     return hidden
 
 
+def _idle_after(
+    windows: Sequence[Window], origin: int, begin: Array, arrival: Array, end: Array
+) -> dict[str, Array]:
+    """[N, K, R] ns of each segment that are idle after each kind of waiting."""
+    result: dict[str, Array] = {}
+    for r, window in enumerate(windows):
+        left = np.empty(arrival.shape[:2])
+        since = begin[:, r]
+        for k in range(arrival.shape[1]):
+            left[:, k] = since
+            since = np.where(np.isnan(arrival[:, k, r]), since, end[:, k, r])
+        for kind, (start, stop) in window.idle_after.items():
+            of = result.setdefault(kind, np.zeros(arrival.shape))
+            of[:, :, r] = np.nan_to_num(covered((start - origin, stop - origin), left, arrival[:, :, r]))
+    return result
+
+
 def _alone(windows: Sequence[Window], origin: int) -> list[CycleGroup]:
     """Without matched collectives: each rank by itself, from step mark to step mark."""
     bounds = [_bounds(window) for window in windows]
@@ -319,7 +338,13 @@ def _alone(windows: Sequence[Window], origin: int) -> list[CycleGroup]:
     ]
     syncs = (Sync(STEP_END, STEP_END, tuple(range(len(windows)))),)
     steps = np.array([bounds[0][n][0] for n in range(fewest)], np.int64)
-    return [CycleGroup(syncs, steps, begin, end.copy(), end, work, np.full((fewest, 1), np.nan))]
+    idle_after = _idle_after(windows, origin, begin, end, end)
+    unknown = np.full((fewest, 1), np.nan)
+    for of in idle_after.values():
+        # How long the hosts waited just before the window is not known: they are taken to have waited as in its steps.
+        usual = np.median(of[1:], axis=0) if fewest > 1 else of[0]
+        of[0] = np.maximum(of[0], np.minimum(usual, work[0][..., _IDLE].sum(axis=-1)))
+    return [CycleGroup(syncs, steps, begin, end.copy(), end, work, unknown, idle_after=idle_after)]
 
 
 def _bounds(window: Window) -> list[tuple[int, int, int]]:

@@ -7,6 +7,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from ddpdoctor.trace import classify
 
 from .facts import Where
 from .intervals import Intervals, covered, union
+from .syncs import WAITED_FOR
 from .window import Window, main_lane
 
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
@@ -30,6 +32,11 @@ _LIBRARY = (
 _EXPLAINS = 0.5
 """An annotation explains a component when it covers this share of the component's time."""
 _MOST = 3
+_LOOKED_UP = 200
+"""Times for which frames are looked up, those of the greatest weight first."""
+
+Frame = tuple[str, int, str]
+"""File, line, function."""
 
 
 class TraceLines:
@@ -40,20 +47,26 @@ class TraceLines:
         self._annotations: list[_Annotations | None] = [None] * len(windows)
 
     def syncs(self, kinds: Sequence[str]) -> list[Where]:
-        """User frames in which collectives of these kinds were launched."""
-        found: Counter[tuple[str, int, str]] = Counter()
+        """User frames in which collectives of these kinds were launched, then those in which the host waited for its
+        device, by the idle time that followed."""
+        found: Counter[Frame] = Counter()
+        waited: Counter[Frame] = Counter()
         for window in self.windows:
             rows = [i for i, kind in enumerate(window.comms.kind) if kind in kinds]
             at = window.comms.issued[rows]
             for where, weight in _frames(window, (at, at + 1_000)):
                 found[where] += weight
-        return _ranked(found)
+            for where, weight in _waiting_frames(window, kinds):
+                waited[where] += weight
+        launched = _ranked(found)
+        known = {(where.file, where.line) for where in launched}
+        return [*launched, *(of for of in _ranked(waited) if (of.file, of.line) not in known)][:_MOST]
 
     def work(
         self, components: Sequence[str], positions: Sequence[int] | None, steps: NDArray[np.int64]
     ) -> list[Where]:
         """User frames open during this kind of work."""
-        found: Counter[tuple[str, int, str]] = Counter()
+        found: Counter[Frame] = Counter()
         for window in self._chosen(positions):
             for where, weight in _frames(window, _time_of(window, components)):
                 found[where] += weight
@@ -64,6 +77,8 @@ class TraceLines:
         culprits."""
         if "unmatched" in components:
             return None
+        if set(components) <= WAITED_FOR:
+            return _waiting_call(self.windows, components)
         names: Counter[str] = Counter()
         for position in range(len(self.windows)) if positions is None else positions:
             window = self.windows[position]
@@ -136,28 +151,63 @@ def _innermost(found: _Annotations, time: Intervals, shift: int) -> str | None:
     return found.names[int(explaining[np.argmin(found.lengths[explaining])])]
 
 
-def _frames(window: Window, time: Intervals) -> list[tuple[tuple[str, int, str], int]]:
+def _frames(window: Window, time: Intervals) -> list[tuple[Frame, int]]:
     """User frames (with_stack traces) and how long each, as the innermost one, covers the time."""
+    start, end = np.asarray(time[0]), np.asarray(time[1])
+    return _frames_at(window, (start + end) / 2 - window.shifted_ns, end - start)
+
+
+def _frames_at(window: Window, times: NDArray[Any], weight: NDArray[Any]) -> list[tuple[Frame, int]]:
+    """The innermost user frames open at these times of the trace's own clock, and the weight of each."""
     trace = window.trace
-    if "python_function" not in trace.categories or not len(time[0]):
+    if "python_function" not in trace.categories or not len(times):
         return []
     rows = np.flatnonzero(trace.category_mask("python_function") & (trace.lane == main_lane(trace)))
-    shift = window.shifted_ns
-    result: Counter[tuple[str, int, str]] = Counter()
-    middles = ((np.asarray(time[0]) + np.asarray(time[1])) / 2 - shift).astype(np.int64)
-    lengths = np.asarray(time[1]) - np.asarray(time[0])
+    result: Counter[Frame] = Counter()
     start, end = trace.start_ns[rows], trace.end_ns[rows]
-    for at, length in zip(middles[np.argsort(-lengths)][:200], np.sort(lengths)[::-1][:200], strict=True):
+    heaviest = np.argsort(-weight)[:_LOOKED_UP]
+    for at, of in zip(times.astype(np.int64)[heaviest], weight[heaviest], strict=True):
         open_rows = rows[(start <= at) & (at < end)]
         for row in open_rows[::-1]:
             frame = _FRAME.match(trace.name_of(row))
             if frame and not any(part in frame["file"] for part in _LIBRARY):
-                result[frame["file"], int(frame["line"]), frame["function"]] += int(length)
+                result[frame["file"], int(frame["line"]), frame["function"]] += int(of)
                 break
     return list(result.items())
 
 
-def _ranked(found: Counter[tuple[str, int, str]]) -> list[Where]:
+def _waits(window: Window, kinds: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """(events, ns of idle time that follows from each): the calls of these kinds in which the host waited."""
+    chosen = np.isin(window.waits.kind, kinds) & (window.waits.cost_ns > 0)
+    return window.waits.row[chosen], window.waits.cost_ns[chosen]
+
+
+def _waiting_frames(window: Window, kinds: Sequence[str]) -> list[tuple[Frame, int]]:
+    """User frames in which the host waited for its device, and the idle time that follows from each."""
+    rows, cost = _waits(window, kinds)
+    return _frames_at(window, (window.trace.start_ns[rows] + window.trace.end_ns[rows]) / 2, cost)
+
+
+def _waiting_call(windows: Sequence[Window], kinds: Sequence[str]) -> str | None:
+    """The operator (``aten::item``), or without one the call of the runtime, whose waiting leads to most idle time."""
+    found: Counter[str] = Counter()
+    for window in windows:
+        trace = window.trace
+        operators = np.flatnonzero(
+            trace.category_mask("cpu_op") & trace.name_mask(lambda n: n.startswith("aten::"))
+        )
+        rows, cost = _waits(window, kinds)
+        heaviest = np.argsort(-cost)[:_LOOKED_UP]
+        for row, of in zip(rows[heaviest], cost[heaviest], strict=True):
+            at = trace.start_ns[row]
+            around = (trace.start_ns[operators] <= at) & (at < trace.end_ns[operators])
+            around &= trace.lane[operators] == trace.lane[row]
+            outermost = operators[around][np.argsort(trace.start_ns[operators[around]], kind="stable")][:1]
+            found[trace.name_of(int(outermost[0] if len(outermost) else row))] += int(of)
+    return found.most_common(1)[0][0] if found else None
+
+
+def _ranked(found: Counter[Frame]) -> list[Where]:
     total = sum(found.values())
     return [
         Where(file, line, function, share=weight / total if total else None)

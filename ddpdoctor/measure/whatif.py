@@ -13,6 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from .blame import Excess, component
+from .common import without_waiting
 from .facts import BucketFacts, WhatIfFacts
 from .graph import BARRIER, GRADIENTS, Array, CycleGroup, Graph
 from .lanes import Part, length_ns, parts_of
@@ -133,8 +134,7 @@ def no_barriers(graph: Graph) -> float | None:
     """Mean step, ns, without explicit barriers: ranks go on and meet at the next collective. None without any."""
     if not any(sync.kind == BARRIER for group in graph.groups for sync in group.syncs):
         return None
-    change = without_meeting(lambda group, k: group.syncs[k].kind == BARRIER)
-    return float(replay_all(graph, [change]).mean())
+    return float(replay_all(graph, without_waiting(graph, [BARRIER])).mean())
 
 
 def reduced_again(group: CycleGroup, k: int) -> bool:

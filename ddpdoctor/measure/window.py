@@ -21,6 +21,7 @@ from ddpdoctor.trace import RankTrace, classify
 from .gaps import after_sync, device_gaps
 from .intervals import EMPTY, Intervals, complement, intersect, subtract, union
 from .pauses import collecting, saving
+from .syncs import NO_WAITS, DeviceTimeline, Waits, waits_and_idle
 from .windowcomms import Comms, find_comms
 
 Ints = NDArray[np.int64]
@@ -50,6 +51,10 @@ class Window:
     stalled: Intervals = EMPTY
     """Beside a collective: no computation, because the host was late to launch it. A rank that waits in a collective
     loses there what others lose before it."""
+    waits: Waits = NO_WAITS
+    """Where the host waited for its device."""
+    idle_after: dict[str, Intervals] = field(default_factory=dict)
+    """The device's idle time that follows from them, by their kind."""
 
     forwards: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Starts of DDP's forward calls on the host: one per micro-batch."""
@@ -68,6 +73,7 @@ class Window:
         self.sets = {name: (a + offset_ns, b + offset_ns) for name, (a, b) in self.sets.items()}
         self.compute = (self.compute[0] + offset_ns, self.compute[1] + offset_ns)
         self.stalled = (self.stalled[0] + offset_ns, self.stalled[1] + offset_ns)
+        self.idle_after = {kind: (a + offset_ns, b + offset_ns) for kind, (a, b) in self.idle_after.items()}
         self.forwards = self.forwards + offset_ns
 
     def micro_batch(self, at: int) -> int:
@@ -214,7 +220,7 @@ def _device_sets(window: Window, main: int) -> None:
         np.concatenate((compute[0], copies[0], window.comms.start)),
         np.concatenate((compute[1], copies[1], window.comms.end)),
     )
-    for_host, by_device = device_gaps(
+    for_host, by_device, queued = device_gaps(
         trace, (kernels | trace.category_mask("gpu_memcpy")) & ~comm, window.comms.end
     )
     computing = union(*_joined(compute, subtract(subtract(by_device, saved), copies)))
@@ -228,6 +234,11 @@ def _device_sets(window: Window, main: int) -> None:
         subtract(subtract(idle, data), waiting),
         rows_of(trace, trace.category_mask("cuda_runtime", "cuda_driver", "cpu_op")),
     )
+    late = subtract(subtract(idle, data), queued)
+    timeline = DeviceTimeline(
+        subtract(busy, saved), union(*_joined(late, _last_idle(window))), kernels & ~comm
+    )
+    window.waits, window.idle_after = waits_and_idle(trace, window.comms, timeline)
     window.sets = {
         "data": data,
         "device_sync": waiting,
@@ -238,6 +249,12 @@ def _device_sets(window: Window, main: int) -> None:
         "optimizer": optimizer,
         "forward": subtract(computing, optimizer),
     }
+
+
+def _last_idle(window: Window) -> Intervals:
+    """From the device's last event to the end of the last step on the host: what it works there comes before the next
+    launch."""
+    return union([window.span[1]], [window.steps[-1][2]]) if window.steps else EMPTY
 
 
 def launched_inside(trace: RankTrace, marks: NDArray[np.bool_]) -> NDArray[np.bool_]:

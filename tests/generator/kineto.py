@@ -24,6 +24,7 @@ CBID = {
     "cudaMemcpyAsync": 41,
     "cudaStreamSynchronize": 131,
     "cudaEventRecord": 135,
+    "cudaEventSynchronize": 137,
     "cudaStreamWaitEvent": 147,
     "cudaDeviceSynchronize": 165,
     "cudaLaunchKernel": 211,

@@ -144,6 +144,9 @@ class Config:
     """With accumulation: only the last micro-batch synchronises."""
     item_every: int = 1
     """loss.item() after the optimizer in every k-th step; 0: never (the host then runs ahead)."""
+    reads_last_step: bool = False
+    """The host waits for the end of the step before once it has issued forward and backward: it needs a value of that step,
+    and lets its device never run dry."""
     tensor_parallel: int = 1
     """Ranks that share one replica. They add `tensor_collectives` allreduces to each forward and backward."""
     tensor_collectives: int = 4

@@ -35,6 +35,8 @@ class RankProgram:
     effects: Effects
     record: bool = True
     step_start_us: list[float] = field(default_factory=list)
+    last_end_us: float | None = None
+    """When the accelerator has done the last optimizer step issued."""
 
     def run(self) -> Waits:
         """All steps, warm-up included (negative numbers)."""
@@ -60,8 +62,11 @@ class RankProgram:
             yield from self._forward(step, micro)
             synchronised = micro == config.accumulation - 1 or not config.no_sync
             yield from self._backward(step, micro, synchronised)
+        if config.reads_last_step and self.last_end_us is not None:
+            self.machine.wait_until("cudaEventSynchronize", self.last_end_us, self.machine.next_external())
         yield from self._barriers(step)
         self._optimizer(step)
+        self.last_end_us = self.machine.compute_free_us
         if config.metric_allreduce:
             with self.machine.seen("coll", op="all_reduce", pg="0", b=4, w=4):
                 metric = self.networks["world"].call(self.machine, step, 0, "metric", "allreduce", 1)

@@ -50,3 +50,53 @@ def test_times_moved_to_another_clock_give_the_same_name(tmp_path):
     lines = lines_of(tmp_path, annotation("train", 0, 45_000), annotation("augment", 11_000, 15_000))
     lines.windows[0].shift(-7_000_000_000)
     assert lines.operation(["host"], None) == "augment"
+
+
+MAIN = 7
+LOG_LOSS, MAIN_LOOP = "train.py(71): log_loss", "train.py(117): main"
+
+
+def waiting_window(tmp_path, *around: dict[str, object]):
+    """10 ms of computation three times in a step, after each of which the host waits, then works for 10 ms (5 ms at the end)."""
+    content = [event("ProfilerStep#3", 0, 60_000, "user_annotation", tid=MAIN), *around]
+    for number, at in enumerate((0, 20_000, 40_000)):
+        content += [
+            event(
+                "cudaLaunchKernel",
+                at + 5_000,
+                10,
+                "cuda_runtime",
+                tid=MAIN,
+                External=0,
+                correlation=number + 1,
+            ),
+            event("k", at + 5_015, 10_000, "kernel", 0, 7, device=0, stream=7, correlation=number + 1),
+            event(
+                "cudaStreamSynchronize", at + 5_100, 9_950, "cuda_runtime", tid=MAIN, correlation=number + 50
+            ),
+        ]
+    return read_window(load_trace(write(tmp_path / "rank0.json", document(content))))
+
+
+def test_a_call_that_waits_is_named_by_its_operator_and_its_line(tmp_path):
+    around = [event(MAIN_LOOP, 0, 60_000, "python_function", tid=MAIN)]
+    for at in (5_060, 25_060, 45_060):
+        around += [
+            event(LOG_LOSS, at, 10_000, "python_function", tid=MAIN),
+            event("aten::item", at + 10, 9_985, "cpu_op", tid=MAIN),
+            event("aten::_local_scalar_dense", at + 20, 9_970, "cpu_op", tid=MAIN),
+        ]
+    window = waiting_window(tmp_path, *around)
+    lines = TraceLines([window])
+    assert lines.operation(["device_sync"], None) == "aten::item"
+    assert [(w.file, w.line, w.function) for w in lines.syncs(["device_sync"])] == [
+        ("train.py", 71, "log_loss")
+    ]
+    assert lines.syncs(["barrier"]) == [] and lines.operation(["barrier"], None) is None
+    start, end = window.idle_after["device_sync"]
+    assert (end - start).sum() == pytest.approx(25_000_000, rel=0.01), "the last step's too, up to its end"
+
+
+def test_a_call_that_waits_outside_any_operator_is_named_itself(tmp_path):
+    window = waiting_window(tmp_path)
+    assert TraceLines([window]).operation(["device_sync"], None) == "cudaStreamSynchronize"

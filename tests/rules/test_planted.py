@@ -148,6 +148,39 @@ def test_idle_gpus_are_an_effect() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("fact", "rule"),
+    [
+        ("device_sync", "sync/device-sync"),
+        ("barrier", "sync/explicit-barrier"),
+        ("collective", "sync/blocking-collective"),
+    ],
+)
+def test_work_of_the_host_shows_because_it_waits(fact: str, rule: str) -> None:
+    result = outcome(
+        job={"device": "cuda", "backend": "nccl"},
+        gpu={"busy_share": 0.8, "kernels_per_step": 900.0, "median_kernel_us": 20.0},
+        shared={fact: {"ms_per_step": 17.0}, "host": {"ms_per_step": 12.0}, "launch": {"ms_per_step": 4.0}},
+    )
+    assert [(finding.rule, finding.caused_by) for finding in result.findings] == [
+        (rule, None),
+        ("host/python-work", rule),
+        ("gpu/launch-bound", rule),
+    ]
+
+
+def test_a_host_that_is_too_slow_in_any_case_is_a_cause_of_its_own() -> None:
+    result = outcome(
+        job={"device": "cuda", "backend": "nccl"},
+        gpu={"busy_share": 0.8},
+        shared={"device_sync": {"ms_per_step": 5.0}, "host": {"ms_per_step": 30.0}},
+    )
+    assert [(finding.rule, finding.caused_by) for finding in result.findings] == [
+        ("host/python-work", None),
+        ("sync/device-sync", None),
+    ]
+
+
 def test_two_causes_are_both_named_by_cost() -> None:
     result = outcome(
         late={"data": {"ms_per_step": 12.0, "ranks": [2]}}, shared={"barrier": {"ms_per_step": 7.0}}
