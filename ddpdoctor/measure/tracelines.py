@@ -4,6 +4,7 @@ frame."""
 from __future__ import annotations
 
 import re
+import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,7 +19,9 @@ from .facts import Where
 from .intervals import Intervals, covered, union
 from .syncs import WAITED_FOR
 from .window import Window, main_lane
+from .windowcomms import launches
 
+_DEVICE_WORK = frozenset(("copy", "forward", "backward", "optimizer"))
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
 _LIBRARY = (
     "site-packages",
@@ -68,7 +71,9 @@ class TraceLines:
         """User frames open during this kind of work."""
         found: Counter[Frame] = Counter()
         for window in self._chosen(positions):
-            for where, weight in _frames(window, _time_of(window, components)):
+            time = _time_of(window, components)
+            on_device = window.on_device and _DEVICE_WORK.issuperset(components)
+            for where, weight in _launching(window, time) if on_device else _frames(window, time):
                 found[where] += weight
         return _ranked(found)
 
@@ -168,12 +173,34 @@ def _frames_at(window: Window, times: NDArray[Any], weight: NDArray[Any]) -> lis
     heaviest = np.argsort(-weight)[:_LOOKED_UP]
     for at, of in zip(times.astype(np.int64)[heaviest], weight[heaviest], strict=True):
         open_rows = rows[(start <= at) & (at < end)]
-        for row in open_rows[::-1]:
-            frame = _FRAME.match(trace.name_of(row))
-            if frame and not any(part in frame["file"] for part in _LIBRARY):
-                result[frame["file"], int(frame["line"]), frame["function"]] += int(of)
-                break
+        frames = (_FRAME.match(trace.name_of(row)) for row in open_rows[::-1])
+        foreign = [f for f in frames if f and not any(part in f["file"] for part in _LIBRARY)]
+        # A script may be named like a module of Python's own: it is taken where there is nothing else.
+        frame = next((f for f in foreign if not _is_standard(f["file"])), foreign[0] if foreign else None)
+        if frame:
+            result[frame["file"], int(frame["line"]), frame["function"]] += int(of)
     return list(result.items())
+
+
+def _is_standard(file: str) -> bool:
+    """Whether a file, relative to the folder of Python's path that holds it, is of the standard library's."""
+    return file.partition("/")[0].removesuffix(".py") in sys.stdlib_module_names
+
+
+def _launching(window: Window, time: Intervals) -> list[tuple[Frame, int]]:
+    """User frames that launched what the device computes and copies in this time, and how long it takes: the host is
+    elsewhere by then."""
+    trace = window.trace
+    device = trace.category_mask("kernel", "gpu_memcpy", "gpu_memset") & ~classify.communication_kernels(
+        trace
+    )
+    rows = np.flatnonzero(device)
+    middle = trace.start_ns[rows] + trace.duration_ns[rows] / 2 + window.shifted_ns
+    place = np.searchsorted(time[0], middle, side="right") - 1
+    rows = rows[(place >= 0) & (middle < time[1][np.maximum(place, 0)])] if len(time[0]) else rows[:0]
+    calls = launches(trace, rows)
+    rows, calls = rows[calls >= 0], calls[calls >= 0]
+    return _frames_at(window, trace.start_ns[calls], trace.duration_ns[rows])
 
 
 def _waits(window: Window, kinds: Sequence[str]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:

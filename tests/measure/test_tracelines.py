@@ -100,3 +100,54 @@ def test_a_call_that_waits_is_named_by_its_operator_and_its_line(tmp_path):
 def test_a_call_that_waits_outside_any_operator_is_named_itself(tmp_path):
     window = waiting_window(tmp_path)
     assert TraceLines([window]).operation(["device_sync"], None) == "cudaStreamSynchronize"
+
+
+def framed_window(tmp_path, *frames: dict[str, object]):
+    """A copy and a kernel that the device runs 30 ms after they were launched, in frames of the script."""
+    content = [event("ProfilerStep#3", 0, 60_000, "user_annotation", tid=MAIN), *frames]
+    for number, (category, name) in enumerate(
+        (("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)"), ("kernel", "k"))
+    ):
+        launch = 1_000 + 10_000 * number
+        content += [
+            event("cudaMemcpyAsync", launch, 10, "cuda_runtime", tid=MAIN, correlation=number + 1),
+            event(name, launch + 30_000, 5_000, category, 0, 7, device=0, stream=7, correlation=number + 1),
+        ]
+    return read_window(load_trace(write(tmp_path / "rank0.json", document(content))))
+
+
+def test_work_of_the_device_has_the_lines_that_launched_it(tmp_path):
+    """The host is in another function by the time that the device copies and computes."""
+    frames = [
+        event(MAIN_LOOP, 0, 60_000, "python_function", tid=MAIN),
+        event("train.py(20): to_device", 500, 5_000, "python_function", tid=MAIN),
+        event("train.py(30): forward", 10_500, 5_000, "python_function", tid=MAIN),
+        event(LOG_LOSS, 30_000, 25_000, "python_function", tid=MAIN),
+    ]
+    lines = TraceLines([framed_window(tmp_path, *frames)])
+    steps = np.array([3])
+    assert [w.line for w in lines.work(["copy"], None, steps)] == [20]
+    assert [w.line for w in lines.work(["forward"], None, steps)] == [30]
+
+
+@pytest.mark.parametrize(
+    ("frames", "named"),
+    [
+        (["train.py(117): main", "queue.py(154): get"], "train.py"),
+        (["train.py(117): main", "concurrent/futures/thread.py(53): run"], "train.py"),
+        (
+            [
+                "train.py(117): main",
+                "torch/utils/data/dataloader.py(700): __next__",
+                "threading.py(327): wait",
+            ],
+            "train.py",
+        ),
+        (["profile.py(12): main"], "profile.py"),
+    ],
+)
+def test_the_innermost_frame_that_is_not_of_a_library_is_named(tmp_path, frames, named):
+    """Also where the script is named like a module of Python's, and nothing else is there."""
+    nested = [event(name, i, 59_000 - 2 * i, "python_function", tid=MAIN) for i, name in enumerate(frames)]
+    lines = TraceLines([framed_window(tmp_path, *nested)])
+    assert [w.file for w in lines.work(["copy"], None, np.array([3]))] == [named]
