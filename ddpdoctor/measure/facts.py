@@ -136,6 +136,9 @@ class LateFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Python garbage collection."""
     checkpoint: Cost | None = None
     """torch.save and distributed checkpoints."""
+    evaluation: Cost | None = None
+    """Evaluation by these ranks alone, in steps that are set aside: what dividing it among all ranks saves, spread over all
+    steps."""
     cpu_starved: Cost | None = None
     """Ready to run but without a CPU (scheduler's run delay)."""
     throttled: Cost | None = None

@@ -16,6 +16,7 @@ from .buckets import bucket_costs, bucket_settings, disturbed_ns
 from .clockhosts import align_logs
 from .costs import Lines, Pricing
 from .epochstarts import with_evaluations
+from .evaluations import lone_evaluation
 from .facts import BucketFacts, Facts, JobFacts, LateFacts, LoaderFacts, SharedFacts
 from .graph import Graph
 from .links import slow_link_ranks
@@ -145,6 +146,7 @@ def _facts(
     if graph is not log_graph and log_graph is not None and log_graph.groups and steps.mean_ms:
         # The window shows a few steps; what stops a host now and then is in the log of the whole run.
         late, shared = merged(late, shared, rare_costs(log_graph, LogLines(logs)), steps.mean_ms)
+    late = msgspec.structs.replace(late, evaluation=lone_evaluation(logs, steps.mean_ms))
     communication = communication_facts(window_graph or graph, windows)
     compared = window_graph if window_graph is not None and window_graph.matched else graph
     hosts = [w.host for w in windows] if compared is window_graph else [log.host for log in logs]

@@ -46,6 +46,8 @@ class Job:
     evaluation: float = 50.0
     evaluates_module: bool = False
     """Whether it evaluates the module inside DDP, whose forwards nobody sees."""
+    evaluators: tuple[int, ...] | None = None
+    """The ranks that do; None: all."""
     restart: float = 0.0
     """Time until new workers have the first batch."""
     hosts: tuple[str, ...] = ()
@@ -137,16 +139,21 @@ def run_ranks(job: Job) -> list[list[dict]]:
     return [r.lines for r in ranks]
 
 
+def _evaluate(job: Job, r: _Rank) -> None:
+    if job.evaluates_module:
+        r.spend("data", 0.1, w=1, l=1, n=8)
+        r.spend("", job.evaluation)
+    else:
+        r.spend("eval", job.evaluation, n=5)
+
+
 def _iteration(job: Job, ranks: list[_Rank], step: int, last: bool) -> None:
     extras = [job.extra(r.rank, step) if last else {} for r in ranks]
     for r, extra in zip(ranks, extras, strict=True):
         fresh = job.epoch and step and step % job.epoch == 0
         if fresh:
-            if job.evaluates_module:
-                r.spend("data", 0.1, w=1, l=1, n=8)
-                r.spend("", job.evaluation)
-            else:
-                r.spend("eval", job.evaluation, n=5)
+            if job.evaluators is None or r.rank in job.evaluators:
+                _evaluate(job, r)
             r.spend("iter", 1.0, l=0, w=1)
         r.load(job.data + extra.get("data", 0.0) + (job.restart if fresh else 0.0))
         r.spend("", job.host + extra.get("host", 0.0))
