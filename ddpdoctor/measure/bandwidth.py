@@ -15,6 +15,8 @@ import numpy as np
 from .graph import Graph
 from .summary import BandwidthPoint
 
+_LEAST_CLASS = 0.05
+"""Share of all messages."""
 _LARGE_BYTES = 1 << 20
 
 
@@ -78,11 +80,13 @@ def latency_and_rate(sizes: np.ndarray, times_ns: np.ndarray) -> tuple[float, fl
     """(ns per message, bytes per ns) of the line time = latency + bytes / rate, fitted robustly.
 
     Medians per size class (a power of two), weighted so that each counts by its relative error: transfers scatter
-    by a share of their length. Where all messages have about one size, the latency is at most the whole time and
+    by a share of their length. Classes of a few messages among many are left out: one that met no disturbance, or a large
+    one, would tilt the line. Where all messages have about one size, the latency is at most the whole time and
     the rate is None.
     """
     classes = np.round(np.log2(np.maximum(sizes, 1.0)))
     chosen = [classes == c for c in np.unique(classes)]
+    chosen = [c for c in chosen if c.sum() >= _LEAST_CLASS * len(sizes)] or chosen
     x = np.array([np.median(sizes[c]) for c in chosen])
     y = np.array([np.median(times_ns[c]) for c in chosen])
     if x.max() < 2 * x.min():

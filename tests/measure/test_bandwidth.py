@@ -93,3 +93,12 @@ def test_latency_and_rate_come_back():
     assert latency_and_rate(np.full(9, 1e6), np.full(9, 5e4)) == (5e4, None), (
         "one size says nothing of the rate"
     )
+
+
+def test_a_few_messages_of_another_size_do_not_tilt_the_line():
+    """97 buckets of about 17 kB, and one of 4 kB that met no disturbance: all that is known is what a message takes."""
+    sizes = np.array([3_840.0] * 3 + [16_640.0] * 160 + [17_152.0] * 160)
+    times_ns = np.array([70_000.0] * 3 + [380_000.0] * 320)
+    assert latency_and_rate(sizes, times_ns) == (380_000.0, None)
+    many = 2.0 ** np.arange(30)
+    assert latency_and_rate(many, 5_000.0 + many)[1] == pytest.approx(1.0, rel=0.01)
