@@ -35,15 +35,18 @@ def bucket_settings(logs: Sequence[RankLog], graph: Graph) -> BucketFacts:
     """Buckets as DDP states them, and how often gradients are reduced."""
     sizes: list[float] = []
     cap = None
+    largest = 0.0
     for log in logs[:1]:
         for ddp in log.record.info.get("ddp") or []:
             sizes += [float(b) for b in ddp.get("bucket_bytes") or []]
             cap = cap or ddp.get("bucket_cap_bytes")
+            largest = max(largest, float(ddp.get("largest_parameter_bytes") or 0))
     return BucketFacts(
         per_sync=float(len(sizes)) or None,
         median_bytes=float(np.median(sizes)) if sizes else None,
         total_bytes=float(sum(sizes)) or None,
         cap_bytes=float(cap) if cap else None,
+        largest_parameter_bytes=largest or None,
         backward_ms=_backward_ms(logs),
         first_ready_share=_first_ready(logs),
         tail_ms=_tail_ms(graph),
@@ -166,11 +169,15 @@ def bucket_costs(
     fixed_share = latency_ns / max(latency_ns + size / count / each_rate, 1.0)
     small += max(0.0, (count - best_count) * issue_ns * fixed_share / 1e6 * syncs)
     late_start = (facts.first_ready_share or 0.0) > _LATE_START
-    spread = exposed_ns(int(max(count, best_count)), size, backward_ns, latency_ns, each_rate) / 1e6 * syncs
+    # A bucket holds whole parameters: gradients that are mostly one parameter's cannot be spread.
+    spread_count = min(
+        int(max(count, best_count)), max(1, int(size / (facts.largest_parameter_bytes or 1.0)))
+    )
+    spread = exposed_ns(spread_count, size, backward_ns, latency_ns, each_rate) / 1e6 * syncs
     return (
         _saving(small, mean_ms, communication) if count > 2 * best_count else None,
         _saving(max(0.0, exposed - spread), mean_ms, communication)
-        if late_start and max(count, best_count) > 1
+        if late_start and spread_count > 1
         else None,
         cap,
     )

@@ -237,6 +237,8 @@ class BucketFacts(msgspec.Struct, frozen=True, kw_only=True):
     median_bytes: float | None = None
     total_bytes: float | None = None
     cap_bytes: float | None = None
+    largest_parameter_bytes: float | None = None
+    """Of the largest DDP module: a bucket holds whole parameters, so none can be smaller than this and hold it."""
     favoured_cap_bytes: float | None = None
     """The bucket size that the measured latency and bandwidth favour."""
     backward_ms: float | None = None

@@ -99,6 +99,7 @@ def test_settings(slow_rank: Recorded) -> None:
         ddp["module"] == "Sequential"
         and ddp["bucket_cap_bytes"] == 25 * 1024 * 1024
         and ddp["parameter_tensors"] == 8
+        and ddp["largest_parameter_bytes"] == 4 * 16 * 16
     )
     assert sum(ddp["bucket_bytes"]) == ddp["parameters_bytes"] == 4 * (3 * (16 * 16 + 16) + 17)
     (loader,) = info["loaders"]

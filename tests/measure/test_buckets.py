@@ -78,6 +78,16 @@ def test_buckets_that_start_after_the_backward_could_have_been_hidden():
     assert small is None and unhidden is not None and 8.0 < unhidden.ms_per_step < 10.0
 
 
+@pytest.mark.parametrize(("largest", "saves"), [(60e6, False), (26e6, True)])
+def test_one_parameter_is_one_message(largest, saves):
+    """An embedding that holds most of the gradients cannot be sent in parts: no bucket size overlaps it."""
+    facts = BucketFacts(
+        per_sync=1.0, total_bytes=100e6, backward_ms=30.0, first_ready_share=1.0, syncs_per_step=1.0, largest_parameter_bytes=largest
+    )  # fmt: skip
+    _, unhidden, _ = bucket_costs(facts, 20.0, 10.0, cost(10.0), 60.0)
+    assert (unhidden is not None) is saves
+
+
 def test_without_a_measured_message_there_is_no_price():
     facts = BucketFacts(per_sync=200.0, total_bytes=100e6, backward_ms=10.0)
     assert bucket_costs(facts, None, 20.0, cost(9.0), 60.0) == (None, None, None)
