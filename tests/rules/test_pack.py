@@ -99,7 +99,7 @@ def test_every_cost_has_a_rule() -> None:
     read = {path for rule in RULES for path in rule.cost_paths}
     costs = {f"{group}.{name}" for group in ("late", "shared") for name in facts_view.fields_of(_kind(group))}
     # What every job spends on its own model is not a fault.
-    assert costs - read == {"shared.compute", "shared.optimizer"}
+    assert costs - read == {"shared.compute"}
 
 
 def _kind(group: str) -> Any:
