@@ -150,13 +150,9 @@ class Pricing:
         ]
         if not sum(float(of.sum()) for of in removed):
             return None
-        cost = self._price([without_work(removed)], removed, None, names)
-        if self.excess.short and "checkpoint" in names and cost.steps_hit < cost.steps_seen:
-            # It is recognised by what it does: one in a short window is one all the same.
-            per_cycle = np.concatenate([of.sum(axis=1).max(axis=1) for of in removed])
-            seen = sorted(self.steps[per_cycle > _HIT_SHARE * self.mean_ns].tolist())
-            cost = msgspec.structs.replace(cost, stands_out_in=seen)
-        return cost
+        # It is recognised by what it does: one in a short window is one all the same.
+        single = self.excess.short and "checkpoint" in names
+        return self._price([without_work(removed)], removed, None, names, single=single)
 
     def _meeting(self, kinds: Sequence[str], *, usual: bool = False) -> Cost | None:
         idle = idle_after(self.graph, kinds)
@@ -220,9 +216,10 @@ class Pricing:
         where: list[Where] | None = None,
         operation: str | None = None,
         usual: bool = False,
+        single: bool = False,
     ) -> Cost:
         """Replay with the changes; ``spent`` [N, K, R or 1] ns per group is the time that goes into the
-        cause. With ``usual``, a cycle gains no more than cycles usually do."""
+        cause. With ``usual``, a cycle gains no more than cycles usually do; with ``single``, single cycles are told."""
         gains = replay_all(self.graph) - replay_all(self.graph, changes)
         if usual:
             gains = np.minimum(gains, np.quantile(gains, _USUAL))
@@ -240,6 +237,7 @@ class Pricing:
             typical_ms=typical,
             occurrence_ms=float(np.median(per_cycle[hit])) / 1e6 if hit.any() else None,
             **when.as_facts(),
+            stands_out_in=sorted(self.steps[hit].tolist()) if single and not hit.all() else [],
             where=where if where is not None else self._where(names, positions, hit),
             operation=operation or self.lines.operation(names, positions),
         )

@@ -14,7 +14,7 @@ import numpy as np
 from .costs import Lines
 from .facts import Cost
 from .persistence import persistence
-from .selection import WARM_UP_STEPS, disturbed, evaluates, main_loaders
+from .selection import evaluates, main_loaders, undisturbed
 from .settings import loaders_with_workers
 from .steplog import RankLog, Step
 
@@ -31,13 +31,8 @@ def with_evaluations(
         return measured
     main = main_loaders(logs)
     restarting = [loaders & loaders_with_workers(log) for log, loaders in zip(logs, main, strict=True)]
-    by_number = [{step.number: step for step in log.steps} for log in logs]
-    everywhere = sorted(set.intersection(*(set(of) for of in by_number)))[WARM_UP_STEPS:]
     seen, stalls = [], []
-    for number in everywhere:
-        steps = [of[number] for of in by_number]
-        if any(disturbed(step) for step in steps):
-            continue
+    for number, steps in undisturbed(logs):
         seen.append(number)
         aside = any(evaluates(step, loaders) for step, loaders in zip(steps, main, strict=True))
         stalls.append(max(map(_stall_ns, steps, restarting)) if aside else 0.0)

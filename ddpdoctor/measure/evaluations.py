@@ -12,11 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from .facts import Cost, Where
+from .lines import Frame, ranked
 from .persistence import persistence
-from .selection import WARM_UP_STEPS, disturbed, evaluates, main_loaders
+from .selection import evaluates, main_loaders, undisturbed
 from .steplog import RankLog, Step
-
-_MOST_LINES = 3
 
 
 def lone_evaluation(logs: Sequence[RankLog], mean_ms: float | None) -> Cost | None:
@@ -30,15 +29,10 @@ def lone_evaluation(logs: Sequence[RankLog], mean_ms: float | None) -> Cost | No
     if len(logs) < 2 or not mean_ms:
         return None
     main = main_loaders(logs)
-    by_number = [{step.number: step for step in log.steps} for log in logs]
-    everywhere = sorted(set.intersection(*(set(of) for of in by_number)))[WARM_UP_STEPS:]
-    seen, lengths, who = [], [], []
-    for number in everywhere:
-        steps = [of[number] for of in by_number]
-        if any(disturbed(step) for step in steps):
-            continue
+    together = undisturbed(logs)
+    lengths, who = [], []
+    for _, steps in together:
         evaluating = [r for r, step in enumerate(steps) if evaluates(step, main[r])]
-        seen.append(number)
         lengths.append(
             float(np.median([steps[r].end - steps[r].start for r in evaluating or range(len(steps))]))
         )
@@ -55,8 +49,10 @@ def lone_evaluation(logs: Sequence[RankLog], mean_ms: float | None) -> Cost | No
     length_ms = mean_ms + extra_ms
     if not saved_ms:
         return None
-    numbers = np.array(seen)
-    steps_of = [[by_number[r][int(n)] for n in numbers[hit]] for r in chosen]
+    numbers = np.array([number for number, _ in together])
+    steps_of = [
+        [steps[r] for (_, steps), is_one in zip(together, hit, strict=True) if is_one] for r in chosen
+    ]
     return Cost(
         ms_per_step=saved_ms,
         share=saved_ms / length_ms,
@@ -73,7 +69,7 @@ def _lines(
     logs: Sequence[RankLog], steps_of: Sequence[Sequence[Step]], main: Sequence[set[int]]
 ) -> list[Where]:
     """Lines that take the batches of these evaluations, or call the module, most frequent first."""
-    found: Counter[tuple[str, int, str]] = Counter()
+    found: Counter[Frame] = Counter()
     for log, steps, loaders in zip(logs, steps_of, main, strict=True):
         for step in steps:
             for event in step.events:
@@ -82,5 +78,4 @@ def _lines(
                     event.k == "eval" or (event.k == "data" and event.l not in loaders)
                 ):
                     found[where.file, where.line, where.function] += 1
-    total = sum(found.values())
-    return [Where(*place, share=count / total) for place, count in found.most_common(_MOST_LINES)]
+    return ranked(found)

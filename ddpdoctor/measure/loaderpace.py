@@ -25,8 +25,6 @@ _FEWEST_PAIRS = 8
 _FEWEST_BATCHES = 4
 _WAITED = 0.02
 """Of the time between two batches: taking one that stands ready is quicker."""
-IN_PROCESS = "_SingleProcessDataLoaderIter"
-"""The iterator of a DataLoader without workers, as it stands in the name of its operator."""
 _DEFAULT_PREFETCH = 2
 """DataLoader's prefetch_factor."""
 
@@ -89,12 +87,10 @@ def _paced(window: Window) -> tuple[float | None, float]:
     two waits.
     """
     trace = window.trace
-    rows = np.flatnonzero(
-        trace.name_mask(classify.is_dataloader) & trace.category_mask("user_annotation", "cpu_op")
-    )
+    rows = np.flatnonzero(classify.next_batches(trace))
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     steps = max(len(window.steps), 1)
-    if len(rows) < _FEWEST_BATCHES or IN_PROCESS in trace.name_of(int(rows[0])):
+    if len(rows) < _FEWEST_BATCHES or classify.IN_PROCESS in trace.name_of(int(rows[0])):
         return None, len(rows) / steps
     ends = trace.end_ns[rows].astype(float)
     waited = ends - trace.start_ns[rows] >= _WAITED * float(np.median(np.diff(ends)))

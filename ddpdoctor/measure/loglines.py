@@ -13,11 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .facts import Where
+from .lines import Frame, ranked
 from .points import Point, rank_points
 from .steplog import RankLog, Sample, Step, samples_by_step
-
-Key = tuple[str, int, str]
-"""File, line and function."""
 
 _EVENTS = {
     "data": ("data",),
@@ -55,13 +53,13 @@ class LogLines:
 
     def syncs(self, kinds: Sequence[str]) -> list[Where]:
         """Lines that call synchronisations of these kinds."""
-        found: Counter[Key] = Counter()
+        found: Counter[Frame] = Counter()
         for log, points in zip(self.logs, self._points, strict=True):
             for point in points:
                 where = log.where.get(point.where)
                 if point.kind in kinds and where is not None:
                     found[where.file, where.line, where.function] += 1
-        return _ranked(found)
+        return ranked(found)
 
     def operation(self, components: Sequence[str], positions: Sequence[int] | None) -> str | None:
         """A step log knows no kernels."""
@@ -86,7 +84,7 @@ class LogLines:
 
     def _called(self, logs: Sequence[RankLog], components: Sequence[str], wanted: set[int]) -> list[Where]:
         kinds = {kind for name in components for kind in _EVENTS.get(name, ())}
-        found: Counter[Key] = Counter()
+        found: Counter[Frame] = Counter()
         for log in logs:
             for step in log.steps:
                 if step.number not in wanted:
@@ -95,7 +93,7 @@ class LogLines:
                     where = log.where.get(event.w)
                     if event.k in kinds and where is not None:
                         found[where.file, where.line, where.function] += max(event.d, 1)
-        return _ranked(found)
+        return ranked(found)
 
     def _sampled(
         self, logs: Sequence[RankLog], components: Sequence[str], wanted: set[int], against: Sequence[RankLog]
@@ -109,7 +107,7 @@ class LogLines:
             return []
         theirs = self._counts(against, components, wanted)
         scale = mine.seconds / theirs.seconds if theirs.seconds else 0.0
-        net: dict[Key, float] = {}
+        net: dict[Frame, float] = {}
         for key, count in mine.at.items():
             other = theirs.at.get(key, 0.0)
             # Counts scatter by their square root: a line stands out by twice that, and by a few samples at least.
@@ -117,17 +115,17 @@ class LogLines:
                 net[key] = count - scale * other
         return [
             msgspec.structs.replace(where, python_ms=_python_ms(mine, theirs, scale, where))
-            for where in _ranked(net)
+            for where in ranked(net)
         ]
 
     def _common(
         self, logs: Sequence[RankLog], components: Sequence[str], wanted: set[int]
-    ) -> tuple[defaultdict[Key, float], defaultdict[Key, float]]:
+    ) -> tuple[defaultdict[Frame, float], defaultdict[Frame, float]]:
         """``at`` and ``outside`` of all ranks, of each no more at a line than the (lower) median rank has there, but for
         the counting error: what one rank does more is not common."""
         each = [self._counts([log], components, wanted) for log in logs]
-        at: defaultdict[Key, float] = defaultdict(float)
-        outside: defaultdict[Key, float] = defaultdict(float)
+        at: defaultdict[Frame, float] = defaultdict(float)
+        outside: defaultdict[Frame, float] = defaultdict(float)
         for key in {key for counts in each for key in counts.at}:
             middle = sorted(counts.at[key] for counts in each)[(len(each) - 1) // 2]
             most = middle + 2.0 * sqrt(middle) + 1.0
@@ -163,9 +161,9 @@ class LogLines:
 class _Counts:
     """Samples of some ranks in some steps; a sample that may be of an operator counts for less than one."""
 
-    at: defaultdict[Key, float]
+    at: defaultdict[Frame, float]
     """In the components' time, by line."""
-    outside: defaultdict[Key, float]
+    outside: defaultdict[Frame, float]
     """Those of them whose innermost frame is not torch's."""
     samples: int = 0
     """In the components' time, on all lines."""
@@ -206,12 +204,3 @@ def _samples_in(
 
 def _in_forward(step: Step, t: int) -> bool:
     return any(event.k == "fwd" and event.s <= t < event.stop for event in step.events)
-
-
-def _ranked(found: Mapping[Key, float]) -> list[Where]:
-    total = sum(found.values())
-    most = sorted(found.items(), key=lambda item: -item[1])[:_MOST]
-    return [
-        Where(file, line, function, share=count / total if total else None)
-        for (file, line, function), count in most
-    ]

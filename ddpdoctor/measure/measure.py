@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from ddpdoctor.trace import classify
+
 from .bandwidth import bandwidth_points
 from .blame import excess
 from .breakdown import critical_breakdown
@@ -20,7 +22,6 @@ from .evaluations import lone_evaluation
 from .facts import BucketFacts, Facts, JobFacts, LateFacts, LoaderFacts, SharedFacts
 from .graph import Graph
 from .links import slow_link_ranks
-from .loaderpace import IN_PROCESS
 from .loggraph import graph_of_logs
 from .loglines import LogLines
 from .machines import HostTelemetry, gpu_telemetry, host_facts
@@ -204,7 +205,7 @@ ends so: DistributedDataParallel, FullyShardedDataParallel."""
 
 def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
     """What a trace says of the loader: only whether it makes batches in the training process itself."""
-    alone = any(IN_PROCESS in name for window in windows for name in window.trace.names)
+    alone = any(classify.IN_PROCESS in name for window in windows for name in window.trace.names)
     return LoaderFacts(num_workers=0 if alone else None)
 
 

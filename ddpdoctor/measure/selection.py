@@ -65,14 +65,16 @@ def disturbed(step: Step) -> bool:
 
 
 def main_loaders(logs: Sequence[RankLog]) -> list[set[int]]:
-    """Per rank: the loaders that give batches in at least a third of the steps; any other one evaluates."""
-    found = []
-    for log in logs:
-        used: Counter[int] = Counter()
-        for step in log.steps:
-            used.update({event.l for event in step.events if event.k == "data" and not event.end})
-        found.append({loader for loader, times in used.items() if times * 3 >= len(log.steps)})
-    return found
+    """Per rank, see :attr:`RankLog.main_loaders`."""
+    return [log.main_loaders for log in logs]
+
+
+def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:
+    """Number, and the step on each rank, of what all ranks recorded after the warm-up and no profiler disturbed."""
+    by_number = [{step.number: step for step in log.steps} for log in logs]
+    everywhere = sorted(set.intersection(*(set(of) for of in by_number)))[WARM_UP_STEPS:]
+    found = [(number, [of[number] for of in by_number]) for number in everywhere]
+    return [(number, steps) for number, steps in found if not any(disturbed(step) for step in steps)]
 
 
 def evaluates(step: Step, main: set[int]) -> bool:

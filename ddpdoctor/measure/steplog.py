@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -121,6 +123,14 @@ class RankLog:
     def host(self) -> str:
         """Host name."""
         return self.record.host
+
+    @cached_property
+    def main_loaders(self) -> set[int]:
+        """The loaders that give batches in at least a third of the steps; any other one evaluates."""
+        used: Counter[int] = Counter()
+        for step in self.steps:
+            used.update({event.l for event in step.events if event.k == "data" and not event.end})
+        return {loader for loader, times in used.items() if times * 3 >= len(self.steps)}
 
 
 Sample = tuple[int, int, int]

@@ -29,7 +29,7 @@ from ddpdoctor.trace import RankTrace, classify
 from .gaps import LAUNCH_SLACK_NS
 from .graph import BARRIER, COLLECTIVE, DEVICE_SYNC
 from .intervals import Intervals, covered, total, union
-from .windowcomms import Comms
+from .windowcomms import Comms, rows_with_number
 
 Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
@@ -42,7 +42,6 @@ _SAME_RESULT_NS = 100_000
 stack, some microseconds each. More is a phase of the model."""
 _EMPTY_LOADER_NS = 2_000_000
 """Taking a batch that stands ready takes tenths of a millisecond; a host that is longer at it waits for the workers."""
-_ONE_PROCESS = "_SingleProcessDataLoaderIter"
 _CALLS = ("cuda_runtime", "cuda_driver")
 _RESULTS = (BARRIER, COLLECTIVE)
 """Collectives for whose results a host waits, the foremost first."""
@@ -148,8 +147,8 @@ def _most_lead_ns(trace: RankTrace, busy: Intervals) -> float:
 
 
 def _batches(trace: RankTrace) -> Batches:
-    nexts = trace.name_mask(lambda n: classify.is_dataloader(n) and _ONE_PROCESS not in n)
-    rows = np.flatnonzero(nexts & trace.category_mask("user_annotation", "cpu_op"))
+    with_workers = trace.name_mask(lambda n: classify.IN_PROCESS not in n)
+    rows = np.flatnonzero(classify.next_batches(trace) & with_workers)
     return Batches(trace.end_ns[rows], trace.duration_ns[rows] > _EMPTY_LOADER_NS)
 
 
@@ -194,13 +193,9 @@ def _launches(trace: RankTrace, device: Mask) -> tuple[Ints, Ints]:
     """(runtime calls, the device events in ``device`` that they launched), row by row."""
     calls = np.flatnonzero(trace.category_mask(*_CALLS) & (trace.correlation >= 0))
     rows = np.flatnonzero(device & (trace.correlation >= 0))
-    if not len(calls) or not len(rows):
-        return np.empty(0, np.int64), np.empty(0, np.int64)
-    calls = calls[np.argsort(trace.correlation[calls], kind="stable")]
-    place = np.searchsorted(trace.correlation[calls], trace.correlation[rows])
-    place = np.minimum(place, len(calls) - 1)
-    found = trace.correlation[calls[place]] == trace.correlation[rows]
-    return calls[place[found]], rows[found]
+    # Backwards: of several calls with one number, the outer one, which begins first.
+    found = rows_with_number(calls[::-1], trace.correlation[calls[::-1]], trace.correlation[rows])
+    return found[found >= 0], rows[found >= 0]
 
 
 def _blocking_copies(trace: RankTrace) -> Ints:

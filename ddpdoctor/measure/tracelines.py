@@ -17,6 +17,7 @@ from ddpdoctor.trace import classify
 
 from .facts import Where
 from .intervals import Intervals, covered, union
+from .lines import Frame, ranked
 from .syncs import WAITED_FOR
 from .window import Window, main_lane
 from .windowcomms import launches
@@ -38,9 +39,6 @@ _MOST = 3
 _LOOKED_UP = 200
 """Times for which frames are looked up, those of the greatest weight first."""
 
-Frame = tuple[str, int, str]
-"""File, line, function."""
-
 
 class TraceLines:
     """Implements ``costs.Lines`` for windows."""
@@ -61,9 +59,9 @@ class TraceLines:
                 found[where] += weight
             for where, weight in _waiting_frames(window, kinds):
                 waited[where] += weight
-        launched = _ranked(found)
+        launched = ranked(found)
         known = {(where.file, where.line) for where in launched}
-        return [*launched, *(of for of in _ranked(waited) if (of.file, of.line) not in known)][:_MOST]
+        return [*launched, *(of for of in ranked(waited) if (of.file, of.line) not in known)][:_MOST]
 
     def work(
         self, components: Sequence[str], positions: Sequence[int] | None, steps: NDArray[np.int64]
@@ -75,7 +73,7 @@ class TraceLines:
             on_device = window.on_device and _DEVICE_WORK.issuperset(components)
             for where, weight in _launching(window, time) if on_device else _frames(window, time):
                 found[where] += weight
-        return _ranked(found)
+        return ranked(found)
 
     def operation(self, components: Sequence[str], positions: Sequence[int] | None) -> str | None:
         """The shortest annotation or operator that covers at least half of this kind of work on the
@@ -220,10 +218,12 @@ def _waiting_call(windows: Sequence[Window], kinds: Sequence[str]) -> str | None
     found: Counter[str] = Counter()
     for window in windows:
         trace = window.trace
+        rows, cost = _waits(window, kinds)
+        if not len(rows):
+            continue
         operators = np.flatnonzero(
             trace.category_mask("cpu_op") & trace.name_mask(lambda n: n.startswith("aten::"))
         )
-        rows, cost = _waits(window, kinds)
         heaviest = np.argsort(-cost)[:_LOOKED_UP]
         for row, of in zip(rows[heaviest], cost[heaviest], strict=True):
             at = trace.start_ns[row]
@@ -232,11 +232,3 @@ def _waiting_call(windows: Sequence[Window], kinds: Sequence[str]) -> str | None
             outermost = operators[around][np.argsort(trace.start_ns[operators[around]], kind="stable")][:1]
             found[trace.name_of(int(outermost[0] if len(outermost) else row))] += int(of)
     return found.most_common(1)[0][0] if found else None
-
-
-def _ranked(found: Counter[Frame]) -> list[Where]:
-    total = sum(found.values())
-    return [
-        Where(file, line, function, share=weight / total if total else None)
-        for (file, line, function), weight in found.most_common(_MOST)
-    ]

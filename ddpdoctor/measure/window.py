@@ -271,10 +271,7 @@ def launched_inside(trace: RankTrace, marks: NDArray[np.bool_]) -> NDArray[np.bo
 
 
 def _data(trace: RankTrace) -> Intervals:
-    return rows_of(
-        trace,
-        trace.name_mask(classify.is_dataloader) & trace.category_mask("user_annotation", "cpu_op"),
-    )
+    return rows_of(trace, classify.next_batches(trace))
 
 
 def _host_sets(window: Window, main: int) -> None:

@@ -158,15 +158,15 @@ def launches(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     calls = np.flatnonzero(
         trace.category_mask("cuda_runtime", "cuda_driver", "xpu_runtime") & (trace.correlation >= 0)
     )
-    launched = _with_number(calls, trace.correlation[calls], trace.correlation[rows])
+    launched = rows_with_number(calls, trace.correlation[calls], trace.correlation[rows])
     if (launched < 0).any():
         operators = np.flatnonzero(trace.category_mask("cpu_op") & (trace.external_id >= 0))
-        by_id = _with_number(operators, trace.external_id[operators], trace.external_id[rows])
+        by_id = rows_with_number(operators, trace.external_id[operators], trace.external_id[rows])
         launched = np.where(launched < 0, by_id, launched)
     return launched
 
 
-def _with_number(
+def rows_with_number(
     rows: NDArray[np.int64], numbers: NDArray[np.int64], wanted: NDArray[np.int64]
 ) -> NDArray[np.int64]:
     """[wanted] the last of ``rows`` that has each wanted number; -1 without."""

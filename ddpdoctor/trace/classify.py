@@ -143,6 +143,10 @@ def is_profiler_step(name: str) -> bool:
     return name.startswith("ProfilerStep") and step_number(name) is not None
 
 
+IN_PROCESS = "_SingleProcessDataLoaderIter"
+"""The iterator of a DataLoader without workers, as it stands in the name of its operator."""
+
+
 def is_dataloader(name: str) -> bool:
     """Whether the training thread is waiting for the next batch inside of an event of this name."""
     return (
@@ -209,3 +213,8 @@ def device_work(trace: RankTrace) -> NDArray[np.bool_]:
     """Which events of ``trace`` keep an accelerator busy: kernels, copies and fills, not annotations, shape
     (size,)."""
     return trace.category_mask(*DEVICE_WORK)
+
+
+def next_batches(trace: RankTrace) -> NDArray[np.bool_]:
+    """[events] the training thread's waits for the next batch."""
+    return trace.name_mask(is_dataloader) & trace.category_mask("user_annotation", "cpu_op")
