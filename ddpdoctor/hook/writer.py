@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Dict
 
 from ..rundir import RANK_FILE, drain, write_json
 from . import guard
@@ -50,12 +50,21 @@ class Writer:
                 drain(self._session.spool.directory)
                 if self.document_changed.is_set() or not only_if_changed:
                     self.document_changed.clear()
-                    self._write_document()
+                    path = os.path.join(self._session.directory, RANK_FILE)
+                    write_json(path, self._current_document())
         except Exception as error:
             self.document_changed.set()
             _failed(error)
+            self._keep_document()
 
-    def _write_document(self) -> None:
+    def _keep_document(self) -> None:
+        try:
+            with self._lock:
+                self._session.spool.keep(RANK_FILE, self._current_document())
+        except Exception as error:
+            _failed(error)
+
+    def _current_document(self) -> Dict[str, Any]:
         session = self._session
         recorder = session.recorder
         session.document["hook"] = {
@@ -64,7 +73,7 @@ class Writer:
             "dropped": session.spool.dropped,
             "errors": list(guard.errors) + ([session.spool.error] if session.spool.error else []),
         }
-        write_json(os.path.join(session.directory, RANK_FILE), session.document)
+        return session.document
 
     def stop(self) -> None:
         """End the thread; the spool, copied, is removed."""

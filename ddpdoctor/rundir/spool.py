@@ -3,7 +3,7 @@
 The training thread must never wait for storage, and what it recorded must survive ``kill -9``. So it writes
 to short segment files in memory-backed local storage (``/dev/shm``), which outlive the process, and another
 thread, or the launcher once the rank is dead, copies them to the run directory, which may lie on a slow or
-shared file system.
+shared file system. A JSON file that found no room there waits here too.
 
 A segment is called ``<stream>.<first byte's position in the stream>``, and written as mapped memory: a system
 call in each step would be the dearest part of recording it. What was copied already is the target's own size,
@@ -14,10 +14,14 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
+import json
 import mmap
 import os
 import shutil
 import tempfile
+from typing import Any
+
+from .files import write_json
 
 SEGMENT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
@@ -156,6 +160,10 @@ class Spool:
             full.close()
         return segment
 
+    def keep(self, name: str, document: Any) -> None:
+        """Have ``document`` replace the JSON file of that ``name`` in the run directory, once it can. Raises OSError."""
+        write_json(os.path.join(self.directory, name), document)
+
     def close(self) -> None:
         """Close the segments; what they hold stays until it is drained."""
         streams, self._streams = self._streams, {}
@@ -189,12 +197,19 @@ def drain(directory: str, remove: bool = False) -> None:
         with open(os.path.join(directory, _TARGET)) as source:
             target = source.read()
         segments: dict[str, list[tuple[int, str]]] = {}
+        kept = []
         for name in os.listdir(directory):
+            if name.endswith(".json"):
+                kept.append(name)
             stream, _, position = name.rpartition(".")
             if stream and position.isdigit():
                 segments.setdefault(stream, []).append((int(position), os.path.join(directory, name)))
         for stream, parts in segments.items():
             _copy(sorted(parts), os.path.join(target, stream))
+        for name in kept:
+            with open(os.path.join(directory, name), "rb") as source:
+                write_json(os.path.join(target, name), json.loads(source.read()))
+            os.unlink(os.path.join(directory, name))
         if remove:
             shutil.rmtree(directory, ignore_errors=True)
     finally:

@@ -71,6 +71,8 @@ def test_a_full_disk(tmp_path) -> None:
             lines = (disk / "run" / "ranks" / f"0000{rank}" / "steps.jsonl").read_text().splitlines()
             steps = [json.loads(line) for line in lines]
             assert [step["step"] for step in steps if "step" in step] == list(range(400))
+            about = json.loads((disk / "run" / "ranks" / f"0000{rank}" / "rank.json").read_text())
+            assert about["ended_ns"] and "No space left" in json.dumps(about["window"] | about["hook"])
         assert drain_spools(Path(make_spool_root(str(disk / "run")))) == []
 
 
@@ -89,9 +91,10 @@ def test_little_room_for_temporary_files(tmp_path) -> None:
     """The uncompressed trace, which may be many times larger than the one kept, goes where it fits, or nowhere."""
     with mounted(tmp_path / "small", "size=256k") as small, mounted(tmp_path / "run", "size=64m") as disk:
         for out, state in ((disk / "first", "saved"), (small / "second", "skipped")):
-            job = started(out, JOB, tmp_path, TMPDIR=str(small))
+            # So few steps that all the rest has room there.
+            job = started(out, [*JOB, "--steps", "60"], tmp_path, TMPDIR=str(small))
             output, err = job.communicate(timeout=120)
-            assert (job.returncode, output) == (0, "took 400 steps\n"), err
+            assert (job.returncode, output) == (0, "took 60 steps\n"), err
             windows = [
                 json.loads((out / "ranks" / f"0000{rank}" / "rank.json").read_text())["window"]
                 for rank in (0, 1)
