@@ -176,7 +176,7 @@ def make_step(target_ms: float) -> Any:
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader, TensorDataset
 
-    layers, width = (12, 128) if target_ms < 10 else (24, 256)
+    layers, width = (12, 128) if target_ms < 30 else (24, 256)
     parts: list[nn.Module] = []
     for _ in range(layers):
         parts += [nn.Linear(width, width), nn.ReLU()]
@@ -203,14 +203,14 @@ def make_step(target_ms: float) -> Any:
 
         return step
 
-    batch = 8
+    batch = 8.0
     while batch < 8192:
-        step = with_batch(batch)
+        step = with_batch(round(batch))
         for _ in range(3):
             step()
         if agreed(block_ns(step)[0] >= target_ms * 1e6):
             break
-        batch *= 2
+        batch *= 1.25
     return step
 
 

@@ -37,6 +37,8 @@ def _before(args: Any, kwargs: Any) -> Optional[Tuple["session.Session", int, st
     backward.depth += 1
     if backward.depth == 1:
         backward.steps_optimizer = False
+        if current.devices is not None and current.devices.timing:
+            current.devices.mark("bwd")
     return current, perf_counter_ns(), where
 
 
@@ -51,6 +53,8 @@ def _after(token: Tuple["session.Session", int, str], result: Any) -> None:
         # It may have run in the optimizer's closure.
         optimizers.open_step.nested_end = end
     recorder = current.recorder
+    if current.devices is not None and current.devices.timing:
+        current.devices.mark("bwd_end")
     if recorder.full and recorder.thread == get_ident():
         fields = current.models.after_backward(recorder.start_perf_ns, recorder.full_since)
         recorder.add(start, end - start, f'"k":"bwd"{where}{fields}')

@@ -154,6 +154,13 @@ def input_elements(values: Any, nested: int = 2) -> int:
     return total
 
 
+def _before_timed_forward(args: Any, kwargs: Any) -> Optional[_Forward]:
+    token = _before_forward(args, kwargs)
+    if token is not None and token[0].devices is not None and token[0].devices.timing and _is_grad_enabled():
+        token[0].devices.mark("fwd")
+    return token
+
+
 def _after_forward(token: _Forward, result: Any) -> None:
     current, ddp, start, elements = token
     end = perf_counter_ns()
@@ -169,6 +176,10 @@ def _after_forward(token: _Forward, result: Any) -> None:
     if recording:
         recorder.add(start, end - start, f'"k":"fwd","m":{model.index}{elements}')
     model.reduces = getattr(ddp, "require_backward_grad_sync", True)
+    if current.devices is not None and current.devices.timing:
+        current.devices.mark("fwd_end")
+        if model.reduces:
+            current.devices.gradients_follow(result)
     model.forward_end = end
 
 
@@ -215,7 +226,7 @@ def install(patches: Patches) -> None:
         patches.attribute(
             DistributedDataParallel,
             "_run_ddp_forward",
-            around(original, _PART, _before_forward, _after_forward),
+            around(original, _PART, _before_timed_forward, _after_forward),
         )
     patches.attribute(
         DataParallel, "__init__", around(DataParallel.__init__, _PART, _before_data_parallel, _after_forward)

@@ -70,6 +70,8 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
             current.follow_training_thread()
         if current.stepping.boundary.round:
             current.stepping.before_optimizer(id(optimizer))
+        if current.devices is not None and current.devices.timing:
+            current.devices.mark("opt")
     open_step.where = recorder.lines.caller() if recorder.full else ""
     open_step.start = perf_counter_ns()
 
@@ -96,6 +98,8 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
     end = perf_counter_ns()
     if current.backward.depth:
         return
+    if current.devices is not None and current.devices.timing:
+        current.devices.mark("opt_end")
     if recorder.full and recorder.thread == get_ident():
         number = remember_optimizer(current, optimizer, open_step.where)
         begin, closure = (

@@ -132,6 +132,10 @@ class Recorder:
                 self._schedstat = -1
         return at, len(self.events), thread_time_ns(), -1
 
+    def charge(self, ns: int) -> None:
+        """Count time that was spent on recording elsewhere than in ``end_step``."""
+        self._block_cost_ns += ns
+
     def end_step(self, end: Cut) -> None:
         """Write the step that ended at ``end``; what came after that belongs to the next one."""
         # Called in every step, with the caches full of the model: each function that is called here costs some us.

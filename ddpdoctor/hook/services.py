@@ -54,6 +54,8 @@ def flush(session: "Session") -> None:
     services = _running.get(id(session))
     if services is not None:
         session.stepping.finish()
+        if session.devices is not None:
+            session.devices.finish()
         settings.after_first_steps(session)
         guarded(services.window.part, services.window.finish)()
         session.document["ended_ns"] = time.time_ns()

@@ -34,6 +34,7 @@ class Session:
         from .backward import Backward
         from .dataloader import Loaders
         from .ddp import Models
+        from .devices import devices_of
 
         self.rank, self.world_size = rank, world_size
         self.directory = claim_rank_directory(run, rank)
@@ -41,6 +42,9 @@ class Session:
         self.spool_root = spool_root
         self.recorder = Recorder(self.spool, Kinds())
         self.stepping = Stepping(self.recorder)
+        self.devices = devices_of(self.recorder)
+        if self.devices is not None:
+            self.stepping.at_every_step = self.devices.at_step
         self.backward, self.models, self.loaders = Backward(), Models(), Loaders()
         self.optimizers: List[Any] = []
         """(weak reference, source line) of each, by number."""

@@ -21,6 +21,8 @@ class Stepping:
         self.recorder = recorder
         self.on_step: List[Callable[[int], None]] = []
         """Called with the number of the step that has just begun, on the training thread."""
+        self.at_every_step: Optional[Callable[[int], None]] = None
+        """The same, whether anybody listens or not."""
         self.listening = True
         """Unset once no listener waits for a step any more."""
         self.optimizer_steps = 0
@@ -58,6 +60,8 @@ class Stepping:
     def _end(self, cut: Cut) -> None:
         self._candidate = None
         self.recorder.end_step(cut)
+        if self.at_every_step is not None:
+            self.at_every_step(self.recorder.step)
         if self.listening:
             for listener in self.on_step:
                 listener(self.recorder.step)

@@ -17,15 +17,20 @@ _EPOCH_START_BATCHES = 1
 """Batches after ``iter(loader)`` that still wait for the workers to start."""
 
 
+_HOST = ("collection", "checkpoint", "epoch_start", "data")
+_DEVICE = ("optimizer", "backward", "forward")
+
+
 class Activities:
     """Disjoint interval sets per component. Where activities nest, the more specific one counts: a garbage
-    collection inside a forward pass is a collection."""
+    collection inside a forward pass is a collection. In device time, a device that is at work comes first: what its host
+    does meanwhile holds up nothing."""
 
     def __init__(self, log: RankLog, origin: int) -> None:
         found = _collect(log, origin)
         self.sets: dict[str, Intervals] = {}
         taken = EMPTY
-        for name in ("collection", "checkpoint", "epoch_start", "data", "optimizer", "backward", "forward"):
+        for name in (*_DEVICE, *_HOST) if log.on_device_time else (*_HOST, *_DEVICE):
             raw = union(*_columns(found.get(name, [])))
             self.sets[name] = subtract(raw, taken)
             taken = union(np.concatenate((taken[0], raw[0])), np.concatenate((taken[1], raw[1])))

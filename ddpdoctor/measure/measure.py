@@ -17,6 +17,7 @@ from .breakdown import critical_breakdown
 from .buckets import bucket_costs, bucket_settings, disturbed_ns
 from .clockhosts import align_logs
 from .costs import Lines, Pricing
+from .devicelog import in_device_time
 from .epochstarts import with_evaluations
 from .evaluations import lone_evaluation
 from .facts import BucketFacts, Facts, JobFacts, LateFacts, LoaderFacts, SharedFacts
@@ -26,7 +27,7 @@ from .loggraph import graph_of_logs
 from .loglines import LogLines
 from .machines import HostTelemetry, gpu_telemetry, host_facts
 from .outside import operator_shares, python_parts
-from .rare import merged, rare_costs
+from .rare import DEVICE_KINDS, merged, rare_costs
 from .reducer import reducer_work
 from .refine import refine
 from .settings import ddp_facts, job_facts, loader_facts
@@ -69,22 +70,35 @@ def measure(
 
     The whole run speaks where the hosts' clocks tell when work was done: jobs on CPUs. With a device the host
     only issues work, so the profiled window speaks, and the step logs give the step times, settings and
-    source lines.
+    source lines. Where the run was timed by CUDA events, it speaks in device time where there is no window, and of
+    what slowed a device outside it.
     """
     notes: list[str] = []
     align_logs(logs, notes)
-    on_device = any(w.on_device for w in windows) or any(
-        str(log.record.info.get("device") or "").startswith("cuda") for log in logs
+    timed = in_device_time(logs)
+    on_device = (
+        timed is not None
+        or any(w.on_device for w in windows)
+        or any(str(log.record.info.get("device") or "").startswith("cuda") for log in logs)
     )
     size_buckets(windows, _bucket_bytes(logs))
     window_graph = graph_of_windows(windows)[0] if windows else None
     shares = operator_shares(logs, windows)
-    log_graph = graph_of_logs(logs, shares) if logs else None
-    use_window = log_graph is None or (on_device and window_graph is not None and window_graph.cycles > 0)
+    seen = on_device and window_graph is not None and window_graph.cycles > 0
+    device_graph = graph_of_logs(timed) if timed is not None else None
+    if timed is not None and not seen and not _meets_on_hosts(logs):
+        logs, log_graph = timed, device_graph
+    else:
+        log_graph = graph_of_logs(logs, shares) if logs else None
+    use_window = log_graph is None or seen
     graph = window_graph if use_window and window_graph is not None else log_graph
     assert graph is not None
     lines: Lines = TraceLines(windows) if use_window else LogLines(logs, python_parts(logs, windows, shares))
     facts = _facts(graph, log_graph, window_graph, logs, windows, lines, telemetry)
+    if timed is not None and device_graph is not None and use_window and facts.steps.mean_ms:
+        seldom = rare_costs(device_graph, LogLines(timed), DEVICE_KINDS)[0]
+        late, _ = merged(facts.late, facts.shared, (seldom, {}), facts.steps.mean_ms)
+        facts = msgspec.structs.replace(facts, late=late)
     operators_seen = use_window or len(shares) == len(logs)
     facts = msgspec.structs.replace(
         facts, steps=msgspec.structs.replace(facts.steps, operators_seen=operators_seen)
@@ -106,6 +120,12 @@ def measure(
         bandwidth_points(window_graph) if window_graph is not None else [],
         notes,
     )
+
+
+def _meets_on_hosts(logs: Sequence[RankLog]) -> bool:
+    """Whether steps usually hold collectives that Python called, which logs in device time leave out."""
+    calls = [any(event.k in ("coll", "bar") for event in step.events) for log in logs for step in log.steps]
+    return sum(calls) * 2 > len(calls)
 
 
 def _bucket_bytes(logs: Sequence[RankLog]) -> list[float]:
@@ -257,7 +277,7 @@ def _notes(
             f"{nameless[0]}{' and others' if len(nameless) > 1 else ''}: the trace does not say of which rank and job it "
             "is (no distributedInfo), so world size and backend are unknown."
         )
-    if on_device and logs and not windows:
+    if on_device and logs and not windows and not logs[0].on_device_time:
         notes.append(
             "No profiler window was recorded: on a GPU, step logs show when the host issued work, not when it ran. Causes are approximate."
         )

@@ -31,6 +31,8 @@ from .persistence import persistence
 
 KINDS = {"data": ("data",), "collection": ("collection",), "checkpoint": ("checkpoint",), "host": ("host",)}
 """Facts → components of host time. ``host`` is told apart from waiting by lateness only."""
+DEVICE_KINDS = {"compute": ("forward", "backward", "optimizer")}
+"""The same, of device time."""
 _RECORDED = ("data", "collection", "checkpoint")
 _FEWEST_CYCLES = 20
 _FOLLOWERS = 2
@@ -54,10 +56,12 @@ class _Cycles:
         return result
 
 
-def rare_costs(graph: Graph, lines: Lines) -> tuple[dict[str, Cost], dict[str, Cost]]:
+def rare_costs(
+    graph: Graph, lines: Lines, kinds: Mapping[str, tuple[str, ...]] = KINDS
+) -> tuple[dict[str, Cost], dict[str, Cost]]:
     """(on some ranks, common to all) by kind: costs of what happens in some steps only.
 
-    ``graph`` is that of the step logs. Empty for runs of fewer than twenty measured steps.
+    ``graph`` is that of the step logs, in device time for ``DEVICE_KINDS``. Empty for runs of fewer than twenty measured steps.
     """
     if graph.cycles < _FEWEST_CYCLES:
         return {}, {}
@@ -66,7 +70,7 @@ def rare_costs(graph: Graph, lines: Lines) -> tuple[dict[str, Cost], dict[str, C
     durations = np.concatenate([group.duration for group in graph.groups])
     cycles = _Cycles(steps[order], durations[order], order)
     late, common = {}, {}
-    for kind, names in KINDS.items():
+    for kind, names in kinds.items():
         work = [group.work[..., [INDEX[name] for name in names]].sum(axis=-1) for group in graph.groups]
         over = cycles.ordered([_beyond_usual(part) for part in work])
         delayed = cycles.ordered(

@@ -91,6 +91,9 @@ class _Line(msgspec.Struct):
     function: str = ""
     note: str | None = None
     s: list[list[int]] = []
+    device: int | None = None
+    at: int = 0
+    times: list[tuple[str, int]] = []
 
 
 @dataclass
@@ -106,6 +109,17 @@ class Step:
     cpu_ns: int | None
 
 
+@dataclass(frozen=True)
+class DeviceTimes:
+    """When a step's work ran on its device, on that device's own clock, ns."""
+
+    start: int
+    """Since the first step that was timed."""
+    marks: tuple[tuple[str, int], ...]
+    """``fwd``, ``fwd_end``, ``bwd``, ``ready`` (the rank's own gradients are done), ``bwd_end``, ``opt``, ``opt_end`` and at
+    last ``end``, each ns after ``start``."""
+
+
 @dataclass
 class RankLog:
     """What one rank's hook recorded."""
@@ -118,6 +132,10 @@ class RankLog:
     """(epoch ns, user line, innermost line), ids into ``sample_where``."""
     sample_where: dict[int, Where] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
+    device_times: dict[int, DeviceTimes] = field(default_factory=dict)
+    """By number of the step, where its CUDA events were recorded."""
+    on_device_time: bool = False
+    """Forward, backward and optimizer stand where the device ran them, see :mod:`.devicelog`."""
 
     @property
     def host(self) -> str:
@@ -173,6 +191,8 @@ def read_rank_log(record: RankRecord) -> RankLog:
     for line in _lines(Path(record.path) / STEPS_FILE, log.notes):
         if line.step is not None and isinstance(line.t, list):
             log.steps.append(_step(line.step, line))
+        elif line.device is not None and line.times:
+            log.device_times[line.device] = DeviceTimes(line.at, tuple(line.times))
         elif line.where is not None:
             log.where[line.where] = Where(line.file, line.line or 0, line.function)
         elif line.note:

@@ -15,6 +15,7 @@ import tempfile
 import time
 import types
 
+import fake_cuda
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -87,6 +88,7 @@ def end_recording() -> None:
 
 
 def main() -> None:
+    fake_cuda.install()
     with tempfile.TemporaryDirectory() as folder:
         train(folder)
         end_recording()
