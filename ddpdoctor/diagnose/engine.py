@@ -129,7 +129,9 @@ class _Run:
                 self._need(rule.cost_needs)
                 return None
         elif rule.costs_ms is not None and self._holds(rule.when):
-            self._price(float(self._value(rule.costs_ms)))
+            cost_ms = self._value(rule.costs_ms)
+            if cost_ms is not None:
+                self._price(float(cost_ms))
         self.context["cost"] = facts_view.as_cel(self.cost)
         if self.cost is not None and not self._holds(self.common.cost_when):
             return None

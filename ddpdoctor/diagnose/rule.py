@@ -111,7 +111,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     costs: str | list[str] | None = None
     """Path of a Cost in the facts; of several the greatest counts."""
     costs_ms: str | None = None
-    """CEL: milliseconds per step, for rules without a Cost."""
+    """CEL: milliseconds per step, for rules without a Cost; null: a finding without a price."""
     severity: Literal["critical", "warning", "info"] | None = None
     """Fixed severity, for what has no price; otherwise it follows from the cost."""
     severity_most: Literal["warning", "info"] | None = None

@@ -280,6 +280,8 @@ class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):
     parameters_bytes: float | None = None
     find_unused_parameters: bool | None = None
     unused_parameter_bytes: float | None = None
+    search_ms: float | None = None
+    """What looking for unused parameters costs a step of a job on CPUs, the message about them included."""
     gradient_as_bucket_view: bool | None = None
     static_graph: bool | None = None
     broadcast_buffers: bool | None = None

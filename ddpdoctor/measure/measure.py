@@ -28,7 +28,7 @@ from .loglines import LogLines
 from .machines import HostTelemetry, gpu_telemetry, host_facts
 from .outside import operator_shares, python_parts
 from .rare import DEVICE_KINDS, merged, rare_costs
-from .reducer import reducer_work
+from .reducer import reducer_work, search_ms
 from .refine import refine
 from .settings import ddp_facts, job_facts, loader_facts
 from .steplog import RankLog
@@ -205,7 +205,9 @@ def _facts(
         communication=communication,
         buckets=buckets,
         loader=loader_facts(logs, graph) if logs else _loader_of_windows(windows),
-        ddp=ddp_facts(logs),
+        ddp=msgspec.structs.replace(
+            ddp_facts(logs), search_ms=search_ms(windows, latency, buckets.syncs_per_step or 1.0)
+        ),
         gpu=gpu,
         host=host_facts(telemetry, logs, log_graph or graph),
         what_if=what_if_facts(graph, found, window_graph, buckets, latency, rate, synced_ns),

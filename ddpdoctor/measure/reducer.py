@@ -17,6 +17,9 @@ from .points import gradients_ready
 from .steplog import RankLog
 from .window import Window, main_lane, rows_of
 
+_SEARCHES = "torch.distributed.ddp.reducer::search_unused_parameters"
+_SEARCHED = (_SEARCHES, "_DDPSink", "_DDPSinkBackward")
+"""The walk over the graph, and what DDP then wraps the outputs in, forward and backward."""
 _COPIES = "torch::distributed::reducer::"
 _ISSUES = ("c10d::allreduce_", "c10d::allreduce_coalesced_")
 
@@ -36,6 +39,21 @@ def reducer_work(logs: Sequence[RankLog], windows: Sequence[Window]) -> list[Red
     does this."""
     by_rank = {window.rank: window for window in windows if not window.on_device}
     return [_of_rank(log, by_rank[log.rank]) if log.rank in by_rank else None for log in logs]
+
+
+def search_ms(windows: Sequence[Window], latency_us: float | None, searches: float) -> float | None:
+    """What looking for unused parameters costs a step with so many searches: the walk over the graph, and one more message
+    that tells the other ranks which were used. None where no window shows a search, and for devices, whose work may hide the
+    host's."""
+    found = []
+    for window in windows:
+        trace = window.trace
+        own = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))
+        walks = int((own & trace.name_mask(lambda name: name == _SEARCHES)).sum())
+        if walks and not window.on_device:
+            rows = own & trace.name_mask(lambda name: name in _SEARCHED)
+            found.append(float((trace.end_ns[rows] - trace.start_ns[rows]).sum()) / walks)
+    return searches * (float(np.median(found)) / 1e6 + (latency_us or 0.0) / 1e3) if found else None
 
 
 def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:

@@ -11,7 +11,7 @@ from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.blame import excess
 from ddpdoctor.measure.costs import Pricing
 from ddpdoctor.measure.graph import GRADIENTS, Sync
-from ddpdoctor.measure.reducer import reducer_work
+from ddpdoctor.measure.reducer import _SEARCHES, reducer_work, search_ms
 from ddpdoctor.measure.whatif import no_sync
 from tests.measure.made import MS, NoLines, cycles_of, graph_of, work_array
 from tests.measure.recorded import EPOCH_NS, Job, record, run_ranks
@@ -94,3 +94,22 @@ def test_no_more_is_saved_than_the_backward_pass_takes():
     syncs = [Sync(GRADIENTS, "DDP gradients", (0, 1), micro=n, group="ddp0") for n in range(2)]
     job = graph_of(cycles_of(syncs, work_array(20, 2, 2, forward=4.0, backward=1.0), 3.0))
     assert no_sync(job, [5.0 * MS] * 2) == pytest.approx(job.mean_cycle_ns - (3.0 + 1.0) * MS)
+
+
+def test_what_looking_for_unused_parameters_costs(tmp_path):
+    """Two searches of 0.4 ms of walking and 0.3 ms of wrapping, each with a message of 0.5 ms; no kernel is looked at."""
+    names = [_SEARCHES, "_DDPSink", "_DDPSinkBackward", "other"]
+    events = [
+        {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": step * 1e4 + at * 1e3, "dur": us}
+        for step in (1, 2)
+        for at, (name, us) in enumerate(zip(names, [400, 200, 100, 900], strict=True))
+    ]
+    kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1e4, "dur": 50}
+    for folder, more in (("cpu", []), ("device", [kernel])):
+        (tmp_path / folder).mkdir()
+        text = {"distributedInfo": {"rank": 0, "world_size": 2}, "traceEvents": events + more}
+        (tmp_path / folder / "rank0.json").write_text(json.dumps(text))
+    assert search_ms(windows_of(tmp_path / "cpu"), 500.0, 1.0) == pytest.approx(1.2)
+    assert search_ms(windows_of(tmp_path / "cpu"), None, 4.0) == pytest.approx(2.8)
+    assert search_ms(windows_of(tmp_path / "device"), 500.0, 1.0) is None
+    assert search_ms([], 500.0, 1.0) is None
