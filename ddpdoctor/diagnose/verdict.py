@@ -24,8 +24,16 @@ def verdict(outcome: Outcome, *, coverage: Coverage) -> tuple[bool, Verdict]:
             None,
             f"Nothing lasting found by {looked} rules, but once: {outcome.headlines[outcome.too_few[0]]}",
         )
-    text = f"Healthy: none of {looked} rules found anything that costs {share * 100:g} % of a step"
-    text += f" ({steps} of {ranks} looked at"
+    look = f"{steps} of {ranks} looked at"
     if outcome.skipped:
-        text += f"; {len(outcome.skipped)} rules could not look"
-    return True, Verdict(None, text + ").")
+        look += f"; {len(outcome.skipped)} rules could not look"
+    told = next((f for f in outcome.findings if f.share is not None and f.share >= share), None)
+    if told is not None:
+        # What is told without a warning may take much of the step all the same: a machine shared with others.
+        return True, Verdict(
+            None, f"None of {looked} rules warns ({look}), but note: {outcome.headlines[told.rule]}"
+        )
+    return True, Verdict(
+        None,
+        f"Healthy: none of {looked} rules found anything that costs {share * 100:g} % of a step ({look}).",
+    )
