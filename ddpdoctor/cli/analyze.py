@@ -124,19 +124,10 @@ def command(
 
 
 def _diagnosis(paths: tuple[str, ...], rules: tuple[Path, ...], reading: dict[str, Any]) -> Diagnosis:
-    if len(paths) == 1 and _is_diagnosis(Path(paths[0])):
+    if len(paths) == 1 and report.holds_diagnosis(Path(paths[0])):
         return report.read_diagnosis(Path(paths[0]))
     with reading_traces() as progress:
         return analyze(list(paths), configured(progress, rules, **reading))
-
-
-def _is_diagnosis(path: Path) -> bool:
-    if not path.is_file():
-        return False
-    if path.suffix == ".html":
-        return True
-    with path.open("rb") as source:
-        return b'"ddpdoctor.diagnosis/' in source.read(4096)
 
 
 def _write(write: Writer, diagnosis: Diagnosis, path: Path) -> None:

@@ -11,11 +11,11 @@ from rich.console import Console
 from ddpdoctor.analysis import analyze
 from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.progress import reading_traces
-from ddpdoctor.diagnose.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
+from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.report.compare import Comparison, compare
 from ddpdoctor.report.compare_output import print_comparison, write_comparison_html, write_comparison_json
-from ddpdoctor.report.read import read_diagnosis
+from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
 
 EXIT_REGRESSION = 1
 
@@ -71,15 +71,10 @@ def command(
 
 def _diagnosis(path: str, job: int | None) -> Diagnosis:
     file = Path(path)
-    if file.is_file() and (file.suffix == ".html" or _holds_diagnosis(file)):
+    if holds_diagnosis(file):
         return read_diagnosis(file)
     with reading_traces() as progress:
         return analyze(path, configured(progress, job=job))
-
-
-def _holds_diagnosis(file: Path) -> bool:
-    with file.open("rb") as source:
-        return DIAGNOSIS_SCHEMA.rpartition("/")[0].encode() in source.read(4096)
 
 
 def _gate(comparison: Comparison, percent: float) -> None:

@@ -21,6 +21,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 import ddpdoctor
+from ddpdoctor.aside import replace_file
 
 T = TypeVar("T")
 
@@ -120,18 +121,7 @@ def _installed() -> list[bytes]:
 
 
 def _replace(entry: Path, data: bytes) -> None:
-    """Written aside and renamed into place: others may read or write the same entry."""
-    import tempfile
-
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=entry.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            stream.write(data)
-        Path(aside).replace(entry)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+    replace_file(entry, lambda stream: stream.write(data))
     entries = sorted((file for file in entry.parent.iterdir()), key=_last_use, reverse=True)
     for file in entries[_MOST_ENTRIES:]:
         file.unlink(missing_ok=True)

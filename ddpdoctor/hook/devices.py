@@ -46,6 +46,8 @@ class Devices:
     def __init__(self, recorder: "Recorder") -> None:
         self._recorder = recorder
         self._cuda: Any = job_torch().cuda
+        self._device: Optional[int] = None
+        """The first that was current: time cannot be taken between events of two devices."""
         self._pool: List[Any] = []
         self._marks: _Marks = []
         """Of the step in progress; empty where it goes without."""
@@ -79,13 +81,17 @@ class Devices:
             return
         begun = perf_counter_ns()
         marks, self._marks = self._marks, []
+        if self._cuda.is_current_stream_capturing():
+            # Not even a query is allowed now.
+            return
         if marks:
             self._record(END, marks)
+        if marks:
             self._waiting.append((step - 1, marks))
         if self._waiting:
             self._read()
         if self._recorder.full and len(self._waiting) < MOST_WAITING and not _PART.off:
-            if marks and marks[-1][0] == END:
+            if marks:
                 self._marks = [(START, marks[-1][1])]
             else:
                 self._record(START, self._marks)
@@ -95,8 +101,16 @@ class Devices:
         self._record(name, self._marks)
 
     def _record(self, name: str, marks: _Marks) -> None:
-        if self._cuda.is_current_stream_capturing() or len(marks) >= MOST_MARKS:
-            # The pool gets none of them back: they may be recorded in a graph, or be the end of the step before.
+        device = self._cuda.current_device()
+        if self._device is None:
+            self._device = device
+        if (
+            device != self._device
+            or len(marks) >= MOST_MARKS
+            or not (marks or name == START)
+            or self._cuda.is_current_stream_capturing()
+        ):
+            # The first of them may be the end of the step before, which is still to be read: none goes to the pool.
             marks.clear()
             return
         event = self._pool.pop() if self._pool else self._cuda.Event(enable_timing=True)
@@ -119,7 +133,7 @@ class Devices:
 
     def _read(self) -> None:
         """Write the times of all steps whose last event has passed."""
-        while self._waiting and self._waiting[0][1] and self._waiting[0][1][-1][1].query():
+        while self._waiting and self._waiting[0][1][-1][1].query():
             step, marks = self._waiting.popleft()
             start = marks[0][1]
             if self._anchor is not None:
@@ -132,9 +146,6 @@ class Devices:
                 self._pool.append(self._anchor)
             self._pool.extend(event for _, event in marks[1:-1])
             self._anchor = start
-        # A captured stream cleared them.
-        while self._waiting and not self._waiting[0][1]:
-            self._waiting.popleft()
 
 
 def _ns_between(first: Any, second: Any) -> int:

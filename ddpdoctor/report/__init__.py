@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ddpdoctor.deferred import deferred
 
 from .redact import redact
 
@@ -12,11 +13,12 @@ if TYPE_CHECKING:
     from .json_output import json_schema, to_json, write_json
     from .junit import render_junit, write_junit
     from .markdown import render_markdown, write_markdown
-    from .read import read_diagnosis
+    from .read import holds_diagnosis, read_diagnosis
     from .sarif import to_sarif, write_sarif
     from .terminal import print_terminal
 
 __all__ = [
+    "holds_diagnosis",
     "json_schema",
     "print_terminal",
     "read_diagnosis",
@@ -34,6 +36,7 @@ __all__ = [
 ]
 
 _PLACES = {
+    "holds_diagnosis": "read",
     "json_schema": "json_output",
     "print_terminal": "terminal",
     "read_diagnosis": "read",
@@ -48,11 +51,4 @@ _PLACES = {
     "write_markdown": "markdown",
     "write_sarif": "sarif",
 }
-"""Module of each name: imported when it is asked for, because a command needs few of them."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
-    return value
+__getattr__ = deferred(__name__, _PLACES)

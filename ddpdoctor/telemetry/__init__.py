@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
     from .host import HOST_FIELDS, HostSampler
@@ -56,11 +57,4 @@ _PLACES = {
     "start_exporter": "prometheus",
     "step_ms": "live",
 }
-"""Module of each name: imported when it is asked for, because a command needs few of them."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
-    return value
+__getattr__ = deferred(__name__, _PLACES)

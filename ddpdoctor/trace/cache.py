@@ -16,6 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import ddpdoctor
+from ddpdoctor.aside import replace_file
 from ddpdoctor.trace.archive import SCHEMA, is_archive, placed, read_archive, write_archive
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.read import load_trace
@@ -89,17 +90,7 @@ def _read(entry: Path) -> RankTrace | None:
 
 
 def _write(entry: Path, trace: RankTrace) -> None:
-    import tempfile
-
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    handle, aside = tempfile.mkstemp(dir=entry.parent, suffix=".part")
-    try:
-        with os.fdopen(handle, "wb") as stream:
-            write_archive(stream, trace)
-        Path(aside).replace(entry)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
-        raise
+    replace_file(entry, lambda stream: write_archive(stream, trace))
     _prune(entry.parent)
 
 

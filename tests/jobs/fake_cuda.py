@@ -60,7 +60,7 @@ class Event:
         log.append(self.at)
 
     def query(self) -> bool:
-        assert self.at
+        assert self.at and not stream.capturing
         return time.time_ns() >= self.at
 
     def elapsed_time(self, other: Event) -> float:
@@ -73,6 +73,7 @@ def install() -> None:
     torch.version.cuda = "12.8"
     torch.cuda.Event = Event
     torch.cuda.is_initialized = lambda: True
+    torch.cuda.current_device = lambda: 0
     torch.cuda.is_current_stream_capturing = lambda: stream.capturing
 
 
