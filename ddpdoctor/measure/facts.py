@@ -105,8 +105,8 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Mean batch size of the rank that gets most samples per step, relative to the median rank (1.0:
     even)."""
     input_most: float | None = None
-    """Mean elements of the forward's inputs on the rank with most of them, relative to the median rank (1.0:
-    even): samples of different length or size."""
+    """How much the rank with most of it has to compute, relative to the median rank (1.0: even): elements of the forward's
+    inputs, or in traces with shapes multiplications of matrices. Samples of different length or size."""
     micro_batches: float | None = None
     """Backward passes per optimizer step."""
     slow_steps_share: float | None = None
@@ -281,7 +281,8 @@ class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):
     find_unused_parameters: bool | None = None
     unused_parameter_bytes: float | None = None
     search_ms: float | None = None
-    """What looking for unused parameters costs a step of a job on CPUs, the message about them included."""
+    """What looking for unused parameters costs a step: on a device what its work does not hide, else with the message about
+    them."""
     gradient_as_bucket_view: bool | None = None
     static_graph: bool | None = None
     broadcast_buffers: bool | None = None
@@ -297,6 +298,8 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Share of the step in which a computation kernel runs, median rank."""
     idle_share: float | None = None
     kernels_per_step: float | None = None
+    optimizer_kernels_share: float | None = None
+    """Share of the kernels that are launched inside an optimizer's step."""
     median_kernel_us: float | None = None
     tensor_core_share: float | None = None
     """Share of matrix-multiplication kernel time that uses tensor cores."""

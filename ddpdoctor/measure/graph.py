@@ -71,6 +71,8 @@ class Sync:
     group: str = ""
     root: int | None = None
     """Position of the one rank for which all others wait (broadcast); None where all wait for all."""
+    update: int = 0
+    """How many steps of optimizers there were before it in the step: a GAN's two train one model after the other."""
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,7 @@ def _signature(body: list[Meeting], ranks: Sequence[int]) -> tuple[Sync, ...]:
             m.first.micro,
             m.first.group,
             ranks.index(m.first.root) if m.first.root is not None and m.first.root in ranks else None,
+            m.first.update,
         )
         for m in body
     )

@@ -20,7 +20,7 @@ from .costs import Lines, Pricing
 from .devicelog import in_device_time
 from .epochstarts import with_evaluations
 from .evaluations import lone_evaluation
-from .facts import BucketFacts, Facts, JobFacts, LateFacts, LoaderFacts, SharedFacts
+from .facts import BucketFacts, DdpFacts, Facts, JobFacts, LateFacts, LoaderFacts, SharedFacts
 from .graph import Graph
 from .links import slow_link_ranks
 from .loggraph import graph_of_logs
@@ -28,7 +28,7 @@ from .loglines import LogLines
 from .machines import HostTelemetry, gpu_telemetry, host_facts
 from .outside import operator_shares, python_parts
 from .rare import DEVICE_KINDS, merged, rare_costs
-from .reducer import reducer_work, search_ms
+from .reducer import reducer_work, search_ms, searches_unused
 from .refine import refine
 from .settings import ddp_facts, job_facts, loader_facts
 from .steplog import RankLog
@@ -205,14 +205,22 @@ def _facts(
         communication=communication,
         buckets=buckets,
         loader=loader_facts(logs, graph) if logs else _loader_of_windows(windows),
-        ddp=msgspec.structs.replace(
-            ddp_facts(logs), search_ms=search_ms(windows, latency, buckets.syncs_per_step or 1.0)
+        ddp=_with_search(
+            ddp_facts(logs), windows, search_ms(windows, latency, buckets.syncs_per_step or 1.0)
         ),
         gpu=gpu,
         host=host_facts(telemetry, logs, log_graph or graph),
         what_if=what_if_facts(graph, found, window_graph, buckets, latency, rate, synced_ns),
         breakdown=critical_breakdown(graph),
     )
+
+
+def _with_search(known: DdpFacts, windows: Sequence[Window], ms: float | None) -> DdpFacts:
+    """Settings of DDP, with what the windows tell of its search for unused parameters."""
+    searches = known.find_unused_parameters
+    if searches is None:
+        searches = searches_unused(windows)
+    return msgspec.structs.replace(known, find_unused_parameters=searches, search_ms=ms)
 
 
 def _bytes(graph: Graph) -> float | None:

@@ -37,6 +37,7 @@ class Point:
     arrival: int
     end: int
     micro: int = 0
+    update: int = 0
     group: str = ""
     root: int | None = None
     """Rank number of the root of a broadcast."""
@@ -110,6 +111,7 @@ def _backward_points(log: RankLog, step: Step) -> list[Point]:
                 min(gradients_ready(event), event.stop),
                 event.stop,
                 micro=micro,
+                update=sum(other.k == "opt" and other.s < event.s for other in step.events),
                 group=f"ddp{reduced[0].m}",
                 message_bytes=sum(_gradient_bytes(log, each.m) for each in reduced) or None,
                 where=event.w,

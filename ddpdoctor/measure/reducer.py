@@ -43,17 +43,36 @@ def reducer_work(logs: Sequence[RankLog], windows: Sequence[Window]) -> list[Red
 
 def search_ms(windows: Sequence[Window], latency_us: float | None, searches: float) -> float | None:
     """What looking for unused parameters costs a step with so many searches: the walk over the graph, and one more message
-    that tells the other ranks which were used. None where no window shows a search, and for devices, whose work may hide the
-    host's."""
+    that tells the other ranks which were used. On a device only what its work does not hide, and no message: it is sent beside
+    the others. None where no window shows a search."""
     found = []
     for window in windows:
         trace = window.trace
         own = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))
-        walks = int((own & trace.name_mask(lambda name: name == _SEARCHES)).sum())
-        if walks and not window.on_device:
-            rows = own & trace.name_mask(lambda name: name in _SEARCHED)
-            found.append(float((trace.end_ns[rows] - trace.start_ns[rows]).sum()) / walks)
-    return searches * (float(np.median(found)) / 1e6 + (latency_us or 0.0) / 1e3) if found else None
+        walks = int((own & trace.name_mask(_is_search)).sum())
+        if not walks:
+            continue
+        rows = own & trace.name_mask(lambda name: name in _SEARCHED)
+        start, end = rows_of(trace, rows)
+        spent = float((end - start).sum())
+        if window.on_device:
+            spent -= float(covered(window.compute, start + window.shifted_ns, end + window.shifted_ns).sum())
+        else:
+            spent += walks * (latency_us or 0.0) * 1e3
+        found.append(spent / walks)
+    return searches * float(np.median(found)) / 1e6 if found else None
+
+
+def searches_unused(windows: Sequence[Window]) -> bool | None:
+    """Whether DDP looks for unused parameters in the windows; None where they do not tell."""
+    known = [window.trace for window in windows if len(window.forwards)]
+    if not known:
+        return None
+    return any(bool(trace.name_mask(_is_search).any()) for trace in known)
+
+
+def _is_search(name: str) -> bool:
+    return name == _SEARCHES
 
 
 def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:

@@ -217,6 +217,7 @@ class _Table:
             tuple(int(r) for r in np.flatnonzero(self.rows[m] >= 0)),
             micro=window.micro_batch(int(window.comms.issued[row])),
             group=window.comms.group[row],
+            update=window.update(int(window.comms.issued[row])),
         )
 
     def message_bytes(self, m: int) -> float:

@@ -33,8 +33,25 @@ _LIBRARY = (
     "contextlib.py",
     "<built-in",
 )
+# fmt: off
+_WELL_KNOWN = frozenset((
+    "PIL", "accelerate", "albumentations", "apex", "botocore", "cv2", "dask", "datasets", "deepspeed",
+    "diffusers", "einops", "fairscale", "flash_attn", "fsspec", "h5py", "huggingface_hub", "imageio",
+    "joblib", "jsonlines", "keras", "kornia", "lightning", "lightning_fabric", "lmdb", "matplotlib",
+    "megatron", "mlflow", "monai", "mosaicml", "multiprocess", "nltk", "numba", "numpy", "omegaconf",
+    "orjson", "packaging", "pandas", "peft", "polars", "psutil", "pyarrow", "pytorch_lightning", "ray",
+    "regex", "requests", "s3fs", "safetensors", "scipy", "sentencepiece", "skimage", "sklearn", "soundfile",
+    "streaming", "tensorboard", "tensorboardX", "timm", "tokenizers", "torchaudio", "torchdata",
+    "torchmetrics", "torchtext", "torchvision", "tqdm", "transformers", "trl", "triton", "ujson", "urllib3",
+    "wandb", "webdataset", "xformers", "yaml", "zarr",
+))
+# fmt: on
+"""Profiles name files without the folder that they were found in. Of frames in one of these packages and frames outside,
+the script's own is told."""
 _EXPLAINS = 0.5
 """An annotation explains a component when it covers this share of the component's time."""
+_STANDS_OUT = 1.05
+"""A line stands out on a slower device when its work takes longer by this factor than by what all work there does."""
 _MOST = 3
 _LOOKED_UP = 200
 """Times for which frames are looked up, those of the greatest weight first."""
@@ -66,14 +83,23 @@ class TraceLines:
     def work(
         self, components: Sequence[str], positions: Sequence[int] | None, steps: NDArray[np.int64]
     ) -> list[Where]:
-        """User frames open during this kind of work."""
-        found: Counter[Frame] = Counter()
-        for window in self._chosen(positions):
-            time = _time_of(window, components)
-            on_device = window.on_device and _DEVICE_WORK.issuperset(components)
-            for where, weight in _launching(window, time) if on_device else _frames(window, time):
-                found[where] += weight
-        return ranked(found)
+        """User frames open during this kind of work; of what late ranks' devices do, those that take longer there than the
+        rest does. None where all do alike: then no line is to blame, but what runs it."""
+        chosen = self._chosen(positions)
+        others = [window for window in self.windows if window not in chosen]
+        found = _frames_of(chosen, components)
+        if not others or not chosen[0].on_device or not _DEVICE_WORK.issuperset(components):
+            return ranked(found)
+        scale = len(chosen) / len(others)
+        usual = {where: scale * time for where, time in _frames_of(others, components).items()}
+        slower = sum(found.values()) / max(sum(usual.values()), 1.0)
+        over = {where: time - usual.get(where, 0.0) for where, time in found.items()}
+        longer = {
+            where: more
+            for where, more in over.items()
+            if more > 0 and found[where] > _STANDS_OUT * slower * usual.get(where, 0.0)
+        }
+        return ranked(longer)
 
     def operation(self, components: Sequence[str], positions: Sequence[int] | None) -> str | None:
         """The shortest annotation or operator that covers at least half of this kind of work on the
@@ -114,6 +140,17 @@ def _time_of(window: Window, components: Sequence[str]) -> Intervals:
     if not named:
         return union([], [])
     return union(np.concatenate([s[0] for s in named]), np.concatenate([s[1] for s in named]))
+
+
+def _frames_of(windows: Sequence[Window], components: Sequence[str]) -> Counter[Frame]:
+    """User frames, and ns of this kind of work in each."""
+    found: Counter[Frame] = Counter()
+    for window in windows:
+        time = _time_of(window, components)
+        on_device = window.on_device and _DEVICE_WORK.issuperset(components)
+        for where, weight in _launching(window, time) if on_device else _frames(window, time):
+            found[where] += weight
+    return found
 
 
 @dataclass(frozen=True)
@@ -174,15 +211,17 @@ def _frames_at(window: Window, times: NDArray[Any], weight: NDArray[Any]) -> lis
         frames = (_FRAME.match(trace.name_of(row)) for row in open_rows[::-1])
         foreign = [f for f in frames if f and not any(part in f["file"] for part in _LIBRARY)]
         # A script may be named like a module of Python's own: it is taken where there is nothing else.
-        frame = next((f for f in foreign if not _is_standard(f["file"])), foreign[0] if foreign else None)
+        frame = next((f for f in foreign if not _is_known(f["file"])), foreign[0] if foreign else None)
         if frame:
             result[frame["file"], int(frame["line"]), frame["function"]] += int(of)
     return list(result.items())
 
 
-def _is_standard(file: str) -> bool:
-    """Whether a file, relative to the folder of Python's path that holds it, is of the standard library's."""
-    return file.partition("/")[0].removesuffix(".py") in sys.stdlib_module_names
+def _is_known(file: str) -> bool:
+    """Whether a file, relative to the folder of Python's path that holds it, is of the standard library's, or of a package
+    that is nobody's own script."""
+    name = file.partition("/")[0].removesuffix(".py")
+    return name in sys.stdlib_module_names or name in _WELL_KNOWN
 
 
 def _launching(window: Window, time: Intervals) -> list[tuple[Frame, int]]:

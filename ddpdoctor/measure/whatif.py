@@ -141,7 +141,9 @@ def reduced_again(group: CycleGroup, k: int) -> bool:
     """Whether the same gradients are reduced once more before the optimizer steps."""
     sync = group.syncs[k]
     return sync.kind == GRADIENTS and any(
-        later.kind == GRADIENTS and later.group == sync.group and later.micro > sync.micro
+        later.kind == GRADIENTS
+        and (later.group, later.update) == (sync.group, sync.update)
+        and later.micro > sync.micro
         for later in group.syncs[k + 1 :]
     )
 

@@ -6,11 +6,8 @@ Times are int64 ns on the trace's own clock until :meth:`Window.shift` puts them
 
 from __future__ import annotations
 
-import json
-import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from itertools import pairwise
 
 import numpy as np
@@ -18,6 +15,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.trace import RankTrace, classify
 
+from .amounts import amounts
 from .gaps import after_sync, device_gaps
 from .intervals import EMPTY, Intervals, complement, intersect, subtract, union
 from .pauses import collecting, saving
@@ -58,9 +56,10 @@ class Window:
 
     forwards: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Starts of DDP's forward calls on the host: one per micro-batch."""
+    updates: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    """Starts of the steps of optimizers on the host."""
     elements: dict[int, float] = field(default_factory=dict)
-    """Step → elements of the operators' inputs, where the trace records shapes: how much there was to
-    compute."""
+    """Step → how much there was to compute, where the trace records shapes, see :mod:`.amounts`."""
     shifted_ns: int = 0
     """ns by which the window was moved from the trace's own clock."""
 
@@ -75,14 +74,22 @@ class Window:
         self.stalled = (self.stalled[0] + offset_ns, self.stalled[1] + offset_ns)
         self.idle_after = {kind: (a + offset_ns, b + offset_ns) for kind, (a, b) in self.idle_after.items()}
         self.forwards = self.forwards + offset_ns
+        self.updates = self.updates + offset_ns
 
     def micro_batch(self, at: int) -> int:
         """Number, within its step, of the micro-batch to which a host time belongs; 0 where the trace shows
         no forward calls."""
+        return max(0, self._since_step(self.forwards, at) - 1)
+
+    def update(self, at: int) -> int:
+        """How many steps of optimizers began before a host time in its step."""
+        return self._since_step(self.updates, at)
+
+    def _since_step(self, moments: Ints, at: int) -> int:
         starts = [start for _, start, _ in self.steps]
         index = int(np.searchsorted(starts, at, side="right")) - 1
         since = starts[index] if index >= 0 else self.span[0]
-        return max(0, int(((self.forwards >= since) & (self.forwards <= at)).sum()) - 1)
+        return int(((moments >= since) & (moments <= at)).sum())
 
 
 def read_window(trace: RankTrace, bounds: list[tuple[int, int, int]] | None = None) -> Window:
@@ -101,40 +108,14 @@ def read_window(trace: RankTrace, bounds: list[tuple[int, int, int]] | None = No
     window = Window(trace, trace.meta.rank or 0, trace.meta.host or "", on_device, steps, (start, end), comms)
     forward = trace.name_mask(classify.is_ddp_forward) & trace.category_mask("user_annotation", "cpu_op")
     window.forwards = np.sort(trace.start_ns[forward])
-    window.elements = _elements(trace, steps)
+    stepping = trace.name_mask(classify.is_optimizer_step) & trace.category_mask("user_annotation", "cpu_op")
+    window.updates = np.sort(trace.start_ns[stepping])
+    window.elements = amounts(trace, steps)
     if on_device:
         _device_sets(window, main)
     else:
         _host_sets(window, main)
     return window
-
-
-def _elements(trace: RankTrace, steps: list[tuple[int, int, int]]) -> dict[int, float]:
-    """Sum over the operators of a step of the elements of their inputs; {} without shapes."""
-    rows = np.flatnonzero(trace.shapes >= 0)
-    if not len(rows) or not steps:
-        return {}
-    ids, which = np.unique(trace.shapes[rows], return_inverse=True)
-    counted = np.array([_size(trace.names[i]) for i in ids.tolist()])[which]
-    at = trace.start_ns[rows]
-    return {number: float(counted[(at >= start) & (at < end)].sum()) for number, start, end in steps}
-
-
-@lru_cache(1 << 16)
-def _size(text: str) -> float:
-    """Elements of all tensors in an "Input Dims" text; the ranks of a job share nearly all of theirs."""
-    return float(sum(math.prod(dims) for dims in _dimensions(text)))
-
-
-def _dimensions(text: str) -> list[list[int]]:
-    """The tensors' dimensions in an "Input Dims" text; scalars and lists of tensors are passed over."""
-    try:
-        found = json.loads(text)
-    except ValueError:
-        return []
-    return [
-        dims for dims in found if isinstance(dims, list) and dims and all(isinstance(d, int) for d in dims)
-    ]
 
 
 _QUEUED_NS = 20_000
@@ -205,13 +186,16 @@ def rows_of(trace: RankTrace, mask: NDArray[np.bool_]) -> Intervals:
 def _device_sets(window: Window, main: int) -> None:
     """Components of a rank with a device: kernels, copies, and why the device stood idle."""
     trace = window.trace
-    kernels = trace.category_mask("kernel", "gpu_memset")
+    # A copy within the device, as of a bucket into its gradients, is work like any other.
+    moving = trace.category_mask("gpu_memcpy")
+    inside = moving & trace.name_mask(lambda n: classify.memcpy_kind(n) == "DtoD")
+    kernels = trace.category_mask("kernel", "gpu_memset") | inside
     comm = np.zeros(trace.size, bool)
     comm[trace.name_mask(classify.is_communication_kernel)] = True
     compute = rows_of(trace, kernels & ~comm)
     stepping = trace.name_mask(classify.is_optimizer_step) & trace.category_mask("user_annotation", "cpu_op")
     optimizer = rows_of(trace, kernels & ~comm & launched_inside(trace, stepping))
-    copying = rows_of(trace, trace.category_mask("gpu_memcpy"))
+    copying = rows_of(trace, moving & ~inside)
     in_use = union(*_joined(compute, (window.comms.start, window.comms.end)))
     saved = saving(trace, kernels & ~comm, main, in_use)
     copies = subtract(subtract(copying, compute), saved)
@@ -220,9 +204,7 @@ def _device_sets(window: Window, main: int) -> None:
         np.concatenate((compute[0], copies[0], window.comms.start)),
         np.concatenate((compute[1], copies[1], window.comms.end)),
     )
-    for_host, by_device, queued = device_gaps(
-        trace, (kernels | trace.category_mask("gpu_memcpy")) & ~comm, window.comms.end
-    )
+    for_host, by_device, queued = device_gaps(trace, (kernels | moving) & ~comm, window.comms.end)
     computing = union(*_joined(compute, subtract(subtract(by_device, saved), copies)))
     window.stalled = intersect(for_host, union(window.comms.start, window.comms.end))
     idle = subtract(subtract(complement(busy, *window.span), saved), computing)

@@ -16,6 +16,7 @@ _ELEMENT_BYTES = {
     "int": 4, "int32": 4, "short": 2, "int16": 2, "char": 1, "int8": 1, "byte": 1, "uint8": 1, "bool": 1,
     "float8_e4m3fn": 1, "float8_e5m2": 1,
 }  # fmt: skip
+_ENGINE = "autograd::engine::evaluate_function"
 _SMALL_BYTES = 1 << 20
 _BARRIER_BYTES = 8
 
@@ -205,21 +206,41 @@ def _kinds(
     forward = trace.name_mask(classify.is_ddp_forward) & trace.category_mask("user_annotation", "cpu_op")
     forward_start, forward_end = trace.start_ns[forward], trace.end_ns[forward]
     has_ddp = bool(forward.any())
+    of_layer = _inside_layers(trace, launch_row, issued)
     kinds = []
-    for row, at, op, size in zip(launch_row, issued, operation, size_bytes, strict=True):
+    for row, at, op, size, layer in zip(launch_row, issued, operation, size_bytes, of_layer, strict=True):
         on_main = row >= 0 and int(trace.lane[row]) == main
         in_forward = bool(((forward_start <= at) & (at < forward_end)).any())
         if op == "barrier" or (op == "allreduce" and size <= _BARRIER_BYTES and on_main and not in_forward):
             kinds.append(BARRIER if op == "barrier" else COLLECTIVE)
         elif op == "broadcast" and in_forward:
             kinds.append(BROADCAST)
-        elif op in ("alltoall", "sendrecv", "send", "recv") or in_forward:
+        elif op in ("alltoall", "sendrecv", "send", "recv") or in_forward or (op == "allreduce" and layer):
             kinds.append(MODEL)
         elif on_main and has_ddp and size <= _SMALL_BYTES:
             kinds.append(COLLECTIVE)
         else:
             kinds.append(GRADIENTS)
     return kinds
+
+
+def _inside_layers(
+    trace: RankTrace, launch_row: NDArray[np.int64], issued: NDArray[np.int64]
+) -> NDArray[np.bool_]:
+    """Which collectives a layer's own backward issues, as SyncBatchNorm's and tensor parallelism's do. Gradients are reduced
+    by hooks of their accumulation, or between two functions of the engine."""
+    rows = np.flatnonzero(trace.name_mask(lambda n: n.startswith(_ENGINE)))
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    found = np.zeros(len(issued), bool)
+    for lane in np.unique(trace.lane[rows]):
+        own = rows[trace.lane[rows] == lane]
+        mine = np.flatnonzero((launch_row >= 0) & (trace.lane[launch_row] == lane))
+        place = np.searchsorted(trace.start_ns[own], issued[mine], side="right") - 1
+        function = own[np.maximum(place, 0)]
+        inside = (place >= 0) & (issued[mine] < trace.end_ns[function])
+        accumulates = np.isin(trace.name[function], trace.name_ids(lambda n: "AccumulateGrad" in n))
+        found[mine] = inside & ~accumulates
+    return found
 
 
 def _from_gloo(trace: RankTrace, main: int) -> Comms:
@@ -234,7 +255,7 @@ def _from_gloo(trace: RankTrace, main: int) -> Comms:
     for row in calls:
         waiting.setdefault(_canonical(trace.name_of(int(row)).lower().replace("_", "")), []).append(int(row))
     start, end, operation, kind, kept = [], [], [], [], []
-    backward = trace.name_ids(lambda n: n.startswith("autograd::engine::evaluate_function"))
+    backward = trace.name_ids(lambda n: n.startswith(_ENGINE))
     in_backward = _covering(trace, np.isin(trace.name, backward))
     for row in runs:
         op = _canonical(trace.name_of(int(row)).lower().replace("_", "")) or "unknown"

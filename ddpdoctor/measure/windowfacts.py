@@ -181,9 +181,13 @@ def bucket_facts(graph: Graph, windows: Sequence[Window], known: BucketFacts) ->
 
 
 def _syncs(graph: Graph) -> float:
-    """Micro-batches per step whose gradients were reduced."""
-    counts = [len({s.micro for s in group.syncs if s.kind == GRADIENTS}) for group in graph.groups]
-    return float(max(counts, default=0)) or 1.0
+    """Backward passes whose gradients were reduced, for each step of an optimizer."""
+    counts = [
+        len({s.micro for s in group.syncs if s.kind == GRADIENTS})
+        / max(1, len({s.update for s in group.syncs if s.kind == GRADIENTS}))
+        for group in graph.groups
+    ]
+    return float(max(counts, default=0.0)) or 1.0
 
 
 def _median(rows: list[tuple[float, float]], column: int) -> float | None:
@@ -276,6 +280,7 @@ def gpu_facts(windows: Sequence[Window]) -> GpuFacts:
         busy_share=median("busy_share"),
         idle_share=median("idle_share"),
         kernels_per_step=median("kernels_per_step"),
+        optimizer_kernels_share=median("optimizer_kernels_share"),
         median_kernel_us=median("median_kernel_us"),
         tensor_core_share=median("tensor_core_share"),
         matmul_share=median("matmul_share"),
@@ -297,6 +302,7 @@ def _device_numbers(window: Window) -> dict[str, float | None]:
     tensor = matmul & np.isin(
         trace.name, trace.name_ids(lambda n: any(part in n.lower() for part in _TENSOR))
     )
+    stepping = trace.name_mask(classify.is_optimizer_step) & trace.category_mask("user_annotation", "cpu_op")
     copies = trace.category_mask("gpu_memcpy")
     to_device = copies & trace.name_mask(lambda n: "HtoD" in n or "Host to Device" in n)
     pageable = to_device & trace.name_mask(lambda n: "pageable" in n.lower())
@@ -310,6 +316,10 @@ def _device_numbers(window: Window) -> dict[str, float | None]:
         "busy_share": total(window.compute) / span,
         "idle_share": 1.0 - min(1.0, float(covered(busy, window.span[0], window.span[1])) / span),
         "kernels_per_step": float(compute.sum()) / steps,
+        "optimizer_kernels_share": float((compute & launched_inside(trace, stepping)).sum())
+        / max(float(compute.sum()), 1.0)
+        if stepping.any()
+        else None,
         "median_kernel_us": float(np.median(times)) / 1e3 if len(times) else None,
         "matmul_share": matmul_ns / compute_ns if compute_ns else None,
         "tensor_core_share": float(trace.duration_ns[tensor].sum()) / matmul_ns if matmul_ns else None,

@@ -97,7 +97,8 @@ def test_no_more_is_saved_than_the_backward_pass_takes():
 
 
 def test_what_looking_for_unused_parameters_costs(tmp_path):
-    """Two searches of 0.4 ms of walking and 0.3 ms of wrapping, each with a message of 0.5 ms; no kernel is looked at."""
+    """Two searches of 0.4 ms of walking and 0.3 ms of wrapping, each with a message of 0.5 ms. On a device the kernel of 50 us
+    hides a part of one, and nothing waits for the message."""
     names = [_SEARCHES, "_DDPSink", "_DDPSinkBackward", "other"]
     events = [
         {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": step * 1e4 + at * 1e3, "dur": us}
@@ -111,5 +112,5 @@ def test_what_looking_for_unused_parameters_costs(tmp_path):
         (tmp_path / folder / "rank0.json").write_text(json.dumps(text))
     assert search_ms(windows_of(tmp_path / "cpu"), 500.0, 1.0) == pytest.approx(1.2)
     assert search_ms(windows_of(tmp_path / "cpu"), None, 4.0) == pytest.approx(2.8)
-    assert search_ms(windows_of(tmp_path / "device"), 500.0, 1.0) is None
+    assert search_ms(windows_of(tmp_path / "device"), 500.0, 1.0) == pytest.approx(0.7 - 0.05 / 2)
     assert search_ms([], 500.0, 1.0) is None
