@@ -182,6 +182,11 @@ def _facts(
             unmatched=graph.unmatched,
             bytes_per_step=communication.bytes_per_step or _bytes(graph),
         )
+        if communication.total_transfer_ms is not None and communication.total_transfer_ms < (
+            transfer or 0.0
+        ):
+            # A few steps of less transfer than the run exposes on average do not tell how much of it is hidden.
+            communication = msgspec.structs.replace(communication, total_transfer_ms=None, hidden_share=None)
     if window_graph is not None:
         latency, rate = message_cost(window_graph)
         communication = msgspec.structs.replace(communication, latency_us=latency)

@@ -90,6 +90,19 @@ def test_a_reduction_too_many_is_priced_with_its_copies(synced_ms):
     assert no_sync(job, own) == pytest.approx(fixed.mean_cycle_ns)
 
 
+def test_reductions_before_steps_of_two_optimizers_are_all_needed():
+    """As in a GAN, whose discriminator and generator are trained one after the other in a step."""
+    work = work_array(20, 2, 2, forward=4.0, backward=8.0)
+    for update, redundant in ((0, True), (1, False)):
+        micros = enumerate((0, update))
+        syncs = [
+            Sync(GRADIENTS, "allreduce", (0, 1), micro=n, group="0", update=after) for n, after in micros
+        ]
+        job = graph_of(cycles_of(syncs, work, 3.0))
+        assert (Pricing(job, excess(job), NoLines()).shared().redundant_sync is not None) == redundant
+        assert (no_sync(job) is not None) == redundant
+
+
 def test_no_more_is_saved_than_the_backward_pass_takes():
     syncs = [Sync(GRADIENTS, "DDP gradients", (0, 1), micro=n, group="ddp0") for n in range(2)]
     job = graph_of(cycles_of(syncs, work_array(20, 2, 2, forward=4.0, backward=1.0), 3.0))
