@@ -239,9 +239,18 @@ ends so: DistributedDataParallel, FullyShardedDataParallel."""
 
 
 def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
-    """What a trace says of the loader: only whether it makes batches in the training process itself."""
+    """What a trace says of the loader: whether it makes batches in the training process itself, and the waits."""
     alone = any(classify.IN_PROCESS in name for window in windows for name in window.trace.names)
-    return LoaderFacts(num_workers=0 if alone else None)
+    waits = []
+    for window in windows:
+        batches = classify.next_batches(window.trace)
+        if batches.any() and window.steps:
+            waits.append(float(window.trace.duration_ns[batches].sum()) / 1e6 / len(window.steps))
+    return LoaderFacts(
+        num_workers=0 if alone else None,
+        wait_ms=float(np.median(waits)) if waits else None,
+        longest_wait_ms=max(waits, default=None),
+    )
 
 
 def _job_of_windows(windows: Sequence[Window]) -> JobFacts:
