@@ -75,6 +75,19 @@ def verb(culprits: Sequence[int] | None, one: str, many: str) -> str:
     return one if culprits and len(culprits) == 1 else many
 
 
+def everybody(job: Mapping[str, Any], many: str, one: str) -> str:
+    """Who shares what all recorded ranks do, with the verb: "All ranks wait", "All 5 recorded ranks wait", "The one recorded rank
+    waits", or of a job of one rank "The training process waits"."""
+    seen, world = job.get("ranks_seen") or 0, job.get("world_size")
+    if world == 1:
+        return f"The training process {one}"
+    if seen == 1:
+        return f"The one recorded rank {one}"
+    if world is not None and 0 < seen < world:
+        return f"All {seen:.0f} recorded ranks {many}"
+    return f"All ranks {many}"
+
+
 def others(culprits: Sequence[int] | None) -> str:
     """Who waits for the culprits: " while all others wait", or nothing where all ranks are concerned."""
     return "all other ranks wait" if culprits else "no rank waits for another"
@@ -180,6 +193,7 @@ def _environment() -> jinja2.Environment:
         number=number,
         ranks=ranks,
         verb=verb,
+        everybody=everybody,
         others=others,
         line=line,
         at=at,

@@ -114,3 +114,17 @@ def test_a_text_with_nothing_to_fill_in_is_what_jinja_makes_of_it(text):
 
 def test_a_brace_alone_goes_to_jinja():
     assert words.render_snippet("{'a': 1} and {{ 1 + 1 }}{# unseen #}", {}) == "{'a': 1} and 2"
+
+
+def test_everybody_is_who_was_recorded() -> None:
+    said = {
+        (8, 8): "All ranks wait",
+        (8, None): "All ranks wait",
+        (0, 8): "All ranks wait",
+        (5, 8): "All 5 recorded ranks wait",
+        (1, 8): "The one recorded rank waits",
+        (1, None): "The one recorded rank waits",
+        (1, 1): "The training process waits",
+    }
+    for (seen, world), text in said.items():
+        assert words.everybody({"ranks_seen": seen, "world_size": world}, "wait", "waits") == text
