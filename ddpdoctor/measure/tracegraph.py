@@ -138,7 +138,8 @@ def _whole_window(
     windows: Sequence[Window], table: _Table, order: list[int], steps: list[int], origin: int
 ) -> list[CycleGroup]:
     """One step, or no steps marked: the window is the cycle, from the earliest event of any rank to the last
-    collective of all.
+    collective of all. What hosts that were ahead of their devices had launched before the one step is not of it: there
+    the cycle begins at the last collective of all that is.
 
     Before its own first event nothing is known of a rank, so that time counts as unseen.
     """
@@ -146,6 +147,13 @@ def _whole_window(
     if not full:
         return []
     body = [m for m in order if table.last_arrival[m] <= table.last_arrival[full[-1]]]
+    if steps:
+        own = next((place for place, m in enumerate(body) if table.step[m] != _UNKNOWN_STEP), len(body))
+        earlier = [m for m in body[:own] if m in full]
+        if earlier and own < len(body):
+            body = body[body.index(earlier[-1]) + 1 :]
+            syncs = tuple(table.sync(m) for m in body)
+            return [_group(syncs, [(steps[0], [earlier[-1]] * len(windows), body)], table, windows, origin)]
     for window in windows:
         window.sets["unseen"] = union([origin], [window.span[0]])
     syncs = tuple(table.sync(m) for m in body)
