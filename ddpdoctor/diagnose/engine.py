@@ -164,6 +164,7 @@ class _Run:
             "steps_seen": 0,
             "persistence": "always",
             "stands_out_in": [],
+            "kinds": [],
             "where": [],
         }
 

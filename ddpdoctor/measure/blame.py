@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .chance import MOSTLY, one_sided, places, scatter_of
-from .graph import INDEX, STEP_END, Array, CycleGroup, Graph
-from .standout import stands_out
+from .graph import COMPONENTS, INDEX, STEP_END, Array, CycleGroup, Graph
+from .levels import levels
+from .standout import all_stall, stands_out
 from .turns import made_by_the_job, rotate, turns
 
 PERSISTENT_SIGMAS = 4.0
@@ -79,6 +80,8 @@ class Excess:
     """Steps, by kind of work, that accuse a rank for no more than standing out of a short window (:mod:`.standout`)."""
     short: bool = False
     """A window on devices is all that is known of the job."""
+    inputs_explain: float | None = None
+    """Part of the differences of the ranks' computation that their inputs' sizes explain (:mod:`.levels`)."""
 
 
 def _others_median(values: Array) -> Array:
@@ -105,7 +108,7 @@ def excess(graph: Graph, *, short: bool = False) -> Excess:
         or any(sync.kind == STEP_END for group in graph.groups for sync in group.syncs)
     ):
         # Ranks that were not seen to meet cannot be late for each other.
-        return Excess(empty, empty, {})
+        return Excess(empty, empty, {}, short=short)
     differences = [_differences(group.work_since) for group in graph.groups]
     # Cycle totals, all groups together: [cycles, R, C].
     totals = np.concatenate(
@@ -118,12 +121,16 @@ def excess(graph: Graph, *, short: bool = False) -> Excess:
     work = np.concatenate([group.work_since.sum(axis=1) for group in graph.groups])
     kinds = {kind: [INDEX[name] for name in names] for kind, names in BLAMED.items()}
     place = places(kinds, work, totals, SPIKE_SHARE * step_ns)
-    outstanding = stands_out(kinds, _NAMED, work, totals, duration) if short else {}
+    outstanding, scattered = stands_out(kinds, _NAMED, work, totals, duration) if short else ({}, {})
+    waits = np.concatenate(
+        [of.sum(axis=1) for of in component([g.work for g in graph.groups], *BLAMED["data"])]
+    )
+    stalled = all_stall(waits, step_ns) & short
     told: dict[str, list[int]] = {}
     accepted, in_turn = np.zeros((2, *totals.shape), bool)
     culprits: dict[str, list[int]] = {}
     everybody, turn_kinds = [], []
-    rotates = False
+    rotates, any_proven = False, False
     for kind, columns in kinds.items():
         together = totals[:, :, columns].sum(axis=2)
         hit, chance = _hits(together, steps, step_ns, 1.0 if kind in _NAMED else place[kind])
@@ -133,14 +140,22 @@ def excess(graph: Graph, *, short: bool = False) -> Excess:
         if kind in outstanding and not (hit & ~outstanding[kind]).any():
             hit, chance = outstanding[kind], False
             told[kind] = sorted(steps[hit.any(axis=1)].tolist())
+        if kind == "data" and stalled.any():
+            # All wait in these steps, one a little longer than another; and what nobody waits for makes nobody late.
+            hit = hit & ~stalled[:, None] & (waits > PERSISTENT_SHARE * step_ns)
+            chance |= not hit.any()
         weight = np.where(hit, np.clip(together, 0, None), 0.0).sum(axis=0)
         turn = (
             np.zeros_like(hit) if weight.any() else turns(work[:, :, columns].sum(axis=2), together, step_ns)
         )
+        proven = bool(turn.any()) and made_by_the_job(turn, steps, graph.steps, place[kind])
+        if kind in scattered and not proven and not weight.any():
+            turn = scattered[kind]
         if kind in _NAMED and (chance or turn.any()):
             everybody.append(kind)
-        elif turn.any() and made_by_the_job(turn, steps, graph.steps, place[kind]):
+        elif proven or (turn.any() and kind in scattered):
             turn_kinds.append(kind)
+            any_proven |= proven
             rotates |= rotate(turn, steps)
             in_turn[:, :, columns] = turn[:, :, None]
             totals[:, :, columns] = _net(totals[:, :, columns], together)
@@ -154,9 +169,34 @@ def excess(graph: Graph, *, short: bool = False) -> Excess:
     _scale_to_whole(totals, whole, accepted | in_turn)
     amount = _spread(differences, totals, accepted)
     late_in_turn = _spread(differences, totals, in_turn) if turn_kinds else []
+    if turn_kinds and not any_proven:
+        told["turns"] = sorted(steps[in_turn.any(axis=(1, 2))].tolist())
+    uneven = None if "compute" in culprits else levels(graph)
+    if uneven is not None and _longest(uneven.removed) > _longest(late_in_turn, *BLAMED["compute"]):
+        others = [c for kind in turn_kinds if kind != "compute" for c in kinds[kind]]
+        late_in_turn = [
+            _with(of, late_in_turn[i] if turn_kinds else None, others) for i, of in enumerate(uneven.removed)
+        ]
+        turn_kinds = [*(kind for kind in turn_kinds if kind != "compute"), "compute"]
+        told.pop("turns", None)
+    explain = uneven.explained if uneven is not None else None
     return Excess(
-        *(amount, claimed, culprits, tuple(everybody), late_in_turn, tuple(turn_kinds), rotates, told, short)
+        *(amount, claimed, culprits, tuple(everybody), late_in_turn, tuple(turn_kinds), rotates, told, short),
+        inputs_explain=explain,
     )
+
+
+def _longest(amount: list[Array], *names: str) -> float:
+    """ns: sum over the cycles of what the ranks with most of it have."""
+    of = component(amount, *(names or COMPONENTS))
+    return sum(float(part.max(axis=2).sum()) for part in of)
+
+
+def _with(removed: Array, others: Array | None, columns: list[int]) -> Array:
+    """``removed`` with these columns of ``others``, of work of other kinds."""
+    if others is not None:
+        removed[..., columns] = others[..., columns]
+    return removed
 
 
 def _net(totals: Array, together: Array) -> Array:

@@ -27,6 +27,7 @@ from .graph import (
 )
 from .persistence import persistence
 from .replay import Change, replay_all, without_transfer, without_work
+from .standout import WINDOW_SHARE
 from .whatif import reduced_again, without_reductions
 
 _USUAL = 0.4
@@ -35,6 +36,8 @@ _LEAST_SHARE = 0.001
 """A rank whose excess saves less than this share of the step is not late."""
 _SAME_SEGMENTS = 0.5
 """Part of two causes' time that must fall into the same segments of the cycle."""
+_PATTERN = 3
+"""Occurrences from which on rules take something for a pattern."""
 _HIT_SHARE = 0.02
 """A cause happens in a cycle when it takes at least this share of the mean cycle."""
 
@@ -122,20 +125,31 @@ class Pricing:
         weight = sum((of.sum(axis=(0, 1)) for of in removed), np.zeros(len(self.graph.ranks)))
         positions = [int(r) for r in np.argsort(-weight) if weight[r] >= 0.25 * weight.max()]
         named = None if fact == "turns" else sorted(positions)
-        cost = self._price([without_work(removed)], removed, named, names)
+        cost = self._price([without_work(removed)], self._when(fact, removed, names), named, names)
         share = value.part_ns / self.mean_ns
         if share < _LEAST_SHARE:
             return None
-        if fact == "turns" and self.excess.rotates:
-            cost = msgspec.structs.replace(cost, period_steps=len(self.graph.ranks))
+        if fact == "turns":
+            period = len(self.graph.ranks) if self.excess.rotates else None
+            cost = msgspec.structs.replace(cost, period_steps=period, kinds=list(self.excess.turn_kinds))
         return msgspec.structs.replace(
             cost,
             ms_per_step=value.part_ns / 1e6,
             share=share,
             alone_ms_per_step=value.first_ns / 1e6,
             remaining_ms_per_step=value.last_ns / 1e6,
-            stands_out_in=self.excess.stands_out.get(fact, []),
+            stands_out_in=self.excess.stands_out.get(fact, cost.stands_out_in if fact == "data" else []),
         )
+
+    def _when(self, fact: str, removed: list[Array], names: Sequence[str]) -> list[Array]:
+        """[N, K, R or 1] ns that tell in which cycles a rank is late."""
+        if fact == "turns":
+            return [np.clip(of.max(axis=2, keepdims=True), 0, None) for of in removed]
+        if fact == "data" and all(group.on_device for group in self.graph.groups):
+            # What a rank would wait if others did not hold it up, too, makes it late only where it does wait.
+            waits = component([group.work for group in self.graph.groups], *names)
+            return [np.minimum(of, np.clip(wait, 0, None)) for of, wait in zip(removed, waits, strict=True)]
+        return removed
 
     def _common(self, names: Sequence[str]) -> Cost | None:
         by_chance = {name for kind in self.excess.everybody for name in BLAMED[kind]}
@@ -150,9 +164,7 @@ class Pricing:
         ]
         if not sum(float(of.sum()) for of in removed):
             return None
-        # It is recognised by what it does: one in a short window is one all the same.
-        single = self.excess.short and "checkpoint" in names
-        return self._price([without_work(removed)], removed, None, names, single=single)
+        return self._price([without_work(removed)], removed, None, names)
 
     def _meeting(self, kinds: Sequence[str], *, usual: bool = False) -> Cost | None:
         idle = idle_after(self.graph, kinds)
@@ -216,10 +228,9 @@ class Pricing:
         where: list[Where] | None = None,
         operation: str | None = None,
         usual: bool = False,
-        single: bool = False,
     ) -> Cost:
         """Replay with the changes; ``spent`` [N, K, R or 1] ns per group is the time that goes into the
-        cause. With ``usual``, a cycle gains no more than cycles usually do; with ``single``, single cycles are told."""
+        cause. With ``usual``, a cycle gains no more than cycles usually do."""
         gains = replay_all(self.graph) - replay_all(self.graph, changes)
         if usual:
             gains = np.minimum(gains, np.quantile(gains, _USUAL))
@@ -237,10 +248,19 @@ class Pricing:
             typical_ms=typical,
             occurrence_ms=float(np.median(per_cycle[hit])) / 1e6 if hit.any() else None,
             **when.as_facts(),
-            stands_out_in=sorted(self.steps[hit].tolist()) if single and not hit.all() else [],
+            stands_out_in=sorted(self.steps[hit].tolist()) if self._singly(names, hit, gain_ns) else [],
             where=where if where is not None else self._where(names, positions, hit),
             operation=operation or self.lines.operation(names, positions),
         )
+
+    def _singly(self, names: Sequence[str], hit: NDArray[np.bool_], gain_ns: float) -> bool:
+        """Whether single cycles of a short window are told. Checkpoints and waiting for data are recognised by what they are:
+        one is one, however few there are. (A wait for data is told only where it costs enough of the window, and three of
+        them are a pattern like any other.)"""
+        if not self.excess.short or hit.all():
+            return False
+        few = 0 < hit.sum() < _PATTERN and gain_ns >= WINDOW_SHARE * self.mean_ns
+        return "checkpoint" in names or ("data" in names and bool(few))
 
     def _where(
         self, names: Sequence[str], positions: list[int] | None, hit: NDArray[np.bool_]

@@ -58,8 +58,10 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     period_steps: int | None = None
     """Distance between occurrences, where periodic."""
     stands_out_in: list[int] = []
-    """Steps of the culprits that stand far out of all others in a short window, which cannot tell how often such steps
-    come; empty where it is more than that which accuses the culprits. On devices without step logs only, under ``late``."""
+    """Steps that stand far out of all others in a short window, which cannot tell how often such steps come; empty where
+    more than that speaks for the cause. On devices without step logs only."""
+    kinds: list[str] = []
+    """Kinds of work that make ranks late in turn (``turns`` only): those under ``late``."""
     where: list[Where] = []
     operation: str | None = None
     """What is executed there, where it has a name: a collective's name, a kernel, an operator."""
@@ -86,8 +88,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Step times on the critical path (from the earliest start to the latest end over the ranks, divided over
-    steps)."""
+    """Step times on the critical path: from the earliest start to the latest end over the ranks, divided over steps."""
 
     source: str = "step-log"
     """"step-log" (the whole run) or "trace" (the profiled window only)."""
@@ -102,13 +103,14 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: float | None = None
     """Median samples per rank and micro-batch."""
     batch_size_most: float | None = None
-    """Mean batch size of the rank that gets most samples per step, relative to the median rank (1.0:
-    even)."""
+    """Mean batch size of the rank that gets most samples per step, relative to the median rank (1.0: even)."""
     input_most: float | None = None
     """How much the rank with most of it has to compute, relative to the median rank (1.0: even): elements of the forward's
     inputs, or in traces with shapes multiplications of matrices. Samples of different length or size."""
     micro_batches: float | None = None
     """Backward passes per optimizer step."""
+    input_explains: float | None = None
+    """Part (0 to 1) of how the ranks' computation differs from step to step that their inputs' sizes explain."""
     slow_steps_share: float | None = None
     """Share of measured steps slower than 1.5 x the median."""
     operators_seen: bool | None = None

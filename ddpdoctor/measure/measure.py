@@ -155,6 +155,7 @@ def _facts(
         buckets = bucket_facts(window_graph, windows, buckets)
     late, shared = LateFacts(), SharedFacts()
     found = excess(graph, short=not logs and all(window.on_device for window in windows))
+    steps = msgspec.structs.replace(steps, input_explains=found.inputs_explain)
     latency = rate = None
     reducers = reducer_work(logs, windows) if graph is log_graph else []
     synced_ns = [work.whole_ns if work else 0.0 for work in reducers] or None

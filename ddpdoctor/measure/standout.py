@@ -15,7 +15,11 @@ A cycle of a rank stands out in a kind of work where
   has values of all sizes in between;
 - the others are at most half as much disturbed in that cycle: a step that is long everywhere is long by different amounts.
 
-It is told where all such cycles are the same few ranks', and cost a tenth of the window together.
+It is told where they cost a tenth of the window together. Where all such cycles are the same few ranks', these are accused;
+where they are now one rank's, now another's, in three cycles at least, all wait in turn and nobody is. In two cycles that is
+what a machine does that disturbs whom it meets.
+
+Waiting for data that strikes all ranks in the same cycles is no one's: see :func:`all_stall`.
 """
 
 from __future__ import annotations
@@ -38,6 +42,10 @@ time on (Lin et al., OSDI '25)."""
 APART = 0.5
 """Part of the least outlier that nothing else may reach."""
 FEWEST_CYCLES = 4
+FEWEST_IN_TURN = 3
+"""Cycles, and ranks with one of them at least two, from which on pauses that meet any rank are told: a pattern's fewest."""
+ALIKE = 0.5
+"""Part of the longest wait that every rank waits at least where all stall together."""
 _NOTHING_KNOWN = ("unknown",)
 """Kinds that are no work of the rank's: time in collectives that were not matched is as likely another rank's fault."""
 _UNDISTURBED = 0.25
@@ -52,19 +60,20 @@ def stands_out(
     work: Array,
     totals: Array,
     duration: Array,
-) -> dict[str, Places]:
-    """Kind → [cycles, R] where it stands out; kinds in which nothing does are left out.
+) -> tuple[dict[str, Places], dict[str, Places]]:
+    """Kind → [cycles, R] where it stands out, for kinds in which that accuses a few ranks, and for those in which the ranks
+    are late in turn; kinds in which nothing does are left out.
 
     ``kinds`` gives the columns of ``work`` and ``totals`` [cycles, R, C] ns: the work, and what is beyond the other ranks';
     ``duration`` [cycles] ns. Kinds in ``named`` are recorded as such, and each is judged for itself. Of the others, all
     together must be the same ranks': a disturbance is of another kind wherever it meets a rank.
     """
     if len(work) < FEWEST_CYCLES:
-        return {}
+        return {}, {}
     step_ns = float(np.median(duration))
     whole = _beyond_usual(totals.sum(axis=2))
     common = _common(_beyond_usual(work.sum(axis=2)))
-    found = {}
+    found: dict[str, tuple[Places, Array]] = {}
     for kind, columns in kinds.items():
         if kind in _NOTHING_KNOWN:
             continue
@@ -75,14 +84,27 @@ def stands_out(
         places &= APART * more > common
         if places.any():
             found[kind] = places, np.where(places, np.minimum(more, whole), 0.0)
-    unnamed = [kind for kind in found if kind not in named]
-    united = np.logical_or.reduce([found[kind][0] for kind in unnamed]) if unnamed else None
-    return {
+    every = {kind: places for kind, (places, _) in found.items()}
+    large = {
         kind: places
         for kind, (places, extra) in found.items()
-        if _of_few(places if kind in named or united is None else united)
-        and extra.max(axis=1).sum() >= WINDOW_SHARE * duration.sum()
+        if extra.max(axis=1).sum() >= WINDOW_SHARE * duration.sum()
     }
+    unnamed = [kind for kind in every if kind not in named]
+    united = (
+        np.logical_or.reduce([every[kind] for kind in unnamed]) if unnamed else np.zeros(whole.shape, bool)
+    )
+    few = {kind: of for kind, of in large.items() if _of_few(of if kind in named else united)}
+    in_turn = {kind: of for kind, of in large.items() if kind not in named and _of_any(of, united)}
+    return few, in_turn
+
+
+def all_stall(waits: Array, step_ns: float) -> Places:
+    """[cycles] in which all ranks wait ([cycles, R] ns) by far longer than they usually do, and about as long."""
+    beyond = _beyond_usual(waits)
+    least, most = beyond.min(axis=1), beyond.max(axis=1)
+    stalled: Places = (least > STEP_SHARE * step_ns) & (least >= ALIKE * most)
+    return stalled
 
 
 def _beyond_usual(values: Array) -> Array:
@@ -112,3 +134,15 @@ def _of_few(places: Places) -> bool:
     """Whether all cycles that stand out are those of the same ranks, at most half of all."""
     struck = places[places.any(axis=1)]
     return bool((struck == struck[0]).all()) and 2 * int(struck[0].sum()) <= places.shape[1]
+
+
+def _of_any(places: Places, united: Places) -> bool:
+    """Whether now this rank is struck, now that one, never more than half of all together. ``united``: in any kind."""
+    struck = united[united.any(axis=1)]
+    return (
+        len(struck) >= FEWEST_IN_TURN
+        and int(places.any(axis=1).sum()) >= FEWEST_IN_TURN
+        and int(places.any(axis=0).sum()) >= 2
+        and bool((2 * struck.sum(axis=1) <= places.shape[1]).all())
+        and not _of_few(united)
+    )

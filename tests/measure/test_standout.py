@@ -183,3 +183,63 @@ def test_noise_with_a_heavy_tail_seldom_accuses():
 
     counts = np.array([steps(seed) for seed in range(200)])
     assert (counts > 1).mean() <= 0.02 and (counts > 0).mean() <= 0.15
+
+
+def turns_of(graph):
+    """Steps in which ranks are late in turn, as far as only the window speaks for it."""
+    return excess(graph, short=True).stands_out.get("turns")
+
+
+def test_pauses_of_each_rank_in_a_step_of_its_own_are_told_of_all():
+    late = at(4, 8, (1, 0), (3, 1), (4, 2), (6, 3))
+    graph = simple(4, 8, jitter=0.01, host=0.5 + late)
+    assert found(graph) == {} and turns_of(graph) == [1, 3, 4, 6]
+    assert turns_of(simple(4, 8, jitter=0.01, host=0.5 + at(4, 8, (1, 0), (3, 1)))) is None, "two are chance"
+    assert not excess(graph).turn_kinds, "a log of the whole run has its own measures"
+
+
+def test_noise_with_a_heavy_tail_is_no_turn():
+    def told(seed):
+        noise = 0.5 * np.random.default_rng(seed).pareto(1.5, (8, 1, 4))
+        return turns_of(simple(4, 8, jitter=0.02, seed=seed, host=noise)) is not None
+
+    assert np.mean([told(seed) for seed in range(200)]) <= 0.01
+
+
+def test_the_diagnosis_of_pauses_in_turn(tmp_path):
+    pauses = [once("host_gap_forward", rank, step, ms=15) for rank, step in ((1, 2), (3, 3), (0, 5), (2, 6))]
+    generate(planted(*pauses), tmp_path)
+    first = analyze(str(tmp_path), Options(cache=False, jobs=1)).findings[0]
+    assert (first.rule, first.ranks, first.severity) == ("rank-imbalance/alternating", None, "warning")
+    assert "in 4 of 7 recorded steps" in first.explanation and "cannot tell how often" in first.explanation
+
+
+@pytest.mark.parametrize("steps", [(4,), (2, 5)])
+def test_a_wait_for_data_of_all_in_single_steps(steps, tmp_path):
+    """Ranks wait 60 to 75 ms: in these steps, and nobody is accused of the difference."""
+    stalls = [
+        Plant("slow_data", ranks=(rank,), ms=60 + 5 * ((rank + step) % 4), when=When(first=step, last=step))
+        for step in steps
+        for rank in range(4)
+    ]
+    truth = generate(planted(*stalls), tmp_path)
+    said = analyze(str(tmp_path), Options(cache=False, jobs=1))
+    first = said.findings[0]
+    assert "dataloader/one-rank-late" not in [finding.rule for finding in said.findings]
+    assert (first.rule, first.severity, first.ranks) == ("dataloader/starved", "warning", None)
+    assert f"in {len(steps)} of 7 recorded steps" in said.verdict.headline
+    whole_ms = truth.mean_step_us / 1e3 * STEPS - sum(truth.step_us_without_any) / 1e3
+    assert first.costs_ms_per_step * (STEPS - 1) == pytest.approx(whole_ms, rel=0.1)
+
+
+def test_a_short_wait_of_all_in_one_step_is_not_told(tmp_path):
+    generate(planted(Plant("slow_data", ms=8, when=When(first=4, last=4))), tmp_path)
+    said = analyze(str(tmp_path), Options(cache=False, jobs=1))
+    assert said.healthy and not said.findings
+
+
+def test_a_loader_that_stalls_one_rank_every_third_step_is_said_to(tmp_path):
+    generate(planted(every("slow_data", 3, 1, 3, ms=30)), tmp_path)
+    said = analyze(str(tmp_path), Options(cache=False, jobs=1))
+    assert said.verdict.rule == "dataloader/one-rank-late"
+    assert "in every step" not in said.verdict.headline + said.findings[0].explanation
