@@ -20,6 +20,7 @@ from .graph import (
     COLLECTIVE,
     DEVICE_SYNC,
     GRADIENTS,
+    LATENT,
     MODEL,
     Array,
     CycleGroup,
@@ -153,18 +154,15 @@ class Pricing:
 
     def _common(self, names: Sequence[str]) -> Cost | None:
         by_chance = {name for kind in self.excess.everybody for name in BLAMED[kind]}
-        removed = [
-            np.clip(component([group.work], *names)[0], 0, None)
-            if by_chance.issuperset(names)
-            else common_part(
-                component([group.work], *names)[0] - component([over], *names)[0],
-                component([group.work_alone], *names)[0] - component([over], *names)[0],
-            )
-            for group, over in zip(self.graph.groups, self.excess.claimed, strict=True)
-        ]
+        removed, alone = [], []
+        for group, claimed in zip(self.graph.groups, self.excess.claimed, strict=True):
+            work, own, over = component([*_work_and_alone(group, names), claimed], *names)
+            everybody = by_chance.issuperset(names)
+            removed.append(np.clip(work, 0, None) if everybody else common_part(work - over, own - over))
+            alone.append(np.clip(own, 0, None) if everybody else common_part(own - over, own - over))
         if not sum(float(of.sum()) for of in removed):
             return None
-        return self._price([without_work(removed)], removed, None, names)
+        return self._price([without_work(removed, alone)], removed, None, names)
 
     def _meeting(self, kinds: Sequence[str], *, usual: bool = False) -> Cost | None:
         idle = idle_after(self.graph, kinds)
@@ -297,8 +295,25 @@ def _hide_each_other(found: Excess) -> bool:
     )
 
 
+def _set_by_hosts(group: CycleGroup, names: Sequence[str]) -> bool:
+    """Whether these components are devices' waiting for hosts, part of which hides in the wait for other ranks."""
+    return "host" in group.latent and set(names) <= set(LATENT["host"])
+
+
+def _work_and_alone(group: CycleGroup, names: Sequence[str]) -> tuple[Array, Array]:
+    """[N, K, R, C] ns: the work, and as each rank would have it by itself. Where hosts set the pace, what devices wait for them
+    beside a synchronisation counts as well."""
+    if _set_by_hosts(group, names):
+        return group.continued(group.work), group.work_since
+    return group.work, group.work_alone
+
+
 def _whole(group: CycleGroup, names: Sequence[str]) -> Array:
-    """[N, R] ns of these components in the cycle, beside synchronisations too."""
+    """[N, R] ns of these components in the cycle, beside synchronisations too; where hosts set the pace, as each rank would
+    have them by itself."""
+    if _set_by_hosts(group, names):
+        by_itself: Array = component([group.work_since], *names)[0].sum(axis=1)
+        return by_itself
     whole: Array = component([group.work], *names)[0].sum(axis=1)
     return whole if group.hidden is None else whole + component([group.hidden], *names)[0].sum(axis=1)
 

@@ -15,7 +15,7 @@ common clock; NaN where a rank takes no part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,6 +43,11 @@ them; ``unmatched`` is exposed time in collectives that could not be matched, of
 transferring cannot be told apart; ``unseen`` is the time before a rank's own window began."""
 
 INDEX = {name: i for i, name in enumerate(COMPONENTS)}
+
+LATENT = {"data": ("data",), "host": ("device_sync", "launch", "host")}
+"""Kinds of work that can hide in the wait for other ranks → components."""
+TAKING = 0.02
+"""Of a step: taking a batch that stands ready is quicker, and part of what a host does to issue the step."""
 
 GRADIENTS = "gradients"
 BARRIER = "barrier"
@@ -105,9 +110,13 @@ class CycleGroup:
     exposed: Array | None = None
     """[N, K] ns of the transfer during which no member computes; None where nothing runs beside a
     transfer."""
-    latent_data: Array | None = None
-    """[N, R] ns that each rank would wait for data if it waited for no other rank: more than it did where
-    its loader's workers make batches in the time in which it waits for others. None: as it did."""
+    latent: dict[str, Array] = field(default_factory=dict)
+    """[N, R] ns, by the kinds of :data:`LATENT`, that each rank would take if it waited for no other rank: more than it did
+    where its loader's workers make batches, or its host issues work, in the time in which it waits for others. Left out: as
+    it did."""
+    pace: Array | None = None
+    """[N, R] ns that each rank's host needs to issue the step, in which no rank can be quicker (see :mod:`.hostpace`); 0 where
+    unknown. None: the same."""
     ready: Array | None = None
     """[N, K, R] when each part could have started had the synchronisation before it been over: earlier than the
     arrival where it was queued. None: at the arrival."""
@@ -166,30 +175,51 @@ class CycleGroup:
         waits_for_all = self.end[:, k, members] >= measured.max(axis=1, keepdims=True)
         return np.where(waits_for_all, last, np.maximum(at, at[:, [root]]))
 
+    def with_latent(self, kind: str, latent: Array | None) -> CycleGroup:
+        """The group with what is known of one kind of latent work, [N, R] ns."""
+        return self if latent is None else replace(self, latent={**self.latent, kind: latent})
+
     @property
     def work_alone(self) -> Array:
-        """[N, K, R, C] ns: the work, with the wait for data that the rank would have by itself."""
-        if self.latent_data is None:
+        """[N, K, R, C] ns: the work, with the wait for data and for the host that the rank would have by itself."""
+        if not self.latent:
             return self.work
         work = self.work.copy()
-        data = work[..., INDEX["data"]]
-        # The wait that others hide would be where data is waited for: of this rank, or else of any.
-        typical = np.broadcast_to(data.sum(axis=2, keepdims=True), data.shape)
-        own = np.where(data.sum(axis=1, keepdims=True) > 0, data, typical)
-        whole = np.maximum(own.sum(axis=1, keepdims=True), 1.0)
-        missing = np.clip(self.latent_data - data.sum(axis=1), 0, None)
-        data += missing[:, None, :] * own / whole
+        if "data" in self.latent:
+            data = work[..., INDEX["data"]]
+            # The wait that others hide would be where data is waited for: of this rank, or else of any.
+            typical = np.broadcast_to(data.sum(axis=2, keepdims=True), data.shape)
+            own = np.where(data.sum(axis=1, keepdims=True) > 0, data, typical)
+            whole = np.maximum(own.sum(axis=1, keepdims=True), 1.0)
+            missing = np.clip(self.latent["data"] - data.sum(axis=1), 0, None)
+            data += missing[:, None, :] * own / whole
+        if "host" in self.latent:
+            columns = [INDEX[name] for name in ("data", *LATENT["host"])]
+            idle = work[..., columns]
+            idle[..., 0] *= idle[..., 0].sum(axis=1, keepdims=True) <= TAKING * self.duration[:, None, None]
+            # Idle time would be where the device of the rank idles that hides least of it.
+            shown = idle.sum(axis=(1, 3)).argmax(axis=1)
+            most = idle[np.arange(len(idle)), :, shown][:, :, None]
+            takes_part = ~np.isnan(self.arrival)[..., None]
+            pattern = np.maximum(most - idle, 1e-3 * np.abs(most) + 1e-3) * takes_part
+            missing = np.clip(self.latent["host"] - idle[..., 1:].sum(axis=(1, 3)), 0, None)
+            whole = np.maximum(pattern.sum(axis=(1, 3), keepdims=True), 1e-3)
+            work[..., columns] += missing[:, None, :, None] * pattern / whole
         return work
 
     @property
     def work_since(self) -> Array:
-        """[N, K, R, C] ns: the work, with what ran beside the synchronisation before, of which it is the continuation.
+        """[N, K, R, C] ns: :attr:`work_alone`, with what ran beside the synchronisation before."""
+        return self.continued(self.work_alone)
+
+    def continued(self, work: Array) -> Array:
+        """[N, K, R, C] ns: ``work`` with what ran beside the synchronisation before, of which it is the continuation.
 
         What runs beside the cycle's last one belongs to the last segment.
         """
         if self.hidden is None:
-            return self.work_alone
-        work = self.work_alone.copy()
+            return work
+        work = work.copy()
         for r in range(work.shape[2]):
             own = [k for k, sync in enumerate(self.syncs) if r in sync.members]
             for k, following in zip(own, [*own[1:], *own[-1:]], strict=True):

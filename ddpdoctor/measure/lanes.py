@@ -86,8 +86,9 @@ def parts_of(group: CycleGroup) -> list[Part]:
     return parts
 
 
-def length_ns(group: CycleGroup, parts: Sequence[Part]) -> Array:
-    """[N] ns: the length of each cycle with these collectives, by the formula of the module."""
+def length_ns(group: CycleGroup, parts: Sequence[Part], relief: Array | float = 0.0) -> Array:
+    """[N] ns: the length of each cycle with these collectives, by the formula of the module, but no less than the slowest
+    host needs to issue it. ``relief`` [N, R] ns of that need are taken out."""
     free: dict[tuple[str, tuple[int, ...]], Array] = {}
     shift, removed, over = np.zeros_like(group.begin), np.zeros_like(group.begin), group.begin.copy()
     for part in parts:
@@ -106,4 +107,4 @@ def length_ns(group: CycleGroup, parts: Sequence[Part]) -> Array:
         shift[:, own] = np.where(held, goes_on - part.end, shift[:, own])
         removed[:, own] = np.where(held, 0.0, removed[:, own])
     length: Array = np.nanmax(over, axis=1) - np.nanmax(group.begin, axis=1)
-    return length
+    return length if group.pace is None else np.maximum(length, (group.pace - relief).max(axis=1))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import numpy as np
 
@@ -41,7 +40,7 @@ def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] 
         _recount(group, operator_shares or {})
     paces = [pace_ns(log) for log in logs]
     batches = [batches_per_step(log) for log in logs]
-    groups = [replace(group, latent_data=latent_data(group, paces, batches)) for group in groups]
+    groups = [group.with_latent("data", latent_data(group, paces, batches)) for group in groups]
     return Graph(
         "step-log",
         ranks,

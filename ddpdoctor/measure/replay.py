@@ -36,6 +36,8 @@ class Scenario:
     """[N, K] ns"""
     meet: list[bool]
     """[K] whether the members still wait for each other; where not, the transfer is skipped too."""
+    relief: Array
+    """[N, R] ns that each rank's host needs less to issue the step."""
 
 
 Change = Callable[[CycleGroup, int, Scenario], None]
@@ -44,13 +46,15 @@ Change = Callable[[CycleGroup, int, Scenario], None]
 
 def baseline(group: CycleGroup) -> Scenario:
     """The world as measured."""
-    return Scenario(np.zeros(group.arrival.shape), group.transfer.copy(), [True] * len(group.syncs))
+    nothing = np.zeros(group.arrival.shape)
+    return Scenario(nothing, group.transfer.copy(), [True] * len(group.syncs), nothing[:, 0].copy())
 
 
 def replay(group: CycleGroup, scenario: Scenario) -> Array:
     """[N] ns: the length of each cycle in the scenario."""
     if group.on_device:
-        return length_ns(group, [_changed(part, k, scenario) for k, part in enumerate(parts_of(group))])
+        parts = [_changed(part, k, scenario) for k, part in enumerate(parts_of(group))]
+        return length_ns(group, parts, scenario.relief)
     ready = group.begin.copy()
     own = group.work.sum(axis=3)
     work = own - np.minimum(scenario.removed, np.maximum(own, 0.0))
@@ -102,11 +106,13 @@ def gain_ns(graph: Graph, *changes: Change) -> float:
     return max(0.0, graph.mean_cycle_ns - float(replay_all(graph, changes).mean()))
 
 
-def without_work(removed: Sequence[Array]) -> Change:
-    """Takes ``removed[group]`` ([N, K, R] ns) out of the work."""
+def without_work(removed: Sequence[Array], alone: Sequence[Array] | None = None) -> Change:
+    """Takes ``removed[group]`` ([N, K, R] ns) out of the work, and ``alone[group]``, by default the same, out of what each
+    rank would need by itself."""
 
     def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
         scenario.removed = scenario.removed + removed[position]
+        scenario.relief = scenario.relief + (removed if alone is None else alone)[position].sum(axis=1)
 
     return change
 

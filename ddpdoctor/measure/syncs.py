@@ -35,7 +35,7 @@ Ints = NDArray[np.int64]
 Mask = NDArray[np.bool_]
 Times = NDArray[np.float64]
 
-_QUEUED_LAUNCHES = 1024
+QUEUED_LAUNCHES = 1024
 """Launches that CUDA holds for a device before the host has to wait."""
 _SAME_RESULT_NS = 100_000
 """Computation between two calls that wait, or between a collective and the call that waits for its result: a mean, a
@@ -143,7 +143,7 @@ def _saved(waits: Waits, device: DeviceTimeline, batches: Batches, most_ns: floa
 def _most_lead_ns(trace: RankTrace, busy: Intervals) -> float:
     """ns of the device's work that a full launch queue holds."""
     launched = int(trace.category_mask("kernel", "gpu_memcpy", "gpu_memset").sum())
-    return _QUEUED_LAUNCHES * total(busy) / max(launched, 1)
+    return QUEUED_LAUNCHES * total(busy) / max(launched, 1)
 
 
 def _batches(trace: RankTrace) -> Batches:
@@ -153,7 +153,7 @@ def _batches(trace: RankTrace) -> Batches:
 
 
 def _find_waits(trace: RankTrace, comms: Comms, device: DeviceTimeline) -> Waits:
-    launch, done = _launches(trace, device.computes)
+    launch, done = launch_pairs(trace, device.computes)
     launching = np.isin(trace.lane, np.unique(trace.lane[launch]))
     calls = trace.category_mask(*_CALLS) & trace.name_mask(classify.is_sync_call) & launching
     copies = _blocking_copies(trace)
@@ -189,7 +189,7 @@ def _find_waits(trace: RankTrace, comms: Comms, device: DeviceTimeline) -> Waits
     )
 
 
-def _launches(trace: RankTrace, device: Mask) -> tuple[Ints, Ints]:
+def launch_pairs(trace: RankTrace, device: Mask) -> tuple[Ints, Ints]:
     """(runtime calls, the device events in ``device`` that they launched), row by row."""
     calls = np.flatnonzero(trace.category_mask(*_CALLS) & (trace.correlation >= 0))
     rows = np.flatnonzero(device & (trace.correlation >= 0))
@@ -200,7 +200,7 @@ def _launches(trace: RankTrace, device: Mask) -> tuple[Ints, Ints]:
 
 def _blocking_copies(trace: RankTrace) -> Ints:
     """Calls of the runtime that return only when their own copy is done."""
-    calls, copies = _launches(trace, trace.category_mask("gpu_memcpy"))
+    calls, copies = launch_pairs(trace, trace.category_mask("gpu_memcpy"))
     return calls[trace.end_ns[calls] >= trace.end_ns[copies]]
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
 
 from .graph import COMPONENTS, INDEX, STEP_END, Array, CycleGroup, Graph, RankSteps, Sync
+from .hostpace import host_paces, with_pace
 from .intervals import Intervals, covered, subtract, union
 from .loaderpace import latent_in_windows
 from .stalls import stalls
@@ -36,7 +36,10 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, Matched]:
     for window in windows:
         _add_unmatched(window, usable)
     groups = _groups(windows, matched, origin) if usable else []
-    groups = [replace(group, latent_data=latent_in_windows(group, windows)) for group in groups]
+    groups = [group.with_latent("data", latent_in_windows(group, windows)) for group in groups]
+    if groups and all(window.on_device for window in windows):
+        paces = host_paces(windows)
+        groups = [with_pace(group, paces) for group in groups]
     set_aside: dict[str, int] = {}
     if not groups:
         groups = _alone(windows, origin)
