@@ -17,7 +17,7 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Dict, List, Optional
 
-from ..rundir import Spool, claim_rank_directory
+from ..rundir import Spool, claim_rank_directory, id_of_root, refuse_other_run
 from . import environment, guard
 from .patching import guarded
 from .recorder import Recorder
@@ -30,13 +30,15 @@ class Session:
     """The recording of one rank."""
 
     def __init__(self, rank: int, world_size: int, run: str, spool_root: str) -> None:
-        """Claims a folder in the run directory. Raises OSError."""
+        """Claims a folder in the run directory. Raises OSError, also where that is another run's by now."""
         from .backward import Backward
         from .dataloader import Loaders
         from .ddp import Models
         from .devices import devices_of
 
         self.rank, self.world_size = rank, world_size
+        self.run, self.run_id = run, id_of_root(spool_root)
+        self.refuse_other_run()
         self.directory = claim_rank_directory(run, rank)
         self.spool = Spool(spool_root, self.directory)
         self.spool_root = spool_root
@@ -55,6 +57,10 @@ class Session:
         """What rank.json says."""
         self.closing: List[Any] = []
         """Called in turn, with nothing, at the end of the recording."""
+
+    def refuse_other_run(self) -> None:
+        """Raises OSError where the run directory was deleted and another run has taken its place."""
+        refuse_other_run(self.run, self.run_id)
 
     def follow_training_thread(self) -> None:
         """The calling thread steps the optimizer: it is the one to record."""

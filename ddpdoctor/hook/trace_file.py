@@ -68,6 +68,7 @@ class TraceJob:
 
     def _run(self) -> None:
         try:
+            self._session.refuse_other_run()
             self._save_flight()
             local_rank = int(self._session.document.get("local_rank") or 0)
             self._hurry.wait(min(STAGGER_S * local_rank, MOST_STAGGER_S))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,9 +19,18 @@ import psutil
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.identity import JobIdentity
-from ddpdoctor.rundir import MANIFEST_FILE, host_directory, read_json, write_json
+from ddpdoctor.rundir import (
+    MANIFEST_FILE,
+    host_directory,
+    read_json,
+    refuse_other_run,
+    run_id,
+    write_json,
+)
 
 RUNS_FOLDER = "ddpdoctor-runs"
+_MANIFEST_S = 2.0
+"""Until a manifest is there whole, where it cannot be made in one go."""
 _OURS = frozenset([MANIFEST_FILE, "hosts", "ranks"])
 
 
@@ -37,7 +47,10 @@ class Launch:
     """Whether this launcher made the run: it writes the manifest and analyses the run."""
 
     def finish(self, **fields: Any) -> None:
-        """Write ``fields`` (ended_ns, exit_code, signal, notes) into the records. Raises OSError."""
+        """Write ``fields`` (ended_ns, exit_code, signal, notes) into the records. Raises OSError, also where the run was
+        deleted and another one has taken its place.
+        """
+        refuse_other_run(str(self.run), self.document.get("run_id"))
         self.document.update(fields)
         write_json(str(self.record), self.document)
         if self.owner:
@@ -127,10 +140,19 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
         reason = _why_closed(run, identity, host)
         if reason:
             raise DdpDoctorError(f"{run} {reason}; choose another --out.")
+        document = {**document, "run_id": _id_of_owner(run)}
     folder = Path(host_directory(str(run), host))
     folder.mkdir(parents=True, exist_ok=True)
     record = next(path for path in _record_names(folder) if create_exclusively(path, document))
     return Launch(run, host, record, document, owner)
+
+
+def _id_of_owner(run: Path) -> str | None:
+    """The run's id, which its first launcher may be about to write."""
+    deadline_s = time.monotonic() + _MANIFEST_S
+    while read_json(str(run / MANIFEST_FILE), []) is None and time.monotonic() < deadline_s:
+        time.sleep(0.02)
+    return run_id(str(run))
 
 
 def _record_names(folder: Path) -> Iterator[Path]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 
-from ddpdoctor.rundir import RANK_FILE, drain, read_json
+from ddpdoctor.rundir import MANIFEST_FILE, RANK_FILE, OtherRunError, drain, read_json, spool_root, target_of
 
 _GRACE_S = 5.0
 _SAVING_S = 2.0
@@ -129,7 +129,7 @@ def drain_spools(root: Path) -> list[str]:
         except OSError as error:
             if not spool.exists():
                 continue  # another launcher of this host was faster
-            if dead and isinstance(error, FileNotFoundError):
+            if dead and isinstance(error, (FileNotFoundError, OtherRunError)):
                 shutil.rmtree(spool, ignore_errors=True)  # the run directory is gone
             failures.append(f"What {spool} still holds could not be copied to the run directory: {error}.")
     try:
@@ -137,6 +137,39 @@ def drain_spools(root: Path) -> list[str]:
     except OSError:
         pass
     return failures
+
+
+def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
+    """Remove what dead ranks left in memory-backed storage for a run directory that stood at ``run`` before and was
+    deleted; ``root`` is where the spools of the run lie that is there now. Never raises.
+
+    Where the earlier run was only moved, to another name beside this one, they stay: ``recover`` finds them by its id.
+    """
+    try:
+        others = [other for other in root.parent.glob(f"{root.name.rpartition('-')[0]}-*") if other != root]
+        for other in others:
+            spools = [spool for spool in other.iterdir() if spool.is_dir() and _is_below(spool, run)]
+            if not spools or any(spool_root(str(beside)) == str(other) for beside in _runs_beside(run)):
+                continue
+            for spool in spools:
+                pid = spool.name.rpartition("-")[2]
+                if not (pid.isdigit() and is_alive(int(pid))):
+                    shutil.rmtree(spool, ignore_errors=True)
+            if not any(other.iterdir()):
+                other.rmdir()
+    except OSError:
+        pass
+
+
+def _is_below(spool: Path, run: Path) -> bool:
+    try:
+        return Path(target_of(str(spool))).is_relative_to(run)
+    except OSError:
+        return False
+
+
+def _runs_beside(run: Path) -> list[Path]:
+    return [path for path in run.parent.iterdir() if path != run and (path / MANIFEST_FILE).is_file()]
 
 
 def drain_stale_spools(root: Path) -> None:

@@ -17,11 +17,17 @@ from ddpdoctor.launch.child import Child, CommandNotStartedError, ExitStatus
 from ddpdoctor.launch.directory import Launch, open_run
 from ddpdoctor.launch.environment import LAUNCHER_VARIABLE, child_environment
 from ddpdoctor.launch.identity import JobIdentity, default_run_name, job_identity
-from ddpdoctor.launch.leftovers import HostRanks, drain_spools, drain_stale_spools, end_orphaned_ranks
+from ddpdoctor.launch.leftovers import (
+    HostRanks,
+    clear_spools_of_earlier_runs,
+    drain_spools,
+    drain_stale_spools,
+    end_orphaned_ranks,
+)
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.launch.watch import HostWatch
-from ddpdoctor.rundir import RUN_SCHEMA, make_spool_root
+from ddpdoctor.rundir import RUN_SCHEMA, make_spool_root, new_run_id
 from ddpdoctor.rundir.privacy import recorded_environment
 
 _OTHERS_S = 5.0
@@ -91,6 +97,8 @@ class _Recording:
         self.ranks = HostRanks(launch.run, launch.host)
         self.watch = HostWatch(launch.run, launch.host, self.ranks, options)
         self.spool = Path(make_spool_root(str(launch.run)))
+        if launch.owner:
+            clear_spools_of_earlier_runs(launch.run, self.spool)
         self.marker = f"{launch.host}:{launch.record.stem}:{launch.document['started_ns']}"
         self.environment = child_environment(base, launch.run, self.spool, self.marker, options)
         self.notes: list[str] = []
@@ -168,6 +176,7 @@ def _manifest(
 ) -> dict[str, Any]:
     return {
         "schema": RUN_SCHEMA,
+        "run_id": new_run_id(),
         "ddpdoctor": ddpdoctor.__version__,
         "command": mask_command(command),
         "cwd": str(Path.cwd()),

@@ -40,7 +40,8 @@ from .layout import (
     run_directories,
 )
 from .reader import RankRecord, RunDirectory
-from .spool import Spool, drain, drain_all, make_spool_root, recover
+from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
+from .spool import Spool, drain, drain_all, make_spool_root, recover, spool_root, target_of
 
 __all__ = [
     "DIAGNOSIS_FILE",
@@ -55,6 +56,7 @@ __all__ = [
     "STEPS_SCHEMA",
     "TELEMETRY_FILE",
     "TRACE_FILE",
+    "OtherRunError",
     "RankRecord",
     "RunDirectory",
     "Spool",
@@ -62,11 +64,17 @@ __all__ = [
     "drain",
     "drain_all",
     "host_directory",
+    "id_of_root",
     "is_run_directory",
     "make_spool_root",
+    "new_run_id",
     "read_json",
     "read_json_lines",
     "recover",
+    "refuse_other_run",
     "run_directories",
+    "run_id",
+    "spool_root",
+    "target_of",
     "write_json",
 ]

@@ -22,6 +22,7 @@ import tempfile
 from typing import Any
 
 from .files import write_json
+from .run_id import id_of_root, refuse_other_run, run_id
 
 SEGMENT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
@@ -35,7 +36,8 @@ _LOCK = "lock"
 
 
 def spool_root(run: str) -> str:
-    """Where the ranks' spools of a run lie on this host: the same for every process that names the same run.
+    """Where the ranks' spools of a run lie on this host: the same for all launchers of that run, and another one for
+    each run, be it of the same path.
 
     Containers may share ``/dev/shm`` but not their processes, so the pid namespace is part of the name.
     """
@@ -43,9 +45,10 @@ def spool_root(run: str) -> str:
         namespace = os.stat("/proc/self/ns/pid").st_ino
     except OSError:
         namespace = 0
-    token = hashlib.blake2b(f"{os.path.abspath(run)}:{namespace}".encode(), digest_size=8).hexdigest()
+    # A directory that no launcher has made has its path only.
+    name = run_id(run) or "path" + hashlib.blake2b(os.path.abspath(run).encode(), digest_size=8).hexdigest()
     base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-    return os.path.join(base, f"ddpdoctor-{os.getuid()}-{token}")
+    return os.path.join(base, f"ddpdoctor-{os.getuid()}-{namespace}-{name}")
 
 
 def make_spool_root(run: str) -> str:
@@ -63,9 +66,28 @@ def recover(run: str) -> None:
         return
     for directory in directories:
         try:
-            drain(directory)
+            drain(directory, target=_place_in(run, target_of(directory)))
         except OSError:
             continue
+
+
+def target_of(directory: str) -> str:
+    """The rank's folder in the run directory that a spool was made for. Raises OSError."""
+    with open(os.path.join(directory, _TARGET)) as source:
+        return source.read()
+
+
+def _place_in(run: str, target: str) -> str:
+    """``target``, or the same folder below ``run`` where the run was moved there since. Of a copy, and of the same
+    folder seen by another path, what a spool holds goes to the original."""
+    here = os.path.join(os.path.abspath(run), "ranks", os.path.basename(target))
+    if here == target or run_id(run) == run_id(_run_of(target)):
+        return target
+    return here
+
+
+def _run_of(target: str) -> str:
+    return os.path.dirname(os.path.dirname(target))
 
 
 class _Segment:
@@ -185,17 +207,17 @@ def _waiting_bytes(directory: str) -> int:
         return sum(entry.stat().st_size for entry in entries)
 
 
-def drain(directory: str, remove: bool = False) -> None:
+def drain(directory: str, remove: bool = False, target: str | None = None) -> None:
     """Copy what a rank's spool holds into its run directory; with ``remove``, delete the spool afterwards.
 
-    Safe to repeat and to run from several processes. Raises OSError when the target cannot take it; nothing
-    is lost then.
+    Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, or is of another
+    run by now (OtherRunError); nothing is lost then. ``target`` is where the rank's folder is now; None: where it was.
     """
     lock = os.open(os.path.join(directory, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        with open(os.path.join(directory, _TARGET)) as source:
-            target = source.read()
+        target = target or target_of(directory)
+        refuse_other_run(_run_of(target), id_of_root(os.path.dirname(directory)))
         segments: dict[str, list[tuple[int, str]]] = {}
         kept = []
         for name in os.listdir(directory):

@@ -1,0 +1,177 @@
+"""A run belongs to its own launchers only: what an earlier one of the same path left behind stays out of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.launch.directory import open_run
+from ddpdoctor.launch.identity import JobIdentity
+from ddpdoctor.launch.leftovers import clear_spools_of_earlier_runs, drain_spools, is_alive
+from ddpdoctor.rundir import (
+    OtherRunError,
+    Spool,
+    drain,
+    make_spool_root,
+    new_run_id,
+    recover,
+    run_id,
+    spool_root,
+)
+from tests.hook.recording import TORCHRUN
+
+from .launched import DDPDOCTOR_RUN, TINY, clean_environment
+
+LINE = b'{"step":0}\n'
+
+
+def make_run(path: Path) -> Path:
+    path.mkdir(parents=True)
+    (path / "manifest.json").write_text(json.dumps({"schema": "ddpdoctor.run/1", "run_id": new_run_id()}))
+    return path
+
+
+def left_behind(run: Path, rank: str = "00000", pid: int = 2**22 + 1) -> Path:
+    """A spool with one line, of a rank that is dead unless ``pid`` says otherwise."""
+    target = run / "ranks" / rank
+    target.mkdir(parents=True, exist_ok=True)
+    spool = Spool(make_spool_root(str(run)), str(target))
+    spool.write("steps.jsonl", LINE)
+    renamed = Path(spool.directory).with_name(f"{rank}-{pid}")
+    os.rename(spool.directory, renamed)
+    return renamed
+
+
+@pytest.fixture(autouse=True)
+def nothing_stays(tmp_path):
+    yield
+    for target in Path("/dev/shm").glob(f"ddpdoctor-{os.getuid()}-*/*/target"):
+        if target.read_text().startswith(str(tmp_path)):
+            shutil.rmtree(target.parent.parent)
+
+
+@pytest.mark.torchrun
+def test_a_new_run_of_the_path_of_a_dead_one(tmp_path) -> None:
+    """All of the first run is killed, its directory deleted, and the same command started again."""
+    job = [*DDPDOCTOR_RUN, "--out", "run", "--", *TORCHRUN, "2", TINY, "--step-ms", "5", "--steps"]
+    first = subprocess.Popen([*job, "100000"], cwd=tmp_path, env=clean_environment(), stderr=subprocess.DEVNULL,
+                             stdout=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
+    run, pids = tmp_path / "run", []
+    try:
+        steps = [run / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
+        deadline_s = time.monotonic() + 90
+        while not all(path.exists() and path.read_bytes().count(b'"step"') > 100 for path in steps):
+            assert first.poll() is None and time.monotonic() < deadline_s
+            time.sleep(0.1)
+        pids = [json.loads((path.parent / "rank.json").read_text())["pid"] for path in steps]
+    finally:
+        os.killpg(first.pid, signal.SIGKILL)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        first.wait()
+    while any(is_alive(pid) for pid in pids):
+        time.sleep(0.05)
+    old_root = Path(spool_root(str(run)))
+    assert list(old_root.glob("*/steps.jsonl.*"))
+    shutil.rmtree(run)
+    done = subprocess.run([*job, "60"], cwd=tmp_path, env=clean_environment(), capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    for path in steps:
+        numbers = [json.loads(line).get("step") for line in path.read_text().splitlines()]
+        assert [number for number in numbers if number is not None] == list(range(60))
+    assert not old_root.exists() and "could not" not in done.stderr
+
+
+def test_each_run_has_spools_of_its_own_and_all_its_launchers_share_them(tmp_path) -> None:
+    alone, host = JobIdentity(None, None), socket.gethostname()
+    document = {
+        "schema": "ddpdoctor.run/1",
+        "host": host,
+        "pid": os.getpid(),
+        "started_ns": time.time_ns(),
+        "ended_ns": None,
+    }
+    launches = [open_run(tmp_path / "run", "", alone, {**document, "run_id": new_run_id()}) for _ in range(3)]
+    assert [launch.owner for launch in launches] == [True, False, False]
+    ids = {json.loads(launch.record.read_text())["run_id"] for launch in launches}
+    assert ids == {run_id(str(tmp_path / "run"))}
+    root = spool_root(str(tmp_path / "run"))
+    (tmp_path / "run" / "manifest.json").unlink()
+    assert spool_root(str(tmp_path / "run")) == root, "the launchers' records tell it, too"
+    shutil.rmtree(tmp_path / "run")
+    open_run(tmp_path / "run", "", alone, {**document, "run_id": new_run_id()})
+    assert spool_root(str(tmp_path / "run")) != root
+
+
+def test_a_launcher_and_ranks_that_outlive_their_run_leave_the_next_one_alone(tmp_path) -> None:
+    document = {"schema": "ddpdoctor.run/1", "host": "here", "run_id": new_run_id()}
+    old = open_run(tmp_path / "run", "", JobIdentity(None, None), document)
+    spool = left_behind(old.run, pid=os.getpid())
+    shutil.rmtree(old.run)
+    run = make_run(tmp_path / "run")
+    manifest = (run / "manifest.json").read_bytes()
+    (run / "ranks" / "00000").mkdir(parents=True)
+    with pytest.raises(OtherRunError, match="another run"):
+        drain(str(spool))
+    with pytest.raises(OtherRunError):
+        old.finish(ended_ns=1, exit_code=0)
+    assert (run / "manifest.json").read_bytes() == manifest
+    assert not list((run / "ranks" / "00000").iterdir())
+
+
+def test_what_a_deleted_run_left_goes_when_a_run_starts_there(tmp_path) -> None:
+    run = make_run(tmp_path / "run")
+    dead, living = left_behind(run), left_behind(run, "00001", os.getpid())
+    elsewhere = left_behind(make_run(tmp_path / "other"))
+    shutil.rmtree(run)
+    make_run(run)
+    clear_spools_of_earlier_runs(run, Path(make_spool_root(str(run))))
+    assert not dead.exists()
+    assert living.exists(), "its rank still writes there"
+    assert elsewhere.exists()
+    assert drain_spools(elsewhere.parent) == []
+    assert (tmp_path / "other" / "ranks" / "00000" / "steps.jsonl").read_bytes() == LINE
+
+
+def test_a_run_that_was_moved_keeps_what_waits_for_it(tmp_path) -> None:
+    run = make_run(tmp_path / "run")
+    waiting = left_behind(run)
+    os.rename(run, tmp_path / "kept")
+    make_run(run)
+    clear_spools_of_earlier_runs(run, Path(make_spool_root(str(run))))
+    assert waiting.exists()
+    shutil.copytree(tmp_path / "kept", tmp_path / "copy")
+    recover(str(tmp_path / "kept"))
+    assert (tmp_path / "kept" / "ranks" / "00000" / "steps.jsonl").read_bytes() == LINE
+    assert not (run / "ranks").exists()
+
+
+def test_a_copy_takes_nothing_from_the_original(tmp_path) -> None:
+    run = make_run(tmp_path / "run")
+    left_behind(run)
+    shutil.copytree(run, tmp_path / "copy")
+    recover(str(tmp_path / "copy"))
+    assert (run / "ranks" / "00000" / "steps.jsonl").read_bytes() == LINE
+    assert not list((tmp_path / "copy" / "ranks" / "00000").iterdir())
+
+
+def test_a_rank_does_not_join_another_run_than_its_launchers(tmp_path) -> None:
+    run = make_run(tmp_path / "run")
+    root = spool_root(str(run))
+    shutil.rmtree(run)
+    make_run(run)
+    code = "from ddpdoctor.hook import session; print(session.arm(0, 1))"
+    variables = {"DDPDOCTOR_RUN": str(run), "DDPDOCTOR_SPOOL": root, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run([sys.executable, "-c", code], env={**clean_environment(), **variables},
+                          capture_output=True, text=True)  # fmt: skip
+    assert done.stdout == "None\n" and "another run" in done.stderr
+    assert not (run / "ranks").exists()
