@@ -24,6 +24,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.measure.machines import series as telemetry_series
 from ddpdoctor.measure.measure import Measurement, measure
+from ddpdoctor.measure.recordnotes import notes_on_records
 from ddpdoctor.measure.steplog import RankLog, read_rank_log
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.rundir import RunDirectory, is_run_directory, recover, run_directories
@@ -233,7 +234,7 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
 
 
 def _load_run(path: str, inputs: Inputs) -> None:
-    recover(path)
+    inputs.notes += [f"{sentence} This diagnosis has read it there." for sentence in recover(path)]
     run = RunDirectory.open(path)
     inputs.runs.append(run)
     inputs.notes += run.notes
@@ -251,23 +252,16 @@ def _load_run(path: str, inputs: Inputs) -> None:
         inputs.notes += [
             f"Rank {record.rank}: {error}" for error in (record.info.get("hook") or {}).get("errors") or []
         ]
-        inputs.notes += _window_notes(record.rank, record.info)
     for host, file in run.telemetry.items():
         telemetry = read_telemetry(Path(file))
         inputs.telemetry[telemetry.host or host] = telemetry
         inputs.notes += [f"Host {host}: {note}" for note in telemetry.notes]
     said = set(inputs.notes) | {note.partition(": ")[2] for note in inputs.notes}
     inputs.notes += [str(note) for note in run.manifest.get("notes") or [] if note not in said]
-    if all(record.info.get("device") == "cpu" for record in run.ranks):
+    inputs.notes += notes_on_records([log for log in inputs.logs if log.record in run.ranks])
+    if all(record.info.get("device", "cpu") == "cpu" for record in run.ranks):
         # Nobody misses the readings of GPUs that the job does not use.
         inputs.notes[:] = [note for note in inputs.notes if NO_GPU_TELEMETRY not in note]
-
-
-def _window_notes(rank: int, info: Mapping[str, Any]) -> list[str]:
-    window = info.get("window") or {}
-    if window.get("state") in ("skipped", "failed") and window.get("why"):
-        return [f"Rank {rank}: no profiler window: {window['why']}"]
-    return []
 
 
 def _windows(inputs: Inputs) -> list[Window]:
@@ -358,7 +352,7 @@ def _job(inputs: Inputs, measured: Measurement, manifest: Mapping[str, Any]) -> 
         {log.host for log in inputs.logs if log.host} | {t.meta.host for t in inputs.traces if t.meta.host}
     )
     ended, started = manifest.get("ended_ns"), manifest.get("started_ns")
-    first = infos[0] if infos else {}
+    first = next((info for info in infos if "rank" in info), {})
     return Job(
         world_size=world,
         ranks_seen=seen,

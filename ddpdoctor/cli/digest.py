@@ -61,7 +61,8 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
 
 def _recorded(run: str, target: Path) -> tuple[dict[str, Path], dict[str, int]]:
     """Copies the records of a run directory; where the digest of each trace goes, and its rank."""
-    recover(run)
+    for sentence in recover(run):
+        click.echo(f"Note: {sentence}", err=True)
     copy_records(run, target)
     targets, ranks = {}, {}
     for record in RunDirectory.open(run).ranks:

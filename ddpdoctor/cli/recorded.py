@@ -48,6 +48,7 @@ def run_and_present(
 
 
 def _present(outcome: Outcome, presentation: Presentation) -> None:
+    _say_all(outcome.unsaved)
     if outcome.run is None or not outcome.owner or not outcome.recorded_ranks:
         _say_all(outcome.notes)
     elif not presentation.analysis:

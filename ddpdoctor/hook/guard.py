@@ -27,18 +27,20 @@ class Part:
         self.off = False
         self.errors = 0
 
-    def failed(self, error: BaseException) -> None:
-        """Count an error, tell the user once per process."""
+    def failed(self, error: BaseException, words: str = "", told: str = "") -> None:
+        """Count an error, tell the user once per process. ``words`` say what happened, ``told`` is the sentence for the
+        user; where they are not given, the error speaks for itself.
+        """
         self.errors += 1
         if self.errors >= ERRORS_ALLOWED:
             self.off = True
         frames = traceback.extract_tb(error.__traceback__)
         place = f" at {frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else ""
-        if len(errors) < _MESSAGES_KEPT:
-            errors.append(f"{self.name}: {type(error).__name__}: {error}{place}")
-        _tell(
-            f"ddpdoctor: recording of {self.name} has a problem ({type(error).__name__}: {error}); the job goes on.\n"
-        )
+        kept = words or f"{self.name}: {type(error).__name__}: {error}{place}"
+        if len(errors) < _MESSAGES_KEPT and kept not in errors:
+            errors.append(kept)
+        what = f"recording of {self.name} has a problem ({type(error).__name__}: {error}); the job goes on."
+        _tell(f"ddpdoctor: {told or what}\n")
 
 
 _parts: Dict[str, Part] = {}

@@ -17,7 +17,7 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Dict, List, Optional
 
-from ..rundir import Spool, claim_rank_directory, id_of_root, refuse_other_run
+from ..rundir import Spool, claim_rank_directory, id_of_root, reason_of, refuse_other_run
 from . import environment, guard
 from .patching import guarded
 from .recorder import Recorder
@@ -95,7 +95,8 @@ def arm(rank: int, world_size: int) -> Optional[Session]:
     except OSError as error:
         failing = guard.part("run directory")
         failing.off = True
-        failing.failed(error)
+        words = f"rank {rank} is not recorded, because {run} cannot be written ({reason_of(error)})"
+        failing.failed(error, words, f"{words}; the job goes on.")
         return None
     from . import services
 

@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence
 
-from ..rundir import FLIGHT_FILE, TRACE_FILE
+from ..rundir import FLIGHT_FILE, TRACE_FILE, reason_of
 from .guard import part
 from .patching import guarded
 
@@ -76,7 +76,7 @@ class TraceJob:
         except TooLargeError as error:
             self._report("skipped", str(error))
         except Exception as error:
-            _report_failure(self._report, error)
+            _report_failure(self._session, self._report, error)
         finally:
             self._result = None
 
@@ -85,6 +85,11 @@ class TraceJob:
             data = flight_recorder()
             if data is not None:
                 _write_whole(os.path.join(self._session.directory, FLIGHT_FILE), data)
+        except OSError as error:
+            words = (
+                f"the flight record could not be written to {self._session.directory} ({reason_of(error)})"
+            )
+            part("flight recorder").failed(error, words, f"{words}; the job goes on.")
         except Exception as error:
             part("flight recorder").failed(error)
 
@@ -121,8 +126,15 @@ def _room_for(size: int, folders: Sequence[str]) -> str:
     )
 
 
-def _report_failure(report: Callable[..., None], error: Exception) -> None:
+def _report_failure(session: "Session", report: Callable[..., None], error: Exception) -> None:
     try:
+        if isinstance(error, OSError):
+            words = f"its trace could not be written to {session.directory} ({reason_of(error)})"
+            _PART.failed(
+                error, words, f"no profiler window of rank {session.rank}: {words}; the job goes on."
+            )
+            report("failed", words)
+            return
         _PART.failed(error)
         report("failed", f"{type(error).__name__}: {error}")
     except Exception:

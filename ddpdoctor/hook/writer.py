@@ -6,7 +6,7 @@ import os
 import threading
 from typing import TYPE_CHECKING, Any, Dict
 
-from ..rundir import RANK_FILE, drain, write_json
+from ..rundir import RANK_FILE, drain, reason_of, write_json
 from . import guard
 from .patching import guarded
 
@@ -54,7 +54,7 @@ class Writer:
                     write_json(path, self._current_document())
         except Exception as error:
             self.document_changed.set()
-            _failed(error)
+            self._failed(error)
             self._keep_document()
 
     def _keep_document(self) -> None:
@@ -62,7 +62,7 @@ class Writer:
             with self._lock:
                 self._session.spool.keep(RANK_FILE, self._current_document())
         except Exception as error:
-            _failed(error)
+            self._failed(error)
 
     def _current_document(self) -> Dict[str, Any]:
         session = self._session
@@ -85,13 +85,20 @@ class Writer:
                 self._session.spool.close()
                 drain(self._session.spool.directory, remove=True)
         except Exception as error:
-            _failed(error)
+            self._failed(error)
 
-
-def _failed(error: Exception) -> None:
-    try:
-        _PART.failed(error)
-        # A full disk may be emptied, a file server may come back: this part never gives up.
-        _PART.off = False
-    except Exception:
-        pass
+    def _failed(self, error: Exception) -> None:
+        try:
+            words = told = ""
+            if isinstance(error, OSError):
+                session = self._session
+                words = f"{session.directory} could not be written ({reason_of(error)})."
+                told = (
+                    f"what rank {session.rank} records cannot be written to {session.run} ({reason_of(error)}); "
+                    "it waits in memory, and the job goes on."
+                )
+            _PART.failed(error, words, told)
+            # A full disk may be emptied, a file server may come back: this part never gives up.
+            _PART.off = False
+        except Exception:
+            pass

@@ -10,7 +10,18 @@ from pathlib import Path
 
 import psutil
 
-from ddpdoctor.rundir import MANIFEST_FILE, RANK_FILE, OtherRunError, drain, read_json, spool_root, target_of
+from ddpdoctor.rundir import (
+    MANIFEST_FILE,
+    RANK_FILE,
+    OtherRunError,
+    Waiting,
+    drain,
+    read_json,
+    spool_root,
+    target_of,
+    unsaved_sentence,
+    waiting_in,
+)
 
 _GRACE_S = 5.0
 _SAVING_S = 2.0
@@ -116,11 +127,13 @@ def _signal(pids: list[int], number: int) -> None:
 def drain_spools(root: Path) -> list[str]:
     """Copy what ranks left below ``root`` to the run directory; spools of dead ranks are removed.
 
-    One sentence per failure.
+    Returns a sentence where the run directory cannot take it.
 
     Several launchers of a host share ``root``, so a living rank's spool stays: it goes on writing there.
     """
-    failures = []
+    waiting: dict[str, list[Waiting]] = {}
+    failure = None
+    gone = set()
     for spool in sorted(root.iterdir()) if root.is_dir() else []:
         pid = spool.name.rpartition("-")[2]
         dead = not (pid.isdigit() and is_alive(int(pid)))
@@ -129,14 +142,23 @@ def drain_spools(root: Path) -> list[str]:
         except OSError as error:
             if not spool.exists():
                 continue  # another launcher of this host was faster
-            if dead and isinstance(error, (FileNotFoundError, OtherRunError)):
-                shutil.rmtree(spool, ignore_errors=True)  # the run directory is gone
-            failures.append(f"What {spool} still holds could not be copied to the run directory: {error}.")
+            target = _target_of(spool)
+            if not dead:
+                continue
+            if isinstance(error, FileNotFoundError | OtherRunError):
+                shutil.rmtree(spool, ignore_errors=True)
+                gone.add(target)
+            else:
+                waiting.setdefault(str(Path(target).parents[1]), []).append(waiting_in(str(spool), target))
+                failure = error
     try:
         root.rmdir()
     except OSError:
         pass
-    return failures
+    sentences = [f"What was recorded last could not be copied: {target} is gone." for target in sorted(gone)]
+    if failure is not None:
+        sentences += [unsaved_sentence(run, each, failure) for run, each in waiting.items()]
+    return sentences
 
 
 def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
@@ -162,10 +184,14 @@ def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
 
 
 def _is_below(spool: Path, run: Path) -> bool:
+    return Path(_target_of(spool)).is_relative_to(run)
+
+
+def _target_of(spool: Path) -> str:
     try:
-        return Path(target_of(str(spool))).is_relative_to(run)
+        return target_of(str(spool))
     except OSError:
-        return False
+        return ""
 
 
 def _runs_beside(run: Path) -> list[Path]:
@@ -174,14 +200,14 @@ def _runs_beside(run: Path) -> list[Path]:
 
 def drain_stale_spools(root: Path) -> None:
     """Clear memory-backed storage of what runs left there whose launcher was killed, once nobody has written
-    to it for a day.
+    to it for a day. What finds no room in its run directory stays.
     """
     for other in root.parent.glob(f"ddpdoctor-{os.getuid()}-*"):
         try:
             written_s = [path.stat().st_mtime for path in (other, *other.rglob("*"))]
             if other == root or max(written_s) > time.time() - _STALE_S:
                 continue
-            drain_spools(other)
-            shutil.rmtree(other)
+            if not drain_spools(other):
+                shutil.rmtree(other)
         except OSError:
             continue

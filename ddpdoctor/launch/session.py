@@ -46,6 +46,9 @@ class Outcome:
     interrupted: bool = False
     """Whether somebody asked the launcher to end after its job had ended."""
     notes: list[str] = field(default_factory=list)
+    unsaved: list[str] = field(default_factory=list)
+    """What could not be copied to the run directory, and where it is; for the user, and in no file, for it may be mended
+    later."""
 
 
 def run_job(
@@ -102,6 +105,7 @@ class _Recording:
         self.marker = f"{launch.host}:{launch.record.stem}:{launch.document['started_ns']}"
         self.environment = child_environment(base, launch.run, self.spool, self.marker, options)
         self.notes: list[str] = []
+        self.unsaved: list[str] = []
         self.telemetry_notes: list[str] = []
         """For the manifest only: a missing GPU is nothing to tell every user of a CPU job."""
 
@@ -132,7 +136,10 @@ class _Recording:
             self.launch.finish(ended_ns=ended_ns, exit_code=status.code, signal=status.signal, notes=notes)
         except OSError as error:
             self.notes.append(f"{self.launch.run} could not be completed: {error}.")
-        return Outcome(status, self.launch.run, self.launch.owner, recorded, child.close(), self.notes)
+        interrupted = child.close()
+        return Outcome(
+            status, self.launch.run, self.launch.owner, recorded, interrupted, self.notes, self.unsaved
+        )
 
     def _settle(self, status: ExitStatus) -> None:
         """Until nobody of this launcher's job writes any more."""
@@ -147,7 +154,7 @@ class _Recording:
 
     def _collect(self, status: ExitStatus) -> None:
         self.telemetry_notes = self.watch.stop()
-        self.notes += drain_spools(self.spool)
+        self.unsaved = drain_spools(self.spool)
         drain_stale_spools(self.spool)
 
     def _wait_for_others(self, status: ExitStatus) -> None:

@@ -166,29 +166,26 @@ def samples_by_step(log: RankLog, steps: Sequence[Step]) -> list[tuple[Step, lis
     return [(steps[index], samples) for index, samples in found.items()]
 
 
-def _lines(path: Path, notes: list[str]) -> Iterator[_Line]:
+def _lines(record: RankRecord, name: str, notes: list[str]) -> Iterator[_Line]:
     decode = msgspec.json.Decoder(_Line).decode
     broken = 0
     try:
-        source = path.open("rb")
-    except OSError:
-        return
-    with source:
-        for line in source:
-            if not line.endswith(b"\n"):
-                break
+        for line in record.lines(name):
             try:
                 yield decode(line)
             except msgspec.MsgspecError:
                 broken += 1
+    except OSError:
+        pass
     if broken:
-        notes.append(f"{path}: {broken} broken lines left out.")
+        path = Path(record.path) / name
+        notes.append(f"{path}: {broken} broken line{'s' if broken > 1 else ''} left out.")
 
 
 def read_rank_log(record: RankRecord) -> RankLog:
     """Read steps.jsonl and samples.jsonl of one rank; broken lines are left out and noted."""
     log = RankLog(record.rank, record)
-    for line in _lines(Path(record.path) / STEPS_FILE, log.notes):
+    for line in _lines(record, STEPS_FILE, log.notes):
         if line.step is not None and isinstance(line.t, list):
             log.steps.append(_step(line.step, line))
         elif line.device is not None and line.times:
@@ -197,7 +194,7 @@ def read_rank_log(record: RankRecord) -> RankLog:
             log.where[line.where] = Where(line.file, line.line or 0, line.function)
         elif line.note:
             log.notes.append(f"Rank {record.rank}: {line.note}")
-    for line in _lines(Path(record.path) / SAMPLES_FILE, log.notes):
+    for line in _lines(record, SAMPLES_FILE, log.notes):
         if line.where is not None:
             log.sample_where[line.where] = Where(line.file, line.line or 0, line.function)
         elif isinstance(line.t, int):

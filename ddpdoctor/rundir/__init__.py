@@ -42,6 +42,7 @@ from .layout import (
 from .reader import RankRecord, RunDirectory
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .spool import Spool, drain, drain_all, make_spool_root, recover, spool_root, target_of
+from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
 
 __all__ = [
     "DIAGNOSIS_FILE",
@@ -60,6 +61,7 @@ __all__ = [
     "RankRecord",
     "RunDirectory",
     "Spool",
+    "Waiting",
     "claim_rank_directory",
     "drain",
     "drain_all",
@@ -70,11 +72,14 @@ __all__ = [
     "new_run_id",
     "read_json",
     "read_json_lines",
+    "reason_of",
     "recover",
     "refuse_other_run",
     "run_directories",
     "run_id",
     "spool_root",
     "target_of",
+    "unsaved_sentence",
+    "waiting_in",
     "write_json",
 ]

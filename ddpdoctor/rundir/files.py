@@ -32,7 +32,10 @@ def read_json(path: str, notes: list[str]) -> dict[str, Any] | None:
     except FileNotFoundError:
         notes.append(f"{path} is missing.")
         return None
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        notes.append(f"{path} cannot be read: {error.strerror or error}.")
+        return None
+    except ValueError as error:
         notes.append(f"{path} cannot be read: {error}.")
         return None
     if not isinstance(document, dict):

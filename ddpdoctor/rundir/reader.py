@@ -7,17 +7,18 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Iterator
 
-from .files import read_json, read_json_lines
+from .files import read_json
 from .layout import (
     FLIGHT_FILE,
     MANIFEST_FILE,
     RANK_FILE,
-    SAMPLES_FILE,
     STEPS_FILE,
     TELEMETRY_FILE,
     TRACE_FILE,
     parse_rank_directory,
 )
+from .spool import spools_of
+from .waiting import rest_of
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,11 @@ class RankRecord:
     path: str
     rank: int
     info: dict[str, Any]
-    """What rank.json says; {} where it is missing."""
+    """What rank.json says; where it is missing, the host at most, if all the others are of one."""
+    repeat: int = 0
+    """Number of this recording among those of the same rank."""
+    spool: str | None = None
+    """Where records of this rank wait that were not copied to its folder yet, None where there are none."""
 
     @property
     def host(self) -> str:
@@ -49,13 +54,30 @@ class RankRecord:
         """Path of the flight recorder's dump, None where there is none."""
         return self._file(FLIGHT_FILE)
 
-    def steps(self, notes: list[str]) -> Iterator[dict[str, Any]]:
-        """Lines of steps.jsonl: records with "where" (source lines) and with "step"."""
-        return read_json_lines(os.path.join(self.path, STEPS_FILE), notes)
+    def lines(self, name: str) -> Iterator[bytes]:
+        """Whole lines of a line file, with those that still wait in the spool. Raises OSError."""
+        path, cut, done = os.path.join(self.path, name), b"", 0
+        if self.spool is None or os.path.exists(path):
+            with open(path, "rb") as source:
+                for line in source:
+                    if line.endswith(b"\n"):
+                        yield line
+                    else:
+                        cut = line
+                done = source.tell()
+        rest = b"" if self.spool is None else rest_of(self.spool, name, done)
+        yield from (line for line in (cut + rest).splitlines(keepends=True) if line.endswith(b"\n"))
 
-    def samples(self, notes: list[str]) -> Iterator[dict[str, Any]]:
-        """Lines of samples.jsonl."""
-        return read_json_lines(os.path.join(self.path, SAMPLES_FILE), notes)
+    def without_steps(self) -> str | None:
+        """The fault of the step log where it holds no step, in words; None where the file is in order."""
+        path = os.path.join(self.path, STEPS_FILE)
+        try:
+            empty = next(self.lines(STEPS_FILE), None) is None
+        except FileNotFoundError:
+            return f"{path} is missing"
+        except OSError as error:
+            return f"{path} cannot be read ({error.strerror or error})"
+        return f"{path} is empty" if empty else f"{path} holds no step"
 
     def _file(self, name: str) -> str | None:
         path = os.path.join(self.path, name)
@@ -65,9 +87,10 @@ class RankRecord:
     def recorded_bytes(self) -> int:
         """Size of the step log, by which recordings of the same rank are weighed."""
         try:
-            return os.path.getsize(os.path.join(self.path, STEPS_FILE))
+            size = os.path.getsize(os.path.join(self.path, STEPS_FILE))
         except OSError:
-            return 0
+            size = 0
+        return size + (0 if self.spool is None else len(rest_of(self.spool, STEPS_FILE, size)))
 
 
 @dataclass(frozen=True)
@@ -86,11 +109,17 @@ class RunDirectory:
         """Read the manifest and the ranks' own descriptions. Missing or broken parts become ``notes``."""
         notes: list[str] = []
         manifest = read_json(os.path.join(path, MANIFEST_FILE), notes) or {}
-        records = _read_ranks(os.path.join(path, "ranks"), notes)
-        return cls(path, manifest, _choose(records, notes), _telemetry(os.path.join(path, "hosts")), notes)
+        spools = {os.path.basename(target): spool for spool, target in spools_of(path)}
+        records = _read_ranks(os.path.join(path, "ranks"), spools, notes)
+        chosen = _choose(records, notes)
+        hosts = {record.host for record in chosen if record.info}
+        for record in chosen:
+            if len(hosts) == 1 and not record.info:
+                record.info["host"] = next(iter(hosts))
+        return cls(path, manifest, chosen, _telemetry(os.path.join(path, "hosts")), notes)
 
 
-def _read_ranks(ranks: str, notes: list[str]) -> list[RankRecord]:
+def _read_ranks(ranks: str, spools: dict[str, str], notes: list[str]) -> list[RankRecord]:
     records = []
     try:
         names = sorted(os.listdir(ranks))
@@ -100,25 +129,46 @@ def _read_ranks(ranks: str, notes: list[str]) -> list[RankRecord]:
         parsed = parse_rank_directory(name)
         if parsed is None:
             continue
-        path = os.path.join(ranks, name)
-        records.append(RankRecord(path, parsed[0], read_json(os.path.join(path, RANK_FILE), notes) or {}))
+        rank, repeat = parsed
+        path, spool = os.path.join(ranks, name), spools.get(name)
+        if not os.path.isdir(path):
+            notes.append(f"Rank {rank}: {path} is not a folder: what this rank recorded is lost.")
+            continue
+        records.append(RankRecord(path, rank, _read_info(path, rank, spool, notes), repeat, spool))
     return records
+
+
+def _read_info(path: str, rank: int, spool: str | None, notes: list[str]) -> dict[str, Any]:
+    waiting = None if spool is None else read_json(os.path.join(spool, RANK_FILE), [])
+    if waiting is not None:
+        return waiting
+    faults: list[str] = []
+    info = read_json(os.path.join(path, RANK_FILE), faults)
+    notes += [f"Rank {rank}: {fault[:-1]}: how this rank is set up is not known." for fault in faults]
+    return info or {}
 
 
 def _choose(records: list[RankRecord], notes: list[str]) -> list[RankRecord]:
     """One recording per rank: the job (run id, attempt, world size) with most steps recorded, the others told
-    in a note."""
+    in a note. A recording that does not say of which job it is counts with those of its own number.
+    """
     jobs: dict[tuple[str, int, int], list[RankRecord]] = {}
+    nameless = []
     for record in records:
+        if not record.info:
+            nameless.append(record)
+            continue
         key = (str(record.info.get("job_id") or ""), record.attempt, int(record.info.get("world_size") or 0))
         jobs.setdefault(key, []).append(record)
-    if not jobs:
-        return []
-    chosen_key = max(jobs, key=lambda key: (sum(r.recorded_bytes for r in jobs[key]), key[1]))
+    chosen: list[RankRecord] = []
+    if jobs:
+        chosen = jobs[max(jobs, key=lambda key: (sum(r.recorded_bytes for r in jobs[key]), key[1]))]
+    numbers = {record.repeat for record in chosen or nameless[:1]}
     best: dict[int, RankRecord] = {}
-    for record in jobs[chosen_key]:
+    for record in [*chosen, *(other for other in nameless if other.repeat in numbers)]:
         kept = best.get(record.rank)
-        if kept is None or record.recorded_bytes > kept.recorded_bytes:
+        better = kept is None or record.recorded_bytes > kept.recorded_bytes
+        if better and (kept is None or record in chosen):
             best[record.rank] = record
     left_out = len(records) - len(best)
     if left_out:

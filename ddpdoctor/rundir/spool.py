@@ -22,7 +22,8 @@ import tempfile
 from typing import Any
 
 from .files import write_json
-from .run_id import id_of_root, refuse_other_run, run_id
+from .run_id import OtherRunError, id_of_root, refuse_other_run, run_id
+from .waiting import Waiting, unsaved_sentence, waiting_in
 
 SEGMENT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
@@ -58,17 +59,37 @@ def make_spool_root(run: str) -> str:
     return root
 
 
-def recover(run: str) -> None:
-    """Copy what ranks of this run left in their spools when they and their launcher were killed; never raises."""
+def recover(run: str) -> list[str]:
+    """Copy what ranks of this run left in their spools when they and their launcher were killed; never raises.
+
+    Returns a sentence where the run directory cannot take it.
+    """
+    waiting: list[Waiting] = []
+    failure = None
+    for directory, target in spools_of(run):
+        try:
+            drain(directory, target=target)
+        except (FileNotFoundError, OtherRunError):
+            continue
+        except OSError as error:
+            failure = error
+            waiting.append(waiting_in(directory, target))
+    return [] if failure is None else [unsaved_sentence(run, waiting, failure)]
+
+
+def spools_of(run: str) -> list[tuple[str, str]]:
+    """The spools of a run on this host, each with its rank's folder in the run directory. Never raises."""
+    found = []
     try:
-        directories = [entry.path for entry in os.scandir(spool_root(run)) if entry.is_dir()]
+        directories = sorted(entry.path for entry in os.scandir(spool_root(run)) if entry.is_dir())
     except OSError:
-        return
+        return []
     for directory in directories:
         try:
-            drain(directory, target=_place_in(run, target_of(directory)))
+            found.append((directory, _place_in(run, target_of(directory))))
         except OSError:
             continue
+    return found
 
 
 def target_of(directory: str) -> str:

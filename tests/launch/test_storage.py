@@ -51,7 +51,9 @@ def started(out: Path, job: list[str], folder: Path, **variables: str) -> subpro
 
 
 def warnings_of(stderr: str) -> list[str]:
-    return [line for line in stderr.splitlines() if line.startswith("ddpdoctor: recording of")]
+    return [
+        line for line in stderr.splitlines() if line.startswith("ddpdoctor:") and "the job goes on" in line
+    ]
 
 
 @pytest.mark.torchrun
@@ -62,11 +64,21 @@ def test_a_full_disk(tmp_path) -> None:
         assert (process.returncode, out) == (0, "took 400 steps\n"), err
         assert 1 <= len(warnings_of(err)) <= 2 and "No space left" in err, err
         assert "Traceback" not in err
-        assert "could not be copied" in err
-        # What did not fit waits in memory-backed storage, and is fetched once there is room.
-        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        (told,) = [line for line in err.splitlines() if "could not be copied" in line]
+        assert "recorded steps of 2 ranks" in told and f"copied to {disk / 'run'} (No space left" in told, (
+            told
+        )
+        assert f"`ddpdoctor analyze {disk / 'run'}` fetches them" in told and "/dev/shm/ddpdoctor-" in told
+        assert all(str(disk / "run") in line and "OSError" not in line for line in warnings_of(err)), err
         analyze = [*DDPDOCTOR_RUN[:3], "analyze", str(disk / "run"), "--json", "diagnosis.json"]
         subprocess.run(analyze, cwd=tmp_path, env=clean_environment(), check=True, capture_output=True)
+        diagnosis = json.loads((tmp_path / "diagnosis.json").read_text())
+        assert diagnosis["steps"]["count"] > 390, "read where they wait"
+        assert "could not be copied" in diagnosis["notes"][0], diagnosis["notes"]
+        # What did not fit waits in memory-backed storage, and is fetched once there is room.
+        subprocess.run(["mount", "-o", "remount,size=64m", disk], check=True)
+        subprocess.run(analyze, cwd=tmp_path, env=clean_environment(), check=True, capture_output=True)
+        assert "could not be copied" not in (tmp_path / "diagnosis.json").read_text()
         for rank in (0, 1):
             lines = (disk / "run" / "ranks" / f"0000{rank}" / "steps.jsonl").read_text().splitlines()
             steps = [json.loads(line) for line in lines]

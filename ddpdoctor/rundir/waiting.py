@@ -1,0 +1,79 @@
+"""What waits in a spool because the run directory could not take it: read where it is, and told in words."""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import NamedTuple
+
+from .layout import STEPS_FILE
+
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class Waiting(NamedTuple):
+    """What one rank's spool holds that its run directory does not."""
+
+    spool: str
+    steps: int
+    size: int
+    """Bytes."""
+
+
+def rest_of(spool: str, stream: str, done: int) -> bytes:
+    """What a spool holds of a stream beyond its first ``done`` bytes; nothing where a part in between is gone, for it
+    was copied a moment ago."""
+    parts = []
+    try:
+        for name in os.listdir(spool):
+            base, _, digits = name.rpartition(".")
+            if base == stream and digits.isdigit():
+                parts.append((int(digits), os.path.join(spool, name)))
+        rest = b""
+        for position, path in sorted(parts):
+            if position > done:
+                break
+            with open(path, "rb") as source:
+                source.seek(done - position)
+                # Bytes that are not written yet are NUL, which no line holds.
+                piece = source.read().partition(b"\0")[0]
+            rest += piece
+            done += len(piece)
+    except OSError:
+        return b""
+    return rest
+
+
+def waiting_in(spool: str, target: str) -> Waiting:
+    """What ``spool`` holds that is not in the rank's folder ``target``; never raises."""
+    steps = size = 0
+    try:
+        streams = {name.rpartition(".")[0] for name in os.listdir(spool) if name.rpartition(".")[2].isdigit()}
+        size = sum(os.path.getsize(os.path.join(spool, n)) for n in os.listdir(spool) if n.endswith(".json"))
+    except OSError:
+        return Waiting(spool, 0, 0)
+    for stream in streams:
+        path = os.path.join(target, stream)
+        rest = rest_of(spool, stream, os.path.getsize(path) if os.path.exists(path) else 0)
+        size += len(rest)
+        if stream == STEPS_FILE:
+            steps = rest.count(b'"t":[')
+    return Waiting(spool, steps, size)
+
+
+def reason_of(error: OSError) -> str:
+    """An error of the operating system in words."""
+    return error.strerror or str(error)
+
+
+def unsaved_sentence(run: str, waiting: list[Waiting], error: OSError) -> str:
+    """What is not in the run directory, where it is, and what to do."""
+    steps, ranks = sum(each.steps for each in waiting), len(waiting)
+    what = f"{steps} recorded step{'s' if steps != 1 else ''}" if steps else "What was recorded"
+    places = sorted({os.path.dirname(each.spool) for each in waiting})
+    mended = "free some space there" if error.errno in _NO_ROOM else "once that is mended"
+    return (
+        f"{what} of {ranks} rank{'s' if ranks != 1 else ''} ({sum(each.size for each in waiting) / 1e6:.1f} MB) could not be "
+        f"copied to {run} ({reason_of(error)}) and wait{'' if steps > 1 else 's'} in {', '.join(places)}, which is memory: "
+        f"{mended}, then `ddpdoctor analyze {run}` fetches {'them' if steps > 1 else 'it'}."
+    )

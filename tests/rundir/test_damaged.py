@@ -1,0 +1,96 @@
+"""A damaged file of one rank costs what it held, nothing of another rank, and is named."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.rundir import RunDirectory
+
+FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "slow-data-one-rank"
+OPTIONS = Options(cache=False, jobs=1)
+
+
+@pytest.fixture
+def run(tmp_path) -> Path:
+    return Path(shutil.copytree(FIXTURE, tmp_path / "run"))
+
+
+def remove(path: Path) -> None:
+    path.unlink()
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+def unreadable(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def empty(path: Path) -> None:
+    path.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(remove, "is missing"), (truncate, "cannot be read"), (unreadable, "cannot be read")],
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_without_its_description(run, damage, words, rank) -> None:
+    whole = analyze(str(FIXTURE), OPTIONS)
+    damage(run / "ranks" / f"0000{rank}" / "rank.json")
+    found = analyze(str(run), OPTIONS)
+    assert found.job.ranks_seen == [0, 1] and found.steps.count == whole.steps.count
+    assert [finding.rule for finding in found.findings] == [finding.rule for finding in whole.findings]
+    notes = [note for note in found.notes if note.startswith(f"Rank {rank}: {run}") and words in note]
+    assert len(notes) == 1 and "rank.json" in notes[0], found.notes
+    assert not any("left out" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(
+    ("damage", "words"),
+    [(remove, "is missing"), (empty, "is empty"), (unreadable, "cannot be read"), (truncate, "no step")],
+)
+def test_a_rank_without_its_steps(run, damage, words) -> None:
+    log = run / "ranks" / "00001" / "steps.jsonl"
+    damage(log)
+    found = analyze(str(run), OPTIONS)
+    (note,) = [note for note in found.notes if note.startswith("Rank 1: ") and "steps.jsonl" in note]
+    assert words in note and str(log) in note and "1 of 2 ranks could be looked at" in note
+    assert found.job.world_size == 2
+
+
+def test_a_file_in_place_of_a_ranks_folder(run) -> None:
+    folder = run / "ranks" / "00001"
+    shutil.rmtree(folder)
+    folder.write_text("")
+    found = analyze(str(run), OPTIONS)
+    assert found.steps.count > 0 and found.job.missing_ranks == [1]
+    assert f"Rank 1: {folder} is not a folder: what this rank recorded is lost." in found.notes
+    assert not any("left out" in note for note in found.notes)
+
+
+def test_restarts_of_which_one_description_is_lost(run) -> None:
+    """Attempt 1 recorded most; what its rank 1 wrote is told from attempt 0's by the number of the folder."""
+    ranks = run / "ranks"
+    for rank in ("00000", "00001"):
+        shutil.copytree(ranks / rank, ranks / f"{rank}.1")
+        info = json.loads((ranks / f"{rank}.1" / "rank.json").read_text())
+        (ranks / f"{rank}.1" / "rank.json").write_text(json.dumps({**info, "attempt": 1}))
+        truncate(ranks / rank / "steps.jsonl")
+    (ranks / "00001.1" / "rank.json").unlink()
+    opened = RunDirectory.open(str(run))
+    assert [Path(record.path).name for record in opened.ranks] == ["00000.1", "00001.1"]
+    assert sum("2 other recordings" in note for note in opened.notes) == 1
+
+
+def test_a_run_without_any_description(run) -> None:
+    for path in run.glob("ranks/*/rank.json"):
+        path.unlink()
+    assert analyze(str(run), OPTIONS).job.ranks_seen == [0, 1]
