@@ -248,17 +248,15 @@ def _load_run(path: str, inputs: Inputs) -> None:
         log = read_rank_log(record)
         inputs.logs.append(log)
         inputs.notes += log.notes
-        inputs.notes += [f"Rank {record.rank}: {note}" for note in record.info.get("notes") or []]
-        inputs.notes += [
-            f"Rank {record.rank}: {error}" for error in (record.info.get("hook") or {}).get("errors") or []
-        ]
     for host, file in run.telemetry.items():
         telemetry = read_telemetry(Path(file))
         inputs.telemetry[telemetry.host or host] = telemetry
         inputs.notes += [f"Host {host}: {note}" for note in telemetry.notes]
     said = set(inputs.notes) | {note.partition(": ")[2] for note in inputs.notes}
     inputs.notes += [str(note) for note in run.manifest.get("notes") or [] if note not in said]
-    inputs.notes += notes_on_records([log for log in inputs.logs if log.record in run.ranks])
+    inputs.notes += notes_on_records(
+        [log for log in inputs.logs if log.record in run.ranks], ended=bool(run.manifest.get("ended_ns"))
+    )
     if all(record.info.get("device", "cpu") == "cpu" for record in run.ranks):
         # Nobody misses the readings of GPUs that the job does not use.
         inputs.notes[:] = [note for note in inputs.notes if NO_GPU_TELEMETRY not in note]

@@ -5,13 +5,14 @@ from __future__ import annotations
 import weakref
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import session
 from .constructors import line_of
 from .guard import part
 from .patching import Patches, around
 from .recorder import recording_here
+from .settings_torch import describe_loader
 from .state import active
 from .where import Lines
 
@@ -29,6 +30,8 @@ class Loaders:
         """The iterator asked for last (weakly), and its loader's number."""
         self.known: Dict[int, Tuple[Any, Optional[int]]] = {}
         """By number: weak reference, and the source line that built it, or else first iterated it."""
+        self.described: List[Dict[str, Any]] = []
+        """By number, for rank.json: made at the first iteration, for the job may keep the iterator only."""
 
     def number(self, loader: Any, where: Optional[int], lines: Lines) -> int:
         """The loader's number."""
@@ -36,7 +39,9 @@ class Loaders:
         if known is None:
             known = self._ids[loader] = len(self.known)
             built = line_of(loader, lines)
-            self.known[known] = (weakref.ref(loader), where if built is None else built)
+            line = where if built is None else built
+            self.known[known] = (weakref.ref(loader), line)
+            self.described.append({"id": known, "where": line, **_description(loader)})
         return known
 
     def iterated(self, iterator: Any, number: int) -> None:
@@ -48,6 +53,13 @@ class Loaders:
         if self._last[0]() is not iterator:
             self._last = weakref.ref(iterator), self._iterators.get(iterator, -1)
         return self._last[1]
+
+
+def _description(loader: Any) -> Dict[str, Any]:
+    try:
+        return describe_loader(loader)
+    except Exception:
+        return {}  # told when the settings are written, if the loader is still there
 
 
 def _before_iter(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, Optional[int]]]:

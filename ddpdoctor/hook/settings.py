@@ -70,7 +70,8 @@ def after_first_steps(session: "Session") -> None:
         ("optimizers", session.optimizers, describe_optimizer),
     ):
         try:
-            document[key] = _described(document[key], things, describe)
+            before = session.loaders.described if key == "loaders" else document[key]
+            document[key] = _described(before, things, describe)
         except Exception as error:
             _PART.failed(error)
     document["grad_scaler"] = session.uses_grad_scaler

@@ -165,9 +165,14 @@ def _compress(raw: str, target: str, header: Dict[str, Any], max_bytes: int) -> 
 
 
 def _write_whole(path: str, data: bytes) -> None:
-    with open(path + ".tmp", "wb") as out:
-        out.write(data)
-    os.replace(path + ".tmp", path)
+    try:
+        with open(path + ".tmp", "wb") as out:
+            out.write(data)
+        os.replace(path + ".tmp", path)
+    except OSError:
+        if os.path.exists(path + ".tmp"):
+            os.unlink(path + ".tmp")
+        raise
 
 
 def flight_recorder() -> Optional[bytes]:

@@ -69,6 +69,8 @@ class Window:
         self._open = False
         self._ended = 0
         """When collection ended, monotonic ns, while the profiler is still to be closed."""
+        self._busy = ""
+        """What is being done to the profiler: it stays so where an interrupt of the job comes in between."""
         self._nodes = self._step_nodes = 0
         """Number of the next node of the autograd graph as the window came near, and how many the step before it made."""
         self._activities: Any = None
@@ -146,7 +148,9 @@ class Window:
         opened = time.time_ns()
         self._opener = threading.get_ident()
         self._open = True
+        self._busy = "opened"
         self._activities = open_profiler()
+        self._busy = ""
         recorder.marks += ["profiler_open", "profiled"]
         if len(self._activities) > 1:
             self._stop += 1
@@ -170,11 +174,16 @@ class Window:
 
     def _close(self) -> None:
         """What was collected, to be saved."""
-        self._ended = 0
+        interrupted, self._busy = self._busy, "closed"
         result = close_profiler(self._opener)
+        self._busy = ""
+        self._ended = 0
         self._open = False
         if result is None:
-            self._set("failed", "the profiler was taken over, or closed, by something else")
+            why = "the profiler was taken over, or closed, by something else"
+            if interrupted:
+                why = f"the job was interrupted, as by Ctrl-C, while the profiler was being {interrupted}"
+            self._set("failed", why)
             return
         self._session.recorder.marks.append("profiler_close")
         self._set("saving")

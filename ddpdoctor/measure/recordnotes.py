@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 from .steplog import RankLog
 
 
-def notes_on_records(logs: Sequence[RankLog]) -> list[str]:
-    """Of all ranks of a run."""
-    return [*_without_steps(logs), *(note for log in logs for note in _on_window(log))]
+def notes_on_records(logs: Sequence[RankLog], ended: bool) -> list[str]:
+    """Of all ranks of a run; ``ended``: its job is known to be over."""
+    own = [f"Rank {log.rank}: {note}" for log in logs for note in _of(log)]
+    return [*_without_steps(logs), *own, *(_cut_off(log, ended) for log in logs if _lost_its_window(log))]
 
 
 def _without_steps(logs: Sequence[RankLog]) -> list[str]:
@@ -25,9 +27,35 @@ def _without_steps(logs: Sequence[RankLog]) -> list[str]:
     ]
 
 
-def _on_window(log: RankLog) -> list[str]:
-    window = log.record.info.get("window") or {}
+def _of(log: RankLog) -> list[str]:
+    info = log.record.info
+    window = _on_window(info.get("window") or {})
+    errors = (info.get("hook") or {}).get("errors") or []
+    # What cost the window is said once.
+    return [
+        *(info.get("notes") or []),
+        *(e for e in errors if not any(e in note for note in window)),
+        *window,
+    ]
+
+
+def _lost_its_window(log: RankLog) -> bool:
+    state = (log.record.info.get("window") or {}).get("state")
+    return state in ("open", "saving") and log.record.trace is None
+
+
+def _cut_off(log: RankLog, ended: bool) -> str:
+    window = log.record.info["window"]
+    doing = "was open" if window["state"] == "open" else "was being saved"
+    if ended:
+        return (
+            f"Rank {log.rank} was killed while its profiler window {doing}: what the window had seen is lost."
+        )
+    return f"Rank {log.rank}: its profiler window {doing} when this was read: what it sees is not in this diagnosis."
+
+
+def _on_window(window: dict[str, Any]) -> list[str]:
     state, why = window.get("state"), window.get("why")
     if state in ("skipped", "failed") and why:
-        return [f"Rank {log.rank}: no profiler window: {why}"]
+        return [f"no profiler window: {why}"]
     return []

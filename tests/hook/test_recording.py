@@ -154,6 +154,17 @@ def test_a_job_of_one_process_is_recorded(tmp_path) -> None:
     assert len(recorded.steps(0)) == 8
 
 
+def test_loaders_that_the_job_does_not_keep(tmp_path) -> None:
+    recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "loaders_not_kept.py")])
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    loaders = recorded.info(0)["loaders"]
+    assert [(each["num_workers"], each["batch_size"], each["id"]) for each in loaders][:2] == [
+        (0, 8, 0),
+        (1, 32, 1),
+    ]
+    assert all(each["dataset_length"] == 64 and each["where"] is not None for each in loaders)
+
+
 def test_the_size_of_inputs_in_whatever_they_come() -> None:
     tensor = torch.zeros(2, 3)
     assert input_elements((tensor, {"mask": tensor, "more": [tensor, "text"]}, None, 3)) == 18

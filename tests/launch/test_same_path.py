@@ -134,7 +134,7 @@ def test_what_a_deleted_run_left_goes_when_a_run_starts_there(tmp_path) -> None:
     elsewhere = left_behind(make_run(tmp_path / "other"))
     shutil.rmtree(run)
     make_run(run)
-    clear_spools_of_earlier_runs(run, Path(make_spool_root(str(run))))
+    clear_spools_of_earlier_runs(run, Path(spool_root(str(run))))
     assert not dead.exists()
     assert living.exists(), "its rank still writes there"
     assert elsewhere.exists()
@@ -147,7 +147,7 @@ def test_a_run_that_was_moved_keeps_what_waits_for_it(tmp_path) -> None:
     waiting = left_behind(run)
     os.rename(run, tmp_path / "kept")
     make_run(run)
-    clear_spools_of_earlier_runs(run, Path(make_spool_root(str(run))))
+    clear_spools_of_earlier_runs(run, Path(spool_root(str(run))))
     assert waiting.exists()
     shutil.copytree(tmp_path / "kept", tmp_path / "copy")
     recover(str(tmp_path / "kept"))

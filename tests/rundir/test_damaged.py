@@ -90,6 +90,24 @@ def test_restarts_of_which_one_description_is_lost(run) -> None:
     assert sum("2 other recordings" in note for note in opened.notes) == 1
 
 
+@pytest.mark.parametrize(
+    ("ended", "words"),
+    [
+        (1, "Rank 1 was killed while its profiler window was open: what the window"),
+        (None, "when this was read"),
+    ],
+)
+def test_a_rank_that_was_killed_in_its_window(run, ended, words) -> None:
+    path = run / "ranks" / "00001" / "rank.json"
+    info = json.loads(path.read_text())
+    path.write_text(json.dumps({**info, "window": {**info["window"], "state": "open"}}))
+    (path.parent / "trace.json.gz").unlink(missing_ok=True)
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "ended_ns": ended}))
+    notes = [note for note in analyze(str(run), OPTIONS).notes if "window was open" in note]
+    assert len(notes) == 1 and words in notes[0]
+
+
 def test_a_run_without_any_description(run) -> None:
     for path in run.glob("ranks/*/rank.json"):
         path.unlink()
