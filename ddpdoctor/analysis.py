@@ -176,7 +176,10 @@ def _judge(
         thresholds=options.thresholds,
         suppressed=options.suppressed,
     )
-    healthy, sentence = verdict(outcome, coverage=coverage)
+    comms = facts.communication
+    healthy, sentence = verdict(
+        outcome, coverage=coverage, matched=bool(comms.matched) or not comms.unmatched
+    )
     return Diagnosis(
         tool_version=__version__,
         created_ns=time.time_ns(),

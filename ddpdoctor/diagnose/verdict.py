@@ -6,8 +6,15 @@ from ddpdoctor.diagnose.diagnosis import Coverage, Verdict
 from ddpdoctor.diagnose.engine import Outcome
 
 
-def verdict(outcome: Outcome, *, coverage: Coverage) -> tuple[bool, Verdict]:
-    """Return ``(healthy, verdict)``. Healthy means that rules looked at measured steps and none warns."""
+_LEAST_STEPS = 2
+"""Of ranks whose collectives could not be matched."""
+
+
+def verdict(outcome: Outcome, *, coverage: Coverage, matched: bool = True) -> tuple[bool, Verdict]:
+    """Return ``(healthy, verdict)``. Healthy means that rules looked at measured steps and none warns.
+
+    ``matched``: the collectives of the ranks, where there are several, could be brought together.
+    """
     top = next((finding for finding in outcome.findings if finding.severity != "info"), None)
     if top is not None:
         return False, Verdict(top.rule, outcome.headlines[top.rule])
@@ -15,6 +22,12 @@ def verdict(outcome: Outcome, *, coverage: Coverage) -> tuple[bool, Verdict]:
     if coverage.steps == 0 or looked == 0:
         return False, Verdict(
             None, "Cannot tell: no training steps were measured, so no rule could look for lost time."
+        )
+    if not matched and coverage.ranks > 1 and coverage.steps < _LEAST_STEPS:
+        return False, Verdict(
+            None,
+            f"Cannot tell: the collectives of {coverage.ranks} ranks could not be matched, and fewer than two whole steps were "
+            "recorded on all of them.",
         )
     share = outcome.thresholds["warning_share"]
     steps = f"{coverage.steps} step{'s' if coverage.steps != 1 else ''}"

@@ -101,6 +101,9 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
     if stream.truncated:
         why = stream.source.broken or "ends before its list of events does"
         yield f"{path} {why}: its {builder.rows} whole events are used, what came after is lost."
+    if stream.damages:
+        places = "in one place" if stream.damages == 1 else f"in {stream.damages} places"
+        yield f"{path} is damaged {places}: what cannot be read there is left out, {builder.rows} whole events are used."
     if stream.repaired:
         yield f"{path} holds text that is not valid JSON (such as NaN or raw backslashes): it was repaired."
     if stream.lost_events:

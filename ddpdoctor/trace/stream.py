@@ -25,6 +25,9 @@ _TRIES = 4
 """Wrong boundaries in a row before the exact scan; the first is right in every trace that Kineto has
 written."""
 _CLOSING = ord("]")
+_AFTER_LIST = re.compile(rb"\s*(?:[,}\0]|\Z)")
+_MOST_DAMAGES = 100
+"""After so many places that cannot be read, the rest of a file is left alone."""
 _GIVE_UP_BYTES = 64 << 20
 """A head or a single event longer than this is not read on."""
 _TAIL_BYTES = 8 << 20
@@ -51,6 +54,8 @@ class EventStream:
         """Top-level keys but "traceEvents"."""
         self.truncated = False
         self.lost_events = 0
+        self.damages = 0
+        """Places where text that is no event had to be passed over."""
         self.repaired = False
         self._head = self._tail = b""
         self._closed = self._bare_list = False
@@ -70,9 +75,7 @@ class EventStream:
             if batch:
                 yield batch
         if not self._closed:
-            batch = self._last(_opened(rest))
-            if batch:
-                yield batch
+            yield from self._last_batches(_opened(rest))
         self.truncated = self.truncated or self.source.broken is not None
         self._read_top()
 
@@ -138,26 +141,39 @@ class EventStream:
         self.repaired = True
         return True
 
-    def _last(self, buffer: bytearray) -> Batch | None:
-        """The batch at the end of the file, with the array's closing bracket and the tail, if they are
-        there."""
-        if self.repaired:
-            buffer = bytearray(repair(buffer))
-        for end in islice(closings(buffer), 2 * _TRIES):
-            if (batch := self._decode_up_to(buffer, end)) is not None:
-                self._closed, self._tail = True, bytes(memoryview(buffer)[end + 1 :])
-                return batch
-        batch, rest = self._scanned(bytes(buffer[1:]))
+    def _last_batches(self, buffer: bytearray) -> Iterator[Batch]:
+        """What is left at the end of the file; more than one batch where something in between cannot be read."""
+        batch, rest = self._last(buffer)
+        if batch:
+            yield batch
+        while not self._closed and self.damages < _MOST_DAMAGES and (start := resume(rest)) >= 0:
+            self.damages += 1
+            batch, rest = self._scanned(rest[start:])
+            if batch:
+                yield batch
         if not self._closed:
             unfinished = rest.strip(b" \t\r\n,")
             self.truncated = bool(unfinished) or not self._bare_list
-        return batch
+
+    def _last(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
+        """The batch at the end of the file, with the array's closing bracket and the tail, if they are
+        there; and what is left."""
+        if self.repaired:
+            buffer = bytearray(repair(buffer))
+        for end in islice(closings(buffer), 2 * _TRIES):
+            # A bracket in the midst of damaged text is not the end.
+            if not _AFTER_LIST.match(buffer, end + 1):
+                continue
+            if (batch := self._decode_up_to(buffer, end)) is not None:
+                self._closed, self._tail = True, bytes(memoryview(buffer)[end + 1 :])
+                return batch, b""
+        return self._scanned(bytes(buffer[1:]))
 
     def _scanned(self, buffer: bytes) -> tuple[Batch | None, bytes]:
         """As :meth:`_next`, by the exact scan: the only way that finds the array's end, and gets past a bad
         event."""
         spans, closed_at = scan(buffer)
-        if closed_at >= 0:
+        if closed_at >= 0 and _AFTER_LIST.match(buffer, closed_at + 1):
             self._closed, self._tail = True, buffer[closed_at + 1 :]
             buffer = buffer[:closed_at]
         if not spans:
@@ -187,7 +203,7 @@ class EventStream:
         """Drops an event that never ends, once enough of the file has passed to be sure of it."""
         if len(buffer) < _GIVE_UP_BYTES // 4 or (start := resume(buffer)) < 0:
             return buffer
-        self.lost_events += 1
+        self.damages += 1
         return buffer[start:]
 
     def _read_top(self) -> None:

@@ -291,6 +291,15 @@ def test_nothing_measured_is_not_healthy() -> None:
     assert sentence.headline.startswith("Cannot tell")
 
 
+def test_ranks_that_do_not_match_and_have_no_steps_in_common_are_not_healthy() -> None:
+    outcome = run(rule("a/b", costs="late.data"), facts=FACTS | {"late": {}})
+    healthy, sentence = verdict(outcome, coverage=Coverage(1, 2), matched=False)
+    assert (healthy, sentence.rule) == (False, None)
+    assert "Cannot tell: the collectives of 2 ranks could not be matched" in sentence.headline
+    for coverage, matched in ((Coverage(2, 2), False), (Coverage(1, 2), True), (Coverage(1, 1), False)):
+        assert verdict(outcome, coverage=coverage, matched=matched)[0]
+
+
 def outstanding(*steps: int) -> dict[str, Any]:
     late = {
         "ms_per_step": 30.0,

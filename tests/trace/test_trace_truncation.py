@@ -96,6 +96,25 @@ def test_a_lost_tail_costs_only_the_keys_in_it(tmp_path):
     assert meta.truncated is False and (meta.rank, meta.rank_from) == (4, "file name")
 
 
+@pytest.mark.parametrize(
+    ("where", "junk"),
+    [
+        (b"aten::op", b'}]{"""garbage[[['),
+        (b"aten::op", b'", "'),
+        (b'{"ph": "X", "cat"', b" ]xx[[ garbage "),
+        (b'{"ph": "X", "cat"', b"{{{"),
+        (b'{"ph": "X", "cat"', b"] x"),
+    ],
+)
+def test_what_comes_after_junk_is_read_and_the_place_told(tmp_path, where, junk):
+    text = json.dumps(document(events(150))).encode()
+    middle = text.index(where, len(text) // 2)
+    trace = load_cut(tmp_path / "junk.json", text[:middle] + junk + text[middle:])
+    assert trace.size >= 447 and not trace.meta.truncated and trace.meta.rank == 0
+    assert any("damaged in one" in note or "malformed" in note for note in trace.meta.notes), trace.meta.notes
+    assert not any("ends before" in note for note in trace.meta.notes)
+
+
 @pytest.mark.parametrize("junk", [b"\0" * 100, b"}" * 50, b'"' * 51, b"\\" * 9, b"[[[[", bytes(range(256))])
 def test_junk_in_the_middle_is_never_a_traceback(tmp_path, junk):
     middle = TEXT.index(b"aten::op5") + 4
