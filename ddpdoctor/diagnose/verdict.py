@@ -5,7 +5,6 @@ from __future__ import annotations
 from ddpdoctor.diagnose.diagnosis import Coverage, Verdict
 from ddpdoctor.diagnose.engine import Outcome
 
-
 _LEAST_STEPS = 2
 """Of ranks whose collectives could not be matched."""
 
