@@ -13,6 +13,7 @@ from rich.console import Console
 from ddpdoctor import report
 from ddpdoctor.analysis import analyze
 from ddpdoctor.cli.configured import chosen_job, configured
+from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
 from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis
 from ddpdoctor.errors import DdpDoctorError
@@ -93,7 +94,7 @@ def command(
     """Diagnose run directories, or profiler traces: folders, globs, single files, URLs.
 
     Several run directories are joined into one job (one per host). A diagnosis.json or an HTML report is
-    shown again.
+    shown again. The file - is standard output, and the summary then goes to stderr.
 
     \b
     Examples:
@@ -101,6 +102,8 @@ def command(
       ddpdoctor analyze traces/ --html report.html
       ddpdoctor analyze 'traces/rank*.json.gz' --fail-on warning --json diagnosis.json
     """
+    named = {"--html": html, "--json": json_file, "--markdown": markdown, "--sarif": sarif, "--junit": junit}
+    check_outputs(paths, named)
     reading = {"jobs": jobs, "cache": not no_cache, "engine": engine, "job": job, "hta": hta}
     diagnosis = _diagnosis(paths, rules, reading)
     if redacted:
@@ -115,10 +118,10 @@ def command(
     for writer, path in outputs:
         if path is not None:
             _write(writer(), diagnosis, path)
-    report.print_terminal(diagnosis, Console(), quiet=quiet, verbose=verbose)
-    for _, path in outputs:
-        if path is not None and not quiet:
-            click.echo(f"written: {path}")
+    console = Console(stderr=to_stdout(named.values()))
+    report.print_terminal(diagnosis, console, quiet=quiet, verbose=verbose)
+    if not quiet:
+        say_written(named.values())
     if fail_on is not None and _as_severe(diagnosis, fail_on):
         sys.exit(EXIT_FAIL_ON)
 

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.cli.configured import chosen_job, configured
+from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
 from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import UnusableInput
@@ -56,15 +57,14 @@ def command(
       ddpdoctor compare ddpdoctor-runs/before ddpdoctor-runs/after
       ddpdoctor compare baseline.json ddpdoctor-runs/after --fail-on-regression 5
     """
+    check_outputs([before, after], {"--html": html, "--json": json_file})
     comparison = compare(_diagnosis(before, job), _diagnosis(after, job))
     if json_file is not None:
         write_comparison_json(comparison, json_file)
     if html is not None:
         write_comparison_html(comparison, html)
-    print_comparison(comparison, Console())
-    for path in (html, json_file):
-        if path is not None:
-            click.echo(f"written: {path}")
+    print_comparison(comparison, Console(stderr=to_stdout((html, json_file))))
+    say_written((html, json_file))
     if percent is not None:
         _gate(comparison, percent)
 

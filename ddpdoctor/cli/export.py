@@ -9,10 +9,13 @@ import click
 
 from ddpdoctor.analysis import conclude, prepare
 from ddpdoctor.cli.configured import chosen_job, configured
+from ddpdoctor.cli.outputs import check_outputs, to_stdout
 from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.tables import tables
 from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_parquet, write_timeline
+
+TABLES = ("steps", "collectives", "events")
 
 
 @click.command("export")
@@ -47,28 +50,34 @@ def command(
     if timeline is None and parquet is None:
         raise click.UsageError("nothing to write: give --timeline F, --parquet DIR, or both.")
     chosen = _range(steps)
+    named = {"--timeline": timeline}
+    if parquet is not None:
+        named |= {f"--parquet {name}": parquet / f"{name}.parquet" for name in TABLES}
+    check_outputs(paths, named)
+    aside = to_stdout([timeline])
     with reading_traces() as progress:
         options = configured(progress, job=job)
         prepared = prepare(list(paths), options)
         diagnosis = conclude(prepared, options)
         found = tables(prepared.logs, prepared.windows)
-    recorded = {"steps": found.steps, "collectives": found.collectives, "events": found.events}
+    recorded = {name: getattr(found, name) for name in TABLES}
     if chosen is not None:
         recorded = cut_steps(recorded, *chosen)
         if recorded["steps"].is_empty():
             raise UnusableInput(f"{', '.join(paths)}: no step from {chosen[0]} to {chosen[1]} was recorded.")
     if parquet is not None:
         for file in write_parquet(recorded, parquet):
-            click.echo(f"written: {file}")
+            click.echo(f"written: {file}", err=aside)
     if timeline is not None:
         fitting = steps_that_fit(recorded) if chosen is None else None
         if fitting is not None:
             recorded = cut_steps(recorded, *fitting)
             click.echo(
-                f"steps {fitting[0]} to {fitting[1]} only, for a browser to open; --steps A:B chooses others."
+                f"steps {fitting[0]} to {fitting[1]} only, for a browser to open; --steps A:B chooses others.",
+                err=aside,
             )
         write_timeline(recorded, diagnosis.findings, found.hosts, timeline)
-        click.echo(f"written: {timeline}; open it in https://ui.perfetto.dev")
+        click.echo(f"written: {timeline}; open it in https://ui.perfetto.dev", err=aside)
     for note in found.notes:
         click.echo(f"Note: {note}", err=True)
 

@@ -1,26 +1,72 @@
-"""Output files are replaced as a whole: written beside, then renamed."""
+"""Output files are replaced as a whole: written beside, then renamed. What is no regular file is written into."""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import sys
 import tempfile
 from pathlib import Path
 
 from ddpdoctor.errors import DdpDoctorError
 
+STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
+"""Paths that stand for this process's standard output."""
+
+
+def is_stdout(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` stands for standard output."""
+    return os.fspath(path) in STDOUT
+
 
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write ``content`` (text as UTF-8): a reader of ``path`` sees the old file or the new one, never a half.
 
-    Raises DdpDoctorError where the file cannot be written.
+    ``-`` is standard output. Links are followed, and stay. What exists and is no regular file, such as a FIFO or a
+    device, is written into: nothing is put in its place.
+
+    Raises DdpDoctorError where the file cannot be written, BrokenPipeError where nobody reads standard output.
     """
-    target = Path(path)
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
+    if is_stdout(path):
+        _write_stdout(data)
+        return
     try:
-        descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".new")
+        if _is_special(path):
+            with open(path, "wb") as special:  # noqa: PTH123
+                special.write(data)
+        else:
+            _replace(Path(os.path.realpath(path)), data)
     except OSError as error:
-        raise DdpDoctorError(f"cannot write {target}: {error.strerror or error}") from error
+        raise DdpDoctorError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
+
+
+def _write_stdout(data: bytes) -> None:
+    if sys.stdout is None:
+        raise DdpDoctorError("cannot write to standard output: it is closed")
+    try:
+        sys.stdout.flush()
+        sys.stdout.buffer.write(data)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except (OSError, ValueError) as error:
+        raise DdpDoctorError(f"cannot write to standard output: {error}") from error
+
+
+def _is_special(path: str | os.PathLike[str]) -> bool:
+    """Whether ``path`` exists and is no regular file, or is one that a process has open already. Raises OSError."""
+    if os.fspath(path).startswith(("/dev/fd/", "/dev/std", "/proc/")):
+        return True
+    try:
+        os.stat(path)  # noqa: PTH116
+    except FileNotFoundError:
+        return False
+    return not Path(path).is_file()
+
+
+def _replace(target: Path, data: bytes) -> None:
+    descriptor, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name[:80]}.", suffix=".new")
     fresh = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
@@ -30,7 +76,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         os.umask(umask)
         fresh.chmod(0o666 & ~umask)
         fresh.replace(target)
-    except OSError as error:
+    except OSError:
         with contextlib.suppress(OSError):
             fresh.unlink()
-        raise DdpDoctorError(f"cannot write {target}: {error.strerror or error}") from error
+        raise

@@ -36,6 +36,7 @@ from .layout import (
     TRACE_FILE,
     claim_rank_directory,
     host_directory,
+    is_recorded_file,
     is_run_directory,
     run_directories,
 )
@@ -67,6 +68,7 @@ __all__ = [
     "drain_all",
     "host_directory",
     "id_of_root",
+    "is_recorded_file",
     "is_run_directory",
     "make_spool_root",
     "new_run_id",

@@ -58,6 +58,20 @@ def run_directories(path: str) -> list[str]:
     return sorted(found)
 
 
+def is_recorded_file(path: str) -> bool:
+    """Whether ``path``, without links, is one of a run directory's recorded files, or lies where those do; its
+    diagnosis and report are not."""
+    parts = os.path.abspath(path).split(os.sep)
+    for length in range(len(parts) - 1, 0, -1):
+        if parts[length] in ("hosts", "ranks") or (
+            length == len(parts) - 1 and parts[length] == MANIFEST_FILE
+        ):
+            run = os.sep.join(parts[:length]) or os.sep
+            if is_run_directory(run):
+                return True
+    return False
+
+
 def host_directory(run: str, host: str) -> str:
     """``RUN/hosts/<host>``, with a host name made safe for a path."""
     return os.path.join(run, "hosts", re.sub(r"[^A-Za-z0-9._-]", "_", host) or "_")

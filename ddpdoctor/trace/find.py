@@ -15,6 +15,8 @@ from ddpdoctor.trace.remote import expand_url, is_url, open_url
 from ddpdoctor.trace.source import GZIP, LFS_POINTER, ZSTD, open_binary
 
 _SNIFFED_BYTES = 1 << 16
+_OWN = b'"otherData":{"producer":"ddpdoctor"'
+"""What ``ddpdoctor export`` writes into a timeline: no recording, though it looks like a trace."""
 _KEYS = (b'"traceEvents"', b'"baseTimeNanoseconds"', b'"deviceProperties"', b'"distributedInfo"')
 
 
@@ -72,7 +74,7 @@ def is_trace(path: str) -> bool:
     text = head.lstrip(b"\xef\xbb\xbf \t\r\n")
     if text.startswith(b"["):
         return b'"ph"' in text[:4096] or (named and not text[1:].strip(b" \t\r\n]"))
-    if not text.startswith(b"{"):
+    if not text.startswith(b"{") or _OWN in text[:4096]:
         return False
     return any(key in text for key in _KEYS) or (len(head) == _SNIFFED_BYTES and "trace" in path.lower())
 

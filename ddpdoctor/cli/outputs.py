@@ -1,0 +1,86 @@
+"""Where a command writes: never over what it reads, never over a recording, never twice to one place."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import click
+
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.report.read import holds_diagnosis
+from ddpdoctor.report.replace import is_stdout
+from ddpdoctor.rundir import is_recorded_file, run_directories
+from ddpdoctor.trace import find_traces
+from ddpdoctor.trace.find import is_trace
+from ddpdoctor.trace.operations import find_operations
+from ddpdoctor.trace.remote import is_url
+
+
+def check_outputs(inputs: Sequence[str], outputs: Mapping[str, Path | None]) -> None:
+    """``outputs`` by option, None where the option was not given.
+
+    Raises DdpDoctorError where one is an input or belongs to a recording, or two are the same file. What is no
+    regular file, such as /dev/null, may be named as often as one likes.
+    """
+    seen: dict[object, str] = {}
+    for option, path in outputs.items():
+        if path is None:
+            continue
+        if is_stdout(path):
+            same: object = "-"
+        elif path.exists() and not path.is_file():
+            continue
+        else:
+            same = _identity(path)
+            _check(inputs, option, path)
+        if same in seen:
+            where = "standard output" if same == "-" else str(path)
+            raise DdpDoctorError(f"{seen[same]} and {option} would both write to {where}: name two files.")
+        seen[same] = option
+
+
+def to_stdout(outputs: Iterable[Path | None]) -> bool:
+    """Whether one of ``outputs`` is standard output, where nothing else may then stand."""
+    return any(path is not None and is_stdout(path) for path in outputs)
+
+
+def say_written(outputs: Iterable[Path | None]) -> None:
+    """Name the files that were written, on stderr where standard output is one of ``outputs``."""
+    files = [path for path in outputs if path is not None]
+    for path in files:
+        if not is_stdout(path):
+            click.echo(f"written: {path}", err=to_stdout(files))
+
+
+def _check(inputs: Sequence[str], option: str, path: Path) -> None:
+    if is_recorded_file(os.path.realpath(path)):
+        raise DdpDoctorError(f"{option} {path} would write into a recorded run: name another file.")
+    if any(_reads(given, path) for given in inputs if not is_url(given)):
+        raise DdpDoctorError(f"{option} {path} would overwrite what is to be read: name another file.")
+
+
+def _reads(given: str, path: Path) -> bool:
+    """Whether the input ``given`` (a file, folder or pattern) has the file ``path`` read."""
+    if not path.exists():
+        return False
+    if Path(given).is_dir():
+        inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(given))
+        if not inside or run_directories(given) or holds_diagnosis(path):
+            return False
+        return is_trace(str(path)) or bool(find_operations(str(path)))
+    if Path(given).exists():
+        return path.samefile(given)
+    try:
+        return any(path.samefile(file) for file in find_traces([given]).files)
+    except DdpDoctorError:
+        return False  # the command itself says that nothing matches the pattern
+
+
+def _identity(path: Path) -> object:
+    try:
+        status = path.stat()
+    except OSError:
+        return os.path.realpath(path)
+    return status.st_dev, status.st_ino

@@ -1,0 +1,126 @@
+"""Where commands write: never over a recording or an input, never in a device's place."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ddpdoctor.cli import analyze, compare, export
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.report.replace import write_whole
+
+ROOT = Path(__file__).resolve().parents[2]
+FIXTURES = ROOT / "fixtures"
+
+
+@pytest.fixture
+def run(tmp_path):
+    return Path(shutil.copytree(FIXTURES / "barrier", tmp_path / "r"))
+
+
+@pytest.fixture
+def traces(run, tmp_path):
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    for rank in (0, 1):
+        shutil.copy(run / f"ranks/0000{rank}/trace.json.gz", folder / f"rank{rank}.json.gz")
+    return folder
+
+
+def content(folder):
+    return {file: file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        (export.command, ["r", "--timeline", "r/ranks/00000/trace.json.gz"]),
+        (export.command, ["r", "--parquet", "r/ranks/00000"]),
+        (analyze.command, ["r", "--json", "r/manifest.json"]),
+        (analyze.command, ["r", "--html", "r/ranks/00000/steps.jsonl"]),
+        (analyze.command, ["r", "--html", "link"]),
+        (analyze.command, ["r", "--html", "r/hosts/new.html"]),
+        (analyze.command, ["r", "--json", "same", "--html", "same"]),
+        (analyze.command, ["r", "--json", "same", "--html", "./same"]),
+        (analyze.command, ["r", "--json", "-", "--markdown", "/dev/stdout"]),
+        (analyze.command, ["saved", "--json", "saved/rank0.json.gz"]),
+        (analyze.command, ["saved/*.json.gz", "--json", "saved/rank1.json.gz"]),
+        (analyze.command, ["saved/rank0.json.gz", "--json", "saved/rank0.json.gz"]),
+        (compare.command, ["r", "before.json", "--json", "before.json"]),
+    ],
+)
+def test_recordings_and_inputs_are_not_written_over(run, traces, tmp_path, monkeypatch, command, arguments):
+    monkeypatch.chdir(tmp_path)
+    Path("link").symlink_to(run / "manifest.json")
+    Path("before.json").write_text("{}")
+    before = content(tmp_path)
+    with pytest.raises(DdpDoctorError, match=r"name (another file|two files)\.$"):
+        CliRunner().invoke(command, arguments, catch_exceptions=False)
+    assert content(tmp_path) == before
+
+
+def test_a_run_directory_takes_its_own_reports_and_a_folder_of_traces_new_files(
+    run, traces, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for arguments in (
+        ["r", "--json", "r/diagnosis.json", "--html", "r/report.html"],
+        ["saved", "--json", "saved/diagnosis.json", "--html", "/dev/null", "--markdown", "/dev/null"],
+    ):
+        for _ in range(2):
+            done = CliRunner().invoke(analyze.command, arguments, catch_exceptions=False)
+            assert done.exit_code == 0, done.output
+    for _ in range(2):
+        arguments = ["saved", "--timeline", "saved/all.json"]
+        assert CliRunner().invoke(export.command, arguments, catch_exceptions=False).exit_code == 0
+
+
+def test_links_are_followed_and_stay(tmp_path):
+    (tmp_path / "there").mkdir()
+    for name, target in (("old", "there/old.txt"), ("dangling", "there/new.txt")):
+        (tmp_path / name).symlink_to(target)
+    (tmp_path / "there/old.txt").write_text("old")
+    write_whole(tmp_path / "old", "new")
+    write_whole(tmp_path / "dangling", "new")
+    assert (tmp_path / "old").is_symlink() and (tmp_path / "dangling").is_symlink()
+    assert [file.read_text() for file in (tmp_path / "there").iterdir()] == ["new", "new"]
+    (tmp_path / "loop").symlink_to("loop")
+    with pytest.raises(DdpDoctorError, match="cannot write"):
+        write_whole(tmp_path / "loop", "new")
+
+
+def test_a_fifo_is_written_into(tmp_path):
+    fifo = tmp_path / "fifo"
+    os.mkfifo(fifo)
+    got = []
+    reader = threading.Thread(target=lambda: got.append(fifo.read_text()))
+    reader.start()
+    write_whole(fifo, "through")
+    reader.join(timeout=20)
+    assert got == ["through"] and fifo.is_fifo()
+
+
+def shell(line, **environment):
+    return subprocess.run(
+        ["/bin/sh", "-c", line],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTHON": sys.executable, **environment},
+    )
+
+
+def test_a_dash_is_standard_output_and_nothing_else_stands_there(run, tmp_path):
+    done = shell(f'"$PYTHON" -m ddpdoctor analyze {run} --json - --html {tmp_path}/r.html')
+    assert done.returncode == 0
+    assert json.loads(done.stdout)["schema"] == "ddpdoctor.diagnosis/1"
+    assert "median" in done.stderr and f"written: {tmp_path}/r.html" in done.stderr
+    assert not (ROOT / "-").exists()
+    done = shell(f'"$PYTHON" -m ddpdoctor analyze {run} -q --markdown /dev/stdout > {tmp_path}/m.md')
+    assert (done.returncode, done.stdout) == (0, "") and (tmp_path / "m.md").read_text().startswith("## ")
