@@ -44,11 +44,15 @@ class ColumnBuilder:
         self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self._collectives = CollectiveRows()
         self._rows = 0
+        self.events = 0
+        """Events of any kind; one batch may count twice."""
         self.without_time = 0
         self.without_duration = 0
+        self.without_name = 0
 
     def add(self, batch: Batch, stream: EventStream) -> None:
         """Appends the complete and instant events of ``batch`` and reads its metadata events."""
+        self.events += len(batch)
         rows = [e for e in batch if e.ph == "X" or e.ph == "i" or e.ph == "I"]
         if rows:
             try:
@@ -67,7 +71,7 @@ class ColumnBuilder:
             kept = np.flatnonzero(~untimed)
             rows = [rows[i] for i in kept.tolist()]
             start, duration = start[kept], duration[kept]
-        self.without_duration += int((duration == times.MISSING_NS).sum())
+        self.without_duration += int((duration < 0).sum())  # not given, no number, or negative
         args = [e.args or NO_ARGUMENTS for e in rows]
         category = _ids(self._categories, [e.cat for e in rows])
         for raw in list(self._categories)[len(self._is_device) :]:
@@ -77,7 +81,9 @@ class ColumnBuilder:
         put = self._put
         put("start_ns", start)
         put("duration_ns", np.maximum(duration, 0))
-        put("name", _ids(self._names, [e.name for e in rows]))
+        name = _ids(self._names, [e.name for e in rows])
+        self.without_name += int((name == self._names[None]).sum()) if None in self._names else 0
+        put("name", name)
         put("category", category)
         put("lane", self.lanes.ids([(e.pid, e.tid) for e in rows]))
         put("correlation", _positive([a.correlation for a in args]))

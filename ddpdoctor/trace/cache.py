@@ -22,7 +22,7 @@ from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.read import load_trace
 from ddpdoctor.trace.remote import content_tag, is_url
 
-_LAYOUT = 2
+_LAYOUT = 3
 """Raised whenever entries made before must not be read, though their schema is the same."""
 LIMIT_BYTES = 8 << 30
 """The least recently used entries go beyond this size."""

@@ -11,6 +11,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.archive import is_archive, load_archive
 from ddpdoctor.trace.build import ColumnBuilder, as_int
 from ddpdoctor.trace.columns import RankTrace, TraceMeta
+from ddpdoctor.trace.foreign import is_foreign, is_own_timeline
 from ddpdoctor.trace.ranks import host_of_name, rank_of_name
 from ddpdoctor.trace.remote import is_url, open_url
 from ddpdoctor.trace.source import Source, open_binary
@@ -36,9 +37,25 @@ def load_trace(path: str, rank: int | None = None) -> RankTrace:
         for batch in stream.batches():
             builder.add(batch, stream)
     if not builder.rows:
-        why = f"it {stream.source.broken}" if stream.source.broken else "its list of events is empty"
+        why = f"it {stream.source.broken}" if stream.source.broken else _no_rows(builder)
         raise UnusableInput(f"{path} holds no profiler events: {why}.")
-    return builder.finish(_meta(path, rank, stream, builder))
+    if is_own_timeline(stream.top):
+        raise UnusableInput(
+            f"{path} is a timeline that ddpdoctor exported: name the run or the traces that it was made of."
+        )
+    trace = builder.finish(_meta(path, rank, stream, builder))
+    if is_foreign(stream.top, trace.categories, trace.names):
+        raise UnusableInput(
+            f"{path} is no trace of the PyTorch profiler: it holds no torch operator, kernel, collective or "
+            "profiler step."
+        )
+    return trace
+
+
+def _no_rows(builder: ColumnBuilder) -> str:
+    if builder.events:
+        return "none of its events has a begin and a duration"
+    return "its list of events is empty"
 
 
 @contextmanager
@@ -109,7 +126,9 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
     if stream.lost_events:
         yield f"{path}: {stream.lost_events} malformed event(s) were left out."
     if builder.without_duration:
-        yield f"{path}: {builder.without_duration} event(s) without a usable duration count as instants."
+        yield f"{path}: {builder.without_duration} event(s) without a usable duration (such as a negative one) count as instants."
+    if builder.without_name:
+        yield f"{path}: {builder.without_name} event(s) without a name: what they did cannot be told."
     if builder.without_time:
         yield f"{path}: {builder.without_time} event(s) without a usable time were left out."
 
