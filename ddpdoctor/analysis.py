@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,11 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import facts_view
-from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Steps, WaterfallBar
-from ddpdoctor.diagnose.engine import Outcome, diagnose
+from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Steps
+from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.load import RuleSet, load_rules
 from ddpdoctor.diagnose.verdict import verdict
+from ddpdoctor.diagnose.waterfall import waterfall
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.measure.machines import series as telemetry_series
@@ -193,7 +195,7 @@ def _judge(
         notes=list(dict.fromkeys([*notes, *outcome.errors])),
         checked=outcome.checked,
         skipped=outcome.skipped,
-        waterfall=_waterfall(facts.steps.mean_ms, outcome),
+        waterfall=waterfall(facts.steps.mean_ms, outcome),
         facts=facts_view.tree(facts),
     )
 
@@ -329,26 +331,11 @@ def _steps(steps: StepFacts, set_aside: dict[str, int]) -> Steps:
     )
 
 
-def _waterfall(mean_ms: float | None, outcome: Outcome) -> list[WaterfallBar]:
-    """Measured step time, what each finding costs, and what would be left. Savings overlap, so later ones are
-    cut at what is left."""
-    if mean_ms is None:
-        return []
-    bars, left = [WaterfallBar("measured step", mean_ms)], mean_ms
-    for finding in outcome.findings:
-        saved = min(finding.costs_ms_per_step or 0.0, left * 0.999)
-        if finding.caused_by is None and saved > 0:
-            bars.append(WaterfallBar(finding.title, -saved, finding.rule))
-            left -= saved
-    bars.append(WaterfallBar("without these", left))
-    return bars
-
-
 def _job(inputs: Inputs, measured: Measurement, manifest: Mapping[str, Any]) -> Job:
     facts = measured.facts.job
     infos = [log.record.info for log in inputs.logs]
     seen = sorted({log.rank for log in inputs.logs} | set(measured.graph.ranks))
-    world = facts.world_size
+    known, world = set(seen), facts.world_size
     hosts = sorted(
         {log.host for log in inputs.logs if log.host} | {t.meta.host for t in inputs.traces if t.meta.host}
     )
@@ -357,7 +344,7 @@ def _job(inputs: Inputs, measured: Measurement, manifest: Mapping[str, Any]) -> 
     return Job(
         world_size=world,
         ranks_seen=seen,
-        missing_ranks=[r for r in range(world) if r not in seen][:1000] if world else [],
+        missing_ranks=list(islice((rank for rank in range(world or 0) if rank not in known), 1000)),
         hosts=hosts,
         backend=facts.backend,
         device=facts.device,

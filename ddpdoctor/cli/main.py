@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
 import os
 import sys
 from typing import NoReturn
@@ -51,6 +52,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Entry point of the ``ddpdoctor`` command."""
+    _prepare_streams()
     try:
         code = cli.main(prog_name="ddpdoctor", standalone_mode=False)
     except click.ClickException as error:
@@ -64,6 +66,17 @@ def main() -> NoReturn:
     except BrokenPipeError:
         code = 1
     sys.exit(_flushed(code if isinstance(code, int) else 0))
+
+
+def _prepare_streams() -> None:
+    """Where the caller closed a stream, words go nowhere; a letter that a stream's encoding lacks becomes a mark."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            # Not inherited: a job finds the stream as closed as its caller left it.
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def _flushed(code: int) -> int:

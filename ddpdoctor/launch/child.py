@@ -41,7 +41,8 @@ class ExitStatus:
         """End this process the same way: whoever waits for it sees the job's own end."""
         for stream in (sys.stdout, sys.stderr):
             try:
-                stream.flush()
+                if stream is not None:  # as it is where the caller had closed it
+                    stream.flush()
             except (OSError, ValueError):
                 pass
         if self.signal is not None:

@@ -23,13 +23,16 @@ class _Head(msgspec.Struct):
 
 
 def holds_diagnosis(path: Path) -> bool:
-    """Whether ``path`` looks like a file for :func:`read_diagnosis`. Raises OSError."""
-    if not path.is_file():
+    """Whether ``path`` looks like a file for :func:`read_diagnosis`; no, where it cannot be read."""
+    try:
+        if not path.is_file():
+            return False
+        if path.suffix == ".html":
+            return True
+        with path.open("rb") as source:
+            return DIAGNOSIS_SCHEMA.rpartition("/")[0].encode() in source.read(4096)
+    except OSError:
         return False
-    if path.suffix == ".html":
-        return True
-    with path.open("rb") as source:
-        return DIAGNOSIS_SCHEMA.rpartition("/")[0].encode() in source.read(4096)
 
 
 def read_diagnosis(path: str | os.PathLike[str]) -> Diagnosis:

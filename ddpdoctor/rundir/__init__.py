@@ -40,7 +40,7 @@ from .layout import (
     is_run_directory,
     run_directories,
 )
-from .reader import RankRecord, RunDirectory
+from .reader import RankRecord, RunDirectory, read_manifest
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .spool import Spool, drain, drain_all, make_spool_root, recover, spool_root, target_of
 from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
@@ -74,6 +74,7 @@ __all__ = [
     "new_run_id",
     "read_json",
     "read_json_lines",
+    "read_manifest",
     "reason_of",
     "recover",
     "refuse_other_run",

@@ -3,22 +3,29 @@ analysis."""
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import dataclass, field
-from typing import Any, Iterator
+from typing import Any, Callable, Iterator, Mapping
 
 from .files import read_json
 from .layout import (
     FLIGHT_FILE,
     MANIFEST_FILE,
     RANK_FILE,
+    RANK_SCHEMA,
+    RUN_SCHEMA,
     STEPS_FILE,
+    STEPS_SCHEMA,
     TELEMETRY_FILE,
     TRACE_FILE,
     parse_rank_directory,
 )
 from .spool import spools_of
+from .typed import MANIFEST, RANK, fitting
 from .waiting import rest_of
+
+_LONGEST_HEAD = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -108,15 +115,23 @@ class RunDirectory:
     def open(cls, path: str) -> RunDirectory:
         """Read the manifest and the ranks' own descriptions. Missing or broken parts become ``notes``."""
         notes: list[str] = []
-        manifest = read_json(os.path.join(path, MANIFEST_FILE), notes) or {}
+        manifest = read_manifest(path, notes)
         spools = {os.path.basename(target): spool for spool, target in spools_of(path)}
         records = _read_ranks(os.path.join(path, "ranks"), spools, notes)
         chosen = _choose(records, notes)
         hosts = {record.host for record in chosen if record.info}
         for record in chosen:
+            steps = os.path.join(record.path, STEPS_FILE)
+            _say_schema(steps, _head_of(steps).get("schema"), STEPS_SCHEMA, notes)
             if len(hosts) == 1 and not record.info:
                 record.info["host"] = next(iter(hosts))
         return cls(path, manifest, chosen, _telemetry(os.path.join(path, "hosts")), notes)
+
+
+def read_manifest(run: str, notes: list[str]) -> dict[str, Any]:
+    """The manifest of ``run`` without what no manifest can say; {} where it is missing or broken. Each is noted."""
+    file = os.path.join(run, MANIFEST_FILE)
+    return _checked(read_json(file, notes) or {}, file, MANIFEST, RUN_SCHEMA, notes)
 
 
 def _read_ranks(ranks: str, spools: dict[str, str], notes: list[str]) -> list[RankRecord]:
@@ -143,9 +158,39 @@ def _read_info(path: str, rank: int, spool: str | None, notes: list[str]) -> dic
     if waiting is not None:
         return waiting
     faults: list[str] = []
-    info = read_json(os.path.join(path, RANK_FILE), faults)
+    file = os.path.join(path, RANK_FILE)
+    info = read_json(file, faults) or {}
     notes += [f"Rank {rank}: {fault[:-1]}: how this rank is set up is not known." for fault in faults]
-    return info or {}
+    return _checked(info, file, RANK, RANK_SCHEMA, notes)
+
+
+def _checked(
+    document: dict[str, Any],
+    path: str,
+    fields: Mapping[str, Callable[[Any], bool]],
+    schema: str,
+    notes: list[str],
+) -> dict[str, Any]:
+    """The object from ``path`` as far as it is what ``schema`` says; the rest, and another schema, become notes."""
+    _say_schema(path, document.get("schema"), schema, notes)
+    return fitting(document, fields, path, notes)
+
+
+def _say_schema(path: str, found: Any, known: str, notes: list[str]) -> None:
+    if found is not None and found != known:
+        notes.append(
+            f"{path} has the schema {str(found)[:60]}, this version reads {known}: what is told of it may be wrong."
+        )
+
+
+def _head_of(path: str) -> dict[str, Any]:
+    """The first line of a JSON-lines file; {} where it is no object. Whoever reads the file says what is wrong."""
+    try:
+        with open(path, "rb") as source:
+            head = json.loads(source.readline(_LONGEST_HEAD))
+    except (OSError, ValueError):
+        return {}
+    return head if isinstance(head, dict) else {}
 
 
 def _choose(records: list[RankRecord], notes: list[str]) -> list[RankRecord]:

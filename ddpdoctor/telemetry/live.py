@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.rundir import MANIFEST_FILE, RANK_FILE, STEPS_FILE, TELEMETRY_FILE, read_json
+from ddpdoctor.rundir import RANK_FILE, STEPS_FILE, TELEMETRY_FILE, read_json, read_manifest
 
 KEPT_STEPS = 200
 """Newest steps kept of each rank."""
@@ -128,7 +128,7 @@ class LiveRun:
 
     def look(self) -> None:
         """Read what is new."""
-        self.manifest = read_json(str(self.path / MANIFEST_FILE), []) or self.manifest
+        self.manifest = read_manifest(str(self.path), []) or self.manifest
         for folder in _folders(self.path / "ranks"):
             if folder.name not in self._folders:
                 self._add(folder)

@@ -1,0 +1,71 @@
+"""Streams that are closed, or cannot show every letter; inputs that may not be read."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.cli.main import EXIT_UNUSABLE
+from ddpdoctor.report import holds_diagnosis
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ROOT / "fixtures" / "slow-data-one-rank"
+
+
+def shell(line, cwd, **environment):
+    """Exit code, stdout and stderr of a shell's ``line``, in which ``$D`` is the command."""
+    done = subprocess.run(
+        ["/bin/bash", "-c", line],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=cwd,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "D": f"{sys.executable} -m ddpdoctor", **environment},
+    )
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_job_without_standard_output_ends_with_its_own_code(tmp_path, closed):
+    code, _, err = shell(f"$D run --out r -- sh -c 'exit 3' {closed}", tmp_path)
+    assert code == 3 and "Traceback" not in err
+
+
+def test_a_job_finds_its_output_as_closed_as_it_was(tmp_path):
+    code, _, _ = shell("$D run --out r -- sh -c 'test ! -e /proc/self/fd/1 && exit 7' >&-", tmp_path)
+    assert code == 7
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_analyze_without_standard_output(tmp_path, closed):
+    code, _, err = shell(f"$D analyze {RUN} --fail-on critical --json d.json {closed}", tmp_path)
+    assert (code, err) == (1, "") and (tmp_path / "d.json").stat().st_size > 1000
+
+
+def test_letters_that_the_terminal_lacks_become_marks(tmp_path):
+    code, out, err = shell(f"$D analyze {RUN} -v", tmp_path, PYTHONIOENCODING="ascii")
+    assert (code, err) == (0, "") and "?" in out
+    assert shell("$D rules list", tmp_path, PYTHONIOENCODING="latin-1")[0] == 0
+
+
+@pytest.mark.skipif(os.getuid() == 0, reason="root may read everything")
+def test_an_unreadable_trace_is_one_sentence(tmp_path):
+    file = tmp_path / "rank0.json.gz"
+    shutil.copy(RUN / "ranks/00000/trace.json.gz", file)
+    file.chmod(0)
+    code, _, err = shell("$D analyze rank0.json.gz", tmp_path)
+    assert code == EXIT_UNUSABLE and err == "ddpdoctor: rank0.json.gz cannot be opened: permission denied.\n"
+
+
+def test_what_cannot_be_read_holds_no_diagnosis(tmp_path, monkeypatch):
+    file = tmp_path / "rank0.json.gz"
+    file.write_text("{}")
+
+    def refuse(*arguments, **more):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "open", refuse)
+    assert not holds_diagnosis(file)
