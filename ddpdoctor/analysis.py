@@ -59,6 +59,8 @@ class Options:
     """The rules themselves, where the caller has read them already; ``rules`` is then not read."""
     thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     suppressed: Collection[str] = ()
+    suppressed_by: str = ""
+    """The file that says so, for the note."""
     jobs: int | None = None
     cache: bool = True
     engine: str | None = None
@@ -192,12 +194,19 @@ def _judge(
         steps=_steps(facts.steps, set_aside),
         breakdown=facts.breakdown,
         findings=outcome.findings,
-        notes=list(dict.fromkeys([*notes, *outcome.errors])),
+        notes=list(dict.fromkeys([*_suppressed(outcome.suppressed, options), *notes, *outcome.errors])),
         checked=outcome.checked,
         skipped=outcome.skipped,
         waterfall=waterfall(facts.steps.mean_ms, outcome),
         facts=facts_view.tree(facts),
     )
+
+
+def _suppressed(rules: Sequence[str], options: Options) -> list[str]:
+    if not rules:
+        return []
+    many = f"{len(rules)} rules" if len(rules) > 1 else "1 rule"
+    return [f"{many} suppressed by {options.suppressed_by or 'the caller'}: {', '.join(rules)}."]
 
 
 def load(paths: Sequence[str], options: Options) -> Inputs:

@@ -26,6 +26,7 @@ def configured(progress: Progress | None = None, rules: Sequence[Path] = (), **r
         loaded_rules=loaded,
         thresholds=config.thresholds,
         suppressed=config.suppress,
+        suppressed_by=config.file or "",
         progress=progress,
         **reading,
     )

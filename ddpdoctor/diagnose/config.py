@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,8 @@ COMMON = "all"
 """Under ``thresholds``, the name that stands for the thresholds common to all rules."""
 
 
-class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a project sets for itself."""
+class Table(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a file may hold."""
 
     thresholds: dict[str, dict[str, float]] = {}
     """By rule id (or ``all``) and threshold name."""
@@ -26,6 +27,13 @@ class Config(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Ids of rules that are not run; ``family/*`` for a whole family."""
     rules: list[str] = []
     """Folders of rules, relative to the file that names them; absolute once loaded."""
+
+
+class Config(Table, frozen=True, kw_only=True):
+    """What a project sets for itself."""
+
+    file: str | None = None
+    """Where it says so."""
 
 
 def load_config(start: Path) -> Config:
@@ -64,17 +72,37 @@ def check_config(config: Config, rules: RuleSet) -> None:
             if name not in known:
                 choice = ", ".join(sorted(known))
                 raise DdpDoctorError(f"configuration: thresholds.{rule_id}: no {name!r} among its {choice}")
+            _check_threshold(f"thresholds.{rule_id}.{name}", values[name])
+
+
+def _check_threshold(key: str, value: float) -> None:
+    if not (math.isfinite(value) and value >= 0):
+        raise DdpDoctorError(f"configuration: {key}: {value} is no threshold: it must be a number from 0 on")
+    if key.endswith("share") and value > 1:
+        raise DdpDoctorError(f"configuration: {key}: {value} is no share: it must lie between 0 and 1")
 
 
 def _decode(file: Path, prefix: str, table: Mapping[str, Any]) -> Config:
+    _check_numbers(file, prefix, table.get("thresholds"))
     try:
-        config = msgspec.convert(table, Config, strict=True)
+        config = msgspec.convert(table, Table, strict=True)
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at ")
         field = prefix + field.strip("`").removeprefix("$").removeprefix(".")
         raise DdpDoctorError(f"{file}: field `{field.rstrip('.') or 'top level'}`: {reason}") from None
     folders = [str((file.parent / folder).resolve()) for folder in config.rules]
-    return msgspec.structs.replace(config, rules=folders)
+    return Config(thresholds=config.thresholds, suppress=config.suppress, rules=folders, file=str(file))
+
+
+def _check_numbers(file: Path, prefix: str, thresholds: Any) -> None:
+    """Thresholds of a wrong type by their names, which msgspec would leave out."""
+    for rule_id, values in thresholds.items() if isinstance(thresholds, Mapping) else ():
+        field = f"{prefix}thresholds.{rule_id}"
+        if not isinstance(values, Mapping):
+            raise DdpDoctorError(f"{file}: field `{field}`: expected a table of thresholds, got {values!r}")
+        for name, value in values.items():
+            if isinstance(value, bool) or not isinstance(value, int | float):
+                raise DdpDoctorError(f"{file}: field `{field}.{name}`: expected a number, got {value!r}")
 
 
 def _read_toml(file: Path) -> dict[str, Any]:

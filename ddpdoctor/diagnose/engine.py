@@ -33,6 +33,8 @@ class Outcome:
     """The common thresholds in force."""
     too_few: list[str] = field(default_factory=list)
     """Ids of rules that found too few outstanding steps of a short window to warn of, by cost."""
+    suppressed: list[str] = field(default_factory=list)
+    """Ids of rules that were not run because the user does not want them."""
 
 
 class CannotLookError(Exception):
@@ -65,7 +67,7 @@ def diagnose(
     fired: list[Fired] = []
     for rule in rules.rules.values():
         if rule.id in suppressed or rule.id.partition("/")[0] + "/*" in suppressed:
-            outcome.skipped.append(SkippedRule(rule.id, rule.question, "suppressed in the configuration"))
+            outcome.suppressed.append(rule.id)
             continue
         named = base | {name: entry.value for name, entry in rule.thresholds.items()}
         named.update(overrides.get("all", {}))

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.analysis import analyze
 from ddpdoctor.cli.configured import configured
 from ddpdoctor.errors import DdpDoctorError
 
@@ -40,6 +41,18 @@ def test_every_command_obeys_it(tmp_path, verb):
     )
     assert done.returncode == 0, done.stderr
     assert "dataloader/one-rank-late" not in done.stdout and "for data at" not in done.stdout
+
+
+def test_what_a_file_suppresses_is_said(tmp_path, monkeypatch):
+    file = tmp_path / "ddpdoctor.toml"
+    file.write_text('suppress = ["dataloader/one-rank-late", "gpu/*"]\n')
+    (tmp_path / "below").mkdir()
+    monkeypatch.chdir(tmp_path / "below")
+    found = analyze(str(RUN), configured(jobs=1, cache=False))
+    told = found.notes[0]
+    assert told.startswith("7 rules suppressed by ") and "dataloader/one-rank-late" in told
+    assert str(file.resolve()) in told
+    assert not {rule.rule for rule in found.skipped} & {"dataloader/one-rank-late", "gpu/memory-full"}
 
 
 def test_progress_goes_to_a_terminal_on_stderr_and_nowhere_else():

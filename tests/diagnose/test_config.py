@@ -42,7 +42,13 @@ def test_the_nearest_file_counts_and_folders_are_relative_to_it(tmp_path: Path) 
     [
         ("ddpdoctor.toml", "suppres = []", ["suppres", "top level"]),
         ("ddpdoctor.toml", "suppress = 3", ["`suppress`"]),
-        ("ddpdoctor.toml", "[thresholds.all]\nleast_share = 'much'", ["`thresholds"]),
+        (
+            "ddpdoctor.toml",
+            "[thresholds.all]\nleast_share = 'much'",
+            ["`thresholds.all.least_share`", "'much'"],
+        ),
+        ("ddpdoctor.toml", "[thresholds]\nall = 3", ["`thresholds.all`"]),
+        ("ddpdoctor.toml", "file = 'x'", ["`file`", "top level"]),
         ("ddpdoctor.toml", "suppress = [", ["not TOML"]),
         ("pyproject.toml", "[tool.ddpdoctor]\nrules = 1", ["`tool.ddpdoctor.rules`"]),
     ],
@@ -64,8 +70,11 @@ def test_a_wrong_file_is_refused_by_name_and_field(
         (Config(thresholds={"nothing/at-all": {}}), "nothing/at-all"),
         (Config(thresholds={"dataloader/starved": {"hidden_share": 1.0}}), "hidden_share"),
         (Config(thresholds={"all": {"leest_share": 1.0}}), "leest_share"),
+        (Config(thresholds={"all": {"warning_share": 5.0}}), "thresholds.all.warning_share: 5.0 is no share"),
+        (Config(thresholds={"all": {"least_ms": -1.0}}), "thresholds.all.least_ms: -1.0 is no threshold"),
+        (Config(thresholds={"all": {"least_ms": float("nan")}}), "least_ms: nan is no threshold"),
     ],
 )
-def test_names_that_mean_nothing_are_refused(config: Config, word: str) -> None:
+def test_what_means_nothing_is_refused(config: Config, word: str) -> None:
     with pytest.raises(DdpDoctorError, match=word.replace("*", r"\*")):
         check_config(config, load_rules(entry_points=False))
