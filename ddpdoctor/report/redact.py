@@ -8,6 +8,7 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -21,7 +22,7 @@ LIBRARY = re.compile(r".*[/\\](site-packages|dist-packages|lib[/\\]python[\d.]+)
 IP_ADDRESS = re.compile(
     r"(?<![\w.])(?:\d{1,3}(?:\.\d{1,3}){3}|(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{1,4})(?![\w.])"
 )
-HOME = re.compile(r"[/\\](?:home|Users|users|scratch|fsx)[/\\]([^/\\\s'\"]+)")
+HOME = re.compile(r"(?:(?<![\w.\-])|[/\\])(?:home|Users|users|scratch|fsx)[/\\]([^/\\\s'\"]+)")
 KEPT_VARIABLES = re.compile(
     r"(NCCL|TORCH|PYTORCH|OMP|MKL|OPENBLAS|KMP|GLOO|CUDA|NVIDIA|HIP|ROCR|UCX|FI|RCCL)_\w+"
     r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
@@ -58,8 +59,10 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     command, arguments = _command(worded.job.command, root, stand_ins)
     replace_names = _replacer(names | arguments)
 
+    hide_sources = _sources(worded.source, stand_ins)
+
     def clean(text: str) -> str:
-        text = PATH.sub(lambda match: _path(match[0], root, stand_ins), text)
+        text = PATH.sub(lambda match: _path(match[0], root, stand_ins), hide_sources(text))
         return IP_ADDRESS.sub(lambda match: stand_ins.of("address", match[0]), replace_names(text))
 
     job = msgspec.structs.replace(
@@ -123,6 +126,36 @@ def _path(path: str, root: str | None, stand_ins: _StandIns) -> str:
     if name.endswith(".py"):
         return f"{stand_ins.of('path', folder)}/{name}"
     return stand_ins.of("path", f"{folder}/{name}")
+
+
+def _sources(sources: Iterable[str], stand_ins: _StandIns) -> Callable[[str], str]:
+    """Replaces the relative paths that were given, of which notes name the files: whole, or before a separator.
+
+    Of a pattern, it is the folder before its first wildcard.
+    """
+    given: dict[str, str] = {}
+    for source in sources:
+        if Path(source).is_absolute() or "://" in source:
+            continue
+        fixed = re.split(r"[*?\[]", source)[0]
+        path = source if fixed == source else fixed.rpartition("/")[0]
+        path = os.path.normpath(path)
+        if path.strip("./"):
+            given[path] = stand_ins.of("path", path)
+    if not given:
+        return lambda text: text
+    names = "|".join(map(re.escape, sorted(given, key=len, reverse=True)))
+    # A name without a folder may be any word: it is one of a path only before a separator.
+    inside = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?=/)")
+    alone = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?![\w\-])")
+
+    def hide(text: str) -> str:
+        text = inside.sub(lambda match: given[match[1]], text)
+        if text in given:
+            return given[text]
+        return alone.sub(lambda match: given[match[1]] if "/" in match[1] else match[0], text)
+
+    return hide
 
 
 def _host_names(diagnosis: Diagnosis, stand_ins: _StandIns) -> dict[str, str]:

@@ -101,3 +101,24 @@ def test_an_argument_said_again_is_replaced_there_too():
     clean = redact(msgspec.structs.replace(samples.sick(), job=job, notes=["project-falcon wrote 0.1 GB"]))
     assert clean.job.command == ["torchrun", "train.py", "argument-1", "argument-2", "argument-3"]
     assert clean.notes == ["argument-1 wrote 0.1 GB"]
+
+
+@pytest.mark.parametrize(
+    ("source", "note", "said"),
+    [
+        ("home/alice/run", "home/alice/run/ranks/00000 is missing.", "path-1/ranks/00000 is missing."),
+        ("./home/alice/run/", "home/alice/run/ranks/00000 is missing.", "path-1/ranks/00000 is missing."),
+        ("../alice/run", "see ../alice/run: nothing", "see path-1: nothing"),
+        ("alice/*/rank*.json", "alice/rank1.json is empty.", "path-1/rank1.json is empty."),
+        ("alice-run", "alice-run/manifest.json is missing.", "path-1/manifest.json is missing."),
+        (
+            "run",
+            "the run alone is slow, run/x and rerun/x too",
+            "the run alone is slow, path-1/x and rerun/x too",
+        ),
+    ],
+)
+def test_relative_paths_that_were_given_do_not_leave_either(source, note, said):
+    clean = redact(msgspec.structs.replace(samples.healthy(), source=[source], notes=[note]))
+    assert clean.notes == [said]
+    assert "alice" not in to_json(clean).decode() and "alice" not in render_html(clean)
