@@ -36,6 +36,9 @@ from ddpdoctor.trace import RankTrace, find_traces, load_traces
 from ddpdoctor.trace.digest import trace_digest
 from ddpdoctor.trace.operations import find_operations
 
+_NO_RANK = "no rank was recorded: "
+"""How the launcher's own note begins, which says why."""
+
 Progress = Callable[[int, int], None]
 
 
@@ -296,6 +299,9 @@ def _windows(inputs: Inputs) -> list[Window]:
 def _nothing(paths: Sequence[str], inputs: Inputs) -> str:
     where = ", ".join(paths)
     if inputs.runs:
+        told = [note for note in inputs.notes if note.startswith(_NO_RANK) or " cannot be read: " in note]
+        if told and not inputs.logs:
+            return f"{where}: {told[0]}"
         reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
         more = f" ({inputs.notes[0]})" if inputs.notes else ""
         return f"{where}: {reason}. The command may not have started a PyTorch job, or ended before its first optimizer step{more}."

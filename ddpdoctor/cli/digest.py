@@ -11,7 +11,7 @@ from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import RunDirectory, is_run_directory, recover
 from ddpdoctor.trace import find_traces
-from ddpdoctor.trace.digest import TRACE_DIGEST, copy_records, loose_targets, write_digests
+from ddpdoctor.trace.digest import TRACE_DIGEST, copy_records, discard, loose_targets, write_digests
 
 
 @click.command("digest")
@@ -50,7 +50,12 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
             targets, ranks = _recorded(runs[0], target)
         else:
             targets, ranks = loose_targets(find_traces(paths).files, target), {}
-        digest = write_digests(targets, ranks=ranks, jobs=jobs, progress=progress)
+        try:
+            digest = write_digests(targets, ranks=ranks, jobs=jobs, progress=progress)
+        except BaseException:
+            if runs:
+                discard(target)
+            raise
     for _, reason in digest.failed:
         click.echo(f"Note: {reason}", err=True)
     if not digest.files and not runs:

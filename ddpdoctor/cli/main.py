@@ -65,6 +65,11 @@ def main() -> NoReturn:
         code = _EXIT_INTERRUPTED
     except BrokenPipeError:
         code = 1
+    except OSError as error:
+        if error.filename is None:
+            raise
+        _say(f"ddpdoctor: {os.fsdecode(error.filename)}: {(error.strerror or str(error)).lower()}.")
+        code = EXIT_UNUSABLE
     sys.exit(_flushed(code if isinstance(code, int) else 0))
 
 

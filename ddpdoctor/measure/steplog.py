@@ -184,16 +184,21 @@ def _lines(record: RankRecord, name: str, notes: list[str]) -> Iterator[_Line]:
 
 def read_rank_log(record: RankRecord) -> RankLog:
     """Read steps.jsonl and samples.jsonl of one rank; broken lines are left out and noted."""
-    log = RankLog(record.rank, record)
+    log, odd = RankLog(record.rank, record), 0
     for line in _lines(record, STEPS_FILE, log.notes):
         if line.step is not None and isinstance(line.t, list):
-            log.steps.append(_step(line.step, line))
+            if len(line.t) == 2 and line.t[0] <= line.t[1]:
+                log.steps.append(_step(line.step, line))
+            else:
+                odd += 1
         elif line.device is not None and line.times:
             log.device_times[line.device] = DeviceTimes(line.at, tuple(line.times))
         elif line.where is not None:
             log.where[line.where] = Where(line.file, line.line or 0, line.function)
         elif line.note:
             log.notes.append(f"Rank {record.rank}: {line.note}")
+    if odd:
+        log.notes.append(f"{record.path}/{STEPS_FILE}: {odd} steps that end before they begin left out.")
     for line in _lines(record, SAMPLES_FILE, log.notes):
         if line.where is not None:
             log.sample_where[line.where] = Where(line.file, line.line or 0, line.function)

@@ -9,6 +9,7 @@ process of their own above the ranks.
 from __future__ import annotations
 
 import gzip
+import io
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -78,15 +79,16 @@ def write_timeline(
 def write_parquet(tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str]) -> list[Path]:
     """Write each table as ``<folder>/<name>.parquet``; the files. Raises DdpDoctorError where it cannot."""
     target = Path(folder)
-    files = []
     try:
         target.mkdir(parents=True, exist_ok=True)
-        for name, table in tables.items():
-            file = target / f"{name}.parquet"
-            table.write_parquet(file)
-            files.append(file)
     except OSError as error:
         raise DdpDoctorError(f"cannot write {target}: {error.strerror or error}") from error
+    files = []
+    for name, table in tables.items():
+        packed = io.BytesIO()
+        table.write_parquet(packed)
+        write_whole(target / f"{name}.parquet", packed.getvalue())
+        files.append(target / f"{name}.parquet")
     return files
 
 

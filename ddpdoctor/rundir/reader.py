@@ -125,7 +125,7 @@ class RunDirectory:
             _say_schema(steps, _head_of(steps).get("schema"), STEPS_SCHEMA, notes)
             if len(hosts) == 1 and not record.info:
                 record.info["host"] = next(iter(hosts))
-        return cls(path, manifest, chosen, _telemetry(os.path.join(path, "hosts")), notes)
+        return cls(path, manifest, chosen, _telemetry(os.path.join(path, "hosts"), notes), notes)
 
 
 def read_manifest(run: str, notes: list[str]) -> dict[str, Any]:
@@ -138,7 +138,10 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[str]) -> list[Ra
     records = []
     try:
         names = sorted(os.listdir(ranks))
-    except OSError:
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        notes.append(f"{ranks} cannot be read: {(error.strerror or str(error)).lower()}.")
         return []
     for name in names:
         parsed = parse_rank_directory(name)
@@ -224,11 +227,17 @@ def _choose(records: list[RankRecord], notes: list[str]) -> list[RankRecord]:
     return [best[rank] for rank in sorted(best)]
 
 
-def _telemetry(hosts: str) -> dict[str, str]:
+def _telemetry(hosts: str, notes: list[str]) -> dict[str, str]:
     found = {}
-    if os.path.isdir(hosts):
-        for host in sorted(os.listdir(hosts)):
-            path = os.path.join(hosts, host, TELEMETRY_FILE)
-            if os.path.isfile(path):
-                found[host] = path
+    try:
+        names = sorted(os.listdir(hosts))
+    except (FileNotFoundError, NotADirectoryError):
+        return {}
+    except OSError as error:
+        notes.append(f"{hosts} cannot be read: {(error.strerror or str(error)).lower()}.")
+        return {}
+    for host in names:
+        path = os.path.join(hosts, host, TELEMETRY_FILE)
+        if os.path.isfile(path):
+            found[host] = path
     return found

@@ -10,6 +10,7 @@ import contextlib
 import hashlib
 import io
 import os
+import re
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -87,7 +88,13 @@ def copy_records(run: str, out: Path) -> None:
     try:
         shutil.copytree(run, out, ignore=shutil.ignore_patterns(*_LEFT_BEHIND), dirs_exist_ok=True)
     except (OSError, shutil.Error) as error:
+        discard(out)
         raise DdpDoctorError(f"{run} cannot be copied to {out}: {_first(error)}.") from error
+
+
+def discard(out: Path) -> None:
+    """Removes ``out``, which :func:`copy_records` filled: half a run directory would be taken for a whole one."""
+    shutil.rmtree(out, ignore_errors=True)
 
 
 def _written(target: Path, trace: RankTrace) -> Path:
@@ -124,4 +131,9 @@ def _keep(file: str, target: Path) -> None:
 
 
 def _first(error: OSError | shutil.Error) -> str:
-    return (getattr(error, "strerror", None) or str(error)).splitlines()[0]
+    """The reason in words; of many files that could not be copied, the first one's."""
+    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
+        said = str(error.args[0][0][-1])
+    else:
+        said = error.strerror or str(error)
+    return re.sub(r"^\[Errno \d+\] ([^:]*).*", r"\1", said.splitlines()[0]).lower()

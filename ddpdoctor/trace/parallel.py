@@ -69,6 +69,7 @@ def _start(job: Job) -> _Worker:
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us: we end the workers
         )
     channel = Connection(ours.detach())
     worker = _Worker(process, channel, job)

@@ -57,8 +57,10 @@ def expand_url(url: str) -> list[str]:
             return [url]
         else:
             found = filesystem.find(inside)
+            if not found:
+                filesystem.info(inside)  # raises where the store cannot be reached, or has nothing there
     except Exception as error:
-        raise UnusableInput(f"{url} cannot be listed: {_first_line(error)}") from None
+        raise UnusableInput(f"{url} cannot be opened: {_first_line(error.__cause__ or error)}.") from None
     return sorted(filesystem.unstrip_protocol(name) for name in found)
 
 

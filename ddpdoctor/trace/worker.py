@@ -50,7 +50,10 @@ def serve(channel: Connection) -> None:
         except EOFError:
             return
         trace, reason = attempt(file, rank, cache)
-        channel.send((number, trace, reason))
+        try:
+            channel.send((number, trace, reason))
+        except OSError:
+            return
 
 
 def main() -> None:
