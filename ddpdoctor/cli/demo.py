@@ -53,7 +53,8 @@ def command(fault: str, out: Path | None, steps: int, list_faults: bool) -> None
     chosen = find_fault(fault)
     if importlib.util.find_spec("torch") is None:
         raise DdpDoctorError(
-            "the demo trains a real model and needs PyTorch: pip install 'ddpdoctor[torch]'."
+            "the demo trains a real model and needs PyTorch in this environment: pip install torch, "
+            "or in a checkout of ddpdoctor: pip install '.[torch]'."
         )
     click.echo(f"Planted fault {chosen.name}: {chosen.description}", err=True)
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

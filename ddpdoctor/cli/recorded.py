@@ -10,6 +10,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import Outcome, RunOptions, run_job
 from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE
 
@@ -42,8 +43,8 @@ def run_and_present(
     except KeyboardInterrupt:
         _say(f"stopped before the end of the analysis; `ddpdoctor analyze {outcome.run}` does it again.")
     except Exception as error:
-        what = f"{type(error).__name__}: {error}"
-        _say(f"the run could not be analysed ({what}); the recording is in {outcome.run}.")
+        what = str(error) if _is_worded(error) else f"{type(error).__name__}: {error}"
+        _say(f"the run could not be analysed, the recording is in {outcome.run}: {what}")
     outcome.status.take()
 
 
@@ -83,9 +84,15 @@ def _diagnose(run: Path, quiet: bool) -> None:
         try:
             write(diagnosis, path)
         except Exception as error:
-            _say(f"{path} could not be written ({type(error).__name__}: {error}).")
+            what = str(error) if _is_worded(error) else f"{type(error).__name__}: {error}"
+            _say(f"{path} could not be written: {what}")
     if (run / REPORT_FILE).exists():
         _say(f"report: {run / REPORT_FILE}")
+
+
+def _is_worded(error: Exception) -> bool:
+    """Whether the error's text is a sentence for the user."""
+    return isinstance(error, DdpDoctorError)
 
 
 def _take_interrupts_as_exceptions() -> None:

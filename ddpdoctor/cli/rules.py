@@ -70,7 +70,8 @@ def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
 @command.command("test")
 @click.argument("path", required=False, type=click.Path(path_type=Path, exists=True))
 def test_command(path: Path | None) -> None:
-    """Run the tests inside rule files: the pack's, or those of a folder or file. Exit code 1 where one fails.
+    """Run the tests inside rule files: the pack's, or those of a folder or file. Exit code 1 where one fails or
+    a rule has none.
 
     \b
     Examples:
@@ -81,6 +82,9 @@ def test_command(path: Path | None) -> None:
     console = Console(highlight=False)
     passed = failed = 0
     for rule in (pack.rules if path is None else _at(path)).values():
+        if not rule.tests:
+            failed += 1
+            console.print(f"{rule.id}: has no test", markup=False, soft_wrap=True)
         for result in run_tests(rule, pack.common):
             passed, failed = passed + (not result.failures), failed + bool(result.failures)
             for failure in result.failures:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import re
 import sys
 from collections.abc import Mapping
 from importlib.machinery import PathFinder
@@ -37,6 +38,28 @@ def _core() -> Any:
 
 
 _CEL = _core()
+
+
+_TEXT = re.compile(r"""("{3}|'{3}).*?\1|"(?:[^"\\\n]|\\.)*"|'(?:[^'\\\n]|\\.)*'""", re.DOTALL)
+_PATH = re.compile(r"(?<![\w.\])])[A-Za-z_]\w*(?:\s*\.\s*[A-Za-z_]\w*)+(\s*\()?")
+
+
+_BOUND = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*(\w+)\s*,")
+
+
+def paths_read(expression: str) -> list[str]:
+    """The names that a CEL expression reads, dotted ones (``steps.mean_ms``) without methods called on them; not those
+    that it binds itself. ValueError where it does not parse.
+    """
+    text = _TEXT.sub('""', expression)
+    bound = set(_BOUND.findall(text))
+    found = sorted(compiled(expression)[1] - bound)
+    for match in _PATH.finditer(text):
+        if re.split(r"[\s.]", match[0])[0] in bound:
+            continue
+        path = "".join(match[0].rstrip("( \t\r\n").split())
+        found.append(path.rpartition(".")[0] if match[1] else path)
+    return found
 
 
 @functools.cache

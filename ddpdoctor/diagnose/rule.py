@@ -8,7 +8,7 @@ from typing import Any, Literal
 import msgspec
 
 from ddpdoctor.diagnose import facts_view
-from ddpdoctor.diagnose.conditions import compiled
+from ddpdoctor.diagnose.conditions import compiled, paths_read
 from ddpdoctor.diagnose.words import check_template
 from ddpdoctor.errors import RuleError
 
@@ -171,6 +171,9 @@ def checked_rule(content: bytes, path: Path, rule_id: str) -> Rule:
             raise RuleError(
                 f"{path}: field `{field}`: not a CEL expression: {str(error).splitlines()[0]}"
             ) from None
+        for read in paths_read(expression):
+            if not _is_readable(read):
+                raise RuleError(f"{path}: field `{field}`: there is no fact {read!r} (see docs/facts.md)")
     for field, template in _templates(rule):
         try:
             check_template(template)
@@ -205,6 +208,14 @@ def _decode(content: bytes, path: Path, kind: type[Any]) -> Any:
         raise RuleError(f"{path}: field `{field or 'top level'}`: {reason}") from None
     except Exception as error:  # PyYAML's own errors, which msgspec passes on
         raise RuleError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def _is_readable(path: str) -> bool:
+    """Whether a condition may read ``path``: a fact, a threshold, a field of a cost."""
+    root, _, rest = path.partition(".")
+    if root in ("cost", "cause"):
+        return not rest or facts_view.is_fact(f"late.total.{rest}")
+    return root == "t" or facts_view.is_fact(path)
 
 
 def _expressions(rule: Rule) -> list[tuple[str, str]]:

@@ -45,6 +45,11 @@ def number(value: float) -> str:
     )
 
 
+def count(value: float, noun: str) -> str:
+    """Return "1 thread", "16 threads"."""
+    return f"{number(value)} {noun}" + ("" if value == 1 else "s")
+
+
 def ranks(culprits: Sequence[int] | None) -> str:
     """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10", None -> "all ranks"; long
     lists are cut."""
@@ -191,6 +196,7 @@ def _environment() -> jinja2.Environment:
         percent=percent,
         size=size,
         number=number,
+        count=count,
         ranks=ranks,
         verb=verb,
         everybody=everybody,

@@ -32,6 +32,8 @@ def attempt(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None,
         return None, str(error)
     except MemoryError:
         return None, f"{file} does not fit into the memory of this machine."
+    except RecursionError:
+        return None, f"{file} cannot be read: it is nested too deeply."
     except Exception as error:  # one bad file must not cost the others
         return None, f"{file} cannot be read ({type(error).__name__}: {error})."
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from ddpdoctor.diagnose.conditions import compiled, evaluate
+from ddpdoctor.diagnose.conditions import compiled, evaluate, paths_read
 
 
 def run(code: str) -> str:
@@ -54,3 +54,20 @@ def test_errors_say_what_is_wrong():
         evaluate("absent > 1.0", {"a": 1.0})
     with pytest.raises(KeyError, match="absent"):
         evaluate("a.absent > 1.0", {"a": {"b": 1.0}})
+
+
+@pytest.mark.parametrize(
+    ("expression", "names"),
+    [
+        ("steps.mean_ms > t.least_ms", {"steps", "t", "steps.mean_ms", "t.least_ms"}),
+        ("cost.where.exists(w, w.python_ms > 1.0)", {"cost", "cost.where"}),
+        (
+            'job.device == "gpu.memory" && size(late.total.ranks) > 0',
+            {"job", "late", "job.device", "late.total.ranks"},
+        ),
+        ("job.backend.startsWith('a.b') ? true : false", {"job", "job.backend"}),
+        ("1.5 > 2.5", set()),
+    ],
+)
+def test_the_names_that_a_condition_reads(expression, names):
+    assert set(paths_read(expression)) == names

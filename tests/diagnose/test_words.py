@@ -27,6 +27,10 @@ def test_percent_and_number() -> None:
     assert [words.number(value) for value in (4.0, 4.27, 120.4)] == ["4", "4.3", "120"]
 
 
+def test_count() -> None:
+    assert [words.count(value, "thread") for value in (1.0, 16.0)] == ["1 thread", "16 threads"]
+
+
 def test_ranks() -> None:
     assert words.ranks([1]) == "rank 1"
     assert words.ranks([1, 3, 5]) == "ranks 1, 3 and 5"

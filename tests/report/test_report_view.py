@@ -196,6 +196,7 @@ def test_timeline_places_lanes_and_keeps_few_enough_bars():
     assert wait.width == pytest.approx(100 * 45 / 51, abs=0.01)
     big = timeline(samples.large())
     assert len(big.bars) <= SPANS and len(big.ranks) == 12
+    assert len(big.notes) == 1 and big.notes[0].startswith("12 of 512 ranks are drawn")
 
 
 def test_timeline_merges_what_cannot_be_told_apart():

@@ -58,3 +58,10 @@ def test_a_failing_test_is_named_and_the_exit_code_is_1(own_rule: Path, whole_fo
     result = CliRunner().invoke(command, ["test", str(path)])
     assert result.exit_code == 1
     assert "ours/memory: half: fired" in result.output
+
+
+def test_a_rule_without_a_test_fails(own_rule: Path) -> None:
+    text = own_rule.read_text(encoding="utf-8")
+    own_rule.write_text(text.partition("tests:")[0] + "tests: []\n", encoding="utf-8")
+    result = CliRunner().invoke(command, ["test", str(own_rule)])
+    assert result.exit_code == 1 and "ours/memory: has no test" in result.output

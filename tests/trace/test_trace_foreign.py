@@ -4,6 +4,7 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import load_trace, load_traces
+from ddpdoctor.trace.worker import attempt
 from tests.trace.trace_files import document, event, write
 
 
@@ -66,3 +67,9 @@ def test_negative_durations_and_missing_names_are_counted(tmp_path):
         "2 event(s) without a usable duration (such as a negative one) count as instants.",
         "1 event(s) without a name: what they did cannot be told.",
     ]
+
+
+def test_an_event_that_is_nested_too_deeply_is_told_in_words(tmp_path):
+    deep = '{"a":' * 100_000 + "1" + "}" * 100_000
+    path = write(tmp_path / "t.json", f'{{"traceEvents": [{{"ph": "X", "ts": 1, "args": {deep}}}]}}')
+    assert attempt(path, None, False) == (None, f"{path} cannot be read: it is nested too deeply.")

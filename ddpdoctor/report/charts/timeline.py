@@ -84,10 +84,12 @@ def timeline(diagnosis: Diagnosis) -> TimelineChart | None:
         )
         for span in merged
     ]
-    everyone = len({span.rank for span in spans})
+    present = len({span.rank for span in spans})
     notes = [source.note] if source.note else []
-    if len(chosen) < everyone:
-        notes.append(f"{len(chosen)} of {everyone} ranks are drawn: first those that the findings name.")
+    if len(chosen) < present:
+        # One sentence for both choices: what was kept of all ranks, and what of that there is room for.
+        everyone = max(len(diagnosis.ranks), present)
+        notes = [f"{len(chosen)} of {everyone} ranks are drawn: first those that the findings name."]
     return TimelineChart(
         step=source.step,
         ranks=ranks,
