@@ -226,7 +226,9 @@ def test_a_wait_for_data_of_all_in_single_steps(steps, tmp_path):
     said = analyze(str(tmp_path), Options(cache=False, jobs=1))
     first = said.findings[0]
     assert "dataloader/one-rank-late" not in [finding.rule for finding in said.findings]
-    assert (first.rule, first.severity, first.ranks) == ("dataloader/starved", "warning", None)
+    # Once is told and not warned of: an epoch may have begun in that step.
+    severity = "warning" if len(steps) > 1 else "info"
+    assert (first.rule, first.severity, first.ranks) == ("dataloader/starved", severity, None)
     assert f"in {len(steps)} of 7 recorded steps" in said.verdict.headline
     whole_ms = truth.mean_step_us / 1e3 * STEPS - sum(truth.step_us_without_any) / 1e3
     assert first.costs_ms_per_step * (STEPS - 1) == pytest.approx(whole_ms, rel=0.1)
