@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from .hostpace import pace_ns
 from .intervals import covered, union
 from .points import gradients_ready
 from .steplog import RankLog
@@ -20,6 +21,7 @@ from .window import Window, main_lane, rows_of
 _SEARCHES = "torch.distributed.ddp.reducer::search_unused_parameters"
 _SEARCHED = (_SEARCHES, "_DDPSink", "_DDPSinkBackward")
 """The walk over the graph, and what DDP then wraps the outputs in, forward and backward."""
+_HOST_BOUND = 0.9
 _COPIES = "torch::distributed::reducer::"
 _ISSUES = ("c10d::allreduce_", "c10d::allreduce_coalesced_")
 
@@ -43,8 +45,8 @@ def reducer_work(logs: Sequence[RankLog], windows: Sequence[Window]) -> list[Red
 
 def search_ms(windows: Sequence[Window], latency_us: float | None, searches: float) -> float | None:
     """What looking for unused parameters costs a step with so many searches: the walk over the graph, and one more message
-    that tells the other ranks which were used. On a device only what its work does not hide, and no message: it is sent beside
-    the others. None where no window shows a search."""
+    that tells the other ranks which were used. On a device no message, for it is sent beside the others, and only what its work
+    hides not, unless the host sets the pace. None where no window shows a search."""
     found = []
     for window in windows:
         trace = window.trace
@@ -55,12 +57,18 @@ def search_ms(windows: Sequence[Window], latency_us: float | None, searches: flo
         rows = own & trace.name_mask(lambda name: name in _SEARCHED)
         start, end = rows_of(trace, rows)
         spent = float((end - start).sum())
-        if window.on_device:
+        if window.on_device and not _host_bound(window):
             spent -= float(covered(window.compute, start + window.shifted_ns, end + window.shifted_ns).sum())
-        else:
+        elif not window.on_device:
             spent += walks * (latency_us or 0.0) * 1e3
         found.append(spent / walks)
     return searches * float(np.median(found)) / 1e6 if found else None
+
+
+def _host_bound(window: Window) -> bool:
+    """Whether the host needs nearly all of the step to issue it, so that whatever it does takes longer for it."""
+    lengths = [end - start for _, start, end in window.steps]
+    return bool(lengths) and pace_ns(window) >= _HOST_BOUND * float(np.median(lengths))
 
 
 def searches_unused(windows: Sequence[Window]) -> bool | None:

@@ -111,7 +111,7 @@ def test_no_more_is_saved_than_the_backward_pass_takes():
 
 def test_what_looking_for_unused_parameters_costs(tmp_path):
     """Two searches of 0.4 ms of walking and 0.3 ms of wrapping, each with a message of 0.5 ms. On a device the kernel of 50 us
-    hides a part of one, and nothing waits for the message."""
+    hides a part of one, unless the host sets the pace, and nothing waits for the message."""
     names = [_SEARCHES, "_DDPSink", "_DDPSinkBackward", "other"]
     events = [
         {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": step * 1e4 + at * 1e3, "dur": us}
@@ -119,11 +119,35 @@ def test_what_looking_for_unused_parameters_costs(tmp_path):
         for at, (name, us) in enumerate(zip(names, [400, 200, 100, 900], strict=True))
     ]
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1e4, "dur": 50}
-    for folder, more in (("cpu", []), ("device", [kernel])):
+    marks = [
+        {
+            "ph": "X",
+            "cat": "user_annotation",
+            "name": f"ProfilerStep#{n}",
+            "pid": 1,
+            "tid": 1,
+            "ts": n * 1e4,
+            "dur": 1e4,
+        }
+        for n in (1, 2)
+    ]
+    launch = {
+        **kernel,
+        "cat": "cuda_runtime",
+        "name": "cudaLaunchKernel",
+        "pid": 1,
+        "tid": 1,
+        "ts": 9.99e3,
+        "dur": 5,
+    }
+    launched = [{**event, "args": {"correlation": 3}} for event in (launch, kernel)]
+    cases = (("cpu", []), ("device", [kernel]), ("host-bound", [*launched, *marks]))
+    for folder, more in cases:
         (tmp_path / folder).mkdir()
         text = {"distributedInfo": {"rank": 0, "world_size": 2}, "traceEvents": events + more}
         (tmp_path / folder / "rank0.json").write_text(json.dumps(text))
     assert search_ms(windows_of(tmp_path / "cpu"), 500.0, 1.0) == pytest.approx(1.2)
     assert search_ms(windows_of(tmp_path / "cpu"), None, 4.0) == pytest.approx(2.8)
     assert search_ms(windows_of(tmp_path / "device"), 500.0, 1.0) == pytest.approx(0.7 - 0.05 / 2)
+    assert search_ms(windows_of(tmp_path / "host-bound"), 500.0, 1.0) == pytest.approx(0.7)
     assert search_ms([], 500.0, 1.0) is None
