@@ -94,4 +94,4 @@ def test_without_torch_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     result = CliRunner().invoke(command, [])
     assert isinstance(result.exception, DdpDoctorError)
-    assert "pip install 'ddpdoctor[torch]'" in str(result.exception)
+    assert "pip install '.[torch]'" in str(result.exception)
