@@ -43,8 +43,7 @@ def run_and_present(
     except KeyboardInterrupt:
         _say(f"stopped before the end of the analysis; `ddpdoctor analyze {outcome.run}` does it again.")
     except Exception as error:
-        what = str(error) if _is_worded(error) else f"{type(error).__name__}: {error}"
-        _say(f"the run could not be analysed, the recording is in {outcome.run}: {what}")
+        _say(f"the run could not be analysed, the recording is in {outcome.run}: {_words(error)}")
     outcome.status.take()
 
 
@@ -84,15 +83,14 @@ def _diagnose(run: Path, quiet: bool) -> None:
         try:
             write(diagnosis, path)
         except Exception as error:
-            what = str(error) if _is_worded(error) else f"{type(error).__name__}: {error}"
-            _say(f"{path} could not be written: {what}")
+            _say(f"{path} could not be written: {_words(error)}")
     if (run / REPORT_FILE).exists():
         _say(f"report: {run / REPORT_FILE}")
 
 
-def _is_worded(error: Exception) -> bool:
-    """Whether the error's text is a sentence for the user."""
-    return isinstance(error, DdpDoctorError)
+def _words(error: Exception) -> str:
+    """The error's text; where that is no sentence for the user, with the error's name."""
+    return str(error) if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"
 
 
 def _take_interrupts_as_exceptions() -> None:

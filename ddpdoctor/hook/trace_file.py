@@ -10,7 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence
 
-from ..rundir import FLIGHT_FILE, TRACE_FILE, reason_of
+from ..rundir import FLIGHT_FILE, TRACE_FILE, reason_of, write_whole
 from .guard import part
 from .patching import guarded
 
@@ -84,7 +84,7 @@ class TraceJob:
         try:
             data = flight_recorder()
             if data is not None:
-                _write_whole(os.path.join(self._session.directory, FLIGHT_FILE), data)
+                write_whole(os.path.join(self._session.directory, FLIGHT_FILE), data)
         except OSError as error:
             words = (
                 f"the flight record could not be written to {self._session.directory} ({reason_of(error)})"
@@ -162,17 +162,6 @@ def _compress(raw: str, target: str, header: Dict[str, Any], max_bytes: int) -> 
                         f"the trace takes more than {max_bytes // 1_000_000} MB; see --max-trace-mb"
                     )
         return out.tell()
-
-
-def _write_whole(path: str, data: bytes) -> None:
-    try:
-        with open(path + ".tmp", "wb") as out:
-            out.write(data)
-        os.replace(path + ".tmp", path)
-    except OSError:
-        if os.path.exists(path + ".tmp"):
-            os.unlink(path + ".tmp")
-        raise
 
 
 def flight_recorder() -> Optional[bytes]:

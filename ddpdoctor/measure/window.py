@@ -108,7 +108,7 @@ def read_window(trace: RankTrace, bounds: list[tuple[int, int, int]] | None = No
     window = Window(trace, trace.meta.rank or 0, trace.meta.host or "", on_device, steps, (start, end), comms)
     forward = trace.name_mask(classify.is_ddp_forward) & trace.category_mask("user_annotation", "cpu_op")
     window.forwards = np.sort(trace.start_ns[forward])
-    stepping = trace.name_mask(classify.is_optimizer_step) & trace.category_mask("user_annotation", "cpu_op")
+    stepping = classify.optimizer_steps(trace)
     window.updates = np.sort(trace.start_ns[stepping])
     window.elements = amounts(trace, steps)
     if on_device:
@@ -193,7 +193,7 @@ def _device_sets(window: Window, main: int) -> None:
     comm = np.zeros(trace.size, bool)
     comm[trace.name_mask(classify.is_communication_kernel)] = True
     compute = rows_of(trace, kernels & ~comm)
-    stepping = trace.name_mask(classify.is_optimizer_step) & trace.category_mask("user_annotation", "cpu_op")
+    stepping = classify.optimizer_steps(trace)
     optimizer = rows_of(trace, kernels & ~comm & launched_inside(trace, stepping))
     copying = rows_of(trace, moving & ~inside)
     in_use = union(*_joined(compute, (window.comms.start, window.comms.end)))

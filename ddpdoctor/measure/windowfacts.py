@@ -302,7 +302,7 @@ def _device_numbers(window: Window) -> dict[str, float | None]:
     tensor = matmul & np.isin(
         trace.name, trace.name_ids(lambda n: any(part in n.lower() for part in _TENSOR))
     )
-    stepping = trace.name_mask(classify.is_optimizer_step) & trace.category_mask("user_annotation", "cpu_op")
+    stepping = classify.optimizer_steps(trace)
     copies = trace.category_mask("gpu_memcpy")
     to_device = copies & trace.name_mask(lambda n: "HtoD" in n or "Host to Device" in n)
     pageable = to_device & trace.name_mask(lambda n: "pageable" in n.lower())

@@ -20,7 +20,7 @@ whole, JSON-lines files only ever grow.
 ``docs/formats.md`` describes the fields.
 """
 
-from .files import read_json, read_json_lines, write_json
+from .files import read_json, read_json_lines, write_json, write_whole
 from .layout import (
     DIAGNOSIS_FILE,
     FLIGHT_FILE,
@@ -85,4 +85,5 @@ __all__ = [
     "unsaved_sentence",
     "waiting_in",
     "write_json",
+    "write_whole",
 ]

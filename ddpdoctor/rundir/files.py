@@ -8,10 +8,13 @@ from typing import Any, Iterator
 
 
 def write_json(path: str, document: Any) -> None:
-    """Replace ``path`` as a whole: written beside, flushed, renamed. Raises OSError or TypeError; ``path``
-    then is as before."""
+    """Replace ``path`` as a whole, see :func:`write_whole`. Raises OSError or TypeError; ``path`` then is as before."""
+    write_whole(path, json.dumps(document, separators=(",", ":"), default=str).encode())
+
+
+def write_whole(path: str, data: bytes) -> None:
+    """Replace ``path`` as a whole: written beside, flushed, renamed. Raises OSError; ``path`` then is as before."""
     beside = f"{path}.{os.getpid()}.tmp"
-    data = json.dumps(document, separators=(",", ":"), default=str).encode()
     try:
         with open(beside, "wb") as out:
             out.write(data)

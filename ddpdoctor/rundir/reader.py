@@ -23,7 +23,7 @@ from .layout import (
 )
 from .spool import spools_of
 from .typed import MANIFEST, RANK, fitting
-from .waiting import rest_of
+from .waiting import reason_of, rest_of
 
 _LONGEST_HEAD = 1 << 16
 
@@ -83,7 +83,7 @@ class RankRecord:
         except FileNotFoundError:
             return f"{path} is missing"
         except OSError as error:
-            return f"{path} cannot be read ({error.strerror or error})"
+            return f"{path} cannot be read ({reason_of(error)})"
         return f"{path} is empty" if empty else f"{path} holds no step"
 
     def _file(self, name: str) -> str | None:
@@ -141,7 +141,7 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[str]) -> list[Ra
     except FileNotFoundError:
         return []
     except OSError as error:
-        notes.append(f"{ranks} cannot be read: {(error.strerror or str(error)).lower()}.")
+        notes.append(f"{ranks} cannot be read: {reason_of(error).lower()}.")
         return []
     for name in names:
         parsed = parse_rank_directory(name)
@@ -234,7 +234,7 @@ def _telemetry(hosts: str, notes: list[str]) -> dict[str, str]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
-        notes.append(f"{hosts} cannot be read: {(error.strerror or str(error)).lower()}.")
+        notes.append(f"{hosts} cannot be read: {reason_of(error).lower()}.")
         return {}
     for host in names:
         path = os.path.join(hosts, host, TELEMETRY_FILE)

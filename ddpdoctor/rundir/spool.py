@@ -23,7 +23,7 @@ from typing import Any
 
 from .files import write_json
 from .run_id import OtherRunError, id_of_root, refuse_other_run, run_id
-from .waiting import Waiting, unsaved_sentence, waiting_in
+from .waiting import Waiting, segments_in, unsaved_sentence, waiting_in
 
 SEGMENT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
@@ -239,17 +239,11 @@ def drain(directory: str, remove: bool = False, target: str | None = None) -> No
         fcntl.flock(lock, fcntl.LOCK_EX)
         target = target or target_of(directory)
         refuse_other_run(_run_of(target), id_of_root(os.path.dirname(directory)))
-        segments: dict[str, list[tuple[int, str]]] = {}
-        kept = []
+        for stream, parts in segments_in(directory).items():
+            _copy(parts, os.path.join(target, stream))
         for name in os.listdir(directory):
-            if name.endswith(".json"):
-                kept.append(name)
-            stream, _, position = name.rpartition(".")
-            if stream and position.isdigit():
-                segments.setdefault(stream, []).append((int(position), os.path.join(directory, name)))
-        for stream, parts in segments.items():
-            _copy(sorted(parts), os.path.join(target, stream))
-        for name in kept:
+            if not name.endswith(".json"):
+                continue
             with open(os.path.join(directory, name), "rb") as source:
                 write_json(os.path.join(target, name), json.loads(source.read()))
             os.unlink(os.path.join(directory, name))

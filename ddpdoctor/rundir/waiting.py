@@ -20,17 +20,24 @@ class Waiting(NamedTuple):
     """Bytes."""
 
 
+def segments_in(spool: str) -> dict[str, list[tuple[int, str]]]:
+    """By stream: (first byte's position, path) of the segments of a spool, in order. Raises OSError."""
+    found: dict[str, list[tuple[int, str]]] = {}
+    for name in os.listdir(spool):
+        stream, _, position = name.rpartition(".")
+        if stream and position.isdigit():
+            found.setdefault(stream, []).append((int(position), os.path.join(spool, name)))
+    for parts in found.values():
+        parts.sort()
+    return found
+
+
 def rest_of(spool: str, stream: str, done: int) -> bytes:
     """What a spool holds of a stream beyond its first ``done`` bytes; nothing where a part in between is gone, for it
     was copied a moment ago."""
-    parts = []
     try:
-        for name in os.listdir(spool):
-            base, _, digits = name.rpartition(".")
-            if base == stream and digits.isdigit():
-                parts.append((int(digits), os.path.join(spool, name)))
         rest = b""
-        for position, path in sorted(parts):
+        for position, path in segments_in(spool).get(stream, []):
             if position > done:
                 break
             with open(path, "rb") as source:
@@ -48,7 +55,7 @@ def waiting_in(spool: str, target: str) -> Waiting:
     """What ``spool`` holds that is not in the rank's folder ``target``; never raises."""
     steps = size = 0
     try:
-        streams = {name.rpartition(".")[0] for name in os.listdir(spool) if name.rpartition(".")[2].isdigit()}
+        streams = segments_in(spool)
         size = sum(os.path.getsize(os.path.join(spool, n)) for n in os.listdir(spool) if n.endswith(".json"))
     except OSError:
         return Waiting(spool, 0, 0)

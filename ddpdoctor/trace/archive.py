@@ -14,6 +14,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.rundir import reason_of
 from ddpdoctor.trace.columns import Collectives, Lane, RankTrace, TraceMeta
 from ddpdoctor.trace.ranks import host_of_name, rank_of_name
 from ddpdoctor.trace.remote import is_url, open_url
@@ -96,7 +97,7 @@ def load_archive(path: str, rank: int | None = None) -> RankTrace:
         with open_url(path) if is_url(path) else open_binary(path) as stream:
             trace = read_archive(io.BytesIO(stream.read()), path)
     except OSError as error:
-        raise UnusableInput(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.") from None
+        raise UnusableInput(f"{path} cannot be read: {reason_of(error).lower()}.") from None
     return replace(trace, meta=placed(trace.meta, path, rank))
 
 

@@ -179,6 +179,11 @@ def is_optimizer_step(name: str) -> bool:
     return name.startswith("Optimizer.step#")
 
 
+def optimizer_steps(trace: RankTrace) -> NDArray[np.bool_]:
+    """[events] the steps of optimizers on the host."""
+    return trace.name_mask(is_optimizer_step) & trace.category_mask("user_annotation", "cpu_op")
+
+
 def is_zero_grad(name: str) -> bool:
     """Whether this clears the gradients (``Optimizer.zero_grad#SGD.zero_grad``)."""
     return name.startswith("Optimizer.zero_grad#")

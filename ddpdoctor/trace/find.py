@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.rundir import reason_of
 from ddpdoctor.trace.archive import is_archive
 from ddpdoctor.trace.remote import expand_url, is_url, open_url
 from ddpdoctor.trace.source import GZIP, LFS_POINTER, ZSTD, open_binary
@@ -131,4 +132,4 @@ def _files_below(folder: str, notes: list[str]) -> Iterator[str]:
 
 
 def _unreadable(path: str, error: OSError) -> UnusableInput:
-    return UnusableInput(f"{path} cannot be read: {(error.strerror or str(error)).lower()}.")
+    return UnusableInput(f"{path} cannot be read: {reason_of(error).lower()}.")

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.rundir import reason_of
 
 PIECE_BYTES = 2 << 20
 """Decompressed bytes handed on at a time."""
@@ -129,4 +130,4 @@ def open_binary(path: str) -> BinaryIO:
 
 
 def _reason(error: OSError) -> str:
-    return (error.strerror or str(error)).lower()
+    return reason_of(error).lower()
