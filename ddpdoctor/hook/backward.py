@@ -9,6 +9,8 @@ from typing import Any, Optional, Tuple
 from . import optimizers, session
 from .guard import part
 from .patching import Patches, around
+from .recorder import recording_here
+from .state import active, backwards
 
 _PART = part("backward passes")
 
@@ -33,7 +35,7 @@ def _before(args: Any, kwargs: Any) -> Optional[Tuple["session.Session", int, st
             return None
         where = ""
     else:
-        where = recorder.lines.caller() if recorder.full and not backward.depth else ""
+        where = recorder.lines.caller() if active.full and not backward.depth else ""
     backward.depth += 1
     if backward.depth == 1:
         backward.steps_optimizer = False
@@ -55,7 +57,7 @@ def _after(token: Tuple["session.Session", int, str], result: Any) -> None:
     recorder = current.recorder
     if current.devices is not None and current.devices.timing:
         current.devices.mark("bwd_end")
-    if recorder.full and recorder.thread == get_ident():
+    if recording_here(recorder):
         fields = current.models.after_backward(recorder.start_perf_ns, recorder.full_since)
         recorder.add(start, end - start, f'"k":"bwd"{where}{fields}')
     if backward.steps_optimizer and not isinstance(result, BaseException):
@@ -66,4 +68,5 @@ def install(patches: Patches) -> None:
     """Replace ``torch.autograd.backward``, which ``Tensor.backward`` looks up at each call."""
     import torch
 
-    patches.attribute(torch.autograd, "backward", around(torch.autograd.backward, _PART, _before, _after))
+    wrapper = around(torch.autograd.backward, _PART, _before, _after, backwards)
+    patches.attribute(torch.autograd, "backward", wrapper)

@@ -50,7 +50,7 @@ def install(patches: Patches) -> None:
 
     for kind in ("save", "load"):
         original = getattr(torch, kind)
-        timed = around(original, _PART, *_event(kind))
+        timed = around(original, _PART, *_event(kind), active)
         for module in (torch, torch.serialization):
             if vars(module).get(kind) is original:
                 patches.attribute(module, kind, timed)
@@ -67,4 +67,4 @@ def install_distributed() -> None:
         for name in names:
             original = vars(module).get(name) if module is not None else None
             if original is not None and not hasattr(original, "_torchdynamo_disable"):
-                patches.attribute(module, name, around(original, _PART, *_event(kind)))
+                patches.attribute(module, name, around(original, _PART, *_event(kind), active))

@@ -84,7 +84,7 @@ def _start_of(name: str) -> Before:
 
     def start(args: Any, kwargs: Any) -> Optional[_Token]:
         recorder = active.recorder
-        if recorder is None or not recorder.full or recorder.thread != get_ident():
+        if recorder is None or recorder.thread != get_ident():
             return None
         _depth.value += 1
         if _depth.value > 1:
@@ -155,8 +155,8 @@ def install(patches: Patches) -> None:
                 if vars(module).get(name) is function:
                     patches.attribute(module, name, timed)
     work = c10d.Work
-    patches.attribute(work, "wait", around(work.wait, _PART, _before_wait, _after_wait))
+    patches.attribute(work, "wait", around(work.wait, _PART, _before_wait, _after_wait, active))
 
 
 def _timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    return around(function, _PART, _start_of(name), _end)
+    return around(function, _PART, _start_of(name), _end, active)

@@ -84,7 +84,7 @@ def _after_iter(token: Tuple[Any, int, Optional[int]], result: Any) -> None:
 
 def _before_next(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, str]]:
     recorder = active.recorder
-    if recorder is None or not recorder.full or recorder.thread != get_ident():
+    if recorder is None or recorder.thread != get_ident():
         return None
     return args[0], perf_counter_ns(), recorder.lines.caller() + _waiting(args[0])
 
@@ -144,5 +144,7 @@ def install(patches: Patches) -> None:
     from torch.utils.data import dataloader
 
     iterator, loader = dataloader._BaseDataLoaderIter, dataloader.DataLoader
-    patches.attribute(iterator, "__next__", around(iterator.__next__, _PART, _before_next, _after_next))
+    patches.attribute(
+        iterator, "__next__", around(iterator.__next__, _PART, _before_next, _after_next, active)
+    )
     patches.attribute(loader, "__iter__", around(loader.__iter__, _PART, _before_iter, _after_iter))

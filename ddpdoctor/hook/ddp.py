@@ -23,6 +23,7 @@ from .constructors import line_of
 from .guard import part
 from .patching import Patches, around
 from .recorder import Recorder, recording_here
+from .state import active
 
 _PART = part("DistributedDataParallel")
 
@@ -135,8 +136,6 @@ def _before_forward(args: Any, kwargs: Any) -> Optional[_Forward]:
         return None
     if current.recorder.thread != get_ident():
         return None if current.thread_is_known else (current, args[0], perf_counter_ns(), "")
-    if not current.recorder.full:
-        return None
     size = input_elements((*args[1:], *kwargs.values()))
     return current, args[0], perf_counter_ns(), f',"e":{size}' if size else ""
 
@@ -165,7 +164,7 @@ def _after_forward(token: _Forward, result: Any) -> None:
     current, ddp, start, elements = token
     end = perf_counter_ns()
     recorder = current.recorder
-    recording = recorder.full and recorder.thread == get_ident()
+    recording = recording_here(recorder)
     if not _is_grad_enabled():
         if recording:
             recorder.add_evaluation(start, end - start)
@@ -218,7 +217,9 @@ def install(patches: Patches) -> None:
     buffers = getattr(DistributedDataParallel, "_sync_buffers", None)
     if buffers is not None:
         patches.attribute(
-            DistributedDataParallel, "_sync_buffers", around(buffers, _PART, _before_forward, _after_buffers)
+            DistributedDataParallel,
+            "_sync_buffers",
+            around(buffers, _PART, _before_forward, _after_buffers, active),
         )
 
     original = getattr(DistributedDataParallel, "_run_ddp_forward", None)
@@ -226,7 +227,7 @@ def install(patches: Patches) -> None:
         patches.attribute(
             DistributedDataParallel,
             "_run_ddp_forward",
-            around(original, _PART, _before_timed_forward, _after_forward),
+            around(original, _PART, _before_timed_forward, _after_forward, active),
         )
     patches.attribute(
         DataParallel, "__init__", around(DataParallel.__init__, _PART, _before_data_parallel, _after_forward)

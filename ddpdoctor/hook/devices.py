@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Deque, List, Optional, Tuple
 
 from .guard import part
 from .patching import guarded
-from .state import job_torch
+from .state import active, job_torch
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -90,7 +90,7 @@ class Devices:
             self._waiting.append((step - 1, marks))
         if self._waiting:
             self._read()
-        if self._recorder.full and len(self._waiting) < MOST_WAITING and not _PART.off:
+        if active.full and len(self._waiting) < MOST_WAITING and not _PART.off:
             if marks:
                 self._marks = [(START, marks[-1][1])]
             else:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import gc
+from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Dict
 
 from .guard import part
 from .patching import Patches, guarded
-from .recorder import recording_here
 from .state import active
 
 SHORTEST_NS = 200_000
@@ -19,7 +19,7 @@ _started = [0]
 
 def _collecting(phase: str, info: Dict[str, Any]) -> None:
     recorder = active.recorder
-    if recorder is None or not recording_here(recorder):
+    if recorder is None or recorder.thread != get_ident():
         return
     now = perf_counter_ns()
     if phase == "start":
@@ -35,5 +35,5 @@ def _collecting(phase: str, info: Dict[str, Any]) -> None:
 
 def install(patches: Patches) -> None:
     """Ask the collector to call us."""
-    callback = guarded(part("garbage collection"), _collecting)
+    callback = guarded(part("garbage collection"), _collecting, active)
     patches.add(lambda: gc.callbacks.append(callback), lambda: gc.callbacks.remove(callback))

@@ -18,7 +18,7 @@ from . import session
 from .guard import part
 from .patching import Patches, around, guarded
 from .settings import remember_optimizer
-from .state import active
+from .state import active, backwards, job_torch
 from .stepping import IN_BACKWARD
 
 _PART = part("optimizer steps")
@@ -64,7 +64,12 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
     open_step.frame = (id(frame), frame.f_code)
     open_step.nested_end = 0
     if current.backward.depth:
-        current.backward.steps_optimizer = True
+        current.backward.steps_optimizer = backwards.always = True
+    elif not backwards.full and _backward_here() != -1:
+        # They did not until now, and this backward's end will not be seen: the next one's will.
+        open_step.depth = 0
+        backwards.always = backwards.full = True
+        return
     else:
         if not current.thread_is_known:
             current.follow_training_thread()
@@ -72,8 +77,13 @@ def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
             current.stepping.before_optimizer(id(optimizer))
         if current.devices is not None and current.devices.timing:
             current.devices.mark("opt")
-    open_step.where = recorder.lines.caller() if recorder.full else ""
+    open_step.where = recorder.lines.caller() if active.full else ""
     open_step.start = perf_counter_ns()
+
+
+def _backward_here() -> int:
+    """torch's number of the backward that this thread runs, -1 outside of one; from the installation on."""
+    return -1
 
 
 def _still_running(frame: Any) -> bool:
@@ -100,7 +110,7 @@ def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
         return
     if current.devices is not None and current.devices.timing:
         current.devices.mark("opt_end")
-    if recorder.full and recorder.thread == get_ident():
+    if active.full and recorder.thread == get_ident():
         number = remember_optimizer(current, optimizer, open_step.where)
         begin, closure = (
             (open_step.nested_end, ',"closure":true') if open_step.nested_end else (open_step.start, "")
@@ -142,6 +152,11 @@ def _after_scaler(token: Tuple[Any, int, int], result: Any) -> None:
 def install(patches: Patches) -> None:
     """Register the hooks, and watch ``GradScaler.step``."""
     from torch.optim import optimizer as module
+
+    global _backward_here
+    told = getattr(job_torch()._C, "_current_graph_task_id", None)
+    if told is not None:
+        _backward_here, backwards.always = told, False
 
     before, after = guarded(_PART, _before), guarded(_PART, _after)
     hooks = module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks

@@ -17,6 +17,7 @@ import types
 from typing import Any, Callable, Iterator, Optional
 
 from .guard import Part
+from .state import Seen, always
 
 Before = Callable[[Any, Any], Any]
 After = Callable[[Any, Any], None]
@@ -27,9 +28,12 @@ system, which it knows by these two words in the name of their file: the one way
 """
 
 
-def around(original: Callable[..., Any], part: Part, before: Before, after: After) -> Callable[..., Any]:
+def around(
+    original: Callable[..., Any], part: Part, before: Before, after: After, seen: Seen = always
+) -> Callable[..., Any]:
     """``original`` between ``before(args, kwargs) -> token`` and ``after(token, result)``; no ``after`` where
-    the token is None.
+    the token is None, and neither where ``seen.full`` is false as the call begins: pass ``active`` for what is looked at
+    only in steps recorded in full, which makes the others cheaper.
 
     ``after`` runs when the original raises, too, with the exception as the result.
     """
@@ -37,7 +41,7 @@ def around(original: Callable[..., Any], part: Part, before: Before, after: Afte
     @functools.wraps(original)
     def wrapper(*args: Any, **kwargs: Any) -> Any:
         token = None
-        if not part.off:
+        if seen.full and not part.off:
             try:
                 token = before(args, kwargs)
             except Exception as error:
@@ -76,11 +80,11 @@ def _uncounted(code: types.CodeType) -> types.CodeType:
     return code.replace(co_filename=UNCOUNTED_FILE)
 
 
-def guarded(part: Part, function: Callable[..., None]) -> Callable[..., None]:
-    """``function`` as a callback that never raises and always returns None."""
+def guarded(part: Part, function: Callable[..., None], seen: Seen = always) -> Callable[..., None]:
+    """``function`` as a callback that never raises and always returns None; ``seen`` as for ``around``."""
 
     def callback(*args: Any, **kwargs: Any) -> None:
-        if not part.off:
+        if seen.full and not part.off:
             try:
                 function(*args, **kwargs)
             except Exception as error:

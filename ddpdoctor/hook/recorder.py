@@ -13,6 +13,7 @@ from time import perf_counter_ns, thread_time_ns, time_ns
 from typing import List, Optional, Tuple
 
 from ..rundir import STEPS_FILE, STEPS_SCHEMA, Spool
+from .state import active
 from .thinning import BLOCK_STEPS, Thinning
 from .where import Kinds, Lines, lines_into
 
@@ -43,8 +44,7 @@ class Recorder:
         self.kinds = kinds
         self.pid = os.getpid()
         self.step = 0
-        self.full = True
-        """Whether this step's events are recorded. All that is called in every step looks at this first."""
+        active.record(full=True)
         self.full_since = 0
         """perf_counter_ns at which the recorded steps began of which this is one."""
         self.always_full = False
@@ -100,9 +100,10 @@ class Recorder:
 
     def record_whole(self) -> None:
         """Record the current step, which has just begun, and those after it in full, until ``always_full`` is unset."""
-        if not self.full:
+        if not active.full:
             self.full_since = self.start_perf_ns
-        self.full = self.always_full = True
+        self.always_full = True
+        active.record(full=True)
 
     def add(self, start: int, duration: int, fields: str) -> None:
         """Append an event: perf_counter_ns, ns, and the inside of its JSON object from ``"k"`` on."""
@@ -121,6 +122,8 @@ class Recorder:
 
     def cut(self, at: int) -> Cut:
         """The thread's counters now, as of ``at``; -1 where unknown, or not read to save time."""
+        if self._evaluations[2] or self._more[0]:
+            self._fold()
         if self.step & self._counters_mask > 1:
             return at, len(self.events), -1, -1
         if self._schedstat >= 0:
@@ -139,39 +142,40 @@ class Recorder:
     def end_step(self, end: Cut) -> None:
         """Write the step that ended at ``end``; what came after that belongs to the next one."""
         # Called in every step, with the caches full of the model: each function that is called here costs some us.
-        begun = perf_counter_ns()
-        start, zero, number, events = self._start, self.epoch_of_zero, self.step, self.events
-        if self._evaluations[2] or self._more[0]:
-            self._fold()
-        if self.full:
+        start, full = self._start, active.full
+        if full:
+            begun = perf_counter_ns()
             line = self._full_line(start, end)
         else:
-            line = f'{{"step":{number},"t":[{start[0] + zero},{end[0] + zero}],"thin":true}}\n'
-        if events:
-            del events[: end[1]]
+            zero = self.epoch_of_zero
+            line = f'{{"step":{self.step},"t":[{start[0] + zero},{end[0] + zero}],"thin":true}}\n'
+        if self.events:
+            del self.events[: end[1]]
         if self.pending:
             line = "".join(self.pending) + line
             self.pending.clear()
         self.spool.write(STEPS_FILE, line.encode())
         if self.marks:
             self.marks.clear()
-        self.step = number = number + 1
+        self.step = number = self.step + 1
         self._start = end
-        if self.full:
+        if full:
             self.epoch_of_zero = time_ns() - perf_counter_ns()
             self._self_ns = WHOLE_COST * (perf_counter_ns() - begun)
             self._block_cost_ns += self._self_ns
             self._block_full += 1
         if not number % BLOCK_STEPS:
             self._end_block(end[0])
-        self.full = self._full_block or self.always_full
+        full = self._full_block or self.always_full
+        if full is not active.full:
+            active.record(full)
 
     def _end_block(self, at: int) -> None:
         thinning, full = self.thinning, self._block_full
         cost_ns = self._block_cost_ns // full if full else None
         self._full_block = thinning.next_block(self.step, cost_ns, (at - self._block_start) // BLOCK_STEPS)
         self._block_start, self._block_cost_ns, self._block_full = at, 0, 0
-        if self._full_block and not self.full:
+        if self._full_block and not active.full:
             self.full_since = at
         self.epoch_of_zero = time_ns() - perf_counter_ns()
         if not self.step & _MOST_COUNTERS_MASK:
@@ -210,4 +214,4 @@ class Recorder:
 
 def recording_here(recorder: Optional[Recorder]) -> bool:
     """Whether this call, on this thread, is to be recorded."""
-    return recorder is not None and recorder.full and recorder.thread == get_ident()
+    return active.full and recorder is not None and recorder.thread == get_ident()

@@ -11,6 +11,7 @@ from ..rundir import SAMPLES_FILE
 from .guard import part
 from .patching import guarded
 from .stacks import can_be_read, stack_of
+from .state import active
 from .where import Lines
 
 if TYPE_CHECKING:
@@ -20,6 +21,11 @@ MEAN_PERIOD_S = 0.06
 """Drawn anew each time from the half to the one and a half of it, so that it cannot run in step with the
 training loop.
 """
+EARLY_S = 30.0
+"""After it the period is ``LATER`` times as long, on all ranks alike, for their samples are compared: there are some
+hundreds by then, and each costs 0.1 to 0.2 ms of CPU time, with the caches full of the model's data.
+"""
+LATER = 4
 BATCH_S = 1.0
 _PART = part("sampling of source lines")
 
@@ -39,6 +45,8 @@ class Sampler:
             target=guarded(_PART, self._run), name="ddpdoctor-sampler", daemon=True
         )
         self._random = random.Random(session.rank)
+        self._early_until = time.monotonic() + EARLY_S
+        self._last_step = -1
 
     def start(self) -> None:
         """Start the thread, where this Python lets it."""
@@ -46,9 +54,10 @@ class Sampler:
             self._thread.start()
 
     def _run(self) -> None:
-        while not _PART.off and not self._stop.wait(MEAN_PERIOD_S * (0.5 + self._random.random())):
+        while not _PART.off and not self._stop.wait(self._pause_s()):
             try:
-                self._sample()
+                if self._is_of_use():
+                    self._sample()
                 if time.time_ns() - self._since >= BATCH_S * 1e9:
                     self.write_out()
             except Exception as error:
@@ -56,6 +65,18 @@ class Sampler:
                     _PART.failed(error)
                 except Exception:
                     return
+
+    def _pause_s(self) -> float:
+        later = 1 if time.monotonic() < self._early_until else LATER
+        return later * MEAN_PERIOD_S * (0.5 + self._random.random())
+
+    def _is_of_use(self) -> bool:
+        """Whether the step is one whose events tell what a sample is of. In one that goes on since the last look the
+        thread may hang, and the sample will tell where.
+        """
+        step, last = self._session.recorder.step, self._last_step
+        self._last_step = step
+        return active.full or step == last
 
     def _sample(self) -> None:
         stack = stack_of(self._session.recorder.thread)

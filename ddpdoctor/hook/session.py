@@ -165,12 +165,14 @@ def disarm() -> None:
 
         services.stop(session)
     current = active.recorder = None
+    active.record(full=False)
 
 
 def forget() -> None:
     """In a forked child: the recording is the parent's. The child may still become a rank of its own."""
     global current
     current = active.recorder = None
+    active.record(full=False)
     del _alone[:]
     guard.reset()
     for name in ("collectives", "checkpoints", "optimizers"):

@@ -7,6 +7,7 @@ from typing import Callable, List, Optional
 
 from .boundary import Boundary
 from .recorder import Cut, Recorder
+from .state import active
 
 IN_BACKWARD = 0
 """The key of all optimizers that step inside a backward, together: one of them per parameter is one round. No
@@ -41,7 +42,7 @@ class Stepping:
         if self._by_mark:
             return
         recorder = self.recorder
-        cut = recorder.cut(at) if recorder.full else (at, len(recorder.events), -1, -1)
+        cut = recorder.cut(at) if active.full else (at, len(recorder.events), -1, -1)
         if key == self.boundary.alone or self.boundary.after(key):
             self._end(cut)
         else:

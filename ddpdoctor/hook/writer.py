@@ -13,7 +13,7 @@ from .patching import guarded
 if TYPE_CHECKING:
     from .session import Session
 
-PERIOD_S = 0.4
+PERIOD_S = 1.0
 _PART = guard.part("run directory")
 
 

@@ -70,6 +70,8 @@ def test_events_of_special_loops(job: tuple[Recorded, list[dict[str, int]]]) -> 
     assert all(event["closure"] for event in closures)
     evaluations = recorded.events(0, "eval", SHAPES.index("evaluation_between"))
     assert [event["n"] for event in evaluations] == [4]
+    # In the step that evaluates, not in the one after it.
+    assert all(event["s"] > 0 for event in evaluations)
     both = recorded.events(0, "bwd", SHAPES.index("two_optimizers_one_backward"))
     assert all(event["m"] == 0 and event["also"][0]["m"] == 1 for event in both)
 
