@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from ddpdoctor.hook.thinning import BLOCK_STEPS, EARLY_STEPS, MOST_SHARE, MOST_THINNED, Thinning
+
+from .recording import JOBS, HookOptions, plain_environment, run_recorded
 
 
 def blocks(thinning: Thinning, first: int, last: int, cost_us: float, step_ms: float) -> list[int]:
@@ -51,3 +55,25 @@ def test_one_long_reading_of_the_clock_changes_little():
     blocks(thinning, 0, 256, 50.0, 20.0)
     thinning.next_block(256, 50_000_000, 20_000_000)
     assert thinning.every == 1 and thinning.cost_us < 60
+
+
+@pytest.mark.parametrize("change", ["", "1"])
+def test_a_thinned_job_is_counted_right(tmp_path, change):
+    base = plain_environment(CHANGE=change)
+    recorded = run_recorded(
+        tmp_path, [sys.executable, str(JOBS / "thinned.py")], HookOptions(profile_steps=None), base
+    )
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    before, after = map(int, recorded.process.stdout.split())
+    steps = recorded.steps(0)
+    # Where optimizers begin to step inside a backward that is not looked at, the round of that backward is lost, and
+    # what a round is must be learnt anew.
+    assert before + max(0, after - 3) <= len(steps) <= before + after
+    assert [step["step"] for step in steps] == list(range(len(steps)))
+    full = [step for step in steps[200:before] if "ev" in step]
+    assert 8 <= len(full) < (before - 200) / 2
+    for step in full:
+        assert sorted(event["k"] for event in step["ev"] if event["k"] != "gc") == ["bwd", "fwd", "opt"]
+        assert all(event["s"] >= 0 for event in step["ev"])
+        (backward,) = [event for event in step["ev"] if event["k"] == "bwd"]
+        assert backward["sync"] is True and backward["base"] >= 0
