@@ -14,7 +14,18 @@ import click
 import ddpdoctor
 from ddpdoctor.errors import DdpDoctorError
 
-VERBS = ("run", "watch", "analyze", "digest", "compare", "export", "rules", "demo", "completion")
+VERBS = {
+    "run": "Run a job unchanged, record its ranks, diagnose it",
+    "watch": "Show a run while its job runs",
+    "analyze": "Diagnose recorded runs, or profiler traces",
+    "digest": "Make small files of traces, to analyze elsewhere",
+    "compare": "Compare two recordings of a job",
+    "export": "Put all ranks on one clock: Perfetto, Parquet, CSV",
+    "rules": "The knowledge behind the findings",
+    "demo": "Train a small model with a planted fault, diagnose it",
+    "completion": "Print the completion script for a shell",
+}
+"""Said here, so that ``ddpdoctor --help`` need not load them all."""
 EXIT_UNUSABLE = 2
 _EXIT_INTERRUPTED = 130
 
@@ -27,6 +38,11 @@ class LazyGroup(click.Group):
     def list_commands(self, ctx: click.Context) -> list[str]:
         """The verbs, in the order in which they are used."""
         return [verb for verb in VERBS if importlib.util.find_spec(f"ddpdoctor.cli.{verb}")]
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The verbs, with what each is for."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(verb, VERBS[verb] + ".") for verb in self.list_commands(ctx)])
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The click command of a verb, None where there is no such verb."""
