@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from .medians import nan_median
+
 Array = NDArray[np.float64]
 
 COMPONENTS = (
@@ -141,7 +143,7 @@ class CycleGroup:
 
         A member cannot finish before the last one has arrived; ends differ by how soon each is woken.
         """
-        return np.maximum(np.nanmedian(self.end, axis=2), self.last_arrival)
+        return np.maximum(nan_median(self.end, axis=2), self.last_arrival)
 
     @property
     def transfer(self) -> Array:

@@ -27,6 +27,7 @@ from .chance import one_sided, scatter_of
 from .costs import Lines
 from .facts import Cost, LateFacts, SharedFacts
 from .graph import INDEX, Array, CycleGroup, Graph
+from .medians import nan_median
 from .persistence import persistence
 
 KINDS = {"data": ("data",), "collection": ("collection",), "checkpoint": ("checkpoint",), "host": ("host",)}
@@ -130,11 +131,11 @@ def _beyond_usual(work: Array) -> Array:
 
 def _delayed(group: CycleGroup, work: Array) -> Array:
     """[N, R]: the part of it by which the rank was later at its next meeting than it usually is."""
-    middle = np.nanmedian(group.arrival, axis=2, keepdims=True)
+    middle = nan_median(group.arrival, axis=2, keepdims=True)
     if group.arrival.shape[2] == 2:
         middle = np.nanmin(group.arrival, axis=2, keepdims=True)
     late = group.arrival - middle
-    late = np.nan_to_num(late - np.nanmedian(late, axis=0))
+    late = np.nan_to_num(late - nan_median(late, axis=0))
     over = np.clip(work - np.median(work, axis=0), 0, None)
     delayed: Array = np.clip(np.minimum(over, late), 0, None).sum(axis=1)
     return delayed

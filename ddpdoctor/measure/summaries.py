@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from .breakdown import PARTS, rank_breakdown
 from .graph import Array, Graph, RankSteps
+from .medians import nan_median
 from .summary import RankSummary, Series
 
 MOST_POINTS = 400
@@ -47,7 +48,7 @@ def lateness(graph: Graph) -> tuple[Array, Array]:
     world = len(graph.ranks)
     late, caused = np.zeros(world), np.zeros(world)
     for group in graph.groups:
-        middle = np.nanmedian(group.arrival, axis=2, keepdims=True)
+        middle = nan_median(group.arrival, axis=2, keepdims=True)
         late += np.nansum(np.clip(group.arrival - middle, 0, None), axis=(0, 1))
         for k, sync in enumerate(group.syncs):
             members = np.array(sync.members)
@@ -68,7 +69,7 @@ def cycle_lateness(graph: Graph) -> tuple[NDArray[np.int64], Array]:
     steps = np.concatenate([group.steps for group in graph.groups])
     values = []
     for group in graph.groups:
-        middle = np.nanmedian(group.arrival, axis=2, keepdims=True)
+        middle = nan_median(group.arrival, axis=2, keepdims=True)
         values.append(np.nan_to_num(np.nanmax(np.clip(group.arrival - middle, 0, None), axis=1)))
     order = np.argsort(steps, kind="stable")
     return steps[order], np.concatenate(values)[order]

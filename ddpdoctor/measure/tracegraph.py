@@ -19,6 +19,7 @@ from .graph import COMPONENTS, INDEX, STEP_END, Array, CycleGroup, Graph, RankSt
 from .hostpace import host_paces, with_pace
 from .intervals import Intervals, covered, subtract, union
 from .loaderpace import latent_in_windows
+from .medians import nan_median
 from .stalls import stalls
 from .tracematch import Matched, align_and_match
 from .window import Window, arrivals
@@ -284,7 +285,7 @@ def _group(
 def _exposed(computes: Sequence[Intervals], arrival: Array, end: Array) -> Array:
     """[N, K] ns of each transfer that a faster link would save: the least over the ranks of the time without
     computation beside it."""
-    last, over = np.nanmax(arrival, axis=2), np.nanmedian(end, axis=2)
+    last, over = np.nanmax(arrival, axis=2), nan_median(end, axis=2)
     least = np.clip(over - last, 0, None)
     for r, compute in enumerate(computes):
         beside = covered(compute, last, np.maximum(over, last))
