@@ -29,6 +29,7 @@ from ddpdoctor.measure.measure import Measurement, measure
 from ddpdoctor.measure.recordnotes import notes_on_records
 from ddpdoctor.measure.steplog import RankLog, read_rank_log
 from ddpdoctor.measure.window import Window, read_window
+from ddpdoctor.measure.windowcost import window_cost
 from ddpdoctor.rundir import RunDirectory, is_run_directory, recover, run_directories
 from ddpdoctor.telemetry.nvml import NO_GPU_TELEMETRY
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
@@ -145,7 +146,8 @@ def conclude(prepared: Prepared, options: Options) -> Diagnosis:
         measured.graph.set_aside,
         inputs.notes + measured.notes,
     )
-    return _with_details(judged, inputs, measured, hta)
+    steps = msgspec.structs.replace(judged.steps, window=window_cost(prepared.logs, judged.steps.median_ms))
+    return _with_details(msgspec.structs.replace(judged, steps=steps), inputs, measured, hta)
 
 
 def _analyze_operations(paths: Sequence[str], tables: Sequence[str], options: Options) -> Diagnosis:

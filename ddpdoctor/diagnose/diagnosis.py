@@ -8,7 +8,15 @@ import msgspec
 
 from ddpdoctor.measure.breakdown import PARTS
 from ddpdoctor.measure.facts import Where
-from ddpdoctor.measure.summary import BandwidthPoint, RankSummary, Series, Span, TelemetrySeries, Timeline
+from ddpdoctor.measure.summary import (
+    BandwidthPoint,
+    RankSummary,
+    Series,
+    Span,
+    TelemetrySeries,
+    Timeline,
+    WindowCost,
+)
 
 DIAGNOSIS_SCHEMA = "ddpdoctor.diagnosis/1"
 SEVERITIES = ("critical", "warning", "info")
@@ -35,6 +43,7 @@ __all__ = [
     "Verdict",
     "WaterfallBar",
     "Where",
+    "WindowCost",
 ]
 
 
@@ -79,6 +88,8 @@ class Steps(msgspec.Struct, frozen=True, kw_only=True):
     samples_per_s: float | None = None
     set_aside: dict[str, int] = {}
     """Steps not measured, by reason: warm-up, profiler, evaluation, ..."""
+    window: WindowCost | None = None
+    """What our own profiler window cost."""
 
 
 class Evidence(msgspec.Struct, frozen=True):

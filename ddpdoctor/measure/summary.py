@@ -21,6 +21,18 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Waiting of all other ranks for this one, mean per step and waiting rank."""
 
 
+class WindowCost(msgspec.Struct, frozen=True, kw_only=True):
+    """What our own profiler window cost the job, once. No step time holds it."""
+
+    first: int
+    """The first and the last step inside."""
+    last: int
+    step_ms: float
+    """Median of those steps, without the one that opened the window."""
+    extra_ms: float
+    """What they, and the steps in which the window was opened, closed and saved, took more than as many usual ones."""
+
+
 class Series(msgspec.Struct, frozen=True, kw_only=True):
     """Step times over time, thinned to at most a few hundred points."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis, Job
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Job, WindowCost
 from ddpdoctor.report import words
 
 ROWS = 200
@@ -82,9 +82,19 @@ def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             f"{steps.measured:,} measured of {steps.count:,} (from {steps.source})" if steps.count else "",
         ),
         ("Steps set aside", aside),
+        ("Profiler window", _window(steps.window)),
         ("Schema", diagnosis.schema),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _window(window: WindowCost | None) -> str:
+    if window is None:
+        return ""
+    return (
+        f"steps {window.first:,} to {window.last:,}, {words.milliseconds(window.step_ms)} each; opening, recording and "
+        f"closing it took {words.milliseconds(window.extra_ms)} more than usual, once"
+    )
 
 
 def settings_groups(settings: Mapping[str, Any]) -> list[tuple[str, list[tuple[str, str]]]]:
