@@ -8,7 +8,7 @@ import sys
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +22,7 @@ from .syncs import WAITED_FOR
 from .window import Window, main_lane
 from .windowcomms import launches
 
+_T = TypeVar("_T")
 _DEVICE_WORK = frozenset(("copy", "forward", "backward", "optimizer"))
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
 _LIBRARY = (
@@ -53,6 +54,8 @@ _EXPLAINS = 0.5
 _STANDS_OUT = 1.05
 """A line stands out on a slower device when its work takes longer by this factor than by what all work there does."""
 _MOST = 3
+_MOST_WINDOWS = 32
+"""Of more ranks that share a cause so many, evenly spread, tell its lines and operators: the others would say the same."""
 _LOOKED_UP = 200
 """Times for which frames are looked up, those of the greatest weight first."""
 
@@ -69,7 +72,7 @@ class TraceLines:
         device, by the idle time that followed."""
         found: Counter[Frame] = Counter()
         waited: Counter[Frame] = Counter()
-        for window in self.windows:
+        for window in _spread(self.windows):
             rows = [i for i, kind in enumerate(window.comms.kind) if kind in kinds]
             at = window.comms.issued[rows]
             for where, weight in _frames(window, (at, at + 1_000)):
@@ -85,8 +88,10 @@ class TraceLines:
     ) -> list[Where]:
         """User frames open during this kind of work; of what late ranks' devices do, those that take longer there than the
         rest does. None where all do alike: then no line is to blame, but what runs it."""
-        chosen = self._chosen(positions)
-        others = [window for window in self.windows if window not in chosen]
+        everybody = range(len(self.windows))
+        late = everybody if positions is None else positions
+        chosen = [self.windows[position] for position in _spread(late)]
+        others = [self.windows[position] for position in _spread(sorted(set(everybody).difference(late)))]
         found = _frames_of(chosen, components)
         if not others or not chosen[0].on_device or not _DEVICE_WORK.issuperset(components):
             return ranked(found)
@@ -109,7 +114,7 @@ class TraceLines:
         if set(components) <= WAITED_FOR:
             return _waiting_call(self.windows, components)
         names: Counter[str] = Counter()
-        for position in range(len(self.windows)) if positions is None else positions:
+        for position in _spread(range(len(self.windows)) if positions is None else positions):
             window = self.windows[position]
             time = _time_of(window, components)
             name = _innermost(self._annotations_of(position), time, window.shifted_ns)
@@ -123,8 +128,12 @@ class TraceLines:
             found = self._annotations[position] = _annotations(self.windows[position])
         return found
 
-    def _chosen(self, positions: Sequence[int] | None) -> list[Window]:
-        return list(self.windows) if positions is None else [self.windows[p] for p in positions]
+
+def _spread(of: Sequence[_T]) -> Sequence[_T]:
+    """At most ``_MOST_WINDOWS`` of them, evenly spread."""
+    return (
+        [of[round(i)] for i in np.linspace(0, len(of) - 1, _MOST_WINDOWS)] if len(of) > _MOST_WINDOWS else of
+    )
 
 
 def _time_of(window: Window, components: Sequence[str]) -> Intervals:
@@ -146,6 +155,8 @@ def _frames_of(windows: Sequence[Window], components: Sequence[str]) -> Counter[
     """User frames, and ns of this kind of work in each."""
     found: Counter[Frame] = Counter()
     for window in windows:
+        if not _has_frames(window):
+            continue
         time = _time_of(window, components)
         on_device = window.on_device and _DEVICE_WORK.issuperset(components)
         for where, weight in _launching(window, time) if on_device else _frames(window, time):
@@ -191,6 +202,10 @@ def _innermost(found: _Annotations, time: Intervals, shift: int) -> str | None:
     return found.names[int(explaining[np.argmin(found.lengths[explaining])])]
 
 
+def _has_frames(window: Window) -> bool:
+    return "python_function" in window.trace.categories
+
+
 def _frames(window: Window, time: Intervals) -> list[tuple[Frame, int]]:
     """User frames (with_stack traces) and how long each, as the innermost one, covers the time."""
     start, end = np.asarray(time[0]), np.asarray(time[1])
@@ -200,7 +215,7 @@ def _frames(window: Window, time: Intervals) -> list[tuple[Frame, int]]:
 def _frames_at(window: Window, times: NDArray[Any], weight: NDArray[Any]) -> list[tuple[Frame, int]]:
     """The innermost user frames open at these times of the trace's own clock, and the weight of each."""
     trace = window.trace
-    if "python_function" not in trace.categories or not len(times):
+    if not _has_frames(window) or not len(times):
         return []
     rows = np.flatnonzero(trace.category_mask("python_function") & (trace.lane == main_lane(trace)))
     result: Counter[Frame] = Counter()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.tracelines import TraceLines
+from ddpdoctor.measure.tracelines import _MOST_WINDOWS, TraceLines, _spread
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import load_trace
 from tests.trace.trace_files import document, event, write
@@ -151,3 +153,10 @@ def test_the_innermost_frame_that_is_not_of_a_library_is_named(tmp_path, frames,
     nested = [event(name, i, 59_000 - 2 * i, "python_function", tid=MAIN) for i, name in enumerate(frames)]
     lines = TraceLines([framed_window(tmp_path, *nested)])
     assert [w.file for w in lines.work(["copy"], None, np.array([3]))] == [named]
+
+
+def test_of_many_ranks_some_evenly_spread_tell_the_lines() -> None:
+    assert _spread(range(5)) == range(5)
+    asked = _spread(range(1000))
+    assert len(asked) == _MOST_WINDOWS and (asked[0], asked[-1]) == (0, 999)
+    assert {b - a for a, b in pairwise(asked)} <= {32, 33}
