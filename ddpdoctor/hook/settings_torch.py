@@ -44,7 +44,7 @@ def device() -> Dict[str, Any]:
     """The accelerator in use, without starting one."""
     torch = job_torch()
     found: Dict[str, Any] = {"device": "cpu", "device_name": None, "device_uuid": None, "device_pci": None}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
+    if torch.cuda.is_initialized() and torch.cuda.is_available():
         index = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(index)
         found.update(device=f"cuda:{index}", device_name=properties.name)

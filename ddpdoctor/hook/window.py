@@ -231,7 +231,7 @@ def open_profiler() -> Any:
     torch = job_torch()
     autograd = torch.autograd
     activities = {autograd.ProfilerActivity.CPU}
-    if job_torch().cuda.is_available() and job_torch().cuda.is_initialized():
+    if torch.cuda.is_initialized() and torch.cuda.is_available():
         activities.add(autograd.ProfilerActivity.CUDA)
     config = autograd.ProfilerConfig(
         autograd.ProfilerState.KINETO, False, False, False, False, False, _ExperimentalConfig()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 
@@ -52,3 +53,15 @@ def test_no_event_is_recorded_into_a_graph(tmp_path) -> None:
         # The step after it begins while the graph is still being captured.
         assert found == [step for step in range(1, 40) if step not in (20, 21)]
         assert [step["step"] for step in job.steps(rank)] == list(range(40))
+
+
+def test_whether_there_is_a_gpu_is_not_asked_before_the_job_uses_it(tmp_path) -> None:
+    code = (
+        "import runpy, sys, torch\n"
+        "torch.cuda.is_available = lambda: print('CUDA can no longer be used in forked children')\n"
+        "runpy.run_path(sys.argv[1])\n"
+    )
+    command = [sys.executable, "-c", code, str(JOBS / "single.py")]
+    job = run_recorded(tmp_path, command, HookOptions(profile_steps=(2, 4)))
+    assert job.process.stdout == "single done\n"
+    assert job.info(0)["window"]["state"] == "saved"
