@@ -11,6 +11,7 @@ from .patching import patches, skip_module
 PARTS = (
     "arming",
     "optimizers",
+    "unhooked",
     "constructors",
     "ddp",
     "backward",

@@ -47,7 +47,8 @@ def reset() -> None:
     open_step.depth = 0
 
 
-def _before(optimizer: Any, args: Any, kwargs: Any) -> None:
+def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """What torch calls before each step of an optimizer; the caller's caller is the function around that step."""
     recorder = active.recorder
     if recorder is None:
         recorder = session.arm_alone()
@@ -98,7 +99,8 @@ def _still_running(frame: Any) -> bool:
     return False
 
 
-def _after(optimizer: Any, args: Any, kwargs: Any) -> None:
+def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """And after each that has not raised."""
     recorder, current = active.recorder, session.current
     if recorder is None or current is None or not open_step.depth:
         return
@@ -158,7 +160,7 @@ def install(patches: Patches) -> None:
     if told is not None:
         _backward_here, backwards.always = told, False
 
-    before, after = guarded(_PART, _before), guarded(_PART, _after)
+    before, after = guarded(_PART, before_step), guarded(_PART, after_step)
     hooks = module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks
     handles = (
         module.register_optimizer_step_pre_hook(before),
