@@ -174,7 +174,7 @@ def _no_rank(command: Sequence[str]) -> str:
     return (
         f"no rank was recorded: {command[0]} ended without any Python process in which "
         "torch.distributed.init_process_group returned, or its ranks did not get the command's environment "
-        "(PYTHONPATH, DDPDOCTOR_*), or their Python was started with -I, -E or -S."
+        "(PYTHONPATH, DDPDOCTOR_*), or their Python was started with -I, -E or -S, or is older than 3.9."
     )
 
 
