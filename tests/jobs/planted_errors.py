@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import types
+import warnings
 
 import fake_cuda
 import torch
@@ -89,6 +90,8 @@ def end_recording() -> None:
 
 def main() -> None:
     fake_cuda.install()
+    # Of Python 3.13: the code of a generator is replaced by that of a plain function.
+    warnings.filterwarnings("ignore", "Assigning a code object", DeprecationWarning)
     with tempfile.TemporaryDirectory() as folder:
         train(folder)
         end_recording()
