@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS
+from .graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, MODEL
 from .steplog import Event, RankLog, Step
 
 Key = tuple[str, str, int]
@@ -23,6 +23,8 @@ POINT_TO_POINT = (
     "send_object_list",
     "recv_object_list",
 )
+_OF_SHARDS = ("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single")
+"""With which FSDP and DeepSpeed gather parameters and scatter gradients, by both names that torch has for them."""
 ROOTED = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list")
 
 
@@ -67,12 +69,15 @@ class Meeting:
 
 def rank_points(log: RankLog) -> list[Point]:
     """All synchronisation points of one rank, in order of arrival."""
-    has_ddp = bool(log.record.info.get("ddp"))
+    info = log.record.info
+    has_ddp = bool(info.get("ddp"))
+    # deepspeed is also imported by libraries that only could use it.
+    sharded = bool(info.get("fsdp") or (info.get("deepspeed") and not has_ddp))
     points: list[Point] = []
     for step in log.steps:
         of_step = [
             *_backward_points(log, step),
-            *_called_points(step, has_ddp),
+            *(_of_model(point, step) if sharded else point for point in _called_points(step, has_ddp)),
             *_buffer_points(step),
         ]
         _number(of_step)
@@ -187,6 +192,16 @@ def _called(
         message_bytes=event.b,
         where=event.w,
     )
+
+
+def _of_model(point: Point, step: Step) -> Point:
+    """The same with its kind, where the parameters are sharded: the library's own calls are not the script's."""
+    if point.kind == COLLECTIVE and (
+        point.name in _OF_SHARDS
+        or any(event.k == "bwd" and event.s <= point.arrival < event.stop for event in step.events)
+    ):
+        point.kind = MODEL
+    return point
 
 
 def _buffer_points(step: Step) -> list[Point]:

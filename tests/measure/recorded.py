@@ -34,6 +34,8 @@ class Job:
     ddp: bool = True
     buffers: bool = False
     barrier: bool = False
+    gather: float = 0.0
+    """Of sharded parameters, before the forward; 0: each rank has all of them."""
     metric: str = ""
     """"": none, "blocking" or "async": an all_reduce between forward and backward."""
     batch: Callable[[int], int] = lambda rank: 32
@@ -161,6 +163,8 @@ def _iteration(job: Job, ranks: list[_Rank], step: int, last: bool) -> None:
             r.spend("save", extra["save"], w=2)
     if job.barrier:
         _meet(ranks, "bar", 0.05, op="barrier")
+    if job.gather:
+        _meet(ranks, "coll", job.gather, op="all_gather_single", b=4_000_000)
     sync = last or not job.no_sync
     root = ranks[0].now
     for r, extra in zip(ranks, extras, strict=True):
@@ -237,6 +241,7 @@ def describe(job: Job, rank: int) -> dict:
         "backend": "gloo",
         "device": "cpu",
         "ddp": [module] if job.ddp else [],
+        "fsdp": job.gather > 0,
         "loaders": [loader],
         "optimizers": [{"id": 0, "type": "SGD", "where": 2}],
     }

@@ -176,6 +176,16 @@ def test_metrics_reduced_from_python(tmp_path):
     assert found.facts.buckets.collectives_per_step == 1
 
 
+def test_gathering_sharded_parameters_is_no_metric(tmp_path):
+    job = Job(ddp=False, gather=3.0, metric="blocking", extra=plant(2, host=5.0))
+    found, _ = measured(record(tmp_path / "run", job))
+    shared = found.facts.shared
+    assert shared.model_communication.ms_per_step == pytest.approx(3.0, abs=0.01)
+    assert shared.collective.ms_per_step == pytest.approx(0.2, abs=0.01)
+    assert shared.collective.operation == "all_reduce"
+    only_culprit(found, "host", [2], 5.0)
+
+
 def test_asynchronous_metrics_are_met_where_they_are_waited_for(tmp_path):
     found, _ = measured(record(tmp_path / "run", Job(metric="async", extra=plant(2, host=5.0))))
     only_culprit(found, "host", [2], 5.0)
