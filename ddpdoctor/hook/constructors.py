@@ -7,13 +7,13 @@ object until the recording asks for it.
 from __future__ import annotations
 
 import weakref
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, Callable, Dict, List, Optional, Tuple
 
 from . import session
 from .guard import part
 from .patching import Patches, around
-from .where import Kinds, Lines
+from .where import HIDDEN, USER, Kinds, Lines
 
 _PART = part("constructors")
 
@@ -30,12 +30,39 @@ def _before(args: Any, kwargs: Any) -> Optional[bool]:
         return None
     if not _kinds:
         _kinds.append(Kinds())
+    key = id(thing)
     # Above the wrapper, whatever user's line comes first: a subclass's own constructor counts as one.
-    found = _kinds[0].user_frame(session.calling_frame())
-    if found is not None:
-        key = id(thing)
-        _built[key] = weakref.ref(thing, _forgetter(key)), found.f_code, found.f_lineno
+    frame = session.calling_frame()
+    found = _kinds[0].user_frame(frame)
+    if found is None:
+        return None
+    place = None
+    if _built_by(frame) != _kinds[0].of(found.f_code):
+        place = _place_of_original(kwargs.get("dataset", args[1] if len(args) > 1 else None))
+    _built[key] = weakref.ref(thing, _forgetter(key)), *(place or (found.f_code, found.f_lineno))
     return None
+
+
+def _built_by(frame: Optional[FrameType]) -> int:
+    """Whose code builds the object: constructors of installed packages are not asked, but who calls them."""
+    while frame is not None:
+        kind = _kinds[0].of(frame.f_code)
+        if kind == USER or (kind != HIDDEN and frame.f_code.co_name != "__init__"):
+            return kind
+        frame = frame.f_back
+    return HIDDEN
+
+
+def _place_of_original(dataset: Any) -> Optional[Tuple[CodeType, int]]:
+    """Where the loader of ``dataset`` was built that a framework puts its own in place of (accelerate's ``prepare``,
+    Lightning's ``fit``): the arguments stand there. None where no place, or more than one, has built such loaders.
+    """
+    places = set()
+    for reference, code, line in list(_built.values()):
+        known = getattr(reference(), "dataset", None)
+        if known is not None and known is dataset:
+            places.add((code, line))
+    return places.pop() if len(places) == 1 else None
 
 
 def _forgetter(key: int) -> "Callable[[weakref.ref[Any]], None]":

@@ -10,30 +10,38 @@ from itertools import islice
 from types import CodeType, FrameType
 from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
+from ..rundir.packages import is_well_known
+
 T = TypeVar("T")
 
-USER, LIBRARY, HIDDEN = 0, 1, 2
-"""The user's own code; an installed package; torch, the standard library and ourselves."""
+USER, LIBRARY, HIDDEN, WELL_KNOWN = 0, 1, 2, 3
+"""The user's own code; an installed package, which may be the job itself; torch, the standard library and ourselves; an
+installed package that many jobs use, and the few lines that start a command.
+"""
 _DEEPEST = 200
 _MOST_LINES = 20_000
 
 
-def _folders() -> Tuple[Tuple[str, ...], Tuple[str, ...]]:
+def _folders() -> Tuple[Tuple[str, ...], Tuple[str, ...], str]:
     paths = sysconfig.get_paths()
     here = os.path.dirname(os.path.abspath(__file__))
     torch = sys.modules.get("torch")
     hidden = [here, paths["stdlib"], paths["platstdlib"], os.path.dirname(os.__file__)]
     if torch is not None and torch.__file__:
         hidden.append(os.path.dirname(torch.__file__))
-    library = [paths["purelib"], paths["platlib"], paths["scripts"]]
-    return tuple({path + os.sep for path in hidden}), tuple({path + os.sep for path in library})
+    library = paths["purelib"], paths["platlib"]
+    return (
+        tuple({path + os.sep for path in hidden}),
+        tuple({path + os.sep for path in library}),
+        paths["scripts"] + os.sep,
+    )
 
 
 class Kinds:
     """Tells by its file name whose a piece of code is."""
 
     def __init__(self) -> None:
-        self._hidden, self._library = _folders()
+        self._hidden, self._library, self._commands = _folders()
         self._known: Dict[str, int] = {}
         self.by_code: Dict[int, int] = {}
         """The kinds of the code objects met so far on the training thread, by id: to hash one is to hash its constants."""
@@ -41,7 +49,7 @@ class Kinds:
         """Those code objects, which keep their ids."""
 
     def of(self, code: CodeType) -> int:
-        """USER, LIBRARY or HIDDEN."""
+        """USER, LIBRARY, HIDDEN or WELL_KNOWN."""
         name = code.co_filename
         kind = self._known.get(name)
         if kind is None:
@@ -58,12 +66,14 @@ class Kinds:
 
     def _classify(self, name: str) -> int:
         if "/site-packages/" in name or "/dist-packages/" in name:
-            return HIDDEN if "/site-packages/torch/" in name or "/dist-packages/torch/" in name else LIBRARY
+            if "/site-packages/torch/" in name or "/dist-packages/torch/" in name:
+                return HIDDEN
+            return WELL_KNOWN if is_well_known(name) else LIBRARY
         if name.startswith(self._library):
             return HIDDEN if name.startswith(self._hidden) and "/torch/" in name else LIBRARY
-        if name == "<string>":
-            # ``python -c``, but also the methods that dataclasses and named tuples write for themselves.
-            return LIBRARY
+        if name.startswith(self._commands) or name == "<string>":
+            # The latter is ``python -c``, but also spawned children, and methods that dataclasses write for themselves.
+            return WELL_KNOWN
         if name.startswith(self._hidden) or (
             name.startswith("<") and not name.startswith(("<stdin", "<ipython"))
         ):
@@ -72,16 +82,18 @@ class Kinds:
 
     def innermost(self, stack: Iterable[Tuple[CodeType, T]]) -> Optional[T]:
         """Of pairs of code and anything, innermost first: what goes with the user's code; where there is none, with that of
-        an installed package.
+        an installed package, of a well-known one last of all.
         """
-        library = None
+        library = well_known = None
         for code, found in stack:
             kind = self.of(code)
             if kind == USER:
                 return found
             if kind == LIBRARY and library is None:
                 library = found
-        return library
+            elif kind == WELL_KNOWN and well_known is None:
+                well_known = found
+        return well_known if library is None else library
 
     def user_frame(self, frame: Optional[FrameType]) -> Optional[FrameType]:
         """The same for the stack that ends in ``frame``."""

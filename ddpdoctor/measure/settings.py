@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ddpdoctor.rundir.packages import is_well_known
+
 from .facts import DdpFacts, JobFacts, LoaderFacts, Where
 from .graph import Graph
 from .steplog import RankLog
@@ -85,7 +87,7 @@ def loader_facts(logs: Sequence[RankLog], graph: Graph) -> LoaderFacts:
                 drop_last=loader.get("drop_last"),
                 sampler=loader.get("sampler"),
                 dataset=loader.get("dataset"),
-                where=log.where.get(loader.get("where", -1)),
+                where=_line(log, loader.get("where")),
                 wait_ms=float(np.median(waits)) if waits else None,
                 longest_wait_ms=max(waits) if waits else None,
                 ready_batches=float(np.mean(ready)) if ready else None,
@@ -117,4 +119,6 @@ def ddp_facts(logs: Sequence[RankLog]) -> DdpFacts:
 
 
 def _line(log: RankLog, where: Any) -> Where | None:
-    return log.where.get(where) if isinstance(where, int) else None
+    """The line to change; None where only a framework's was seen, as in processes that Lightning spawns."""
+    found = log.where.get(where) if isinstance(where, int) else None
+    return None if found is None or is_well_known(found.file) else found

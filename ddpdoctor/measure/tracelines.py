@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpdoctor.rundir.packages import WELL_KNOWN
 from ddpdoctor.trace import classify
 
 from .facts import Where
@@ -34,21 +35,6 @@ _LIBRARY = (
     "contextlib.py",
     "<built-in",
 )
-# fmt: off
-_WELL_KNOWN = frozenset((
-    "PIL", "accelerate", "albumentations", "apex", "botocore", "cv2", "dask", "datasets", "deepspeed",
-    "diffusers", "einops", "fairscale", "flash_attn", "fsspec", "h5py", "huggingface_hub", "imageio",
-    "joblib", "jsonlines", "keras", "kornia", "lightning", "lightning_fabric", "lmdb", "matplotlib",
-    "megatron", "mlflow", "monai", "mosaicml", "multiprocess", "nltk", "numba", "numpy", "omegaconf",
-    "orjson", "packaging", "pandas", "peft", "polars", "psutil", "pyarrow", "pytorch_lightning", "ray",
-    "regex", "requests", "s3fs", "safetensors", "scipy", "sentencepiece", "skimage", "sklearn", "soundfile",
-    "streaming", "tensorboard", "tensorboardX", "timm", "tokenizers", "torchaudio", "torchdata",
-    "torchmetrics", "torchtext", "torchvision", "tqdm", "transformers", "trl", "triton", "ujson", "urllib3",
-    "wandb", "webdataset", "xformers", "yaml", "zarr",
-))
-# fmt: on
-"""Profiles name files without the folder that they were found in. Of frames in one of these packages and frames outside,
-the script's own is told."""
 _EXPLAINS = 0.5
 """An annotation explains a component when it covers this share of the component's time."""
 _STANDS_OUT = 1.05
@@ -233,10 +219,10 @@ def _frames_at(window: Window, times: NDArray[Any], weight: NDArray[Any]) -> lis
 
 
 def _is_known(file: str) -> bool:
-    """Whether a file, relative to the folder of Python's path that holds it, is of the standard library's, or of a package
-    that is nobody's own script."""
+    """Whether a file, relative to the folder of Python's path that holds it (profiles name files so), is of the standard
+    library's, or of a package that is nobody's own script."""
     name = file.partition("/")[0].removesuffix(".py")
-    return name in sys.stdlib_module_names or name in _WELL_KNOWN
+    return name in sys.stdlib_module_names or name in WELL_KNOWN
 
 
 def _launching(window: Window, time: Intervals) -> list[tuple[Frame, int]]:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import json
 import sys
+import sysconfig
 
 import pytest
 import torch
 
 from ddpdoctor.hook.ddp import input_elements
+from ddpdoctor.hook.where import Kinds
 
 from .recording import JOBS, HookOptions, Recorded, plain_environment, run_recorded, torchrun
 
@@ -163,6 +165,36 @@ def test_loaders_that_the_job_does_not_keep(tmp_path) -> None:
         (1, 32, 1),
     ]
     assert all(each["dataset_length"] == 64 and each["where"] is not None for each in loaders)
+
+
+def test_a_loader_that_a_framework_rebuilt_has_the_line_of_the_original(tmp_path) -> None:
+    """But for ``unclear``, whose data set has several loaders: there it is the line that called the framework."""
+    job = JOBS / "prepared_loaders.py"
+    recorded = run_recorded(tmp_path, [sys.executable, str(job), str(tmp_path)])
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    lines = {line["where"]: line for line in recorded.lines(0) if "where" in line}
+    text = job.read_text().splitlines()
+    loaders = recorded.info(0)["loaders"]
+    assert [loader["batch_size"] for loader in loaders] == [2, 4, 8]
+    for loader in loaders:
+        assert f"# line of {loader['batch_size']}" in text[lines[loader["where"]]["line"] - 1]
+
+
+def told_of(*files: str) -> str | None:
+    """Of which of these files, the caller after the called, a line would be told."""
+    return Kinds().innermost((compile("", file, "exec"), file) for file in files)
+
+
+def test_of_installed_packages_the_least_known_is_the_job() -> None:
+    packages = "/env/lib/python3.11/site-packages"
+    command = f"{sysconfig.get_paths()['scripts']}/tool"
+    tool, accelerate, pillow = (f"{packages}/{name}/x.py" for name in ("tool", "accelerate", "PIL"))
+    of_torch = f"{packages}/torch/x.py"
+    assert told_of(of_torch, pillow, accelerate, tool, command) == tool
+    assert told_of(accelerate, tool, "/home/me/train.py", command) == "/home/me/train.py"
+    assert told_of(of_torch, accelerate, "<string>") == accelerate
+    assert told_of(of_torch, command) == command
+    assert told_of(of_torch) is None
 
 
 def test_the_size_of_inputs_in_whatever_they_come() -> None:

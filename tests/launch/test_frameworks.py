@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from pathlib import Path
 
 import pytest
 
@@ -48,6 +49,9 @@ def test_accelerate_launch(tmp_path) -> None:
     )
     assert "2 ranks" in recorded.process.stdout, recorded.process.stderr
     two_ranks_took(recorded, 8)
+    built = {loader["where"] for loader in recorded.info(0)["loaders"]}
+    (line,) = [line["line"] for line in recorded.lines(0) if line.get("where") in built]
+    assert "DataLoader(" in Path(script).read_text().splitlines()[line - 1]
 
 
 @pytest.mark.torchrun

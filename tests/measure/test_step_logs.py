@@ -176,6 +176,18 @@ def test_metrics_reduced_from_python(tmp_path):
     assert found.facts.buckets.collectives_per_step == 1
 
 
+@pytest.mark.parametrize(
+    ("folder", "told"), [("/home/me", True), ("/env/lib/python3.11/site-packages/lightning", False)]
+)
+def test_where_a_loader_was_built_unless_by_a_framework(tmp_path, folder, told):
+    run = record(tmp_path / "run", Job(2))
+    for rank in (0, 1):
+        steps = steps_file(run, rank)
+        steps.write_text(steps.read_text().replace("train.py", f"{folder}/train.py"))
+    found, _ = measured(run)
+    assert (found.facts.loader.where is not None) == told
+
+
 def test_gathering_sharded_parameters_is_no_metric(tmp_path):
     job = Job(ddp=False, gather=3.0, metric="blocking", extra=plant(2, host=5.0))
     found, _ = measured(record(tmp_path / "run", job))

@@ -1,0 +1,27 @@
+"""Packages that many jobs use and nobody changes for one of them: of a line in there and one outside, the job's own is told."""
+
+from __future__ import annotations
+
+import re
+
+# fmt: off
+WELL_KNOWN = frozenset((
+    "PIL", "accelerate", "albumentations", "apex", "botocore", "cv2", "dask", "datasets", "deepspeed",
+    "diffusers", "einops", "fairscale", "flash_attn", "fsspec", "h5py", "huggingface_hub", "imageio",
+    "joblib", "jsonlines", "keras", "kornia", "lightning", "lightning_fabric", "lmdb", "matplotlib",
+    "megatron", "mlflow", "monai", "mosaicml", "multiprocess", "nltk", "numba", "numpy", "omegaconf",
+    "orjson", "packaging", "pandas", "peft", "polars", "psutil", "pyarrow", "pytorch_lightning", "ray",
+    "regex", "requests", "s3fs", "safetensors", "scipy", "sentencepiece", "skimage", "sklearn", "soundfile",
+    "streaming", "tensorboard", "tensorboardX", "timm", "tokenizers", "torchaudio", "torchdata",
+    "torchmetrics", "torchtext", "torchvision", "tqdm", "transformers", "trl", "triton", "ujson", "urllib3",
+    "wandb", "webdataset", "xformers", "yaml", "zarr",
+))
+# fmt: on
+
+_INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\.]+)", re.DOTALL)
+
+
+def is_well_known(file: str) -> bool:
+    """Whether ``file`` lies in such a package, as it is installed."""
+    found = _INSTALLED.match(file)
+    return found is not None and found.group(1) in WELL_KNOWN
