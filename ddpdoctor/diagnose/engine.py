@@ -210,7 +210,10 @@ class _Run:
         if self.rule.where and (not where or self.rule.where_leads):
             named = facts_view.lookup(self.tree, self.rule.where)
             leading = named if isinstance(named, list) else [named] if named else []
-            where = leading + [line for line in where if line not in leading]
+            places = {(line["file"], line["line"]): line for line in where}
+            where = [places.pop((line["file"], line["line"]), line) for line in leading] + list(
+                places.values()
+            )
         culprits = cost["ranks"] if cost else None
         if culprits is None and self.rule.ranks:
             culprits = facts_view.lookup(self.tree, self.rule.ranks)

@@ -265,14 +265,15 @@ def test_suppressed_rules_are_told_and_not_called_skipped(name: str) -> None:
     assert outcome.suppressed == ["a/b"] and not outcome.skipped
 
 
-def test_a_setting_s_line_may_stand_before_those_of_the_cost() -> None:
-    loop = {"file": "train.py", "line": 9, "function": "main"}
+@pytest.mark.parametrize(("line", "told"), [(9, [[9], [5, 9]]), (5, [[5], [5]])])
+def test_a_setting_s_line_may_stand_before_those_of_the_cost(line: int, told: list[list[int]]) -> None:
+    loop = {"file": "train.py", "line": line, "function": "main", "share": 1.0}
     facts = FACTS | {"late": {"data": {"ms_per_step": 10.0, "ranks": [1], "where": [loop]}}}
     lines = []
     for leads in (False, True):
         setting = rule("a/b", costs="late.data", where="loader.where", where_leads=leads)
         lines.append([where.line for where in run(setting, facts=facts).findings[0].where])
-    assert lines == [[9], [5, 9]]
+    assert lines == told
 
 
 def test_the_verdict_is_the_first_warning() -> None:
