@@ -59,8 +59,9 @@ def _place_of_original(dataset: Any) -> Optional[Tuple[CodeType, int]]:
     """
     places = set()
     for reference, code, line in list(_built.values()):
-        known = getattr(reference(), "dataset", None)
-        if known is not None and known is dataset:
+        known = reference()
+        # Not by getattr: a property would be the job's code.
+        if dataset is not None and known is not None and vars(known).get("dataset") is dataset:
             places.add((code, line))
     return places.pop() if len(places) == 1 else None
 
