@@ -19,10 +19,10 @@ from .where import Kinds, Lines, lines_into
 
 MOST_EVENTS = 256
 """Events of one step that are written each; the rest are counted."""
-WHOLE_COST = 5
+WHOLE_COST = 7
 """What recording a step in full costs the training thread, beyond one of which only the times are kept, as a multiple of
 what ends it, which is timed. Timed inside real steps, where the caches hold the model and not our code, all calls of the
-hook came to 220 to 290 us in full, to 80 to 100 us in a thinned step, and the end of a full one to 40 us; called in a row
+hook came to 270 to 300 us in full, to 80 to 90 us in a thinned step, and the end of a full one to 30 us; called in a row
 the same calls take a tenth."""
 COUNTERS_EVERY_NS = 250_000_000
 """About how often the thread's counters are read at both ends of a step: a system call costs as much as several events.
