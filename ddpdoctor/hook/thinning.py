@@ -8,8 +8,9 @@ MOST_SHARE = 0.007
 """Of the step's time: above it, half as many steps are recorded in full."""
 LEAST_SHARE = 0.002
 """Below it, twice as many."""
-EARLY_STEPS = 512
-"""After them both are half as large: there is enough for a diagnosis by then, and a long job pays for longer."""
+EARLY_STEPS, MANY_STEPS = 512, 2048
+"""After them both are half, and a quarter, as large: there is enough for a diagnosis by then, and a long job pays for
+longer."""
 MOST_THINNED = 64
 BLOCK_STEPS = 8
 """Neighbouring steps that are recorded together: a step is measured from the end of the one before."""
@@ -51,7 +52,7 @@ class Thinning:
         if step >= self._next_change:
             share = self._cost_ns / max(self.step_ns, 1.0) / self.every
             if step >= EARLY_STEPS:
-                share *= 2
+                share *= 2 if step < MANY_STEPS else 4
             if share > MOST_SHARE and self.every < MOST_THINNED:
                 self.every *= 2
                 self._next_change = step + _SETTLE_STEPS

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ddpdoctor.hook.thinning import BLOCK_STEPS, EARLY_STEPS, MOST_SHARE, MOST_THINNED, Thinning
+from ddpdoctor.hook.thinning import BLOCK_STEPS, EARLY_STEPS, MANY_STEPS, MOST_SHARE, MOST_THINNED, Thinning
 
 from .recording import JOBS, HookOptions, plain_environment, run_recorded
 
@@ -23,16 +23,19 @@ def blocks(thinning: Thinning, first: int, last: int, cost_us: float, step_ms: f
 
 
 @pytest.mark.parametrize(
-    ("cost_us", "early", "later"), [(50.0, 1, 1), (100.0, 1, 2), (200.0, 2, 4), (1000.0, 8, 16)]
+    ("cost_us", "early", "later", "at_last"),
+    [(30.0, 1, 1, 1), (50.0, 1, 1, 2), (100.0, 1, 2, 4), (200.0, 2, 4, 8), (1000.0, 8, 16, 32)],
 )
-def test_a_block_in_so_many_is_recorded_in_full(cost_us, early, later):
+def test_a_block_in_so_many_is_recorded_in_full(cost_us, early, later, at_last):
     thinning = Thinning()
     blocks(thinning, 0, EARLY_STEPS, cost_us, 20.0)
     assert thinning.every == early
-    chosen = blocks(thinning, EARLY_STEPS, 8192, cost_us, 20.0)
+    blocks(thinning, EARLY_STEPS, MANY_STEPS, cost_us, 20.0)
     assert thinning.every == later
-    assert {b - a for a, b in zip(chosen[-9:], chosen[-8:], strict=False)} == {later * BLOCK_STEPS}
-    assert cost_us / 20e3 / later <= MOST_SHARE / 2 or later == MOST_THINNED
+    chosen = blocks(thinning, MANY_STEPS, 8192, cost_us, 20.0)
+    assert thinning.every == at_last
+    assert {b - a for a, b in zip(chosen[-9:], chosen[-8:], strict=False)} == {at_last * BLOCK_STEPS}
+    assert cost_us / 20e3 / at_last <= MOST_SHARE / 4 or at_last == MOST_THINNED
 
 
 def test_longer_steps_are_recorded_in_full_again():
