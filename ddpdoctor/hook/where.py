@@ -151,6 +151,8 @@ class Lines:
         """``,"w":number`` for the line of the user's code from which torch was called, or nothing."""
         # The same as of_frame, in one piece: this is called several times in every step.
         frame: Optional[FrameType] = sys._getframe(2)
+        library: Optional[FrameType] = None
+        well_known: Optional[FrameType] = None
         kinds = self._kinds.by_code
         while frame is not None:
             code = frame.f_code
@@ -158,20 +160,24 @@ class Lines:
             if kind is None:
                 kind = self._kinds.meet(code)
             if kind == USER:
-                # f_lasti is at hand; f_lineno is looked up in the code's line table each time.
-                known = self._texts.get((id(code), frame.f_lasti))
-                if known is not None:
-                    return known
                 break
+            if kind == LIBRARY:
+                library = library or frame
+            elif kind == WELL_KNOWN:
+                well_known = well_known or frame
             frame = frame.f_back
-        found = self._kinds.user_frame(sys._getframe(2))
+        found = frame or library or well_known
         if found is None:
             return ""
-        number = self.id_of(found.f_code, found.f_lineno)
-        text = "" if number is None else f',"w":{number}'
-        if len(self._texts) < _MOST_LINES and id(found.f_code) in kinds:
-            self._texts[id(found.f_code), found.f_lasti] = text
-        return text
+        # f_lasti is at hand; f_lineno is looked up in the code's line table each time.
+        key = id(found.f_code), found.f_lasti
+        known = self._texts.get(key)
+        if known is None:
+            number = self.id_of(found.f_code, found.f_lineno)
+            known = "" if number is None else f',"w":{number}'
+            if len(self._texts) < _MOST_LINES and key[0] in kinds:
+                self._texts[key] = known
+        return known
 
 
 def lines_into(buffer: List[str], kinds: Kinds) -> Lines:

@@ -6,12 +6,13 @@ import gzip
 import json
 import sys
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from ddpdoctor.hook.ddp import input_elements
-from ddpdoctor.hook.where import Kinds
+from ddpdoctor.hook.where import Kinds, Lines
 
 from .recording import JOBS, HookOptions, Recorded, plain_environment, run_recorded, torchrun
 
@@ -182,7 +183,30 @@ def test_a_loader_that_a_framework_rebuilt_has_the_line_of_the_original(tmp_path
 
 def told_of(*files: str) -> str | None:
     """Of which of these files, the caller after the called, a line would be told."""
-    return Kinds().innermost((compile("", file, "exec"), file) for file in files)
+    told = Kinds().innermost((compile("", file, "exec"), file) for file in files)
+    assert told_in_a_step(*files) == [told, told], "the way without a detour"
+    return told
+
+
+def told_in_a_step(*files: str) -> list[str | None]:
+    """The same twice, as wrappers ask: of functions in these files that call each other, in a thread without any other."""
+    defined: list[str] = []
+    lines = Lines(Kinds(), defined.append)
+
+    def asked() -> str:
+        return lines.caller()
+
+    call = asked
+    for file in (*files, "<nobody's>"):
+        space = {"call": call}
+        exec(compile("def calling():\n    return call()\n", file, "exec"), space)
+        call = space["calling"]
+    answers: list[str] = []
+    for _ in range(2):
+        with ThreadPoolExecutor(1) as pool:
+            answers.append(pool.submit(call).result())
+    assert len(defined) <= 1
+    return [json.loads(defined[0])["file"] if answer else None for answer in answers]
 
 
 def test_of_installed_packages_the_least_known_is_the_job() -> None:
