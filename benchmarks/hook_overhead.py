@@ -9,7 +9,9 @@ without the hook, the
 median of the paired differences with its standard error (1.25 times that of the mean, for a median), and the
 ratio of the two;
 then the same of the CPU time that the whole process used, which other processes on the machine disturb less.
-Sampling and writing are part of what is switched; the profiler window is not open.
+Sampling and writing are part of what is switched; the profiler window is not open. With ``--pin`` each rank, its helper
+threads and Gloo's stay on a processor of their own, as a launcher that binds ranks has it: the scheduler's choices make up
+much of the scatter.
 """
 
 from __future__ import annotations
@@ -40,6 +42,7 @@ def main() -> None:
     parser.add_argument(
         "--every-step", action="store_true", help="record every step in full, however short it is"
     )
+    parser.add_argument("--pin", action="store_true", help="each rank on a processor of its own")
     parser.add_argument("--worker", type=int, default=None, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker is not None:
@@ -51,10 +54,10 @@ def main() -> None:
     )
     for ranks in options.ranks:
         for target in options.targets_ms:
-            launch(ranks, target, options.seconds, options.every_step)
+            launch(ranks, target, options.seconds, options.every_step, options.pin)
 
 
-def launch(ranks: int, target_ms: float, seconds: float, every_step: bool) -> None:
+def launch(ranks: int, target_ms: float, seconds: float, every_step: bool, pin: bool) -> None:
     """Start the ranks of one combination; rank 0 prints the result."""
     sys.path.insert(0, str(ROOT))
     from ddpdoctor.hook.environment import HookOptions, job_environment
@@ -80,10 +83,19 @@ def launch(ranks: int, target_ms: float, seconds: float, every_step: bool) -> No
             str(seconds),
         ]
         command += ["--every-step"] * every_step
-        started = [subprocess.Popen(command, env={**common, "RANK": str(rank)}) for rank in range(ranks)]
+        started = [
+            subprocess.Popen(bound(rank) * pin + command, env={**common, "RANK": str(rank)})
+            for rank in range(ranks)
+        ]
         for process in started:
             process.wait()
         drain_all(spool)
+
+
+def bound(rank: int) -> list[str]:
+    """What starts a command on the processor of this rank."""
+    processors = sorted(os.sched_getaffinity(0))
+    return ["taskset", "--cpu-list", str(processors[rank % len(processors)])]
 
 
 class Switch:
