@@ -27,6 +27,7 @@ from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.measure.machines import series as telemetry_series
 from ddpdoctor.measure.measure import Measurement, measure
 from ddpdoctor.measure.recordnotes import notes_on_records
+from ddpdoctor.measure.selection import PROFILED
 from ddpdoctor.measure.steplog import RankLog, read_rank_log
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.measure.windowcost import window_cost
@@ -290,7 +291,7 @@ def _windows(inputs: Inputs) -> list[Window]:
         log = logs.get(trace.meta.rank if trace.meta.rank is not None else -1)
         bounds = None
         if log is not None and trace.size:
-            bounds = [(s.number, s.start, s.end) for s in log.steps if "profiled" in s.marks]
+            bounds = [(s.number, s.start, s.end) for s in log.steps if PROFILED in s.marks]
         window = read_window(trace, bounds or None)
         if log is not None:
             window.host = window.host or log.host

@@ -164,15 +164,15 @@ def disarm() -> None:
         from . import services
 
         services.stop(session)
-    current = active.recorder = None
-    active.record(full=False)
+    current = None
+    active.stop()
 
 
 def forget() -> None:
     """In a forked child: the recording is the parent's. The child may still become a rank of its own."""
     global current
-    current = active.recorder = None
-    active.record(full=False)
+    current = None
+    active.stop()
     del _alone[:]
     guard.reset()
     for name in ("collectives", "checkpoints", "optimizers"):

@@ -46,6 +46,11 @@ class Active(Seen):
         self.full = full
         backwards.full = full or backwards.always
 
+    def stop(self) -> None:
+        """Nobody records any more."""
+        self.recorder = None
+        self.record(full=False)
+
 
 always = Seen(True)
 active = Active()

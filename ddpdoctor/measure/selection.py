@@ -18,37 +18,50 @@ _SETTLED = 1.5
 autotuning)."""
 _ENOUGH = 8
 """With at least this many undisturbed steps, the steps inside the profiler's window are set aside too."""
-_DISTURBED = ("profiler_open", "profiler_close", "profiler_save", "user_profiler")
+PROFILED, OPENED = "profiled", "profiler_open"
+"""Marks of a step: inside our window; the window was opened in it."""
+AROUND_WINDOW = (OPENED, "profiler_close", "profiler_save")
+_DISTURBED = (*AROUND_WINDOW, "user_profiler")
 
 
 def choose_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[str, int]]:
     """Numbers of the steps to measure, and how many were set aside, by reason."""
-    by_number = [{step.number: step for step in log.steps} for log in logs]
-    everywhere = set.intersection(*(set(steps) for steps in by_number)) if by_number else set()
-    anywhere = set().union(*(set(steps) for steps in by_number)) if by_number else set()
-    reasons: dict[int, str] = dict.fromkeys(anywhere - everywhere, "missing on a rank")
+    everywhere = recorded_everywhere(logs)
+    anywhere = {step.number for log in logs for step in log.steps}
+    reasons: dict[int, str] = dict.fromkeys(anywhere - set(everywhere), "missing on a rank")
     main = main_loaders(logs)
-    for number in sorted(everywhere):
-        steps = [of[number] for of in by_number]
+    for number, steps in everywhere.items():
         if any(disturbed(step) for step in steps):
             reasons[number] = "disturbed by the profiler"
             reasons.setdefault(number + 1, "disturbed by the profiler")
         elif any(evaluates(step, loaders) for step, loaders in zip(steps, main, strict=True)):
             reasons[number] = "evaluation"
-    _warm_up(by_number, everywhere, reasons)
-    candidates = everywhere - set(reasons)
-    profiled = {n for n in candidates if any("profiled" in of[n].marks for of in by_number)}
+    _warm_up(everywhere, reasons)
+    candidates = set(everywhere) - set(reasons)
+    profiled = {n for n in candidates if any(PROFILED in step.marks for step in everywhere[n])}
     if len(candidates - profiled) >= _ENOUGH:
         reasons.update(dict.fromkeys(profiled, "inside the profiled window"))
         candidates -= profiled
     return candidates, dict(Counter(reason for number, reason in reasons.items() if number in anywhere))
 
 
-def _warm_up(by_number: list[dict[int, Step]], everywhere: set[int], reasons: dict[int, str]) -> None:
-    order = sorted(everywhere)
+def recorded_everywhere(logs: Sequence[RankLog]) -> dict[int, list[Step]]:
+    """By number, in order: the step on each rank, of those that all ranks recorded."""
+    by_number = [{step.number: step for step in log.steps} for log in logs]
+    numbers = sorted(set.intersection(*(set(of) for of in by_number))) if by_number else []
+    return {number: [of[number] for of in by_number] for number in numbers}
+
+
+def longest_ns(steps: Sequence[Step]) -> int:
+    """A step of all ranks is as long as its longest one."""
+    return max(step.end - step.start for step in steps)
+
+
+def _warm_up(everywhere: dict[int, list[Step]], reasons: dict[int, str]) -> None:
+    order = list(everywhere)
     if len(order) < 2:
         return
-    lengths = np.array([max(of[n].end - of[n].start for of in by_number) for n in order], float)
+    lengths = np.array([longest_ns(steps) for steps in everywhere.values()], float)
     settled = _SETTLED * float(np.median(lengths))
     fewest = min(WARM_UP_STEPS, max(1, len(order) // 4))
     for place, number in enumerate(order[:_LONGEST_WARM_UP]):
@@ -71,9 +84,7 @@ def main_loaders(logs: Sequence[RankLog]) -> list[set[int]]:
 
 def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:
     """Number, and the step on each rank, of what all ranks recorded after the warm-up and no profiler disturbed."""
-    by_number = [{step.number: step for step in log.steps} for log in logs]
-    everywhere = sorted(set.intersection(*(set(of) for of in by_number)))[WARM_UP_STEPS:]
-    found = [(number, [of[number] for of in by_number]) for number in everywhere]
+    found = list(recorded_everywhere(logs).items())[WARM_UP_STEPS:]
     return [(number, steps) for number, steps in found if not any(disturbed(step) for step in steps)]
 
 

@@ -22,7 +22,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WindowCost(msgspec.Struct, frozen=True, kw_only=True):
-    """What our own profiler window cost the job, once. No step time holds it."""
+    """What our own profiler window cost the job, once. Step times leave it out where there are enough other steps."""
 
     first: int
     """The first and the last step inside."""

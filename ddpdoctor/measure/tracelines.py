@@ -74,10 +74,9 @@ class TraceLines:
     ) -> list[Where]:
         """User frames open during this kind of work; of what late ranks' devices do, those that take longer there than the
         rest does. None where all do alike: then no line is to blame, but what runs it."""
-        everybody = range(len(self.windows))
-        late = everybody if positions is None else positions
-        chosen = [self.windows[position] for position in _spread(late)]
-        others = [self.windows[position] for position in _spread(sorted(set(everybody).difference(late)))]
+        late = self._all_or(positions)
+        on_time = sorted(set(self._all_or(None)).difference(late))
+        chosen, others = ([self.windows[position] for position in _spread(of)] for of in (late, on_time))
         found = _frames_of(chosen, components)
         if not others or not chosen[0].on_device or not _DEVICE_WORK.issuperset(components):
             return ranked(found)
@@ -100,7 +99,7 @@ class TraceLines:
         if set(components) <= WAITED_FOR:
             return _waiting_call(self.windows, components)
         names: Counter[str] = Counter()
-        for position in _spread(range(len(self.windows)) if positions is None else positions):
+        for position in _spread(self._all_or(positions)):
             window = self.windows[position]
             time = _time_of(window, components)
             name = _innermost(self._annotations_of(position), time, window.shifted_ns)
@@ -113,6 +112,9 @@ class TraceLines:
         if found is None:
             found = self._annotations[position] = _annotations(self.windows[position])
         return found
+
+    def _all_or(self, positions: Sequence[int] | None) -> Sequence[int]:
+        return range(len(self.windows)) if positions is None else positions
 
 
 def _spread(of: Sequence[_T]) -> Sequence[_T]:
