@@ -153,8 +153,10 @@ class Recorder:
             del self.events[: end[1]]
         if self.pending:
             line = "".join(self.pending) + line
+        if not self.spool.write(STEPS_FILE, line.encode()):
+            self._keep_definitions()
+        elif self.pending:
             self.pending.clear()
-        self.spool.write(STEPS_FILE, line.encode())
         if self.marks:
             self.marks.clear()
         self.step = number = self.step + 1
@@ -208,8 +210,14 @@ class Recorder:
     def write_now(self, line: str) -> None:
         """Write a line outside of a step's end."""
         self.pending.append(line)
-        self.spool.write(STEPS_FILE, "".join(self.pending).encode())
-        self.pending.clear()
+        if self.spool.write(STEPS_FILE, "".join(self.pending).encode()):
+            self.pending.clear()
+        else:
+            self._keep_definitions()
+
+    def _keep_definitions(self) -> None:
+        """There was no room: of what was to be written before the step, only what later steps refer to is kept."""
+        self.pending[:] = [line for line in self.pending if line.startswith(('{"where"', '{"schema"'))]
 
 
 def recording_here(recorder: Optional[Recorder]) -> bool:

@@ -27,6 +27,8 @@ hundreds by then, and each costs 0.1 to 0.2 ms of CPU time, with the caches full
 """
 LATER = 4
 BATCH_S = 1.0
+_END_S = 0.5
+"""More than a look at a stack takes, unless the thread is given no CPU."""
 _PART = part("sampling of source lines")
 
 
@@ -89,9 +91,13 @@ class Sampler:
             with self._lock:
                 self._samples.append((now, leaf if user is None else user, leaf))
 
-    def write_out(self) -> None:
-        """Write the samples since the last call."""
-        with self._lock:
+    def write_out(self, deadline_s: Optional[float] = None) -> None:
+        """Write the samples since the last call; not where the thread, which may not be given a CPU, still does so at
+        ``deadline_s``, monotonic."""
+        patience_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())
+        if not self._lock.acquire(timeout=patience_s):
+            return
+        try:
             samples, self._samples = self._samples, []
             pending = "".join(self._pending)
             self._pending.clear()
@@ -102,9 +108,11 @@ class Sampler:
                 pending += f'{{"t":{first},"s":[{rows}]}}\n'
             if pending:
                 self._session.spool.write(SAMPLES_FILE, pending.encode())
+        finally:
+            self._lock.release()
 
-    def stop(self) -> None:
-        """End the thread."""
+    def stop(self, deadline_s: float) -> None:
+        """End the thread; it is waited for until ``deadline_s``, monotonic."""
         self._stop.set()
         if self._thread.ident is not None:
-            self._thread.join(timeout=1)
+            self._thread.join(timeout=max(0.0, min(_END_S, deadline_s - time.monotonic())))

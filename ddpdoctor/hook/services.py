@@ -13,65 +13,78 @@ from .guard import part
 from .patching import guarded
 from .sampler import Sampler
 from .window import LAST_SETTINGS_STEP, Window
-from .writer import Writer
 
 if TYPE_CHECKING:
     from .session import Session
 
 _PART = part("step log")
+_COPYING_S = 0.5
+"""Of the time that the job's end waits, what the last copy to the run directory is left."""
+_NO_WAIT_S = 0.25
+"""So long may an end take without being charged: some jobs end their process group many times."""
 
 
 class Services:
     """The helpers of one session."""
 
     def __init__(self, session: "Session") -> None:
-        self.writer = Writer(session)
         self.sampler = Sampler(session)
-        self.window = Window(session, self.writer)
+        self.window = Window(session, session.writer)
 
 
 _running: "dict[int, Services]" = {}
 
 
 def start(session: "Session") -> None:
-    """Begin to write, sample and wait for the profiler window."""
+    """Begin to write down what is recorded, to sample, and to wait for the profiler window."""
     session.document = settings.at_start(session)
     services = _running[id(session)] = Services(session)
 
     def at_step(step: int) -> None:
         if step == LAST_SETTINGS_STEP:
             settings.after_first_steps(session)
-            services.writer.document_changed.set()
+            session.writer.document_changed.set()
 
     session.stepping.on_step.append(guarded(_PART, at_step))
     session.stepping.on_step.append(guarded(services.window.part, services.window.at_step))
-    services.writer.start()
+    session.writer.document_changed.set()
     services.sampler.start()
 
 
-def flush(session: "Session") -> None:
-    """Everything recorded so far to the run directory."""
+def flush(session: "Session", ending: bool = False) -> None:
+    """Everything recorded so far to the run directory, as far as the job's end may wait for that: what is left then stays
+    in the spool. With ``ending``, nothing is recorded any more."""
     services = _running.get(id(session))
-    if services is not None:
-        session.stepping.finish()
-        if session.devices is not None:
-            session.devices.finish()
-        settings.after_first_steps(session)
-        guarded(services.window.part, services.window.finish)()
-        session.document["ended_ns"] = time.time_ns()
-        session.recorder.write_now(
-            json.dumps({"end": True, "t": time.time_ns()}, separators=(",", ":")) + "\n"
-        )
-        services.sampler.write_out()
-        services.writer.write_everything()
+    if services is None:
+        return
+    begun_s = time.monotonic()
+    deadline_s = begun_s + session.patience_s
+    session.stepping.finish()
+    if session.devices is not None:
+        session.devices.finish()
+    settings.after_first_steps(session)
+    guarded(services.window.part, services.window.finish)(deadline_s - _COPYING_S)
+    session.document["ended_ns"] = time.time_ns()
+    session.recorder.write_now(json.dumps({"end": True, "t": time.time_ns()}, separators=(",", ":")) + "\n")
+    if ending:
+        services.sampler.stop(deadline_s)
+    services.sampler.write_out(deadline_s)
+    if not session.writer.flush(deadline_s, ending):
+        _tell_what_waits(session)
+    session.patience_s -= max(0.0, time.monotonic() - begun_s - _NO_WAIT_S)
+
+
+def _tell_what_waits(session: "Session") -> None:
+    words = f"{session.run} did not take in time what rank {session.rank} recorded last"
+    told = (
+        f"{words}; it waits in {session.spool.directory}, and `ddpdoctor analyze {session.run}` fetches it."
+    )
+    part("end of the job").failed(TimeoutError(words), words, told)
 
 
 def stop(session: "Session") -> None:
     """The same, and end."""
-    services = _running.pop(id(session), None)
-    if services is not None:
-        _running[id(session)] = services
-        services.sampler.stop()
-        flush(session)
-        services.writer.stop()
-        del _running[id(session)]
+    try:
+        flush(session, ending=True)
+    finally:
+        _running.pop(id(session), None)

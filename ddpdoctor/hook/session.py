@@ -10,6 +10,7 @@ optimizer step on.
 from __future__ import annotations
 
 import atexit
+import errno
 import multiprocessing
 import os
 import sys
@@ -17,7 +18,7 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Dict, List, Optional
 
-from ..rundir import Spool, claim_rank_directory, id_of_root, reason_of, refuse_other_run
+from ..rundir import Spool, id_of_root, reason_of, refuse_other_run
 from . import environment, guard
 from .patching import guarded
 from .recorder import Recorder
@@ -25,23 +26,31 @@ from .state import active
 from .stepping import Stepping
 from .where import Kinds
 
+PATIENCE_S = 2.0
+"""How long the job's end waits for the recording in all; the spool keeps what was not copied by then."""
+
 
 class Session:
     """The recording of one rank."""
 
-    def __init__(self, rank: int, world_size: int, run: str, spool_root: str) -> None:
-        """Claims a folder in the run directory. Raises OSError, also where that is another run's by now."""
+    def __init__(self, rank: int, world_size: int, run: str, spool: Spool) -> None:
+        """Claims a folder in the run directory, or goes on without where that does not answer. Raises OSError where it is
+        another run's by now, or cannot be written to; ``spool`` is gone then."""
         from .backward import Backward
         from .dataloader import Loaders
         from .ddp import Models
         from .devices import devices_of
+        from .writer import Writer
 
         self.rank, self.world_size = rank, world_size
-        self.run, self.run_id = run, id_of_root(spool_root)
-        self.refuse_other_run()
-        self.directory = claim_rank_directory(run, rank)
-        self.spool = Spool(spool_root, self.directory)
-        self.spool_root = spool_root
+        self.run, self.run_id = run, id_of_root(os.path.dirname(spool.directory))
+        self.spool = spool
+        self.directory: Optional[str] = None
+        """The rank's folder in the run directory, once the writer has claimed it."""
+        self.document: Dict[str, Any] = {}
+        """What rank.json says."""
+        self.writer = Writer(self)
+        self.writer.start()
         self.recorder = Recorder(self.spool, Kinds())
         self.stepping = Stepping(self.recorder)
         self.devices = devices_of(self.recorder)
@@ -53,14 +62,18 @@ class Session:
         self.uses_grad_scaler = False
         self.thread_is_known = False
         """Whether an optimizer has stepped, and so told which thread trains."""
-        self.document: Dict[str, Any] = {}
-        """What rank.json says."""
         self.closing: List[Any] = []
         """Called in turn, with nothing, at the end of the recording."""
+        self.patience_s = PATIENCE_S
+        """What is left of the time that the job's end waits for the recording."""
 
-    def refuse_other_run(self) -> None:
-        """Raises OSError where the run directory was deleted and another run has taken its place."""
+    def own_directory(self) -> str:
+        """The rank's folder in the run directory. Raises OSError where there is none yet, or where the run directory was
+        deleted and another run has taken its place."""
         refuse_other_run(self.run, self.run_id)
+        if self.directory is None:
+            raise OSError(errno.ETIMEDOUT, "it has not answered so far", self.run)
+        return self.directory
 
     def follow_training_thread(self) -> None:
         """The calling thread steps the optimizer: it is the one to record."""
@@ -86,16 +99,17 @@ def arm(rank: int, world_size: int) -> Optional[Session]:
         if (current.rank, current.world_size) == (rank, world_size):
             return current
         disarm()
-    run, spool = os.environ.get(environment.RUN), os.environ.get(environment.SPOOL)
-    if not run or not spool:
+    run, place = os.environ.get(environment.RUN), os.environ.get(environment.SPOOL)
+    if not run or not place:
         return None
     try:
-        os.makedirs(spool, mode=0o700, exist_ok=True)
+        spool = Spool(place, rank, run)
+        place = run
         session = Session(rank, world_size, run, spool)
     except OSError as error:
         failing = guard.part("run directory")
         failing.off = True
-        words = f"rank {rank} is not recorded, because {run} cannot be written ({reason_of(error)})"
+        words = f"rank {rank} is not recorded, because {place} cannot be written ({reason_of(error)})"
         failing.failed(error, words, f"{words}; the job goes on.")
         return None
     from . import services

@@ -23,8 +23,6 @@ STAGGER_S = 0.25
 ``MOST_STAGGER_S``.
 """
 MOST_STAGGER_S = 4.0
-LONGEST_WAIT_S = 60.0
-"""For a trace still being written when the job ends."""
 COMPRESSION = 20
 """A trace before by one after, about, on the large side: 8 to 17 on our own and the public ones."""
 _CHUNK = 1 << 20
@@ -61,18 +59,18 @@ class TraceJob:
         """Start to write."""
         self._thread.start()
 
-    def hurry_and_wait(self) -> None:
-        """The job ends: write now, return once it is done."""
+    def hurry_and_wait(self, deadline_s: float) -> None:
+        """The job ends: write now, return once it is done or at ``deadline_s``, monotonic."""
         self._hurry.set()
-        self._thread.join(timeout=LONGEST_WAIT_S)
+        self._thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
 
     def _run(self) -> None:
         try:
-            self._session.refuse_other_run()
-            self._save_flight()
+            directory = self._session.own_directory()
+            self._save_flight(directory)
             local_rank = int(self._session.document.get("local_rank") or 0)
             self._hurry.wait(min(STAGGER_S * local_rank, MOST_STAGGER_S))
-            self._report("saved", None, bytes=self._save_trace())
+            self._report("saved", None, bytes=self._save_trace(directory))
         except TooLargeError as error:
             self._report("skipped", str(error))
         except Exception as error:
@@ -80,26 +78,22 @@ class TraceJob:
         finally:
             self._result = None
 
-    def _save_flight(self) -> None:
+    def _save_flight(self, directory: str) -> None:
         try:
             data = flight_recorder()
             if data is not None:
-                write_whole(os.path.join(self._session.directory, FLIGHT_FILE), data)
+                write_whole(os.path.join(directory, FLIGHT_FILE), data)
         except OSError as error:
-            words = (
-                f"the flight record could not be written to {self._session.directory} ({reason_of(error)})"
-            )
+            words = f"the flight record could not be written to {directory} ({reason_of(error)})"
             part("flight recorder").failed(error, words, f"{words}; the job goes on.")
         except Exception as error:
             part("flight recorder").failed(error)
 
-    def _save_trace(self) -> int:
-        folder = _room_for(
-            self._expected_bytes * COMPRESSION, (tempfile.gettempdir(), self._session.directory)
-        )
+    def _save_trace(self, directory: str) -> int:
+        folder = _room_for(self._expected_bytes * COMPRESSION, (tempfile.gettempdir(), directory))
         handle, raw = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".json", dir=folder)
         os.close(handle)
-        target = os.path.join(self._session.directory, TRACE_FILE)
+        target = os.path.join(directory, TRACE_FILE)
         beside = target + ".tmp"
         try:
             self._result.save(raw)
@@ -129,7 +123,9 @@ def _room_for(size: int, folders: Sequence[str]) -> str:
 def _report_failure(session: "Session", report: Callable[..., None], error: Exception) -> None:
     try:
         if isinstance(error, OSError):
-            words = f"its trace could not be written to {session.directory} ({reason_of(error)})"
+            words = (
+                f"its trace could not be written to {session.directory or session.run} ({reason_of(error)})"
+            )
             _PART.failed(
                 error, words, f"no profiler window of rank {session.rank}: {words}; the job goes on."
             )

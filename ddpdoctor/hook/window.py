@@ -205,15 +205,15 @@ class Window:
                 self._set("open", "cut short, because the job uses a profiler of its own")
             self._close_now()
 
-    def finish(self) -> None:
-        """The job ends: close what is open, and wait until it is saved."""
+    def finish(self, deadline_s: float) -> None:
+        """The job ends: close what is open, and wait until it is saved, at most until ``deadline_s``, monotonic."""
         try:
-            self._finish()
+            self._finish(deadline_s)
         except Exception:
             self._abandon()
             raise
 
-    def _finish(self) -> None:
+    def _finish(self, deadline_s: float) -> None:
         if self._open:
             if not self._ended:
                 self._set("open", "cut short by the end of the job")
@@ -221,7 +221,9 @@ class Window:
         elif self._state["state"] == "waiting":
             self._set("skipped", f"the job ended in step {self._session.recorder.step}, before the window")
         if self._job is not None:
-            self._job.hurry_and_wait()
+            self._job.hurry_and_wait(deadline_s)
+            if self._state["state"] == "saving":
+                self._state["why"] = "the job ended before its trace was written"
 
 
 def open_profiler() -> Any:

@@ -1,12 +1,16 @@
-"""The thread that carries what was recorded to the run directory, however slow that is."""
+"""The thread that carries what was recorded to the run directory, however slow that is.
+
+Only this thread touches the run directory: storage may stop answering, and the training thread must not wait for it.
+"""
 
 from __future__ import annotations
 
-import os
 import threading
-from typing import TYPE_CHECKING, Any, Dict
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Deque, Dict, Optional
 
-from ..rundir import RANK_FILE, drain, reason_of, write_json
+from ..rundir import RANK_FILE, discard, drain, reason_of
 from . import guard
 from .patching import guarded
 
@@ -14,55 +18,92 @@ if TYPE_CHECKING:
     from .session import Session
 
 PERIOD_S = 1.0
+START_S = 1.0
+"""How long the start of a recording waits to hear whether the run directory can be written to at all."""
+_LOOK_S = 0.1
 _PART = guard.part("run directory")
 
 
 class Writer:
-    """Drains the spool and rewrites rank.json when it has changed."""
+    """Drains the spool, through which rank.json goes too, once a second and when asked to."""
 
     def __init__(self, session: "Session") -> None:
         self._session = session
-        self._stop = threading.Event()
-        self._lock = threading.Lock()
         self.document_changed = threading.Event()
+        self._asked = threading.Event()
+        self._requests: Deque[threading.Event] = deque()
+        """Of those who wait for a copy that begins after they asked."""
+        self._ending = self._abandoned = False
+        self._claimed = threading.Event()
+        self._refused: Optional[OSError] = None
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-writer", daemon=True
         )
 
     def start(self) -> None:
-        """Start the thread; the first thing it writes is rank.json."""
-        self.document_changed.set()
+        """Start the thread, which claims a folder in the run directory. Raises OSError where it shows soon that it cannot:
+        the thread ends then, and the spool is gone."""
         self._thread.start()
+        self._claimed.wait(START_S)
+        if self._refused is not None:
+            self._abandoned = True
+            discard(self._session.spool.directory)
+            raise self._refused
+
+    def flush(self, deadline_s: float, ending: bool = False) -> bool:
+        """Wait until everything recorded so far is in the run directory, at most until ``deadline_s``, monotonic; False
+        where that came first. ``ending``: nothing more is recorded; the spool, copied, is removed, and the thread ends.
+        """
+        request = threading.Event()
+        self._ending = self._ending or ending
+        self._requests.append(request)
+        self._asked.set()
+        self.document_changed.set()
+        while self._thread.is_alive() and time.monotonic() < deadline_s:
+            if request.wait(min(_LOOK_S, max(0.0, deadline_s - time.monotonic()))):
+                return True
+        return request.is_set()
 
     def _run(self) -> None:
-        while not self._stop.is_set():
-            self.write_everything(only_if_changed=True)
-            if self.document_changed.wait(PERIOD_S):
-                # One that cannot be written stays changed: no faster than the rest.
-                self._stop.wait(PERIOD_S if _PART.errors else 0)
-
-    def write_everything(self, only_if_changed: bool = False) -> None:
-        """Drain, and write rank.json. A failure is counted, and tried again later: the spool keeps what was
-        not copied.
-        """
         try:
-            with self._lock:
-                drain(self._session.spool.directory)
-                if self.document_changed.is_set() or not only_if_changed:
-                    self.document_changed.clear()
-                    path = os.path.join(self._session.directory, RANK_FILE)
-                    write_json(path, self._current_document())
+            self._session.directory = drain(self._session.spool.directory)
+        except OSError as error:
+            self._refused = error
+        finally:
+            self._claimed.set()
+        self.document_changed.wait(PERIOD_S)
+        while not self._abandoned:
+            self._asked.clear()
+            changed, ending = self.document_changed.is_set(), self._ending
+            self.document_changed.clear()
+            requests = [self._requests.popleft() for _ in range(len(self._requests))]
+            copied = self._copy(changed, ending)
+            for request in requests:
+                request.set()
+            if ending:
+                return
+            # What cannot be written is tried again, but no faster than the rest.
+            (self.document_changed if copied else self._asked).wait(PERIOD_S)
+
+    def _copy(self, changed: bool, ending: bool) -> bool:
+        """Rewrite rank.json where it has changed, and drain the spool. A failure is counted, and tried again later: the
+        spool keeps what was not copied."""
+        session = self._session
+        try:
+            if changed:
+                session.spool.keep(RANK_FILE, self._current_document())
+            if ending:
+                session.spool.close()
         except Exception as error:
             self.document_changed.set()
             self._failed(error)
-            self._keep_document()
-
-    def _keep_document(self) -> None:
         try:
-            with self._lock:
-                self._session.spool.keep(RANK_FILE, self._current_document())
+            session.directory = drain(session.spool.directory, remove=ending)
         except Exception as error:
             self._failed(error)
+            self.document_changed.set()
+            return False
+        return True
 
     def _current_document(self) -> Dict[str, Any]:
         session = self._session
@@ -75,24 +116,13 @@ class Writer:
         }
         return session.document
 
-    def stop(self) -> None:
-        """End the thread; the spool, copied, is removed."""
-        self._stop.set()
-        self.document_changed.set()
-        self._thread.join(timeout=5)
-        try:
-            with self._lock:
-                self._session.spool.close()
-                drain(self._session.spool.directory, remove=True)
-        except Exception as error:
-            self._failed(error)
-
     def _failed(self, error: Exception) -> None:
         try:
             words = told = ""
             if isinstance(error, OSError):
                 session = self._session
-                words = f"{session.directory} could not be written ({reason_of(error)})."
+                place = session.directory or session.run
+                words = f"{place} could not be written ({reason_of(error)})."
                 told = (
                     f"what rank {session.rank} records cannot be written to {session.run} ({reason_of(error)}); "
                     "it waits in memory, and the job goes on."

@@ -21,7 +21,9 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.identity import JobIdentity
 from ddpdoctor.rundir import (
     MANIFEST_FILE,
+    NotOursError,
     host_directory,
+    make_private_folder,
     read_json,
     refuse_other_run,
     run_id,
@@ -107,7 +109,7 @@ def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[
 
 def _writable_base() -> Path:
     """``ddpdoctor-runs`` here; where the working directory is read-only, one in the folder for temporary
-    files.
+    files, which nobody else may enter.
     """
     base = Path.cwd() / RUNS_FOLDER
     try:
@@ -117,7 +119,11 @@ def _writable_base() -> Path:
     except OSError:
         pass
     base = Path(tempfile.gettempdir()) / f"{RUNS_FOLDER}-{os.getuid()}"
-    base.mkdir(exist_ok=True)
+    try:
+        make_private_folder(str(base))
+    except NotOursError:
+        # Somebody else has taken the name.
+        return Path(tempfile.mkdtemp(prefix=f"{RUNS_FOLDER}-"))
     return base
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,12 +11,18 @@ import psutil
 
 from ddpdoctor.rundir import (
     MANIFEST_FILE,
+    PATIENCE_S,
     RANK_FILE,
     OtherRunError,
     Waiting,
+    discard,
     drain,
+    own_roots_prefix,
+    pid_namespace,
     read_json,
+    run_of,
     spool_root,
+    spools_in,
     target_of,
     unsaved_sentence,
     waiting_in,
@@ -134,31 +139,80 @@ def drain_spools(root: Path) -> list[str]:
     waiting: dict[str, list[Waiting]] = {}
     failure = None
     gone = set()
-    for spool in sorted(root.iterdir()) if root.is_dir() else []:
-        pid = spool.name.rpartition("-")[2]
-        dead = not (pid.isdigit() and is_alive(int(pid)))
+    deadline_s = time.monotonic() + PATIENCE_S
+    for spool in spools_in(str(root)):
+        target = _target_of(spool)
+        dead = _is_over(spool, root, target)
         try:
-            drain(str(spool), remove=dead)
+            drain(spool, remove=dead, deadline_s=deadline_s)
         except OSError as error:
-            if not spool.exists():
-                continue  # another launcher of this host was faster
-            target = _target_of(spool)
-            if not dead:
-                continue
+            if not dead or not Path(spool).exists():
+                continue  # in the second case another launcher of this host was faster
             if isinstance(error, FileNotFoundError | OtherRunError):
-                shutil.rmtree(spool, ignore_errors=True)
+                _discard(spool)
                 gone.add(target)
             else:
-                waiting.setdefault(str(Path(target).parents[1]), []).append(waiting_in(str(spool), target))
+                waiting.setdefault(run_of(target), []).append(waiting_in(spool, target))
                 failure = error
+    _remove_empty(root)
+    sentences = [
+        f"What was recorded last could not be copied: {target} is gone." for target in sorted(gone) if target
+    ]
+    if failure is not None:
+        sentences += [unsaved_sentence(run, each, failure) for run, each in waiting.items()]
+    return sentences
+
+
+def _is_over(spool: str, root: Path, target: str) -> bool:
+    """Whether nobody will write to a spool again. Process ids mean something in their own namespace only: of another
+    container's ranks it is known once their run has ended."""
+    if root.name.startswith(f"{own_roots_prefix()}{pid_namespace()}-"):
+        return not _is_of_living_rank(spool)
+    manifest = read_json(str(Path(run_of(target)) / MANIFEST_FILE), []) if target else None
+    return manifest is not None and manifest.get("ended_ns") is not None
+
+
+def _is_of_living_rank(spool: str) -> bool:
+    pid = spool.rpartition("-")[2]
+    return pid.isdigit() and is_alive(int(pid))
+
+
+def _target_of(spool: str) -> str:
+    try:
+        return target_of(spool)
+    except OSError:
+        return ""
+
+
+def _discard(spool: str) -> None:
+    try:
+        discard(spool)
+    except OSError:
+        pass
+
+
+def _remove_empty(root: Path) -> None:
     try:
         root.rmdir()
     except OSError:
         pass
-    sentences = [f"What was recorded last could not be copied: {target} is gone." for target in sorted(gone)]
-    if failure is not None:
-        sentences += [unsaved_sentence(run, each, failure) for run, each in waiting.items()]
-    return sentences
+
+
+def waiting_bytes(root: Path) -> int:
+    """Size of all that lies in the spools below ``root``."""
+    return sum(
+        entry.stat(follow_symlinks=False).st_size
+        for spool in spools_in(str(root))
+        for entry in _entries(spool)
+    )
+
+
+def _entries(folder: str) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            return list(entries)
+    except OSError:
+        return []
 
 
 def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
@@ -168,30 +222,22 @@ def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
     Where the earlier run was only moved, to another name beside this one, they stay: ``recover`` finds them by its id.
     """
     try:
-        others = [other for other in root.parent.glob(f"{root.name.rpartition('-')[0]}-*") if other != root]
-        for other in others:
-            spools = [spool for spool in other.iterdir() if spool.is_dir() and _is_below(spool, run)]
+        for other in root.parent.glob(f"{own_roots_prefix()}{pid_namespace()}-*"):
+            if other == root:
+                continue
+            spools = [spool for spool in spools_in(str(other)) if _is_below(spool, run)]
             if not spools or any(spool_root(str(beside)) == str(other) for beside in _runs_beside(run)):
                 continue
             for spool in spools:
-                pid = spool.name.rpartition("-")[2]
-                if not (pid.isdigit() and is_alive(int(pid))):
-                    shutil.rmtree(spool, ignore_errors=True)
-            if not any(other.iterdir()):
-                other.rmdir()
+                if not _is_of_living_rank(spool):
+                    _discard(spool)
+            _remove_empty(other)
     except OSError:
         pass
 
 
-def _is_below(spool: Path, run: Path) -> bool:
+def _is_below(spool: str, run: Path) -> bool:
     return Path(_target_of(spool)).is_relative_to(run)
-
-
-def _target_of(spool: Path) -> str:
-    try:
-        return target_of(str(spool))
-    except OSError:
-        return ""
 
 
 def _runs_beside(run: Path) -> list[Path]:
@@ -200,14 +246,20 @@ def _runs_beside(run: Path) -> list[Path]:
 
 def drain_stale_spools(root: Path) -> None:
     """Clear memory-backed storage of what runs left there whose launcher was killed, once nobody has written
-    to it for a day. What finds no room in its run directory stays.
+    to it for a day. What finds no room in its run directory stays, and so does what a rank, however long it was
+    suspended, may go on writing to.
     """
-    for other in root.parent.glob(f"ddpdoctor-{os.getuid()}-*"):
+    for other in root.parent.glob(f"{own_roots_prefix()}*"):
         try:
-            written_s = [path.stat().st_mtime for path in (other, *other.rglob("*"))]
-            if other == root or max(written_s) > time.time() - _STALE_S:
-                continue
-            if not drain_spools(other):
-                shutil.rmtree(other)
+            if other != root and _written_s(other) < time.time() - _STALE_S:
+                drain_spools(other)
         except OSError:
             continue
+
+
+def _written_s(root: Path) -> float:
+    """When something in a root was last written, epoch seconds. Raises OSError."""
+    spools = spools_in(str(root))
+    times = [root.lstat().st_mtime, *(Path(spool).lstat().st_mtime for spool in spools)]
+    times += [entry.stat(follow_symlinks=False).st_mtime for spool in spools for entry in _entries(spool)]
+    return max(times)

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,22 @@ from ddpdoctor.launch.leftovers import (
     drain_spools,
     drain_stale_spools,
     end_orphaned_ranks,
+    waiting_bytes,
 )
 from ddpdoctor.launch.options import RunOptions
+from ddpdoctor.launch.patience import NoAnswerError, bounded
 from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import RUN_SCHEMA, make_spool_root, new_run_id
 from ddpdoctor.rundir.privacy import recorded_environment
 
 _OTHERS_S = 5.0
+_START_S = 10.0
+"""Until a run directory is made: a file system that is mounted when it is first asked for takes seconds."""
+_ANSWER_S = 2.0
+"""Once the job has ended, until storage in which nothing moves counts as stopped."""
+_SETTLING_S = 10.0
+"""The same where what is waited for are ranks: those that save their trace, and those that outlived their command."""
 
 
 @dataclass(frozen=True)
@@ -68,13 +77,18 @@ def run_job(
     base = dict(os.environ if environment is None else environment)
     identity = job_identity(base)
     manifest = _manifest(command, options, base, identity)
-    launch = None
-    try:
+
+    def prepare() -> _Recording:
         launch = open_run(options.out, default_run_name(command, identity), identity, manifest)
-        recording = _Recording(launch, options, base)
-    except OSError as error:
-        if launch is not None:
+        try:
+            return _Recording(launch, options, base)
+        except OSError:
             launch.withdraw()
+            raise
+
+    try:
+        recording = bounded(prepare, _START_S)
+    except OSError as error:
         warn(
             f"nothing is recorded and the job runs alone, because the run directory cannot be made: {error}."
         )
@@ -118,16 +132,41 @@ class _Recording:
             drain_spools(self.spool)
             return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
         try:
-            self.watch.start(warn)
+            bounded(lambda: self.watch.start(warn), _ANSWER_S)
         except Exception as error:
             self.notes.append(f"No telemetry: {type(error).__name__}: {error}.")
         status = child.wait()
+        try:
+            recorded = self._finish(command, status)
+        except NoAnswerError:
+            recorded = 0
+            self.unsaved.append(
+                f"{self.launch.run} does not answer: what it had not taken by then waits in {self.spool}, which is memory; "
+                f"once it does, `ddpdoctor analyze {self.launch.run}` fetches that."
+            )
+        interrupted = child.close()
+        return Outcome(
+            status, self.launch.run, self.launch.owner, recorded, interrupted, self.notes, self.unsaved
+        )
+
+    def _finish(self, command: Sequence[str], status: ExitStatus) -> int:
+        """Gather what the job left; the number of ranks recorded. Raises NoAnswerError."""
         ended_ns = time.time_ns()
-        for stage in (self._settle, self._collect, self._wait_for_others):
+        bounded(self.launch.record.exists, _ANSWER_S)
+        for stage, patience_s in (
+            (self._settle, _SETTLING_S),
+            (self._collect, _ANSWER_S),
+            (self._wait_for_others, 2 * _OTHERS_S),
+        ):
             try:
-                stage(status)
+                bounded(partial(stage, status), patience_s, lambda: waiting_bytes(self.spool))
+            except NoAnswerError:
+                raise
             except Exception as error:
                 self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
+        return bounded(lambda: self._complete(command, status, ended_ns), _ANSWER_S)
+
+    def _complete(self, command: Sequence[str], status: ExitStatus, ended_ns: int) -> int:
         recorded = self.ranks.recorded()
         if self.launch.owner and not recorded and self.launch.run.exists():
             self.notes.append(_no_rank(command))
@@ -136,10 +175,7 @@ class _Recording:
             self.launch.finish(ended_ns=ended_ns, exit_code=status.code, signal=status.signal, notes=notes)
         except OSError as error:
             self.notes.append(f"{self.launch.run} could not be completed: {error}.")
-        interrupted = child.close()
-        return Outcome(
-            status, self.launch.run, self.launch.owner, recorded, interrupted, self.notes, self.unsaved
-        )
+        return recorded
 
     def _settle(self, status: ExitStatus) -> None:
         """Until nobody of this launcher's job writes any more."""

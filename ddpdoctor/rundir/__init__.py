@@ -20,6 +20,7 @@ whole, JSON-lines files only ever grow.
 ``docs/formats.md`` describes the fields.
 """
 
+from .drain import PATIENCE_S, BusyError, discard, drain, recover, run_of, spools_in, target_of
 from .files import read_json, read_json_lines, write_json, write_whole
 from .layout import (
     DIAGNOSIS_FILE,
@@ -34,21 +35,22 @@ from .layout import (
     STEPS_SCHEMA,
     TELEMETRY_FILE,
     TRACE_FILE,
-    claim_rank_directory,
     host_directory,
     is_recorded_file,
     is_run_directory,
     run_directories,
 )
+from .owned import NotOursError, make_private_folder
 from .reader import RankRecord, RunDirectory, read_manifest
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
-from .spool import Spool, drain, drain_all, make_spool_root, recover, spool_root, target_of
+from .spool import Spool, make_spool_root, own_roots_prefix, pid_namespace, spool_root
 from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
 
 __all__ = [
     "DIAGNOSIS_FILE",
     "FLIGHT_FILE",
     "MANIFEST_FILE",
+    "PATIENCE_S",
     "RANK_FILE",
     "RANK_SCHEMA",
     "REPORT_FILE",
@@ -58,20 +60,24 @@ __all__ = [
     "STEPS_SCHEMA",
     "TELEMETRY_FILE",
     "TRACE_FILE",
+    "BusyError",
+    "NotOursError",
     "OtherRunError",
     "RankRecord",
     "RunDirectory",
     "Spool",
     "Waiting",
-    "claim_rank_directory",
+    "discard",
     "drain",
-    "drain_all",
     "host_directory",
     "id_of_root",
     "is_recorded_file",
     "is_run_directory",
+    "make_private_folder",
     "make_spool_root",
     "new_run_id",
+    "own_roots_prefix",
+    "pid_namespace",
     "read_json",
     "read_json_lines",
     "read_manifest",
@@ -80,7 +86,9 @@ __all__ = [
     "refuse_other_run",
     "run_directories",
     "run_id",
+    "run_of",
     "spool_root",
+    "spools_in",
     "target_of",
     "unsaved_sentence",
     "waiting_in",

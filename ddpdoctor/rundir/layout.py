@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import re
 
+from .owned import folder
+
 RUN_SCHEMA = "ddpdoctor.run/1"
 RANK_SCHEMA = "ddpdoctor.rank/1"
 STEPS_SCHEMA = "ddpdoctor.steps/1"
@@ -21,6 +23,8 @@ REPORT_FILE = "report.html"
 
 _MANIFEST_HEAD = 1 << 12
 """Bytes that hold its schema, which stands first."""
+_MOST_REPEATS = 1000
+"""Recordings of one rank in a run: restarts, and further jobs of the same command."""
 _RANK_DIRECTORY = re.compile(r"^(\d{5,})(?:\.(\d+))?$")
 
 
@@ -77,19 +81,22 @@ def host_directory(run: str, host: str) -> str:
     return os.path.join(run, "hosts", re.sub(r"[^A-Za-z0-9._-]", "_", host) or "_")
 
 
-def claim_rank_directory(run: str, rank: int) -> str:
-    """Make and return a new folder for this rank's recording; never one that exists. Raises OSError."""
-    ranks = os.path.join(run, "ranks")
-    os.makedirs(ranks, exist_ok=True)
-    for repeat in range(1000):
-        name = f"{rank:05d}" if repeat == 0 else f"{rank:05d}.{repeat}"
-        path = os.path.join(ranks, name)
-        try:
-            os.mkdir(path)
-        except FileExistsError:
-            continue
-        return path
-    raise OSError(f"{ranks}: rank {rank} has been recorded 1000 times already")
+def claim_rank_directory(run: int, rank: int) -> str:
+    """Make a new folder for this rank's recording in an open run directory, never one that exists, and return its name.
+    Raises OSError."""
+    try:
+        os.mkdir("ranks", dir_fd=run)
+    except FileExistsError:
+        pass
+    with folder("ranks", run) as ranks:
+        for repeat in range(_MOST_REPEATS):
+            name = f"{rank:05d}" if repeat == 0 else f"{rank:05d}.{repeat}"
+            try:
+                os.mkdir(name, dir_fd=ranks)
+            except FileExistsError:
+                continue
+            return name
+    raise OSError(f"rank {rank} has been recorded {_MOST_REPEATS} times already")
 
 
 def parse_rank_directory(name: str) -> tuple[int, int] | None:

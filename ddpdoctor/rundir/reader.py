@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping
 
+from .drain import spools_of
 from .files import read_json
 from .layout import (
     FLIGHT_FILE,
@@ -21,7 +22,6 @@ from .layout import (
     TRACE_FILE,
     parse_rank_directory,
 )
-from .spool import spools_of
 from .typed import MANIFEST, RANK, fitting
 from .waiting import reason_of, rest_of
 

@@ -56,9 +56,11 @@ def id_of_root(root: str) -> str | None:
 
 
 def refuse_other_run(run: str, known_id: str | None) -> None:
-    """Raises OtherRunError where the run directory is known to be of another run than ``known_id``.
+    """Raises OtherRunError where the run directory is known to be of another run than ``known_id``: its manifest says so,
+    or says nothing.
 
-    Cheap enough for each copy: the manifest is only read again when it has changed.
+    Cheap enough for each copy: the manifest is only read again when it has changed. A directory without one is where ranks
+    recorded on a host that has no launcher.
     """
     if known_id is None:
         return
@@ -70,6 +72,6 @@ def refuse_other_run(run: str, known_id: str | None) -> None:
     version = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
     known = _known.get(path)
     if known is None or known[0] != version:
-        known = _known[path] = version, _valid(read_json(path, []) or {})
-    if known[1] not in (None, known_id):
+        known = _known[path] = version, run_id(run)
+    if known[1] != known_id:
         raise OtherRunError(f"{run} holds another run by now")

@@ -1,29 +1,35 @@
-"""A rank's records on their way to the run directory.
+"""A rank's records on their way to the run directory: the writing side.
 
 The training thread must never wait for storage, and what it recorded must survive ``kill -9``. So it writes
 to short segment files in memory-backed local storage (``/dev/shm``), which outlive the process, and another
-thread, or the launcher once the rank is dead, copies them to the run directory, which may lie on a slow or
-shared file system. A JSON file that found no room there waits here too.
+thread, or the launcher once the rank is dead, copies them to the run directory (:mod:`.drain`), which may lie on a slow
+or shared file system. A JSON file waits here until it was copied, too.
 
-A segment is called ``<stream>.<first byte's position in the stream>``, and written as mapped memory: a system
-call in each step would be the dearest part of recording it. What was copied already is the target's own size,
-so that a copy that was cut off goes on where it stopped and can be repeated by anybody.
+::
+
+    /dev/shm/ddpdoctor-<user>-<pid namespace>-<run id>/     the root: one a run and host, private
+        <rank:05d>-<pid>/                                    the spool of one rank
+            target                                           its folder in the run directory, or RUN/ranks while it has none
+            lock                                             held by whoever copies
+            steps.jsonl.000000000065536                      a segment: the stream, and its first byte's position in that
+
+A segment is written as mapped memory: a system call in each step would be the dearest part of recording it. What was
+copied already is the target's own size, so that a copy that was cut off goes on where it stopped and can be repeated by
+anybody.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import mmap
 import os
-import shutil
 import tempfile
-from typing import Any
+import time
+from typing import Any, Iterator
 
-from .files import write_json
-from .run_id import OtherRunError, id_of_root, refuse_other_run, run_id
-from .waiting import Waiting, segments_in, unsaved_sentence, waiting_in
+from .owned import make_private_folder, open_file, private_folder, replace_file
+from .run_id import run_id
 
 SEGMENT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
@@ -32,8 +38,11 @@ MOST_SHARE = 1 / 32
 """The same, of the storage that it waits in."""
 LEAST_FREE_SHARE = 1 / 8
 """Of that storage; what is left is for the job."""
-_TARGET = "target"
-_LOCK = "lock"
+LOOK_AGAIN_S = 1.0
+"""Once there was no room, until it is asked for again: to count what waits takes a system call for each segment, and the
+thread that copies comes by once a second."""
+TARGET_FILE = "target"
+_MOST_NAMES = 1000
 
 
 def spool_root(run: str) -> str:
@@ -42,73 +51,37 @@ def spool_root(run: str) -> str:
 
     Containers may share ``/dev/shm`` but not their processes, so the pid namespace is part of the name.
     """
-    try:
-        namespace = os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        namespace = 0
     # A directory that no launcher has made has its path only.
-    name = run_id(run) or "path" + hashlib.blake2b(os.path.abspath(run).encode(), digest_size=8).hexdigest()
-    base = "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
-    return os.path.join(base, f"ddpdoctor-{os.getuid()}-{namespace}-{name}")
+    return os.path.join(_base(), f"{own_roots_prefix()}{pid_namespace()}-{run_id(run) or path_name(run)}")
+
+
+def own_roots_prefix() -> str:
+    """How the names of this user's roots begin."""
+    return f"ddpdoctor-{os.getuid()}-"
+
+
+def path_name(run: str) -> str:
+    """What stands for the id of a run that has none."""
+    return "path" + hashlib.blake2b(os.path.abspath(run).encode(), digest_size=8).hexdigest()
+
+
+def pid_namespace() -> int:
+    """The number of this process's pid namespace, 0 where unknown: only within one do process ids mean something."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def _base() -> str:
+    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
 
 
 def make_spool_root(run: str) -> str:
-    """Make the private folder for the ranks' spools of a run. Raises OSError."""
+    """Make the private folder for the ranks' spools of a run. Raises OSError, also where somebody else has made it."""
     root = spool_root(run)
-    os.makedirs(root, mode=0o700, exist_ok=True)
+    make_private_folder(root)
     return root
-
-
-def recover(run: str) -> list[str]:
-    """Copy what ranks of this run left in their spools when they and their launcher were killed; never raises.
-
-    Returns a sentence where the run directory cannot take it.
-    """
-    waiting: list[Waiting] = []
-    failure = None
-    for directory, target in spools_of(run):
-        try:
-            drain(directory, target=target)
-        except (FileNotFoundError, OtherRunError):
-            continue
-        except OSError as error:
-            failure = error
-            waiting.append(waiting_in(directory, target))
-    return [] if failure is None else [unsaved_sentence(run, waiting, failure)]
-
-
-def spools_of(run: str) -> list[tuple[str, str]]:
-    """The spools of a run on this host, each with its rank's folder in the run directory. Never raises."""
-    found = []
-    try:
-        directories = sorted(entry.path for entry in os.scandir(spool_root(run)) if entry.is_dir())
-    except OSError:
-        return []
-    for directory in directories:
-        try:
-            found.append((directory, _place_in(run, target_of(directory))))
-        except OSError:
-            continue
-    return found
-
-
-def target_of(directory: str) -> str:
-    """The rank's folder in the run directory that a spool was made for. Raises OSError."""
-    with open(os.path.join(directory, _TARGET)) as source:
-        return source.read()
-
-
-def _place_in(run: str, target: str) -> str:
-    """``target``, or the same folder below ``run`` where the run was moved there since. Of a copy, and of the same
-    folder seen by another path, what a spool holds goes to the original."""
-    here = os.path.join(os.path.abspath(run), "ranks", os.path.basename(target))
-    if here == target or run_id(run) == run_id(_run_of(target)):
-        return target
-    return here
-
-
-def _run_of(target: str) -> str:
-    return os.path.dirname(os.path.dirname(target))
 
 
 class _Segment:
@@ -119,11 +92,11 @@ class _Segment:
 
     __slots__ = ("_file", "_handle", "memory", "size", "start", "used")
 
-    def __init__(self, path: str, start: int, size: int) -> None:
+    def __init__(self, name: str, folder: int, start: int, size: int) -> None:
         """Raises OSError where storage is short."""
         self.start, self.size, self.used = start, size, 0
         """Position of its first byte in the stream; bytes it can hold, and holds."""
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        handle = open_file(name, folder, os.O_RDWR | os.O_CREAT | os.O_EXCL)
         try:
             missing = size
             while missing:
@@ -131,7 +104,7 @@ class _Segment:
             self._file = _identity(handle)
             self.memory = mmap.mmap(handle, size)
         except OSError:
-            os.unlink(path)
+            os.unlink(name, dir_fd=folder)
             raise
         finally:
             os.close(handle)
@@ -167,19 +140,23 @@ def _identity(handle: int) -> tuple[int, int] | None:
 class Spool:
     """The writing side, one per rank. ``write`` copies into memory and never raises. One thread writes to a stream."""
 
-    def __init__(self, root: str, target: str) -> None:
-        """``target`` is the rank's folder in the run directory. Raises OSError."""
-        self.directory = os.path.join(root, f"{os.path.basename(target)}-{os.getpid()}")
-        self.target = target
-        os.makedirs(self.directory, exist_ok=True)
-        with open(os.path.join(self.directory, _TARGET), "w") as out:
-            out.write(target)
+    def __init__(self, root: str, rank: int, run: str) -> None:
+        """Make the spool of a rank whose folder in ``run`` is claimed when something is copied there first. Raises
+        OSError."""
+        self._root = root
+        make_private_folder(root)
+        with private_folder(root) as within:
+            self._name = _new_folder(within, rank)
+            self.directory = os.path.join(root, self._name)
+            with private_folder(self._name, within) as here:
+                replace_file(TARGET_FILE, here, os.path.join(os.path.abspath(run), "ranks").encode())
         self._streams: dict[str, _Segment] = {}
+        self._no_room_until_s = 0.0
         self.dropped = 0
         self.error: str | None = None
 
-    def write(self, stream: str, data: bytes) -> None:
-        """Append ``data`` (whole lines) to a stream. What cannot be kept is counted in ``dropped``."""
+    def write(self, stream: str, data: bytes) -> bool:
+        """Append ``data`` (whole lines) to a stream. What cannot be kept is counted in ``dropped``; False then."""
         try:
             segment = self._streams.get(stream)
             if segment is None or segment.used + len(data) > segment.size:
@@ -187,25 +164,36 @@ class Spool:
             begin = segment.used
             segment.used = end = begin + len(data)
             segment.memory[begin:end] = data
+            return True
         except (OSError, ValueError) as error:
             self.dropped += 1
             self.error = str(error)
+            return False
 
     def _next(self, stream: str, full: _Segment | None, least: int) -> _Segment:
         position = 0
-        if full is not None:
-            position = full.start + full.used
-            if _waiting_bytes(self.directory) > _limit_bytes(self.directory):
-                raise OSError("the run directory cannot keep up, or is full")
-        path = os.path.join(self.directory, f"{stream}.{position:015d}")
-        segment = self._streams[stream] = _Segment(path, position, max(SEGMENT_BYTES, least))
+        if time.monotonic() < self._no_room_until_s:
+            raise OSError("the run directory cannot keep up, or is full")
+        try:
+            with private_folder(self._root) as root, private_folder(self._name, root) as here:
+                if full is not None:
+                    position = full.start + full.used
+                    if _waiting_bytes(here) > _limit_bytes(here):
+                        raise OSError("the run directory cannot keep up, or is full")
+                segment = _Segment(f"{stream}.{position:015d}", here, position, max(SEGMENT_BYTES, least))
+        except OSError:
+            self._no_room_until_s = time.monotonic() + LOOK_AGAIN_S
+            raise
+        self._streams[stream] = segment
         if full is not None:
             full.close()
         return segment
 
     def keep(self, name: str, document: Any) -> None:
         """Have ``document`` replace the JSON file of that ``name`` in the run directory, once it can. Raises OSError."""
-        write_json(os.path.join(self.directory, name), document)
+        data = json.dumps(document, separators=(",", ":"), default=str).encode()
+        with private_folder(self._root) as root, private_folder(self._name, root) as here:
+            replace_file(name, here, data)
 
     def close(self) -> None:
         """Close the segments; what they hold stays until it is drained."""
@@ -214,82 +202,32 @@ class Spool:
             segment.close()
 
 
-def _limit_bytes(directory: str) -> int:
+def _new_folder(root: int, rank: int) -> str:
+    """Make a folder for a rank of this process; an earlier process of the same number may have left one."""
+    for name in _names(rank):
+        try:
+            os.mkdir(name, 0o700, dir_fd=root)
+        except FileExistsError:
+            continue
+        return name
+    raise FileExistsError(f"rank {rank} has left {_MOST_NAMES} spools of process {os.getpid()}")
+
+
+def _names(rank: int) -> Iterator[str]:
+    yield f"{rank:05d}-{os.getpid()}"
+    for repeat in range(1, _MOST_NAMES):
+        yield f"{rank:05d}.{repeat}-{os.getpid()}"
+
+
+def _limit_bytes(folder: int) -> int:
     """Most that may wait here. Containers often have 64 MB of memory-backed storage, and data loader workers die where
     there is none left for their batches."""
-    storage = os.statvfs(directory)
+    storage = os.statvfs(folder)
     if storage.f_bavail < storage.f_blocks * LEAST_FREE_SHARE:
         return 0
     return min(LIMIT_BYTES, int(storage.f_frsize * storage.f_blocks * MOST_SHARE) or LIMIT_BYTES)
 
 
-def _waiting_bytes(directory: str) -> int:
-    with os.scandir(directory) as entries:
+def _waiting_bytes(folder: int) -> int:
+    with os.scandir(folder) as entries:
         return sum(entry.stat().st_size for entry in entries)
-
-
-def drain(directory: str, remove: bool = False, target: str | None = None) -> None:
-    """Copy what a rank's spool holds into its run directory; with ``remove``, delete the spool afterwards.
-
-    Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, or is of another
-    run by now (OtherRunError); nothing is lost then. ``target`` is where the rank's folder is now; None: where it was.
-    """
-    lock = os.open(os.path.join(directory, _LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        target = target or target_of(directory)
-        refuse_other_run(_run_of(target), id_of_root(os.path.dirname(directory)))
-        for stream, parts in segments_in(directory).items():
-            _copy(parts, os.path.join(target, stream))
-        for name in os.listdir(directory):
-            if not name.endswith(".json"):
-                continue
-            with open(os.path.join(directory, name), "rb") as source:
-                write_json(os.path.join(target, name), json.loads(source.read()))
-            os.unlink(os.path.join(directory, name))
-        if remove:
-            shutil.rmtree(directory, ignore_errors=True)
-    finally:
-        os.close(lock)
-
-
-def _copy(parts: list[tuple[int, str]], target: str) -> None:
-    out = os.open(target, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        done = os.fstat(out).st_size
-        for index, (position, path) in enumerate(parts):
-            with open(path, "rb") as source:
-                source.seek(max(0, done - position))
-                # Up to the first byte that is not written yet: after it there may be later ones already, in the middle
-                # of being copied there.
-                data = source.read().partition(b"\0")[0]
-                while data:
-                    written = os.write(out, data)
-                    data = data[written:]
-                    done += written
-            if index + 1 < len(parts):
-                os.unlink(path)
-    finally:
-        os.close(out)
-
-
-def drain_all(root: str) -> list[str]:
-    """Drain and remove every spool below ``root``; for the launcher, once its ranks are dead. Returns one
-    sentence per failure."""
-    failures = []
-    try:
-        directories = [entry.path for entry in os.scandir(root) if entry.is_dir()]
-    except OSError:
-        return []
-    for directory in directories:
-        try:
-            drain(directory, remove=True)
-        except OSError as error:
-            failures.append(
-                f"What {directory} still holds could not be copied to the run directory: {error}."
-            )
-    try:
-        os.rmdir(root)
-    except OSError:
-        pass
-    return failures

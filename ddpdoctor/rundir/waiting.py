@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
-from typing import NamedTuple
+from contextlib import contextmanager
+from typing import Iterator, NamedTuple
 
 from .layout import STEPS_FILE
+from .owned import private_folder, read_file
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_POSITION_DIGITS = 18
+"""More than any stream is long."""
 
 
 class Waiting(NamedTuple):
@@ -20,32 +24,36 @@ class Waiting(NamedTuple):
     """Bytes."""
 
 
-def segments_in(spool: str) -> dict[str, list[tuple[int, str]]]:
-    """By stream: (first byte's position, path) of the segments of a spool, in order. Raises OSError."""
+def segments_in(spool: int) -> dict[str, list[tuple[int, str]]]:
+    """By stream: (first byte's position, name) of the segments of a spool, in order. Raises OSError."""
     found: dict[str, list[tuple[int, str]]] = {}
     for name in os.listdir(spool):
         stream, _, position = name.rpartition(".")
-        if stream and position.isdigit():
-            found.setdefault(stream, []).append((int(position), os.path.join(spool, name)))
+        if stream and position.isdigit() and len(position) <= _POSITION_DIGITS:
+            found.setdefault(stream, []).append((int(position), name))
     for parts in found.values():
         parts.sort()
     return found
 
 
+def written_part(segment: bytes) -> bytes:
+    """What a rank has written to a segment: up to the first NUL, which no line holds. After it there may be later bytes
+    already, in the middle of being copied there."""
+    return segment.partition(b"\0")[0]
+
+
 def rest_of(spool: str, stream: str, done: int) -> bytes:
     """What a spool holds of a stream beyond its first ``done`` bytes; nothing where a part in between is gone, for it
-    was copied a moment ago."""
+    was copied a moment ago, or where the spool is not this user's own."""
     try:
-        rest = b""
-        for position, path in segments_in(spool).get(stream, []):
-            if position > done:
-                break
-            with open(path, "rb") as source:
-                source.seek(done - position)
-                # Bytes that are not written yet are NUL, which no line holds.
-                piece = source.read().partition(b"\0")[0]
-            rest += piece
-            done += len(piece)
+        with opened_spool(spool) as here:
+            rest = b""
+            for position, name in segments_in(here).get(stream, []):
+                if position > done:
+                    break
+                piece = written_part(read_file(name, here, done - position))
+                rest += piece
+                done += len(piece)
     except OSError:
         return b""
     return rest
@@ -55,8 +63,9 @@ def waiting_in(spool: str, target: str) -> Waiting:
     """What ``spool`` holds that is not in the rank's folder ``target``; never raises."""
     steps = size = 0
     try:
-        streams = segments_in(spool)
-        size = sum(os.path.getsize(os.path.join(spool, n)) for n in os.listdir(spool) if n.endswith(".json"))
+        with opened_spool(spool) as here:
+            streams = segments_in(here)
+            size = sum(os.stat(n, dir_fd=here).st_size for n in os.listdir(here) if n.endswith(".json"))
     except OSError:
         return Waiting(spool, 0, 0)
     for stream in streams:
@@ -66,6 +75,14 @@ def waiting_in(spool: str, target: str) -> Waiting:
         if stream == STEPS_FILE:
             steps = rest.count(b'"t":[')
     return Waiting(spool, steps, size)
+
+
+@contextmanager
+def opened_spool(spool: str) -> Iterator[int]:
+    """A descriptor of a spool, which is in a root of this user's own. Raises OSError, NotOursError."""
+    root, name = os.path.split(spool)
+    with private_folder(root) as within, private_folder(name, within) as here:
+        yield here
 
 
 def reason_of(error: OSError) -> str:

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.hook.environment import HookOptions, job_environment
-from ddpdoctor.rundir import drain_all, make_spool_root, read_json_lines
+from ddpdoctor.launch.leftovers import drain_spools
+from ddpdoctor.rundir import make_spool_root, read_json_lines
 
 JOBS = Path(__file__).parent.parent / "jobs"
 REPOSITORY = Path(__file__).parent.parent.parent
@@ -72,7 +73,7 @@ def run_recorded(
     process = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=timeout_s, cwd=tmp, check=False
     )
-    assert not drain_all(spool)
+    assert not drain_spools(Path(spool))
     return Recorded(process, run)
 
 

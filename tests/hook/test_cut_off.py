@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import SimpleNamespace
 
 import pytest
@@ -35,7 +36,7 @@ def test_an_interrupt_while_the_profiler_is_closed(opened, monkeypatch) -> None:
     with pytest.raises(KeyboardInterrupt):
         made._close()
     monkeypatch.setattr(window, "close_profiler", lambda opener: None)
-    made.finish()
+    made.finish(time.monotonic())
     assert state["state"] == "failed" and state["steps"] == [10, 15]
     assert state["why"] == "the job was interrupted, as by Ctrl-C, while the profiler was being closed"
 

@@ -8,11 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from ddpdoctor.hook.environment import HookOptions, job_environment
-from ddpdoctor.rundir import drain_all, make_spool_root
+from ddpdoctor.launch.leftovers import drain_spools
+from ddpdoctor.rundir import make_spool_root
 
 from .recording import JOBS, Recorded, plain_environment, run_plain, run_recorded, torchrun
 
@@ -78,7 +80,7 @@ def test_steps_survive_a_kill(tmp_path) -> None:
     job.send_signal(signal.SIGKILL)
     job.wait()
     before = steps.read_bytes().count(b'"step":')
-    assert not drain_all(spool)
+    assert not drain_spools(Path(spool))
     recorded = Recorded(subprocess.CompletedProcess([], -9), run)
     numbers = [step["step"] for step in recorded.steps(0)]
     assert numbers == list(range(len(numbers))) and len(numbers) >= before > 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.rundir import RUN_SCHEMA, Spool, drain, make_spool_root, new_run_id
 from tests.hook.recording import JOBS, REPOSITORY, Recorded, plain_environment
 
 TINY = str(JOBS / "tiny_ddp.py")
@@ -28,6 +30,28 @@ SCHEDULERS = (
     "MASTER_",
     "TORCHELASTIC_",
 )
+
+
+DEAD = 2**22 + 1
+"""No process has this id."""
+
+
+def make_run(path: Path, **fields: object) -> Path:
+    """A run directory that holds a manifest alone."""
+    path.mkdir(parents=True)
+    document = {"schema": RUN_SCHEMA, "run_id": new_run_id(), **fields}
+    (path / "manifest.json").write_text(json.dumps(document))
+    return path
+
+
+def left_behind(run: Path, rank: int = 0, pid: int = DEAD, line: bytes = b'{"step":0}\n') -> Path:
+    """A spool with a line of a rank that has its folder in ``run``, and that is dead unless ``pid`` says otherwise."""
+    spool = Spool(make_spool_root(str(run)), rank, str(run))
+    drain(spool.directory)
+    spool.write("steps.jsonl", line)
+    renamed = Path(spool.directory).with_name(f"{rank:05d}-{pid}")
+    os.rename(spool.directory, renamed)
+    return renamed
 
 
 def clean_environment(**more: str) -> dict[str, str]:

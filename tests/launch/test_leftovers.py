@@ -8,6 +8,8 @@ import subprocess
 import sys
 import time
 
+import pytest
+
 from ddpdoctor.launch.leftovers import (
     HostRanks,
     drain_spools,
@@ -15,21 +17,16 @@ from ddpdoctor.launch.leftovers import (
     end_orphaned_ranks,
     is_alive,
 )
-from ddpdoctor.rundir import Spool
+from ddpdoctor.rundir import run_id
+
+from .launched import left_behind, make_run
+
+pytestmark = pytest.mark.usefixtures("no_spool_stays")
 
 
 def write_rank(run, folder, **fields):
     (run / "ranks" / folder).mkdir(parents=True)
     (run / "ranks" / folder / "rank.json").write_text(json.dumps(fields))
-
-
-def spool_of(root, target, pid):
-    target.mkdir(parents=True)
-    spool = Spool(str(root), str(target))
-    spool.write("steps.jsonl", b'{"step":0}\n')
-    renamed = root / f"{target.name}-{pid}"
-    os.rename(spool.directory, renamed)
-    return renamed
 
 
 def test_ranks_of_this_host_only(tmp_path):
@@ -46,25 +43,49 @@ def test_ranks_of_this_host_only(tmp_path):
 def test_spools_of_dead_ranks_are_copied_and_removed_those_of_living_ones_kept(tmp_path):
     dead = subprocess.Popen([sys.executable, "-c", ""])
     dead.wait()
-    root = tmp_path / "spool"
-    gone = spool_of(root, tmp_path / "run" / "ranks" / "00000", dead.pid)
-    kept = spool_of(root, tmp_path / "run" / "ranks" / "00001", os.getpid())
-    assert drain_spools(root) == []
+    run = make_run(tmp_path / "run")
+    gone, kept = left_behind(run, 0, dead.pid), left_behind(run, 1, os.getpid())
+    assert drain_spools(gone.parent) == []
     for rank in ("00000", "00001"):
         assert (tmp_path / "run" / "ranks" / rank / "steps.jsonl").read_bytes() == b'{"step":0}\n'
     assert not gone.exists() and kept.exists()
 
 
-def test_stale_spools_of_killed_launchers_are_cleared(tmp_path):
+def age(root):
     yesterday = time.time() - 2 * 24 * 3600
-    stale, fresh = (tmp_path / f"ddpdoctor-{os.getuid()}-{name}" for name in ("stale", "fresh"))
-    for root in (stale, fresh):
-        spool_of(root, tmp_path / root.name / "00000", 2**22 + 1)
-    for path in (*stale.rglob("*"), stale):
+    for path in (*root.rglob("*"), root):
         os.utime(path, (yesterday, yesterday))
-    drain_stale_spools(tmp_path / f"ddpdoctor-{os.getuid()}-mine")
+
+
+def test_stale_spools_of_killed_launchers_are_cleared(tmp_path):
+    stale, fresh = (left_behind(make_run(tmp_path / name)).parent for name in ("stale", "fresh"))
+    age(stale)
+    drain_stale_spools(stale.with_name(f"ddpdoctor-{os.getuid()}-1-{'0' * 16}"))
     assert not stale.exists()
+    assert (tmp_path / "stale" / "ranks" / "00000" / "steps.jsonl").exists()
     assert fresh.exists()
+
+
+def test_the_spool_of_a_rank_that_was_suspended_for_a_day_stays(tmp_path):
+    spool = left_behind(make_run(tmp_path / "run"), pid=os.getpid())
+    age(spool.parent)
+    drain_stale_spools(spool.parent.with_name(f"ddpdoctor-{os.getuid()}-1-{'0' * 16}"))
+    assert list(spool.glob("steps.jsonl.*"))
+
+
+def test_process_ids_of_another_container_mean_nothing(tmp_path):
+    """Its spools, in storage that both share, go once their run has ended."""
+    run = make_run(tmp_path / "run")
+    spool = left_behind(run)
+    other = spool.parent.rename(spool.parent.with_name(f"ddpdoctor-{os.getuid()}-1-{run_id(str(run))}"))
+    age(other)
+    drain_stale_spools(spool.parent)
+    assert (other / spool.name).exists()
+    manifest = json.loads((run / "manifest.json").read_text())
+    (run / "manifest.json").write_text(json.dumps({**manifest, "ended_ns": 1}))
+    age(other)
+    drain_stale_spools(spool.parent)
+    assert not other.exists()
 
 
 def test_only_marked_orphans_are_ended_and_stubborn_ones_too(tmp_path, monkeypatch):

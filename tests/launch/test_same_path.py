@@ -19,9 +19,7 @@ from ddpdoctor.launch.identity import JobIdentity
 from ddpdoctor.launch.leftovers import clear_spools_of_earlier_runs, drain_spools, is_alive
 from ddpdoctor.rundir import (
     OtherRunError,
-    Spool,
     drain,
-    make_spool_root,
     new_run_id,
     recover,
     run_id,
@@ -29,34 +27,12 @@ from ddpdoctor.rundir import (
 )
 from tests.hook.recording import TORCHRUN
 
-from .launched import DDPDOCTOR_RUN, TINY, clean_environment
+from .launched import DDPDOCTOR_RUN, TINY, clean_environment, left_behind, make_run
 
 LINE = b'{"step":0}\n'
 
 
-def make_run(path: Path) -> Path:
-    path.mkdir(parents=True)
-    (path / "manifest.json").write_text(json.dumps({"schema": "ddpdoctor.run/1", "run_id": new_run_id()}))
-    return path
-
-
-def left_behind(run: Path, rank: str = "00000", pid: int = 2**22 + 1) -> Path:
-    """A spool with one line, of a rank that is dead unless ``pid`` says otherwise."""
-    target = run / "ranks" / rank
-    target.mkdir(parents=True, exist_ok=True)
-    spool = Spool(make_spool_root(str(run)), str(target))
-    spool.write("steps.jsonl", LINE)
-    renamed = Path(spool.directory).with_name(f"{rank}-{pid}")
-    os.rename(spool.directory, renamed)
-    return renamed
-
-
-@pytest.fixture(autouse=True)
-def nothing_stays(tmp_path):
-    yield
-    for target in Path("/dev/shm").glob(f"ddpdoctor-{os.getuid()}-*/*/target"):
-        if target.read_text().startswith(str(tmp_path)):
-            shutil.rmtree(target.parent.parent)
+pytestmark = pytest.mark.usefixtures("no_spool_stays")
 
 
 @pytest.mark.torchrun
@@ -130,7 +106,7 @@ def test_a_launcher_and_ranks_that_outlive_their_run_leave_the_next_one_alone(tm
 
 def test_what_a_deleted_run_left_goes_when_a_run_starts_there(tmp_path) -> None:
     run = make_run(tmp_path / "run")
-    dead, living = left_behind(run), left_behind(run, "00001", os.getpid())
+    dead, living = left_behind(run), left_behind(run, 1, os.getpid())
     elsewhere = left_behind(make_run(tmp_path / "other"))
     shutil.rmtree(run)
     make_run(run)

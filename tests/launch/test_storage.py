@@ -142,7 +142,7 @@ def test_little_memory_backed_storage_is_left_to_the_job(
     """A container's 64 MB, with a run directory that takes nothing: the job's data loaders need them more."""
     storage = SimpleNamespace(f_frsize=4096, f_blocks=2**14, f_bavail=int(2**14 * free_share))
     monkeypatch.setattr("ddpdoctor.rundir.spool.os.statvfs", lambda path: storage)
-    spool = Spool(str(tmp_path / "spool"), str(tmp_path / "run" / "00000"))
+    spool = Spool(str(tmp_path / "spool"), 0, str(tmp_path / "run"))
     for _ in range(100):
         spool.write("steps.jsonl", b"x" * 2**16)
     kept = sum(path.stat().st_size for path in Path(spool.directory).glob("steps.jsonl.*"))

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.measure import measure
-from ddpdoctor.rundir import claim_rank_directory
 
 EPOCH_NS = 1_760_000_000_000_000_000
 MS = 1_000_000
@@ -254,7 +253,8 @@ def record(folder: Path, job: Job, *, missing: tuple[int, ...] = ()) -> Path:
     for rank, lines in enumerate(run_ranks(job)):
         if rank in missing:
             continue
-        place = Path(claim_rank_directory(str(folder), rank))
+        place = folder / "ranks" / f"{rank:05d}"
+        place.mkdir(parents=True)
         (place / "rank.json").write_text(json.dumps(describe(job, rank)))
         (place / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder

@@ -1,0 +1,236 @@
+"""A rank's records on their way to the run directory: the copying side.
+
+Whoever copies may be the rank's own writer thread, its launcher, another launcher of the host, or a reader of the run.
+What lies in memory-backed storage under our name may have been put there by anybody, and the place that it is copied to
+may have been replaced, so both are opened as :mod:`.owned` says, only the files that a rank writes are copied, and a
+spool counts only for the run whose id its root carries.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import json
+import os
+import time
+from contextlib import contextmanager
+from typing import Iterator, Optional
+
+from .layout import (
+    RANK_FILE,
+    SAMPLES_FILE,
+    STEPS_FILE,
+    claim_rank_directory,
+    parse_rank_directory,
+)
+from .owned import (
+    NotOursError,
+    folder,
+    is_own,
+    open_file,
+    private_folder,
+    read_file,
+    replace_file,
+)
+from .run_id import OtherRunError, id_of_root, refuse_other_run, run_id
+from .spool import TARGET_FILE, path_name, spool_root
+from .waiting import Waiting, opened_spool, segments_in, unsaved_sentence, waiting_in, written_part
+
+PATIENCE_S = 2.0
+"""How long a copy waits for another one of the same spool, which may be a process that was stopped."""
+_LOOK_S = 0.02
+_LOCK_FILE = "lock"
+_STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE])
+_DOCUMENTS = frozenset([RANK_FILE])
+_LONGEST_TARGET = 1 << 14
+
+
+class BusyError(OSError):
+    """Somebody else is copying, for longer than we wait."""
+
+
+def target_of(directory: str) -> str:
+    """The rank's folder in the run directory that a spool was made for; ``RUN/ranks`` where it has none yet. Raises
+    OSError."""
+    with opened_spool(directory) as here:
+        return _target(here)
+
+
+def _target(spool: int) -> str:
+    target = os.fsdecode(read_file(TARGET_FILE, spool)[:_LONGEST_TARGET])
+    ranks = target if os.path.basename(target) == "ranks" else os.path.dirname(target)
+    named = target == ranks or parse_rank_directory(os.path.basename(target)) is not None
+    if not (os.path.isabs(target) and os.path.basename(ranks) == "ranks" and named):
+        raise NotOursError(errno.EINVAL, "it names no rank's folder in a run directory", TARGET_FILE)
+    return target
+
+
+def run_of(target: str) -> str:
+    """The run directory in which a spool's target lies."""
+    return os.path.dirname(target if os.path.basename(target) == "ranks" else os.path.dirname(target))
+
+
+def recover(run: str) -> list[str]:
+    """Copy what ranks of this run left in their spools when they and their launcher were killed; never raises.
+
+    Returns a sentence where the run directory cannot take it, or what lies there is not ours.
+    """
+    waiting: list[Waiting] = []
+    failure = None
+    deadline_s = time.monotonic() + PATIENCE_S
+    for directory, target in spools_of(run):
+        try:
+            drain(directory, target=target, deadline_s=deadline_s)
+        except (FileNotFoundError, OtherRunError):
+            continue
+        except OSError as error:
+            failure = error
+            waiting.append(waiting_in(directory, target))
+    return [] if failure is None else [unsaved_sentence(run, waiting, failure)]
+
+
+def spools_of(run: str) -> list[tuple[str, str]]:
+    """The spools of a run on this host, each with its rank's folder in the run directory. Never raises."""
+    root = spool_root(run)
+    found = []
+    for directory in spools_in(root):
+        try:
+            found.append((directory, _place_in(run, target_of(directory))))
+        except OSError:
+            continue
+    return found
+
+
+def spools_in(root: str) -> list[str]:
+    """Paths of the spools in a root, sorted; none where it is missing or not this user's own. Never raises."""
+    try:
+        with private_folder(root) as within, os.scandir(within) as entries:
+            return sorted(
+                os.path.join(root, entry.name) for entry in entries if entry.is_dir(follow_symlinks=False)
+            )
+    except OSError:
+        return []
+
+
+def _place_in(run: str, target: str) -> str:
+    """``target``, or the same folder below ``run`` where the run was moved there since. Of a copy, and of the same
+    folder seen by another path, what a spool holds goes to the original."""
+    here = os.path.join(os.path.abspath(run), os.path.relpath(target, run_of(target)))
+    if here == target or run_id(run) == run_id(run_of(target)):
+        return target
+    return here
+
+
+def drain(
+    directory: str, remove: bool = False, target: Optional[str] = None, deadline_s: Optional[float] = None
+) -> str:
+    """Copy what a rank's spool holds into its run directory; with ``remove``, delete the spool afterwards. Returns the
+    rank's folder there.
+
+    Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another
+    run by now (OtherRunError) or not of this user, or when somebody else still copies at ``deadline_s``, monotonic,
+    (BusyError); nothing is lost then. ``target`` is where the rank's folder is now; None: where it was.
+    """
+    root = os.path.dirname(directory)
+    with opened_spool(directory) as here:
+        with _locked(here, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s):
+            target = target or _target(here)
+            _refuse_foreign(run_of(target), root)
+            with folder(run_of(target), links=True) as run:
+                if not is_own(run):
+                    raise NotOursError(errno.EPERM, "it belongs to another user", run_of(target))
+                if os.path.basename(target) == "ranks":
+                    rank = parse_rank_directory(os.path.basename(directory).partition("-")[0])
+                    target = os.path.join(target, claim_rank_directory(run, rank[0] if rank else 0))
+                    replace_file(TARGET_FILE, here, os.fsencode(target))
+                with folder("ranks", run) as ranks, folder(os.path.basename(target), ranks) as place:
+                    _copy_all(here, place)
+            if remove:
+                _clear(here)
+        if remove:
+            with private_folder(root) as within:
+                os.rmdir(os.path.basename(directory), dir_fd=within)
+    return target
+
+
+def discard(directory: str) -> None:
+    """Delete a spool with what it holds. Raises OSError; one that somebody else copies stays."""
+    with opened_spool(directory) as here:
+        with _locked(here, time.monotonic()):
+            _clear(here)
+        with private_folder(os.path.dirname(directory)) as within:
+            os.rmdir(os.path.basename(directory), dir_fd=within)
+
+
+@contextmanager
+def _locked(spool: int, deadline_s: float) -> Iterator[None]:
+    """Hold the spool's lock. Raises BusyError.
+
+    A record lock belongs to a process: unlike one of flock(2), a child forked meanwhile does not inherit it and cannot keep
+    it. Threads of one process it does not keep apart; only one thread of a rank copies.
+    """
+    handle = open_file(_LOCK_FILE, spool, os.O_RDWR | os.O_CREAT)
+    try:
+        while True:
+            try:
+                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError as error:
+                if error.errno not in (errno.EACCES, errno.EAGAIN):
+                    raise
+                if time.monotonic() >= deadline_s:
+                    raise BusyError(errno.EBUSY, "another process is copying it") from None
+            time.sleep(_LOOK_S)
+        try:
+            yield
+        finally:
+            fcntl.lockf(handle, fcntl.LOCK_UN)
+    finally:
+        os.close(handle)
+
+
+def _refuse_foreign(run: str, root: str) -> None:
+    """Raises OtherRunError where a spool in ``root`` is not one of ``run``."""
+    known = id_of_root(root)
+    if known is None:
+        if not os.path.basename(root).endswith(f"-{path_name(run)}"):
+            raise OtherRunError(errno.EINVAL, "it is not the run that these records are of", run)
+        return
+    refuse_other_run(run, known)
+
+
+def _copy_all(spool: int, place: int) -> None:
+    for stream, parts in segments_in(spool).items():
+        if stream in _STREAMS:
+            _copy(parts, spool, stream, place)
+    for name in _DOCUMENTS:
+        try:
+            document = json.loads(read_file(name, spool))
+        except FileNotFoundError:
+            continue
+        replace_file(name, place, json.dumps(document, separators=(",", ":")).encode(), mode=0o666)
+        os.unlink(name, dir_fd=spool)
+
+
+def _copy(parts: list[tuple[int, str]], spool: int, stream: str, place: int) -> None:
+    out = open_file(stream, place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    try:
+        done = os.fstat(out).st_size
+        for index, (position, name) in enumerate(parts):
+            data = written_part(read_file(name, spool, max(0, done - position)))
+            while data:
+                written = os.write(out, data)
+                data = data[written:]
+                done += written
+            if index + 1 < len(parts):
+                os.unlink(name, dir_fd=spool)
+    finally:
+        os.close(out)
+
+
+def _clear(spool: int) -> None:
+    """Delete the files of a spool that a rank or a copy makes; any other stays, and the folder with it."""
+    known = _DOCUMENTS | {TARGET_FILE, _LOCK_FILE}
+    for name in os.listdir(spool):
+        if name in known or name.rpartition(".")[0] in _STREAMS or name.endswith(".tmp"):
+            os.unlink(name, dir_fd=spool)

@@ -1,0 +1,122 @@
+"""Folders and files of this user's own, opened so that nobody else can put something in their place.
+
+Memory-backed storage and temporary folders are open to every user of a machine: who knows a name can make it first, as a
+link, a pipe, or a folder of his own. So each is opened relative to a descriptor of its folder, no link is followed, and
+what was opened is looked at, not the name.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from contextlib import contextmanager
+from typing import Iterator, Optional
+
+_OTHERS = 0o077
+"""Bits of a folder's mode that let somebody else in."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+"""Without O_NONBLOCK, opening a pipe waits for its other end."""
+
+
+class NotOursError(OSError):
+    """What lies there is of another user, or open to others, or no plain file or folder."""
+
+
+def _refuse(path: str, why: str) -> NotOursError:
+    return NotOursError(errno.EPERM, why, path)
+
+
+@contextmanager
+def private_folder(path: str, inside: Optional[int] = None) -> Iterator[int]:
+    """A descriptor of a folder that is this user's, and that nobody else may enter; ``path`` is relative to the descriptor
+    ``inside`` where one is given. Raises OSError, NotOursError."""
+    with folder(path, inside) as handle:
+        status = os.fstat(handle)
+        if status.st_uid != os.geteuid():
+            raise _refuse(path, "it belongs to another user")
+        if status.st_mode & _OTHERS:
+            raise _refuse(path, "it is open to other users")
+        yield handle
+
+
+@contextmanager
+def folder(path: str, inside: Optional[int] = None, links: bool = False) -> Iterator[int]:
+    """A descriptor of a folder, which is no link unless ``links``. Raises OSError."""
+    handle = os.open(path, _FOLDER | (0 if links else os.O_NOFOLLOW), dir_fd=inside)
+    try:
+        yield handle
+    finally:
+        os.close(handle)
+
+
+def make_private_folder(path: str, inside: Optional[int] = None) -> None:
+    """Make a folder that nobody else may enter; one that is there already must be so. Raises OSError, NotOursError."""
+    try:
+        os.mkdir(path, 0o700, dir_fd=inside)
+    except FileExistsError:
+        with private_folder(path, inside):
+            pass
+
+
+def open_file(name: str, inside: int, flags: int, mode: int = 0o600) -> int:
+    """A descriptor of a plain file in a folder, with no other name elsewhere. Raises OSError, NotOursError."""
+    handle = os.open(name, flags | _NO_LINK, mode, dir_fd=inside)
+    try:
+        status = os.fstat(handle)
+        if not stat.S_ISREG(status.st_mode):
+            raise _refuse(name, "it is no plain file")
+        if status.st_nlink > 1:
+            raise _refuse(name, "it has another name elsewhere")
+    except BaseException:
+        os.close(handle)
+        raise
+    return handle
+
+
+def read_file(name: str, inside: int, start: int = 0) -> bytes:
+    """The bytes of a plain file from ``start`` on. Raises OSError, NotOursError."""
+    with open(open_file(name, inside, os.O_RDONLY), "rb") as source:
+        source.seek(start)
+        return source.read()
+
+
+def replace_file(name: str, inside: int, data: bytes, mode: int = 0o600) -> None:
+    """Put a file in the place of ``name``, as a whole. Raises OSError; ``name`` then is as before."""
+    beside = f"{name}.{os.getpid()}.tmp"
+    try:
+        os.unlink(beside, dir_fd=inside)  # of a process that had our number before
+    except FileNotFoundError:
+        pass
+    try:
+        with open(open_file(beside, inside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as out:
+            out.write(data)
+        os.replace(beside, name, src_dir_fd=inside, dst_dir_fd=inside)
+    except BaseException:
+        try:
+            os.unlink(beside, dir_fd=inside)
+        except OSError:
+            pass
+        raise
+
+
+def is_own(handle: int) -> bool:
+    """Whether an open folder is of the user whom a file made there by us would belong to.
+
+    That is this user, but on file systems that give all files to one user (NFS with ``all_squash``, FUSE, vfat); there a
+    file is made to see.
+    """
+    owner = os.fstat(handle).st_uid
+    if owner == os.geteuid():
+        return True
+    probe = f".ddpdoctor-{os.urandom(8).hex()}.tmp"
+    try:
+        made = open_file(probe, handle, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+    except OSError:
+        return False
+    try:
+        return os.fstat(made).st_uid == owner
+    finally:
+        os.close(made)
+        os.unlink(probe, dir_fd=handle)
