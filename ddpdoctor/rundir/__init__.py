@@ -20,7 +20,7 @@ whole, JSON-lines files only ever grow.
 ``docs/formats.md`` describes the fields.
 """
 
-from .drain import PATIENCE_S, BusyError, discard, drain, recover, run_of, spools_in, target_of
+from .draining import PATIENCE_S, BusyError, discard, drain, recover, run_of, spools_in, target_of
 from .files import read_json, read_json_lines, write_json, write_whole
 from .layout import (
     DIAGNOSIS_FILE,

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, Mapping
 
-from .drain import spools_of
+from .draining import spools_of
 from .files import read_json
 from .layout import (
     FLIGHT_FILE,

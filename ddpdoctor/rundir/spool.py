@@ -2,7 +2,7 @@
 
 The training thread must never wait for storage, and what it recorded must survive ``kill -9``. So it writes
 to short segment files in memory-backed local storage (``/dev/shm``), which outlive the process, and another
-thread, or the launcher once the rank is dead, copies them to the run directory (:mod:`.drain`), which may lie on a slow
+thread, or the launcher once the rank is dead, copies them to the run directory (:mod:`.draining`), which may lie on a slow
 or shared file system. A JSON file waits here until it was copied, too.
 
 ::
