@@ -13,7 +13,7 @@ from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
 @click.command("run", context_settings={"allow_interspersed_args": False})
 @click.option(
     *("--out", "out"),
-    type=click.Path(path_type=Path),
+    type=Path,  # not click.Path, which looks at it: its storage may not answer
     metavar="RUN",
     help="Run directory to write; it must not hold a finished run. Launchers on several hosts may share it. "
     "[default: ddpdoctor-runs/<UTC time>-<script>]",

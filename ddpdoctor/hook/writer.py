@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, Optional
 
-from ..rundir import RANK_FILE, discard, drain, reason_of
+from ..rundir import RANK_FILE, BusyError, discard, drain, reason_of
 from . import guard
 from .patching import guarded
 
@@ -77,7 +77,11 @@ class Writer:
             changed, ending = self.document_changed.is_set(), self._ending
             self.document_changed.clear()
             requests = [self._requests.popleft() for _ in range(len(self._requests))]
-            copied = self._copy(changed, ending)
+            try:
+                copied = self._copy(changed, ending)
+            except BusyError:
+                self._requests.extend(requests)
+                continue
             for request in requests:
                 request.set()
             if ending:
@@ -87,7 +91,7 @@ class Writer:
 
     def _copy(self, changed: bool, ending: bool) -> bool:
         """Rewrite rank.json where it has changed, and drain the spool. A failure is counted, and tried again later: the
-        spool keeps what was not copied."""
+        spool keeps what was not copied. Raises BusyError where somebody else copies it."""
         session = self._session
         try:
             if changed:
@@ -99,6 +103,8 @@ class Writer:
             self._failed(error)
         try:
             session.directory = drain(session.spool.directory, remove=ending)
+        except BusyError:
+            raise
         except Exception as error:
             self._failed(error)
             self.document_changed.set()

@@ -1,0 +1,233 @@
+"""Whatever does not answer, a lock, a file system, a thread of ours: the job ends, as it would, and nothing is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.launch.leftovers import drain_spools
+from ddpdoctor.launch.patience import NoAnswerError, bounded
+from ddpdoctor.rundir import BusyError, drain, recover, spool_root
+from tests.hook.recording import JOBS, TORCHRUN
+
+from .launched import DDPDOCTOR_RUN, TINY, clean_environment, left_behind, make_run, run_under
+
+pytestmark = pytest.mark.usefixtures("no_spool_stays")
+needs_fuse = pytest.mark.skipif(
+    os.geteuid() != 0 or not os.path.exists("/dev/fuse"), reason="a frozen file system needs root and FUSE"
+)
+ENDS_WITHIN_S = 60
+"""Far above what any of this takes; what it guards against does not end at all."""
+DETACH = 2
+
+
+@contextlib.contextmanager
+def frozen(folder: Path) -> Iterator[None]:
+    """Nobody serves the file system at ``folder``: what asks for a file there waits, as for an NFS server that is gone."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    server = os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC)
+    options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+    try:
+        if libc.mount(b"frozen", os.fsencode(folder), b"fuse", 0, options):
+            pytest.skip("file systems cannot be mounted here")
+        yield
+    finally:
+        libc.umount2(os.fsencode(folder), DETACH)
+        os.close(server)
+
+
+@contextlib.contextmanager
+def held(spool: Path) -> Iterator[None]:
+    """The lock of a spool is with a process that was stopped."""
+    code = """
+        import fcntl, os, sys
+        handle = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT, 0o600)
+        fcntl.lockf(handle, fcntl.LOCK_EX)
+        print(flush=True)
+        os.kill(os.getpid(), 19)
+    """
+    holder = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(code), str(spool / "lock")], stdout=subprocess.PIPE
+    )
+    try:
+        holder.stdout.readline()
+        yield
+    finally:
+        holder.kill()
+        holder.wait()
+        holder.stdout.close()
+
+
+def wait_for(condition: Callable[[], object], process: subprocess.Popen[str]) -> None:
+    deadline_s = time.monotonic() + 90
+    while not condition():
+        assert process.poll() is None and time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def started(folder: Path, *job: str) -> subprocess.Popen[str]:
+    return subprocess.Popen([*DDPDOCTOR_RUN, "--out", "run", "--", *job], cwd=folder, env=clean_environment(),
+                            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)  # fmt: skip
+
+
+def steps_of(run: Path, rank: int = 0) -> list[int]:
+    lines = (run / "ranks" / f"{rank:05d}" / "steps.jsonl").read_text().splitlines()
+    return [line["step"] for line in map(json.loads, lines) if "step" in line]
+
+
+def test_a_child_that_was_forked_during_a_copy_does_not_keep_the_lock(tmp_path, monkeypatch) -> None:
+    spool = left_behind(make_run(tmp_path / "run"))
+    children = []
+
+    def forking(here: int, place: int) -> None:
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+        children.append(child)
+
+    monkeypatch.setattr("ddpdoctor.rundir.draining._copy_all", forking)
+    drain(str(spool))
+    monkeypatch.undo()
+    try:
+        code = "import sys; from ddpdoctor.rundir import drain; drain(sys.argv[1])"
+        subprocess.run([sys.executable, "-c", code, str(spool)], check=True, timeout=ENDS_WITHIN_S)
+    finally:
+        os.kill(children[0], signal.SIGKILL)
+        os.waitpid(children[0], 0)
+    assert steps_of(tmp_path / "run") == [0]
+
+
+def test_a_copy_waits_for_another_one_until_its_deadline(tmp_path) -> None:
+    run = make_run(tmp_path / "run")
+    spool = left_behind(run)
+    with held(spool):
+        with pytest.raises(BusyError):
+            drain(str(spool), deadline_s=time.monotonic())
+        (told,) = recover(str(run))
+        assert "another process is copying it" in told and str(spool.parent) in told
+    assert recover(str(run)) == [] and steps_of(run) == [0]
+
+
+@pytest.mark.torchrun
+def test_the_lock_of_a_spool_that_somebody_keeps(tmp_path) -> None:
+    process = started(tmp_path, *TORCHRUN, "1", TINY, "--steps", "200", "--step-ms", "5")
+    run = tmp_path / "run"
+    wait_for((run / "ranks" / "00000" / "steps.jsonl").exists, process)
+    (spool,) = Path(spool_root(str(run))).iterdir()
+    with held(spool):
+        out, err = process.communicate(timeout=ENDS_WITHIN_S)
+        assert (process.returncode, out) == (0, "took 200 steps\n"), err
+        assert f"did not take in time what rank 0 recorded last; it waits in {spool}" in err, err
+        assert "Traceback" not in err and len(steps_of(run)) < 200
+    assert drain_spools(spool.parent) == [] and steps_of(run) == list(range(200))
+
+
+@needs_fuse
+@pytest.mark.torchrun
+def test_a_run_directory_whose_storage_stops_to_answer(tmp_path) -> None:
+    process = started(tmp_path, *TORCHRUN, "2", TINY, "--steps", "400", "--step-ms", "5")
+    run = tmp_path / "run"
+    logs = [run / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
+    wait_for(lambda: all(log.exists() and b'"step":20' in log.read_bytes() for log in logs), process)
+    root = spool_root(str(run))
+    with frozen(run):
+        out, err = process.communicate(timeout=ENDS_WITHIN_S)
+        assert (process.returncode, out) == (0, "took 400 steps\n"), err
+        assert f"{run} does not answer" in err and root in err, err
+        assert "Traceback" not in err
+    assert recover(str(run)) == []
+    assert [steps_of(run, rank) for rank in (0, 1)] == [list(range(400))] * 2
+
+
+@needs_fuse
+def test_a_run_directory_whose_storage_never_answers(tmp_path, monkeypatch) -> None:
+    (tmp_path / "run").mkdir()
+    with frozen(tmp_path / "run"):
+        process = started(tmp_path, sys.executable, str(JOBS / "single.py"))
+        out, err = process.communicate(timeout=ENDS_WITHIN_S)
+    assert (process.returncode, out) == (0, "single done\n")
+    assert err.count("\n") == 1 and "the job runs alone" in err and "does not answer" in err
+
+
+@needs_fuse
+@pytest.mark.torchrun
+def test_ranks_whose_run_directory_does_not_answer_when_they_begin(tmp_path) -> None:
+    """It did when the launcher made it: only the ranks' claims hang, and are made good at the end."""
+    run = tmp_path / "run"
+    waiting = f"import os, sys, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)\n"
+    script = tmp_path / "job.py"
+    script.write_text(f"{waiting}sys.argv = ['x', '--steps', '50']\nexec(open({TINY!r}).read())\n")
+    process = started(tmp_path, *TORCHRUN, "1", str(script))
+    wait_for(lambda: list(run.glob("hosts/*/telemetry.jsonl")), process)
+    with frozen(run):
+        (tmp_path / "go").touch()
+        assert process.stdout.readline() == "took 50 steps\n"
+    _, err = process.communicate(timeout=ENDS_WITHIN_S)
+    assert process.returncode == 0, err
+    assert recover(str(run)) == [] and steps_of(run) == list(range(50))
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("place", ["steps.jsonl", "rank.json"])
+def test_a_pipe_in_the_place_of_a_file(tmp_path, place) -> None:
+    """Opening it would wait for its reader."""
+    process = started(tmp_path, *TORCHRUN, "1", TINY, "--steps", "300", "--step-ms", "5")
+    folder = tmp_path / "run" / "ranks" / "00000"
+    wait_for((folder / "rank.json").exists, process)
+    (folder / place).unlink(missing_ok=True)
+    os.mkfifo(folder / place)
+    out, err = process.communicate(timeout=ENDS_WITHIN_S)
+    assert (process.returncode, out) == (0, "took 300 steps\n"), err
+    assert "Traceback" not in err
+
+
+@pytest.mark.torchrun
+def test_threads_that_fork_all_the_while(tmp_path) -> None:
+    recorded = run_under(tmp_path, [*TORCHRUN, "1", str(JOBS / "forking.py"), "--steps", "100"])
+    words = recorded.process.stdout.split()
+    assert recorded.process.returncode == 0 and words[-2:] == ["forked", "60"], recorded.process.stderr
+    assert len(recorded.steps(0)) == int(words[1])
+    assert "ddpdoctor: what" not in recorded.process.stderr, recorded.process.stderr
+
+
+@pytest.mark.parametrize("stuck", ["_run", "_copy"])
+def test_a_thread_of_ours_that_never_gets_on(tmp_path, stuck) -> None:
+    """At the beginning, and once it has claimed the rank's folder."""
+    patched = f"""
+        import sys, time
+        import torch
+        from _ddpdoctor.hook import writer
+        writer.Writer.{stuck} = lambda *arguments: time.sleep(10**6)
+        sys.argv = ["single.py"]
+        exec(open({str(JOBS / "single.py")!r}).read())
+    """
+    (tmp_path / "job.py").write_text(textwrap.dedent(patched))
+    process = started(tmp_path, sys.executable, "job.py")
+    out, err = process.communicate(timeout=ENDS_WITHIN_S)
+    assert (process.returncode, out) == (0, "single done\n"), err
+    assert "did not take in time" in err and "Traceback" not in err, err
+    assert steps_of(tmp_path / "run"), "its launcher has copied what waited"
+
+
+def test_work_is_waited_for_as_long_as_something_moves() -> None:
+    begun_s = time.monotonic()
+
+    def moved() -> int:
+        return int(min(time.monotonic() - begun_s, 1.0) * 20)
+
+    assert bounded(lambda: time.sleep(0.6) or "done", 0.3, moved) == "done"
+    with pytest.raises(NoAnswerError):
+        bounded(lambda: time.sleep(60), 0.1)
+    with pytest.raises(KeyError):
+        bounded(lambda: {}[1], 10.0)
