@@ -28,10 +28,11 @@ from ddpdoctor.measure.machines import series as telemetry_series
 from ddpdoctor.measure.measure import Measurement, measure
 from ddpdoctor.measure.recordnotes import notes_on_records
 from ddpdoctor.measure.selection import PROFILED
+from ddpdoctor.measure.stepbound import Bound, bound_of
 from ddpdoctor.measure.steplog import RankLog, read_rank_log
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.measure.windowcost import window_cost
-from ddpdoctor.rundir import RunDirectory, is_run_directory, recover, run_directories
+from ddpdoctor.rundir import RankRecord, RunDirectory, is_run_directory, recover, run_directories
 from ddpdoctor.telemetry.nvml import NO_GPU_TELEMETRY
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, find_traces, load_traces
@@ -220,8 +221,7 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
     inputs = Inputs()
     runs = [path for path in paths if is_run_directory(path)]
     others = [path for path in paths if path not in runs]
-    for path in runs:
-        _load_run(path, inputs)
+    _load_runs(runs, inputs)
     recorded = [record for run in inputs.runs for record in run.ranks]
     places = [(record.trace or trace_digest(record.path), record.rank) for record in recorded]
     files: dict[str, int | None] = {file: rank for file, rank in places if file is not None}
@@ -253,30 +253,42 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
     return inputs
 
 
-def _load_run(path: str, inputs: Inputs) -> None:
-    inputs.notes += [f"{sentence} This diagnosis has read it there." for sentence in recover(path)]
-    run = RunDirectory.open(path)
+def _load_runs(paths: Sequence[str], inputs: Inputs) -> None:
+    """The recordings of one job, of each rank the first that is found."""
+    opened = []
+    for path in paths:
+        unsaved = [f"{sentence} This diagnosis has read it there." for sentence in recover(path)]
+        opened.append((RunDirectory.open(path), unsaved))
+    taken: dict[int, RankRecord] = {}
+    for run, _ in opened:
+        for record in run.ranks:
+            taken.setdefault(record.rank, record)
+    bound = bound_of(list(taken.values()))
+    for run, unsaved in opened:
+        inputs.notes += unsaved
+        _load_run(run, taken, bound, inputs)
+
+
+def _load_run(run: RunDirectory, taken: Mapping[int, RankRecord], bound: Bound, inputs: Inputs) -> None:
     inputs.runs.append(run)
     inputs.notes += run.notes
-    taken = {log.rank for log in inputs.logs}
+    logs = []
     for record in run.ranks:
-        if record.rank in taken:
+        if taken[record.rank] is not record:
             inputs.notes.append(
                 f"{record.path}: rank {record.rank} was read from another folder already and is left out."
             )
             continue
-        log = read_rank_log(record)
-        inputs.logs.append(log)
-        inputs.notes += log.notes
+        logs.append(read_rank_log(record, bound))
+        inputs.notes += logs[-1].notes
+    inputs.logs += logs
     for host, file in run.telemetry.items():
         telemetry = read_telemetry(Path(file))
         inputs.telemetry[telemetry.host or host] = telemetry
         inputs.notes += [f"Host {host}: {note}" for note in telemetry.notes]
     said = set(inputs.notes) | {note.partition(": ")[2] for note in inputs.notes}
     inputs.notes += [str(note) for note in run.manifest.get("notes") or [] if note not in said]
-    inputs.notes += notes_on_records(
-        [log for log in inputs.logs if log.record in run.ranks], ended=bool(run.manifest.get("ended_ns"))
-    )
+    inputs.notes += notes_on_records(logs, ended=bool(run.manifest.get("ended_ns")))
     if all(record.info.get("device", "cpu") == "cpu" for record in run.ranks):
         # Nobody misses the readings of GPUs that the job does not use.
         inputs.notes[:] = [note for note in inputs.notes if NO_GPU_TELEMETRY not in note]
