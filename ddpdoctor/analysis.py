@@ -28,11 +28,10 @@ from ddpdoctor.measure.machines import series as telemetry_series
 from ddpdoctor.measure.measure import Measurement, measure
 from ddpdoctor.measure.recordnotes import notes_on_records
 from ddpdoctor.measure.selection import PROFILED
-from ddpdoctor.measure.stepbound import Bound, bound_of
-from ddpdoctor.measure.steplog import RankLog, read_rank_log
+from ddpdoctor.measure.steplog import RankLog, read_logs
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.measure.windowcost import window_cost
-from ddpdoctor.rundir import RankRecord, RunDirectory, is_run_directory, recover, run_directories
+from ddpdoctor.rundir import RunDirectory, is_run_directory, recover, run_directories
 from ddpdoctor.telemetry.nvml import NO_GPU_TELEMETRY
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, find_traces, load_traces
@@ -254,34 +253,16 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
 
 
 def _load_runs(paths: Sequence[str], inputs: Inputs) -> None:
-    """The recordings of one job, of each rank the first that is found."""
-    opened = []
-    for path in paths:
-        unsaved = [f"{sentence} This diagnosis has read it there." for sentence in recover(path)]
-        opened.append((RunDirectory.open(path), unsaved))
-    taken: dict[int, RankRecord] = {}
-    for run, _ in opened:
-        for record in run.ranks:
-            taken.setdefault(record.rank, record)
-    bound = bound_of(list(taken.values()))
-    for run, unsaved in opened:
-        inputs.notes += unsaved
-        _load_run(run, taken, bound, inputs)
+    unsaved = [[f"{sentence} This diagnosis has read it there." for sentence in recover(p)] for p in paths]
+    runs = [RunDirectory.open(path) for path in paths]
+    for run, sentences, found in zip(runs, unsaved, read_logs(runs), strict=True):
+        inputs.notes += [*sentences, *run.notes, *found.notes]
+        inputs.runs.append(run)
+        inputs.logs += found.logs
+        _load_rest(run, found.logs, inputs)
 
 
-def _load_run(run: RunDirectory, taken: Mapping[int, RankRecord], bound: Bound, inputs: Inputs) -> None:
-    inputs.runs.append(run)
-    inputs.notes += run.notes
-    logs = []
-    for record in run.ranks:
-        if taken[record.rank] is not record:
-            inputs.notes.append(
-                f"{record.path}: rank {record.rank} was read from another folder already and is left out."
-            )
-            continue
-        logs.append(read_rank_log(record, bound))
-        inputs.notes += logs[-1].notes
-    inputs.logs += logs
+def _load_rest(run: RunDirectory, logs: Sequence[RankLog], inputs: Inputs) -> None:
     for host, file in run.telemetry.items():
         telemetry = read_telemetry(Path(file))
         inputs.telemetry[telemetry.host or host] = telemetry

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord
+from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
 
 from .facts import Where
@@ -104,6 +104,36 @@ def samples_by_step(log: RankLog, steps: Sequence[Step]) -> list[tuple[Step, lis
         if index >= 0 and sample[0] < steps[index].end:
             found.setdefault(index, []).append(sample)
     return [(steps[index], samples) for index, samples in found.items()]
+
+
+@dataclass
+class RunLogs:
+    """What was read of one run directory."""
+
+    logs: list[RankLog] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_logs(runs: Sequence[RunDirectory]) -> list[RunLogs]:
+    """The step logs of a job that was recorded to ``runs``, with one bound for all; of each rank the first."""
+    first: dict[int, RankRecord] = {}
+    for run in runs:
+        for record in run.ranks:
+            first.setdefault(record.rank, record)
+    bound = bound_of(list(first.values()))
+    found = []
+    for run in runs:
+        of_run = RunLogs()
+        for record in run.ranks:
+            if first[record.rank] is record:
+                of_run.logs.append(read_rank_log(record, bound))
+                of_run.notes += of_run.logs[-1].notes
+            else:
+                of_run.notes.append(
+                    f"{record.path}: rank {record.rank} was read from another folder already and is left out."
+                )
+        found.append(of_run)
+    return found
 
 
 def read_rank_log(record: RankRecord, bound: Bound | None = None) -> RankLog:
