@@ -20,6 +20,7 @@ import time
 from typing import Callable, Dict, Iterable, List, Optional, Tuple
 
 from .layout import STEPS_FILE, STEPS_SCHEMA
+from .owned import open_file
 
 MOST_RANK_BYTES = 64 * 1024 * 1024
 """Of one rank's log: some 160,000 steps."""
@@ -34,6 +35,7 @@ _KEPT_SHARE = 0.7
 _PIECE_BYTES = 64 * 1024
 _REST_S = 0.0005
 """Between two pieces: the thread that does this must not hold the interpreter while the job's wants it."""
+_BESIDE = STEPS_FILE + ".thin.tmp"
 _HEAD_BYTES = 4096
 _LONGEST_LEFT_OUT = 4 * 1024 * 1024
 _MOST_SHIFT = 2**53
@@ -68,6 +70,15 @@ def stream_end(handle: int) -> int:
     return os.fstat(handle).st_size + stream_shift(handle)
 
 
+def stream_end_of(path: str) -> int:
+    """The same of the file at ``path``; 0 where there is none, or it cannot be read."""
+    try:
+        with open(path, "rb") as source:
+            return stream_end(source.fileno())
+    except OSError:
+        return 0
+
+
 def stream_shift(handle: int) -> int:
     """By how many bytes a position in the open file ``handle`` is less than that in the stream. Raises OSError."""
     return int(_head(handle).get("shift", 0))
@@ -85,7 +96,7 @@ def _head(handle: int) -> Dict[str, int]:
         return {}
     if type(shift) is not int or type(every) is not int:
         return {}
-    sound = -_HEAD_BYTES < shift < _MOST_SHIFT and 1 <= every <= _MOST_EVERY and every & (every - 1) == 0
+    sound = 0 <= shift < _MOST_SHIFT and 1 <= every <= _MOST_EVERY and every & (every - 1) == 0
     return {"shift": shift, "every": every} if sound else {}
 
 
@@ -111,28 +122,24 @@ def _left_out(handle: int) -> Ranges:
 
 
 class DiskBudget:
-    """What one rank's step log may take on disk. For whoever copies to that log, while nobody else does."""
+    """What one rank's step log may take on disk. For whoever holds the lock of its spool."""
 
     def __init__(self, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> None:
         """``go_on`` is asked now and then; once it says no, a log that is being thinned stays as it was."""
         self._most, self._go_on = most_bytes, go_on
         self._next = most_bytes
 
-    def keep(self, path: str) -> None:
-        """Thin the log at ``path`` where it is too large. Never raises: a log that cannot be thinned stays as it is."""
+    def keep(self, place: int) -> None:
+        """Thin the log in a rank's open folder where it is too large. Never raises: a log that cannot be thinned stays as
+        it is."""
         try:
-            if os.stat(path).st_size <= self._next:
+            if os.stat(STEPS_FILE, dir_fd=place).st_size <= self._next:
                 return
-            thin(path, self._most, self._go_on)
+            thin(place, self._most, self._go_on)
             # Where that was not possible, not before it has grown by as much again.
-            self._next = max(self._most, os.stat(path).st_size + self._most // 8)
+            self._next = max(self._most, os.stat(STEPS_FILE, dir_fd=place).st_size + self._most // 8)
         except OSError:
             self._next += self._most // 8
-
-
-def beside(path: str) -> str:
-    """Where a thinned log is written before it takes the place of the one at ``path``."""
-    return path + ".thin.tmp"
 
 
 class _Piece:
@@ -157,14 +164,14 @@ class _Piece:
             self.numbers.append((step, step))
 
 
-def thin(path: str, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> bool:
-    """Thin the step log at ``path`` to some two thirds of ``most_bytes``; False where it stayed as it was.
+def thin(place: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> bool:
+    """Thin the step log in a rank's open folder to some two thirds of ``most_bytes``; False where it stayed as it was.
 
     Nobody may append to it meanwhile; whoever reads it keeps the one that was opened. Raises OSError; the log then is as
     it was.
     """
-    with open(path, "rb") as source:
-        handle = source.fileno()
+    handle = open_file(STEPS_FILE, place, os.O_RDONLY)
+    try:
         size, head = os.fstat(handle).st_size, _head(handle)
         first, begin = _first_lines(handle, 3 if head else 1)
         pieces = _pieces(handle, begin, size, most_bytes, go_on)
@@ -179,21 +186,34 @@ def thin(path: str, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -
         lost = size - (len(first) + len(_second_line(0, every)) + len(third) + kept_bytes)
         if lost < most_bytes // 8:
             return False
-        try:
-            with open(beside(path), "wb", buffering=0) as out:
-                out.write(first + _second_line(head.get("shift", 0) + lost, every) + third)
-                done = all(_copied(handle, out.fileno(), piece, go_on) for piece in kept)
-            if done:
-                os.replace(beside(path), path)
-        finally:
-            discard(path)
-    return done
+        head_lines = first + _second_line(head.get("shift", 0) + lost, every) + third
+        return _replaced(place, handle, head_lines, kept, go_on)
+    finally:
+        os.close(handle)
 
 
-def discard(path: str) -> None:
-    """Remove what a process left that was killed while it thinned the log at ``path``. Never raises."""
+def _replaced(place: int, handle: int, head: bytes, kept: List[_Piece], go_on: Callable[[], bool]) -> bool:
+    clear(place)
+    mode = os.fstat(handle).st_mode & 0o777
     try:
-        os.unlink(beside(path))
+        out = open_file(_BESIDE, place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            while head:
+                head = head[os.write(out, head) :]
+            done = all(_copied(handle, out, piece, go_on) for piece in kept)
+        finally:
+            os.close(out)
+        if done:
+            os.replace(_BESIDE, STEPS_FILE, src_dir_fd=place, dst_dir_fd=place)
+        return done
+    finally:
+        clear(place)
+
+
+def clear(place: int) -> None:
+    """Remove from a rank's open folder what a process left that was killed while it thinned the log. Never raises."""
+    try:
+        os.unlink(_BESIDE, dir_fd=place)
     except OSError:
         pass
 

@@ -8,7 +8,7 @@ import os
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable, Iterator, Mapping
 
-from .compaction import stream_end, stream_shift
+from .compaction import stream_end_of, stream_shift
 from .draining import spools_of
 from .files import read_json
 from .layout import (
@@ -100,11 +100,7 @@ class RankRecord:
     @property
     def recorded_bytes(self) -> int:
         """Bytes of the step log as it was recorded, before any thinning, by which recordings of the same rank are weighed."""
-        try:
-            with open(os.path.join(self.path, STEPS_FILE), "rb") as source:
-                size = stream_end(source.fileno())
-        except OSError:
-            size = 0
+        size = stream_end_of(os.path.join(self.path, STEPS_FILE))
         return size + (0 if self.spool is None else len(rest_of(self.spool, STEPS_FILE, size)))
 
 
