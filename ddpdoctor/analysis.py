@@ -28,7 +28,7 @@ from ddpdoctor.measure.machines import series as telemetry_series
 from ddpdoctor.measure.measure import Measurement, measure
 from ddpdoctor.measure.recordnotes import notes_on_records
 from ddpdoctor.measure.selection import PROFILED
-from ddpdoctor.measure.steplog import RankLog, read_rank_log
+from ddpdoctor.measure.steplog import RankLog, read_logs
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.measure.windowcost import window_cost
 from ddpdoctor.rundir import RunDirectory, is_run_directory, recover, run_directories
@@ -220,8 +220,7 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
     inputs = Inputs()
     runs = [path for path in paths if is_run_directory(path)]
     others = [path for path in paths if path not in runs]
-    for path in runs:
-        _load_run(path, inputs)
+    _load_runs(runs, inputs)
     recorded = [record for run in inputs.runs for record in run.ranks]
     places = [(record.trace or trace_digest(record.path), record.rank) for record in recorded]
     files: dict[str, int | None] = {file: rank for file, rank in places if file is not None}
@@ -253,30 +252,24 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
     return inputs
 
 
-def _load_run(path: str, inputs: Inputs) -> None:
-    inputs.notes += [f"{sentence} This diagnosis has read it there." for sentence in recover(path)]
-    run = RunDirectory.open(path)
-    inputs.runs.append(run)
-    inputs.notes += run.notes
-    taken = {log.rank for log in inputs.logs}
-    for record in run.ranks:
-        if record.rank in taken:
-            inputs.notes.append(
-                f"{record.path}: rank {record.rank} was read from another folder already and is left out."
-            )
-            continue
-        log = read_rank_log(record)
-        inputs.logs.append(log)
-        inputs.notes += log.notes
+def _load_runs(paths: Sequence[str], inputs: Inputs) -> None:
+    unsaved = [[f"{sentence} This diagnosis has read it there." for sentence in recover(p)] for p in paths]
+    runs = [RunDirectory.open(path) for path in paths]
+    for run, sentences, found in zip(runs, unsaved, read_logs(runs), strict=True):
+        inputs.notes += [*sentences, *run.notes, *found.notes]
+        inputs.runs.append(run)
+        inputs.logs += found.logs
+        _load_rest(run, found.logs, inputs)
+
+
+def _load_rest(run: RunDirectory, logs: Sequence[RankLog], inputs: Inputs) -> None:
     for host, file in run.telemetry.items():
         telemetry = read_telemetry(Path(file))
         inputs.telemetry[telemetry.host or host] = telemetry
         inputs.notes += [f"Host {host}: {note}" for note in telemetry.notes]
     said = set(inputs.notes) | {note.partition(": ")[2] for note in inputs.notes}
     inputs.notes += [str(note) for note in run.manifest.get("notes") or [] if note not in said]
-    inputs.notes += notes_on_records(
-        [log for log in inputs.logs if log.record in run.ranks], ended=bool(run.manifest.get("ended_ns"))
-    )
+    inputs.notes += notes_on_records(logs, ended=bool(run.manifest.get("ended_ns")))
     if all(record.info.get("device", "cpu") == "cpu" for record in run.ranks):
         # Nobody misses the readings of GPUs that the job does not use.
         inputs.notes[:] = [note for note in inputs.notes if NO_GPU_TELEMETRY not in note]

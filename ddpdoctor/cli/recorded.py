@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import signal
 import sys
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import NoReturn
 
+from ddpdoctor.cli.apart import DiedError, bound_memory, run_apart, take_interrupts_as_exceptions
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import Outcome, RunOptions, run_job
 from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE
 
-_ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_LEAST_LIMIT_S, _LIMIT_SHARE = 600.0, 0.1
+"""What the analysis may take: a share of the job's own time, or ten minutes if that is more."""
 
 
 @dataclass(frozen=True)
@@ -36,18 +37,25 @@ def run_and_present(
 
     Raises DdpDoctorError before the job is started where the run directory must not be written to.
     """
+    began_s = time.monotonic()
     outcome = run_job(command, options, environment, warn=_say)
+    limit_s = max(_LEAST_LIMIT_S, (time.monotonic() - began_s) * _LIMIT_SHARE)
     try:
-        _take_interrupts_as_exceptions()
-        _present(outcome, presentation)
+        take_interrupts_as_exceptions()
+        _present(outcome, presentation, limit_s)
     except KeyboardInterrupt:
         _say(f"stopped before the end of the analysis; `ddpdoctor analyze {outcome.run}` does it again.")
+    except DiedError as error:
+        _say(
+            f"the analysis {error}. The recording is complete in {outcome.run}, and `ddpdoctor analyze {outcome.run}`, there or "
+            "on a larger machine, takes what it needs."
+        )
     except Exception as error:
         _say(f"the run could not be analysed, the recording is in {outcome.run}: {_words(error)}")
     outcome.status.take()
 
 
-def _present(outcome: Outcome, presentation: Presentation) -> None:
+def _present(outcome: Outcome, presentation: Presentation, limit_s: float) -> None:
     _say_all(outcome.unsaved)
     if outcome.run is None or not outcome.owner or not outcome.recorded_ranks:
         _say_all(outcome.notes)
@@ -60,7 +68,18 @@ def _present(outcome: Outcome, presentation: Presentation) -> None:
             [*outcome.notes, f"recorded in {outcome.run}, not analysed because ddpdoctor was told to end."]
         )
     else:
-        _diagnose(outcome.run, presentation.quiet)
+        run = outcome.run
+        # The job's exit code and its manifest are settled: nothing that happens from here on may change them.
+        run_apart(lambda: _try_to_diagnose(run, presentation.quiet), limit_s)
+
+
+def _try_to_diagnose(run: Path, quiet: bool) -> None:
+    try:
+        _diagnose(run, quiet)
+    except MemoryError:
+        raise
+    except Exception as error:
+        _say(f"the run could not be analysed, the recording is in {run}: {_words(error)}")
 
 
 def _diagnose(run: Path, quiet: bool) -> None:
@@ -75,6 +94,7 @@ def _diagnose(run: Path, quiet: bool) -> None:
     from ddpdoctor.cli.progress import reading_traces
     from ddpdoctor.report import print_terminal, write_html, write_json
 
+    bound_memory()
     with reading_traces() as progress:
         diagnosis = analyze([str(run)], configured(progress))
     if not quiet:
@@ -91,17 +111,6 @@ def _diagnose(run: Path, quiet: bool) -> None:
 def _words(error: Exception) -> str:
     """The error's text; where that is no sentence for the user, with the error's name."""
     return str(error) if isinstance(error, DdpDoctorError) else f"{type(error).__name__}: {error}"
-
-
-def _take_interrupts_as_exceptions() -> None:
-    """From here on a request to end stops the analysis, and the exit code stays the job's."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    for number in _ENDING_SIGNALS:
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, interrupt)
 
 
 def _say_all(sentences: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, Optional
 
-from ..rundir import RANK_FILE, BusyError, discard, drain, reason_of
+from ..rundir import RANK_FILE, BusyError, DiskBudget, discard, drain, rank_budget, reason_of
 from . import guard
 from .patching import guarded
 
@@ -36,6 +36,8 @@ class Writer:
         self._ending = self._abandoned = False
         self._claimed = threading.Event()
         self._refused: Optional[OSError] = None
+        # A log that is being thinned makes nobody wait who asks for a copy.
+        self._budget = DiskBudget(rank_budget(session.world_size), lambda: not self._asked.is_set())
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-writer", daemon=True
         )
@@ -102,7 +104,7 @@ class Writer:
             self.document_changed.set()
             self._failed(error)
         try:
-            session.directory = drain(session.spool.directory, remove=ending)
+            session.directory = drain(session.spool.directory, remove=ending, budget=self._budget)
         except BusyError:
             raise
         except Exception as error:

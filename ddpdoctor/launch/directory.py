@@ -10,8 +10,8 @@ from __future__ import annotations
 import os
 import tempfile
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Container, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,8 @@ class Launch:
     document: dict[str, Any]
     owner: bool
     """Whether this launcher made the run: it writes the manifest and analyses the run."""
+    _ended: set[Path] = field(default_factory=set)
+    """Records of launchers that were seen to have ended."""
 
     def finish(self, **fields: Any) -> None:
         """Write ``fields`` (ended_ns, exit_code, signal, notes) into the records. Raises OSError, also where the run was
@@ -74,14 +76,17 @@ class Launch:
             pass
 
     def others_running(self) -> list[str]:
-        """``host:pid`` of the run's other launchers that have not ended, as far as can be seen from here."""
-        return [
-            f"{host}:{document.get('pid')}"
-            for host, record, document in _launches(self.run)
-            if record != self.record
-            and document.get("ended_ns") is None
-            and _may_be_alive(document, self.host)
-        ]
+        """``host:pid`` of the run's other launchers that have not ended, as far as can be seen from here.
+
+        The record of one that has ended is not read again.
+        """
+        running = []
+        for host, record, document in _launches(self.run, but=self._ended | {self.record}):
+            if document.get("ended_ns") is None and _may_be_alive(document, self.host):
+                running.append(f"{host}:{document.get('pid')}")
+            else:
+                self._ended.add(record)
+        return running
 
 
 def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[str, Any]) -> Launch:
@@ -191,21 +196,23 @@ def create_exclusively(path: Path, document: dict[str, Any]) -> bool:
 
 def _why_closed(run: Path, identity: JobIdentity, host: str) -> str | None:
     """Why a launcher of ``identity`` may not join ``run``, or None where it may."""
-    launches = list(_launches(run))
-    same_job = identity.job_id is not None and any(d.get("job_id") == identity.job_id for _, _, d in launches)
-    if same_job and identity.task not in [d.get("task") for _, _, d in launches]:
-        return None
     manifest = read_json(str(run / MANIFEST_FILE), []) or {}
-    if manifest.get("ended_ns") is not None:
-        return "already holds a finished run"
-    if not _may_be_alive(manifest, host):
-        return "already holds a run, which was cut off"
-    return None
+    ended = manifest.get("ended_ns") is not None
+    if not ended and _may_be_alive(manifest, host):
+        # As a rule: of two thousand launchers none need read the records of the others.
+        return None
+    launches = [document for _, _, document in _launches(run)]
+    same_job = identity.job_id is not None and any(d.get("job_id") == identity.job_id for d in launches)
+    if same_job and identity.task not in [d.get("task") for d in launches]:
+        return None
+    return "already holds a finished run" if ended else "already holds a run, which was cut off"
 
 
-def _launches(run: Path) -> Iterator[tuple[str, Path, dict[str, Any]]]:
-    """(host folder's name, path, document) of each launcher's record."""
+def _launches(run: Path, but: Container[Path] = ()) -> Iterator[tuple[str, Path, dict[str, Any]]]:
+    """(host folder's name, path, document) of each launcher's record, ``but`` those at some paths."""
     for record in sorted((run / "hosts").glob("*/launch-*.json")):
+        if record in but:
+            continue
         document = read_json(str(record), [])
         if document is not None:
             yield record.parent.name, record, document

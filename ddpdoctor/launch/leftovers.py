@@ -59,28 +59,37 @@ class HostRanks:
         return dict(self._here())
 
     def _here(self) -> list[tuple[int, int]]:
+        self._look(float("inf"))
+        return [known for known in self._known.values() if known is not None]
+
+    def _look(self, deadline_s: float) -> None:
+        """Read what ranks say of themselves who were not known yet, until the deadline at most."""
         for folder in self._folders():
+            if time.monotonic() > deadline_s:
+                return
             if folder.name not in self._known and (folder / RANK_FILE).exists():
                 info = read_json(str(folder / RANK_FILE), []) or {}
                 self._known[folder.name] = None
                 if info.get("host") == self._host and info.get("pid"):
                     self._known[folder.name] = (int(info["rank"]), int(info["pid"]))
-        return [known for known in self._known.values() if known is not None]
 
-    def saving(self) -> list[int]:
-        """Process ids of living ranks of this host that are still saving their trace."""
-        found = []
-        for folder in self._folders():
-            info = read_json(str(folder / RANK_FILE), []) or {}
-            state = (info.get("window") or {}).get("state")
-            if info.get("host") == self._host and state == "saving" and is_alive(int(info.get("pid") or 0)):
-                found.append(int(info["pid"]))
-        return found
+    def saving(self, deadline_s: float = float("inf")) -> list[int]:
+        """Process ids of living ranks of this host that are still saving their trace; of those that there is time to look
+        for until ``deadline_s`` on the monotonic clock."""
+        self._look(deadline_s)
+        # Of thousands of ranks, most of them elsewhere or ended, only the files of living ones are read again.
+        alive = [(name, known[1]) for name, known in self._known.items() if known and is_alive(known[1])]
+        return [pid for name, pid in alive if self._is_saving(name)]
+
+    def _is_saving(self, folder: str) -> bool:
+        info = read_json(str(self._ranks / folder / RANK_FILE), []) or {}
+        window = info.get("window")
+        return isinstance(window, dict) and window.get("state") == "saving"
 
     def wait_for_traces(self) -> None:
         """Give traces that are being saved two more seconds."""
         deadline_s = time.monotonic() + _SAVING_S
-        while time.monotonic() < deadline_s and self.saving():
+        while time.monotonic() < deadline_s and self.saving(deadline_s):
             time.sleep(0.05)
 
     def recorded(self) -> int:

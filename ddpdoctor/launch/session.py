@@ -195,7 +195,7 @@ class _Recording:
 
     def _wait_for_others(self, status: ExitStatus) -> None:
         """The owner analyses, so it lets the run's other launchers end first, for a while."""
-        deadline_s = time.monotonic() + _OTHERS_S
+        deadline_s, pause_s = time.monotonic() + _OTHERS_S, 0.1
         while self.launch.owner and (others := self.launch.others_running()):
             if time.monotonic() > deadline_s:
                 self.notes.append(
@@ -203,7 +203,8 @@ class _Recording:
                     f"({', '.join(others[:4])}): `ddpdoctor analyze {self.launch.run}` later sees all of it."
                 )
                 return
-            time.sleep(0.1)
+            time.sleep(pause_s)
+            pause_s = min(pause_s * 1.5, 1.0)
 
 
 def _no_rank(command: Sequence[str]) -> str:

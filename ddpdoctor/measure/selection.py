@@ -21,6 +21,8 @@ _ENOUGH = 8
 PROFILED, OPENED = "profiled", "profiler_open"
 """Marks of a step: inside our window; the window was opened in it."""
 AROUND_WINDOW = (OPENED, "profiler_close", "profiler_save")
+LEFT_OUT = "left out of a long log"
+"""Steps that were recorded and not read, see :mod:`.stepbound`."""
 _DISTURBED = (*AROUND_WINDOW, "user_profiler")
 
 
@@ -42,7 +44,10 @@ def choose_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[str, int]]:
     if len(candidates - profiled) >= _ENOUGH:
         reasons.update(dict.fromkeys(profiled, "inside the profiled window"))
         candidates -= profiled
-    return candidates, dict(Counter(reason for number, reason in reasons.items() if number in anywhere))
+    aside = dict(Counter(reason for number, reason in reasons.items() if number in anywhere))
+    if left_out := max((log.left_out for log in logs), default=0):
+        aside[LEFT_OUT] = left_out
+    return candidates, aside
 
 
 def recorded_everywhere(logs: Sequence[RankLog]) -> dict[int, list[Step]]:

@@ -115,9 +115,11 @@ def _beyond_usual(values: Array) -> Array:
 
 def _common(beyond: Array) -> Array:
     """[cycles, R] by which the (upper) median of the other ranks is disturbed in the same cycle."""
-    world = beyond.shape[1]
-    others = [np.sort(np.delete(beyond, r, axis=1), axis=1)[:, (world - 1) // 2] for r in range(world)]
-    return np.stack(others, axis=1)
+    middle = (beyond.shape[1] - 1) // 2
+    order = np.argsort(beyond, axis=1, kind="stable")
+    place = np.argsort(order, axis=1, kind="stable")
+    # Without its own, what stands behind it moves up by one place.
+    return np.take_along_axis(np.take_along_axis(beyond, order, axis=1), middle + (place <= middle), axis=1)
 
 
 def _outliers(late: Array, more: Array, step_ns: float) -> Places:

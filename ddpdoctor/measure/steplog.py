@@ -11,89 +11,27 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord
+from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
+from ddpdoctor.rundir.compaction import STEP_LINE
 
 from .facts import Where
+from .stepbound import MOST_STEPS, Bound, bound_of
+from .stepline import Event, Line, Reduction
 
-_MOST_STEPS = 60_000
-"""Step records read of one rank; a longer log is read up to its end but kept only every n-th block."""
+__all__ = [
+    "DeviceTimes",
+    "Event",
+    "RankLog",
+    "Reduction",
+    "Sample",
+    "Step",
+    "read_rank_log",
+    "samples_by_step",
+]
 
-
-class Reduction(msgspec.Struct):
-    """What one DDP module did in a backward pass; ``base`` is when its forward had ended, ``ready`` counts from it."""
-
-    m: int
-    sync: bool = False
-    ready: list[int] = []
-    base: int | None = None
-
-
-class Event(msgspec.Struct):
-    """Something that happened in a step; ``start_ns`` is epoch ns once :func:`read_rank_log` is through with
-    it."""
-
-    k: str
-    s: int
-    d: int
-    w: int = -1
-    l: int = -1  # noqa: E741
-    n: int = -1
-    e: int = -1
-    q: int = -1
-    end: bool = False
-    m: int = -1
-    sync: bool | None = None
-    ready: list[int] = []
-    base: int | None = None
-    also: list[Reduction] = []
-    o: int = -1
-    op: str = ""
-    pg: str = ""
-    b: float | None = None
-    is_async: bool = msgspec.field(default=False, name="async")
-    src: int | None = None
-    dst: int | None = None
-
-    def move(self, offset_ns: int) -> None:
-        """Shift all times."""
-        self.s += offset_ns
-        if self.base is not None:
-            self.base += offset_ns
-        for reduction in self.also:
-            if reduction.base is not None:
-                reduction.base += offset_ns
-
-    @property
-    def reductions(self) -> list[Reduction]:
-        """The DDP modules whose gradients were reduced in this backward pass."""
-        own = Reduction(self.m, bool(self.sync), self.ready, self.base)
-        return [each for each in [own, *self.also] if each.sync and each.m >= 0]
-
-    @property
-    def stop(self) -> int:
-        """End, in the unit and origin of ``s``."""
-        return self.s + self.d
-
-
-class _Line(msgspec.Struct):
-    """Any line of steps.jsonl or samples.jsonl."""
-
-    step: int | None = None
-    t: list[int] | int | None = None
-    ev: list[Event] = []
-    marks: list[str] = []
-    runq: int | None = None
-    cpu: int | None = None
-    self: int = 0
-    where: int | None = None
-    file: str = ""
-    line: int | None = 0
-    function: str = ""
-    note: str | None = None
-    s: list[list[int]] = []
-    device: int | None = None
-    at: int = 0
-    times: list[tuple[str, int]] = []
+_MOST_PLACES = 100_000
+"""Source lines, notes and broken numbers of one log that are kept: no script has as many."""
+_MOST_NOTES = 200
 
 
 @dataclass
@@ -136,6 +74,8 @@ class RankLog:
     """By number of the step, where its CUDA events were recorded."""
     on_device_time: bool = False
     """Forward, backward and optimizer stand where the device ran them, see :mod:`.devicelog`."""
+    left_out: int = 0
+    """Steps of the whole run that were recorded and not read, see :mod:`.stepbound`: the same of each rank."""
 
     @property
     def host(self) -> str:
@@ -166,14 +106,59 @@ def samples_by_step(log: RankLog, steps: Sequence[Step]) -> list[tuple[Step, lis
     return [(steps[index], samples) for index, samples in found.items()]
 
 
-def _lines(record: RankRecord, name: str, notes: list[str]) -> Iterator[_Line]:
-    decode = msgspec.json.Decoder(_Line).decode
+@dataclass
+class RunLogs:
+    """What was read of one run directory."""
+
+    logs: list[RankLog] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+def read_logs(runs: Sequence[RunDirectory]) -> list[RunLogs]:
+    """The step logs of a job that was recorded to ``runs``, with one bound for all; of each rank the first."""
+    first: dict[int, RankRecord] = {}
+    for run in runs:
+        for record in run.ranks:
+            first.setdefault(record.rank, record)
+    bound = bound_of(list(first.values()))
+    found = []
+    for run in runs:
+        of_run = RunLogs()
+        for record in run.ranks:
+            if first[record.rank] is record:
+                of_run.logs.append(read_rank_log(record, bound))
+                of_run.notes += of_run.logs[-1].notes
+            else:
+                of_run.notes.append(
+                    f"{record.path}: rank {record.rank} was read from another folder already and is left out."
+                )
+        found.append(of_run)
+    return found
+
+
+def read_rank_log(record: RankRecord, bound: Bound | None = None) -> RankLog:
+    """Read steps.jsonl and samples.jsonl of one rank; broken lines are left out and noted.
+
+    ``bound`` is that of all ranks of the run; None: of this one alone.
+    """
+    bound = bound_of([record]) if bound is None else bound
+    log = RankLog(record.rank, record, left_out=bound.left_out)
+    _read_steps(log, bound)
+    _read_samples(log, bound)
+    return log
+
+
+def _lines(record: RankRecord, name: str, bound: Bound, notes: list[str]) -> Iterator[tuple[Line, int]]:
+    """The lines of a file that ``bound`` keeps, each with its bytes."""
+    decode = msgspec.json.Decoder(Line).decode
     broken = 0
     try:
         for line in record.lines(name):
+            if bound.kept is not None and (match := STEP_LINE.match(line)) and not bound.keeps(int(match[2])):
+                continue
             try:
-                yield decode(line)
-            except msgspec.MsgspecError:
+                yield decode(line), len(line)
+            except (msgspec.MsgspecError, RecursionError):
                 broken += 1
     except OSError:
         pass
@@ -182,45 +167,76 @@ def _lines(record: RankRecord, name: str, notes: list[str]) -> Iterator[_Line]:
         notes.append(f"{path}: {broken} broken line{'s' if broken > 1 else ''} left out.")
 
 
-def read_rank_log(record: RankRecord) -> RankLog:
-    """Read steps.jsonl and samples.jsonl of one rank; broken lines are left out and noted."""
-    log, odd = RankLog(record.rank, record), 0
-    for line in _lines(record, STEPS_FILE, log.notes):
+def _read_steps(log: RankLog, bound: Bound) -> None:
+    odd = beyond = size = 0
+    path = f"{log.record.path}/{STEPS_FILE}"
+    for line, line_bytes in _lines(log.record, STEPS_FILE, bound, log.notes):
         if line.step is not None and isinstance(line.t, list):
-            if len(line.t) == 2 and line.t[0] <= line.t[1]:
+            size += line_bytes
+            if size > bound.most_bytes or not bound.keeps(line.step):
+                beyond += 1
+            elif len(line.t) == 2 and line.t[0] <= line.t[1]:
                 log.steps.append(_step(line.step, line))
             else:
                 odd += 1
         elif line.device is not None and line.times:
-            log.device_times[line.device] = DeviceTimes(line.at, tuple(line.times))
+            if bound.keeps(line.device) and len(log.device_times) <= MOST_STEPS:
+                log.device_times[line.device] = DeviceTimes(line.at, tuple(line.times))
         elif line.where is not None:
-            log.where[line.where] = Where(line.file, line.line or 0, line.function)
-        elif line.note:
-            log.notes.append(f"Rank {record.rank}: {line.note}")
+            _place(log.where, line)
+        elif line.note and len(log.notes) < _MOST_NOTES:
+            log.notes.append(f"Rank {log.rank}: {line.note}")
     if odd:
-        log.notes.append(f"{record.path}/{STEPS_FILE}: {odd} steps that end before they begin left out.")
-    for line in _lines(record, SAMPLES_FILE, log.notes):
+        log.notes.append(f"{path}: {odd} steps that end before they begin left out.")
+    if beyond:
+        log.notes.append(
+            f"{path}: {beyond} lines of steps left out: they are larger, or more, than a rank writes."
+        )
+
+
+def _read_samples(log: RankLog, bound: Bound) -> None:
+    """The samples taken in the steps that were read: all of them or, where they are too many, those of every second, every
+    fourth, ... second of the epoch, the same on all ranks."""
+    spans = None if bound.kept is None else _spans(log.steps)
+    every = 1
+    for line, _ in _lines(log.record, SAMPLES_FILE, bound, log.notes):
         if line.where is not None:
-            log.sample_where[line.where] = Where(line.file, line.line or 0, line.function)
-        elif isinstance(line.t, int):
-            log.samples.extend(
-                (line.t + item[0], item[1], item[2] if len(item) > 2 else item[1]) for item in line.s
-            )
-    if len(log.steps) > _MOST_STEPS:
-        log.steps = _thin(log.steps)
-    return log
+            _place(log.sample_where, line)
+        elif isinstance(line.t, int) and line.t // 10**9 % every == 0:
+            at = line.t
+            log.samples += [
+                (at + item[0], item[1], item[2] if len(item) > 2 else item[1])
+                for item in line.s
+                if spans is None or _inside(spans, at + item[0])
+            ]
+            while len(log.samples) > bound.most_samples:
+                every *= 2
+                log.samples = [sample for sample in log.samples if sample[0] // 10**9 % every == 0]
 
 
-def _step(number: int, line: _Line) -> Step:
+def _place(places: dict[int, Where], line: Line) -> None:
+    if line.where is not None and len(places) < _MOST_PLACES:
+        places[line.where] = Where(line.file, line.line or 0, line.function)
+
+
+def _spans(steps: Sequence[Step]) -> list[tuple[int, int]]:
+    """(start, end) of runs of neighbouring steps."""
+    spans: list[tuple[int, int]] = []
+    for step in sorted(steps, key=lambda step: step.start):
+        if spans and step.start <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], step.end))
+        else:
+            spans.append((step.start, step.end))
+    return spans
+
+
+def _inside(spans: Sequence[tuple[int, int]], moment: int) -> bool:
+    place = bisect_right(spans, moment, key=lambda span: span[0]) - 1
+    return place >= 0 and moment < spans[place][1]
+
+
+def _step(number: int, line: Line) -> Step:
     start, end = (line.t if isinstance(line.t, list) else [0, 0])[:2]
     for event in line.ev:
         event.move(start)
     return Step(number, start, end, line.ev, tuple(line.marks), line.runq, line.cpu)
-
-
-def _thin(steps: list[Step]) -> list[Step]:
-    """Blocks of 500 neighbouring steps, evenly spread, so that rhythms stay visible."""
-    block = 500
-    keep = _MOST_STEPS // block
-    starts = {round(i * (len(steps) - block) / (keep - 1)) // block * block for i in range(keep)}
-    return [step for start in sorted(starts) for step in steps[start : start + block]]

@@ -97,5 +97,9 @@ def series(graph: Graph) -> Series:
 
 
 def _thinned(values: Array, stride: int) -> list[float | None]:
-    groups = [values[i : i + stride] for i in range(0, len(values), stride)]
-    return [None if np.isnan(g).all() else round(float(np.nanmean(g)), 4) for g in groups]
+    padded = np.pad(values, (0, -len(values) % stride), constant_values=np.nan).reshape(-1, stride)
+    known = (~np.isnan(padded)).sum(axis=1)
+    means = np.nan_to_num(padded).sum(axis=1) / np.maximum(known, 1)
+    return [
+        round(mean, 4) if count else None for mean, count in zip(means.tolist(), known.tolist(), strict=True)
+    ]

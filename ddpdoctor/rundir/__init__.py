@@ -20,6 +20,7 @@ whole, JSON-lines files only ever grow.
 ``docs/formats.md`` describes the fields.
 """
 
+from .compaction import DiskBudget, rank_budget
 from .draining import PATIENCE_S, BusyError, discard, drain, recover, run_of, spools_in, target_of
 from .files import read_json, read_json_lines, write_json, write_whole
 from .layout import (
@@ -61,6 +62,7 @@ __all__ = [
     "TELEMETRY_FILE",
     "TRACE_FILE",
     "BusyError",
+    "DiskBudget",
     "NotOursError",
     "OtherRunError",
     "RankRecord",
@@ -78,6 +80,7 @@ __all__ = [
     "new_run_id",
     "own_roots_prefix",
     "pid_namespace",
+    "rank_budget",
     "read_json",
     "read_json_lines",
     "read_manifest",

@@ -16,6 +16,8 @@ import time
 from contextlib import contextmanager
 from typing import Iterator, Optional
 
+from .compaction import DiskBudget, stream_end
+from .compaction import clear as clear_thinned
 from .layout import (
     RANK_FILE,
     SAMPLES_FILE,
@@ -122,7 +124,11 @@ def _place_in(run: str, target: str) -> str:
 
 
 def drain(
-    directory: str, remove: bool = False, target: Optional[str] = None, deadline_s: Optional[float] = None
+    directory: str,
+    remove: bool = False,
+    target: Optional[str] = None,
+    deadline_s: Optional[float] = None,
+    budget: Optional[DiskBudget] = None,
 ) -> str:
     """Copy what a rank's spool holds into its run directory; with ``remove``, delete the spool afterwards. Returns the
     rank's folder there.
@@ -130,6 +136,7 @@ def drain(
     Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another
     run by now (OtherRunError) or not of this user, or when somebody else still copies at ``deadline_s``, monotonic,
     (BusyError); nothing is lost then. ``target`` is where the rank's folder is now; None: where it was.
+    ``budget`` is what the step log may take there.
     """
     root = os.path.dirname(directory)
     with opened_spool(directory) as here:
@@ -145,6 +152,10 @@ def drain(
                     replace_file(TARGET_FILE, here, os.fsencode(target))
                 with folder("ranks", run) as ranks, folder(os.path.basename(target), ranks) as place:
                     _copy_all(here, place)
+                    if remove:
+                        clear_thinned(place)
+                    elif budget is not None:
+                        budget.keep(place)
             if remove:
                 _clear(here)
         if remove:
@@ -213,9 +224,9 @@ def _copy_all(spool: int, place: int) -> None:
 
 
 def _copy(parts: list[tuple[int, str]], spool: int, stream: str, place: int) -> None:
-    out = open_file(stream, place, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o666)
+    out = open_file(stream, place, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
-        done = os.fstat(out).st_size
+        done = stream_end(out)
         for index, (position, name) in enumerate(parts):
             data = written_part(read_file(name, spool, max(0, done - position)))
             while data:

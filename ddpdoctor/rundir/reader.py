@@ -6,8 +6,9 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any, Callable, Iterator, Mapping
+from typing import Any, BinaryIO, Callable, Iterator, Mapping
 
+from .compaction import stream_end_of, stream_shift
 from .draining import spools_of
 from .files import read_json
 from .layout import (
@@ -26,6 +27,8 @@ from .typed import MANIFEST, RANK, fitting
 from .waiting import reason_of, rest_of
 
 _LONGEST_HEAD = 1 << 16
+_LONGEST_LINE = 4 << 20
+"""A step with 256 events, each of them a backward pass over a thousand buckets, is written in less."""
 
 
 @dataclass(frozen=True)
@@ -62,16 +65,20 @@ class RankRecord:
         return self._file(FLIGHT_FILE)
 
     def lines(self, name: str) -> Iterator[bytes]:
-        """Whole lines of a line file, with those that still wait in the spool. Raises OSError."""
+        """Whole lines of a line file, with those that still wait in the spool; of one that is longer than any rank writes,
+        its last letter. Raises OSError."""
         path, cut, done = os.path.join(self.path, name), b"", 0
         if self.spool is None or os.path.exists(path):
             with open(path, "rb") as source:
-                for line in source:
+                shift = stream_shift(source.fileno())
+                while line := source.readline(_LONGEST_LINE):
                     if line.endswith(b"\n"):
                         yield line
+                    elif len(line) == _LONGEST_LINE:
+                        yield _too_long(source)
                     else:
                         cut = line
-                done = source.tell()
+                done = source.tell() + shift
         rest = b"" if self.spool is None else rest_of(self.spool, name, done)
         yield from (line for line in (cut + rest).splitlines(keepends=True) if line.endswith(b"\n"))
 
@@ -92,12 +99,17 @@ class RankRecord:
 
     @property
     def recorded_bytes(self) -> int:
-        """Size of the step log, by which recordings of the same rank are weighed."""
-        try:
-            size = os.path.getsize(os.path.join(self.path, STEPS_FILE))
-        except OSError:
-            size = 0
+        """Bytes of the step log as it was recorded, before any thinning, by which recordings of the same rank are weighed."""
+        size = stream_end_of(os.path.join(self.path, STEPS_FILE))
         return size + (0 if self.spool is None else len(rest_of(self.spool, STEPS_FILE, size)))
+
+
+def _too_long(source: BinaryIO) -> bytes:
+    """Read on to the end of a line, and keep nothing of it: whoever decodes what is given counts it as broken."""
+    while line := source.readline(_LONGEST_LINE):
+        if line.endswith(b"\n"):
+            break
+    return b"\n"
 
 
 @dataclass(frozen=True)

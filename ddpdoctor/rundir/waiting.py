@@ -7,6 +7,7 @@ import os
 from contextlib import contextmanager
 from typing import Iterator, NamedTuple
 
+from .compaction import stream_end_of
 from .layout import STEPS_FILE
 from .owned import private_folder, read_file
 
@@ -69,8 +70,7 @@ def waiting_in(spool: str, target: str) -> Waiting:
     except OSError:
         return Waiting(spool, 0, 0)
     for stream in streams:
-        path = os.path.join(target, stream)
-        rest = rest_of(spool, stream, os.path.getsize(path) if os.path.exists(path) else 0)
+        rest = rest_of(spool, stream, stream_end_of(os.path.join(target, stream)))
         size += len(rest)
         if stream == STEPS_FILE:
             steps = rest.count(b'"t":[')

@@ -53,6 +53,21 @@ class Cgroup:
             "cgroup_memory_limit_bytes": min(real, default=None),
         }
 
+    def free_memory_bytes(self) -> int | None:
+        """What the tightest limit leaves, caches of files counted as free; None where there is no limit."""
+        free = []
+        for level in self._memory:
+            for limit_name, used_name in (
+                ("memory.max", "memory.current"),
+                ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+            ):
+                limit, used = _number(level / limit_name), _number(level / used_name)
+                if limit is not None and used is not None and limit < _NO_LIMIT_BYTES:
+                    cached = _stat(level / "memory.stat")
+                    files = cached.get("active_file", 0) + cached.get("inactive_file", 0)
+                    free.append(max(limit - max(used - files, 0), 0))
+        return min(free, default=None)
+
     def sample(self) -> dict[str, object]:
         """Cumulative throttling at the level whose quota bites most, and the memory in use at the own one."""
         stats = [stat for level in self._cpu if "nr_periods" in (stat := _stat(level / "cpu.stat"))]

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.rundir import RANK_FILE, STEPS_FILE, TELEMETRY_FILE, read_json, read_manifest
+from ddpdoctor.rundir.compaction import stream_shift
 
 KEPT_STEPS = 200
 """Newest steps kept of each rank."""
@@ -47,11 +48,16 @@ class Tail:
 
     def __init__(self, path: Path) -> None:
         self.path, self._position = path, 0
+        self._shift = 0
+        """Bytes that thinning had taken from the file before ``_position``."""
 
     def new(self) -> Iterator[dict[str, Any]]:
         """Objects of the new lines; none where the file is missing."""
         try:
             with self.path.open("rb") as source:
+                shift = stream_shift(source.fileno())
+                self._position = max(0, self._position + self._shift - shift)
+                self._shift = shift
                 size = source.seek(0, 2)
                 skipped = size - self._position > LOOK_BYTES
                 source.seek(size - LOOK_BYTES if skipped else self._position)

@@ -1,0 +1,282 @@
+"""Keeps the step log of a long job within a budget on disk, while the job runs.
+
+A log that grows beyond it is thinned: the first steps and the newest stay whole, and between them every second, fourth,
+eighth ... block of neighbouring steps. Which ones, the steps' numbers alone decide, so that ranks whose logs are thinned
+at different times still share steps. Lines that are of no step stay.
+
+The log is rewritten beside and renamed over itself. Its second line then says how many bytes of the stream it lacks, so
+that a copy from the spool goes on where the last one ended, and the third which steps were left out:
+
+    {"thinned":{"shift":bytes,"every":8}}
+    {"left_out":[[first,last],...]}
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from typing import Callable, Dict, Iterable, List, Optional, Tuple
+
+from .layout import STEPS_FILE, STEPS_SCHEMA
+from .owned import open_file
+
+MOST_RANK_BYTES = 64 * 1024 * 1024
+"""Of one rank's log: some 160,000 steps."""
+MOST_RUN_BYTES = 4 * 1024 * 1024 * 1024
+LEAST_RANK_BYTES = 4 * 1024 * 1024
+"""Of one rank's log, however many ranks there are."""
+BLOCK_STEPS = 512
+"""Neighbouring steps that stay or go together: the hook records the first of each block in full however much it thins."""
+_FIRST_SHARE, _NEWEST_SHARE = 1 / 8, 1 / 4
+_KEPT_SHARE = 0.7
+"""Of the budget, after thinning: so it is seldom done."""
+_PIECE_BYTES = 64 * 1024
+_REST_S = 0.0005
+"""Between two pieces: the thread that does this must not hold the interpreter while the job's wants it."""
+_BESIDE = STEPS_FILE + ".thin.tmp"
+_HEAD_BYTES = 4096
+_LONGEST_LEFT_OUT = 4 * 1024 * 1024
+_MOST_SHIFT = 2**53
+_MOST_EVERY = 2**44
+
+STEP_LINE = re.compile(rb'\{"(step|device)": ?(\d{1,16})[,}]')
+"""How the line of a step, or of its times on the device, begins."""
+
+Ranges = List[Tuple[int, int]]
+"""(first, last) of numbers without a gap; in order, none touches another."""
+
+
+def rank_budget(world_size: int) -> int:
+    """Bytes that the step log of one of so many ranks may take on disk."""
+    return max(LEAST_RANK_BYTES, min(MOST_RANK_BYTES, MOST_RUN_BYTES // max(world_size, 1)))
+
+
+def union(parts: Iterable[Ranges]) -> Ranges:
+    """Numbers that are in any of ``parts``, whose ranges may come in any order."""
+    joined: Ranges = []
+    for first, last in sorted(pair for part in parts for pair in part):
+        if joined and first <= joined[-1][1] + 1:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], last))
+        else:
+            joined.append((first, last))
+    return joined
+
+
+def stream_end(handle: int) -> int:
+    """Position in the stream of the end of the open file ``handle``: its size, and what thinning took away. Raises
+    OSError."""
+    return os.fstat(handle).st_size + stream_shift(handle)
+
+
+def stream_end_of(path: str) -> int:
+    """The same of the file at ``path``; 0 where there is none, or it cannot be read."""
+    try:
+        with open(path, "rb") as source:
+            return stream_end(source.fileno())
+    except OSError:
+        return 0
+
+
+def stream_shift(handle: int) -> int:
+    """By how many bytes a position in the open file ``handle`` is less than that in the stream. Raises OSError."""
+    return int(_head(handle).get("shift", 0))
+
+
+def _head(handle: int) -> Dict[str, int]:
+    """What the second line says; {} where the file was not thinned. Raises OSError."""
+    lines = os.pread(handle, _HEAD_BYTES, 0).split(b"\n", 2)
+    if len(lines) < 3 or not lines[1].startswith(b'{"thinned":'):
+        return {}
+    try:
+        found = json.loads(lines[1])["thinned"]
+        shift, every = found["shift"], found["every"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return {}
+    if type(shift) is not int or type(every) is not int:
+        return {}
+    sound = 0 <= shift < _MOST_SHIFT and 1 <= every <= _MOST_EVERY and every & (every - 1) == 0
+    return {"shift": shift, "every": every} if sound else {}
+
+
+def thinned_steps(folder: str) -> Ranges:
+    """Numbers of the steps that were thinned out of a rank's log; [] where none was, or it cannot be read."""
+    try:
+        with open(os.path.join(folder, STEPS_FILE), "rb") as source:
+            return _left_out(source.fileno())
+    except OSError:
+        return []
+
+
+def _left_out(handle: int) -> Ranges:
+    if not _head(handle):
+        return []
+    lines = os.pread(handle, _HEAD_BYTES + _LONGEST_LEFT_OUT, 0).split(b"\n", 3)
+    try:
+        pairs = json.loads(lines[2])["left_out"]
+        numbers = [(first, last) for first, last in pairs if type(first) is type(last) is int]
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError):
+        return []
+    return union([[pair for pair in numbers if 0 <= pair[0] <= pair[1] < _MOST_SHIFT]])
+
+
+class DiskBudget:
+    """What one rank's step log may take on disk. For whoever holds the lock of its spool."""
+
+    def __init__(self, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> None:
+        """``go_on`` is asked now and then; once it says no, a log that is being thinned stays as it was."""
+        self._most, self._go_on = most_bytes, go_on
+        self._next = most_bytes
+
+    def keep(self, place: int) -> None:
+        """Thin the log in a rank's open folder where it is too large. Never raises: a log that cannot be thinned stays as
+        it is."""
+        try:
+            if os.stat(STEPS_FILE, dir_fd=place).st_size <= self._next:
+                return
+            thin(place, self._most, self._go_on)
+            # Where that was not possible, not before it has grown by as much again.
+            self._next = max(self._most, os.stat(STEPS_FILE, dir_fd=place).st_size + self._most // 8)
+        except OSError:
+            self._next += self._most // 8
+
+
+class _Piece:
+    """Neighbouring lines of a log that stay or go together."""
+
+    __slots__ = ("block", "end", "numbers", "start")
+
+    def __init__(self, start: int, block: Optional[int]) -> None:
+        self.start = self.end = start
+        self.block = block
+        """None: lines that stay."""
+        self.numbers: Ranges = []
+        """Of the steps in it."""
+
+    def add(self, size: int, step: Optional[int]) -> None:
+        self.end += size
+        if step is None:
+            return
+        if self.numbers and step == self.numbers[-1][1] + 1:
+            self.numbers[-1] = (self.numbers[-1][0], step)
+        else:
+            self.numbers.append((step, step))
+
+
+def thin(place: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True) -> bool:
+    """Thin the step log in a rank's open folder to some two thirds of ``most_bytes``; False where it stayed as it was.
+
+    Nobody may append to it meanwhile; whoever reads it keeps the one that was opened. Raises OSError; the log then is as
+    it was.
+    """
+    handle = open_file(STEPS_FILE, place, os.O_RDONLY)
+    try:
+        size, head = os.fstat(handle).st_size, _head(handle)
+        first, begin = _first_lines(handle, 3 if head else 1)
+        pieces = _pieces(handle, begin, size, most_bytes, go_on)
+        if pieces is None:
+            return False
+        every = _every(pieces, head.get("every", 1), most_bytes)
+        kept = [piece for piece in pieces if _stays(piece, every)]
+        gone = [piece.numbers for piece in pieces if not _stays(piece, every)]
+        told = {"left_out": union([_left_out(handle), *gone])}
+        third = json.dumps(told, separators=(",", ":")).encode() + b"\n"
+        kept_bytes = sum(piece.end - piece.start for piece in kept)
+        lost = size - (len(first) + len(_second_line(0, every)) + len(third) + kept_bytes)
+        if lost < most_bytes // 8:
+            return False
+        head_lines = first + _second_line(head.get("shift", 0) + lost, every) + third
+        return _replaced(place, handle, head_lines, kept, go_on)
+    finally:
+        os.close(handle)
+
+
+def _replaced(place: int, handle: int, head: bytes, kept: List[_Piece], go_on: Callable[[], bool]) -> bool:
+    clear(place)
+    mode = os.fstat(handle).st_mode & 0o777
+    try:
+        out = open_file(_BESIDE, place, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        try:
+            while head:
+                head = head[os.write(out, head) :]
+            done = all(_copied(handle, out, piece, go_on) for piece in kept)
+        finally:
+            os.close(out)
+        if done:
+            os.replace(_BESIDE, STEPS_FILE, src_dir_fd=place, dst_dir_fd=place)
+        return done
+    finally:
+        clear(place)
+
+
+def clear(place: int) -> None:
+    """Remove from a rank's open folder what a process left that was killed while it thinned the log. Never raises."""
+    try:
+        os.unlink(_BESIDE, dir_fd=place)
+    except OSError:
+        pass
+
+
+def _second_line(shift: int, every: int) -> bytes:
+    """Of the same length whatever ``shift`` is."""
+    return b'{"thinned":{"shift":%17d,"every":%d}}\n' % (shift, every)
+
+
+def _first_lines(handle: int, count: int) -> Tuple[bytes, int]:
+    """The line with the schema, and where the lines begin that come after the first ``count``."""
+    lines = os.pread(handle, _HEAD_BYTES + _LONGEST_LEFT_OUT, 0).split(b"\n", count)
+    if len(lines) <= count or not lines[0].startswith(b'{"schema"'):
+        return json.dumps({"schema": STEPS_SCHEMA}, separators=(",", ":")).encode() + b"\n", 0
+    return lines[0] + b"\n", sum(len(line) + 1 for line in lines[:count])
+
+
+def _pieces(
+    handle: int, begin: int, size: int, most_bytes: int, go_on: Callable[[], bool]
+) -> Optional[List[_Piece]]:
+    """The log from ``begin`` on; None once ``go_on`` says no."""
+    pieces = [_Piece(begin, None)]
+    first_until, newest_from = begin + int(most_bytes * _FIRST_SHARE), size - int(most_bytes * _NEWEST_SHARE)
+    position, rest = begin, b""
+    while position < size:
+        if not go_on():
+            return None
+        data = rest + os.pread(handle, min(_PIECE_BYTES, size - position), position)
+        position += len(data) - len(rest)
+        whole, cut, rest = data.rpartition(b"\n")
+        for line in whole.split(b"\n") if cut else ():
+            found = STEP_LINE.match(line)
+            number = int(found.group(2)) if found else 0
+            at = pieces[-1].end
+            block = number // BLOCK_STEPS if found and first_until <= at < newest_from else None
+            if block != pieces[-1].block:
+                pieces.append(_Piece(at, block))
+            is_step = found is not None and found.group(1) == b"step"
+            pieces[-1].add(len(line) + 1, number if block is not None and is_step else None)
+        time.sleep(_REST_S)
+    # A line that is not whole yet is the newest.
+    last = _Piece(pieces[-1].end, None)
+    last.add(size - last.start, None)
+    return [*pieces, last]
+
+
+def _stays(piece: _Piece, every: int) -> bool:
+    return piece.block is None or piece.block % every == 0
+
+
+def _every(pieces: List[_Piece], least: int, most_bytes: int) -> int:
+    """Which blocks stay so that the log fits: one in this many, a power of two."""
+    every = least
+    while every < _MOST_EVERY and (
+        sum(piece.end - piece.start for piece in pieces if _stays(piece, every)) > most_bytes * _KEPT_SHARE
+    ):
+        every *= 2
+    return every
+
+
+def _copied(source: int, target: int, piece: _Piece, go_on: Callable[[], bool]) -> bool:
+    position = piece.start
+    while position < piece.end and go_on():
+        data = os.pread(source, min(_PIECE_BYTES, piece.end - position), position)
+        position += os.write(target, data)
+    return position == piece.end
