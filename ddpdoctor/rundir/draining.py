@@ -9,41 +9,40 @@ spool counts only for the run whose id its root carries.
 from __future__ import annotations
 
 import errno
-import fcntl
-import json
 import os
 import time
 from contextlib import contextmanager
-from typing import Iterator, Optional
+from typing import Callable, Iterator, Optional
 
 from .compaction import DiskBudget, stream_end
 from .compaction import clear as clear_thinned
 from .layout import (
-    RANK_FILE,
     SAMPLES_FILE,
     STEPS_FILE,
     claim_rank_directory,
     parse_rank_directory,
 )
+from .handover import CARRIED_FILE, DOCUMENTS, HANDOVER_FILE, add_trouble, copy_documents, take_trace
 from .owned import (
     NotOursError,
     folder,
     is_own,
+    lock_now,
     open_file,
     private_folder,
     read_file,
     replace_file,
+    unlock,
 )
 from .run_id import OtherRunError, id_of_root, refuse_other_run, run_id
 from .spool import TARGET_FILE, path_name, spool_root
-from .waiting import Waiting, opened_spool, segments_in, unsaved_sentence, waiting_in, written_part
+from .waiting import Waiting, opened_spool, reason_of, segments_in, unsaved_sentence, waiting_in, written_part
 
 PATIENCE_S = 2.0
 """How long a copy waits for another one of the same spool, which may be a process that was stopped."""
 _LOOK_S = 0.02
 _LOCK_FILE = "lock"
 _STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE])
-_DOCUMENTS = frozenset([RANK_FILE])
 _LONGEST_TARGET = 1 << 14
 
 
@@ -129,6 +128,7 @@ def drain(
     target: Optional[str] = None,
     deadline_s: Optional[float] = None,
     budget: Optional[DiskBudget] = None,
+    beat: Callable[[], None] = lambda: None,
 ) -> str:
     """Copy what a rank's spool holds into its run directory; with ``remove``, delete the spool afterwards. Returns the
     rank's folder there.
@@ -136,31 +136,42 @@ def drain(
     Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another
     run by now (OtherRunError) or not of this user, or when somebody else still copies at ``deadline_s``, monotonic,
     (BusyError); nothing is lost then. ``target`` is where the rank's folder is now; None: where it was.
-    ``budget`` is what the step log may take there.
+    ``budget`` is what the step log may take there; ``beat`` is called while it gets on.
     """
     root = os.path.dirname(directory)
     with opened_spool(directory) as here:
         with _locked(here, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s):
             target = target or _target(here)
             _refuse_foreign(run_of(target), root)
-            with folder(run_of(target), links=True) as run:
-                if not is_own(run):
-                    raise NotOursError(errno.EPERM, "it belongs to another user", run_of(target))
-                if os.path.basename(target) == "ranks":
-                    rank = parse_rank_directory(os.path.basename(directory).partition("-")[0])
-                    target = os.path.join(target, claim_rank_directory(run, rank[0] if rank else 0))
-                    replace_file(TARGET_FILE, here, os.fsencode(target))
-                with folder("ranks", run) as ranks, folder(os.path.basename(target), ranks) as place:
-                    _copy_all(here, place)
-                    if remove:
-                        clear_thinned(place)
-                    elif budget is not None:
-                        budget.keep(place)
+            try:
+                with folder(run_of(target), links=True) as run:
+                    if not is_own(run):
+                        raise NotOursError(errno.EPERM, "it belongs to another user", run_of(target))
+                    target = _claimed(target, directory, here, run)
+                    with folder("ranks", run) as ranks, folder(os.path.basename(target), ranks) as place:
+                        _copy_all(here, place, beat)
+                        if remove:
+                            clear_thinned(place)
+                        elif budget is not None:
+                            budget.keep(place)
+            except OSError as error:
+                add_trouble(here, f"{target} could not be written ({reason_of(error)}).")
+                raise
             if remove:
                 _clear(here)
         if remove:
             with private_folder(root) as within:
                 os.rmdir(os.path.basename(directory), dir_fd=within)
+    return target
+
+
+def _claimed(target: str, directory: str, spool: int, run: int) -> str:
+    """The rank's folder in the open run directory, made where it has none yet."""
+    if os.path.basename(target) != "ranks":
+        return target
+    rank = parse_rank_directory(os.path.basename(directory).partition("-")[0])
+    target = os.path.join(target, claim_rank_directory(run, rank[0] if rank else 0))
+    replace_file(TARGET_FILE, spool, os.fsencode(target))
     return target
 
 
@@ -175,27 +186,17 @@ def discard(directory: str) -> None:
 
 @contextmanager
 def _locked(spool: int, deadline_s: float) -> Iterator[None]:
-    """Hold the spool's lock. Raises BusyError.
-
-    A record lock belongs to a process: unlike one of flock(2), a child forked meanwhile does not inherit it and cannot keep
-    it. Threads of one process it does not keep apart; only one thread of a rank copies.
-    """
+    """Hold the spool's lock. Raises BusyError. Threads of one process it does not keep apart; only one of a rank copies."""
     handle = open_file(_LOCK_FILE, spool, os.O_RDWR | os.O_CREAT)
     try:
-        while True:
-            try:
-                fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as error:
-                if error.errno not in (errno.EACCES, errno.EAGAIN):
-                    raise
-                if time.monotonic() >= deadline_s:
-                    raise BusyError(errno.EBUSY, "another process is copying it") from None
+        while not lock_now(handle):
+            if time.monotonic() >= deadline_s:
+                raise BusyError(errno.EBUSY, "another process is copying it")
             time.sleep(_LOOK_S)
         try:
             yield
         finally:
-            fcntl.lockf(handle, fcntl.LOCK_UN)
+            unlock(handle)
     finally:
         os.close(handle)
 
@@ -210,20 +211,17 @@ def _refuse_foreign(run: str, root: str) -> None:
     refuse_other_run(run, known)
 
 
-def _copy_all(spool: int, place: int) -> None:
+def _copy_all(spool: int, place: int, beat: Callable[[], None]) -> None:
     for stream, parts in segments_in(spool).items():
         if stream in _STREAMS:
-            _copy(parts, spool, stream, place)
-    for name in _DOCUMENTS:
-        try:
-            document = json.loads(read_file(name, spool))
-        except FileNotFoundError:
-            continue
-        replace_file(name, place, json.dumps(document, separators=(",", ":")).encode(), mode=0o666)
-        os.unlink(name, dir_fd=spool)
+            _copy(parts, spool, stream, place, beat)
+    copy_documents(spool, place)
+    take_trace(spool, place, beat)
 
 
-def _copy(parts: list[tuple[int, str]], spool: int, stream: str, place: int) -> None:
+def _copy(
+    parts: list[tuple[int, str]], spool: int, stream: str, place: int, beat: Callable[[], None]
+) -> None:
     out = open_file(stream, place, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
     try:
         done = stream_end(out)
@@ -233,6 +231,7 @@ def _copy(parts: list[tuple[int, str]], spool: int, stream: str, place: int) -> 
                 written = os.write(out, data)
                 data = data[written:]
                 done += written
+            beat()
             if index + 1 < len(parts):
                 os.unlink(name, dir_fd=spool)
     finally:
@@ -241,7 +240,7 @@ def _copy(parts: list[tuple[int, str]], spool: int, stream: str, place: int) -> 
 
 def _clear(spool: int) -> None:
     """Delete the files of a spool that a rank or a copy makes; any other stays, and the folder with it."""
-    known = _DOCUMENTS | {TARGET_FILE, _LOCK_FILE}
+    known = DOCUMENTS | {TARGET_FILE, _LOCK_FILE, CARRIED_FILE, HANDOVER_FILE}
     for name in os.listdir(spool):
         if name in known or name.rpartition(".")[0] in _STREAMS or name.endswith(".tmp"):
             os.unlink(name, dir_fd=spool)

@@ -8,6 +8,7 @@ what was opened is looked at, not the name.
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 from contextlib import contextmanager
@@ -120,3 +121,23 @@ def is_own(handle: int) -> bool:
     finally:
         os.close(made)
         os.unlink(probe, dir_fd=handle)
+
+
+def lock_now(handle: int) -> bool:
+    """Lock an open file; False where another process has. Raises OSError.
+
+    A record lock belongs to a process: unlike one of flock(2), a child forked meanwhile does not inherit it and cannot keep
+    it.
+    """
+    try:
+        fcntl.lockf(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            return False
+        raise
+    return True
+
+
+def unlock(handle: int) -> None:
+    """Give the lock of an open file back."""
+    fcntl.lockf(handle, fcntl.LOCK_UN)

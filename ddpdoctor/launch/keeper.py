@@ -1,0 +1,183 @@
+"""The process beside the launcher that touches the run directory while the job runs: it carries there what the ranks of
+this host record, compresses their traces, and samples the host.
+
+Neither a rank nor the launcher does so itself: whoever waits for storage that has stopped answering cannot end, and with
+a rank its job could not, nor with the launcher the command that the user waits for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ddpdoctor.launch.leftovers import is_over, remove_empty
+from ddpdoctor.launch.patience import NoAnswerError, beating, hold_no_streams, leave
+from ddpdoctor.launch.watch import HostWatch
+from ddpdoctor.rundir import (
+    RANK_FILE,
+    BusyError,
+    Carrier,
+    DiskBudget,
+    OtherRunError,
+    drain,
+    rank_budget,
+    read_json,
+    reason_of,
+    spools_in,
+    target_of,
+)
+
+PERIOD_S = 1.0
+_AFTER_LAUNCHER_S = 60.0
+"""How long the ranks may take to end whose launcher was killed; torchrun gives them 30 s."""
+_NICENESS = 5
+"""The job's own processes come first where processors are short."""
+
+
+class Keeper:
+    """The launcher's side of it. For the main thread."""
+
+    def __init__(self, run: Path, root: Path, watch: HostWatch) -> None:
+        self._run, self._root, self._watch = run, root, watch
+        self._pid = self._orders = 0
+        self._notes: list[str] = []
+        self._told_s = 0.0
+        self._reader: threading.Thread | None = None
+
+    def start(self, warn: Callable[[str], None]) -> None:
+        """Start the process. What it has to say while the job runs goes to ``warn``. Raises OSError."""
+        orders, self._orders = os.pipe()
+        answers, writer = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _live(self._run, self._root, self._watch, orders, writer)
+        os.close(orders)
+        os.close(writer)
+        self._told_s = time.monotonic()
+        self._reader = threading.Thread(
+            target=self._listen, args=(answers, warn), name="ddpdoctor-keeper", daemon=True
+        )
+        self._reader.start()
+
+    def _listen(self, answers: int, warn: Callable[[str], None]) -> None:
+        with os.fdopen(answers, "rb") as lines:
+            for line in lines:
+                self._told_s = time.monotonic()
+                said = json.loads(line) if line.strip() else {}
+                if "warn" in said:
+                    warn(said["warn"])
+                self._notes += said.get("notes", [])
+
+    def end(self, patience_s: float) -> list[str]:
+        """Have it bring what it does to an end. Returns what went wrong with the telemetry, one sentence each. Raises
+        NoAnswerError where it has not got on for ``patience_s``: it is left behind then."""
+        if self._reader is None:
+            return []
+        os.close(self._orders)
+        self._told_s = time.monotonic()
+        while self._reader.is_alive():
+            self._reader.join(0.05)
+            if self._reader.is_alive() and time.monotonic() - self._told_s > patience_s:
+                leave(self._pid)
+                raise NoAnswerError("its storage does not answer")
+        leave(self._pid)
+        return self._notes
+
+
+def _live(run: Path, root: Path, watch: HostWatch, orders: int, writer: int) -> NoReturn:
+    try:
+        launcher = os.getppid()
+        # Whoever signals a whole group, as a terminal does, means the job.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        hold_no_streams([orders, writer])
+        os.nice(_NICENESS)
+        _Kept(run, root, writer).keep(watch, orders, launcher)
+    finally:
+        os._exit(0)
+
+
+class _Kept:
+    """The process's own side."""
+
+    def __init__(self, run: Path, root: Path, writer: int) -> None:
+        self._run, self._root, self._writer = run, root, writer
+        self._beat = beating(writer, b"\n")
+        self._carrier = Carrier(str(root))
+        self._budgets: dict[str, DiskBudget] = {}
+        self._told: set[str] = set()
+        self._ending = False
+
+    def _say(self, **what: Any) -> None:
+        try:
+            os.write(self._writer, json.dumps(what).encode() + b"\n")
+        except OSError:
+            pass  # the launcher is gone
+
+    def keep(self, watch: HostWatch, orders: int, launcher: int) -> None:
+        """Until the launcher closes ``orders``, or, where it was killed, its ranks are gone."""
+        # Ranks look for a carrier as soon as they begin.
+        self._carrier.take()
+        try:
+            watch.start(lambda sentence: self._say(warn=sentence))
+        except Exception as error:
+            self._say(notes=[f"No telemetry: {type(error).__name__}: {error}."])
+        while not self._asked_to_end(orders):
+            self._carry()
+        self._ending = True
+        if os.getppid() != launcher:
+            self._outlive()
+        self._say(notes=watch.stop())
+        self._carrier.release()
+
+    def _asked_to_end(self, orders: int) -> bool:
+        return bool(select.select([orders], [], [], PERIOD_S)[0])
+
+    def _outlive(self) -> None:
+        deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
+        while time.monotonic() < deadline_s and (spools := spools_in(str(self._root))):
+            self._carry()
+            if all(is_over(spool) for spool in spools):
+                break
+            time.sleep(PERIOD_S)
+        remove_empty(self._root)
+
+    def _carry(self) -> None:
+        if not self._carrier.take():
+            return  # another launcher of this host has one that does
+        for spool in spools_in(str(self._root)):
+            try:
+                over = is_over(spool)
+                target = drain(
+                    spool, remove=over, budget=self._budgets.get(spool), carrier=True, beat=self._beat
+                )
+                if spool not in self._budgets:
+                    self._budgets[spool] = self._budget(target)
+            except BusyError:
+                continue
+            except OSError as error:
+                self._tell(error)
+            except Exception as error:
+                self._say(notes=[f"{spool}: {type(error).__name__}: {error}."])
+            self._beat()
+
+    def _tell(self, error: OSError) -> None:
+        reason = f"it holds another run by now" if isinstance(error, OtherRunError) else reason_of(error)
+        if reason not in self._told:
+            self._told.add(reason)
+            self._say(
+                warn=f"what the ranks of this host record cannot be written to {self._run} ({reason}); it waits in memory, and "
+                "the job goes on."
+            )
+
+    def _budget(self, target: str) -> DiskBudget:
+        info = read_json(os.path.join(target, RANK_FILE), []) or {}
+        world_size = info.get("world_size")
+        ranks = world_size if isinstance(world_size, int) else 1
+        return DiskBudget(rank_budget(ranks), lambda: not self._ending)

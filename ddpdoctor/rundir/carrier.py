@@ -1,0 +1,69 @@
+"""Who carries what the ranks of a run record on a host to the run directory: one process beside the launcher, or, where
+there is none, each rank itself."""
+
+from __future__ import annotations
+
+import os
+
+from .owned import lock_now, open_file, private_folder, unlock
+
+_FILE = "carrier"
+
+
+class Carrier:
+    """This process, once it has taken the office."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._handle = -1
+
+    def take(self) -> bool:
+        """Take the office; False where another process has it, or the root cannot be used."""
+        if self._handle >= 0:
+            return True
+        try:
+            with private_folder(self._root) as within:
+                handle = open_file(_FILE, within, os.O_RDWR | os.O_CREAT)
+                if lock_now(handle):
+                    self._handle = handle
+                else:
+                    os.close(handle)
+        except OSError:
+            return False
+        return self._handle >= 0
+
+    def release(self) -> None:
+        """Give it back."""
+        handle, self._handle = self._handle, -1
+        if handle >= 0:
+            unlock(handle)
+            os.close(handle)
+
+
+def has_carrier(root: str) -> bool:
+    """Whether some other process carries what ranks record below ``root``. Never raises."""
+    try:
+        with private_folder(root) as within:
+            handle = open_file(_FILE, within, os.O_RDWR)
+    except OSError:
+        return False
+    try:
+        if not lock_now(handle):
+            return True
+        unlock(handle)
+        return False
+    except OSError:
+        return False
+    finally:
+        os.close(handle)
+
+
+def remove_root(root: str) -> None:
+    """Remove the root of a run's spools where it holds none. Never raises."""
+    try:
+        with private_folder(root) as within:
+            if os.listdir(within) == [_FILE]:
+                os.unlink(_FILE, dir_fd=within)
+        os.rmdir(root)
+    except OSError:
+        pass

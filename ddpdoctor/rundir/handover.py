@@ -1,0 +1,160 @@
+"""What a rank hands over as a whole: its documents, and the profiler's trace, which whoever carries compresses.
+
+::
+
+    <spool>/rank.json, flight.json     as they are to be in the run directory; gone once they are there
+    <spool>/trace.handover             where the trace lies uncompressed, what is to stand before it, how large it may become
+    <spool>/carried.json               what became of it: the rank, which has to say so in rank.json, may be gone by then
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import time
+from typing import Any, Callable, Dict
+
+from .layout import FLIGHT_FILE, RANK_FILE, TRACE_FILE
+from .owned import open_file, private_folder, read_file, replace_file
+
+HANDOVER_FILE = "trace.handover"
+CARRIED_FILE = "carried.json"
+DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE])
+RAW_FILE = "trace.json"
+_CHUNK = 1 << 20
+_LEVEL = 3
+"""Of gzip: beyond it the time grows faster than the file shrinks."""
+_TRY_AGAIN_S = 30.0
+"""A trace that found no room is compressed anew from its beginning."""
+_MOST_TROUBLES = 5
+
+
+class TooLargeError(Exception):
+    """The trace would take more than was allowed."""
+
+
+def hand_over_trace(spool: int, raw: str, header: Dict[str, Any], max_bytes: int) -> None:
+    """Leave the trace in the private folder ``raw`` to whoever carries; ``header``'s members are put first in it. Raises
+    OSError."""
+    order = {"folder": raw, "header": header, "max_bytes": max_bytes}
+    replace_file(HANDOVER_FILE, spool, json.dumps(order, default=str).encode())
+
+
+def copy_documents(spool: int, place: int) -> None:
+    """Bring the documents in an open spool to the rank's open folder. Raises OSError."""
+    for name in sorted(DOCUMENTS):
+        try:
+            data = read_file(name, spool)
+        except FileNotFoundError:
+            continue
+        if name == RANK_FILE:
+            data = _with_news(data, _carried(spool))
+        replace_file(name, place, data, mode=0o666)
+        os.unlink(name, dir_fd=spool)
+
+
+def take_trace(spool: int, place: int, beat: Callable[[], None]) -> None:
+    """Compress the trace that was handed over, if one was, into the rank's open folder, and say in rank.json what became of
+    it. Raises OSError where there is no room; it is tried again later then."""
+    try:
+        order = json.loads(read_file(HANDOVER_FILE, spool))
+    except FileNotFoundError:
+        return
+    news = _carried(spool)
+    if time.monotonic() < float(news.get("not_before_s") or 0.0):
+        return
+    try:
+        window = _compressed(order, place, beat)
+    except OSError:
+        _tell(spool, {**news, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
+        raise
+    news["window"] = window
+    _tell(spool, news)
+    replace_file(RANK_FILE, place, _with_news(read_file(RANK_FILE, place), news), mode=0o666)
+    os.unlink(HANDOVER_FILE, dir_fd=spool)
+
+
+def _compressed(order: Dict[str, Any], place: int, beat: Callable[[], None]) -> Dict[str, Any]:
+    """What rank.json is to say of the window."""
+    beside = f"{TRACE_FILE}.tmp"
+    raw = str(order["folder"])
+    with private_folder(raw) as source:
+        try:
+            size = _compress(source, place, beside, order["header"], int(order["max_bytes"]), beat)
+            os.replace(beside, TRACE_FILE, src_dir_fd=place, dst_dir_fd=place)
+            window: Dict[str, Any] = {"state": "saved", "bytes": size}
+        except TooLargeError as error:
+            window = {"state": "skipped", "why": str(error)}
+        except (ValueError, FileNotFoundError) as error:
+            window = {"state": "failed", "why": f"{type(error).__name__}: {error}"}
+        finally:
+            try:
+                os.unlink(beside, dir_fd=place)
+            except OSError:
+                pass
+        for name in os.listdir(source):
+            os.unlink(name, dir_fd=source)
+    os.rmdir(raw)
+    return window
+
+
+def _compress(
+    source: int, place: int, beside: str, header: Dict[str, Any], max_bytes: int, beat: Callable[[], None]
+) -> int:
+    """Copy a trace, compressed; its size in bytes. Raises TooLargeError, OSError, ValueError."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    with open(open_file(RAW_FILE, source, os.O_RDONLY), "rb") as trace:
+        with open(open_file(beside, place, flags, 0o666), "wb") as out:
+            first = trace.read(_CHUNK)
+            brace = first.find(b"{")
+            if brace < 0:
+                raise ValueError("the profiler wrote no JSON object")
+            with gzip.GzipFile("", "wb", _LEVEL, out) as packed:
+                packed.write(b"{\n" + json.dumps(header)[1:-1].encode() + b",\n" + first[brace + 1 :])
+                while True:
+                    chunk = trace.read(_CHUNK)
+                    if not chunk:
+                        break
+                    packed.write(chunk)
+                    beat()
+                    if out.tell() > max_bytes:
+                        raise TooLargeError(
+                            f"the trace takes more than {max_bytes // 1_000_000} MB; see --max-trace-mb"
+                        )
+            return out.tell()
+
+
+def add_trouble(spool: int, words: str) -> None:
+    """Have rank.json say that something could not be carried, once it can be. Never raises."""
+    try:
+        news = _carried(spool)
+        known = news.setdefault("errors", [])
+        if words not in known and len(known) < _MOST_TROUBLES:
+            known.append(words)
+            _tell(spool, news)
+    except (OSError, ValueError, AttributeError, TypeError):
+        pass
+
+
+def _carried(spool: int) -> Dict[str, Any]:
+    try:
+        found = json.loads(read_file(CARRIED_FILE, spool))
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _tell(spool: int, news: Dict[str, Any]) -> None:
+    replace_file(CARRIED_FILE, spool, json.dumps(news).encode())
+
+
+def _with_news(data: bytes, news: Dict[str, Any]) -> bytes:
+    """rank.json with what became of its rank's records on their way."""
+    document = json.loads(data)
+    if "window" in news:
+        document["window"] = {**(document.get("window") or {}), **news["window"]}
+    if news.get("errors"):
+        hook = document.setdefault("hook", {})
+        hook["errors"] = list(dict.fromkeys([*hook.get("errors", []), *news["errors"]]))
+    return json.dumps(document, separators=(",", ":")).encode()
