@@ -106,11 +106,11 @@ def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[
 
 
 def _writable_base() -> Path:
-    """``ddpdoctor-runs`` here; where the working directory is read-only, one in the folder for temporary
+    """``ddpdoctor-runs`` here; where the working directory is read-only or deleted, one in the folder for temporary
     files.
     """
-    base = Path.cwd() / RUNS_FOLDER
     try:
+        base = Path.cwd() / RUNS_FOLDER
         base.mkdir(exist_ok=True)
         if os.access(base, os.W_OK | os.X_OK):
             return base

@@ -13,10 +13,17 @@ from pathlib import Path
 from typing import Any
 
 import ddpdoctor
-from ddpdoctor.launch.child import Child, CommandNotStartedError, ExitStatus
+from ddpdoctor.launch.child import (
+    Child,
+    CommandNotStartedError,
+    ExitStatus,
+    NoProcessError,
+    replace_this_process,
+)
 from ddpdoctor.launch.directory import Launch, open_run
 from ddpdoctor.launch.environment import LAUNCHER_VARIABLE, child_environment
 from ddpdoctor.launch.identity import JobIdentity, default_run_name, job_identity
+from ddpdoctor.launch.inherited import inherited_environment
 from ddpdoctor.launch.leftovers import (
     HostRanks,
     clear_spools_of_earlier_runs,
@@ -65,7 +72,7 @@ def run_job(
     ``options.out`` must not be written to. Whatever else fails on our side costs the recording, never the
     job: it is said through ``warn`` and in ``notes``.
     """
-    base = dict(os.environ if environment is None else environment)
+    base = inherited_environment() if environment is None else dict(environment)
     identity = job_identity(base)
     manifest = _manifest(command, options, base, identity)
     launch = None
@@ -78,13 +85,19 @@ def run_job(
         warn(
             f"nothing is recorded and the job runs alone, because the run directory cannot be made: {error}."
         )
-        return _run_unrecorded(command, base)
-    return recording.run(command, warn)
+        return _run_unrecorded(command, base, warn)
+    return recording.run(command, base, warn)
 
 
-def _run_unrecorded(command: Sequence[str], environment: dict[str, str]) -> Outcome:
+def _run_unrecorded(
+    command: Sequence[str], environment: dict[str, str], warn: Callable[[str], None]
+) -> Outcome:
     try:
-        child = Child(command, environment)
+        try:
+            child = Child(command, environment)
+        except NoProcessError as error:
+            warn(f"nothing is recorded and the job takes this process, as there can be no other: {error}.")
+            replace_this_process(command, environment)
     except CommandNotStartedError as error:
         return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
     status = child.wait()
@@ -109,13 +122,15 @@ class _Recording:
         self.telemetry_notes: list[str] = []
         """For the manifest only: a missing GPU is nothing to tell every user of a CPU job."""
 
-    def run(self, command: Sequence[str], warn: Callable[[str], None]) -> Outcome:
+    def run(self, command: Sequence[str], base: dict[str, str], warn: Callable[[str], None]) -> Outcome:
         """Start the command, watch over it, gather what it left."""
         try:
             child = Child(command, self.environment)
+        except NoProcessError:
+            self._give_up()
+            return _run_unrecorded(command, base, warn)
         except CommandNotStartedError as error:
-            self.launch.withdraw()
-            drain_spools(self.spool)
+            self._give_up()
             return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
         try:
             self.watch.start(warn)
@@ -140,6 +155,11 @@ class _Recording:
         return Outcome(
             status, self.launch.run, self.launch.owner, recorded, interrupted, self.notes, self.unsaved
         )
+
+    def _give_up(self) -> None:
+        """Take back what was made for a job that has not started."""
+        self.launch.withdraw()
+        drain_spools(self.spool)
 
     def _settle(self, status: ExitStatus) -> None:
         """Until nobody of this launcher's job writes any more."""
@@ -178,6 +198,13 @@ def _no_rank(command: Sequence[str]) -> str:
     )
 
 
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was deleted
+        return os.environ.get("PWD", "")
+
+
 def _manifest(
     command: Sequence[str], options: RunOptions, environment: Mapping[str, str], identity: JobIdentity
 ) -> dict[str, Any]:
@@ -186,7 +213,7 @@ def _manifest(
         "run_id": new_run_id(),
         "ddpdoctor": ddpdoctor.__version__,
         "command": mask_command(command),
-        "cwd": str(Path.cwd()),
+        "cwd": _working_directory(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "started_ns": time.time_ns(),
