@@ -19,6 +19,7 @@ from typing import Any, Dict, List, Optional
 
 from ..rundir import Spool, claim_rank_directory, id_of_root, reason_of, refuse_other_run
 from . import environment, guard
+from .numbered import Numbered
 from .patching import guarded
 from .recorder import Recorder
 from .state import active
@@ -48,8 +49,7 @@ class Session:
         if self.devices is not None:
             self.stepping.at_every_step = self.devices.at_step
         self.backward, self.models, self.loaders = Backward(), Models(), Loaders()
-        self.optimizers: List[Any] = []
-        """(weak reference, source line) of each, by number."""
+        self.optimizers: Numbered[int] = Numbered()
         self.uses_grad_scaler = False
         self.thread_is_known = False
         """Whether an optimizer has stepped, and so told which thread trains."""

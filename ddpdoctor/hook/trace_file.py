@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence
 
 from ..rundir import FLIGHT_FILE, TRACE_FILE, reason_of, write_whole
+from ..rundir.raw_traces import raw_folder
 from .guard import part
 from .patching import guarded
 
@@ -94,36 +95,49 @@ class TraceJob:
             part("flight recorder").failed(error)
 
     def _save_trace(self) -> int:
-        folder = _room_for(
-            self._expected_bytes * COMPRESSION, (tempfile.gettempdir(), self._session.directory)
+        base = room_for(
+            self._expected_bytes * COMPRESSION,
+            (tempfile.gettempdir(), self._session.directory),
+            _ranks_here(self._session),
         )
-        handle, raw = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".json", dir=folder)
-        os.close(handle)
         target = os.path.join(self._session.directory, TRACE_FILE)
         beside = target + ".tmp"
         try:
-            self._result.save(raw)
-            self._result = None
-            size = _compress(raw, beside, self._header, self._max_bytes)
+            with raw_folder(base, self._session.run_id) as folder:
+                raw = os.path.join(folder, "trace.json")
+                self._result.save(raw)
+                self._result = None
+                size = _compress(raw, beside, self._header, self._max_bytes)
             os.replace(beside, target)
             return size
         finally:
-            for path in (raw, beside):
-                try:
-                    os.unlink(path)
-                except OSError:
-                    pass
+            try:
+                os.unlink(beside)
+            except OSError:
+                pass
 
 
-def _room_for(size: int, folders: Sequence[str]) -> str:
-    """The first of ``folders`` half of whose free space holds ``size`` bytes. Raises TooLargeError."""
+def room_for(size: int, folders: Sequence[str], ranks: int) -> str:
+    """The first of ``folders`` half of whose free space holds ``size`` bytes for each of ``ranks``, which look at the same
+    moment and know nothing of each other. Raises TooLargeError.
+    """
     for folder in folders:
         storage = os.statvfs(folder)
-        if storage.f_bavail * storage.f_frsize >= 2 * size:
+        if storage.f_bavail * storage.f_frsize >= 2 * size * ranks:
             return folder
+    each = f" for each of the {ranks} ranks of this host" if ranks > 1 else ""
     raise TooLargeError(
         f"neither {' nor '.join(folders)} has twice the {size // 1_000_000} MB free that the trace may take uncompressed"
+        f"{each}"
     )
+
+
+def _ranks_here(session: "Session") -> int:
+    """How many ranks of the run record on this host: each has a spool beside this one's."""
+    try:
+        return max(1, min(len(os.listdir(session.spool_root)), session.world_size))
+    except OSError:
+        return 1
 
 
 def _report_failure(session: "Session", report: Callable[..., None], error: Exception) -> None:

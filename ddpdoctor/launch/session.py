@@ -6,6 +6,7 @@ import os
 import platform
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -30,12 +31,14 @@ from ddpdoctor.launch.leftovers import (
     drain_spools,
     drain_stale_spools,
     end_orphaned_ranks,
+    is_alive,
 )
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import RUN_SCHEMA, make_spool_root, new_run_id
 from ddpdoctor.rundir.privacy import recorded_environment
+from ddpdoctor.rundir.raw_traces import clear_raw_folders
 
 _OTHERS_S = 5.0
 
@@ -176,6 +179,8 @@ class _Recording:
         self.telemetry_notes = self.watch.stop()
         self.unsaved = drain_spools(self.spool)
         drain_stale_spools(self.spool)
+        folders = [tempfile.gettempdir(), *map(str, (self.launch.run / "ranks").glob("*"))]
+        clear_raw_folders(folders, self.launch.document["run_id"], is_alive)
 
     def _wait_for_others(self, status: ExitStatus) -> None:
         """The owner analyses, so it lets the run's other launchers end first, for a while."""
