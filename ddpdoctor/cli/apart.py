@@ -19,7 +19,7 @@ from typing import NoReturn
 
 import psutil
 
-from ddpdoctor.launch.witness import PR_SET_PDEATHSIG
+from ddpdoctor.launch.inherited import PR_SET_PDEATHSIG
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _GRACE_S = 0.5

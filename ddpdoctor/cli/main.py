@@ -90,6 +90,12 @@ def main() -> NoReturn:
 
 def _prepare_streams() -> None:
     """Where the caller closed a stream, words go nowhere; a letter that a stream's encoding lacks becomes a mark."""
+    for number in (0, 1, 2):
+        try:
+            os.fstat(number)
+        except OSError:
+            # Takes this number, the lowest free one, lest a file of ours does. The job finds it closed.
+            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None:

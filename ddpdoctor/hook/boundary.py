@@ -19,15 +19,15 @@ in hindsight, at the last optimizer step before that second one; afterwards it e
 
 from __future__ import annotations
 
-from typing import List, Optional, Set
+from typing import Dict, Optional, Set
 
 
 class Boundary:
     """Fed with a key for each optimizer step, in order: ``before`` and ``after`` it."""
 
     def __init__(self) -> None:
-        self.round: List[int] = []
-        """Optimizers that have stepped since the last round's known end."""
+        self.round: Dict[int, None] = {}
+        """Optimizers that have stepped since the last round's known end, in order."""
         self.alone: Optional[int] = None
         """The only optimizer there is, each of whose steps is a round: nothing needs to be learnt from its next one."""
         self._always: Set[int] = set()
@@ -45,7 +45,7 @@ class Boundary:
     def after(self, key: int) -> bool:
         """An optimizer has stepped. True: the round ends here."""
         if key not in self.round:
-            self.round.append(key)
+            self.round[key] = None
         if key != self._last:
             self.alone = None
             return False

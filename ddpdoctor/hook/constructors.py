@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import weakref
 from types import CodeType, FrameType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from . import session
 from .guard import part
+from .numbered import forgetter
 from .patching import Patches, around
 from .where import HIDDEN, USER, Kinds, Lines
 
@@ -39,7 +40,7 @@ def _before(args: Any, kwargs: Any) -> Optional[bool]:
     place = None
     if _built_by(frame) != _kinds[0].of(found.f_code):
         place = _place_of_original(kwargs.get("dataset", args[1] if len(args) > 1 else None))
-    _built[key] = weakref.ref(thing, _forgetter(key)), *(place or (found.f_code, found.f_lineno))
+    _built[key] = weakref.ref(thing, forgetter(_built, key)), *(place or (found.f_code, found.f_lineno))
     return None
 
 
@@ -64,15 +65,6 @@ def _place_of_original(dataset: Any) -> Optional[Tuple[CodeType, int]]:
         if dataset is not None and known is not None and vars(known).get("dataset") is dataset:
             places.add((code, line))
     return places.pop() if len(places) == 1 else None
-
-
-def _forgetter(key: int) -> "Callable[[weakref.ref[Any]], None]":
-    def forget(reference: "weakref.ref[Any]") -> None:
-        known = _built.get(key)
-        if known is not None and known[0] is reference:
-            del _built[key]
-
-    return forget
 
 
 def _nothing(token: bool, result: Any) -> None:

@@ -10,6 +10,7 @@ from typing import Any, Callable, Dict, List, Optional, Tuple
 from . import session
 from .constructors import line_of
 from .guard import part
+from .numbered import MOST_LISTED, Numbered
 from .patching import Patches, around
 from .recorder import recording_here
 from .settings_torch import describe_loader
@@ -24,25 +25,25 @@ class Loaders:
     """The DataLoaders of this process, numbered in the order in which they are first iterated."""
 
     def __init__(self) -> None:
-        self._ids: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
+        self.known: Numbered[int] = Numbered()
+        """Each with its number; the source line is the one that built it, or else first iterated it."""
         self._iterators: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
         self._last: Tuple[Callable[[], Any], int] = (lambda: None, -1)
         """The iterator asked for last (weakly), and its loader's number."""
-        self.known: Dict[int, Tuple[Any, Optional[int]]] = {}
-        """By number: weak reference, and the source line that built it, or else first iterated it."""
         self.described: List[Dict[str, Any]] = []
-        """By number, for rank.json: made at the first iteration, for the job may keep the iterator only."""
+        """By number, the first ones, for rank.json: made at the first iteration, for the job may keep the iterator only."""
 
     def number(self, loader: Any, where: Optional[int], lines: Lines) -> int:
         """The loader's number."""
-        known = self._ids.get(loader)
-        if known is None:
-            known = self._ids[loader] = len(self.known)
+        number = self.known.find(loader)
+        if number is None:
+            number = self.known.count
             built = line_of(loader, lines)
             line = where if built is None else built
-            self.known[known] = (weakref.ref(loader), line)
-            self.described.append({"id": known, "where": line, **_description(loader)})
-        return known
+            self.known.add(loader, line, number)
+            if number < MOST_LISTED:
+                self.described.append({"id": number, "where": line, **_description(loader)})
+        return number
 
     def iterated(self, iterator: Any, number: int) -> None:
         """This iterator belongs to that loader."""

@@ -13,7 +13,7 @@ result's bits.
 from __future__ import annotations
 
 import weakref
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Callable, List, Optional, Tuple
@@ -21,20 +21,21 @@ from typing import Any, Callable, List, Optional, Tuple
 from . import session
 from .constructors import line_of
 from .guard import part
+from .numbered import Numbered
 from .patching import Patches, around
 from .recorder import Recorder, recording_here
 from .state import active
 
 _PART = part("DistributedDataParallel")
+_INDEX = attrgetter("index")
 
 
 class Model:
     """One DDP instance."""
 
-    def __init__(self, ddp: Any, index: int, where: Optional[int]) -> None:
+    def __init__(self, ddp: Any, index: int) -> None:
         self.ref = weakref.ref(ddp)
         self.index = index
-        self.where = where
         self.forward_end: Optional[int] = None
         """Since the last backward there was a forward with gradients, and it ended then (perf_counter_ns)."""
         self.reduces = True
@@ -85,10 +86,13 @@ def _before_data_parallel(args: Any, kwargs: Any) -> None:
 
 
 class Models:
-    """All DDP instances of this process, in the order of their first forward."""
+    """The DDP instances of this process, in the order of their first forward."""
 
     def __init__(self) -> None:
-        self.all: List[Model] = []
+        self.known: Numbered[Model] = Numbered()
+        self.first: Optional[Model] = None
+        self._forwarded: List[Model] = []
+        """Those whose forward has ended since the last backward."""
 
     @property
     def data_parallel(self) -> bool:
@@ -97,15 +101,22 @@ class Models:
 
     def of(self, ddp: Any, recorder: Recorder) -> Model:
         """The entry of this instance, made at its first forward."""
-        for model in self.all:
-            if model.ref() is ddp:
-                return model
+        known = self.known.find(ddp)
+        if known is not None:
+            return known
         where = line_of(ddp, recorder.lines)
         if where is None:
             where = recorder.lines.of_frame(session.calling_frame())
-        model = Model(ddp, len(self.all), where)
-        self.all.append(model)
+        model = Model(ddp, self.known.count)
+        self.known.add(ddp, where, model)
+        self.first = self.first or model
         return model
+
+    def forward_ended(self, model: Model, at: int) -> None:
+        """A forward with gradients has ended, at perf_counter_ns ``at``."""
+        if model.forward_end is None:
+            self._forwarded.append(model)
+        model.forward_end = at
 
     def after_backward(self, origin: int, since: int) -> str:
         """The fields of a ``bwd`` event: of each model whose forward this backward went through, whether it was reduced
@@ -113,7 +124,8 @@ class Models:
         ended before ``since`` are those of a backward that was not seen.
         """
         texts = []
-        for model in self.all:
+        forwarded, self._forwarded = self._forwarded, []
+        for model in sorted(forwarded, key=_INDEX):
             base, model.forward_end = model.forward_end, None
             if base is not None and base >= since:
                 if model.after_backward():
@@ -179,7 +191,7 @@ def _after_forward(token: _Forward, result: Any) -> None:
         current.devices.mark("fwd_end")
         if model.reduces:
             current.devices.gradients_follow(result)
-    model.forward_end = end
+    current.models.forward_ended(model, end)
 
 
 def _is_grad_enabled() -> bool:

@@ -10,7 +10,6 @@ optimizer step on.
 from __future__ import annotations
 
 import atexit
-import errno
 import multiprocessing
 import os
 import sys
@@ -18,8 +17,9 @@ from threading import get_ident
 from types import FrameType
 from typing import Any, Dict, List, Optional
 
-from ..rundir import Spool, id_of_root, reason_of, refuse_other_run
+from ..rundir import Spool, id_of_root, reason_of
 from . import environment, guard
+from .numbered import Numbered
 from .patching import guarded
 from .recorder import Recorder
 from .state import active
@@ -34,8 +34,8 @@ class Session:
     """The recording of one rank."""
 
     def __init__(self, rank: int, world_size: int, run: str, spool: Spool) -> None:
-        """Claims a folder in the run directory, or goes on without where that does not answer. Raises OSError where it is
-        another run's by now, or cannot be written to; ``spool`` is gone then."""
+        """``spool`` is the rank's. Raises OSError where the run directory is another run's by now, or cannot be written to,
+        and that shows soon; ``spool`` is gone then."""
         from .backward import Backward
         from .dataloader import Loaders
         from .ddp import Models
@@ -45,8 +45,6 @@ class Session:
         self.rank, self.world_size = rank, world_size
         self.run, self.run_id = run, id_of_root(os.path.dirname(spool.directory))
         self.spool = spool
-        self.directory: Optional[str] = None
-        """The rank's folder in the run directory, once the writer has claimed it."""
         self.document: Dict[str, Any] = {}
         """What rank.json says."""
         self.writer = Writer(self)
@@ -57,8 +55,7 @@ class Session:
         if self.devices is not None:
             self.stepping.at_every_step = self.devices.at_step
         self.backward, self.models, self.loaders = Backward(), Models(), Loaders()
-        self.optimizers: List[Any] = []
-        """(weak reference, source line) of each, by number."""
+        self.optimizers: Numbered[int] = Numbered()
         self.uses_grad_scaler = False
         self.thread_is_known = False
         """Whether an optimizer has stepped, and so told which thread trains."""
@@ -66,14 +63,6 @@ class Session:
         """Called in turn, with nothing, at the end of the recording."""
         self.patience_s = PATIENCE_S
         """What is left of the time that the job's end waits for the recording."""
-
-    def own_directory(self) -> str:
-        """The rank's folder in the run directory. Raises OSError where there is none yet, or where the run directory was
-        deleted and another run has taken its place."""
-        refuse_other_run(self.run, self.run_id)
-        if self.directory is None:
-            raise OSError(errno.ETIMEDOUT, "it has not answered so far", self.run)
-        return self.directory
 
     def follow_training_thread(self) -> None:
         """The calling thread steps the optimizer: it is the one to record."""

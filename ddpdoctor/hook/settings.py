@@ -7,12 +7,12 @@ import platform
 import socket
 import sys
 import time
-import weakref
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
 
 from ..rundir import RANK_SCHEMA
 from ..rundir.privacy import recorded_environment
 from .guard import part
+from .numbered import Listed, Numbered
 from .settings_torch import (
     describe_ddp,
     describe_loader,
@@ -60,22 +60,24 @@ def after_first_steps(session: "Session") -> None:
     document = session.document
     for fill in (torch_settings, device, process_groups):
         _fill(document, fill)
-    for key, things, describe in (
-        ("ddp", [(model.ref, model.where) for model in session.models.all], describe_ddp),
-        (
-            "loaders",
-            [session.loaders.known[number] for number in sorted(session.loaders.known)],
-            describe_loader,
-        ),
+    kinds: List[Tuple[str, Numbered[Any], Any]] = [
+        ("ddp", session.models.known, describe_ddp),
+        ("loaders", session.loaders.known, describe_loader),
         ("optimizers", session.optimizers, describe_optimizer),
-    ):
+    ]
+    for key, things, describe in kinds:
         try:
             before = session.loaders.described if key == "loaders" else document[key]
-            document[key] = _described(before, things, describe)
+            document[key] = _described(before, things.listed, describe)
+            if things.count > len(things.listed):
+                document["not_listed"] = {
+                    **document.get("not_listed", {}),
+                    key: things.count - len(things.listed),
+                }
         except Exception as error:
             _PART.failed(error)
     document["grad_scaler"] = session.uses_grad_scaler
-    document["autocast"] = next((model.autocast for model in session.models.all), None)
+    document["autocast"] = session.models.first.autocast if session.models.first else None
     document["data_parallel"] = session.models.data_parallel
     document["fsdp"] = any(described.get("sharded") for described in document["optimizers"])
 
@@ -87,24 +89,23 @@ def _fill(document: Dict[str, Any], part_of: Any) -> None:
         _PART.failed(error)
 
 
-def _described(before: List[Dict[str, Any]], things: List[Any], describe: Any) -> List[Dict[str, Any]]:
+def _described(before: List[Dict[str, Any]], things: List[Listed], describe: Any) -> List[Dict[str, Any]]:
     """Each (weak reference, source line) in ``things`` described; as ``before`` where it is gone."""
     found = []
     for number, (reference, where) in enumerate(things):
         thing = reference()
-        known = before[number] if number < len(before) else {}
+        known = before[number] if number < len(before) else {"id": number, "where": where}
         found.append(known if thing is None else {"id": number, "where": where, **describe(thing)})
     return found
 
 
 def remember_optimizer(session: "Session", optimizer: Any, where: str) -> int:
     """The number of an optimizer; described when it is first seen."""
-    for number, (reference, _) in enumerate(session.optimizers):
-        if reference() is optimizer:
-            return number
-    line = int(where.rpartition(":")[2]) if where else None
-    session.optimizers.append((weakref.ref(optimizer), line))
-    return len(session.optimizers) - 1
+    number = session.optimizers.find(optimizer)
+    if number is None:
+        number = session.optimizers.count
+        session.optimizers.add(optimizer, int(where.rpartition(":")[2]) if where else None, number)
+    return number
 
 
 def _number(*names: str) -> Optional[int]:

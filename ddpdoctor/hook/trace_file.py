@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import os
 import tempfile
@@ -10,7 +9,8 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence
 
-from ..rundir import FLIGHT_FILE, TRACE_FILE, reason_of, write_whole
+from ..rundir import FLIGHT_FILE, RAW_FILE, TooLargeError, reason_of, spools_in
+from ..rundir.raw_traces import raw_folder
 from .guard import part
 from .patching import guarded
 
@@ -25,15 +25,10 @@ STAGGER_S = 0.25
 MOST_STAGGER_S = 4.0
 COMPRESSION = 20
 """A trace before by one after, about, on the large side: 8 to 17 on our own and the public ones."""
-_CHUNK = 1 << 20
-
-
-class TooLargeError(Exception):
-    """The trace would take more than was allowed."""
 
 
 class TraceJob:
-    """Writes trace.json.gz and flight.json of one window."""
+    """Saves what one window has recorded, and leaves it to whoever carries to the run directory."""
 
     def __init__(
         self,
@@ -43,7 +38,7 @@ class TraceJob:
         report: Callable[..., None],
         expected_bytes: int,
     ) -> None:
-        """``report(state, why, **fields)`` is called when all is written or has failed; ``expected_bytes``: of the
+        """``report(state, why)`` is called when it has failed; ``expected_bytes``: of the
         compressed trace. Call on the training thread.
         """
         self._session = session
@@ -52,6 +47,8 @@ class TraceJob:
         self._expected_bytes = expected_bytes
         self._report = report
         self._header = _header(session)
+        self.handed_over = False
+        """Whether nothing more of it is done in this process."""
         self._hurry = threading.Event()
         self._thread = threading.Thread(target=guarded(_PART, self._run), name="ddpdoctor-trace", daemon=True)
 
@@ -66,11 +63,12 @@ class TraceJob:
 
     def _run(self) -> None:
         try:
-            directory = self._session.own_directory()
-            self._save_flight(directory)
+            self._keep_flight()
             local_rank = int(self._session.document.get("local_rank") or 0)
             self._hurry.wait(min(STAGGER_S * local_rank, MOST_STAGGER_S))
-            self._report("saved", None, bytes=self._save_trace(directory))
+            self._save_trace()
+            self.handed_over = True
+            self._session.writer.document_changed.set()
         except TooLargeError as error:
             self._report("skipped", str(error))
         except Exception as error:
@@ -78,54 +76,49 @@ class TraceJob:
         finally:
             self._result = None
 
-    def _save_flight(self, directory: str) -> None:
+    def _keep_flight(self) -> None:
         try:
             data = flight_recorder()
             if data is not None:
-                write_whole(os.path.join(directory, FLIGHT_FILE), data)
-        except OSError as error:
-            words = f"the flight record could not be written to {directory} ({reason_of(error)})"
-            part("flight recorder").failed(error, words, f"{words}; the job goes on.")
+                self._session.spool.keep(FLIGHT_FILE, data)
         except Exception as error:
             part("flight recorder").failed(error)
 
-    def _save_trace(self, directory: str) -> int:
-        folder = _room_for(self._expected_bytes * COMPRESSION, (tempfile.gettempdir(), directory))
-        handle, raw = tempfile.mkstemp(prefix="ddpdoctor-", suffix=".json", dir=folder)
-        os.close(handle)
-        target = os.path.join(directory, TRACE_FILE)
-        beside = target + ".tmp"
-        try:
-            self._result.save(raw)
+    def _save_trace(self) -> None:
+        own = self._session.spool.claimed()
+        folders = [tempfile.gettempdir(), *([own] if own else [])]
+        base = room_for(self._expected_bytes * COMPRESSION, folders, _ranks_here(self._session))
+        with raw_folder(base, self._session.run_id) as folder:
+            self._result.save(os.path.join(folder.place, RAW_FILE))
             self._result = None
-            size = _compress(raw, beside, self._header, self._max_bytes)
-            os.replace(beside, target)
-            return size
-        finally:
-            for path in (raw, beside):
-                try:
-                    os.unlink(path)
-                except OSError:
-                    pass
+            self._session.spool.hand_over_trace(folder.path, self._header, self._max_bytes)
+            folder.handed_over = True
 
 
-def _room_for(size: int, folders: Sequence[str]) -> str:
-    """The first of ``folders`` half of whose free space holds ``size`` bytes. Raises TooLargeError."""
+def room_for(size: int, folders: Sequence[str], ranks: int) -> str:
+    """The first of ``folders`` half of whose free space holds ``size`` bytes for each of ``ranks``, which look at the same
+    moment and know nothing of each other. Raises TooLargeError.
+    """
     for folder in folders:
         storage = os.statvfs(folder)
-        if storage.f_bavail * storage.f_frsize >= 2 * size:
+        if storage.f_bavail * storage.f_frsize >= 2 * size * ranks:
             return folder
+    each = f" for each of the {ranks} ranks of this host" if ranks > 1 else ""
     raise TooLargeError(
         f"neither {' nor '.join(folders)} has twice the {size // 1_000_000} MB free that the trace may take uncompressed"
+        f"{each}"
     )
+
+
+def _ranks_here(session: "Session") -> int:
+    """How many ranks of the run record on this host: each has a spool beside this one's."""
+    return max(1, min(len(spools_in(os.path.dirname(session.spool.directory))), session.world_size))
 
 
 def _report_failure(session: "Session", report: Callable[..., None], error: Exception) -> None:
     try:
         if isinstance(error, OSError):
-            words = (
-                f"its trace could not be written to {session.directory or session.run} ({reason_of(error)})"
-            )
+            words = f"its trace could not be saved ({reason_of(error)})"
             _PART.failed(
                 error, words, f"no profiler window of rank {session.rank}: {words}; the job goes on."
             )
@@ -135,29 +128,6 @@ def _report_failure(session: "Session", report: Callable[..., None], error: Exce
         report("failed", f"{type(error).__name__}: {error}")
     except Exception:
         pass
-
-
-def _compress(raw: str, target: str, header: Dict[str, Any], max_bytes: int) -> int:
-    """Copy a trace, compressed, with ``header``'s members put first; its size in bytes. Raises TooLargeError,
-    OSError, ValueError.
-    """
-    with open(raw, "rb") as source, open(target, "wb") as out:
-        first = source.read(_CHUNK)
-        brace = first.find(b"{")
-        if brace < 0:
-            raise ValueError("the profiler wrote no JSON object")
-        with gzip.GzipFile("", "wb", 3, out) as packed:
-            packed.write(b"{\n" + json.dumps(header)[1:-1].encode() + b",\n" + first[brace + 1 :])
-            while True:
-                chunk = source.read(_CHUNK)
-                if not chunk:
-                    break
-                packed.write(chunk)
-                if out.tell() > max_bytes:
-                    raise TooLargeError(
-                        f"the trace takes more than {max_bytes // 1_000_000} MB; see --max-trace-mb"
-                    )
-        return out.tell()
 
 
 def flight_recorder() -> Optional[bytes]:

@@ -127,7 +127,7 @@ class Window:
                 self._end(step)
             else:
                 recorder.marks.append("profiled")
-        elif state == "saving":
+        elif state == "saving" and self._job is not None and not self._job.handed_over:
             recorder.marks.append("profiler_save")
         elif step > LAST_SETTINGS_STEP and not user_profilers.seen:
             self._session.stepping.listening = False
@@ -222,7 +222,7 @@ class Window:
             self._set("skipped", f"the job ended in step {self._session.recorder.step}, before the window")
         if self._job is not None:
             self._job.hurry_and_wait(deadline_s)
-            if self._state["state"] == "saving":
+            if self._state["state"] == "saving" and not self._job.handed_over:
                 self._state["why"] = "the job ended before its trace was written"
 
 

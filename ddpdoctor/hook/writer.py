@@ -1,16 +1,20 @@
-"""The thread that carries what was recorded to the run directory, however slow that is.
+"""The thread that carries what was recorded to the run directory, however slow that is, where nobody else does.
 
-Only this thread touches the run directory: storage may stop answering, and the training thread must not wait for it.
+Beside a launcher a process of its own carries, see :mod:`..rundir.carrier`, and no rank touches the run directory: whoever
+waits for storage that has stopped answering cannot end. Where ranks have no launcher on their host, as on a cluster of
+Ray's, only this thread does, and the training thread does not wait for it.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import threading
 import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, Optional
 
-from ..rundir import RANK_FILE, BusyError, DiskBudget, discard, drain, rank_budget, reason_of
+from ..rundir import RANK_FILE, BusyError, DiskBudget, discard, drain, has_carrier, rank_budget, reason_of
 from . import guard
 from .patching import guarded
 
@@ -68,7 +72,8 @@ class Writer:
 
     def _run(self) -> None:
         try:
-            self._session.directory = drain(self._session.spool.directory)
+            if not self._is_carried():
+                drain(self._session.spool.directory)
         except OSError as error:
             self._refused = error
         finally:
@@ -97,14 +102,16 @@ class Writer:
         session = self._session
         try:
             if changed:
-                session.spool.keep(RANK_FILE, self._current_document())
+                data = json.dumps(self._current_document(), separators=(",", ":"), default=str)
+                session.spool.keep(RANK_FILE, data.encode())
             if ending:
                 session.spool.close()
         except Exception as error:
             self.document_changed.set()
             self._failed(error)
         try:
-            session.directory = drain(session.spool.directory, remove=ending, budget=self._budget)
+            if not self._is_carried():
+                drain(session.spool.directory, remove=ending, budget=self._budget)
         except BusyError:
             raise
         except Exception as error:
@@ -112,6 +119,9 @@ class Writer:
             self.document_changed.set()
             return False
         return True
+
+    def _is_carried(self) -> bool:
+        return has_carrier(os.path.dirname(self._session.spool.directory))
 
     def _current_document(self) -> Dict[str, Any]:
         session = self._session
@@ -129,8 +139,7 @@ class Writer:
             words = told = ""
             if isinstance(error, OSError):
                 session = self._session
-                place = session.directory or session.run
-                words = f"{place} could not be written ({reason_of(error)})."
+                words = f"{session.run} could not be written ({reason_of(error)})."
                 told = (
                     f"what rank {session.rank} records cannot be written to {session.run} ({reason_of(error)}); "
                     "it waits in memory, and the job goes on."

@@ -2,6 +2,9 @@
 
 All forwardable signals are blocked in the launcher and taken one by one with ``sigtimedwait``, so that no
 handler of ours ever runs, and the threads started later (telemetry) are never interrupted.
+
+The job is forked here and not by ``subprocess``: that takes an ignored SIGCHLD for an exit code of 0, and gives the job
+default signals where the caller had ignored them.
 """
 
 from __future__ import annotations
@@ -12,21 +15,23 @@ import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ddpdoctor.launch.witness import PR_SET_PDEATHSIG, GroupWitness
+from ddpdoctor.launch.inherited import as_own, inherited
+from ddpdoctor.launch.witness import GroupWitness
 
-_FORWARDED = (
-    *(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2),
-    *(signal.SIGALRM, signal.SIGXCPU, signal.SIGURG, signal.SIGCONT, signal.SIGTSTP),
+_FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
+_OF_OUR_WRITING = (signal.SIGPIPE, signal.SIGXFSZ, signal.SIGTTIN, signal.SIGTTOU)
+_KEPT = frozenset(
+    (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD, signal.SIGWINCH, *_FAULTS, *_OF_OUR_WRITING)
 )
-
-
+"""What cannot be blocked, tells of the launcher itself, or comes in floods from a terminal to the whole group (WINCH)."""
+_FORWARDED = signal.valid_signals() - _KEPT
+_ENDING = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
 _DYING_S = 1.0
 
 
@@ -47,7 +52,7 @@ class ExitStatus:
                 pass
         if self.signal is not None:
             resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
-            if self.signal not in (signal.SIGKILL, signal.SIGSTOP):
+            if self.signal in signal.valid_signals() - {signal.SIGKILL}:
                 signal.signal(self.signal, signal.SIG_DFL)
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, [self.signal])
             os.kill(os.getpid(), self.signal)
@@ -65,65 +70,97 @@ class CommandNotStartedError(Exception):
         self.exit_code = exit_code
 
 
+class NoProcessError(OSError):
+    """The system allows no further process (``ulimit -u``, a container's limit)."""
+
+
 class Child:
     """A running command.
 
-    To be made, waited for and closed by the main thread, before any other thread is started.
+    To be made, waited for and closed by the main thread, before any other thread is started: the kernel ends the job
+    when the *thread* that forked it ends.
     """
 
     def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start ``command``. Raises CommandNotStartedError."""
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, [*_FORWARDED, signal.SIGCHLD])
+        """Start ``command``. Raises CommandNotStartedError, NoProcessError."""
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        self._caller = inherited(self._libc)
+        # Where it is ignored, the kernel throws the job's exit code away.
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_BLOCK, [*_FORWARDED, signal.SIGCHLD])
         self._witness = GroupWitness(_FORWARDED)
+        self._asked_to_stop = False
         try:
-            self._process = self._start(list(command), dict(environment))
-        except (OSError, ValueError, subprocess.SubprocessError) as error:
+            self.pid = self._start(list(command), dict(environment))
+        except NoProcessError:
+            self.close()
+            raise
+        except (OSError, ValueError) as error:
             self.close()
             raise _not_started(command[0], error) from error
-        self.pid = self._process.pid
 
-    def _start(self, command: list[str], environment: dict[str, str]) -> subprocess.Popen[bytes]:
-        prepare = self._in_child(os.getpid())
+    def _start(self, command: list[str], environment: dict[str, str]) -> int:
+        """Fork and execute ``command``; its process id. Raises OSError, ValueError."""
+        launcher_pid = os.getpid()
+        reader, writer = os.pipe()
         try:
-            return subprocess.Popen(command, env=environment, close_fds=False, preexec_fn=prepare)
+            pid = os.fork()
         except OSError as error:
-            script = shutil.which(command[0], path=environment.get("PATH"))
-            if error.errno != errno.ENOEXEC or script is None:
-                raise
-            # A script without "#!" line: shells and execvp(3) give it to sh.
-            shell = ["/bin/sh", script, *command[1:]]
-            return subprocess.Popen(shell, env=environment, close_fds=False, preexec_fn=prepare)
-
-    def _in_child(self, launcher_pid: int) -> Callable[[], None]:
-        mask, libc = self._mask, ctypes.CDLL(None, use_errno=True)
-
-        def prepare() -> None:
-            if signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-                signal.signal(signal.SIGINT, signal.SIG_DFL)
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-            # A launcher killed by SIGKILL takes the job down in good order: torchrun ends its ranks on
-            # SIGTERM, and its ranks have sessions of their own, where nobody else would find them.
-            libc.prctl(PR_SET_PDEATHSIG, signal.SIGTERM, 0, 0, 0)
-            if os.getppid() != launcher_pid:
-                os.kill(os.getpid(), signal.SIGTERM)
-
-        return prepare
+            os.close(reader)
+            raise NoProcessError(*error.args) from error
+        finally:
+            if os.getpid() == launcher_pid:
+                os.close(writer)
+        if pid == 0:
+            try:
+                self._caller.hand_on(self._libc, launcher_pid)
+                _execute(command, as_own(environment, launcher_pid))
+            except BaseException as error:
+                os.write(writer, f"{getattr(error, 'errno', None) or 0} {error}".encode(errors="replace"))
+            finally:
+                os._exit(127)
+        with os.fdopen(reader, "rb") as failure:  # ends where the command begins
+            number, _, words = failure.read().decode(errors="replace").partition(" ")
+        if number:
+            os.waitpid(pid, 0)
+            raise OSError(int(number), os.strerror(int(number))) if int(number) else ValueError(words)
+        return pid
 
     def wait(self) -> ExitStatus:
         """Pass signals on until the command has ended."""
-        while (code := self._process.poll()) is None:
+        while (status := self._reap()) is None:
+            self._stop_along()
             received = signal.sigtimedwait([*_FORWARDED, signal.SIGCHLD], 1.0)
             if received is not None and received.si_signo != signal.SIGCHLD:
                 self._pass_on(received)
+        code = os.waitstatus_to_exitcode(status)
         return ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code)
+
+    def _reap(self) -> int | None:
+        """The job's wait status, once it has ended.
+
+        Other children go as well: a container's first process is given the orphans of all others, and a former
+        witness need not be waited for.
+        """
+        while (found := os.waitpid(-1, os.WNOHANG))[0]:
+            if found[0] == self.pid:
+                return found[1]
+        return None
 
     def _pass_on(self, received: signal.struct_siginfo) -> None:
         number = received.si_signo
         if not self._witness.saw(number, received.si_code):
-            # Not send_signal(), which would poll; the child cannot have been waited for here, so the id is
-            # still its own.
-            os.kill(self._process.pid, number)
-        if number == signal.SIGTSTP:
+            try:
+                os.kill(self.pid, number)  # not waited for yet, so the id is still its own
+            except OSError:
+                pass  # a job that became another user, by sudo, takes no signal from this one
+        if number in (signal.SIGTSTP, signal.SIGCONT):
+            self._asked_to_stop = number == signal.SIGTSTP
+
+    def _stop_along(self) -> None:
+        """Stop where the job was told to and has: not where it ignores that, nor where nobody could continue us."""
+        if self._asked_to_stop and os.waitid(os.P_PID, self.pid, os.WSTOPPED | os.WNOHANG):
+            self._asked_to_stop = False
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def close(self) -> bool:
@@ -134,14 +171,30 @@ class Child:
         signal.sigtimedwait([signal.SIGCHLD], 0)
         asked_to_end = False
         while (received := signal.sigtimedwait(_FORWARDED, 0)) is not None:
-            asked_to_end |= received.si_signo in (
-                signal.SIGHUP,
-                signal.SIGINT,
-                signal.SIGQUIT,
-                signal.SIGTERM,
-            )
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+            asked_to_end |= received.si_signo in _ENDING - self._caller.ignored
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._caller.blocked)
         return asked_to_end
+
+
+def replace_this_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+    """Become ``command``, where no process can be had for it. Raises CommandNotStartedError."""
+    caller = inherited(ctypes.CDLL(None, use_errno=True))
+    caller.restore_signals()
+    try:
+        _execute(list(command), dict(environment))
+    except (OSError, ValueError) as error:
+        raise _not_started(command[0], error) from error
+
+
+def _execute(command: list[str], environment: dict[str, str]) -> NoReturn:
+    try:
+        os.execvpe(command[0], command, environment)
+    except OSError as error:
+        script = shutil.which(command[0], path=environment.get("PATH"))
+        if error.errno != errno.ENOEXEC or script is None:
+            raise
+        # A script without "#!" line: shells and execvp(3) give it to sh.
+        os.execve("/bin/sh", ["/bin/sh", script, *command[1:]], environment)
 
 
 def _not_started(program: str, error: Exception) -> CommandNotStartedError:

@@ -113,11 +113,11 @@ def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[
 
 
 def _writable_base() -> Path:
-    """``ddpdoctor-runs`` here; where the working directory is read-only, one in the folder for temporary
+    """``ddpdoctor-runs`` here; where the working directory is read-only or deleted, one in the folder for temporary
     files, which nobody else may enter.
     """
-    base = Path.cwd() / RUNS_FOLDER
     try:
+        base = Path.cwd() / RUNS_FOLDER
         base.mkdir(exist_ok=True)
         if os.access(base, os.W_OK | os.X_OK):
             return base
@@ -154,7 +154,9 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
         document = {**document, "run_id": _id_of_owner(run)}
     folder = Path(host_directory(str(run), host))
     folder.mkdir(parents=True, exist_ok=True)
-    record = next(path for path in _record_names(folder) if create_exclusively(path, document))
+    record = next(
+        path for path in _record_names(folder, int(document["pid"])) if create_exclusively(path, document)
+    )
     return Launch(run, host, record, document, owner)
 
 
@@ -166,11 +168,11 @@ def _id_of_owner(run: Path) -> str | None:
     return run_id(str(run))
 
 
-def _record_names(folder: Path) -> Iterator[Path]:
-    yield folder / f"launch-{os.getpid()}.json"
+def _record_names(folder: Path, pid: int) -> Iterator[Path]:
+    yield folder / f"launch-{pid}.json"
     for repeat in range(1, 1000):
-        yield folder / f"launch-{os.getpid()}.{repeat}.json"
-    raise OSError(f"{folder} holds a thousand records of launchers with process id {os.getpid()}")
+        yield folder / f"launch-{pid}.{repeat}.json"
+    raise OSError(f"{folder} holds a thousand records of launchers with process id {pid}")
 
 
 def create_exclusively(path: Path, document: dict[str, Any]) -> bool:

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddpdoctor.launch.leftovers import is_over, remove_empty
+from ddpdoctor.launch.leftovers import is_over
 from ddpdoctor.launch.patience import NoAnswerError, beating, hold_no_streams, leave
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import (
@@ -30,8 +30,8 @@ from ddpdoctor.rundir import (
     rank_budget,
     read_json,
     reason_of,
+    remove_root,
     spools_in,
-    target_of,
 )
 
 PERIOD_S = 1.0
@@ -146,7 +146,8 @@ class _Kept:
             if all(is_over(spool) for spool in spools):
                 break
             time.sleep(PERIOD_S)
-        remove_empty(self._root)
+        self._carrier.release()
+        remove_root(str(self._root))
 
     def _carry(self) -> None:
         if not self._carrier.take():
@@ -154,9 +155,7 @@ class _Kept:
         for spool in spools_in(str(self._root)):
             try:
                 over = is_over(spool)
-                target = drain(
-                    spool, remove=over, budget=self._budgets.get(spool), carrier=True, beat=self._beat
-                )
+                target = drain(spool, remove=over, budget=self._budgets.get(spool), beat=self._beat)
                 if spool not in self._budgets:
                     self._budgets[spool] = self._budget(target)
             except BusyError:
@@ -168,7 +167,7 @@ class _Kept:
             self._beat()
 
     def _tell(self, error: OSError) -> None:
-        reason = f"it holds another run by now" if isinstance(error, OtherRunError) else reason_of(error)
+        reason = "it holds another run by now" if isinstance(error, OtherRunError) else reason_of(error)
         if reason not in self._told:
             self._told.add(reason)
             self._say(
@@ -177,7 +176,7 @@ class _Kept:
             )
 
     def _budget(self, target: str) -> DiskBudget:
-        info = read_json(os.path.join(target, RANK_FILE), []) or {}
+        info = read_json(str(Path(target) / RANK_FILE), []) or {}
         world_size = info.get("world_size")
         ranks = world_size if isinstance(world_size, int) else 1
         return DiskBudget(rank_budget(ranks), lambda: not self._ending)

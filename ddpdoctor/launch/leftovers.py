@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -20,6 +21,7 @@ from ddpdoctor.rundir import (
     own_roots_prefix,
     pid_namespace,
     read_json,
+    remove_root,
     run_of,
     spool_root,
     spools_in,
@@ -138,8 +140,9 @@ def _signal(pids: list[int], number: int) -> None:
             pass
 
 
-def drain_spools(root: Path) -> list[str]:
-    """Copy what ranks left below ``root`` to the run directory; spools of dead ranks are removed.
+def drain_spools(root: Path, beat: Callable[[], None] = lambda: None) -> list[str]:
+    """Copy what ranks left below ``root`` to the run directory; spools of dead ranks are removed. ``beat`` is called while
+    it gets on.
 
     Returns a sentence where the run directory cannot take it.
 
@@ -151,9 +154,9 @@ def drain_spools(root: Path) -> list[str]:
     deadline_s = time.monotonic() + PATIENCE_S
     for spool in spools_in(str(root)):
         target = _target_of(spool)
-        dead = _is_over(spool, root, target)
+        dead = is_over(spool)
         try:
-            drain(spool, remove=dead, deadline_s=deadline_s)
+            drain(spool, remove=dead, deadline_s=deadline_s, beat=beat)
         except OSError as error:
             if not dead or not Path(spool).exists():
                 continue  # in the second case another launcher of this host was faster
@@ -163,7 +166,7 @@ def drain_spools(root: Path) -> list[str]:
             else:
                 waiting.setdefault(run_of(target), []).append(waiting_in(spool, target))
                 failure = error
-    _remove_empty(root)
+    remove_root(str(root))
     sentences = [
         f"What was recorded last could not be copied: {target} is gone." for target in sorted(gone) if target
     ]
@@ -172,9 +175,10 @@ def drain_spools(root: Path) -> list[str]:
     return sentences
 
 
-def _is_over(spool: str, root: Path, target: str) -> bool:
+def is_over(spool: str) -> bool:
     """Whether nobody will write to a spool again. Process ids mean something in their own namespace only: of another
     container's ranks it is known once their run has ended."""
+    root, target = Path(spool).parent, _target_of(spool)
     if root.name.startswith(f"{own_roots_prefix()}{pid_namespace()}-"):
         return not _is_of_living_rank(spool)
     manifest = read_json(str(Path(run_of(target)) / MANIFEST_FILE), []) if target else None
@@ -198,22 +202,6 @@ def _discard(spool: str) -> None:
         discard(spool)
     except OSError:
         pass
-
-
-def _remove_empty(root: Path) -> None:
-    try:
-        root.rmdir()
-    except OSError:
-        pass
-
-
-def waiting_bytes(root: Path) -> int:
-    """Size of all that lies in the spools below ``root``."""
-    return sum(
-        entry.stat(follow_symlinks=False).st_size
-        for spool in spools_in(str(root))
-        for entry in _entries(spool)
-    )
 
 
 def _entries(folder: str) -> list[os.DirEntry[str]]:
@@ -240,7 +228,7 @@ def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
             for spool in spools:
                 if not _is_of_living_rank(spool):
                     _discard(spool)
-            _remove_empty(other)
+            remove_root(str(other))
     except OSError:
         pass
 

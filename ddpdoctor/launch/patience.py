@@ -1,13 +1,28 @@
-"""Work on a run directory whose storage may have stopped answering: the job must not wait for it."""
+"""Work on a run directory whose storage may have stopped answering: neither the job nor its launcher may wait for it.
+
+A process in the midst of asking for a file cannot be relied on to end: what two look up at once, the second waits for, and
+not even SIGKILL ends that wait. So such work is done in a process that can be left behind.
+"""
 
 from __future__ import annotations
 
-import threading
+import os
+import pickle
+import select
+import signal
+import struct
 import time
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import NoReturn, TypeVar
 
-_LOOK_S = 0.05
+Beat = Callable[[], None]
+"""To be called while work gets on."""
+
+_BEAT, _RESULT, _ERROR = b".", b"r", b"e"
+_SIZE = struct.Struct("<Q")
+_LEAST_BEAT_S = 0.1
+_PIECE_BYTES = 1 << 16
 _Result = TypeVar("_Result")
 
 
@@ -15,31 +30,102 @@ class NoAnswerError(OSError):
     """The storage did not answer in time."""
 
 
-def bounded(
-    work: Callable[[], _Result], patience_s: float, moved: Callable[[], object] = lambda: None
-) -> _Result:
-    """What ``work`` returns, or raises; it runs in a thread of its own, which is left behind, with NoAnswerError raised,
-    once ``patience_s`` passed in which what ``moved`` returns has not changed.
+def bounded(work: Callable[[Beat], _Result], patience_s: float) -> _Result:
+    """What ``work`` returns, or raises, both of which can be pickled; it is done in a forked process, which is left
+    behind, with NoAnswerError raised, once it has not beaten for ``patience_s``. For the main thread.
     """
-    results: list[_Result] = []
-    errors: list[BaseException] = []
+    reader, writer = os.pipe()
+    try:
+        pid = os.fork()
+    except OSError:  # no further process is allowed
+        os.close(reader)
+        os.close(writer)
+        return work(lambda: None)
+    if pid == 0:
+        _live(work, writer)
+    os.close(writer)
+    try:
+        kind, data = _answer(reader, patience_s)
+    finally:
+        os.close(reader)
+        leave(pid)
+    if kind == _ERROR:
+        raise pickle.loads(data)
+    found: _Result = pickle.loads(data)
+    return found
 
-    def run() -> None:
+
+def leave(pid: int) -> None:
+    """End a child that may have stopped for good, without waiting for it."""
+    try:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, os.WNOHANG)
+    except (ProcessLookupError, ChildProcessError):
+        pass
+
+
+def hold_no_streams(kept: Iterable[int]) -> None:
+    """Close all files of this process but ``kept``: an end of the job's pipes kept open here would keep their readers
+    waiting, and this process may stay when all others have ended."""
+    keep = set(kept)
+    for name in [path.name for path in Path("/proc/self/fd").iterdir()]:
+        if int(name) not in keep:
+            try:
+                os.close(int(name))
+            except OSError:
+                pass
+    nowhere = os.open(os.devnull, os.O_RDWR)
+    for number in set(range(3)) - keep - {nowhere}:
+        os.dup2(nowhere, number)
+
+
+def beating(writer: int, sign: bytes = _BEAT) -> Beat:
+    """Writes ``sign`` to the open file ``writer``, now and then."""
+    last_s = 0.0
+
+    def beat() -> None:
+        nonlocal last_s
+        if time.monotonic() - last_s > _LEAST_BEAT_S:
+            last_s = time.monotonic()
+            os.write(writer, sign)
+
+    return beat
+
+
+def _live(work: Callable[[Beat], object], writer: int) -> NoReturn:
+    try:
+        hold_no_streams([writer])
         try:
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
+            answer, kind = pickle.dumps(work(beating(writer))), _RESULT
+        except Exception as error:
+            answer, kind = _pickled(error), _ERROR
+        answer = kind + _SIZE.pack(len(answer)) + answer
+        while answer:
+            answer = answer[os.write(writer, answer) :]
+    finally:
+        os._exit(0)
 
-    thread = threading.Thread(target=run, name="ddpdoctor-run-directory", daemon=True)
-    thread.start()
-    seen, since_s = moved(), time.monotonic()
-    while thread.is_alive():
-        thread.join(_LOOK_S)
-        now = moved()
-        if now != seen:
-            seen, since_s = now, time.monotonic()
-        elif thread.is_alive() and time.monotonic() - since_s > patience_s:
+
+def _pickled(error: Exception) -> bytes:
+    try:
+        data = pickle.dumps(error)
+        pickle.loads(data)
+    except Exception:
+        return pickle.dumps(OSError(f"{type(error).__name__}: {error}"))
+    return data
+
+
+def _answer(reader: int, patience_s: float) -> tuple[bytes, bytes]:
+    """The kind of the answer, and its bytes."""
+    data = b""
+    while True:
+        data = data.lstrip(_BEAT)
+        head = 1 + _SIZE.size
+        if len(data) >= head and len(data) >= head + _SIZE.unpack(data[1:head])[0]:
+            return data[:1], data[head:]
+        if not select.select([reader], [], [], patience_s)[0]:
             raise NoAnswerError("its storage does not answer")
-    if errors:
-        raise errors[0]
-    return results[0]
+        piece = os.read(reader, _PIECE_BYTES)
+        if not piece:
+            raise OSError("the process that was to write to it has died")
+        data += piece

@@ -6,32 +6,42 @@ import os
 import platform
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import ddpdoctor
-from ddpdoctor.launch.child import Child, CommandNotStartedError, ExitStatus
+from ddpdoctor.launch.child import (
+    Child,
+    CommandNotStartedError,
+    ExitStatus,
+    NoProcessError,
+    replace_this_process,
+)
 from ddpdoctor.launch.directory import Launch, open_run
 from ddpdoctor.launch.environment import LAUNCHER_VARIABLE, child_environment
 from ddpdoctor.launch.identity import JobIdentity, default_run_name, job_identity
+from ddpdoctor.launch.inherited import inherited_environment
+from ddpdoctor.launch.keeper import Keeper
 from ddpdoctor.launch.leftovers import (
     HostRanks,
     clear_spools_of_earlier_runs,
     drain_spools,
     drain_stale_spools,
     end_orphaned_ranks,
-    waiting_bytes,
+    is_alive,
 )
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.patience import NoAnswerError, bounded
+from ddpdoctor.launch.patience import Beat, NoAnswerError, bounded
 from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import RUN_SCHEMA, make_spool_root, new_run_id
 from ddpdoctor.rundir.privacy import recorded_environment
+from ddpdoctor.rundir.raw_traces import clear_raw_folders
 
 _OTHERS_S = 5.0
 _START_S = 10.0
@@ -74,48 +84,69 @@ def run_job(
     ``options.out`` must not be written to. Whatever else fails on our side costs the recording, never the
     job: it is said through ``warn`` and in ``notes``.
     """
-    base = dict(os.environ if environment is None else environment)
+    base = inherited_environment() if environment is None else dict(environment)
     identity = job_identity(base)
     manifest = _manifest(command, options, base, identity)
 
-    def prepare() -> _Recording:
+    def prepare(beat: Beat) -> _Place:
         launch = open_run(options.out, default_run_name(command, identity), identity, manifest)
         try:
-            return _Recording(launch, options, base)
+            spool = Path(make_spool_root(str(launch.run)))
+            if launch.owner:
+                clear_spools_of_earlier_runs(launch.run, spool)
         except OSError:
             launch.withdraw()
             raise
+        return _Place(launch, spool)
 
     try:
-        recording = bounded(prepare, _START_S)
+        place = bounded(prepare, _START_S)
     except OSError as error:
         warn(
             f"nothing is recorded and the job runs alone, because the run directory cannot be made: {error}."
         )
-        return _run_unrecorded(command, base)
-    return recording.run(command, warn)
+        return _run_unrecorded(command, base, warn)
+    return _Recording(place, options, base).run(command, base, warn)
 
 
-def _run_unrecorded(command: Sequence[str], environment: dict[str, str]) -> Outcome:
+def _run_unrecorded(
+    command: Sequence[str], environment: dict[str, str], warn: Callable[[str], None]
+) -> Outcome:
     try:
-        child = Child(command, environment)
+        try:
+            child = Child(command, environment)
+        except NoProcessError as error:
+            warn(f"nothing is recorded and the job takes this process, as there can be no other: {error}.")
+            replace_this_process(command, environment)
     except CommandNotStartedError as error:
         return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
     status = child.wait()
     return Outcome(status, interrupted=child.close())
 
 
+class _Place(NamedTuple):
+    """Where a run is recorded."""
+
+    launch: Launch
+    spool: Path
+    """Where its ranks' spools lie on this host."""
+
+
+class _Gathered(NamedTuple):
+    """What a stage after the job's end has to say."""
+
+    notes: list[str]
+    unsaved: Sequence[str] = ()
+
+
 class _Recording:
     """A run directory being filled."""
 
-    def __init__(self, launch: Launch, options: RunOptions, base: dict[str, str]) -> None:
-        """Raises OSError."""
-        self.launch, self.options = launch, options
+    def __init__(self, place: _Place, options: RunOptions, base: dict[str, str]) -> None:
+        self.launch, self.spool = place
+        launch = self.launch
         self.ranks = HostRanks(launch.run, launch.host)
-        self.watch = HostWatch(launch.run, launch.host, self.ranks, options)
-        self.spool = Path(make_spool_root(str(launch.run)))
-        if launch.owner:
-            clear_spools_of_earlier_runs(launch.run, self.spool)
+        self.keeper = Keeper(launch.run, self.spool, HostWatch(launch.run, launch.host, self.ranks, options))
         self.marker = f"{launch.host}:{launch.record.stem}:{launch.document['started_ns']}"
         self.environment = child_environment(base, launch.run, self.spool, self.marker, options)
         self.notes: list[str] = []
@@ -123,18 +154,20 @@ class _Recording:
         self.telemetry_notes: list[str] = []
         """For the manifest only: a missing GPU is nothing to tell every user of a CPU job."""
 
-    def run(self, command: Sequence[str], warn: Callable[[str], None]) -> Outcome:
+    def run(self, command: Sequence[str], base: dict[str, str], warn: Callable[[str], None]) -> Outcome:
         """Start the command, watch over it, gather what it left."""
         try:
             child = Child(command, self.environment)
+        except NoProcessError:
+            self._give_up()
+            return _run_unrecorded(command, base, warn)
         except CommandNotStartedError as error:
-            self.launch.withdraw()
-            drain_spools(self.spool)
+            self._give_up()
             return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
         try:
-            bounded(lambda: self.watch.start(warn), _ANSWER_S)
-        except Exception as error:
-            self.notes.append(f"No telemetry: {type(error).__name__}: {error}.")
+            self.keeper.start(warn)
+        except OSError as error:
+            self.notes.append(f"No telemetry: {error}.")
         status = child.wait()
         try:
             recorded = self._finish(command, status)
@@ -150,61 +183,78 @@ class _Recording:
         )
 
     def _finish(self, command: Sequence[str], status: ExitStatus) -> int:
-        """Gather what the job left; the number of ranks recorded. Raises NoAnswerError."""
+        """Gather what the job left; the number of ranks recorded. Raises NoAnswerError.
+
+        Each stage is done in a process of its own, which can be left behind.
+        """
         ended_ns = time.time_ns()
-        bounded(self.launch.record.exists, _ANSWER_S)
+        self.telemetry_notes = self.keeper.end(_ANSWER_S)
         for stage, patience_s in (
-            (self._settle, _SETTLING_S),
+            (partial(self._settle, status), _SETTLING_S),
             (self._collect, _ANSWER_S),
-            (self._wait_for_others, 2 * _OTHERS_S),
+            (self._wait_for_others, _ANSWER_S),
         ):
             try:
-                bounded(partial(stage, status), patience_s, lambda: waiting_bytes(self.spool))
+                notes, unsaved = bounded(stage, patience_s)
+                self.notes += notes
+                self.unsaved += unsaved
             except NoAnswerError:
                 raise
             except Exception as error:
                 self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
-        return bounded(lambda: self._complete(command, status, ended_ns), _ANSWER_S)
+        recorded, notes = bounded(lambda beat: self._complete(command, status, ended_ns), _ANSWER_S)
+        self.notes += notes
+        return recorded
 
-    def _complete(self, command: Sequence[str], status: ExitStatus, ended_ns: int) -> int:
-        recorded = self.ranks.recorded()
+    def _complete(self, command: Sequence[str], status: ExitStatus, ended_ns: int) -> tuple[int, list[str]]:
+        """The number of ranks recorded, and what else there is to say."""
+        recorded, said = self.ranks.recorded(), []
         if self.launch.owner and not recorded and self.launch.run.exists():
-            self.notes.append(_no_rank(command))
-        notes = [*self.notes, *self.telemetry_notes]
+            said.append(_no_rank(command))
+        notes = [*self.notes, *said, *self.telemetry_notes]
         try:
             self.launch.finish(ended_ns=ended_ns, exit_code=status.code, signal=status.signal, notes=notes)
         except OSError as error:
-            self.notes.append(f"{self.launch.run} could not be completed: {error}.")
-        return recorded
+            said.append(f"{self.launch.run} could not be completed: {error}.")
+        return recorded, said
 
-    def _settle(self, status: ExitStatus) -> None:
+    def _give_up(self) -> None:
+        """Take back what was made for a job that has not started."""
+        self.launch.withdraw()
+        drain_spools(self.spool)
+
+    def _settle(self, status: ExitStatus, beat: Beat) -> _Gathered:
         """Until nobody of this launcher's job writes any more."""
         self.ranks.wait_for_traces()
+        ended = []
         if status.signal is not None:
             ended = end_orphaned_ranks(self.ranks, LAUNCHER_VARIABLE, self.marker)
-            if ended:
-                ids = ", ".join(map(str, ended))
-                self.notes.append(
-                    f"The command was killed and left ranks behind, which were ended: process {ids}."
-                )
+        ids = ", ".join(map(str, ended))
+        told = f"The command was killed and left ranks behind, which were ended: process {ids}."
+        return _Gathered([told] if ended else [])
 
-    def _collect(self, status: ExitStatus) -> None:
-        self.telemetry_notes = self.watch.stop()
-        self.unsaved = drain_spools(self.spool)
+    def _collect(self, beat: Beat) -> _Gathered:
+        unsaved = drain_spools(self.spool, beat)
         drain_stale_spools(self.spool)
+        folders = [tempfile.gettempdir(), *map(str, (self.launch.run / "ranks").glob("*"))]
+        clear_raw_folders(folders, self.launch.document["run_id"], is_alive)
+        return _Gathered([], unsaved)
 
-    def _wait_for_others(self, status: ExitStatus) -> None:
+    def _wait_for_others(self, beat: Beat) -> _Gathered:
         """The owner analyses, so it lets the run's other launchers end first, for a while."""
         deadline_s, pause_s = time.monotonic() + _OTHERS_S, 0.1
         while self.launch.owner and (others := self.launch.others_running()):
             if time.monotonic() > deadline_s:
-                self.notes.append(
-                    f"{len(others)} other launcher{'s' if len(others) > 1 else ''} of this run had not ended "
-                    f"({', '.join(others[:4])}): `ddpdoctor analyze {self.launch.run}` later sees all of it."
+                return _Gathered(
+                    [
+                        f"{len(others)} other launcher{'s' if len(others) > 1 else ''} of this run had not ended "
+                        f"({', '.join(others[:4])}): `ddpdoctor analyze {self.launch.run}` later sees all of it."
+                    ]
                 )
-                return
+            beat()
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 1.0)
+        return _Gathered([])
 
 
 def _no_rank(command: Sequence[str]) -> str:
@@ -215,6 +265,13 @@ def _no_rank(command: Sequence[str]) -> str:
     )
 
 
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was deleted
+        return os.environ.get("PWD", "")
+
+
 def _manifest(
     command: Sequence[str], options: RunOptions, environment: Mapping[str, str], identity: JobIdentity
 ) -> dict[str, Any]:
@@ -223,7 +280,7 @@ def _manifest(
         "run_id": new_run_id(),
         "ddpdoctor": ddpdoctor.__version__,
         "command": mask_command(command),
-        "cwd": str(Path.cwd()),
+        "cwd": _working_directory(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "started_ns": time.time_ns(),

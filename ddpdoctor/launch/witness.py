@@ -16,9 +16,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-PR_SET_PDEATHSIG = 1
+from ddpdoctor.launch.inherited import PR_SET_PDEATHSIG, signals_of, status_of
+
 _FROM_KERNEL = 0x80
 _PATIENCE_S = 0.02
+_ENDING_S = 0.5
 
 
 class GroupWitness:
@@ -75,19 +77,21 @@ class GroupWitness:
 
 def _pending(pid: int) -> set[int]:
     """Numbers of the signals that wait for process ``pid`` to unblock them."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-    except OSError:
-        return set()
-    fields = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
-    mask = int(fields.get("ShdPnd", "0"), 16) | int(fields.get("SigPnd", "0"), 16)
-    return {bit + 1 for bit in range(mask.bit_length()) if mask >> bit & 1}
+    status = status_of(pid)
+    return signals_of(status, "ShdPnd") | signals_of(status, "SigPnd")
 
 
 def _end(pid: int) -> None:
-    if pid:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
+    """End process ``pid``, and wait for that for a moment: a child that nobody waited for goes with this process."""
+    if not pid:
+        return
+    deadline_s = time.monotonic() + _ENDING_S
+    try:
+        while os.waitpid(pid, os.WNOHANG)[0] == 0 and time.monotonic() < deadline_s:
+            os.kill(pid, signal.SIGKILL)  # still ours, so the id is
+            time.sleep(0.001)
+    except ChildProcessError:
+        pass
 
 
 def _stand_by(libc: ctypes.CDLL, launcher_pid: int) -> None:

@@ -20,9 +20,11 @@ whole, JSON-lines files only ever grow.
 ``docs/formats.md`` describes the fields.
 """
 
+from .carrier import Carrier, has_carrier, remove_root
 from .compaction import DiskBudget, rank_budget
-from .draining import PATIENCE_S, BusyError, discard, drain, recover, run_of, spools_in, target_of
+from .draining import PATIENCE_S, BusyError, discard, drain, recover, spools_in
 from .files import read_json, read_json_lines, write_json, write_whole
+from .handover import RAW_FILE, TooLargeError
 from .layout import (
     DIAGNOSIS_FILE,
     FLIGHT_FILE,
@@ -45,6 +47,7 @@ from .owned import NotOursError, make_private_folder
 from .reader import RankRecord, RunDirectory, read_manifest
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .spool import Spool, make_spool_root, own_roots_prefix, pid_namespace, spool_root
+from .target import run_of, target_of
 from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
 
 __all__ = [
@@ -54,6 +57,7 @@ __all__ = [
     "PATIENCE_S",
     "RANK_FILE",
     "RANK_SCHEMA",
+    "RAW_FILE",
     "REPORT_FILE",
     "RUN_SCHEMA",
     "SAMPLES_FILE",
@@ -62,15 +66,18 @@ __all__ = [
     "TELEMETRY_FILE",
     "TRACE_FILE",
     "BusyError",
+    "Carrier",
     "DiskBudget",
     "NotOursError",
     "OtherRunError",
     "RankRecord",
     "RunDirectory",
     "Spool",
+    "TooLargeError",
     "Waiting",
     "discard",
     "drain",
+    "has_carrier",
     "host_directory",
     "id_of_root",
     "is_recorded_file",
@@ -87,6 +94,7 @@ __all__ = [
     "reason_of",
     "recover",
     "refuse_other_run",
+    "remove_root",
     "run_directories",
     "run_id",
     "run_of",

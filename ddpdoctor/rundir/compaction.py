@@ -73,7 +73,7 @@ def stream_end(handle: int) -> int:
 def stream_end_of(path: str) -> int:
     """The same of the file at ``path``; 0 where there is none, or it cannot be read."""
     try:
-        with open(path, "rb") as source:
+        with open(open_file(path, None, os.O_RDONLY), "rb") as source:
             return stream_end(source.fileno())
     except OSError:
         return 0
@@ -103,7 +103,7 @@ def _head(handle: int) -> Dict[str, int]:
 def thinned_steps(folder: str) -> Ranges:
     """Numbers of the steps that were thinned out of a rank's log; [] where none was, or it cannot be read."""
     try:
-        with open(os.path.join(folder, STEPS_FILE), "rb") as source:
+        with open(open_file(os.path.join(folder, STEPS_FILE), None, os.O_RDONLY), "rb") as source:
             return _left_out(source.fileno())
     except OSError:
         return []

@@ -16,13 +16,13 @@ from typing import Callable, Iterator, Optional
 
 from .compaction import DiskBudget, stream_end
 from .compaction import clear as clear_thinned
+from .handover import CARRIED_FILE, DOCUMENTS, HANDOVER_FILE, add_trouble, copy_documents, take_trace
 from .layout import (
     SAMPLES_FILE,
     STEPS_FILE,
     claim_rank_directory,
     parse_rank_directory,
 )
-from .handover import CARRIED_FILE, DOCUMENTS, HANDOVER_FILE, add_trouble, copy_documents, take_trace
 from .owned import (
     NotOursError,
     folder,
@@ -35,40 +35,19 @@ from .owned import (
     unlock,
 )
 from .run_id import OtherRunError, id_of_root, refuse_other_run, run_id
-from .spool import TARGET_FILE, path_name, spool_root
-from .waiting import Waiting, opened_spool, reason_of, segments_in, unsaved_sentence, waiting_in, written_part
+from .spool import path_name, spool_root
+from .target import TARGET_FILE, is_unclaimed, opened_spool, read_target, run_of, target_of
+from .waiting import Waiting, reason_of, segments_in, unsaved_sentence, waiting_in, written_part
 
 PATIENCE_S = 2.0
 """How long a copy waits for another one of the same spool, which may be a process that was stopped."""
 _LOOK_S = 0.02
 _LOCK_FILE = "lock"
 _STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE])
-_LONGEST_TARGET = 1 << 14
 
 
 class BusyError(OSError):
     """Somebody else is copying, for longer than we wait."""
-
-
-def target_of(directory: str) -> str:
-    """The rank's folder in the run directory that a spool was made for; ``RUN/ranks`` where it has none yet. Raises
-    OSError."""
-    with opened_spool(directory) as here:
-        return _target(here)
-
-
-def _target(spool: int) -> str:
-    target = os.fsdecode(read_file(TARGET_FILE, spool)[:_LONGEST_TARGET])
-    ranks = target if os.path.basename(target) == "ranks" else os.path.dirname(target)
-    named = target == ranks or parse_rank_directory(os.path.basename(target)) is not None
-    if not (os.path.isabs(target) and os.path.basename(ranks) == "ranks" and named):
-        raise NotOursError(errno.EINVAL, "it names no rank's folder in a run directory", TARGET_FILE)
-    return target
-
-
-def run_of(target: str) -> str:
-    """The run directory in which a spool's target lies."""
-    return os.path.dirname(target if os.path.basename(target) == "ranks" else os.path.dirname(target))
 
 
 def recover(run: str) -> list[str]:
@@ -141,7 +120,7 @@ def drain(
     root = os.path.dirname(directory)
     with opened_spool(directory) as here:
         with _locked(here, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s):
-            target = target or _target(here)
+            target = target or read_target(here)
             _refuse_foreign(run_of(target), root)
             try:
                 with folder(run_of(target), links=True) as run:
@@ -167,7 +146,7 @@ def drain(
 
 def _claimed(target: str, directory: str, spool: int, run: int) -> str:
     """The rank's folder in the open run directory, made where it has none yet."""
-    if os.path.basename(target) != "ranks":
+    if not is_unclaimed(target):
         return target
     rank = parse_rank_directory(os.path.basename(directory).partition("-")[0])
     target = os.path.join(target, claim_rank_directory(run, rank[0] if rank else 0))

@@ -104,25 +104,27 @@ def _compress(
 ) -> int:
     """Copy a trace, compressed; its size in bytes. Raises TooLargeError, OSError, ValueError."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
-    with open(open_file(RAW_FILE, source, os.O_RDONLY), "rb") as trace:
-        with open(open_file(beside, place, flags, 0o666), "wb") as out:
-            first = trace.read(_CHUNK)
-            brace = first.find(b"{")
-            if brace < 0:
-                raise ValueError("the profiler wrote no JSON object")
-            with gzip.GzipFile("", "wb", _LEVEL, out) as packed:
-                packed.write(b"{\n" + json.dumps(header)[1:-1].encode() + b",\n" + first[brace + 1 :])
-                while True:
-                    chunk = trace.read(_CHUNK)
-                    if not chunk:
-                        break
-                    packed.write(chunk)
-                    beat()
-                    if out.tell() > max_bytes:
-                        raise TooLargeError(
-                            f"the trace takes more than {max_bytes // 1_000_000} MB; see --max-trace-mb"
-                        )
-            return out.tell()
+    with (
+        open(open_file(RAW_FILE, source, os.O_RDONLY), "rb") as trace,
+        open(open_file(beside, place, flags, 0o666), "wb") as out,
+    ):
+        first = trace.read(_CHUNK)
+        brace = first.find(b"{")
+        if brace < 0:
+            raise ValueError("the profiler wrote no JSON object")
+        with gzip.GzipFile("", "wb", _LEVEL, out) as packed:
+            packed.write(b"{\n" + json.dumps(header)[1:-1].encode() + b",\n" + first[brace + 1 :])
+            while True:
+                chunk = trace.read(_CHUNK)
+                if not chunk:
+                    break
+                packed.write(chunk)
+                beat()
+                if out.tell() > max_bytes:
+                    raise TooLargeError(
+                        f"the trace takes more than {max_bytes // 1_000_000} MB; see --max-trace-mb"
+                    )
+        return out.tell()
 
 
 def add_trouble(spool: int, words: str) -> None:

@@ -61,7 +61,7 @@ def make_private_folder(path: str, inside: Optional[int] = None) -> None:
             pass
 
 
-def open_file(name: str, inside: int, flags: int, mode: int = 0o600) -> int:
+def open_file(name: str, inside: Optional[int], flags: int, mode: int = 0o600) -> int:
     """A descriptor of a plain file in a folder, with no other name elsewhere. Raises OSError, NotOursError."""
     handle = os.open(name, flags | _NO_LINK, mode, dir_fd=inside)
     try:

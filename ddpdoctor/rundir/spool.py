@@ -20,16 +20,18 @@ anybody.
 
 from __future__ import annotations
 
+import glob
 import hashlib
-import json
 import mmap
 import os
 import tempfile
 import time
 from typing import Any, Iterator
 
+from .handover import hand_over_trace
 from .owned import make_private_folder, open_file, private_folder, replace_file
 from .run_id import run_id
+from .target import TARGET_FILE, is_unclaimed, target_of, unclaimed_target
 
 SEGMENT_BYTES = 64 * 1024
 LIMIT_BYTES = 64 * 1024 * 1024
@@ -41,7 +43,6 @@ LEAST_FREE_SHARE = 1 / 8
 LOOK_AGAIN_S = 1.0
 """Once there was no room, until it is asked for again: to count what waits takes a system call for each segment, and the
 thread that copies comes by once a second."""
-TARGET_FILE = "target"
 _MOST_NAMES = 1000
 
 
@@ -58,6 +59,11 @@ def spool_root(run: str) -> str:
 def own_roots_prefix() -> str:
     """How the names of this user's roots begin."""
     return f"ddpdoctor-{os.getuid()}-"
+
+
+def own_roots_pattern(run_id: str | None) -> str:
+    """What the paths of the roots of a run match, in whatever container it recorded; of all runs where it has no id."""
+    return os.path.join(glob.escape(_base()), f"{own_roots_prefix()}*-{run_id or '*'}")
 
 
 def path_name(run: str) -> str:
@@ -149,7 +155,7 @@ class Spool:
             self._name = _new_folder(within, rank)
             self.directory = os.path.join(root, self._name)
             with private_folder(self._name, within) as here:
-                replace_file(TARGET_FILE, here, os.path.join(os.path.abspath(run), "ranks").encode())
+                replace_file(TARGET_FILE, here, os.fsencode(unclaimed_target(run)))
         self._streams: dict[str, _Segment] = {}
         self._no_room_until_s = 0.0
         self.dropped = 0
@@ -189,11 +195,20 @@ class Spool:
             full.close()
         return segment
 
-    def keep(self, name: str, document: Any) -> None:
-        """Have ``document`` replace the JSON file of that ``name`` in the run directory, once it can. Raises OSError."""
-        data = json.dumps(document, separators=(",", ":"), default=str).encode()
+    def keep(self, name: str, data: bytes) -> None:
+        """Have ``data`` replace the document of that ``name`` in the run directory, once it can. Raises OSError."""
         with private_folder(self._root) as root, private_folder(self._name, root) as here:
             replace_file(name, here, data)
+
+    def hand_over_trace(self, raw: str, header: dict[str, Any], max_bytes: int) -> None:
+        """Leave the profiler's trace in the private folder ``raw``, see :mod:`.handover`. Raises OSError."""
+        with private_folder(self._root) as root, private_folder(self._name, root) as here:
+            hand_over_trace(here, raw, header, max_bytes)
+
+    def claimed(self) -> str | None:
+        """The rank's folder in the run directory; None where it has none yet. Raises OSError."""
+        target = target_of(self.directory)
+        return None if is_unclaimed(target) else target
 
     def close(self) -> None:
         """Close the segments; what they hold stays until it is drained."""

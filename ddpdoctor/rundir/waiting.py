@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-from contextlib import contextmanager
-from typing import Iterator, NamedTuple
+from typing import NamedTuple
 
 from .compaction import stream_end_of
+from .handover import DOCUMENTS
 from .layout import STEPS_FILE
-from .owned import private_folder, read_file
+from .owned import read_file
+from .target import opened_spool
 
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 _POSITION_DIGITS = 18
@@ -66,7 +67,7 @@ def waiting_in(spool: str, target: str) -> Waiting:
     try:
         with opened_spool(spool) as here:
             streams = segments_in(here)
-            size = sum(os.stat(n, dir_fd=here).st_size for n in os.listdir(here) if n.endswith(".json"))
+            size = sum(os.stat(n, dir_fd=here).st_size for n in os.listdir(here) if n in DOCUMENTS)
     except OSError:
         return Waiting(spool, 0, 0)
     for stream in streams:
@@ -75,14 +76,6 @@ def waiting_in(spool: str, target: str) -> Waiting:
         if stream == STEPS_FILE:
             steps = rest.count(b'"t":[')
     return Waiting(spool, steps, size)
-
-
-@contextmanager
-def opened_spool(spool: str) -> Iterator[int]:
-    """A descriptor of a spool, which is in a root of this user's own. Raises OSError, NotOursError."""
-    root, name = os.path.split(spool)
-    with private_folder(root) as within, private_folder(name, within) as here:
-        yield here
 
 
 def reason_of(error: OSError) -> str:

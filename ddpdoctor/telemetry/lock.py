@@ -28,7 +28,11 @@ class HostLock:
         pid_file, self._pid_file = self._pid_file, None
         try:
             if handle is not None:
-                os.close(handle)
+                try:
+                    # Closing alone would leave it held by whatever process was forked meanwhile.
+                    fcntl.flock(handle, fcntl.LOCK_UN)
+                finally:
+                    os.close(handle)
             if pid_file is not None:
                 pid_file.unlink()
         except OSError:

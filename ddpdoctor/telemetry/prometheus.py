@@ -19,6 +19,7 @@ from .live import LiveRank, LiveRun, data_wait_ms, step_ms
 
 LOOPBACK = "127.0.0.1"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_CLOSE_S = 1.0
 RECENT_STEPS = 20
 """Newest steps over which medians are taken."""
 
@@ -109,6 +110,8 @@ class _Server(ThreadingHTTPServer):
     """The standard library's server without a look at DNS, and with nothing to say on stderr."""
 
     daemon_threads = True
+    timeout = 0.5
+    """Seconds that handle_request() waits for a scrape."""
 
     def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -131,7 +134,15 @@ class Exporter:
         self._server = _Server(address, _handler(self.page))
         self.port: int = self._server.server_address[1]
         """The port, also where 0 asked for any."""
-        threading.Thread(target=self._server.serve_forever, name="ddpdoctor-metrics", daemon=True).start()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="ddpdoctor-metrics", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        # Not serve_forever(): its shutdown() waits without limit.
+        while not self._ending.is_set():
+            self._server.handle_request()
+        self._server.server_close()
 
     def page(self) -> str:
         """The metrics as of now."""
@@ -140,9 +151,9 @@ class Exporter:
             return exposition(self._run, self._host)
 
     def close(self) -> None:
-        """End serving."""
-        self._server.shutdown()
-        self._server.server_close()
+        """End serving, within ``_CLOSE_S``; what is under way then goes with the process."""
+        self._ending.set()
+        self._thread.join(_CLOSE_S)
 
 
 def _handler(page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:

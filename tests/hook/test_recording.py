@@ -244,3 +244,19 @@ def test_the_profiler_is_closed_well_after_its_last_step(tmp_path) -> None:
             names = [event.get("name", "") for event in json.load(trace)["traceEvents"]]
         # The later steps, in which the profiler is still open, are not in it.
         assert sum(name.startswith("DistributedDataParallel.forward") for name in names) == 3
+
+
+def test_optimizers_and_loaders_of_each_task_are_counted_and_let_go(tmp_path) -> None:
+    recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "many_optimizers.py"), "--tasks", "300"])
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    optimizers, loaders = map(int, recorded.process.stdout.split())
+    assert 1 <= optimizers <= 3 and 1 <= loaders <= 3, "the last task's, and the one that lives on"
+    document = recorded.info(0)
+    numbers = [event["o"] for event in recorded.events(0, "opt")]
+    assert [each["id"] for each in document["optimizers"]] == list(range(min(256, max(numbers) + 1)))
+    # The first task's was iterated before the first optimizer step, with which the recording begins.
+    assert len(document["loaders"]) == 256 and document["not_listed"]["loaders"] == 299 - 256
+    outer = max(set(numbers), key=numbers.count)
+    assert numbers.count(outer) > len(numbers) / 3, "its number stays"
+    fresh = [number for number in numbers if number != outer]
+    assert fresh == sorted(set(fresh)), "a new one for each task"

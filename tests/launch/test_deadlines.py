@@ -220,14 +220,18 @@ def test_a_thread_of_ours_that_never_gets_on(tmp_path, stuck) -> None:
     assert steps_of(tmp_path / "run"), "its launcher has copied what waited"
 
 
-def test_work_is_waited_for_as_long_as_something_moves() -> None:
-    begun_s = time.monotonic()
+def test_work_is_waited_for_as_long_as_it_gets_on() -> None:
+    def beating(beat: Callable[[], None]) -> str:
+        for _ in range(8):
+            time.sleep(0.15)
+            beat()
+        return "done" * 10**5
 
-    def moved() -> int:
-        return int(min(time.monotonic() - begun_s, 1.0) * 20)
+    def failing(beat: Callable[[], None]) -> None:
+        raise BusyError(16, "planted")
 
-    assert bounded(lambda: time.sleep(0.6) or "done", 0.3, moved) == "done"
+    assert bounded(beating, 0.5) == "done" * 10**5
     with pytest.raises(NoAnswerError):
-        bounded(lambda: time.sleep(60), 0.1)
-    with pytest.raises(KeyError):
-        bounded(lambda: {}[1], 10.0)
+        bounded(lambda beat: time.sleep(60), 0.1)
+    with pytest.raises(BusyError, match="planted"):
+        bounded(failing, 10.0)

@@ -218,7 +218,7 @@ def test_a_root_is_made_for_its_user_alone(tmp_path, home) -> None:
     root = Path(make_spool_root(str(tmp_path / "run")))
     spool = Spool(str(root), 0, str(tmp_path / "run"))
     spool.write("steps.jsonl", LINE)
-    spool.keep("rank.json", {})
+    spool.keep("rank.json", b"{}")
     modes = {path.stat().st_mode & 0o777 for path in (root, Path(spool.directory))}
     assert modes == {0o700}
     assert not [path for path in Path(spool.directory).iterdir() if path.stat().st_mode & 0o077]

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -181,6 +182,22 @@ def test_one_lock_a_host(tmp_path, monkeypatch, kind):
     again = acquire_host_lock(tmp_path)
     assert again is not None
     again.release()
+
+
+def test_a_lock_that_was_released_is_held_by_no_process_forked_meanwhile(tmp_path):
+    held = acquire_host_lock(tmp_path)
+    child = os.fork()
+    if child == 0:
+        time.sleep(60)
+        os._exit(0)
+    try:
+        held.release()
+        again = acquire_host_lock(tmp_path)
+        assert again is not None
+        again.release()
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 def _no_flock(handle, operation):

@@ -1,0 +1,96 @@
+"""Where a trace lies uncompressed while it is saved: a folder that nobody else can write into, and that is found again.
+
+The profiler writes a file of the name that it is given and one with ``.tmp`` behind it, through whatever link somebody has
+planted there. A rank that is killed meanwhile leaves gigabytes.
+"""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import shutil
+import stat
+import tempfile
+import time
+from contextlib import contextmanager
+from typing import Callable, Iterable, Iterator, Optional
+
+from .spool import own_roots_pattern
+
+_NAME = re.compile(r"^ddpdoctor-raw-([0-9a-f]{16})?-(\d+)-\w+$")
+HANDED_OVER = "handed-over"
+"""A file beside a trace that somebody else is to compress."""
+_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_STALE_S = 24 * 3600.0
+"""No trace takes so long to save."""
+
+
+class RawFolder:
+    """Where one trace lies."""
+
+    def __init__(self, path: str, handle: int) -> None:
+        self.path = path
+        by_handle = f"/proc/self/fd/{handle}"
+        self.place = by_handle if os.path.isdir(by_handle) else path
+        """To write into: others may rename what lies in a folder of theirs."""
+        self.handed_over = False
+        """Set once somebody else is to compress the trace, and to remove the folder."""
+
+
+@contextmanager
+def raw_folder(base: str, run_id: Optional[str]) -> Iterator[RawFolder]:
+    """A new folder below ``base``, which goes with the block unless it was handed over. Raises OSError."""
+    path = tempfile.mkdtemp(prefix=f"ddpdoctor-raw-{run_id or ''}-{os.getpid()}-", dir=base)
+    handle = os.open(path, _FOLDER)
+    folder = RawFolder(path, handle)
+    try:
+        yield folder
+    finally:
+        try:
+            if folder.handed_over:
+                os.close(os.open(HANDED_OVER, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=handle))
+            else:
+                shutil.rmtree(path, ignore_errors=True)
+        finally:
+            os.close(handle)
+
+
+def clear_raw_folders(bases: Iterable[str], run_id: Optional[str], is_alive: Callable[[int], bool]) -> None:
+    """Remove what killed ranks left: those of the run ``run_id``, and any that is a day old. Never raises.
+
+    Only folders of this user's own count, and only files in them; those that were handed over only once the spool is gone
+    that says so.
+    """
+    for base in bases:
+        try:
+            names = [name for name in os.listdir(base) if _NAME.match(name)]
+        except OSError:
+            continue
+        for name in names:
+            try:
+                _clear(os.path.join(base, name), run_id, is_alive)
+            except OSError:
+                continue
+
+
+def _clear(folder: str, run_id: Optional[str], is_alive: Callable[[int], bool]) -> None:
+    found = _NAME.match(os.path.basename(folder))
+    handle = os.open(folder, _FOLDER)
+    try:
+        status = os.fstat(handle)
+        if found is None or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
+            return
+        ours = run_id is not None and found.group(1) == run_id and not is_alive(int(found.group(2)))
+        names = os.listdir(handle)
+        if HANDED_OVER in names and glob.glob(own_roots_pattern(found.group(1))):
+            return
+        used_s = [status.st_mtime] + [
+            os.stat(name, dir_fd=handle, follow_symlinks=False).st_mtime for name in names
+        ]
+        if ours or max(used_s) < time.time() - _STALE_S:
+            for name in names:
+                os.unlink(name, dir_fd=handle)
+            os.rmdir(folder)
+    finally:
+        os.close(handle)

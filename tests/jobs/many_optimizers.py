@@ -1,0 +1,45 @@
+"""Meta-learning in one process: each task has an optimizer and a loader of its own, let go at its end unless ``--keep``.
+
+    python many_optimizers.py [--tasks N] [--keep]
+
+Prints how many optimizers and loaders the recording still remembers, the mean time of a task at the end, in µs, goes to
+stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+import time
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--tasks", type=int, default=300)
+parser.add_argument("--keep", action="store_true")
+options = parser.parse_args()
+model = nn.Linear(4, 1)
+outer = torch.optim.SGD(model.parameters(), lr=0.1)
+kept = []
+took_s = []
+for _ in range(options.tasks):
+    began_s = time.perf_counter()
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    loader = DataLoader(torch.ones(2, 4), batch_size=2)
+    for batch in loader:
+        model(batch).sum().backward()
+    inner.step()
+    outer.step()
+    if options.keep:
+        kept.append((inner, loader))
+    took_s.append(time.perf_counter() - began_s)
+gc.collect()
+session = next((module for name, module in sys.modules.items() if name.endswith("hook.session")), None)
+if session is not None and not isinstance(session.current.optimizers, list):
+    current = session.current
+    print(len(current.optimizers._known), len(current.loaders.known._known))
+last = took_s[-100:]
+print(f"{1e6 * sum(last) / len(last):.0f} us a task", file=sys.stderr)

@@ -1,0 +1,117 @@
+"""The uncompressed trace: nobody else's links are followed, and what a killed rank left is found again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddpdoctor.hook import trace_file
+from ddpdoctor.rundir import make_spool_root, run_id
+from ddpdoctor.rundir.raw_traces import clear_raw_folders, raw_folder
+from tests.launch.launched import make_run
+
+MINE, OTHERS = "0123456789abcdef", "fedcba9876543210"
+KILLED = """
+import os, sys
+from ddpdoctor.rundir import make_spool_root, run_id
+from ddpdoctor.rundir.raw_traces import raw_folder
+with raw_folder(sys.argv[1], sys.argv[2]) as folder:
+    open(os.path.join(folder.place, "trace.json.tmp"), "w").write("x")
+    os.kill(os.getpid(), 9)
+"""
+
+
+def killed(base: Path, run_id: str = MINE) -> Path:
+    """What a rank leaves that is killed while it saves."""
+    before = set(base.iterdir())
+    subprocess.run([sys.executable, "-c", KILLED, str(base), run_id], check=False)
+    (left,) = set(base.iterdir()) - before
+    assert [path.name for path in left.iterdir()] == ["trace.json.tmp"]
+    return left
+
+
+def alive(pid: int) -> bool:
+    return pid == os.getpid()
+
+
+def aged(folder: Path) -> Path:
+    day_ago_s = time.time() - 25 * 3600
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (day_ago_s, day_ago_s))
+    return folder
+
+
+def test_the_folder_is_private_and_goes(tmp_path) -> None:
+    with raw_folder(str(tmp_path), MINE) as folder:
+        (made,) = tmp_path.iterdir()
+        assert made.stat().st_mode & 0o777 == 0o700
+        moved, planted = tmp_path / "moved", tmp_path / "planted"
+        made.rename(moved)
+        planted.mkdir()
+        made.symlink_to(planted)
+        Path(folder.place, "trace.json").write_text("{}")
+        assert (moved / "trace.json").exists() and not list(planted.iterdir())
+        made.unlink()
+        moved.rename(made)
+    assert list(tmp_path.iterdir()) == [planted]
+
+
+def test_what_the_killed_ranks_of_a_run_left_goes_with_it(tmp_path) -> None:
+    mine, others, old = killed(tmp_path), killed(tmp_path, OTHERS), aged(killed(tmp_path, OTHERS))
+    with raw_folder(str(tmp_path), MINE):
+        clear_raw_folders([str(tmp_path), str(tmp_path / "none")], MINE, alive)
+        assert not mine.exists() and not old.exists()
+        assert len(list(tmp_path.iterdir())) == 2 and others.exists(), "a living rank's, and another run's"
+
+
+def test_only_ones_own_folders_are_cleared(tmp_path) -> None:
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "file").write_text("keep")
+    aged(precious)
+    link = tmp_path / f"ddpdoctor-raw-{MINE}-4194303-link"
+    link.symlink_to(precious)
+    open_to_others = aged(killed(tmp_path))
+    open_to_others.chmod(0o777)
+    file = tmp_path / f"ddpdoctor-raw-{MINE}-4194303-file"
+    file.write_text("")
+    with_folder = killed(tmp_path)
+    (with_folder / "inner").mkdir()
+    theirs = killed(tmp_path)
+    if os.getuid() == 0:
+        os.chown(theirs, 54321, 54321)
+    clear_raw_folders([str(tmp_path)], MINE, alive)
+    assert (precious / "file").read_text() == "keep" and link.is_symlink()
+    assert open_to_others.exists() and file.exists() and (with_folder / "inner").exists()
+    assert theirs.exists() == (os.getuid() == 0)
+
+
+def test_what_was_handed_over_stays_as_long_as_its_spool(tmp_path) -> None:
+    run = make_run(tmp_path / "run")
+    root = make_spool_root(str(run))
+    with raw_folder(str(tmp_path), run_id(str(run))) as folder:
+        folder.handed_over = True
+    clear_raw_folders([str(tmp_path)], run_id(str(run)), lambda pid: False)
+    assert os.path.exists(folder.path)
+    os.rmdir(root)
+    clear_raw_folders([str(tmp_path)], run_id(str(run)), lambda pid: False)
+    assert not os.path.exists(folder.path)
+
+
+@pytest.mark.parametrize(("ranks", "place"), [(1, "first"), (4, "second"), (8, None)])
+def test_the_ranks_of_a_host_share_what_is_free(monkeypatch, ranks: int, place: str | None) -> None:
+    free = {"first": 4_000_000, "second": 16_000_000}
+    monkeypatch.setattr(
+        trace_file.os, "statvfs", lambda path: SimpleNamespace(f_bavail=free[path], f_frsize=1)
+    )
+    if place is None:
+        with pytest.raises(trace_file.TooLargeError, match="for each of the 8 ranks of this host"):
+            trace_file.room_for(2_000_000, tuple(free), ranks)
+    else:
+        assert trace_file.room_for(2_000_000, tuple(free), ranks) == place
