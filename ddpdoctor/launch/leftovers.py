@@ -81,7 +81,7 @@ class HostRanks:
         self._look(deadline_s)
         # Of thousands of ranks, most of them elsewhere or ended, only the files of living ones are read again.
         alive = [(name, known[1]) for name, known in self._known.items() if known and is_alive(known[1])]
-        return [pid for name, pid in alive if self._is_saving(name)]
+        return [pid for name, pid in alive if time.monotonic() < deadline_s and self._is_saving(name)]
 
     def _is_saving(self, folder: str) -> bool:
         info = read_json(str(self._ranks / folder / RANK_FILE), []) or {}

@@ -28,6 +28,7 @@ _LEAST_BYTES = 4 << 20
 """Lines of steps of one rank that may be decoded in any case."""
 _LEAST_LINE_BYTES = 60
 """Of a step whose times alone were kept."""
+_FEWEST_BLOCKS = 16
 _LEAST_BLOCK_STEPS = 64
 """Neighbouring steps that are kept together, so that rhythms stay visible: fewer than :data:`BLOCK_STEPS` where few steps
 are kept at all, and then the first of such a block."""
@@ -113,7 +114,6 @@ def _spread(present: Ranges, shared: Ranges, most: int) -> Ranges:
     first, newest = most // 8, most // 4
     begin, end = _at(present, first), _at(present, size_of(present) - newest)
     room = most - first - newest
-    block = max(_LEAST_BLOCK_STEPS, min(BLOCK_STEPS, room // 16 // _LEAST_BLOCK_STEPS * _LEAST_BLOCK_STEPS))
     # The numbers in a file may lie far apart: blocks are counted where there are steps, never along the numbers.
     blocks = sorted(
         {
@@ -122,7 +122,9 @@ def _spread(present: Ranges, shared: Ranges, most: int) -> Ranges:
             for place in range(low // BLOCK_STEPS, high // BLOCK_STEPS + 1)
         }
     )
-    count = min(len(blocks), max(1, room // block))
+    count = min(len(blocks), max(room // BLOCK_STEPS, _FEWEST_BLOCKS))
+    block = max(_LEAST_BLOCK_STEPS, min(BLOCK_STEPS, room // max(count, 1)))
+    count = min(count, max(1, room // block))
     chosen = {blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count)}
     middle = [(place * BLOCK_STEPS, place * BLOCK_STEPS + block - 1) for place in chosen]
     return _common(present, union([[(0, begin - 1), (end, MOST_NUMBER)], middle]))

@@ -2,7 +2,7 @@
 
 Standard library only and Python 3.9 or newer, because the hook inside the job's own interpreter uses it too.
 Every file can be read while it is being written and after a ``kill -9``: JSON documents are replaced as a
-whole, JSON-lines files only ever grow.
+whole, and so is the step log of a long job when it is thinned; otherwise JSON-lines files only ever grow.
 
 ::
 

@@ -13,11 +13,13 @@ that a copy from the spool goes on where the last one ended, and the third which
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
+import stat
 import time
-from typing import Callable, Dict, Iterable, List, Optional, Tuple
+from typing import BinaryIO, Callable, Dict, Iterable, List, Optional, Tuple
 
 from .layout import STEPS_FILE, STEPS_SCHEMA
 from .owned import open_file
@@ -33,7 +35,7 @@ _FIRST_SHARE, _NEWEST_SHARE = 1 / 8, 1 / 4
 _KEPT_SHARE = 0.7
 """Of the budget, after thinning: so it is seldom done."""
 _PIECE_BYTES = 64 * 1024
-_REST_S = 0.0005
+_REST_S = 0.002
 """Between two pieces: the thread that does this must not hold the interpreter while the job's wants it."""
 _BESIDE = STEPS_FILE + ".thin.tmp"
 _HEAD_BYTES = 4096
@@ -73,10 +75,19 @@ def stream_end(handle: int) -> int:
 def stream_end_of(path: str) -> int:
     """The same of the file at ``path``; 0 where there is none, or it cannot be read."""
     try:
-        with open(open_file(path, None, os.O_RDONLY), "rb") as source:
+        with _opened(path) as source:
             return stream_end(source.fileno())
     except OSError:
         return 0
+
+
+def _opened(path: str) -> BinaryIO:
+    """A plain file, to be read: opening a pipe would wait for its other end. Raises OSError."""
+    source = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
+    if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+        source.close()
+        raise OSError(errno.EINVAL, "it is no plain file", path)
+    return source
 
 
 def stream_shift(handle: int) -> int:
@@ -103,7 +114,7 @@ def _head(handle: int) -> Dict[str, int]:
 def thinned_steps(folder: str) -> Ranges:
     """Numbers of the steps that were thinned out of a rank's log; [] where none was, or it cannot be read."""
     try:
-        with open(open_file(os.path.join(folder, STEPS_FILE), None, os.O_RDONLY), "rb") as source:
+        with _opened(os.path.join(folder, STEPS_FILE)) as source:
             return _left_out(source.fileno())
     except OSError:
         return []

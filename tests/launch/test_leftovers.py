@@ -17,7 +17,7 @@ from ddpdoctor.launch.leftovers import (
     end_orphaned_ranks,
     is_alive,
 )
-from ddpdoctor.rundir import run_id
+from ddpdoctor.rundir import read_json, run_id
 
 from .launched import left_behind, make_run
 
@@ -117,3 +117,31 @@ def test_waits_for_a_trace_that_is_being_saved(tmp_path):
     write_rank(tmp_path, "00001", rank=1, host="h", pid=2**22 + 1, window={"state": "saving"})
     write_rank(tmp_path, "00002", rank=2, host="h", pid=os.getpid(), window={"state": "saved"})
     assert HostRanks(tmp_path, "h").saving() == [os.getpid()]
+
+
+def test_only_the_files_of_living_ranks_of_this_host_are_read_again(tmp_path, monkeypatch):
+    for rank in range(20):
+        host, pid = ("h", 2**22 + 1) if rank % 2 else ("other", os.getpid())
+        write_rank(tmp_path, f"{rank:05d}", rank=rank, host=host, pid=pid, window={"state": "saving"})
+    write_rank(tmp_path, "00020", rank=20, host="h", pid=os.getpid(), window={"state": "saving"})
+    ranks = HostRanks(tmp_path, "h")
+    assert ranks.saving() == [os.getpid()]
+    seen = []
+    monkeypatch.setattr("ddpdoctor.launch.leftovers.read_json", lambda path, notes: seen.append(path))
+    ranks.saving()
+    assert seen == [str(tmp_path / "ranks" / "00020" / "rank.json")]
+
+
+def test_looking_for_ranks_ends_at_its_deadline(tmp_path, monkeypatch):
+    for rank in range(50):
+        write_rank(tmp_path, f"{rank:05d}", rank=rank, host="h", pid=os.getpid(), window={"state": "saving"})
+    slow = []
+
+    def read(path, notes):
+        slow.append(path)
+        time.sleep(0.2)
+        return read_json(path, notes)
+
+    monkeypatch.setattr("ddpdoctor.launch.leftovers.read_json", read)
+    HostRanks(tmp_path, "h").wait_for_traces()
+    assert 0 < len(slow) < 20, "each takes a tenth of what there is"

@@ -6,12 +6,14 @@ import socket
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.directory import create_exclusively, open_run
 from ddpdoctor.launch.identity import JobIdentity
+from ddpdoctor.rundir import read_json
 
 ALONE = JobIdentity(None, None)
 
@@ -122,3 +124,38 @@ def test_only_one_creates_also_without_hard_links(tmp_path, monkeypatch):
 def test_withdraw_leaves_nothing(tmp_path):
     open_run(tmp_path / "run", "", ALONE, manifest()).withdraw()
     assert os.listdir(tmp_path) == []
+
+
+def launches(run, count, monkeypatch):
+    """Open ``run`` by so many launchers of one job; the launches, and the paths of all documents that are read from then on."""
+    made = []
+    for task in range(count):
+        made.append(
+            open_run(run, "name", JobIdentity("job", str(task)), manifest(job_id="job", task=str(task)))
+        )
+    seen = []
+
+    def read(path, notes):
+        seen.append(Path(path).name)
+        return read_json(path, notes)
+
+    monkeypatch.setattr("ddpdoctor.launch.directory.read_json", read)
+    return made, seen
+
+
+def test_a_launcher_that_joins_does_not_read_the_records_of_all_others(tmp_path, monkeypatch):
+    _, seen = launches(tmp_path / "run", 20, monkeypatch)
+    open_run(tmp_path / "run", "name", JobIdentity("job", "new"), manifest(job_id="job", task="new"))
+    assert [name for name in seen if name.startswith("launch-")] == []
+
+
+def test_the_record_of_a_launcher_that_has_ended_is_read_once(tmp_path, monkeypatch):
+    made, seen = launches(tmp_path / "run", 20, monkeypatch)
+    for launch in made[1:-1]:
+        launch.finish(ended_ns=time.time_ns())
+    first = made[0].others_running()
+    assert len(first) == 1 and len(seen) == 19
+    seen.clear()
+    assert made[0].others_running() == first and len(seen) == 1
+    made[-1].finish(ended_ns=time.time_ns())
+    assert made[0].others_running() == []

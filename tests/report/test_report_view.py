@@ -228,6 +228,8 @@ def test_round_ticks():
     assert nice_ticks(3 * 1024, 3, 1024) == [0, 1024, 2048, 3072]
     assert [tick.label for tick in index_ticks(list(range(10, 128)))] == ["10", "50", "100"]
     assert [tick.label for tick in index_ticks([4, 5, 6])] == ["4", "5", "6"], "there is no step 4.5"
+    far = [*range(20), *range(2**52, 2**52 + 20)], list(range(10**12, 10**12 + 40))
+    assert all(1 <= len(index_ticks(steps)) <= 12 for steps in far)
     assert index_ticks([7]) == [Tick(0.0, "7")]
 
 

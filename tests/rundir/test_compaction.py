@@ -189,5 +189,10 @@ def test_odd_numbers_of_steps_left_out_are_passed_over(tmp_path):
     assert thinned_steps(str(tmp_path)) == [(0, 12)]
 
 
+def test_a_pipe_in_the_place_of_a_log_is_not_waited_for(tmp_path):
+    os.mkfifo(tmp_path / STEPS_FILE)
+    assert stream_end_of(str(tmp_path / STEPS_FILE)) == 0 and thinned_steps(str(tmp_path)) == []
+
+
 def test_many_ranks_share_what_a_run_may_take():
     assert rank_budget(2) == MOST_RANK_BYTES > rank_budget(512) > rank_budget(2_000) == rank_budget(10**6)

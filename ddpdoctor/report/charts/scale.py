@@ -24,10 +24,14 @@ def nice_ticks(top: float, wanted: int = 4, unit: float = 1.0) -> list[float]:
     """
     if not math.isfinite(top) or top <= 0:
         return [0.0]
-    raw = top / unit / wanted
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = unit * next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
+    step = _round_step(top / unit / wanted) * unit
     return [step * index for index in range(math.floor(top / step * 1.0001) + 1)]
+
+
+def _round_step(raw: float) -> float:
+    """1, 2 or 5 times a power of ten, about ``raw`` or the next above."""
+    power = 10.0 ** math.floor(math.log10(raw))
+    return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
 
 
 def percent_of(value: float, whole: float) -> float:
@@ -42,11 +46,12 @@ def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
     first, last = numbers[0], numbers[-1]
     width = max(len(numbers) - 1, 1)
     marks = [first + value for value in nice_ticks(last - first, wanted)]
-    if first != 0:
+    if first != 0 and last > 0:
         step = marks[1] - marks[0] if len(marks) > 1 else 1.0
-        marks = [first] + [
-            v for v in nice_ticks(last, max(1, round(last / step))) if first + step / 2 < v <= last
-        ]
+        # Counted from the first one: numbers that a file gives may be far from 0.
+        step, least = _round_step(last / max(1, round(last / step))), first + step / 2
+        places = range(math.floor(least / step), math.floor(last / step) + 1)
+        marks = [first] + [step * place for place in places if least < step * place <= last]
     if all(isinstance(number, int) for number in numbers):
         marks = [mark for mark in marks if mark == round(mark)]
     ticks = []

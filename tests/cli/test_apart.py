@@ -1,0 +1,180 @@
+"""Whatever becomes of the analysis at the end of a run, the job's exit code and its records stay what they are."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+LAUNCHER = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy, polars
+from ddpdoctor import analysis
+from ddpdoctor.cli import apart, main, recorded
+
+def analyze(paths, options=None):
+    Path("child").write_text(str(os.getpid()))
+    {fault}
+
+analysis.analyze = analyze
+{more}
+main()
+"""
+JOB = ["sh", "-c", "mkdir -p run/ranks/00000; exit 7"]
+HANG = "time.sleep(60)"
+SMALL = "apart._free_bytes = lambda: 100 << 20"
+AGAIN = "`ddpdoctor analyze "
+
+
+def start(folder: Path, fault: str, more: str = "", *options: str, **popen) -> subprocess.Popen[str]:
+    """``ddpdoctor run`` of a job that leaves a rank and ends with 7; its analysis does ``fault``."""
+    return subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            LAUNCHER.format(fault=fault, more=more),
+            "run",
+            "--out",
+            "run",
+            *options,
+            "--",
+            *JOB,
+        ],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+        **popen,
+    )
+
+
+def ended(launcher: subprocess.Popen[str], folder: Path) -> str:
+    """What it said; the job's exit code is its own and in the manifest, and nobody is left behind."""
+    _, said = launcher.communicate(timeout=60)
+    assert launcher.returncode == 7, said
+    assert json.loads((folder / "run" / "manifest.json").read_text())["exit_code"] == 7
+    assert not psutil.pid_exists(int((folder / "child").read_text()))
+    assert "Traceback" not in said
+    return said
+
+
+def until_it_analyses(folder: Path) -> None:
+    deadline_s = time.monotonic() + 60
+    while not ((folder / "child").exists() and (folder / "child").read_text()):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL, as happens where memory runs out"),
+        ("os.abort()", "ended by SIGABRT, as happens where memory runs out"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed (SIGSEGV)"),
+        ("raise MemoryError", "needs more memory than is free here"),
+    ],
+)
+def test_an_analysis_that_dies_costs_one_sentence(tmp_path, fault, words):
+    said = ended(start(tmp_path, fault), tmp_path)
+    assert words in said and said.count("ddpdoctor: the analysis") == 1 and AGAIN in said
+
+
+@pytest.mark.parametrize(
+    ("taking", "words"),
+    [
+        ("numpy.ones(1 << 30)", "needs more memory"),
+        ("[bytearray(1 << 20) for _ in range(8192)]", "needs more memory"),
+        ("polars.select(polars.int_range(0, 1 << 30, eager=False)).sum()", "SIGABRT"),
+    ],
+)
+def test_an_analysis_does_not_take_more_memory_than_there_is(tmp_path, taking, words):
+    said = ended(start(tmp_path, taking, SMALL), tmp_path)
+    assert words in said and AGAIN in said
+
+
+def test_an_analysis_that_does_not_end_is_ended(tmp_path):
+    said = ended(start(tmp_path, HANG, "recorded._LEAST_LIMIT_S = 1.0"), tmp_path)
+    assert "the analysis took too long and was ended" in said and AGAIN in said
+
+
+def test_an_error_is_told_as_before(tmp_path):
+    said = ended(start(tmp_path, "raise ValueError('odd')"), tmp_path)
+    assert "could not be analysed, the recording is in" in said and "ValueError: odd" in said
+
+
+@pytest.mark.parametrize(
+    ("number", "group"), [(signal.SIGINT, True), (signal.SIGTERM, False), (signal.SIGHUP, False)]
+)
+def test_a_request_to_end_stops_the_analysis_at_once(tmp_path, number, group):
+    launcher = start(tmp_path, HANG)
+    until_it_analyses(tmp_path)
+    asked_s = time.monotonic()
+    (os.killpg if group else os.kill)(launcher.pid, number)
+    said = ended(launcher, tmp_path)
+    assert time.monotonic() - asked_s < 10
+    assert said.count("stopped before the end of the analysis") == 1 and AGAIN in said
+
+
+def test_an_analysis_that_will_not_stop_is_killed_and_a_second_signal_changes_nothing(tmp_path):
+    deaf = "[signal.pthread_sigmask(signal.SIG_BLOCK, range(1, 32)), time.sleep(60)]"
+    launcher = start(tmp_path, deaf)
+    until_it_analyses(tmp_path)
+    for _ in range(3):
+        os.killpg(launcher.pid, signal.SIGTERM)
+        time.sleep(0.05)
+    assert "stopped before the end of the analysis" in ended(launcher, tmp_path)
+
+
+def test_what_the_analysis_started_ends_with_it(tmp_path):
+    helper = "import subprocess; p = subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    fault = f"{helper}; Path('helper').write_text(str(p.pid)); time.sleep(60)"
+    launcher = start(tmp_path, fault, "recorded._LEAST_LIMIT_S = 2.0")
+    ended(launcher, tmp_path)
+    deadline_s = time.monotonic() + 10
+    while psutil.pid_exists(int((tmp_path / "helper").read_text())):
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_the_analysis_dies_with_a_launcher_that_is_killed(tmp_path):
+    launcher = start(tmp_path, HANG)
+    until_it_analyses(tmp_path)
+    launcher.kill()
+    launcher.communicate(timeout=30)
+    child, deadline_s = int((tmp_path / "child").read_text()), time.monotonic() + 10
+    while psutil.pid_exists(child) and psutil.Process(child).status() != psutil.STATUS_ZOMBIE:
+        assert time.monotonic() < deadline_s
+        time.sleep(0.05)
+
+
+def test_a_caller_that_ignores_its_childrens_ends_learns_of_this_one(tmp_path):
+    code = """
+import os, signal
+signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+from ddpdoctor.cli.apart import DiedError, run_apart
+try:
+    run_apart(lambda: os.kill(os.getpid(), signal.SIGKILL), 10)
+except DiedError as error:
+    print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, stdout=subprocess.PIPE, text=True, timeout=60, check=True
+    )
+    assert "SIGKILL" in done.stdout
+
+
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="needs Linux's /proc")
+def test_the_kernel_would_take_the_analysis_first(tmp_path):
+    score = "Path('score').write_text(Path('/proc/self/oom_score_adj').read_text()); raise ValueError"
+    ended(start(tmp_path, score), tmp_path)
+    assert (tmp_path / "score").read_text().strip() == "1000"
