@@ -89,7 +89,7 @@ def test_each_run_has_spools_of_its_own_and_all_its_launchers_share_them(tmp_pat
 
 
 def test_a_launcher_and_ranks_that_outlive_their_run_leave_the_next_one_alone(tmp_path) -> None:
-    document = {"schema": "ddpdoctor.run/1", "host": "here", "run_id": new_run_id()}
+    document = {"schema": "ddpdoctor.run/1", "host": "here", "pid": 1, "run_id": new_run_id()}
     old = open_run(tmp_path / "run", "", JobIdentity(None, None), document)
     spool = left_behind(old.run, pid=os.getpid())
     shutil.rmtree(old.run)

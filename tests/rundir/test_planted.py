@@ -254,7 +254,7 @@ def test_runs_beside_a_read_only_folder_are_private(tmp_path, monkeypatch) -> No
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setattr("os.access", lambda path, mode: False)
     monkeypatch.chdir(tmp_path)
-    document = {"schema": "ddpdoctor.run/1", "host": "here"}
+    document = {"schema": "ddpdoctor.run/1", "host": "here", "pid": os.getpid()}
     place = tmp_path / f"ddpdoctor-runs-{os.getuid()}"
     first = open_run(None, "first", JobIdentity(None, None), document)
     assert first.run.parent == place and place.stat().st_mode & 0o777 == 0o700
