@@ -16,6 +16,9 @@ from ddpdoctor.launch.leftovers import (
     is_alive,
 )
 from ddpdoctor.rundir import Spool
+from tests.hook.recording import REPOSITORY
+
+from .launched import clean_environment, run_under
 
 
 def write_rank(run, folder, **fields):
@@ -96,3 +99,25 @@ def test_waits_for_a_trace_that_is_being_saved(tmp_path):
     write_rank(tmp_path, "00001", rank=1, host="h", pid=2**22 + 1, window={"state": "saving"})
     write_rank(tmp_path, "00002", rank=2, host="h", pid=os.getpid(), window={"state": "saved"})
     assert HostRanks(tmp_path, "h").saving() == [os.getpid()]
+
+
+SAVES_A_TRACE = f"""
+import os, sys
+sys.path.insert(0, {str(REPOSITORY)!r})
+from ddpdoctor.rundir import id_of_root
+from ddpdoctor.rundir.raw_traces import raw_folder
+with raw_folder(os.environ["TMPDIR"], id_of_root(os.environ["DDPDOCTOR_SPOOL"])) as folder:
+    print(os.listdir(os.environ["TMPDIR"]), flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_raw_trace_of_a_killed_rank_goes_with_its_run(tmp_path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    recorded = run_under(
+        tmp_path, [sys.executable, "-c", SAVES_A_TRACE], environment=clean_environment(TMPDIR=str(temporary))
+    )
+    assert recorded.process.returncode == -signal.SIGKILL
+    assert "ddpdoctor-raw-" in recorded.process.stdout
+    assert not list(temporary.iterdir())
