@@ -61,7 +61,7 @@ Writer = Callable[[Diagnosis, Path], None]
     "--engine",
     metavar="E",
     help="Read traces on a cluster: dask://HOST:PORT, ray://HOST:PORT, or dask or ray alone for the one that the "
-    "environment names, else one on this machine (needs ddpdoctor[dask] or [ray]).",
+    "environment names, else one that is started on this machine's loopback (needs ddpdoctor[dask] or [ray]).",
 )
 @chosen_job
 @click.option("--hta", is_flag=True, help="Add HolisticTraceAnalysis's own analyses (needs ddpdoctor[hta]).")

@@ -12,7 +12,7 @@ import dask  # type: ignore[import-not-found]
 from dask.distributed import Client, LocalCluster, as_completed  # type: ignore[import-not-found]
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.trace.engines import absolute, outcome
+from ddpdoctor.trace.engines import LOOPBACK, absolute, outcome, tell_of_own_cluster
 from ddpdoctor.trace.worker import Job, Result, attempt
 
 
@@ -49,14 +49,19 @@ class Cluster:
             except (OSError, ValueError) as error:
                 raise DdpDoctorError(f"There is no Dask scheduler at {self._address}: {error}.") from error
         # A worker that dies of memory would die of the same file again: do not give it to three others.
-        opened.enter_context(dask.config.set({"distributed.scheduler.allowed-failures": 0}))
+        settings = {"distributed.scheduler.allowed-failures": 0, "distributed.scheduler.http.routes": []}
+        opened.enter_context(dask.config.set({**settings, "distributed.worker.http.routes": []}))
         cluster = LocalCluster(
+            host=LOOPBACK,
             n_workers=self._workers,
             threads_per_worker=1,
-            dashboard_address=None,
+            dashboard_address=f"{LOOPBACK}:0",
+            scheduler_kwargs={"dashboard": False},
+            worker_dashboard_address=None,
             silence_logs=logging.CRITICAL,
         )
         opened.enter_context(cluster)
+        tell_of_own_cluster("Dask", cluster.scheduler_address.rpartition("/")[2])
         return opened.enter_context(Client(cluster, set_as_default=False))
 
 

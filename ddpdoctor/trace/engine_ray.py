@@ -13,7 +13,7 @@ from typing import Any
 import ray  # type: ignore[import-not-found]
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.trace.engines import absolute, outcome
+from ddpdoctor.trace.engines import LOOPBACK, absolute, outcome, tell_of_own_cluster
 from ddpdoctor.trace.worker import Job, Result, attempt
 
 
@@ -55,7 +55,7 @@ class Cluster:
                 except ConnectionError:
                     if "RAY_ADDRESS" in os.environ:
                         raise
-                    ray.init("local", num_cpus=self._workers, include_dashboard=False, **quiet)
+                    _start_here(self._workers, quiet)
         except (ConnectionError, ValueError, RuntimeError) as error:
             where = self._address or os.environ.get("RAY_ADDRESS") or "this machine"
             raise DdpDoctorError(
@@ -65,3 +65,24 @@ class Cluster:
             yield
         finally:
             ray.shutdown()
+
+
+def _start_here(workers: int | None, quiet: dict[str, Any]) -> None:
+    """A cluster on the loopback alone. Ray has this for desktops, by a variable and a constant that it reads at import; on
+    Linux its servers listen on every interface else.
+    """
+    from ray._private import ray_constants  # type: ignore[import-not-found]
+
+    variable = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    before, clusters = os.environ.get(variable), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[variable], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        ray.init("local", num_cpus=workers, include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        os.environ.pop(variable)
+        if before is not None:
+            os.environ[variable] = before
+    # Which Ray does by itself from 2.59 on, with a token of the user's.
+    guarded = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+    tell_of_own_cluster("Ray", ray.util.get_node_ip_address(), guarded)

@@ -7,6 +7,7 @@ cluster's workers need ddpdoctor installed and see the files under the same abso
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from ddpdoctor.trace.remote import is_url
 from ddpdoctor.trace.worker import Job, Result, load_here
 
 KINDS = ("dask", "ray")
+LOOPBACK = "127.0.0.1"
+_log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
@@ -64,6 +67,19 @@ def open_engine(spec: str, jobs: int | None = None) -> Engine:
         ) from error
     engine: Engine = module.Cluster(place, jobs)
     return engine
+
+
+def tell_of_own_cluster(kind: str, where: str, guarded: bool = False) -> None:
+    """Say, on the way of warnings (stderr unless logging is configured), that a cluster was started for this reading."""
+    whom = (
+        "which asks for its token"
+        if guarded
+        else (
+            "which asks nobody for a password: while the traces are read, every user who can reach that address can run code "
+            "as you"
+        )
+    )
+    _log.warning("ddpdoctor: a %s cluster was started on this machine at %s, %s.", kind, where, whom)
 
 
 def absolute(job: Job) -> tuple[str, int | None, bool]:

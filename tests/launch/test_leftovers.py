@@ -18,8 +18,9 @@ from ddpdoctor.launch.leftovers import (
     is_alive,
 )
 from ddpdoctor.rundir import read_json, run_id
+from tests.hook.recording import REPOSITORY
 
-from .launched import left_behind, make_run
+from .launched import clean_environment, left_behind, make_run, run_under
 
 pytestmark = pytest.mark.usefixtures("no_spool_stays")
 
@@ -145,3 +146,25 @@ def test_looking_for_ranks_ends_at_its_deadline(tmp_path, monkeypatch):
     monkeypatch.setattr("ddpdoctor.launch.leftovers.read_json", read)
     HostRanks(tmp_path, "h").wait_for_traces()
     assert 0 < len(slow) < 20, "each takes a tenth of what there is"
+
+
+SAVES_A_TRACE = f"""
+import os, sys
+sys.path.insert(0, {str(REPOSITORY)!r})
+from ddpdoctor.rundir import id_of_root
+from ddpdoctor.rundir.raw_traces import raw_folder
+with raw_folder(os.environ["TMPDIR"], id_of_root(os.environ["DDPDOCTOR_SPOOL"])) as folder:
+    print(os.listdir(os.environ["TMPDIR"]), flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_the_raw_trace_of_a_killed_rank_goes_with_its_run(tmp_path) -> None:
+    temporary = tmp_path / "temporary"
+    temporary.mkdir()
+    recorded = run_under(
+        tmp_path, [sys.executable, "-c", SAVES_A_TRACE], environment=clean_environment(TMPDIR=str(temporary))
+    )
+    assert recorded.process.returncode == -signal.SIGKILL
+    assert "ddpdoctor-raw-" in recorded.process.stdout
+    assert not list(temporary.iterdir())

@@ -8,6 +8,7 @@ import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 from click.testing import CliRunner
 from test_trace_load import assert_same, job
@@ -70,6 +71,24 @@ def test_a_worker_that_dies_costs_its_file_alone(tmp_path, monkeypatch, engine):
     assert [t.meta.rank for t in loaded.traces] == [0, 2]
     assert [file for file, _ in loaded.failed] == [files[1]]
     assert loaded.failed[0][1].startswith(f"{files[1]}: the worker that read it failed (")
+
+
+def test_a_cluster_of_our_own_listens_on_the_loopback_alone_and_is_told(tmp_path, caplog, engine):
+    listening = set()
+
+    def look(*_):
+        own = psutil.Process()
+        for process in (own, *own.children(recursive=True)):
+            places = process.net_connections(kind="inet")
+            listening.update(place.laddr.ip for place in places if place.status == psutil.CONN_LISTEN)
+
+    before = {
+        place.laddr.ip for place in psutil.Process().net_connections(kind="inet") if place.status == "LISTEN"
+    }
+    load_traces(job(tmp_path, range(2), world_size=2), jobs=1, engine=engine, progress=look)
+    assert listening - before <= {"127.0.0.1", "::ffff:127.0.0.1"} and listening
+    (told,) = [record.getMessage() for record in caplog.records if record.name.startswith("ddpdoctor")]
+    assert "cluster was started on this machine at 127.0.0.1" in told and "\n" not in told
 
 
 def test_a_running_dask_cluster_is_joined(tmp_path, monkeypatch):
