@@ -54,7 +54,7 @@ _PROGRAM = re.compile(
     rf"(?<![\w-])(?P<program>{'|'.join(p.replace(' ', '[ ]{1,4}') for p in sorted(SHORT_OPTIONS, key=len, reverse=True))})(?=\s)"
 )
 _NEAR = 300
-"""Letters after a program's name in which its option is looked for."""
+"""Letters after a program's name in which its option is looked for, and of what a "name" in JSON may be."""
 
 
 def secret_values(text: str) -> Iterator[tuple[int, int, bool]]:
@@ -69,7 +69,8 @@ def secret_values(text: str) -> Iterator[tuple[int, int, bool]]:
             continue
         in_query = found.start() > 0 and text[found.start() - 1] in "?&"
         if name.lower() in _LABEL and not in_query:
-            label = _plain(text[position : _word_end(text, position)])
+            near = text[position : position + _NEAR]
+            label = _plain(near[: _word_end(near, 0)])
             continue
         if in_query and names_secret_of_url(name):
             end = _match_end(_QUERY_VALUE, text, position)
