@@ -28,7 +28,7 @@ from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import RUN_SCHEMA, make_spool_root, new_run_id
-from ddpdoctor.rundir.privacy import recorded_environment
+from ddpdoctor.rundir.privacy import mask_text, recorded_environment
 
 _OTHERS_S = 5.0
 
@@ -131,7 +131,8 @@ class _Recording:
         recorded = self.ranks.recorded()
         if self.launch.owner and not recorded and self.launch.run.exists():
             self.notes.append(_no_rank(command))
-        notes = [*self.notes, *self.telemetry_notes]
+        self.notes = [mask_text(note) for note in self.notes]
+        notes = [*self.notes, *map(mask_text, self.telemetry_notes)]
         try:
             self.launch.finish(ended_ns=ended_ns, exit_code=status.code, signal=status.signal, notes=notes)
         except OSError as error:
@@ -186,7 +187,7 @@ def _manifest(
         "run_id": new_run_id(),
         "ddpdoctor": ddpdoctor.__version__,
         "command": mask_command(command),
-        "cwd": str(Path.cwd()),
+        "cwd": mask_text(str(Path.cwd())),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "started_ns": time.time_ns(),

@@ -34,7 +34,7 @@ _NOBODY = frozenset(
     ]
 )
 """Folders beside those of people, and an account that everybody has."""
-_HOST_PORT = re.compile(r"(?<![\w.-])([A-Za-z][\w-]*(?:\.[\w-]+){0,8}):\d{2,5}(?!\w)")
+_HOST_PORT = re.compile(r"(?<![\w.-])([A-Za-z][\w-]*(?:\.[\w-]+){0,8}):\d{4,5}(?!\w)")
 _HOST_VARIABLES = ("MASTER_ADDR", "NCCL_COMM_ID", "NCCL_HOSTID", "TORCHELASTIC_RUN_ID")
 _NUMBERED = re.compile(r"([A-Za-z][A-Za-z_-]*)(\d+)")
 _LONG_VALUE = 8
@@ -126,7 +126,7 @@ def source_host(source: str) -> str:
 
 def _addressed(job: Job) -> list[str]:
     """Hosts that arguments and variables name: they need not be among those that were recorded."""
-    texts = [*job.command, *job.environment.values()]
+    texts = [*job.command, *(value for name, value in job.environment.items() if not _tunes(name, value))]
     hosts = [host for text in texts for host in _HOST_PORT.findall(text)]
     hosts += [
         value

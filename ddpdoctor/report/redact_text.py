@@ -34,9 +34,9 @@ _PUBLIC_FOLDERS = re.compile(r"https://(?:huggingface\.co/docs/|github\.com/(?:N
 _MAIL = re.compile(r"(?<![\w.+-])[\w+-][\w.+-]{0,63}@[\w-]{1,63}(?:\.[\w-]{1,63}){0,5}\.[A-Za-z]{2,}(?!\w)")
 _DOMAIN = re.compile(
     r"(?<![\w.-])(?:[A-Za-z0-9][\w-]{0,62}\.){1,8}"
-    r"(?i:com|org|net|edu|gov|mil|local|internal|lan|corp|cluster|intra|intranet|home|example|compute|localdomain)(?![\w-])"
+    r"(?i:(?P<sure>com|org|edu|gov|mil|localdomain)|net|local|internal|lan|corp|cluster|intra|intranet|home|compute)(?![\w-])"
 )
-"""A full host name by its end; of torch.distributed and train.py the ends are others."""
+"""A full host name by its end. Where that could be a name in a program (threading.local), a digit or a hyphen must be in it."""
 _MAC = re.compile(r"(?<![\w:-])[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5,19}(?![\w:-])")
 _UUID = re.compile(r"(?<!\w)(?:(?:GPU|MIG)-)?[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}(?!\w)")
 _GUID = re.compile(r"(?<!\w)(?:0x[0-9A-Fa-f]{16}|(?:[0-9A-Fa-f]{4}:){3}[0-9A-Fa-f]{4})(?![\w:])")
@@ -86,7 +86,10 @@ def without_identifiers(text: str, stand_in: StandIn) -> str:
     """``text`` without e-mail addresses, full host names, addresses of networks and identifiers of hardware."""
 
     def domain(found: re.Match[str]) -> str:
-        return found[0] if found[0].lower() in PUBLIC_HOSTS else stand_in("host", found[0].lower())
+        name = found[0].lower()
+        if name in PUBLIC_HOSTS or not (found["sure"] or re.search(r"[\d-]", name)):
+            return found[0]
+        return stand_in("host", name.partition(".")[0])
 
     def address(found: re.Match[str]) -> str:
         return stand_in("address", found[0].lower()) if _is_address(found[0]) else found[0]
