@@ -1,5 +1,6 @@
 """Nothing secret reaches the run directory, and nothing useful is lost."""
 
+import json
 import shlex
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from ddpdoctor.launch.privacy import LONGEST_COMMAND, mask_command
 from ddpdoctor.rundir.privacy import mask_text, recorded_environment
+from tests.launch.launched import clean_environment, run_under
 
 SECRET = "q7Rt2Xv9Lm4Zp8Kw1Bn6"
 HARMLESS = (Path(__file__).parent / "harmless_commands.txt").read_text().splitlines()
@@ -147,3 +149,18 @@ def test_environment_is_an_allow_list():
         "TORCH_HOME": "https://host/path?X-Amz-Signature=***&a=1",
         "TORCH_HUB_TOKEN": "***",
     }
+
+
+def test_no_file_of_a_run_holds_a_secret_of_its_surroundings(tmp_path):
+    folder = tmp_path / "HF_TOKEN=hunter2"
+    folder.mkdir()
+    environment = clean_environment(
+        NCCL_NET="api_key: hunter2", TORCH_AUTH="hunter2", WANDB_API_KEY="hunter2"
+    )
+    command = ["sh", "-c", "PW='a hunter2' python --password -hunter2; exit 0", '{"token":"hunter2"}']
+    recorded = run_under(folder, command, environment=environment)
+    written = {file.name: file.read_text() for file in recorded.run.rglob("*.json*")}
+    assert not [name for name, text in written.items() if "hunter2" in text]
+    manifest = json.loads(written["manifest.json"])
+    assert manifest["cwd"].endswith("HF_TOKEN=***")
+    assert manifest["command"] == ["sh", "-c", "PW=*** python --password ***; exit 0", '{"token":***}']

@@ -147,7 +147,9 @@ def test_a_run_directory_with_names_in_every_file(tmp_path):
             )
             file.write_text(text)
     manifest = json.loads((run / "manifest.json").read_text())
-    manifest.update(notes=NOTES, environment=ENVIRONMENT, command=[*manifest["command"], *COMMAND[3:], COMMAND[1]])
+    manifest.update(
+        notes=NOTES, environment=ENVIRONMENT, command=[*manifest["command"], *COMMAND[3:], COMMAND[1]]
+    )
     (run / "manifest.json").write_text(json.dumps(manifest))
     (run / "hosts" / "host1").rename(run / "hosts" / "ZEBRA-7.corp.example")
     diagnosis = analyze([str(run)])
