@@ -8,8 +8,6 @@ import sys
 import traceback
 from typing import Dict, List
 
-from ..rundir.privacy import mask_text
-
 ERRORS_ALLOWED = 3
 """A part that failed this often stays off."""
 _MESSAGES_KEPT = 10
@@ -48,6 +46,10 @@ class Part:
 def words_of(error: BaseException) -> str:
     """The error in one line, without what its text may hold of URLs and options: it goes into rank.json."""
     try:
+        from ..rundir.privacy import (
+            mask_text,
+        )  # its patterns take 20 ms, which a process without errors is spared
+
         return mask_text(f"{type(error).__name__}: {error}")
     except Exception:
         return type(error).__name__  # one whose __str__ raises

@@ -214,8 +214,8 @@ def unseen_hosts(texts: Iterable[str], names: Mapping[str, str], stand_ins: Stan
         return {}
     shapes = "|".join(rf"{re.escape(letters)}\d{{{digits}}}" for letters, digits in sorted(forms))
     pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{shapes})(?![A-Za-z0-9])", re.IGNORECASE)
-    found = dict.fromkeys(word.lower() for text in texts for word in pattern.findall(text))
-    return {name: stand_ins.host(name) for name in found if name not in names}
+    met = dict.fromkeys(word.lower() for text in texts for word in pattern.findall(text))
+    return {name: stand_ins.host(name) for name in met if name not in names}
 
 
 @cache
