@@ -33,7 +33,7 @@ _INNER_QUOTED = rf"""(?=["'`][^\s,;:)}}\]&|"'`]){_QUOTED}"""
 _STARTS_QUOTED = re.compile(rf"""\$?{_QUOTED}(?:{_INNER_QUOTED}|\\.|[^\s"'`\\,;:)}}\]&|])*""", re.DOTALL)
 _ESCAPED_QUOTED = re.compile(r"""(?P<q>\\{1,7}["'])(?:(?!(?P=q)).)*(?:(?P=q)|\Z)""", re.DOTALL)
 _LIST = re.compile(r"\[[^\]]*(?:\]|\Z)|\{[^}]*(?:\}|\Z)")
-_BARE = re.compile(rf"""(?:[^\s"'`\\]|\\[^"'`]|{_INNER_QUOTED})+""", re.DOTALL)
+_BARE = re.compile(rf"""(?:\$\([^)]*(?:\)|\Z)|[^\s"'`\\]|\\[^"'`]|{_INNER_QUOTED})+""", re.DOTALL)
 _ENDS_SENTENCE = ";,)}]|&>"
 _QUERY_VALUE = re.compile(r"""[^&#;\s"'`<>\\]*""")
 _REST_OF_LINE = re.compile(r"""[^\n"'`]*""")
@@ -137,7 +137,8 @@ def _word_end(text: str, begin: int) -> int:
     if first in ("'", '"', "`") or text[begin : begin + 2] in ("$'", '$"'):
         return _match_end(_STARTS_QUOTED, text, begin)
     end = _match_end(_BARE, text, begin)
-    return begin + len(text[begin:end].rstrip(_ENDS_SENTENCE)) or end
+    value = text[begin:end]
+    return end if "$(" in value else begin + len(value.rstrip(_ENDS_SENTENCE))
 
 
 def _match_end(pattern: re.Pattern[str], text: str, begin: int) -> int:

@@ -25,6 +25,8 @@ _TWO_WORDS = ("connection string", "webhook url", "hook url", "access signature"
 _SAYS_NOTHING = re.compile(r"\d+|value|string|str|base64|b|raw|plain|plaintext|default|env")
 """Last words that leave it to the one before: HF_TOKEN_2, password_b64."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_DEFINE = re.compile(r"^-D(?=[a-z])")
+"""As in ``-Dpassword=x``, of Java and CMake."""
 _LONGEST_NAME = 200
 """Letters; of a longer name the last ones decide."""
 
@@ -33,7 +35,7 @@ def names_secret(name: str) -> bool:
     """Whether an option or variable of this name holds a secret: its last word decides (``--max-tokens`` does
     not).
     """
-    words = [word.lower() for word in _WORD.findall(name[-_LONGEST_NAME:])]
+    words = [word.lower() for word in _WORD.findall(_DEFINE.sub("", name[-_LONGEST_NAME:]))]
     while len(words) > 1 and _SAYS_NOTHING.fullmatch(words[-1]) and " ".join(words[-2:]) not in _TWO_WORDS:
         words.pop()
     if not words:
