@@ -138,7 +138,7 @@ def _word_end(text: str, begin: int) -> int:
         return _match_end(_STARTS_QUOTED, text, begin)
     end = _match_end(_BARE, text, begin)
     value = text[begin:end]
-    return end if "$(" in value else begin + len(value.rstrip(_ENDS_SENTENCE))
+    return end if "$(" in value else begin + len(value.rstrip(_ENDS_SENTENCE) or value)
 
 
 def _match_end(pattern: re.Pattern[str], text: str, begin: int) -> int:
