@@ -36,11 +36,23 @@ class Part:
             self.off = True
         frames = traceback.extract_tb(error.__traceback__)
         place = f" at {frames[-1].filename.rsplit('/', 1)[-1]}:{frames[-1].lineno}" if frames else ""
-        kept = words or f"{self.name}: {type(error).__name__}: {error}{place}"
+        kept = words or f"{self.name}: {words_of(error)}{place}"
         if len(errors) < _MESSAGES_KEPT and kept not in errors:
             errors.append(kept)
-        what = f"recording of {self.name} has a problem ({type(error).__name__}: {error}); the job goes on."
+        what = f"recording of {self.name} has a problem ({words_of(error)}); the job goes on."
         _tell(f"ddpdoctor: {told or what}\n")
+
+
+def words_of(error: BaseException) -> str:
+    """The error in one line, without what its text may hold of URLs and options: it goes into rank.json."""
+    try:
+        from ..rundir.privacy import (
+            mask_text,
+        )  # its patterns take 20 ms, which a process without errors is spared
+
+        return mask_text(f"{type(error).__name__}: {error}")
+    except Exception:
+        return type(error).__name__  # one whose __str__ raises
 
 
 _parts: Dict[str, Part] = {}

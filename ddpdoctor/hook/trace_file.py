@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence
 
 from ..rundir import FLIGHT_FILE, RAW_FILE, TooLargeError, reason_of, spools_in
 from ..rundir.raw_traces import raw_folder
-from .guard import part
+from .guard import part, words_of
 from .patching import guarded
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def _report_failure(session: "Session", report: Callable[..., None], error: Exce
             report("failed", words)
             return
         _PART.failed(error)
-        report("failed", f"{type(error).__name__}: {error}")
+        report("failed", words_of(error))
     except Exception:
         pass
 

@@ -40,7 +40,7 @@ from ddpdoctor.launch.patience import Beat, NoAnswerError, bounded
 from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import RUN_SCHEMA, make_spool_root, new_run_id
-from ddpdoctor.rundir.privacy import recorded_environment
+from ddpdoctor.rundir.privacy import mask_text, recorded_environment
 from ddpdoctor.rundir.raw_traces import clear_raw_folders
 
 _OTHERS_S = 5.0
@@ -178,9 +178,8 @@ class _Recording:
                 f"once it does, `ddpdoctor analyze {self.launch.run}` fetches that."
             )
         interrupted = child.close()
-        return Outcome(
-            status, self.launch.run, self.launch.owner, recorded, interrupted, self.notes, self.unsaved
-        )
+        notes = [mask_text(note) for note in self.notes]
+        return Outcome(status, self.launch.run, self.launch.owner, recorded, interrupted, notes, self.unsaved)
 
     def _finish(self, command: Sequence[str], status: ExitStatus) -> int:
         """Gather what the job left; the number of ranks recorded. Raises NoAnswerError.
@@ -211,7 +210,7 @@ class _Recording:
         recorded, said = self.ranks.recorded(), []
         if self.launch.owner and not recorded and self.launch.run.exists():
             said.append(_no_rank(command))
-        notes = [*self.notes, *said, *self.telemetry_notes]
+        notes = [mask_text(note) for note in [*self.notes, *said, *self.telemetry_notes]]
         try:
             self.launch.finish(ended_ns=ended_ns, exit_code=status.code, signal=status.signal, notes=notes)
         except OSError as error:
@@ -280,7 +279,7 @@ def _manifest(
         "run_id": new_run_id(),
         "ddpdoctor": ddpdoctor.__version__,
         "command": mask_command(command),
-        "cwd": _working_directory(),
+        "cwd": mask_text(_working_directory()),
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "started_ns": time.time_ns(),

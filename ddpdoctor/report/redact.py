@@ -1,6 +1,7 @@
 """``--redact``: a diagnosis that may leave the house.
 
-The same name gets the same stand-in wherever it occurs.
+The same name gets the same stand-in wherever it occurs. Where a value's place says what it is (environment, command,
+sources, hosts), kept is what is known to be harmless; in sentences, replaced is what is known or looks like a name.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import os.path
 import re
 from collections.abc import Callable, Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -15,35 +17,20 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Series
 from ddpdoctor.report.json_output import plain_value
-
-PATH = re.compile(r"(?<![\w.:/\-])(?:[A-Za-z]:)?(?:[/\\](?!/)[^\s'\"`,;:<>|()\[\]{}=/\\]+)+[/\\]?")
-"""An absolute path inside any text; what follows "://" is an address, not a path."""
-LIBRARY = re.compile(r".*[/\\](site-packages|dist-packages|lib[/\\]python[\d.]+)[/\\]")
-IP_ADDRESS = re.compile(
-    r"(?<![\w.])(?:\d{1,3}(?:\.\d{1,3}){3}|(?:[0-9a-fA-F]{1,4}:){3,7}[0-9a-fA-F]{1,4})(?![\w.])"
+from ddpdoctor.report.redact_names import (
+    StandIns,
+    hidden_values,
+    host_names,
+    redacted_command,
+    redacted_environment,
+    replacer,
+    source_host,
+    unseen_hosts,
+    user_names,
 )
-HOME = re.compile(r"(?:(?<![\w.\-])|[/\\])(?:home|Users|users|scratch|fsx)[/\\]([^/\\\s'\"]+)")
-KEPT_VARIABLES = re.compile(
-    r"(NCCL|TORCH|PYTORCH|OMP|MKL|OPENBLAS|KMP|GLOO|CUDA|NVIDIA|HIP|ROCR|UCX|FI|RCCL)_\w+"
-    r"|(LOCAL_|GROUP_|ROLE_)?(RANK|WORLD_SIZE)|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE"
-)
-"""Environment variables that tune a job and name nobody; the values of all others are replaced."""
-USER_VARIABLES = ("USER", "LOGNAME", "USERNAME", "SLURM_JOB_USER", "SUDO_USER")
-LONG_ARGUMENT = 8
-"""From this length on an argument's value is replaced in every other text too; shorter ones ("gloo", "32")
-are common words.
-"""
+from ddpdoctor.report.redact_text import LIBRARY, is_public, relative_path, without_identifiers, without_paths
 
-
-class _StandIns:
-    """One stand-in per name and kind, in the order of first sight."""
-
-    def __init__(self) -> None:
-        self._given: dict[str, dict[str, str]] = {}
-
-    def of(self, kind: str, name: str) -> str:
-        known = self._given.setdefault(kind, {})
-        return known.setdefault(name, f"{kind}-{len(known) + 1}")
+__all__ = ["LIBRARY", "project_root", "redact"]
 
 
 def redact(diagnosis: Diagnosis) -> Diagnosis:
@@ -53,28 +40,75 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     Numbers, rules, kernel names and the user's own file and function names inside the project stay.
     """
     worded = _without_series(diagnosis)
-    stand_ins = _StandIns()
+    texts = list(_strings(msgspec.to_builtins(worded, enc_hook=plain_value)))
+    stand_ins = StandIns()
     root = project_root(worded)
-    names = _host_names(worded, stand_ins) | _user_names(worded, stand_ins)
-    command, arguments = _command(worded.job.command, root, stand_ins)
-    replace_names = _replacer(names | arguments)
+    hosts = host_names(worded, stand_ins)
+    hosts |= unseen_hosts(texts, hosts, stand_ins)
+    users = user_names(worded, texts, stand_ins)
+    command, arguments = redacted_command(worded.job.command, root, stand_ins)
+    environment = redacted_environment(worded.job.environment, stand_ins)
+    values = arguments | hidden_values(worded.job.environment, environment)
+    replace_names = replacer(users | hosts, {v: s for v, s in values.items() if v.lower() not in hosts})
+    hide_sources = _sources(worded.source, root, stand_ins)
 
-    hide_sources = _sources(worded.source, stand_ins)
-
+    @cache
     def clean(text: str) -> str:
-        text = PATH.sub(lambda match: _path(match[0], root, stand_ins), hide_sources(text))
-        return IP_ADDRESS.sub(lambda match: stand_ins.of("address", match[0]), replace_names(text))
+        text = without_paths(hide_sources(text), root, stand_ins)
+        return without_identifiers(replace_names(text), stand_ins)
 
-    job = msgspec.structs.replace(
-        worded.job, command=command, environment=_environment(worded.job.environment, stand_ins)
-    )
-    plain = msgspec.to_builtins(msgspec.structs.replace(worded, job=job), enc_hook=plain_value)
+    plain = msgspec.to_builtins(_placed(worded, command, environment, root, stand_ins), enc_hook=plain_value)
     cleaned = _walk(plain, clean)
     # Addresses of documentation are public, and must stay usable.
     for finding, before in zip(cleaned["findings"], diagnosis.findings, strict=True):
         for fix, fix_before in zip(finding["fixes"], before.fixes, strict=True):
-            fix["docs"] = [link if link.startswith("https://") else clean(link) for link in fix_before.docs]
+            fix["docs"] = [link if is_public(link) else clean(link) for link in fix_before.docs]
     return _with_series(msgspec.convert(cleaned, Diagnosis), diagnosis)
+
+
+def _placed(
+    diagnosis: Diagnosis,
+    command: list[str],
+    environment: dict[str, str],
+    root: str | None,
+    stand_ins: StandIns,
+) -> Diagnosis:
+    """With a stand-in in every place whose whole value is a name, whatever it looks like."""
+    replace = msgspec.structs.replace
+
+    def host(name: str) -> str:
+        return (
+            stand_ins("address", name)
+            if re.fullmatch(r"[\d.]+|[0-9A-Fa-f:]*:[0-9A-Fa-f:]*", name)
+            else stand_ins.host(name)
+        )
+
+    job = replace(
+        diagnosis.job,
+        command=command,
+        environment=environment,
+        hosts=[host(name) for name in diagnosis.job.hosts],
+    )
+    ranks = [replace(rank, host=host(rank.host) if rank.host else rank.host) for rank in diagnosis.ranks]
+    telemetry = []
+    for series in diagnosis.telemetry:
+        name = source_host(series.source)
+        telemetry.append(replace(series, source=host(name) + series.source[len(name) :]))
+    findings = []
+    for finding in diagnosis.findings:
+        where = [
+            replace(one, file=relative_path(one.file, root, stand_ins)) if _is_absolute(one.file) else one
+            for one in finding.where
+        ]
+        findings.append(replace(finding, where=where))
+    source = [
+        relative_path(path, root, stand_ins) if _is_absolute(path) else path for path in diagnosis.source
+    ]
+    return replace(diagnosis, job=job, ranks=ranks, telemetry=telemetry, findings=findings, source=source)
+
+
+def _is_absolute(path: str) -> bool:
+    return path.startswith(("/", "~", "\\")) or re.match(r"[A-Za-z]:[/\\]", path) is not None
 
 
 def _without_series(diagnosis: Diagnosis) -> Diagnosis:
@@ -116,71 +150,6 @@ def _walk(value: Any, clean: Callable[[str], str]) -> Any:
     return value
 
 
-def _path(path: str, root: str | None, stand_ins: _StandIns) -> str:
-    library = LIBRARY.match(path)
-    if library:
-        return f"{library[1]}/{path[library.end() :]}"
-    if root and (path.rstrip("/") == root or path.startswith(root + os.sep)):
-        return path[len(root) :].strip("/") or "."
-    folder, name = os.path.split(path.replace("\\", "/").rstrip("/"))
-    if name.endswith(".py"):
-        return f"{stand_ins.of('path', folder)}/{name}"
-    return stand_ins.of("path", f"{folder}/{name}")
-
-
-def _sources(sources: Iterable[str], stand_ins: _StandIns) -> Callable[[str], str]:
-    """Replaces the relative paths that were given, of which notes name the files: whole, or before a separator.
-
-    Of a pattern, it is the folder before its first wildcard.
-    """
-    given: dict[str, str] = {}
-    for source in sources:
-        if Path(source).is_absolute() or "://" in source:
-            continue
-        fixed = re.split(r"[*?\[]", source)[0]
-        path = source if fixed == source else fixed.rpartition("/")[0]
-        path = os.path.normpath(path)
-        if path.strip("./"):
-            given[path] = stand_ins.of("path", path)
-    if not given:
-        return lambda text: text
-    names = "|".join(map(re.escape, sorted(given, key=len, reverse=True)))
-    # A name without a folder may be any word: it is one of a path only before a separator.
-    inside = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?=/)")
-    alone = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?![\w\-])")
-
-    def hide(text: str) -> str:
-        text = inside.sub(lambda match: given[match[1]], text)
-        if text in given:
-            return given[text]
-        return alone.sub(lambda match: given[match[1]] if "/" in match[1] else match[0], text)
-
-    return hide
-
-
-def _host_names(diagnosis: Diagnosis, stand_ins: _StandIns) -> dict[str, str]:
-    """Every host under its full and its short name."""
-    hosts = [*diagnosis.job.hosts, *(rank.host for rank in diagnosis.ranks if rank.host)]
-    hosts += [re.sub(r" GPU \d+$", "", series.source) for series in diagnosis.telemetry]
-    found: dict[str, str] = {}
-    for host in hosts:
-        short, _, domain = host.partition(".")
-        stand_in = stand_ins.of("host", short)
-        found[host] = found[short] = stand_in
-        if domain and not domain.replace(".", "").isdigit():
-            found[domain] = "domain"
-    return found
-
-
-def _user_names(diagnosis: Diagnosis, stand_ins: _StandIns) -> dict[str, str]:
-    texts = list(_strings(msgspec.to_builtins(diagnosis, enc_hook=plain_value)))
-    users = [
-        diagnosis.job.environment[name] for name in USER_VARIABLES if diagnosis.job.environment.get(name)
-    ]
-    users += [user for text in texts for user in HOME.findall(text)]
-    return {user: stand_ins.of("user", user) for user in users if user != "root"}
-
-
 def _strings(value: Any) -> Iterable[str]:
     if isinstance(value, str):
         yield value
@@ -193,36 +162,37 @@ def _strings(value: Any) -> Iterable[str]:
             yield from _strings(item)
 
 
-def _command(command: list[str], root: str | None, stand_ins: _StandIns) -> tuple[list[str], dict[str, str]]:
-    """The program and its scripts stay (without their folders); every argument becomes a stand-in."""
-    words, replaced = [], {}
-    for index, word in enumerate(command):
-        if index == 0:
-            words.append(word.rpartition("/")[2])
-        elif word.endswith(".py") and not word.startswith("-"):
-            inside = root is not None and word.startswith(root + os.sep)
-            words.append(word if inside else word.rpartition("/")[2])
-        elif word == "--":
-            words.append(word)
-        else:
-            words.append(stand_ins.of("argument", word))
-            value = word.partition("=")[2] if word.startswith("-") else word
-            if len(value) >= LONG_ARGUMENT:
-                replaced[value] = stand_ins.of("argument", word)
-    return words, replaced
+def _sources(sources: Iterable[str], root: str | None, stand_ins: StandIns) -> Callable[[str], str]:
+    """Replaces the paths that were given, of which notes name the files: whole, or before a separator.
 
+    Of a pattern, it is the folder before its first wildcard.
+    """
+    given: dict[str, str] = {}
+    absolute: dict[str, str] = {}
+    for source in sources:
+        if "://" in source:
+            continue
+        fixed = re.split(r"[*?\[]", source)[0]
+        path = os.path.normpath(source if fixed == source else fixed.rpartition("/")[0])
+        if Path(source).is_absolute():
+            absolute[path] = relative_path(path, root, stand_ins)
+        elif path.strip("./"):
+            given[path] = stand_ins("path", path)
+    known = "|".join(map(re.escape, sorted(absolute, key=len, reverse=True)))
+    whole = re.compile(rf"(?<![\w./\-])(?:{known})(?![\w\-])") if known else None
+    names = "|".join(map(re.escape, sorted(given, key=len, reverse=True)))
+    # A name without a folder may be any word: it is one of a path only before a separator.
+    inside = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?=/)") if names else None
+    alone = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?![\w\-])") if names else None
 
-def _environment(environment: Mapping[str, str], stand_ins: _StandIns) -> dict[str, str]:
-    return {
-        name: value if KEPT_VARIABLES.fullmatch(name) else stand_ins.of("value", value)
-        for name, value in environment.items()
-    }
+    def hide(text: str) -> str:
+        if whole:
+            text = whole.sub(lambda match: absolute[match[0]], text)
+        if inside is None or alone is None:
+            return text
+        text = inside.sub(lambda match: given[match[1]], text)
+        if text in given:
+            return given[text]
+        return alone.sub(lambda match: given[match[1]] if "/" in match[1] else match[0], text)
 
-
-def _replacer(names: Mapping[str, str]) -> Callable[[str], str]:
-    """Replaces whole words only, longest first, so that "node1" does not touch "node12"."""
-    wanted = sorted((name for name in names if name), key=len, reverse=True)
-    if not wanted:
-        return lambda text: text
-    pattern = re.compile(rf"(?<![\w])(?:{'|'.join(map(re.escape, wanted))})(?![\w])")
-    return lambda text: pattern.sub(lambda match: names[match[0]], text)
+    return hide

@@ -130,7 +130,9 @@ def _compress(
 def add_trouble(spool: int, words: str) -> None:
     """Have rank.json say that something could not be carried, once it can be. Never raises."""
     try:
-        news = _carried(spool)
+        from .privacy import mask_text
+
+        words, news = mask_text(words), _carried(spool)
         known = news.setdefault("errors", [])
         if words not in known and len(known) < _MOST_TROUBLES:
             known.append(words)

@@ -1,17 +1,26 @@
 """What of the job's surroundings may be written down: an allow-list of the environment, and text without secrets.
 
-A run directory and its report go into tickets, so the rule is to mask too much rather than too little.
+A run directory and its report go into tickets, so the rule is to mask too much rather than too little. All text that
+ddpdoctor writes down and did not word itself goes through ``mask_text``.
 """
 
 from __future__ import annotations
 
-import math
 import re
-from collections import Counter
-from itertools import groupby
 from typing import Mapping
 
+from .named import program_secrets, secret_values
+from .secretnames import names_secret
+from .tokens import KNOWN_FORMS, LONG_RUN, NETRC, PRIVATE_KEY, SCHEME_WORD, random_parts_masked
+from .urls import mask_urls
+
+__all__ = ["LONGEST_TEXT", "MASK", "mask_text", "names_secret", "recorded_environment"]
+
 MASK = "***"
+LONGEST_TEXT = 16_384
+"""Letters of one argument, variable or message that are kept; masking this many takes milliseconds."""
+_LAST_WORD = 1024
+"""Letters at a cut in which the end of a word is looked for: half a token is not known as one."""
 
 _ALLOWED = re.compile(
     r"(NCCL|GLOO|TORCH|TORCHELASTIC|PYTORCH|UCX|FI|RCCL|ROCR|HIP|CUDA|CUDNN|CUBLAS|OMP|MKL|KMP|GOMP|OPENBLAS"
@@ -22,28 +31,8 @@ _ALLOWED = re.compile(
     r"|MASTER_ADDR|MASTER_PORT|MALLOC_CONF|LD_PRELOAD|PMIX_NAMESPACE|PMIX_RANK|MPI_LOCALRANKID|MPI_LOCALNRANKS"
 )
 """Whole names of the variables that are recorded."""
-
-_SECRET_WORD = re.compile(
-    "token|secret|password|passwd|passphrase|pass|pwd|pw|credential|credentials|apikey|accesskey|secretkey|privatekey"
-    "|auth|authorization|bearer|cookie"
-)
-_KEY_WORD = re.compile("api|access|private|secret|auth|account|encryption|wandb|license")
-"""Before "key"."""
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-
-_KNOWN_SECRETS = re.compile(
-    r"hf_[A-Za-z0-9]{8,}|gh[pousr]_\w{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}|(?:AKIA|ASIA)[0-9A-Z]{12,}"
-    r"|sk-[\w-]{16,}|xox[abeprs]-[\w-]{8,}|AIza[\w-]{30,}|ya29\.[\w-]{16,}|pypi-[\w-]{16,}|npm_[A-Za-z0-9]{20,}"
-    r"|eyJ[\w-]{8,}\.[\w-]{8,}(?:\.[\w-]*)?|-----BEGIN [A-Z ]*PRIVATE KEY-----.*",
-    re.DOTALL,
-)
-_USER_IN_URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)[^/\s@]+@")
-_QUERY_SECRET = re.compile(
-    r"([?&;](?:[\w.-]*(?:token|key|secret|password|signature|credential)[\w.-]*|sig)=)[^&;\s#]+",
-    re.IGNORECASE,
-)
-_AUTHORIZATION = re.compile(r"\b(bearer|basic|token)\s+[\w.+/=~-]{6,}", re.IGNORECASE)
-_SEGMENT = re.compile(r"[A-Za-z0-9+]{20,}={0,2}")
+_HARMLESS = re.compile(r"[A-Za-z0-9_.,-]{0,10}")
+"""Too short for a known token, and without a name: most values of the environment."""
 
 
 def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
@@ -58,39 +47,38 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def mask_text(text: str) -> str:
-    """``text`` with every known form of a token, credentials in URLs and long random strings replaced by
-    ``***``.
+    """``text`` with the values of secrets, every known form of a token, credentials in URLs and long random strings
+    replaced by ``***``; what is longer than ``LONGEST_TEXT`` is cut, with a mark.
     """
-    text = _KNOWN_SECRETS.sub(MASK, text)
-    text = _USER_IN_URL.sub(rf"\g<1>{MASK}@", text)
-    text = _QUERY_SECRET.sub(rf"\g<1>{MASK}", text)
-    text = _AUTHORIZATION.sub(rf"\g<1> {MASK}", text)
-    return _SEGMENT.sub(lambda found: MASK if _is_random(found.group()) else found.group(), text)
+    if _HARMLESS.fullmatch(text):
+        return text
+    kept, cut = _cut(text)
+    kept = mask_urls(PRIVATE_KEY.sub(MASK, kept), MASK)
+    kept = NETRC.sub(rf"\g<1>{MASK}", kept)
+    kept = _replaced(kept, [(begin, end, True) for begin, end in program_secrets(kept)])
+    done, position = [], 0
+    for begin, end, secret in secret_values(kept):
+        done += [_without_tokens(kept[position:begin]), MASK if secret else kept[begin:end]]
+        position = end
+    return "".join([*done, _without_tokens(kept[position:]), cut])
 
 
-def names_secret(name: str) -> bool:
-    """Whether an option or variable of this name holds a secret: its last word decides (``--max-tokens`` does
-    not).
-    """
-    words = [word.lower() for word in _WORD.findall(name)]
-    if not words:
-        return False
-    if words[-1] in ("key", "keys", "id"):
-        return words[-1] != "id" and len(words) > 1 and _KEY_WORD.fullmatch(words[-2]) is not None
-    return _SECRET_WORD.fullmatch(words[-1]) is not None
+def _cut(text: str) -> tuple[str, str]:
+    """What is kept of a text, and the mark that says how much is not."""
+    if len(text) <= LONGEST_TEXT:
+        return text, ""
+    words = re.split(r"[\s\"'&,;]", text[LONGEST_TEXT - _LAST_WORD : LONGEST_TEXT])
+    kept = text[: LONGEST_TEXT - (len(words[-1]) if len(words) > 1 else _LAST_WORD)]
+    return kept, f"... ({len(text) - len(kept)} more letters)"
 
 
-def _is_random(segment: str) -> bool:
-    """Whether a run of letters and digits is more like a key than like words: kinds alternate, and its
-    entropy is high.
+def _replaced(text: str, places: list[tuple[int, int, bool]]) -> str:
+    for begin, end, _ in reversed(places):
+        text = text[:begin] + MASK + text[end:]
+    return text
 
-    3 bits a character is what 32 random hexadecimal digits hardly ever fall below, and prose without digits
-    is left alone.
-    """
-    kinds = groupby(char.isdigit() for char in segment if char.isalnum())
-    changes = sum(1 for _ in kinds) - 1
-    if changes < 3:
-        return False
-    counts = Counter(segment)
-    entropy_bits = -sum(n / len(segment) * math.log2(n / len(segment)) for n in counts.values())
-    return entropy_bits >= 3.0
+
+def _without_tokens(text: str) -> str:
+    text = KNOWN_FORMS.sub(MASK, text)
+    text = SCHEME_WORD.sub(lambda found: (found[1] or found[2]) + MASK, text)
+    return LONG_RUN.sub(lambda found: random_parts_masked(found, MASK), text)

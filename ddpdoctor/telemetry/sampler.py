@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from ddpdoctor.rundir import TELEMETRY_FILE
+from ddpdoctor.rundir.privacy import mask_text
 
 from .host import HostSampler
 from .nvml import NvmlSampler
@@ -119,7 +120,7 @@ class TelemetrySampler:
         written = self._write(sample)
         for source in (gpus, host, ranks):
             for note in source.notes:
-                self._write({"t_ns": t_ns, "note": note})
+                self._write({"t_ns": t_ns, "note": mask_text(note)})
             self.notes.extend(source.notes)
             source.notes.clear()
         self.samples += 1

@@ -1,11 +1,18 @@
 """Nothing secret reaches the run directory, and nothing useful is lost."""
 
+import json
+import shlex
+from pathlib import Path
+
 import pytest
 
-from ddpdoctor.launch.privacy import mask_command
+from ddpdoctor.launch.privacy import LONGEST_COMMAND, mask_command
 from ddpdoctor.rundir.privacy import mask_text, recorded_environment
+from tests.launch.launched import clean_environment, run_under
 
 SECRET = "q7Rt2Xv9Lm4Zp8Kw1Bn6"
+HARMLESS = (Path(__file__).parent / "harmless_commands.txt").read_text().splitlines()
+"""Command lines as people start training with them."""
 
 
 @pytest.mark.parametrize(
@@ -66,6 +73,55 @@ def test_harmless_arguments_stay_readable(command):
     assert mask_command(command) == command
 
 
+@pytest.mark.parametrize("line", HARMLESS)
+def test_command_lines_of_training_stay_as_they_are(line):
+    assert mask_command(shlex.split(line)) == shlex.split(line)
+    assert mask_text(line) == line
+
+
+@pytest.mark.parametrize(
+    ("command", "masked"),
+    [
+        (["run", "--env=HF_TOKEN=a b"], ["run", "--env=HF_TOKEN=***"]),
+        (["run", "-e", "HF_TOKEN=a b", "img"], ["run", "-e", "HF_TOKEN=***", "img"]),
+        (["run", "--set-env", "A_PASSWORD=a"], ["run", "--set-env", "A_PASSWORD=***"]),
+        (["t.py", '{"api_key":"a"}'], ["t.py", '{"api_key":***}']),
+        (["t.py", "logger.api_key=a", "++a.b.token=a"], ["t.py", "logger.api_key=***", "++a.b.token=***"]),
+        (["t.py", "--api_key", "-a", "--lr", "1"], ["t.py", "--api_key", "***", "--lr", "1"]),
+        (["t.py", "--password=two words"], ["t.py", "--password=***"]),
+        (["t.py", "--use-token", "-n", "1", "--token", "--lr", "1"], ["t.py", "--use-token", "-n", "1", "--token", "--lr", "1"]),
+        (["t.py", "--db", "postgres://me:a/b@host/db"], ["t.py", "--db", "postgres://***@host/db"]),
+        (["curl", "-H", "X-Api-Key: a", "-u", "me:a"], ["curl", "-H", "X-Api-Key: ***", "-u", "***"]),
+        (["curl", "--user=me:a", "-ume:a"], ["curl", "--user=***", "-u***"]),
+        (["curl", "-H", "Cookie: a=b; c=d"], ["curl", "-H", "Cookie: ***"]),
+        (["bash", "-c", "PASSWORD='two words' x 1"], ["bash", "-c", "PASSWORD=*** x 1"]),
+        (["bash", "-c", "PW='a'\\''b c' x 1"], ["bash", "-c", "PW=*** x 1"]),
+        (["bash", "-c", 'PW="a \\" b" x 1'], ["bash", "-c", "PW=*** x 1"]),
+        (["bash", "-c", "PW=a\\ b x 1"], ["bash", "-c", "PW=*** x 1"]),
+        (["bash", "-c", 'bash -c "PW=\\"a b\\" x 1"'], ["bash", "-c", 'bash -c "PW=*** x 1"']),
+        (["bash", "-c", "cat <<E\ntoken: a b\nlr: 1\nE"], ["bash", "-c", "cat <<E\ntoken: ***\nlr: 1\nE"]),
+        (["bash", "-c", "x --token \\\n  'a b' --lr 1"], ["bash", "-c", "x --token \\\n  *** --lr 1"]),
+        (["bash", "-c", "sshpass -p 'a b' ssh -p 22 h; mysql -pa d"], ["bash", "-c", "sshpass -p *** ssh -p 22 h; mysql -p*** d"]),
+        (["sshpass", "-p", "a", "ssh", "-p", "22"], ["sshpass", "-p", "***", "ssh", "-p", "***"]),
+        (["mysql", "-pa", "-p", "d"], ["mysql", "-p***", "-p", "d"]),
+        (["bash", "-c", "PW=$(echo a b) x 1"], ["bash", "-c", "PW=*** x 1"]),
+        (["srun", "--export=ALL,HF_TOKEN=a"], ["srun", "--export=ALL,HF_TOKEN=***"]),
+        (["java", "-Dpassword=a"], ["java", "-Dpassword=***"]),
+        (["docker", "login", "-p", "a"], ["docker", "login", "-p", "***"]),
+        (["docker", "run", "-p", "80:80"], ["docker", "run", "-p", "80:80"]),
+        (["python", "-c", "login(token='a b', lr=1)"], ["python", "-c", "login(token=***, lr=1)"]),
+    ],
+)  # fmt: skip
+def test_what_is_masked_and_no_more(command, masked):
+    assert mask_command(command) == masked
+
+
+def test_a_command_line_of_megabytes_is_cut():
+    masked = mask_command(["train.py", *["a=" * 1000] * 1000, "--token", "b"])
+    assert len(masked) == 1003 and masked[-1] == "..."
+    assert sum(map(len, masked)) < 2 * LONGEST_COMMAND
+
+
 def test_text_without_secrets_is_unchanged():
     assert mask_text("backend='nccl' port 29500") == "backend='nccl' port 29500"
 
@@ -96,3 +152,18 @@ def test_environment_is_an_allow_list():
         "TORCH_HOME": "https://host/path?X-Amz-Signature=***&a=1",
         "TORCH_HUB_TOKEN": "***",
     }
+
+
+def test_no_file_of_a_run_holds_a_secret_of_its_surroundings(tmp_path):
+    folder = tmp_path / "HF_TOKEN=hunter2"
+    folder.mkdir()
+    environment = clean_environment(
+        NCCL_NET="api_key: hunter2", TORCH_AUTH="hunter2", WANDB_API_KEY="hunter2"
+    )
+    command = ["sh", "-c", "PW='a hunter2' python --password -hunter2; exit 0", '{"token":"hunter2"}']
+    recorded = run_under(folder, command, environment=environment)
+    written = {file.name: file.read_text() for file in recorded.run.rglob("*.json*")}
+    assert not [name for name, text in written.items() if "hunter2" in text]
+    manifest = json.loads(written["manifest.json"])
+    assert manifest["cwd"].endswith("HF_TOKEN=***")
+    assert manifest["command"] == ["sh", "-c", "PW=*** python --password ***; exit 0", '{"token":***}']
