@@ -277,8 +277,8 @@ def _stays(piece: _Piece, every: int) -> bool:
 
 def _every(pieces: List[_Piece], least: int, most_bytes: int) -> int:
     """Which blocks stay so that the log fits: one in this many, a power of two."""
-    every = least
-    while every < _MOST_EVERY and (
+    every, last = least, max((piece.block or 0 for piece in pieces), default=0)
+    while every <= min(last, _MOST_EVERY // 2) and (
         sum(piece.end - piece.start for piece in pieces if _stays(piece, every)) > most_bytes * _KEPT_SHARE
     ):
         every *= 2
