@@ -146,11 +146,15 @@ class DiskBudget:
         try:
             if os.stat(STEPS_FILE, dir_fd=place).st_size <= self._next:
                 return
+        except OSError:
+            return
+        self._next += self._most // 8
+        try:
             thin(place, self._most, self._go_on)
             # Where that was not possible, not before it has grown by as much again.
             self._next = max(self._most, os.stat(STEPS_FILE, dir_fd=place).st_size + self._most // 8)
         except OSError:
-            self._next += self._most // 8
+            pass
 
 
 class _Piece:
