@@ -146,11 +146,15 @@ class DiskBudget:
         try:
             if os.stat(STEPS_FILE, dir_fd=place).st_size <= self._next:
                 return
+        except OSError:
+            return
+        self._next += self._most // 8
+        try:
             thin(place, self._most, self._go_on)
             # Where that was not possible, not before it has grown by as much again.
             self._next = max(self._most, os.stat(STEPS_FILE, dir_fd=place).st_size + self._most // 8)
         except OSError:
-            self._next += self._most // 8
+            pass
 
 
 class _Piece:
@@ -277,8 +281,8 @@ def _stays(piece: _Piece, every: int) -> bool:
 
 def _every(pieces: List[_Piece], least: int, most_bytes: int) -> int:
     """Which blocks stay so that the log fits: one in this many, a power of two."""
-    every = least
-    while every < _MOST_EVERY and (
+    every, last = least, max((piece.block or 0 for piece in pieces), default=0)
+    while every <= min(last, _MOST_EVERY // 2) and (
         sum(piece.end - piece.start for piece in pieces if _stays(piece, every)) > most_bytes * _KEPT_SHARE
     ):
         every *= 2

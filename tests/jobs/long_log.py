@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 
 import _ddpdoctor.rundir.compaction as compaction  # type: ignore[import-not-found]
 import torch
@@ -15,7 +16,9 @@ dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 model = DistributedDataParallel(nn.Linear(4, 4))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
 data = torch.randn(2, 4)
-for _ in range(int(sys.argv[2])):
+for step in range(int(sys.argv[2])):
+    if step % 1000 == 999:
+        time.sleep(1.5)  # a log is looked at once a second
     optimizer.zero_grad()
     model(data).sum().backward()
     optimizer.step()

@@ -75,6 +75,17 @@ def test_a_log_stays_within_its_budget_and_keeps_the_first_the_newest_and_blocks
     assert [json.loads(text)["where"] for text in texts if "where" in text] == list(range(60))
 
 
+def test_a_budget_is_the_same_however_late_the_log_begins(tmp_path):
+    budget = DiskBudget(BUDGET_BYTES)
+    with folder(str(tmp_path)) as place:
+        for _ in range(100):
+            budget.keep(place)
+        (tmp_path / STEPS_FILE).write_bytes(b"".join(line(n) for n in range(12_000)))
+        assert (tmp_path / STEPS_FILE).stat().st_size > BUDGET_BYTES
+        budget.keep(place)
+    assert (tmp_path / STEPS_FILE).stat().st_size < BUDGET_BYTES
+
+
 def test_what_was_left_out_is_told_to_the_step(recorded):
     _, spool, path = recorded
     record(spool, range(40_000), DiskBudget(BUDGET_BYTES))
