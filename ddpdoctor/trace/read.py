@@ -11,6 +11,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import times
 from ddpdoctor.trace.archive import is_archive, load_archive
 from ddpdoctor.trace.build import ColumnBuilder, as_int
+from ddpdoctor.trace.checks import NUMBERS_OF_DEVICES
 from ddpdoctor.trace.columns import RankTrace, TraceMeta
 from ddpdoctor.trace.foreign import is_foreign, is_own_timeline
 from ddpdoctor.trace.ranks import MOST_RANKS, host_of_name, rank_of_name
@@ -24,7 +25,6 @@ _LONGEST_TEXT = 1 << 10
 """Characters of a host's, a backend's or a version's name that are kept."""
 _MOST_OBJECTS = 100_000
 """Process groups and devices that are kept: a job has one of them for each of its ranks, at most a few."""
-_DEVICE_KINDS: dict[str, type] = {"computeMajor": int, "computeMinor": int, "name": str}
 _VERSION_KEYS = ("schemaVersion", "roctracer_version", "displayTimeUnit")
 
 
@@ -177,4 +177,8 @@ def _objects(value: Any) -> tuple[dict[str, Any], ...]:
 
 def _device(properties: dict[str, Any]) -> dict[str, Any]:
     """The properties of a device whose values are of a kind that such properties have."""
-    return {k: v for k, v in properties.items() if isinstance(v, _DEVICE_KINDS.get(k, (str, int, float)))}
+    kept = {key: value for key, value in properties.items() if isinstance(value, (str, int, float))}
+    for key in NUMBERS_OF_DEVICES:
+        if key in kept and (number := as_int(kept.pop(key))) in range(MOST_RANKS):
+            kept[key] = number
+    return kept
