@@ -33,6 +33,8 @@ _WRITER_S = 60.0
 GZIP = b"\x1f\x8b"
 ZSTD = b"\x28\xb5\x2f\xfd"
 LFS_POINTER = b"version https://git-lfs"
+_MOST_PADDING = 16
+"""Reads of zeros between two gzip members: tapes and block devices fill up their last block."""
 _ZEROS = re.compile(rb"\0++")
 
 
@@ -116,8 +118,10 @@ class Source:
                 compressed, fed_bytes = compressed[len(fed) - left :], min(2 * fed_bytes, _READ_BYTES)
                 if piece:
                     yield piece
-            compressed = compressed or memoryview(self._read(stream, _READ_BYTES))
-            if padding := _ZEROS.match(compressed):
+            for _ in range(_MOST_PADDING):
+                compressed = compressed or memoryview(self._read(stream, _READ_BYTES))
+                if (padding := _ZEROS.match(compressed)) is None:
+                    break
                 compressed = compressed[padding.end() :]
             if compressed and not bytes(compressed[:2]).startswith(GZIP[: len(compressed)]):
                 return  # padding or a signature after the last member: gzip(1) ignores it too
