@@ -25,6 +25,8 @@ _LONGEST_TEXT = 1 << 10
 """Characters of a host's, a backend's or a version's name that are kept."""
 _MOST_OBJECTS = 100_000
 """Process groups and devices that are kept: a job has one of them for each of its ranks, at most a few."""
+_UNSAID = (None, "", -1, "-1")
+"""What stands for "not known"."""
 _VERSION_KEYS = ("schemaVersion", "roctracer_version", "displayTimeUnit")
 
 
@@ -157,7 +159,7 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
     if isinstance(job, dict):
         stated |= {"rank": (job, MOST_RANKS), "world_size": (job, MOST_RANKS)}
     for key, (place, limit) in stated.items():
-        if place.get(key) is not None and as_int(place[key]) not in range(-1, limit):
+        if place.get(key) not in _UNSAID and as_int(place[key]) not in range(limit):
             yield f"{path}: its {key} cannot be {str(place[key])[:40]} and is ignored."
 
 
