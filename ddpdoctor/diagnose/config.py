@@ -82,10 +82,11 @@ def _content(file: Path) -> tuple[bytes | None, str]:
         handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return None, ""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        return None, ""
     with os.fdopen(handle, "rb") as stream:
-        status = os.fstat(handle)
-        if not stat.S_ISREG(status.st_mode):
-            return None, ""
         content = stream.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         return None, ""

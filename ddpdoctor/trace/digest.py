@@ -112,13 +112,15 @@ def _copied(folder: Path, run: Path, out: Path) -> Iterator[str]:
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             source, target = Path(entry.path), out / entry.name
+            if entry.name in _LEFT_BEHIND:
+                continue
             if entry.is_dir(follow_symlinks=False):
                 yield from _copied(source, run, target)
             elif entry.is_symlink() and not lies_within(source, run):
                 yield f"{source} is a link out of the run directory and was left out."
             elif not entry.is_file():
                 yield f"{source} is no file and was left out."
-            elif entry.name not in _LEFT_BEHIND:
+            else:
                 _copy(str(source), target)
 
 
