@@ -51,4 +51,8 @@ def _is_own(place: Path | int, is_of_kind: Callable[[int], bool]) -> bool:
         status = os.fstat(place) if isinstance(place, int) else place.lstat()
     except OSError:
         return False
-    return is_of_kind(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & _WRITABLE_BY_OTHERS
+    return (
+        is_of_kind(status.st_mode)
+        and status.st_uid == os.geteuid()
+        and not status.st_mode & _WRITABLE_BY_OTHERS
+    )

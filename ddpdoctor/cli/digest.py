@@ -11,7 +11,14 @@ from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import RunDirectory, is_run_directory, recover
 from ddpdoctor.trace import find_traces
-from ddpdoctor.trace.digest import TRACE_DIGEST, copy_records, discard, lies_within, loose_targets, write_digests
+from ddpdoctor.trace.digest import (
+    TRACE_DIGEST,
+    copy_records,
+    discard,
+    lies_within,
+    loose_targets,
+    write_digests,
+)
 
 
 @click.command("digest")

@@ -84,9 +84,7 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
                 )
             head = msgspec.json.decode(data, type=_Head)
             events = _arrays(_member(archive, "events.parquet"), RankTrace, _EVENT_COLUMNS)
-            collectives = _arrays(
-                _member(archive, "collectives.parquet"), Collectives, _COLLECTIVE_COLUMNS
-            )
+            collectives = _arrays(_member(archive, "collectives.parquet"), Collectives, _COLLECTIVE_COLUMNS)
         trace = RankTrace(
             meta=head.meta,
             names=head.names,

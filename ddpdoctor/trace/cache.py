@@ -37,7 +37,9 @@ def cached_load(path: str, rank: int | None = None) -> RankTrace:
     A URL is kept where its store tells when the content changes, else it is always read. A digest holds columns
     already. Trouble with the cache is never an error.
     """
-    if is_archive(path) or not (is_url(path) or Path(path).is_file()):  # what a FIFO gives can be read once only
+    if is_archive(path) or not (
+        is_url(path) or Path(path).is_file()
+    ):  # what a FIFO gives can be read once only
         return load_trace(path, rank)
     try:
         before = _version(path)

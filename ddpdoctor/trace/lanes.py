@@ -40,7 +40,9 @@ class LaneTable:
         """Keeps the thread names among the metadata events ("ph": "M")."""
         for event in metadata:
             if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
-                self._thread_names[_text(event.pid), _text(event.tid)] = event.args.name.strip()[:_LONGEST_LABEL]
+                self._thread_names[_text(event.pid), _text(event.tid)] = event.args.name.strip()[
+                    :_LONGEST_LABEL
+                ]
 
     def finish(self) -> tuple[list[Lane], IdColumn]:
         """The lanes, and for each number given out by :meth:`ids` the lane's index: 7 and "7" are one

@@ -68,13 +68,13 @@ def expand_url(url: str) -> list[str]:
             if not found:
                 filesystem.info(inside)  # raises where the store cannot be reached, or has nothing there
     except Exception as error:
-        raise UnusableInput(f"{shown(url)} cannot be opened: {_first_line(error.__cause__ or error)}.") from None
-    schemes = {filesystem.protocol} if isinstance(filesystem.protocol, str) else set(filesystem.protocol)
-    listed = sorted(filesystem.unstrip_protocol(name) for name in found)
-    if len(listed) > _MOST_FILES:
-        raise UnusableInput(f"{shown(url)} holds {len(listed)} files: name a folder with fewer of them.")
-    # A listing comes from the store: one that names files of this machine is not followed.
-    return [name for name in listed if name.partition("://")[0] in schemes]
+        raise UnusableInput(
+            f"{shown(url)} cannot be opened: {_first_line(error.__cause__ or error)}."
+        ) from None
+    if len(found) > _MOST_FILES:
+        raise UnusableInput(f"{shown(url)} holds {len(found)} files: name a folder with fewer of them.")
+    # Whatever names a store lists: each becomes a URL of the same store.
+    return sorted(filesystem.unstrip_protocol(name) for name in found)
 
 
 def _filesystem(url: str) -> tuple[Any, str]:

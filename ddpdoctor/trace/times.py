@@ -66,7 +66,11 @@ def _number(value: Any) -> float:
 
 def _text_ns(text: bytes) -> int:
     whole, _, fraction = text.partition(b".")
-    if whole.isdigit() and len(whole) <= _SHORT_DIGITS - 3 and (len(fraction) <= 3 and (not fraction or fraction.isdigit())):
+    if (
+        whole.isdigit()
+        and len(whole) <= _SHORT_DIGITS - 3
+        and (len(fraction) <= 3 and (not fraction or fraction.isdigit()))
+    ):
         return int(whole) * 1000 + (int((fraction + b"000")[:3]) if fraction else 0)
     try:
         exact = (Decimal(text.decode("ascii", "replace").strip('"')) * 1000).to_integral_value()

@@ -91,7 +91,11 @@ def strange(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize(
     ("reason", "says"),
-    [("owner", "belongs to another user"), ("file", "every user may write to it"), ("folder", "put files into")],
+    [
+        ("owner", "belongs to another user"),
+        ("file", "every user may write to it"),
+        ("folder", "put files into"),
+    ],
 )
 def test_what_another_user_may_have_written_decides_nothing(
     strange: Path, monkeypatch: pytest.MonkeyPatch, reason: str, says: str

@@ -131,7 +131,9 @@ def test_a_table_in_which_nothing_takes_time_is_refused(tmp_path):
         read_operations(str(tmp_path / "trace.parquet"))
 
 
-@pytest.mark.parametrize("text", ["world_size: " + "9" * 30, "[" * 5000, "a: 2020-99-99", "\x00", "world_size: true"])
+@pytest.mark.parametrize(
+    "text", ["world_size: " + "9" * 30, "[" * 5000, "a: 2020-99-99", "\x00", "world_size: true"]
+)
 def test_metadata_of_any_kind_is_no_trouble(tmp_path, text):
     table().write_parquet(tmp_path / "trace-x.parquet")
     (tmp_path / "meta-x.yaml").write_text(text)
