@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.archive import is_archive
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.engines import Engine, Processes, open_engine
 from ddpdoctor.trace.remote import is_url, shown
@@ -100,6 +101,9 @@ def _engine(files: Sequence[str], jobs: int | None, engine: str | None) -> Engin
     if engine is not None:
         return open_engine(engine, jobs)
     workers = min(jobs or _processors(), len(files))
+    if any(map(is_archive, files)):
+        # What reads Parquet ends its process on some files that were made to harm.
+        return Processes(workers, apart=True)
     return Processes(workers if _worth_it(files, workers) else 1)
 
 

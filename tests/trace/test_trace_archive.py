@@ -194,3 +194,13 @@ def test_the_digests_of_traces_above_lie_below_the_named_folder(tmp_path, monkey
         "rank0.json.columns",
         "here/rank1.json.columns",
     ]
+
+
+def test_a_digest_that_ends_the_process_that_reads_it_costs_only_itself(tmp_path, monkeypatch):
+    """Parquet made to harm does so; here the interpreter's own start does."""
+    bad = digested(write(tmp_path / "a.json", document(CONTENT, rank=0)), tmp_path / "out")
+    (tmp_path / "early").mkdir()
+    (tmp_path / "early" / "sitecustomize.py").write_text("import os\nos.abort()\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "early"))
+    with pytest.raises(UnusableInput, match="ended by signal 6"):
+        load_traces([bad], jobs=1)
