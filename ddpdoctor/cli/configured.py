@@ -9,8 +9,16 @@ from typing import Any
 import click
 
 from ddpdoctor.analysis import Options, Progress
-from ddpdoctor.diagnose.config import check_config, load_config
+from ddpdoctor.diagnose.config import Config, check_config, load_config
 from ddpdoctor.diagnose.load import load_rules
+
+
+def own_config() -> Config:
+    """The configuration here or above; a note on stderr for each file that was passed over as somebody else's."""
+    config = load_config(Path.cwd())
+    for sentence in config.refused:
+        click.echo(f"Note: {sentence}", err=True)
+    return config
 
 
 def configured(progress: Progress | None = None, rules: Sequence[Path] = (), **reading: Any) -> Options:
@@ -19,7 +27,7 @@ def configured(progress: Progress | None = None, rules: Sequence[Path] = (), **r
     ``rules``: further folders of rules. ``reading``: other fields of :class:`Options`, as a command line gives them.
     Raises DdpDoctorError where a file cannot be read, or names a rule or threshold that does not exist.
     """
-    config = load_config(Path.cwd())
+    config = own_config()
     loaded = load_rules([*config.rules, *rules])
     check_config(config, loaded)
     return Options(

@@ -11,7 +11,14 @@ from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import RunDirectory, is_run_directory, recover
 from ddpdoctor.trace import find_traces
-from ddpdoctor.trace.digest import TRACE_DIGEST, copy_records, discard, loose_targets, write_digests
+from ddpdoctor.trace.digest import (
+    TRACE_DIGEST,
+    copy_records,
+    discard,
+    lies_within,
+    loose_targets,
+    write_digests,
+)
 
 
 @click.command("digest")
@@ -68,10 +75,15 @@ def _recorded(run: str, target: Path) -> tuple[dict[str, Path], dict[str, int]]:
     """Copies the records of a run directory; where the digest of each trace goes, and its rank."""
     for sentence in recover(run):
         click.echo(f"Note: {sentence}", err=True)
-    copy_records(run, target)
+    for sentence in copy_records(run, target):
+        click.echo(f"Note: {sentence}", err=True)
     targets, ranks = {}, {}
     for record in RunDirectory.open(run).ranks:
-        if record.trace is not None:
+        if record.trace is None:
+            continue
+        if not lies_within(record.trace, run):
+            click.echo(f"Note: {record.trace} is a link out of the run directory and was left out.", err=True)
+        else:
             targets[record.trace] = target / Path(record.path).relative_to(run) / TRACE_DIGEST
             ranks[record.trace] = record.rank
     return targets, ranks

@@ -8,7 +8,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from ddpdoctor.diagnose.config import load_config
+from ddpdoctor.cli.configured import own_config
 from ddpdoctor.diagnose.load import RuleSet, load_rules, read_folder
 from ddpdoctor.diagnose.rule import Rule, read_rule
 from ddpdoctor.diagnose.selftest import run_tests
@@ -95,7 +95,7 @@ def test_command(path: Path | None) -> None:
 
 
 def _rules(folders: tuple[Path, ...]) -> RuleSet:
-    configured = [Path(folder) for folder in load_config(Path.cwd()).rules]
+    configured = [Path(folder) for folder in own_config().rules]
     return load_rules([*configured, *folders])
 
 

@@ -47,6 +47,28 @@ _PATH = re.compile(r"(?<![\w.\])])[A-Za-z_]\w*(?:\s*\.\s*[A-Za-z_]\w*)+(\s*\()?"
 _BOUND = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\(\s*(\w+)\s*,")
 
 
+_MACRO = re.compile(r"\.\s*(?:all|exists|exists_one|map|filter)\s*\Z")
+_LONGEST_EXPRESSION = 4_000
+"""Characters: the parser calls itself for each part of an expression, and the longest of the pack has 200."""
+_DEEPEST_MACROS = 2
+"""Loops within loops: over all ranks, one more would take hours."""
+
+
+def _check_size(expression: str) -> None:
+    """ValueError where ``expression`` would take all stack or all time, which whoever parses or evaluates it does not
+    notice."""
+    if len(expression) > _LONGEST_EXPRESSION:
+        raise ValueError(f"longer than {_LONGEST_EXPRESSION} characters")
+    text, opened = _TEXT.sub('""', expression), [False]
+    for bracket in re.finditer(r"[()]", text):
+        if bracket[0] == "(":
+            opened.append(_MACRO.search(text[: bracket.start()]) is not None)
+        elif len(opened) > 1:
+            opened.pop()
+        if sum(opened) > _DEEPEST_MACROS:
+            raise ValueError(f"more than {_DEEPEST_MACROS} of all, exists, map and filter within each other")
+
+
 def paths_read(expression: str) -> list[str]:
     """The names that a CEL expression reads, dotted ones (``steps.mean_ms``) without methods called on them; not those
     that it binds itself. ValueError where it does not parse.
@@ -65,6 +87,7 @@ def paths_read(expression: str) -> list[str]:
 @functools.cache
 def compiled(expression: str) -> tuple[Any, frozenset[str]]:
     """The program of a CEL expression, and the names that it may read; ValueError where it does not parse."""
+    _check_size(expression)
     program = _CEL.compile(expression)
     return program, frozenset(program.variables())
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import math
-from collections.abc import Mapping
+import os
+import stat
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,8 @@ from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.errors import DdpDoctorError
 
 CONFIG_FILE = "ddpdoctor.toml"
+_MOST_BYTES = 1 << 20
+"""A larger file is no configuration."""
 COMMON = "all"
 """Under ``thresholds``, the name that stands for the thresholds common to all rules."""
 
@@ -34,25 +38,69 @@ class Config(Table, frozen=True, kw_only=True):
 
     file: str | None = None
     """Where it says so."""
+    refused: tuple[str, ...] = ()
+    """A sentence on each file that was passed over, because somebody else may have written it."""
 
 
 def load_config(start: Path) -> Config:
     """Return the configuration nearest to ``start`` among it and its parents; defaults where there is none.
 
+    A file that another user wrote or can write decides nothing: it is passed over, and ``refused`` says so.
+
     Raises:
         DdpDoctorError: the file is not TOML or has an unknown field; the message names file and field.
     """
-    for folder in (start.resolve(), *start.resolve().parents):
-        own = folder / CONFIG_FILE
-        if own.is_file():
-            return _decode(own, "", _read_toml(own))
-        project = folder / "pyproject.toml"
-        # The text first: most projects have no such table, and Python 3.10 has no TOML reader.
-        if project.is_file() and "tool.ddpdoctor" in project.read_text(encoding="utf-8", errors="replace"):
-            return _decode(
-                project, "tool.ddpdoctor.", _read_toml(project).get("tool", {}).get("ddpdoctor", {})
-            )
-    return Config()
+    refused: list[str] = []
+    found = next(_nearest(start.resolve(), refused), Config())
+    return msgspec.structs.replace(found, refused=tuple(refused))
+
+
+def _nearest(start: Path, refused: list[str]) -> Iterator[Config]:
+    """The configurations of ``start`` and its parents, from files that nobody else can have written."""
+    for folder in (start, *start.parents):
+        for file, prefix in ((folder / CONFIG_FILE, ""), (folder / "pyproject.toml", "tool.ddpdoctor.")):
+            content, stranger = _content(file)
+            # The text first: most projects have no such table.
+            if content is None or prefix.rstrip(".").encode() not in content:
+                continue
+            if stranger:
+                refused.append(
+                    f"{file} is not used: {stranger}. If you trust it, copy it to a folder of your own and start ddpdoctor "
+                    "there; folders of rules can also be named with --rules."
+                )
+                continue
+            table = _table(file, content)
+            for key in filter(None, prefix.split(".")):
+                table = table.get(key, {})
+            yield _decode(file, prefix, table)
+
+
+def _content(file: Path) -> tuple[bytes | None, str]:
+    """Content of a regular file, None where there is none or it cannot be read; and who else may have written it, ""
+    where nobody."""
+    try:
+        handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None, ""
+    status = os.fstat(handle)
+    if not stat.S_ISREG(status.st_mode):
+        os.close(handle)
+        return None, ""
+    with os.fdopen(handle, "rb") as stream:
+        content = stream.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        return None, ""
+    return content, _stranger(status, file.parent)
+
+
+def _stranger(status: os.stat_result, folder: Path) -> str:
+    if status.st_uid not in (0, os.geteuid()):
+        return f"it belongs to another user (uid {status.st_uid})"
+    if status.st_mode & stat.S_IWOTH:
+        return "every user may write to it"
+    if folder.stat().st_mode & stat.S_IWOTH:
+        return f"every user may put files into {folder}"
+    return ""
 
 
 def check_config(config: Config, rules: RuleSet) -> None:
@@ -105,16 +153,16 @@ def _check_numbers(file: Path, prefix: str, thresholds: Any) -> None:
                 raise DdpDoctorError(f"{file}: field `{field}.{name}`: expected a number, got {value!r}")
 
 
-def _read_toml(file: Path) -> dict[str, Any]:
+def _table(file: Path, content: bytes) -> dict[str, Any]:
     for module in ("tomllib", "tomli"):
         try:
             toml: Any = importlib.import_module(module)
         except ImportError:
             continue
         try:
-            table: dict[str, Any] = toml.loads(file.read_text(encoding="utf-8"))
+            table: dict[str, Any] = toml.loads(content.decode())
             return table
-        except (OSError, ValueError) as error:
+        except (ValueError, RecursionError) as error:
             raise DdpDoctorError(f"{file}: not TOML: {error}") from None
     raise DdpDoctorError(
         f"{file}: Python 3.10 cannot read TOML by itself; `pip install tomli`, or use Python 3.11"

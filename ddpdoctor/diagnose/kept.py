@@ -3,7 +3,7 @@ the documentation of the facts. To make them anew takes longer than most analyse
 
 An entry is found by a hash of everything that it depends on: the files' content, the code that reads and checks
 them, and the packages that judge expressions and texts. It is data, never code, and only what is without a fault is
-kept; an entry that cannot be read is ignored and made again.
+kept; an entry that cannot be read, or that somebody else may have written, is ignored and made again.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import msgspec
 
 import ddpdoctor
 from ddpdoctor.aside import replace_file
+from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own
 
 T = TypeVar("T")
 
@@ -39,12 +40,6 @@ _SUM_BYTES = 16
 _PACKAGES = ("cel", "jinja2", "msgspec", "yaml")
 
 
-def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/ddpdoctor/rules``, by default below ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "ddpdoctor" / "rules"
-
-
 class Kept(Generic[T]):
     """The place of what was made of ``contents`` (files by name), of type ``kind``. Trouble with the cache is no
     error."""
@@ -53,14 +48,15 @@ class Kept(Generic[T]):
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._entry: Path | None = None
         with contextlib.suppress(OSError, RuntimeError):  # no home folder; or installed where no files are
-            self._entry = cache_folder() / f"{_key(kind, contents)}.msgpack"
+            self._entry = cache_folder("rules") / f"{_key(kind, contents)}.msgpack"
 
     def read(self) -> T | None:
         """What was kept; None where nothing was."""
-        if self._entry is None:
+        if self._entry is None or not is_own(self._entry.parent):
             return None
         try:
-            content = self._entry.read_bytes()
+            with open_own(self._entry) as stream:
+                content = stream.read()
             data = content[_SUM_BYTES:]
             if content[:_SUM_BYTES] != _sum(data):
                 return None
@@ -75,7 +71,7 @@ class Kept(Generic[T]):
             return
         try:
             data = msgspec.msgpack.encode(made)
-            if self._decoder.decode(data) == made:
+            if self._decoder.decode(data) == made and make_own(self._entry.parent):
                 _replace(self._entry, _sum(data) + data)
         except (OSError, OverflowError, TypeError, ValueError):
             pass  # a test of a rule may hold what YAML knows and MessagePack does not
@@ -129,6 +125,6 @@ def _replace(entry: Path, data: bytes) -> None:
 
 def _last_use(file: Path) -> float:
     try:
-        return file.stat().st_mtime
+        return file.lstat().st_mtime
     except OSError:  # another process removed it
         return 0.0

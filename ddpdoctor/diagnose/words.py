@@ -187,7 +187,7 @@ def _environment() -> jinja2.Environment:
     """
     import jinja2.sandbox
 
-    environment = jinja2.sandbox.SandboxedEnvironment(
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
         undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
     )
     environment.globals["workers"] = workers

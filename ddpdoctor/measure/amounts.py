@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
@@ -17,6 +18,8 @@ from ddpdoctor.trace.columns import RankTrace
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 """What linear layers, and attention without a kernel of its own, come down to, forward and backward."""
+_MOST_DIMENSIONS = 32
+"""So many of them are still a number when they are multiplied; tensors have five."""
 _ATTENTION = ("attention_forward", "attention_backward")
 
 
@@ -65,8 +68,15 @@ def _dimensions(text: str) -> list[list[int]]:
     """The tensors' dimensions in an "Input Dims" text; scalars and lists of tensors are passed over."""
     try:
         found = json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
-    return [
-        dims for dims in found if isinstance(dims, list) and dims and all(isinstance(d, int) for d in dims)
-    ]
+    return [dims for dims in found if _is_tensor(dims)] if isinstance(found, list) else []
+
+
+def _is_tensor(dims: Any) -> bool:
+    """Whether these can be the dimensions of a tensor: their product must stay a number."""
+    return (
+        isinstance(dims, list)
+        and 0 < len(dims) <= _MOST_DIMENSIONS
+        and all(isinstance(d, int) and 0 <= d < 2**31 for d in dims)
+    )

@@ -4,7 +4,7 @@ free."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from queue import Empty, Full, Queue
 from typing import TypeVar
 
@@ -23,7 +23,7 @@ class _End:
         self.error = error
 
 
-def ahead(items: Iterator[T]) -> Iterator[T]:
+def ahead(items: Iterator[T]) -> Generator[T, None, None]:
     """``items``, produced by a thread of its own. Its errors are raised here; leaving the loop early ends the
     thread."""
     queue: Queue[T | _End] = Queue(_DEPTH)

@@ -7,6 +7,9 @@ A ZIP archive (each member has a checksum) of ``head.json`` and two Parquet tabl
 from __future__ import annotations
 
 import io
+import struct
+import zipfile
+import zlib
 from dataclasses import fields, replace
 from typing import Any, BinaryIO
 
@@ -15,6 +18,7 @@ import numpy as np
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of
+from ddpdoctor.trace.checks import UnsoundTraceError, check_trace
 from ddpdoctor.trace.columns import Collectives, Lane, RankTrace, TraceMeta
 from ddpdoctor.trace.ranks import host_of_name, rank_of_name
 from ddpdoctor.trace.remote import is_url, open_url
@@ -29,7 +33,14 @@ _EVENT_COLUMNS = (
     *("correlation", "external_id", "bytes", "shapes"),
 )
 _COLLECTIVE_COLUMNS = tuple(f.name for f in fields(Collectives))
-_BROKEN = (KeyError, ValueError, NotImplementedError, msgspec.MsgspecError)
+_BROKEN = (
+    *(KeyError, ValueError, NotImplementedError, RuntimeError, TypeError, EOFError),
+    *(msgspec.MsgspecError, RecursionError, zlib.error, struct.error),
+)
+_HEAD_FREE_BYTES, _MOST_HEAD_GROWTH = 8 << 20, 50
+"""How large a head may be, and else how many times its compressed size: text of this kind has 5 to 10 times."""
+_FREE_ROWS = 1_000_000
+"""A table may have so many rows, and beyond them one for each of its bytes: those of traces take ten bytes each."""
 
 
 class _Head(msgspec.Struct):
@@ -47,8 +58,6 @@ def is_archive(path: str) -> bool:
 
 def write_archive(target: BinaryIO, trace: RankTrace) -> None:
     """Writes ``trace``; the same trace gives the same bytes. Raises OSError."""
-    import zipfile
-
     head = _Head(SCHEMA, trace.meta, trace.names, trace.categories, trace.lanes)
     with zipfile.ZipFile(target, "w") as archive:
         packed = zipfile.ZipInfo("head.json")
@@ -64,11 +73,9 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
     """The trace in ``source``, which lies at ``path``. Raises OSError, or :class:`UnusableInput` where it is no
     such file, is damaged, or is of another version.
     """
-    import zipfile
-
     try:
         with zipfile.ZipFile(source) as archive:
-            data = archive.read("head.json")
+            data = _member(archive, "head.json", _HEAD_FREE_BYTES, _MOST_HEAD_GROWTH)
             schema = msgspec.json.decode(data, type=dict[str, msgspec.Raw]).get("schema", msgspec.Raw(b'""'))
             if (written := msgspec.json.decode(schema, type=str)) != SCHEMA:
                 raise UnusableInput(
@@ -76,9 +83,9 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
                     "digest the trace again with this version."
                 )
             head = msgspec.json.decode(data, type=_Head)
-            events = _arrays(archive.read("events.parquet"))
-            collectives = _arrays(archive.read("collectives.parquet"))
-        return RankTrace(
+            events = _arrays(_member(archive, "events.parquet"), RankTrace, _EVENT_COLUMNS)
+            collectives = _arrays(_member(archive, "collectives.parquet"), Collectives, _COLLECTIVE_COLUMNS)
+        trace = RankTrace(
             meta=head.meta,
             names=head.names,
             categories=head.categories,
@@ -86,8 +93,11 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
             collectives=Collectives(**collectives),
             **events,
         )
-    except (*_BROKEN, zipfile.BadZipFile, TypeError) as error:
-        raise UnusableInput(f"{path} is no whole file of columns: digest the trace again.") from error
+        check_trace(trace)
+        return trace
+    except (*_BROKEN, zipfile.BadZipFile) as error:
+        why = f" ({error})" if isinstance(error, UnsoundTraceError) else ""
+        raise UnusableInput(f"{path} is no whole file of columns{why}: digest the trace again.") from error
 
 
 def load_archive(path: str, rank: int | None = None) -> RankTrace:
@@ -95,7 +105,7 @@ def load_archive(path: str, rank: int | None = None) -> RankTrace:
     Raises :class:`UnusableInput`."""
     try:
         with open_url(path) if is_url(path) else open_binary(path) as stream:
-            trace = read_archive(io.BytesIO(stream.read()), path)
+            trace = read_archive(stream if stream.seekable() else io.BytesIO(stream.read()), path)
     except OSError as error:
         raise UnusableInput(f"{path} cannot be read: {reason_of(error).lower()}.") from None
     return replace(trace, meta=placed(trace.meta, path, rank))
@@ -112,7 +122,9 @@ def placed(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:
         origin = "" if number is None else "file name"
     if not is_archive(path) and host == host_of_name(meta.source):
         host = host_of_name(path)
-    notes = tuple(note.replace(meta.source, path) for note in meta.notes)
+    notes = tuple(
+        path + note[len(meta.source) :] if note.startswith(meta.source) else note for note in meta.notes
+    )
     return replace(meta, source=path, rank=number, rank_from=origin, host=host, notes=notes)
 
 
@@ -125,11 +137,31 @@ def _parquet(table: object, columns: tuple[str, ...]) -> bytes:
     return target.getvalue()
 
 
-def _arrays(parquet: bytes) -> dict[str, Any]:
+def _member(archive: zipfile.ZipFile, name: str, free_bytes: int = 0, growth: int = 1) -> bytes:
+    """Content of a member, if it is no more than ``growth`` times its compressed size or ``free_bytes``."""
+    info = archive.getinfo(name)
+    if info.file_size > max(free_bytes, growth * info.compress_size):
+        raise ValueError(f"{name} is compressed more than it can be")
+    return archive.read(info)
+
+
+def _arrays(parquet: bytes, table: type, columns: tuple[str, ...]) -> dict[str, Any]:
+    """The columns of ``table`` from a Parquet file that holds them, whole and of their types, and nothing else."""
     import polars
 
+    expected = {
+        column: polars.Int32 if table.__annotations__[column] == "IdColumn" else polars.Int64
+        for column in columns
+    }
     try:
+        if dict(polars.read_parquet_schema(io.BytesIO(parquet))) != expected:
+            raise ValueError("other columns")
+        rows = polars.scan_parquet(io.BytesIO(parquet)).select(polars.len()).collect().item()
+        if rows > _FREE_ROWS + len(parquet):
+            raise ValueError("more rows than it has bytes")
         frame = polars.read_parquet(io.BytesIO(parquet))
-    except polars.exceptions.PolarsError as error:
+    except (polars.exceptions.PolarsError, polars.exceptions.PanicException) as error:
         raise ValueError(str(error)) from error
-    return {column: np.array(frame[column].to_numpy()) for column in frame.columns}
+    if any(frame.null_count().row(0)):
+        raise ValueError("values are missing")
+    return {column: np.array(frame[column].to_numpy()) for column in columns}

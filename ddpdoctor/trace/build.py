@@ -10,15 +10,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import times
 from ddpdoctor.trace.categories import DEVICE, is_annotation_name, is_old_operator, normalised
 from ddpdoctor.trace.collectives import CollectiveRows
 from ddpdoctor.trace.columns import IdColumn, IntColumn, RankTrace, TraceMeta
 from ddpdoctor.trace.events import NO_ARGUMENTS, NOTHING, Arguments, Event, ExactEvent
-from ddpdoctor.trace.lanes import LaneTable
+from ddpdoctor.trace.lanes import MOST_LANES, LaneTable
 from ddpdoctor.trace.stream import Batch, EventStream
 
 _GETTERS = {"ts": attrgetter("ts"), "dur": attrgetter("dur")}
+_LONGEST_NAME = 1 << 15
+"""Characters that are kept of an event's name: those of kernels made of templates have some thousands."""
+_MOST_CATEGORIES = 10_000
+"""Kineto knows forty; other tools add some of their own."""
 _INT32 = np.iinfo(np.int32)
 
 
@@ -61,10 +66,13 @@ class ColumnBuilder:
             except times.InexactTimesError:
                 self.add(stream.again_exactly(), stream)
                 return
-            self._add_rows(rows, start, duration)
+            self._add_rows(rows, start, duration, stream.source.path)
         self.lanes.label(e for e in batch if e.ph == "M")
 
-    def _add_rows(self, rows: Sequence[Event | ExactEvent], start: IntColumn, duration: IntColumn) -> None:
+    def _add_rows(
+        self, rows: Sequence[Event | ExactEvent], start: IntColumn, duration: IntColumn, path: str
+    ) -> None:
+        duration[duration > times.LONGEST_NS] = times.MISSING_NS
         untimed = start == times.MISSING_NS
         if untimed.any():
             self.without_time += int(untimed.sum())
@@ -74,6 +82,11 @@ class ColumnBuilder:
         self.without_duration += int((duration < 0).sum())  # not given, no number, or negative
         args = [e.args or NO_ARGUMENTS for e in rows]
         category = _ids(self._categories, [e.cat for e in rows])
+        if len(self._categories) > _MOST_CATEGORIES or len(self.lanes) > MOST_LANES:
+            raise UnusableInput(
+                f"{path} is no trace of a profiler: it names more than {_MOST_CATEGORIES} categories of events or "
+                f"{MOST_LANES} threads and streams."
+            )
         for raw in list(self._categories)[len(self._is_device) :]:
             self._is_device.append(normalised(raw) in DEVICE)
             self._old_schema = self._old_schema or is_old_operator(raw)
@@ -153,7 +166,7 @@ class ColumnBuilder:
         shapes = columns["shapes"]
         offset = len(self._names)
         np.add(shapes, offset, out=shapes, where=shapes >= 0)
-        names = [n if isinstance(n, str) else "" if n is None else str(n) for n in self._names]
+        names = ["" if n is None else str(n)[:_LONGEST_NAME] for n in self._names]
         names.extend(_compact(text) for text in self._shapes)
         lanes, lane_ids = self.lanes.finish()
         columns["lane"] = lane_ids[columns["lane"]]
@@ -182,6 +195,20 @@ class ColumnBuilder:
         """Start of the first event, before the file's base is added."""
         parts = self._parts["start_ns"]
         return min((int(p.min()) for p in parts if p.size), default=None)
+
+    def leave_out_beyond(self, base_ns: int) -> None:
+        """Drops the events whose times, counted from ``base_ns``, are further from 1970 than any can be."""
+        parts = self._parts["start_ns"]
+        limits_ns = (-times.LIMIT_NS - base_ns, times.LIMIT_NS - base_ns)
+        if all(limits_ns[0] < p.min() and p.max() < limits_ns[1] for p in parts if p.size):
+            return
+        start = np.concatenate(parts)
+        kept = (start > limits_ns[0]) & (start < limits_ns[1])
+        for column, all_parts in self._parts.items():
+            self._parts[column] = [np.concatenate(all_parts)[kept]]
+        self._collectives.only(kept)
+        self.without_time += self._rows - int(kept.sum())
+        self._rows = int(kept.sum())
 
     def _take(self, column: str, kind: type) -> NDArray[Any]:
         parts = self._parts.pop(column, [])
@@ -227,7 +254,11 @@ def _column_ns(rows: Sequence[Any], field: str) -> IntColumn:
 
 
 def _ids(interner: Interner, keys: list[Any]) -> IdColumn:
-    return np.fromiter(map(interner.__getitem__, keys), np.int32, len(keys))
+    try:
+        return np.fromiter(map(interner.__getitem__, keys), np.int32, len(keys))
+    except TypeError:  # a list or an object names nothing
+        keys = [None if isinstance(key, (list, dict)) else key for key in keys]
+        return np.fromiter(map(interner.__getitem__, keys), np.int32, len(keys))
 
 
 def _ints(values: list[Any]) -> IntColumn:

@@ -2,9 +2,9 @@
 JSON.
 
 An entry is found by a hash of the file's whole content (of a URL: of what its store has instead), so it is never
-another file's; it is written aside
-and renamed into place, so readers and writers may share the folder; one that cannot be read is ignored and
-made again.
+another file's; it is written aside and renamed into place, so readers and writers may share the folder; one that cannot
+be read, or holds what no trace has, is ignored and made again. Folders and entries that somebody else may have written
+are not used.
 """
 
 from __future__ import annotations
@@ -17,21 +17,17 @@ from pathlib import Path
 
 import ddpdoctor
 from ddpdoctor.aside import replace_file
+from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own
 from ddpdoctor.trace.archive import SCHEMA, is_archive, placed, read_archive, write_archive
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.read import load_trace
 from ddpdoctor.trace.remote import content_tag, is_url
+from ddpdoctor.trace.source import open_binary
 
 _LAYOUT = 3
 """Raised whenever entries made before must not be read, though their schema is the same."""
 LIMIT_BYTES = 8 << 30
 """The least recently used entries go beyond this size."""
-
-
-def cache_folder() -> Path:
-    """``$XDG_CACHE_HOME/ddpdoctor/traces``, by default below ``~/.cache``."""
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(base) / "ddpdoctor" / "traces"
 
 
 def cached_load(path: str, rank: int | None = None) -> RankTrace:
@@ -41,7 +37,9 @@ def cached_load(path: str, rank: int | None = None) -> RankTrace:
     A URL is kept where its store tells when the content changes, else it is always read. A digest holds columns
     already. Trouble with the cache is never an error.
     """
-    if is_archive(path) or Path(path).is_fifo():  # what a FIFO gives can be read once only
+    if is_archive(path) or not (
+        is_url(path) or Path(path).is_file()
+    ):  # what a FIFO gives can be read once only
         return load_trace(path, rank)
     try:
         before = _version(path)
@@ -73,15 +71,17 @@ def _entry(path: str, version: str) -> Path:
     if is_url(path):
         digest.update(f"\0{version}".encode())
     else:
-        with Path(path).open("rb") as stream:
+        with open_binary(path) as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
-    return cache_folder() / f"{digest.hexdigest()}.cached"
+    return cache_folder("traces") / f"{digest.hexdigest()}.cached"
 
 
 def _read(entry: Path) -> RankTrace | None:
     try:
-        with entry.open("rb") as stream:
+        if not is_own(entry.parent):
+            return None
+        with open_own(entry) as stream:
             trace = read_archive(stream, str(entry))
         os.utime(entry)
         return trace
@@ -90,8 +90,9 @@ def _read(entry: Path) -> RankTrace | None:
 
 
 def _write(entry: Path, trace: RankTrace) -> None:
-    replace_file(entry, lambda stream: write_archive(stream, trace))
-    _prune(entry.parent)
+    if make_own(entry.parent):
+        replace_file(entry, lambda stream: write_archive(stream, trace))
+        _prune(entry.parent)
 
 
 def _prune(folder: Path) -> None:
@@ -99,7 +100,7 @@ def _prune(folder: Path) -> None:
     entries = []
     for file in folder.iterdir():
         with contextlib.suppress(OSError):  # another process may be pruning too
-            status = file.stat()
+            status = file.lstat()
             entries.append((status.st_mtime, status.st_size, file))
     total = sum(size for _, size, _ in entries)
     for _, size, file in sorted(entries):

@@ -62,7 +62,7 @@ _COPY = re.compile(
     r"(?:Memcpy|Copy)\s*(?P<from>H|D|P|A|M|Host|Device|Peer)\s?(?:to|To|2)\s?(?P<to>H|D|P|A|M|Host|Device|Peer)\b"
 )
 _STEP = re.compile(
-    r"(?:##\s*)?(?:Profiler\s?Step|(?:train(?:ing)?_?)?step|iteration)\s*[#*:=_ ]?\s*(\d+)(?:\s*##)?$",
+    r"(?:##\s*)?(?:Profiler\s?Step|(?:train(?:ing)?_?)?step|iteration)\s*+[#*:=_ ]?\s*+(\d{1,9})(?:\s*+##)?$",
     re.IGNORECASE,
 )
 _SYNC = re.compile(

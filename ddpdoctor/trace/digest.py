@@ -10,18 +10,19 @@ import contextlib
 import hashlib
 import io
 import os
-import re
+import secrets
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE, TRACE_FILE
+from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE, TRACE_FILE, reason_of
 from ddpdoctor.trace.archive import SUFFIX, write_archive
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.load import read_traces
 from ddpdoctor.trace.remote import is_url
+from ddpdoctor.trace.source import open_binary
 
 TRACE_DIGEST = f"trace{SUFFIX}"
 _LEFT_BEHIND = (TRACE_FILE, DIAGNOSIS_FILE, REPORT_FILE)
@@ -67,17 +68,25 @@ def write_digests(
 
 def loose_targets(files: tuple[str, ...], out: Path) -> dict[str, Path]:
     """Where the digests of traces go that are no run directory: as they lie to each other, below ``out``."""
-    local = [str(Path(file).absolute().parent) for file in files if not is_url(file)]
-    root = os.path.commonpath(local) if local else ""
+    local = {file: os.path.abspath(file) for file in files if not is_url(file)}  # noqa: PTH100
+    root = os.path.commonpath([os.path.dirname(path) for path in local.values()]) if local else ""  # noqa: PTH120
     targets = {}
     for file in files:
-        inside = file.partition("://")[2] if is_url(file) else os.path.relpath(Path(file).absolute(), root)
-        targets[file] = out / f"{inside.partition('?')[0]}{SUFFIX}"
+        inside = os.path.relpath(local[file], root) if file in local else _place_of_url(file)
+        targets[file] = out / f"{inside}{SUFFIX}"
     return targets
 
 
-def copy_records(run: str, out: Path) -> None:
-    """Copies what the analysis of a run directory needs besides its traces, to ``out``.
+def _place_of_url(url: str) -> str:
+    """A relative path that tells what is at ``url``, without a password and without a way up."""
+    host, *parts = url.partition("://")[2].partition("?")[0].split("/")
+    named = [part for part in (host.rpartition("@")[2], *parts) if part not in ("", ".", "..")]
+    return "/".join(named) or "trace"
+
+
+def copy_records(run: str, out: Path) -> list[str]:
+    """Copies what the analysis of a run directory needs besides its traces, to ``out``; a sentence on each thing that
+    stays behind: a digest travels, so links out of the run directory are not followed.
 
     Raises DdpDoctorError where ``out`` holds something already, lies within ``run``, or cannot be written.
     """
@@ -86,10 +95,38 @@ def copy_records(run: str, out: Path) -> None:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DdpDoctorError(f"{out} exists already: name another folder with --out.")
     try:
-        shutil.copytree(run, out, ignore=shutil.ignore_patterns(*_LEFT_BEHIND), dirs_exist_ok=True)
-    except (OSError, shutil.Error) as error:
+        return list(_copied(Path(run), Path(run), out))
+    except OSError as error:
         discard(out)
-        raise DdpDoctorError(f"{run} cannot be copied to {out}: {_first(error)}.") from error
+        raise DdpDoctorError(f"{run} cannot be copied to {out}: {reason_of(error).lower()}.") from error
+
+
+def lies_within(path: str | Path, run: str | Path) -> bool:
+    """Whether what is at ``path``, behind all links, lies in the run directory ``run``."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run))
+
+
+def _copied(folder: Path, run: Path, out: Path) -> Iterator[str]:
+    """Copies ``folder``, which lies in ``run``, to ``out``; gives a sentence on what is left out. Raises OSError."""
+    out.mkdir(parents=True, exist_ok=True)
+    with os.scandir(folder) as entries:
+        for entry in sorted(entries, key=lambda entry: entry.name):
+            source, target = Path(entry.path), out / entry.name
+            if entry.name in _LEFT_BEHIND:
+                continue
+            if entry.is_dir(follow_symlinks=False):
+                yield from _copied(source, run, target)
+            elif entry.is_symlink() and not lies_within(source, run):
+                yield f"{source} is a link out of the run directory and was left out."
+            elif not entry.is_file():
+                yield f"{source} is no file and was left out."
+            else:
+                _copy(str(source), target)
+
+
+def _copy(file: str, target: Path) -> None:
+    with open_binary(file) as source, target.open("xb") as copy:
+        shutil.copyfileobj(source, copy)
 
 
 def discard(out: Path) -> None:
@@ -106,34 +143,31 @@ def _written(target: Path, trace: RankTrace) -> Path:
     if target.name != TRACE_DIGEST:
         mark = hashlib.blake2b(data, digest_size=4).hexdigest()
         target = target.with_name(f"{target.name.removesuffix(SUFFIX)}-{mark}{SUFFIX}")
-    aside = target.with_name(f"{target.name}.{os.getpid()}.part")
+    aside = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        aside.write_bytes(data)
+        with aside.open("xb") as stream:
+            stream.write(data)
         aside.replace(target)
     except OSError as error:
         with contextlib.suppress(OSError):
             aside.unlink()
-        raise DdpDoctorError(f"{target} cannot be written: {_first(error)}.") from error
+        raise DdpDoctorError(f"{target} cannot be written: {reason_of(error).lower()}.") from error
     return target
 
 
 def _keep(file: str, target: Path) -> None:
-    """A trace that cannot be used here goes along as it is: the analysis then says so, or has more memory."""
-    if is_url(file) or not Path(file).is_file():
+    """A trace that cannot be used here goes along as it is: the analysis then says so, or has more memory. Not so
+    what a link leads to: it may be anything."""
+    if is_url(file) or Path(file).is_symlink() or not Path(file).is_file():
         return
     name = TRACE_FILE if target.name == TRACE_DIGEST else target.name.removesuffix(SUFFIX)
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(file, target.with_name(name))
+        place = target.with_name(name)
+        place.unlink(missing_ok=True)
+        _copy(file, place)
     except OSError as error:
-        raise DdpDoctorError(f"{file} cannot be copied to {target.parent}: {_first(error)}.") from error
-
-
-def _first(error: OSError | shutil.Error) -> str:
-    """The reason in words; of many files that could not be copied, the first one's."""
-    if isinstance(error, shutil.Error) and error.args and isinstance(error.args[0], list):
-        said = str(error.args[0][0][-1])
-    else:
-        said = error.strerror or str(error)
-    return re.sub(r"^\[Errno \d+\] ([^:]*).*", r"\1", said.splitlines()[0]).lower()
+        raise DdpDoctorError(
+            f"{file} cannot be copied to {target.parent}: {reason_of(error).lower()}."
+        ) from error

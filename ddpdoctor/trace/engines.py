@@ -35,14 +35,15 @@ class Engine(Protocol):
 
 
 class Processes:
-    """Processes of this machine; without any, this one."""
+    """Processes of this machine; where one would do, this one, unless the files are to be read ``apart``."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, *, apart: bool = False) -> None:
         self._workers = workers
+        self._apart = apart
 
     def results(self, jobs: Sequence[Job]) -> Iterator[Result]:
         """See :class:`Engine`."""
-        if self._workers < 2:
+        if self._workers < 2 and not self._apart:
             return load_here(jobs)
         from ddpdoctor.trace.parallel import load_in_processes
 

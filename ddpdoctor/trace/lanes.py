@@ -11,6 +11,11 @@ import numpy as np
 from ddpdoctor.trace.columns import IdColumn, Lane
 from ddpdoctor.trace.events import Event, ExactEvent
 
+_LONGEST_LABEL = 1 << 10
+"""Characters that are kept of what a thread is called."""
+MOST_LANES = 100_000
+"""A job that starts a thread in each step has some thousands."""
+
 
 class LaneTable:
     """Numbers the pairs (pid, tid) in order of appearance."""
@@ -25,14 +30,19 @@ class LaneTable:
         try:
             return np.fromiter(map(self._seen.__getitem__, pairs), np.int32, len(pairs))
         except TypeError:  # a pid or tid that is a list or an object
-            texts = [(str(pid), str(tid)) for pid, tid in pairs]
+            texts = [(_text(pid), _text(tid)) for pid, tid in pairs]
             return np.fromiter(map(self._seen.__getitem__, texts), np.int32, len(texts))
+
+    def __len__(self) -> int:
+        return len(self._seen)
 
     def label(self, metadata: Iterable[Event | ExactEvent]) -> None:
         """Keeps the thread names among the metadata events ("ph": "M")."""
         for event in metadata:
             if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
-                self._thread_names[_text(event.pid), _text(event.tid)] = event.args.name.strip()
+                self._thread_names[_text(event.pid), _text(event.tid)] = event.args.name.strip()[
+                    :_LONGEST_LABEL
+                ]
 
     def finish(self) -> tuple[list[Lane], IdColumn]:
         """The lanes, and for each number given out by :meth:`ids` the lane's index: 7 and "7" are one
@@ -44,4 +54,5 @@ class LaneTable:
 
 
 def _text(value: Any) -> str:
-    return "" if value is None else str(value)
+    """A number or text as text; "" for all else, which names no thread."""
+    return str(value)[:_LONGEST_LABEL] if isinstance(value, (str, int, float)) else ""

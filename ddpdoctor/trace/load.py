@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.archive import is_archive
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.engines import Engine, Processes, open_engine
-from ddpdoctor.trace.remote import is_url
+from ddpdoctor.trace.remote import is_url, shown
 from ddpdoctor.trace.select import one_job
 from ddpdoctor.trace.share import Shared
 from ddpdoctor.trace.worker import Job, Result
@@ -61,6 +62,17 @@ def load_traces(
     return LoadedTraces(traces, notes, [(files[i], failed[i]) for i in sorted(failed)])
 
 
+def _without_secrets(file: str, trace: RankTrace | None, reason: str) -> tuple[RankTrace | None, str]:
+    """The same with what is secret in the URL masked wherever it is named."""
+    public = shown(file)
+    if public == file:
+        return trace, reason
+    if trace is not None:
+        notes = tuple(note.replace(file, public) for note in trace.meta.notes)
+        trace = replace(trace, meta=replace(trace.meta, source=public, notes=notes))
+    return trace, reason.replace(file, public)
+
+
 def read_traces(
     files: Sequence[str],
     *,
@@ -79,7 +91,8 @@ def read_traces(
     known = ranks or {}
     work: list[Job] = [(i, file, known.get(file), cache) for i, file in enumerate(files)]
     for done, result in enumerate(_engine(files, jobs, engine).results(work), 1):
-        yield result
+        number, trace, reason = result
+        yield (number, *_without_secrets(files[number], trace, reason))
         if progress is not None:
             progress(done, len(work))
 
@@ -88,6 +101,9 @@ def _engine(files: Sequence[str], jobs: int | None, engine: str | None) -> Engin
     if engine is not None:
         return open_engine(engine, jobs)
     workers = min(jobs or _processors(), len(files))
+    if any(map(is_archive, files)):
+        # What reads Parquet ends its process on some files that were made to harm.
+        return Processes(workers, apart=True)
     return Processes(workers if _worth_it(files, workers) else 1)
 
 

@@ -13,6 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.ranks import MOST_RANKS
+from ddpdoctor.trace.source import open_binary
 
 if TYPE_CHECKING:  # imported where a table is read: most analyses read none
     import polars as pl
@@ -29,6 +31,18 @@ _INTEGERS = {
     "gmc": "model_chunk",
     "mb_id": "micro_batch",
 }
+_PLACES = ("dp_rank", "stage", "rank", "step")
+_PARTS = ("seq_id", "mc", "gmc", "mb_id")
+"""-1 where the operation belongs to none."""
+_MOST = 10**9
+"""No rank, step or micro-batch has so high a number."""
+_LATEST_S, _LONGEST_S = 2.0**32, 2.0**30
+"""Seconds: times count from 1970 or later, and nothing takes 34 years."""
+_FREE_ROWS = 1_000_000
+"""A table may have so many rows, and beyond them one for each of its bytes."""
+_MOST_REPLAYED = 10**10
+"""Operations times replays, one for each replica and stage: the published jobs have less than a hundredth."""
+_META_BYTES = 1 << 20
 _COLUMNS = {*_INTEGERS, "optype", "start_ts", "duration"}
 
 
@@ -99,39 +113,41 @@ def _is_operations(file: Path) -> bool:
     import polars as pl
 
     try:
-        return set(pl.read_parquet_schema(file)) >= _COLUMNS
-    except (OSError, pl.exceptions.PolarsError):
+        with open_binary(str(file)) as stream:
+            return set(pl.read_parquet_schema(stream)) >= _COLUMNS
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return False
 
 
 def read_operations(path: str) -> Operations:
     """Reads one table; times in seconds.
 
-    Rows without a time, a step or a place are left out and counted in ``notes``. Raises UnusableInput where
-    the file is no such table or nothing is left of it.
+    Rows without a time, a step or a place, or with one that cannot be, are left out and counted in ``notes``. Raises
+    UnusableInput where the file is no such table, nothing is left of it, or it would take days to analyse.
     """
     import polars as pl
 
-    try:
-        table = pl.read_parquet(path)
-    except (OSError, pl.exceptions.PolarsError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise UnusableInput(f"{path} cannot be read as Parquet: {reason}.") from error
-    if missing := sorted(_COLUMNS - set(table.columns)):
-        raise UnusableInput(f"{path} is no table of operations: it lacks the column(s) {', '.join(missing)}.")
+    table = _read(path)
     try:
         table = _typed(table)
-    except pl.exceptions.PolarsError as error:
-        raise UnusableInput(
-            f"{path} has a column of the wrong type: {str(error).splitlines()[0]}."
-        ) from error
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise UnusableInput(f"{path} has a column of the wrong type: {_first_line(error)}.") from error
     whole = table.filter(
-        pl.all_horizontal(pl.col("optype", *_INTEGERS).is_not_null())
-        & pl.col("start_ts").is_finite().fill_null(False)
-        & (pl.col("duration").is_finite() & (pl.col("duration") >= 0)).fill_null(False)
+        pl.col("optype").is_not_null()
+        & pl.all_horizontal(pl.col(*_PLACES).is_between(0, _MOST).fill_null(False))
+        & pl.all_horizontal(pl.col(*_PARTS).is_between(-1, _MOST).fill_null(False))
+        & pl.col("start_ts").is_between(-_LATEST_S, _LATEST_S).fill_null(False)
+        & pl.col("duration").is_between(0, _LONGEST_S).fill_null(False)
     ).sort("step", "dp_rank", "stage", "start_ts", "seq_id", "optype")
     if whole.is_empty():
         raise UnusableInput(f"{path} holds no operation that has a kind, a place, a start and a duration.")
+    replays = sum(whole[name].n_unique() for name in ("dp_rank", "stage"))
+    if replays * whole.height > _MOST_REPLAYED:
+        raise UnusableInput(
+            f"{path} is too large to be analysed: {whole.height} operations, to be replayed {replays} times."
+        )
+    if not whole["duration"].max():
+        raise UnusableInput(f"{path} holds no operation that takes any time.")
     notes = []
     if lost := table.height - whole.height:
         notes.append(f"{path}: {lost} operation(s) lack a time or a place and were left out.")
@@ -147,6 +163,31 @@ def read_operations(path: str) -> Operations:
         notes=notes,
         **{ours: whole[theirs].to_numpy() for theirs, ours in _INTEGERS.items()},
     )
+
+
+def _read(path: str) -> pl.DataFrame:
+    """The columns that are needed, of a file that has no more rows than its size can hold."""
+    import polars as pl
+
+    try:
+        with open_binary(path) as stream:
+            columns = pl.read_parquet_schema(stream)
+            if missing := sorted(_COLUMNS - set(columns)):
+                raise UnusableInput(
+                    f"{path} is no table of operations: it lacks the column(s) {', '.join(missing)}."
+                )
+            stream.seek(0)
+            rows = pl.scan_parquet(stream).select(pl.len()).collect().item()
+            if rows > _FREE_ROWS + Path(path).stat().st_size:
+                raise UnusableInput(f"{path} is no table of operations: it has more rows than bytes.")
+            stream.seek(0)
+            return pl.read_parquet(stream, columns=sorted(_COLUMNS))
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise UnusableInput(f"{path} cannot be read as Parquet: {_first_line(error)}.") from error
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _typed(table: pl.DataFrame) -> pl.DataFrame:
@@ -166,11 +207,12 @@ def _world_size(trace: Path, notes: list[str]) -> int | None:
     import yaml
 
     try:
-        found: Any = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError):
+        with open_binary(str(file)) as stream:
+            found: Any = yaml.safe_load(stream.read(_META_BYTES).decode())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
         found = None
     size = found.get("world_size") if isinstance(found, dict) else None
-    if not isinstance(size, int) or size <= 0:
+    if type(size) is not int or not 0 < size < MOST_RANKS:
         notes.append(f"{file} names no world_size.")
         return None
     return size

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import socket
+import stat
 import subprocess
 import sys
+import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -15,6 +17,12 @@ from pathlib import Path
 
 from ddpdoctor.trace.worker import Job, Result
 
+_END_S = 5.0
+"""How long a process may take to end."""
+_LEAST_S = 600.0
+_ANY_S = 3600.0
+_BYTES_PER_S = 40_000
+"""Of compressed traces; on one busy processor it is four million."""
 _PROGRAM = "from ddpdoctor.trace.worker import main; main()"
 
 
@@ -23,14 +31,25 @@ class _Worker:
     process: subprocess.Popen[bytes]
     channel: Connection
     job: Job
+    deadline_s: float = 0.0
+    """On the monotonic clock."""
 
-    def stop(self) -> None:
+    def give(self, job: Job) -> None:
+        """Sends ``job``. Raises OSError where the process has ended."""
+        self.job = job
+        self.deadline_s = time.monotonic() + _patience_s(job[1])
+        self.channel.send(job)
+
+    def stop(self) -> int | None:
+        """Ends the process, by force if need be; its exit code, None where even that does not help, as on a file system
+        that hangs."""
         self.channel.close()
-        try:
-            self.process.wait(timeout=5)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
+        for _ in range(2):
+            try:
+                return self.process.wait(timeout=_END_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        return None
 
 
 def load_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Result]:
@@ -42,18 +61,23 @@ def load_in_processes(jobs: Sequence[Job], workers: int) -> Iterator[Result]:
             while waiting and len(busy) < workers:
                 worker = _start(waiting.popleft())
                 busy[worker.channel] = worker
-            for channel in wait(list(busy)):
+            soonest_s = min(worker.deadline_s for worker in busy.values())
+            for channel in wait(list(busy), max(0.0, soonest_s - time.monotonic())):
                 worker = busy[channel]  # type: ignore[index]
                 try:
                     yield worker.channel.recv()
                     if waiting:
-                        worker.job = waiting.popleft()
-                        worker.channel.send(worker.job)
+                        worker.give(waiting.popleft())
                         continue
                 except (EOFError, OSError):
                     yield _died(worker)
                 del busy[worker.channel]
                 worker.stop()
+            for worker in [worker for worker in busy.values() if worker.deadline_s < time.monotonic()]:
+                del busy[worker.channel]
+                worker.process.kill()
+                worker.stop()
+                yield _stuck(worker)
     finally:
         for worker in busy.values():
             worker.process.kill()
@@ -65,7 +89,8 @@ def _start(job: Job) -> _Worker:
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
     with theirs:
         process = subprocess.Popen(
-            [sys.executable, "-c", _PROGRAM, str(theirs.fileno())],
+            # -P: nothing is imported from the folder that we happen to be in, which may be anybody's.
+            [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -74,15 +99,31 @@ def _start(job: Job) -> _Worker:
     channel = Connection(ours.detach())
     worker = _Worker(process, channel, job)
     try:
-        channel.send(job)
+        worker.give(job)
     except OSError:
         pass  # it died at once: seen, and told, when its answer is read
     return worker
 
 
+def _patience_s(file: str) -> float:
+    """How long a file may take: a hundred times what it usually does."""
+    try:
+        status = Path(file).stat()
+    except OSError:  # a URL, or gone
+        return _ANY_S
+    return _LEAST_S + status.st_size / _BYTES_PER_S if stat.S_ISREG(status.st_mode) else _ANY_S
+
+
+def _stuck(worker: _Worker) -> Result:
+    number, file, _, _ = worker.job
+    return number, None, f"{file}: the process that read it did not come to an end and was given up."
+
+
 def _died(worker: _Worker) -> Result:
     number, file, _, _ = worker.job
-    code = worker.process.wait()
+    code = worker.stop()
+    if code is None:
+        return _stuck(worker)
     how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
     hint = "; it probably ran out of memory: try --jobs 1" if code == -9 else ""
     return number, None, f"{file}: the process that read it ended {how}{hint}."

@@ -19,6 +19,10 @@ _MIN_PID = 100
 process id."""
 
 
+MOST_RANKS = 10_000_000
+"""No job has so many: a number beyond is no rank, and no number of ranks."""
+
+
 def rank_of_name(path: str) -> int | None:
     """The rank that a file name (rank-34, rank0, worker3, _r5_) or its folder names; None where neither
     does."""
@@ -27,8 +31,8 @@ def rank_of_name(path: str) -> int | None:
     candidates = [file.name] if not (handler and int(handler["pid"]) >= _MIN_PID) else []
     for text in (*candidates, file.parent.name):
         for pattern in _RANK:
-            if match := pattern.search(text):
-                return int(match.group(1))
+            if (match := pattern.search(text)) and (rank := int(match.group(1))) < MOST_RANKS:
+                return rank
     return None
 
 

@@ -8,17 +8,25 @@ from contextlib import contextmanager
 from typing import Any
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace import times
 from ddpdoctor.trace.archive import is_archive, load_archive
 from ddpdoctor.trace.build import ColumnBuilder, as_int
+from ddpdoctor.trace.checks import NUMBERS_OF_DEVICES
 from ddpdoctor.trace.columns import RankTrace, TraceMeta
 from ddpdoctor.trace.foreign import is_foreign, is_own_timeline
-from ddpdoctor.trace.ranks import host_of_name, rank_of_name
+from ddpdoctor.trace.ranks import MOST_RANKS, host_of_name, rank_of_name
 from ddpdoctor.trace.remote import is_url, open_url
 from ddpdoctor.trace.source import Source, open_binary
-from ddpdoctor.trace.stream import EventStream
+from ddpdoctor.trace.stream import LONGEST_EVENT_BYTES, EventStream
 
 _EPOCH_FROM_NS = 1_000_000_000_000_000_000
 """Times later than this (September 2001) count from 1970: a machine's own clock starts at its boot."""
+_LONGEST_TEXT = 1 << 10
+"""Characters of a host's, a backend's or a version's name that are kept."""
+_MOST_OBJECTS = 100_000
+"""Process groups and devices that are kept: a job has one of them for each of its ranks, at most a few."""
+_UNSAID = (None, "", -1, "-1")
+"""What stands for "not known"."""
 _VERSION_KEYS = ("schemaVersion", "roctracer_version", "displayTimeUnit")
 
 
@@ -36,14 +44,18 @@ def load_trace(path: str, rank: int | None = None) -> RankTrace:
     with _without_garbage_collection():
         for batch in stream.batches():
             builder.add(batch, stream)
+    base_ns = _base_ns(stream)
+    builder.leave_out_beyond(base_ns)
     if not builder.rows:
+        if stream.too_deep:
+            raise UnusableInput(f"{path} cannot be read: it is nested too deeply.")
         why = f"it {stream.source.broken}" if stream.source.broken else _no_rows(builder)
         raise UnusableInput(f"{path} holds no profiler events: {why}.")
     if is_own_timeline(stream.top):
         raise UnusableInput(
             f"{path} is a timeline that ddpdoctor exported: name the run or the traces that it was made of."
         )
-    trace = builder.finish(_meta(path, rank, stream, builder))
+    trace = builder.finish(_meta(path, rank, base_ns, stream, builder))
     if is_foreign(stream.top, trace.categories, trace.names):
         raise UnusableInput(
             f"{path} is no trace of the PyTorch profiler: it holds no torch operator, kernel, collective or "
@@ -71,11 +83,18 @@ def _without_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _meta(path: str, rank: int | None, stream: EventStream, builder: ColumnBuilder) -> TraceMeta:
+def _base_ns(stream: EventStream) -> int:
+    """What all times of a file are counted from, 0 where it does not say, or says what cannot be."""
+    base_ns = as_int(stream.top.get("baseTimeNanoseconds"))
+    return base_ns if 0 <= base_ns < times.LIMIT_NS else 0
+
+
+def _meta(
+    path: str, rank: int | None, base_ns: int, stream: EventStream, builder: ColumnBuilder
+) -> TraceMeta:
     top = stream.top
     job = top.get("distributedInfo")
     job = job if isinstance(job, dict) else {}
-    base_ns = max(0, as_int(top.get("baseTimeNanoseconds")))
     earliest_ns = builder.earliest_ns() or 0
     number, rank_from = _rank(path, rank, job)
     host = top.get("host_name")
@@ -83,11 +102,11 @@ def _meta(path: str, rank: int | None, stream: EventStream, builder: ColumnBuild
         source=path,
         rank=number,
         rank_from=rank_from,
-        world_size=_absent(as_int(job.get("world_size"))),
+        world_size=_ranks(job.get("world_size")),
         backend=_text(job.get("backend")),
-        host=host if isinstance(host, str) else host_of_name(path),
+        host=_text(host) or host_of_name(path),
         process_groups=_objects(job.get("pg_config")),
-        devices=_objects(top.get("deviceProperties")),
+        devices=tuple(map(_device, _objects(top.get("deviceProperties")))),
         base_ns=base_ns,
         clock="epoch" if base_ns + earliest_ns >= _EPOCH_FROM_NS else "relative",
         torch_version=_text(top.get("pytorch_version") or top.get("torch_version")),
@@ -102,7 +121,7 @@ def _meta(path: str, rank: int | None, stream: EventStream, builder: ColumnBuild
 def _rank(path: str, rank: int | None, job: dict[str, Any]) -> tuple[int | None, str]:
     if rank is not None:
         return rank, "run directory"
-    if (own := as_int(job.get("rank"))) >= 0:
+    if (own := as_int(job.get("rank"))) in range(MOST_RANKS):
         return own, "distributedInfo"
     if (named := rank_of_name(path)) is not None:
         return named, "file name"
@@ -111,7 +130,7 @@ def _rank(path: str, rank: int | None, job: dict[str, Any]) -> tuple[int | None,
 
 def _versions(top: dict[str, Any], job: dict[str, Any]) -> dict[str, str]:
     found = {k: v for k, v in (*top.items(), *job.items()) if k.endswith("_version") or k in _VERSION_KEYS}
-    return {k: str(v) for k, v in found.items() if isinstance(v, (str, int, float))}
+    return {k: str(v)[:_LONGEST_TEXT] for k, v in found.items() if isinstance(v, (str, int, float))}
 
 
 def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[str]:
@@ -121,6 +140,10 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
     if stream.damages:
         places = "in one place" if stream.damages == 1 else f"in {stream.damages} places"
         yield f"{path} is damaged {places}: what cannot be read there is left out, {builder.rows} whole events are used."
+    if stream.oversized:
+        yield f"{path} holds {stream.oversized} event(s) longer than {LONGEST_EVENT_BYTES >> 20} MiB: they were passed over."
+    if stream.top_unread:
+        yield f"{path} holds too much text before its events to be read: it may not be known of which rank it is."
     if stream.repaired:
         yield f"{path} holds text that is not valid JSON (such as NaN or raw backslashes): it was repaired."
     if stream.lost_events:
@@ -131,15 +154,33 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
         yield f"{path}: {builder.without_name} event(s) without a name: what they did cannot be told."
     if builder.without_time:
         yield f"{path}: {builder.without_time} event(s) without a usable time were left out."
+    job = stream.top.get("distributedInfo")
+    stated = {"baseTimeNanoseconds": (stream.top, times.LIMIT_NS)}
+    if isinstance(job, dict):
+        stated |= {"rank": (job, MOST_RANKS), "world_size": (job, MOST_RANKS)}
+    for key, (place, limit) in stated.items():
+        if place.get(key) not in _UNSAID and as_int(place[key]) not in range(limit):
+            yield f"{path}: its {key} cannot be {str(place[key])[:40]} and is ignored."
 
 
-def _absent(value: int) -> int | None:
-    return value if value >= 0 else None
+def _ranks(value: Any) -> int | None:
+    number = as_int(value)
+    return number if number in range(MOST_RANKS) else None
 
 
 def _text(value: Any) -> str | None:
-    return value if isinstance(value, str) and value else None
+    return value[:_LONGEST_TEXT] if isinstance(value, str) and value else None
 
 
 def _objects(value: Any) -> tuple[dict[str, Any], ...]:
-    return tuple(v for v in value if isinstance(v, dict)) if isinstance(value, list) else ()
+    listed = value[:_MOST_OBJECTS] if isinstance(value, list) else []
+    return tuple(v for v in listed if isinstance(v, dict))
+
+
+def _device(properties: dict[str, Any]) -> dict[str, Any]:
+    """The properties of a device whose values are of a kind that such properties have."""
+    kept = {key: value for key, value in properties.items() if isinstance(value, (str, int, float))}
+    for key in NUMBERS_OF_DEVICES:
+        if key in kept and (number := as_int(kept.pop(key))) in range(MOST_RANKS):
+            kept[key] = number
+    return kept

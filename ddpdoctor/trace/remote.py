@@ -6,11 +6,19 @@ from __future__ import annotations
 from typing import Any, BinaryIO, cast
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.rundir.privacy import mask_text
 
 _BLOCK_BYTES = 4 << 20
+_MOST_FILES = 100_000
+"""Files below one folder: a trace for each rank of the largest job, and ten times more."""
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "content_md5", "blob_id")
 """Names under which fsspec's file systems pass on what identifies an object's content: S3 and HTTP, GCS, Azure,
 Hugging Face."""
+
+
+def shown(url: str) -> str:
+    """``url`` without the passwords and tokens that it may hold, for notes and reports."""
+    return mask_text(url) if is_url(url) else url
 
 
 def is_url(path: str) -> bool:
@@ -29,7 +37,7 @@ def open_url(url: str) -> BinaryIO:
     except (
         Exception
     ) as error:  # each file system has its own errors for "no such key", "no access", "no network"
-        raise UnusableInput(f"{url} cannot be opened: {_first_line(error)}") from None
+        raise UnusableInput(f"{shown(url)} cannot be opened: {_first_line(error)}") from None
 
 
 def content_tag(url: str) -> str | None:
@@ -60,7 +68,12 @@ def expand_url(url: str) -> list[str]:
             if not found:
                 filesystem.info(inside)  # raises where the store cannot be reached, or has nothing there
     except Exception as error:
-        raise UnusableInput(f"{url} cannot be opened: {_first_line(error.__cause__ or error)}.") from None
+        raise UnusableInput(
+            f"{shown(url)} cannot be opened: {_first_line(error.__cause__ or error)}."
+        ) from None
+    if len(found) > _MOST_FILES:
+        raise UnusableInput(f"{shown(url)} holds {len(found)} files: name a folder with fewer of them.")
+    # Whatever names a store lists: each becomes a URL of the same store.
     return sorted(filesystem.unstrip_protocol(name) for name in found)
 
 
@@ -70,10 +83,10 @@ def _filesystem(url: str) -> tuple[Any, str]:
     try:
         filesystem, inside = fsspec.core.url_to_fs(url)
     except (ImportError, ValueError) as error:
-        raise UnusableInput(f"{url} cannot be read: {_first_line(error)}") from None
+        raise UnusableInput(f"{shown(url)} cannot be read: {_first_line(error)}") from None
     return filesystem, inside
 
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
-    return text[0] if text else type(error).__name__
+    return mask_text(text[0]) if text else type(error).__name__

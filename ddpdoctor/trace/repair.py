@@ -8,10 +8,10 @@ import re
 _NUMBER = rb"[-+]?(?:nan|NaN|inf|Inf|infinity|Infinity)\b"
 _VALUE = re.compile(rb'(":\s*)' + _NUMBER)
 _IN_LIST = re.compile(rb"([\[,]\s*)" + _NUMBER + rb"(?=\s*[,\]])")
-_BACKSLASH = re.compile(rb'\\(["\\/bfnrt]|u[0-9a-fA-F]{4})?')
+_BACKSLASH = re.compile(rb'((?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))++)|\\')
 _TRAILING_COMMA = re.compile(rb",(\s*[}\]])")
 _BLANKS = bytes(b if b >= 0x20 or b in (0x0A, 0x0D, 0x09) else 0x20 for b in range(256))
-_STRING = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
 
 
 def repair(text: bytes | bytearray) -> bytes:

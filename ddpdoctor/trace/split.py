@@ -8,10 +8,15 @@ from typing import NamedTuple
 
 _BETWEEN = re.compile(rb"\}\s*,\s*\Z")
 _BEFORE_CLOSE = re.compile(rb"[}\[,]\s*\Z")
-_TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*"|[{}\[\]]', re.DOTALL)
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\]]', re.DOTALL)
+"""A string, also one that does not end, or a bracket. Nothing is looked at twice: a string may be all there is."""
 _NEXT_EVENT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid)"\s*:)')
-_LAYOUT = 200
+LAYOUT_BYTES = 200
 """Bytes of blanks between two events that are looked at; Kineto writes four."""
+_DEEPEST = 1_000
+"""Brackets within brackets: an event has four, and nothing decodes so many."""
+_LOOKED_AT = 10_000
+"""Brackets that are looked at for the end of an event; where they are all nested, the exact scan finds it."""
 
 
 class Scan(NamedTuple):
@@ -27,8 +32,10 @@ def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
     a string) leaves brackets or quotes open, so the text before it does not decode: try it, and take the
     next."""
     position = len(buffer)
-    while (position := buffer.rfind(b"{", 0, position)) > 0:
-        window = buffer[max(0, position - _LAYOUT) : position]
+    for _ in range(_LOOKED_AT):
+        if (position := buffer.rfind(b"{", 0, position)) <= 0:
+            return
+        window = buffer[max(0, position - LAYOUT_BYTES) : position]
         if match := _BETWEEN.search(window):
             yield position - len(window) + window.index(b",", match.start())
 
@@ -36,8 +43,10 @@ def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
 def closings(buffer: bytes | bytearray) -> Iterator[int]:
     """Candidates for the bracket that closes the array, the last first; to be tried in the same way."""
     position = len(buffer)
-    while (position := buffer.rfind(b"]", 0, position)) >= 0:
-        window = buffer[max(0, position - _LAYOUT) : position]
+    for _ in range(_LOOKED_AT):
+        if (position := buffer.rfind(b"]", 0, position)) < 0:
+            return
+        window = buffer[max(0, position - LAYOUT_BYTES) : position]
         if not window.strip() or _BEFORE_CLOSE.search(window):
             yield position
 
@@ -53,6 +62,8 @@ def scan(buffer: bytes) -> Scan:
             if depth == 0:
                 begin = match.start()
             depth += 1
+            if depth > _DEEPEST:
+                break
         elif token in b"}]":
             depth -= 1
             if depth < 0:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from typing import Any
 
 import numpy as np
@@ -15,7 +15,14 @@ three decimals and rounds back to it. Kineto's ``baseTimeNanoseconds`` is at mos
 < 2**43."""
 
 MISSING_NS = np.iinfo(np.int64).min
-_LIMIT_US = float(2**63 // 1000)
+LIMIT_NS = 2**62
+"""No time lies further from its origin, which may be 1970: that would be after the year 2115. Two of them still add up to
+what 64 bits can hold."""
+LONGEST_NS = 2**60
+"""No event takes longer: that would be 36 years."""
+_LIMIT_US = float(LIMIT_NS // 1000)
+_SHORT_DIGITS = 18
+"""Digits of a whole number that needs no check."""
 
 
 class InexactTimesError(ValueError):
@@ -49,22 +56,24 @@ def from_text(values: list[bytes]) -> IntColumn:
 
 
 def _number(value: Any) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool):
-        return float(value)
-    if isinstance(value, str):
+    if isinstance(value, (int, float, str)) and not isinstance(value, bool):
         try:
             return float(value)
-        except ValueError:
+        except (ValueError, OverflowError):
             return float("nan")
     return float("nan")
 
 
 def _text_ns(text: bytes) -> int:
     whole, _, fraction = text.partition(b".")
-    if whole.isdigit() and (len(fraction) <= 3 and (not fraction or fraction.isdigit())):
+    if (
+        whole.isdigit()
+        and len(whole) <= _SHORT_DIGITS - 3
+        and (len(fraction) <= 3 and (not fraction or fraction.isdigit()))
+    ):
         return int(whole) * 1000 + (int((fraction + b"000")[:3]) if fraction else 0)
     try:
         exact = (Decimal(text.decode("ascii", "replace").strip('"')) * 1000).to_integral_value()
-        return int(exact) if abs(exact) < 2**63 else MISSING_NS
-    except (InvalidOperation, ValueError, OverflowError):
+        return int(exact) if abs(exact) < LIMIT_NS else MISSING_NS
+    except (ArithmeticError, ValueError):
         return MISSING_NS

@@ -100,3 +100,40 @@ def test_nothing_to_digest_is_one_sentence(tmp_path):
     for path, says in ((tmp_path / "none", "does not exist"), (bad, "No trace could be digested")):
         done = digest(path, "--out", tmp_path / "out")
         assert done.returncode == 2 and says in done.stderr and "Traceback" not in done.stderr
+
+
+def test_a_digest_of_a_run_carries_nothing_from_behind_a_link_out_of_it(tmp_path):
+    run, out, secret = tmp_path / "run", tmp_path / "out", tmp_path / "home" / "id_ed25519"
+    shutil.copytree(FIXTURE, run)
+    secret.parent.mkdir()
+    secret.write_text("a private key")
+    rank = run / "ranks" / "00001"
+    (rank / "trace.json.gz").unlink()
+    for link in (rank / "trace.json.gz", rank / "flight.json", run / "notes.txt"):
+        link.unlink(missing_ok=True)
+        link.symlink_to(secret)
+    (run / "hosts" / "elsewhere").symlink_to(secret.parent)
+    (run / "inside.json").symlink_to(run / "manifest.json")
+    os.mkfifo(run / "stuck.json")
+    done = digest(run, "--out", out)
+    assert done.returncode == 0 and "1 trace(s)" in done.stdout
+    notes = done.stderr.splitlines()
+    assert len(notes) == 5, notes
+    for link in ("ranks/00001/trace.json.gz", "ranks/00001/flight.json", "notes.txt", "hosts/elsewhere"):
+        assert f"Note: {run / link} is a link out of the run directory and was left out." in notes
+    assert f"Note: {run / 'stuck.json'} is no file and was left out." in notes
+    files = [file for file in out.rglob("*") if file.is_file()]
+    assert not any(file.is_symlink() or b"private" in file.read_bytes() for file in files)
+    assert (out / "inside.json").read_bytes() == (run / "manifest.json").read_bytes()
+
+
+def test_traces_at_urls_are_digested_below_the_named_folder(tmp_path):
+    sys.path.insert(0, str(ROOT / "tests" / "trace"))
+    from trace_files import document, events, write
+
+    trace = write(tmp_path / "rank0.json", document(events(20)))
+    done = digest(f"file://{trace}", "--out", tmp_path / "out")
+    assert done.returncode == 0, done.stderr
+    assert [file.suffix for file in (tmp_path / "out").rglob("*") if file.is_file()] == [".columns"]
+    assert [file.name for file in tmp_path.iterdir()].count("rank0.json") == 1
+    assert not list(tmp_path.glob("*.columns"))

@@ -71,3 +71,20 @@ def test_errors_say_what_is_wrong():
 )
 def test_the_names_that_a_condition_reads(expression, names):
     assert set(paths_read(expression)) == names
+
+
+@pytest.mark.parametrize(
+    ("expression", "says"),
+    [
+        ("1+" * 20_000 + "1", "longer than 4000 characters"),
+        ("[1].map(a, " * 3 + "1" + ")" * 3, "more than 2 of all, exists, map and filter"),
+    ],
+)
+def test_an_expression_that_takes_all_stack_or_all_time_is_refused(expression, says):
+    with pytest.raises(ValueError, match=says):
+        compiled(expression)
+
+
+def test_loops_within_and_beside_each_other_are_fine():
+    expression = "[1, 2].all(a, [3].exists(b, b > a)) && [1].exists(c, c == 1) && ['.map(('].exists(d, [d].all(e, e == d))"
+    assert evaluate(expression, {}) is True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
@@ -78,3 +79,59 @@ def test_a_wrong_file_is_refused_by_name_and_field(
 def test_what_means_nothing_is_refused(config: Config, word: str) -> None:
     with pytest.raises(DdpDoctorError, match=word.replace("*", r"\*")):
         check_config(config, load_rules(entry_points=False))
+
+
+@pytest.fixture
+def strange(tmp_path: Path) -> Path:
+    """A file that suppresses a rule, below which the user works."""
+    (tmp_path / "ddpdoctor.toml").write_text("suppress = ['gpu/memory-full']\n", encoding="utf-8")
+    (tmp_path / "below").mkdir()
+    return tmp_path / "ddpdoctor.toml"
+
+
+@pytest.mark.parametrize(
+    ("reason", "says"),
+    [
+        ("owner", "belongs to another user"),
+        ("file", "every user may write to it"),
+        ("folder", "put files into"),
+    ],
+)
+def test_what_another_user_may_have_written_decides_nothing(
+    strange: Path, monkeypatch: pytest.MonkeyPatch, reason: str, says: str
+) -> None:
+    if reason == "file":
+        strange.chmod(0o666)
+    elif reason == "folder":
+        strange.parent.chmod(0o1777)
+    elif os.geteuid() == 0:
+        os.chown(strange, 4711, -1)
+    else:
+        monkeypatch.setattr(os, "geteuid", lambda: 4711)
+    config = load_config(strange.parent / "below")
+    assert (config.suppress, config.file) == ([], None)
+    (sentence,) = config.refused
+    assert str(strange) in sentence and says in sentence and "copy it to a folder of your own" in sentence
+
+
+def test_a_file_further_up_counts_where_the_nearer_one_is_somebody_elses(strange: Path) -> None:
+    nearer = strange.parent / "below" / "pyproject.toml"
+    nearer.write_text("[tool.ddpdoctor]\nsuppress = ['ddp/*']\n", encoding="utf-8")
+    nearer.chmod(0o666)
+    config = load_config(nearer.parent)
+    assert config.suppress == ["gpu/memory-full"] and str(nearer) in config.refused[0]
+    nearer.write_text("[tool.other]\n", encoding="utf-8")
+    assert load_config(nearer.parent).refused == ()
+
+
+@pytest.mark.parametrize("kind", ["fifo", "folder", "large"])
+def test_what_is_no_configuration_is_passed_over(tmp_path: Path, kind: str) -> None:
+    place = tmp_path / "ddpdoctor.toml"
+    if kind == "fifo":
+        os.mkfifo(place)
+    elif kind == "folder":
+        place.mkdir()
+    else:
+        place.touch()
+        os.truncate(place, 1 << 40)
+    assert load_config(tmp_path) == Config()

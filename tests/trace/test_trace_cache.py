@@ -168,3 +168,30 @@ def test_entries_are_no_traces_and_errors_stay_errors(tmp_path, home):
         load_traces([write(tmp_path / "b.json", "{}")], cache=True)
     with pytest.raises(UnusableInput, match="no such file"):
         cache.cached_load(str(tmp_path / "c.json"))
+
+
+@pytest.mark.parametrize("what", ["folder", "link", "entry"])
+def test_what_somebody_else_may_have_written_is_read_anew(tmp_path, home, parses, what):
+    path = write(tmp_path / "a.json", document(CONTENT))
+    cache.cached_load(path)
+    (entry,) = home.iterdir()
+    if what == "folder":
+        home.chmod(0o777)
+    elif what == "entry":
+        entry.chmod(0o666)
+    else:
+        entry.rename(tmp_path / "planted")
+        entry.symlink_to(tmp_path / "planted")
+    assert_same(cache.cached_load(path), load_trace(path))
+    assert len(parses) == 2
+
+
+def test_an_entry_that_holds_what_cannot_be_is_replaced(tmp_path, home, parses):
+    path = write(tmp_path / "a.json", document(CONTENT))
+    trace = cache.cached_load(path)
+    trace.name[3] = 10**6
+    with entry_of(path).open("wb") as stream:
+        archive.write_archive(stream, trace)
+    for _ in range(2):
+        assert_same(cache.cached_load(path), load_trace(path))
+    assert len(parses) == 2

@@ -17,7 +17,7 @@ import pytest
 from trace_files import SHARED, document, event, events, write
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace import find_traces, load, load_trace, load_traces, source
+from ddpdoctor.trace import find_traces, load, load_trace, load_traces, parallel, source
 
 ROOT = Path(__file__).resolve().parents[2]
 SECOND_US = 1_000_000
@@ -253,3 +253,25 @@ def test_public_sets(always_processes):
         "its list of events is empty.",
         "fetch it with `git lfs pull`.",
     }
+
+
+def test_a_worker_that_hangs_is_given_up_and_the_rest_goes_on(tmp_path, always_processes, monkeypatch):
+    files = job(tmp_path, [0, 1])
+    os.mkfifo(tmp_path / "stuck.json")
+    stuck = str(tmp_path / "stuck.json")
+    monkeypatch.setattr(parallel, "_ANY_S", 1.0)
+    loaded = load_traces([stuck, *files], jobs=2)
+    assert [t.meta.rank for t in loaded.traces] == [0, 1]
+    assert loaded.failed == [
+        (stuck, f"{stuck}: the process that read it did not come to an end and was given up.")
+    ]
+
+
+def test_workers_import_nothing_from_the_folder_they_are_started_in(tmp_path, always_processes, monkeypatch):
+    """It may be anybody's: a shared folder of traces, or /tmp."""
+    for name in ("numpy", "ddpdoctor", "msgspec"):
+        (tmp_path / f"{name}.py").write_text("import os\nos._exit(13)\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", ".")])
+    loaded = load_traces(job(tmp_path, [0, 1]), jobs=2)
+    assert [t.meta.rank for t in loaded.traces] == [0, 1] and not loaded.failed

@@ -6,6 +6,7 @@ import polars as pl
 import pytest
 
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace import operations
 from ddpdoctor.trace.operations import find_operations, read_operations
 
 
@@ -46,6 +47,11 @@ def test_rows_are_sorted_and_kinds_numbered(tmp_path):
         {"duration": [0.25, -1.0, 0.5]},
         {"duration": [0.25, float("inf"), 0.5]},
         {"rank": [0, None, 4]},
+        {"rank": [0, 2**62, 4]},
+        {"stage": [0, -1, 1]},
+        {"mb_id": [0, -2, 1]},
+        {"start_ts": [2.0, 1e300, 1.0]},
+        {"duration": [0.25, 1e300, 0.5]},
         {"optype": ["optimizer", None, "forward-compute"]},
     ],
 )
@@ -93,3 +99,43 @@ def test_unusable_files_are_named(tmp_path, content, sentence):
         read_operations(str(file))
     assert str(file) in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", b"PAR1" + b"\0" * 100 + b"PAR1", b"no table"])
+def test_what_is_no_parquet_is_one_sentence(tmp_path, content):
+    (tmp_path / "trace.parquet").write_bytes(content)
+    assert find_operations(str(tmp_path)) == []
+    with pytest.raises(UnusableInput, match="cannot be read as Parquet") as raised:
+        read_operations(str(tmp_path / "trace.parquet"))
+    assert "\n" not in str(raised.value)
+
+
+def test_a_table_with_more_rows_than_bytes_is_not_unpacked(tmp_path, monkeypatch):
+    monkeypatch.setattr(operations, "_FREE_ROWS", 0)
+    path = str(tmp_path / "trace.parquet")
+    pl.concat([table()] * 20_000).write_parquet(path)
+    with pytest.raises(UnusableInput, match="it has more rows than bytes"):
+        read_operations(path)
+
+
+def test_a_table_that_would_take_days_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(operations, "_MOST_REPLAYED", 8)
+    table().write_parquet(tmp_path / "trace.parquet")
+    with pytest.raises(UnusableInput, match="3 operations, to be replayed 3 times"):
+        read_operations(str(tmp_path / "trace.parquet"))
+
+
+def test_a_table_in_which_nothing_takes_time_is_refused(tmp_path):
+    table(duration=[0.0, 0.0, 0.0]).write_parquet(tmp_path / "trace.parquet")
+    with pytest.raises(UnusableInput, match="holds no operation that takes any time"):
+        read_operations(str(tmp_path / "trace.parquet"))
+
+
+@pytest.mark.parametrize(
+    "text", ["world_size: " + "9" * 30, "[" * 5000, "a: 2020-99-99", "\x00", "world_size: true"]
+)
+def test_metadata_of_any_kind_is_no_trouble(tmp_path, text):
+    table().write_parquet(tmp_path / "trace-x.parquet")
+    (tmp_path / "meta-x.yaml").write_text(text)
+    ops = read_operations(str(tmp_path / "trace-x.parquet"))
+    assert ops.world_size is None and "names no world_size" in ops.notes[0]

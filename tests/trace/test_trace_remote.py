@@ -15,7 +15,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import find_traces, load_trace, load_traces
 from ddpdoctor.trace.cache import cached_load
 from ddpdoctor.trace.digest import write_digests
-from ddpdoctor.trace.remote import is_url
+from ddpdoctor.trace.remote import expand_url, is_url, shown
 
 
 @pytest.fixture
@@ -125,3 +125,23 @@ def test_local_files_are_the_same_by_url(tmp_path):
     assert_same(
         dataclasses.replace(remote, meta=dataclasses.replace(remote.meta, source=path)), load_trace(path)
     )
+
+
+def test_secrets_in_a_url_are_in_no_note(bucket, monkeypatch):
+    url = "memory://bucket/run/rank0.json.gz"
+    monkeypatch.setattr("ddpdoctor.trace.load.shown", lambda file: file.replace("bucket", "***"))
+    fsspec.filesystem("memory").pipe("/bucket/run/cut.json", b'{"traceEvents": [')
+    loaded = load_traces([url, "memory://bucket/run/cut.json"], jobs=1)
+    assert [trace.meta.source for trace in loaded.traces] == ["memory://***/run/rank0.json.gz"]
+    assert "bucket" not in loaded.failed[0][1]
+    assert shown("https://me:secret@host/t.json?sig=abcdefgh") == "https://***@host/t.json?sig=***"
+    with pytest.raises(UnusableInput) as raised:
+        load_trace("nosuchscheme://me:secret@host/t.json")
+    assert "secret" not in str(raised.value)
+
+
+def test_a_listing_that_names_files_of_this_machine_is_not_followed(bucket, monkeypatch):
+    files = fsspec.filesystem("memory")
+    named = ["file:///etc/passwd", "/bucket/run/rank0.json.gz"]
+    monkeypatch.setattr(type(files), "find", lambda *_, **__: named)
+    assert all(name.startswith("memory://") for name in expand_url("memory://bucket/run"))

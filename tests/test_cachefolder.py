@@ -1,0 +1,80 @@
+"""A cache is believed later: it is used only where nobody else can have written."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return cache_folder("traces")
+
+
+def another_user(monkeypatch: pytest.MonkeyPatch) -> None:
+    """From here on this process takes itself for another user."""
+    other = os.geteuid() + 1
+    monkeypatch.setattr(os, "geteuid", lambda: other)
+
+
+def test_a_folder_of_ones_own_is_made_for_oneself_alone(folder):
+    assert not is_own(folder) and make_own(folder) and is_own(folder)
+    assert {stat.S_IMODE(place.stat().st_mode) for place in (folder, folder.parent)} == {0o700}
+
+
+@pytest.mark.parametrize("which", ["folder", "around"])
+def test_a_folder_that_others_may_write_to_is_not_used(folder, which):
+    make_own(folder)
+    (folder if which == "folder" else folder.parent).chmod(0o770)
+    assert not is_own(folder) and not make_own(folder)
+
+
+@pytest.mark.parametrize("which", ["folder", "around"])
+def test_a_link_is_not_used(folder, tmp_path, which):
+    make_own(folder)
+    place = folder if which == "folder" else folder.parent
+    place.rename(tmp_path / "moved")
+    place.symlink_to(tmp_path / "moved")
+    assert not is_own(folder) and not make_own(folder)
+
+
+def test_a_folder_of_another_user_is_not_used_and_none_is_made_beside_it(folder, monkeypatch):
+    """Root with the home folder of a user neither reads that user's cache nor makes one that the user cannot write to."""
+    folder.parent.parent.mkdir()
+    make_own(folder)
+    if os.geteuid() == 0:  # what is root's may be used by all
+        os.chown(folder.parent.parent, 4711, -1)
+        os.chown(folder.parent, 4711, -1)
+    else:
+        another_user(monkeypatch)
+    assert not is_own(folder) and not make_own(folder)
+    folder.rmdir()
+    folder.parent.rmdir()
+    assert not make_own(folder) and not folder.parent.exists()
+
+
+def test_entries_are_opened_through_no_link_and_only_if_nobody_else_wrote_them(folder, tmp_path, monkeypatch):
+    make_own(folder)
+    entry = folder / "entry"
+    entry.write_bytes(b"kept")
+    entry.chmod(0o600)
+    with open_own(entry) as stream:
+        assert stream.read() == b"kept"
+    (folder / "link").symlink_to(entry)
+    os.mkfifo(folder / "fifo")
+    for other in ("link", "fifo", "none"):
+        with pytest.raises(OSError):
+            open_own(folder / other)
+    entry.chmod(0o666)
+    with pytest.raises(OSError, match="somebody else"):
+        open_own(entry)
+    entry.chmod(0o600)
+    another_user(monkeypatch)
+    with pytest.raises(OSError, match="somebody else"):
+        open_own(entry)
