@@ -20,7 +20,18 @@ whole, JSON-lines files only ever grow.
 ``docs/formats.md`` describes the fields.
 """
 
-from .files import read_json, read_json_lines, write_json, write_whole
+from .files import (
+    bounded_lines,
+    folders_in,
+    is_regular,
+    open_regular,
+    parsed,
+    read_json,
+    read_json_lines,
+    reading,
+    write_json,
+    write_whole,
+)
 from .layout import (
     DIAGNOSIS_FILE,
     FLIGHT_FILE,
@@ -40,9 +51,10 @@ from .layout import (
     is_run_directory,
     run_directories,
 )
-from .reader import RankRecord, RunDirectory, read_manifest
+from .reader import RankRecord, RunDirectory, read_manifest, read_rank
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .spool import Spool, drain, drain_all, make_spool_root, recover, spool_root, target_of
+from .typed import fitting
 from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
 
 __all__ = [
@@ -63,18 +75,26 @@ __all__ = [
     "RunDirectory",
     "Spool",
     "Waiting",
+    "bounded_lines",
     "claim_rank_directory",
     "drain",
     "drain_all",
+    "fitting",
+    "folders_in",
     "host_directory",
     "id_of_root",
     "is_recorded_file",
+    "is_regular",
     "is_run_directory",
     "make_spool_root",
     "new_run_id",
+    "open_regular",
+    "parsed",
     "read_json",
     "read_json_lines",
     "read_manifest",
+    "read_rank",
+    "reading",
     "reason_of",
     "recover",
     "refuse_other_run",
