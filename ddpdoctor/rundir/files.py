@@ -134,7 +134,7 @@ def _bound(value: Any, name: str, depth: int, odd: List[str]) -> None:
     for key, item in enumerate(value) if listed else value.items():
         kind = type(item)
         if kind is dict or kind is list:
-            _bound(item, name if listed else key, depth + 1, odd)
+            _bound(item, name if listed else str(key), depth + 1, odd)
         # What is not a number, an infinity, and what needs more than 64 bits all fail this.
         elif (kind is int or kind is float) and not _LEAST_NUMBER <= item <= _MOST_NUMBER:
             odd.append(f"{name if listed else key} ({short(item)})")
