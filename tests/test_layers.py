@@ -23,7 +23,7 @@ ALLOWED = {
     "telemetry": ("rundir", "deferred", "plain"),
     "trace": ("rundir", "errors", "aside"),
     "measure": ("trace", "rundir", "errors"),
-    "diagnose": ("measure", "errors", "aside", "plain"),
+    "diagnose": ("measure", "rundir", "errors", "aside", "plain"),
     "report": ("diagnose", "rundir", "errors", "deferred", "plain"),
     "launch": ("rundir", "telemetry", "errors"),
     "demo": ("errors",),

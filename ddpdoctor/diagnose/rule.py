@@ -11,6 +11,7 @@ from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.conditions import compiled, paths_read
 from ddpdoctor.diagnose.words import check_template
 from ddpdoctor.errors import RuleError
+from ddpdoctor.rundir import read_bounded
 
 
 class Threshold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,10 +152,14 @@ def read_rule(path: Path, rule_id: str) -> Rule:
     return checked_rule(read_file(path), path, rule_id)
 
 
+_MOST_BYTES = 1 << 20
+"""The longest of ours has 12 KB."""
+
+
 def read_file(path: Path) -> bytes:
     """Content of a rule file; :class:`RuleError` where it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_bounded(str(path), _MOST_BYTES, follow=True)
     except OSError as error:
         raise RuleError(f"{path}: cannot be read: {error.strerror}") from None
 

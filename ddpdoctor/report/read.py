@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.report.sound import fault_of
-from ddpdoctor.rundir import open_regular
+from ddpdoctor.rundir import open_regular, read_bounded
 
 SCRIPT_ID = "ddpdoctor-diagnosis"
 GENERATOR = "ddpdoctor"
@@ -42,14 +42,9 @@ def read_diagnosis(path: str | os.PathLike[str]) -> Diagnosis:
     """
     name = os.fspath(path)
     try:
-        with os.fdopen(open_regular(name, follow=True), "rb") as source:
-            data = source.read(MOST_BYTES + 1)
+        data = read_bounded(name, MOST_BYTES, follow=True)
     except OSError as error:
         raise UnusableInput(f"{name}: cannot be read: {error.strerror or error}") from error
-    if len(data) > MOST_BYTES:
-        raise UnusableInput(
-            f"{name}: cannot be read: larger than any report, of {MOST_BYTES >> 20} MiB at most"
-        )
     start = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n")
     if not start:
         raise UnusableInput(f"{name}: the file is empty; write the report again")

@@ -42,7 +42,7 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     try:
         inside = _run_around(path)
         if inside is not None:
-            _replace(_without_links(Path(os.path.abspath(path)), inside), data)
+            _replace(_without_links(_absolute(path), inside), data)
             return
         _refuse_other_users(path)
         if _is_special(path):
@@ -56,8 +56,12 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
 
 def _run_around(path: str | os.PathLike[str]) -> Path | None:
     """The run directory in which ``path`` lies; None where it lies in none."""
-    parents = Path(os.path.abspath(path)).parents
-    return next((folder for folder in parents if is_run_directory(str(folder))), None)
+    return next((folder for folder in _absolute(path).parents if is_run_directory(str(folder))), None)
+
+
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    """Whole and without dots; links stay as they are."""
+    return Path(os.path.abspath(path))  # noqa: PTH100
 
 
 def _without_links(path: Path, run: Path) -> Path:

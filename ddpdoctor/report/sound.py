@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis
+from ddpdoctor.diagnose.diagnosis import Diagnosis
 
 MOST_RANKS = 10_000_000
 """No job has so many."""
@@ -50,8 +50,6 @@ def _faults(diagnosis: Diagnosis) -> Iterator[str]:
         if len(one.t_s) != len(one.values):
             yield f"telemetry: {one.field} does not have one value for each time"
     for finding in diagnosis.findings:
-        if finding.severity not in SEVERITIES:
-            yield f"findings: the severity {finding.severity[:40]!r}"
         if min(finding.coverage.steps, finding.coverage.ranks) < 0:
             yield "findings: a coverage below 0"
     if any(not -0.01 <= share <= 1.01 for share in diagnosis.breakdown.values()):

@@ -86,6 +86,16 @@ def reading(path: str) -> BinaryIO:
     return os.fdopen(open_regular(path), "rb")
 
 
+def read_bounded(path: str, most_bytes: int, follow: bool = False) -> bytes:
+    """All of the regular file ``path``. Raises OSError as :func:`open_regular` does, and where it is larger than
+    ``most_bytes``."""
+    with os.fdopen(open_regular(path, follow=follow), "rb") as source:
+        data = source.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", path)
+    return data
+
+
 def is_regular(path: str) -> bool:
     """Whether ``path`` is a regular file and no link."""
     try:
@@ -157,11 +167,7 @@ def read_json(path: str, notes: List[str]) -> Optional["dict[str, Any]"]:
     """The JSON object in ``path``; None with a sentence added to ``notes`` where it is missing or broken. Numbers that no
     file of ours holds are None and told."""
     try:
-        with reading(path) as source:
-            data = source.read(MOST_DOCUMENT_BYTES + 1)
-        if len(data) > MOST_DOCUMENT_BYTES:
-            raise ValueError(f"it is larger than {MOST_DOCUMENT_BYTES >> 20} MiB")
-        document, odd = parsed(data)
+        document, odd = parsed(read_bounded(path, MOST_DOCUMENT_BYTES))
     except FileNotFoundError:
         notes.append(f"{path} is missing.")
         return None
