@@ -154,6 +154,7 @@ def read_rule(path: Path, rule_id: str) -> Rule:
 
 _MOST_BYTES = 1 << 20
 """The longest of ours has 12 KB."""
+_MOST_VALUES = 100_000
 
 
 def read_file(path: Path) -> bytes:
@@ -206,13 +207,31 @@ def checked_common(content: bytes, path: Path) -> Common:
 
 def _decode(content: bytes, path: Path, kind: type[Any]) -> Any:
     try:
-        return msgspec.yaml.decode(content, type=kind)
+        found = msgspec.yaml.decode(content, type=kind)
+        _refuse_endless(found)
+        return found
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at ")
         field = field.strip("`").removeprefix("$").removeprefix(".")
         raise RuleError(f"{path}: field `{field or 'top level'}`: {reason}") from None
     except Exception as error:  # PyYAML's own errors, which msgspec passes on
         raise RuleError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def _refuse_endless(value: Any) -> None:
+    """Raises ValueError where aliases make a short file as long as one likes, or hold themselves."""
+    waiting, left = [value], _MOST_VALUES
+    while waiting:
+        one = waiting.pop()
+        left -= 1
+        if left < 0:
+            raise ValueError(f"it holds more than {_MOST_VALUES} values, aliases followed")
+        if isinstance(one, msgspec.Struct):
+            waiting += [getattr(one, name) for name in one.__struct_fields__]
+        elif isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, list | tuple):
+            waiting += one
 
 
 def _is_readable(path: str) -> bool:

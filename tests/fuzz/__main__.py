@@ -51,7 +51,7 @@ def failures(cases: Sequence[Case], keep: Path | None) -> Iterator[tuple[Case, s
         base = Path(folder)
         os.environ.update(environment(base))
         seeds = _seeds(base / "seeds")
-        _warm()
+        _warm(seeds)
         for case, fault, place in _all(cases, seeds, base, os.cpu_count() or 1):
             # Alone and again: a machine with other work may have been too slow.
             repeated = base / "again"
@@ -114,8 +114,9 @@ def _seeds(folder: Path) -> Path:
     return folder
 
 
-def _warm() -> None:
-    """Import what the commands need, so that each forked child has it."""
+def _warm(seeds: Path) -> None:
+    """Import what the commands need, read the rules and compile the templates, so that each forked child has them."""
+    import gc
     import importlib
 
     for name in (
@@ -132,6 +133,16 @@ def _warm() -> None:
         importlib.import_module(f"ddpdoctor.{name}")
     for name in ("jinja2.sandbox", "cel", "polars", "yaml"):
         importlib.import_module(name)
+    from ddpdoctor import report
+    from ddpdoctor.analysis import Options, analyze
+    from ddpdoctor.report.compare_output import page_environment
+
+    diagnosis = analyze(str(seeds / "run" / "run"), Options(cache=False, jobs=1))
+    report.render_html(diagnosis)
+    page_environment().get_template("compare.html.j2")
+    # What is frozen is not copied when a child collects its garbage.
+    gc.collect()
+    gc.freeze()
 
 
 def _resident_bytes() -> int:

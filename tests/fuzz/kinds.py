@@ -33,17 +33,19 @@ class Kind:
     make: Callable[[Path], None]
     mutated: Sequence[str]
     commands: Sequence[Sequence[str]]
+    named: bool = False
+    """The command line names the file itself: a FIFO is then waited for, as a process substitution needs it."""
 
 
 def _recorded(folder: Path) -> None:
-    """A run of two CPU ranks, 24 steps, without traces."""
+    """A run of two CPU ranks, 14 steps, without traces."""
     fixture = ROOT / "fixtures" / "slow-data-one-rank"
     run = folder / "run"
     shutil.copytree(fixture, run, ignore=shutil.ignore_patterns("trace.json.gz", "expected.json"))
     for log in run.glob("ranks/*/steps.jsonl"):
         lines = log.read_text().splitlines(keepends=True)
         first = next(i for i, line in enumerate(lines) if '"step":0' in line)
-        log.write_text("".join(lines[: first + 24] + lines[-3:]))
+        log.write_text("".join(lines[: first + 14] + lines[-3:]))
     for log in run.glob("hosts/*/telemetry.jsonl"):
         log.write_text("".join(log.read_text().splitlines(keepends=True)[:8]) + _gpu_samples())
 
@@ -81,7 +83,7 @@ def _traced(folder: Path) -> None:
         "optimizer_kernels": 1,
         "bucket_bytes": (10_000_000,) * 2,
     }
-    generate_run(Config(world_size=2, steps=4, warmup_steps=6, **small), folder / "run")
+    generate_run(Config(world_size=2, steps=3, warmup_steps=4, **small), folder / "run")
 
 
 def _traces(folder: Path) -> None:
@@ -198,12 +200,14 @@ KINDS = {
                 ("compare", "diagnosis.json", "other.json", "--html", "out/c.html", "--json", "out/c.json"),
                 ("compare", "other.json", "report.html"),
             ),
+            named=True,
         ),
         Kind(
             "operations",
             _operations,
             ("trace-x.parquet", "meta-x.yaml"),
             (("analyze", "trace-x.parquet", *OUTPUTS),),
+            named=True,
         ),
         Kind("config", _configured, ("ddpdoctor.toml",), (("rules", "list"), ("analyze", "run", *READ))),
         Kind(

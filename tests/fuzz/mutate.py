@@ -10,6 +10,7 @@ import random
 import re
 import shutil
 import zipfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -38,19 +39,22 @@ _VALUES: tuple[Any, ...] = (
 )
 
 
-def mutate(path: Path, chance: random.Random, secret: Path) -> str:
+def mutate(path: Path, chance: random.Random, secret: Path, *, fifos: bool = True) -> str:
     """Change the file ``path``; what was done, in words."""
     if chance.random() < 0.08:
-        return _replace(path, chance, secret)
+        return _replace(path, chance, secret, fifos)
     name = path.name
-    if name.endswith(".gz") and chance.random() < 0.85:
-        content = gzip.decompress(path.read_bytes())
-        changed, said = _content(content, name[:-3], chance)
-        path.write_bytes(gzip.compress(changed, 1))
-        return said
-    if name.endswith(".columns") and chance.random() < 0.85:
+    inside = chance.random() < 0.85
+    if inside and path.read_bytes().startswith(b"\x1f\x8b"):
+        try:
+            changed, said = _content(gzip.decompress(path.read_bytes()), name.removesuffix(".gz"), chance)
+        except (OSError, EOFError, zlib.error):
+            changed, said = _bytes(path.read_bytes(), chance)
+        else:
+            changed = gzip.compress(changed, 1)
+    elif inside and name.endswith(".columns") and zipfile.is_zipfile(path):
         return _in_archive(path, chance)
-    if name.endswith(".parquet") and chance.random() < 0.85:
+    elif inside and name.endswith(".parquet"):
         changed, said = _table(path.read_bytes(), chance)
     else:
         changed, said = _content(path.read_bytes(), name, chance)
@@ -224,7 +228,7 @@ def _table(data: bytes, chance: random.Random) -> tuple[bytes, str]:
     return packed.getvalue(), f"column {name}, kind {kind}"
 
 
-def _replace(path: Path, chance: random.Random, secret: Path) -> str:
+def _replace(path: Path, chance: random.Random, secret: Path, fifos: bool) -> str:
     """Something else stands in the file's place, or in the place of its folder."""
     kind = chance.choice(
         (
@@ -241,6 +245,8 @@ def _replace(path: Path, chance: random.Random, secret: Path) -> str:
             "swap",
         )
     )
+    if kind == "fifo" and not fifos:
+        kind = "gone"
     if kind == "linked folder":
         folder = path.parent
         elsewhere = secret.parent / "elsewhere"
