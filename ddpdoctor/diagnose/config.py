@@ -12,10 +12,8 @@ import msgspec
 
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir import read_bounded
 
 CONFIG_FILE = "ddpdoctor.toml"
-_MOST_BYTES = 4 << 20
 COMMON = "all"
 """Under ``thresholds``, the name that stands for the thresholds common to all rules."""
 
@@ -50,7 +48,7 @@ def load_config(start: Path) -> Config:
             return _decode(own, "", _read_toml(own))
         project = folder / "pyproject.toml"
         # The text first: most projects have no such table, and Python 3.10 has no TOML reader.
-        if project.is_file() and "tool.ddpdoctor" in _content(project).decode(errors="replace"):
+        if project.is_file() and "tool.ddpdoctor" in project.read_text(encoding="utf-8", errors="replace"):
             return _decode(
                 project, "tool.ddpdoctor.", _read_toml(project).get("tool", {}).get("ddpdoctor", {})
             )
@@ -107,13 +105,6 @@ def _check_numbers(file: Path, prefix: str, thresholds: Any) -> None:
                 raise DdpDoctorError(f"{file}: field `{field}.{name}`: expected a number, got {value!r}")
 
 
-def _content(file: Path) -> bytes:
-    try:
-        return read_bounded(str(file), _MOST_BYTES, follow=True)
-    except OSError as error:
-        raise DdpDoctorError(f"{file}: cannot be read: {error.strerror or error}") from None
-
-
 def _read_toml(file: Path) -> dict[str, Any]:
     for module in ("tomllib", "tomli"):
         try:
@@ -121,9 +112,9 @@ def _read_toml(file: Path) -> dict[str, Any]:
         except ImportError:
             continue
         try:
-            table: dict[str, Any] = toml.loads(_content(file).decode())
+            table: dict[str, Any] = toml.loads(file.read_text(encoding="utf-8"))
             return table
-        except (ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise DdpDoctorError(f"{file}: not TOML: {error}") from None
     raise DdpDoctorError(
         f"{file}: Python 3.10 cannot read TOML by itself; `pip install tomli`, or use Python 3.11"
