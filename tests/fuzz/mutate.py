@@ -183,8 +183,12 @@ def _words(data: bytes, chance: random.Random) -> tuple[bytes, str]:
 
 
 def _in_archive(path: Path, chance: random.Random) -> str:
-    with zipfile.ZipFile(path) as archive:
-        members = {name: archive.read(name) for name in archive.namelist()}
+    try:
+        with zipfile.ZipFile(path) as archive:
+            members = {name: archive.read(name) for name in archive.namelist()}
+    except (zipfile.BadZipFile, zlib.error, EOFError, NotImplementedError):
+        path.write_bytes(b"PK")
+        return "no archive any more"
     name = chance.choice(sorted(members))
     change: Callable[..., tuple[bytes, str]] = _table if name.endswith(".parquet") else _content
     members[name], said = change(members[name], *(() if change is _table else (name,)), chance)

@@ -51,7 +51,9 @@ def run_case(case: Case, seeds: Path, place: Path) -> None:
     for _ in range(chance.choice((1, 1, 1, 2, 3))):
         file = chance.choice(files)
         if file.is_file() and not file.is_symlink() and file.stat().st_size < 1 << 24:
-            said.append(f"{file.relative_to(place / 'in')}: {mutate(file, chance, secret, fifos=not kind.named)}")
+            said.append(
+                f"{file.relative_to(place / 'in')}: {mutate(file, chance, secret, fifos=not kind.named)}"
+            )
     command = chance.choice(kind.commands)
     (place / "case").write_text(f"{kind.name}\n{' '.join(command)}\n" + ascii("; ".join(said)) + "\n")
     os.chdir(place / "in")
