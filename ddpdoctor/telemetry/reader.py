@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ddpdoctor.rundir import bounded_lines, parsed, reading
+from ddpdoctor.rundir.files import ignored
 from ddpdoctor.rundir.typed import TELEMETRY_HEADER, TELEMETRY_SAMPLE, fitting, is_moment
 
 Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
@@ -128,12 +129,13 @@ def read_telemetry(path: Path) -> Telemetry:
 
 def _documents(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
     """The file's JSON objects; what is not one is told in ``problems``."""
-    broken, cut = 0, False
+    broken, cut, odd = 0, False, list[str]()
     try:
         with reading(str(path)) as source:
             for line in bounded_lines(source):
                 try:
-                    document, _ = parsed(line) if line.strip() else ({}, [])
+                    document, found = parsed(line) if line.strip() else ({}, [])
+                    odd += found
                 except ValueError:
                     document = None
                 if isinstance(document, dict):
@@ -145,6 +147,8 @@ def _documents(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
                     cut = True
     except OSError as error:
         problems.append(f"{path} cannot be read: {error.strerror or error}.")
+    if odd:
+        problems.append(ignored(str(path), odd))
     if cut:
         problems.append(f"{path}: the last line is cut and left out.")
     if broken:
