@@ -155,6 +155,7 @@ def read_rule(path: Path, rule_id: str) -> Rule:
 _MOST_BYTES = 1 << 20
 """The longest of ours has 12 KB."""
 _MOST_VALUES = 100_000
+_MOST_NESTED = 40
 
 
 def read_file(path: Path) -> bytes:
@@ -207,6 +208,7 @@ def checked_common(content: bytes, path: Path) -> Common:
 
 def _decode(content: bytes, path: Path, kind: type[Any]) -> Any:
     try:
+        _refuse_deep(content)
         found = msgspec.yaml.decode(content, type=kind)
         _refuse_endless(found)
         return found
@@ -216,6 +218,17 @@ def _decode(content: bytes, path: Path, kind: type[Any]) -> Any:
         raise RuleError(f"{path}: field `{field or 'top level'}`: {reason}") from None
     except Exception as error:  # PyYAML's own errors, which msgspec passes on
         raise RuleError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def _refuse_deep(content: bytes) -> None:
+    """Raises ValueError where ``content`` is nested so deep that libyaml, which calls itself for each level, would crash."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MOST_NESTED:
+            raise ValueError("it is nested too deep")
 
 
 def _refuse_endless(value: Any) -> None:

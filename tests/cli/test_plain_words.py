@@ -101,12 +101,17 @@ def test_a_rule_of_somebody_elses_is_shown_as_it_is(tmp_path):
         assert not OBEYED.search(done.stdout)
 
 
-def test_aliases_without_end_are_no_rule(tmp_path):
+def test_neither_aliases_without_end_nor_depth_without_bottom_are_a_rule(tmp_path):
     (tmp_path / "sync").mkdir()
     rule = (
         (ROOT / "rules/sync/explicit-barrier.yaml").read_text().replace("sync/explicit-barrier", "sync/ours")
     )
-    for facts in ("&a [*a]", "&a [[&b [[&c [1, *b]]]]]"):
+    for facts, words in (
+        ("&a [*a]", "aliases followed"),
+        ("&a [[&b [[&c [1, *b]]]]]", "aliases followed"),
+        ("[" * 100_000, "nested too deep"),
+        ("- " * 100_000, ""),
+    ):
         (tmp_path / "sync/ours.yaml").write_text(rule.replace("{world_size: 4}", facts, 1))
         done = subprocess.run(
             [sys.executable, "-m", "ddpdoctor", "rules", "test", str(tmp_path)],
@@ -114,7 +119,7 @@ def test_aliases_without_end_are_no_rule(tmp_path):
             text=True,
             cwd=ROOT,
         )
-        assert done.returncode == 2 and done.stderr.count("\n") == 1 and "aliases followed" in done.stderr
+        assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr
 
 
 def test_every_sentence_of_a_command_goes_through_one_place():

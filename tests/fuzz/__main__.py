@@ -50,7 +50,7 @@ def failures(cases: Sequence[Case], keep: Path | None) -> Iterator[tuple[Case, s
     with tempfile.TemporaryDirectory(prefix="fuzz", ignore_cleanup_errors=True) as folder:
         base = Path(folder)
         os.environ.update(environment(base))
-        seeds = _seeds(base / "seeds")
+        seeds = _seeds(base / "seeds", cases[0].only or tuple(KINDS))
         _warm(seeds)
         for case, fault, place in _all(cases, seeds, base, os.cpu_count() or 1):
             # Alone and again: a machine with other work may have been too slow.
@@ -97,13 +97,13 @@ def _all(cases: Sequence[Case], seeds: Path, base: Path, workers: int) -> Iterat
             print(f"{case.number} cases, {time.monotonic() - began_s:.0f} s", flush=True)
 
 
-def _seeds(folder: Path) -> Path:
+def _seeds(folder: Path, names: Sequence[str]) -> Path:
     """The files to mutate, made in a child: what is imported and begun for that is no matter of the cases."""
     child = os.fork()
     if child == 0:
         code = 1
         try:
-            for kind in KINDS.values():
+            for kind in map(KINDS.__getitem__, names):
                 (folder / kind.name).mkdir(parents=True)
                 kind.make(folder / kind.name)
             code = 0
@@ -137,8 +137,9 @@ def _warm(seeds: Path) -> None:
     from ddpdoctor.analysis import Options, analyze
     from ddpdoctor.report.compare_output import page_environment
 
-    diagnosis = analyze(str(seeds / "run" / "run"), Options(cache=False, jobs=1))
-    report.render_html(diagnosis)
+    recorded = next(seeds.glob("*/run"), None)
+    if recorded is not None:
+        report.render_html(analyze(str(recorded), Options(cache=False, jobs=1)))
     page_environment().get_template("compare.html.j2")
     # What is frozen is not copied when a child collects its garbage.
     gc.collect()

@@ -64,7 +64,14 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path):
 
 @pytest.mark.parametrize(
     "numbers",
-    [[10**12, 10**12 + 100], [10**15, 10**15 + 1], [2**53, 2**53 + 7], [-(10**12), 5], [1e-300, 1e-299], [0.0, 1e300]],
+    [
+        [10**12, 10**12 + 100],
+        [10**15, 10**15 + 1],
+        [2**53, 2**53 + 7],
+        [-(10**12), 5],
+        [1e-300, 1e-299],
+        [0.0, 1e300],
+    ],
 )
 def test_an_axis_that_begins_anywhere_has_a_few_ticks(numbers):
     assert 1 <= len(index_ticks(numbers)) <= 12
