@@ -63,6 +63,11 @@ def _with(**fields: _Check) -> _Check:
     return lambda value: isinstance(value, dict) and not _misfits(value, fields)
 
 
+def _numbered(check: _Check) -> _Check:
+    """``check``, and no null for the ``id``, which the place in the list stands for where there is none."""
+    return lambda value: check(value) and value.get("id", 0) is not None
+
+
 def _misfits(document: Mapping[str, Any], fields: Mapping[str, _Check]) -> Dict[str, Any]:
     return {
         name: document[name]
@@ -108,7 +113,7 @@ RANK: Mapping[str, _Check] = {
     "pid": _process,
     "process_groups": _list_of(_mapping),
     "ddp": _list_of(_DDP),
-    "loaders": _list_of(_LOADER),
+    "loaders": _list_of(_numbered(_LOADER)),
     "optimizers": _list_of(_mapping),
     "threads": _with(torch=_whole, interop=_whole),
     "environment": _texts,

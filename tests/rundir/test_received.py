@@ -113,6 +113,7 @@ def test_a_fifo_as_the_only_file_is_no_run_directory(tmp_path):
         (f"{RANK}/rank.json", "ddp", [{"parameters_bytes": float("inf")}]),
         (f"{RANK}/rank.json", "optimizers", [{"type": "SGD", "lr": float("nan"), "steps": 10**40}]),
         (f"{RANK}/rank.json", "hook", {"errors": [5]}),
+        (f"{RANK}/rank.json", "loaders", [{"id": None, "num_workers": 2}]),
         (f"{RANK}/rank.json", "job_id", {"a": 1}),
     ],
 )
