@@ -5,7 +5,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check bench lab whatif docs clean
+.PHONY: demo test check bench lab whatif fuzz docs clean
 
 demo: $(INSTALLED)  ## a real two-rank job with a planted fault, recorded and diagnosed
 	$(BIN)/ddpdoctor demo
@@ -30,6 +30,9 @@ lab: $(INSTALLED)  ## real jobs with planted faults against the diagnosis they m
 whatif: $(INSTALLED)  ## predicted against measured step times with a fault taken out
 	$(BIN)/python -m tests.lab.whatif
 
+fuzz: $(INSTALLED)  ## ten thousand mutated files of every kind that is read; ARGUMENTS="--seed 7 --only report" chooses
+	$(BIN)/python -m tests.fuzz $(ARGUMENTS)
+
 docs: $(INSTALLED)  ## write the pages that follow from code and rules
 	$(BIN)/python docs/generate.py
 
@@ -40,5 +43,5 @@ $(INSTALLED): pyproject.toml constraints.txt
 	touch $@
 
 clean:  ## all that make and the demo wrote here
-	rm -rf .venv build dist ddpdoctor-runs .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv build dist ddpdoctor-runs fuzz-failures .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -12,6 +12,7 @@ from ddpdoctor.analysis import analyze
 from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
 from ddpdoctor.cli.progress import reading_traces
+from ddpdoctor.cli.say import say
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.report.compare import Comparison, compare
@@ -82,5 +83,5 @@ def _gate(comparison: Comparison, percent: float) -> None:
     if slower is None:
         raise UnusableInput(f"--fail-on-regression cannot be decided: {comparison.verdict}")
     if slower > percent:
-        click.echo(f"ddpdoctor: the median step is {slower:.1f} % longer, more than {percent:g} %.", err=True)
+        say(f"ddpdoctor: the median step is {slower:.1f} % longer, more than {percent:g} %.", err=True)
         sys.exit(EXIT_REGRESSION)

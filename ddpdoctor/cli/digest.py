@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from ddpdoctor.cli.progress import reading_traces
+from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import RunDirectory, is_run_directory, recover
 from ddpdoctor.trace import find_traces
@@ -64,25 +65,25 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
                 discard(target)
             raise
     for _, reason in digest.failed:
-        click.echo(f"Note: {reason}", err=True)
+        say(f"Note: {reason}", err=True)
     if not digest.files and not runs:
         raise UnusableInput("No trace could be digested.")
     size = sum(file.stat().st_size for file in target.rglob("*") if file.is_file())
-    click.echo(f"written: {target} ({len(digest.files)} trace(s), {size / 1e6:.1f} MB)")
+    say(f"written: {target} ({len(digest.files)} trace(s), {size / 1e6:.1f} MB)")
 
 
 def _recorded(run: str, target: Path) -> tuple[dict[str, Path], dict[str, int]]:
     """Copies the records of a run directory; where the digest of each trace goes, and its rank."""
     for sentence in recover(run):
-        click.echo(f"Note: {sentence}", err=True)
+        say(f"Note: {sentence}", err=True)
     for sentence in copy_records(run, target):
-        click.echo(f"Note: {sentence}", err=True)
+        say(f"Note: {sentence}", err=True)
     targets, ranks = {}, {}
     for record in RunDirectory.open(run).ranks:
         if record.trace is None:
             continue
         if not lies_within(record.trace, run):
-            click.echo(f"Note: {record.trace} is a link out of the run directory and was left out.", err=True)
+            say(f"Note: {record.trace} is a link out of the run directory and was left out.", err=True)
         else:
             targets[record.trace] = target / Path(record.path).relative_to(run) / TRACE_DIGEST
             ranks[record.trace] = record.rank

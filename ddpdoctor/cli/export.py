@@ -11,6 +11,7 @@ from ddpdoctor.analysis import conclude, prepare
 from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.outputs import check_outputs, to_stdout
 from ddpdoctor.cli.progress import reading_traces
+from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.tables import tables
 from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_parquet, write_timeline
@@ -67,19 +68,19 @@ def command(
             raise UnusableInput(f"{', '.join(paths)}: no step from {chosen[0]} to {chosen[1]} was recorded.")
     if parquet is not None:
         for file in write_parquet(recorded, parquet):
-            click.echo(f"written: {file}", err=aside)
+            say(f"written: {file}", err=aside)
     if timeline is not None:
         fitting = steps_that_fit(recorded) if chosen is None else None
         if fitting is not None:
             recorded = cut_steps(recorded, *fitting)
-            click.echo(
+            say(
                 f"steps {fitting[0]} to {fitting[1]} only, for a browser to open; --steps A:B chooses others.",
                 err=aside,
             )
         write_timeline(recorded, diagnosis.findings, found.hosts, timeline)
-        click.echo(f"written: {timeline}; open it in https://ui.perfetto.dev", err=aside)
+        say(f"written: {timeline}; open it in https://ui.perfetto.dev", err=aside)
     for note in found.notes:
-        click.echo(f"Note: {note}", err=True)
+        say(f"Note: {note}", err=True)
 
 
 def _range(text: str | None) -> tuple[int, int] | None:

@@ -6,12 +6,14 @@ import importlib
 import io
 import os
 import sys
+import traceback
 from typing import NoReturn
 
 import click
 
 import ddpdoctor
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.plain import plain, plain_lines
 
 VERBS = {
     "run": "Run a job unchanged, record its ranks, diagnose it",
@@ -26,6 +28,9 @@ VERBS = {
 }
 """Said here, so that ``ddpdoctor --help`` need not load them all."""
 EXIT_UNUSABLE = 2
+TRACEBACK = "DDPDOCTOR_TRACEBACK"
+"""Variable of the environment that, set to anything, shows where a defect of ours is."""
+_MOST_LETTERS = 200
 _EXIT_INTERRUPTED = 130
 
 
@@ -71,7 +76,9 @@ def main() -> NoReturn:
     try:
         code = cli.main(prog_name="ddpdoctor", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        shown = io.StringIO()
+        error.show(shown)
+        _put(plain_lines(shown.getvalue()))
         code = error.exit_code
     except DdpDoctorError as error:
         _say(f"ddpdoctor: {error}")
@@ -81,9 +88,12 @@ def main() -> NoReturn:
     except BrokenPipeError:
         code = 1
     except OSError as error:
-        if error.filename is None:
-            raise
-        _say(f"ddpdoctor: {os.fsdecode(error.filename)}: {(error.strerror or str(error)).lower()}.")
+        reason = (error.strerror or str(error) or type(error).__name__).lower()
+        named = isinstance(error.filename, (str, bytes))
+        _say(f"ddpdoctor: {os.fsdecode(error.filename)}: {reason}." if named else f"ddpdoctor: {reason}.")
+        code = EXIT_UNUSABLE
+    except Exception as error:
+        _say(f"ddpdoctor: {_defect(error)}")
         code = EXIT_UNUSABLE
     sys.exit(_flushed(code if isinstance(code, int) else 0))
 
@@ -116,8 +126,26 @@ def _flushed(code: int) -> int:
     return code
 
 
+def _defect(error: Exception) -> str:
+    """What is said of an error that nothing of ours expected. Its code is not 1, which says that a finding was met."""
+    if os.environ.get(TRACEBACK):
+        _put(plain_lines("".join(traceback.format_exception(error))))
+    if isinstance(error, MemoryError):
+        return "there is not enough memory for this; nothing was written."
+    words = " ".join(str(error).split())[:_MOST_LETTERS]
+    what = f"{type(error).__name__}: {words}" if words else type(error).__name__
+    return (
+        f"stopped by a defect of ddpdoctor ({what}). Please report it, with what the same command prints when "
+        f"{TRACEBACK}=1 is set in its environment."
+    )
+
+
 def _say(sentence: str) -> None:
+    _put(plain(sentence) + "\n")
+
+
+def _put(text: str) -> None:
     try:
-        click.echo(sentence, err=True)
-    except OSError:
+        click.echo(text, err=True, nl=False)
+    except (OSError, ValueError):
         pass

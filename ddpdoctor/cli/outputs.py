@@ -6,8 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-import click
-
+from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report.read import holds_diagnosis
 from ddpdoctor.report.replace import is_stdout
@@ -51,7 +50,7 @@ def say_written(outputs: Iterable[Path | None]) -> None:
     files = [path for path in outputs if path is not None]
     for path in files:
         if not is_stdout(path):
-            click.echo(f"written: {path}", err=to_stdout(files))
+            say(f"written: {path}", err=to_stdout(files))
 
 
 def _check(inputs: Sequence[str], option: str, path: Path) -> None:

@@ -7,12 +7,14 @@ from pathlib import Path
 import click
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from ddpdoctor.cli.configured import own_config
 from ddpdoctor.diagnose.load import RuleSet, load_rules, read_folder
 from ddpdoctor.diagnose.rule import Rule, read_rule
 from ddpdoctor.diagnose.selftest import run_tests
 from ddpdoctor.errors import RuleError
+from ddpdoctor.plain import plain
 
 _folders = click.option(
     *("--rules", "folders"),
@@ -46,7 +48,7 @@ def list_command(folders: tuple[Path, ...]) -> None:
     """
     table = Table("rule", "question", box=None)
     for rule in _rules(folders).rules.values():
-        table.add_row(rule.id, rule.question)
+        table.add_row(_cell(rule.id), _cell(rule.question))
     Console().print(table)
 
 
@@ -84,11 +86,11 @@ def test_command(path: Path | None) -> None:
     for rule in (pack.rules if path is None else _at(path)).values():
         if not rule.tests:
             failed += 1
-            console.print(f"{rule.id}: has no test", markup=False, soft_wrap=True)
+            _line(console, f"{rule.id}: has no test")
         for result in run_tests(rule, pack.common):
             passed, failed = passed + (not result.failures), failed + bool(result.failures)
             for failure in result.failures:
-                console.print(f"{result.rule}: {result.name}: {failure}", markup=False, soft_wrap=True)
+                _line(console, f"{result.rule}: {result.name}: {failure}")
     console.print(f"{passed} passed, {failed} failed")
     if failed:
         raise click.exceptions.Exit(1)
@@ -107,8 +109,8 @@ def _at(path: Path) -> dict[str, Rule]:
 
 
 def _show(rule: Rule, console: Console) -> None:
-    console.print(f"[bold]{rule.id}[/bold]")
-    console.print(rule.question, markup=False)
+    console.print(Text(plain(rule.id), style="bold"))
+    console.print(_cell(rule.question))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
@@ -124,10 +126,14 @@ def _show(rule: Rule, console: Console) -> None:
     rows += [("effect of", ", ".join(effect.rule for effect in rule.effects))] if rule.effects else []
     rows += [("wrong when", " ".join(rule.limits.split()))]
     for name, text in rows:
-        table.add_row(name, _plain(text))
+        table.add_row(_cell(name), _cell(text))
     console.print(table)
 
 
-def _plain(text: str) -> str:
-    """Keep rich from taking brackets in CEL for markup."""
-    return text.replace("[", "\\[")
+def _cell(text: str) -> Text:
+    """Text that rich does not take for markup: CEL has brackets, and rule files may be anybody's."""
+    return Text(plain(text))
+
+
+def _line(console: Console, text: str) -> None:
+    console.print(_cell(text), soft_wrap=True)

@@ -105,7 +105,7 @@ class Watched:
     def _launcher_is_gone(self) -> bool:
         manifest = self._live.manifest
         pid = manifest.get("pid")
-        if manifest.get("host") != socket.gethostname() or not isinstance(pid, int):
+        if manifest.get("host") != socket.gethostname() or pid is None:
             return False
         try:
             os.kill(pid, 0)

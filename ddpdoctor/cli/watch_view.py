@@ -11,8 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.plain import plain
 from ddpdoctor.report import words
-from ddpdoctor.report.terminal import plain
 from ddpdoctor.report.view import price
 from ddpdoctor.telemetry import LiveRun, data_wait_ms, step_ms
 

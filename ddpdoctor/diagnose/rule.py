@@ -11,6 +11,7 @@ from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.conditions import compiled, paths_read
 from ddpdoctor.diagnose.words import check_template
 from ddpdoctor.errors import RuleError
+from ddpdoctor.rundir import read_bounded
 
 
 class Threshold(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -151,10 +152,16 @@ def read_rule(path: Path, rule_id: str) -> Rule:
     return checked_rule(read_file(path), path, rule_id)
 
 
+_MOST_BYTES = 1 << 20
+"""The longest of ours has 12 KB."""
+_MOST_VALUES = 100_000
+_MOST_NESTED = 40
+
+
 def read_file(path: Path) -> bytes:
     """Content of a rule file; :class:`RuleError` where it cannot be read."""
     try:
-        return path.read_bytes()
+        return read_bounded(str(path), _MOST_BYTES, follow=True)
     except OSError as error:
         raise RuleError(f"{path}: cannot be read: {error.strerror}") from None
 
@@ -201,13 +208,43 @@ def checked_common(content: bytes, path: Path) -> Common:
 
 def _decode(content: bytes, path: Path, kind: type[Any]) -> Any:
     try:
-        return msgspec.yaml.decode(content, type=kind)
+        _refuse_deep(content)
+        found = msgspec.yaml.decode(content, type=kind)
+        _refuse_endless(found)
+        return found
     except msgspec.ValidationError as error:
         reason, _, field = str(error).partition(" - at ")
         field = field.strip("`").removeprefix("$").removeprefix(".")
         raise RuleError(f"{path}: field `{field or 'top level'}`: {reason}") from None
     except Exception as error:  # PyYAML's own errors, which msgspec passes on
         raise RuleError(f"{path}: not YAML: {' '.join(str(error).split())}") from None
+
+
+def _refuse_deep(content: bytes) -> None:
+    """Raises ValueError where ``content`` is nested so deep that libyaml, which calls itself for each level, would crash."""
+    import yaml
+
+    depth = 0
+    for event in yaml.parse(content, getattr(yaml, "CSafeLoader", yaml.SafeLoader)):
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _MOST_NESTED:
+            raise ValueError("it is nested too deep")
+
+
+def _refuse_endless(value: Any) -> None:
+    """Raises ValueError where aliases make a short file as long as one likes, or hold themselves."""
+    waiting, left = [value], _MOST_VALUES
+    while waiting:
+        one = waiting.pop()
+        left -= 1
+        if left < 0:
+            raise ValueError(f"it holds more than {_MOST_VALUES} values, aliases followed")
+        if isinstance(one, msgspec.Struct):
+            waiting += [getattr(one, name) for name in one.__struct_fields__]
+        elif isinstance(one, dict):
+            waiting += one.values()
+        elif isinstance(one, list | tuple):
+            waiting += one
 
 
 def _is_readable(path: str) -> bool:

@@ -9,6 +9,8 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.plain import plain
+
 if TYPE_CHECKING:
     import jinja2
 
@@ -179,6 +181,11 @@ def sentence(text: str) -> str:
 _LINE_END = re.compile("\r\n|\r|\n")
 
 
+def _on_one_line(value: Any) -> Any:
+    """A name of the job's cannot begin a paragraph, or a sentence, of its own."""
+    return plain(value) if isinstance(value, str) else value
+
+
 @functools.cache
 def _environment() -> jinja2.Environment:
     """Sandboxed: rule files may be a team's own. Texts are plain; each report escapes for itself.
@@ -188,7 +195,11 @@ def _environment() -> jinja2.Environment:
     import jinja2.sandbox
 
     environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True, autoescape=False
+        undefined=jinja2.StrictUndefined,
+        finalize=_on_one_line,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        autoescape=False,
     )
     environment.globals["workers"] = workers
     environment.filters.update(

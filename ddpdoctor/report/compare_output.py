@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.compare import Comparison, FindingChange, Side
 from ddpdoctor.report.html import inlined, page_environment
@@ -66,14 +67,14 @@ def write_comparison_html(comparison: Comparison, path: str | os.PathLike[str]) 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the verdict and the tables. Fits 80 columns."""
-    console.print(Text(_plain(comparison.verdict), style=_STYLES.get(comparison.judgement, "bold")))
+    console.print(Text(plain(comparison.verdict), style=_STYLES.get(comparison.judgement, "bold")))
     for side, name in ((comparison.before, "before"), (comparison.after, "after")):
-        console.print(Text(_plain(f"{name}: {', '.join(side.source)}: {side.headline}"), style="dim"))
+        console.print(Text(plain(f"{name}: {', '.join(side.source)}: {side.headline}"), style="dim"))
     for grid in grids(comparison):
         console.print()
         console.print(_table(grid))
     for note in comparison.notes:
-        console.print(Text(_plain(f"Note: {note}"), style="dim"))
+        console.print(Text(plain(f"Note: {note}"), style="dim"))
 
 
 def grids(comparison: Comparison) -> list[Grid]:
@@ -159,11 +160,6 @@ def _number(value: float | None) -> str:
     return words.ABSENT if value is None else words.significant(value)
 
 
-def _plain(text: str) -> str:
-    """Control characters would move the cursor or change the terminal's state."""
-    return "".join(letter if letter.isprintable() else "�" for letter in text)
-
-
 def _table(grid: Grid) -> Table:
     table = Table(
         title=grid.title,
@@ -179,7 +175,7 @@ def _table(grid: Grid) -> Table:
     rows: Sequence[list[str]] = grid.rows if numbers or grid.styles else grid.rows[:_CHANGES]
     for index, row in enumerate(rows):
         style = grid.styles[index] if grid.styles else ""
-        table.add_row(*[Text(_plain(cell), style=style) for cell in row])
+        table.add_row(*[Text(plain(cell), style=style) for cell in row])
     if len(rows) < len(grid.rows):
         table.caption = f"and {len(grid.rows) - len(rows)} more (--json shows them)"
     return table

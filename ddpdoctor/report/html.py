@@ -7,11 +7,13 @@ import functools
 import hashlib
 import os
 import re
+from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.plain import plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.embed import embedded_json
 from ddpdoctor.report.read import SCRIPT_ID
@@ -28,6 +30,7 @@ def page_environment() -> jinja2.Environment:
         loader=jinja2.PackageLoader("ddpdoctor.report", "templates"),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
+        finalize=_shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )
@@ -35,6 +38,11 @@ def page_environment() -> jinja2.Environment:
     environment.filters["glued"] = words.glued
     environment.filters["breakable"] = _breakable
     return environment
+
+
+def _shown(value: Any) -> Any:
+    """What a template places: escaping takes care of markup, this of marks that let a text read as another one."""
+    return plain_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
 def _breakable(markup: Markup) -> Markup:

@@ -6,6 +6,7 @@ import os
 import re
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
+from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import place
 from ddpdoctor.report.replace import write_whole
@@ -13,6 +14,11 @@ from ddpdoctor.report.view import price, subtitle
 
 TOP = 3
 """Findings shown with explanation and fix; all findings stand in the table."""
+
+
+_LINKED = re.compile(r"(?<=[@#])(?=[\w])|(?<=:)(?=//)|(?<=\bwww)(?=\.)|(?<=\bGH)(?=-\d)", re.IGNORECASE)
+_APART = "<!-- -->"
+"""A backslash does not keep a code host from making mentions and links: it looks for them in what Markdown has become."""
 
 
 def render_markdown(diagnosis: Diagnosis) -> str:
@@ -38,19 +44,20 @@ def write_markdown(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
 
 
 def escape(text: str) -> str:
-    """``text`` on one line, with everything that Markdown or HTML would read as markup made plain; `code`
-    stays code.
+    """``text`` on one line, with everything that Markdown or HTML would read as markup made plain, and everything that code
+    hosts would make a link or a mention of; `code` stays code.
     """
     pieces = []
-    for piece, is_code in words.pieces(" ".join(text.split())):
-        plain = re.sub(r"([\\*_\[\]#|~@`])", r"\\\1", piece.replace("&", "&amp;").replace("<", "&lt;"))
-        pieces.append(code(piece) if is_code else plain)
+    for piece, is_code in words.pieces(plain(" ".join(text.split()))):
+        escaped = piece.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+        escaped = re.sub(r"([\\*_\[\]#|~@`])", r"\\\1", escaped)
+        pieces.append(code(piece) if is_code else _LINKED.sub(_APART, escaped))
     return "".join(pieces)
 
 
 def code(text: str) -> str:
     """``text`` as inline code, whatever back quotes and bars it holds."""
-    line = " ".join(text.split())
+    line = plain(" ".join(text.split()))
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     pad = " " if "`" in line else ""
     return f"{ticks}{pad}{line.replace('|', chr(92) + '|')}{pad}{ticks}"
@@ -90,7 +97,7 @@ def _finding(finding: Finding) -> str:
         blocks.append(f"**{escape(fix.title)}.** {escape(fix.why)}")
         if fix.snippet:
             fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", fix.snippet)), default=0))
-            snippet = fix.snippet.strip("\n")
+            snippet = plain_lines(fix.snippet.strip("\n"))
             blocks.append(f"{fence}python\n{snippet}\n{fence}")
         if fix.trade_off:
             blocks.append(f"Trade-off: {escape(fix.trade_off)}")

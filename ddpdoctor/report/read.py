@@ -11,9 +11,13 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.report.sound import fault_of
+from ddpdoctor.rundir import open_regular, read_bounded
 
 SCRIPT_ID = "ddpdoctor-diagnosis"
 GENERATOR = "ddpdoctor"
+MOST_BYTES = 256 << 20
+"""A report of a job with thousands of ranks has some 10 MiB."""
 
 
 class _Head(msgspec.Struct):
@@ -25,13 +29,9 @@ class _Head(msgspec.Struct):
 def holds_diagnosis(path: Path) -> bool:
     """Whether ``path`` looks like a file for :func:`read_diagnosis`; no, where it cannot be read."""
     try:
-        if not path.is_file():
-            return False
-        if path.suffix == ".html":
-            return True
-        with path.open("rb") as source:
-            return DIAGNOSIS_SCHEMA.rpartition("/")[0].encode() in source.read(4096)
-    except OSError:
+        with os.fdopen(open_regular(os.fspath(path), follow=True), "rb") as source:
+            return path.suffix == ".html" or DIAGNOSIS_SCHEMA.rpartition("/")[0].encode() in source.read(4096)
+    except (OSError, ValueError):
         return False
 
 
@@ -42,7 +42,7 @@ def read_diagnosis(path: str | os.PathLike[str]) -> Diagnosis:
     """
     name = os.fspath(path)
     try:
-        data = Path(path).read_bytes()
+        data = read_bounded(name, MOST_BYTES, follow=True)
     except OSError as error:
         raise UnusableInput(f"{name}: cannot be read: {error.strerror or error}") from error
     start = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n")
@@ -58,7 +58,7 @@ def _decode(data: bytes, name: str) -> Diagnosis:
         raise UnusableInput(
             f"{name}: this is JSON, but not a ddpdoctor diagnosis (no schema named in it)"
         ) from error
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if "truncated" in str(error):
             raise UnusableInput(f"{name}: the file is cut off half way; write or copy it again") from error
         raise UnusableInput(
@@ -67,9 +67,13 @@ def _decode(data: bytes, name: str) -> Diagnosis:
     if head.schema != DIAGNOSIS_SCHEMA:
         raise UnusableInput(_wrong_schema(head.schema, name))
     try:
-        return msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=Diagnosis)
-    except msgspec.DecodeError as error:
+        diagnosis = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=Diagnosis)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnusableInput(f"{name}: the diagnosis does not follow {DIAGNOSIS_SCHEMA}: {error}") from error
+    fault = fault_of(diagnosis)
+    if fault:
+        raise UnusableInput(f"{name}: the diagnosis does not follow {DIAGNOSIS_SCHEMA}: {fault}")
+    return diagnosis
 
 
 def _wrong_schema(schema: str, name: str) -> str:

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import stat
 import sys
 import tempfile
 from pathlib import Path
 
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.rundir import is_run_directory
 
 STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 """Paths that stand for this process's standard output."""
+
+
+_MOST_LINKS = 40
+"""Links to links; Linux follows as many."""
 
 
 def is_stdout(path: str | os.PathLike[str]) -> bool:
@@ -22,8 +29,9 @@ def is_stdout(path: str | os.PathLike[str]) -> bool:
 def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
     """Write ``content`` (text as UTF-8): a reader of ``path`` sees the old file or the new one, never a half.
 
-    ``-`` is standard output. Links are followed, and stay. What exists and is no regular file, such as a FIFO or a
-    device, is written into: nothing is put in its place.
+    ``-`` is standard output. Links of one's own are followed, and stay. What exists and is no regular file, such as a FIFO
+    or a device, is written into: nothing is put in its place. But within a run directory, which may have been received,
+    nothing leads out of it: a link or a FIFO in the file's place is replaced.
 
     Raises DdpDoctorError where the file cannot be written, BrokenPipeError where nobody reads standard output.
     """
@@ -32,6 +40,11 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         _write_stdout(data)
         return
     try:
+        inside = _run_around(path)
+        if inside is not None:
+            _replace(_without_links(_absolute(path), inside), data)
+            return
+        _refuse_other_users(path)
         if _is_special(path):
             with open(path, "wb") as special:  # noqa: PTH123
                 special.write(data)
@@ -39,6 +52,44 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
             _replace(Path(os.path.realpath(path)), data)
     except OSError as error:
         raise DdpDoctorError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
+
+
+def _run_around(path: str | os.PathLike[str]) -> Path | None:
+    """The run directory in which ``path`` lies; None where it lies in none."""
+    return next((folder for folder in _absolute(path).parents if is_run_directory(str(folder))), None)
+
+
+def _absolute(path: str | os.PathLike[str]) -> Path:
+    """Whole and without dots; links stay as they are."""
+    return Path(os.path.abspath(path))  # noqa: PTH100
+
+
+def _without_links(path: Path, run: Path) -> Path:
+    """``path``, where no folder between the run directory and it is a link. Raises OSError."""
+    for folder in path.parents:
+        if folder == run:
+            break
+        if folder.is_symlink():
+            raise OSError(errno.ELOOP, f"{folder} is a link inside a run directory")
+    return path
+
+
+def _refuse_other_users(path: str | os.PathLike[str]) -> None:
+    """Raises OSError where ``path`` is a link, or leads over a link, that another user planted, say in /tmp."""
+    place = os.fspath(path)
+    for _ in range(_MOST_LINKS):
+        try:
+            found = os.lstat(place)
+        except FileNotFoundError:
+            return
+        if stat.S_ISREG(found.st_mode):
+            return
+        if found.st_uid not in (os.geteuid(), 0):
+            raise OSError(errno.EPERM, f"{place} is a link or a pipe of another user")
+        if not stat.S_ISLNK(found.st_mode):
+            return
+        place = os.path.join(os.path.dirname(place), os.readlink(place))  # noqa: PTH115, PTH118, PTH120
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
 def _write_stdout(data: bytes) -> None:

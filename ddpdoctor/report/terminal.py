@@ -7,6 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from ddpdoctor.diagnose.diagnosis import PARTS, Diagnosis, Finding
+from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import evidence_words, place
 from ddpdoctor.report.view import main_finding, price, subtitle
@@ -64,11 +65,6 @@ def print_terminal(
 def _line(console: Console, text: str, style: str = "") -> None:
     """Text that is never read as markup and never cut: names come from the user's program."""
     console.print(Text(plain(text), style=style), soft_wrap=False)
-
-
-def plain(text: str) -> str:
-    """``text`` without control characters, which would move the cursor or change the terminal's state."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else "�" for letter in text)
 
 
 def _steps(diagnosis: Diagnosis) -> str:
@@ -130,7 +126,8 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
     console.print()
     _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, "bold"))
     if finding.explanation:
-        _line(console, "\n\n".join(" ".join(block.split()) for block in finding.explanation.split("\n\n")))
+        blocks = [plain(" ".join(block.split())) for block in finding.explanation.split("\n\n")]
+        console.print(Text("\n\n".join(blocks)))
     if verbose:
         for row in finding.evidence:
             _line(console, f"  {evidence_words(row)}: {words.quantity(row.value, row.unit)}")
@@ -147,7 +144,7 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
 
 def _snippet(snippet: str, console: Console) -> Text:
     """The snippet indented; long lines are left to the terminal, so that they can be copied in one piece."""
-    code = plain(snippet.strip("\n").replace("\t", "    "))
+    code = plain_lines(snippet.strip("\n").replace("\t", "    "))
     lines = "\n".join(f"  {line}".rstrip() for line in code.split("\n"))
     if console.color_system is None:
         return Text(lines)

@@ -23,7 +23,19 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 from .carrier import Carrier, has_carrier, remove_root
 from .compaction import DiskBudget, rank_budget
 from .draining import PATIENCE_S, BusyError, discard, drain, recover, spools_in
-from .files import read_json, read_json_lines, write_json, write_whole
+from .files import (
+    bounded_lines,
+    folders_in,
+    is_regular,
+    open_regular,
+    parsed,
+    read_bounded,
+    read_json,
+    read_json_lines,
+    reading,
+    write_json,
+    write_whole,
+)
 from .handover import RAW_FILE, TooLargeError
 from .layout import (
     DIAGNOSIS_FILE,
@@ -44,10 +56,11 @@ from .layout import (
     run_directories,
 )
 from .owned import NotOursError, make_private_folder
-from .reader import RankRecord, RunDirectory, read_manifest
+from .reader import RankRecord, RunDirectory, read_manifest, read_rank
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .spool import Spool, make_spool_root, own_roots_prefix, pid_namespace, spool_root
 from .target import run_of, target_of
+from .typed import fitting
 from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
 
 __all__ = [
@@ -75,22 +88,31 @@ __all__ = [
     "Spool",
     "TooLargeError",
     "Waiting",
+    "bounded_lines",
     "discard",
     "drain",
+    "fitting",
+    "folders_in",
     "has_carrier",
     "host_directory",
     "id_of_root",
     "is_recorded_file",
+    "is_regular",
     "is_run_directory",
     "make_private_folder",
     "make_spool_root",
     "new_run_id",
+    "open_regular",
     "own_roots_prefix",
+    "parsed",
     "pid_namespace",
     "rank_budget",
+    "read_bounded",
     "read_json",
     "read_json_lines",
     "read_manifest",
+    "read_rank",
+    "reading",
     "reason_of",
     "recover",
     "refuse_other_run",

@@ -1,10 +1,26 @@
-"""Writing that survives a crash, and reading of what a crash left behind."""
+"""Writing that survives a crash, and reading of what a crash, another program or somebody else left behind.
+
+Everything that is read here may have been received from somebody: only regular files are read, links inside a run
+directory are not followed, nothing is waited for, and lengths, nesting and numbers have bounds.
+"""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
-from typing import Any, Iterator
+import stat
+from typing import Any, BinaryIO, Iterator, List, Optional
+
+MOST_DOCUMENT_BYTES = 16 << 20
+"""A rank.json of a job with a thousand modules is below one MiB."""
+MOST_LINE_BYTES = 16 << 20
+"""A step of ten thousand micro-batches is below two MiB."""
+_MOST_NESTED = 40
+"""Levels; ours have six."""
+_LEAST_NUMBER, _MOST_NUMBER = -(1 << 63), (1 << 63) - 1
+_MOST_NAMED = 8
+_LINK = "it is a link, and links inside a run directory are not followed"
 
 
 def write_json(path: str, document: Any) -> None:
@@ -13,10 +29,11 @@ def write_json(path: str, document: Any) -> None:
 
 
 def write_whole(path: str, data: bytes) -> None:
-    """Replace ``path`` as a whole: written beside, flushed, renamed. Raises OSError; ``path`` then is as before."""
+    """Replace ``path`` as a whole: written beside, flushed, renamed. A link is replaced, never written through. Raises
+    OSError; ``path`` then is as before."""
     beside = f"{path}.{os.getpid()}.tmp"
     try:
-        with open(beside, "wb") as out:
+        with os.fdopen(_made_anew(beside), "wb") as out:
             out.write(data)
         os.replace(beside, path)
     except BaseException:
@@ -27,11 +44,130 @@ def write_whole(path: str, data: bytes) -> None:
         raise
 
 
-def read_json(path: str, notes: list[str]) -> dict[str, Any] | None:
-    """The JSON object in ``path``; None with a sentence added to ``notes`` where it is missing or broken."""
+def _made_anew(path: str) -> int:
+    """A new file for writing. What has its name was left by a process that was killed, or planted: it goes."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
-        with open(path, "rb") as source:
-            document = json.loads(source.read())
+        return os.open(path, flags, 0o666)
+    except FileExistsError:
+        os.unlink(path)
+        return os.open(path, flags, 0o666)
+
+
+def open_regular(path: str, dir_fd: Optional[int] = None, follow: bool = False) -> int:
+    """A descriptor to read the regular file ``path``, relative to ``dir_fd`` where one is given; never waits.
+
+    ``follow``: a link in the last place of ``path`` is followed, as is right for what the user named. Raises OSError where
+    the file cannot be opened, is a link, or is no regular file: a FIFO would be waited for, a device may do anything.
+    """
+    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY | (0 if follow else os.O_NOFOLLOW)
+    _refuse_irregular(os.stat(path, dir_fd=dir_fd, follow_symlinks=follow), path)
+    handle = os.open(path, flags, dir_fd=dir_fd)
+    try:
+        # Again, because another file may have taken the name meanwhile.
+        _refuse_irregular(os.fstat(handle), path)
+    except OSError:
+        os.close(handle)
+        raise
+    return handle
+
+
+def _refuse_irregular(found: os.stat_result, path: str) -> None:
+    if stat.S_ISLNK(found.st_mode):
+        raise OSError(errno.ELOOP, _LINK, path)
+    if stat.S_ISDIR(found.st_mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    if not stat.S_ISREG(found.st_mode):
+        raise OSError(errno.EINVAL, "it is no regular file", path)
+
+
+def reading(path: str) -> BinaryIO:
+    """The regular file ``path`` of a run directory, open for reading. Raises OSError as :func:`open_regular` does."""
+    return os.fdopen(open_regular(path), "rb")
+
+
+def read_bounded(path: str, most_bytes: int, follow: bool = False) -> bytes:
+    """All of the regular file ``path``. Raises OSError as :func:`open_regular` does, and where it is larger than
+    ``most_bytes``."""
+    with os.fdopen(open_regular(path, follow=follow), "rb") as source:
+        data = source.read(most_bytes + 1)
+    if len(data) > most_bytes:
+        raise OSError(errno.EFBIG, f"it is larger than {most_bytes >> 20} MiB", path)
+    return data
+
+
+def is_regular(path: str) -> bool:
+    """Whether ``path`` is a regular file and no link."""
+    try:
+        return stat.S_ISREG(os.lstat(path).st_mode)
+    except (OSError, ValueError):
+        return False
+
+
+def folders_in(path: str) -> List[str]:
+    """Names of the folders in the folder ``path`` of a run directory, sorted; links do not count, and ``path`` may be none.
+    Raises OSError."""
+    if os.path.islink(path):
+        raise OSError(errno.ELOOP, _LINK, path)
+    return sorted(
+        name for name in os.listdir(path) if stat.S_ISDIR(os.lstat(os.path.join(path, name)).st_mode)
+    )
+
+
+def bounded_lines(source: BinaryIO) -> Iterator[bytes]:
+    """Each line of ``source``; the last one may lack its end. Where a line is longer than any of ours, its beginning is
+    given as a line, which is broken for every reader, and nothing after it."""
+    while line := source.readline(MOST_LINE_BYTES):
+        if len(line) == MOST_LINE_BYTES and not line.endswith(b"\n"):
+            yield line[:80] + b"...\n"
+            return
+        yield line
+
+
+def parsed(data: bytes) -> "tuple[Any, List[str]]":
+    """The JSON value in ``data``, and which numbers in it, ``name (value)`` each, are given as None because they are not
+    finite or have more than 64 bits. Raises ValueError, with a reason in words, for what is no JSON or nested too deep."""
+    odd: List[str] = []
+    try:
+        value = json.loads(data)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+    if isinstance(value, (dict, list)):
+        _bound(value, "", 1, odd)
+    return value, odd
+
+
+def _bound(value: Any, name: str, depth: int, odd: List[str]) -> None:
+    if depth > _MOST_NESTED:
+        raise ValueError("it is nested too deep")
+    listed = isinstance(value, list)
+    for key, item in enumerate(value) if listed else value.items():
+        kind = type(item)
+        if kind is dict or kind is list:
+            _bound(item, name if listed else str(key), depth + 1, odd)
+        # What is not a number, an infinity, and what needs more than 64 bits all fail this.
+        elif (kind is int or kind is float) and not _LEAST_NUMBER <= item <= _MOST_NUMBER:
+            odd.append(f"{name if listed else key} ({short(item)})")
+            value[key] = None
+
+
+def short(value: Any) -> str:
+    """A value from a file, for a sentence about it."""
+    text = repr(value)
+    return text if len(text) <= 40 else f"{text[:40]}..."
+
+
+def ignored(path: str, fields: List[str]) -> str:
+    """The note on ``fields`` of ``path``, ``name (value)`` each, that are left out."""
+    more = f" and {len(fields) - _MOST_NAMED} more" if len(fields) > _MOST_NAMED else ""
+    return f"{path}: fields with values that they cannot have are ignored: {', '.join(fields[:_MOST_NAMED])}{more}."
+
+
+def read_json(path: str, notes: List[str]) -> Optional["dict[str, Any]"]:
+    """The JSON object in ``path``; None with a sentence added to ``notes`` where it is missing or broken. Numbers that no
+    file of ours holds are None and told."""
+    try:
+        document, odd = parsed(read_bounded(path, MOST_DOCUMENT_BYTES))
     except FileNotFoundError:
         notes.append(f"{path} is missing.")
         return None
@@ -44,30 +180,33 @@ def read_json(path: str, notes: list[str]) -> dict[str, Any] | None:
     if not isinstance(document, dict):
         notes.append(f"{path} does not hold a JSON object.")
         return None
+    if odd:
+        notes.append(ignored(path, odd))
     return document
 
 
-def read_json_lines(path: str, notes: list[str]) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: str, notes: List[str]) -> Iterator["dict[str, Any]"]:
     """Each line's object. A cut last line is what a kill leaves and is passed over; other broken lines are
     counted in ``notes``."""
     broken = 0
     try:
-        source = open(path, "rb")  # noqa: SIM115
+        source = reading(path)
     except FileNotFoundError:
         return
     except OSError as error:
-        notes.append(f"{path} cannot be read: {error}.")
+        notes.append(f"{path} cannot be read: {error.strerror or error}.")
         return
     with source:
-        for line in source:
+        for line in bounded_lines(source):
             if not line.endswith(b"\n"):
                 break
             try:
-                document = json.loads(line)
+                document, odd = parsed(line)
             except ValueError:
                 broken += 1
                 continue
             if isinstance(document, dict):
+                broken += bool(odd)
                 yield document
             else:
                 broken += 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 
+from .files import folders_in, is_regular, reading
 from .owned import folder
 
 RUN_SCHEMA = "ddpdoctor.run/1"
@@ -34,20 +35,18 @@ def is_run_directory(path: str) -> bool:
     Other tools' folders may hold a ``manifest.json`` or ``ranks`` too, so it is looked into.
     """
     try:
-        with open(os.path.join(path, MANIFEST_FILE), "rb") as manifest:
+        with reading(os.path.join(path, MANIFEST_FILE)) as manifest:
             if b"ddpdoctor" in manifest.read(_MANIFEST_HEAD):
                 return True
-    except OSError:
+    except (OSError, ValueError):
         pass
     ranks = os.path.join(path, "ranks")
     try:
-        names = os.listdir(ranks)
-    except OSError:
+        names = folders_in(ranks)
+    except (OSError, ValueError):
         return False
     recorded = (os.path.join(ranks, name) for name in names if parse_rank_directory(name))
-    return any(
-        os.path.isfile(os.path.join(rank, file)) for rank in recorded for file in (RANK_FILE, STEPS_FILE)
-    )
+    return any(is_regular(os.path.join(rank, file)) for rank in recorded for file in (RANK_FILE, STEPS_FILE))
 
 
 def run_directories(path: str) -> list[str]:

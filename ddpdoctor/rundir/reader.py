@@ -3,14 +3,13 @@ analysis."""
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO, Callable, Iterator, Mapping
 
 from .compaction import stream_end_of, stream_shift
 from .draining import spools_of
-from .files import read_json
+from .files import folders_in, is_regular, parsed, read_json, reading
 from .layout import (
     FLIGHT_FILE,
     MANIFEST_FILE,
@@ -68,8 +67,8 @@ class RankRecord:
         """Whole lines of a line file, with those that still wait in the spool; of one that is longer than any rank writes,
         its last letter. Raises OSError."""
         path, cut, done = os.path.join(self.path, name), b"", 0
-        if self.spool is None or os.path.exists(path):
-            with open(path, "rb") as source:
+        if self.spool is None or os.path.lexists(path):
+            with reading(path) as source:
                 shift = stream_shift(source.fileno())
                 while line := source.readline(_LONGEST_LINE):
                     if line.endswith(b"\n"):
@@ -95,7 +94,7 @@ class RankRecord:
 
     def _file(self, name: str) -> str | None:
         path = os.path.join(self.path, name)
-        return path if os.path.isfile(path) else None
+        return path if is_regular(path) else None
 
     @property
     def recorded_bytes(self) -> int:
@@ -137,6 +136,7 @@ class RunDirectory:
             _say_schema(steps, _head_of(steps).get("schema"), STEPS_SCHEMA, notes)
             if len(hosts) == 1 and not record.info:
                 record.info["host"] = next(iter(hosts))
+            notes += _unread(record)
         return cls(path, manifest, chosen, _telemetry(os.path.join(path, "hosts"), notes), notes)
 
 
@@ -146,9 +146,26 @@ def read_manifest(run: str, notes: list[str]) -> dict[str, Any]:
     return _checked(read_json(file, notes) or {}, file, MANIFEST, RUN_SCHEMA, notes)
 
 
+def read_rank(folder: str, notes: list[str]) -> dict[str, Any] | None:
+    """What a rank's folder says of it, without what no rank can say; None where that is missing or broken. Each is noted."""
+    file = os.path.join(folder, RANK_FILE)
+    info = read_json(file, notes)
+    return None if info is None else _checked(info, file, RANK, RANK_SCHEMA, notes)
+
+
+def _unread(record: RankRecord) -> list[str]:
+    """What of a rank's recording is there and is not read, in words."""
+    path = os.path.join(record.path, TRACE_FILE)
+    if not os.path.lexists(path) or is_regular(path):
+        return []
+    what = "a link, and links inside a run directory are not followed" if os.path.islink(path) else "no file"
+    return [f"Rank {record.rank}: {path} is {what}: this rank's profiler window is not read."]
+
+
 def _read_ranks(ranks: str, spools: dict[str, str], notes: list[str]) -> list[RankRecord]:
     records = []
     try:
+        folders = set(folders_in(ranks))
         names = sorted(os.listdir(ranks))
     except FileNotFoundError:
         return []
@@ -161,7 +178,13 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[str]) -> list[Ra
             continue
         rank, repeat = parsed
         path, spool = os.path.join(ranks, name), spools.get(name)
-        if not os.path.isdir(path):
+        if os.path.islink(path):
+            notes.append(
+                f"Rank {rank}: {path} is a link, and links inside a run directory are not followed: what this rank "
+                "recorded is not read."
+            )
+            continue
+        if name not in folders:
             notes.append(f"Rank {rank}: {path} is not a folder: what this rank recorded is lost.")
             continue
         records.append(RankRecord(path, rank, _read_info(path, rank, spool, notes), repeat, spool))
@@ -169,13 +192,16 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[str]) -> list[Ra
 
 
 def _read_info(path: str, rank: int, spool: str | None, notes: list[str]) -> dict[str, Any]:
-    waiting = None if spool is None else read_json(os.path.join(spool, RANK_FILE), [])
+    waiting = None if spool is None else read_rank(spool, [])
     if waiting is not None:
         return waiting
     faults: list[str] = []
     file = os.path.join(path, RANK_FILE)
-    info = read_json(file, faults) or {}
-    notes += [f"Rank {rank}: {fault[:-1]}: how this rank is set up is not known." for fault in faults]
+    info = read_json(file, faults)
+    if info is None:
+        notes += [f"Rank {rank}: {fault[:-1]}: how this rank is set up is not known." for fault in faults]
+        return {}
+    notes += faults
     return _checked(info, file, RANK, RANK_SCHEMA, notes)
 
 
@@ -201,8 +227,8 @@ def _say_schema(path: str, found: Any, known: str, notes: list[str]) -> None:
 def _head_of(path: str) -> dict[str, Any]:
     """The first line of a JSON-lines file; {} where it is no object. Whoever reads the file says what is wrong."""
     try:
-        with open(path, "rb") as source:
-            head = json.loads(source.readline(_LONGEST_HEAD))
+        with reading(path) as source:
+            head, _ = parsed(source.readline(_LONGEST_HEAD))
     except (OSError, ValueError):
         return {}
     return head if isinstance(head, dict) else {}
@@ -242,7 +268,7 @@ def _choose(records: list[RankRecord], notes: list[str]) -> list[RankRecord]:
 def _telemetry(hosts: str, notes: list[str]) -> dict[str, str]:
     found = {}
     try:
-        names = sorted(os.listdir(hosts))
+        names = folders_in(hosts)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
@@ -250,6 +276,6 @@ def _telemetry(hosts: str, notes: list[str]) -> dict[str, str]:
         return {}
     for host in names:
         path = os.path.join(hosts, host, TELEMETRY_FILE)
-        if os.path.isfile(path):
+        if os.path.lexists(path):
             found[host] = path
     return found

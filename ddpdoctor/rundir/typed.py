@@ -1,12 +1,18 @@
-"""Which types the fields of manifest.json and rank.json have. A field of another type is left out, and told."""
+"""Which types the fields of manifest.json, rank.json and telemetry.jsonl have. A field of another type is left out, and told."""
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Any, Callable, Dict, Mapping
+
+from .files import ignored, short
 
 _Check = Callable[[Any], bool]
 _MOST_RANKS = 10_000_000
 """No job has so many: a world size beyond it was not written by the hook."""
+_LATEST_NS = 1 << 62
+"""In the year 2116; sums and differences of two moments before it have 64 bits."""
+_MOST_LETTERS = 1 << 20
 
 
 def _whole(value: Any) -> bool:
@@ -14,7 +20,19 @@ def _whole(value: Any) -> bool:
 
 
 def _number(value: Any) -> bool:
-    return isinstance(value, float) or _whole(value)
+    return _whole(value) or (isinstance(value, float) and isfinite(value))
+
+
+def _moment(value: Any) -> bool:
+    return _whole(value) and 0 <= value < _LATEST_NS
+
+
+def _count(value: Any) -> bool:
+    return _whole(value) and value >= 0
+
+
+def _process(value: Any) -> bool:
+    return _whole(value) and 0 < value < 2**31
 
 
 def _ranks(value: Any) -> bool:
@@ -22,15 +40,11 @@ def _ranks(value: Any) -> bool:
 
 
 def _text(value: Any) -> bool:
-    return isinstance(value, str)
+    return isinstance(value, str) and len(value) <= _MOST_LETTERS
 
 
 def _flag(value: Any) -> bool:
     return isinstance(value, bool)
-
-
-def _listing(value: Any) -> bool:
-    return isinstance(value, list)
 
 
 def _mapping(value: Any) -> bool:
@@ -41,8 +55,17 @@ def _list_of(check: _Check) -> _Check:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
+def _texts(value: Any) -> bool:
+    return isinstance(value, dict) and all(map(_text, value.values()))
+
+
 def _with(**fields: _Check) -> _Check:
     return lambda value: isinstance(value, dict) and not _misfits(value, fields)
+
+
+def _numbered(check: _Check) -> _Check:
+    """``check``, and no null for the ``id``, which the place in the list stands for where there is none."""
+    return lambda value: check(value) and value.get("id", 0) is not None
 
 
 def _misfits(document: Mapping[str, Any], fields: Mapping[str, _Check]) -> Dict[str, Any]:
@@ -54,13 +77,15 @@ def _misfits(document: Mapping[str, Any], fields: Mapping[str, _Check]) -> Dict[
 
 
 MANIFEST: Mapping[str, _Check] = {
-    **dict.fromkeys(("schema", "ddpdoctor", "cwd", "host", "python", "platform"), _text),
-    **dict.fromkeys(("pid", "started_ns", "ended_ns", "exit_code", "signal"), _whole),
+    **dict.fromkeys(("schema", "ddpdoctor", "cwd", "host", "python", "platform", "job_id", "run_id"), _text),
+    **dict.fromkeys(("exit_code", "signal"), _whole),
+    **dict.fromkeys(("started_ns", "ended_ns"), _moment),
+    "pid": _process,
     "command": _list_of(_text),
     "hosts": _list_of(_text),
-    "notes": _listing,
+    "notes": _list_of(_text),
     "options": _mapping,
-    "environment": _mapping,
+    "environment": _texts,
 }
 
 _DDP = _with(
@@ -79,21 +104,63 @@ _LOADER = _with(
 )
 
 RANK: Mapping[str, _Check] = {
-    **dict.fromkeys(("schema", "host", "backend", "python", "torch", "cuda", "nccl"), _text),
+    **dict.fromkeys(("schema", "host", "backend", "python", "torch", "cuda", "nccl", "job_id"), _text),
     **dict.fromkeys(("device", "device_name", "device_uuid", "device_pci", "matmul_precision"), _text),
-    **dict.fromkeys(("local_rank", "pid", "attempt", "started_ns", "ended_ns", "cpu_affinity"), _whole),
-    **dict.fromkeys(("data_parallel", "fsdp", "deepspeed", "compiled"), _flag),
+    **dict.fromkeys(("local_rank", "attempt", "cpu_affinity"), _count),
+    **dict.fromkeys(("started_ns", "ended_ns"), _moment),
+    **dict.fromkeys(("data_parallel", "fsdp", "deepspeed", "compiled", "autocast"), _flag),
     **dict.fromkeys(("rank", "world_size"), _ranks),
+    "pid": _process,
     "process_groups": _list_of(_mapping),
     "ddp": _list_of(_DDP),
-    "loaders": _list_of(_LOADER),
+    "loaders": _list_of(_numbered(_LOADER)),
     "optimizers": _list_of(_mapping),
     "threads": _with(torch=_whole, interop=_whole),
-    "environment": _mapping,
+    "environment": _texts,
     "window": _with(state=_text, why=_text),
-    "hook": _with(errors=_listing),
-    "notes": _listing,
+    "hook": _with(errors=_list_of(_text)),
+    "notes": _list_of(_text),
 }
+
+TELEMETRY_HEADER: Mapping[str, _Check] = {
+    **dict.fromkeys(("schema", "host"), _text),
+    "started_ns": _moment,
+    "host_facts": _with(
+        **dict.fromkeys(("cpu_count_usable", "cpu_count_logical", "memory_total_bytes"), _number)
+    ),
+    "gpus": _list_of(
+        lambda value: (
+            isinstance(value, dict)
+            and _count(value.get("index"))
+            and not _misfits(value, {"memory_total_bytes": _number, "pcie_width_max": _number})
+        )
+    ),
+}
+TELEMETRY_SAMPLE: Mapping[str, _Check] = {
+    "host": _with(
+        **dict.fromkeys(("cpu_percent", "iowait_percent", "memory_used_bytes"), _number), network=_mapping
+    ),
+    "ranks": lambda value: (
+        isinstance(value, dict)
+        and all(name.isdecimal() and len(name) < 9 for name in value)
+        and all(_with(pid=_process, cpu_percent=_number, rss_bytes=_number)(used) for used in value.values())
+    ),
+    "gpus": _list_of(
+        lambda value: isinstance(value, dict) and _count(value.get("index")) and not _misfits(value, _GPU)
+    ),
+}
+_GPU: Mapping[str, _Check] = {
+    **dict.fromkeys(("gpu_utilization_percent", "memory_used_bytes"), _number),
+    **dict.fromkeys(("power_watts", "temperature_celsius"), _number),
+    "throttle_reasons": _list_of(_text),
+    "processes": _list_of(_with(pid=_process)),
+    "xid_errors": _list_of(lambda value: _text(value) or _whole(value)),
+}
+
+
+def is_moment(value: Any) -> bool:
+    """Whether ``value`` can be a moment in nanoseconds of the epoch."""
+    return _moment(value)
 
 
 def fitting(
@@ -103,11 +170,5 @@ def fitting(
     wrong = _misfits(document, fields)
     if not wrong:
         return document
-    said = ", ".join(f"{name} ({_short(value)})" for name, value in wrong.items())
-    notes.append(f"{path}: fields with values that they cannot have are ignored: {said}.")
+    notes.append(ignored(path, [f"{name} ({short(value)})" for name, value in wrong.items()]))
     return {name: value for name, value in document.items() if name not in wrong}
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 40 else f"{text[:40]}..."

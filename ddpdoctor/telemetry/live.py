@@ -7,16 +7,28 @@ in all.
 from __future__ import annotations
 
 import bisect
-import json
 import statistics
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from ddpdoctor.rundir import RANK_FILE, STEPS_FILE, TELEMETRY_FILE, read_json, read_manifest
+import msgspec
+
+from ddpdoctor.rundir import (
+    STEPS_FILE,
+    TELEMETRY_FILE,
+    folders_in,
+    parsed,
+    read_manifest,
+    read_rank,
+    reading,
+)
 from ddpdoctor.rundir.compaction import stream_shift
+from ddpdoctor.rundir.typed import TELEMETRY_SAMPLE, fitting, is_moment
+
+_Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
 
 KEPT_STEPS = 200
 """Newest steps kept of each rank."""
@@ -43,18 +55,44 @@ class LiveStep:
         return (self.end_ns - self.start_ns) / 1e6
 
 
+class _Event(msgspec.Struct):
+    """What is read of an event of a step; :mod:`ddpdoctor.measure.steplog` reads all of it."""
+
+    k: str
+    d: _Nanoseconds = 0
+    n: _Nanoseconds | None = None
+    end: bool = False
+    sync: bool | None = None
+    ready: list[_Nanoseconds] = []
+    base: _Nanoseconds | None = None
+
+
+class _Line(msgspec.Struct):
+    """A step, or the end of the recording."""
+
+    step: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None = None
+    t: tuple[_Nanoseconds, _Nanoseconds] | int | None = None
+    # No bounds for the integer alone: msgspec 0.22 crashes in the garbage collection after it decoded such a union.
+    thin: bool = False
+    ev: list[_Event] = []
+    end: bool = False
+
+
+_decode = msgspec.json.Decoder(_Line).decode
+
+
 class Tail:
-    """The whole lines that were added to a file since the last look, parsed. Broken ones are passed over."""
+    """The whole lines that were added to a file since the last look."""
 
     def __init__(self, path: Path) -> None:
         self.path, self._position = path, 0
         self._shift = 0
         """Bytes that thinning had taken from the file before ``_position``."""
 
-    def new(self) -> Iterator[dict[str, Any]]:
-        """Objects of the new lines; none where the file is missing."""
+    def new(self) -> Iterator[bytes]:
+        """The new lines; none where the file is missing or is no regular file."""
         try:
-            with self.path.open("rb") as source:
+            with reading(str(self.path)) as source:
                 shift = stream_shift(source.fileno())
                 self._position = max(0, self._position + self._shift - shift)
                 self._shift = shift
@@ -66,13 +104,7 @@ class Tail:
             return
         whole = data.rfind(b"\n") + 1
         self._position = size - len(data) + whole
-        for line in data[:whole].split(b"\n")[1 if skipped else 0 :]:
-            try:
-                document = json.loads(line)
-            except ValueError:
-                continue
-            if isinstance(document, dict):
-                yield document
+        yield from data[:whole].split(b"\n")[1 if skipped else 0 : -1]
 
 
 @dataclass
@@ -93,12 +125,16 @@ class LiveRank:
         return self.steps[-1].number + 1 if self.steps else 0
 
     def look(self) -> None:
-        """Take in the steps written since the last look."""
-        for line in self.log.new():
-            if "step" in line and isinstance(line.get("t"), list):
-                self.steps.append(_step(line))
+        """Take in the steps written since the last look; broken lines are passed over."""
+        for text in self.log.new():
+            try:
+                line = _decode(text)
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+                continue
+            if line.step is not None and isinstance(line.t, tuple) and line.t[0] <= line.t[1]:
+                self.steps.append(_step(line.step, line.t, line))
                 self.ended = False
-            elif line.get("end"):
+            elif line.end:
                 self.ended = True
 
     def recent(self, count: int) -> list[LiveStep]:
@@ -106,17 +142,15 @@ class LiveRank:
         return [step for step in list(self.steps)[-count:] if step.number > 0]
 
 
-def _step(line: dict[str, Any]) -> LiveStep:
-    start, end = line["t"][:2]
+def _step(number: int, times_ns: tuple[int, int], line: _Line) -> LiveStep:
     waits, samples, arrival = None, None, None
-    for event in [] if line.get("thin") else line.get("ev") or []:
-        kind = event.get("k")
-        if kind == "data" and not event.get("end"):
-            waits = (waits or 0) + event.get("d", 0)
-            samples = (samples or 0) + event["n"] if "n" in event else samples
-        elif kind == "bwd" and event.get("sync") and event.get("ready") and event.get("base") is not None:
-            arrival = start + event["base"] + max(event["ready"])
-    return LiveStep(line["step"], start, end, waits, samples, arrival)
+    for event in [] if line.thin else line.ev:
+        if event.k == "data" and not event.end:
+            waits = (waits or 0) + event.d
+            samples = (samples or 0) + event.n if event.n is not None else samples
+        elif event.k == "bwd" and event.sync and event.ready and event.base is not None:
+            arrival = times_ns[0] + event.base + max(event.ready)
+    return LiveStep(number, *times_ns, waits, samples, arrival)
 
 
 class LiveRun:
@@ -143,21 +177,18 @@ class LiveRun:
         for folder in _folders(self.path / "hosts"):
             tail = self._telemetry.setdefault(folder.name, Tail(folder / TELEMETRY_FILE))
             for line in tail.new():
+                sample = _sample(line)
                 # The final sample is taken when the ranks are gone.
-                if (
-                    "host" in line
-                    and "t_ns" in line
-                    and not (line.get("final") and folder.name in self.samples)
-                ):
-                    self.samples[folder.name] = line
+                if sample is not None and not (sample.get("final") and folder.name in self.samples):
+                    self.samples[folder.name] = sample
 
     def _add(self, folder: Path) -> None:
         """A newer recording of a rank (an elastic restart) takes the place of the older."""
-        info = read_json(str(folder / RANK_FILE), [])
-        if info is None or not isinstance(info.get("rank"), int):
+        info = read_rank(str(folder), [])
+        rank = None if info is None else info.get("rank")
+        if info is None or rank is None:
             return
         self._folders.add(folder.name)
-        rank = info["rank"]
         self.ranks[rank] = LiveRank(
             rank, str(info.get("host") or ""), info.get("pid"), Tail(folder / STEPS_FILE)
         )
@@ -242,8 +273,19 @@ def _median(values: Iterable[float]) -> float | None:
     return statistics.median(found) if found else None
 
 
+def _sample(line: bytes) -> dict[str, Any] | None:
+    """The sample in a line of telemetry, without what no sampler writes; None where the line is something else."""
+    try:
+        found, _ = parsed(line)
+    except ValueError:
+        return None
+    if not isinstance(found, dict) or "host" not in found or not is_moment(found.get("t_ns")):
+        return None
+    return fitting(found, TELEMETRY_SAMPLE, "", [])
+
+
 def _folders(path: Path) -> list[Path]:
     try:
-        return sorted(entry for entry in path.iterdir() if entry.is_dir())
+        return [path / name for name in folders_in(str(path))]
     except OSError:
         return []

@@ -47,7 +47,8 @@ def acquire_host_lock(directory: Path) -> HostLock | None:
     handle = None
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        handle = os.open(directory / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+        handle = os.open(directory / LOCK_FILE, flags, 0o644)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return HostLock(handle, None)
     except OSError as error:

@@ -15,6 +15,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+from ddpdoctor.plain import plain_lines
+
 from .live import LiveRank, LiveRun, data_wait_ms, step_ms
 
 LOOPBACK = "127.0.0.1"
@@ -103,7 +105,7 @@ def _scaled(value: float | None, factor: float) -> float | None:
 
 
 def _escaped(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return plain_lines(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
 class _Server(ThreadingHTTPServer):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from ddpdoctor.rundir import bounded_lines, parsed, reading
+from ddpdoctor.rundir.files import ignored
+from ddpdoctor.rundir.typed import TELEMETRY_HEADER, TELEMETRY_SAMPLE, fitting, is_moment
 
 Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
@@ -92,21 +95,28 @@ def read_telemetry(path: Path) -> Telemetry:
 
     The sampler's own notes come first. A second header (a launcher that was started again) is passed over.
     """
-    documents, problems = _documents(path)
+    problems: list[str] = []
     header: dict[str, Any] = {}
     closing: dict[str, Any] = {}
-    samples, notes = [], []
-    for document in documents:
+    samples, notes, misfits, seen = [], [], set[str](), False
+    for document in _documents(path, problems):
+        seen = True
         if "schema" in document:
-            header = header or document
+            header = header or fitting(document, TELEMETRY_HEADER, str(path), problems)
         elif "note" in document:
             notes.append(str(document["note"]))
         elif document.get("closed"):
             closing = document
-        elif isinstance(document.get("t_ns"), int):
-            samples.append(document)
+        elif is_moment(document.get("t_ns")):
+            found: list[str] = []
+            samples.append(fitting(document, TELEMETRY_SAMPLE, str(path), found))
+            misfits |= document.keys() - samples[-1].keys()
+    if misfits:
+        problems.append(
+            f"{path}: {', '.join(sorted(misfits))} of some samples cannot be what is written and left out."
+        )
     schema = header.get("schema")
-    if not header and documents:
+    if not header and seen:
         problems.append(f"{path} has no header line; the GPUs' and the host's facts are missing.")
     elif header and not str(schema).startswith("ddpdoctor.telemetry/1"):
         problems.append(
@@ -117,30 +127,32 @@ def read_telemetry(path: Path) -> Telemetry:
     return Telemetry(str(path), header, samples, closing, list(dict.fromkeys(notes)) + problems)
 
 
-def _documents(path: Path) -> tuple[list[dict[str, Any]], list[str]]:
-    """The file's JSON objects, and sentences about what is not one."""
+def _documents(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+    """The file's JSON objects; what is not one is told in ``problems``."""
+    broken, cut, odd = 0, False, list[str]()
     try:
-        lines = path.read_bytes().split(b"\n")
+        with reading(str(path)) as source:
+            for line in bounded_lines(source):
+                try:
+                    document, found = parsed(line) if line.strip() else ({}, [])
+                    odd += found
+                except ValueError:
+                    document = None
+                if isinstance(document, dict):
+                    if document:
+                        yield document
+                elif line.endswith(b"\n"):
+                    broken += 1
+                else:
+                    cut = True
     except OSError as error:
-        return [], [f"{path} cannot be read: {error.strerror or error}."]
-    documents, broken, cut = [], 0, False
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            document = json.loads(line)
-        except ValueError:
-            document = None
-        if isinstance(document, dict):
-            documents.append(document)
-        elif number == len(lines):
-            cut = True
-        else:
-            broken += 1
-    problems = [f"{path}: the last line is cut and left out."] if cut else []
+        problems.append(f"{path} cannot be read: {error.strerror or error}.")
+    if odd:
+        problems.append(ignored(str(path), odd))
+    if cut:
+        problems.append(f"{path}: the last line is cut and left out.")
     if broken:
         problems.append(f"{path}: {broken} broken line{'s' if broken > 1 else ''} left out.")
-    return documents, problems
 
 
 def _dict(value: object) -> dict[str, Any]:

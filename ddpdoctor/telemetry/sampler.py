@@ -78,7 +78,7 @@ class TelemetrySampler:
         path = self._directory / TELEMETRY_FILE
         try:
             self._directory.mkdir(parents=True, exist_ok=True)
-            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
+            flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
             self._handle = os.open(path, flags, 0o644)
             self._sample_until_stopped()
         except Exception as error:

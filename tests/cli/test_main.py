@@ -84,3 +84,44 @@ def test_starting_a_job_and_asking_for_help_load_neither_torch_nor_the_analysis(
     script = f"import sys; {what}; print([n for n in {heavy} if n in sys.modules])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, env={"PYTHONPATH": str(ROOT)})
     assert done.stdout.endswith(b"[]\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (
+            KeyError("x\x1b[31m"),
+            "stopped by a defect of ddpdoctor (KeyError: 'x\\x1b[31m'). Please report it",
+        ),
+        (RecursionError("deep"), "stopped by a defect of ddpdoctor (RecursionError: deep). Please report it"),
+        (AssertionError(), "stopped by a defect of ddpdoctor (AssertionError). Please report it"),
+        (MemoryError(), "there is not enough memory for this"),
+        (OSError("odd"), "odd."),
+        (OSError(5, "Input/output error"), "input/output error."),
+        (DdpDoctorError("a\n\x1b]52;c;Zm9v\x07b\u202ec"), "a �]52;c;Zm9v�b�c"),
+    ],
+)
+def test_whatever_is_not_expected_is_one_sentence_and_no_finding(monkeypatch, capsys, error, words):
+    @click.command("run")
+    def failing():
+        raise error
+
+    monkeypatch.setattr("ddpdoctor.cli.run.command", failing)
+    code, out, err = run_main(monkeypatch, capsys, "run")
+    assert (code, out) == (2, "") and err.startswith(f"ddpdoctor: {words}") and err.count("\n") == 1
+
+
+def test_the_place_of_a_defect_is_shown_on_request(monkeypatch, capsys):
+    @click.command("run")
+    def failing():
+        raise KeyError("planted")
+
+    monkeypatch.setattr("ddpdoctor.cli.run.command", failing)
+    monkeypatch.setenv("DDPDOCTOR_TRACEBACK", "1")
+    code, _, err = run_main(monkeypatch, capsys, "run")
+    assert code == 2 and "Traceback" in err and 'raise KeyError("planted")' in err
+
+
+def test_a_name_in_an_error_of_click_cannot_command_the_terminal(monkeypatch, capsys):
+    code, _, err = run_main(monkeypatch, capsys, "no\x1b[31mnsense")
+    assert code == 2 and "\x1b" not in err and "No such command" in err

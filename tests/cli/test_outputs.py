@@ -124,3 +124,40 @@ def test_a_dash_is_standard_output_and_nothing_else_stands_there(run, tmp_path):
     assert not (ROOT / "-").exists()
     done = shell(f'"$PYTHON" -m ddpdoctor analyze {run} -q --markdown /dev/stdout > {tmp_path}/m.md')
     assert (done.returncode, done.stdout) == (0, "") and (tmp_path / "m.md").read_text().startswith("## ")
+
+
+def test_a_link_or_a_fifo_in_a_run_directory_is_replaced(run, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("mine")
+    (run / "report.html").symlink_to(victim)
+    os.mkfifo(run / "diagnosis.json")
+    write_whole(run / "report.html", "new")
+    write_whole(run / "diagnosis.json", "new")
+    assert victim.read_text() == "mine"
+    for name in ("report.html", "diagnosis.json"):
+        assert (run / name).read_text() == "new" and not (run / name).is_symlink()
+
+
+def test_a_linked_folder_in_a_run_directory_is_not_written_into(run, tmp_path):
+    (tmp_path / "there").mkdir()
+    (run / "out").symlink_to(tmp_path / "there")
+    with pytest.raises(DdpDoctorError, match="out is a link inside a run directory"):
+        write_whole(run / "out" / "report.html", "new")
+    assert not list((tmp_path / "there").iterdir())
+
+
+def test_a_run_directory_may_be_named_by_a_link(run, tmp_path):
+    (tmp_path / "latest").symlink_to(run)
+    write_whole(tmp_path / "latest" / "report.html", "new")
+    assert (run / "report.html").read_text() == "new"
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a link of another user")
+def test_a_link_of_another_user_is_not_followed(tmp_path):
+    victim, link = tmp_path / "victim", tmp_path / "report.html"
+    victim.write_text("mine")
+    link.symlink_to(victim)
+    os.lchown(link, 12345, 12345)
+    with pytest.raises(DdpDoctorError, match="of another user"):
+        write_whole(link, "new")
+    assert victim.read_text() == "mine"

@@ -104,8 +104,13 @@ def test_a_vanished_directory_ends_sampling_with_one_note(tmp_path):
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="no /dev/full")
-def test_a_full_disk_ends_sampling_with_one_note(tmp_path):
-    (tmp_path / "telemetry.jsonl").symlink_to("/dev/full")
+def test_a_full_disk_ends_sampling_with_one_note(tmp_path, monkeypatch):
+    opened = os.open
+
+    def full(path, flags, *more, **named):
+        return opened("/dev/full" if str(path).endswith("telemetry.jsonl") else path, flags, *more, **named)
+
+    monkeypatch.setattr(os, "open", full)
     sampler = _sampler(tmp_path, interval_s=0.05)
     sampler.start()
     _wait_for(lambda: sampler.notes)

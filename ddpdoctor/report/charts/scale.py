@@ -11,6 +11,10 @@ import msgspec
 Numbers = Sequence[float | None]
 
 
+_LEAST_TOP = 1e-200
+"""Below, powers of ten lose their digits; nothing that is measured is as small."""
+
+
 class Tick(msgspec.Struct, frozen=True):
     """A mark on an axis: where (per cent along a width, pixels along a height) and what it says."""
 
@@ -22,14 +26,14 @@ def nice_ticks(top: float, wanted: int = 4, unit: float = 1.0) -> list[float]:
     """Round values from 0 to at most ``top``: about ``wanted`` steps of 1, 2 or 5 times a power of ten
     ``unit``s.
     """
-    if not math.isfinite(top) or top <= 0:
+    if not math.isfinite(top) or top < _LEAST_TOP:
         return [0.0]
-    step = _round_step(top / unit / wanted) * unit
+    step = unit * _nice(top / unit / wanted)
     return [step * index for index in range(math.floor(top / step * 1.0001) + 1)]
 
 
-def _round_step(raw: float) -> float:
-    """1, 2 or 5 times a power of ten, about ``raw`` or the next above."""
+def _nice(raw: float) -> float:
+    """The least of 1, 2 and 5 times a power of ten that is at least ``raw``, but for rounding."""
     power = 10.0 ** math.floor(math.log10(raw))
     return next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * 0.999)
 
@@ -45,13 +49,14 @@ def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
         return []
     first, last = numbers[0], numbers[-1]
     width = max(len(numbers) - 1, 1)
-    marks = [first + value for value in nice_ticks(last - first, wanted)]
-    if first != 0 and last > 0:
-        step = marks[1] - marks[0] if len(marks) > 1 else 1.0
-        # Counted from the first one: numbers that a file gives may be far from 0.
-        step, least = _round_step(last / max(1, round(last / step))), first + step / 2
-        places = range(math.floor(least / step), math.floor(last / step) + 1)
-        marks = [first] + [step * place for place in places if least < step * place <= last]
+    steps = nice_ticks(last - first, wanted)
+    marks = [first + value for value in steps]
+    if first != 0 and len(steps) > 1:
+        step = _nice(last / max(1, round(last / steps[1]))) if last > 0 else steps[1]
+        # From the first on, not from 0: the numbers may begin anywhere, at 10^12 as well.
+        before = math.floor((first + steps[1] / 2) / step)
+        multiples = (step * (before + index) for index in range(1, len(steps) + 2))
+        marks = [first, *(value for value in multiples if first + steps[1] / 2 < value <= last)]
     if all(isinstance(number, int) for number in numbers):
         marks = [mark for mark in marks if mark == round(mark)]
     ticks = []
@@ -60,7 +65,8 @@ def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
         before = max(after - 1, 0)
         gap = numbers[after] - numbers[before]
         index = after - ((numbers[after] - mark) / gap if gap > 0 else 0)
-        ticks.append(Tick(percent_of(index, width), f"{mark:,.10g}"))
+        label = f"{mark:,.0f}" if mark == round(mark) else f"{mark:,.10g}"
+        ticks.append(Tick(percent_of(index, width), label))
     return ticks
 
 
