@@ -23,6 +23,7 @@ from ddpdoctor.diagnose.load import RuleSet, load_rules
 from ddpdoctor.diagnose.verdict import verdict
 from ddpdoctor.diagnose.waterfall import waterfall
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.measure.chronology import moved_trace, put_in_order
 from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.measure.machines import series as telemetry_series
 from ddpdoctor.measure.measure import Measurement, measure
@@ -250,6 +251,7 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
             inputs.notes += loaded.notes
             inputs.notes += [reason for _, reason in loaded.failed]
     inputs.logs.sort(key=lambda log: log.rank)
+    inputs.notes += put_in_order(inputs.logs)
     return inputs
 
 
@@ -291,7 +293,9 @@ def _windows(inputs: Inputs) -> list[Window]:
         log = logs.get(trace.meta.rank if trace.meta.rank is not None else -1)
         bounds = None
         if log is not None and trace.size:
-            bounds = [(s.number, s.start, s.end) for s in log.steps if PROFILED in s.marks]
+            profiled = [step for step in log.steps if PROFILED in step.marks]
+            bounds = [(step.number, step.start, step.end) for step in profiled]
+            trace = moved_trace(trace, profiled)
         window = read_window(trace, bounds or None)
         if log is not None:
             window.host = window.host or log.host

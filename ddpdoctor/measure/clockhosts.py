@@ -40,14 +40,12 @@ def align_logs(logs: Sequence[RankLog], notes: list[str]) -> None:
             continue
         for log in hosts[name]:
             for step in log.steps:
-                shift = int(fit.correction(np.array([step.start]))[0])
-                step.start += shift
-                step.end += shift
-                for event in step.events:
-                    event.move(shift)
-            middle = log.steps[len(log.steps) // 2].start if log.steps else 0
-            offset = int(fit.correction(np.array([middle]))[0])
-            log.samples = [(t + offset, user, leaf) for t, user, leaf in log.samples]
+                step.move(int(fit.correction(np.array([step.start]))[0]))
+            offsets = fit.correction(np.array([t for t, _, _ in log.samples], np.int64)).tolist()
+            log.samples = [
+                (t + offset, user, leaf)
+                for (t, user, leaf), offset in zip(log.samples, offsets, strict=True)
+            ]
         notes.append(
             f"Clock of host {name}: {fit.offset_ns / 1e6:+.3f} ms against {names[0]}, drift {fit.drift * 1e6:+.1f} ppm, corrected by "
             f"{fit.pairs} collectives to within about {max(fit.error_ns, 1e3) / 1e6:.3f} ms."
