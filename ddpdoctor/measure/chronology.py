@@ -69,8 +69,8 @@ def blocks(steps: Sequence[Step]) -> Ints:
 def lasting(ns: float) -> str:
     """A time for a sentence: "1.5 s", "58 min", "3.2 h"."""
     for unit, size in (("h", 3.6e12), ("min", 6e10)):
-        if ns >= 2 * size:
-            return f"{ns / size:.2g} {unit}"
+        if ns >= 1.5 * size:
+            return f"{ns / size:.3g} {unit}"
     return f"{ns / 1e9:.3g} s"
 
 
@@ -134,9 +134,7 @@ class _Rank:
         periods = _periods(self)
         log = self.log
         moved = _followed(periods, (sample[0] for sample in log.samples))
-        log.samples = [
-            (at, user, leaf) for at, (_, user, leaf) in zip(moved, log.samples, strict=True)
-        ]
+        log.samples = [(at, user, leaf) for at, (_, user, leaf) in zip(moved, log.samples, strict=True)]
         for step, time in zip(log.steps, self.time.tolist(), strict=True):
             step.move(time - step.start)
 
