@@ -145,7 +145,7 @@ def conclude(prepared: Prepared, options: Options) -> Diagnosis:
         measured.facts,
         coverage,
         options,
-        measured.graph.set_aside,
+        measured.set_aside,
         inputs.notes + measured.notes,
     )
     steps = msgspec.structs.replace(judged.steps, window=window_cost(prepared.logs, judged.steps.median_ms))

@@ -113,18 +113,18 @@ class Models:
         forward, recorder = self.open[-1], current.recorder
         model = self.of(forward.ddp, recorder)
         since, forward.since, forward.interrupted = forward.since, None, True
-        timing = current.devices is not None and current.devices.timing
+        devices = current.devices if current.devices is not None and current.devices.timing else None
         if since is not None:
             if recording_here(recorder):
                 recorder.add(since, at - since, f'"k":"fwd","m":{model.index}{forward.elements}')
-            if timing:
-                current.devices.mark("fwd_end")
+            if devices is not None:
+                devices.mark("fwd_end")
         if model.forward_end is None:
             # Whoever calls backward here has DDP prepare for it just before.
             model.forward_end = at
             model.reduces = getattr(forward.ddp, "require_backward_grad_sync", True)
-        if timing and model.reduces:
-            current.devices.gradients_follow(loss)
+        if devices is not None and model.reduces:
+            devices.gradients_follow(loss)
 
     def pause(self, current: "session.Session") -> None:
         """An optimizer is about to step inside the innermost open forward: what came since the backward led to none."""

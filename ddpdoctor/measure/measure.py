@@ -28,6 +28,7 @@ from .loglines import LogLines
 from .machines import HostTelemetry, gpu_telemetry, host_facts
 from .outside import operator_shares, python_parts
 from .rare import DEVICE_KINDS, merged, rare_costs
+from .reckoning import all_set_aside
 from .reducer import reducer_work, search_ms, searches_unused
 from .refine import refine
 from .settings import ddp_facts, job_facts, loader_facts
@@ -61,6 +62,8 @@ class Measurement:
     timeline: Timeline | None
     bandwidth: list[BandwidthPoint]
     notes: list[str] = field(default_factory=list)
+    set_aside: dict[str, int] = field(default_factory=dict)
+    """Recorded steps that are not among ``facts.steps.measured``, by reason; with those they are all that were seen."""
 
 
 def measure(
@@ -75,6 +78,7 @@ def measure(
     """
     notes: list[str] = []
     align_logs(logs, notes)
+    recorded = logs
     timed = in_device_time(logs)
     on_device = (
         timed is not None
@@ -100,8 +104,10 @@ def measure(
         late, _ = merged(facts.late, facts.shared, (seldom, {}), facts.steps.mean_ms)
         facts = msgspec.structs.replace(facts, late=late)
     operators_seen = use_window or len(shares) == len(logs)
+    aside = all_set_aside(_told(graph, log_graph), recorded)
+    seen_steps = facts.steps.measured + sum(aside.values())
     facts = msgspec.structs.replace(
-        facts, steps=msgspec.structs.replace(facts.steps, operators_seen=operators_seen)
+        facts, steps=msgspec.structs.replace(facts.steps, operators_seen=operators_seen, seen=seen_steps)
     )
     notes += _notes(graph, window_graph, windows, logs, on_device)
     drawn = log_graph if log_graph is not None and not on_device else graph
@@ -119,7 +125,13 @@ def measure(
         timeline(graph, logs, windows),
         bandwidth_points(window_graph) if window_graph is not None else [],
         notes,
+        aside,
     )
+
+
+def _told(graph: Graph, log_graph: Graph | None) -> Graph:
+    """Whose steps' times are told."""
+    return log_graph if log_graph is not None and log_graph.groups else graph
 
 
 def _meets_on_hosts(logs: Sequence[RankLog]) -> bool:
@@ -149,8 +161,7 @@ def _facts(
 ) -> Facts:
     gpu = gpu_telemetry(gpu_facts(windows), logs, telemetry)
     buckets = bucket_settings(logs, graph) if logs else BucketFacts()
-    timed = log_graph if log_graph is not None and log_graph.groups else graph
-    steps = step_facts(timed)
+    steps = step_facts(_told(graph, log_graph))
     if windows and window_graph is not None:
         buckets = bucket_facts(window_graph, windows, buckets)
     late, shared = LateFacts(), SharedFacts()

@@ -26,6 +26,12 @@ _DISTURBED = (*AROUND_WINDOW, "user_profiler")
 
 def choose_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[str, int]]:
     """Numbers of the steps to measure, and how many were set aside, by reason."""
+    chosen, reasons = chosen_and_why(logs)
+    return chosen, dict(Counter(reasons.values()))
+
+
+def chosen_and_why(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
+    """Numbers of the steps to measure, and of all others why not."""
     everywhere = recorded_everywhere(logs)
     anywhere = {step.number for log in logs for step in log.steps}
     reasons: dict[int, str] = dict.fromkeys(anywhere - set(everywhere), "missing on a rank")
@@ -42,7 +48,7 @@ def choose_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[str, int]]:
     if len(candidates - profiled) >= _ENOUGH:
         reasons.update(dict.fromkeys(profiled, "inside the profiled window"))
         candidates -= profiled
-    return candidates, dict(Counter(reason for number, reason in reasons.items() if number in anywhere))
+    return candidates, {number: reason for number, reason in reasons.items() if number in anywhere}
 
 
 def recorded_everywhere(logs: Sequence[RankLog]) -> dict[int, list[Step]]:

@@ -8,6 +8,7 @@ import numpy as np
 
 from .facts import StepFacts
 from .graph import Array, Graph
+from .reckoning import measured_steps, recorded_steps
 
 SLOW_STEP = 1.5
 """A step is slow beyond this multiple of the median."""
@@ -15,7 +16,7 @@ SLOW_STEP = 1.5
 
 def step_facts(graph: Graph) -> StepFacts:
     """Times of the measured cycles; sizes of the batches that the loaders gave."""
-    seen = len({int(s) for steps in graph.steps for s in steps.steps})
+    seen = len(recorded_steps(graph.steps) | measured_steps(graph.groups))
     if not graph.groups:
         return StepFacts(source=graph.source, seen=seen)
     lengths = np.concatenate([group.duration for group in graph.groups])

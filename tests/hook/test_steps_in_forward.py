@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from ddpdoctor import analyze
@@ -29,7 +31,7 @@ def test_what_comes_before_each_backward_is_its_forward(job: tuple[Recorded, int
     for step in steps[1:]:
         assert [event["k"] for event in step["ev"]] == ["fwd", "bwd", "opt"] * updates
         events = step["ev"]
-        assert all(a["s"] + a["d"] <= b["s"] for a, b in zip(events, events[1:], strict=False))
+        assert all(a["s"] + a["d"] <= b["s"] for a, b in pairwise(events))
         for forward, backward in zip(events[::3], events[1::3], strict=True):
             assert forward["s"] >= 0 and forward["e"] == 32 * 64
             assert forward["d"] >= LATE_MS * 1e6 * rank

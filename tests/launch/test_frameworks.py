@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor import analyze
-
 from tests.hook.recording import JOBS
 
 from .launched import clean_environment, program_of, python_with, run_under, two_ranks_took
