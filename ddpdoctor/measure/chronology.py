@@ -68,10 +68,8 @@ def blocks(steps: Sequence[Step]) -> Ints:
 
 def lasting(ns: float) -> str:
     """A time for a sentence: "1.5 s", "58 min", "3.2 h"."""
-    for unit, size in (("h", 3.6e12), ("min", 6e10)):
-        if ns >= 1.5 * size:
-            return f"{ns / size:.3g} {unit}"
-    return f"{ns / 1e9:.3g} s"
+    unit, size = next(((u, s) for u, s in (("h", 3.6e12), ("min", 6e10)) if ns >= 1.5 * s), ("s", 1e9))
+    return f"{float(f'{ns / size:.2g}'):g} {unit}"
 
 
 def _told(host: str, step: int, ns: int) -> str:

@@ -35,6 +35,7 @@ from .settings import ddp_facts, job_facts, loader_facts
 from .steplog import RankLog
 from .summaries import rank_summaries, series
 from .summary import BandwidthPoint, RankSummary, Series, Timeline
+from .suspensions import set_suspended_aside
 from .timeline import timeline
 from .timing import step_facts
 from .tracegraph import graph_of_windows
@@ -78,6 +79,7 @@ def measure(
     """
     notes: list[str] = []
     align_logs(logs, notes)
+    notes += set_suspended_aside(logs, telemetry)
     recorded = logs
     timed = in_device_time(logs)
     on_device = (

@@ -21,6 +21,8 @@ _ENOUGH = 8
 PROFILED, OPENED = "profiled", "profiler_open"
 """Marks of a step: inside our window; the window was opened in it."""
 AROUND_WINDOW = (OPENED, "profiler_close", "profiler_save")
+SUSPENDED = "suspended"
+"""The same, given by :mod:`.suspensions`: the process was stopped in it."""
 _DISTURBED = (*AROUND_WINDOW, "user_profiler")
 
 
@@ -43,6 +45,10 @@ def chosen_and_why(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
         elif any(evaluates(step, loaders) for step, loaders in zip(steps, main, strict=True)):
             reasons[number] = "evaluation"
     _warm_up(everywhere, reasons)
+    for number, steps in everywhere.items():
+        if any(SUSPENDED in step.marks for step in steps):
+            # Others may have waited for this rank in the next one.
+            reasons[number] = reasons[number + 1] = SUSPENDED
     candidates = set(everywhere) - set(reasons)
     profiled = {n for n in candidates if any(PROFILED in step.marks for step in everywhere[n])}
     if len(candidates - profiled) >= _ENOUGH:
@@ -89,9 +95,15 @@ def main_loaders(logs: Sequence[RankLog]) -> list[set[int]]:
 
 
 def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:
-    """Number, and the step on each rank, of what all ranks recorded after the warm-up and no profiler disturbed."""
+    """Number, and the step on each rank, of what all ranks recorded after the warm-up, and neither a profiler nor a
+    suspension disturbed."""
     found = list(recorded_everywhere(logs).items())[WARM_UP_STEPS:]
-    return [(number, steps) for number, steps in found if not any(disturbed(step) for step in steps)]
+    stopped = {number for number, steps in found if any(SUSPENDED in step.marks for step in steps)}
+    return [
+        (number, steps)
+        for number, steps in found
+        if not any(disturbed(step) for step in steps) and not stopped & {number, number - 1}
+    ]
 
 
 def evaluates(step: Step, main: set[int]) -> bool:
