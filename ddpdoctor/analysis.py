@@ -17,6 +17,7 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose.contradictions import contradictions, without_prices
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Steps
 from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.load import RuleSet, load_rules
@@ -187,9 +188,15 @@ def _judge(
         thresholds=options.thresholds,
         suppressed=options.suppressed,
     )
-    comms = facts.communication
+    comms, tree = facts.communication, facts_view.tree(facts)
+    wrong = contradictions(tree, outcome.findings, outcome.thresholds)
+    if wrong:
+        outcome = without_prices(outcome, wrong)
     healthy, sentence = verdict(
-        outcome, coverage=coverage, matched=bool(comms.matched) or not comms.unmatched
+        outcome,
+        coverage=coverage,
+        matched=bool(comms.matched) or not comms.unmatched,
+        contradictions=wrong,
     )
     return Diagnosis(
         tool_version=__version__,
@@ -201,11 +208,20 @@ def _judge(
         steps=_steps(facts.steps, set_aside),
         breakdown=facts.breakdown,
         findings=outcome.findings,
-        notes=list(dict.fromkeys([*_suppressed(outcome.suppressed, options), *notes, *outcome.errors])),
+        notes=list(
+            dict.fromkeys(
+                [
+                    *_suppressed(outcome.suppressed, options),
+                    *(f"The measured numbers contradict each other: {each}." for each in wrong),
+                    *notes,
+                    *outcome.errors,
+                ]
+            )
+        ),
         checked=outcome.checked,
         skipped=outcome.skipped,
         waterfall=waterfall(facts.steps.mean_ms, outcome),
-        facts=facts_view.tree(facts),
+        facts=tree,
     )
 
 

@@ -37,7 +37,7 @@ from .summaries import rank_summaries, series
 from .summary import BandwidthPoint, RankSummary, Series, Timeline
 from .suspensions import set_suspended_aside
 from .timeline import timeline
-from .timing import step_facts
+from .timing import outstanding, step_facts
 from .tracegraph import graph_of_windows
 from .tracelines import TraceLines
 from .whatif import what_if_facts
@@ -111,6 +111,7 @@ def measure(
     facts = msgspec.structs.replace(
         facts, steps=msgspec.structs.replace(facts.steps, operators_seen=operators_seen, seen=seen_steps)
     )
+    notes += outstanding(_told(graph, log_graph))
     notes += _notes(graph, window_graph, windows, logs, on_device)
     drawn = log_graph if log_graph is not None and not on_device else graph
     hosts = [log.host for log in logs] if drawn is log_graph else [w.host for w in windows]
