@@ -17,13 +17,17 @@ from ddpdoctor.measure.facts import Facts, StepFacts
 LIMITS = {"tiny_cost_ms": 1.0, "warning_share": 0.05}
 
 
-def facts(mean: float = 30.0, median: float = 29.0, p95: float = 33.0, measured: int = 100, **more: Any) -> Facts:
+def facts(
+    mean: float = 30.0, median: float = 29.0, p95: float = 33.0, measured: int = 100, **more: Any
+) -> Facts:
     steps = StepFacts(measured=measured, seen=measured, mean_ms=mean, median_ms=median, p95_ms=p95)
     return Facts(steps=steps, breakdown=more.pop("breakdown", {"compute": 0.7, "host": 0.3}), **more)
 
 
 def finding(cost: float | None) -> Finding:
-    return Finding(rule="a/b", severity="critical", title="t", coverage=Coverage(9, 2), costs_ms_per_step=cost)
+    return Finding(
+        rule="a/b", severity="critical", title="t", coverage=Coverage(9, 2), costs_ms_per_step=cost
+    )
 
 
 def found(of: Facts, *findings: Finding) -> list[str]:
