@@ -400,7 +400,8 @@ def _job(inputs: Inputs, measured: Measurement, manifest: Mapping[str, Any]) -> 
             str(k): str(v) for k, v in (manifest.get("environment") or first.get("environment") or {}).items()
         },
         started_ns=started,
-        duration_s=(ended - started) / 1e9 if ended and started else None,
+        # By the wall clock, which may have been set back meanwhile.
+        duration_s=(ended - started) / 1e9 if ended and started and ended >= started else None,
         exit_code=manifest.get("exit_code"),
     )
 

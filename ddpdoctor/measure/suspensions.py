@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from .chronology import lasting
 from .machines import HostTelemetry
-from .selection import SUSPENDED
+from .selection import SUSPENDED, WARM_UP_STEPS
 from .steplog import RankLog, Step
 
 _LEAST_NS = 2_000_000_000
@@ -34,7 +34,7 @@ _LEAST_STEPS = 3.0
 _MOSTLY = 0.5
 """Of what the step took beyond the median."""
 _COMPUTES = 0.2
-"""A process that had a CPU for this share of the time was not stopped."""
+"""A process that had a CPU, or waited for one, for this share of the time was not stopped."""
 _MOST_ALIKE = 2
 _SILENT_READINGS = 3.0
 """Telemetry is silent where so many readings in a row are missing."""
@@ -103,6 +103,9 @@ def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
         beyond = int(lengths[place]) - usual
         stop = _silence(log, step, sampled, beyond)
         quiet = _quiet(readings, step, beyond)
+        if place < WARM_UP_STEPS and not quiet:
+            # Libraries are loaded and kernels compiled in them, and they are set aside anyway.
+            continue
         if stop is None:
             if quiet:
                 found.append(_Stop(step, beyond, "", seen=True))
@@ -111,10 +114,10 @@ def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
             continue
         if stop.ns < max(_LEAST_NS, _MOSTLY * beyond):
             continue
-        computes = _computes(log, step, stop.ns, host)
-        if quiet or (not stop.call and not computes):
+        runs = _runs(log, step, stop.ns, host)
+        if quiet or (not stop.call and not runs):
             found.append(stop)
-        elif computes is False:
+        elif runs is False:
             alike[stop.call].append(stop)
     found += [stop for stops in alike.values() if len(stops) <= _MOST_ALIKE for stop in stops]
     return found
@@ -147,10 +150,11 @@ def _silence(log: RankLog, step: Step, sampled: NDArray[np.int64], beyond: int) 
     return _Stop(step, min(end - start, beyond), inside[0] if inside else "", seen=True)
 
 
-def _computes(log: RankLog, step: Step, ns: int, host: HostTelemetry | None) -> bool | None:
-    """Whether the training thread, or the rank's processes as telemetry saw them, had a CPU meanwhile; None: not known."""
+def _runs(log: RankLog, step: Step, ns: int, host: HostTelemetry | None) -> bool | None:
+    """Whether the training thread had a CPU meanwhile or waited for one, or the rank's processes, as telemetry saw them, had
+    one; None: not known."""
     if step.cpu_ns is not None:
-        return step.cpu_ns >= _COMPUTES * ns
+        return step.cpu_ns + (step.run_delay_ns or 0) >= _COMPUTES * ns
     if host is None:
         return None
     times, percent = host.rank_column(log.rank, "cpu_percent")

@@ -104,6 +104,17 @@ def test_a_stall_in_which_threads_run_or_compute_is_the_job_s_own(tmp_path, kind
     assert found.steps.mean_ms > 100 and not found.healthy
 
 
+def test_a_single_stall_of_the_job_s_own_is_not_called_healthy(tmp_path):
+    """Both ranks stand in their forward for ten minutes, and are sampled all the while."""
+    folder = copied(FIXTURES / "healthy", tmp_path / "run")
+    stalled(folder, (60,), 600 * S, "fwd", None, sampled=True)
+    found = diagnosed(folder)
+    assert not told(found.notes) and not found.healthy and found.verdict.rule is None
+    assert found.verdict.headline.startswith("Cannot tell: the measured numbers contradict each other")
+    assert any("The longest are 60 (10 min)" in note for note in found.notes)
+    assert not [finding for finding in found.findings if finding.costs_ms_per_step is not None]
+
+
 def test_what_silences_the_process_again_and_again_is_the_job_s_own(tmp_path):
     """Native code that reads a file and holds the interpreter's lock meanwhile."""
     folder = copied(FIXTURES / "healthy", tmp_path / "run")
