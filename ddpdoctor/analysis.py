@@ -17,7 +17,7 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import facts_view
-from ddpdoctor.diagnose.contradictions import contradictions, without_prices
+from ddpdoctor.diagnose.contradictions import without_contradictions
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Steps
 from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.load import RuleSet, load_rules
@@ -189,14 +189,9 @@ def _judge(
         suppressed=options.suppressed,
     )
     comms, tree = facts.communication, facts_view.tree(facts)
-    wrong = contradictions(tree, outcome.findings, outcome.thresholds)
-    if wrong:
-        outcome = without_prices(outcome, wrong)
+    outcome = without_contradictions(outcome, tree)
     healthy, sentence = verdict(
-        outcome,
-        coverage=coverage,
-        matched=bool(comms.matched) or not comms.unmatched,
-        contradictions=wrong,
+        outcome, coverage=coverage, matched=bool(comms.matched) or not comms.unmatched
     )
     return Diagnosis(
         tool_version=__version__,
@@ -208,16 +203,7 @@ def _judge(
         steps=_steps(facts.steps, set_aside),
         breakdown=facts.breakdown,
         findings=outcome.findings,
-        notes=list(
-            dict.fromkeys(
-                [
-                    *_suppressed(outcome.suppressed, options),
-                    *(f"The measured numbers contradict each other: {each}." for each in wrong),
-                    *notes,
-                    *outcome.errors,
-                ]
-            )
-        ),
+        notes=list(dict.fromkeys([*_suppressed(outcome.suppressed, options), *notes, *outcome.errors])),
         checked=outcome.checked,
         skipped=outcome.skipped,
         waterfall=waterfall(facts.steps.mean_ms, outcome),
@@ -307,12 +293,10 @@ def _windows(inputs: Inputs) -> list[Window]:
     windows = []
     for trace in inputs.traces:
         log = logs.get(trace.meta.rank if trace.meta.rank is not None else -1)
-        bounds = None
-        if log is not None and trace.size:
-            profiled = [step for step in log.steps if PROFILED in step.marks]
-            bounds = [(step.number, step.start, step.end) for step in profiled]
-            trace = moved_trace(trace, profiled)
-        window = read_window(trace, bounds or None)
+        known = log.steps if log is not None and trace.size else []
+        profiled = [step for step in known if PROFILED in step.marks]
+        bounds = [(step.number, step.start, step.end) for step in profiled]
+        window = read_window(moved_trace(trace, profiled), bounds or None)
         if log is not None:
             window.host = window.host or log.host
         windows.append(window)
@@ -400,7 +384,6 @@ def _job(inputs: Inputs, measured: Measurement, manifest: Mapping[str, Any]) -> 
             str(k): str(v) for k, v in (manifest.get("environment") or first.get("environment") or {}).items()
         },
         started_ns=started,
-        # By the wall clock, which may have been set back meanwhile.
         duration_s=(ended - started) / 1e9 if ended and started and ended >= started else None,
         exit_code=manifest.get("exit_code"),
     )

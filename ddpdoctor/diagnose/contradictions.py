@@ -30,15 +30,21 @@ def contradictions(
     return [*_of_step_times(facts["steps"], findings, thresholds), *_of_shares(facts)]
 
 
-def without_prices(outcome: Outcome, found: Sequence[str]) -> Outcome:
-    """``outcome`` less the findings whose price comes from these numbers: their rules could not look."""
+def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcome:
+    """``outcome``, where the numbers contradict each other with what they say, and less the findings that have their price from
+    them: their rules could not look."""
+    found = contradictions(facts, outcome.findings, outcome.thresholds)
+    if not found:
+        return outcome
     priced = [finding for finding in outcome.findings if finding.costs_ms_per_step is not None]
     why = f"the measured numbers contradict each other: {found[0]}"
     return replace(
         outcome,
         findings=[finding for finding in outcome.findings if finding.costs_ms_per_step is None],
         skipped=[*outcome.skipped, *(SkippedRule(each.rule, each.title, why) for each in priced)],
+        errors=[*(f"The measured numbers contradict each other: {each}." for each in found), *outcome.errors],
         too_few=[],
+        contradictions=found,
     )
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from ddpdoctor.diagnose.diagnosis import Coverage, Verdict
 from ddpdoctor.diagnose.engine import Outcome
 
@@ -11,17 +9,14 @@ _LEAST_STEPS = 2
 """Of ranks whose collectives could not be matched."""
 
 
-def verdict(
-    outcome: Outcome, *, coverage: Coverage, matched: bool = True, contradictions: Sequence[str] = ()
-) -> tuple[bool, Verdict]:
+def verdict(outcome: Outcome, *, coverage: Coverage, matched: bool = True) -> tuple[bool, Verdict]:
     """Return ``(healthy, verdict)``. Healthy means that rules looked at measured steps and none warns.
 
-    ``matched``: the collectives of the ranks, where there are several, could be brought together. ``contradictions``: in the
-    measured numbers; from them nothing follows.
+    ``matched``: the collectives of the ranks, where there are several, could be brought together.
     """
-    if contradictions:
+    if outcome.contradictions:
         return False, Verdict(
-            None, f"Cannot tell: the measured numbers contradict each other: {contradictions[0]}."
+            None, f"Cannot tell: the measured numbers contradict each other: {outcome.contradictions[0]}."
         )
     top = next((finding for finding in outcome.findings if finding.severity != "info"), None)
     if top is not None:

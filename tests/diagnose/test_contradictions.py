@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.diagnose import facts_view
-from ddpdoctor.diagnose.contradictions import contradictions, without_prices
+from ddpdoctor.diagnose.contradictions import contradictions, without_contradictions
 from ddpdoctor.diagnose.diagnosis import Coverage, Finding
 from ddpdoctor.diagnose.engine import Outcome
 from ddpdoctor.diagnose.verdict import verdict
@@ -74,9 +74,13 @@ def test_the_verdict_is_that_nothing_can_be_told() -> None:
     outcome = Outcome(
         findings=[finding(10.0), finding(None)], headlines={"a/b": "bad"}, thresholds=LIMITS, too_few=["a/b"]
     )
-    left = without_prices(outcome, ["x is y"])
+    of = facts(mean=1400.0)
+    left = without_contradictions(outcome, facts_view.tree(of))
     assert [each.costs_ms_per_step for each in left.findings] == [None]
-    assert [(each.rule, "x is y" in each.why) for each in left.skipped] == [("a/b", True)]
-    healthy, sentence = verdict(left, coverage=Coverage(100, 2), contradictions=["x is y"])
+    assert [(each.rule, "contradict" in each.why) for each in left.skipped] == [("a/b", True)]
+    healthy, sentence = verdict(left, coverage=Coverage(100, 2))
     assert not healthy and sentence.rule is None
-    assert sentence.headline == "Cannot tell: the measured numbers contradict each other: x is y."
+    assert sentence.headline.startswith(
+        "Cannot tell: the measured numbers contradict each other: a step takes 1"
+    )
+    assert without_contradictions(outcome, facts_view.tree(facts())) is outcome
