@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -109,17 +110,18 @@ class _Rank:
     def follow(self, leader: _Rank) -> None:
         """Stand to the leader, a rank of the same host, as the wall clock says: both read the same one in the same
         steps."""
-        places = {int(number): place for place, number in enumerate(leader.number)}
+        places = {number: place for place, number in enumerate(leader.number.tolist())}
         theirs = leader.ahead
         own = self.ahead
         shift = 0
-        for block in range(int(self.block[-1]) + 1):
-            rows = np.flatnonzero(self.block == block)
-            common = [(row, places[int(self.number[row])]) for row in rows if int(self.number[row]) in places]
+        edges = [0, *(np.flatnonzero(np.diff(self.block)) + 1).tolist(), len(self.block)]
+        for first, stop in pairwise(edges):
+            numbers = enumerate(self.number[first:stop].tolist(), first)
+            common = [(row, places[number]) for row, number in numbers if number in places]
             if common:
                 mine, other = np.array(common).T
                 shift = int(np.median(own[mine] - theirs[other]))
-            self.time[rows] += shift
+            self.time[first:stop] += shift
 
     def settings(self) -> Iterator[tuple[int, int]]:
         """(step, ns): when the wall clock was set by how much."""
