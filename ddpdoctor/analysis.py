@@ -17,12 +17,14 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose.contradictions import without_contradictions
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Steps
 from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.load import RuleSet, load_rules
 from ddpdoctor.diagnose.verdict import verdict
 from ddpdoctor.diagnose.waterfall import waterfall
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.measure.chronology import moved_trace, put_in_order
 from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.measure.machines import series as telemetry_series
 from ddpdoctor.measure.measure import Measurement, measure
@@ -144,7 +146,7 @@ def conclude(prepared: Prepared, options: Options) -> Diagnosis:
         measured.facts,
         coverage,
         options,
-        measured.graph.set_aside,
+        measured.set_aside,
         inputs.notes + measured.notes,
     )
     steps = msgspec.structs.replace(judged.steps, window=window_cost(prepared.logs, judged.steps.median_ms))
@@ -186,7 +188,8 @@ def _judge(
         thresholds=options.thresholds,
         suppressed=options.suppressed,
     )
-    comms = facts.communication
+    comms, tree = facts.communication, facts_view.tree(facts)
+    outcome = without_contradictions(outcome, tree)
     healthy, sentence = verdict(
         outcome, coverage=coverage, matched=bool(comms.matched) or not comms.unmatched
     )
@@ -204,7 +207,7 @@ def _judge(
         checked=outcome.checked,
         skipped=outcome.skipped,
         waterfall=waterfall(facts.steps.mean_ms, outcome),
-        facts=facts_view.tree(facts),
+        facts=tree,
     )
 
 
@@ -249,6 +252,7 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
             inputs.notes += loaded.notes
             inputs.notes += [reason for _, reason in loaded.failed]
     inputs.logs.sort(key=lambda log: log.rank)
+    inputs.notes += put_in_order(inputs.logs)
     return inputs
 
 
@@ -282,10 +286,10 @@ def _windows(inputs: Inputs) -> list[Window]:
     windows = []
     for trace in inputs.traces:
         log = logs.get(trace.meta.rank if trace.meta.rank is not None else -1)
-        bounds = None
-        if log is not None and trace.size:
-            bounds = [(s.number, s.start, s.end) for s in log.steps if PROFILED in s.marks]
-        window = read_window(trace, bounds or None)
+        known = log.steps if log is not None and trace.size else []
+        profiled = [step for step in known if PROFILED in step.marks]
+        bounds = [(step.number, step.start, step.end) for step in profiled]
+        window = read_window(moved_trace(trace, profiled), bounds or None)
         if log is not None:
             window.host = window.host or log.host
         windows.append(window)
@@ -373,7 +377,7 @@ def _job(inputs: Inputs, measured: Measurement, manifest: Mapping[str, Any]) -> 
             str(k): str(v) for k, v in (manifest.get("environment") or first.get("environment") or {}).items()
         },
         started_ns=started,
-        duration_s=(ended - started) / 1e9 if ended and started else None,
+        duration_s=(ended - started) / 1e9 if ended and started and ended >= started else None,
         exit_code=manifest.get("exit_code"),
     )
 

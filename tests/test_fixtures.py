@@ -26,6 +26,14 @@ def test_recorded_run_gets_its_diagnosis(fixture: Path) -> None:
         assert top.where[0].line == expected["line"]
         assert top.speedup_if_fixed is not None and top.speedup_if_fixed > 1.05
     assert sum(diagnosis.breakdown.values()) == pytest.approx(1.0)
+    steps = diagnosis.steps
+    recorded = {
+        json.loads(line)["step"]
+        for log in fixture.parent.glob("ranks/*/steps.jsonl")
+        for line in log.read_text().splitlines()
+        if '"step":' in line
+    }
+    assert steps.measured + sum(steps.set_aside.values()) == steps.count == len(recorded)
 
 
 def test_there_are_fixtures() -> None:

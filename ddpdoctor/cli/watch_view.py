@@ -62,7 +62,8 @@ def _state(run: LiveRun, gone: bool) -> Text:
     manifest = run.manifest
     started = manifest.get("started_ns")
     ended = manifest.get("ended_ns")
-    lasted = _whole_seconds(((ended or time.time_ns()) - started) / 1e9) if started else ""
+    # A clock that was set back in between may show an end before the beginning.
+    lasted = _whole_seconds(max(0, (ended or time.time_ns()) - started) / 1e9) if started else ""
     if gone:
         state = "its launcher was killed"
     elif ended:

@@ -51,7 +51,7 @@ class Verdict(msgspec.Struct, frozen=True):
     """The first sentence of every report."""
 
     rule: str | None
-    """Rule of the costliest finding; None where the job is healthy."""
+    """Rule of the costliest finding; None where the job is healthy, and where nothing can be told."""
     headline: str
 
 

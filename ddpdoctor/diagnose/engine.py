@@ -35,6 +35,8 @@ class Outcome:
     """Ids of rules that found too few outstanding steps of a short window to warn of, by cost."""
     suppressed: list[str] = field(default_factory=list)
     """Ids of rules that were not run because the user does not want them."""
+    contradictions: list[str] = field(default_factory=list)
+    """What cannot be in the measured numbers, in parts of sentences: nothing follows from them."""
 
 
 class CannotLookError(Exception):

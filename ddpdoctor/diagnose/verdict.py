@@ -14,6 +14,10 @@ def verdict(outcome: Outcome, *, coverage: Coverage, matched: bool = True) -> tu
 
     ``matched``: the collectives of the ranks, where there are several, could be brought together.
     """
+    if outcome.contradictions:
+        return False, Verdict(
+            None, f"Cannot tell: the measured numbers contradict each other: {outcome.contradictions[0]}."
+        )
     top = next((finding for finding in outcome.findings if finding.severity != "info"), None)
     if top is not None:
         return False, Verdict(top.rule, outcome.headlines[top.rule])

@@ -39,6 +39,8 @@ def _before(args: Any, kwargs: Any) -> Optional[Tuple["session.Session", int, st
     backward.depth += 1
     if backward.depth == 1:
         backward.steps_optimizer = False
+        if current.models.open and recorder.thread == get_ident():
+            current.models.interrupt(current, perf_counter_ns(), args[0] if args else kwargs.get("tensors"))
         if current.devices is not None and current.devices.timing:
             current.devices.mark("bwd")
     return current, perf_counter_ns(), where
@@ -60,6 +62,8 @@ def _after(token: Tuple["session.Session", int, str], result: Any) -> None:
     if recording_here(recorder):
         fields = current.models.after_backward(recorder.start_perf_ns, recorder.full_since)
         recorder.add(start, end - start, f'"k":"bwd"{where}{fields}')
+    if current.models.open:
+        current.models.resume(current, end)
     if backward.steps_optimizer and not isinstance(result, BaseException):
         optimizers.end_of_stepping_backward(current, end)
 

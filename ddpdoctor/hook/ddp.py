@@ -78,6 +78,22 @@ def _buckets(ddp: Any) -> Optional[List[Callable[[List[int]], Any]]]:
     ]
 
 
+class OpenForward:
+    """A forward in progress. Backward and optimizer may run inside it, as in Lightning's manual optimization: what comes
+    before each backward is then the forward that belongs to it.
+    """
+
+    __slots__ = ("ddp", "elements", "interrupted", "since")
+
+    def __init__(self, ddp: Any, since: int, elements: str) -> None:
+        self.ddp = ddp
+        self.elements = elements
+        self.interrupted = False
+        """Whether a backward ran in it."""
+        self.since: Optional[int] = since
+        """perf_counter_ns since which it computes; None while a backward runs or an optimizer steps."""
+
+
 _data_parallel: List[bool] = []
 
 
@@ -93,6 +109,42 @@ class Models:
         self.first: Optional[Model] = None
         self._forwarded: List[Model] = []
         """Those whose forward has ended since the last backward."""
+        self.open: List[OpenForward] = []
+        """Forwards in progress on the training thread, outermost first."""
+
+    def interrupt(self, current: "session.Session", at: int, loss: Any) -> None:
+        """A backward of ``loss`` begins at ``at`` inside the innermost open forward."""
+        forward, recorder = self.open[-1], current.recorder
+        model = self.of(forward.ddp, recorder)
+        since, forward.since, forward.interrupted = forward.since, None, True
+        devices = current.devices if current.devices is not None and current.devices.timing else None
+        if since is not None:
+            if recording_here(recorder):
+                recorder.add(since, at - since, f'"k":"fwd","m":{model.index}{forward.elements}')
+            if devices is not None:
+                devices.mark("fwd_end")
+        if model.forward_end is None:
+            # Whoever calls backward here has DDP prepare for it just before.
+            self.forward_ended(model, at)
+            model.reduces = getattr(forward.ddp, "require_backward_grad_sync", True)
+        if devices is not None and model.reduces:
+            devices.gradients_follow(loss)
+
+    def pause(self, current: "session.Session") -> None:
+        """An optimizer is about to step inside the innermost open forward: what came since the backward led to none."""
+        forward = self.open[-1]
+        if forward.interrupted and forward.since is not None:
+            forward.since = None
+            if current.devices is not None:
+                current.devices.unmark("fwd")
+
+    def resume(self, current: "session.Session", at: int) -> None:
+        """The backward, or the optimizer's step, inside the innermost open forward is over: there may be one more backward."""
+        forward = self.open[-1]
+        if forward.since is None:
+            forward.since = at
+            if current.devices is not None and current.devices.timing:
+                current.devices.mark("fwd")
 
     @property
     def data_parallel(self) -> bool:
@@ -140,6 +192,8 @@ class Models:
 
 _Forward = Tuple["session.Session", Any, int, str]
 """The recording, the DDP module, the start, and the field with the size of the inputs."""
+_TimedForward = Tuple["session.Session", Any, int, str, Optional[OpenForward]]
+"""The same, and its entry among those in progress; None on another thread than the training thread."""
 
 
 def _before_forward(args: Any, kwargs: Any) -> Optional[_Forward]:
@@ -165,18 +219,37 @@ def input_elements(values: Any, nested: int = 2) -> int:
     return total
 
 
-def _before_timed_forward(args: Any, kwargs: Any) -> Optional[_Forward]:
+def _before_timed_forward(args: Any, kwargs: Any) -> Optional[_TimedForward]:
     token = _before_forward(args, kwargs)
-    if token is not None and token[0].devices is not None and token[0].devices.timing and _is_grad_enabled():
-        token[0].devices.mark("fwd")
-    return token
-
-
-def _after_forward(token: _Forward, result: Any) -> None:
+    if token is None:
+        return None
     current, ddp, start, elements = token
+    forward = None
+    if current.recorder.thread == get_ident():
+        forward = OpenForward(ddp, start, elements)
+        current.models.open.append(forward)
+    if current.devices is not None and current.devices.timing and _is_grad_enabled():
+        current.devices.mark("fwd")
+    return current, ddp, start, elements, forward
+
+
+def _after_timed_forward(token: _TimedForward, result: Any) -> None:
+    current, ddp, start, elements, forward = token
     end = perf_counter_ns()
     recorder = current.recorder
     recording = recording_here(recorder)
+    if forward is not None:
+        # A forward inside this one may have been left by an exception.
+        opened = current.models.open
+        del opened[opened.index(forward) if forward in opened else len(opened) :]
+        if forward.interrupted and not getattr(ddp, "require_backward_grad_sync", True):
+            # Its backward was inside; what comes behind that belongs to none.
+            current.models.of(ddp, recorder).forward_end = None
+            if forward.since is not None and current.devices is not None:
+                current.devices.unmark("fwd")
+            return
+        if forward.since is not None:
+            start = max(forward.since, recorder.start_perf_ns) if forward.interrupted else start
     if not _is_grad_enabled():
         if recording:
             recorder.add_evaluation(start, end - start)
@@ -239,8 +312,8 @@ def install(patches: Patches) -> None:
         patches.attribute(
             DistributedDataParallel,
             "_run_ddp_forward",
-            around(original, _PART, _before_timed_forward, _after_forward, active),
+            around(original, _PART, _before_timed_forward, _after_timed_forward, active),
         )
     patches.attribute(
-        DataParallel, "__init__", around(DataParallel.__init__, _PART, _before_data_parallel, _after_forward)
+        DataParallel, "__init__", around(DataParallel.__init__, _PART, _before_data_parallel, _after_buffers)
     )

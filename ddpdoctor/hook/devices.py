@@ -59,6 +59,8 @@ class Devices:
         """To be called with the number of a step that has just begun."""
         self.mark = guarded(_PART, self._mark)
         """With a name, where something begins or ends on the current stream."""
+        self.unmark = guarded(_PART, self._unmark)
+        """With a name, where what was said to begin did not."""
         self.gradients_follow = guarded(_PART, self._gradients_follow)
         """With what a forward returned, whose backward will reduce the gradients: notes the end of the backward's own work."""
         self.finish = guarded(_PART, self._finish)
@@ -99,6 +101,10 @@ class Devices:
 
     def _mark(self, name: str) -> None:
         self._record(name, self._marks)
+
+    def _unmark(self, name: str) -> None:
+        if self._marks and self._marks[-1][0] == name:
+            self._pool.append(self._marks.pop()[1])
 
     def _record(self, name: str, marks: _Marks) -> None:
         device = self._cuda.current_device()

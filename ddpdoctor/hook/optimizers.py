@@ -76,6 +76,8 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             current.follow_training_thread()
         if current.stepping.boundary.round:
             current.stepping.before_optimizer(id(optimizer))
+        if current.models.open:
+            current.models.pause(current)
         if current.devices is not None and current.devices.timing:
             current.devices.mark("opt")
     open_step.where = recorder.lines.caller() if active.full else ""
@@ -119,6 +121,8 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         )
         recorder.add(begin, end - begin, f'"k":"opt","o":{number}{open_step.where}{closure}')
     current.stepping.after_optimizer(id(optimizer), end)
+    if current.models.open:
+        current.models.resume(current, end)
 
 
 def end_of_stepping_backward(current: "session.Session", at: int) -> None:

@@ -8,6 +8,7 @@ durations are exact and starts comparable between processes of a host.
 from __future__ import annotations
 
 import os
+import re
 from threading import get_ident, get_native_id
 from time import perf_counter_ns, thread_time_ns, time_ns
 from typing import List, Optional, Tuple
@@ -34,6 +35,8 @@ Cut = Tuple[int, int, int, int]
 for one so far, ns, -1 where unknown.
 """
 _CLOCK, _CPU, _DELAY = 0, 2, 3
+_BASE = re.compile('"base":(-?[0-9]+)')
+"""The one time inside an event's fields that counts from the step's start."""
 
 
 class Recorder:
@@ -151,6 +154,8 @@ class Recorder:
             line = f'{{"step":{self.step},"t":[{start[0] + zero},{end[0] + zero}],"thin":true}}\n'
         if self.events:
             del self.events[: end[1]]
+            if self.events:
+                self._count_from(end[0] - start[0])
         if self.pending:
             line = "".join(self.pending) + line
         if not self.spool.write(STEPS_FILE, line.encode()):
@@ -183,6 +188,13 @@ class Recorder:
         if not self.step & _MOST_COUNTERS_MASK:
             often = COUNTERS_EVERY_NS / max(thinning.step_ns, 1.0)
             self._counters_mask = max(1, min((1 << int(often).bit_length()) - 1, _MOST_COUNTERS_MASK))
+
+    def _count_from(self, later_ns: int) -> None:
+        """What is left belongs to a step that began so much later: its end was known in hindsight only."""
+        self.events = [
+            (begin, duration, _BASE.sub(lambda found: f'"base":{int(found[1]) - later_ns}', fields))
+            for begin, duration, fields in self.events
+        ]
 
     def _fold(self) -> None:
         if self._evaluations[2]:

@@ -42,7 +42,7 @@ class Sampler:
         self._pending: List[str] = []
         self._lines = Lines(session.recorder.kinds, self._pending.append)
         self._samples: List[Tuple[int, int, int]] = []
-        self._since = time.time_ns()
+        self._since = time.monotonic()
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-sampler", daemon=True
         )
@@ -60,7 +60,7 @@ class Sampler:
             try:
                 if self._is_of_use():
                     self._sample()
-                if time.time_ns() - self._since >= BATCH_S * 1e9:
+                if time.monotonic() - self._since >= BATCH_S:
                     self.write_out()
             except Exception as error:
                 try:
@@ -101,7 +101,7 @@ class Sampler:
             samples, self._samples = self._samples, []
             pending = "".join(self._pending)
             self._pending.clear()
-            self._since = time.time_ns()
+            self._since = time.monotonic()
             if samples:
                 first = samples[0][0]
                 rows = ",".join([f"[{at - first},{user},{leaf}]" for at, user, leaf in samples])

@@ -11,11 +11,15 @@ from .activities import Activities
 from .graph import GRADIENTS, INDEX, STEP_END, Array, CycleGroup, Graph, RankSteps, Sync
 from .loaderpace import batches_per_step, latent_data, pace_ns
 from .points import Meeting, match, rank_points
-from .selection import choose_steps
+from .reckoning import set_aside
+from .selection import chosen_and_why
 from .steplog import RankLog, Step
 
 _MOST_CELLS = 20_000_000
 """Bound on N x K x R x C, so that a long run of many ranks stays in memory (8 bytes each)."""
+
+_NO_MEETING = "no collective that all ranks share"
+_ONLY_TIMES = "only its times recorded"
 
 
 def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] | None = None) -> Graph:
@@ -26,7 +30,7 @@ def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] 
     """
     ranks = tuple(log.rank for log in logs)
     meetings, unmatched = match([rank_points(log) for log in logs])
-    measured, set_aside = choose_steps(logs)
+    measured, reasons = chosen_and_why(logs)
     origin = min((log.steps[0].start for log in logs if log.steps), default=0)
     activities = [Activities(log, origin) for log in logs]
     by_step: dict[int, list[Meeting]] = defaultdict(list)
@@ -35,18 +39,24 @@ def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] 
     if not meetings:
         groups = _alone(logs, measured, activities, origin)
     else:
-        groups = _groups(by_step, measured, ranks, activities, origin, set_aside)
+        groups = _groups(by_step, measured, ranks, activities, origin, reasons)
     for group in groups:
         _recount(group, operator_shares or {})
     paces = [pace_ns(log) for log in logs]
     batches = [batches_per_step(log) for log in logs]
     groups = [group.with_latent("data", latent_data(group, paces, batches)) for group in groups]
+    steps = [_rank_steps(log, origin) for log in logs]
+    full = {step.number for log in logs for step in log.steps if step.events}
+
+    def reason(number: int) -> str:
+        return reasons.get(number) or (_NO_MEETING if number in full else _ONLY_TIMES)
+
     return Graph(
         "step-log",
         ranks,
         groups,
-        [_rank_steps(log, origin) for log in logs],
-        set_aside,
+        steps,
+        set_aside(steps, groups, reason),
         matched=len(meetings),
         unmatched=unmatched,
     )
@@ -78,7 +88,7 @@ def _groups(
     ranks: Sequence[int],
     activities: Sequence[Activities],
     origin: int,
-    set_aside: dict[str, int],
+    reasons: dict[int, str],
 ) -> list[CycleGroup]:
     cycles: dict[tuple[Sync, ...], list[tuple[int, Meeting, list[Meeting]]]] = defaultdict(list)
     carried: list[Meeting] = []
@@ -94,10 +104,12 @@ def _groups(
             if previous is not None and previous[0] == step - 1:
                 cycles[_signature(body, ranks)].append((step, previous[1], body))
             else:
-                set_aside["no measured step before it"] = set_aside.get("no measured step before it", 0) + 1
+                reasons[step] = "no measured step before it"
         previous, carried = (step, meetings[cut]), meetings[cut + 1 :]
     cells = sum(len(c) * len(s) for s, c in cycles.items()) * len(ranks) * len(INDEX)
     stride = max(1, -(-cells // _MOST_CELLS))
+    for number in [step for found in cycles.values() for step, _, _ in found] if stride > 1 else ():
+        reasons[number] = "left out, to bound memory"
     return [_group(syncs, found[::stride], activities, origin) for syncs, found in cycles.items()]
 
 

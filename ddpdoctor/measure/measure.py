@@ -28,14 +28,16 @@ from .loglines import LogLines
 from .machines import HostTelemetry, gpu_telemetry, host_facts
 from .outside import operator_shares, python_parts
 from .rare import DEVICE_KINDS, merged, rare_costs
+from .reckoning import all_set_aside
 from .reducer import reducer_work, search_ms, searches_unused
 from .refine import refine
 from .settings import ddp_facts, job_facts, loader_facts
 from .steplog import RankLog
 from .summaries import rank_summaries, series
 from .summary import BandwidthPoint, RankSummary, Series, Timeline
+from .suspensions import set_suspended_aside
 from .timeline import timeline
-from .timing import step_facts
+from .timing import outstanding, step_facts
 from .tracegraph import graph_of_windows
 from .tracelines import TraceLines
 from .whatif import what_if_facts
@@ -61,6 +63,8 @@ class Measurement:
     timeline: Timeline | None
     bandwidth: list[BandwidthPoint]
     notes: list[str] = field(default_factory=list)
+    set_aside: dict[str, int] = field(default_factory=dict)
+    """Recorded steps that are not among ``facts.steps.measured``, by reason; with those they are all that were seen."""
 
 
 def measure(
@@ -75,6 +79,8 @@ def measure(
     """
     notes: list[str] = []
     align_logs(logs, notes)
+    notes += set_suspended_aside(logs, telemetry)
+    recorded = logs
     timed = in_device_time(logs)
     on_device = (
         timed is not None
@@ -100,9 +106,12 @@ def measure(
         late, _ = merged(facts.late, facts.shared, (seldom, {}), facts.steps.mean_ms)
         facts = msgspec.structs.replace(facts, late=late)
     operators_seen = use_window or len(shares) == len(logs)
+    aside = all_set_aside(_told(graph, log_graph), recorded)
+    seen_steps = facts.steps.measured + sum(aside.values())
     facts = msgspec.structs.replace(
-        facts, steps=msgspec.structs.replace(facts.steps, operators_seen=operators_seen)
+        facts, steps=msgspec.structs.replace(facts.steps, operators_seen=operators_seen, seen=seen_steps)
     )
+    notes += outstanding(_told(graph, log_graph))
     notes += _notes(graph, window_graph, windows, logs, on_device)
     drawn = log_graph if log_graph is not None and not on_device else graph
     hosts = [log.host for log in logs] if drawn is log_graph else [w.host for w in windows]
@@ -119,7 +128,13 @@ def measure(
         timeline(graph, logs, windows),
         bandwidth_points(window_graph) if window_graph is not None else [],
         notes,
+        aside,
     )
+
+
+def _told(graph: Graph, log_graph: Graph | None) -> Graph:
+    """Whose steps' times are told."""
+    return log_graph if log_graph is not None and log_graph.groups else graph
 
 
 def _meets_on_hosts(logs: Sequence[RankLog]) -> bool:
@@ -149,8 +164,7 @@ def _facts(
 ) -> Facts:
     gpu = gpu_telemetry(gpu_facts(windows), logs, telemetry)
     buckets = bucket_settings(logs, graph) if logs else BucketFacts()
-    timed = log_graph if log_graph is not None and log_graph.groups else graph
-    steps = step_facts(timed)
+    steps = step_facts(_told(graph, log_graph))
     if windows and window_graph is not None:
         buckets = bucket_facts(window_graph, windows, buckets)
     late, shared = LateFacts(), SharedFacts()

@@ -1,10 +1,11 @@
-"""The median along an axis of values of which some are unknown."""
+"""Medians: along an axis of values of which some are unknown, and of neighbours."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 
@@ -17,4 +18,14 @@ def nan_median(values: NDArray[Any], axis: int, keepdims: bool = False) -> NDArr
     low, high = np.maximum(known - 1, 0) // 2, np.minimum(known // 2, max(values.shape[axis] - 1, 0))
     pair = np.take_along_axis(ordered, np.concatenate([low, high], axis=axis), axis=axis)
     found: NDArray[np.float64] = pair.mean(axis=axis, keepdims=keepdims)
+    return found
+
+
+def running_median(values: NDArray[np.int64], neighbours: int) -> NDArray[np.int64]:
+    """[N] → [N]: of each value and its ``neighbours`` - 1 nearest; beyond either end the outermost value goes on."""
+    half = min(neighbours // 2, len(values) - 1)
+    padded = np.pad(values, half, mode="edge")
+    # Of integers as large as a time in ns a mean of two would lose the last digits.
+    windows = sliding_window_view(padded, 2 * half + 1)
+    found: NDArray[np.int64] = np.partition(windows, half, axis=-1)[:, half]
     return found

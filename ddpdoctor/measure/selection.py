@@ -21,13 +21,19 @@ _ENOUGH = 8
 PROFILED, OPENED = "profiled", "profiler_open"
 """Marks of a step: inside our window; the window was opened in it."""
 AROUND_WINDOW = (OPENED, "profiler_close", "profiler_save")
-LEFT_OUT = "left out of a long log"
-"""Steps that were recorded and not read, see :mod:`.stepbound`."""
+SUSPENDED = "suspended"
+"""A mark given by :mod:`.suspensions`: the process was stopped in this step."""
 _DISTURBED = (*AROUND_WINDOW, "user_profiler")
 
 
 def choose_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[str, int]]:
     """Numbers of the steps to measure, and how many were set aside, by reason."""
+    chosen, reasons = chosen_and_why(logs)
+    return chosen, dict(Counter(reasons.values()))
+
+
+def chosen_and_why(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
+    """Numbers of the steps to measure, and of all others why not."""
     everywhere = recorded_everywhere(logs)
     anywhere = {step.number for log in logs for step in log.steps}
     reasons: dict[int, str] = dict.fromkeys(anywhere - set(everywhere), "missing on a rank")
@@ -39,15 +45,16 @@ def choose_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[str, int]]:
         elif any(evaluates(step, loaders) for step, loaders in zip(steps, main, strict=True)):
             reasons[number] = "evaluation"
     _warm_up(everywhere, reasons)
+    for number, steps in everywhere.items():
+        if any(SUSPENDED in step.marks for step in steps):
+            # Others may have waited for this rank in the next one.
+            reasons[number] = reasons[number + 1] = SUSPENDED
     candidates = set(everywhere) - set(reasons)
     profiled = {n for n in candidates if any(PROFILED in step.marks for step in everywhere[n])}
     if len(candidates - profiled) >= _ENOUGH:
         reasons.update(dict.fromkeys(profiled, "inside the profiled window"))
         candidates -= profiled
-    aside = dict(Counter(reason for number, reason in reasons.items() if number in anywhere))
-    if left_out := max((log.left_out for log in logs), default=0):
-        aside[LEFT_OUT] = left_out
-    return candidates, aside
+    return candidates, {number: reason for number, reason in reasons.items() if number in anywhere}
 
 
 def recorded_everywhere(logs: Sequence[RankLog]) -> dict[int, list[Step]]:
@@ -88,9 +95,15 @@ def main_loaders(logs: Sequence[RankLog]) -> list[set[int]]:
 
 
 def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:
-    """Number, and the step on each rank, of what all ranks recorded after the warm-up and no profiler disturbed."""
+    """Number, and the step on each rank, of what all ranks recorded after the warm-up, and neither a profiler nor a
+    suspension disturbed."""
     found = list(recorded_everywhere(logs).items())[WARM_UP_STEPS:]
-    return [(number, steps) for number, steps in found if not any(disturbed(step) for step in steps)]
+    stopped = {number for number, steps in found if any(SUSPENDED in step.marks for step in steps)}
+    return [
+        (number, steps)
+        for number, steps in found
+        if not any(disturbed(step) for step in steps) and not stopped & {number, number - 1}
+    ]
 
 
 def evaluates(step: Step, main: set[int]) -> bool:

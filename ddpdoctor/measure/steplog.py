@@ -45,6 +45,16 @@ class Step:
     marks: tuple[str, ...]
     run_delay_ns: int | None
     cpu_ns: int | None
+    moved_ns: int = 0
+    """By how much all times were moved since they were recorded, see :mod:`.chronology` and :mod:`.clockhosts`."""
+
+    def move(self, offset_ns: int) -> None:
+        """Shift all times."""
+        self.start += offset_ns
+        self.end += offset_ns
+        self.moved_ns += offset_ns
+        for event in self.events:
+            event.move(offset_ns)
 
 
 @dataclass(frozen=True)

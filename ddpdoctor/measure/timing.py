@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .chronology import lasting
 from .facts import StepFacts
 from .graph import Array, Graph
-from .selection import LEFT_OUT
+from .reckoning import measured_steps, recorded_steps
 
 SLOW_STEP = 1.5
 """A step is slow beyond this multiple of the median."""
@@ -16,7 +17,7 @@ SLOW_STEP = 1.5
 
 def step_facts(graph: Graph) -> StepFacts:
     """Times of the measured cycles; sizes of the batches that the loaders gave."""
-    seen = len({int(s) for steps in graph.steps for s in steps.steps}) + graph.set_aside.get(LEFT_OUT, 0)
+    seen = len(recorded_steps(graph.steps) | measured_steps(graph.groups))
     if not graph.groups:
         return StepFacts(source=graph.source, seen=seen)
     lengths = np.concatenate([group.duration for group in graph.groups])
@@ -40,6 +41,19 @@ def step_facts(graph: Graph) -> StepFacts:
         micro_batches=micro,
         slow_steps_share=float((lengths > SLOW_STEP * np.median(lengths)).mean()),
     )
+
+
+def outstanding(graph: Graph) -> list[str]:
+    """A sentence on the longest measured steps, where a few of them take most of the time."""
+    steps = step_facts(graph)
+    if steps.mean_ms is None or steps.mean_ms <= max(
+        steps.p95_ms or 0.0, SLOW_STEP * (steps.median_ms or 0.0)
+    ):
+        return []
+    lengths = np.concatenate([group.duration for group in graph.groups])
+    numbers = np.concatenate([group.steps for group in graph.groups])
+    longest = ", ".join(f"{numbers[i]} ({lasting(float(lengths[i]))})" for i in np.argsort(-lengths)[:3])
+    return [f"A few steps take most of the time. The longest are {longest}."]
 
 
 def _means(graph: Graph, measured: set[int], amounts: Sequence[Array | None]) -> Array | None:

@@ -20,6 +20,7 @@ from .hostpace import host_paces, with_pace
 from .intervals import Intervals, covered, subtract, union
 from .loaderpace import latent_in_windows
 from .medians import nan_median
+from .reckoning import recorded_steps, set_aside
 from .stalls import stalls
 from .tracematch import Matched, align_and_match
 from .window import Window, arrivals
@@ -41,15 +42,20 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, Matched]:
     if groups and all(window.on_device for window in windows):
         paces = host_paces(windows)
         groups = [with_pace(group, paces) for group in groups]
-    set_aside: dict[str, int] = {}
     if not groups:
         groups = _alone(windows, origin)
+    steps = [_rank_steps(w, origin) for w in windows]
+    numbers = recorded_steps(steps)
+
+    def reason(number: int) -> str:
+        return "no collectives matched" if number - 1 in numbers else "no step before it in the window"
+
     graph = Graph(
         "trace",
         tuple(w.rank for w in windows),
         groups,
-        [_rank_steps(w, origin) for w in windows],
-        set_aside,
+        steps,
+        set_aside(steps, groups, reason),
         matched=len(matched.rows) if usable else 0,
         unmatched=matched.unmatched,
         refused=matched.refused,

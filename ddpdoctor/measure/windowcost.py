@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .selection import AROUND_WINDOW, OPENED, PROFILED, longest_ns, recorded_everywhere
+from .selection import AROUND_WINDOW, OPENED, PROFILED, SUSPENDED, longest_ns, recorded_everywhere
 from .steplog import RankLog
 from .summary import WindowCost
 
@@ -23,7 +23,8 @@ def window_cost(logs: Sequence[RankLog], usual_ms: float | None) -> WindowCost |
         return None
     # Kernels and threads of the profiler end in the step after the one that opens, closes or saves it.
     around = {n + later for n in everywhere if marks[n].intersection(AROUND_WINDOW) for later in (0, 1)}
-    touched = around.intersection(everywhere).union(inside)
+    stopped = {n + later for n in everywhere if SUSPENDED in marks[n] for later in (0, 1)}
+    touched = around.intersection(everywhere).union(inside) - stopped
     quiet = [n for n in inside if OPENED not in marks[n]] or inside
     return WindowCost(
         first=inside[0],

@@ -220,12 +220,23 @@ class LiveRun:
         late: dict[int, list[float]] = {rank: [] for rank in arrivals}
         for number in common:
             at = {rank: steps[number] for rank, steps in arrivals.items()}
+            if self._clock_was_set(at):
+                continue
             shift = self._clock_shifts(at)
             arrived = {r: (s.arrival_ns or 0) - shift[self.ranks[r].host] for r, s in at.items()}
             order = sorted(arrived.values())
             for rank, moment in arrived.items():
                 late[rank].append((moment - _middle_of_others(order, moment)) / 1e6)
         return {rank: statistics.median(values) for rank, values in late.items() if values}
+
+    def _clock_was_set(self, at: dict[int, LiveStep]) -> bool:
+        """Whether ranks of one host read its clock before and behind a setting of it: their steps seem to end further apart
+        than any of them is long, though the reduction holds them together."""
+        ends: dict[str, list[int]] = {}
+        for rank, step in at.items():
+            ends.setdefault(self.ranks[rank].host, []).append(step.end_ns)
+        longest = max(step.end_ns - step.start_ns for step in at.values())
+        return any(max(values) - min(values) > longest for values in ends.values())
 
     def _clock_shifts(self, at: dict[int, LiveStep]) -> dict[str, float]:
         """By how many ns each host's clock seems ahead: by the ends of the step, which the reduction before

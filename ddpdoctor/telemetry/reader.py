@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,19 @@ def read_telemetry(path: Path) -> Telemetry:
             f"{path} has the schema {schema!r}, which is not ddpdoctor.telemetry/1; it is not used."
         )
         samples = []
-    samples.sort(key=lambda sample: sample["t_ns"])
+    _go_on(samples)
     return Telemetry(str(path), header, samples, closing, list(dict.fromkeys(notes)) + problems)
+
+
+def _go_on(samples: list[dict[str, Any]]) -> None:
+    """Where the clock was set back meanwhile, the times go on as they had before, in place: samples are written in order."""
+    behind, usual = 0, 0
+    for before, sample in pairwise(samples):
+        ahead = before["t_ns"] - (sample["t_ns"] + behind)
+        if ahead > 0:
+            behind += ahead + usual
+        sample["t_ns"] += behind
+        usual = sample["t_ns"] - before["t_ns"]
 
 
 def _documents(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor import analyze
 from tests.hook.recording import JOBS
 
 from .launched import clean_environment, program_of, python_with, run_under, two_ranks_took
@@ -25,6 +26,21 @@ def test_lightning(tmp_path, strategy: str) -> None:
     recorded = run_under(tmp_path, [python, str(FRAMEWORKS / "with_lightning.py"), strategy])
     assert "took 8 steps" in recorded.process.stdout
     two_ranks_took(recorded, 8)
+
+
+@pytest.mark.torchrun
+def test_lightning_s_manual_optimization(tmp_path) -> None:
+    """Backward and optimizer run inside DDP's forward."""
+    python = python_with("lightning")
+    recorded = run_under(tmp_path, [python, str(FRAMEWORKS / "with_manual_lightning.py"), "20"])
+    assert "took 20 steps" in recorded.process.stdout
+    two_ranks_took(recorded, 20)
+    for rank in range(2):
+        backwards = recorded.events(rank, "bwd")
+        assert len(backwards) == 20 and all(event["sync"] and event["ready"] for event in backwards)
+        assert all(event["s"] >= 0 for step in recorded.steps(rank) for event in step["ev"])
+    steps = analyze(str(recorded.run)).steps
+    assert steps.measured > 8 and steps.measured + sum(steps.set_aside.values()) == steps.count == 20
 
 
 @pytest.mark.torchrun

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.measure import measure
+from tests.measure.traced import reckoned
 
 EPOCH_NS = 1_760_000_000_000_000_000
 MS = 1_000_000
@@ -263,7 +264,9 @@ def record(folder: Path, job: Job, *, missing: tuple[int, ...] = ()) -> Path:
 def measured(*folders: Path):
     """(Measurement, all notes) of run directories."""
     inputs = load([str(folder) for folder in folders], Options(cache=False))
-    found = measure([log for log in inputs.logs if log.steps], [], inputs.telemetry)
+    found = reckoned(measure([log for log in inputs.logs if log.steps], [], inputs.telemetry))
+    recorded = {step.number for log in inputs.logs for step in log.steps}
+    assert found.facts.steps.seen == len(recorded)
     return found, inputs.notes + found.notes
 
 

@@ -11,7 +11,7 @@ from ddpdoctor.measure.rare import lost_share
 from tests.generator import Config, Plant, When
 from tests.generator.rundirectory import generate_run
 from tests.generator.simulate import simulate, without
-from tests.measure.traced import found
+from tests.measure.traced import found, reckoned
 
 RUN = Config(warmup_steps=60, steps=5, forward_kernels=15, backward_kernels=30)
 """60 steps before a window of five."""
@@ -25,7 +25,7 @@ def now_and_then(kind, ms, every=20, ranks=(1,)):
 def measured(config, folder):
     generate_run(config, folder / "run")
     prepared = prepare([str(folder / "run")], Options(cache=False, jobs=1))
-    return measure(prepared.logs, prepared.windows, prepared.inputs.telemetry)
+    return reckoned(measure(prepared.logs, prepared.windows, prepared.inputs.telemetry))
 
 
 def mean_ms(config):

@@ -19,7 +19,14 @@ def windows_of(folder, *, reverse=False):
 
 def measured(folder):
     """Measurement of a folder of traces."""
-    return measure([], windows_of(folder), {})
+    return reckoned(measure([], windows_of(folder), {}))
+
+
+def reckoned(measurement):
+    """The same; every step that was recorded is measured or has a reason."""
+    steps, aside = measurement.facts.steps, measurement.set_aside
+    assert steps.measured + sum(aside.values()) == steps.seen and all(aside.values()), (steps, aside)
+    return measurement
 
 
 def found(facts) -> dict:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.telemetry import LiveRun, data_wait_ms, step_ms
+from ddpdoctor.telemetry import LiveRun, data_wait_ms, read_telemetry, step_ms
 from ddpdoctor.telemetry import live as module
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -119,3 +119,24 @@ def test_a_restarted_rank_replaces_its_first_recording(tmp_path):
 def test_nothing_there_is_nothing_seen(tmp_path):
     run = looked(tmp_path / "missing")
     assert not run.ranks and run.lateness_ms(5) == {} and run.samples_per_s(5) is None and not run.ended
+
+
+def test_a_clock_that_is_set_between_two_readings_makes_nobody_late(tmp_path):
+    """Rank 0 read it before, rank 1 behind: in step 9 only."""
+    for rank in range(2):
+        log = write_rank(tmp_path, rank, late_ms=15.0 * rank, steps=9)
+        with log.open("a") as lines:
+            lines.write(step_line(9, 15.0 * rank, clock_ns=-10 * SECOND_NS * rank))
+    run = looked(tmp_path)
+    assert run.lateness_ms(1) == {}
+    assert run.lateness_ms(2) == {0: pytest.approx(-15.0), 1: pytest.approx(15.0)}
+
+
+def test_telemetry_of_a_clock_that_was_set_back_goes_on(tmp_path):
+    path = tmp_path / "telemetry.jsonl"
+    times = [100, 101, 102, 93, 94, 95, 96, 97, 98, 99, 100]
+    lines = [{"schema": "ddpdoctor.telemetry/1", "host": "a"}]
+    lines += [{"t_ns": t * SECOND_NS, "host": {"cpu_percent": float(i)}} for i, t in enumerate(times)]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    at, percent = read_telemetry(path).host_column("cpu_percent")
+    assert (at // SECOND_NS).tolist() == list(range(100, 111)) and percent.tolist() == list(range(11))
