@@ -14,11 +14,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ddpdoctor.launch.leftovers import is_over
-from ddpdoctor.launch.patience import NoAnswerError, beating, hold_no_streams, leave
+from ddpdoctor.launch.patience import LOOK_S, Patience, beating, hold_no_streams, leave
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import (
     RANK_FILE,
@@ -37,6 +38,10 @@ from ddpdoctor.rundir import (
 PERIOD_S = 1.0
 _AFTER_LAUNCHER_S = 60.0
 """How long the ranks may take to end whose launcher was killed; torchrun gives them 30 s."""
+_STOPPING_S = 3.5
+"""More than telemetry and metrics take to end, unless they never do."""
+_IN_ORDER = b"."
+"""Sent by a launcher whose job has ended; one that was killed sends nothing."""
 _NICENESS = 5
 """The job's own processes come first where processors are short."""
 
@@ -48,10 +53,10 @@ class Keeper:
         self._run, self._root, self._watch = run, root, watch
         self._pid = self._orders = 0
         self._notes: list[str] = []
-        self._told_s = 0.0
+        self._patience: Patience | None = None
         self._reader: threading.Thread | None = None
 
-    def start(self, warn: Callable[[str], None]) -> None:
+    def start(self, warn: Callable[[str], None], patience_s: float) -> None:
         """Start the process. What it has to say while the job runs goes to ``warn``. Raises OSError."""
         orders, self._orders = os.pipe()
         answers, writer = os.pipe()
@@ -60,45 +65,49 @@ class Keeper:
             _live(self._run, self._root, self._watch, orders, writer)
         os.close(orders)
         os.close(writer)
-        self._told_s = time.monotonic()
+        self._patience = Patience(self._pid, patience_s)
         self._reader = threading.Thread(
-            target=self._listen, args=(answers, warn), name="ddpdoctor-keeper", daemon=True
+            target=self._listen, args=(answers, self._patience, warn), name="ddpdoctor-keeper", daemon=True
         )
         self._reader.start()
 
-    def _listen(self, answers: int, warn: Callable[[str], None]) -> None:
+    def _listen(self, answers: int, patience: Patience, warn: Callable[[str], None]) -> None:
         with os.fdopen(answers, "rb") as lines:
             for line in lines:
-                self._told_s = time.monotonic()
+                patience.renew()
                 said = json.loads(line) if line.strip() else {}
                 if "warn" in said:
                     warn(said["warn"])
                 self._notes += said.get("notes", [])
 
-    def end(self, patience_s: float) -> list[str]:
+    def end(self) -> list[str]:
         """Have it bring what it does to an end. Returns what went wrong with the telemetry, one sentence each. Raises
-        NoAnswerError where it has not got on for ``patience_s``: it is left behind then."""
-        if self._reader is None:
+        NoAnswerError where it does not get on: it is left behind then."""
+        if self._reader is None or self._patience is None:
             return []
+        try:
+            os.write(self._orders, _IN_ORDER)
+        except OSError:
+            pass  # it has died
         os.close(self._orders)
-        self._told_s = time.monotonic()
-        while self._reader.is_alive():
-            self._reader.join(0.05)
-            if self._reader.is_alive() and time.monotonic() - self._told_s > patience_s:
-                leave(self._pid)
-                raise NoAnswerError("its storage does not answer")
-        leave(self._pid)
+        self._patience.renew()
+        try:
+            while self._reader.is_alive():
+                self._reader.join(LOOK_S)
+                if self._reader.is_alive():
+                    self._patience.ask()
+        finally:
+            leave(self._pid)
         return self._notes
 
 
 def _live(run: Path, root: Path, watch: HostWatch, orders: int, writer: int) -> NoReturn:
     try:
-        launcher = os.getppid()
         # Whoever signals a whole group, as a terminal does, means the job.
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         hold_no_streams([orders, writer])
         os.nice(_NICENESS)
-        _Kept(run, root, writer).keep(watch, orders, launcher)
+        _Kept(run, root, orders, writer).keep(watch)
     finally:
         os._exit(0)
 
@@ -106,13 +115,13 @@ def _live(run: Path, root: Path, watch: HostWatch, orders: int, writer: int) -> 
 class _Kept:
     """The process's own side."""
 
-    def __init__(self, run: Path, root: Path, writer: int) -> None:
-        self._run, self._root, self._writer = run, root, writer
+    def __init__(self, run: Path, root: Path, orders: int, writer: int) -> None:
+        self._run, self._root = run, root
+        self._orders, self._writer = orders, writer
         self._beat = beating(writer, b"\n")
         self._carrier = Carrier(str(root))
         self._budgets: dict[str, DiskBudget] = {}
         self._told: set[str] = set()
-        self._ending = False
 
     def _say(self, **what: Any) -> None:
         try:
@@ -120,24 +129,41 @@ class _Kept:
         except OSError:
             pass  # the launcher is gone
 
-    def keep(self, watch: HostWatch, orders: int, launcher: int) -> None:
-        """Until the launcher closes ``orders``, or, where it was killed, its ranks are gone."""
+    def keep(self, watch: HostWatch) -> None:
+        """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
         # Ranks look for a carrier as soon as they begin.
         self._carrier.take()
+        if not self._do_beating(partial(self._start, watch)):
+            return
+        while not self._is_told_to_end(PERIOD_S):
+            self._carry()
+        if os.read(self._orders, 1) != _IN_ORDER:
+            self._outlive()
+        self._do_beating(partial(self._stop, watch))
+        self._carrier.release()
+
+    def _is_told_to_end(self, patience_s: float) -> bool:
+        return bool(select.select([self._orders], [], [], patience_s)[0])
+
+    def _do_beating(self, work: Callable[[], None]) -> bool:
+        """Do ``work`` in a thread; False where it goes on for long after the job's end, and is left behind."""
+        thread = threading.Thread(target=work, daemon=True)
+        thread.start()
+        left_s = _STOPPING_S
+        while thread.is_alive() and left_s > 0:
+            thread.join(LOOK_S)
+            left_s -= LOOK_S if self._is_told_to_end(0) else 0
+            self._beat()
+        return not thread.is_alive()
+
+    def _start(self, watch: HostWatch) -> None:
         try:
             watch.start(lambda sentence: self._say(warn=sentence))
         except Exception as error:
             self._say(notes=[f"No telemetry: {type(error).__name__}: {error}."])
-        while not self._asked_to_end(orders):
-            self._carry()
-        self._ending = True
-        if os.getppid() != launcher:
-            self._outlive()
-        self._say(notes=watch.stop())
-        self._carrier.release()
 
-    def _asked_to_end(self, orders: int) -> bool:
-        return bool(select.select([orders], [], [], PERIOD_S)[0])
+    def _stop(self, watch: HostWatch) -> None:
+        self._say(notes=watch.stop())
 
     def _outlive(self) -> None:
         deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
@@ -156,8 +182,8 @@ class _Kept:
             try:
                 over = is_over(spool)
                 target = drain(spool, remove=over, budget=self._budgets.get(spool), beat=self._beat)
-                if spool not in self._budgets:
-                    self._budgets[spool] = self._budget(target)
+                if spool not in self._budgets and (budget := self._budget(target)) is not None:
+                    self._budgets[spool] = budget
             except BusyError:
                 continue
             except OSError as error:
@@ -175,8 +201,11 @@ class _Kept:
                 "the job goes on."
             )
 
-    def _budget(self, target: str) -> DiskBudget:
-        info = read_json(str(Path(target) / RANK_FILE), []) or {}
-        world_size = info.get("world_size")
-        ranks = world_size if isinstance(world_size, int) else 1
-        return DiskBudget(rank_budget(ranks), lambda: not self._ending)
+    def _budget(self, target: str) -> DiskBudget | None:
+        """What the step log of a rank may take; None until the rank has said of how many it is one."""
+        world_size = (read_json(str(Path(target) / RANK_FILE), []) or {}).get("world_size")
+        return DiskBudget(rank_budget(world_size), self._may_go_on) if isinstance(world_size, int) else None
+
+    def _may_go_on(self) -> bool:
+        self._beat()
+        return not self._is_told_to_end(0)

@@ -23,11 +23,43 @@ _BEAT, _RESULT, _ERROR = b".", b"r", b"e"
 _SIZE = struct.Struct("<Q")
 _LEAST_BEAT_S = 0.1
 _PIECE_BYTES = 1 << 16
+LOOK_S = 0.05
+_LONGER = 5
+"""Times the patience with a child that is not kept waiting by the kernel."""
 _Result = TypeVar("_Result")
 
 
 class NoAnswerError(OSError):
     """The storage did not answer in time."""
+
+
+class Patience:
+    """With a child that beats while it gets on. One that merely gets no processor, or waits for something that has a
+    deadline of its own, is given longer than one that the kernel keeps waiting.
+    """
+
+    def __init__(self, pid: int, patience_s: float) -> None:
+        self._pid, self._patience_s = pid, patience_s
+        self.renew()
+
+    def renew(self) -> None:
+        """It has beaten."""
+        self._since_s = time.monotonic()
+
+    def ask(self) -> None:
+        """Raises NoAnswerError once there is none left."""
+        silent_s = time.monotonic() - self._since_s
+        most_s = self._patience_s if _is_kept_waiting(self._pid) else self._patience_s * _LONGER
+        if silent_s > most_s:
+            raise NoAnswerError("its storage does not answer")
+
+
+def _is_kept_waiting(pid: int) -> bool:
+    """Whether the kernel keeps the main thread of a process from running until something answers."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "D"
+    except (OSError, IndexError):
+        return False
 
 
 def bounded(work: Callable[[Beat], _Result], patience_s: float) -> _Result:
@@ -45,7 +77,7 @@ def bounded(work: Callable[[Beat], _Result], patience_s: float) -> _Result:
         _live(work, writer)
     os.close(writer)
     try:
-        kind, data = _answer(reader, patience_s)
+        kind, data = _answer(reader, Patience(pid, patience_s))
     finally:
         os.close(reader)
         leave(pid)
@@ -58,8 +90,9 @@ def bounded(work: Callable[[Beat], _Result], patience_s: float) -> _Result:
 def leave(pid: int) -> None:
     """End a child that may have stopped for good, without waiting for it."""
     try:
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, os.WNOHANG)
+        if os.waitpid(pid, os.WNOHANG)[0] == 0:  # not waited for yet, so the id is still its own
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, os.WNOHANG)
     except (ProcessLookupError, ChildProcessError):
         pass
 
@@ -115,7 +148,7 @@ def _pickled(error: Exception) -> bytes:
     return data
 
 
-def _answer(reader: int, patience_s: float) -> tuple[bytes, bytes]:
+def _answer(reader: int, patience: Patience) -> tuple[bytes, bytes]:
     """The kind of the answer, and its bytes."""
     data = b""
     while True:
@@ -123,8 +156,9 @@ def _answer(reader: int, patience_s: float) -> tuple[bytes, bytes]:
         head = 1 + _SIZE.size
         if len(data) >= head and len(data) >= head + _SIZE.unpack(data[1:head])[0]:
             return data[:1], data[head:]
-        if not select.select([reader], [], [], patience_s)[0]:
-            raise NoAnswerError("its storage does not answer")
+        while not select.select([reader], [], [], LOOK_S)[0]:
+            patience.ask()
+        patience.renew()
         piece = os.read(reader, _PIECE_BYTES)
         if not piece:
             raise OSError("the process that was to write to it has died")

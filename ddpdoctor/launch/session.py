@@ -48,8 +48,6 @@ _START_S = 10.0
 """Until a run directory is made: a file system that is mounted when it is first asked for takes seconds."""
 _ANSWER_S = 2.0
 """Once the job has ended, until storage in which nothing moves counts as stopped."""
-_SETTLING_S = 10.0
-"""The same where what is waited for are ranks: those that save their trace, and those that outlived their command."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +163,7 @@ class _Recording:
             self._give_up()
             return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
         try:
-            self.keeper.start(warn)
+            self.keeper.start(warn, _ANSWER_S)
         except OSError as error:
             self.notes.append(f"No telemetry: {error}.")
         status = child.wait()
@@ -187,14 +185,10 @@ class _Recording:
         Each stage is done in a process of its own, which can be left behind.
         """
         ended_ns = time.time_ns()
-        self.telemetry_notes = self.keeper.end(_ANSWER_S)
-        for stage, patience_s in (
-            (partial(self._settle, status), _SETTLING_S),
-            (self._collect, _ANSWER_S),
-            (self._wait_for_others, _ANSWER_S),
-        ):
+        self.telemetry_notes = self.keeper.end()
+        for stage in (partial(self._settle, status), self._collect, self._wait_for_others):
             try:
-                notes, unsaved = bounded(stage, patience_s)
+                notes, unsaved = bounded(stage, _ANSWER_S)
                 self.notes += notes
                 self.unsaved += unsaved
             except NoAnswerError:
