@@ -82,6 +82,8 @@ def take_interrupts_as_exceptions() -> None:
     for number in _ENDING_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, interrupt)
+    # Since the job's end they have waited for this.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _ENDING_SIGNALS)
 
 
 def _live(work: Callable[[], None], parent: int, mask: set[signal.Signals | int]) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from ddpdoctor.cli.apart import DiedError, bound_memory, run_apart, take_interrupts_as_exceptions
+from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import Outcome, RunOptions, run_job
 from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE
@@ -120,6 +120,6 @@ def _say_all(sentences: Sequence[str]) -> None:
 
 def _say(sentence: str) -> None:
     try:
-        print(f"ddpdoctor: {sentence}", file=sys.stderr, flush=True)
+        say(f"ddpdoctor: {sentence}", err=True)
     except (OSError, ValueError):
         pass

@@ -164,15 +164,15 @@ class Child:
             os.kill(os.getpid(), signal.SIGSTOP)
 
     def close(self) -> bool:
-        """Give the signals back their former meaning in this process; True where one that ends a process came
-        after the job's end.
+        """Give the signals back their former meaning in this process, but for those that end it: they wait until somebody
+        unblocks them. True where one of these came after the job's end.
         """
         self._witness.close()
         signal.sigtimedwait([signal.SIGCHLD], 0)
         asked_to_end = False
         while (received := signal.sigtimedwait(_FORWARDED, 0)) is not None:
             asked_to_end |= received.si_signo in _ENDING - self._caller.ignored
-        signal.pthread_sigmask(signal.SIG_SETMASK, self._caller.blocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._caller.blocked | _ENDING)
         return asked_to_end
 
 

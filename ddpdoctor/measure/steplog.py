@@ -168,7 +168,7 @@ def _lines(record: RankRecord, name: str, bound: Bound, notes: list[str]) -> Ite
                 continue
             try:
                 yield decode(line), len(line)
-            except (msgspec.MsgspecError, RecursionError):
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 broken += 1
     except OSError:
         pass

@@ -5,6 +5,9 @@ https://github.com/ByteDance-Seed/StragglerAnalysis, ``trace-<name>.parquet`` an
 
 from __future__ import annotations
 
+import functools
+import subprocess
+import sys
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -43,6 +46,14 @@ _FREE_ROWS = 1_000_000
 _MOST_REPLAYED = 10**10
 """Operations times replays, one for each replica and stage: the published jobs have less than a hundredth."""
 _META_BYTES = 1 << 20
+_TRIAL = """
+import sys
+import polars
+columns = set(polars.read_parquet_schema(sys.argv[1]))
+if columns >= set(sys.argv[2:]) and polars.scan_parquet(sys.argv[1]).select(polars.len()).collect().item() < 10**8:
+    polars.read_parquet(sys.argv[1], columns=sys.argv[2:])
+"""
+_TRIAL_S = 600.0
 _COLUMNS = {*_INTEGERS, "optype", "start_ts", "duration"}
 
 
@@ -108,7 +119,7 @@ def find_operations(path: str) -> list[str]:
 
 
 def _is_operations(file: Path) -> bool:
-    if file.suffix != ".parquet" or not file.is_file():
+    if file.suffix != ".parquet" or not file.is_file() or _fault(str(file)):
         return False
     import polars as pl
 
@@ -165,10 +176,39 @@ def read_operations(path: str) -> Operations:
     )
 
 
+def _fault(path: str) -> str:
+    """Why the Parquet file at ``path`` must not be read in this process, in words; "" where it can be.
+
+    What reads Parquet can be made to abort the process by what is in the file, so another one tries first.
+    """
+    if not Path(path).is_file():
+        return ""  # who opens it says what is wrong
+    status = Path(path).stat()
+    return _tried(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.cache
+def _tried(path: str, size: int, mtime_ns: int) -> str:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _TRIAL, path, *sorted(_COLUMNS)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_TRIAL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "the process that tried to did not come to an end"
+    return f"the process that tried to was ended by signal {-done.returncode}" if done.returncode < 0 else ""
+
+
 def _read(path: str) -> pl.DataFrame:
     """The columns that are needed, of a file that has no more rows than its size can hold."""
     import polars as pl
 
+    if fault := _fault(path):
+        raise UnusableInput(f"{path} cannot be read as Parquet: {fault}.")
     try:
         with open_binary(path) as stream:
             columns = pl.read_parquet_schema(stream)

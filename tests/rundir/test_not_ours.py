@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -34,17 +34,17 @@ LINE = b'{"step":0,"t":[1,2]}\n'
 
 
 @pytest.fixture
-def home(tmp_path) -> Iterator[Path]:
+def home(tmp_path, monkeypatch) -> Path:
     """A home folder with a file that somebody would like to write to, and a run of the same user beside it."""
-    home = tmp_path / "home"
+    home, storage = tmp_path / "home", tmp_path / "storage"
     home.mkdir()
+    storage.mkdir()
+    # Not where runs of others, and other tests, have theirs.
+    monkeypatch.setattr("ddpdoctor.rundir.spool._base", lambda: str(storage))
     for name in (".profile", "steps.jsonl", "rank.json", "steps.jsonl.tmp"):
         (home / name).write_text(PROFILE)
     make_run(tmp_path / "run")
-    before = set(Path("/dev/shm").glob("ddpdoctor-*"))
-    yield home
-    for made in set(Path("/dev/shm").glob("ddpdoctor-*")) - before:
-        made.unlink() if made.is_symlink() else shutil.rmtree(made)
+    return home
 
 
 def untouched(home: Path) -> bool:

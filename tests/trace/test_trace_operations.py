@@ -139,3 +139,13 @@ def test_metadata_of_any_kind_is_no_trouble(tmp_path, text):
     (tmp_path / "meta-x.yaml").write_text(text)
     ops = read_operations(str(tmp_path / "trace-x.parquet"))
     assert ops.world_size is None and "names no world_size" in ops.notes[0]
+
+
+def test_a_table_that_ends_the_process_that_reads_it(tmp_path, monkeypatch) -> None:
+    """As Parquet of odd contents does: polars aborts, which no exception tells."""
+    table = tmp_path / "trace-odd.parquet"
+    table.write_bytes(b"PAR1 which aborts its reader PAR1")
+    monkeypatch.setattr("ddpdoctor.trace.operations._TRIAL", "import os; os.abort()")
+    with pytest.raises(UnusableInput, match="was ended by signal 6"):
+        read_operations(str(table))
+    assert find_operations(str(tmp_path)) == []
