@@ -22,14 +22,10 @@ from ddpdoctor.trace.archive import SCHEMA, is_archive, placed, read_archive, wr
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.read import load_trace
 from ddpdoctor.trace.remote import content_tag, is_url
-from ddpdoctor.trace.source import open_binary
+from ddpdoctor.trace.source import is_hollow, open_binary
 
 _LAYOUT = 3
 """Raised whenever entries made before must not be read, though their schema is the same."""
-_BLOCK_BYTES = 512
-"""Of ``st_blocks``, whatever the file system's own are."""
-_MOST_HOLLOW = 64
-"""A file may be so many times as large as what is stored of it: far more than file systems that compress come to."""
 LIMIT_BYTES = 8 << 30
 """The least recently used entries go beyond this size."""
 
@@ -67,8 +63,8 @@ def _version(path: str) -> str | None:
     if is_url(path):
         return content_tag(path)
     status = Path(path).stat()
-    if status.st_blocks * _BLOCK_BYTES * _MOST_HOLLOW < status.st_size:
-        return None  # mostly holes: reading them would take longer than what is in the file
+    if is_hollow(status):
+        return None
     return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
 
 

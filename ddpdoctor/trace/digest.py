@@ -22,7 +22,7 @@ from ddpdoctor.trace.archive import SUFFIX, write_archive
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.load import read_traces
 from ddpdoctor.trace.remote import is_url
-from ddpdoctor.trace.source import open_binary
+from ddpdoctor.trace.source import is_hollow, open_binary
 
 TRACE_DIGEST = f"trace{SUFFIX}"
 _LEFT_BEHIND = (TRACE_FILE, DIAGNOSIS_FILE, REPORT_FILE)
@@ -120,6 +120,8 @@ def _copied(folder: Path, run: Path, out: Path) -> Iterator[str]:
                 yield f"{source} is a link out of the run directory and was left out."
             elif not entry.is_file():
                 yield f"{source} is no file and was left out."
+            elif is_hollow(entry.stat()):
+                yield f"{source} consists of holes and was left out."
             else:
                 _copy(str(source), target)
 

@@ -36,6 +36,12 @@ LFS_POINTER = b"version https://git-lfs"
 _MOST_PADDING = 16
 """Reads of zeros between two gzip members: tapes and block devices fill up their last block."""
 _ZEROS = re.compile(rb"\0++")
+_BLOCK_BYTES = 512
+"""Of ``st_blocks``, whatever the file system's own are."""
+_MOST_HOLLOW = 64
+"""A file may be so many times as large as what is stored of it: far more than file systems that compress come to."""
+_LEAST_HOLLOW_BYTES = 64 << 20
+"""Below it nobody waits for holes, and some file systems keep small files without any block."""
 
 
 class Source:
@@ -175,6 +181,12 @@ def _up_to_the_fault(member: zlib._Decompress, compressed: bytes) -> bytes:
     except zlib.error:
         pass
     return b"".join(pieces)
+
+
+def is_hollow(status: os.stat_result) -> bool:
+    """Whether a file is mostly holes, which take their time to be read and hold nothing."""
+    stored = status.st_blocks * _BLOCK_BYTES * _MOST_HOLLOW
+    return status.st_size > max(stored, _LEAST_HOLLOW_BYTES)
 
 
 def open_binary(path: str) -> BinaryIO:

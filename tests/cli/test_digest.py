@@ -137,3 +137,12 @@ def test_traces_at_urls_are_digested_below_the_named_folder(tmp_path):
     assert [file.suffix for file in (tmp_path / "out").rglob("*") if file.is_file()] == [".columns"]
     assert [file.name for file in tmp_path.iterdir()].count("rank0.json") == 1
     assert not list(tmp_path.glob("*.columns"))
+
+
+def test_a_file_of_holes_stays_behind(tmp_path) -> None:
+    run = Path(shutil.copytree(FIXTURE, tmp_path / "run"))
+    (run / "manifest.json").write_bytes(b"")
+    os.truncate(run / "manifest.json", 1 << 40)
+    done = digest(str(run), "--out", str(tmp_path / "out"))
+    assert "manifest.json consists of holes" in done.stderr
+    assert not (tmp_path / "out" / "manifest.json").exists()
