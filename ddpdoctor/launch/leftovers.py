@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
@@ -33,6 +33,8 @@ from ddpdoctor.rundir import (
 _GRACE_S = 5.0
 _SAVING_S = 2.0
 _STALE_S = 24 * 3600.0
+_PID_DIGITS = 10
+"""More than a process id has."""
 
 
 def is_alive(pid: int) -> bool:
@@ -106,8 +108,9 @@ class HostRanks:
             return []
 
 
-def end_orphaned_ranks(ranks: HostRanks, variable: str, value: str) -> list[int]:
-    """End recorded ranks that outlived the command which started them: SIGTERM, after a grace SIGKILL.
+def end_orphaned_ranks(pids: Iterable[int], variable: str, value: str) -> list[int]:
+    """End those of some processes that are ranks which outlived the command that started them: SIGTERM, after a grace
+    SIGKILL.
 
     Returns their ids.
 
@@ -116,7 +119,7 @@ def end_orphaned_ranks(ranks: HostRanks, variable: str, value: str) -> list[int]
     only.
     """
     marker = f"{variable}={value}".encode()
-    ended = [pid for pid in ranks.pids() if is_alive(pid) and _has_in_environment(pid, marker)]
+    ended = [pid for pid in sorted(set(pids)) if is_alive(pid) and _has_in_environment(pid, marker)]
     _signal(ended, signal.SIGTERM)
     deadline_s = time.monotonic() + _GRACE_S
     while time.monotonic() < deadline_s and any(is_alive(pid) for pid in ended):
@@ -186,8 +189,18 @@ def is_over(spool: str) -> bool:
 
 
 def _is_of_living_rank(spool: str) -> bool:
+    return any(map(is_alive, _pids(spool)))
+
+
+def _pids(spool: str) -> list[int]:
+    """The process id in a spool's name, if there is one."""
     pid = spool.rpartition("-")[2]
-    return pid.isdigit() and is_alive(int(pid))
+    return [int(pid)] if pid.isdigit() and len(pid) < _PID_DIGITS else []
+
+
+def pids_of_spools(root: Path) -> list[int]:
+    """Process ids of the ranks that have a spool below ``root``, also before they say in their run directory who they are."""
+    return [pid for spool in spools_in(str(root)) for pid in _pids(spool)]
 
 
 def _target_of(spool: str) -> str:

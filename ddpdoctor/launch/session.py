@@ -34,6 +34,7 @@ from ddpdoctor.launch.leftovers import (
     drain_stale_spools,
     end_orphaned_ranks,
     is_alive,
+    pids_of_spools,
 )
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.patience import Beat, NoAnswerError, bounded
@@ -221,7 +222,8 @@ class _Recording:
         self.ranks.wait_for_traces()
         ended = []
         if status.signal is not None:
-            ended = end_orphaned_ranks(self.ranks, LAUNCHER_VARIABLE, self.marker)
+            known = [*self.ranks.pids(), *pids_of_spools(self.spool)]
+            ended = end_orphaned_ranks(known, LAUNCHER_VARIABLE, self.marker)
         ids = ", ".join(map(str, ended))
         told = f"The command was killed and left ranks behind, which were ended: process {ids}."
         return _Gathered([told] if ended else [])

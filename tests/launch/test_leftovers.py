@@ -102,7 +102,7 @@ def test_only_marked_orphans_are_ended_and_stubborn_ones_too(tmp_path, monkeypat
             process.stdout.readline()
         for rank, process in enumerate(processes):
             write_rank(tmp_path, f"{rank:05d}", rank=rank, host=socket.gethostname(), pid=process.pid)
-        ended = end_orphaned_ranks(HostRanks(tmp_path, socket.gethostname()), "MARK", "mine")
+        ended = end_orphaned_ranks(HostRanks(tmp_path, socket.gethostname()).pids(), "MARK", "mine")
         assert ended == [processes[0].pid]
         assert processes[0].wait(10) == -signal.SIGKILL
         assert is_alive(processes[1].pid)
