@@ -57,13 +57,15 @@ def flush(session: "Session", ending: bool = False) -> None:
     services = _running.get(id(session))
     if services is None:
         return
-    begun_s = time.monotonic()
-    deadline_s = begun_s + session.patience_s
+    window, begun_s = services.window, time.monotonic()
+    closed_before_s = window.closing_s
     session.stepping.finish()
     if session.devices is not None:
         session.devices.finish()
     settings.after_first_steps(session)
-    guarded(services.window.part, services.window.finish)(deadline_s - _COPYING_S)
+    guarded(window.part, window.finish)(begun_s + session.patience_s - _COPYING_S)
+    closing_s = window.closing_s - closed_before_s
+    deadline_s = max(begun_s + closing_s + session.patience_s, time.monotonic() + _NO_WAIT_S)
     session.document["ended_ns"] = time.time_ns()
     session.recorder.write_now(json.dumps({"end": True, "t": time.time_ns()}, separators=(",", ":")) + "\n")
     if ending:
@@ -71,7 +73,8 @@ def flush(session: "Session", ending: bool = False) -> None:
     services.sampler.write_out(deadline_s)
     if not session.writer.flush(deadline_s, ending):
         _tell_what_waits(session)
-    session.patience_s -= max(0.0, time.monotonic() - begun_s - _NO_WAIT_S)
+    waited_s = time.monotonic() - begun_s - closing_s
+    session.patience_s -= min(session.patience_s, max(0.0, waited_s - _NO_WAIT_S))
 
 
 def _tell_what_waits(session: "Session") -> None:

@@ -67,6 +67,8 @@ class Window:
         }
         self._opener = 0
         self._open = False
+        self.closing_s = 0.0
+        """How long torch took to close the profiler: work that cannot be left out, as an open one crashes the process."""
         self._ended = 0
         """When collection ended, monotonic ns, while the profiler is still to be closed."""
         self._busy = ""
@@ -175,7 +177,9 @@ class Window:
     def _close(self) -> None:
         """What was collected, to be saved."""
         interrupted, self._busy = self._busy, "closed"
+        begun_s = time.monotonic()
         result = close_profiler(self._opener)
+        self.closing_s += time.monotonic() - begun_s
         self._busy = ""
         self._ended = 0
         self._open = False
@@ -206,7 +210,8 @@ class Window:
             self._close_now()
 
     def finish(self, deadline_s: float) -> None:
-        """The job ends: close what is open, and wait until it is saved, at most until ``deadline_s``, monotonic."""
+        """The job ends: close what is open, and wait until it is saved, at most until ``deadline_s``, monotonic, and as long
+        again as closing took."""
         try:
             self._finish(deadline_s)
         except Exception:
@@ -214,6 +219,7 @@ class Window:
             raise
 
     def _finish(self, deadline_s: float) -> None:
+        closed_before_s = self.closing_s
         if self._open:
             if not self._ended:
                 self._set("open", "cut short by the end of the job")
@@ -221,7 +227,7 @@ class Window:
         elif self._state["state"] == "waiting":
             self._set("skipped", f"the job ended in step {self._session.recorder.step}, before the window")
         if self._job is not None:
-            self._job.hurry_and_wait(deadline_s)
+            self._job.hurry_and_wait(deadline_s + self.closing_s - closed_before_s)
             if self._state["state"] == "saving" and not self._job.handed_over:
                 self._state["why"] = "the job ended before its trace was written"
 
