@@ -57,6 +57,7 @@ def command(fault: str, out: Path | None, steps: int, list_faults: bool) -> None
             "or in a checkout of ddpdoctor: pip install '.[torch]'."
         )
     click.echo(f"Planted fault {chosen.name}: {chosen.description}", err=True)
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    # -P: nothing is imported from the folder that we happen to be in, which may be anybody's.
+    launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     job = [*launcher, str(JOB), "--fault", chosen.name, "--steps", str(steps)]
     run_and_present(job, RunOptions(out=out), Presentation(), {"OMP_NUM_THREADS": "1", **os.environ})

@@ -10,7 +10,7 @@ import click
 from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import RunDirectory, is_run_directory, recover
+from ddpdoctor.rundir import TRACE_FILE, RunDirectory, is_run_directory, recover
 from ddpdoctor.trace import find_traces
 from ddpdoctor.trace.digest import (
     TRACE_DIGEST,
@@ -80,11 +80,10 @@ def _recorded(run: str, target: Path) -> tuple[dict[str, Path], dict[str, int]]:
         say(f"Note: {sentence}", err=True)
     targets, ranks = {}, {}
     for record in RunDirectory.open(run).ranks:
-        if record.trace is None:
-            continue
-        if not lies_within(record.trace, run):
-            say(f"Note: {record.trace} is a link out of the run directory and was left out.", err=True)
-        else:
+        trace = Path(record.path, TRACE_FILE)
+        if trace.is_symlink() and not lies_within(trace, run):
+            say(f"Note: {trace} is a link out of the run directory and was left out.", err=True)
+        elif record.trace is not None:
             targets[record.trace] = target / Path(record.path).relative_to(run) / TRACE_DIGEST
             ranks[record.trace] = record.rank
     return targets, ranks

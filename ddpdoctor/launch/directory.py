@@ -7,6 +7,8 @@ again.
 
 from __future__ import annotations
 
+import errno
+import json
 import os
 import tempfile
 import time
@@ -29,6 +31,7 @@ from ddpdoctor.rundir import (
     run_id,
     write_json,
 )
+from ddpdoctor.rundir.owned import behind_links, folder, is_own, is_own_folder, replace_file
 
 RUNS_FOLDER = "ddpdoctor-runs"
 _MANIFEST_S = 2.0
@@ -56,10 +59,16 @@ class Launch:
         """
         refuse_other_run(str(self.run), self.document.get("run_id"))
         self.document.update(fields)
-        write_json(str(self.record), self.document)
-        if self.owner:
-            hosts = sorted(path.name for path in (self.run / "hosts").iterdir() if path.is_dir())
-            write_json(str(self.run / MANIFEST_FILE), {**self.document, "hosts": hosts})
+        with folder(str(self.run), links=True) as run, folder("hosts", run) as hosts:
+            if not is_own(run):
+                raise NotOursError(errno.EPERM, "it belongs to another user", str(self.run))
+            with folder(self.record.parent.name, hosts) as own:
+                _replace_json(own, self.record.name, self.document)
+            if self.owner:
+                names = sorted(
+                    entry.name for entry in os.scandir(hosts) if entry.is_dir(follow_symlinks=False)
+                )
+                _replace_json(run, MANIFEST_FILE, {**self.document, "hosts": names})
 
     def withdraw(self) -> None:
         """Take back the records of a launcher whose command could not be started; a run that is then empty
@@ -87,6 +96,11 @@ class Launch:
             else:
                 self._ended.add(record)
         return running
+
+
+def _replace_json(inside: int, name: str, document: dict[str, Any]) -> None:
+    data = json.dumps(document, separators=(",", ":"), default=str).encode()
+    replace_file(name, inside, data, mode=0o666)
 
 
 def open_run(out: Path | None, name: str, identity: JobIdentity, document: dict[str, Any]) -> Launch:
@@ -119,7 +133,7 @@ def _writable_base() -> Path:
     try:
         base = Path.cwd() / RUNS_FOLDER
         base.mkdir(exist_ok=True)
-        if os.access(base, os.W_OK | os.X_OK):
+        if os.access(base, os.W_OK | os.X_OK) and is_own_folder(str(base)):
             return base
     except OSError:
         pass
@@ -135,7 +149,13 @@ def _writable_base() -> Path:
 def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch:
     if run.exists() and not run.is_dir():
         raise DdpDoctorError(f"{run} is a file; --out needs a directory that does not exist yet.")
+    try:
+        behind_links(run)
+    except OSError as error:
+        raise DdpDoctorError(f"{run}: {error.strerror or error}; choose another --out.") from error
     run.mkdir(parents=True, exist_ok=True)
+    if not is_own_folder(str(run)):
+        raise DdpDoctorError(f"{run} belongs to another user, or all may write to it; choose another --out.")
     foreign = sorted(
         entry.name for entry in run.iterdir() if entry.name not in _OURS and entry.suffix != ".tmp"
     )

@@ -120,7 +120,10 @@ def beating(writer: int, sign: bytes = _BEAT) -> Beat:
         nonlocal last_s
         if time.monotonic() - last_s > _LEAST_BEAT_S:
             last_s = time.monotonic()
-            os.write(writer, sign)
+            try:
+                os.write(writer, sign)
+            except OSError:
+                pass  # whoever listened is gone
 
     return beat
 

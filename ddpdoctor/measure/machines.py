@@ -102,7 +102,8 @@ def _run_delay_share(logs: Sequence[RankLog], graph: Graph) -> float | None:
         if not chosen.any():
             continue
         length = float((steps.end[chosen] - steps.start[chosen]).sum())
-        shares.append(float(steps.run_delay[chosen].sum()) / length)
+        if length > 0:
+            shares.append(float(steps.run_delay[chosen].sum()) / length)
     return max(shares) if shares else None
 
 

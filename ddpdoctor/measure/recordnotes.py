@@ -7,11 +7,19 @@ from typing import Any
 
 from .steplog import RankLog
 
+_FAR_FEWER = 0.9
+"""Share of the others' steps: ranks that are killed one after the other differ by a few."""
+
 
 def notes_on_records(logs: Sequence[RankLog], ended: bool) -> list[str]:
     """Of all ranks of a run; ``ended``: its job is known to be over."""
     own = [f"Rank {log.rank}: {note}" for log in logs for note in _of(log)]
-    return [*_without_steps(logs), *own, *(_cut_off(log, ended) for log in logs if _lost_its_window(log))]
+    return [
+        *_without_steps(logs),
+        *_shorter(logs),
+        *own,
+        *(_cut_off(log, ended) for log in logs if _lost_its_window(log)),
+    ]
 
 
 def _without_steps(logs: Sequence[RankLog]) -> list[str]:
@@ -24,6 +32,16 @@ def _without_steps(logs: Sequence[RankLog]) -> list[str]:
         f"Rank {log.rank}: {log.record.without_steps()}: the steps of {seen} of {max(world, len(logs))} ranks could be looked at."
         for log in logs
         if not log.steps
+    ]
+
+
+def _shorter(logs: Sequence[RankLog]) -> list[str]:
+    """Of ranks that recorded far fewer steps than others: only what all recorded is compared."""
+    most = max((len(log.steps) for log in logs), default=0)
+    return [
+        f"Rank {log.rank} recorded {len(log.steps)} steps where others recorded {most}: only steps that all recorded are measured."
+        for log in logs
+        if 0 < len(log.steps) < _FAR_FEWER * most
     ]
 
 

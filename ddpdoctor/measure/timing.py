@@ -11,6 +11,10 @@ from .facts import StepFacts
 from .graph import Array, Graph
 from .reckoning import measured_steps, recorded_steps
 
+_APART = 1.1
+"""Times the median that the mean may be without a word, where a few steps make the difference."""
+_FEW = 100
+"""One step in so many is few; up to three are, always."""
 SLOW_STEP = 1.5
 """A step is slow beyond this multiple of the median."""
 
@@ -46,14 +50,18 @@ def step_facts(graph: Graph) -> StepFacts:
 def outstanding(graph: Graph) -> list[str]:
     """A sentence on the longest measured steps, where a few of them take most of the time."""
     steps = step_facts(graph)
-    if steps.mean_ms is None or steps.mean_ms <= max(
-        steps.p95_ms or 0.0, SLOW_STEP * (steps.median_ms or 0.0)
-    ):
+    if steps.mean_ms is None or steps.median_ms is None:
         return []
     lengths = np.concatenate([group.duration for group in graph.groups])
+    longer = np.sort(np.maximum(lengths - steps.median_ms * 1e6, 0.0))
+    few = longer[-max(3, len(longer) // _FEW) :]
+    apart = steps.mean_ms > _APART * steps.median_ms and few.sum() > longer.sum() / 2
+    if not apart and steps.mean_ms <= max(steps.p95_ms or 0.0, SLOW_STEP * steps.median_ms):
+        return []
     numbers = np.concatenate([group.steps for group in graph.groups])
     longest = ", ".join(f"{numbers[i]} ({lasting(float(lengths[i]))})" for i in np.argsort(-lengths)[:3])
-    return [f"A few steps take most of the time. The longest are {longest}."]
+    most = "most" if lengths.sum() < 2 * few.sum() else "much"
+    return [f"A few steps take {most} of the time. The longest are {longest}."]
 
 
 def _means(graph: Graph, measured: set[int], amounts: Sequence[Array | None]) -> Array | None:

@@ -5,20 +5,20 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import stat
 import sys
 import tempfile
 from pathlib import Path
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import is_run_directory
+from ddpdoctor.rundir.owned import behind_links
 
 STDOUT = ("-", "/dev/stdout", "/dev/fd/1", "/proc/self/fd/1")
 """Paths that stand for this process's standard output."""
 
 
-_MOST_LINKS = 40
-"""Links to links; Linux follows as many."""
+_OWN_FILES = ("/dev/fd/", "/dev/std", "/proc/")
+"""What a process has open already lies here."""
 
 
 def is_stdout(path: str | os.PathLike[str]) -> bool:
@@ -44,12 +44,13 @@ def write_whole(path: str | os.PathLike[str], content: str | bytes) -> None:
         if inside is not None:
             _replace(_without_links(_absolute(path), inside), data)
             return
-        _refuse_other_users(path)
-        if _is_special(path):
-            with open(path, "wb") as special:  # noqa: PTH123
+        place = os.fspath(path) if os.fspath(path).startswith(_OWN_FILES) else behind_links(_absolute(path))
+        if _is_special(place):
+            with os.fdopen(_opened_special(place), "wb") as special:
                 special.write(data)
         else:
-            _replace(Path(os.path.realpath(path)), data)
+            # What has the name by now is replaced, whatever it is, and never written through.
+            _replace(Path(place), data)
     except OSError as error:
         raise DdpDoctorError(f"cannot write {os.fspath(path)}: {error.strerror or error}") from error
 
@@ -74,22 +75,14 @@ def _without_links(path: Path, run: Path) -> Path:
     return path
 
 
-def _refuse_other_users(path: str | os.PathLike[str]) -> None:
-    """Raises OSError where ``path`` is a link, or leads over a link, that another user planted, say in /tmp."""
-    place = os.fspath(path)
-    for _ in range(_MOST_LINKS):
-        try:
-            found = os.lstat(place)
-        except FileNotFoundError:
-            return
-        if stat.S_ISREG(found.st_mode):
-            return
-        if found.st_uid not in (os.geteuid(), 0):
-            raise OSError(errno.EPERM, f"{place} is a link or a pipe of another user")
-        if not stat.S_ISLNK(found.st_mode):
-            return
-        place = os.path.join(os.path.dirname(place), os.readlink(place))  # noqa: PTH115, PTH118, PTH120
-    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+def _opened_special(place: str) -> int:
+    """Raises OSError where it is another user's by now, who would get the report."""
+    own = 0 if place.startswith(_OWN_FILES) else os.O_NOFOLLOW
+    handle = os.open(place, os.O_WRONLY | os.O_CLOEXEC | own)
+    if own and os.fstat(handle).st_uid not in (os.geteuid(), 0):
+        os.close(handle)
+        raise OSError(errno.EPERM, f"{place} is a pipe of another user")
+    return handle
 
 
 def _write_stdout(data: bytes) -> None:
@@ -107,7 +100,7 @@ def _write_stdout(data: bytes) -> None:
 
 def _is_special(path: str | os.PathLike[str]) -> bool:
     """Whether ``path`` exists and is no regular file, or is one that a process has open already. Raises OSError."""
-    if os.fspath(path).startswith(("/dev/fd/", "/dev/std", "/proc/")):
+    if os.fspath(path).startswith(_OWN_FILES):
         return True
     try:
         os.stat(path)  # noqa: PTH116

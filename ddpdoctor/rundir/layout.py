@@ -26,7 +26,7 @@ _MANIFEST_HEAD = 1 << 12
 """Bytes that hold its schema, which stands first."""
 _MOST_REPEATS = 1000
 """Recordings of one rank in a run: restarts, and further jobs of the same command."""
-_RANK_DIRECTORY = re.compile(r"^(\d{5,})(?:\.(\d+))?$")
+_RANK_DIRECTORY = re.compile(r"^([0-9]{5,9})(?:\.([0-9]{1,6}))?$")
 
 
 def is_run_directory(path: str) -> bool:

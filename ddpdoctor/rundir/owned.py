@@ -12,10 +12,12 @@ import fcntl
 import os
 import stat
 from contextlib import contextmanager
-from typing import Iterator, Optional
+from typing import Iterator, List, Optional
 
 _OTHERS = 0o077
 """Bits of a folder's mode that let somebody else in."""
+_MOST_PARTS = 4096
+"""Of a path, with all that its links lead over."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Without O_NONBLOCK, opening a pipe waits for its other end."""
@@ -121,6 +123,44 @@ def is_own(handle: int) -> bool:
     finally:
         os.close(made)
         os.unlink(probe, dir_fd=handle)
+
+
+def is_own_folder(path: str) -> bool:
+    """Whether the folder at ``path`` is of this user, as far as the file system tells users apart, and not everybody may write
+    to it. Raises OSError."""
+    with folder(path, links=True) as handle:
+        return is_own(handle) and not os.fstat(handle).st_mode & stat.S_IWOTH
+
+
+def behind_links(path: "str | os.PathLike[str]") -> str:
+    """An absolute ``path`` behind all links, in folders and in the last place. Raises OSError where one of them, or a pipe, is
+    another user's, who may have planted it, say in /tmp."""
+    place, rest = os.sep, _parts(os.fspath(path))
+    for _ in range(_MOST_PARTS):
+        if not rest:
+            return place
+        place, rest = os.path.join(place, rest[0]), rest[1:]
+        try:
+            # One look tells both what it is and where it leads: it may be another one the next time.
+            handle = os.open(place, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except FileNotFoundError:
+            continue
+        try:
+            found = os.fstat(handle)
+            if stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode):
+                continue
+            if found.st_uid not in (os.geteuid(), 0):
+                raise OSError(errno.EPERM, f"{place} is a link or a pipe of another user")
+            if stat.S_ISLNK(found.st_mode):
+                target = os.path.join(os.path.dirname(place), os.readlink("", dir_fd=handle))
+                place, rest = os.sep, [*_parts(target), *rest]
+        finally:
+            os.close(handle)
+    raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
+
+
+def _parts(path: str) -> List[str]:
+    return [part for part in os.path.normpath(path).split(os.sep) if part]
 
 
 def lock_now(handle: int) -> bool:

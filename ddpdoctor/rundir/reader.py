@@ -104,10 +104,13 @@ class RankRecord:
 
 
 def _too_long(source: BinaryIO) -> bytes:
-    """Read on to the end of a line, and keep nothing of it: whoever decodes what is given counts it as broken."""
-    while line := source.readline(_LONGEST_LINE):
-        if line.endswith(b"\n"):
-            break
+    """Read on to the end of a line, and keep nothing of it: whoever decodes what is given counts it as broken. Where it does
+    not end, as in a file of holes, neither is anything behind it read."""
+    for _ in range(_MOST_PIECES):
+        line = source.readline(_LONGEST_LINE)
+        if not line or line.endswith(b"\n"):
+            return b"\n"
+    source.seek(0, os.SEEK_END)
     return b"\n"
 
 
@@ -130,6 +133,7 @@ class RunDirectory:
         spools = {os.path.basename(target): spool for spool, target in spools_of(path)}
         records = _read_ranks(os.path.join(path, "ranks"), spools, notes)
         chosen = _choose(records, notes)
+        _tell_machines_apart(chosen, notes)
         hosts = {record.host for record in chosen if record.info}
         for record in chosen:
             steps = os.path.join(record.path, STEPS_FILE)
@@ -234,6 +238,25 @@ def _head_of(path: str) -> dict[str, Any]:
     return head if isinstance(head, dict) else {}
 
 
+def _tell_machines_apart(records: list[RankRecord], notes: list[str]) -> None:
+    """Where machines share a name, as ``localhost``, have their ranks name them apart: each has a clock of its own."""
+    machines: dict[str, list[str]] = {}
+    for record in records:
+        if record.info.get("boot"):
+            known = machines.setdefault(record.host, [])
+            if record.info["boot"] not in known:
+                known.append(record.info["boot"])
+    for record in records:
+        name, boot = record.host, record.info.get("boot")
+        if boot and (place := machines[name].index(boot)):
+            record.info["host"] = f"{name}-{place + 1}"
+    shared = [name for name, boots in machines.items() if len(boots) > 1]
+    notes += [
+        f"{len(machines[name])} machines are called {name}: they are told apart by a number."
+        for name in shared
+    ]
+
+
 def _choose(records: list[RankRecord], notes: list[str]) -> list[RankRecord]:
     """One recording per rank: the job (run id, attempt, world size) with most steps recorded, the others told
     in a note. A recording that does not say of which job it is counts with those of its own number.
@@ -279,3 +302,7 @@ def _telemetry(hosts: str, notes: list[str]) -> dict[str, str]:
         if os.path.lexists(path):
             found[host] = path
     return found
+
+
+_MOST_PIECES = 64
+"""Of such a line."""

@@ -104,7 +104,9 @@ _LOADER = _with(
 )
 
 RANK: Mapping[str, _Check] = {
-    **dict.fromkeys(("schema", "host", "backend", "python", "torch", "cuda", "nccl", "job_id"), _text),
+    **dict.fromkeys(
+        ("schema", "host", "boot", "backend", "python", "torch", "cuda", "nccl", "job_id"), _text
+    ),
     **dict.fromkeys(("device", "device_name", "device_uuid", "device_pci", "matmul_precision"), _text),
     **dict.fromkeys(("local_rank", "attempt", "cpu_affinity"), _count),
     **dict.fromkeys(("started_ns", "ended_ns"), _moment),

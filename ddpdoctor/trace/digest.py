@@ -161,7 +161,7 @@ def _written(target: Path, trace: RankTrace) -> Path:
 def _keep(file: str, target: Path) -> None:
     """A trace that cannot be used here goes along as it is: the analysis then says so, or has more memory. Not so
     what a link leads to: it may be anything."""
-    if is_url(file) or Path(file).is_symlink() or not Path(file).is_file():
+    if is_url(file) or Path(file).is_symlink() or not Path(file).is_file() or is_hollow(Path(file).stat()):
         return
     name = TRACE_FILE if target.name == TRACE_DIGEST else target.name.removesuffix(SUFFIX)
     try:

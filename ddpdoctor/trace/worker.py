@@ -6,6 +6,7 @@ and no thread of the caller is forked.
 
 from __future__ import annotations
 
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
@@ -18,6 +19,7 @@ from ddpdoctor.trace.read import load_trace
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
+_PR_SET_PDEATHSIG = 1
 Job = tuple[int, str, int | None, bool]
 """Number, file, rank (or None), whether to use the cache."""
 Result = tuple[int, RankTrace | None, str]
@@ -60,6 +62,9 @@ def serve(channel: Connection) -> None:
 
 def main() -> None:
     """Serves the socket whose number is the program's one argument."""
+    import ctypes
     from multiprocessing.connection import Connection
 
+    # It has a session of its own, so whoever ends us by a signal would leave it behind.
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     serve(Connection(int(sys.argv[1])))

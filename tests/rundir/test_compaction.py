@@ -127,7 +127,7 @@ def test_a_follower_sees_each_new_step_once_though_its_file_was_replaced(recorde
     for begin in range(0, 30_000, 500):
         record(spool, range(begin, begin + 500), budget)
         drain(spool.directory)
-        seen += [document["step"] for document in tail.new() if "step" in document]
+        seen += [document["step"] for document in map(json.loads, tail.new()) if "step" in document]
     assert stream_end_of(str(path)) > path.stat().st_size
     assert seen == list(range(30_000))
 

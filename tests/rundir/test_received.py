@@ -173,3 +173,15 @@ def test_only_regular_files_are_opened(tmp_path):
         assert os.read(handle, 9) == b"x"
         os.close(handle)
     os.close(folder)
+
+
+def test_machines_of_one_name_are_told_apart(tmp_path) -> None:
+    """Containers of one machine share its clock, machines of one name do not."""
+    run = Path(shutil.copytree(FIXTURE, tmp_path / "run"))
+    for rank, boot in ((0, "a1"), (1, "b2")):
+        path = run / "ranks" / f"0000{rank}" / "rank.json"
+        info = json.loads(path.read_text())
+        path.write_text(json.dumps({**info, "host": "localhost", "boot": boot}))
+    opened = RunDirectory.open(str(run))
+    assert [record.host for record in opened.ranks] == ["localhost", "localhost-2"]
+    assert "2 machines are called localhost: they are told apart by a number." in opened.notes
