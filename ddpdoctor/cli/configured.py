@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ddpdoctor.analysis import Options, Progress
+from ddpdoctor.cli.say import say
 from ddpdoctor.diagnose.config import Config, check_config, load_config
 from ddpdoctor.diagnose.load import load_rules
 
@@ -17,7 +18,7 @@ def own_config() -> Config:
     """The configuration here or above; a note on stderr for each file that was passed over as somebody else's."""
     config = load_config(Path.cwd())
     for sentence in config.refused:
-        click.echo(f"Note: {sentence}", err=True)
+        say(f"Note: {sentence}", err=True)
     return config
 
 

@@ -71,6 +71,8 @@ def longest_ns(steps: Sequence[Step]) -> int:
 
 def _warm_up(everywhere: dict[int, list[Step]], reasons: dict[int, str]) -> None:
     order = list(everywhere)
+    if order == [0]:
+        reasons[0] = "warm-up"  # of a job that died in its second step, say: nothing but start-up
     if len(order) < 2:
         return
     lengths = np.array([longest_ns(steps) for steps in everywhere.values()], float)
