@@ -122,15 +122,15 @@ def test_a_compiler_with_its_pool_of_workers(tmp_path) -> None:
 
 
 CLOSING = """
-import os, sys, torch
+import os, sys, time, torch
 layer = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
 own = []
 for step in range(8):
     if step == 4:
-        (services,) = sys.modules["_ddpdoctor.hook.services"]._running.values()
-        with services.writer._lock:  # whose files are open for moments only: not in one of them
-            os.closerange(3, 256)
+        writer = sys.modules["_ddpdoctor.hook.session"].current.writer
+        writer.flush(time.monotonic() + 60)  # its files are open for moments only: not again for a second
+        os.closerange(3, 256)
         own = [open(f"own-{number}", "w+") for number in range(40)]
     layer(torch.ones(2)).sum().backward()
     optimizer.step()
