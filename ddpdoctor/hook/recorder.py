@@ -74,12 +74,17 @@ class Recorder:
 
     def _follow_thread(self) -> None:
         self.thread = get_ident()
-        if self._schedstat >= 0:
-            os.close(self._schedstat)
+        self.close()
         try:
             path = f"/proc/self/task/{get_native_id()}/schedstat"
             self._schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
+            self._schedstat = -1
+
+    def close(self) -> None:
+        """Nothing is recorded any more."""
+        if self._schedstat >= 0:
+            os.close(self._schedstat)
             self._schedstat = -1
 
     def follow_this_thread(self) -> None:

@@ -34,8 +34,7 @@ class Session:
     """The recording of one rank."""
 
     def __init__(self, rank: int, world_size: int, run: str, spool: Spool) -> None:
-        """``spool`` is the rank's. Raises OSError where the run directory is another run's by now, or cannot be written to,
-        and that shows soon; ``spool`` is gone then."""
+        """``spool`` is the rank's."""
         from .backward import Backward
         from .dataloader import Loaders
         from .ddp import Models
@@ -47,8 +46,6 @@ class Session:
         self.spool = spool
         self.document: Dict[str, Any] = {}
         """What rank.json says."""
-        self.writer = Writer(self)
-        self.writer.start()
         self.recorder = Recorder(self.spool, Kinds())
         self.stepping = Stepping(self.recorder)
         self.devices = devices_of(self.recorder)
@@ -61,8 +58,19 @@ class Session:
         """Whether an optimizer has stepped, and so told which thread trains."""
         self.closing: List[Any] = []
         """Called in turn, with nothing, at the end of the recording."""
+        self.writer = Writer(self)
         self.patience_s = PATIENCE_S
         """What is left of the time that the job's end waits for the recording."""
+
+    def begin(self) -> None:
+        """Have what is recorded carried to the run directory. Raises OSError where that is another run's by now, or cannot be
+        written to, and that shows soon; the spool is gone then."""
+        try:
+            self.writer.start()
+        except OSError:
+            active.stop()
+            self.recorder.close()
+            raise
 
     def follow_training_thread(self) -> None:
         """The calling thread steps the optimizer: it is the one to record."""
@@ -95,6 +103,7 @@ def arm(rank: int, world_size: int) -> Optional[Session]:
         spool = Spool(place, rank, run)
         place = run
         session = Session(rank, world_size, run, spool)
+        session.begin()
     except OSError as error:
         failing = guard.part("run directory")
         failing.off = True
