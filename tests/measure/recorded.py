@@ -9,6 +9,8 @@ from pathlib import Path
 
 from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.measure import measure
+from ddpdoctor.rundir.layout import claim_rank_directory
+from ddpdoctor.rundir.owned import folder as opened
 from tests.measure.traced import reckoned
 
 EPOCH_NS = 1_760_000_000_000_000_000
@@ -254,8 +256,8 @@ def record(folder: Path, job: Job, *, missing: tuple[int, ...] = ()) -> Path:
     for rank, lines in enumerate(run_ranks(job)):
         if rank in missing:
             continue
-        place = folder / "ranks" / f"{rank:05d}"
-        place.mkdir(parents=True)
+        with opened(str(folder)) as run:
+            place = folder / "ranks" / claim_rank_directory(run, rank)
         (place / "rank.json").write_text(json.dumps(describe(job, rank)))
         (place / "steps.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     return folder
