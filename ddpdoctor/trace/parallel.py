@@ -21,6 +21,7 @@ _END_S = 5.0
 """How long a process may take to end."""
 _LEAST_S = 600.0
 _ANY_S = 3600.0
+_MOST_S = 24 * 3600.0
 _BYTES_PER_S = 40_000
 """Of compressed traces; on one busy processor it is four million."""
 _PROGRAM = "from ddpdoctor.trace.worker import main; main()"
@@ -111,7 +112,9 @@ def _patience_s(file: str) -> float:
         status = Path(file).stat()
     except OSError:  # a URL, or gone
         return _ANY_S
-    return _LEAST_S + status.st_size / _BYTES_PER_S if stat.S_ISREG(status.st_mode) else _ANY_S
+    if not stat.S_ISREG(status.st_mode):
+        return _ANY_S
+    return min(_LEAST_S + status.st_size / _BYTES_PER_S, _MOST_S)  # a file of holes has any size
 
 
 def _stuck(worker: _Worker) -> Result:
