@@ -253,7 +253,7 @@ def _replace(path: Path, chance: random.Random, secret: Path, fifos: bool) -> st
         kind = "gone"
     if kind == "linked folder":
         folder = path.parent
-        elsewhere = secret.parent / "elsewhere"
+        elsewhere = secret.parent / f"elsewhere-{len(list(secret.parent.iterdir()))}"
         shutil.move(folder, elsewhere)
         folder.symlink_to(elsewhere)
         return "the folder is a link"
