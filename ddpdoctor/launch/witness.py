@@ -14,9 +14,9 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from pathlib import Path
 
 from ddpdoctor.launch.inherited import PR_SET_PDEATHSIG, signals_of, status_of
+from ddpdoctor.launch.patience import hold_no_streams
 
 _FROM_KERNEL = 0x80
 _PATIENCE_S = 0.02
@@ -98,12 +98,7 @@ def _stand_by(libc: ctypes.CDLL, launcher_pid: int) -> None:
     """The witness's life: until it is killed, or its launcher is gone."""
     try:
         libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-        # An end of the job's pipes kept open here would keep their readers waiting.
-        for handle in [path.name for path in Path("/proc/self/fd").iterdir()]:
-            try:
-                os.close(int(handle))
-            except OSError:
-                pass
+        hold_no_streams([])
         while os.getppid() == launcher_pid:
             time.sleep(3600)
     finally:

@@ -13,14 +13,13 @@ that a copy from the spool goes on where the last one ended, and the third which
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import re
-import stat
 import time
-from typing import BinaryIO, Callable, Dict, Iterable, List, Optional, Tuple
+from typing import Callable, Dict, Iterable, List, Optional, Tuple
 
+from .files import reading
 from .layout import STEPS_FILE, STEPS_SCHEMA
 from .owned import open_file
 
@@ -75,19 +74,10 @@ def stream_end(handle: int) -> int:
 def stream_end_of(path: str) -> int:
     """The same of the file at ``path``; 0 where there is none, or it cannot be read."""
     try:
-        with _opened(path) as source:
+        with reading(path) as source:
             return stream_end(source.fileno())
     except OSError:
         return 0
-
-
-def _opened(path: str) -> BinaryIO:
-    """A plain file, to be read: opening a pipe would wait for its other end. Raises OSError."""
-    source = open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # noqa: SIM115
-    if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
-        source.close()
-        raise OSError(errno.EINVAL, "it is no plain file", path)
-    return source
 
 
 def stream_shift(handle: int) -> int:
@@ -114,7 +104,7 @@ def _head(handle: int) -> Dict[str, int]:
 def thinned_steps(folder: str) -> Ranges:
     """Numbers of the steps that were thinned out of a rank's log; [] where none was, or it cannot be read."""
     try:
-        with _opened(os.path.join(folder, STEPS_FILE)) as source:
+        with reading(os.path.join(folder, STEPS_FILE)) as source:
             return _left_out(source.fileno())
     except OSError:
         return []
