@@ -46,10 +46,18 @@ def test_a_job_that_gets_slower_has_not_warmed_up_for_long():
     assert chosen == set(range(3, 40))
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("steps", [2, 3, 4, 5])
 def test_few_steps_are_not_all_warm_up(steps):
     chosen, _ = choose_steps([log([30] + [10] * (steps - 1))])
     assert chosen
+
+
+def test_a_job_that_died_in_its_second_step_shows_its_start_up_only():
+    assert choose_steps([log([30])]) == (set(), {"warm-up": 1})
+
+
+def test_one_step_from_the_middle_of_a_job_is_measured():
+    assert choose_steps([log([30], first=7)]) == ({7}, {})
 
 
 def test_what_the_profiler_disturbs():
