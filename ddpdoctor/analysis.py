@@ -24,15 +24,12 @@ from ddpdoctor.diagnose.load import RuleSet, load_rules
 from ddpdoctor.diagnose.verdict import verdict
 from ddpdoctor.diagnose.waterfall import waterfall
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.measure.chronology import moved_trace, put_in_order
+from ddpdoctor.measure.align import moved_trace, put_in_order
 from ddpdoctor.measure.facts import Facts, StepFacts
-from ddpdoctor.measure.machines import series as telemetry_series
-from ddpdoctor.measure.measure import Measurement, measure
-from ddpdoctor.measure.recordnotes import notes_on_records
-from ddpdoctor.measure.selection import PROFILED
-from ddpdoctor.measure.steplog import RankLog, read_logs
+from ddpdoctor.measure.flow import Measurement, measure
+from ddpdoctor.measure.metrics import telemetry_series, window_cost
+from ddpdoctor.measure.steplog import PROFILED, RankLog, notes_on_records, read_logs
 from ddpdoctor.measure.window import Window, read_window
-from ddpdoctor.measure.windowcost import window_cost
 from ddpdoctor.rundir import RunDirectory, is_run_directory, recover, run_directories
 from ddpdoctor.telemetry.nvml import NO_GPU_TELEMETRY
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
@@ -159,8 +156,7 @@ def _analyze_operations(paths: Sequence[str], tables: Sequence[str], options: Op
         raise UnusableInput(
             f"{', '.join(paths)}: {len(tables)} tables of operations, each a job of its own; name one."
         )
-    from ddpdoctor.measure.stragglerfacts import straggler_facts, summary_of
-    from ddpdoctor.measure.stragglers import measure_stragglers
+    from ddpdoctor.measure.pipeline import measure_stragglers, straggler_facts, summary_of
     from ddpdoctor.trace.operations import read_operations
 
     found = measure_stragglers(read_operations(tables[0]))
@@ -311,7 +307,7 @@ def _nothing(paths: Sequence[str], inputs: Inputs) -> str:
 def _hta(inputs: Inputs, options: Options) -> dict[str, Any] | None:
     if not options.hta:
         return None
-    from ddpdoctor.measure.hta import hta_results
+    from ddpdoctor.measure.export import hta_results
 
     return hta_results(inputs.traces)
 

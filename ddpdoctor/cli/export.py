@@ -13,7 +13,7 @@ from ddpdoctor.cli.outputs import check_outputs, to_stdout
 from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.measure.tables import tables
+from ddpdoctor.measure.export import recorded_tables
 from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_parquet, write_timeline
 
 TABLES = ("steps", "collectives", "events")
@@ -60,7 +60,7 @@ def command(
         options = configured(progress, job=job)
         prepared = prepare(list(paths), options)
         diagnosis = conclude(prepared, options)
-        found = tables(prepared.logs, prepared.windows)
+        found = recorded_tables(prepared.logs, prepared.windows)
     recorded = {name: getattr(found, name) for name in TABLES}
     if chosen is not None:
         recorded = cut_steps(recorded, *chosen)

@@ -6,7 +6,6 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.measure.breakdown import PARTS
 from ddpdoctor.measure.facts import Where
 from ddpdoctor.measure.summary import (
     BandwidthPoint,
@@ -17,6 +16,7 @@ from ddpdoctor.measure.summary import (
     Timeline,
     WindowCost,
 )
+from ddpdoctor.measure.taxonomy import PARTS
 
 DIAGNOSIS_SCHEMA = "ddpdoctor.diagnosis/1"
 SEVERITIES = ("critical", "warning", "info")

@@ -13,7 +13,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from ddpdoctor.measure.tables import COLLECTIVES, EVENTS, STEPS
+from ddpdoctor.measure.export import COLLECTIVES, EVENTS, STEPS
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = ROOT.parent / "shared" / "traces"

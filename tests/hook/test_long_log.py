@@ -6,7 +6,7 @@ import sys
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.hook.environment import HookOptions
-from ddpdoctor.measure.reckoning import LEFT_OUT
+from ddpdoctor.measure.graph import LEFT_OUT
 from ddpdoctor.rundir.compaction import thinned_steps
 
 from .recording import JOBS, run_recorded

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddpdoctor.measure.blame import excess
+from ddpdoctor.measure.attribution import excess
 from ddpdoctor.measure.costs import Pricing
-from ddpdoctor.measure.graph import COMPONENTS, GRADIENTS, INDEX, CycleGroup, Graph, RankSteps, Sync
+from ddpdoctor.measure.graph import CycleGroup, Graph, RankSteps, Sync
+from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX, SyncKind
 
 MS = 1e6
 """ns"""
@@ -84,7 +85,7 @@ def graph_of(*groups, ranks=None, samples=None, run_delay_ms=None, cpu_ms=None, 
 
 def reductions(world, count=1):
     """``count`` reductions of gradients by all ranks."""
-    return [Sync(GRADIENTS, "DDP gradients", tuple(range(world))) for _ in range(count)]
+    return [Sync(SyncKind.GRADIENTS, "DDP gradients", tuple(range(world))) for _ in range(count)]
 
 
 def simple(world, cycles=40, transfer_ms=2.0, seed=0, jitter=0.0, **components_ms):

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from ddpdoctor.analysis import Options, load
-from ddpdoctor.measure.measure import measure
+from ddpdoctor.measure.flow import measure
 from ddpdoctor.rundir.layout import claim_rank_directory
 from ddpdoctor.rundir.owned import folder as opened
 from tests.measure.traced import reckoned

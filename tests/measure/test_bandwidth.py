@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.bandwidth import (
+from ddpdoctor.measure.graph import CycleGroup, Sync
+from ddpdoctor.measure.metrics import (
     bandwidth_points,
     bus_factor,
     canonical,
@@ -13,7 +14,6 @@ from ddpdoctor.measure.bandwidth import (
     latency_and_rate,
     transfers,
 )
-from ddpdoctor.measure.graph import CycleGroup, Sync
 from tests.measure.made import cycles_of, graph_of, on, work_array
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.blame import excess
-from ddpdoctor.measure.graph import BARRIER, GRADIENTS, STEP_END, Sync
+from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.graph import Sync
+from ddpdoctor.measure.taxonomy import SyncKind
 from tests.measure.made import (
     MS,
     cycles_of,
@@ -90,7 +91,7 @@ def test_ranks_alternating_around_a_barrier_are_no_stragglers(world):
     everyone = tuple(range(world))
     even = np.array([r % 2 == 0 for r in everyone], float)
     before = np.stack([8.0 * even, 8.0 * (1 - even)])[None]
-    syncs = [Sync(BARRIER, "barrier", everyone), Sync(GRADIENTS, "allreduce", everyone)]
+    syncs = [Sync(SyncKind.BARRIER, "barrier", everyone), Sync(SyncKind.GRADIENTS, "allreduce", everyone)]
     graph = graph_of(
         cycles_of(syncs, work_array(30, 2, world, forward=2.0, backward=before), transfer_ms=0.5)
     )
@@ -194,7 +195,7 @@ def test_cycles_of_different_shape_speak_together():
         work_array(30, 1, world, backward=10.0, data=on(2, world, 3.0)),
         steps=np.arange(30),
     )
-    syncs = [Sync(BARRIER, "barrier", everyone), *reductions(world)]
+    syncs = [Sync(SyncKind.BARRIER, "barrier", everyone), *reductions(world)]
     late = np.concatenate([on(2, world, 3.0), on(2, world, 0.0)], axis=1)
     other = cycles_of(syncs, work_array(10, 2, world, backward=5.0, data=late), steps=np.arange(30, 40))
     cost = late_of(graph_of(plain, other))["data"]
@@ -203,7 +204,7 @@ def test_cycles_of_different_shape_speak_together():
 
 
 def test_ranks_that_never_meet_cannot_be_late():
-    syncs = [Sync(STEP_END, STEP_END, (0, 1, 2))]
+    syncs = [Sync(SyncKind.STEP_END, SyncKind.STEP_END, (0, 1, 2))]
     graph = graph_of(cycles_of(syncs, work_array(20, 1, 3, forward=5.0, data=on(1, 3, 9.0)), transfer_ms=0.0))
     assert excess(graph).culprits == {} and late_of(graph) == {}
 
@@ -234,5 +235,5 @@ def test_a_checkpoint_that_only_one_rank_ever_writes_is_its_own_however_seldom(s
     for rank in savers:
         checkpoint[[9, 19], 0, rank] = 800.0
     work = work_array(36, 1, 4, forward=200.0, checkpoint=checkpoint)
-    late = late_of(graph_of(cycles_of([Sync(GRADIENTS, "allreduce", (0, 1, 2, 3))], work)))
+    late = late_of(graph_of(cycles_of([Sync(SyncKind.GRADIENTS, "allreduce", (0, 1, 2, 3))], work)))
     assert (late["checkpoint"].ranks if "checkpoint" in late else None) == blamed

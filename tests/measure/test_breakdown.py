@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.breakdown import PARTS, critical_breakdown, cycle_breakdown, rank_breakdown
-from ddpdoctor.measure.graph import BARRIER, GRADIENTS, CycleGroup, Sync
+from ddpdoctor.measure.graph import CycleGroup, Sync
+from ddpdoctor.measure.metrics import critical_breakdown, cycle_breakdown, rank_breakdown
+from ddpdoctor.measure.taxonomy import PARTS, SyncKind
 from tests.measure.made import MS, cycles_of, graph_of, on, shared_of, simple, work_array
 from tests.measure.test_replay import random_graph
 
@@ -43,7 +44,7 @@ def test_each_component_has_its_part():
 
 def test_wait_is_apart_from_transfer_and_from_barriers():
     everyone = (0, 1, 2)
-    syncs = [Sync(BARRIER, "barrier", everyone), Sync(GRADIENTS, "allreduce", everyone)]
+    syncs = [Sync(SyncKind.BARRIER, "barrier", everyone), Sync(SyncKind.GRADIENTS, "allreduce", everyone)]
     late = np.stack([on(0, 3, 3.0)[0, 0], on(1, 3, 4.0)[0, 0]])[None]
     graph = graph_of(cycles_of(syncs, work_array(5, 2, 3, forward=1.0, host=late), transfer_ms=0.5))
     rows = [of(row) for row in rank_breakdown(graph)]
@@ -64,7 +65,7 @@ def test_the_critical_path_goes_through_the_late_rank():
 
 
 def test_ranks_outside_a_synchronisation_keep_their_time():
-    syncs = [Sync("model", "all_reduce", (0, 1)), Sync(GRADIENTS, "allreduce", (0, 1, 2))]
+    syncs = [Sync("model", "all_reduce", (0, 1)), Sync(SyncKind.GRADIENTS, "allreduce", (0, 1, 2))]
     work = work_array(4, 2, 3, forward=np.array([[3.0, 5.0, 0.0], [1.0, 1.0, 9.0]])[None])
     graph = graph_of(cycles_of(syncs, work, transfer_ms=1.0))
     rows = [of(row) for row in rank_breakdown(graph)]
@@ -76,7 +77,7 @@ def test_ranks_outside_a_synchronisation_keep_their_time():
 def test_communication_beside_computation_is_computation():
     """Rank 0 computes for 3 of the 4 ms in which it waits, and for 1 of the 2 ms of transfer; rank 1, the late one, for all of
     its transfer."""
-    syncs = [Sync(GRADIENTS, "allreduce", (0, 1))]
+    syncs = [Sync(SyncKind.GRADIENTS, "allreduce", (0, 1))]
     group = cycles_of(syncs, work_array(3, 1, 2, forward=np.array([[6.0, 10.0]])), transfer_ms=2.0)
     beside = np.broadcast_to(np.array([4.0, 2.0]) * MS, (3, 1, 2))
     waiting = np.broadcast_to(np.array([3.0, 0.0]) * MS, (3, 1, 2))
@@ -89,7 +90,10 @@ def test_communication_beside_computation_is_computation():
 
 def test_collectives_at_the_same_time_are_counted_once():
     """Of two process groups: the second begins, and is over, while the first still runs."""
-    syncs = [Sync(GRADIENTS, "allreduce", (0, 1), group="a"), Sync("model", "allreduce", (0, 1), group="b")]
+    syncs = [
+        Sync(SyncKind.GRADIENTS, "allreduce", (0, 1), group="a"),
+        Sync("model", "allreduce", (0, 1), group="b"),
+    ]
     work = work_array(
         1, 2, 2, forward=np.array([[4.0, 4.0], [0.0, 0.0]])[None], host=[[[0.0, 0.0], [-3.0, -3.0]]]
     )

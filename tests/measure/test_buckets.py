@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.buckets import bucket_costs, disturbed_ns, exposed_ns, favoured_cap
+from ddpdoctor.measure.costs import bucket_costs, disturbed_ns, exposed_ns, favoured_cap
 from ddpdoctor.measure.facts import BucketFacts, Cost
 from tests.measure.made import simple
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.blame import excess
-from ddpdoctor.measure.chance import by_chance, rhythm_by_chance, tail
+from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.numerics import by_chance, rhythm_by_chance, tail
 from tests.measure.made import late_of, simple
 
 USUAL = {"forward": 5.0, "backward": 10.0, "host": 0.5}

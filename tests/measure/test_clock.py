@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.clock import fit_clock, vote_offset
+from ddpdoctor.measure.align import fit_clock, vote_offset
 
 EPOCH_NS = 1_759_308_646_000_000_000
 BOUND_NS = 50_000

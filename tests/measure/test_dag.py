@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.measure.dag import ALONE, Costs, build, in_order, measured, replay
-from ddpdoctor.measure.graph import BARRIER, COLLECTIVE, GRADIENTS, Sync
+from ddpdoctor.measure.graph import Sync
+from ddpdoctor.measure.pipeline import ALONE, Costs, build, in_order, measured, replay
 from ddpdoctor.measure.replay import baseline
 from ddpdoctor.measure.replay import replay as replay_cycles
+from ddpdoctor.measure.taxonomy import SyncKind
 from tests.measure.made import cycles_of, work_array
 
 
@@ -102,9 +103,9 @@ def test_nothing_is_replayed_to_nothing():
 def test_cycles_of_data_parallel_jobs_are_a_special_case(changed):
     random = np.random.default_rng(3)
     syncs = [
-        Sync(COLLECTIVE, "all_reduce", (0, 1, 3)),
-        Sync(BARRIER, "barrier", (0, 1, 2, 3)),
-        Sync(GRADIENTS, "DDP gradients", (0, 1, 2, 3)),
+        Sync(SyncKind.COLLECTIVE, "all_reduce", (0, 1, 3)),
+        Sync(SyncKind.BARRIER, "barrier", (0, 1, 2, 3)),
+        Sync(SyncKind.GRADIENTS, "DDP gradients", (0, 1, 2, 3)),
     ]
     work = work_array(1, 3, 4, backward=random.uniform(0, 9, (1, 3, 4)))
     group = cycles_of(syncs, work, random.uniform(0.5, 4, (1, 3)))

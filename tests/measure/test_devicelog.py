@@ -7,14 +7,22 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.hook.environment import HookOptions
-from ddpdoctor.measure.devicelog import _moved, in_device_time
+from ddpdoctor.measure.costs import rare_costs
 from ddpdoctor.measure.facts import Cost, Facts
-from ddpdoctor.measure.loggraph import graph_of_logs
-from ddpdoctor.measure.loglines import LogLines
-from ddpdoctor.measure.measure import measure
-from ddpdoctor.measure.points import gradients_ready
-from ddpdoctor.measure.rare import DEVICE_KINDS, rare_costs
-from ddpdoctor.measure.steplog import DeviceTimes, Event, RankLog, Step, read_rank_log
+from ddpdoctor.measure.flow import measure
+from ddpdoctor.measure.graph import graph_of_logs
+from ddpdoctor.measure.sourcelines import LogLines
+from ddpdoctor.measure.steplog import (
+    DeviceTimes,
+    Event,
+    RankLog,
+    Step,
+    gradients_ready,
+    in_device_time,
+    read_rank_log,
+)
+from ddpdoctor.measure.steplog.devicetime import _moved
+from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE
 from ddpdoctor.rundir import RunDirectory
 from tests.hook.recording import JOBS, TORCHRUN, run_recorded
 
@@ -52,7 +60,7 @@ def test_a_device_that_is_slower_now_and_then(tmp_path) -> None:
     logs = logs_of(tmp_path, "seldom")
     timed = in_device_time(logs)
     assert timed is not None
-    beside, _ = rare_costs(graph_of_logs(timed), LogLines(timed), DEVICE_KINDS)
+    beside, _ = rare_costs(graph_of_logs(timed), LogLines(timed), RARE_ON_DEVICE)
     for compute in (measure(logs, [], {}).facts.late.compute, beside["compute"]):
         assert compute is not None and compute.ranks == [1]
         assert compute.occurrence_ms == pytest.approx(18.0, abs=3.0)

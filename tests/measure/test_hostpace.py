@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from ddpdoctor.measure.costs import usual_transfer
-from ddpdoctor.measure.graph import INDEX
-from ddpdoctor.measure.hostpace import pace_ns
+from ddpdoctor.measure.graph import graph_of_windows, pace_ns
 from ddpdoctor.measure.replay import gain_ns, replay_all, without_transfer
-from ddpdoctor.measure.tracegraph import graph_of_windows
+from ddpdoctor.measure.taxonomy import INDEX
 from tests.generator import Config, Plant, generate
 from tests.measure.made import late_of, shared_of
 from tests.measure.test_syncs import device_step_ms

@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.measure.hta import hta_results, hta_trace
-from ddpdoctor.measure.intervals import complement, intersect, subtract, total, union
+from ddpdoctor.measure.export import hta_results, hta_trace
+from ddpdoctor.measure.numerics import complement, intersect, subtract, total, union
 from ddpdoctor.measure.window import read_window, rows_of
 from ddpdoctor.report.job_view import hta_tables
 from ddpdoctor.trace import classify, find_traces, load_traces

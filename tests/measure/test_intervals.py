@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.intervals import (
+from ddpdoctor.measure.numerics import (
     EMPTY,
     clip,
     complement,

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.measure.measure import measure
+from ddpdoctor.measure.flow import measure
 from tests.generator import Config, HostClock, Plant, generate
 from tests.measure.recorded import Job, late_facts, plant, record
 from tests.measure.recorded import measured as measured_run

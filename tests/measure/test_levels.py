@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.measure.blame import excess
-from ddpdoctor.measure.graph import MODEL, Graph, Sync
+from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.graph import Graph, Sync
+from ddpdoctor.measure.taxonomy import SyncKind
 from tests.generator import Config, Plant, When, generate
 from tests.measure.made import cycles_of, graph_of, late_of, reductions, simple, work_array
 
@@ -93,7 +94,7 @@ def test_one_long_step_of_all_is_none():
 
 def test_what_evens_out_within_the_step_counts_where_the_ranks_meet_in_between():
     """An expert of one layer is hot on one rank, of the next layer on another; between them is an all-to-all."""
-    between = Sync(MODEL, "all_to_all", (0, 1, 2, 3))
+    between = Sync(SyncKind.MODEL, "all_to_all", (0, 1, 2, 3))
     syncs = [between, *reductions(4)]
     hot = np.stack([np.roll(np.array([9.0, 3.0, 3.0, 3.0]), n) for n in range(7)])
     work = work_array(7, 2, 4, forward=np.stack([hot, 18.0 - 2 * hot + hot], axis=1))

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddpdoctor.measure.links import slow_link_ranks
+from ddpdoctor.measure.metrics import slow_link_ranks
 from tests.generator import Config, Plant, generate
 from tests.measure.made import graph_of, shared_of, simple
 from tests.measure.traced import accused, measured

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.graph import GRADIENTS, INDEX
-from ddpdoctor.measure.loaderpace import latent_in_windows
+from ddpdoctor.measure.graph import latent_in_windows
+from ddpdoctor.measure.taxonomy import INDEX, SyncKind
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import load_trace
 from tests.trace.trace_files import document, event, write
@@ -33,7 +33,7 @@ def window_of(folder, rank, waits_ms, ends_ms, name=NEXT):
 
 def group_of(data_ms):
     """Steps of 100 ms: 60 of computation, 1 of transfer, the rest is the late rank's wait for data."""
-    syncs = [Sync(GRADIENTS, "allreduce", (0, 1))]
+    syncs = [Sync(SyncKind.GRADIENTS, "allreduce", (0, 1))]
     return cycles_of(syncs, work_array(6, 1, 2, forward=60.0, data=np.array([data_ms])), transfer_ms=1.0)
 
 

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.measure import stepbound, steplog
-from ddpdoctor.measure.reckoning import LEFT_OUT
+from ddpdoctor.measure.graph import LEFT_OUT
+from ddpdoctor.measure.steplog import bound as stepbound
+from ddpdoctor.measure.steplog import log as steplog
 from ddpdoctor.measure.steplog import read_logs, read_rank_log
 from ddpdoctor.rundir import STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import BLOCK_STEPS, thin

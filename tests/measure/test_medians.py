@@ -7,7 +7,7 @@ import warnings
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.medians import nan_median
+from ddpdoctor.measure.numerics import nan_median
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (4, 5, 6), (3, 1, 8), (2, 7, 2)])

@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.facts import Where
-from ddpdoctor.measure.outside import operator_shares, python_parts
+from ddpdoctor.measure.graph import operator_shares, python_parts
 from tests.measure.recorded import EPOCH_NS, Job, record, run_ranks
 from tests.measure.traced import windows_of
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.persistence import persistence
+from ddpdoctor.measure.numerics import persistence
 
 STEPS = np.arange(100, 160)
 

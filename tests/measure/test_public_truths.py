@@ -7,7 +7,7 @@ import functools
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.tracematch import align_and_match
+from ddpdoctor.measure.align import align_and_match
 from tests.measure.traced import PUBLIC, accused, found, measured, windows_of
 
 SINGLE_RANK_WITH_COLLECTIVES = [

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, prepare
-from ddpdoctor.measure.measure import measure
-from ddpdoctor.measure.rare import lost_share
+from ddpdoctor.measure.costs import lost_share
+from ddpdoctor.measure.flow import measure
 from tests.generator import Config, Plant, When
 from tests.generator.rundirectory import generate_run
 from tests.generator.simulate import simulate, without

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, load
-from ddpdoctor.measure.blame import excess
-from ddpdoctor.measure.costs import Pricing
-from ddpdoctor.measure.graph import GRADIENTS, Sync
-from ddpdoctor.measure.reducer import _SEARCHES, reducer_work, search_ms
-from ddpdoctor.measure.whatif import no_sync
+from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.costs import Pricing, no_sync
+from ddpdoctor.measure.graph import Sync
+from ddpdoctor.measure.metrics import reducer_work, search_ms
+from ddpdoctor.measure.metrics.reducer import _SEARCHES
+from ddpdoctor.measure.taxonomy import SyncKind
 from tests.measure.made import MS, NoLines, cycles_of, graph_of, work_array
 from tests.measure.recorded import EPOCH_NS, Job, record, run_ranks
 from tests.measure.traced import windows_of
@@ -74,7 +75,10 @@ def test_micro_batches_without_a_reduction_are_not_asked(tmp_path):
 @pytest.mark.parametrize("synced_ms", [0.0, 1.5])
 def test_a_reduction_too_many_is_priced_with_its_copies(synced_ms):
     """Three micro-batches that all reduce; the job without the first two reductions is known."""
-    world, syncs = 2, [Sync(GRADIENTS, "DDP gradients", (0, 1), micro=n, group="ddp0") for n in range(3)]
+    world, syncs = (
+        2,
+        [Sync(SyncKind.GRADIENTS, "DDP gradients", (0, 1), micro=n, group="ddp0") for n in range(3)],
+    )
     job = graph_of(cycles_of(syncs, work_array(20, 3, world, forward=4.0, backward=8.0 + synced_ms), 3.0))
     last = np.array([0.0, 0.0, synced_ms])[None, :, None]
     fixed = graph_of(
@@ -96,7 +100,8 @@ def test_reductions_before_steps_of_two_optimizers_are_all_needed():
     for update, redundant in ((0, True), (1, False)):
         micros = enumerate((0, update))
         syncs = [
-            Sync(GRADIENTS, "allreduce", (0, 1), micro=n, group="0", update=after) for n, after in micros
+            Sync(SyncKind.GRADIENTS, "allreduce", (0, 1), micro=n, group="0", update=after)
+            for n, after in micros
         ]
         job = graph_of(cycles_of(syncs, work, 3.0))
         assert (Pricing(job, excess(job), NoLines()).shared().redundant_sync is not None) == redundant
@@ -104,7 +109,7 @@ def test_reductions_before_steps_of_two_optimizers_are_all_needed():
 
 
 def test_no_more_is_saved_than_the_backward_pass_takes():
-    syncs = [Sync(GRADIENTS, "DDP gradients", (0, 1), micro=n, group="ddp0") for n in range(2)]
+    syncs = [Sync(SyncKind.GRADIENTS, "DDP gradients", (0, 1), micro=n, group="ddp0") for n in range(2)]
     job = graph_of(cycles_of(syncs, work_array(20, 2, 2, forward=4.0, backward=1.0), 3.0))
     assert no_sync(job, [5.0 * MS] * 2) == pytest.approx(job.mean_cycle_ns - (3.0 + 1.0) * MS)
 

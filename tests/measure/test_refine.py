@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.measure.blame import excess
-from ddpdoctor.measure.costs import Pricing
-from ddpdoctor.measure.refine import refine
+from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.costs import Pricing, refine
 from tests.measure.made import NoLines, graph_of, on, simple
 
 WORLD = 4

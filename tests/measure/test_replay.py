@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.graph import BARRIER, BROADCAST, COLLECTIVE, GRADIENTS, INDEX, Sync
+from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.replay import (
     baseline,
     gain_ns,
@@ -15,6 +15,7 @@ from ddpdoctor.measure.replay import (
     without_transfer,
     without_work,
 )
+from ddpdoctor.measure.taxonomy import INDEX, SyncKind
 from tests.measure.made import MS, cycles_of, graph_of, on, reductions, shared_of, simple, work_array
 
 
@@ -27,11 +28,11 @@ def random_graph(seed, world=5):
     random = np.random.default_rng(seed)
     everyone = tuple(range(world))
     syncs = [
-        Sync(COLLECTIVE, "all_reduce", (0, 1, 3)),
-        Sync(BROADCAST, "DDP buffers", everyone, root=0),
-        Sync(COLLECTIVE, "all_gather", (2, 4)),
-        Sync(BARRIER, "barrier", everyone),
-        Sync(GRADIENTS, "DDP gradients", everyone),
+        Sync(SyncKind.COLLECTIVE, "all_reduce", (0, 1, 3)),
+        Sync(SyncKind.BROADCAST, "DDP buffers", everyone, root=0),
+        Sync(SyncKind.COLLECTIVE, "all_gather", (2, 4)),
+        Sync(SyncKind.BARRIER, "barrier", everyone),
+        Sync(SyncKind.GRADIENTS, "DDP gradients", everyone),
     ]
     work = work_array(
         7, 5, world, backward=random.uniform(0, 9, (7, 5, world)), data=random.uniform(0, 3, (7, 5, world))
@@ -80,7 +81,10 @@ def test_no_more_work_is_taken_out_than_there_is():
 def test_a_broadcast_waits_for_its_root_alone():
     """Rank 2 is late at the broadcast from rank 0, but nobody waits for it there."""
     world, everyone = 3, (0, 1, 2)
-    syncs = [Sync(BROADCAST, "DDP buffers", everyone, root=0), Sync(GRADIENTS, "allreduce", everyone)]
+    syncs = [
+        Sync(SyncKind.BROADCAST, "DDP buffers", everyone, root=0),
+        Sync(SyncKind.GRADIENTS, "allreduce", everyone),
+    ]
     at_root, elsewhere = [np.stack([on(r, world, 6.0)[0, 0], np.zeros(world)])[None] for r in (0, 2)]
     late_root = graph_of(
         cycles_of(syncs, work_array(5, 2, world, forward=1.0, data=at_root), transfer_ms=0.0)
@@ -90,7 +94,7 @@ def test_a_broadcast_waits_for_its_root_alone():
     )
     for graph in (late_root, late_other):
         np.testing.assert_allclose(replay_all(graph), 8.0 * MS)
-    without = without_meeting(lambda group, k: group.syncs[k].kind == BROADCAST)
+    without = without_meeting(lambda group, k: group.syncs[k].kind == SyncKind.BROADCAST)
     assert gain_ns(late_other, without) == pytest.approx(0.0, abs=1)
     # Rank 1 goes on at 1 ms instead of 7, but rank 0 comes to the reduction no earlier.
     assert gain_ns(late_root, without) == pytest.approx(0.0, abs=1)
@@ -98,7 +102,10 @@ def test_a_broadcast_waits_for_its_root_alone():
 
 def test_a_broadcast_costs_where_others_could_have_used_the_time():
     world, everyone = 2, (0, 1)
-    syncs = [Sync(BROADCAST, "DDP buffers", everyone, root=0), Sync(GRADIENTS, "allreduce", everyone)]
+    syncs = [
+        Sync(SyncKind.BROADCAST, "DDP buffers", everyone, root=0),
+        Sync(SyncKind.GRADIENTS, "allreduce", everyone),
+    ]
     forward = np.array([[6.0, 0.0], [0.0, 6.0]])[None]
     graph = graph_of(cycles_of(syncs, work_array(5, 2, world, forward=forward), transfer_ms=0.0))
     assert shared_of(graph)["broadcast"].ms_per_step == pytest.approx(6.0)
@@ -106,10 +113,12 @@ def test_a_broadcast_costs_where_others_could_have_used_the_time():
 
 def test_without_a_barrier_ranks_go_on():
     world, everyone = 2, (0, 1)
-    syncs = [Sync(BARRIER, "barrier", everyone), Sync(GRADIENTS, "allreduce", everyone)]
+    syncs = [Sync(SyncKind.BARRIER, "barrier", everyone), Sync(SyncKind.GRADIENTS, "allreduce", everyone)]
     work = work_array(5, 2, world, forward=np.array([[6.0, 1.0], [1.0, 6.0]])[None])
     graph = graph_of(cycles_of(syncs, work, transfer_ms=0.5))
-    assert gain_ns(graph, without_meeting(lambda g, k: g.syncs[k].kind == BARRIER)) == pytest.approx(5.5 * MS)
+    assert gain_ns(graph, without_meeting(lambda g, k: g.syncs[k].kind == SyncKind.BARRIER)) == pytest.approx(
+        5.5 * MS
+    )
 
 
 def test_the_last_meeting_of_a_cycle_loses_only_its_transfer():
@@ -125,7 +134,7 @@ def test_transfers():
 
 
 def test_reductions_repeated_within_a_step_are_priced():
-    syncs = [Sync(GRADIENTS, "DDP gradients", (0, 1), micro=m, group="ddp0") for m in range(3)]
+    syncs = [Sync(SyncKind.GRADIENTS, "DDP gradients", (0, 1), micro=m, group="ddp0") for m in range(3)]
     graph = graph_of(cycles_of(syncs, work_array(6, 3, 2, backward=5.0), transfer_ms=2.0))
     assert shared_of(graph)["redundant_sync"].ms_per_step == pytest.approx(4.0)
     single = graph_of(cycles_of(syncs[2:], work_array(6, 1, 2, backward=15.0), transfer_ms=2.0))

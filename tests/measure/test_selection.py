@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.measure.selection import choose_steps
-from ddpdoctor.measure.steplog import Event, RankLog, Step
+from ddpdoctor.measure.steplog import Event, RankLog, Step, choose_steps
 from ddpdoctor.rundir import RankRecord
 
 MS = 1_000_000

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.graph import COMPONENTS, CycleGroup, Sync
-from ddpdoctor.measure.lanes import length_ns, parts_of
-from ddpdoctor.measure.stalls import stalls
+from ddpdoctor.measure.graph import CycleGroup, Sync, stalls
+from ddpdoctor.measure.replay import length_ns, parts_of
+from ddpdoctor.measure.taxonomy import COMPONENTS
 
 MS = 1e6
 ARRIVAL, END = 10 * MS, 14 * MS

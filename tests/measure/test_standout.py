@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.measure.blame import excess
+from ddpdoctor.measure.attribution import excess
 from tests.generator import Config, Plant, When, cpu_job, generate
 from tests.measure.made import on, simple
 from tests.measure.traced import accused, measured

@@ -11,9 +11,8 @@ import numpy as np
 import pytest
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.measure.dag import replay
-from ddpdoctor.measure.pipelinedag import pipeline_dag
-from ddpdoctor.measure.stragglers import _WhatIf, measure_stragglers
+from ddpdoctor.measure.pipeline import measure_stragglers, pipeline_dag, replay
+from ddpdoctor.measure.pipeline.stragglers import _WhatIf
 from ddpdoctor.trace.operations import Operations, find_operations, read_operations
 
 PUBLISHED = Path(__file__).resolve().parents[2].parent / "shared" / "traces" / "straggler-analysis"

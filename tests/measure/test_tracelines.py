@@ -7,7 +7,8 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.tracelines import _MOST_WINDOWS, TraceLines, _spread
+from ddpdoctor.measure.sourcelines import TraceLines
+from ddpdoctor.measure.sourcelines.of_windows import _MOST_WINDOWS, _spread
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import load_trace
 from tests.trace.trace_files import document, event, write

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.measure.blame import excess
+from ddpdoctor.measure.attribution import excess
 from tests.measure.made import shared_of, simple
 from tests.measure.recorded import Job, late_facts, measured, plant, record
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from ddpdoctor.measure import whatif
-from ddpdoctor.measure.lanes import length_ns, parts_of
-from ddpdoctor.measure.tracegraph import graph_of_windows
-from ddpdoctor.measure.windowfacts import message_cost
+from ddpdoctor.measure.costs import whatif as whatif
+from ddpdoctor.measure.graph import graph_of_windows
+from ddpdoctor.measure.metrics import message_cost
+from ddpdoctor.measure.replay import length_ns, parts_of
 from tests.generator import Config, Plant, cpu_job, generate
 from tests.generator.cases import UNEQUAL_BUCKETS
 from tests.generator.simulate import simulate
@@ -54,7 +54,7 @@ def graphs(tmp_path_factory):
             generate(config, folder)
             windows = windows_of(folder)
             if config.backend == "gloo":
-                from ddpdoctor.measure.windowfacts import size_buckets
+                from ddpdoctor.measure.metrics import size_buckets
 
                 size_buckets(windows, config.bucket_bytes)
             made[name] = graph_of_windows(windows)[0]

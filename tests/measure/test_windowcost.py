@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.measure.windowcost import window_cost
+from ddpdoctor.measure.metrics import window_cost
 
 from .test_selection import log
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddpdoctor.measure.measure import measure
+from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import find_traces, load_traces
 

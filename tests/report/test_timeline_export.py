@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.diagnose.diagnosis import Coverage, Finding
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.measure.tables import COLLECTIVES, EVENTS, STEPS
+from ddpdoctor.measure.export import COLLECTIVES, EVENTS, STEPS
 from ddpdoctor.report.timeline_export import (
     chrome_trace,
     cut_steps,

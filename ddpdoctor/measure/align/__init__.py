@@ -1,0 +1,24 @@
+"""All ranks on one clock, and the same collective found on each.
+
+In: logs and windows by their own clocks. Out: the same on the run's common clock, with what was found on the way (clocks
+that were set, machines that slept, processes that were stopped), and :class:`Matched` collectives. The idea: durations come
+from monotonic clocks, hosts are tied by the collectives that their ranks leave together, and what is not credible is
+refused.
+"""
+
+from .chronology import moved_trace, put_in_order
+from .clockfit import fit_clock, vote_offset
+from .hosts import align_logs
+from .matching import Matched, align_and_match
+from .suspensions import set_suspended_aside
+
+__all__ = [
+    "Matched",
+    "align_and_match",
+    "align_logs",
+    "fit_clock",
+    "moved_trace",
+    "put_in_order",
+    "set_suspended_aside",
+    "vote_offset",
+]

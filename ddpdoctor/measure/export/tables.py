@@ -1,0 +1,189 @@
+"""Everything recorded, on one clock, as three tables: steps, collectives, events. For timelines and Parquet.
+
+All times are int64 ns since 1970 on the common clock (the first host's), unless the traces have clocks of
+their own. Where both step logs and a profiler window with device events exist, both are in the tables, told
+apart by ``source``; collectives then come from the window, for a host's log shows when they were issued, not
+when they ran.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import polars as pl
+
+from ddpdoctor.measure.align import align_and_match, align_logs
+from ddpdoctor.measure.graph import step_of
+from ddpdoctor.measure.numerics import Intervals
+from ddpdoctor.measure.steplog import Activities, Meeting, Point, RankLog, match, rank_points
+from ddpdoctor.measure.window import Window, arrivals
+
+LOG, TRACE = "step-log", "trace"
+
+STEPS = {
+    "rank": pl.Int32,
+    "source": pl.String,
+    "step": pl.Int64,
+    "start_ns": pl.Int64,
+    "end_ns": pl.Int64,
+    "marks": pl.String,
+}
+"""One row for each rank and step. ``marks``: what was special, such as profiled; parted by commas."""
+
+COLLECTIVES = {
+    "rank": pl.Int32,
+    "source": pl.String,
+    "step": pl.Int64,
+    "kind": pl.String,
+    "operation": pl.String,
+    "group": pl.String,
+    "arrival_ns": pl.Int64,
+    "last_arrival_ns": pl.Int64,
+    "end_ns": pl.Int64,
+    "wait_ns": pl.Int64,
+    "transfer_ns": pl.Int64,
+    "message_bytes": pl.Float64,
+}
+"""One row for each rank and collective. ``wait_ns`` runs from the own arrival to the last one's (of the root,
+for a broadcast), ``transfer_ns`` from there to the own end; ``last_arrival_ns`` and both are null where the
+collective was not matched over the ranks. ``kind``: gradients, barrier, collective, broadcast, model. ``step``
+is null outside the recorded steps."""
+
+EVENTS = {
+    "rank": pl.Int32,
+    "source": pl.String,
+    "track": pl.String,
+    "name": pl.String,
+    "start_ns": pl.Int64,
+    "duration_ns": pl.Int64,
+}
+"""One row for each stretch of work. ``track``: compute or host. ``name``: data, epoch_start, copy, forward
+(on a device: all computation but the optimizer's), backward, optimizer, collection (of garbage), checkpoint,
+device_sync and launch (a device idle because the host waited for it, or while the host issues work)."""
+
+_COMPUTE = ("forward", "backward", "optimizer")
+_LEFT_OUT = ("unmatched", "unseen")
+"""Components that are no work: the first is in ``collectives``, the second stands for nothing recorded."""
+
+
+@dataclass(frozen=True)
+class Tables:
+    """All ranks on one clock."""
+
+    steps: pl.DataFrame
+    collectives: pl.DataFrame
+    events: pl.DataFrame
+    hosts: dict[int, str] = field(default_factory=dict)
+    """Host name of each rank, where known."""
+    notes: list[str] = field(default_factory=list)
+
+
+def recorded_tables(logs: Sequence[RankLog], windows: Sequence[Window]) -> Tables:
+    """Align and tabulate. Logs and windows are moved onto the common clock in place."""
+    notes: list[str] = []
+    logs = [log for log in logs if log.steps]
+    align_logs(logs, notes)
+    on_device = any(window.on_device for window in windows)
+    drawn = windows if on_device or not logs else []
+    steps = [row for log in logs for row in _log_steps(log)]
+    events = [row for log in logs for row in _log_events(log)]
+    for window in drawn:
+        events += _window_events(window)
+        if not logs:
+            steps += [(window.rank, TRACE, n, a, b, "") for n, a, b in window.steps]
+    collectives = _window_collectives(drawn, notes) if drawn else _log_collectives(logs)
+    return Tables(
+        pl.DataFrame(steps, schema=STEPS, orient="row").sort("rank", "start_ns"),
+        pl.DataFrame(collectives, schema=COLLECTIVES, orient="row").sort("rank", "arrival_ns"),
+        pl.DataFrame(events, schema=EVENTS, orient="row").sort("rank", "source", "track", "start_ns"),
+        {w.rank: w.host for w in windows if w.host} | {log.rank: log.host for log in logs if log.host},
+        notes,
+    )
+
+
+def _log_steps(log: RankLog) -> list[tuple[object, ...]]:
+    return [(log.rank, LOG, s.number, s.start, s.end, ",".join(s.marks)) for s in log.steps]
+
+
+def _log_events(log: RankLog) -> list[tuple[object, ...]]:
+    origin = log.steps[0].start
+    sets = Activities(log, origin).sets
+    return [row for name, found in sets.items() for row in _rows(log.rank, LOG, name, found, origin)]
+
+
+def _window_events(window: Window) -> list[tuple[object, ...]]:
+    found = {name: part for name, part in window.sets.items() if name not in _LEFT_OUT}
+    return [row for name, part in found.items() for row in _rows(window.rank, TRACE, name, part, 0)]
+
+
+def _rows(rank: int, source: str, name: str, intervals: Intervals, origin: int) -> list[tuple[object, ...]]:
+    track = "compute" if name in _COMPUTE else "host"
+    starts, ends = (side.astype(np.int64) + origin for side in intervals)
+    return [
+        (rank, source, track, name, start, end - start)
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+    ]
+
+
+def _log_collectives(logs: Sequence[RankLog]) -> list[tuple[object, ...]]:
+    points = [rank_points(log) for log in logs]
+    ranks = [log.rank for log in logs]
+    meetings, _ = match(points)
+    together = {(meeting.key, position): meeting for meeting in meetings for position in meeting.points}
+    return [
+        _log_collective(ranks, position, point, together.get((point.key, position)))
+        for position, of_rank in enumerate(points)
+        for point in of_rank
+    ]
+
+
+def _log_collective(
+    ranks: list[int], position: int, point: Point, meeting: Meeting | None
+) -> tuple[object, ...]:
+    last = None
+    if meeting is not None:
+        root = meeting.points.get(ranks.index(point.root)) if point.root in ranks else None
+        last = root.arrival if root is not None else meeting.last_arrival
+    return (
+        *(ranks[position], LOG, point.step, point.kind, point.name, point.group),
+        *_split(point.arrival, last, max(point.end, point.arrival)),
+        point.message_bytes,
+    )
+
+
+def _window_collectives(windows: Sequence[Window], notes: list[str]) -> list[tuple[object, ...]]:
+    matched = align_and_match(windows)
+    if matched.refused:
+        notes.append(f"Collectives could not be matched over the ranks: {matched.refused}.")
+    begun = [arrivals(window)[0] for window in windows]
+    last = [np.full(len(window.comms), -1, np.int64) for window in windows]
+    for line in matched.rows if not matched.refused else ():
+        latest = max(int(begun[r][row]) for r, row in enumerate(line) if row >= 0)
+        for r, row in enumerate(line):
+            if row >= 0:
+                last[r][row] = latest
+    rows: list[tuple[object, ...]] = []
+    for window, arrival, latest_of in zip(windows, begun, last, strict=True):
+        comms, steps = window.comms, step_of(window, window.comms.issued)
+        for i in range(len(comms)):
+            size = float(comms.bytes[i])
+            together = int(latest_of[i]) if latest_of[i] >= 0 else None
+            rows.append(
+                (
+                    *(window.rank, TRACE, int(steps[i]) if steps[i] >= 0 and window.steps else None),
+                    *(comms.kind[i], comms.operation[i], comms.group[i]),
+                    *_split(int(arrival[i]), together, int(comms.end[i])),
+                    None if np.isnan(size) else size,
+                )
+            )
+    return rows
+
+
+def _split(arrival: int, last: int | None, end: int) -> tuple[int | None, ...]:
+    """arrival, last arrival, end, wait, transfer."""
+    if last is None:
+        return arrival, None, end, None, None
+    together = min(max(last, arrival), end)
+    return arrival, last, end, together - arrival, end - together

@@ -1,0 +1,35 @@
+"""The dependency graph of a run: cycles of work and synchronisations.
+
+In: logs or windows on one clock. Out: a :class:`Graph` of :class:`CycleGroup`, dense arrays over cycles, synchronisations,
+ranks and components of work; every recorded step is in it or has a reason. The idea: ranks stand together at the end of a
+synchronisation, so cycles are independent, and both kinds of recording become one form that can be measured and replayed.
+"""
+
+from .dependencies import stalls
+from .from_logs import graph_of_logs
+from .from_windows import graph_of_windows, step_of, step_of_comms
+from .graph import CycleGroup, Graph, RankSteps, Sync
+from .hostpace import pace_ns
+from .loaderpace import latent_in_windows
+from .operators import operator_shares, python_parts
+from .reckoning import LEFT_OUT, all_set_aside, measured_steps, recorded_steps
+
+__all__ = [
+    "LEFT_OUT",
+    "CycleGroup",
+    "Graph",
+    "RankSteps",
+    "Sync",
+    "all_set_aside",
+    "graph_of_logs",
+    "graph_of_windows",
+    "latent_in_windows",
+    "measured_steps",
+    "operator_shares",
+    "pace_ns",
+    "python_parts",
+    "recorded_steps",
+    "stalls",
+    "step_of",
+    "step_of_comms",
+]

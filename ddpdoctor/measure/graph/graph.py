@@ -1,0 +1,251 @@
+"""The dependency graph of a run: cycles of work and synchronisation, in a form that can be measured, blamed
+and replayed.
+
+A *cycle* is a step seen from the synchronisation points: from the end of the last one in step *i - 1* to the
+end of the last one in step *i*. All ranks stand together at both ends, so cycles are independent of each
+other, and their mean length is the mean step time. Inside, each rank works in *segments*, from its own end of
+one synchronisation to its own arrival at the next:
+
+    begin -> work -> arrival | wait | transfer | own end -> work -> arrival ...
+
+Cycles with the same sequence of synchronisations are kept in one :class:`CycleGroup` of dense arrays with
+axes N (cycles), K (synchronisations), R (ranks) and C (components of work). Times are float64 ns on the run's
+common clock; NaN where a rank takes no part.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.measure.numerics import Array, nan_median
+from ddpdoctor.measure.taxonomy import INDEX, LATENT
+
+TAKING = 0.02
+"""Of a step: taking a batch that stands ready is quicker, and part of what a host does to issue the step."""
+
+
+@dataclass(frozen=True)
+class Sync:
+    """One synchronisation in a cycle's sequence."""
+
+    kind: str
+    """``gradients`` (DDP's reduction after one backward pass, or what a job does instead), ``barrier``,
+    ``collective`` (called from Python), ``broadcast`` (of buffers), ``step end`` (a mark without any waiting,
+    for jobs of one rank)."""
+    name: str
+    members: tuple[int, ...]
+    """Positions of the ranks that take part."""
+    micro: int = 0
+    """Number of the backward pass within the step, for gradients."""
+    group: str = ""
+    root: int | None = None
+    """Position of the one rank for which all others wait (broadcast); None where all wait for all."""
+    update: int = 0
+    """How many steps of optimizers there were before it in the step: a GAN's two train one model after the other."""
+
+
+@dataclass(frozen=True)
+class CycleGroup:
+    """Cycles with the same sequence of synchronisations."""
+
+    syncs: tuple[Sync, ...]
+    steps: NDArray[np.int64]
+    """[N] step number."""
+    begin: Array
+    """[N, R] own end of the previous cycle's last synchronisation."""
+    arrival: Array
+    """[N, K, R]"""
+    end: Array
+    """[N, K, R] own end."""
+    work: Array
+    """[N, K, R, C] ns of each component in the segment before the arrival. The components of a segment add up
+    to its length."""
+    message_bytes: Array
+    """[N, K] bytes that a rank contributes; NaN where unknown."""
+    hidden: Array | None = None
+    """[N, K, R, C] ns of each component beside the synchronisation, between own arrival and own end; None where none
+    can run beside one. A rank that waits in a reduction while its backward pass goes on computes no less than the
+    late one: both counts belong together."""
+    beside: Array | None = None
+    """[N, K, R] ns of computation between own arrival and own end: work that stays when the synchronisation
+    goes. None: nothing."""
+    beside_wait: Array | None = None
+    """[N, K, R] ns of it while the rank waits for the last one to arrive. None: nothing."""
+    exposed: Array | None = None
+    """[N, K] ns of the transfer during which no member computes; None where nothing runs beside a
+    transfer."""
+    latent: dict[str, Array] = field(default_factory=dict)
+    """[N, R] ns, by the kinds of :data:`LATENT`, that each rank would take if it waited for no other rank: more than it did
+    where its loader's workers make batches, or its host issues work, in the time in which it waits for others. Left out: as
+    it did."""
+    pace: Array | None = None
+    """[N, R] ns that each rank's host needs to issue the step, in which no rank can be quicker (see :mod:`.hostpace`); 0 where
+    unknown. None: the same."""
+    ready: Array | None = None
+    """[N, K, R] when each part could have started had the synchronisation before it been over: earlier than the
+    arrival where it was queued. None: at the arrival."""
+    idle_after: dict[str, Array] = field(default_factory=dict)
+    """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of what was waited
+    for (see :mod:`.syncs`). {}: none, or unknown."""
+    on_device: bool = False
+    """Collectives run on a device beside the computation, which only some of them hold up (see :mod:`.lanes`)."""
+    stalls: NDArray[np.bool_] | None = None
+    """[K, R] where the timeline shows that the rank's computation waits for the collective (see :mod:`.stalls`)."""
+
+    @property
+    def last_arrival(self) -> Array:
+        """[N, K] when the last member arrives."""
+        latest: Array = np.nanmax(self.arrival, axis=2)
+        return latest
+
+    @property
+    def common_end(self) -> Array:
+        """[N, K] when the synchronisation is over: the median of the members' own ends, not before the last
+        arrival.
+
+        A member cannot finish before the last one has arrived; ends differ by how soon each is woken.
+        """
+        return np.maximum(nan_median(self.end, axis=2), self.last_arrival)
+
+    @property
+    def transfer(self) -> Array:
+        """[N, K] ns from the last arrival to the common end."""
+        return self.common_end - self.last_arrival
+
+    @property
+    def lag(self) -> Array:
+        """[N, K, R] own end minus common end; negative where a rank goes on before the others."""
+        return self.end - self.common_end[:, :, None]
+
+    @property
+    def wait(self) -> Array:
+        """[N, K, R] ns from own arrival to the last arrival."""
+        return self.last_arrival[:, :, None] - self.arrival
+
+    def together(self, k: int, arrival: Array | None = None) -> Array:
+        """[N, members] from when each member waits for nobody any more, for the measured or other arrivals [N, members].
+
+        At a broadcast that is the root's arrival, or the last member's for those who were seen to leave only after that:
+        how far a broadcast synchronises depends on its algorithm (trees pass on, small messages are not waited for).
+        """
+        sync = self.syncs[k]
+        members = list(sync.members)
+        measured = self.arrival[:, k, members]
+        at = measured if arrival is None else arrival
+        last: Array = at.max(axis=1, keepdims=True)
+        if sync.root is None:
+            return np.broadcast_to(last, at.shape)
+        root = members.index(sync.root)
+        waits_for_all = self.end[:, k, members] >= measured.max(axis=1, keepdims=True)
+        return np.where(waits_for_all, last, np.maximum(at, at[:, [root]]))
+
+    def with_latent(self, kind: str, latent: Array | None) -> CycleGroup:
+        """The group with what is known of one kind of latent work, [N, R] ns."""
+        return self if latent is None else replace(self, latent={**self.latent, kind: latent})
+
+    @property
+    def work_alone(self) -> Array:
+        """[N, K, R, C] ns: the work, with the wait for data and for the host that the rank would have by itself."""
+        if not self.latent:
+            return self.work
+        work = self.work.copy()
+        if "data" in self.latent:
+            data = work[..., INDEX["data"]]
+            # The wait that others hide would be where data is waited for: of this rank, or else of any.
+            typical = np.broadcast_to(data.sum(axis=2, keepdims=True), data.shape)
+            own = np.where(data.sum(axis=1, keepdims=True) > 0, data, typical)
+            whole = np.maximum(own.sum(axis=1, keepdims=True), 1.0)
+            missing = np.clip(self.latent["data"] - data.sum(axis=1), 0, None)
+            data += missing[:, None, :] * own / whole
+        if "host" in self.latent:
+            columns = [INDEX[name] for name in ("data", *LATENT["host"])]
+            idle = work[..., columns]
+            idle[..., 0] *= idle[..., 0].sum(axis=1, keepdims=True) <= TAKING * self.duration[:, None, None]
+            # Idle time would be where the device of the rank idles that hides least of it.
+            shown = idle.sum(axis=(1, 3)).argmax(axis=1)
+            most = idle[np.arange(len(idle)), :, shown][:, :, None]
+            takes_part = ~np.isnan(self.arrival)[..., None]
+            pattern = np.maximum(most - idle, 1e-3 * np.abs(most) + 1e-3) * takes_part
+            missing = np.clip(self.latent["host"] - idle[..., 1:].sum(axis=(1, 3)), 0, None)
+            whole = np.maximum(pattern.sum(axis=(1, 3), keepdims=True), 1e-3)
+            work[..., columns] += missing[:, None, :, None] * pattern / whole
+        return work
+
+    @property
+    def work_since(self) -> Array:
+        """[N, K, R, C] ns: :attr:`work_alone`, with what ran beside the synchronisation before."""
+        return self.continued(self.work_alone)
+
+    def continued(self, work: Array) -> Array:
+        """[N, K, R, C] ns: ``work`` with what ran beside the synchronisation before, of which it is the continuation.
+
+        What runs beside the cycle's last one belongs to the last segment.
+        """
+        if self.hidden is None:
+            return work
+        work = work.copy()
+        for r in range(work.shape[2]):
+            own = [k for k, sync in enumerate(self.syncs) if r in sync.members]
+            for k, following in zip(own, [*own[1:], *own[-1:]], strict=True):
+                work[:, following, r] += self.hidden[:, k, r]
+        return work
+
+    @property
+    def duration(self) -> Array:
+        """[N] ns: the cycle's length, latest end to latest end."""
+        length: Array = np.nanmax(self.end, axis=(1, 2)) - np.nanmax(self.begin, axis=1)
+        return length
+
+
+@dataclass(frozen=True)
+class RankSteps:
+    """One rank's steps as recorded, whether measured or set aside."""
+
+    steps: NDArray[np.int64]
+    start: Array
+    end: Array
+    samples: Array
+    """[N] samples that the loaders gave in the step; NaN where unknown."""
+    run_delay: Array
+    """[N] ns in which the training thread was ready but had no CPU; NaN where unknown."""
+    micro_batches: Array
+    """[N] backward passes."""
+    cpu: Array | None = None
+    """[N] ns that the training thread ran on a CPU; NaN where unknown."""
+    elements: Array | None = None
+    """[N] elements of the forwards' inputs, or in traces with shapes of all operators': the amount of work
+    where samples are not known or differ in size; NaN where unknown."""
+
+
+@dataclass(frozen=True)
+class Graph:
+    """A run, ready to be measured."""
+
+    source: str
+    """"step-log" or "trace"."""
+    ranks: tuple[int, ...]
+    """Rank numbers, by position."""
+    groups: list[CycleGroup]
+    steps: list[RankSteps]
+    """By position."""
+    set_aside: dict[str, int] = field(default_factory=dict)
+    """Steps that are not measured, by reason."""
+    matched: int = 0
+    unmatched: int = 0
+    refused: str | None = None
+    clock_error_ns: float | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def cycles(self) -> int:
+        """Measured cycles."""
+        return sum(len(group.steps) for group in self.groups)
+
+    @property
+    def mean_cycle_ns(self) -> float:
+        """Mean cycle length, ns: the mean step time on the critical path. NaN without cycles."""
+        lengths = [group.duration for group in self.groups]
+        return float(np.concatenate(lengths).mean()) if lengths else float("nan")

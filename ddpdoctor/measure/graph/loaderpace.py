@@ -1,0 +1,134 @@
+"""How fast each rank's loader workers make batches, also where the rank does not wait for them.
+
+Ranks meet in every step, so the rank whose workers are slowest by a hair sets the pace: it waits for every
+batch, while the others' workers, nearly as slow, build up a reserve and their ranks never wait. Mending only
+the rank that waits would gain that hair. What tells is the pace of production: batches that were used plus
+those that came to stand ready, over the time that took, while no worker was idle for want of room.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.steplog import Event, RankLog, main_loader_settings
+from ddpdoctor.measure.taxonomy import INDEX
+from ddpdoctor.measure.window import Window
+from ddpdoctor.trace import classify
+
+from .graph import CycleGroup
+
+_FEWEST_PAIRS = 8
+"""Pairs of neighbouring batches from which a pace is taken."""
+_FEWEST_BATCHES = 4
+_WAITED = 0.02
+"""Of the time between two batches: taking one that stands ready is quicker."""
+_DEFAULT_PREFETCH = 2
+"""DataLoader's prefetch_factor."""
+
+
+def pace_ns(log: RankLog) -> float | None:
+    """Time that the workers of this rank's training loader take per batch, ns; None where there are none, or
+    where a worker was always idle."""
+    loader = main_loader_settings(log)
+    if loader is None or not loader.get("num_workers"):
+        return None
+    room = _room(loader)
+    took, made, pairs = 0.0, 0, 0
+    for one, two in _neighbours(log, loader["id"]):
+        if 0 <= one.q < room and 0 <= two.q < room:
+            # With a reserve of q batches at each request, this many were made between the two.
+            took += two.s - one.s
+            made += 1 + two.q - one.q
+            pairs += 1
+    if pairs < _FEWEST_PAIRS or made < _FEWEST_PAIRS:
+        return None
+    return took / made
+
+
+def latent_data(
+    group: CycleGroup,
+    paces: Sequence[float | None],
+    batches: Sequence[float],
+    waits: Array | None = None,
+) -> Array | None:
+    """[N, R] ns: the wait for data that each rank would have in each cycle if it waited for no other rank.
+
+    A rank needs, for everything but data, the cycle without its own ``waits`` [N, R] (by default all of the group's); its
+    workers need ``pace`` for each of its ``batches`` a step. None where no pace is known.
+    """
+    if all(pace is None for pace in paces):
+        return None
+    data = group.work[..., INDEX["data"]].sum(axis=1)
+    rest = group.duration[:, None] - data - (np.nansum(group.wait, axis=1) if waits is None else waits)
+    needed = np.array([(pace or 0.0) * number for pace, number in zip(paces, batches, strict=True)])
+    latent: Array = np.maximum(data, needed[None, :] - rest)
+    return latent
+
+
+def latent_in_windows(group: CycleGroup, windows: Sequence[Window]) -> Array | None:
+    """:func:`latent_data` of jobs on a device, whose hosts run ahead of it: they wait for each batch of a loader that is not
+    quick enough, also where the device does not stand still for it.
+    """
+    found = [_paced(window) for window in windows]
+    if all(pace is None for pace, _ in found):
+        return None
+    waits = np.nansum(group.wait - (0.0 if group.beside_wait is None else group.beside_wait), axis=1)
+    return latent_data(group, [pace for pace, _ in found], [number for _, number in found], waits)
+
+
+def _paced(window: Window) -> tuple[float | None, float]:
+    """Time per batch of the workers of this rank, ns, and batches per step. None where there are no workers, or where most
+    batches stood ready.
+
+    The host waited for two batches in a row: none stood ready at the first, so the second was made between the ends of the
+    two waits.
+    """
+    trace = window.trace
+    rows = np.flatnonzero(classify.next_batches(trace))
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    steps = max(len(window.steps), 1)
+    if len(rows) < _FEWEST_BATCHES or classify.IN_PROCESS in trace.name_of(int(rows[0])):
+        return None, len(rows) / steps
+    ends = trace.end_ns[rows].astype(float)
+    waited = ends - trace.start_ns[rows] >= _WAITED * float(np.median(np.diff(ends)))
+    in_a_row = waited[:-1] & waited[1:]
+    if in_a_row.sum() < max(_FEWEST_BATCHES - 1, len(rows) / 2):
+        return None, len(rows) / steps
+    return float(np.diff(ends)[in_a_row].mean()), len(rows) / steps
+
+
+def batches_per_step(log: RankLog) -> float:
+    """Mean number of batches that the training loop takes in a step."""
+    counts = [sum(e.k == "data" and not e.end for e in step.events) for step in log.steps if step.events]
+    return float(np.mean(counts)) if counts else 0.0
+
+
+def _room(loader: dict[str, Any]) -> int:
+    """Ready batches from which on some worker may have nothing to do: all its own are ready."""
+    deep = loader.get("prefetch_factor") or _DEFAULT_PREFETCH
+    return int((deep - 1) * loader["num_workers"] + 1)
+
+
+def _neighbours(log: RankLog, loader: int) -> list[tuple[Event, Event]]:
+    """Requests for two batches in a row, of the same pass over the loader and of neighbouring steps."""
+    pairs = []
+    before: Event | None = None
+    last_step = None
+    for step in log.steps:
+        if last_step is not None and step.number != last_step + 1:
+            before = None
+        last_step = step.number
+        if not step.events:
+            before = None
+        for event in step.events:
+            if event.k == "iter" or event.end:
+                before = None
+            elif event.k == "data" and event.l == loader:
+                if before is not None:
+                    pairs.append((before, event))
+                before = event
+    return pairs

@@ -1,0 +1,107 @@
+"""Per-rank summaries and series over time, from the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.measure.graph import Graph, RankSteps
+from ddpdoctor.measure.numerics import Array, nan_median
+from ddpdoctor.measure.summary import RankSummary, Series
+from ddpdoctor.measure.taxonomy import PARTS
+
+from .breakdown import rank_breakdown
+
+MOST_POINTS = 400
+
+
+def rank_summaries(graph: Graph, hosts: Sequence[str], devices: Sequence[str | None]) -> list[RankSummary]:
+    """One summary per rank."""
+    if not graph.groups:
+        return [
+            RankSummary(rank=rank, host=host or None, device=device, step_ms=_mean_step_ms(steps))
+            for rank, host, device, steps in zip(graph.ranks, hosts, devices, graph.steps, strict=True)
+        ]
+    parts = rank_breakdown(graph) / 1e6
+    late, caused = lateness(graph)
+    return [
+        RankSummary(
+            rank=rank,
+            host=hosts[r] or None,
+            device=devices[r],
+            step_ms=float(parts[r].sum()),
+            breakdown_ms={part: float(parts[r, i]) for i, part in enumerate(PARTS)},
+            late_ms=float(late[r]) / 1e6,
+            caused_wait_ms=float(caused[r]) / 1e6,
+        )
+        for r, rank in enumerate(graph.ranks)
+    ]
+
+
+def _mean_step_ms(steps: RankSteps) -> float | None:
+    return float((steps.end - steps.start).mean()) / 1e6 if len(steps.steps) else None
+
+
+def lateness(graph: Graph) -> tuple[Array, Array]:
+    """[R] ns per cycle: lateness against the median rank, and the waiting that a rank causes to each other
+    rank by being last."""
+    world = len(graph.ranks)
+    late, caused = np.zeros(world), np.zeros(world)
+    for group in graph.groups:
+        middle = nan_median(group.arrival, axis=2, keepdims=True)
+        late += np.nansum(np.clip(group.arrival - middle, 0, None), axis=(0, 1))
+        for k, sync in enumerate(group.syncs):
+            members = np.array(sync.members)
+            if len(members) < 2 or sync.kind == "step end":
+                continue
+            arrival = group.arrival[:, k, members]
+            ordered = np.sort(arrival, axis=1)
+            np.add.at(caused, members[arrival.argmax(axis=1)], ordered[:, -1] - ordered[:, -2])
+    cycles = max(graph.cycles, 1)
+    return late / cycles, caused / cycles
+
+
+def cycle_lateness(graph: Graph) -> tuple[NDArray[np.int64], Array]:
+    """Step numbers [cycles] and [cycles, R] ns: the largest lateness of each rank in each cycle, in rising
+    order of steps."""
+    if not graph.groups:
+        return np.empty(0, np.int64), np.empty((0, len(graph.ranks)))
+    steps = np.concatenate([group.steps for group in graph.groups])
+    values = []
+    for group in graph.groups:
+        middle = nan_median(group.arrival, axis=2, keepdims=True)
+        values.append(np.nan_to_num(np.nanmax(np.clip(group.arrival - middle, 0, None), axis=1)))
+    order = np.argsort(steps, kind="stable")
+    return steps[order], np.concatenate(values)[order]
+
+
+def series(graph: Graph) -> Series:
+    """Step times and lateness over time, thinned to at most :data:`MOST_POINTS` points (means of neighbouring
+    steps)."""
+    numbers = sorted({int(s) for steps in graph.steps for s in steps.steps})
+    if not numbers:
+        return Series()
+    place = {number: i for i, number in enumerate(numbers)}
+    stride = -(-len(numbers) // MOST_POINTS)
+    late_steps, late = cycle_lateness(graph)
+    rows = [place[int(s)] for s in late_steps if int(s) in place]
+    step_ms, late_ms = [], []
+    for r, steps in enumerate(graph.steps):
+        times = np.full(len(numbers), np.nan)
+        times[[place[int(s)] for s in steps.steps]] = (steps.end - steps.start) / 1e6
+        step_ms.append(_thinned(times, stride))
+        lates = np.full(len(numbers), np.nan)
+        lates[rows] = late[: len(rows), r] / 1e6
+        late_ms.append(_thinned(lates, stride))
+    return Series(steps=numbers[::stride], ranks=list(graph.ranks), step_ms=step_ms, late_ms=late_ms)
+
+
+def _thinned(values: Array, stride: int) -> list[float | None]:
+    padded = np.pad(values, (0, -len(values) % stride), constant_values=np.nan).reshape(-1, stride)
+    known = (~np.isnan(padded)).sum(axis=1)
+    means = np.nan_to_num(padded).sum(axis=1) / np.maximum(known, 1)
+    return [
+        round(mean, 4) if count else None for mean, count in zip(means.tolist(), known.tolist(), strict=True)
+    ]

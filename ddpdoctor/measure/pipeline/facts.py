@@ -1,0 +1,97 @@
+"""The what-if analysis of a pipeline- and data-parallel job as the facts that rules read.
+
+Slow workers are ``late.compute``, as in a data-parallel job, unless they are whole pipeline stages: then the
+model is cut unevenly, and they are ``pipeline.stage``. ``late.total`` is all that typical operations would save.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ddpdoctor.measure.facts import Cost, Facts, JobFacts, LateFacts, PipelineFacts, StepFacts
+from ddpdoctor.measure.metrics import SLOW_STEP
+from ddpdoctor.measure.numerics import persistence
+
+from .stragglers import Removed, Stragglers, Worker
+
+_HIT_SHARE = 0.02
+"""A step counts as hit where it loses this share of the mean step: steps of one job differ by as much."""
+_MOST_CULPRITS = 0.5
+"""Where more of the workers are slow in turn, nobody in particular is to blame."""
+
+
+def straggler_facts(found: Stragglers) -> Facts:
+    """All facts that the analysis yields; the others are absent."""
+    lengths = np.array(found.measured_steps_ms)
+    culprits = [worker for worker in found.workers if worker.rank in found.culprits]
+    stages = slow_stages(found)
+    cost = None
+    if found.without_culprits is not None and len(culprits) <= _MOST_CULPRITS * len(found.workers):
+        cost = _cost(found, found.without_culprits, culprits)
+    return Facts(
+        job=JobFacts(world_size=found.world_size, ranks_seen=len(found.workers)),
+        steps=StepFacts(
+            source="trace",
+            seen=len(lengths) + found.set_aside,
+            measured=len(lengths),
+            mean_ms=float(lengths.mean()),
+            median_ms=float(np.median(lengths)),
+            p95_ms=float(np.quantile(lengths, 0.95)),
+            slow_steps_share=float((lengths > SLOW_STEP * np.median(lengths)).mean()),
+        ),
+        late=LateFacts(
+            compute=None if stages else cost,
+            total=_cost(found, found.without_any, culprits if cost is not None and not stages else None),
+        ),
+        pipeline=PipelineFacts(
+            stages=found.stages,
+            replicas=found.replicas,
+            slowdown=found.slowdown,
+            slow_stages=stages or None,
+            stage=cost if stages else None,
+        ),
+    )
+
+
+def summary_of(found: Stragglers) -> str:
+    """The analysis in a sentence, with the quantities of the paper."""
+    shares = [
+        f"{name} = {removed.share:.3f}"
+        for name, removed in (("M_W", found.without_slowest), ("M_S", found.without_last_stage))
+        if removed is not None and removed.share is not None
+    ]
+    return (
+        f"What-if analysis of {len(found.workers)} traced workers ({found.replicas} replicas of {found.stages} "
+        f"pipeline stages): the job takes S = {found.slowdown:.3f} times what it would if every operation took "
+        f"its typical time{''.join(f'; {share}' for share in shares)}."
+    )
+
+
+def slow_stages(found: Stragglers) -> list[int]:
+    """Stages of which every replica is a culprit; empty unless those are all culprits, and where there is one
+    replica, so that a slow stage cannot be told from a slow machine."""
+    if found.replicas < 2:
+        return []
+    culprits = [worker for worker in found.workers if worker.rank in found.culprits]
+    stages = sorted({worker.stage for worker in culprits})
+    return stages if len(culprits) == len(stages) * found.replicas and len(stages) < found.stages else []
+
+
+def _cost(found: Stragglers, removed: Removed, culprits: list[Worker] | None) -> Cost:
+    mean_ms = float(np.mean(found.measured_steps_ms))
+    gain = np.array(removed.gain_ms)
+    hit = gain > _HIT_SHARE * mean_ms
+    when = persistence(np.array(found.steps), hit)
+    gain_ms = max(0.0, float(gain.mean()))
+    named = culprits or []
+    others = [worker.compute_ms for worker in found.workers if worker not in named]
+    return Cost(
+        ms_per_step=gain_ms,
+        share=gain_ms / mean_ms,
+        speedup=mean_ms / (mean_ms - gain_ms),
+        ranks=None if culprits is None else sorted(worker.rank for worker in culprits),
+        own_ms=float(np.mean([worker.compute_ms for worker in named])) if named else None,
+        typical_ms=float(np.median(others)) if named and others else None,
+        occurrence_ms=float(np.median(gain[hit])) if hit.any() else None,
+        **when.as_facts(),
+    )

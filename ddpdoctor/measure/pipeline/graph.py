@@ -1,0 +1,267 @@
+"""The dependency graph of steps of pipeline- and data-parallel training, from a table of operations.
+
+The dependencies are those of Megatron's pipeline schedules as modelled for the what-if analysis of Lin et al.,
+"Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25, section 3. A *worker* is a
+replica's stage: it computes in one stream, has one stream for each direction of sending and receiving, and one
+for the exchange of parameters and gradients with the other replicas.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.trace.operations import Operations
+
+from .dag import ALONE, Dag, Edges, Indices, build, in_order
+
+FORWARD, BACKWARD = "forward-compute", "backward-compute"
+GATHER, REDUCE = "params-all-gather", "grads-reduce-scatter"
+LAYER_NORM, EMBEDDING = "layernorm-grads-all-reduce", "embedding-grads-all-reduce"
+SEPARATE, CLIP, OPTIMIZER = "separate-grads-all-reduce", "optimizer-clip-main-grad", "optimizer"
+COLLECTION = "gc"
+PEER_TO_PEER = ("forward-send", "forward-recv", "backward-send", "backward-recv")
+COMMUNICATION = (*PEER_TO_PEER, GATHER, REDUCE, SEPARATE, LAYER_NORM, EMBEDDING, CLIP)
+"""Kinds whose duration is communication; ``layernorm-grads-all-reduce`` is among ranks of which only one is
+traced, so it is replayed as an operation alone."""
+KINDS = (*COMMUNICATION, FORWARD, BACKWARD, COLLECTION, OPTIMIZER)
+
+
+@dataclass(frozen=True)
+class _Channel:
+    """One kind of sending or receiving between neighbouring model chunks *c* (upper) and *c* + 1."""
+
+    kind: str
+    beside: str
+    """The kind of computation that makes what is sent, or takes what is received."""
+    lower: bool
+    """Whether this end is at chunk *c* + 1."""
+
+    @property
+    def receives(self) -> bool:
+        return self.kind.endswith("recv")
+
+
+_CHANNELS = (
+    _Channel("forward-send", FORWARD, lower=False),
+    _Channel("forward-recv", FORWARD, lower=True),
+    _Channel("backward-send", BACKWARD, lower=True),
+    _Channel("backward-recv", BACKWARD, lower=False),
+)
+
+
+@dataclass(frozen=True)
+class _Attached:
+    """Sends or receives with the computations that they belong to, one for one."""
+
+    messages: Indices
+    computations: Indices
+    boundary: Indices
+    """Upper chunk of the two that the message goes between; ``ALONE`` where there is no neighbour, so that
+    nothing was sent."""
+    unmatched: Indices
+    """Steps in which a worker's messages and computations do not match in number."""
+
+
+def whole_steps(ops: Operations) -> NDArray[np.bool_]:
+    """[N] whether the operation lies in a step that is there from end to end: every worker ran its optimizer,
+    and every message has its computation and its other end."""
+    worker = _key(ops.replica, ops.stage)
+    finished = ops.of_kind(OPTIMIZER)
+    steps, seen = np.unique(
+        np.unique(np.stack([ops.step[finished], worker[finished]]), axis=1)[0], return_counts=True
+    )
+    good = steps[seen == len(np.unique(worker))]
+    attached = [_attach(ops, channel) for channel in _CHANNELS]
+    broken = np.concatenate([found.unmatched for found in attached])
+    meeting = _messages(ops, attached)
+    alone, ends = np.unique(meeting[meeting != ALONE], return_counts=True)
+    unpaired = ops.step[np.isin(meeting, alone[ends != 2])]
+    whole: NDArray[np.bool_] = np.isin(ops.step, good) & ~np.isin(
+        ops.step, np.concatenate([broken, unpaired])
+    )
+    return whole
+
+
+def pipeline_dag(ops: Operations) -> Dag:
+    """The graph of whole steps; operation *v* of it is row *v* of ``ops``.
+
+    Raises UnusableInput where operations wait for each other in a circle.
+    """
+    worker = _key(ops.step, ops.replica, ops.stage)
+    attached = [_attach(ops, channel) for channel in _CHANNELS]
+    edges = [
+        in_order(_where(ops, worker, FORWARD, BACKWARD), ops.start_s, ops.sequence),
+        in_order(_where(ops, worker, GATHER, REDUCE), ops.start_s, ops.sequence),
+        *(in_order(_where(ops, worker, kind), ops.start_s, ops.sequence) for kind in PEER_TO_PEER),
+        *(_beside(ops, worker, ch, found) for ch, found in zip(_CHANNELS, attached, strict=True)),
+        *_first_backward(ops, worker),
+        _meet(*_last(ops, GATHER), *_first(ops, FORWARD)),
+        *_after_compute(ops, worker),
+    ]
+    return build(ops.size, edges, _collectives(ops, attached))
+
+
+def _key(*columns: Indices) -> Indices:
+    """[N] one number for each combination of values."""
+    code = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        low = int(column.min(initial=0))
+        code = code * (int(column.max(initial=0)) - low + 1) + column - low
+    _, dense = np.unique(code, return_inverse=True)
+    return dense.astype(np.int64)
+
+
+def _where(ops: Operations, key: Indices, *kinds: str) -> Indices:
+    return np.where(ops.of_kind(*kinds), key, ALONE)
+
+
+def _attach(ops: Operations, channel: _Channel) -> _Attached:
+    """The n-th message of a worker belongs to its n-th computation that has the neighbour; where messages were
+    recorded for computations without one too, to its n-th of all."""
+    worker = _key(ops.step, ops.replica, ops.stage)
+    workers = int(worker.max(initial=-1)) + 1
+    model_chunk = _model_chunk(ops)
+    last_chunk = int(model_chunk.max(initial=0))
+    boundary = model_chunk - 1 if channel.lower else model_chunk
+    has_neighbour = (boundary >= 0) & (boundary < last_chunk)
+    messages, computations = ops.of_kind(channel.kind), ops.of_kind(channel.beside)
+    sent = np.bincount(worker[messages], minlength=workers)
+    for_all = sent == np.bincount(worker[computations], minlength=workers)
+    computations &= has_neighbour | for_all[worker]
+    fits = sent == np.bincount(worker[computations], minlength=workers)
+    rows = [
+        _sorted(np.flatnonzero(mask & fits[worker]), worker, ops.sequence)
+        for mask in (messages, computations)
+    ]
+    return _Attached(
+        rows[0],
+        rows[1],
+        np.where(has_neighbour[rows[1]], boundary[rows[1]], ALONE),
+        np.unique(ops.step[~fits[worker]]),
+    )
+
+
+def _model_chunk(ops: Operations) -> Indices:
+    """[N] as recorded; otherwise chunks are dealt to the stages in turn."""
+    dealt = np.maximum(ops.chunk, 0) * (int(ops.stage.max(initial=0)) + 1) + ops.stage
+    return np.where(ops.model_chunk < 0, dealt, ops.model_chunk)
+
+
+def _sorted(rows: Indices, *keys: NDArray[np.generic]) -> Indices:
+    return rows[np.lexsort([key[rows] for key in reversed(keys)])]
+
+
+def _beside(ops: Operations, worker: Indices, channel: _Channel, found: _Attached) -> Edges:
+    """A send waits for its computation. A computation waits for its receive, and that, posted no sooner, for
+    the computation of the same kind before."""
+    if not channel.receives:
+        return found.computations, found.messages
+    before, after = in_order(_where(ops, worker, channel.beside), ops.sequence)
+    previous = np.full(ops.size, ALONE)
+    previous[after] = before
+    earlier = previous[found.computations]
+    known = earlier != ALONE
+    return (
+        np.concatenate([found.messages, earlier[known]]),
+        np.concatenate([found.computations, found.messages[known]]),
+    )
+
+
+def _first_backward(ops: Operations, worker: Indices) -> list[Edges]:
+    """The first messages of the backward pass are posted with the last forward pass of the warm-up: they wait
+    for the computation before that one."""
+    order = _sorted(np.flatnonzero(ops.of_kind(FORWARD, BACKWARD)), worker, ops.start_s, ops.sequence)
+    backward = np.flatnonzero(ops.of_kind(BACKWARD)[order])
+    workers, first = np.unique(worker[order[backward]], return_index=True)
+    position = backward[first]
+    enough = position - np.searchsorted(worker[order], workers) >= 2
+    workers, two_before = workers[enough], order[position[enough] - 2]
+    edges = []
+    for kind in ("backward-recv", "backward-send"):
+        messages = _sorted(np.flatnonzero(ops.of_kind(kind)), worker, ops.sequence)
+        owners, at = np.unique(worker[messages], return_index=True)
+        edges.append(_meet(workers, two_before, owners, messages[at]))
+    return edges
+
+
+def _by_chunk(ops: Operations, *kinds: str) -> tuple[Indices, Indices]:
+    """(key of worker and chunk, row) of all operations of these kinds, in the order of their starts."""
+    rows = _sorted(np.flatnonzero(ops.of_kind(*kinds)), ops.start_s, ops.sequence)
+    return _key(ops.step, ops.replica, ops.stage, ops.chunk)[rows], rows
+
+
+def _first(ops: Operations, kind: str) -> tuple[Indices, Indices]:
+    keys, rows = _by_chunk(ops, kind)
+    unique, at = np.unique(keys, return_index=True)
+    return unique, rows[at]
+
+
+def _last(ops: Operations, kind: str) -> tuple[Indices, Indices]:
+    keys, rows = _by_chunk(ops, kind)
+    unique, at = np.unique(keys[::-1], return_index=True)
+    return unique, rows[::-1][at]
+
+
+def _meet(keys: Indices, rows: Indices, other_keys: Indices, other_rows: Indices) -> Edges:
+    """Edges from ``rows`` to ``other_rows`` with the same key; keys are unique on both sides."""
+    _, here, there = np.intersect1d(keys, other_keys, assume_unique=True, return_indices=True)
+    return rows[here], other_rows[there]
+
+
+def _after_compute(ops: Operations, worker: Indices) -> list[Edges]:
+    """The end of a step: one operation after the other on each worker, after its last computation. Gradients
+    that are reduced beside the backward pass (which ``separate-grads-all-reduce`` tells) are awaited there;
+    others are reduced there."""
+    overlapped = SEPARATE in ops.kinds
+    tail = [COLLECTION, LAYER_NORM, EMBEDDING, SEPARATE if overlapped else REDUCE, CLIP, OPTIMIZER]
+    place = np.full(ops.size, ALONE)
+    for i, kind in enumerate(tail, start=1):
+        place[ops.of_kind(kind)] = i
+    place[_last_of(ops, worker, FORWARD, BACKWARD)[1]] = 0
+    edges = [in_order(np.where(place == ALONE, ALONE, worker), place, ops.start_s, ops.sequence)]
+    if overlapped:
+        edges.append(_meet(*_last(ops, BACKWARD), *_first(ops, REDUCE)))
+        waiting = _sorted(np.flatnonzero(place >= 2), worker, place, ops.start_s)
+        owners, at = np.unique(worker[waiting], return_index=True)
+        edges.append(_meet(*_last_of(ops, worker, REDUCE), owners, waiting[at]))
+    return edges
+
+
+def _last_of(ops: Operations, worker: Indices, *kinds: str) -> tuple[Indices, Indices]:
+    """(worker, row) of each worker's last operation of these kinds."""
+    rows = _sorted(np.flatnonzero(ops.of_kind(*kinds)), worker, ops.start_s, ops.sequence)[::-1]
+    owners, at = np.unique(worker[rows], return_index=True)
+    return owners, rows[at]
+
+
+def _messages(ops: Operations, attached: list[_Attached]) -> Indices:
+    """[N] number of the message that the operation is an end of: same step, replica, direction, chunks and
+    micro-batch."""
+    meeting = np.full(ops.size, ALONE)
+    key = np.stack([meeting] * 5)
+    for number, found in enumerate(attached):
+        real = found.boundary != ALONE
+        rows, of = found.messages[real], found.computations[real]
+        forward = np.full(len(rows), number < 2, np.int64)
+        key[:, rows] = ops.step[rows], ops.replica[rows], forward, found.boundary[real], ops.micro_batch[of]
+        meeting[rows] = 0
+    ends = meeting != ALONE
+    meeting[ends] = _key(*(column[ends] for column in key))
+    return meeting
+
+
+def _collectives(ops: Operations, attached: list[_Attached]) -> Indices:
+    """[N] number of the collective or message."""
+    together = _messages(ops, attached)
+    nothing = np.zeros(ops.size, np.int64)
+    for kinds, key in (
+        ((GATHER, REDUCE, SEPARATE), _key(ops.step, ops.stage, ops.kind, ops.sequence)),
+        ((EMBEDDING,), _key(ops.step, ops.replica, ops.sequence)),
+        ((CLIP,), _key(ops.step, nothing, ops.sequence)),
+    ):
+        chosen = ops.of_kind(*kinds)
+        together[chosen] = key[chosen] + together.max(initial=ALONE) + 1
+    return together

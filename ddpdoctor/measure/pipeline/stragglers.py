@@ -1,0 +1,304 @@
+"""How much of a pipeline- and data-parallel job's step time is stragglers' and whose, by what-if analysis.
+
+After Lin et al., "Understanding Stragglers in Large Model Training Using What-if Analysis", OSDI '25, section 3.
+All step times are means over the steps of replays without launch delays; with
+
+    T          every operation as measured
+    T_ideal    every operation at its kind's typical cost: the mean of computations, the median of communication
+    T_ideal+X  the operations X as measured, all others ideal
+    T-X        the operations X ideal, all others as measured
+
+    S    = T / T_ideal                      (eq. 1)  slowdown of the job; 1 where nothing straggles
+    S_X  = T_ideal+X / T_ideal              (eq. 2)  slowdown by X alone: kind, replica or stage
+    S_w  = min(S_replica, S_stage)          (eq. 4)  slowdown by the worker there
+    M_W  = (T - T-W) / (T - T_ideal)        (eq. 5)  share of the slowdown that goes with the slowest 3 % of workers
+    M_S  = (T - T-L) / (T - T_ideal)                 share that goes with the last stage
+
+S_w takes two replays for each row and column of workers instead of one for each worker, and so names an innocent
+worker where a slow replica crosses a slow stage. The workers that it ranks highest are therefore replayed one by
+one; the *culprits* are those that alone cost at least half of what the worst of them costs.
+
+M_W near 1 says that single workers are slow, M_S near 1 that the stages are cut unevenly. Neither is bounded by
+0 and 1: taking one delay away may lengthen or uncover another.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.operations import Operations
+
+from .dag import Costs, Dag, Times, measured, replay
+from .graph import (
+    BACKWARD,
+    COMMUNICATION,
+    FORWARD,
+    KINDS,
+    PEER_TO_PEER,
+    pipeline_dag,
+    whole_steps,
+)
+
+Chosen = NDArray[np.bool_]
+
+SLOWEST_SHARE = 0.03
+"""Share of the workers that counts as the slowest, for M_W. Source: the paper, section 3."""
+CULPRIT_SHARE = 0.5
+"""A culprit costs at least this share of what the worst worker costs."""
+_REPLAYED_ALONE = 64
+"""Workers replayed one by one, at most."""
+CLOCK_TOLERANCE_S = 0.01
+"""Costs this far below 0 are taken for differences between clocks. Source: the paper's published analysis."""
+
+
+class Worker(msgspec.Struct, frozen=True, kw_only=True):
+    """One pipeline stage of one replica."""
+
+    rank: int
+    replica: int
+    stage: int
+    slowdown: float
+    """S_w: step time with this worker's replica and stage as measured over the ideal one."""
+    alone: float | None
+    """Step time with this worker alone as measured over the ideal one; None where it was not replayed."""
+    compute_ms: float
+    """Forward and backward passes, mean per step."""
+
+
+class Removed(msgspec.Struct, frozen=True, kw_only=True):
+    """What is gained where some operations take their typical time."""
+
+    share: float | None
+    """Share of the job's slowdown that goes (M_W, M_S); None where there is no slowdown to share."""
+    step_ms: float
+    """Mean step time that is left."""
+    speedup: float
+    """Mean step time as replayed, over that."""
+    gain_ms: list[float]
+    """What each step gains."""
+
+
+class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
+    """The what-if analysis of one job."""
+
+    steps: list[int]
+    """Numbers of the steps analysed."""
+    set_aside: int
+    """Steps left out because operations are missing in them."""
+    world_size: int | None
+    replicas: int
+    stages: int
+    measured_steps_ms: list[float]
+    """Time of each step as measured."""
+    step_ms: float
+    """T: the same without the launch delays, that is the time in which the graph explains no operation."""
+    ideal_step_ms: float
+    """T_ideal."""
+    slowdown: float
+    """S = T / T_ideal."""
+    launch_slowdown: float
+    """Mean measured step time over T."""
+    workers: list[Worker]
+    """Slowest first."""
+    slowest: list[int]
+    """Ranks of the slowest 3 % of workers (at least one)."""
+    culprits: list[int]
+    """Ranks of the workers that are slow by themselves; empty where none costs anything."""
+    by_replica: dict[int, float]
+    """S of each replica."""
+    by_stage: dict[int, float]
+    """S of each pipeline stage."""
+    by_kind: dict[str, float]
+    """S of each kind of operation; both ends of the messages between stages together, as ``forward-pp-comm``
+    and ``backward-pp-comm``."""
+    without_slowest: Removed
+    """Its share is M_W."""
+    without_last_stage: Removed | None
+    """Its share is M_S. None where there is one stage."""
+    without_culprits: Removed | None
+    """None where there is no culprit."""
+    without_any: Removed
+    """Every operation at its typical cost."""
+    notes: list[str]
+
+
+class _WhatIf:
+    """The job under changed costs."""
+
+    def __init__(self, ops: Operations, dag: Dag) -> None:
+        self._dag = dag
+        _, first, self._step = np.unique(ops.step, return_index=True, return_inverse=True)
+        self.origin: Times = np.minimum.reduceat(ops.start_s, first)[self._step]
+        self.costs = measured(dag, self.origin, ops.start_s, ops.end_s, CLOCK_TOLERANCE_S)
+        self.ideal = _typical(ops, self.costs.work)
+        self.as_measured = self.steps_s(self.costs.work)
+        self.all_ideal = self.steps_s(self.ideal)
+
+    def steps_s(self, work: Times) -> Times:
+        """[steps] step times without launch delays."""
+        _, end = replay(self._dag, self.origin, Costs(np.zeros(self._dag.size), work))
+        return self.lengths_s(end)
+
+    def lengths_s(self, end: Times) -> Times:
+        """[steps] the last end of each step, counted from the step's origin."""
+        last = np.zeros(int(self._step.max()) + 1)
+        np.maximum.at(last, self._step, end - self.origin)
+        return last
+
+    def slowdown_by(self, chosen: Chosen) -> float:
+        """S_X"""
+        work = np.where(chosen, self.costs.work, self.ideal)
+        return float(self.steps_s(work).mean() / self.all_ideal.mean())
+
+    def without(self, chosen: Chosen) -> Removed:
+        """T-X and what follows from it."""
+        left = self.steps_s(np.where(chosen, self.ideal, self.costs.work))
+        t, t_ideal, t_left = self.as_measured.mean(), self.all_ideal.mean(), left.mean()
+        lost = t - t_ideal
+        return Removed(
+            share=float((t - t_left) / lost) if abs(lost) > 1e-9 * t_ideal else None,
+            step_ms=float(t_left) * 1e3,
+            speedup=float(t / t_left),
+            gain_ms=((self.as_measured - left) * 1e3).tolist(),
+        )
+
+
+def measure_stragglers(operations: Operations) -> Stragglers:
+    """The slowdown of a job by stragglers, and by whom.
+
+    Steps that are not whole are set aside, operations of kinds that are not known are left out, both with a
+    note. Raises UnusableInput where no whole step is left or the order of operations contradicts itself.
+    """
+    ops, set_aside, notes = _usable(operations)
+    job = _WhatIf(ops, pipeline_dag(ops))
+    by_replica = {int(r): job.slowdown_by(ops.replica == r) for r in np.unique(ops.replica)}
+    by_stage = {int(s): job.slowdown_by(ops.stage == s) for s in np.unique(ops.stage)}
+    workers = _workers(ops, job, by_replica, by_stage)
+    slowest = [worker.rank for worker in workers[: math.ceil(len(workers) * SLOWEST_SHARE)]]
+    culprits = _culprits(workers)
+    measured_s = job.lengths_s(ops.end_s)
+    return Stragglers(
+        steps=np.unique(ops.step).tolist(),
+        set_aside=set_aside,
+        world_size=ops.world_size,
+        replicas=len(by_replica),
+        stages=len(by_stage),
+        measured_steps_ms=(measured_s * 1e3).tolist(),
+        step_ms=float(job.as_measured.mean()) * 1e3,
+        ideal_step_ms=float(job.all_ideal.mean()) * 1e3,
+        slowdown=float(job.as_measured.mean() / job.all_ideal.mean()),
+        launch_slowdown=float(measured_s.mean() / job.as_measured.mean()),
+        workers=workers,
+        slowest=slowest,
+        culprits=culprits,
+        by_replica=by_replica,
+        by_stage=by_stage,
+        by_kind={name: job.slowdown_by(ops.of_kind(*kinds)) for name, kinds in _families(ops).items()},
+        without_slowest=job.without(np.isin(ops.rank, slowest)),
+        without_last_stage=job.without(ops.stage == max(by_stage)) if len(by_stage) > 1 else None,
+        without_culprits=job.without(np.isin(ops.rank, culprits)) if culprits else None,
+        without_any=job.without(np.ones(ops.size, bool)),
+        notes=notes,
+    )
+
+
+def _usable(ops: Operations) -> tuple[Operations, int, list[str]]:
+    """The operations of known kinds in whole steps, the number of other steps, and notes."""
+    notes = list(ops.notes)
+    ops = _one_rank_each(ops, notes)
+    known = ops.of_kind(*KINDS)
+    if not known.all():
+        names = ", ".join(name for name in ops.kinds if name not in KINDS)
+        notes.append(
+            f"{ops.source}: {int((~known).sum())} operation(s) of unknown kind were left out: {names}."
+        )
+    chosen = ops.only(known)
+    whole = whole_steps(chosen)
+    if not whole.any():
+        raise UnusableInput(
+            f"{ops.source}: no step is whole: in each, a worker's optimizer or one end of a send and receive is "
+            "missing."
+        )
+    steps = len(np.unique(ops.step)) - len(np.unique(chosen.step[whole]))
+    if steps:
+        notes.append(f"{ops.source}: {steps} step(s) in which operations are missing were set aside.")
+    return chosen.only(whole), steps, notes
+
+
+def _one_rank_each(ops: Operations, notes: list[str]) -> Operations:
+    """The lowest rank of each replica and stage: tensor-parallel ranks go in lockstep, one stands for all."""
+    place = ops.replica * (int(ops.stage.max(initial=0)) + 1) + ops.stage
+    _, number = np.unique(place, return_inverse=True)
+    lowest = np.full(int(number.max(initial=0)) + 1, np.iinfo(np.int64).max)
+    np.minimum.at(lowest, number, ops.rank)
+    first = ops.rank == lowest[number]
+    if not first.all():
+        notes.append(
+            f"{ops.source}: {len(np.unique(ops.rank[~first]))} rank(s) share a replica and stage with a lower "
+            "one, which stands for them."
+        )
+    return ops.only(first)
+
+
+def _families(ops: Operations) -> dict[str, list[str]]:
+    """Kinds of operations that are weighed together."""
+    families: dict[str, list[str]] = {}
+    for name in ops.kinds:
+        if ops.of_kind(name).any():
+            family = f"{name.partition('-')[0]}-pp-comm" if name in PEER_TO_PEER else name
+            families.setdefault(family, []).append(name)
+    return families
+
+
+def _typical(ops: Operations, work: Times) -> Times:
+    """[N] what each operation costs in the ideal run."""
+    ideal = np.empty(ops.size)
+    for number, name in enumerate(ops.kinds):
+        chosen = ops.kind == number
+        if chosen.any():
+            ideal[chosen] = np.median(work[chosen]) if name in COMMUNICATION else work[chosen].mean()
+    return ideal
+
+
+def _workers(
+    ops: Operations, job: _WhatIf, by_replica: Mapping[int, float], by_stage: Mapping[int, float]
+) -> list[Worker]:
+    """Slowest first; of equals, the lower rank."""
+    ranks, rows = np.unique(ops.rank, return_index=True)
+    by_worker = {
+        int(rank): min(by_replica[int(ops.replica[row])], by_stage[int(ops.stage[row])])
+        for rank, row in zip(ranks, rows, strict=True)
+    }
+    place = {
+        int(rank): (int(ops.replica[row]), int(ops.stage[row])) for rank, row in zip(ranks, rows, strict=True)
+    }
+    order = sorted(by_worker, key=lambda rank: (-by_worker[rank], rank))
+    suspects = [r for r in order if by_worker[r] - 1 >= CULPRIT_SHARE * (by_worker[order[0]] - 1)]
+    alone = {r: job.slowdown_by(ops.rank == r) for r in suspects[:_REPLAYED_ALONE]}
+    compute = np.where(ops.of_kind(FORWARD, BACKWARD), ops.duration_s, 0.0)
+    spent = np.bincount(np.searchsorted(ranks, ops.rank), compute) / len(job.all_ideal)
+    compute_ms = dict(zip(ranks.tolist(), (spent * 1e3).tolist(), strict=True))
+    return [
+        Worker(
+            rank=rank,
+            replica=place[rank][0],
+            stage=place[rank][1],
+            slowdown=by_worker[rank],
+            alone=alone.get(rank),
+            compute_ms=compute_ms[rank],
+        )
+        for rank in order
+    ]
+
+
+def _culprits(workers: list[Worker]) -> list[int]:
+    costs = {worker.rank: worker.alone - 1 for worker in workers if worker.alone is not None}
+    worst = max(costs.values())
+    # Less than the rounding of the replay is no cost.
+    return sorted(r for r, cost in costs.items() if cost >= CULPRIT_SHARE * worst) if worst > 1e-9 else []

@@ -1,0 +1,144 @@
+"""What-if: replaying the measured graph with parts taken out.
+
+A cycle is replayed from the state in which its ranks really were at its beginning. For each synchronisation
+*k* and rank *r*
+
+    arrival[k, r] = ready[r] + work[k, r]
+    end[k]        = max over members of arrival[k, r] + transfer[k]
+    ready[r]      = end[k] + lag[k, r]
+
+(at a broadcast, the maximum is over those for whom the rank waits: see ``CycleGroup.together``). In a profiler
+window the computation beside a reduction is known as well, and is replayed in a lane of its own (:mod:`.lanes`). With
+nothing changed this gives back the measured times (a test holds it to that). A scenario takes out ``work``, changes
+``transfer``, or drops the meeting itself (``meet``), in which case each member goes on with what it computed beside
+it. The form is that of the what-if analysis of large jobs (Lin et al., "Understanding Stragglers in Large Model
+Training Using What-if Analysis", OSDI '25): replay with a cause idealised, compare step times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ddpdoctor.measure.graph import CycleGroup, Graph
+from ddpdoctor.measure.numerics import Array
+
+from .lanes import Part, length_ns, parts_of
+
+
+@dataclass
+class Scenario:
+    """A changed world for one :class:`CycleGroup`; the arrays may be edited before the replay."""
+
+    removed: Array
+    """[N, K, R] ns of work that is taken out, of the segment and of what runs beside the meeting before it."""
+    transfer: Array
+    """[N, K] ns"""
+    meet: list[bool]
+    """[K] whether the members still wait for each other; where not, the transfer is skipped too."""
+    relief: Array
+    """[N, R] ns that each rank's host needs less to issue the step."""
+
+
+Change = Callable[[CycleGroup, int, Scenario], None]
+"""Edits a scenario of the group with this position in the graph."""
+
+
+def baseline(group: CycleGroup) -> Scenario:
+    """The world as measured."""
+    nothing = np.zeros(group.arrival.shape)
+    return Scenario(nothing, group.transfer.copy(), [True] * len(group.syncs), nothing[:, 0].copy())
+
+
+def replay(group: CycleGroup, scenario: Scenario) -> Array:
+    """[N] ns: the length of each cycle in the scenario."""
+    if group.on_device:
+        parts = [_changed(part, k, scenario) for k, part in enumerate(parts_of(group))]
+        return length_ns(group, parts, scenario.relief)
+    ready = group.begin.copy()
+    own = group.work.sum(axis=3)
+    work = own - np.minimum(scenario.removed, np.maximum(own, 0.0))
+    for k, sync in enumerate(group.syncs):
+        members = list(sync.members)
+        arrival = ready[:, members] + work[:, k, members]
+        if scenario.meet[k]:
+            ready[:, members] = _meet(group, k, arrival, scenario.transfer[:, k])
+        else:
+            ready[:, members] = arrival if group.beside is None else arrival + group.beside[:, k, members]
+    length: Array = np.nanmax(ready, axis=1) - np.nanmax(group.begin, axis=1)
+    return length
+
+
+def _changed(part: Part, k: int, scenario: Scenario) -> Part:
+    return replace(
+        part,
+        removed=scenario.removed[:, k, part.members],
+        transfer=scenario.transfer[:, k],
+        meets=scenario.meet[k],
+    )
+
+
+def _meet(group: CycleGroup, k: int, arrival: Array, transfer: Array) -> Array:
+    """[N, members] ns: when each member goes on."""
+    sync = group.syncs[k]
+    members = list(sync.members)
+    if sync.root is None:
+        going_on: Array = (arrival.max(axis=1) + transfer)[:, None] + group.lag[:, k, members]
+        return going_on
+    return group.together(k, arrival) + (group.end[:, k, members] - group.together(k))
+
+
+def replay_all(graph: Graph, changes: Sequence[Change] = ()) -> Array:
+    """[cycles] ns: lengths of all cycles, group by group, with the changes applied in turn."""
+    lengths = []
+    for position, group in enumerate(graph.groups):
+        scenario = baseline(group)
+        for change in changes:
+            change(group, position, scenario)
+        lengths.append(replay(group, scenario))
+    return np.concatenate(lengths) if lengths else np.empty(0)
+
+
+def gain_ns(graph: Graph, *changes: Change) -> float:
+    """Mean cycle time saved by the changes, ns; never negative."""
+    if not graph.groups:
+        return 0.0
+    return max(0.0, graph.mean_cycle_ns - float(replay_all(graph, changes).mean()))
+
+
+def without_work(removed: Sequence[Array], alone: Sequence[Array] | None = None) -> Change:
+    """Takes ``removed[group]`` ([N, K, R] ns) out of the work, and ``alone[group]``, by default the same, out of what each
+    rank would need by itself."""
+
+    def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
+        scenario.removed = scenario.removed + removed[position]
+        scenario.relief = scenario.relief + (removed if alone is None else alone)[position].sum(axis=1)
+
+    return change
+
+
+def without_transfer(removed: Sequence[Array]) -> Change:
+    """Takes ``removed[group]`` ([N, K] ns) out of the transfers."""
+
+    def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
+        scenario.transfer = np.maximum(scenario.transfer - removed[position], 0.0)
+
+    return change
+
+
+def without_meeting(chosen: Callable[[CycleGroup, int], bool]) -> Change:
+    """Drops the synchronisations for which ``chosen(group, k)`` is true. The last one of a cycle stays: it is
+    where cycles are cut."""
+
+    def change(group: CycleGroup, position: int, scenario: Scenario) -> None:
+        for k in range(len(group.syncs)):
+            if not chosen(group, k):
+                continue
+            if k == len(group.syncs) - 1:
+                scenario.transfer[:, k] = 0.0
+            else:
+                scenario.meet[k] = False
+
+    return change

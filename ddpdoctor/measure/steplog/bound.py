@@ -1,0 +1,151 @@
+"""Which steps of a long run are read: the first, the newest, and blocks of neighbouring ones in between.
+
+What is kept of a step takes about seven times its line's size in memory, so a week of short steps on many ranks is more
+than a machine holds. The bound is set before anything is decoded, from the numbers of the steps alone, and is the same
+for all ranks: the graph of a run needs steps that all of them kept.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ddpdoctor.rundir import STEPS_FILE, RankRecord
+from ddpdoctor.rundir.compaction import BLOCK_STEPS, STEP_LINE, Ranges, thinned_steps, union
+
+from .record import MOST_NUMBER
+
+MOST_STEPS = 60_000
+"""Step records read of one rank."""
+MOST_BYTES = 192 << 20
+"""Lines of steps read of a whole run, which take 1.3 GB once they are decoded: 60,000 steps of 400 bytes on 8 ranks."""
+FEWEST_STEPS = 256
+"""Read of each rank, however many ranks there are."""
+MOST_SAMPLES = 2_000_000
+"""Stack samples read of a whole run, 150 bytes each."""
+_LEAST_BYTES = 4 << 20
+"""Lines of steps of one rank that may be decoded in any case."""
+_LEAST_LINE_BYTES = 60
+"""Of a step whose times alone were kept."""
+_FEWEST_BLOCKS = 16
+_LEAST_BLOCK_STEPS = 64
+"""Neighbouring steps that are kept together, so that rhythms stay visible: fewer than :data:`BLOCK_STEPS` where few steps
+are kept at all, and then the first of such a block."""
+
+
+@dataclass(frozen=True)
+class Bound:
+    """What is read of each rank of a run."""
+
+    kept: Ranges | None = None
+    """Numbers of the steps; None: all."""
+    left_out: int = 0
+    """Steps that some rank recorded and that are not read, those that were thinned out on disk among them."""
+    most_bytes: int = MOST_BYTES
+    """Lines of steps decoded of one rank, whatever their numbers."""
+    most_samples: int = MOST_SAMPLES
+
+    def keeps(self, number: int) -> bool:
+        """Whether the step of this number is read."""
+        return self.kept is None or contains(self.kept, number)
+
+
+def bound_of(records: Sequence[RankRecord]) -> Bound:
+    """What to read of the ranks of one job. Where their step logs may be too long they are read through once, and nothing
+    is decoded."""
+    sizes = [record.recorded_bytes for record in records]
+    ranks = max(len(records), 1)
+    thinned = [numbers for record in records if (numbers := thinned_steps(record.path))]
+    if not thinned and sum(sizes) <= MOST_BYTES and max(sizes, default=0) <= MOST_STEPS * _LEAST_LINE_BYTES:
+        return Bound(most_samples=MOST_SAMPLES // ranks)
+    present: Ranges = []
+    shared: Ranges | None = None
+    most = steps = size = 0
+    for record in records:
+        own, own_size = _numbers(record)
+        most, steps, size = max(most, size_of(own)), steps + size_of(own), size + own_size
+        present, shared = union([present, own]), own if shared is None else _common(shared, own)
+    affordable = min(MOST_STEPS, MOST_BYTES // ranks * steps // max(size, 1))
+    kept = (
+        present if most <= affordable else _spread(present, shared or present, max(affordable, FEWEST_STEPS))
+    )
+    recorded = size_of(union([present, *thinned]))
+    return Bound(
+        kept, recorded - size_of(kept), 4 * max(MOST_BYTES // ranks, _LEAST_BYTES), MOST_SAMPLES // ranks
+    )
+
+
+def _numbers(record: RankRecord) -> tuple[Ranges, int]:
+    """Of the steps in a rank's log, and the bytes of their lines."""
+    found: Ranges = []
+    first, last, size = 0, -2, 0
+    try:
+        for line in record.lines(STEPS_FILE):
+            if not line.startswith(b'{"step"') or (match := STEP_LINE.match(line)) is None:
+                continue
+            number = int(match[2])
+            size += len(line)
+            if number == last + 1:
+                last = number
+            elif number <= MOST_NUMBER:
+                if last >= first:
+                    found.append((first, last))
+                first = last = number
+    except OSError:
+        pass
+    return union([found, [(first, last)] if last >= first else []]), size
+
+
+def size_of(ranges: Ranges) -> int:
+    """How many numbers there are."""
+    return sum(last - first + 1 for first, last in ranges)
+
+
+def contains(ranges: Ranges, number: int) -> bool:
+    """Whether one of ``ranges`` holds ``number``."""
+    place = bisect_right(ranges, (number, MOST_NUMBER + 1)) - 1
+    return place >= 0 and number <= ranges[place][1]
+
+
+def _spread(present: Ranges, shared: Ranges, most: int) -> Ranges:
+    """About ``most`` of the numbers: an eighth of them the first, a quarter the newest, and blocks evenly between, of those
+    that all ranks have: they may have thinned theirs differently."""
+    first, newest = most // 8, most // 4
+    begin, end = _at(present, first), _at(present, size_of(present) - newest)
+    room = most - first - newest
+    # The numbers in a file may lie far apart: blocks are counted where there are steps, never along the numbers.
+    blocks = sorted(
+        {
+            place
+            for low, high in _common(shared, [(begin, end - 1)])
+            for place in range(low // BLOCK_STEPS, high // BLOCK_STEPS + 1)
+        }
+    )
+    count = min(len(blocks), max(room // BLOCK_STEPS, _FEWEST_BLOCKS))
+    block = max(_LEAST_BLOCK_STEPS, min(BLOCK_STEPS, room // max(count, 1)))
+    count = min(count, max(1, room // block))
+    chosen = {blocks[round(i * (len(blocks) - 1) / max(count - 1, 1))] for i in range(count)}
+    middle = [(place * BLOCK_STEPS, place * BLOCK_STEPS + block - 1) for place in chosen]
+    return _common(present, union([[(0, begin - 1), (end, MOST_NUMBER)], middle]))
+
+
+def _at(present: Ranges, position: int) -> int:
+    """The number at a place in the order of all; the one after the last beyond it."""
+    for first, last in present:
+        if position <= last - first:
+            return first + position
+        position -= last - first + 1
+    return present[-1][1] + 1
+
+
+def _common(one: Ranges, other: Ranges) -> Ranges:
+    """Numbers that are in both."""
+    found: Ranges = []
+    i = j = 0
+    while i < len(one) and j < len(other):
+        first, last = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
+        if first <= last:
+            found.append((first, last))
+        i, j = (i + 1, j) if one[i][1] < other[j][1] else (i, j + 1)
+    return found

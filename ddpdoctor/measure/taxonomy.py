@@ -1,0 +1,228 @@
+"""The vocabulary of the analysis: kinds of work, synchronisations, causes, parts of a step, and how they relate.
+
+All that counts, prices or draws work takes its names from here, so that one question has one answer: is a launch host
+work? Where one rank is late, it is (:data:`LATE_COMPONENTS`): whatever its host did, the others waited for it. What all
+ranks alike spend on launching has a cause of its own, with a remedy of its own (:data:`SHARED_COMPONENTS`). Is the
+optimizer computation? In the breakdown of a step it is (:data:`PART_OF`), and so it is in the time of a device, which
+only computes (:data:`RARE_ON_DEVICE`); as a cause it stands alone, since other things mend it.
+
+To add a cause: a member here with its components, a pricer in ``costs``, a rule in ``rules``. See docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class Component(StrEnum):
+    """A kind of work in a segment between two synchronisations. The components of a segment add up to its length."""
+
+    DATA = "data"
+    """Waiting for the next batch."""
+    EPOCH_START = "epoch_start"
+    """Waiting for the first batches of a pass over the loader, while its workers start."""
+    COPY = "copy"
+    """Copies from the host to the device."""
+    FORWARD = "forward"
+    """The forward pass, and any computation that belongs to no other component."""
+    BACKWARD = "backward"
+    OPTIMIZER = "optimizer"
+    COLLECTION = "collection"
+    """Python's garbage collection."""
+    CHECKPOINT = "checkpoint"
+    DEVICE_SYNC = "device_sync"
+    """The device idles because its host waited for it."""
+    LAUNCH = "launch"
+    """The device idles between kernels while the host issues them."""
+    HOST = "host"
+    """The rank's own Python work outside the others; on a device: no kernel runs, and none of the others says why."""
+    UNMATCHED = "unmatched"
+    """Exposed time in collectives that could not be matched: waiting and transferring cannot be told apart."""
+    UNSEEN = "unseen"
+    """The time before the rank's own window began."""
+
+
+COMPONENTS = tuple(Component)
+"""The last axis of arrays of work, in this order."""
+INDEX: dict[str, int] = {component: place for place, component in enumerate(COMPONENTS)}
+"""Component → its place on that axis."""
+
+
+class SyncKind(StrEnum):
+    """Where ranks, or a rank and its device, wait for each other."""
+
+    GRADIENTS = "gradients"
+    """DDP's reduction after one backward pass, or what a job does instead."""
+    BARRIER = "barrier"
+    COLLECTIVE = "collective"
+    """A blocking collective called from Python."""
+    BROADCAST = "broadcast"
+    """DDP's, of buffers."""
+    MODEL = "model"
+    """Of the model itself: tensor, pipeline, expert or embedding parallelism, sharded parameters."""
+    STEP_END = "step end"
+    """A mark without any waiting, for jobs of one rank."""
+    DEVICE_SYNC = "device_sync"
+    """A host's waiting for its own device: no collective, but what lets the device run dry as barriers do."""
+
+
+class Part(StrEnum):
+    """A part of the breakdown of a step; the parts do not overlap and add up to it."""
+
+    DATA_WAIT = "data_wait"
+    H2D = "h2d"
+    COMPUTE = "compute"
+    COMM_WAIT = "comm_wait"
+    COMM_TRANSFER = "comm_transfer"
+    BARRIER = "barrier"
+    HOST = "host"
+    CHECKPOINT = "checkpoint"
+    OTHER = "other"
+
+
+PARTS = tuple(Part)
+"""In the order in which reports show them."""
+
+
+class LateCause(StrEnum):
+    """Why some ranks arrive later than the others: the names of the facts under ``late``."""
+
+    DATA = "data"
+    COPY = "copy"
+    COMPUTE = "compute"
+    OPTIMIZER = "optimizer"
+    HOST = "host"
+    COLLECTION = "collection"
+    CHECKPOINT = "checkpoint"
+    UNKNOWN = "unknown"
+    TURNS = "turns"
+    """Now this rank, now that one, of one or several of the kinds above."""
+    UNEVEN = "uneven"
+    """The part of ``compute`` that goes with more samples or larger shapes."""
+    THROTTLED = "throttled"
+    """The part of ``compute`` that goes with lowered clocks of the device."""
+    CPU_STARVED = "cpu_starved"
+    """Ready to run, but without a CPU."""
+    EVALUATION = "evaluation"
+    """Evaluation by these ranks alone."""
+    TOTAL = "total"
+    """All of them together."""
+
+
+class SharedCause(StrEnum):
+    """What all ranks alike spend: the names of the facts under ``shared``."""
+
+    DATA = "data"
+    DATA_EPOCH_START = "data_epoch_start"
+    COPY = "copy"
+    COMPUTE = "compute"
+    OPTIMIZER = "optimizer"
+    HOST = "host"
+    BARRIER = "barrier"
+    COLLECTIVE = "collective"
+    DEVICE_SYNC = "device_sync"
+    CHECKPOINT = "checkpoint"
+    COLLECTION = "collection"
+    COMMUNICATION = "communication"
+    MODEL_COMMUNICATION = "model_communication"
+    BROADCAST = "broadcast"
+    LAUNCH = "launch"
+    REDUNDANT_SYNC = "redundant_sync"
+    SMALL_BUCKETS = "small_buckets"
+    NO_OVERLAP = "no_overlap"
+    CPU_STARVED = "cpu_starved"
+
+
+Components = tuple[Component, ...]
+
+WAITING_FOR_DATA: Components = (Component.DATA, Component.EPOCH_START)
+COMPUTATION: Components = (Component.FORWARD, Component.BACKWARD)
+HOST_IDLE: Components = (Component.DEVICE_SYNC, Component.LAUNCH, Component.HOST)
+"""A device's idle time that its host answers for; on a CPU only ``host`` is there."""
+DEVICE_WORK: Components = (Component.COPY, *COMPUTATION, Component.OPTIMIZER)
+"""What a device does, and can do beside a collective."""
+
+LATE_COMPONENTS: dict[str, Components] = {
+    LateCause.DATA: WAITING_FOR_DATA,
+    LateCause.COPY: (Component.COPY,),
+    LateCause.COMPUTE: COMPUTATION,
+    LateCause.OPTIMIZER: (Component.OPTIMIZER,),
+    LateCause.HOST: (Component.HOST, Component.LAUNCH, Component.DEVICE_SYNC),
+    LateCause.COLLECTION: (Component.COLLECTION,),
+    LateCause.CHECKPOINT: (Component.CHECKPOINT,),
+    LateCause.UNKNOWN: (Component.UNMATCHED, Component.UNSEEN),
+}
+"""Causes of lateness that are kinds of work → their components, each of which belongs to one cause."""
+
+RECORDED: frozenset[str] = frozenset(
+    {LateCause.DATA, LateCause.COPY, LateCause.COLLECTION, LateCause.CHECKPOINT}
+)
+"""Causes that are recorded as such: an outlier there is what it says, also where it strikes each rank at its own time. It
+then accuses nobody, and is common to all."""
+
+SHARED_COMPONENTS: dict[str, Components] = {
+    SharedCause.DATA: (Component.DATA,),
+    SharedCause.DATA_EPOCH_START: (Component.EPOCH_START,),
+    SharedCause.COPY: (Component.COPY,),
+    SharedCause.COMPUTE: COMPUTATION,
+    SharedCause.OPTIMIZER: (Component.OPTIMIZER,),
+    SharedCause.HOST: (Component.HOST,),
+    SharedCause.CHECKPOINT: (Component.CHECKPOINT,),
+    SharedCause.COLLECTION: (Component.COLLECTION,),
+    SharedCause.LAUNCH: (Component.LAUNCH,),
+}
+"""Causes common to all ranks that are kinds of work → their components."""
+
+SHARED_SYNCS: dict[SharedCause, SyncKind] = {
+    SharedCause.BARRIER: SyncKind.BARRIER,
+    SharedCause.COLLECTIVE: SyncKind.COLLECTIVE,
+    SharedCause.DEVICE_SYNC: SyncKind.DEVICE_SYNC,
+    SharedCause.BROADCAST: SyncKind.BROADCAST,
+}
+"""Causes common to all ranks that are synchronisations, priced by a replay without them."""
+
+SHARED_TRANSFERS: dict[SharedCause, SyncKind] = {
+    SharedCause.COMMUNICATION: SyncKind.GRADIENTS,
+    SharedCause.MODEL_COMMUNICATION: SyncKind.MODEL,
+}
+"""Causes common to all ranks that are exposed transfers, priced by a replay in which they take no time."""
+
+RARE_ON_HOST: dict[str, Components] = {
+    LateCause.DATA: (Component.DATA,),
+    LateCause.COLLECTION: (Component.COLLECTION,),
+    LateCause.CHECKPOINT: (Component.CHECKPOINT,),
+    LateCause.HOST: (Component.HOST,),
+}
+"""What stops the host of a device now and then, as its step log shows it. ``host`` is told apart from waiting by lateness
+only."""
+RARE_ON_DEVICE: dict[str, Components] = {LateCause.COMPUTE: (*COMPUTATION, Component.OPTIMIZER)}
+"""The same of device time, in which whatever runs is computation."""
+
+LATENT: dict[str, Components] = {
+    LateCause.DATA: (Component.DATA,),
+    LateCause.HOST: HOST_IDLE,
+}
+"""Kinds of work that can hide in the wait for other ranks: loaders make batches meanwhile, hosts issue work."""
+
+PART_OF: dict[Component, Part] = {
+    Component.DATA: Part.DATA_WAIT,
+    Component.EPOCH_START: Part.DATA_WAIT,
+    Component.COPY: Part.H2D,
+    Component.FORWARD: Part.COMPUTE,
+    Component.BACKWARD: Part.COMPUTE,
+    Component.OPTIMIZER: Part.COMPUTE,
+    Component.COLLECTION: Part.OTHER,
+    Component.CHECKPOINT: Part.CHECKPOINT,
+    Component.DEVICE_SYNC: Part.HOST,
+    Component.LAUNCH: Part.HOST,
+    Component.HOST: Part.HOST,
+    Component.UNMATCHED: Part.COMM_TRANSFER,
+    Component.UNSEEN: Part.OTHER,
+}
+"""Component of the work → part of the breakdown."""
+
+DRAWN_AS: dict[Component, str] = {
+    **{component: PART_OF[component] for component in COMPONENTS},
+    **{component: component for component in (*COMPUTATION, Component.OPTIMIZER)},
+}
+"""Component → what it is in a timeline: a part of the breakdown, and computation by its phases."""

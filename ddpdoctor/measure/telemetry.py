@@ -1,0 +1,24 @@
+"""What the analysis reads of a host's telemetry; the readings themselves are ``ddpdoctor.telemetry``'s."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+Column = tuple[NDArray[np.int64], NDArray[np.float64]]
+"""Times, epoch ns, and values; NaN where there was no reading."""
+
+
+class HostTelemetry(Protocol):
+    """What is read of one host's telemetry (``telemetry.reader.Telemetry`` has it)."""
+
+    @property
+    def header(self) -> dict[str, Any]: ...
+    @property
+    def gpus(self) -> list[dict[str, Any]]: ...
+    def gpu_column(self, index: int, field: str) -> Column: ...
+    def gpu_values(self, index: int, field: str) -> tuple[NDArray[np.int64], list[Any]]: ...
+    def host_column(self, field: str) -> Column: ...
+    def rank_column(self, rank: int, field: str) -> Column: ...

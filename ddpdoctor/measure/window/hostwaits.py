@@ -1,0 +1,225 @@
+"""A host that waits for its device lets the device wait for it afterwards: which idle time follows from which call.
+
+Issuing work is free as long as the host is ahead of its device. A call that waits (``.item()``, ``synchronize``, a
+barrier, a copy from pageable memory) ends that: the queue is empty when it returns, and the device idles until
+Python has prepared and launched the next work, kernel by kernel until the host is ahead again. Had the host not
+waited, it would have been earlier by all that it has waited, and gaps up to that length would not be there. With
+``lead`` the time by which the host, and ``saved`` the time by which the device would be earlier,
+
+    lead  = lead + waited          where a call waits for a busy device
+    saved = min(lead, saved + gap)  where the device idles until the host has launched
+
+and the growth of ``saved`` in a gap is what the calls before it cost there. What is beyond is the host's own slowness:
+over a step the device gains no more than the host waited in it, so that the step takes the longer of the host's own time
+and of the device's. No host runs ahead by more than its launch queue holds, nor past a batch that its loader's workers
+had not made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.measure.numerics import Intervals, covered, total, union
+from ddpdoctor.measure.taxonomy import SyncKind
+from ddpdoctor.trace import RankTrace, classify
+
+from .collectives import Comms, rows_with_number
+from .gaps import LAUNCH_SLACK_NS
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+Times = NDArray[np.float64]
+
+QUEUED_LAUNCHES = 1024
+"""Launches that CUDA holds for a device before the host has to wait."""
+_SAME_RESULT_NS = 100_000
+"""Computation between two calls that wait, or between a collective and the call that waits for its result: a mean, a
+stack, some microseconds each. More is a phase of the model."""
+_EMPTY_LOADER_NS = 2_000_000
+"""Taking a batch that stands ready takes tenths of a millisecond; a host that is longer at it waits for the workers."""
+_CALLS = ("cuda_runtime", "cuda_driver")
+_RESULTS = (SyncKind.BARRIER, SyncKind.COLLECTIVE)
+"""Collectives for whose results a host waits, the foremost first."""
+_WAIT, _BATCH, _GAP = range(3)
+WAITED_FOR = frozenset((SyncKind.DEVICE_SYNC, *_RESULTS))
+
+
+@dataclass(frozen=True)
+class Waits:
+    """The calls in which a host waited for its busy device, in order of their ends; times on the trace's own clock."""
+
+    row: Ints
+    """[W] event in the trace."""
+    end: Ints
+    """[W] ns"""
+    waited_ns: Times
+    """[W] ns of the call in which the device was busy."""
+    kind: list[str]
+    """[W] ``barrier``, ``collective`` (a result of one is waited for) or ``device_sync``; calls between which next to
+    nothing is computed drain one queue together, and have the kind of the foremost."""
+    drain: Ints
+    """[W] number of that group of calls."""
+    cost_ns: Times
+    """[W] ns of idle time that follows from the call; of a group, each has its part by the time it waited."""
+
+
+NO_WAITS = Waits(*(np.empty(0, np.int64),) * 2, np.empty(0), [], np.empty(0, np.int64), np.empty(0))
+
+
+@dataclass(frozen=True)
+class DeviceTimeline:
+    """What a rank's device did, on the trace's own clock."""
+
+    busy: Intervals
+    """Computing, copying or communicating, checkpoints apart."""
+    late: Intervals
+    """Idle because the host had not launched, waits for data apart."""
+    computes: Mask
+    """[events] kernels that compute."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Batches taken from loaders with workers. One that is late comes no earlier to a host that is: what was gained since
+    the batch before is lost."""
+
+    end: Ints
+    """[B] ns"""
+    late: Mask
+    """[B] whether the workers had not made it yet."""
+
+
+def waits_and_idle(
+    trace: RankTrace, comms: Comms, device: DeviceTimeline
+) -> tuple[Waits, dict[str, Intervals]]:
+    """The calls that wait, and the parts of ``device.late`` that follow from each kind of them."""
+    waits = _find_waits(trace, comms, device)
+    if not len(waits.row) or not len(device.late[0]):
+        return waits, {}
+    starts, ends = device.late
+    saved, last = _saved(waits, device, _batches(trace), _most_lead_ns(trace, device.busy))
+    cost = np.bincount(waits.drain[last], saved, minlength=int(waits.drain.max()) + 1)
+    waited = np.bincount(waits.drain, waits.waited_ns)
+    waits = replace(waits, cost_ns=(cost / waited)[waits.drain] * waits.waited_ns)
+    kind = np.array(waits.kind)[last]
+    idle = {
+        name: union(starts[kind == name], np.minimum(starts + saved, ends)[kind == name])
+        for name in WAITED_FOR
+    }
+    return waits, {name: of for name, of in idle.items() if len(of[0])}
+
+
+def _saved(waits: Waits, device: DeviceTimeline, batches: Batches, most_ns: float) -> tuple[Times, Ints]:
+    """[gaps] ns that each gap in ``device.late`` would be shorter, and the last call that waited before its end (the
+    first one where there is none)."""
+    starts, ends = device.late
+    events = sorted(
+        [(int(at), _WAIT, i) for i, at in enumerate(waits.end)]
+        + [(int(at), _BATCH, i) for i, at in enumerate(batches.end)]
+        + [(int(at), _GAP, i) for i, at in enumerate(ends)]
+    )
+    gain, last = np.zeros(len(starts)), np.zeros(len(starts), np.int64)
+    lead = saved = 0.0
+    latest = gaps = since_batch = 0
+    for _, what, i in events:
+        if what == _WAIT:
+            lead, latest = min(lead + float(waits.waited_ns[i]), saved + most_ns), i
+        elif what == _GAP:
+            gain[i], last[i] = min(lead - saved, float(ends[i] - starts[i])), latest
+            saved, gaps = saved + gain[i], i + 1
+        else:
+            if batches.late[i]:
+                saved -= float(gain[since_batch:gaps].sum())
+                gain[since_batch:gaps], lead = 0.0, saved
+            since_batch = gaps
+    return gain, last
+
+
+def _most_lead_ns(trace: RankTrace, busy: Intervals) -> float:
+    """ns of the device's work that a full launch queue holds."""
+    launched = int(trace.category_mask("kernel", "gpu_memcpy", "gpu_memset").sum())
+    return QUEUED_LAUNCHES * total(busy) / max(launched, 1)
+
+
+def _batches(trace: RankTrace) -> Batches:
+    with_workers = trace.name_mask(lambda n: classify.IN_PROCESS not in n)
+    rows = np.flatnonzero(classify.next_batches(trace) & with_workers)
+    return Batches(trace.end_ns[rows], trace.duration_ns[rows] > _EMPTY_LOADER_NS)
+
+
+def _find_waits(trace: RankTrace, comms: Comms, device: DeviceTimeline) -> Waits:
+    launch, done = launch_pairs(trace, device.computes)
+    launching = np.isin(trace.lane, np.unique(trace.lane[launch]))
+    calls = trace.category_mask(*_CALLS) & trace.name_mask(classify.is_sync_call) & launching
+    copies = _blocking_copies(trace)
+    copies = copies[launching[copies]]
+    rows = np.unique(np.concatenate((np.flatnonzero(calls), copies)))
+    rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
+    waited = covered(device.busy, trace.start_ns[rows], trace.end_ns[rows])
+    keep = calls[rows] | (waited >= LAUNCH_SLACK_NS)
+    rows, waited = rows[keep], waited[keep]
+    if not len(rows):
+        return NO_WAITS
+    order = np.argsort(trace.end_ns[launch], kind="stable")
+    at = trace.end_ns[launch][order]
+    work = np.concatenate(([0], np.cumsum(trace.duration_ns[done][order])))
+    before = work[np.searchsorted(at, trace.start_ns[rows])]
+    drain = np.concatenate(([0], np.cumsum(np.diff(before) > _SAME_RESULT_NS)))
+    issued = work[np.searchsorted(at, comms.issued)]
+    kinds = _kinds(comms, issued, trace.start_ns[rows], before)
+    foremost = list(_foremost(kinds, drain))
+    # A group that hardly waited has not drained the queue: that was empty.
+    drains = np.bincount(drain, waited)[drain] >= LAUNCH_SLACK_NS
+    kept = np.flatnonzero(drains)
+    if not len(kept):
+        return NO_WAITS
+    _, numbered = np.unique(drain[kept], return_inverse=True)
+    return Waits(
+        rows[kept],
+        trace.end_ns[rows[kept]],
+        waited[kept],
+        [foremost[i] for i in kept],
+        numbered.astype(np.int64),
+        np.zeros(len(kept)),
+    )
+
+
+def launch_pairs(trace: RankTrace, device: Mask) -> tuple[Ints, Ints]:
+    """(runtime calls, the device events in ``device`` that they launched), row by row."""
+    calls = np.flatnonzero(trace.category_mask(*_CALLS) & (trace.correlation >= 0))
+    rows = np.flatnonzero(device & (trace.correlation >= 0))
+    # Backwards: of several calls with one number, the outer one, which begins first.
+    found = rows_with_number(calls[::-1], trace.correlation[calls[::-1]], trace.correlation[rows])
+    return found[found >= 0], rows[found >= 0]
+
+
+def _blocking_copies(trace: RankTrace) -> Ints:
+    """Calls of the runtime that return only when their own copy is done."""
+    calls, copies = launch_pairs(trace, trace.category_mask("gpu_memcpy"))
+    return calls[trace.end_ns[calls] >= trace.end_ns[copies]]
+
+
+def _kinds(comms: Comms, issued: Ints, at: Ints, computed: Ints) -> list[str]:
+    """[W] what calls at these times wait for: the result of a collective, where since its issue next to nothing was
+    computed. ``issued`` and ``computed`` are ns of computation launched before each collective and each call."""
+    found = np.full(len(at), SyncKind.DEVICE_SYNC, dtype=object)
+    for kind in reversed(_RESULTS):
+        rows = np.flatnonzero(np.array(comms.kind) == kind)
+        rows = rows[np.argsort(comms.issued[rows], kind="stable")]
+        if len(rows):
+            latest = np.searchsorted(comms.issued[rows], at, side="right") - 1
+            since = computed - issued[rows[np.clip(latest, 0, None)]]
+            found[(latest >= 0) & (since <= _SAME_RESULT_NS)] = kind
+    return list(found)
+
+
+def _foremost(kinds: list[str], drain: Ints) -> Iterator[str]:
+    for _, members in groupby(zip(kinds, drain.tolist(), strict=True), key=lambda member: member[1]):
+        group = [kind for kind, _ in members]
+        foremost = next((kind for kind in _RESULTS if kind in group), SyncKind.DEVICE_SYNC)
+        yield from [foremost] * len(group)
