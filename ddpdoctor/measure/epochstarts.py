@@ -11,6 +11,8 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
+from ddpdoctor.rundir import EventKind
+
 from .costs import Lines
 from .facts import Cost
 from .persistence import persistence
@@ -62,10 +64,10 @@ def _stall_ns(step: Step, loaders: set[int]) -> float:
     """Time for starting the workers of these loaders, and for their first batch, in this step."""
     waits, fresh = 0.0, False
     for event in step.events:
-        if event.l not in loaders:
+        if event.loader not in loaders:
             continue
-        if event.k == "iter":
-            waits, fresh = waits + event.d, True
-        elif event.k == "data" and fresh:
-            waits, fresh = waits + event.d, False
+        if event.kind == EventKind.ITERATION:
+            waits, fresh = waits + event.duration_ns, True
+        elif event.kind == EventKind.DATA and fresh:
+            waits, fresh = waits + event.duration_ns, False
     return waits

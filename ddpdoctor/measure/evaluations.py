@@ -11,6 +11,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ddpdoctor.rundir import EventKind
+
 from .facts import Cost, Where
 from .lines import Frame, ranked
 from .persistence import persistence
@@ -73,9 +75,10 @@ def _lines(
     for log, steps, loaders in zip(logs, steps_of, main, strict=True):
         for step in steps:
             for event in step.events:
-                where = log.where.get(event.w)
+                where = log.where.get(event.where)
                 if where is not None and (
-                    event.k == "eval" or (event.k == "data" and event.l not in loaders)
+                    event.kind == EventKind.EVALUATION
+                    or (event.kind == EventKind.DATA and event.loader not in loaders)
                 ):
                     found[where.file, where.line, where.function] += 1
     return ranked(found)

@@ -12,18 +12,20 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpdoctor.rundir import EventKind
+
 from .facts import Where
 from .lines import Frame, ranked
 from .points import Point, rank_points
 from .steplog import RankLog, Sample, Step, samples_by_step
 
 _EVENTS = {
-    "data": ("data",),
-    "epoch_start": ("iter", "data"),
-    "backward": ("bwd",),
-    "optimizer": ("opt",),
-    "collection": ("gc",),
-    "checkpoint": ("save",),
+    "data": (EventKind.DATA,),
+    "epoch_start": (EventKind.ITERATION, EventKind.DATA),
+    "backward": (EventKind.BACKWARD,),
+    "optimizer": (EventKind.OPTIMIZER,),
+    "collection": (EventKind.COLLECTION,),
+    "checkpoint": (EventKind.SAVE,),
 }
 """Component → kinds of events whose call line is its line where no sample says more."""
 _MOST = 3
@@ -34,7 +36,18 @@ line that collected."""
 _ENOUGH_SAMPLES = 8
 """Samples of a line from which its time is stated: the counting error is then a third of it."""
 _TORCH = ("/site-packages/torch/", "/dist-packages/torch/")
-_INSIDE_EVENTS = ("data", "iter", "bwd", "opt", "gc", "save", "coll", "bar", "wait", "load")
+_INSIDE_EVENTS = (
+    EventKind.DATA,
+    EventKind.ITERATION,
+    EventKind.BACKWARD,
+    EventKind.OPTIMIZER,
+    EventKind.COLLECTION,
+    EventKind.SAVE,
+    EventKind.COLLECTIVE,
+    EventKind.BARRIER,
+    EventKind.WAIT,
+    EventKind.LOAD,
+)
 
 
 class LogLines:
@@ -90,9 +103,9 @@ class LogLines:
                 if step.number not in wanted:
                     continue
                 for event in step.events:
-                    where = log.where.get(event.w)
-                    if event.k in kinds and where is not None:
-                        found[where.file, where.line, where.function] += max(event.d, 1)
+                    where = log.where.get(event.where)
+                    if event.kind in kinds and where is not None:
+                        found[where.file, where.line, where.function] += max(event.duration_ns, 1)
         return ranked(found)
 
     def _sampled(
@@ -191,9 +204,13 @@ def _samples_in(
     outside = "host" in components
     forward = "forward" in components
     for step, samples in by_step:
-        events = [e for e in step.events if e.k in _INSIDE_EVENTS]
+        events = [e for e in step.events if e.kind in _INSIDE_EVENTS]
         for t, user, innermost in samples:
-            inside = [e.k for e in events if e.s <= t < e.stop + (_AFTER_GC_NS if e.k == "gc" else 0)]
+            inside = [
+                e.kind
+                for e in events
+                if e.start_ns <= t < e.end_ns + (_AFTER_GC_NS if e.kind == EventKind.COLLECTION else 0)
+            ]
             if inside:
                 matches = any(kind in kinds for kind in inside)
             else:
@@ -203,4 +220,6 @@ def _samples_in(
 
 
 def _in_forward(step: Step, t: int) -> bool:
-    return any(event.k == "fwd" and event.s <= t < event.stop for event in step.events)
+    return any(
+        event.kind == EventKind.FORWARD and event.start_ns <= t < event.end_ns for event in step.events
+    )

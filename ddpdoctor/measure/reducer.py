@@ -12,6 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ddpdoctor.rundir import EventKind
+
 from .hostpace import pace_ns
 from .intervals import covered, union
 from .points import gradients_ready
@@ -85,13 +87,13 @@ def _is_search(name: str) -> bool:
 
 def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
     passes = [
-        (event.s, min(gradients_ready(event), event.stop), event.stop)
+        (event.start_ns, min(gradients_ready(event), event.end_ns), event.end_ns)
         for step in log.steps
         for event in step.events
-        if event.k == "bwd"
+        if event.kind == EventKind.BACKWARD
         and event.reductions
-        and event.s >= window.span[0]
-        and event.stop <= window.span[1]
+        and event.start_ns >= window.span[0]
+        and event.end_ns <= window.span[1]
     ]
     if not passes:
         return None

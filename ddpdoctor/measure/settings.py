@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.packages import is_well_known
 
 from .facts import DdpFacts, JobFacts, LoaderFacts, Where
@@ -44,7 +45,10 @@ def first(infos: Sequence[dict[str, Any]], key: str) -> Any:
 def main_loader(log: RankLog) -> int | None:
     """Id of the loader that gave most batches on this rank."""
     used = Counter(
-        event.l for step in log.steps for event in step.events if event.k == "data" and not event.end
+        event.loader
+        for step in log.steps
+        for event in step.events
+        if event.kind == EventKind.DATA and not event.exhausted
     )
     return used.most_common(1)[0][0] if used else None
 
@@ -71,10 +75,18 @@ def loader_facts(logs: Sequence[RankLog], graph: Graph) -> LoaderFacts:
     """Settings of the training loop's loader, and how long ranks wait for it."""
     waits, ready = [], []
     for log in logs:
-        times = [[e.d for e in step.events if e.k == "data" and not e.end] for step in log.steps[3:]]
+        times = [
+            [e.duration_ns for e in step.events if e.kind == EventKind.DATA and not e.exhausted]
+            for step in log.steps[3:]
+        ]
         if any(times):
             waits.append(float(np.mean([sum(t) for t in times])) / 1e6)
-        ready += [e.q for step in log.steps for e in step.events if e.k == "data" and e.q >= 0]
+        ready += [
+            e.batches_ready
+            for step in log.steps
+            for e in step.events
+            if e.kind == EventKind.DATA and e.batches_ready >= 0
+        ]
     for log in logs:
         loader = main_loader_settings(log)
         if loader is not None:

@@ -22,6 +22,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpdoctor.rundir import EventKind
+
 from .chronology import lasting
 from .machines import HostTelemetry
 from .selection import SUSPENDED, WARM_UP_STEPS
@@ -41,7 +43,7 @@ _SILENT_READINGS = 3.0
 _FAR = 20.0
 """Multiple of the longest other step, where nothing else tells."""
 _FAR_NS = 10_000_000_000
-_WAITS = ("data", "iter", "save", "load")
+_WAITS = (EventKind.DATA, EventKind.ITERATION, EventKind.SAVE, EventKind.LOAD)
 """Kinds of calls in which a job's own stall keeps all threads from running: native code that holds the interpreter's lock."""
 
 
@@ -143,9 +145,9 @@ def _silence(log: RankLog, step: Step, sampled: NDArray[np.int64], beyond: int) 
     start, end = int(moments[longest]), int(moments[longest + 1])
     margin = (end - start) // 10
     inside = [
-        event.k
+        event.kind
         for event in step.events
-        if event.k in _WAITS and event.s <= start + margin and event.stop >= end - margin
+        if event.kind in _WAITS and event.start_ns <= start + margin and event.end_ns >= end - margin
     ]
     return _Stop(step, min(end - start, beyond), inside[0] if inside else "", seen=True)
 
