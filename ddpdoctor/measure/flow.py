@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from ddpdoctor.rundir import EventKind
 from ddpdoctor.trace import classify
 
 from .align import align_logs, set_suspended_aside
@@ -146,7 +147,11 @@ def _told(graph: Graph, log_graph: Graph | None) -> Graph:
 
 def _meets_on_hosts(logs: Sequence[RankLog]) -> bool:
     """Whether steps usually hold collectives that Python called, which logs in device time leave out."""
-    calls = [any(event.k in ("coll", "bar") for event in step.events) for log in logs for step in log.steps]
+    calls = [
+        any(event.kind in (EventKind.COLLECTIVE, EventKind.BARRIER) for event in step.events)
+        for log in logs
+        for step in log.steps
+    ]
     return sum(calls) * 2 > len(calls)
 
 

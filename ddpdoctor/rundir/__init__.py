@@ -59,12 +59,15 @@ from .owned import NotOursError, make_private_folder
 from .reader import RankRecord, RunDirectory, read_manifest, read_rank
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .spool import Spool, make_spool_root, own_roots_prefix, pid_namespace, spool_root
+from .stepevents import COMMON_FIELDS, FIELDS_OF, EventField, EventKind, LineField, Mark, renamed
 from .target import run_of, target_of
 from .typed import fitting
 from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
 
 __all__ = [
+    "COMMON_FIELDS",
     "DIAGNOSIS_FILE",
+    "FIELDS_OF",
     "FLIGHT_FILE",
     "MANIFEST_FILE",
     "PATIENCE_S",
@@ -81,6 +84,10 @@ __all__ = [
     "BusyError",
     "Carrier",
     "DiskBudget",
+    "EventField",
+    "EventKind",
+    "LineField",
+    "Mark",
     "NotOursError",
     "OtherRunError",
     "RankRecord",
@@ -117,6 +124,7 @@ __all__ = [
     "recover",
     "refuse_other_run",
     "remove_root",
+    "renamed",
     "run_directories",
     "run_id",
     "run_of",

@@ -19,11 +19,15 @@ import msgspec
 from ddpdoctor.rundir import (
     STEPS_FILE,
     TELEMETRY_FILE,
+    EventField,
+    EventKind,
+    LineField,
     folders_in,
     parsed,
     read_manifest,
     read_rank,
     reading,
+    renamed,
 )
 from ddpdoctor.rundir.compaction import stream_shift
 from ddpdoctor.rundir.typed import TELEMETRY_SAMPLE, fitting, is_moment
@@ -55,26 +59,26 @@ class LiveStep:
         return (self.end_ns - self.start_ns) / 1e6
 
 
-class _Event(msgspec.Struct):
+class _Event(msgspec.Struct, rename=renamed(EventField)):
     """What is read of an event of a step; :mod:`ddpdoctor.measure.steplog` reads all of it."""
 
-    k: str
-    d: _Nanoseconds = 0
-    n: _Nanoseconds | None = None
-    end: bool = False
-    sync: bool | None = None
-    ready: list[_Nanoseconds] = []
-    base: _Nanoseconds | None = None
+    kind: str
+    duration_ns: _Nanoseconds = 0
+    count: _Nanoseconds | None = None
+    exhausted: bool = False
+    synced: bool | None = None
+    ready_ns: list[_Nanoseconds] = []
+    forward_end_ns: _Nanoseconds | None = None
 
 
-class _Line(msgspec.Struct):
+class _Line(msgspec.Struct, rename=renamed(LineField)):
     """A step, or the end of the recording."""
 
     step: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None = None
-    t: tuple[_Nanoseconds, _Nanoseconds] | int | None = None
+    time_ns: tuple[_Nanoseconds, _Nanoseconds] | int | None = None
     # No bounds for the integer alone: msgspec 0.22 crashes in the garbage collection after it decoded such a union.
     thin: bool = False
-    ev: list[_Event] = []
+    events: list[_Event] = []
     end: bool = False
 
 
@@ -131,8 +135,12 @@ class LiveRank:
                 line = _decode(text)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
-            if line.step is not None and isinstance(line.t, tuple) and line.t[0] <= line.t[1]:
-                self.steps.append(_step(line.step, line.t, line))
+            if (
+                line.step is not None
+                and isinstance(line.time_ns, tuple)
+                and line.time_ns[0] <= line.time_ns[1]
+            ):
+                self.steps.append(_step(line.step, line.time_ns, line))
                 self.ended = False
             elif line.end:
                 self.ended = True
@@ -144,12 +152,17 @@ class LiveRank:
 
 def _step(number: int, times_ns: tuple[int, int], line: _Line) -> LiveStep:
     waits, samples, arrival = None, None, None
-    for event in [] if line.thin else line.ev:
-        if event.k == "data" and not event.end:
-            waits = (waits or 0) + event.d
-            samples = (samples or 0) + event.n if event.n is not None else samples
-        elif event.k == "bwd" and event.sync and event.ready and event.base is not None:
-            arrival = times_ns[0] + event.base + max(event.ready)
+    for event in [] if line.thin else line.events:
+        if event.kind == EventKind.DATA and not event.exhausted:
+            waits = (waits or 0) + event.duration_ns
+            samples = (samples or 0) + event.count if event.count is not None else samples
+        elif (
+            event.kind == EventKind.BACKWARD
+            and event.synced
+            and event.ready_ns
+            and event.forward_end_ns is not None
+        ):
+            arrival = times_ns[0] + event.forward_end_ns + max(event.ready_ns)
     return LiveStep(number, *times_ns, waits, samples, arrival)
 
 

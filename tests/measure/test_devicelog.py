@@ -23,7 +23,7 @@ from ddpdoctor.measure.steplog import (
 )
 from ddpdoctor.measure.steplog.devicetime import _moved
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE
-from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir import EventKind, RunDirectory
 from tests.hook.recording import JOBS, TORCHRUN, run_recorded
 
 
@@ -79,18 +79,18 @@ def test_an_optimizer_with_a_closure_begins_after_its_backward() -> None:
     events = [
         Event("opt", 6, 2),
         Event("fwd", 1, 2),
-        Event("bwd", 3, 3, m=0, sync=True, ready=[2], base=3),
-        Event("data", 0, 1, l=0),
+        Event("bwd", 3, 3, module=0, synced=True, ready_ns=[2], forward_end_ns=3),
+        Event("data", 0, 1, loader=0),
     ]
     step = _moved(Step(4, 0, 9, events, (), None, None), {4: DeviceTimes(100, marks)})
     assert step is not None and (step.start, step.end) == (100, 110)
-    assert {event.k: (event.s, event.stop) for event in step.events} == {
+    assert {event.kind: (event.start_ns, event.end_ns) for event in step.events} == {
         "data": (0, 1),
         "fwd": (100, 103),
         "bwd": (103, 109),
         "opt": (109, 110),
     }
-    assert gradients_ready(next(event for event in step.events if event.k == "bwd")) == 108
+    assert gradients_ready(next(event for event in step.events if event.kind == EventKind.BACKWARD)) == 108
     # A step that the host saw another way is not moved.
     assert _moved(Step(4, 0, 9, events[1:], (), None, None), {4: DeviceTimes(100, marks)}) is None
     assert _moved(Step(5, 0, 9, events, (), None, None), {4: DeviceTimes(100, marks)}) is None

@@ -9,6 +9,7 @@ import pytest
 from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.facts import Where
 from ddpdoctor.measure.graph import operator_shares, python_parts
+from ddpdoctor.rundir import EventKind
 from tests.measure.recorded import EPOCH_NS, Job, record, run_ranks
 from tests.measure.traced import windows_of
 
@@ -64,7 +65,7 @@ def test_samples_inside_operators_are_not_python(tmp_path):
     log = logs[0]
     log.sample_where = {line: Where("train.py", line, "main") for line in (1, 2, 3)}
     for step in log.steps:
-        begin = next(event.stop for event in step.events if event.k == "data")
+        begin = next(event.end_ns for event in step.events if event.kind == EventKind.DATA)
         log.samples += [(begin + 5_000_000, 1, 1), (begin + 15_000_000, 2, 2)]
     windows = windows_of(traces)
     shares = operator_shares(logs, windows)

@@ -22,7 +22,7 @@ def log(lengths_ms, *, rank=0, marks=None, events=None, first=0):
 
 
 def data(loader=0, end=False):
-    return Event("data", 0, 1, l=loader, end=end)
+    return Event("data", 0, 1, loader=loader, exhausted=end)
 
 
 def test_the_first_three_steps_are_warm_up():
@@ -90,7 +90,7 @@ def test_a_profiler_of_the_user_s_own_counts_as_disturbance():
 
 def test_evaluation_is_set_aside():
     events = {
-        10: [data(), Event("eval", 0, 1, n=4)],
+        10: [data(), Event("eval", 0, 1, count=4)],
         15: [data(), data(loader=1), data(loader=1)],
         20: [data(), data(loader=1, end=True)],
     }

@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from ddpdoctor.measure.numerics import lasting
 from ddpdoctor.measure.steplog import SUSPENDED, WARM_UP_STEPS, RankLog, Step
 from ddpdoctor.measure.telemetry import HostTelemetry
+from ddpdoctor.rundir import EventKind
 
 _LEAST_NS = 2_000_000_000
 """The sampling thread looks every 0.4 s at the most: silent for so long it was stopped, or kept from running."""
@@ -40,7 +41,7 @@ _SILENT_READINGS = 3.0
 _FAR = 20.0
 """Multiple of the longest other step, where nothing else tells."""
 _FAR_NS = 10_000_000_000
-_WAITS = ("data", "iter", "save", "load")
+_WAITS = (EventKind.DATA, EventKind.ITERATION, EventKind.SAVE, EventKind.LOAD)
 """Kinds of calls in which a job's own stall keeps all threads from running: native code that holds the interpreter's lock."""
 
 
@@ -142,9 +143,9 @@ def _silence(log: RankLog, step: Step, sampled: NDArray[np.int64], beyond: int) 
     start, end = int(moments[longest]), int(moments[longest + 1])
     margin = (end - start) // 10
     inside = [
-        event.k
+        event.kind
         for event in step.events
-        if event.k in _WAITS and event.s <= start + margin and event.stop >= end - margin
+        if event.kind in _WAITS and event.start_ns <= start + margin and event.end_ns >= end - margin
     ]
     return _Stop(step, min(end - start, beyond), inside[0] if inside else "", seen=True)
 

@@ -15,6 +15,7 @@ from ddpdoctor.measure.facts import BucketFacts, Cost
 from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import SyncKind
+from ddpdoctor.rundir import EventKind
 
 from .pricing import usual_transfer
 
@@ -68,17 +69,17 @@ def _synced(logs: Sequence[RankLog]):  # type: ignore[no-untyped-def]
     for log in logs:
         for step in log.steps[3:]:
             for event in step.events:
-                if event.k == "bwd" and event.sync and event.ready:
+                if event.kind == EventKind.BACKWARD and event.synced and event.ready_ns:
                     yield event
 
 
 def _backward_ms(logs: Sequence[RankLog]) -> float | None:
-    lengths = [max(event.ready) for event in _synced(logs)]
+    lengths = [max(event.ready_ns) for event in _synced(logs)]
     return float(np.median(lengths)) / 1e6 if lengths else None
 
 
 def _first_ready(logs: Sequence[RankLog]) -> float | None:
-    shares = [event.ready[0] / max(event.ready) for event in _synced(logs) if max(event.ready) > 0]
+    shares = [event.ready_ns[0] / max(event.ready_ns) for event in _synced(logs) if max(event.ready_ns) > 0]
     return float(np.median(shares)) if shares else None
 
 

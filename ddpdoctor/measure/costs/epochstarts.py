@@ -22,6 +22,7 @@ from ddpdoctor.measure.steplog import (
     main_loaders,
     undisturbed,
 )
+from ddpdoctor.rundir import EventKind
 
 
 def with_evaluations(
@@ -67,10 +68,10 @@ def _stall_ns(step: Step, loaders: set[int]) -> float:
     """Time for starting the workers of these loaders, and for their first batch, in this step."""
     waits, fresh = 0.0, False
     for event in step.events:
-        if event.l not in loaders:
+        if event.loader not in loaders:
             continue
-        if event.k == "iter":
-            waits, fresh = waits + event.d, True
-        elif event.k == "data" and fresh:
-            waits, fresh = waits + event.d, False
+        if event.kind == EventKind.ITERATION:
+            waits, fresh = waits + event.duration_ns, True
+        elif event.kind == EventKind.DATA and fresh:
+            waits, fresh = waits + event.duration_ns, False
     return waits

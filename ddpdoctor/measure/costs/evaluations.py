@@ -15,6 +15,7 @@ from ddpdoctor.measure.facts import Cost, Where
 from ddpdoctor.measure.numerics import persistence
 from ddpdoctor.measure.sourcelines import Frame, ranked
 from ddpdoctor.measure.steplog import RankLog, Step, evaluates, main_loaders, undisturbed
+from ddpdoctor.rundir import EventKind
 
 
 def lone_evaluation(logs: Sequence[RankLog], mean_ms: float | None) -> Cost | None:
@@ -72,9 +73,10 @@ def _lines(
     for log, steps, loaders in zip(logs, steps_of, main, strict=True):
         for step in steps:
             for event in step.events:
-                where = log.where.get(event.w)
+                where = log.where.get(event.where)
                 if where is not None and (
-                    event.k == "eval" or (event.k == "data" and event.l not in loaders)
+                    event.kind == EventKind.EVALUATION
+                    or (event.kind == EventKind.DATA and event.loader not in loaders)
                 ):
                     found[where.file, where.line, where.function] += 1
     return ranked(found)

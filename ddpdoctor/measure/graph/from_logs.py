@@ -10,6 +10,7 @@ import numpy as np
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.steplog import Activities, Meeting, RankLog, Step, chosen_and_why, match, rank_points
 from ddpdoctor.measure.taxonomy import INDEX, SyncKind
+from ddpdoctor.rundir import EventKind
 
 from .graph import CycleGroup, Graph, RankSteps, Sync
 from .loaderpace import batches_per_step, latent_data, pace_ns
@@ -188,19 +189,22 @@ def _alone(
 
 def _input_elements(step: Step) -> float:
     """Elements of the inputs of all forwards of the step; NaN where one is unknown."""
-    sizes = [event.e for event in step.events if event.k == "fwd"]
+    sizes = [event.elements for event in step.events if event.kind == EventKind.FORWARD]
     return float(sum(sizes)) if sizes and min(sizes) > 0 else float("nan")
 
 
 def _rank_steps(log: RankLog, origin: int) -> RankSteps:
-    batches = [[e.n for e in s.events if e.k == "data" and not e.end and e.n >= 0] for s in log.steps]
+    batches = [
+        [e.count for e in s.events if e.kind == EventKind.DATA and not e.exhausted and e.count >= 0]
+        for s in log.steps
+    ]
     return RankSteps(
         np.array([s.number for s in log.steps], np.int64),
         np.array([s.start - origin for s in log.steps], float),
         np.array([s.end - origin for s in log.steps], float),
         np.array([float(sum(b)) if b else np.nan for b in batches]),
         np.array([np.nan if s.run_delay_ns is None else s.run_delay_ns for s in log.steps], float),
-        np.array([sum(e.k == "bwd" for e in s.events) for s in log.steps], float),
+        np.array([sum(e.kind == EventKind.BACKWARD for e in s.events) for s in log.steps], float),
         elements=np.array([_input_elements(s) for s in log.steps], float),
         cpu=np.array([np.nan if s.cpu_ns is None else s.cpu_ns for s in log.steps], float),
     )

@@ -17,6 +17,7 @@ from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.steplog import Event, RankLog, main_loader_settings
 from ddpdoctor.measure.taxonomy import INDEX
 from ddpdoctor.measure.window import Window
+from ddpdoctor.rundir import EventKind
 from ddpdoctor.trace import classify
 
 from .graph import CycleGroup
@@ -39,10 +40,10 @@ def pace_ns(log: RankLog) -> float | None:
     room = _room(loader)
     took, made, pairs = 0.0, 0, 0
     for one, two in _neighbours(log, loader["id"]):
-        if 0 <= one.q < room and 0 <= two.q < room:
+        if 0 <= one.batches_ready < room and 0 <= two.batches_ready < room:
             # With a reserve of q batches at each request, this many were made between the two.
-            took += two.s - one.s
-            made += 1 + two.q - one.q
+            took += two.start_ns - one.start_ns
+            made += 1 + two.batches_ready - one.batches_ready
             pairs += 1
     if pairs < _FEWEST_PAIRS or made < _FEWEST_PAIRS:
         return None
@@ -103,7 +104,11 @@ def _paced(window: Window) -> tuple[float | None, float]:
 
 def batches_per_step(log: RankLog) -> float:
     """Mean number of batches that the training loop takes in a step."""
-    counts = [sum(e.k == "data" and not e.end for e in step.events) for step in log.steps if step.events]
+    counts = [
+        sum(e.kind == EventKind.DATA and not e.exhausted for e in step.events)
+        for step in log.steps
+        if step.events
+    ]
     return float(np.mean(counts)) if counts else 0.0
 
 
@@ -125,9 +130,9 @@ def _neighbours(log: RankLog, loader: int) -> list[tuple[Event, Event]]:
         if not step.events:
             before = None
         for event in step.events:
-            if event.k == "iter" or event.end:
+            if event.kind == EventKind.ITERATION or event.exhausted:
                 before = None
-            elif event.k == "data" and event.l == loader:
+            elif event.kind == EventKind.DATA and event.loader == loader:
                 if before is not None:
                     pairs.append((before, event))
                 before = event

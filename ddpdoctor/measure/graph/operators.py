@@ -25,6 +25,7 @@ from ddpdoctor.measure.steplog import (
     samples_by_step,
 )
 from ddpdoctor.measure.window import Window, main_lane, rows_of
+from ddpdoctor.rundir import EventKind
 
 _LEAST_NS = 200_000
 _PLACES = 64
@@ -92,15 +93,15 @@ class _Pattern:
     def _gaps(self, step: Step) -> tuple[_Signature, NDArray[np.float64], NDArray[np.float64]]:
         """Kinds of what is marked in a step, in order, and the gaps before, between and after, in ns since the origin."""
         kinds, left, right = [], [step.start], []
-        for event in sorted(step.events, key=lambda event: event.s):
-            if event.k == "more":
+        for event in sorted(step.events, key=lambda event: event.start_ns):
+            if event.kind == EventKind.MORE:
                 continue
-            if event.s > left[-1]:
-                kinds.append(event.k)
-                right.append(event.s)
-                left.append(event.stop)
+            if event.start_ns > left[-1]:
+                kinds.append(event.kind)
+                right.append(event.start_ns)
+                left.append(event.end_ns)
             else:
-                left[-1] = max(left[-1], event.stop)
+                left[-1] = max(left[-1], event.end_ns)
         right.append(max(step.end, left[-1]))
         gaps = np.array([left, right], float) - self.origin
         return tuple(kinds), gaps[0], np.maximum(gaps[1], gaps[0] + 1.0)

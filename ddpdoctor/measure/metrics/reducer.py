@@ -16,6 +16,7 @@ from ddpdoctor.measure.graph import pace_ns
 from ddpdoctor.measure.numerics import covered, union
 from ddpdoctor.measure.steplog import RankLog, gradients_ready
 from ddpdoctor.measure.window import Window, main_lane, rows_of
+from ddpdoctor.rundir import EventKind
 
 _SEARCHES = "torch.distributed.ddp.reducer::search_unused_parameters"
 _SEARCHED = (_SEARCHES, "_DDPSink", "_DDPSinkBackward")
@@ -84,13 +85,13 @@ def _is_search(name: str) -> bool:
 
 def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
     passes = [
-        (event.s, min(gradients_ready(event), event.stop), event.stop)
+        (event.start_ns, min(gradients_ready(event), event.end_ns), event.end_ns)
         for step in log.steps
         for event in step.events
-        if event.k == "bwd"
+        if event.kind == EventKind.BACKWARD
         and event.reductions
-        and event.s >= window.span[0]
-        and event.stop <= window.span[1]
+        and event.start_ns >= window.span[0]
+        and event.end_ns <= window.span[1]
     ]
     if not passes:
         return None

@@ -10,6 +10,7 @@ import numpy as np
 from ddpdoctor.measure.facts import DdpFacts, JobFacts, LoaderFacts, Where
 from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.steplog import RankLog, first, main_loader_settings
+from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.packages import is_well_known
 
 
@@ -38,10 +39,18 @@ def loader_facts(logs: Sequence[RankLog], graph: Graph) -> LoaderFacts:
     """Settings of the training loop's loader, and how long ranks wait for it."""
     waits, ready = [], []
     for log in logs:
-        times = [[e.d for e in step.events if e.k == "data" and not e.end] for step in log.steps[3:]]
+        times = [
+            [e.duration_ns for e in step.events if e.kind == EventKind.DATA and not e.exhausted]
+            for step in log.steps[3:]
+        ]
         if any(times):
             waits.append(float(np.mean([sum(t) for t in times])) / 1e6)
-        ready += [e.q for step in log.steps for e in step.events if e.k == "data" and e.q >= 0]
+        ready += [
+            e.batches_ready
+            for step in log.steps
+            for e in step.events
+            if e.kind == EventKind.DATA and e.batches_ready >= 0
+        ]
     for log in logs:
         loader = main_loader_settings(log)
         if loader is not None:

@@ -14,16 +14,17 @@ from numpy.typing import NDArray
 
 from ddpdoctor.measure.facts import Where
 from ddpdoctor.measure.steplog import Point, RankLog, Sample, Step, rank_points, samples_by_step
+from ddpdoctor.rundir import EventKind
 
 from .ranking import Frame, ranked
 
 _EVENTS = {
-    "data": ("data",),
-    "epoch_start": ("iter", "data"),
-    "backward": ("bwd",),
-    "optimizer": ("opt",),
-    "collection": ("gc",),
-    "checkpoint": ("save",),
+    "data": (EventKind.DATA,),
+    "epoch_start": (EventKind.ITERATION, EventKind.DATA),
+    "backward": (EventKind.BACKWARD,),
+    "optimizer": (EventKind.OPTIMIZER,),
+    "collection": (EventKind.COLLECTION,),
+    "checkpoint": (EventKind.SAVE,),
 }
 """Component → kinds of events whose call line is its line where no sample says more."""
 _MOST = 3
@@ -34,14 +35,25 @@ line that collected."""
 _ENOUGH_SAMPLES = 8
 """Samples of a line from which its time is stated: the counting error is then a third of it."""
 _TORCH = ("/site-packages/torch/", "/dist-packages/torch/")
-_INSIDE_EVENTS = ("data", "iter", "bwd", "opt", "gc", "save", "coll", "bar", "wait", "load")
+_INSIDE_EVENTS = (
+    EventKind.DATA,
+    EventKind.ITERATION,
+    EventKind.BACKWARD,
+    EventKind.OPTIMIZER,
+    EventKind.COLLECTION,
+    EventKind.SAVE,
+    EventKind.COLLECTIVE,
+    EventKind.BARRIER,
+    EventKind.WAIT,
+    EventKind.LOAD,
+)
 
 
 class LogLines:
     """Implements ``costs.Lines`` for step logs.
 
     ``python_parts``, by position and line, says which part of the samples of host work is Python and not an operator,
-    see :func:`ddpdoctor.measure.outside.python_parts`.
+    see :func:`ddpdoctor.measure.graph.python_parts`.
     """
 
     def __init__(
@@ -90,9 +102,9 @@ class LogLines:
                 if step.number not in wanted:
                     continue
                 for event in step.events:
-                    where = log.where.get(event.w)
-                    if event.k in kinds and where is not None:
-                        found[where.file, where.line, where.function] += max(event.d, 1)
+                    where = log.where.get(event.where)
+                    if event.kind in kinds and where is not None:
+                        found[where.file, where.line, where.function] += max(event.duration_ns, 1)
         return ranked(found)
 
     def _sampled(
@@ -191,9 +203,13 @@ def _samples_in(
     outside = "host" in components
     forward = "forward" in components
     for step, samples in by_step:
-        events = [e for e in step.events if e.k in _INSIDE_EVENTS]
+        events = [e for e in step.events if e.kind in _INSIDE_EVENTS]
         for t, user, innermost in samples:
-            inside = [e.k for e in events if e.s <= t < e.stop + (_AFTER_GC_NS if e.k == "gc" else 0)]
+            inside = [
+                e.kind
+                for e in events
+                if e.start_ns <= t < e.end_ns + (_AFTER_GC_NS if e.kind == EventKind.COLLECTION else 0)
+            ]
             if inside:
                 matches = any(kind in kinds for kind in inside)
             else:
@@ -203,4 +219,6 @@ def _samples_in(
 
 
 def _in_forward(step: Step, t: int) -> bool:
-    return any(event.k == "fwd" and event.s <= t < event.stop for event in step.events)
+    return any(
+        event.kind == EventKind.FORWARD and event.start_ns <= t < event.end_ns for event in step.events
+    )

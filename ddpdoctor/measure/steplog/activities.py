@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, covered, subtract, union
 from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX
+from ddpdoctor.rundir import EventKind
 
 from .loaders import loaders_with_workers
 from .log import RankLog
@@ -62,21 +63,21 @@ def _collect(log: RankLog, origin: int) -> dict[str, list[tuple[int, int]]]:
     fresh: dict[int, int] = {}
     for step in log.steps:
         for event in step.events:
-            if event.k == "iter":
-                fresh[event.l] = _EPOCH_START_BATCHES if event.l in with_workers else 0
-                add("epoch_start", event.s, event.stop)
-            elif event.k == "data":
-                first = fresh.get(event.l, 0) > 0
-                fresh[event.l] = fresh.get(event.l, 0) - 1
-                add("epoch_start" if first or event.end else "data", event.s, event.stop)
-            elif event.k == "bwd":
-                add("backward", event.s, min(gradients_ready(event), event.stop))
-            elif event.k == "opt":
-                add("optimizer", event.s, event.stop)
-            elif event.k == "gc":
-                add("collection", event.s, event.stop)
-            elif event.k == "save":
-                add("checkpoint", event.s, event.stop)
-            elif event.k in ("fwd", "eval"):
-                add("forward", event.s, event.stop)
+            if event.kind == EventKind.ITERATION:
+                fresh[event.loader] = _EPOCH_START_BATCHES if event.loader in with_workers else 0
+                add("epoch_start", event.start_ns, event.end_ns)
+            elif event.kind == EventKind.DATA:
+                first = fresh.get(event.loader, 0) > 0
+                fresh[event.loader] = fresh.get(event.loader, 0) - 1
+                add("epoch_start" if first or event.exhausted else "data", event.start_ns, event.end_ns)
+            elif event.kind == EventKind.BACKWARD:
+                add("backward", event.start_ns, min(gradients_ready(event), event.end_ns))
+            elif event.kind == EventKind.OPTIMIZER:
+                add("optimizer", event.start_ns, event.end_ns)
+            elif event.kind == EventKind.COLLECTION:
+                add("collection", event.start_ns, event.end_ns)
+            elif event.kind == EventKind.SAVE:
+                add("checkpoint", event.start_ns, event.end_ns)
+            elif event.kind in (EventKind.FORWARD, EventKind.EVALUATION):
+                add("forward", event.start_ns, event.end_ns)
     return found

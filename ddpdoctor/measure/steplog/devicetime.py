@@ -22,15 +22,20 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Array
+from ddpdoctor.rundir import EventKind
 
 from .log import DeviceTimes, Event, RankLog, Step
 
 _NEIGHBOURS = 101
 """Steps over which the clocks are taken to drift by nothing: some ppm of a few minutes at most."""
 _FEWEST_STEPS = 8
-_TIMED = {"fwd": ("fwd", "fwd_end"), "bwd": ("bwd", "bwd_end"), "opt": ("opt", "opt_end")}
+_TIMED: dict[str, tuple[str, str]] = {
+    EventKind.FORWARD: ("fwd", "fwd_end"),
+    EventKind.BACKWARD: ("bwd", "bwd_end"),
+    EventKind.OPTIMIZER: ("opt", "opt_end"),
+}
 """Kind of event → the names of its marks."""
-_LEFT_OUT = ("coll", "bar", "wait", "bcast")
+_LEFT_OUT = (EventKind.COLLECTIVE, EventKind.BARRIER, EventKind.WAIT, EventKind.BROADCAST)
 
 
 def in_device_time(logs: Sequence[RankLog]) -> list[RankLog] | None:
@@ -73,26 +78,26 @@ def _moved(step: Step, timed: dict[int, DeviceTimes]) -> Step | None:
     events: list[Event] = []
     counts = dict.fromkeys(_TIMED, 0)
     reduced = False
-    for event in sorted(step.events, key=lambda event: event.s):
-        if event.k in _LEFT_OUT:
+    for event in sorted(step.events, key=lambda event: event.start_ns):
+        if event.kind in _LEFT_OUT:
             continue
-        if event.k not in _TIMED:
+        if event.kind not in _TIMED:
             events.append(event)
             continue
-        span = _span(times, *_TIMED[event.k], counts[event.k])
-        counts[event.k] += 1
+        span = _span(times, *_TIMED[event.kind], counts[event.kind])
+        counts[event.kind] += 1
         if span is None:
             return None
-        place = msgspec.structs.replace(event, s=span[0], d=span[1] - span[0])
+        place = msgspec.structs.replace(event, start_ns=span[0], duration_ns=span[1] - span[0])
         if event.reductions:
             ready = [
                 at for name, at in times.marks if name == "ready" and span[0] <= times.start + at <= span[1]
             ]
             if not ready:
                 return None
-            own = {"base": times.start + ready[-1], "ready": [0]}
-            also = [msgspec.structs.replace(each, **own) if each.sync else each for each in event.also]
-            place = msgspec.structs.replace(place, also=also, **(own if event.sync else {}))
+            own = {"forward_end_ns": times.start + ready[-1], "ready_ns": [0]}
+            also = [msgspec.structs.replace(each, **own) if each.synced else each for each in event.also]
+            place = msgspec.structs.replace(place, also=also, **(own if event.synced else {}))
             reduced = True
         events.append(place)
     if not reduced or any(
@@ -118,12 +123,12 @@ def _shift(step: Step, ns: int) -> None:
     step.start += ns
     step.end += ns
     for event in step.events:
-        if event.k in _TIMED:
+        if event.kind in _TIMED:
             event.move(ns)
 
 
 def _last_reduction(step: Step) -> int:
-    return max(event.stop for event in step.events if event.k == "bwd" and event.reductions)
+    return max(event.end_ns for event in step.events if event.kind == EventKind.BACKWARD and event.reductions)
 
 
 def _around(values: NDArray[np.int64], summary: Callable[..., Array]) -> NDArray[np.int64]:

@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from ddpdoctor.rundir import EventKind
+
 from .log import RankLog
 
 
@@ -17,7 +19,10 @@ def first(infos: Sequence[dict[str, Any]], key: str) -> Any:
 def main_loader(log: RankLog) -> int | None:
     """Id of the loader that gave most batches on this rank."""
     used = Counter(
-        event.l for step in log.steps for event in step.events if event.k == "data" and not event.end
+        event.loader
+        for step in log.steps
+        for event in step.events
+        if event.kind == EventKind.DATA and not event.exhausted
     )
     return used.most_common(1)[0][0] if used else None
 

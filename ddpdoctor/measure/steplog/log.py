@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.measure.facts import Where
-from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
+from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, EventKind, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
 
 from .bound import MOST_STEPS, Bound, bound_of
@@ -97,7 +97,13 @@ class RankLog:
         """The loaders that give batches in at least a third of the steps; any other one evaluates."""
         used: Counter[int] = Counter()
         for step in self.steps:
-            used.update({event.l for event in step.events if event.k == "data" and not event.end})
+            used.update(
+                {
+                    event.loader
+                    for event in step.events
+                    if event.kind == EventKind.DATA and not event.exhausted
+                }
+            )
         return {loader for loader, times in used.items() if times * 3 >= len(self.steps)}
 
 
@@ -181,17 +187,17 @@ def _read_steps(log: RankLog, bound: Bound) -> None:
     odd = beyond = size = 0
     path = f"{log.record.path}/{STEPS_FILE}"
     for line, line_bytes in _lines(log.record, STEPS_FILE, bound, log.notes):
-        if line.step is not None and isinstance(line.t, list):
+        if line.step is not None and isinstance(line.time_ns, list):
             size += line_bytes
             if size > bound.most_bytes or not bound.keeps(line.step):
                 beyond += 1
-            elif len(line.t) == 2 and line.t[0] <= line.t[1]:
+            elif len(line.time_ns) == 2 and line.time_ns[0] <= line.time_ns[1]:
                 log.steps.append(_step(line.step, line))
             else:
                 odd += 1
-        elif line.device is not None and line.times:
+        elif line.device is not None and line.device_times_ns:
             if bound.keeps(line.device) and len(log.device_times) <= MOST_STEPS:
-                log.device_times[line.device] = DeviceTimes(line.at, tuple(line.times))
+                log.device_times[line.device] = DeviceTimes(line.device_start_ns, tuple(line.device_times_ns))
         elif line.where is not None:
             _place(log.where, line)
         elif line.note and len(log.notes) < _MOST_NOTES:
@@ -212,11 +218,11 @@ def _read_samples(log: RankLog, bound: Bound) -> None:
     for line, _ in _lines(log.record, SAMPLES_FILE, bound, log.notes):
         if line.where is not None:
             _place(log.sample_where, line)
-        elif isinstance(line.t, int) and line.t // 10**9 % every == 0:
-            at = line.t
+        elif isinstance(line.time_ns, int) and line.time_ns // 10**9 % every == 0:
+            at = line.time_ns
             log.samples += [
                 (at + item[0], item[1], item[2] if len(item) > 2 else item[1])
-                for item in line.s
+                for item in line.samples
                 if spans is None or _inside(spans, at + item[0])
             ]
             while len(log.samples) > bound.most_samples:
@@ -246,7 +252,7 @@ def _inside(spans: Sequence[tuple[int, int]], moment: int) -> bool:
 
 
 def _step(number: int, line: Line) -> Step:
-    start, end = (line.t if isinstance(line.t, list) else [0, 0])[:2]
-    for event in line.ev:
+    start, end = (line.time_ns if isinstance(line.time_ns, list) else [0, 0])[:2]
+    for event in line.events:
         event.move(start)
-    return Step(number, start, end, line.ev, tuple(line.marks), line.runq, line.cpu)
+    return Step(number, start, end, line.events, tuple(line.marks), line.run_delay_ns, line.cpu_ns)

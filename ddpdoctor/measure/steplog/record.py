@@ -10,6 +10,8 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
+from ddpdoctor.rundir import EventField, LineField, renamed
+
 MOST_NUMBER = 2**53
 """Of a step, and of anything counted: what a float64 still holds exactly."""
 _MOST_NS = 2**62
@@ -29,76 +31,77 @@ Offsets = Annotated[list[Offset], Meta(max_length=_MOST_ENTRIES)]
 _Sample = Annotated[list[Offset], Meta(min_length=2, max_length=3)]
 
 
-class Reduction(msgspec.Struct):
-    """What one DDP module did in a backward pass; ``base`` is when its forward had ended, ``ready`` counts from it."""
+class Reduction(msgspec.Struct, rename=renamed(EventField)):
+    """What one DDP module did in a backward pass; ``ready_ns`` counts from when its forward had ended."""
 
-    m: Id
-    sync: bool = False
-    ready: Offsets = []
-    base: Offset | None = None
+    module: Id
+    synced: bool = False
+    ready_ns: Offsets = []
+    forward_end_ns: Offset | None = None
 
 
-class Event(msgspec.Struct):
-    """Something that happened in a step; ``s`` and ``base`` are epoch ns once the log is read."""
+class Event(msgspec.Struct, rename=renamed(EventField)):
+    """Something that happened in a step, see :class:`ddpdoctor.rundir.EventKind` and ``EventField``; ``start_ns`` and
+    ``forward_end_ns`` are epoch ns once the log is read. Of a number that is missing, -1."""
 
-    k: Text
-    s: Offset
-    d: Duration
-    w: Id = -1
-    l: Id = -1  # noqa: E741
-    n: Id = -1
-    e: Id = -1
-    q: Id = -1
-    end: bool = False
-    m: Id = -1
-    sync: bool | None = None
-    ready: Offsets = []
-    base: Offset | None = None
+    kind: Text
+    start_ns: Offset
+    duration_ns: Duration
+    where: Id = -1
+    loader: Id = -1
+    count: Id = -1
+    elements: Id = -1
+    batches_ready: Id = -1
+    exhausted: bool = False
+    module: Id = -1
+    synced: bool | None = None
+    ready_ns: Offsets = []
+    forward_end_ns: Offset | None = None
     also: Annotated[list[Reduction], Meta(max_length=_MOST_ENTRIES)] = []
-    o: Id = -1
-    op: Text = ""
-    pg: Text = ""
-    b: Annotated[float, Meta(ge=0, le=2.0**62)] | None = None
-    is_async: bool = msgspec.field(default=False, name="async")
-    src: Id | None = None
-    dst: Id | None = None
+    optimizer: Id = -1
+    operation: Text = ""
+    group: Text = ""
+    message_bytes: Annotated[float, Meta(ge=0, le=2.0**62)] | None = None
+    is_async: bool = False
+    source: Id | None = None
+    destination: Id | None = None
 
     def move(self, offset_ns: int) -> None:
         """Shift all times."""
-        self.s += offset_ns
-        if self.base is not None:
-            self.base += offset_ns
+        self.start_ns += offset_ns
+        if self.forward_end_ns is not None:
+            self.forward_end_ns += offset_ns
         for reduction in self.also:
-            if reduction.base is not None:
-                reduction.base += offset_ns
+            if reduction.forward_end_ns is not None:
+                reduction.forward_end_ns += offset_ns
 
     @property
     def reductions(self) -> list[Reduction]:
         """The DDP modules whose gradients were reduced in this backward pass."""
-        own = Reduction(self.m, bool(self.sync), self.ready, self.base)
-        return [each for each in [own, *self.also] if each.sync and each.m >= 0]
+        own = Reduction(self.module, bool(self.synced), self.ready_ns, self.forward_end_ns)
+        return [each for each in [own, *self.also] if each.synced and each.module >= 0]
 
     @property
-    def stop(self) -> int:
-        """End, in the unit and origin of ``s``."""
-        return self.s + self.d
+    def end_ns(self) -> int:
+        """End, from the origin of ``start_ns``."""
+        return self.start_ns + self.duration_ns
 
 
-class Line(msgspec.Struct):
-    """Any line of steps.jsonl or samples.jsonl."""
+class Line(msgspec.Struct, rename=renamed(LineField)):
+    """Any line of steps.jsonl or samples.jsonl, see :class:`ddpdoctor.rundir.LineField`."""
 
     step: Number | None = None
-    t: Annotated[list[Epoch], Meta(max_length=2)] | Epoch | None = None
-    ev: Annotated[list[Event], Meta(max_length=_MOST_ENTRIES)] = []
+    time_ns: Annotated[list[Epoch], Meta(max_length=2)] | Epoch | None = None
+    events: Annotated[list[Event], Meta(max_length=_MOST_ENTRIES)] = []
     marks: Annotated[list[Text], Meta(max_length=64)] = []
-    runq: Duration | None = None
-    cpu: Duration | None = None
+    run_delay_ns: Duration | None = None
+    cpu_ns: Duration | None = None
     where: Id | None = None
     file: Text = ""
     line: Id | None = 0
     function: Text = ""
     note: Text | None = None
-    s: Annotated[list[_Sample], Meta(max_length=_MOST_ENTRIES)] = []
+    samples: Annotated[list[_Sample], Meta(max_length=_MOST_ENTRIES)] = []
     device: Number | None = None
-    at: Duration = 0
-    times: Annotated[list[tuple[Text, Offset]], Meta(max_length=_MOST_ENTRIES)] = []
+    device_start_ns: Duration = 0
+    device_times_ns: Annotated[list[tuple[Text, Offset]], Meta(max_length=_MOST_ENTRIES)] = []

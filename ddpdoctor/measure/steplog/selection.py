@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ddpdoctor.rundir import EventKind, Mark
+
 from .log import RankLog, Step
 
 WARM_UP_STEPS = 3
@@ -18,12 +20,12 @@ _SETTLED = 1.5
 autotuning)."""
 _ENOUGH = 8
 """With at least this many undisturbed steps, the steps inside the profiler's window are set aside too."""
-PROFILED, OPENED = "profiled", "profiler_open"
+PROFILED, OPENED = Mark.PROFILED, Mark.OPENED
 """Marks of a step: inside our window; the window was opened in it."""
-AROUND_WINDOW = (OPENED, "profiler_close", "profiler_save")
+AROUND_WINDOW = (OPENED, Mark.CLOSED, Mark.SAVING)
 SUSPENDED = "suspended"
 """A mark given by :mod:`.suspensions`: the process was stopped in this step."""
-_DISTURBED = (*AROUND_WINDOW, "user_profiler")
+_DISTURBED = (*AROUND_WINDOW, Mark.USER_PROFILER)
 
 
 def choose_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[str, int]]:
@@ -111,5 +113,7 @@ def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:
 def evaluates(step: Step, main: set[int]) -> bool:
     """Whether the job evaluates in this step: a forward without gradients, or batches of another loader."""
     return any(
-        e.k == "eval" or (e.k == "data" and not e.end and main and e.l not in main) for e in step.events
+        e.kind == EventKind.EVALUATION
+        or (e.kind == EventKind.DATA and not e.exhausted and main and e.loader not in main)
+        for e in step.events
     )

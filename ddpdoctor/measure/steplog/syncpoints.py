@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ddpdoctor.measure.taxonomy import SyncKind
+from ddpdoctor.rundir import EventKind
 
 from .log import Event, RankLog, Step
 
@@ -103,24 +104,27 @@ def _backward_points(log: RankLog, step: Step) -> list[Point]:
     """DDP's reductions: the rank arrives when its last gradient is ready, not when its backward pass begins
     or ends."""
     points = []
-    backwards = [event for event in step.events if event.k == "bwd"]
+    backwards = [event for event in step.events if event.kind == EventKind.BACKWARD]
     for micro, event in enumerate(backwards):
         reduced = event.reductions
         if not reduced:
             continue
         points.append(
             Point(
-                ("ddp", str(reduced[0].m), 0),
+                ("ddp", str(reduced[0].module), 0),
                 SyncKind.GRADIENTS,
                 "DDP gradients",
                 step.number,
-                min(gradients_ready(event), event.stop),
-                event.stop,
+                min(gradients_ready(event), event.end_ns),
+                event.end_ns,
                 micro=micro,
-                update=sum(other.k == "opt" and other.s < event.s for other in step.events),
-                group=f"ddp{reduced[0].m}",
-                message_bytes=sum(_gradient_bytes(log, each.m) for each in reduced) or None,
-                where=event.w,
+                update=sum(
+                    other.kind == EventKind.OPTIMIZER and other.start_ns < event.start_ns
+                    for other in step.events
+                ),
+                group=f"ddp{reduced[0].module}",
+                message_bytes=sum(_gradient_bytes(log, each.module) for each in reduced) or None,
+                where=event.where,
             )
         )
     return points
@@ -129,11 +133,11 @@ def _backward_points(log: RankLog, step: Step) -> list[Point]:
 def gradients_ready(event: Event) -> int:
     """Epoch ns at which the last gradient of this backward pass was ready, by the reducer's own times."""
     moments = [
-        (each.base if each.base is not None else event.s) + max(each.ready)
+        (each.forward_end_ns if each.forward_end_ns is not None else event.start_ns) + max(each.ready_ns)
         for each in event.reductions
-        if each.ready
+        if each.ready_ns
     ]
-    return max(moments) if moments else event.stop
+    return max(moments) if moments else event.end_ns
 
 
 def _gradient_bytes(log: RankLog, module: int) -> float:
@@ -146,19 +150,27 @@ def _called_points(step: Step, has_ddp: bool) -> list[Point]:
     gradients."""
     points: list[Point] = []
     pending: Event | None = None
-    last_backward = max((e.stop for e in step.events if e.k == "bwd"), default=None)
+    last_backward = max((e.end_ns for e in step.events if e.kind == EventKind.BACKWARD), default=None)
     optimizer = min(
-        (e.s for e in step.events if e.k == "opt" and (last_backward is None or e.s >= last_backward)),
+        (
+            e.start_ns
+            for e in step.events
+            if e.kind == EventKind.OPTIMIZER and (last_backward is None or e.start_ns >= last_backward)
+        ),
         default=None,
     )
     for event in step.events:
-        if event.k in ("coll", "bar") and event.op not in POINT_TO_POINT:
+        if event.kind in (EventKind.COLLECTIVE, EventKind.BARRIER) and event.operation not in POINT_TO_POINT:
             if event.is_async:
                 pending = event
                 continue
-            points.append(_called(step, event, event.s, event.stop, has_ddp, last_backward, optimizer))
-        elif event.k == "wait" and pending is not None:
-            points.append(_called(step, pending, event.s, event.stop, has_ddp, last_backward, optimizer))
+            points.append(
+                _called(step, event, event.start_ns, event.end_ns, has_ddp, last_backward, optimizer)
+            )
+        elif event.kind == EventKind.WAIT and pending is not None:
+            points.append(
+                _called(step, pending, event.start_ns, event.end_ns, has_ddp, last_backward, optimizer)
+            )
             pending = None
     return points
 
@@ -172,26 +184,26 @@ def _called(
     backward: int | None,
     optimizer: int | None,
 ) -> Point:
-    kind = SyncKind.BARRIER if event.k == "bar" else SyncKind.COLLECTIVE
+    kind = SyncKind.BARRIER if event.kind == EventKind.BARRIER else SyncKind.COLLECTIVE
     if (
         kind == SyncKind.COLLECTIVE
         and not has_ddp
         and backward is not None
-        and event.s >= backward
-        and (optimizer is None or event.s <= optimizer)
+        and event.start_ns >= backward
+        and (optimizer is None or event.start_ns <= optimizer)
     ):
         kind = SyncKind.GRADIENTS
     return Point(
-        ("call", event.pg, 0),
+        ("call", event.group, 0),
         kind,
-        event.op or event.k,
+        event.operation or event.kind,
         step.number,
         arrival,
         end,
-        group=event.pg,
-        root=(event.src or 0) if event.op in ROOTED else None,
-        message_bytes=event.b,
-        where=event.w,
+        group=event.group,
+        root=(event.source or 0) if event.operation in ROOTED else None,
+        message_bytes=event.message_bytes,
+        where=event.where,
     )
 
 
@@ -199,7 +211,10 @@ def _of_model(point: Point, step: Step) -> Point:
     """The same with its kind, where the parameters are sharded: the library's own calls are not the script's."""
     if point.kind == SyncKind.COLLECTIVE and (
         point.name in _OF_SHARDS
-        or any(event.k == "bwd" and event.s <= point.arrival < event.stop for event in step.events)
+        or any(
+            event.kind == EventKind.BACKWARD and event.start_ns <= point.arrival < event.end_ns
+            for event in step.events
+        )
     ):
         point.kind = SyncKind.MODEL
     return point
@@ -209,18 +224,18 @@ def _buffer_points(step: Step) -> list[Point]:
     """DDP broadcasts its buffers from rank 0 at the start of a forward: all others wait there for rank 0."""
     return [
         Point(
-            ("buffers", str(event.m), 0),
+            ("buffers", str(event.module), 0),
             SyncKind.BROADCAST,
             "DDP buffers",
             step.number,
-            event.s,
-            event.stop,
-            group=f"ddp{event.m}",
+            event.start_ns,
+            event.end_ns,
+            group=f"ddp{event.module}",
             root=0,
-            where=event.w,
+            where=event.where,
         )
         for event in step.events
-        if event.k == "bcast"
+        if event.kind == EventKind.BROADCAST
     ]
 
 

@@ -1,0 +1,217 @@
+"""The step log's one schema: what stands in a rank's ``steps.jsonl`` and ``samples.jsonl``, and what code calls it.
+
+The job's training thread writes these lines, so their names on disk are short; nobody should have to know them by heart.
+The value of each member is the name on disk, the member's own name, in small letters, is what the reader calls it, with its
+unit. The writer (:mod:`ddpdoctor.hook`) takes its keys from here when it is imported; the readers
+(:mod:`ddpdoctor.measure`, :mod:`ddpdoctor.telemetry.live`) have their decoder rename by :func:`renamed`. ``docs/formats.md``
+says the same to those who read the files with something else.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Dict, Tuple, Type
+
+
+class _Name(str, Enum):
+    """A word on disk. In a text it is that word, in every version of Python."""
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+    @property
+    def key(self) -> str:
+        """As JSON has it before a value, with the quotes and the colon."""
+        return f'"{self.value}":'
+
+
+class EventKind(_Name):
+    """What happened in a step."""
+
+    DATA = "data"
+    """``next()`` of a DataLoader."""
+    ITERATION = "iter"
+    """Start of a pass over a DataLoader."""
+    FORWARD = "fwd"
+    """DDP's forward; where a backward is called inside it, what comes before each backward."""
+    BROADCAST = "bcast"
+    """DDP's broadcast of its buffers, before a forward."""
+    EVALUATION = "eval"
+    """Forwards without gradients: those of a step together."""
+    BACKWARD = "bwd"
+    """``backward()``."""
+    OPTIMIZER = "opt"
+    """An optimizer's step."""
+    COLLECTIVE = "coll"
+    """A collective called from Python."""
+    BARRIER = "bar"
+    """A barrier called from Python."""
+    WAIT = "wait"
+    """Waiting for an asynchronous collective."""
+    COLLECTION = "gc"
+    """Python's garbage collection."""
+    SAVE = "save"
+    """Writing of a checkpoint."""
+    LOAD = "load"
+    """Reading of a checkpoint."""
+    MORE = "more"
+    """Events beyond the most that one step keeps, together."""
+
+
+class EventField(_Name):
+    """The fields of an event. Offsets are ns after the step's start."""
+
+    KIND = "k"
+    """An :class:`EventKind`."""
+    START_NS = "s"
+    """Offset of its start."""
+    DURATION_NS = "d"
+    WHERE = "w"
+    """Number of the source line that the call came from."""
+    LOADER = "l"
+    """Number of the DataLoader in rank.json, as of ``MODULE`` and ``OPTIMIZER``."""
+    COUNT = "n"
+    """Samples of a batch; how many forwards, or further events, there were."""
+    BATCHES_READY = "q"
+    """Batches that workers had ready."""
+    EXHAUSTED = "end"
+    """Whether the loader had no batch left: the pass is over."""
+    MODULE = "m"
+    """Number of the DDP module."""
+    ELEMENTS = "e"
+    """Elements of all tensors among the forward's inputs."""
+    SYNCED = "sync"
+    """Whether gradients were reduced in this backward."""
+    FORWARD_END_NS = "base"
+    """Offset of the end of the forward that this backward belongs to."""
+    READY_NS = "ready"
+    """For each bucket, how long after ``FORWARD_END_NS`` its last gradient was there."""
+    ALSO = "also"
+    """Of further DDP modules reduced in this backward, each ``MODULE``, ``SYNCED``, ``FORWARD_END_NS`` and ``READY_NS``."""
+    OPTIMIZER = "o"
+    """Number of the optimizer."""
+    CLOSURE = "closure"
+    """Whether the optimizer was given a closure that it calls."""
+    SKIPPED = "skipped"
+    """Whether a gradient scaler left the step out."""
+    OPERATION = "op"
+    """Name of the function in torch.distributed."""
+    GROUP = "pg"
+    """Name of the process group."""
+    MESSAGE_BYTES = "b"
+    IS_ASYNC = "async"
+    """Whether it was called with ``async_op=True``."""
+    SOURCE = "src"
+    """Rank that sends."""
+    DESTINATION = "dst"
+    """Rank that receives."""
+    GENERATION = "g"
+    """Of Python's garbage collector."""
+
+
+COMMON_FIELDS = (EventField.KIND, EventField.START_NS, EventField.DURATION_NS, EventField.WHERE)
+"""Those that an event of any kind may have."""
+
+_CALL_FIELDS = (
+    EventField.OPERATION,
+    EventField.GROUP,
+    EventField.MESSAGE_BYTES,
+    EventField.IS_ASYNC,
+    EventField.SOURCE,
+    EventField.DESTINATION,
+)
+FIELDS_OF: Dict[EventKind, Tuple[EventField, ...]] = {
+    EventKind.DATA: (
+        EventField.LOADER,
+        EventField.COUNT,
+        EventField.BATCHES_READY,
+        EventField.EXHAUSTED,
+    ),
+    EventKind.ITERATION: (EventField.LOADER,),
+    EventKind.FORWARD: (EventField.MODULE, EventField.ELEMENTS),
+    EventKind.BROADCAST: (EventField.MODULE,),
+    EventKind.EVALUATION: (EventField.COUNT,),
+    EventKind.BACKWARD: (
+        EventField.MODULE,
+        EventField.SYNCED,
+        EventField.FORWARD_END_NS,
+        EventField.READY_NS,
+        EventField.ALSO,
+    ),
+    EventKind.OPTIMIZER: (EventField.OPTIMIZER, EventField.CLOSURE, EventField.SKIPPED),
+    EventKind.COLLECTIVE: _CALL_FIELDS,
+    EventKind.BARRIER: _CALL_FIELDS,
+    EventKind.WAIT: (),
+    EventKind.COLLECTION: (EventField.GENERATION,),
+    EventKind.SAVE: (),
+    EventKind.LOAD: (),
+    EventKind.MORE: (EventField.COUNT,),
+}
+"""What an event of each kind may have besides."""
+
+
+class Mark(_Name):
+    """What a step of ours, or the user's own profiler, has in its ``marks``: it is not like the others."""
+
+    OPENED = "profiler_open"
+    """The first step of our profiler window: it holds the opening."""
+    PROFILED = "profiled"
+    """A step of the window."""
+    CLOSED = "profiler_close"
+    """Its beginning holds the closing, a second or more after the window."""
+    SAVING = "profiler_save"
+    """The trace was being written."""
+    USER_PROFILER = "user_profiler"
+    """The job's own profiler was active."""
+    SKIPPED = "optimizer_skipped"
+    """A gradient scaler skipped the optimizer's step."""
+
+
+class LineField(_Name):
+    """The fields of the lines: the first of each line says what line it is."""
+
+    SCHEMA = "schema"
+    """First line: ``ddpdoctor.steps/1``."""
+    THINNED = "thinned"
+    LEFT_OUT = "left_out"
+    """Second and third line of a long log, see :mod:`.compaction`."""
+
+    STEP = "step"
+    """Line of a step: its number. With it ``TIME_NS``, and where its events were recorded, all that follows to ``MARKS``."""
+    TIME_NS = "t"
+    """Epoch ns. Of a step: a list of its start and its end."""
+    THIN = "thin"
+    """True: only the step's times were recorded."""
+    CPU_NS = "cpu"
+    """CPU time of the training thread; null where unknown."""
+    RUN_DELAY_NS = "runq"
+    """Time in which that thread could run but had no CPU; null where unknown."""
+    SELF_NS = "self"
+    """What recording cost, by its own estimate."""
+    EVENTS = "ev"
+    MARKS = "marks"
+
+    WHERE = "where"
+    """Definition of a source line: its number. With it ``FILE``, ``LINE`` and ``FUNCTION``; before the number's first use."""
+    FILE = "file"
+    LINE = "line"
+    FUNCTION = "function"
+
+    DEVICE = "device"
+    """Times of a step on its device: the step's number. With it ``DEVICE_START_NS`` and ``DEVICE_TIMES_NS``."""
+    DEVICE_START_NS = "at"
+    """When the step began, ns since the first step that was timed, on the device's own clock."""
+    DEVICE_TIMES_NS = "times"
+    """Pairs of a moment's name and ns after ``DEVICE_START_NS``."""
+
+    NOTE = "note"
+    """A sentence for whoever reads the log."""
+    END = "end"
+    """True: the process group was destroyed, or the process ended, at ``TIME_NS``."""
+    SAMPLES = "s"
+    """In ``samples.jsonl``: [ns after ``TIME_NS``, source line of the user's, innermost source line] of each."""
+
+
+def renamed(fields: Type[_Name]) -> Dict[str, str]:
+    """Names on disk by the reader's names, for a decoder that renames."""
+    return {field.name.lower(): field.value for field in fields}
