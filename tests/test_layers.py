@@ -23,7 +23,7 @@ ALLOWED = {
     "hook": ("rundir",),
     "telemetry": ("rundir", "deferred", "plain"),
     "trace": ("rundir", "errors", "aside", "cachefolder"),
-    "measure": ("trace", "rundir", "errors"),
+    "measure": ("trace", "rundir", "errors", "deferred"),
     "diagnose": ("measure", "rundir", "errors", "aside", "cachefolder", "plain"),
     "report": ("diagnose", "rundir", "errors", "deferred", "plain"),
     "launch": ("rundir", "telemetry", "errors"),
@@ -54,12 +54,62 @@ DOORS = {
 }
 """Single modules that may be imported beyond the table, and why."""
 
-ROOMS: dict[str, dict[str, tuple[str, ...]]] = {}
+ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "measure": {
+        "taxonomy": (),
+        "telemetry": (),
+        "facts": (),
+        "summary": (),
+        "numerics": (),
+        "steplog": ("numerics", "facts", "taxonomy"),
+        "window": ("numerics", "taxonomy"),
+        "align": ("window", "steplog", "numerics", "telemetry"),
+        "graph": ("align", "window", "steplog", "numerics", "taxonomy"),
+        "replay": ("graph", "numerics", "taxonomy"),
+        "attribution": ("graph", "numerics", "taxonomy"),
+        "sourcelines": ("window", "steplog", "numerics", "facts", "taxonomy"),
+        "metrics": ("graph", "window", "steplog", "numerics", "facts", "summary", "telemetry", "taxonomy"),
+        "costs": (
+            "attribution",
+            "replay",
+            "graph",
+            "sourcelines",
+            "steplog",
+            "numerics",
+            "facts",
+            "taxonomy",
+        ),
+        "flow": (
+            "costs",
+            "metrics",
+            "attribution",
+            "sourcelines",
+            "graph",
+            "align",
+            "window",
+            "steplog",
+            "facts",
+            "summary",
+            "telemetry",
+            "taxonomy",
+        ),
+        "pipeline": ("metrics", "numerics", "facts"),
+        "export": ("graph", "align", "window", "steplog", "numerics"),
+    },
+}
 """Package → its rooms (its sub-packages, and single modules beside them) → which rooms of that package each may import.
 
 A package without an entry is one room. Its own ``__init__`` may import every room of it; no room imports that."""
 
-INSIDES: dict[tuple[str, str], str] = {}
+INSIDES: dict[tuple[str, str], str] = {
+    ("tests/measure/steplog/test_devicetime.py", "ddpdoctor.measure.steplog.devicetime"): "one step moved",
+    ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.bound"): "made small for the test",
+    ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.log"): "made small for the test",
+    ("tests/measure/metrics/test_reducer.py", "ddpdoctor.measure.metrics.reducer"): "the names it looks for",
+    ("tests/measure/pipeline/test_stragglers.py", "ddpdoctor.measure.pipeline.stragglers"): "one scenario",
+    ("tests/measure/sourcelines/test_of_windows.py", "ddpdoctor.measure.sourcelines.of_windows"): "its bound",
+    ("tests/measure/costs/test_whatif.py", "ddpdoctor.measure.costs.whatif"): "single scenarios",
+}
 """(Folder or file of the importer, what it imports from inside a room) → why the room's door does not do."""
 
 MOST_LINES = 400

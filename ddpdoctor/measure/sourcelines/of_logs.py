@@ -138,7 +138,7 @@ class LogLines:
         each = [self._counts([log], components, wanted) for log in logs]
         at: defaultdict[Frame, float] = defaultdict(float)
         outside: defaultdict[Frame, float] = defaultdict(float)
-        for key in {key for counts in each for key in counts.at}:
+        for key in dict.fromkeys(key for counts in each for key in counts.at):
             middle = sorted(counts.at[key] for counts in each)[(len(each) - 1) // 2]
             most = middle + 2.0 * sqrt(middle) + 1.0
             for counts in each:

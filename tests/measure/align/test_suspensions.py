@@ -11,7 +11,7 @@ from ddpdoctor.analysis import Options, analyze
 from tests.measure.clocks import copied, suspend
 from tests.measure.recorded import Job, late_facts, measured, plant, record
 
-FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 S = 1_000_000_000
 STEP = 60
 

@@ -11,7 +11,7 @@ from ddpdoctor.measure.graph import CycleGroup, Sync
 from ddpdoctor.measure.metrics import critical_breakdown, cycle_breakdown, rank_breakdown
 from ddpdoctor.measure.taxonomy import PARTS, SyncKind
 from tests.measure.made import MS, cycles_of, graph_of, on, shared_of, simple, work_array
-from tests.measure.test_replay import random_graph
+from tests.measure.replay.test_replay import random_graph
 
 
 def of(values):

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.measure.metrics import window_cost
-
-from .test_selection import log
+from tests.measure.steplog.test_selection import log
 
 MARKS = {
     10: ["profiler_open", "profiled"],

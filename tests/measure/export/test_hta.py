@@ -22,7 +22,7 @@ from ddpdoctor.measure.window import read_window, rows_of
 from ddpdoctor.report.job_view import hta_tables
 from ddpdoctor.trace import classify, find_traces, load_traces
 
-TRACES = Path(__file__).resolve().parents[2].parent / "shared" / "traces"
+TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces"
 SETS = [
     "torchrec/resnet18",
     "torchrec/sst_sleep_pl_dense_after_backward_2",

@@ -13,8 +13,8 @@ from ddpdoctor.measure.replay import gain_ns, replay_all, without_transfer
 from ddpdoctor.measure.taxonomy import INDEX
 from tests.generator import Config, Plant, generate
 from tests.measure.made import late_of, shared_of
-from tests.measure.test_syncs import device_step_ms
 from tests.measure.traced import accused, measured, windows_of
+from tests.measure.window.test_hostwaits import device_step_ms
 
 ISSUING = Config(item_every=0, launch_us=150.0, steps=10, warmup_steps=8)
 """Issuing a kernel takes longer than the kernel, and no host ever waits."""

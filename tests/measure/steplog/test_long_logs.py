@@ -17,8 +17,7 @@ from ddpdoctor.rundir import STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import BLOCK_STEPS, thin
 from ddpdoctor.rundir.owned import folder
 from ddpdoctor.telemetry import LiveRun
-
-from .recorded import EPOCH_NS, MS, Job, plant, record
+from tests.measure.recorded import EPOCH_NS, MS, Job, plant, record
 
 STEPS, WORLD, MOST = 6_000, 2, 2_000
 

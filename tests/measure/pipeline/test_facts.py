@@ -7,7 +7,7 @@ import pytest
 from ddpdoctor.analysis import analyze
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.pipeline import measure_stragglers, straggler_facts
-from tests.measure.test_stragglers import PUBLISHED, Job, needs_published, passes
+from tests.measure.pipeline.test_stragglers import PUBLISHED, Job, needs_published, passes
 
 SHAPE = {"stages": 4, "micro_batches": 8, "replicas": 3, "steps": 5}
 

@@ -12,7 +12,7 @@ from ddpdoctor.analysis import Options, analyze
 from tests.measure.clocks import copied, length_of, set_clock, slew_clock, start_of
 from tests.measure.recorded import EPOCH_NS, Job, late_facts, measured, plant, record
 
-FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[3] / "fixtures"
 S = 1_000_000_000
 
 

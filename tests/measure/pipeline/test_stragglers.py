@@ -15,7 +15,7 @@ from ddpdoctor.measure.pipeline import measure_stragglers, pipeline_dag, replay
 from ddpdoctor.measure.pipeline.stragglers import _WhatIf
 from ddpdoctor.trace.operations import Operations, find_operations, read_operations
 
-PUBLISHED = Path(__file__).resolve().parents[2].parent / "shared" / "traces" / "straggler-analysis"
+PUBLISHED = Path(__file__).resolve().parents[3].parent / "shared" / "traces" / "straggler-analysis"
 needs_published = pytest.mark.skipif(not PUBLISHED.is_dir(), reason="the published trace is not here")
 
 

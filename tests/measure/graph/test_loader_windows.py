@@ -9,9 +9,8 @@ from ddpdoctor.measure.graph import latent_in_windows
 from ddpdoctor.measure.taxonomy import INDEX, SyncKind
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import load_trace
+from tests.measure.made import MS, Sync, cycles_of, work_array
 from tests.trace.trace_files import document, event, write
-
-from .made import MS, Sync, cycles_of, work_array
 
 NEXT = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 ALONE = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__"
