@@ -136,7 +136,7 @@ def conclude(prepared: Prepared, options: Options) -> Diagnosis:
     """Measure and diagnose. Puts the logs and windows of ``prepared`` on one clock, in place."""
     hta = _hta(prepared.inputs, options)
     measured = measure(prepared.logs, prepared.windows, prepared.inputs.telemetry)
-    coverage = Coverage(measured.facts.steps.measured, len(measured.graph.ranks))
+    coverage = Coverage(measured.facts.steps.measured, len(measured.graphs.speaking.ranks))
     inputs = prepared.inputs
     judged = _judge(
         prepared.paths,
@@ -345,7 +345,7 @@ def _steps(steps: StepFacts, set_aside: dict[str, int]) -> Steps:
 def _job(inputs: Inputs, measured: Measurement, manifest: Mapping[str, Any]) -> Job:
     facts = measured.facts.job
     infos = [log.record.info for log in inputs.logs]
-    seen = sorted({log.rank for log in inputs.logs} | set(measured.graph.ranks))
+    seen = sorted({log.rank for log in inputs.logs} | set(measured.graphs.speaking.ranks))
     known, world = set(seen), facts.world_size
     hosts = sorted(
         {log.host for log in inputs.logs if log.host} | {t.meta.host for t in inputs.traces if t.meta.host}

@@ -58,7 +58,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
     "measure": {
         "taxonomy": (),
         "telemetry": (),
-        "facts": (),
+        "facts": ("taxonomy",),
         "summary": (),
         "numerics": (),
         "steplog": ("numerics", "facts", "taxonomy"),
@@ -70,10 +70,12 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "sourcelines": ("window", "steplog", "numerics", "facts", "taxonomy"),
         "metrics": ("graph", "window", "steplog", "numerics", "facts", "summary", "telemetry", "taxonomy"),
         "costs": (
+            "metrics",
             "attribution",
             "replay",
             "graph",
             "sourcelines",
+            "window",
             "steplog",
             "numerics",
             "facts",

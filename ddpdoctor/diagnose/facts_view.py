@@ -14,7 +14,12 @@ import msgspec
 
 from ddpdoctor.diagnose.kept import Kept
 from ddpdoctor.measure import facts as facts_module
+from ddpdoctor.measure import taxonomy
 from ddpdoctor.measure.facts import Cost, Facts
+
+_DOCUMENTED = tuple(str(module.__file__) for module in (facts_module, taxonomy))
+_FACTS_OF = {"LateCause": "LateFacts", "SharedCause": "SharedFacts"}
+"""Causes of the taxonomy → the struct that has a fact for each."""
 
 UNITS = (
     ("_bytes_per_s", "bytes/s"),
@@ -130,14 +135,14 @@ def doc_of(path: str) -> str:
 
 @functools.lru_cache(maxsize=1)
 def attribute_docs() -> dict[tuple[str, str], str]:
-    """Return the attribute docstrings of facts.py by (class, field), on one line each."""
-    source = Path(facts_module.__file__).read_bytes()
-    kept = Kept(list[tuple[str, str, str]], {"facts.py": source})
+    """Return what facts.py says of its fields, and taxonomy.py of causes, by (class, field), on one line each."""
+    sources = {path.name: path.read_bytes() for path in map(Path, _DOCUMENTED)}
+    kept = Kept(list[tuple[str, str, str]], sources)
     found = kept.read()
     if found is None:
-        found = _docs_in(source)
+        found = [entry for source in sources.values() for entry in _docs_in(source)]
         kept.write(found)
-    return {(owner, field): text for owner, field, text in found}
+    return {(_FACTS_OF.get(owner, owner), field): text for owner, field, text in found}
 
 
 def _docs_in(source: bytes) -> list[tuple[str, str, str]]:
@@ -148,14 +153,12 @@ def _docs_in(source: bytes) -> list[tuple[str, str, str]]:
         if not isinstance(node, ast.ClassDef):
             continue
         for field, text in zip(node.body, node.body[1:], strict=False):
-            if (
-                isinstance(field, ast.AnnAssign)
-                and isinstance(field.target, ast.Name)
-                and isinstance(text, ast.Expr)
-                and isinstance(text.value, ast.Constant)
-                and isinstance(text.value.value, str)
-            ):
-                found.append((node.name, field.target.id, " ".join(text.value.value.split())))
+            match field, text:
+                case (
+                    ast.AnnAssign(target=ast.Name(id=name)) | ast.Assign(value=ast.Constant(value=str(name))),
+                    ast.Expr(value=ast.Constant(value=str(said))),
+                ):
+                    found.append((node.name, name, " ".join(said.split())))
     return found
 
 

@@ -8,7 +8,12 @@ measured steps, unless a name says otherwise. Shares are fractions of the step t
 
 from __future__ import annotations
 
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
 import msgspec
+
+from .taxonomy import LateCause, SharedCause
 
 
 class Where(msgspec.Struct, frozen=True):
@@ -118,80 +123,37 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     time is then Python work, and no computation."""
 
 
-class LateFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What some ranks do longer than the median rank, so that all others wait: each a :class:`Cost` of the
-    excess alone."""
+if TYPE_CHECKING:
 
-    data: Cost | None = None
-    """Waiting for the data loader."""
-    copy: Cost | None = None
-    """Host-to-device copies."""
-    compute: Cost | None = None
-    """Forward, backward (GPU: kernels; CPU: the thread's own work)."""
-    uneven: Cost | None = None
-    """The part of ``compute`` that goes with more samples or larger shapes on the late rank."""
-    optimizer: Cost | None = None
-    host: Cost | None = None
-    """The rank's own Python work outside forward, backward, optimizer and data; on a GPU: gaps without
-    kernels."""
-    collection: Cost | None = None
-    """Python garbage collection."""
-    checkpoint: Cost | None = None
-    """torch.save and distributed checkpoints."""
-    evaluation: Cost | None = None
-    """Evaluation by these ranks alone, in steps that are set aside: what dividing it among all ranks saves, spread over all
-    steps."""
-    cpu_starved: Cost | None = None
-    """Ready to run but without a CPU (scheduler's run delay)."""
-    throttled: Cost | None = None
-    """The part of ``compute`` that goes with lowered GPU clocks on the late rank."""
-    unknown: Cost | None = None
-    """Lateness for which no activity was recorded."""
-    turns: Cost | None = None
-    """What makes now this rank late, now that one, where no rank alone is to blame: all ranks are concerned. Its
-    ``period_steps`` is the number of ranks where the step number tells whose turn it is, else null."""
-    total: Cost | None = None
-    """All lateness, whatever its cause: the step time if nobody were late."""
+    class LateFacts(msgspec.Struct, frozen=True, kw_only=True):
+        def __init__(self, **costs: Cost | None) -> None: ...
+        def __getattr__(self, cause: str) -> Cost | None: ...
 
+    class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
+        def __init__(self, **costs: Cost | None) -> None: ...
+        def __getattr__(self, cause: str) -> Cost | None: ...
 
-class SharedFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What all ranks alike spend: each a :class:`Cost` of the part common to the ranks (its excess on one
-    rank is in ``late``)."""
+else:
 
-    data: Cost | None = None
-    data_epoch_start: Cost | None = None
-    """The first batches of each pass over the loader (worker start), apart from the ordinary wait."""
-    copy: Cost | None = None
-    compute: Cost | None = None
-    optimizer: Cost | None = None
-    host: Cost | None = None
-    barrier: Cost | None = None
-    """Explicit barriers: what the steps save when ranks need not meet there, and hosts need not wait there for their
-    devices, which idle afterwards (see ``device_sync``)."""
-    collective: Cost | None = None
-    """Blocking collectives called from Python (metrics), apart from DDP's own; with the idle time of devices whose hosts
-    wait for the result."""
-    device_sync: Cost | None = None
-    """The device idles because the host waited for it: .item(), .cpu(), synchronize, copies from pageable memory. All
-    such calls of a step together; no more than the host would be ahead without them."""
-    checkpoint: Cost | None = None
-    collection: Cost | None = None
-    communication: Cost | None = None
-    """Exposed transfer of gradients: nobody is late, nothing is left to hide it."""
-    model_communication: Cost | None = None
-    """Exposed transfer of the model's own collectives on a device, such as all-to-all and all-gather."""
-    broadcast: Cost | None = None
-    """DDP's broadcast of buffers at each forward."""
-    launch: Cost | None = None
-    """GPU idle because kernels are launched too slowly."""
-    redundant_sync: Cost | None = None
-    """Gradient reductions of all micro-batches but the last of a step."""
-    small_buckets: Cost | None = None
-    """Per-message cost that fewer, larger buckets would save (the favoured bucket size replayed)."""
-    no_overlap: Cost | None = None
-    """Transfer that could have been hidden behind the backward pass, but was not."""
-    cpu_starved: Cost | None = None
-    """Ready to run but without a CPU (scheduler's run delay): what all ranks alike lose by it."""
+    def _by_cause(name: str, causes: type[StrEnum], doc: str) -> type[msgspec.Struct]:
+        """A struct with one cost for each cause of the taxonomy, which says what it is."""
+        fields = [(cause.value, Cost | None, None) for cause in causes]
+        return msgspec.defstruct(
+            name, fields, frozen=True, kw_only=True, module=__name__, namespace={"__doc__": doc}
+        )
+
+    LateFacts = _by_cause(
+        "LateFacts",
+        LateCause,
+        """What some ranks do longer than the median rank, so that all others wait: each a :class:`Cost` of the
+    excess alone.""",
+    )
+    SharedFacts = _by_cause(
+        "SharedFacts",
+        SharedCause,
+        """What all ranks alike spend: each a :class:`Cost` of the part common to the ranks (its excess on one
+    rank is in ``late``).""",
+    )
 
 
 class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):

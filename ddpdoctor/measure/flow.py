@@ -1,4 +1,8 @@
-"""Everything together: step logs, windows and telemetry → facts and what reports draw."""
+"""Everything together: step logs, windows and telemetry → facts and what reports draw.
+
+One flow of stages, each with a frozen result: what was read is aligned, becomes graphs of which one speaks, is measured,
+attributed and priced; then facts are built, once.
+"""
 
 from __future__ import annotations
 
@@ -9,28 +13,33 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
-from ddpdoctor.rundir import EventKind
-from ddpdoctor.trace import classify
-
-from .align import align_logs, set_suspended_aside
-from .attribution import excess
-from .costs import (
-    Pricing,
-    bucket_costs,
-    bucket_settings,
-    disturbed_ns,
-    lone_evaluation,
-    merged,
-    rare_costs,
-    refine,
+from ddpdoctor.measure.align import align_logs, set_suspended_aside
+from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.costs import (
+    Context,
+    Costs,
+    MessageCost,
+    RareSource,
+    ReducerCosts,
+    late_facts,
+    price_all,
+    saved_by_buckets,
+    shared_facts,
     what_if_facts,
-    with_evaluations,
 )
-from .facts import BucketFacts, DdpFacts, Facts, JobFacts, LateFacts, LoaderFacts, SharedFacts
-from .graph import Graph, all_set_aside, graph_of_logs, graph_of_windows, operator_shares, python_parts
-from .metrics import (
+from ddpdoctor.measure.facts import (
+    BucketFacts,
+    CommunicationFacts,
+    DdpFacts,
+    Facts,
+    JobFacts,
+    LoaderFacts,
+)
+from ddpdoctor.measure.graph import Graph, Graphs, all_set_aside, build_graphs, python_parts
+from ddpdoctor.measure.metrics import (
     bandwidth_points,
     bucket_facts,
+    bucket_settings,
     communication_facts,
     critical_breakdown,
     ddp_facts,
@@ -43,7 +52,6 @@ from .metrics import (
     outstanding,
     rank_summaries,
     reducer_work,
-    search_ms,
     searches_unused,
     series,
     size_buckets,
@@ -52,12 +60,13 @@ from .metrics import (
     timeline,
     wait_and_transfer_ms,
 )
-from .sourcelines import Lines, LogLines, TraceLines
-from .steplog import RankLog, in_device_time
-from .summary import BandwidthPoint, RankSummary, Series, Timeline
-from .taxonomy import RARE_ON_DEVICE
-from .telemetry import HostTelemetry
-from .window import Window
+from ddpdoctor.measure.sourcelines import Lines, LogLines, TraceLines
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.summary import BandwidthPoint, RankSummary, Series, Timeline
+from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
+from ddpdoctor.measure.telemetry import HostTelemetry
+from ddpdoctor.measure.window import Window
+from ddpdoctor.trace import classify
 
 
 @dataclass(frozen=True)
@@ -65,7 +74,7 @@ class Measurement:
     """What was measured."""
 
     facts: Facts
-    graph: Graph
+    graphs: Graphs
     ranks: list[RankSummary]
     series: Series
     timeline: Timeline | None
@@ -78,128 +87,108 @@ class Measurement:
 def measure(
     logs: Sequence[RankLog], windows: Sequence[Window], telemetry: Mapping[str, HostTelemetry]
 ) -> Measurement:
-    """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both.
-
-    The whole run speaks where the hosts' clocks tell when work was done: jobs on CPUs. With a device the host
-    only issues work, so the profiled window speaks, and the step logs give the step times, settings and
-    source lines. Where the run was timed by CUDA events, it speaks in device time where there is no window, and of
-    what slowed a device outside it.
-    """
+    """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both."""
     notes: list[str] = []
     align_logs(logs, notes)
     notes += set_suspended_aside(logs, telemetry)
-    recorded = logs
-    timed = in_device_time(logs)
-    on_device = (
-        timed is not None
-        or any(w.on_device for w in windows)
-        or any(str(log.record.info.get("device") or "").startswith("cuda") for log in logs)
-    )
     size_buckets(windows, _bucket_bytes(logs))
-    window_graph = graph_of_windows(windows)[0] if windows else None
-    shares = operator_shares(logs, windows)
-    seen = on_device and window_graph is not None and window_graph.cycles > 0
-    device_graph = graph_of_logs(timed) if timed is not None else None
-    if timed is not None and not seen and not _meets_on_hosts(logs):
-        logs, log_graph = timed, device_graph
-    else:
-        log_graph = graph_of_logs(logs, shares) if logs else None
-    use_window = log_graph is None or seen
-    graph = window_graph if use_window and window_graph is not None else log_graph
-    assert graph is not None
-    lines: Lines = TraceLines(windows) if use_window else LogLines(logs, python_parts(logs, windows, shares))
-    facts = _facts(graph, log_graph, window_graph, logs, windows, lines, telemetry)
-    if timed is not None and device_graph is not None and use_window and facts.steps.mean_ms:
-        seldom = rare_costs(device_graph, LogLines(timed), RARE_ON_DEVICE)[0]
-        late, _ = merged(facts.late, facts.shared, (seldom, {}), facts.steps.mean_ms)
-        facts = msgspec.structs.replace(facts, late=late)
-    operators_seen = use_window or len(shares) == len(logs)
-    aside = all_set_aside(_told(graph, log_graph), recorded)
-    seen_steps = facts.steps.measured + sum(aside.values())
-    facts = msgspec.structs.replace(
-        facts, steps=msgspec.structs.replace(facts.steps, operators_seen=operators_seen, seen=seen_steps)
-    )
-    notes += outstanding(_told(graph, log_graph))
-    notes += _notes(graph, window_graph, windows, logs, on_device)
-    drawn = log_graph if log_graph is not None and not on_device else graph
-    hosts = [log.host for log in logs] if drawn is log_graph else [w.host for w in windows]
-    devices = (
-        [log.record.info.get("device") for log in logs]
-        if drawn is log_graph
-        else [_device_name(w) for w in windows]
-    )
+    graphs = build_graphs(logs, windows)
+    aside = all_set_aside(graphs.told, logs)
+    context = _context(graphs, telemetry)
+    facts = _facts(graphs, context, price_all(context), telemetry, sum(aside.values()))
     return Measurement(
-        facts,
-        graph,
-        rank_summaries(drawn, hosts, devices),
-        series(log_graph if log_graph is not None else graph),
-        timeline(graph, logs, windows),
-        bandwidth_points(window_graph) if window_graph is not None else [],
-        notes,
-        aside,
+        facts=facts,
+        graphs=graphs,
+        ranks=_summaries(graphs),
+        series=series(graphs.log if graphs.log is not None else graphs.speaking),
+        timeline=timeline(graphs.speaking, graphs.logs, graphs.windows),
+        bandwidth=bandwidth_points(graphs.window) if graphs.window is not None else [],
+        notes=[*notes, *outstanding(graphs.told), *_notes(graphs)],
+        set_aside=aside,
     )
 
 
-def _told(graph: Graph, log_graph: Graph | None) -> Graph:
-    """Whose steps' times are told."""
-    return log_graph if log_graph is not None and log_graph.groups else graph
+def _context(graphs: Graphs, telemetry: Mapping[str, HostTelemetry]) -> Context:
+    """What is known before anything is priced."""
+    graph, logs, windows = graphs.speaking, graphs.logs, graphs.windows
+    reducers = reducer_work(logs, windows) if graphs.log_speaks else []
+    buckets = bucket_settings(logs, graph) if logs else BucketFacts()
+    if windows and graphs.window is not None:
+        buckets = bucket_facts(graphs.window, windows, buckets)
+    latency_us, bytes_per_ns = message_cost(graphs.window) if graphs.window is not None else (None, None)
+    return Context(
+        graph=graph,
+        attribution=excess(graph, short=not logs and all(window.on_device for window in windows)),
+        lines=_lines(graphs),
+        mean_step_ms=step_facts(graphs.told).mean_ms,
+        logs=logs,
+        windows=windows,
+        rare_sources=_rare_sources(graphs),
+        throttled_ranks=gpu_telemetry(gpu_facts(windows), logs, telemetry).throttled_ranks or (),
+        reducer=ReducerCosts(
+            synced_ns=tuple(work.whole_ns if work else 0.0 for work in reducers),
+            issue_ns=tuple(work.issue_ns for work in reducers if work),
+        ),
+        buckets=buckets,
+        message=MessageCost(latency_us, bytes_per_ns),
+        speaks_of_hosts=graphs.log_speaks,
+    )
 
 
-def _meets_on_hosts(logs: Sequence[RankLog]) -> bool:
-    """Whether steps usually hold collectives that Python called, which logs in device time leave out."""
-    calls = [
-        any(event.kind in (EventKind.COLLECTIVE, EventKind.BARRIER) for event in step.events)
-        for log in logs
-        for step in log.steps
-    ]
-    return sum(calls) * 2 > len(calls)
+def _lines(graphs: Graphs) -> Lines:
+    if graphs.window_speaks:
+        return TraceLines(graphs.windows)
+    return LogLines(graphs.logs, python_parts(graphs.logs, graphs.windows, graphs.operator_shares))
 
 
-def _bucket_bytes(logs: Sequence[RankLog]) -> list[float]:
-    modules = [ddp for log in logs[:1] for ddp in log.record.info.get("ddp") or []]
-    return [float(size) for size in modules[0].get("bucket_bytes") or []] if len(modules) == 1 else []
-
-
-def _device_name(window: Window) -> str | None:
-    devices = window.trace.meta.devices
-    return str(devices[0].get("name")) if devices else None
+def _rare_sources(graphs: Graphs) -> list[RareSource]:
+    """The window shows a few steps; what stops a host, or slows a device, now and then is in the logs of the whole run."""
+    sources = []
+    if graphs.window_speaks and graphs.log is not None and graphs.log.groups:
+        sources.append(RareSource(graphs.log, LogLines(graphs.logs), RARE_ON_HOST))
+    if graphs.device is not None:
+        sources.append(RareSource(graphs.device, LogLines(graphs.device_logs), RARE_ON_DEVICE))
+    return sources
 
 
 def _facts(
-    graph: Graph,
-    log_graph: Graph | None,
-    window_graph: Graph | None,
-    logs: Sequence[RankLog],
-    windows: Sequence[Window],
-    lines: Lines,
-    telemetry: Mapping[str, HostTelemetry],
+    graphs: Graphs, context: Context, costs: Costs, telemetry: Mapping[str, HostTelemetry], set_aside: int
 ) -> Facts:
-    gpu = gpu_telemetry(gpu_facts(windows), logs, telemetry)
-    buckets = bucket_settings(logs, graph) if logs else BucketFacts()
-    steps = step_facts(_told(graph, log_graph))
-    if windows and window_graph is not None:
-        buckets = bucket_facts(window_graph, windows, buckets)
-    late, shared = LateFacts(), SharedFacts()
-    found = excess(graph, short=not logs and all(window.on_device for window in windows))
-    steps = msgspec.structs.replace(steps, input_explains=found.inputs_explain)
-    latency = rate = None
-    reducers = reducer_work(logs, windows) if graph is log_graph else []
-    synced_ns = [work.whole_ns if work else 0.0 for work in reducers] or None
-    if graph.groups:
-        pricing = Pricing(graph, found, lines, synced_ns)
-        late = refine(pricing.late(), graph, gpu.throttled_ranks or ())
-        shared = pricing.shared()
-        starts = with_evaluations(shared.data_epoch_start, logs, steps.mean_ms, lines)
-        shared = msgspec.structs.replace(shared, data_epoch_start=starts)
-    if graph is not log_graph and log_graph is not None and log_graph.groups and steps.mean_ms:
-        # The window shows a few steps; what stops a host now and then is in the log of the whole run.
-        late, shared = merged(late, shared, rare_costs(log_graph, LogLines(logs)), steps.mean_ms)
-    late = msgspec.structs.replace(late, evaluation=lone_evaluation(logs, steps.mean_ms))
-    communication = communication_facts(window_graph or graph, windows)
-    compared = window_graph if window_graph is not None and window_graph.matched else graph
-    hosts = [w.host for w in windows] if compared is window_graph else [log.host for log in logs]
-    communication = msgspec.structs.replace(communication, slow_link_ranks=slow_link_ranks(compared, hosts))
-    if graph is log_graph and graph.matched:
+    logs, windows, graph = graphs.logs, graphs.windows, graphs.speaking
+    favoured_cap_bytes = saved_by_buckets(context).favoured_cap_bytes
+    steps = step_facts(graphs.told)
+    return Facts(
+        job=job_facts(logs) if logs else _job_of_windows(windows),
+        steps=msgspec.structs.replace(
+            steps,
+            input_explains=context.attribution.inputs_explain,
+            operators_seen=graphs.operators_seen,
+            seen=steps.measured + set_aside,
+        ),
+        late=late_facts(costs),
+        shared=shared_facts(costs),
+        communication=_communication(graphs, context),
+        buckets=msgspec.structs.replace(context.buckets, favoured_cap_bytes=favoured_cap_bytes),
+        loader=loader_facts(logs, graph) if logs else _loader_of_windows(windows),
+        ddp=_with_search(ddp_facts(logs), windows, costs.get("ddp.search_ms")),
+        gpu=gpu_telemetry(gpu_facts(windows), logs, telemetry),
+        host=host_facts(telemetry, logs, graphs.log or graph),
+        what_if=what_if_facts(context, graphs.window, favoured_cap_bytes),
+        breakdown=critical_breakdown(graph),
+    )
+
+
+def _communication(graphs: Graphs, context: Context) -> CommunicationFacts:
+    logs, windows, graph = graphs.logs, graphs.windows, graphs.speaking
+    communication = communication_facts(graphs.window or graph, windows)
+    compared = graphs.window if graphs.window is not None and graphs.window.matched else graph
+    hosts = [w.host for w in windows] if compared is graphs.window else [log.host for log in logs]
+    communication = msgspec.structs.replace(
+        communication,
+        slow_link_ranks=slow_link_ranks(compared, hosts),
+        latency_us=context.message.latency_us,
+    )
+    if graphs.log_speaks and graph.matched:
         wait, transfer = wait_and_transfer_ms(graph)
         communication = msgspec.structs.replace(
             communication,
@@ -214,45 +203,34 @@ def _facts(
         ):
             # A few steps of less transfer than the run exposes on average do not tell how much of it is hidden.
             communication = msgspec.structs.replace(communication, total_transfer_ms=None, hidden_share=None)
-    if window_graph is not None:
-        latency, rate = message_cost(window_graph)
-        communication = msgspec.structs.replace(communication, latency_us=latency)
-        mean_ms = graph.mean_cycle_ns / 1e6 if graph.groups else 0.0
-        small, unhidden, cap = bucket_costs(
-            buckets,
-            latency,
-            rate,
-            shared.communication,
-            mean_ms,
-            float(np.median([work.issue_ns for work in reducers if work] or [0.0])),
-            disturbed_ns(graph) / 1e6 if graph is log_graph else 0.0,
-        )
-        shared = msgspec.structs.replace(shared, small_buckets=small, no_overlap=unhidden)
-        buckets = msgspec.structs.replace(buckets, favoured_cap_bytes=cap)
-    return Facts(
-        job=job_facts(logs) if logs else _job_of_windows(windows),
-        steps=steps,
-        late=late,
-        shared=shared,
-        communication=communication,
-        buckets=buckets,
-        loader=loader_facts(logs, graph) if logs else _loader_of_windows(windows),
-        ddp=_with_search(
-            ddp_facts(logs), windows, search_ms(windows, latency, buckets.syncs_per_step or 1.0)
-        ),
-        gpu=gpu,
-        host=host_facts(telemetry, logs, log_graph or graph),
-        what_if=what_if_facts(graph, found, window_graph, buckets, latency, rate, synced_ns),
-        breakdown=critical_breakdown(graph),
-    )
+    return communication
 
 
-def _with_search(known: DdpFacts, windows: Sequence[Window], ms: float | None) -> DdpFacts:
+def _with_search(known: DdpFacts, windows: Sequence[Window], ms: object) -> DdpFacts:
     """Settings of DDP, with what the windows tell of its search for unused parameters."""
     searches = known.find_unused_parameters
     if searches is None:
         searches = searches_unused(windows)
     return msgspec.structs.replace(known, find_unused_parameters=searches, search_ms=ms)
+
+
+def _summaries(graphs: Graphs) -> list[RankSummary]:
+    """Of the whole run where hosts tell when work was done, else of the graph that speaks."""
+    if graphs.log is not None and (graphs.log_speaks or not graphs.on_device):
+        hosts = [log.host for log in graphs.logs]
+        return rank_summaries(graphs.log, hosts, [log.record.info.get("device") for log in graphs.logs])
+    hosts = [window.host for window in graphs.windows]
+    return rank_summaries(graphs.speaking, hosts, [_device_name(window) for window in graphs.windows])
+
+
+def _bucket_bytes(logs: Sequence[RankLog]) -> list[float]:
+    modules = [ddp for log in logs[:1] for ddp in log.record.info.get("ddp") or []]
+    return [float(size) for size in modules[0].get("bucket_bytes") or []] if len(modules) == 1 else []
+
+
+def _device_name(window: Window) -> str | None:
+    devices = window.trace.meta.devices
+    return str(devices[0].get("name")) if devices else None
 
 
 def _bytes(graph: Graph) -> float | None:
@@ -298,15 +276,10 @@ def _job_of_windows(windows: Sequence[Window]) -> JobFacts:
     )
 
 
-def _notes(
-    graph: Graph,
-    window_graph: Graph | None,
-    windows: Sequence[Window],
-    logs: Sequence[RankLog],
-    on_device: bool,
-) -> list[str]:
-    notes = list(graph.notes)
-    if graph is window_graph and window_graph is not None and window_graph.refused:
+def _notes(graphs: Graphs) -> list[str]:
+    logs, windows, window_graph = graphs.logs, graphs.windows, graphs.window
+    notes = list(graphs.speaking.notes)
+    if graphs.speaking is window_graph and window_graph is not None and window_graph.refused:
         notes.append(
             f"Collectives could not be matched over the ranks: {window_graph.refused}. "
             "Waiting and transfer cannot be told apart, and no rank is accused."
@@ -328,7 +301,7 @@ def _notes(
             f"{nameless[0]}{' and others' if len(nameless) > 1 else ''}: the trace does not say of which rank and job it "
             "is (no distributedInfo), so world size and backend are unknown."
         )
-    if on_device and logs and not windows and not logs[0].on_device_time:
+    if graphs.on_device and logs and not windows and not logs[0].on_device_time:
         notes.append(
             "No profiler window was recorded: on a GPU, step logs show when the host issued work, not when it ran. Causes are approximate."
         )

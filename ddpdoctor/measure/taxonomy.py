@@ -85,52 +85,77 @@ PARTS = tuple(Part)
 
 
 class LateCause(StrEnum):
-    """Why some ranks arrive later than the others: the names of the facts under ``late``."""
+    """Why some ranks arrive later than the others: the names of the facts under ``late``, and what each is."""
 
     DATA = "data"
+    """Waiting for the data loader."""
     COPY = "copy"
+    """Host-to-device copies."""
     COMPUTE = "compute"
+    """Forward, backward (GPU: kernels; CPU: the thread's own work)."""
+    UNEVEN = "uneven"
+    """The part of ``compute`` that goes with more samples or larger shapes on the late rank."""
     OPTIMIZER = "optimizer"
     HOST = "host"
+    """The rank's own Python work outside forward, backward, optimizer and data; on a GPU: gaps without
+    kernels."""
     COLLECTION = "collection"
+    """Python garbage collection."""
     CHECKPOINT = "checkpoint"
-    UNKNOWN = "unknown"
-    TURNS = "turns"
-    """Now this rank, now that one, of one or several of the kinds above."""
-    UNEVEN = "uneven"
-    """The part of ``compute`` that goes with more samples or larger shapes."""
-    THROTTLED = "throttled"
-    """The part of ``compute`` that goes with lowered clocks of the device."""
-    CPU_STARVED = "cpu_starved"
-    """Ready to run, but without a CPU."""
+    """torch.save and distributed checkpoints."""
     EVALUATION = "evaluation"
-    """Evaluation by these ranks alone."""
+    """Evaluation by these ranks alone, in steps that are set aside: what dividing it among all ranks saves, spread over all
+    steps."""
+    CPU_STARVED = "cpu_starved"
+    """Ready to run but without a CPU (scheduler's run delay)."""
+    THROTTLED = "throttled"
+    """The part of ``compute`` that goes with lowered GPU clocks on the late rank."""
+    UNKNOWN = "unknown"
+    """Lateness for which no activity was recorded."""
+    TURNS = "turns"
+    """What makes now this rank late, now that one, where no rank alone is to blame: all ranks are concerned. Its
+    ``period_steps`` is the number of ranks where the step number tells whose turn it is, else null."""
     TOTAL = "total"
-    """All of them together."""
+    """All lateness, whatever its cause: the step time if nobody were late."""
 
 
 class SharedCause(StrEnum):
-    """What all ranks alike spend: the names of the facts under ``shared``."""
+    """What all ranks alike spend: the names of the facts under ``shared``, and what each is."""
 
     DATA = "data"
     DATA_EPOCH_START = "data_epoch_start"
+    """The first batches of each pass over the loader (worker start), apart from the ordinary wait."""
     COPY = "copy"
     COMPUTE = "compute"
     OPTIMIZER = "optimizer"
     HOST = "host"
     BARRIER = "barrier"
+    """Explicit barriers: what the steps save when ranks need not meet there, and hosts need not wait there for their
+    devices, which idle afterwards (see ``device_sync``)."""
     COLLECTIVE = "collective"
+    """Blocking collectives called from Python (metrics), apart from DDP's own; with the idle time of devices whose hosts
+    wait for the result."""
     DEVICE_SYNC = "device_sync"
+    """The device idles because the host waited for it: .item(), .cpu(), synchronize, copies from pageable memory. All
+    such calls of a step together; no more than the host would be ahead without them."""
     CHECKPOINT = "checkpoint"
     COLLECTION = "collection"
     COMMUNICATION = "communication"
+    """Exposed transfer of gradients: nobody is late, nothing is left to hide it."""
     MODEL_COMMUNICATION = "model_communication"
+    """Exposed transfer of the model's own collectives on a device, such as all-to-all and all-gather."""
     BROADCAST = "broadcast"
+    """DDP's broadcast of buffers at each forward."""
     LAUNCH = "launch"
+    """GPU idle because kernels are launched too slowly."""
     REDUNDANT_SYNC = "redundant_sync"
+    """Gradient reductions of all micro-batches but the last of a step."""
     SMALL_BUCKETS = "small_buckets"
+    """Per-message cost that fewer, larger buckets would save (the favoured bucket size replayed)."""
     NO_OVERLAP = "no_overlap"
+    """Transfer that could have been hidden behind the backward pass, but was not."""
     CPU_STARVED = "cpu_starved"
+    """Ready to run but without a CPU (scheduler's run delay): what all ranks alike lose by it."""
 
 
 Components = tuple[Component, ...]

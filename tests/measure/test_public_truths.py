@@ -80,7 +80,7 @@ def test_windows_that_do_not_begin_at_the_same_collective():
     assert accused(of(name)) == {"host": [2]}
     assert caused_ms(name)[2] * 3 == pytest.approx(3127, rel=0.03)
     assert caused_ms(name)[0] * 3 == pytest.approx(7, abs=2)
-    assert of(name).graph.matched == 33
+    assert of(name).graphs.speaking.matched == 33
 
 
 def test_a_host_bound_pair():
@@ -98,12 +98,16 @@ def test_eight_ranks_in_one_step():
     assert accused(measurement) == {"unknown": [7]}
     assert measurement.facts.communication.transfer_ms == pytest.approx(0.22, abs=0.02)
     caused = caused_ms(name)
-    assert max(caused, key=caused.get) == 7 and measurement.graph.matched == 8
+    assert max(caused, key=caused.get) == 7 and measurement.graphs.speaking.matched == 8
 
 
 def test_a_match_that_is_not_credible_is_refused():
     measurement = of("hta/two_of_128_sampled")
-    assert measurement.graph.refused and measurement.graph.matched == 0 and accused(measurement) == {}
+    assert (
+        measurement.graphs.speaking.refused
+        and measurement.graphs.speaking.matched == 0
+        and accused(measurement) == {}
+    )
     assert measurement.facts.communication.wait_ms is None, "absent, not zero"
     assert any("could not be matched" in note for note in measurement.notes)
     assert any("2 of 128 ranks" in note for note in measurement.notes)
@@ -138,7 +142,7 @@ def test_a_reduction_per_parameter():
 
 
 def test_a_slow_step_stands_out():
-    group = of("hta/cpu_only").graph.groups[0]
+    group = of("hta/cpu_only").graphs.speaking.groups[0]
     lengths_ms = dict(zip(group.steps.tolist(), (group.duration / 1e6).tolist(), strict=True))
     assert lengths_ms.pop(553) == pytest.approx(425, abs=1)
     assert all(209 < ms < 221 for ms in lengths_ms.values())

@@ -7,87 +7,182 @@ become ready evenly over a backward pass of length *L*, bucket *i* starts at the
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ddpdoctor.measure.facts import BucketFacts, Cost
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.taxonomy import SyncKind
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.measure.taxonomy import SharedCause, SyncKind
 
-from .pricing import usual_transfer
-
-DEFAULT_CAP_BYTES = 25 * 1024 * 1024
-"""DistributedDataParallel's bucket_cap_mb=25 (torch/nn/parallel/distributed.py)."""
-_USUAL_LATENCY_NS = 50_000.0
-"""Of a reduction of few bytes between hosts, about: nccl-tests shows 20 to 100 us."""
-_SLOWEST_BYTES_PER_NS = 0.5
-_SMALL_BYTES = 1 << 20
-"""Messages below this are latency-bound rather than bandwidth-bound (msprof-analyze's "small packets")."""
-_CAPS = tuple(2**i * 1024 * 1024 for i in range(9))
-_KEEPS_BEST = 1.02
-_NO_DIFFERENCE = 0.01
-_LATE_START = 0.9
-"""A first bucket that starts in the last tenth of the backward pass leaves nothing beside which it could
-run."""
+from .context import Context, Costs, MessageCost
+from .shared import exposed_transfer, usual_transfer
 
 
-def bucket_settings(logs: Sequence[RankLog], graph: Graph) -> BucketFacts:
-    """Buckets as DDP states them, and how often gradients are reduced."""
-    sizes: list[float] = []
-    cap = None
-    largest = 0.0
-    for log in logs[:1]:
-        for ddp in log.record.info.get("ddp") or []:
-            sizes += [float(b) for b in ddp.get("bucket_bytes") or []]
-            cap = cap or ddp.get("bucket_cap_bytes")
-            largest = max(largest, float(ddp.get("largest_parameter_bytes") or 0))
-    return BucketFacts(
-        per_sync=float(len(sizes)) or None,
-        median_bytes=float(np.median(sizes)) if sizes else None,
-        total_bytes=float(sum(sizes)) or None,
-        cap_bytes=float(cap) if cap else None,
-        largest_parameter_bytes=largest or None,
-        backward_ms=_backward_ms(logs),
-        first_ready_share=_first_ready(logs),
-        tail_ms=_tail_ms(graph),
-        syncs_per_step=_per_cycle(graph, SyncKind.GRADIENTS),
-        barriers_per_step=_per_cycle(graph, "barrier"),
-        collectives_per_step=_per_cycle(graph, "collective"),
+@dataclass(frozen=True)
+class _Tuning:
+    usual_latency_ns: float = 50_000.0
+    """Of a reduction of few bytes between hosts, about: nccl-tests shows 20 to 100 us."""
+    slowest_bytes_per_ns: float = 0.5
+    """Of a link on which bytes count at all in a small message: 4 Gbit/s, half of what 10 GbE gives Gloo."""
+    small_bytes: int = 1 << 20
+    """Messages below this are latency-bound rather than bandwidth-bound (msprof-analyze's "small packets")."""
+    caps_bytes: tuple[int, ...] = tuple(2**i * 1024 * 1024 for i in range(9))
+    """Bucket sizes that are compared: 1 MiB, DDP's first bucket, to 256 MiB, by factors of two."""
+    keeps_best: float = 1.02
+    """Times the least exposed time that counts as the same: timings of one setting differ by as much."""
+    no_difference: float = 0.01
+    """Share of the backward pass that makes no difference either."""
+    least_difference_ns: float = 10_000.0
+    """The same of a very short one: what launching one kernel takes."""
+    late_start: float = 0.9
+    """A first bucket that starts in the last tenth of the backward pass leaves nothing beside which it could run."""
+    fewer_by: float = 2.0
+    """Times the favoured number of buckets from which on they are too many."""
+
+
+_TUNING = _Tuning()
+
+
+@dataclass(frozen=True)
+class BucketSavings:
+    """What other buckets would save of the exposed transfer; None where nothing, or where it is not known."""
+
+    small_buckets: Cost | None = None
+    """Fewer and larger ones."""
+    no_overlap: Cost | None = None
+    """Ones that are ready earlier."""
+    favoured_cap_bytes: float | None = None
+    """The bucket size that latency and bandwidth favour."""
+
+
+@dataclass(frozen=True)
+class _Reduction:
+    """One reduction of all gradients, in ``count`` buckets."""
+
+    count: float
+    total_bytes: float
+    backward_ns: float
+    latency_ns: float
+    bytes_per_ns: float
+    per_step: float
+    """Such reductions in a step."""
+
+    def exposed_ms(self, count: int) -> float:
+        """ms per step of transfer behind the backward pass, with so many equal buckets."""
+        return (
+            exposed_ns(count, self.total_bytes, self.backward_ns, self.latency_ns, self.bytes_per_ns)
+            / 1e6
+            * self.per_step
+        )
+
+
+def bucket_costs(context: Context) -> Costs:
+    """``shared.small_buckets`` and ``shared.no_overlap``."""
+    savings = saved_by_buckets(context)
+    costs = {
+        SharedCause.SMALL_BUCKETS: savings.small_buckets,
+        SharedCause.NO_OVERLAP: savings.no_overlap,
+    }
+    return {f"shared.{cause}": cost for cause, cost in costs.items() if cost is not None}
+
+
+def saved_by_buckets(context: Context) -> BucketSavings:
+    """See :func:`bucket_savings`."""
+    if context.message.latency_us is None or not context.graph.groups:
+        return BucketSavings()
+    return bucket_savings(
+        context.buckets,
+        context.message,
+        exposed_transfer(context, SyncKind.GRADIENTS),
+        context.pricing.mean_ns / 1e6,
+        issue_ns=float(np.median(context.reducer.issue_ns or (0.0,))),
+        disturbed_ms=disturbed_ns(context.graph) / 1e6 if context.speaks_of_hosts else 0.0,
     )
 
 
-def _per_cycle(graph: Graph, kind: str) -> float | None:
-    counts = [(sum(s.kind == kind for s in group.syncs), len(group.steps)) for group in graph.groups]
-    total = sum(n for _, n in counts)
-    return sum(c * n for c, n in counts) / total if total else None
+def bucket_savings(
+    facts: BucketFacts,
+    message: MessageCost,
+    communication: Cost | None,
+    mean_ms: float,
+    *,
+    issue_ns: float = 0.0,
+    disturbed_ms: float = 0.0,
+) -> BucketSavings:
+    """What of the exposed ``communication`` other buckets would save.
+
+    ``mean_ms`` is the mean step. ``issue_ns`` is what issuing a bucket costs the thread that computes the gradients, where it
+    is known: fewer buckets save it as well, hidden or not. ``disturbed_ms`` is exposed transfer beyond the usual (see
+    :func:`disturbed_ns`): what disturbs messages meets them in proportion to the time they take, so that it goes as they go.
+    """
+    reduction = _reduction(facts, message)
+    if reduction is None or communication is None or not mean_ms:
+        return BucketSavings()
+    cap_bytes = favoured_cap(
+        reduction.total_bytes, reduction.backward_ns, reduction.latency_ns, reduction.bytes_per_ns
+    )
+    best_count = max(1, int(np.ceil(reduction.total_bytes / cap_bytes)))
+    exposed_ms = communication.ms_per_step
+    small_ms = _fewer_ms(reduction, best_count, exposed_ms)
+    small_ms *= 1.0 + disturbed_ms / max(exposed_ms, 1e-6)
+    small_ms += _issued_ms(reduction, best_count, issue_ns)
+    too_many = reduction.count > _TUNING.fewer_by * best_count
+    # A bucket holds whole parameters: gradients that are mostly one parameter's cannot be spread.
+    most_count = max(1, int(reduction.total_bytes / (facts.largest_parameter_bytes or 1.0)))
+    spread_count = min(int(max(reduction.count, best_count)), most_count)
+    spread_ms = exposed_ms - reduction.exposed_ms(spread_count)
+    starts_late = (facts.first_ready_share or 0.0) > _TUNING.late_start
+    return BucketSavings(
+        _saving(small_ms, mean_ms, communication) if too_many else None,
+        _saving(spread_ms, mean_ms, communication) if starts_late and spread_count > 1 else None,
+        cap_bytes,
+    )
 
 
-def _synced(logs: Sequence[RankLog]):  # type: ignore[no-untyped-def]
-    for log in logs:
-        for step in log.steps[3:]:
-            for event in step.events:
-                if event.kind == EventKind.BACKWARD and event.synced and event.ready_ns:
-                    yield event
+def _reduction(facts: BucketFacts, message: MessageCost) -> _Reduction | None:
+    """None where the window did not show what a message costs, or how many bytes there are."""
+    if message.latency_us is None or not facts.per_sync or not facts.total_bytes:
+        return None
+    latency_ns, bytes_per_ns = message.latency_us * 1e3, message.bytes_per_ns
+    if bytes_per_ns is None:
+        latency_ns, bytes_per_ns = _of_one_size(facts.total_bytes / facts.per_sync, latency_ns)
+    return _Reduction(
+        count=facts.per_sync,
+        total_bytes=facts.total_bytes,
+        backward_ns=(facts.backward_ms or 0.0) * 1e6,
+        latency_ns=latency_ns,
+        bytes_per_ns=bytes_per_ns,
+        per_step=facts.syncs_per_step or 1.0,
+    )
 
 
-def _backward_ms(logs: Sequence[RankLog]) -> float | None:
-    lengths = [max(event.ready_ns) for event in _synced(logs)]
-    return float(np.median(lengths)) / 1e6 if lengths else None
+def _of_one_size(message_bytes: float, whole_ns: float) -> tuple[float, float]:
+    """(latency ns, bytes per ns) where all messages have about one size, so that no line can be fitted.
+
+    Of a small message's time half is taken for latency, all of it where the bytes would pass in no time on a slow link; of
+    a large one's, what NCCL takes for any message.
+    """
+    if message_bytes < _TUNING.small_bytes:
+        bytes_per_ns = max(2 * message_bytes / max(whole_ns, 1.0), _TUNING.slowest_bytes_per_ns)
+        return max(0.0, whole_ns - message_bytes / bytes_per_ns), bytes_per_ns
+    bytes_per_ns = message_bytes / whole_ns
+    return max(_TUNING.usual_latency_ns, whole_ns - message_bytes / bytes_per_ns), bytes_per_ns
 
 
-def _first_ready(logs: Sequence[RankLog]) -> float | None:
-    shares = [event.ready_ns[0] / max(event.ready_ns) for event in _synced(logs) if max(event.ready_ns) > 0]
-    return float(np.median(shares)) if shares else None
+def _fewer_ms(reduction: _Reduction, best_count: int, exposed_ms: float) -> float:
+    """Latencies that fewer buckets save, no more than is exposed beyond what the best ones would expose."""
+    latencies_ms = (reduction.count - best_count) * reduction.latency_ns / 1e6 * reduction.per_step
+    best_ms = min(reduction.exposed_ms(best_count), exposed_ms)
+    return min(max(0.0, latencies_ms), max(0.0, exposed_ms - best_ms))
 
 
-def _tail_ms(graph: Graph) -> float | None:
-    tails = [
-        g.transfer[:, k] for g in graph.groups for k, s in enumerate(g.syncs) if s.kind == SyncKind.GRADIENTS
-    ]
-    return float(np.mean(np.concatenate(tails))) / 1e6 if tails else None
+def _issued_ms(reduction: _Reduction, best_count: int, issue_ns: float) -> float:
+    """What issuing fewer buckets saves. Issuing wakes the thread that sends; of that, too, the part that goes with the bytes
+    stays."""
+    each_ns = reduction.latency_ns + reduction.total_bytes / reduction.count / reduction.bytes_per_ns
+    fixed_share = reduction.latency_ns / max(each_ns, 1.0)
+    return max(0.0, (reduction.count - best_count) * issue_ns * fixed_share / 1e6 * reduction.per_step)
 
 
 def disturbed_ns(graph: Graph) -> float:
@@ -117,77 +212,13 @@ def favoured_cap(total_bytes: float, backward_ns: float, latency_ns: float, rate
     messages where it makes no difference."""
     costs = {
         cap: exposed_ns(max(1, int(np.ceil(total_bytes / cap))), total_bytes, backward_ns, latency_ns, rate)
-        for cap in _CAPS
+        for cap in _TUNING.caps_bytes
     }
-    least, least_ns = min(costs.values()), max(10_000.0, _NO_DIFFERENCE * backward_ns)
-    return float(max(cap for cap, cost in costs.items() if cost <= _KEEPS_BEST * least + least_ns))
-
-
-def bucket_costs(
-    facts: BucketFacts,
-    latency_us: float | None,
-    rate: float | None,
-    communication: Cost | None,
-    mean_ms: float,
-    issue_ns: float = 0.0,
-    disturbed_ms: float = 0.0,
-) -> tuple[Cost | None, Cost | None, float | None]:
-    """(small buckets, no overlap, favoured cap in bytes): what of the exposed communication the favoured
-    bucket size would save.
-
-    ``issue_ns`` is what issuing a bucket costs the thread that computes the gradients, where it is known (see
-    :mod:`.reducer`): fewer buckets save it as well, hidden or not. ``disturbed_ms`` is exposed transfer beyond the usual (see
-    :func:`disturbed_ns`): what disturbs messages meets them in proportion to the time they take, so that it goes as they go.
-    None where the window did not show what a message costs.
-    """
-    if (
-        latency_us is None
-        or communication is None
-        or not facts.per_sync
-        or not facts.total_bytes
-        or not mean_ms
-    ):
-        return None, None, None
-    syncs = facts.syncs_per_step or 1.0
-    count, size = facts.per_sync, facts.total_bytes
-    latency_ns, each_rate = latency_us * 1e3, rate
-    if each_rate is None:
-        # One size only: the line cannot be fitted. Of a small message's time half is taken for latency, all
-        # of it where the bytes
-        # would pass in no time on a slow link; of a large one's, what NCCL takes for any message.
-        message = size / count
-        each_rate = (
-            max(2 * message / max(latency_ns, 1.0), _SLOWEST_BYTES_PER_NS)
-            if message < _SMALL_BYTES
-            else message / latency_ns
-        )
-        latency_ns = max(
-            _USUAL_LATENCY_NS if message >= _SMALL_BYTES else 0.0, latency_ns - message / each_rate
-        )
-    backward_ns = (facts.backward_ms or 0.0) * 1e6
-    cap = favoured_cap(size, backward_ns, latency_ns, each_rate)
-    best_count = max(1, int(np.ceil(size / cap)))
-    exposed = communication.ms_per_step
-    best = exposed_ns(best_count, size, backward_ns, latency_ns, each_rate) / 1e6 * syncs
-    fewer = max(0.0, (count - best_count) * latency_ns / 1e6 * syncs)
-    small = min(fewer, max(0.0, exposed - min(best, exposed)))
-    small *= 1.0 + disturbed_ms / max(exposed, 1e-6)
-    # Issuing wakes the thread that sends; of that, too, the part that goes with the bytes stays.
-    fixed_share = latency_ns / max(latency_ns + size / count / each_rate, 1.0)
-    small += max(0.0, (count - best_count) * issue_ns * fixed_share / 1e6 * syncs)
-    late_start = (facts.first_ready_share or 0.0) > _LATE_START
-    # A bucket holds whole parameters: gradients that are mostly one parameter's cannot be spread.
-    spread_count = min(
-        int(max(count, best_count)), max(1, int(size / (facts.largest_parameter_bytes or 1.0)))
+    least, least_ns = (
+        min(costs.values()),
+        max(_TUNING.least_difference_ns, _TUNING.no_difference * backward_ns),
     )
-    spread = exposed_ns(spread_count, size, backward_ns, latency_ns, each_rate) / 1e6 * syncs
-    return (
-        _saving(small, mean_ms, communication) if count > 2 * best_count else None,
-        _saving(max(0.0, exposed - spread), mean_ms, communication)
-        if late_start and spread_count > 1
-        else None,
-        cap,
-    )
+    return float(max(cap for cap, cost in costs.items() if cost <= _TUNING.keeps_best * least + least_ns))
 
 
 def _saving(ms: float, mean_ms: float, like: Cost) -> Cost | None:

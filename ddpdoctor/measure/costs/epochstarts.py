@@ -1,19 +1,19 @@
-"""Loaders whose workers start anew beside an evaluation: a stall of training in steps that are set aside.
+"""Loaders whose workers start anew: what all ranks wait for the first batches of each pass.
 
-A step in which the job evaluates is not measured, its length says nothing of training. Yet where each epoch
-ends with an evaluation, the stall of the training loader's new workers lies in just these steps.
+Where each epoch ends with an evaluation, this stall lies in just the steps that are set aside: a step in which the job
+evaluates is not measured, its length says nothing of training. It is priced from the logs then, and added to what the
+measured steps show.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
 from ddpdoctor.measure.facts import Cost
-from ddpdoctor.measure.numerics import persistence
-from ddpdoctor.measure.sourcelines import Lines
+from ddpdoctor.measure.numerics import Array, Ints, persistence
 from ddpdoctor.measure.steplog import (
     RankLog,
     Step,
@@ -22,46 +22,70 @@ from ddpdoctor.measure.steplog import (
     main_loaders,
     undisturbed,
 )
+from ddpdoctor.measure.taxonomy import SHARED_COMPONENTS, SharedCause
 from ddpdoctor.rundir import EventKind
 
+from .context import Context, Costs
+from .shared import common_work
 
-def with_evaluations(
-    measured: Cost | None, logs: Sequence[RankLog], mean_ms: float | None, lines: Lines
-) -> Cost | None:
-    """The price of epoch starts in ``measured`` steps, and of those in the steps with an evaluation.
+_COMPONENTS = SHARED_COMPONENTS[SharedCause.DATA_EPOCH_START]
 
-    Of each, the longest stall over the ranks counts, as all meet after it; spread over all steps but those of
-    the warm-up and those that the profiler disturbed. ``share`` refers to ``mean_ms`` with the stalls.
+
+@dataclass(frozen=True)
+class _Stalls:
+    """Epoch starts in steps with an evaluation."""
+
+    steps: Ints
+    """[N] all steps but those of the warm-up and those that the profiler disturbed."""
+    ns: Array
+    """[N] the longest stall over the ranks, as all meet after it; 0 in steps without."""
+
+
+def epoch_starts(context: Context) -> Costs:
+    """``shared.data_epoch_start``: of the measured steps, and of those with an evaluation; {} where there is none.
+
+    The latter are spread over all steps; ``share`` then refers to the mean step with them.
     """
-    if not logs or not mean_ms:
-        return measured
-    main = main_loaders(logs)
-    restarting = [loaders & loaders_with_workers(log) for log, loaders in zip(logs, main, strict=True)]
-    seen, stalls = [], []
-    for number, steps in undisturbed(logs):
-        seen.append(number)
-        aside = any(evaluates(step, loaders) for step, loaders in zip(steps, main, strict=True))
-        stalls.append(max(map(_stall_ns, steps, restarting)) if aside else 0.0)
-    if not any(stalls):
-        return measured
-    times, numbers = np.array(stalls), np.array(seen)
-    when = persistence(numbers, times > 0)
-    extra_ms = float(times.sum()) / len(seen) / 1e6
+    if not context.graph.groups:
+        return {}
+    measured = common_work(context, _COMPONENTS)
+    stalls = _beside_evaluations(context.logs) if context.mean_step_ms else None
+    cost = measured if stalls is None else _together(context, measured, stalls)
+    return {} if cost is None else {f"shared.{SharedCause.DATA_EPOCH_START}": cost}
+
+
+def _together(context: Context, measured: Cost | None, stalls: _Stalls) -> Cost:
+    stalled = stalls.ns > 0
+    extra_ms = float(stalls.ns.sum()) / len(stalls.steps) / 1e6
     whole_ms = extra_ms + (measured.ms_per_step if measured else 0.0)
-    length_ms = mean_ms + extra_ms
-    price = Cost(
+    step_ms = (context.mean_step_ms or 0.0) + extra_ms
+    when = persistence(stalls.steps, stalled).as_facts()
+    if measured is not None:
+        when["steps_hit"] += measured.steps_hit
+    where = context.lines.work(_COMPONENTS, None, stalls.steps[stalled])
+    return Cost(
         ms_per_step=whole_ms,
-        share=whole_ms / length_ms,
-        speedup=length_ms / max(length_ms - whole_ms, 1e-3),
+        share=whole_ms / step_ms,
+        speedup=step_ms / max(step_ms - whole_ms, 1e-3),
         own_ms=whole_ms,
-        occurrence_ms=float(np.median(times[times > 0])) / 1e6,
-        **when.as_facts(),
-        where=lines.work(("epoch_start",), None, numbers[times > 0]),
+        occurrence_ms=float(np.median(stalls.ns[stalled])) / 1e6,
+        **when,
+        where=measured.where or where if measured is not None else where,
     )
-    if measured is None:
-        return price
-    hit = measured.steps_hit + when.hit
-    return msgspec.structs.replace(price, steps_hit=hit, where=measured.where or price.where)
+
+
+def _beside_evaluations(logs: Sequence[RankLog]) -> _Stalls | None:
+    """None where there is no such stall."""
+    if not logs:
+        return None
+    training = main_loaders(logs)
+    restarting = [loaders & loaders_with_workers(log) for log, loaders in zip(logs, training, strict=True)]
+    numbers, stalls = [], []
+    for number, steps in undisturbed(logs):
+        numbers.append(number)
+        aside = any(evaluates(step, loaders) for step, loaders in zip(steps, training, strict=True))
+        stalls.append(max(map(_stall_ns, steps, restarting)) if aside else 0.0)
+    return _Stalls(np.array(numbers), np.array(stalls)) if any(stalls) else None
 
 
 def _stall_ns(step: Step, loaders: set[int]) -> float:

@@ -8,75 +8,98 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ddpdoctor.measure.facts import Cost, Where
-from ddpdoctor.measure.numerics import persistence
+from ddpdoctor.measure.numerics import Array, Ints, Mask, persistence
 from ddpdoctor.measure.sourcelines import Frame, ranked
 from ddpdoctor.measure.steplog import RankLog, Step, evaluates, main_loaders, undisturbed
+from ddpdoctor.measure.taxonomy import LateCause
 from ddpdoctor.rundir import EventKind
 
+from .context import Context, Costs
 
-def lone_evaluation(logs: Sequence[RankLog], mean_ms: float | None) -> Cost | None:
-    """What it costs that at most half of the ranks evaluate, the same ones; None where that does not happen.
 
-    ``ms_per_step`` is what is saved where the E ranks that evaluate share the work with all W: (W - E) / W of the time by
-    which the steps with an evaluation are longer than the median of the others, spread over all steps but those of the
-    warm-up and those that the profiler disturbed. ``share`` refers to ``mean_ms`` (of steps without evaluation) with that
-    time.
+@dataclass(frozen=True)
+class _LoneEvaluations:
+    """Steps in which the same ranks, half of all at most, evaluate and the others do not."""
+
+    positions: tuple[int, ...]
+    """Of the ranks that evaluate."""
+    numbers: Ints
+    """[N] all steps but those of the warm-up and those that the profiler disturbed."""
+    steps: list[list[Step]]
+    """[N] those steps, on each rank."""
+    hit: Mask
+    """[N]"""
+    longer_ns: Array
+    """[N] by which a step with such an evaluation is longer than the median of those without any; else 0."""
+
+
+def lone_evaluations(context: Context) -> Costs:
+    """``late.evaluation``: what it costs that the same ranks, half of all at most, evaluate; {} where that does not happen.
+
+    Saved is, where the E ranks that evaluate share the work with all W, (W - E) / W of the time by which the steps with an
+    evaluation are longer than the median of the others, spread over all steps. ``share`` refers to the mean step (of those
+    without evaluation) with that time.
     """
-    if len(logs) < 2 or not mean_ms:
-        return None
-    main = main_loaders(logs)
+    logs = context.logs
+    alone = _find(logs) if len(logs) > 1 and context.mean_step_ms else None
+    if alone is None or not alone.longer_ns.any():
+        return {}
+    extra_ms = float(alone.longer_ns.mean()) / 1e6
+    saved_ms = extra_ms * (len(logs) - len(alone.positions)) / len(logs)
+    step_ms = (context.mean_step_ms or 0.0) + extra_ms
+    cost = Cost(
+        ms_per_step=saved_ms,
+        share=saved_ms / step_ms,
+        speedup=step_ms / (step_ms - saved_ms),
+        ranks=[logs[position].rank for position in alone.positions],
+        own_ms=extra_ms,
+        occurrence_ms=float(np.median(alone.longer_ns[alone.hit])) / 1e6,
+        **persistence(alone.numbers, alone.hit).as_facts(),
+        where=_where(logs, alone),
+    )
+    return {f"late.{LateCause.EVALUATION}": cost}
+
+
+def _find(logs: Sequence[RankLog]) -> _LoneEvaluations | None:
+    training = main_loaders(logs)
     together = undisturbed(logs)
-    lengths, who = [], []
+    lengths_ns, evaluating = [], []
     for _, steps in together:
-        evaluating = [r for r, step in enumerate(steps) if evaluates(step, main[r])]
-        lengths.append(
-            float(np.median([steps[r].end - steps[r].start for r in evaluating or range(len(steps))]))
-        )
-        who.append(tuple(evaluating))
-    alone = Counter(ranks for ranks in who if ranks and 2 * len(ranks) <= len(logs))
-    usual = [length for length, ranks in zip(lengths, who, strict=True) if not ranks]
+        ranks = tuple(p for p, step in enumerate(steps) if evaluates(step, training[p]))
+        lengths_ns.append(np.median([steps[p].end - steps[p].start for p in ranks or range(len(steps))]))
+        evaluating.append(ranks)
+    alone = Counter(ranks for ranks in evaluating if ranks and 2 * len(ranks) <= len(logs))
+    usual = [length for length, ranks in zip(lengths_ns, evaluating, strict=True) if not ranks]
     if not alone or not usual:
         return None
-    chosen = alone.most_common(1)[0][0]
-    hit = np.array([ranks == chosen for ranks in who])
-    longer = np.where(hit, np.clip(np.array(lengths) - np.median(usual), 0, None), 0.0)
-    extra_ms = float(longer.mean()) / 1e6
-    saved_ms = extra_ms * (len(logs) - len(chosen)) / len(logs)
-    length_ms = mean_ms + extra_ms
-    if not saved_ms:
-        return None
-    numbers = np.array([number for number, _ in together])
-    steps_of = [
-        [steps[r] for (_, steps), is_one in zip(together, hit, strict=True) if is_one] for r in chosen
-    ]
-    return Cost(
-        ms_per_step=saved_ms,
-        share=saved_ms / length_ms,
-        speedup=length_ms / (length_ms - saved_ms),
-        ranks=[logs[r].rank for r in chosen],
-        own_ms=extra_ms,
-        occurrence_ms=float(np.median(longer[hit])) / 1e6,
-        **persistence(numbers, hit).as_facts(),
-        where=_lines([logs[r] for r in chosen], steps_of, [main[r] for r in chosen]),
+    positions = alone.most_common(1)[0][0]
+    hit = np.array([ranks == positions for ranks in evaluating])
+    return _LoneEvaluations(
+        positions,
+        np.array([number for number, _ in together]),
+        [steps for _, steps in together],
+        hit,
+        np.where(hit, np.clip(np.array(lengths_ns) - np.median(usual), 0, None), 0.0),
     )
 
 
-def _lines(
-    logs: Sequence[RankLog], steps_of: Sequence[Sequence[Step]], main: Sequence[set[int]]
-) -> list[Where]:
+def _where(logs: Sequence[RankLog], alone: _LoneEvaluations) -> list[Where]:
     """Lines that take the batches of these evaluations, or call the module, most frequent first."""
-    found: Counter[Frame] = Counter()
-    for log, steps, loaders in zip(logs, steps_of, main, strict=True):
-        for step in steps:
-            for event in step.events:
+    training = main_loaders(logs)
+    lines: Counter[Frame] = Counter()
+    for position in alone.positions:
+        log = logs[position]
+        for steps in (alone.steps[n] for n in np.flatnonzero(alone.hit)):
+            for event in steps[position].events:
                 where = log.where.get(event.where)
                 if where is not None and (
                     event.kind == EventKind.EVALUATION
-                    or (event.kind == EventKind.DATA and event.loader not in loaders)
+                    or (event.kind == EventKind.DATA and event.loader not in training[position])
                 ):
-                    found[where.file, where.line, where.function] += 1
-    return ranked(found)
+                    lines[where.file, where.line, where.function] += 1
+    return ranked(lines)

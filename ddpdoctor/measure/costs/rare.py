@@ -15,170 +15,198 @@ things are asked for that a job on CPUs does not need:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
-import msgspec
 import numpy as np
-from numpy.typing import NDArray
 
 from ddpdoctor.measure.attribution import FEWEST_SPIKES, SPIKE_SHARE, SPIKE_SIGMAS
-from ddpdoctor.measure.facts import Cost, LateFacts, SharedFacts
+from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.numerics import Array, nan_median, one_sided, persistence, scatter_of
-from ddpdoctor.measure.sourcelines import Lines
-from ddpdoctor.measure.taxonomy import INDEX, RARE_ON_HOST, RECORDED, Components
+from ddpdoctor.measure.numerics import Array, Ints, Mask, nan_median, one_sided, persistence, scatter_of
+from ddpdoctor.measure.taxonomy import INDEX, RECORDED, Components
 
-_FEWEST_CYCLES = 20
-_FOLLOWERS = 2
-_CATCHES_UP = 2.0
-"""Steps that a host may need to catch up, in multiples of the steps that it lost: it issues a step's work in at most
-half of the time that the device takes, or it is the bottleneck."""
+from .context import Context, Costs, RareSource
 
 
 @dataclass(frozen=True)
-class _Cycles:
-    """All cycles in order of steps; N cycles, R ranks, ns."""
-
-    steps: NDArray[np.int64]
-    duration: Array
-    order: NDArray[np.int64]
-    """Places of the cycles, group by group, in order of steps."""
-
-    def ordered(self, parts: list[Array]) -> Array:
-        """Values per group, joined and put in order."""
-        result: Array = np.concatenate(parts)[self.order]
-        return result
+class _Tuning:
+    fewest_cycles: int = 20
+    """Cycles from which on a few can be rare."""
+    followers: int = 2
+    """Steps behind the one that was stopped in which it may still show: devices run behind their hosts."""
+    catches_up: float = 2.0
+    """Steps that a host may need to catch up, in multiples of the steps that it lost: it issues a step's work in at most
+    half of the time that the device takes, or it is the bottleneck."""
 
 
-def rare_costs(
-    graph: Graph, lines: Lines, kinds: Mapping[str, Components] = RARE_ON_HOST
-) -> tuple[dict[str, Cost], dict[str, Cost]]:
-    """(on some ranks, common to all) by kind: costs of what happens in some steps only.
+_TUNING = _Tuning()
 
-    ``graph`` is that of the step logs, in device time for ``RARE_ON_DEVICE``. Empty for runs of fewer than twenty measured steps.
-    """
-    if graph.cycles < _FEWEST_CYCLES:
-        return {}, {}
-    steps = np.concatenate([group.steps for group in graph.groups])
-    order = np.argsort(steps, kind="stable")
-    durations = np.concatenate([group.duration for group in graph.groups])
-    cycles = _Cycles(steps[order], durations[order], order)
-    late, common = {}, {}
-    for kind, names in kinds.items():
-        work = [group.work[..., [INDEX[name] for name in names]].sum(axis=-1) for group in graph.groups]
-        over = cycles.ordered([_beyond_usual(part) for part in work])
-        delayed = cycles.ordered(
-            [_delayed(group, part) for group, part in zip(graph.groups, work, strict=True)]
+
+def rare_pauses(context: Context) -> Costs:
+    """``late.*`` and ``shared.*`` of what happens in few steps, as the recordings of the whole run show it."""
+    costs: Costs = {}
+    if context.mean_step_ms:
+        for source in context.rare_sources:
+            costs |= rare_costs(source)
+    return costs
+
+
+def rare_costs(source: RareSource) -> Costs:
+    """The same of one recording; {} for runs of fewer than twenty measured steps. A pause that only some ranks make is
+    ``late``, and nothing where it cost no time; one that is recorded as such and meets all is ``shared``."""
+    if source.graph.cycles < _TUNING.fewest_cycles:
+        return {}
+    costs: Costs = {}
+    for cause, components in source.kinds.items():
+        pauses = _Pauses(source, components)
+        late = pauses.of_stragglers()
+        if late is not None and late.ms_per_step > 0:
+            costs[f"late.{cause}"] = late
+        common = pauses.of_all() if cause in RECORDED else None
+        if common is not None:
+            costs[f"shared.{cause}"] = common
+    return costs
+
+
+@dataclass(frozen=True)
+class _Pauses:
+    """One kind of work in the cycles of one recording, in order of steps; N cycles, R ranks, ns."""
+
+    source: RareSource
+    components: Components
+
+    @property
+    def graph(self) -> Graph:
+        return self.source.graph
+
+    @cached_property
+    def order(self) -> Ints:
+        """Places of the cycles, group by group, in order of steps."""
+        order: Ints = np.argsort(np.concatenate([group.steps for group in self.graph.groups]), kind="stable")
+        return order
+
+    @cached_property
+    def steps(self) -> Ints:
+        """[N]"""
+        steps: Ints = np.concatenate([group.steps for group in self.graph.groups])[self.order]
+        return steps
+
+    @cached_property
+    def duration(self) -> Array:
+        """[N]"""
+        return self._ordered([group.duration for group in self.graph.groups])
+
+    @cached_property
+    def _work(self) -> list[Array]:
+        """[N, K, R] per group."""
+        columns = [INDEX[component] for component in self.components]
+        return [group.work[..., columns].sum(axis=-1) for group in self.graph.groups]
+
+    @cached_property
+    def own(self) -> Array:
+        """[N, R]: all of this work."""
+        return self._ordered([work.sum(axis=1) for work in self._work])
+
+    @cached_property
+    def beyond(self) -> Array:
+        """[N, R]: what is beyond the rank's usual work in the same segments."""
+        return self._ordered([_beyond_usual(work).sum(axis=1) for work in self._work])
+
+    @cached_property
+    def delayed(self) -> Array:
+        """[N, R]: the part of it by which the rank was the later at its next synchronisation."""
+        return self._ordered(
+            [_delayed(group, work) for group, work in zip(self.graph.groups, self._work, strict=True)]
         )
-        own = cycles.ordered([part.sum(axis=1) for part in work])
-        spike = _outliers(delayed, over, cycles)
-        accused = one_sided(spike, delayed, cycles.steps)
-        accused &= accused.sum(axis=0) >= FEWEST_SPIKES
-        if accused.any():
-            positions = [int(r) for r in np.flatnonzero(accused.any(axis=0))]
-            late[kind] = _price(
-                graph, cycles, np.where(accused, delayed, 0.0).max(axis=1), own, positions, names, lines
-            )
-        if kind in RECORDED:
-            together = np.where(_outliers(over, over, cycles), over, 0.0)
-            world = together.shape[1]
-            everywhere = np.sort(together, axis=1)[:, (world - 1) // 2]
-            scattered = np.where(accused.any(), 0.0, np.where(spike, delayed, 0.0).max(axis=1))
-            amount = np.maximum(everywhere, scattered)
-            if (amount > 0).sum() >= FEWEST_SPIKES:
-                common[kind] = _price(graph, cycles, amount, own, None, names, lines)
-    return late, common
 
+    @cached_property
+    def pauses(self) -> Mask:
+        """[N, R] where a rank was delayed by far more than it scatters."""
+        return self._outliers(self.delayed)
 
-def merged(
-    late: LateFacts, shared: SharedFacts, rare: tuple[Mapping[str, Cost], Mapping[str, Cost]], mean_ms: float
-) -> tuple[LateFacts, SharedFacts]:
-    """Facts of the window with those of the whole run. Of the same kind of work the larger cost stands, never
-    both; all lateness grows by what was added."""
-    for kind, cost in rare[0].items():
-        known = getattr(late, kind)
-        known_ms = 0.0 if known is None else known.ms_per_step
-        if known_ms < cost.ms_per_step:
-            total = late.total or msgspec.structs.replace(cost, ranks=None, ms_per_step=0.0)
-            whole_ms = total.ms_per_step + cost.ms_per_step - known_ms
-            changed = {kind: cost, "total": _of_length(total, whole_ms, mean_ms)}
-            late = msgspec.structs.replace(late, **changed)
-    for kind, cost in rare[1].items():
-        known = getattr(shared, kind)
-        if known is None or known.ms_per_step < cost.ms_per_step:
-            shared = msgspec.structs.replace(shared, **{kind: cost})
-    return late, shared
+    @cached_property
+    def carried(self) -> Mask:
+        """[N, R] the pauses of few ranks, by which the others are not struck as often."""
+        carried = one_sided(self.pauses, self.delayed, self.steps)
+        carried &= carried.sum(axis=0) >= FEWEST_SPIKES
+        return carried
 
+    def of_stragglers(self) -> Cost | None:
+        """What pauses of few ranks cost; None where there are none."""
+        if not self.carried.any():
+            return None
+        positions = np.flatnonzero(self.carried.any(axis=0)).tolist()
+        return self._cost(np.where(self.carried, self.delayed, 0.0).max(axis=1), positions)
 
-def _of_length(cost: Cost, ms: float, mean_ms: float) -> Cost:
-    return msgspec.structs.replace(
-        cost, ms_per_step=ms, share=ms / mean_ms, speedup=mean_ms / max(mean_ms - ms, 1e-3)
-    )
+    def of_all(self) -> Cost | None:
+        """What pauses cost that meet all ranks together, or now this one, now that one; None where there are too few."""
+        together = np.where(self._outliers(self.beyond), self.beyond, 0.0)
+        middle = (together.shape[1] - 1) // 2
+        everywhere = np.sort(together, axis=1)[:, middle]
+        scattered = np.where(self.pauses, self.delayed, 0.0).max(axis=1) * (not self.carried.any())
+        amount = np.maximum(everywhere, scattered)
+        return self._cost(amount, None) if (amount > 0).sum() >= FEWEST_SPIKES else None
 
+    def _ordered(self, parts: Sequence[Array]) -> Array:
+        """Values per group, joined and put in order."""
+        joined: Array = np.concatenate(parts)[self.order]
+        return joined
 
-def _beyond_usual(work: Array) -> Array:
-    """[N, R] of [N, K, R]: beyond what the rank usually spends in the same segment."""
-    over: Array = np.clip(work - np.median(work, axis=0), 0, None).sum(axis=1)
-    return over
+    def _outliers(self, amount: Array) -> Mask:
+        """[N, R] where it is far beyond the rank's own scatter, and no small part of the step."""
+        scatter = scatter_of(self.beyond - np.median(self.beyond, axis=0))
+        outliers: Mask = amount > np.maximum(
+            SPIKE_SIGMAS * scatter, SPIKE_SHARE * float(np.median(self.duration))
+        )
+        return outliers
 
-
-def _delayed(group: CycleGroup, work: Array) -> Array:
-    """[N, R]: the part of it by which the rank was later at its next meeting than it usually is."""
-    middle = nan_median(group.arrival, axis=2, keepdims=True)
-    if group.arrival.shape[2] == 2:
-        middle = np.nanmin(group.arrival, axis=2, keepdims=True)
-    late = group.arrival - middle
-    late = np.nan_to_num(late - nan_median(late, axis=0))
-    over = np.clip(work - np.median(work, axis=0), 0, None)
-    delayed: Array = np.clip(np.minimum(over, late), 0, None).sum(axis=1)
-    return delayed
-
-
-def _outliers(amount: Array, over: Array, cycles: _Cycles) -> NDArray[np.bool_]:
-    """[N, R] where it is far beyond the rank's own scatter, and no small part of the step."""
-    scatter = scatter_of(over - np.median(over, axis=0))
-    least = np.maximum(SPIKE_SIGMAS * scatter, SPIKE_SHARE * float(np.median(cycles.duration)))
-    found: NDArray[np.bool_] = amount > least
-    return found
+    def _cost(self, amount: Array, positions: list[int] | None) -> Cost:
+        """``amount`` [N] ns that was lost in each cycle, 0 where nothing happened."""
+        mean_ns = self.graph.mean_cycle_ns
+        gain_ns = float(amount.mean()) * lost_share(self.duration, amount)
+        hit = amount > 0
+        everyone = range(len(self.graph.ranks))
+        concerned = list(everyone) if positions is None else positions
+        others = [] if positions is None else [rank for rank in everyone if rank not in positions]
+        return Cost(
+            ms_per_step=gain_ns / 1e6,
+            share=gain_ns / mean_ns,
+            speedup=mean_ns / max(mean_ns - gain_ns, 1.0),
+            ranks=None if positions is None else [self.graph.ranks[p] for p in positions],
+            own_ms=float(self.own[:, concerned].mean()) / 1e6,
+            typical_ms=float(np.median(self.own[:, others].mean(axis=0))) / 1e6 if others else None,
+            occurrence_ms=float(np.median(amount[hit])) / 1e6,
+            **persistence(self.steps, hit).as_facts(),
+            where=self.source.lines.work(self.components, positions, self.steps[hit]),
+        )
 
 
 def lost_share(duration: Array, amount: Array) -> float:
     """Share of the stops ([N] ns, 0 where there is none) by which the steps ([N] ns) became longer."""
     usual = float(np.median(duration[amount <= 0])) if (amount <= 0).any() else float(np.median(duration))
-    places = np.flatnonzero(amount > 0)
+    stops = np.flatnonzero(amount > 0)
     shares = []
-    for place, following in zip(places, [*places[1:], len(duration)], strict=True):
-        behind = int(np.ceil(_CATCHES_UP * float(amount[place]) / max(usual, 1.0)))
-        until = min(place + 1 + _FOLLOWERS + behind, following, len(duration))
-        shares.append(float((duration[place:until] - usual).sum()) / float(amount[place]))
+    for stop, following in zip(stops, [*stops[1:], len(duration)], strict=True):
+        behind = int(np.ceil(_TUNING.catches_up * float(amount[stop]) / max(usual, 1.0)))
+        until = min(stop + 1 + _TUNING.followers + behind, following, len(duration))
+        shares.append(float((duration[stop:until] - usual).sum()) / float(amount[stop]))
     return float(np.clip(np.median(shares), 0.0, 1.0)) if shares else 0.0
 
 
-def _price(
-    graph: Graph,
-    cycles: _Cycles,
-    amount: Array,
-    own: Array,
-    positions: list[int] | None,
-    names: tuple[str, ...],
-    lines: Lines,
-) -> Cost:
-    mean_ns = graph.mean_cycle_ns
-    gain_ns = float(amount.mean()) * lost_share(cycles.duration, amount)
-    hit = amount > 0
-    when = persistence(cycles.steps, hit)
-    ranks = list(range(len(graph.ranks)))
-    culprits = ranks if positions is None else positions
-    others = [] if positions is None else [r for r in ranks if r not in positions]
-    return Cost(
-        ms_per_step=gain_ns / 1e6,
-        share=gain_ns / mean_ns,
-        speedup=mean_ns / max(mean_ns - gain_ns, 1.0),
-        ranks=None if positions is None else [graph.ranks[p] for p in positions],
-        own_ms=float(own[:, culprits].mean()) / 1e6,
-        typical_ms=float(np.median(own[:, others].mean(axis=0))) / 1e6 if others else None,
-        occurrence_ms=float(np.median(amount[hit])) / 1e6,
-        **when.as_facts(),
-        where=lines.work(names, positions, cycles.steps[hit]),
-    )
+def _beyond_usual(work: Array) -> Array:
+    """[N, K, R]: beyond what the rank usually spends in the same segment."""
+    beyond: Array = np.clip(work - np.median(work, axis=0), 0, None)
+    return beyond
+
+
+def _delayed(group: CycleGroup, work: Array) -> Array:
+    """[N, R]: the part of what is beyond the usual by which the rank was later at its next synchronisation than usually."""
+    middle = nan_median(group.arrival, axis=2, keepdims=True)
+    if group.arrival.shape[2] == 2:
+        middle = np.nanmin(group.arrival, axis=2, keepdims=True)
+    late = group.arrival - middle
+    late = np.nan_to_num(late - nan_median(late, axis=0))
+    delayed: Array = np.clip(np.minimum(_beyond_usual(work), late), 0, None).sum(axis=1)
+    return delayed

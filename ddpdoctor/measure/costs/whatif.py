@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from ddpdoctor.measure.attribution import Excess, component
-from ddpdoctor.measure.facts import BucketFacts, WhatIfFacts
+from ddpdoctor.measure.facts import WhatIfFacts
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.replay import (
@@ -26,7 +26,15 @@ from ddpdoctor.measure.replay import (
     without_waiting,
     without_work,
 )
-from ddpdoctor.measure.taxonomy import WAITING_FOR_DATA, SyncKind
+from ddpdoctor.measure.taxonomy import WAITING_FOR_DATA, Component, SyncKind
+
+from .context import Context, MessageCost
+
+_LATENCY_FROM_BYTES = 1 << 20
+"""Of messages that all have about one size, latency and bytes cannot be told apart; from this size on, bytes are
+what takes time."""
+_TWICE = 2.0
+"""How much faster a link is in the scenario of that name."""
 
 
 def _mean(lengths: list[Array]) -> float | None:
@@ -36,15 +44,15 @@ def _mean(lengths: list[Array]) -> float | None:
 def faster_link(graph: Graph, times: float, latency_ns: float) -> float | None:
     """Mean step, ns, on a link ``times`` as fast: each collective but barriers keeps its latency, and its other
     time is divided by ``times``. None where nothing was matched."""
-    found = []
+    lengths = []
     for group in graph.groups:
         parts = parts_of(group)
         for k, sync in enumerate(group.syncs):
             if sync.kind != SyncKind.BARRIER:
                 fixed = np.minimum(parts[k].transfer, latency_ns)
                 parts[k] = replace(parts[k], transfer=fixed + (parts[k].transfer - fixed) / times)
-        found.append(length_ns(group, parts))
-    return _mean(found)
+        lengths.append(length_ns(group, parts))
+    return _mean(lengths)
 
 
 def perfect_overlap(graph: Graph) -> float | None:
@@ -52,15 +60,15 @@ def perfect_overlap(graph: Graph) -> float | None:
     transfers, and no step is shorter than that. None where no gradients are reduced."""
     if not any(sync.kind == SyncKind.GRADIENTS for group in graph.groups for sync in group.syncs):
         return None
-    found = []
+    lengths = []
     for group in graph.groups:
         parts = parts_of(group)
         hidden = [replace(p, transfer=np.zeros_like(p.transfer)) if p.gradients else p for p in parts]
         busy = np.zeros_like(group.begin)
         for part in parts:
             busy[:, part.members] += part.transfer[:, None] * part.gradients
-        found.append(np.maximum(length_ns(group, hidden), busy.max(axis=1)))
-    return _mean(found)
+        lengths.append(np.maximum(length_ns(group, hidden), busy.max(axis=1)))
+    return _mean(lengths)
 
 
 def with_buckets(
@@ -72,7 +80,7 @@ def with_buckets(
     bytes at the beginning of the backward pass, ``backward_ns`` before its last bucket. None where sizes are not
     known.
     """
-    found = []
+    lengths = []
     for group in graph.groups:
         parts = parts_of(group)
         chosen = [p for p in parts if p.gradients]
@@ -85,8 +93,8 @@ def with_buckets(
                 built.append(part)
             elif part.holds:
                 built += _cut(runs[part.run], bucket_bytes, latency_ns, bytes_per_ns, backward_ns)
-        found.append(length_ns(group, built))
-    return _mean(found)
+        lengths.append(length_ns(group, built))
+    return _mean(lengths)
 
 
 def _cut(
@@ -129,9 +137,9 @@ def without_components(graph: Graph, names: Sequence[str]) -> float | None:
     return float(replay_all(graph, [without_work(removed)]).mean())
 
 
-def nobody_late(graph: Graph, found: Excess) -> float | None:
+def nobody_late(graph: Graph, attribution: Excess) -> float | None:
     """Mean step, ns, if the accused ranks did no more than the others; None where nobody is accused."""
-    removed = [amount.sum(axis=-1) for amount in found.amount]
+    removed = [amount.sum(axis=-1) for amount in attribution.amount]
     if not any(part.any() for part in removed):
         return None
     return float(replay_all(graph, [without_work(removed)]).mean())
@@ -155,21 +163,21 @@ def reduced_again(group: CycleGroup, k: int) -> bool:
     )
 
 
-def without_reductions(graph: Graph, synced_ns: Sequence[float] | None = None) -> list[Change]:
+def without_reductions(graph: Graph, synced_ns: Sequence[float] = ()) -> list[Change]:
     """Takes out the reductions that are done again later in the step, with what they cost the training thread of each rank
-    before its arrival: ``synced_ns`` by position, 0 where unknown (see :mod:`.reducer`)."""
-    if synced_ns is None or not any(synced_ns):
+    before its arrival: ``synced_ns`` by position, 0 where unknown, see :class:`~.context.ReducerCosts`."""
+    if not any(synced_ns):
         return [without_meeting(reduced_again)]
     own = np.array(synced_ns)
     removed = []
     for group in graph.groups:
         chosen = np.array([reduced_again(group, k) for k in range(len(group.syncs))])
-        backward = np.clip(component([group.work], "backward")[0], 0, None)
+        backward = np.clip(component([group.work], Component.BACKWARD)[0], 0, None)
         removed.append(np.minimum(backward, own) * chosen[None, :, None])
     return [without_meeting(reduced_again), without_work(removed)]
 
 
-def no_sync(graph: Graph, synced_ns: Sequence[float] | None = None) -> float | None:
+def no_sync(graph: Graph, synced_ns: Sequence[float] = ()) -> float | None:
     """Mean step, ns, if only the last micro-batch's gradients were reduced (DDP's ``no_sync``). None where that is
     so already. ``synced_ns`` as in :func:`without_reductions`."""
     if not any(reduced_again(group, k) for group in graph.groups for k in range(len(group.syncs))):
@@ -177,44 +185,41 @@ def no_sync(graph: Graph, synced_ns: Sequence[float] | None = None) -> float | N
     return float(replay_all(graph, without_reductions(graph, synced_ns)).mean())
 
 
-_LATENCY_FROM_BYTES = 1 << 20
-"""Of messages that all have about one size, latency and bytes cannot be told apart; from this size on, bytes are
-what takes time."""
-
-
 def what_if_facts(
-    graph: Graph,
-    found: Excess,
-    window_graph: Graph | None,
-    buckets: BucketFacts,
-    latency_us: float | None,
-    rate: float | None,
-    synced_ns: Sequence[float] | None = None,
+    context: Context, window_graph: Graph | None, favoured_cap_bytes: float | None
 ) -> WhatIfFacts:
-    """All scenarios. ``graph`` is the one that speaks for the job; the transfers of single buckets are known in
-    ``window_graph`` only, whose gains are taken as shares. ``latency_us`` and ``rate`` (bytes per ns) are those
-    of its messages; ``synced_ns`` as in :func:`without_reductions`."""
+    """All scenarios. The transfers of single buckets are known in ``window_graph`` only, whose gains are taken as shares of
+    the step as the graph that speaks has it."""
+    graph = context.graph
     if not graph.groups:
         return WhatIfFacts()
-    link = overlap = favoured = None
+    link_ns = overlap_ns = favoured_ns = None
+    scale = 1.0
     if window_graph is not None and window_graph.matched and window_graph.groups:
         scale = graph.mean_cycle_ns / window_graph.mean_cycle_ns
-        latency_ns = _latency_ns(window_graph, latency_us, rate)
-        overlap = _scaled(perfect_overlap(window_graph), scale)
+        latency_ns = _latency_ns(window_graph, context.message)
+        overlap_ns = perfect_overlap(window_graph)
         if latency_ns is not None:
-            link = _scaled(faster_link(window_graph, 2.0, latency_ns), scale)
-        if latency_ns is not None and rate is not None and buckets.favoured_cap_bytes and buckets.backward_ms:
-            other = (buckets.favoured_cap_bytes, latency_ns, rate, buckets.backward_ms * 1e6)
-            favoured = _scaled(with_buckets(window_graph, *other), scale)
+            link_ns = faster_link(window_graph, _TWICE, latency_ns)
+            favoured_ns = _favoured(context, window_graph, favoured_cap_bytes, latency_ns)
     return WhatIfFacts(
-        nobody_late_ms=_scaled(nobody_late(graph, found)),
+        nobody_late_ms=_scaled(nobody_late(graph, context.attribution)),
         instant_data_ms=_scaled(instant_data(graph)),
         no_barriers_ms=_scaled(no_barriers(graph)),
-        no_sync_ms=_scaled(no_sync(graph, synced_ns)),
-        perfect_overlap_ms=overlap,
-        link_twice_as_fast_ms=link,
-        favoured_buckets_ms=favoured,
+        no_sync_ms=_scaled(no_sync(graph, context.reducer.synced_ns)),
+        perfect_overlap_ms=_scaled(overlap_ns, scale),
+        link_twice_as_fast_ms=_scaled(link_ns, scale),
+        favoured_buckets_ms=_scaled(favoured_ns, scale),
     )
+
+
+def _favoured(
+    context: Context, window_graph: Graph, cap_bytes: float | None, latency_ns: float
+) -> float | None:
+    rate, backward_ms = context.message.bytes_per_ns, context.buckets.backward_ms
+    if rate is None or not cap_bytes or not backward_ms:
+        return None
+    return with_buckets(window_graph, cap_bytes, latency_ns, rate, backward_ms * 1e6)
 
 
 def _scaled(step_ns: float | None, scale: float = 1.0) -> float | None:
@@ -222,13 +227,16 @@ def _scaled(step_ns: float | None, scale: float = 1.0) -> float | None:
     return None if step_ns is None else step_ns * scale / 1e6
 
 
-def _latency_ns(graph: Graph, latency_us: float | None, rate: float | None) -> float | None:
-    if latency_us is None or rate is not None:
-        return None if latency_us is None else latency_us * 1e3
+def _latency_ns(graph: Graph, message: MessageCost) -> float | None:
+    """ns of a message of no bytes, None where it is not known."""
+    if message.latency_us is None:
+        return None
+    if message.bytes_per_ns is not None:
+        return message.latency_us * 1e3
     sizes = [
-        g.message_bytes[:, k]
-        for g in graph.groups
-        for k, sync in enumerate(g.syncs)
+        group.message_bytes[:, k]
+        for group in graph.groups
+        for k, sync in enumerate(group.syncs)
         if sync.kind == SyncKind.GRADIENTS
     ]
     return 0.0 if sizes and np.median(np.concatenate(sizes)) >= _LATENCY_FROM_BYTES else None

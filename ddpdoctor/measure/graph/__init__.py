@@ -13,14 +13,18 @@ from .hostpace import pace_ns
 from .loaderpace import latent_in_windows
 from .operators import operator_shares, python_parts
 from .reckoning import LEFT_OUT, all_set_aside, measured_steps, recorded_steps
+from .speaking import Graphs, Speaker, build_graphs
 
 __all__ = [
     "LEFT_OUT",
     "CycleGroup",
     "Graph",
+    "Graphs",
     "RankSteps",
+    "Speaker",
     "Sync",
     "all_set_aside",
+    "build_graphs",
     "graph_of_logs",
     "graph_of_windows",
     "latent_in_windows",

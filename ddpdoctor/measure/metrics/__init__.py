@@ -13,6 +13,7 @@ from .bandwidth import (
     transfers,
 )
 from .breakdown import critical_breakdown, cycle_breakdown, rank_breakdown
+from .bucketsettings import bucket_settings
 from .links import slow_link_ranks
 from .machines import gpu_telemetry, host_facts, telemetry_series
 from .of_windows import (
@@ -34,6 +35,7 @@ __all__ = [
     "SLOW_STEP",
     "bandwidth_points",
     "bucket_facts",
+    "bucket_settings",
     "bus_factor",
     "canonical",
     "communication_facts",

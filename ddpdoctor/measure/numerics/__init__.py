@@ -4,7 +4,7 @@ In: numpy arrays. Out: numpy arrays and numbers. Each function says its formula,
 needed twice and would hold for any time series lives here, so that the rooms above speak of ranks and steps only.
 """
 
-from .arrays import Array
+from .arrays import Array, Ints, Mask
 from .chance import (
     LEAST_PLACE,
     MOSTLY,
@@ -31,7 +31,7 @@ from .intervals import (
     union,
 )
 from .medians import nan_median, running_median
-from .persistence import persistence
+from .persistence import Persistence, persistence
 
 __all__ = [
     "EMPTY",
@@ -40,6 +40,9 @@ __all__ = [
     "RULED_OUT",
     "Array",
     "Intervals",
+    "Ints",
+    "Mask",
+    "Persistence",
     "Value",
     "by_chance",
     "clip",

@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.attribution import excess
-from ddpdoctor.measure.costs import Pricing, no_sync
+from ddpdoctor.measure.costs import Context, ReducerCosts, no_sync, price_all, shared_facts
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.metrics import reducer_work, search_ms
 from ddpdoctor.measure.metrics.reducer import _SEARCHES
@@ -72,6 +72,11 @@ def test_micro_batches_without_a_reduction_are_not_asked(tmp_path):
     assert reducer_work(logs, windows_of(traces)) == [None, None]
 
 
+def redundant_cost(job, synced_ns=()):
+    context = Context(job, excess(job), NoLines(), reducer=ReducerCosts(synced_ns=tuple(synced_ns)))
+    return shared_facts(price_all(context)).redundant_sync
+
+
 @pytest.mark.parametrize("synced_ms", [0.0, 1.5])
 def test_a_reduction_too_many_is_priced_with_its_copies(synced_ms):
     """Three micro-batches that all reduce; the job without the first two reductions is known."""
@@ -89,7 +94,7 @@ def test_a_reduction_too_many_is_priced_with_its_copies(synced_ms):
     own = [synced_ms * MS] * world
     saved_ms = (job.mean_cycle_ns - fixed.mean_cycle_ns) / MS
     assert saved_ms == pytest.approx(2 * (3.0 + synced_ms))
-    cost = Pricing(job, excess(job), NoLines(), own).shared().redundant_sync
+    cost = redundant_cost(job, own)
     assert cost.ms_per_step == pytest.approx(saved_ms)
     assert no_sync(job, own) == pytest.approx(fixed.mean_cycle_ns)
 
@@ -104,7 +109,7 @@ def test_reductions_before_steps_of_two_optimizers_are_all_needed():
             for n, after in micros
         ]
         job = graph_of(cycles_of(syncs, work, 3.0))
-        assert (Pricing(job, excess(job), NoLines()).shared().redundant_sync is not None) == redundant
+        assert (redundant_cost(job) is not None) == redundant
         assert (no_sync(job) is not None) == redundant
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.hook.environment import HookOptions
-from ddpdoctor.measure.costs import rare_costs
+from ddpdoctor.measure.costs import RareSource, rare_costs
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.graph import graph_of_logs
@@ -60,8 +60,8 @@ def test_a_device_that_is_slower_now_and_then(tmp_path) -> None:
     logs = logs_of(tmp_path, "seldom")
     timed = in_device_time(logs)
     assert timed is not None
-    beside, _ = rare_costs(graph_of_logs(timed), LogLines(timed), RARE_ON_DEVICE)
-    for compute in (measure(logs, [], {}).facts.late.compute, beside["compute"]):
+    beside = rare_costs(RareSource(graph_of_logs(timed), LogLines(timed), RARE_ON_DEVICE))
+    for compute in (measure(logs, [], {}).facts.late.compute, beside["late.compute"]):
         assert compute is not None and compute.ranks == [1]
         assert compute.occurrence_ms == pytest.approx(18.0, abs=3.0)
         assert compute.ms_per_step == pytest.approx(18.0 / 8, abs=0.6)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.measure.attribution import excess
-from ddpdoctor.measure.costs import Pricing, refine
+from ddpdoctor.measure.costs import Context, late_facts, late_work
 from tests.measure.made import NoLines, graph_of, on, simple
 
 WORLD = 4
@@ -16,7 +16,7 @@ def refined(
 ):
     group = simple(WORLD, jitter=0.01, **components_ms).groups[0]
     graph = graph_of(group, samples=samples, elements=elements, run_delay_ms=run_delay_ms, cpu_ms=cpu_ms)
-    late = refine(Pricing(graph, excess(graph), NoLines()).late(), graph, throttled)
+    late = late_facts(late_work(Context(graph, excess(graph), NoLines(), throttled_ranks=throttled)))
     return {
         name: getattr(late, name)
         for name in late.__struct_fields__

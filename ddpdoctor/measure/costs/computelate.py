@@ -1,50 +1,58 @@
-"""Splitting a late rank's extra computation by what goes with it: more samples, lowered clocks, a CPU it had
-to wait for."""
+"""Why a straggler computes longer, by what goes with it: more samples, lowered clocks, a CPU it had to wait for."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
-import msgspec
 import numpy as np
 
-from ddpdoctor.measure.facts import Cost, LateFacts
+from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph, RankSteps
 from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.taxonomy import LateCause
 
-_EVEN = 1.02
-_EXPLAINS = 0.5
-_FEWEST_KNOWN = 2
 Amount = Callable[[RankSteps], Array | None]
 _AMOUNTS: tuple[Amount, ...] = (lambda steps: steps.samples, lambda steps: steps.elements)
 """What tells how much work a rank was given: samples, or elements where samples differ in size."""
 
 
-def refine(late: LateFacts, graph: Graph, throttled: Sequence[int] = ()) -> LateFacts:
-    """Move ``compute`` to ``uneven``, ``throttled`` or ``cpu_starved`` where that explains at least half of
-    it.
+@dataclass(frozen=True)
+class _Tuning:
+    even: float = 1.02
+    """Times the others' amount of work up to which a rank was given as much: batches of a sampler differ by a sample."""
+    explains: float = 0.5
+    """Part of the excess that goes with something, for that to be its cause: most of it, as elsewhere."""
+    fewest_known: int = 2
+    """Steps of which the amount is known."""
+
+
+_TUNING = _Tuning()
+
+
+def cause_of_computing_longer(cost: Cost, graph: Graph, throttled: Sequence[int] = ()) -> LateCause:
+    """``uneven``, ``throttled`` or ``cpu_starved`` where that explains at least half of the cost, else ``compute``.
 
     ``throttled`` are rank numbers whose GPU clocks were lowered for more of the run than the median rank's.
     """
-    cost = late.compute
-    if cost is not None and cost.ranks:
-        amounts = [_more(graph, cost.ranks, of) for of in _AMOUNTS]
-        if any(more is not None and more > _EVEN and _explained_by(cost, more) for more in amounts):
-            return msgspec.structs.replace(late, compute=None, uneven=cost)
-        if set(cost.ranks) & set(throttled):
-            return msgspec.structs.replace(late, compute=None, throttled=cost)
-    if cost is not None and cost.ranks:
-        starved_ms = _extra_run_delay_ms(graph, cost.ranks)
-        if starved_ms is not None and starved_ms >= _EXPLAINS * cost.ms_per_step:
-            return msgspec.structs.replace(late, compute=None, cpu_starved=cost)
-    return late
+    if not cost.ranks:
+        return LateCause.COMPUTE
+    amounts = [_more(graph, cost.ranks, amount) for amount in _AMOUNTS]
+    if any(more is not None and more > _TUNING.even and _explained_by(cost, more) for more in amounts):
+        return LateCause.UNEVEN
+    if set(cost.ranks) & set(throttled):
+        return LateCause.THROTTLED
+    starved_ms = _extra_run_delay_ms(graph, cost.ranks)
+    if starved_ms is not None and starved_ms >= _TUNING.explains * cost.ms_per_step:
+        return LateCause.CPU_STARVED
+    return LateCause.COMPUTE
 
 
 def _explained_by(cost: Cost, more: float) -> bool:
     """Whether time that grows with the amount of work would give at least half of the excess."""
     typical = cost.typical_ms or 0.0
     extra = (cost.own_ms or 0.0) - typical
-    return extra <= 0 or typical * (more - 1.0) >= _EXPLAINS * extra
+    return extra <= 0 or typical * (more - 1.0) >= _TUNING.explains * extra
 
 
 def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float | None:
@@ -61,14 +69,14 @@ def _more(graph: Graph, ranks: Sequence[int], amount: Amount) -> float | None:
     return None
 
 
-def _mean_known(values: np.ndarray) -> float | None:  # type: ignore[type-arg]
+def _mean_known(values: Array) -> float | None:
     known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) >= _FEWEST_KNOWN else None
+    return float(known.mean()) if len(known) >= _TUNING.fewest_known else None
 
 
-def _median_known(values: np.ndarray) -> float | None:  # type: ignore[type-arg]
+def _median_known(values: Array) -> float | None:
     known = values[~np.isnan(values)]
-    return float(np.median(known)) if len(known) >= _FEWEST_KNOWN else None
+    return float(np.median(known)) if len(known) >= _TUNING.fewest_known else None
 
 
 def _extra_run_delay_ms(graph: Graph, ranks: Sequence[int]) -> float | None:

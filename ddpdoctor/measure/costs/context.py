@@ -1,0 +1,79 @@
+"""What pricers may ask: the frozen result of all stages before them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from ddpdoctor.measure.attribution import Excess
+from ddpdoctor.measure.facts import BucketFacts, Cost
+from ddpdoctor.measure.graph import Graph
+from ddpdoctor.measure.sourcelines import Lines
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.taxonomy import Components
+from ddpdoctor.measure.window import Window
+
+from .price import Pricing
+
+Price = Cost | float
+"""A cost; or, of a setting that no replay takes out, plain milliseconds per step."""
+Costs = dict[str, Price]
+"""Path of the fact → what it costs."""
+
+
+@dataclass(frozen=True)
+class RareSource:
+    """Where pauses that come in few steps are looked for, beside the graph that speaks."""
+
+    graph: Graph
+    """Of the whole run."""
+    lines: Lines
+    kinds: dict[str, Components]
+    """Causes of lateness that this graph can tell → their components."""
+
+
+@dataclass(frozen=True)
+class ReducerCosts:
+    """What reducing gradients costs the thread that computes them, by position of the rank; 0 where unknown, ns."""
+
+    synced_ns: tuple[float, ...] = ()
+    """Of one backward pass. Empty: of no rank known."""
+    issue_ns: tuple[float, ...] = ()
+    """Of one bucket, of the ranks of which it is known."""
+
+
+@dataclass(frozen=True)
+class MessageCost:
+    """A message takes ``latency_us`` and its bytes / ``bytes_per_ns``; None where the window did not show it."""
+
+    latency_us: float | None = None
+    bytes_per_ns: float | None = None
+
+
+@dataclass(frozen=True)
+class Context:
+    """A measured run, ready to be priced."""
+
+    graph: Graph
+    """The one that speaks."""
+    attribution: Excess
+    lines: Lines
+    """Of the same recording as ``graph``."""
+    mean_step_ms: float | None = None
+    """Mean measured step as it is told; of the step logs where there are any, though a window may speak of causes."""
+    logs: Sequence[RankLog] = ()
+    windows: Sequence[Window] = ()
+    rare_sources: Sequence[RareSource] = ()
+    throttled_ranks: Sequence[int] = ()
+    """Rank numbers whose devices' clocks were lowered."""
+    reducer: ReducerCosts = field(default_factory=ReducerCosts)
+    buckets: BucketFacts = field(default_factory=BucketFacts)
+    message: MessageCost = field(default_factory=MessageCost)
+    speaks_of_hosts: bool = True
+    """Whether ``graph`` is that of the step logs, in which a busy machine's disturbances of transfers show."""
+
+    @cached_property
+    def pricing(self) -> Pricing:
+        """Replays of ``graph`` as costs."""
+        return Pricing(self.graph, self.lines, short=self.attribution.short)

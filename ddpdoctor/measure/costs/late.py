@@ -1,0 +1,139 @@
+"""What some ranks do longer than the others, so that those wait: each cause with its part of what all of them cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from ddpdoctor.measure.attribution import Excess, component, unseen
+from ddpdoctor.measure.facts import Cost
+from ddpdoctor.measure.numerics import Array, Value, fair_shares
+from ddpdoctor.measure.replay import without_work
+from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, Components, LateCause
+
+from .computelate import cause_of_computing_longer
+from .context import Context, Costs
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    least_share: float = 0.001
+    """A rank whose excess saves less than this share of the step is no straggler: a replay's own error is as large."""
+    same_segments: float = 0.5
+    """Part of two causes' time that must fall into the same segments of the cycle, for one to hide behind the other."""
+    stragglers: float = 0.25
+    """Part of the largest straggler's excess from which on a rank is named beside it."""
+
+
+_TUNING = _Tuning()
+
+
+@dataclass(frozen=True)
+class _Removal:
+    """What of the ranks' work goes with one cause."""
+
+    work: list[Array]
+    """[N, K, R] ns per group."""
+    components: Components
+
+
+def late_work(context: Context) -> Costs:
+    """``late.*`` of what ranks were seen to do longer, and ``late.total``: {} where nobody is late."""
+    if not context.graph.groups:
+        return {}
+    removals = _removals(context)
+    pricing = context.pricing
+    parts = fair_shares(
+        {cause: removal.work for cause, removal in removals.items()},
+        lambda work: float(pricing.gains_ns([without_work(work)]).mean()),
+    )
+    costs = {
+        cause: _cost(context, cause, removal, parts[cause])
+        for cause, removal in removals.items()
+        if parts[cause].part_ns / pricing.mean_ns >= _TUNING.least_share
+    }
+    if not costs:
+        return {}
+    computing = costs.pop(LateCause.COMPUTE, None)
+    if computing is not None:
+        costs[cause_of_computing_longer(computing, context.graph, context.throttled_ranks)] = computing
+    everything = [sum(works) for works in zip(*(of.work for of in removals.values()), strict=True)]
+    costs[LateCause.TOTAL] = pricing.cost([without_work(everything)], everything)
+    return {f"late.{cause}": cost for cause, cost in costs.items()}
+
+
+def _removals(context: Context) -> dict[str, _Removal]:
+    """By cause, what goes with it; causes with which nothing does are left out."""
+    attribution = context.attribution
+    excess = attribution.claimed if _hide_each_other(attribution) else attribution.amount
+    removals = {
+        cause: _Removal(component(excess, *components), components)
+        for cause, components in LATE_COMPONENTS.items()
+    }
+    removals = {cause: of for cause, of in removals.items() if any(work.any() for work in of.work)}
+    before_window = unseen(context.graph, attribution)
+    if before_window is not None:
+        seen = removals.get(LateCause.UNKNOWN)
+        whole = [a + b for a, b in zip(seen.work, before_window, strict=True)] if seen else before_window
+        removals[LateCause.UNKNOWN] = _Removal(whole, LATE_COMPONENTS[LateCause.UNKNOWN])
+    if attribution.in_turn:
+        together = [amount.sum(axis=-1) for amount in attribution.in_turn]
+        components = tuple(c for kind in attribution.turn_kinds for c in LATE_COMPONENTS[kind])
+        removals[LateCause.TURNS] = _Removal(together, components)
+    return removals
+
+
+def _cost(context: Context, cause: str, removal: _Removal, part: Value) -> Cost:
+    attribution, in_turn = context.attribution, cause == LateCause.TURNS
+    told: dict[str, Any] = {}
+    if in_turn:
+        told["period_steps"] = len(context.graph.ranks) if attribution.rotates else None
+        told["kinds"] = list(attribution.turn_kinds)
+    if cause in attribution.stands_out or cause != LateCause.DATA:
+        told["stands_out_in"] = attribution.stands_out.get(cause, [])
+    return context.pricing.cost(
+        [without_work(removal.work)],
+        _when_late(context, cause, removal),
+        removal.components,
+        None if in_turn else _stragglers(removal.work, len(context.graph.ranks)),
+        part=part,
+        **told,
+    )
+
+
+def _stragglers(work: Sequence[Array], world: int) -> list[int]:
+    weight = sum((of_group.sum(axis=(0, 1)) for of_group in work), np.zeros(world))
+    return sorted(np.flatnonzero(weight >= _TUNING.stragglers * weight.max()).tolist())
+
+
+def _when_late(context: Context, cause: str, removal: _Removal) -> list[Array]:
+    """[N, K, R or 1] ns that tell in which cycles a rank is late."""
+    groups = context.graph.groups
+    if cause == LateCause.TURNS:
+        return [np.clip(work.max(axis=2, keepdims=True), 0, None) for work in removal.work]
+    if cause == LateCause.DATA and all(group.on_device for group in groups):
+        # What a rank would wait if others did not hold it up, too, makes it late only where it does wait.
+        waits = component([group.work for group in groups], *removal.components)
+        return [
+            np.minimum(work, np.clip(wait, 0, None)) for work, wait in zip(removal.work, waits, strict=True)
+        ]
+    return removal.work
+
+
+def _hide_each_other(attribution: Excess) -> bool:
+    """Whether two ranks are late for two causes between the same meetings: each is then early by the other's cause, and what
+    it makes up for must not hide its own. (With a meeting in between, that meeting is what costs the time.)"""
+    where: dict[str, tuple[int, Array]] = {}
+    for cause, positions in attribution.culprits.items():
+        claimed = component(attribution.claimed, *LATE_COMPONENTS[cause])
+        per_segment = np.concatenate([of_group[:, :, positions[0]].sum(axis=0) for of_group in claimed])
+        if per_segment.any():
+            where[cause] = positions[0], per_segment / per_segment.sum()
+    return any(
+        one != other and float(np.minimum(here, there).sum()) > _TUNING.same_segments
+        for (one, here), (other, there) in combinations(where.values(), 2)
+    )

@@ -1,0 +1,162 @@
+"""One cause's price: a replay without it, with who, when and where."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from ddpdoctor.measure.attribution import WINDOW_SHARE, component
+from ddpdoctor.measure.facts import Cost, Where
+from ddpdoctor.measure.graph import CycleGroup, Graph
+from ddpdoctor.measure.numerics import Array, Ints, Mask, Persistence, Value, persistence
+from ddpdoctor.measure.replay import Change, replay_all
+from ddpdoctor.measure.sourcelines import Lines
+from ddpdoctor.measure.taxonomy import LATENT, Component, Components, LateCause
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    hit_share: float = 0.02
+    """A cause happens in a cycle when it takes at least this share of the mean cycle: steps of one job differ by as much."""
+    usual_gain: float = 0.4
+    """Quantile of the cycles that counts as what a cycle usually gains: below the median, so that a job that is disturbed
+    in half of its steps is not priced by the disturbance."""
+    pattern: int = 3
+    """Occurrences from which on rules take something for a pattern."""
+
+
+_TUNING = _Tuning()
+
+
+@dataclass(frozen=True)
+class Pricing:
+    """Turns replays of one graph into costs."""
+
+    graph: Graph
+    lines: Lines
+    short: bool = False
+    """A window on devices is all that is known of the job."""
+
+    @cached_property
+    def mean_ns(self) -> float:
+        """Mean cycle, ns."""
+        return self.graph.mean_cycle_ns
+
+    @cached_property
+    def steps(self) -> Ints:
+        """[cycles] step numbers, group by group."""
+        groups = self.graph.groups
+        return np.concatenate([group.steps for group in groups]) if groups else np.empty(0, np.int64)
+
+    @cached_property
+    def measured_ns(self) -> Array:
+        """[cycles] ns: the cycles as they were."""
+        return replay_all(self.graph)
+
+    def gains_ns(self, changes: Sequence[Change]) -> Array:
+        """[cycles] ns that each cycle is shorter with the changes."""
+        gains: Array = self.measured_ns - replay_all(self.graph, changes)
+        return gains
+
+    def cost(
+        self,
+        changes: Sequence[Change],
+        spent: Sequence[Array],
+        components: Components = (),
+        positions: Sequence[int] | None = None,
+        *,
+        usually: bool = False,
+        part: Value | None = None,
+        where: list[Where] | None = None,
+        operation: str | None = None,
+        **told: Any,
+    ) -> Cost:
+        """What the changes save.
+
+        ``spent`` [N, K, R or 1] ns per group is the time that goes into the cause, whose work is of these ``components``,
+        and ``positions`` the stragglers (None: all ranks are concerned). With ``usually`` a cycle gains no more than cycles
+        usually do. ``part`` is the cause's share of what several causes save together. ``where``, ``operation`` and ``told``
+        are fields of the :class:`Cost` that the caller knows better.
+        """
+        gains = self.gains_ns(changes)
+        if usually:
+            gains = np.minimum(gains, np.quantile(gains, _TUNING.usual_gain))
+        gain_ns = max(0.0, float(gains.mean()))
+        per_cycle = np.concatenate([of_group.sum(axis=1).max(axis=1) for of_group in spent])
+        hit = per_cycle > _TUNING.hit_share * self.mean_ns
+        own_ms, typical_ms = self._time_spent_ms(spent, components, positions)
+        return Cost(
+            **{
+                **self._saving(gain_ns, part),
+                "ranks": None if positions is None else [self.graph.ranks[p] for p in positions],
+                "own_ms": own_ms,
+                "typical_ms": typical_ms,
+                "occurrence_ms": float(np.median(per_cycle[hit])) / 1e6 if hit.any() else None,
+                **self._when(hit).as_facts(),
+                "stands_out_in": self._single_steps(components, hit, gain_ns),
+                "where": self._where(components, positions, hit) if where is None else where,
+                "operation": operation or self.lines.operation(components, positions),
+                **told,
+            }
+        )
+
+    def _saving(self, gain_ns: float, part: Value | None) -> dict[str, Any]:
+        """The fields of a cost that say how much it is."""
+        own_ns = gain_ns if part is None else part.part_ns
+        return {
+            "ms_per_step": own_ns / 1e6,
+            "share": own_ns / self.mean_ns,
+            "speedup": self.mean_ns / max(self.mean_ns - gain_ns, 1.0),
+            "alone_ms_per_step": None if part is None else part.first_ns / 1e6,
+            "remaining_ms_per_step": None if part is None else part.last_ns / 1e6,
+        }
+
+    def _when(self, hit: Mask) -> Persistence:
+        order = np.argsort(self.steps, kind="stable")
+        return persistence(self.steps[order], hit[order])
+
+    def _single_steps(self, components: Components, hit: Mask, gain_ns: float) -> list[int]:
+        """Steps of a short window that are told one by one. Checkpoints and waiting for data are recognised by what they are:
+        one is one, however few there are. (A wait for data is told only where it costs enough of the window, and three of
+        them are a pattern like any other.)"""
+        if not self.short or hit.all():
+            return []
+        few = 0 < hit.sum() < _TUNING.pattern and gain_ns >= WINDOW_SHARE * self.mean_ns
+        told = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
+        return sorted(self.steps[hit].tolist()) if told else []
+
+    def _where(self, components: Components, positions: Sequence[int] | None, hit: Mask) -> list[Where]:
+        if not components:
+            return []
+        return self.lines.work(components, positions, self.steps[hit] if hit.any() else self.steps)
+
+    def _time_spent_ms(
+        self, spent: Sequence[Array], components: Components, positions: Sequence[int] | None
+    ) -> tuple[float | None, float | None]:
+        """Mean time per step of the stragglers (or the median rank) and of the median of the others."""
+        if positions is None or not components:
+            means = np.concatenate([of_group.sum(axis=1) for of_group in spent]).mean(axis=0)
+            return float(np.median(means)) / 1e6, None
+        work = np.concatenate([_whole_work(group, components) for group in self.graph.groups]).mean(axis=0)
+        others = [position for position in range(len(self.graph.ranks)) if position not in positions]
+        typical_ms = float(np.median(work[others])) / 1e6 if others else None
+        return float(work[list(positions)].mean()) / 1e6, typical_ms
+
+
+def set_by_hosts(group: CycleGroup, components: Components) -> bool:
+    """Whether these components are devices' waiting for hosts, part of which hides in the wait for other ranks."""
+    return LateCause.HOST in group.latent and set(components) <= set(LATENT[LateCause.HOST])
+
+
+def _whole_work(group: CycleGroup, components: Components) -> Array:
+    """[N, R] ns of these components in the cycle, beside synchronisations too; where hosts set the pace, as each rank would
+    have them by itself."""
+    if set_by_hosts(group, components):
+        by_itself: Array = component([group.work_since], *components)[0].sum(axis=1)
+        return by_itself
+    whole: Array = component([group.work], *components)[0].sum(axis=1)
+    return whole if group.hidden is None else whole + component([group.hidden], *components)[0].sum(axis=1)

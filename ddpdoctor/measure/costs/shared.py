@@ -1,0 +1,178 @@
+"""What all ranks alike spend: work, synchronisations, transfers, waiting for a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddpdoctor.measure.attribution import component
+from ddpdoctor.measure.facts import Cost
+from ddpdoctor.measure.graph import CycleGroup, Graph
+from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.replay import (
+    common_part,
+    idle_after,
+    without_transfer,
+    without_waiting,
+    without_work,
+)
+from ddpdoctor.measure.taxonomy import (
+    LATE_COMPONENTS,
+    SHARED_COMPONENTS,
+    SHARED_SYNCS,
+    SHARED_TRANSFERS,
+    Components,
+    SharedCause,
+    SyncKind,
+)
+
+from .context import Context, Costs
+from .price import set_by_hosts
+from .whatif import reduced_again, without_reductions
+
+USUAL_TRANSFER = 0.4
+"""Quantile of the transfers over the cycles that counts as what the transfer itself needs: as of gains, see ``price``."""
+
+
+def shared_work(context: Context) -> Costs:
+    """``shared.*`` of each kind of work; the first batches of an epoch have a pricer of their own."""
+    if not context.graph.groups:
+        return {}
+    return _known(
+        {
+            cause: common_work(context, components)
+            for cause, components in SHARED_COMPONENTS.items()
+            if cause != SharedCause.DATA_EPOCH_START
+        }
+    )
+
+
+def shared_synchronisations(context: Context) -> Costs:
+    """``shared.*`` of barriers, blocking collectives, hosts' waiting for their devices, and broadcasts of buffers."""
+    if not context.graph.groups:
+        return {}
+    return _known({cause: _without_syncs(context, kind) for cause, kind in SHARED_SYNCS.items()})
+
+
+def exposed_transfers(context: Context) -> Costs:
+    """``shared.*`` of transfers that come back in every step with nothing to hide them."""
+    if not context.graph.groups:
+        return {}
+    return _known({cause: exposed_transfer(context, kind) for cause, kind in SHARED_TRANSFERS.items()})
+
+
+def redundant_reductions(context: Context) -> Costs:
+    """``shared.redundant_sync``: reductions after which the same gradients are reduced again before the optimizer steps."""
+    groups = context.graph.groups
+    chosen = [np.array([reduced_again(group, k) for k in range(len(group.syncs))]) for group in groups]
+    if not any(again.any() for again in chosen):
+        return {}
+    taken = [
+        group.transfer[:, :, None] * again[None, :, None] for group, again in zip(groups, chosen, strict=True)
+    ]
+    changes = without_reductions(context.graph, context.reducer.synced_ns)
+    where = context.lines.syncs([SyncKind.GRADIENTS])
+    return _known({SharedCause.REDUNDANT_SYNC: context.pricing.cost(changes, taken, where=where)})
+
+
+def starved_of_cpu(context: Context) -> Costs:
+    """``shared.cpu_starved``: of each rank's run delay no more than the (lower) median rank has in the same step, spread over
+    its work; in steps in which not all ranks read it, what it usually is."""
+    removed = [_common_run_delay(context.graph, group) for group in context.graph.groups]
+    if not any(delay.any() for delay in removed):
+        return {}
+    return _known({SharedCause.CPU_STARVED: context.pricing.cost([without_work(removed)], removed)})
+
+
+def common_work(context: Context, components: Components) -> Cost | None:
+    """What all ranks spend on this work. Where it takes long now on this rank, now on that one, as chance has it, all of it:
+    else the part that the ranks have in common, without the stragglers' excess."""
+    attribution = context.attribution
+    by_chance = {c for kind in attribution.everybody for c in LATE_COMPONENTS[kind]}
+    everybody = by_chance.issuperset(components)
+    removed, alone = [], []
+    for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
+        work, own, excess = component([*_work_and_alone(group, components), claimed], *components)
+        removed.append(np.clip(work, 0, None) if everybody else common_part(work - excess, own - excess))
+        alone.append(np.clip(own, 0, None) if everybody else common_part(own - excess, own - excess))
+    if not sum(float(work.sum()) for work in removed):
+        return None
+    return context.pricing.cost([without_work(removed, alone)], removed, components)
+
+
+def exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
+    """Exposed transfer that comes back in every step. What goes beyond it in some steps is a disturbance (a busy CPU or
+    link), and no reason to change the job."""
+    taken = [usual_transfer(group, kind) for group in context.graph.groups]
+    if not any(transfer.any() for transfer in taken):
+        return None
+    spent = [transfer[:, :, None] for transfer in taken]
+    return context.pricing.cost([without_transfer(taken)], spent, where=context.lines.syncs([kind]))
+
+
+def usual_transfer(group: CycleGroup, kind: SyncKind = SyncKind.GRADIENTS) -> Array:
+    """[N, K] ns: exposed transfer of this kind of collectives, cut at what it usually takes over the cycles."""
+    exposed = group.transfer if group.exposed is None else group.exposed
+    taken = exposed * np.array([sync.kind == kind for sync in group.syncs])[None, :]
+    usual: Array = np.minimum(taken, np.quantile(taken, USUAL_TRANSFER, axis=0)[None, :])
+    return usual
+
+
+def _without_syncs(context: Context, kind: SyncKind) -> Cost | None:
+    graph, kinds = context.graph, [kind]
+    idle = idle_after(graph, kinds)
+    spent = [
+        _time_inside(group, kinds) + idle_time for group, idle_time in zip(graph.groups, idle, strict=True)
+    ]
+    if not any(time.any() for time in spent):
+        return None
+    return context.pricing.cost(
+        without_waiting(graph, kinds),
+        spent,
+        where=context.lines.syncs(kinds),
+        operation=_names(graph, kinds) or context.lines.operation(kinds, None),
+        # A broadcast is there in every step: what it takes beyond the usual in some is a busy machine.
+        usually=kind == SyncKind.BROADCAST,
+    )
+
+
+def _names(graph: Graph, kinds: Sequence[str]) -> str | None:
+    names = {sync.name for group in graph.groups for sync in group.syncs if sync.kind in kinds}
+    return ", ".join(sorted(names)) or None
+
+
+def _time_inside(group: CycleGroup, kinds: Sequence[str]) -> Array:
+    """[N, K, R] ns inside synchronisations of these kinds, waiting included."""
+    inside = np.nan_to_num(group.end - group.arrival)
+    if group.beside is not None:
+        inside = np.clip(inside - group.beside, 0, None)
+    chosen = np.array([sync.kind in kinds for sync in group.syncs])
+    time: Array = inside * chosen[None, :, None]
+    return time
+
+
+def _work_and_alone(group: CycleGroup, components: Components) -> tuple[Array, Array]:
+    """[N, K, R, C] ns: the work, and as each rank would have it by itself. Where hosts set the pace, what devices wait for them
+    beside a synchronisation counts as well."""
+    if set_by_hosts(group, components):
+        return group.continued(group.work), group.work_since
+    return group.work, group.work_alone
+
+
+def _common_run_delay(graph: Graph, group: CycleGroup) -> Array:
+    """[N, K, R] ns"""
+    by_step = [dict(zip(of.steps.tolist(), of.run_delay.tolist(), strict=True)) for of in graph.steps]
+    delay = np.array([[delays.get(int(step), np.nan) for delays in by_step] for step in group.steps])
+    known = ~np.isnan(delay).any(axis=1)
+    common = np.zeros((len(delay), 1, delay.shape[1]))
+    if known.any():
+        common[known] = common_part(delay[known, None, :], delay[known, None, :])
+        common[~known] = common[known].mean(axis=0)
+    work = np.clip(group.work.sum(axis=3), 0, None)
+    spread: Array = work * np.minimum(1.0, common / np.maximum(work.sum(axis=1, keepdims=True), 1.0))
+    return spread
+
+
+def _known(costs: dict[SharedCause | str, Cost | None]) -> Costs:
+    return {f"shared.{cause}": cost for cause, cost in costs.items() if cost is not None}

@@ -1,0 +1,135 @@
+"""Which recording speaks for the job: the step logs, the profiled window, or the devices' own times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ddpdoctor.measure.steplog import RankLog, in_device_time
+from ddpdoctor.measure.window import Window
+from ddpdoctor.rundir import EventKind
+
+from .from_logs import graph_of_logs
+from .from_windows import graph_of_windows
+from .graph import Graph
+from .operators import operator_shares
+
+
+class Speaker(StrEnum):
+    """The recording whose times are taken for the job's."""
+
+    HOST_LOG = "host-log"
+    DEVICE_LOG = "device-log"
+    WINDOW = "window"
+
+
+_WHY = {
+    Speaker.HOST_LOG: "On a CPU the hosts' clocks tell when work was done, in every step of the run.",
+    Speaker.DEVICE_LOG: "CUDA events tell when the devices did the work of every step, and no profiled window shows more.",
+    Speaker.WINDOW: "A host only issues its device's work: the profiled window shows when it was done.",
+}
+_NO_LOGS = "There are no step logs: the traces are all that was recorded."
+_NO_WINDOW = "No profiled window could be used: the step logs show when hosts issued work to their devices, not when it was done."
+
+
+@dataclass(frozen=True)
+class Graphs:
+    """All graphs of a run, and which of them speaks of causes."""
+
+    speaker: Speaker
+    why: str
+    """A sentence for the user."""
+    speaking: Graph
+    log: Graph | None
+    """Of the step logs; in device time where the devices' own times speak."""
+    window: Graph | None
+    device: Graph | None
+    """Of the step logs in device time, for what slows devices now and then, where those times do not speak themselves."""
+    logs: Sequence[RankLog]
+    """Those behind ``log``."""
+    device_logs: Sequence[RankLog]
+    """Those behind ``device``."""
+    windows: Sequence[Window]
+    operator_shares: Mapping[int, float]
+    """See :func:`operator_shares`."""
+    on_device: bool
+    """Whether the job computes on devices."""
+
+    @property
+    def told(self) -> Graph:
+        """Whose step times are told: the whole run's where there is one."""
+        return self.log if self.log is not None and self.log.groups else self.speaking
+
+    @property
+    def log_speaks(self) -> bool:
+        """Whether the graph that speaks is that of the step logs."""
+        return self.speaking is self.log
+
+    @property
+    def window_speaks(self) -> bool:
+        """Whether lines and operations are those of the window."""
+        return self.speaker is Speaker.WINDOW
+
+    @property
+    def operators_seen(self) -> bool:
+        """Whether the operators outside forward, backward and optimizer were seen, on every rank."""
+        return self.window_speaks or len(self.operator_shares) == len(self.logs)
+
+
+def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
+    """The graphs of logs and windows on one clock, ordered by rank; either may be empty, not both.
+
+    The whole run speaks where the hosts' clocks tell when work was done: jobs on CPUs. With a device the host
+    only issues work, so the profiled window speaks, and the step logs give the step times, settings and
+    source lines. Where the run was timed by CUDA events, it speaks in device time where there is no window, and of
+    what slowed a device outside it.
+    """
+    timed = in_device_time(logs)
+    on_device = timed is not None or any(window.on_device for window in windows) or _on_cuda(logs)
+    window_graph = graph_of_windows(windows)[0] if windows else None
+    shares = operator_shares(logs, windows)
+    device_graph = graph_of_logs(timed) if timed is not None else None
+    window_seen = on_device and window_graph is not None and window_graph.cycles > 0
+    if timed is not None and not window_seen and not _synchronise_on_hosts(logs):
+        speaker, log_graph, own_logs = Speaker.DEVICE_LOG, device_graph, timed
+    else:
+        log_graph, own_logs = (graph_of_logs(logs, shares) if logs else None), list(logs)
+        speaker = Speaker.WINDOW if window_seen or log_graph is None else Speaker.HOST_LOG
+    speaking = window_graph if speaker is Speaker.WINDOW else log_graph
+    assert speaking is not None, "neither step logs nor windows"
+    return Graphs(
+        speaker=speaker,
+        why=_why(speaker, bool(logs), on_device),
+        speaking=speaking,
+        log=log_graph,
+        window=window_graph,
+        device=device_graph if speaker is Speaker.WINDOW else None,
+        logs=own_logs,
+        device_logs=timed or [],
+        windows=windows,
+        operator_shares=shares,
+        on_device=on_device,
+    )
+
+
+def _why(speaker: Speaker, has_logs: bool, on_device: bool) -> str:
+    if speaker is Speaker.WINDOW and not has_logs:
+        return _NO_LOGS
+    if speaker is Speaker.HOST_LOG and on_device:
+        return _NO_WINDOW
+    return _WHY[speaker]
+
+
+def _on_cuda(logs: Sequence[RankLog]) -> bool:
+    return any(str(log.record.info.get("device") or "").startswith("cuda") for log in logs)
+
+
+def _synchronise_on_hosts(logs: Sequence[RankLog]) -> bool:
+    """Whether steps usually hold collectives that Python called, which logs in device time leave out."""
+    calls = [
+        any(event.kind in (EventKind.COLLECTIVE, EventKind.BARRIER) for event in step.events)
+        for log in logs
+        for step in log.steps
+    ]
+    return sum(calls) * 2 > len(calls)
