@@ -1,0 +1,116 @@
+"""The walk "Add a cause" of docs/architecture.md: taxonomy, pricer and rule, and nothing else, in a copy of the package."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[3]
+
+MEMBER = '''
+    LOGGING = "logging"
+    """Writing a log in each step."""
+'''
+PRICER = '''"""Writing a log in each step."""
+
+from ddpdoctor.measure.attribution import component
+from ddpdoctor.measure.replay import without_work
+from ddpdoctor.measure.taxonomy import Component
+
+from .context import Context, Costs
+
+
+def logging_cost(context: Context) -> Costs:
+    """``shared.logging``: for the sake of the example, a quarter of the backward pass."""
+    backward = component([group.work for group in context.graph.groups], Component.BACKWARD)
+    written = [0.25 * work for work in backward]
+    return {"shared.logging": context.pricing.cost([without_work(written)], written, (Component.BACKWARD,))}
+'''
+RULE = """\
+id: host/logging
+title: A log is written in each step
+question: Does the job write a log in each step?
+costs: shared.logging
+headline: Writing a log takes {{ cost.ms_per_step|ms }} of every {{ steps.mean_ms|ms }} step
+explain: Without it a step takes {{ after_ms|ms }}.
+evidence:
+  - {fact: cost.ms_per_step, means: Step time that a replay without it saves}
+fixes:
+  - title: Write it every hundred steps
+    why: Nobody reads it as often.
+    docs: [https://docs.python.org/3/library/logging.html]
+thresholds: {}
+limits: An example.
+tests:
+  - name: 5 of 50 ms
+    facts: {steps: {mean_ms: 50.0}, shared: {logging: {ms_per_step: 5.0}}}
+    fires: true
+    severity: warning
+    says: [Writing a log takes]
+  - name: none
+    facts: {steps: {mean_ms: 50.0}}
+    fires: false
+"""
+
+
+def edit(file: Path, before: str, added: str) -> None:
+    """Put a text in front of the one place where ``before`` stands."""
+    text = file.read_text()
+    assert text.count(before) == 1
+    file.write_text(text.replace(before, added + before))
+
+
+@pytest.fixture
+def package(tmp_path: Path) -> Path:
+    for folder in ("ddpdoctor", "rules"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    return tmp_path
+
+
+def run(package: Path, *arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        cwd=package,
+        env={**os.environ, "PYTHONPATH": str(package), "XDG_CACHE_HOME": str(package / "cache")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout
+
+
+def test_a_cause_is_a_member_a_pricer_and_a_rule(package: Path) -> None:
+    measure = package / "ddpdoctor" / "measure"
+    edit(measure / "taxonomy.py", "\n\nComponents = tuple[Component, ...]", MEMBER)
+    (measure / "costs" / "logcost.py").write_text(PRICER)
+    edit(measure / "costs" / "__init__.py", "from .merge import", "from .logcost import logging_cost\n")
+    edit(
+        measure / "costs" / "__init__.py",
+        "    bucket_costs,\n    unused_parameter_search,\n",
+        "    logging_cost,\n",
+    )
+    (package / "rules" / "host" / "logging.yaml").write_text(RULE)
+
+    run(
+        package,
+        "-m",
+        "ddpdoctor",
+        "analyze",
+        str(ROOT / "fixtures" / "healthy"),
+        "--json",
+        "found.json",
+        "--no-cache",
+    )
+    diagnosis = json.loads((package / "found.json").read_text())
+    (finding,) = [finding for finding in diagnosis["findings"] if finding["rule"] == "host/logging"]
+    cost = diagnosis["facts"]["shared"]["logging"]
+    assert cost["ms_per_step"] > 0 and finding["headline"].startswith("Writing a log takes")
+    code = "from ddpdoctor.diagnose.facts_view import doc_of; print(doc_of('shared.logging'))"
+    assert run(package, "-c", code).strip() == "Writing a log in each step."
