@@ -102,10 +102,10 @@ class Switch:
     """Turns the hook off and on inside a rank."""
 
     def __init__(self) -> None:
-        self.patches = sys.modules["_ddpdoctor.hook.patching"].patches
-        self.session = sys.modules["_ddpdoctor.hook.session"].current
+        self.patches = sys.modules["_ddpdoctor.hook.patching"].torch_patches
+        self.session = sys.modules["_ddpdoctor.hook.recording"].active.session
         services = sys.modules["_ddpdoctor.hook.services"]._running[id(self.session)]
-        self._threads = [(services.sampler, "_sample"), (services.writer, "write_everything")]
+        self._threads = [(services.sampler, "_sample"), (self.session.writer, "_copy")]
         self._bodies = [getattr(owner, name) for owner, name in self._threads]
 
     def off(self) -> None:

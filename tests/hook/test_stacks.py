@@ -9,11 +9,11 @@ import threading
 
 import pytest
 
-from ddpdoctor.hook import stacks
+from ddpdoctor.hook.profiling import stacks
 
 DYING_FRAMES = """
 import sys, threading, time
-from ddpdoctor.hook.stacks import stack_of
+from ddpdoctor.hook.profiling.stacks import stack_of
 
 class SlowEnd:
     def __del__(self):
@@ -40,7 +40,7 @@ print(len(seen) > 100 and max(seen) > 5)
 
 COLLECTED_MEANWHILE = """
 import gc, random, sys, threading, time
-from ddpdoctor.hook.stacks import stack_of
+from ddpdoctor.hook.profiling.stacks import stack_of
 
 class SlowEnd:
     def __del__(self):

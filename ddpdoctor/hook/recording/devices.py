@@ -16,9 +16,11 @@ from collections import deque
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, Deque, List, Optional, Tuple
 
-from .guard import part
-from .patching import guarded
-from .state import active, job_torch
+from ...rundir import LineField
+from ..guard import part
+from ..job import job_torch
+from ..patching import guarded
+from .active import active
 
 if TYPE_CHECKING:
     from .recorder import Recorder
@@ -146,7 +148,8 @@ class Devices:
                 self._anchor_ns += _ns_between(self._anchor, start)
             times = [f'["{name}",{_ns_between(start, event)}]' for name, event in marks[1:]]
             self._recorder.pending.append(
-                f'{{"device":{step},"at":{self._anchor_ns},"times":[{",".join(times)}]}}\n'
+                f"{{{LineField.DEVICE.key}{step}{LineField.DEVICE_START_NS.next_key}{self._anchor_ns}"
+                f"{LineField.DEVICE_TIMES_NS.next_key}[{','.join(times)}]}}\n"
             )
             if self._anchor is not None and self._anchor is not start:
                 self._pool.append(self._anchor)

@@ -1,4 +1,4 @@
-"""Settings read from torch's objects. What a version of torch does not have is None."""
+"""What rank.json says of torch and of its objects in the job. What a version of torch does not have is None."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ import os
 import sys
 from typing import Any, Dict, List, Optional
 
-from .state import job_torch
-from .where import type_name
-
 MOST_RANKS_LISTED = 64
 """Of a process group; a larger one is given by its size."""
+
+
+def job_torch() -> Any:
+    """The job's torch, of whatever version: what it holds is asked for, not assumed."""
+    return sys.modules["torch"]
 
 
 def torch_settings() -> Dict[str, Any]:
@@ -111,7 +113,7 @@ def describe_loader(loader: Any) -> Dict[str, Any]:
     sampler = getattr(loader, "sampler", None)
     batches = getattr(loader, "batch_sampler", None)
     context = getattr(loader, "multiprocessing_context", None)
-    name = type_name(sampler) if not callable(sampler) else type(sampler).__name__
+    name = _type_name(sampler) if not callable(sampler) else type(sampler).__name__
     shuffles = {"RandomSampler": True, "SequentialSampler": False}.get(
         str(name), getattr(sampler, "shuffle", None)
     )
@@ -122,15 +124,22 @@ def describe_loader(loader: Any) -> Dict[str, Any]:
         "batch_size": size if isinstance(size, int) else None, "drop_last": bool(getattr(batches, "drop_last", loader.drop_last)),
         "sampler": name, "shuffle": shuffles if isinstance(shuffles, bool) else None,
         "dataset": type(loader.dataset).__name__, "dataset_length": _length(loader.dataset),
-        "collate": type_name(loader.collate_fn), "in_order": getattr(loader, "in_order", None),
+        "collate": _type_name(loader.collate_fn), "in_order": getattr(loader, "in_order", None),
         "multiprocessing_context": None if context is None else str(context.get_start_method()),
         "batches_per_epoch": _length(batches),
     }  # fmt: skip
 
 
+def _type_name(value: Any) -> Optional[str]:
+    """The name of a function, or of the type of a thing."""
+    if value is None:
+        return None
+    name = getattr(value, "__name__", None)
+    return str(name) if name else type(value).__name__
+
+
 def _length(value: Any) -> Optional[int]:
-    # An iterable dataset's length is left alone: asking for it through the loader changes what torch
-    # warns about.
+    # An iterable dataset's length is left alone: asking for it through the loader changes what torch warns about.
     try:
         return len(value)
     except Exception:

@@ -1,10 +1,8 @@
 """Optimizer steps, seen by torch's own global hooks; only the outermost of nested ones counts.
 
-``ZeroRedundancyOptimizer`` steps an optimizer inside its own step, and a subclass that calls
-``super().step()`` fires twice. An
-optimizer in the backward (``_apply_optimizer_in_backward``) steps once per parameter; all of them together
-count once, at the end
-of the backward. A ``GradScaler`` that skips the step because of an inf is a step without an optimizer step.
+``ZeroRedundancyOptimizer`` steps an optimizer inside its own step, and a subclass that calls ``super().step()`` fires twice.
+An optimizer in the backward (``_apply_optimizer_in_backward``) steps once per parameter; all of them together count once, at
+the end of the backward. A ``GradScaler`` that skips the step because of an inf is a step without an optimizer step.
 """
 
 from __future__ import annotations
@@ -14,14 +12,19 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Optional, Tuple
 
-from . import session
-from .guard import part
-from .patching import Patches, around, guarded
-from .settings import remember_optimizer
-from .state import active, backwards, job_torch
-from .stepping import IN_BACKWARD
+from ...rundir import EventField, EventKind, Mark
+from .. import lifetime
+from ..guard import part
+from ..job import job_torch
+from ..patching import Patches, around, guarded
+from ..recording import IN_BACKWARD, Session, active, backwards
+from . import forwards
 
 _PART = part("optimizer steps")
+
+_OPTIMIZER = EventKind.OPTIMIZER.opening + EventField.OPTIMIZER.next_key
+_CLOSURE = f"{EventField.CLOSURE.next_key}true"
+_SKIPPED = f"{EventKind.OPTIMIZER.opening}{EventField.SKIPPED.next_key}true"
 
 
 class _OpenStep:
@@ -42,24 +45,20 @@ class _OpenStep:
 open_step = _OpenStep()
 
 
-def reset() -> None:
-    """Forget an optimizer step in progress, in a forked child."""
+def _reset() -> None:
     open_step.depth = 0
 
 
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """What torch calls before each step of an optimizer; the caller's caller is the function around that step."""
-    recorder = active.recorder
-    if recorder is None:
-        recorder = session.arm_alone()
-        if recorder is None:
+    current = active.session
+    if current is None:
+        current = lifetime.arm_alone()
+        if current is None:
             return
     frame: Any = sys._getframe(2)
     if open_step.depth and _still_running(frame.f_back):
         open_step.depth += 1
-        return
-    current = session.current
-    if current is None:
         return
     open_step.depth = 1
     open_step.frame = (id(frame), frame.f_code)
@@ -77,10 +76,10 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if current.stepping.boundary.round:
             current.stepping.before_optimizer(id(optimizer))
         if current.models.open:
-            current.models.pause(current)
+            forwards.pause(current)
         if current.devices is not None and current.devices.timing:
             current.devices.mark("opt")
-    open_step.where = recorder.lines.caller() if active.full else ""
+    open_step.where = current.recorder.lines.caller() if active.full else ""
     open_step.start = perf_counter_ns()
 
 
@@ -90,21 +89,20 @@ def _backward_here() -> int:
 
 
 def _still_running(frame: Any) -> bool:
-    """Whether the outermost step is among the callers; it is not when that step raised, and its end was never
-    seen.
-    """
+    """Whether the outermost step is among the callers; it is not when that step raised, and its end was never seen."""
     wanted, code = open_step.frame
-    while frame is not None:
-        if id(frame) == wanted and frame.f_code is code:
+    caller = frame
+    while caller is not None:
+        if id(caller) == wanted and caller.f_code is code:
             return True
-        frame = frame.f_back
+        caller = caller.f_back
     return False
 
 
 def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """And after each that has not raised."""
-    recorder, current = active.recorder, session.current
-    if recorder is None or current is None or not open_step.depth:
+    current = active.session
+    if current is None or not open_step.depth:
         return
     open_step.depth -= 1
     if open_step.depth:
@@ -114,25 +112,33 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         return
     if current.devices is not None and current.devices.timing:
         current.devices.mark("opt_end")
+    recorder = current.recorder
     if active.full and recorder.thread == get_ident():
-        number = remember_optimizer(current, optimizer, open_step.where)
-        begin, closure = (
-            (open_step.nested_end, ',"closure":true') if open_step.nested_end else (open_step.start, "")
-        )
-        recorder.add(begin, end - begin, f'"k":"opt","o":{number}{open_step.where}{closure}')
+        number = _number_of(optimizer, current)
+        begin, closure = (open_step.nested_end, _CLOSURE) if open_step.nested_end else (open_step.start, "")
+        recorder.add(begin, end - begin, f"{_OPTIMIZER}{number}{open_step.where}{closure}")
     current.stepping.after_optimizer(id(optimizer), end)
     if current.models.open:
-        current.models.resume(current, end)
+        forwards.resume(current, end)
 
 
-def end_of_stepping_backward(current: "session.Session", at: int) -> None:
+def _number_of(optimizer: Any, current: Session) -> int:
+    """The number of an optimizer; the line of its first step is the one that rank.json names."""
+    number = current.optimizers.find(optimizer)
+    if number is None:
+        number, where = current.optimizers.count, open_step.where
+        current.optimizers.add(optimizer, int(where.rpartition(":")[2]) if where else None, number)
+    return number
+
+
+def end_of_stepping_backward(current: Session, at: int) -> None:
     """A backward in which optimizers stepped has ended."""
     current.stepping.before_optimizer(IN_BACKWARD)
     current.stepping.after_optimizer(IN_BACKWARD, at)
 
 
 def _before_scaler(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, int]]:
-    current = session.current
+    current = active.session
     if current is None:
         return None
     optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
@@ -142,7 +148,7 @@ def _before_scaler(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, int]]:
 
 def _after_scaler(token: Tuple[Any, int, int], result: Any) -> None:
     optimizer, steps, start = token
-    current = session.current
+    current = active.session
     if current is None or isinstance(result, BaseException) or current.stepping.optimizer_steps != steps:
         return
     if current.recorder.thread != get_ident() or optimizer is None:
@@ -150,8 +156,8 @@ def _after_scaler(token: Tuple[Any, int, int], result: Any) -> None:
     end = perf_counter_ns()
     inner = getattr(optimizer, "optimizer", optimizer)
     current.stepping.before_optimizer(id(inner))
-    current.recorder.add(start, end - start, '"k":"opt","skipped":true')
-    current.recorder.marks.append("optimizer_skipped")
+    current.recorder.add(start, end - start, _SKIPPED)
+    current.recorder.marks.append(Mark.SKIPPED)
     current.stepping.after_optimizer(id(inner), end)
 
 
@@ -160,6 +166,7 @@ def install(patches: Patches) -> None:
     from torch.optim import optimizer as module
 
     global _backward_here
+    lifetime.at_fork.append(_reset)
     told = getattr(job_torch()._C, "_current_graph_task_id", None)
     if told is not None:
         _backward_here, backwards.always = told, False

@@ -1,7 +1,6 @@
 """Whether the job profiles itself: then its profile wins, and ours is never taken.
 
-Opening a window while the job's own profiler is warming up makes the job crash later, and nothing tells that
-it is warming up.
+Opening a window while the job's own profiler is warming up makes the job crash later, and nothing tells that it is warming up.
 So the construction of a profiler, at any time, rules our window out for good.
 """
 
@@ -11,14 +10,6 @@ import os
 import sys
 from typing import Any, Callable, List
 
-from .guard import part
-from .patching import Patches, around
-
-_PART = part("detection of other profilers")
-_CLASSES = {
-    "torch.profiler.profiler": ("_KinetoProfile",),
-    "torch.autograd.profiler": ("profile", "emit_nvtx", "emit_itt"),
-}
 _TOOLS = {
     "NSYS_PROFILING_SESSION_ID": "Nsight Systems",
     "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "Nsight Compute",
@@ -49,23 +40,8 @@ def _python_profiler() -> str:
     return ""
 
 
-def _before(args: Any, kwargs: Any) -> None:
-    seen.append("the job's own " + type(args[0]).__module__ + "." + type(args[0]).__qualname__)
+def constructed(profiler: Any) -> None:
+    """The job builds this one: whoever profiles gives way."""
+    seen.append("the job's own " + type(profiler).__module__ + "." + type(profiler).__qualname__)
     for listener in list(listeners):
         listener()
-
-
-def _after(token: Any, result: Any) -> None:
-    pass
-
-
-def install(patches: Patches) -> None:
-    """Watch the constructors."""
-    import importlib
-
-    for module_name, names in _CLASSES.items():
-        module = importlib.import_module(module_name)
-        for name in names:
-            owner = vars(module).get(name)
-            if owner is not None:
-                patches.attribute(owner, "__init__", around(owner.__init__, _PART, _before, _after))

@@ -1,17 +1,15 @@
-"""``init_process_group`` and ``destroy_process_group``: where a recording begins, and where it must be safe
-on disk.
+"""``init_process_group`` and ``destroy_process_group``: where a recording begins, and where it must be safe on disk.
 
-Gloo sometimes aborts the process in ``destroy_process_group``, and then nothing registered for the exit is
-run.
+Gloo sometimes aborts the process in ``destroy_process_group``, and then nothing registered for the exit is run.
 """
 
 from __future__ import annotations
 
 from typing import Any, Optional
 
-from . import session
-from .guard import part
-from .patching import Patches, around, cell_of
+from .. import lifetime
+from ..guard import part
+from ..patching import Patches, around, cell_of
 
 _PART = part("arming")
 
@@ -25,7 +23,7 @@ def _after_init(token: bool, result: Any) -> None:
 
     if isinstance(result, BaseException) or not dist.is_initialized():
         return
-    session.arm(dist.get_rank(), dist.get_world_size())
+    lifetime.arm(dist.get_rank(), dist.get_world_size())
 
 
 def _before_destroy(args: Any, kwargs: Any) -> Optional[bool]:
@@ -33,12 +31,8 @@ def _before_destroy(args: Any, kwargs: Any) -> Optional[bool]:
     import torch.distributed as dist
 
     if group is None or group is dist.group.WORLD:
-        session.flush()
+        lifetime.flush()
     return None
-
-
-def _nothing(token: bool, result: Any) -> None:
-    pass
 
 
 def install(patches: Patches) -> None:
@@ -53,7 +47,7 @@ def install(patches: Patches) -> None:
         wrapped = around(c10d.init_process_group, _PART, _before_init, _after_init)
         for module in (dist, c10d):
             patches.attribute(module, "init_process_group", wrapped)
-    wrapped = around(c10d.destroy_process_group, _PART, _before_destroy, _nothing)
+    wrapped = around(c10d.destroy_process_group, _PART, _before_destroy)
     for module in (dist, c10d):
         patches.attribute(module, "destroy_process_group", wrapped)
-    session.watch_process()
+    lifetime.watch_process()

@@ -1,6 +1,6 @@
 """The thread that carries what was recorded to the run directory, however slow that is, where nobody else does.
 
-Beside a launcher a process of its own carries, see :mod:`..rundir.carrier`, and no rank touches the run directory: whoever
+Beside a launcher a process of its own carries, see :mod:`...rundir.carrier`, and no rank touches the run directory: whoever
 waits for storage that has stopped answering cannot end. Where ranks have no launcher on their host, as on a cluster of
 Ray's, only this thread does, and the training thread does not wait for it.
 """
@@ -14,9 +14,9 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any, Deque, Dict, Optional
 
-from ..rundir import RANK_FILE, BusyError, DiskBudget, discard, drain, has_carrier, rank_budget, reason_of
-from . import guard
-from .patching import guarded
+from ...rundir import RANK_FILE, BusyError, DiskBudget, discard, drain, has_carrier, rank_budget, reason_of
+from .. import guard
+from ..patching import guarded
 
 if TYPE_CHECKING:
     from .session import Session

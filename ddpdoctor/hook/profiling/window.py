@@ -1,46 +1,41 @@
 """The profiler window: a few steps, the same on all ranks, seen by torch's own profiler.
 
-It is driven through the profiler's low-level functions from the end of a step, on the training thread.
-Nothing is ever
-synchronised: where CUDA is in use the window stays open for one step more, so that the kernels of its last
-step have run.
-
-Collection ends at the end of a step, the profiler is closed at the end of a later one. Gloo's threads note the end of
-each collective in the profiler's memory, which closing it frees: with one still in flight, or its thread merely without
-a CPU at that moment, they write to freed memory (torch 2.13: two ranks that close the profiler right after an
-asynchronous ``all_reduce`` die within 150 tries where freed memory is unmapped, MALLOC_MMAP_THRESHOLD_=8192).
+It is driven from the end of a step, on the training thread. Nothing is ever synchronised: where CUDA is in use the window
+stays open for one step more, so that the kernels of its last step have run. In rank.json it is ``waiting``, ``open``,
+``saving`` and, once its trace is in the run directory, ``saved``; or it is ``skipped``, or ``failed``, and says why.
 """
 
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional
+from typing import Any, Dict, List, Optional
 
-from . import environment, user_profilers
-from .guard import part
-from .state import job_torch
+from ...rundir import Mark
+from .. import environment
+from ..guard import part
+from ..job import job_torch
+from ..recording import LAST_SETTINGS_STEP, Session, Writer
+from . import other_profilers
+from .torch_profiler import (
+    SETTLE_NS,
+    close_profiler,
+    end_collection,
+    node_number,
+    open_profiler,
+    profiler_is_on,
+    settle,
+)
 from .trace_file import TraceJob
 
-if TYPE_CHECKING:
-    from .session import Session
-    from .writer import Writer
-
 _PART = part("profiler window")
-LAST_SETTINGS_STEP = 3
-"""By this step DDP has rebuilt its buckets, and its settings can be read."""
-SETTLE_NS = 1_000_000_000
-"""Between the end of collection and the closing of the profiler, at least, for Gloo's threads to come to an end with the
-collectives that they had begun. 50 ms were too short on a busy machine.
-"""
 BYTES_PER_NODE = 1_000
 """Of compressed trace, for each node of the autograd graph: a cautious estimate, for the limit holds on the written file
 too."""
 
 
-windows: "List[Window]" = []
+windows: List[Window] = []
 """All of this process."""
 
 
@@ -53,7 +48,7 @@ def close_left_open() -> None:
 class Window:
     """Opens, closes and hands over the one profiler window of a recording."""
 
-    def __init__(self, session: "Session", writer: "Writer") -> None:
+    def __init__(self, session: Session, writer: Writer) -> None:
         self.part = _PART
         self._session = session
         self._writer = writer
@@ -80,7 +75,7 @@ class Window:
         session.document["window"] = self._state
         if self._steps is None:
             self._set("skipped", "no steps were asked for")
-        user_profilers.listeners.append(self._give_way)
+        other_profilers.listeners.append(self._give_way)
         windows.append(self)
 
     def _set(self, state: str, why: Optional[str] = None, **more: Any) -> None:
@@ -106,7 +101,7 @@ class Window:
             if threading.get_ident() == self._opener and autograd._profiler_enabled():
                 autograd._enable_record_function(False)
                 try:
-                    _settle(time.monotonic_ns())
+                    settle(time.monotonic_ns())
                 finally:
                     autograd._enable_record_function(True)
                     autograd._disable_profiler()
@@ -120,7 +115,7 @@ class Window:
                 self._close()
         elif state == "waiting":
             if step == self._first - 1:
-                self._nodes = _node_number()
+                self._nodes = node_number()
                 recorder.record_whole()
             elif step >= self._first:
                 self._try_to_open(step)
@@ -128,18 +123,18 @@ class Window:
             if step >= self._stop:
                 self._end(step)
             else:
-                recorder.marks.append("profiled")
+                recorder.marks.append(Mark.PROFILED)
         elif state == "saving" and self._job is not None and not self._job.handed_over:
-            recorder.marks.append("profiler_save")
-        elif step > LAST_SETTINGS_STEP and not user_profilers.seen:
+            recorder.marks.append(Mark.SAVING)
+        elif step > LAST_SETTINGS_STEP and not other_profilers.seen:
             self._session.stepping.listening = False
-        if user_profilers.seen and _profiler_is_on():
-            recorder.marks.append("user_profiler")
+        if other_profilers.seen and profiler_is_on():
+            recorder.marks.append(Mark.USER_PROFILER)
 
     def _try_to_open(self, step: int) -> None:
         recorder = self._session.recorder
-        other = user_profilers.other_tool()
-        if other or _profiler_is_on():
+        other = other_profilers.other_tool()
+        if other or profiler_is_on():
             recorder.always_full = False
             self._set(
                 "skipped", f"{other or 'another profiler'} profiles this job, and its profile goes first"
@@ -153,13 +148,13 @@ class Window:
         self._busy = "opened"
         self._activities = open_profiler()
         self._busy = ""
-        recorder.marks += ["profiler_open", "profiled"]
+        recorder.marks += [Mark.OPENED, Mark.PROFILED]
         if len(self._activities) > 1:
             self._stop += 1
         self._set("open", opened_ns=opened)
 
     def _shorten(self) -> None:
-        nodes = _node_number() - self._nodes
+        nodes = node_number() - self._nodes
         if nodes > 0 and self._first > 0:
             self._step_nodes = nodes
             most = max(1, self._max_bytes // (nodes * BYTES_PER_NODE))
@@ -189,7 +184,7 @@ class Window:
                 why = f"the job was interrupted, as by Ctrl-C, while the profiler was being {interrupted}"
             self._set("failed", why)
             return
-        self._session.recorder.marks.append("profiler_close")
+        self._session.recorder.marks.append(Mark.CLOSED)
         self._set("saving")
         expected = (self._stop - self._first) * self._step_nodes * BYTES_PER_NODE
         self._job = TraceJob(self._session, result, self._max_bytes, self._set, expected)
@@ -198,7 +193,7 @@ class Window:
     def _close_now(self) -> None:
         if not self._ended:
             self._end(self._session.recorder.step)
-        _settle(self._ended)
+        settle(self._ended)
         self._close()
 
     def _give_way(self) -> None:
@@ -230,52 +225,3 @@ class Window:
             self._job.hurry_and_wait(deadline_s + self.closing_s - closed_before_s)
             if self._state["state"] == "saving" and not self._job.handed_over:
                 self._state["why"] = "the job ended before its trace was written"
-
-
-def open_profiler() -> Any:
-    """Start torch's profiler on this thread; the activities that it records."""
-    from torch._C._profiler import _ExperimentalConfig
-
-    torch = job_torch()
-    autograd = torch.autograd
-    activities = {autograd.ProfilerActivity.CPU}
-    if torch.cuda.is_initialized() and torch.cuda.is_available():
-        activities.add(autograd.ProfilerActivity.CUDA)
-    config = autograd.ProfilerConfig(
-        autograd.ProfilerState.KINETO, False, False, False, False, False, _ExperimentalConfig()
-    )
-    autograd._prepare_profiler(config, activities)
-    autograd._enable_profiler(config, activities)
-    return activities
-
-
-def _settle(ended: int) -> None:
-    """Wait until the profiler whose collection ended at ``ended``, monotonic ns, can be closed."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        time.sleep(max(0, ended + SETTLE_NS - time.monotonic_ns()) / 1e9)
-
-
-def end_collection() -> None:
-    """Have the profiler of this thread, which stays open, see no more operators."""
-    # There is also _toggle_collection_dynamic, which warns on the standard error output.
-    job_torch().autograd._enable_record_function(False)
-
-
-def close_profiler(opener: int) -> Any:
-    """Stop torch's profiler if it is on, on the thread that started it; its result, or None."""
-    if threading.get_ident() != opener:
-        return None
-    torch = job_torch()
-    torch.autograd._enable_record_function(True)
-    return torch.autograd._disable_profiler() if torch.autograd._profiler_enabled() else None
-
-
-def _profiler_is_on() -> bool:
-    return bool(job_torch().autograd._profiler_enabled())
-
-
-def _node_number() -> int:
-    """The number of the next node of this thread's autograd graph, 0 where unknown."""
-    get = getattr(job_torch()._C._autograd, "_get_sequence_nr", None)
-    return 0 if get is None else int(get())

@@ -8,9 +8,10 @@ import sys
 import sysconfig
 from itertools import islice
 from types import CodeType, FrameType
-from typing import Any, Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
 
-from ..rundir.packages import is_well_known
+from ...rundir import EventField, LineField
+from ...rundir.packages import is_well_known
 
 T = TypeVar("T")
 
@@ -19,14 +20,19 @@ USER, LIBRARY, HIDDEN, WELL_KNOWN = 0, 1, 2, 3
 installed package that many jobs use, and the few lines that start a command.
 """
 _DEEPEST = 200
+"""Frames of a stack that are looked at: recursion beyond it is not the training loop's."""
 _MOST_LINES = 20_000
+"""Source lines, and places in code, that are remembered, some 200 bytes each: no script steps on as many, but code that is
+generated as the job runs may."""
+_WHERE = EventField.WHERE.next_key
 
 
 def _folders() -> Tuple[Tuple[str, ...], Tuple[str, ...], str]:
+    """What hides a file, by the beginning of its path; where packages are installed; and where their commands are."""
     paths = sysconfig.get_paths()
-    here = os.path.dirname(os.path.abspath(__file__))
+    hook = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     torch = sys.modules.get("torch")
-    hidden = [here, paths["stdlib"], paths["platstdlib"], os.path.dirname(os.__file__)]
+    hidden = [hook, paths["stdlib"], paths["platstdlib"], os.path.dirname(os.__file__)]
     if torch is not None and torch.__file__:
         hidden.append(os.path.dirname(torch.__file__))
     library = paths["purelib"], paths["platlib"]
@@ -85,14 +91,14 @@ class Kinds:
         an installed package, of a well-known one last of all.
         """
         library = well_known = None
-        for code, found in stack:
+        for code, item in stack:
             kind = self.of(code)
             if kind == USER:
-                return found
+                return item
             if kind == LIBRARY and library is None:
-                library = found
+                library = item
             elif kind == WELL_KNOWN and well_known is None:
-                well_known = found
+                well_known = item
         return well_known if library is None else library
 
     def user_frame(self, frame: Optional[FrameType]) -> Optional[FrameType]:
@@ -100,16 +106,15 @@ class Kinds:
         return self.innermost((each.f_code, each) for each in islice(_stack(frame), _DEEPEST))
 
 
-def _stack(frame: Optional[FrameType]) -> Iterator[FrameType]:
+def _stack(innermost: Optional[FrameType]) -> Iterator[FrameType]:
+    frame = innermost
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
 class Lines:
-    """Numbers of source lines. A line's definition goes to ``define`` (one JSON line) before its number is
-    first used.
-    """
+    """Numbers of source lines. A line's definition goes to ``define`` (one JSON line) before its number is first used."""
 
     def __init__(self, kinds: Kinds, define: Callable[[str], None]) -> None:
         self._kinds = kinds
@@ -129,26 +134,26 @@ class Lines:
         known = self._ids[key] = len(self._ids)
         name = code.co_filename
         document = {
-            "where": known,
-            "file": name if name.startswith("<") else os.path.abspath(name),
-            "line": line,
-            "function": getattr(code, "co_qualname", code.co_name),
+            LineField.WHERE: known,
+            LineField.FILE: name if name.startswith("<") else os.path.abspath(name),
+            LineField.LINE: line,
+            LineField.FUNCTION: getattr(code, "co_qualname", code.co_name),
         }
         self._define(json.dumps(document, separators=(",", ":")) + "\n")
         return known
 
     def of_frame(self, frame: Optional[FrameType]) -> Optional[int]:
         """The number of the user's line in the stack that ends in ``frame``; None where no frame of it is."""
-        found = self._kinds.user_frame(frame)
-        return None if found is None else self.id_of(found.f_code, found.f_lineno)
+        users = self._kinds.user_frame(frame)
+        return None if users is None else self.id_of(users.f_code, users.f_lineno)
 
     def of_stack(self, stack: Sequence[Tuple[CodeType, int]]) -> Optional[int]:
         """The same for a stack as pairs of code and line, innermost first."""
-        found = self._kinds.innermost((place[0], place) for place in stack)
-        return None if found is None else self.id_of(*found)
+        users = self._kinds.innermost((place[0], place) for place in stack)
+        return None if users is None else self.id_of(*users)
 
     def caller(self) -> str:
-        """``,"w":number`` for the line of the user's code from which torch was called, or nothing."""
+        """The field of an event that names the line of the user's code from which torch was called, or nothing."""
         # The same as of_frame, in one piece: this is called several times in every step.
         frame: Optional[FrameType] = sys._getframe(2)
         library: Optional[FrameType] = None
@@ -166,28 +171,20 @@ class Lines:
             elif kind == WELL_KNOWN:
                 well_known = well_known or frame
             frame = frame.f_back
-        found = frame or library or well_known
-        if found is None:
+        users = frame or library or well_known
+        if users is None:
             return ""
         # f_lasti is at hand; f_lineno is looked up in the code's line table each time.
-        key = id(found.f_code), found.f_lasti
+        key = id(users.f_code), users.f_lasti
         known = self._texts.get(key)
         if known is None:
-            number = self.id_of(found.f_code, found.f_lineno)
-            known = "" if number is None else f',"w":{number}'
+            number = self.id_of(users.f_code, users.f_lineno)
+            known = "" if number is None else f"{_WHERE}{number}"
             if len(self._texts) < _MOST_LINES and key[0] in kinds:
                 self._texts[key] = known
         return known
 
 
-def lines_into(buffer: List[str], kinds: Kinds) -> Lines:
-    """Lines whose definitions are collected in ``buffer``."""
-    return Lines(kinds, buffer.append)
-
-
-def type_name(value: Any) -> Optional[str]:
-    """The name of a function or of the type of a thing, for the settings."""
-    if value is None:
-        return None
-    name = getattr(value, "__name__", None)
-    return str(name) if name else type(value).__name__
+def calling_frame() -> FrameType:
+    """The caller's frame, for a source line."""
+    return sys._getframe(1)

@@ -6,27 +6,21 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Optional, Tuple
 
-from . import optimizers, session
-from .guard import part
-from .patching import Patches, around
-from .recorder import recording_here
-from .state import active, backwards
+from ...rundir import EventKind
+from ..guard import part
+from ..patching import Patches, around
+from ..recording import Session, active, backwards, recording_here
+from . import forwards, optimizers
 
 _PART = part("backward passes")
+_BACKWARD = EventKind.BACKWARD.opening
+
+_Token = Tuple[Session, int, str]
+"""The recording, the start, and the field with the source line."""
 
 
-class Backward:
-    """The backward in progress, outermost, on the training thread."""
-
-    __slots__ = ("depth", "steps_optimizer")
-
-    def __init__(self) -> None:
-        self.depth = 0
-        self.steps_optimizer = False
-
-
-def _before(args: Any, kwargs: Any) -> Optional[Tuple["session.Session", int, str]]:
-    current = session.current
+def _before(args: Any, kwargs: Any) -> Optional[_Token]:
+    current = active.session
     if current is None:
         return None
     recorder, backward = current.recorder, current.backward
@@ -40,18 +34,18 @@ def _before(args: Any, kwargs: Any) -> Optional[Tuple["session.Session", int, st
     if backward.depth == 1:
         backward.steps_optimizer = False
         if current.models.open and recorder.thread == get_ident():
-            current.models.interrupt(current, perf_counter_ns(), args[0] if args else kwargs.get("tensors"))
+            forwards.interrupt(current, perf_counter_ns(), args[0] if args else kwargs.get("tensors"))
         if current.devices is not None and current.devices.timing:
             current.devices.mark("bwd")
     return current, perf_counter_ns(), where
 
 
-def _after(token: Tuple["session.Session", int, str], result: Any) -> None:
+def _after(token: _Token, result: Any) -> None:
     current, start, where = token
     end = perf_counter_ns()
     backward = current.backward
     backward.depth -= 1
-    if backward.depth or current is not session.current:
+    if backward.depth or current is not active.session:
         return
     if optimizers.open_step.depth:
         # It may have run in the optimizer's closure.
@@ -61,9 +55,9 @@ def _after(token: Tuple["session.Session", int, str], result: Any) -> None:
         current.devices.mark("bwd_end")
     if recording_here(recorder):
         fields = current.models.after_backward(recorder.start_perf_ns, recorder.full_since)
-        recorder.add(start, end - start, f'"k":"bwd"{where}{fields}')
+        recorder.add(start, end - start, f"{_BACKWARD}{where}{fields}")
     if current.models.open:
-        current.models.resume(current, end)
+        forwards.resume(current, end)
     if backward.steps_optimizer and not isinstance(result, BaseException):
         optimizers.end_of_stepping_backward(current, end)
 

@@ -1,9 +1,7 @@
 """Collectives that the job calls from Python, and waits for those it called asynchronously.
 
-torch decorates almost all of them; the replaced function sits in the decorator's closure, so that names
-imported earlier, the
-functions' identity and what ``torch.compile`` knows about them stay as they are. Collectives inside others
-are not counted.
+torch decorates almost all of them; the replaced function sits in the decorator's closure, so that names imported earlier, the
+functions' identity and what ``torch.compile`` knows about them stay as they are. Collectives inside others are not counted.
 """
 
 from __future__ import annotations
@@ -12,13 +10,17 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Callable, Optional, Tuple
 
-from . import session
-from .guard import part
-from .patching import Before, Patches, around, cell_of
-from .recorder import recording_here
-from .state import active
+from ...rundir import EventField, EventKind
+from .. import lifetime
+from ..guard import part
+from ..patching import Before, Patches, around, cell_of
+from ..recording import active, recording_here
 
 _PART = part("collectives")
+
+_WAIT = EventKind.WAIT.opening
+_OPERATION, _GROUP = EventField.OPERATION.next_key, EventField.GROUP.next_key
+_BYTES, _ASYNC = EventField.MESSAGE_BYTES.next_key, f"{EventField.IS_ASYNC.next_key}true"
 
 DECORATED = (
     "all_gather all_gather_coalesced all_gather_into_tensor all_gather_single _all_gather_base all_gather_object all_reduce "
@@ -44,6 +46,8 @@ _GROUP_POSITION.update(
     )
 )
 """Of the argument ``group``, by function."""
+_BY_NAME = 99
+"""No function has so many arguments: the group is given by its name, if at all."""
 _TENSOR_POSITION = {
     "reduce_scatter_tensor": 1,
     "all_gather_into_tensor": 1,
@@ -53,10 +57,12 @@ _TENSOR_POSITION = {
     "reduce_scatter": 1,
 }
 """Where the tensor that this rank contributes is not the first argument."""
-_PEER = dict.fromkeys("reduce gather gather_object send isend".split(), "dst")
-_PEER.update(dict.fromkeys("broadcast broadcast_object_list scatter recv irecv".split(), "src"))
+_PEER = dict.fromkeys("reduce gather gather_object send isend".split(), EventField.DESTINATION)
+_PEER.update(dict.fromkeys("broadcast broadcast_object_list scatter recv irecv".split(), EventField.SOURCE))
+"""The argument that names one rank, behind the tensor. torch calls it as the step log does: ``dst``, ``src``."""
 
 _Token = Tuple[int, str]
+"""The start, perf_counter_ns, and the fields of the event."""
 
 
 class _Depth:
@@ -71,16 +77,18 @@ class _Depth:
 _depth = _Depth()
 
 
-def reset() -> None:
-    """Forget a collective in progress, in a forked child."""
+def _reset() -> None:
     _depth.value = 0
 
 
 def _start_of(name: str) -> Before:
-    kind = "bar" if name in _BARRIERS else "coll"
-    group_at = _GROUP_POSITION.get(name, 99)
+    is_barrier = name in _BARRIERS
+    kind = EventKind.BARRIER if is_barrier else EventKind.COLLECTIVE
+    opening = f'{kind.opening}{_OPERATION}"{name}"{_GROUP}"'
+    group_at = _GROUP_POSITION.get(name, _BY_NAME)
     tensor_at = _TENSOR_POSITION.get(name, 0)
-    peer = _PEER.get(name)
+    peer = _PEER[name].value if name in _PEER else None
+    peer_key = _PEER[name].next_key if name in _PEER else ""
 
     def start(args: Any, kwargs: Any) -> Optional[_Token]:
         recorder = active.recorder
@@ -90,19 +98,29 @@ def _start_of(name: str) -> Before:
         if _depth.value > 1:
             return 0, ""
         group = args[group_at] if len(args) > group_at else kwargs.get("group")
-        fields = f'"k":"{kind}","op":"{name}","pg":"{session.group_name(group)}"{recorder.lines.caller()}'
+        fields = f'{opening}{_group_name(group)}"{recorder.lines.caller()}'
         size = _bytes(args[tensor_at] if len(args) > tensor_at else kwargs.get("tensor"))
-        if size is not None and kind != "bar":
-            fields += f',"b":{size}'
+        if size is not None and not is_barrier:
+            fields += f"{_BYTES}{size}"
         if kwargs.get("async_op"):
-            fields += ',"async":true'
+            fields += _ASYNC
         if peer is not None:
             other = args[1] if len(args) > 1 else kwargs.get(peer)
             if type(other) is int:
-                fields += f',"{peer}":{other}'
+                fields += f"{peer_key}{other}"
         return perf_counter_ns(), fields
 
     return start
+
+
+def _group_name(group: Any) -> str:
+    """The process group's name, "0" for the default group."""
+    if group is None:
+        return "0"
+    try:
+        return str(group.group_name).replace('"', "'")
+    except AttributeError:
+        return "?"
 
 
 def _bytes(value: Any) -> Optional[int]:
@@ -128,7 +146,7 @@ def _before_wait(args: Any, kwargs: Any) -> Optional[_Token]:
     recorder = active.recorder
     if recorder is None or _depth.value or not recording_here(recorder):
         return None
-    return perf_counter_ns(), '"k":"wait"' + recorder.lines.caller()
+    return perf_counter_ns(), _WAIT + recorder.lines.caller()
 
 
 def _after_wait(token: _Token, result: Any) -> None:
@@ -143,6 +161,7 @@ def install(patches: Patches) -> None:
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
+    lifetime.at_fork.append(_reset)
     for name in DECORATED:
         cell = cell_of(vars(c10d).get(name))
         if cell is not None:

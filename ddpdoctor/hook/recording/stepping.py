@@ -5,14 +5,12 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import Callable, List, Optional
 
+from .active import active
 from .boundary import Boundary
 from .recorder import Cut, Recorder
-from .state import active
 
 IN_BACKWARD = 0
-"""The key of all optimizers that step inside a backward, together: one of them per parameter is one round. No
-``id()`` is 0.
-"""
+"""The key of all optimizers that step inside a backward, together: one of them per parameter is one round. No ``id()`` is 0."""
 
 
 class Stepping:

@@ -1,8 +1,8 @@
-"""One rank's recording: events are collected during a step and written, as one line, at its end.
+"""One rank's step log: events are collected during a step and written, as one line, at its end.
 
-Times inside a step are ``perf_counter_ns``; each step holds one pair of that clock and the epoch's, taken at
-its start, so that
-durations are exact and starts comparable between processes of a host.
+Times inside a step are ``perf_counter_ns``; each step holds one pair of that clock and the epoch's, taken at its start, so
+that durations are exact and starts comparable between processes of a host. What the lines say is in
+:mod:`ddpdoctor.rundir.stepevents`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from threading import get_ident, get_native_id
 from time import perf_counter_ns, thread_time_ns, time_ns
 from typing import List, Optional, Tuple
 
-from ..rundir import STEPS_FILE, STEPS_SCHEMA, Spool
-from .state import active
+from ...rundir import STEPS_FILE, STEPS_SCHEMA, EventField, EventKind, LineField, Spool
+from ..job import Kinds, Lines
+from .active import active
 from .thinning import BLOCK_STEPS, Thinning
-from .where import Kinds, Lines, lines_into
 
 MOST_EVENTS = 256
 """Events of one step that are written each; the rest are counted."""
@@ -35,8 +35,23 @@ Cut = Tuple[int, int, int, int]
 for one so far, ns, -1 where unknown.
 """
 _CLOCK, _CPU, _DELAY = 0, 2, 3
-_BASE = re.compile('"base":(-?[0-9]+)')
+_BASE = re.compile(f"{EventField.FORWARD_END_NS.key}(-?[0-9]+)")
 """The one time inside an event's fields that counts from the step's start."""
+
+_SCHEMA_LINE = f'{{{LineField.SCHEMA.key}"{STEPS_SCHEMA}"}}\n'
+_DEFINITIONS = tuple("{" + field.key for field in (LineField.WHERE, LineField.SCHEMA))
+"""How the lines begin that later ones refer to."""
+_STEP, _TIME = "{" + LineField.STEP.key, LineField.TIME_NS.next_key
+_THIN = f"{LineField.THIN.next_key}true}}\n"
+_CPU_NS, _DELAY_NS, _SELF = (
+    LineField.CPU_NS.next_key,
+    LineField.RUN_DELAY_NS.next_key,
+    LineField.SELF_NS.next_key,
+)
+_EVENTS, _MARKS = LineField.EVENTS.next_key, LineField.MARKS.next_key
+_START, _DURATION = EventField.START_NS.next_key, EventField.DURATION_NS.next_key
+_EVALUATIONS = EventKind.EVALUATION.opening + EventField.COUNT.next_key
+_MORE = EventKind.MORE.opening + EventField.COUNT.next_key
 
 
 class Recorder:
@@ -54,9 +69,9 @@ class Recorder:
         """Set while the profiler window is near or open: its steps are recorded whole whatever that costs."""
         self.events: List[Tuple[int, int, str]] = []
         self.marks: List[str] = []
-        self.pending: List[str] = [f'{{"schema":"{STEPS_SCHEMA}"}}\n']
+        self.pending: List[str] = [_SCHEMA_LINE]
         """Lines to be written before the next step's."""
-        self.lines: Lines = lines_into(self.pending, kinds)
+        self.lines: Lines = Lines(kinds, self.pending.append)
         self.thinning = Thinning()
         self._more = [0, 0]
         self._evaluations = [0, 0, 0]
@@ -114,7 +129,7 @@ class Recorder:
         active.record(full=True)
 
     def add(self, start: int, duration: int, fields: str) -> None:
-        """Append an event: perf_counter_ns, ns, and the inside of its JSON object from ``"k"`` on."""
+        """Append an event: perf_counter_ns, ns, and the inside of its JSON object, its kind first."""
         if len(self.events) < MOST_EVENTS:
             self.events.append((start, duration, fields))
         else:
@@ -156,7 +171,7 @@ class Recorder:
             line = self._full_line(start, end)
         else:
             zero = self.epoch_of_zero
-            line = f'{{"step":{self.step},"t":[{start[0] + zero},{end[0] + zero}],"thin":true}}\n'
+            line = f"{_STEP}{self.step}{_TIME}[{start[0] + zero},{end[0] + zero}]{_THIN}"
         if self.events:
             del self.events[: end[1]]
             if self.events:
@@ -197,31 +212,38 @@ class Recorder:
     def _count_from(self, later_ns: int) -> None:
         """What is left belongs to a step that began so much later: its end was known in hindsight only."""
         self.events = [
-            (begin, duration, _BASE.sub(lambda found: f'"base":{int(found[1]) - later_ns}', fields))
+            (
+                begin,
+                duration,
+                _BASE.sub(lambda base: f"{EventField.FORWARD_END_NS.key}{int(base[1]) - later_ns}", fields),
+            )
             for begin, duration, fields in self.events
         ]
 
     def _fold(self) -> None:
         if self._evaluations[2]:
             begin, duration, number = self._evaluations
-            self.events.append((begin, duration, f'"k":"eval","n":{number}'))
+            self.events.append((begin, duration, f"{_EVALUATIONS}{number}"))
             self._evaluations = [0, 0, 0]
         if self._more[0]:
-            self.events.append((perf_counter_ns(), self._more[1], f'"k":"more","n":{self._more[0]}'))
+            self.events.append((perf_counter_ns(), self._more[1], f"{_MORE}{self._more[0]}"))
             self._more = [0, 0]
 
     def _full_line(self, start: Cut, end: Cut) -> str:
         at, zero = start[_CLOCK], self.epoch_of_zero
         events = self.events if end[1] >= len(self.events) else self.events[: end[1]]
         text = ",".join(
-            [f'{{{fields},"s":{begin - at},"d":{duration}}}' for begin, duration, fields in sorted(events)]
+            [
+                f"{{{fields}{_START}{begin - at}{_DURATION}{duration}}}"
+                for begin, duration, fields in sorted(events)
+            ]
         )
-        marks = ',"marks":["' + '","'.join(self.marks) + '"]' if self.marks else ""
+        marks = f'{_MARKS}["' + '","'.join(self.marks) + '"]' if self.marks else ""
         ran = end[_CPU] - start[_CPU] if start[_CPU] >= 0 and end[_CPU] >= 0 else "null"
         delay = end[_DELAY] - start[_DELAY] if start[_DELAY] >= 0 and end[_DELAY] >= 0 else "null"
         return (
-            f'{{"step":{self.step},"t":[{at + zero},{end[_CLOCK] + zero}],"cpu":{ran},'
-            f'"runq":{delay},"self":{self._self_ns},"ev":[{text}]{marks}}}\n'
+            f"{_STEP}{self.step}{_TIME}[{at + zero},{end[_CLOCK] + zero}]{_CPU_NS}{ran}"
+            f"{_DELAY_NS}{delay}{_SELF}{self._self_ns}{_EVENTS}[{text}]{marks}}}\n"
         )
 
     def write_now(self, line: str) -> None:
@@ -234,7 +256,7 @@ class Recorder:
 
     def _keep_definitions(self) -> None:
         """There was no room: of what was to be written before the step, only what later steps refer to is kept."""
-        self.pending[:] = [line for line in self.pending if line.startswith(('{"where"', '{"schema"'))]
+        self.pending[:] = [line for line in self.pending if line.startswith(_DEFINITIONS)]
 
 
 def recording_here(recorder: Optional[Recorder]) -> bool:

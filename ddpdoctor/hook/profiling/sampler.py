@@ -5,28 +5,24 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import TYPE_CHECKING, List, Optional, Tuple
+from typing import List, Optional, Tuple
 
-from ..rundir import SAMPLES_FILE
-from .guard import part
-from .patching import guarded
+from ...rundir import SAMPLES_FILE, LineField
+from ..guard import part
+from ..job import Lines
+from ..patching import guarded
+from ..recording import Session, active
 from .stacks import can_be_read, stack_of
-from .state import active
-from .where import Lines
-
-if TYPE_CHECKING:
-    from .session import Session
 
 MEAN_PERIOD_S = 0.06
-"""Drawn anew each time from the half to the one and a half of it, so that it cannot run in step with the
-training loop.
-"""
+"""Drawn anew each time from the half to the one and a half of it, so that it cannot run in step with the training loop."""
 EARLY_S = 30.0
 """After it the period is ``LATER`` times as long, on all ranks alike, for their samples are compared: there are some
 hundreds by then, and each costs 0.1 to 0.2 ms of CPU time, with the caches full of the model's data.
 """
 LATER = 4
 BATCH_S = 1.0
+"""Between two writes: a line a second. What a killed process had not written is lost."""
 _END_S = 0.5
 """More than a look at a stack takes, unless the thread is given no CPU."""
 _PART = part("sampling of source lines")
@@ -35,7 +31,7 @@ _PART = part("sampling of source lines")
 class Sampler:
     """A thread that looks at the training thread's stack, without stopping it."""
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self._stop = threading.Event()
         self._lock = threading.Lock()
@@ -73,9 +69,8 @@ class Sampler:
         return later * MEAN_PERIOD_S * (0.5 + self._random.random())
 
     def _is_of_use(self) -> bool:
-        """Whether the step is one whose events tell what a sample is of. In one that goes on since the last look the
-        thread may hang, and the sample will tell where.
-        """
+        """Whether the step is one whose events tell what a sample is of. In one that goes on since the last look the thread may
+        hang, and the sample will tell where."""
         step, last = self._session.recorder.step, self._last_step
         self._last_step = step
         return active.full or step == last
@@ -105,7 +100,7 @@ class Sampler:
             if samples:
                 first = samples[0][0]
                 rows = ",".join([f"[{at - first},{user},{leaf}]" for at, user, leaf in samples])
-                pending += f'{{"t":{first},"s":[{rows}]}}\n'
+                pending += f"{{{LineField.TIME_NS.key}{first}{LineField.SAMPLES.next_key}[{rows}]}}\n"
             if pending:
                 self._session.spool.write(SAMPLES_FILE, pending.encode())
         finally:

@@ -7,22 +7,19 @@ import os
 import tempfile
 import threading
 import time
-from typing import TYPE_CHECKING, Any, Callable, Dict, Optional, Sequence
+from typing import Any, Callable, Dict, Optional, Sequence
 
-from ..rundir import FLIGHT_FILE, RAW_FILE, TooLargeError, reason_of, spools_in
-from ..rundir.raw_traces import raw_folder
-from .guard import part, words_of
-from .patching import guarded
-
-if TYPE_CHECKING:
-    from .session import Session
+from ...rundir import FLIGHT_FILE, RAW_FILE, TooLargeError, reason_of, spools_in
+from ...rundir.raw_traces import raw_folder
+from ..guard import part, words_of
+from ..patching import guarded
+from ..recording import Session
 
 _PART = part("profiler window")
 STAGGER_S = 0.25
-"""Between the ranks of a host, which would otherwise all write at the same moment; at most
-``MOST_STAGGER_S``.
-"""
+"""Between the ranks of a host, which would otherwise all write at the same moment: a trace takes about as long to save."""
 MOST_STAGGER_S = 4.0
+"""The last of many ranks waits no longer: a job may end soon after its window."""
 COMPRESSION = 20
 """A trace before by one after, about, on the large side: 8 to 17 on our own and the public ones."""
 
@@ -32,15 +29,14 @@ class TraceJob:
 
     def __init__(
         self,
-        session: "Session",
+        session: Session,
         result: Any,
         max_bytes: int,
         report: Callable[..., None],
         expected_bytes: int,
     ) -> None:
-        """``report(state, why)`` is called when it has failed; ``expected_bytes``: of the
-        compressed trace. Call on the training thread.
-        """
+        """``report(state, why)`` is called when it has failed; ``expected_bytes`` are those of the compressed trace. Call on the
+        training thread."""
         self._session = session
         self._result = result
         self._max_bytes = max_bytes
@@ -110,12 +106,12 @@ def room_for(size: int, folders: Sequence[str], ranks: int) -> str:
     )
 
 
-def _ranks_here(session: "Session") -> int:
+def _ranks_here(session: Session) -> int:
     """How many ranks of the run record on this host: each has a spool beside this one's."""
     return max(1, min(len(spools_in(os.path.dirname(session.spool.directory))), session.world_size))
 
 
-def _report_failure(session: "Session", report: Callable[..., None], error: Exception) -> None:
+def _report_failure(session: Session, report: Callable[..., None], error: Exception) -> None:
     try:
         if isinstance(error, OSError):
             words = f"its trace could not be saved ({reason_of(error)})"
@@ -142,7 +138,7 @@ def flight_recorder() -> Optional[bytes]:
     return None
 
 
-def _header(session: "Session") -> Dict[str, Any]:
+def _header(session: Session) -> Dict[str, Any]:
     """What torch.profiler would say about the process groups, and who recorded this."""
     info: Dict[str, Any] = {"rank": session.rank, "world_size": session.world_size}
     try:

@@ -3,18 +3,14 @@
 A training step is one round of the training loop, seen only through the order in which optimizers step:
 
 * One optimizer: each of its steps ends a training step.
-* Several that step once a round each (a GAN's two, with a backward each or shared): the last of the round
-  ends it.
-* Some less often than others (a generator every fifth round): among those that step in every round, the last
-  ends it. A round
+* Several that step once a round each (a GAN's two, with a backward each or shared): the last of the round ends it.
+* Some less often than others (a generator every fifth round): among those that step in every round, the last ends it. A round
   in which one stepped five times and another once cannot be told from five rounds, and counts as five.
 * Other optimizers take over (a second stage of training): from their second step on, they define the rounds.
 
-The rule looks at nothing but that order, which data-parallel ranks share, so they all count alike. A round is
-known to be over
-without doubt when an optimizer steps for a second time. Until the order is learnt, and when it changes, the
-round therefore ends
-in hindsight, at the last optimizer step before that second one; afterwards it ends at once.
+The rule looks at nothing but that order, which data-parallel ranks share, so they all count alike. A round is known to be over
+without doubt when an optimizer steps for a second time. Until the order is learnt, and when it changes, the round therefore
+ends in hindsight, at the last optimizer step before that second one; afterwards it ends at once.
 """
 
 from __future__ import annotations
@@ -34,9 +30,7 @@ class Boundary:
         self._last: Optional[int] = None
 
     def before(self, key: int) -> bool:
-        """An optimizer is about to step. True: a round has ended, at the end of the optimizer step before
-        this one.
-        """
+        """An optimizer is about to step. True: a round has ended, at the end of the optimizer step before this one."""
         if key not in self.round:
             return False
         self._learn()

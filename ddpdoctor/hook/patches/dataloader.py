@@ -2,85 +2,45 @@
 
 from __future__ import annotations
 
-import weakref
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Optional, Tuple
 
-from . import session
-from .constructors import line_of
-from .guard import part
-from .numbered import MOST_LISTED, Numbered
-from .patching import Patches, around
-from .recorder import recording_here
-from .settings_torch import describe_loader
-from .state import active
-from .where import Lines
+from ...rundir import EventField, EventKind
+from ..guard import part
+from ..job import calling_frame
+from ..patching import Patches, around
+from ..recording import active, recording_here
 
 _PART = part("data loading")
 _DEEPEST_BATCH = 4
+"""Containers in containers that are looked into for a tensor: a dictionary of lists of pairs is one less."""
 
-
-class Loaders:
-    """The DataLoaders of this process, numbered in the order in which they are first iterated."""
-
-    def __init__(self) -> None:
-        self.known: Numbered[int] = Numbered()
-        """Each with its number; the source line is the one that built it, or else first iterated it."""
-        self._iterators: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
-        self._last: Tuple[Callable[[], Any], int] = (lambda: None, -1)
-        """The iterator asked for last (weakly), and its loader's number."""
-        self.described: List[Dict[str, Any]] = []
-        """By number, the first ones, for rank.json: made at the first iteration, for the job may keep the iterator only."""
-
-    def number(self, loader: Any, where: Optional[int], lines: Lines) -> int:
-        """The loader's number."""
-        number = self.known.find(loader)
-        if number is None:
-            number = self.known.count
-            built = line_of(loader, lines)
-            line = where if built is None else built
-            self.known.add(loader, line, number)
-            if number < MOST_LISTED:
-                self.described.append({"id": number, "where": line, **_description(loader)})
-        return number
-
-    def iterated(self, iterator: Any, number: int) -> None:
-        """This iterator belongs to that loader."""
-        self._iterators[iterator] = number
-
-    def of_iterator(self, iterator: Any) -> int:
-        """The number of an iterator's loader, -1 where unknown."""
-        if self._last[0]() is not iterator:
-            self._last = weakref.ref(iterator), self._iterators.get(iterator, -1)
-        return self._last[1]
-
-
-def _description(loader: Any) -> Dict[str, Any]:
-    try:
-        return describe_loader(loader)
-    except Exception:
-        return {}  # told when the settings are written, if the loader is still there
+_DATA = EventKind.DATA.opening
+_ITERATION = EventKind.ITERATION.opening + EventField.LOADER.next_key
+_WHERE, _LOADER = EventField.WHERE.next_key, EventField.LOADER.next_key
+_COUNT, _READY = EventField.COUNT.next_key, EventField.BATCHES_READY.next_key
+_EXHAUSTED = f"{EventField.EXHAUSTED.next_key}true"
 
 
 def _before_iter(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, Optional[int]]]:
-    current = session.current
+    current = active.session
     if current is None or not recording_here(current.recorder):
         return (args[0], 0, None) if current is not None else None
-    return args[0], perf_counter_ns(), current.recorder.lines.of_frame(session.calling_frame())
+    return args[0], perf_counter_ns(), current.recorder.lines.of_frame(calling_frame())
 
 
 def _after_iter(token: Tuple[Any, int, Optional[int]], result: Any) -> None:
     end = perf_counter_ns()
     loader, start, where = token
-    current = session.current
+    current = active.session
     if current is None or isinstance(result, BaseException):
         return
     number = current.loaders.number(loader, where, current.recorder.lines)
     current.loaders.iterated(result, number)
     if start:
-        fields = "" if where is None else f',"w":{where}'
-        current.recorder.add(start, end - start, f'"k":"iter","l":{number}{fields}')
+        fields = "" if where is None else f"{_WHERE}{where}"
+        current.recorder.add(start, end - start, f"{_ITERATION}{number}{fields}")
 
 
 def _before_next(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, str]]:
@@ -93,19 +53,19 @@ def _before_next(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, str]]:
 def _after_next(token: Tuple[Any, int, str], result: Any) -> None:
     end = perf_counter_ns()
     iterator, start, fields = token
-    current = session.current
+    current = active.session
     if current is None:
         return
     number = current.loaders.of_iterator(iterator)
     if number >= 0:
-        fields += f',"l":{number}'
+        fields += f"{_LOADER}{number}"
     if isinstance(result, StopIteration):
-        fields += ',"end":true'
+        fields += _EXHAUSTED
     else:
         size = batch_size(result)
         if size is not None:
-            fields += f',"n":{size}'
-    current.recorder.add(start, end - start, '"k":"data"' + fields)
+            fields += f"{_COUNT}{size}"
+    current.recorder.add(start, end - start, _DATA + fields)
 
 
 def _waiting(iterator: Any) -> str:
@@ -115,15 +75,13 @@ def _waiting(iterator: Any) -> str:
         return ""
     try:
         early = sum(1 for info in iterator._task_info.values() if len(info) > 1)
-        return f',"q":{queue.qsize() + early}'
+        return f"{_READY}{queue.qsize() + early}"
     except (AttributeError, NotImplementedError, OSError, TypeError):
         return ""
 
 
 def batch_size(batch: Any) -> Optional[int]:
-    """The first dimension of the first tensor in a batch; of a plain list of things, its length. None where
-    there is neither.
-    """
+    """The first dimension of the first tensor in a batch; of a plain list of things, its length. None where there is neither."""
     for _ in range(_DEEPEST_BATCH):
         shape = getattr(batch, "shape", None)
         if shape is not None:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import sys
 from typing import Any, Dict, List, Optional, Tuple
 
-from . import finder, optimizers
-from .guard import part
-from .patching import Patches, around, patches
+from .. import finder
+from ..guard import part
+from ..patching import Patches, around, torch_patches
+from . import optimizers
 
 _PART = part("optimizer steps")
 _DYNAMO = "torch._dynamo.eval_frame"
@@ -35,7 +36,7 @@ def _hook_again(before: _Steps, result: Any) -> None:
     for owner, (step, marked) in _steps((), {}).items():
         former, was_marked = before[owner]
         if marked and (not was_marked or getattr(former, "__wrapped__", None) is step):
-            patches.attribute(owner, "step", around(step, _PART, _before, _after))
+            torch_patches.attribute(owner, "step", around(step, _PART, _before, _after))
 
 
 def _before(args: Any, kwargs: Any) -> Optional[Any]:
@@ -62,4 +63,4 @@ def watch() -> None:
     patch: Any = getattr(patcher, "patch", None)
     code = getattr(getattr(patch, "__wrapped__", patch), "__code__", None)
     if code is not None and _MARK in code.co_consts:
-        patches.attribute(patcher, "patch", around(patch, _PART, _steps, _hook_again))
+        torch_patches.attribute(patcher, "patch", around(patch, _PART, _steps, _hook_again))

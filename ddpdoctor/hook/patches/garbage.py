@@ -7,14 +7,18 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Dict
 
-from .guard import part
-from .patching import Patches, guarded
-from .state import active
+from ...rundir import EventField, EventKind
+from ..guard import part
+from ..patching import Patches, guarded
+from ..recording import active
 
 SHORTEST_NS = 200_000
 """Shorter collections are too frequent to be recorded each, and cost little."""
 
+_COLLECTION = EventKind.COLLECTION.opening + EventField.GENERATION.next_key
+
 _started = [0]
+"""When the collection in progress began, perf_counter_ns; 0 outside of one."""
 
 
 def _collecting(phase: str, info: Dict[str, Any]) -> None:
@@ -29,7 +33,7 @@ def _collecting(phase: str, info: Dict[str, Any]) -> None:
         if duration >= SHORTEST_NS:
             # Where the collector runs of itself that is the line that happened to allocate; gc.collect() names itself.
             where = recorder.lines.caller()
-            recorder.add(_started[0], duration, f'"k":"gc","g":{info["generation"]}{where}')
+            recorder.add(_started[0], duration, f"{_COLLECTION}{info['generation']}{where}")
         _started[0] = 0
 
 
