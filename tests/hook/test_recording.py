@@ -11,8 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ddpdoctor.hook.patches.ddp import input_elements
-from ddpdoctor.hook.job import Kinds, Lines
+from ddpdoctor.hook.job import Kinds, Lines, input_elements
 
 from .recording import JOBS, HookOptions, Recorded, plain_environment, run_recorded, torchrun
 

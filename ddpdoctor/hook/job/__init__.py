@@ -8,7 +8,8 @@ standard library's, not ours; it is written down once, before its number is firs
 from .built import line_of, note_built
 from .loaders import Loaders
 from .models import Model, Models, OpenForward, data_parallel_built
-from .numbered import Listed, Numbered
+from .numbered import MOST_LISTED, Listed, Numbered
+from .sizes import batch_size, input_elements
 from .source_lines import Kinds, Lines, calling_frame
 from .torch_objects import (
     describe_ddp,
@@ -21,6 +22,7 @@ from .torch_objects import (
 )
 
 __all__ = [
+    "MOST_LISTED",
     "Kinds",
     "Lines",
     "Listed",
@@ -29,12 +31,14 @@ __all__ = [
     "Models",
     "Numbered",
     "OpenForward",
+    "batch_size",
     "calling_frame",
     "data_parallel_built",
     "describe_ddp",
     "describe_loader",
     "describe_optimizer",
     "device",
+    "input_elements",
     "job_torch",
     "line_of",
     "note_built",

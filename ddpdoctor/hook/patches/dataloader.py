@@ -8,14 +8,11 @@ from typing import Any, Optional, Tuple
 
 from ...rundir import EventField, EventKind
 from ..guard import part
-from ..job import calling_frame
+from ..job import batch_size, calling_frame
 from ..patching import Patches, around
 from ..recording import active, recording_here
 
 _PART = part("data loading")
-_DEEPEST_BATCH = 4
-"""Containers in containers that are looked into for a tensor: a dictionary of lists of pairs is one less."""
-
 _DATA = EventKind.DATA.opening
 _ITERATION = EventKind.ITERATION.opening + EventField.LOADER.next_key
 _WHERE, _LOADER = EventField.WHERE.next_key, EventField.LOADER.next_key
@@ -78,24 +75,6 @@ def _waiting(iterator: Any) -> str:
         return f"{_READY}{queue.qsize() + early}"
     except (AttributeError, NotImplementedError, OSError, TypeError):
         return ""
-
-
-def batch_size(batch: Any) -> Optional[int]:
-    """The first dimension of the first tensor in a batch; of a plain list of things, its length. None where there is neither."""
-    for _ in range(_DEEPEST_BATCH):
-        shape = getattr(batch, "shape", None)
-        if shape is not None:
-            return int(shape[0]) if len(shape) else None
-        if hasattr(batch, "values") and hasattr(batch, "keys"):
-            values = batch.values() if callable(batch.values) else ()
-            batch = next(iter(values), None)
-        elif isinstance(batch, (list, tuple)) and batch:
-            if isinstance(batch[0], (int, float, str, bytes)):
-                return len(batch)
-            batch = batch[0]
-        else:
-            return None
-    return None
 
 
 def install(patches: Patches) -> None:

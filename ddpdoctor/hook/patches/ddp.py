@@ -8,7 +8,7 @@ from typing import Any, Optional, Tuple
 
 from ...rundir import EventField, EventKind
 from ..guard import part
-from ..job import OpenForward, data_parallel_built
+from ..job import OpenForward, data_parallel_built, input_elements
 from ..patching import Patches, around
 from ..recording import Session, active, recording_here
 from .forwards import FORWARD
@@ -31,19 +31,6 @@ def _before_forward(args: Any, kwargs: Any) -> Optional[_Forward]:
         return None if current.thread_is_known else (current, args[0], perf_counter_ns(), "")
     size = input_elements((*args[1:], *kwargs.values()))
     return current, args[0], perf_counter_ns(), f"{_ELEMENTS}{size}" if size else ""
-
-
-def input_elements(values: Any, nested: int = 2) -> int:
-    """Elements of all tensors among the arguments, and in the lists and dictionaries among them."""
-    total = 0
-    for value in values:
-        if hasattr(value, "numel"):
-            total += int(value.numel())
-        elif nested and type(value) in (list, tuple):
-            total += input_elements(value, nested - 1)
-        elif nested and hasattr(value, "values") and hasattr(value, "keys") and callable(value.values):
-            total += input_elements(value.values(), nested - 1)
-    return total
 
 
 def _before_data_parallel(args: Any, kwargs: Any) -> None:

@@ -1,6 +1,6 @@
 """The job's optimizers, loaders and models by number, however many there are."""
 
-from ddpdoctor.hook.job.numbered import MOST_LISTED, Numbered
+from ddpdoctor.hook.job import MOST_LISTED, Numbered
 
 
 class Thing:
