@@ -4,12 +4,15 @@ Only the folder ``site`` is put on the job's path. Its ``sitecustomize`` waits f
 ``install`` patch it; nothing is recorded until the process has turned out to be a rank (``lifetime``). In the job these modules
 are called ``_ddpdoctor.hook.*``, so that a ddpdoctor that happens to be installed there is neither needed nor touched.
 
-The rooms, each of which imports only what stands right of it::
+The rooms and the modules beside them, each of which imports only what stands below it::
 
-    patches ─► lifetime, services, settings ─► profiling ─► recording ─► job ─► patching, guard, finder, environment
-    what of    begins and ends a recording,    the window,  from events  what    how a function is wrapped; what keeps our
-    torch is   what goes with it, rank.json    samples      to lines of  it is   errors from the job; imports waited for;
-    wrapped                                                 a step log   made of what the launcher says
+    patches      what of torch is wrapped
+    lifetime     where a recording begins and ends; services: what goes with it; settings: rank.json
+    profiling    the profiler window, and samples of source lines
+    recording    from events to lines of the step log
+    job          what the job is made of, by number
+    patching     how a function is wrapped; guard: what keeps our errors from the job; finder: a module's import is waited for;
+                 environment: what the launcher asks for
 
 The way of a record: a wrapper in ``patches`` appends an event to the :class:`recording.recorder.Recorder`,
 ``patches.optimizers`` finds the end of the step, the recorder writes one line to the spool, whose words are those of

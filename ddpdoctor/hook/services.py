@@ -48,19 +48,15 @@ def start(session: Session) -> None:
 
 
 def flush(session: Session, ending: bool = False) -> None:
-    """Everything recorded so far to the run directory, as far as the job's end may wait for that: what is left then stays
-    in the spool. With ``ending``, nothing is recorded any more."""
+    """Everything recorded so far to the run directory, as far as the job's end may wait for that.
+
+    What is left then stays in the spool. With ``ending``, nothing is recorded any more.
+    """
     services = _running.get(id(session))
     if services is None:
         return
-    window, begun_s = services.window, time.monotonic()
-    closed_before_s = window.closing_s
-    session.stepping.finish()
-    if session.devices is not None:
-        session.devices.finish()
-    settings.after_first_steps(session)
-    guarded(window.part, window.finish)(begun_s + session.patience_s - _COPYING_S)
-    closing_s = window.closing_s - closed_before_s
+    begun_s = time.monotonic()
+    closing_s = _end_steps(session, services.window, begun_s + session.patience_s - _COPYING_S)
     deadline_s = max(begun_s + closing_s + session.patience_s, time.monotonic() + _NO_WAIT_S)
     session.document["ended_ns"] = time.time_ns()
     session.recorder.write_now(f"{{{LineField.END.key}true{LineField.TIME_NS.next_key}{time.time_ns()}}}\n")
@@ -71,6 +67,18 @@ def flush(session: Session, ending: bool = False) -> None:
         _tell_what_waits(session)
     waited_s = time.monotonic() - begun_s - closing_s
     session.patience_s -= min(session.patience_s, max(0.0, waited_s - _NO_WAIT_S))
+
+
+def _end_steps(session: Session, window: Window, deadline_s: float) -> float:
+    """Nothing more comes of the steps so far; the window is waited for until ``deadline_s``, monotonic. How long torch took to
+    close the profiler, s."""
+    closed_before_s = window.closing_s
+    session.stepping.finish()
+    if session.devices is not None:
+        session.devices.finish()
+    settings.after_first_steps(session)
+    guarded(window.part, window.finish)(deadline_s)
+    return window.closing_s - closed_before_s
 
 
 def _tell_what_waits(session: Session) -> None:

@@ -5,12 +5,12 @@ of each. Things are held weakly and described while they live. A line is the use
 standard library's, not ours; it is written down once, before its number is first used. Nothing here knows of steps.
 """
 
-from .built import line_of, note_built
+from .built import note_built
 from .loaders import Loaders
 from .models import Model, Models, OpenForward, data_parallel_built
 from .numbered import MOST_LISTED, Listed, Numbered
 from .sizes import batch_size, input_elements
-from .source_lines import Kinds, Lines, calling_frame
+from .source_lines import MOST_FRAMES, Kinds, Lines, calling_frame
 from .torch_objects import (
     describe_ddp,
     describe_loader,
@@ -22,6 +22,7 @@ from .torch_objects import (
 )
 
 __all__ = [
+    "MOST_FRAMES",
     "MOST_LISTED",
     "Kinds",
     "Lines",
@@ -40,7 +41,6 @@ __all__ = [
     "device",
     "input_elements",
     "job_torch",
-    "line_of",
     "note_built",
     "process_groups",
     "torch_settings",

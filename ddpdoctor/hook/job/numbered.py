@@ -42,9 +42,8 @@ class Numbered(Generic[Value]):
 
 
 def forgetter(known: Dict[int, Any], key: int) -> "Callable[[weakref.ref[Any]], None]":
-    """What takes ``key`` out of ``known`` when the thing dies whose reference stands first there: its id may be another's
-    by then.
-    """
+    """What takes ``key`` out of ``known`` when the thing dies whose reference stands first there: its id may be another's by
+    then."""
 
     def forget(reference: "weakref.ref[Any]") -> None:
         entry = known.get(key)

@@ -19,8 +19,8 @@ USER, LIBRARY, HIDDEN, WELL_KNOWN = 0, 1, 2, 3
 """The user's own code; an installed package, which may be the job itself; torch, the standard library and ourselves; an
 installed package that many jobs use, and the few lines that start a command.
 """
-_DEEPEST = 200
-"""Frames of a stack that are looked at: recursion beyond it is not the training loop's."""
+MOST_FRAMES = 200
+"""Those of a stack that are looked at: recursion beyond it is not the training loop's."""
 _MOST_LINES = 20_000
 """Source lines, and places in code, that are remembered, some 200 bytes each: no script steps on as many, but code that is
 generated as the job runs may."""
@@ -87,8 +87,8 @@ class Kinds:
         return USER
 
     def innermost(self, stack: Iterable[Tuple[CodeType, T]]) -> Optional[T]:
-        """Of pairs of code and anything, innermost first: what goes with the user's code; where there is none, with that of
-        an installed package, of a well-known one last of all.
+        """Of pairs of code and anything, innermost first: what goes with the user's code; where there is none, with that of an
+        installed package, of a well-known one last of all.
         """
         library = well_known = None
         for code, item in stack:
@@ -103,7 +103,7 @@ class Kinds:
 
     def user_frame(self, frame: Optional[FrameType]) -> Optional[FrameType]:
         """The same for the stack that ends in ``frame``."""
-        return self.innermost((each.f_code, each) for each in islice(_stack(frame), _DEEPEST))
+        return self.innermost((each.f_code, each) for each in islice(_stack(frame), MOST_FRAMES))
 
 
 def _stack(innermost: Optional[FrameType]) -> Iterator[FrameType]:

@@ -21,6 +21,7 @@ EARLY_S = 30.0
 hundreds by then, and each costs 0.1 to 0.2 ms of CPU time, with the caches full of the model's data.
 """
 LATER = 4
+"""Times as long as ``MEAN_PERIOD_S``, after ``EARLY_S``."""
 BATCH_S = 1.0
 """Between two writes: a line a second. What a killed process had not written is lost."""
 _END_S = 0.5

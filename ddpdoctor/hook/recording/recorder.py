@@ -19,7 +19,7 @@ from .active import active
 from .thinning import BLOCK_STEPS, Thinning
 
 MOST_EVENTS = 256
-"""Events of one step that are written each; the rest are counted."""
+"""Events of one step that are written each, some 20 kB of text; the rest are counted."""
 WHOLE_COST = 7
 """What recording a step in full costs the training thread, beyond one of which only the times are kept, as a multiple of
 what ends it, which is timed. Timed inside real steps, where the caches hold the model and not our code, all calls of the
@@ -29,12 +29,14 @@ COUNTERS_EVERY_NS = 250_000_000
 """About how often the thread's counters are read at both ends of a step: a system call costs as much as several events.
 In steps whose number is a multiple of a power of two, so that ranks share them."""
 _MOST_COUNTERS_MASK = 63
+"""The rarest: at two neighbouring ends of steps in 64."""
 
 Cut = Tuple[int, int, int, int]
 """A moment at which a step may have ended: perf_counter_ns, events before it, and the thread's time on a CPU and its wait
 for one so far, ns, -1 where unknown.
 """
 _CLOCK, _CPU, _DELAY = 0, 2, 3
+"""Places in a ``Cut``."""
 _BASE = re.compile(f"{EventField.FORWARD_END_NS.key}(-?[0-9]+)")
 """The one time inside an event's fields that counts from the step's start."""
 
@@ -78,7 +80,7 @@ class Recorder:
         self._self_ns = 0
         self._full_block = True
         self._block_start = self._block_cost_ns = self._block_full = 0
-        """Of the block of steps in progress: when it began, what recording its steps cost, and how many were recorded in full."""
+        """Of the block of steps in progress: when it began, what recording cost, and how many steps were recorded in full."""
         self._schedstat = -1
         self._counters_mask = 1
         """They are read at the end of a step whose number has 0 or 1 in these bits."""

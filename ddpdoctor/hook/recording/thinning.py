@@ -12,20 +12,20 @@ EARLY_STEPS, MANY_STEPS = 512, 2048
 """After them both are half, and a quarter, as large: there is enough for a diagnosis by then, and a long job pays for
 longer."""
 MOST_THINNED = 64
+"""One block in so many at least: of ten thousand steps there are still some twenty blocks in full."""
 BLOCK_STEPS = 8
 """Neighbouring steps that are recorded together: a step is measured from the end of the one before."""
 _WEIGHT = 1 / 2
+"""Of the newest block, in the averages."""
 _LEAST_RISE_NS = 4000.0
 _MOST_RISE = 0.1
-"""Of the estimate, by one reading."""
+"""By one reading the estimate of the cost rises by this share of itself at most, or by so many ns where that is more."""
 _SETTLE_STEPS = 32
 """Steps between two changes, and before the first: the first steps of a job are unlike the rest."""
 
 
 class Thinning:
-    """One block of steps in ``every`` is recorded in full, a power of two, so that ranks which thin
-    differently still share steps.
-    """
+    """One block of steps in ``every`` is recorded in full: a power of two, so that ranks which thin differently share steps."""
 
     def __init__(self) -> None:
         self.every = 1
@@ -40,12 +40,13 @@ class Thinning:
         return round(self._cost_ns / 1000, 1)
 
     def next_block(self, step: int, cost_ns: Optional[int], step_ns: int) -> bool:
-        """Note what recording a step of the last block cost, None where none was recorded in full, and what a step of it
-        took; whether the block that begins with ``step`` is to be recorded in full.
+        """Whether the block that begins with ``step`` is to be recorded in full.
+
+        Of the last block, ``cost_ns`` is what recording a step of it in full cost, None where there was none, and ``step_ns``
+        what a step of it took.
         """
         if cost_ns is not None:
-            # The clock runs on while another process has the core: a long reading moves the
-            # average only a little.
+            # The clock runs on while another process has the core: a long reading moves the average only a little.
             most = max(_LEAST_RISE_NS, _MOST_RISE * self._cost_ns)
             self._cost_ns += min((cost_ns - self._cost_ns) * _WEIGHT, most)
         self.step_ns += (step_ns - self.step_ns) * _WEIGHT

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from .session import Session
 
 PERIOD_S = 1.0
+"""Between two copies: what is lost with a host that dies."""
 START_S = 1.0
 """How long the start of a recording waits to hear whether the run directory can be written to at all."""
 _LOOK_S = 0.1
+"""Between two looks at whether the thread is alive, of whoever waits for it."""
 _PART = guard.part("run directory")
 
 
