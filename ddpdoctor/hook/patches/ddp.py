@@ -11,7 +11,7 @@ from ..guard import part
 from ..job import OpenForward, data_parallel_built, input_elements
 from ..patching import Patches, around
 from ..recording import Session, active, recording_here
-from .forwards import FORWARD
+from .forwards import FORWARD, leave
 
 _PART = part("DistributedDataParallel")
 _BROADCAST = EventKind.BROADCAST.opening + EventField.MODULE.next_key
@@ -55,28 +55,18 @@ def _after_timed_forward(token: _TimedForward, result: Any) -> None:
     current, ddp, start, elements, forward = token
     end = perf_counter_ns()
     recorder = current.recorder
-    recording = recording_here(recorder)
-    if forward is not None:
-        # A forward inside this one may have been left by an exception.
-        opened = current.models.open
-        del opened[opened.index(forward) if forward in opened else len(opened) :]
-        if forward.interrupted and not getattr(ddp, "require_backward_grad_sync", True):
-            # Its backward was inside; what comes behind that belongs to none.
-            current.models.find(ddp, recorder.lines).forward_end = None
-            if forward.since is not None and current.devices is not None:
-                current.devices.unmark("fwd")
-            return
-        if forward.since is not None:
-            start = max(forward.since, recorder.start_perf_ns) if forward.interrupted else start
+    begin = start if forward is None else leave(current, forward, start)
+    if begin is None:
+        return
     if not _is_grad_enabled():
-        if recording:
-            recorder.add_evaluation(start, end - start)
+        if recording_here(recorder):
+            recorder.add_evaluation(begin, end - begin)
         return
     model = current.models.find(ddp, recorder.lines)
     if model.autocast is None:
         model.autocast = _autocast()
-    if recording:
-        recorder.add(start, end - start, f"{FORWARD}{model.index}{elements}")
+    if recording_here(recorder):
+        recorder.add(begin, end - begin, f"{FORWARD}{model.index}{elements}")
     model.reduces = getattr(ddp, "require_backward_grad_sync", True)
     if current.devices is not None and current.devices.timing:
         current.devices.mark("fwd_end")
@@ -117,19 +107,11 @@ def install(patches: Patches) -> None:
 
     global _is_grad_enabled
     _is_grad_enabled = torch.is_grad_enabled
-    buffers = getattr(DistributedDataParallel, "_sync_buffers", None)
-    if buffers is not None:
-        patches.attribute(
-            DistributedDataParallel,
-            "_sync_buffers",
-            around(buffers, _PART, _before_forward, _after_buffers, active),
-        )
-
-    original = getattr(DistributedDataParallel, "_run_ddp_forward", None)
-    if original is not None:
-        patches.attribute(
-            DistributedDataParallel,
-            "_run_ddp_forward",
-            around(original, _PART, _before_timed_forward, _after_timed_forward, active),
-        )
+    for name, before, after in (
+        ("_sync_buffers", _before_forward, _after_buffers),
+        ("_run_ddp_forward", _before_timed_forward, _after_timed_forward),
+    ):
+        original = getattr(DistributedDataParallel, name, None)
+        if original is not None:
+            patches.attribute(DistributedDataParallel, name, around(original, _PART, before, after, active))
     patches.attribute(DataParallel, "__init__", around(DataParallel.__init__, _PART, _before_data_parallel))

@@ -5,9 +5,10 @@ A backward inside a forward ends what was computed for it, and begins the next p
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Optional
 
 from ...rundir import EventField, EventKind
+from ..job import OpenForward
 from ..recording import Session, recording_here
 
 FORWARD = EventKind.FORWARD.opening + EventField.MODULE.next_key
@@ -49,3 +50,22 @@ def resume(current: Session, at: int) -> None:
         forward.since = at
         if current.devices is not None and current.devices.timing:
             current.devices.mark("fwd")
+
+
+def leave(current: Session, forward: OpenForward, start: int) -> Optional[int]:
+    """This forward, which began at ``start``, is over. When what its event tells of began; None where there is nothing to tell.
+
+    Both are perf_counter_ns.
+    """
+    # A forward inside this one may have been left by an exception.
+    opened = current.models.open
+    del opened[opened.index(forward) if forward in opened else len(opened) :]
+    if not forward.interrupted:
+        return start
+    if not getattr(forward.ddp, "require_backward_grad_sync", True):
+        # Its backward was inside; what comes behind that belongs to none.
+        current.models.find(forward.ddp, current.recorder.lines).forward_end = None
+        if forward.since is not None and current.devices is not None:
+            current.devices.unmark("fwd")
+        return None
+    return start if forward.since is None else max(forward.since, current.recorder.start_perf_ns)
