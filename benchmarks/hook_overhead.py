@@ -61,7 +61,8 @@ def launch(ranks: int, target_ms: float, seconds: float, every_step: bool, pin: 
     """Start the ranks of one combination; rank 0 prints the result."""
     sys.path.insert(0, str(ROOT))
     from ddpdoctor.hook.environment import HookOptions, job_environment
-    from ddpdoctor.rundir import drain_all, make_spool_root
+    from ddpdoctor.launch.leftovers import drain_spools
+    from ddpdoctor.rundir import make_spool_root
 
     with socket.socket() as found, tempfile.TemporaryDirectory() as run:
         found.bind(("127.0.0.1", 0))
@@ -89,7 +90,7 @@ def launch(ranks: int, target_ms: float, seconds: float, every_step: bool, pin: 
         ]
         for process in started:
             process.wait()
-        drain_all(spool)
+        drain_spools(Path(spool))
 
 
 def bound(rank: int) -> list[str]:
@@ -102,10 +103,10 @@ class Switch:
     """Turns the hook off and on inside a rank."""
 
     def __init__(self) -> None:
-        self.patches = sys.modules["_ddpdoctor.hook.patching"].patches
-        self.session = sys.modules["_ddpdoctor.hook.session"].current
+        self.patches = sys.modules["_ddpdoctor.hook.patching"].torch_patches
+        self.session = sys.modules["_ddpdoctor.hook.recording"].active.session
         services = sys.modules["_ddpdoctor.hook.services"]._running[id(self.session)]
-        self._threads = [(services.sampler, "_sample"), (services.writer, "write_everything")]
+        self._threads = [(services.sampler, "_sample"), (self.session.writer, "_copy")]
         self._bodies = [getattr(owner, name) for owner, name in self._threads]
 
     def off(self) -> None:

@@ -98,6 +98,21 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "pipeline": ("metrics", "numerics", "facts"),
         "export": ("graph", "align", "window", "steplog", "numerics"),
     },
+    "hook": {
+        "environment": (),
+        "finder": (),
+        "guard": (),
+        "patching": ("guard",),
+        "job": (),
+        "recording": ("job", "patching", "guard"),
+        "profiling": ("recording", "job", "patching", "guard", "environment"),
+        "settings": ("recording", "job", "guard"),
+        "services": ("settings", "profiling", "recording", "patching", "guard"),
+        "lifetime": ("services", "profiling", "recording", "patching", "guard", "environment"),
+        "patches": ("lifetime", "profiling", "recording", "job", "patching", "guard", "finder"),
+        "marks": ("lifetime", "recording", "patching", "guard"),
+        "install": ("patches", "patching", "guard"),
+    },
 }
 """Package → its rooms (its sub-packages, and single modules beside them) → which rooms of that package each may import.
 
@@ -111,6 +126,9 @@ INSIDES: dict[tuple[str, str], str] = {
     ("tests/measure/pipeline/test_stragglers.py", "ddpdoctor.measure.pipeline.stragglers"): "one scenario",
     ("tests/measure/sourcelines/test_of_windows.py", "ddpdoctor.measure.sourcelines.of_windows"): "its bound",
     ("tests/measure/costs/test_whatif.py", "ddpdoctor.measure.costs.whatif"): "single scenarios",
+    ("tests/hook/profiling", "ddpdoctor.hook.profiling.stacks"): "stacks as the sampler reads them",
+    ("tests/hook/profiling", "ddpdoctor.hook.profiling.window"): "what it calls of torch is replaced",
+    ("tests/hook/test_thinning.py", "ddpdoctor.hook.recording.thinning"): "its constants",
 }
 """(Folder or file of the importer, what it imports from inside a room) → why the room's door does not do."""
 

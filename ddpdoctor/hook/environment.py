@@ -12,10 +12,9 @@ MAX_TRACE_MB = "DDPDOCTOR_MAX_TRACE_MB"
 LAUNCHER_PID = "DDPDOCTOR_LAUNCHER_PID"
 
 DEFAULT_PROFILE_STEPS = (10, 15)
-"""Past the bucket rebuild, the caching allocator's growth and most autotuning, yet early enough for short
-jobs.
-"""
+"""Past the bucket rebuild, the caching allocator's growth and most autotuning, yet early enough for short jobs."""
 DEFAULT_MAX_TRACE_MB = 256
+"""Of each rank: the traces of a thousand are 256 GB then, which a shared file system takes."""
 
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 """The one folder that goes on the job's path."""
@@ -34,8 +33,7 @@ class HookOptions(NamedTuple):
 def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[str, str]) -> Dict[str, str]:
     """``base`` with what switches the recording on in every Python below the command.
 
-    ``run`` is the run directory and ``spool`` the folder that ``rundir.make_spool_root`` made for it, both
-    absolute.
+    ``run`` is the run directory and ``spool`` the folder that ``rundir.make_spool_root`` made for it, both absolute.
     """
     steps = options.profile_steps
     environment = dict(base)

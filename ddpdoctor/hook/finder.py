@@ -8,12 +8,11 @@ from importlib.machinery import ModuleSpec
 from typing import Any, Dict, Optional, Tuple
 
 _wanted: Dict[str, Tuple[str, str]] = {}
+"""By the name of a module that is waited for: which of ours is to be imported then, and its function."""
 
 
 class _Finder:
-    """First on ``sys.meta_path``: a dictionary look-up for every module, and for the wanted ones a call after
-    its execution.
-    """
+    """First on ``sys.meta_path``: a dictionary look-up for every module, and for the wanted ones a call after its execution."""
 
     @staticmethod
     def find_spec(name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:

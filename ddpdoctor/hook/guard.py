@@ -1,6 +1,4 @@
-"""What keeps an error of ours away from the job: counted, told once, and its part switched off when it goes
-on.
-"""
+"""What keeps an error of ours away from the job: counted, told once, and its part switched off when it goes on."""
 
 from __future__ import annotations
 
@@ -9,8 +7,9 @@ import traceback
 from typing import Dict, List
 
 ERRORS_ALLOWED = 3
-"""A part that failed this often stays off."""
+"""A part that failed this often stays off: one that is disturbed once or twice goes on, one that is broken costs no more."""
 _MESSAGES_KEPT = 10
+"""In rank.json, the first ones: they say what began it."""
 
 errors: List[str] = []
 """What went wrong in this process, for rank.json."""
@@ -28,8 +27,10 @@ class Part:
         self.errors = 0
 
     def failed(self, error: BaseException, words: str = "", told: str = "") -> None:
-        """Count an error, tell the user once per process. ``words`` say what happened, ``told`` is the sentence for the
-        user; where they are not given, the error speaks for itself.
+        """Count an error, and tell the user, once per process.
+
+        ``words`` say what happened, ``told`` is the sentence for the user; where they are not given, the error speaks for
+        itself.
         """
         self.errors += 1
         if self.errors >= ERRORS_ALLOWED:
@@ -46,9 +47,8 @@ class Part:
 def words_of(error: BaseException) -> str:
     """The error in one line, without what its text may hold of URLs and options: it goes into rank.json."""
     try:
-        from ..rundir.privacy import (
-            mask_text,
-        )  # its patterns take 20 ms, which a process without errors is spared
+        # Its patterns take 20 ms, which a process without errors is spared.
+        from ..rundir.privacy import mask_text
 
         return mask_text(f"{type(error).__name__}: {error}")
     except Exception:

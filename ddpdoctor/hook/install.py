@@ -6,32 +6,22 @@ import importlib
 import sys
 
 from .guard import part
-from .patching import patches, skip_module
-
-PARTS = (
-    "arming",
-    "optimizers",
-    "unhooked",
-    "constructors",
-    "ddp",
-    "backward",
-    "collectives",
-    "dataloader",
-    "checkpoints",
-    "garbage",
-    "user_profilers",
-)
+from .patches import PARTS
+from .patching import skip_module, torch_patches
 
 
 def install() -> None:
     """Install every part; one that does not fit this version of torch is left out, and its data missing."""
     for name in PARTS:
         try:
-            importlib.import_module(f".{name}", __package__).install(patches)
+            importlib.import_module(f".patches.{name}", __package__).install(torch_patches)
         except Exception as error:
             part(name).failed(error)
-    importlib.import_module(".services", __package__)
     importlib.import_module(".marks", __package__)
+    _keep_from_compiler()
+
+
+def _keep_from_compiler() -> None:
     package = __package__.rpartition(".")[0]
     for name, module in list(sys.modules.items()):
         if name.startswith(package + ".") and module is not None:

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from . import session
+from . import lifetime
 from .guard import part
 from .patching import guarded
+from .recording import active
 
 _PART = part("step marks")
 
 
 def _mark() -> None:
-    current = session.current or session.arm_alone_now()
-    if current is not None:
-        current.follow_training_thread()
-        current.stepping.mark()
+    session = active.session or lifetime.arm_alone()
+    if session is not None:
+        session.follow_training_thread()
+        session.stepping.mark()
 
 
 step = guarded(_PART, _mark)

@@ -1,13 +1,11 @@
-"""How functions of torch are wrapped: always call the original, always return what it returned, raise only
-what it raised.
+"""How functions of torch are wrapped: the original is always called, what it returns or raises is what the job gets.
 
-A wrapper is seen by ``torch.compile``, which would trace it and crash on what it does, so the code of each is
-marked to be skipped,
-as ``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second,
-in jobs that never compile).
+A wrapper is seen by ``torch.compile``, which would trace it and crash on what it does, so the code of each is marked to be
+skipped, as ``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second, in jobs
+that never compile).
 
-Nor does a wrapper show in what the job prints: its line is taken out of the traceback of an error that passes
-through it, and a warning raised in the original is attributed to the original's caller.
+Nor does a wrapper show in what the job prints: its line is taken out of the traceback of an error that passes through it, and
+a warning raised in the original is attributed to the original's caller.
 """
 
 from __future__ import annotations
@@ -17,7 +15,6 @@ import types
 from typing import Any, Callable, Iterator, Optional
 
 from .guard import Part
-from .state import Seen, always
 
 Before = Callable[[Any, Any], Any]
 After = Callable[[Any, Any], None]
@@ -28,14 +25,30 @@ system, which it knows by these two words in the name of their file: the one way
 """
 
 
-def around(
-    original: Callable[..., Any], part: Part, before: Before, after: After, seen: Seen = always
-) -> Callable[..., Any]:
-    """``original`` between ``before(args, kwargs) -> token`` and ``after(token, result)``; no ``after`` where
-    the token is None, and neither where ``seen.full`` is false as the call begins: pass ``active`` for what is looked at
-    only in steps recorded in full, which makes the others cheaper.
+class Seen:
+    """Whether some kind of call is looked at, in the step in progress."""
 
-    ``after`` runs when the original raises, too, with the exception as the result.
+    __slots__ = ("full",)
+
+    def __init__(self, full: bool) -> None:
+        self.full = full
+
+
+always = Seen(True)
+
+
+def _nothing(token: Any, result: Any) -> None:
+    pass
+
+
+def around(
+    original: Callable[..., Any], part: Part, before: Before, after: After = _nothing, seen: Seen = always
+) -> Callable[..., Any]:
+    """``original`` between ``before(args, kwargs) -> token`` and ``after(token, result)``.
+
+    There is no ``after`` where the token is None, and neither where ``seen.full`` is false as the call begins: pass ``active``
+    for what is looked at only in steps recorded in full, which makes the others cheaper. ``after`` runs when the original
+    raises, too, with the exception as the result.
     """
 
     @functools.wraps(original)
@@ -110,9 +123,7 @@ def not_compiled(function: Any) -> None:
 
 
 def skip_module(module: types.ModuleType) -> None:
-    """Mark all code of a module of ours, so that ``torch.compile`` leaves our frames alone when the job calls
-    into them.
-    """
+    """Mark all code of a module of ours: ``torch.compile`` leaves our frames alone when the job calls into them."""
     for value in list(vars(module).values()):
         if getattr(value, "__module__", None) != module.__name__:
             continue
@@ -147,8 +158,7 @@ def _skip(code: types.CodeType) -> None:
 def cell_of(function: Any, name: str = "func") -> Optional[Any]:
     """The closure cell in which a decorated function holds the one that it wraps; None where there is none.
 
-    Replacing its content reaches every reference to the decorated function, also one that was imported by
-    name earlier.
+    Replacing its content reaches every reference to the decorated function, also one that was imported by name earlier.
     """
     if type(function) is not types.FunctionType or not function.__closure__:
         return None
@@ -157,9 +167,7 @@ def cell_of(function: Any, name: str = "func") -> Optional[Any]:
 
 
 class Patches:
-    """The changes made to torch, so that they can be taken back (the benchmark does, between its blocks of
-    steps).
-    """
+    """The changes made to torch. They can be taken back: the benchmark does, between its blocks of steps."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -197,4 +205,5 @@ class Patches:
                 do()
 
 
-patches = Patches()
+torch_patches = Patches()
+"""All that this process has."""

@@ -1,21 +1,16 @@
-"""What runs beside the training thread of a rank: the writer, the sampler, the settings and the profiler
-window.
-"""
+"""What goes with the recording of a rank, started with it and ended with it: writer, sampler, settings and profiler window."""
 
 from __future__ import annotations
 
-import json
 import time
-from typing import TYPE_CHECKING
+from typing import Dict
 
+from ..rundir import LineField
 from . import settings
 from .guard import part
 from .patching import guarded
-from .sampler import Sampler
-from .window import LAST_SETTINGS_STEP, Window
-
-if TYPE_CHECKING:
-    from .session import Session
+from .profiling import Sampler, Window
+from .recording import LAST_SETTINGS_STEP, Session
 
 _PART = part("step log")
 _COPYING_S = 0.5
@@ -27,15 +22,16 @@ _NO_WAIT_S = 0.25
 class Services:
     """The helpers of one session."""
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, session: Session) -> None:
         self.sampler = Sampler(session)
         self.window = Window(session, session.writer)
 
 
-_running: "dict[int, Services]" = {}
+_running: Dict[int, Services] = {}
+"""By the id of their session."""
 
 
-def start(session: "Session") -> None:
+def start(session: Session) -> None:
     """Begin to write down what is recorded, to sample, and to wait for the profiler window."""
     session.document = settings.at_start(session)
     services = _running[id(session)] = Services(session)
@@ -51,23 +47,19 @@ def start(session: "Session") -> None:
     services.sampler.start()
 
 
-def flush(session: "Session", ending: bool = False) -> None:
-    """Everything recorded so far to the run directory, as far as the job's end may wait for that: what is left then stays
-    in the spool. With ``ending``, nothing is recorded any more."""
+def flush(session: Session, ending: bool = False) -> None:
+    """Everything recorded so far to the run directory, as far as the job's end may wait for that.
+
+    What is left then stays in the spool. With ``ending``, nothing is recorded any more.
+    """
     services = _running.get(id(session))
     if services is None:
         return
-    window, begun_s = services.window, time.monotonic()
-    closed_before_s = window.closing_s
-    session.stepping.finish()
-    if session.devices is not None:
-        session.devices.finish()
-    settings.after_first_steps(session)
-    guarded(window.part, window.finish)(begun_s + session.patience_s - _COPYING_S)
-    closing_s = window.closing_s - closed_before_s
+    begun_s = time.monotonic()
+    closing_s = _end_steps(session, services.window, begun_s + session.patience_s - _COPYING_S)
     deadline_s = max(begun_s + closing_s + session.patience_s, time.monotonic() + _NO_WAIT_S)
     session.document["ended_ns"] = time.time_ns()
-    session.recorder.write_now(json.dumps({"end": True, "t": time.time_ns()}, separators=(",", ":")) + "\n")
+    session.recorder.write_now(f"{{{LineField.END.key}true{LineField.TIME_NS.next_key}{time.time_ns()}}}\n")
     if ending:
         services.sampler.stop(deadline_s)
     services.sampler.write_out(deadline_s)
@@ -77,7 +69,19 @@ def flush(session: "Session", ending: bool = False) -> None:
     session.patience_s -= min(session.patience_s, max(0.0, waited_s - _NO_WAIT_S))
 
 
-def _tell_what_waits(session: "Session") -> None:
+def _end_steps(session: Session, window: Window, deadline_s: float) -> float:
+    """Nothing more comes of the steps so far; the window is waited for until ``deadline_s``, monotonic. How long torch took to
+    close the profiler, s."""
+    closed_before_s = window.closing_s
+    session.stepping.finish()
+    if session.devices is not None:
+        session.devices.finish()
+    settings.after_first_steps(session)
+    guarded(window.part, window.finish)(deadline_s)
+    return window.closing_s - closed_before_s
+
+
+def _tell_what_waits(session: Session) -> None:
     words = f"{session.run} did not take in time what rank {session.rank} recorded last"
     told = (
         f"{words}; it waits in {session.spool.directory}, and `ddpdoctor analyze {session.run}` fetches it."
@@ -85,7 +89,7 @@ def _tell_what_waits(session: "Session") -> None:
     part("end of the job").failed(TimeoutError(words), words, told)
 
 
-def stop(session: "Session") -> None:
+def stop(session: Session) -> None:
     """The same, and end."""
     try:
         flush(session, ending=True)

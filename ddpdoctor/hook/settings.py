@@ -7,13 +7,15 @@ import platform
 import socket
 import sys
 import time
-from typing import TYPE_CHECKING, Any, Dict, List, Optional, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from ..rundir import RANK_SCHEMA
 from ..rundir.privacy import recorded_environment
 from .guard import part
-from .numbered import Listed, Numbered
-from .settings_torch import (
+from .job import (
+    Listed,
+    Numbered,
+    data_parallel_built,
     describe_ddp,
     describe_loader,
     describe_optimizer,
@@ -21,14 +23,12 @@ from .settings_torch import (
     process_groups,
     torch_settings,
 )
-
-if TYPE_CHECKING:
-    from .session import Session
+from .recording import Session
 
 _PART = part("settings")
 
 
-def at_start(session: "Session") -> Dict[str, Any]:
+def at_start(session: Session) -> Dict[str, Any]:
     """What is known when the recording begins. Each part that fails is left out."""
     document: Dict[str, Any] = {
         "schema": RANK_SCHEMA,
@@ -65,7 +65,7 @@ def _boot() -> Optional[str]:
         return None
 
 
-def after_first_steps(session: "Session") -> None:
+def after_first_steps(session: Session) -> None:
     """What shows only once the job has trained for a few steps. Call on the training thread."""
     document = session.document
     for fill in (torch_settings, device, process_groups):
@@ -88,7 +88,7 @@ def after_first_steps(session: "Session") -> None:
             _PART.failed(error)
     document["grad_scaler"] = session.uses_grad_scaler
     document["autocast"] = session.models.first.autocast if session.models.first else None
-    document["data_parallel"] = session.models.data_parallel
+    document["data_parallel"] = bool(data_parallel_built)
     document["fsdp"] = any(described.get("sharded") for described in document["optimizers"])
 
 
@@ -107,15 +107,6 @@ def _described(before: List[Dict[str, Any]], things: List[Listed], describe: Any
         known = before[number] if number < len(before) else {"id": number, "where": where}
         found.append(known if thing is None else {"id": number, "where": where, **describe(thing)})
     return found
-
-
-def remember_optimizer(session: "Session", optimizer: Any, where: str) -> int:
-    """The number of an optimizer; described when it is first seen."""
-    number = session.optimizers.find(optimizer)
-    if number is None:
-        number = session.optimizers.count
-        session.optimizers.add(optimizer, int(where.rpartition(":")[2]) if where else None, number)
-    return number
 
 
 def _number(*names: str) -> Optional[int]:

@@ -24,6 +24,11 @@ class _Name(str, Enum):
         """As JSON has it before a value, with the quotes and the colon."""
         return f'"{self.value}":'
 
+    @property
+    def next_key(self) -> str:
+        """The same behind another value."""
+        return f',"{self.value}":'
+
 
 class EventKind(_Name):
     """What happened in a step."""
@@ -56,6 +61,11 @@ class EventKind(_Name):
     """Reading of a checkpoint."""
     MORE = "more"
     """Events beyond the most that one step keeps, together."""
+
+    @property
+    def opening(self) -> str:
+        """The field that says that an event is of this kind, in JSON: its first one."""
+        return f'{EventField.KIND.key}"{self.value}"'
 
 
 class EventField(_Name):

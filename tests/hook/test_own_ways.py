@@ -128,7 +128,7 @@ optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
 own = []
 for step in range(8):
     if step == 4:
-        writer = sys.modules["_ddpdoctor.hook.session"].current.writer
+        writer = sys.modules["_ddpdoctor.hook.recording"].active.session.writer
         writer.flush(time.monotonic() + 60)  # its files are open for moments only: not again for a second
         os.closerange(3, 256)
         own = [open(f"own-{number}", "w+") for number in range(40)]

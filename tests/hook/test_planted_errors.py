@@ -28,12 +28,12 @@ def test_no_error_of_ours_reaches_the_job(tmp_path) -> None:
 @pytest.mark.parametrize(
     "function",
     ["finder._watched_spec", "finder.after_import", "install.install", "patching.around", "patching._skip", "patching.cell_of",
-     "patching._uncounted", "guard.part", "optimizers.install", "session.watch_process"],
+     "patching._uncounted", "guard.part", "patches.optimizers.install", "lifetime.watch_process"],
 )  # fmt: skip
 def test_nor_does_one_while_torch_is_patched(tmp_path, function: str) -> None:
     own = tmp_path / "own"
     own.mkdir()
-    module, _, name = function.partition(".")
+    module, _, name = function.rpartition(".")
     (own / "sitecustomize.py").write_text(
         "import importlib\n"
         f"module = importlib.import_module('_ddpdoctor.hook.{module}')\n"

@@ -11,8 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from ddpdoctor.hook.ddp import input_elements
-from ddpdoctor.hook.where import Kinds, Lines
+from ddpdoctor.hook.job import Kinds, Lines, input_elements
+from ddpdoctor.rundir import COMMON_FIELDS, FIELDS_OF, EventKind, LineField, Mark
 
 from .recording import JOBS, HookOptions, Recorded, plain_environment, run_recorded, torchrun
 
@@ -48,6 +48,14 @@ def test_every_step_and_its_parts_are_there(slow_rank: Recorded) -> None:
     assert {event["n"] for event in data if not event.get("end")} == {8} and all(
         "q" in event for event in data
     )
+
+
+@pytest.mark.torchrun
+def test_the_schema_has_every_word_of_the_log(slow_rank: Recorded) -> None:
+    for line in [*slow_rank.lines(0), *slow_rank.lines(1)]:
+        assert set(line) <= set(LineField) and set(line.get("marks", [])) <= set(Mark)
+        for event in line.get("ev", []):
+            assert set(event) <= {*COMMON_FIELDS, *FIELDS_OF[EventKind(event["k"])]}, event
 
 
 @pytest.mark.torchrun

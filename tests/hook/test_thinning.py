@@ -6,7 +6,14 @@ import sys
 
 import pytest
 
-from ddpdoctor.hook.thinning import BLOCK_STEPS, EARLY_STEPS, MANY_STEPS, MOST_SHARE, MOST_THINNED, Thinning
+from ddpdoctor.hook.recording.thinning import (
+    BLOCK_STEPS,
+    EARLY_STEPS,
+    MANY_STEPS,
+    MOST_SHARE,
+    MOST_THINNED,
+    Thinning,
+)
 
 from .recording import JOBS, HookOptions, plain_environment, run_recorded
 

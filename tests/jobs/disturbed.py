@@ -27,7 +27,7 @@ STEPS = 90
 def set_clock(by_s: float) -> None:
     real, by_ns = time.time_ns, round(by_s * 1e9)
     time.time_ns = lambda: real() + by_ns
-    recorder = sys.modules.get("_ddpdoctor.hook.recorder")
+    recorder = sys.modules.get("_ddpdoctor.hook.recording.recorder")
     if recorder is not None:
         recorder.time_ns = time.time_ns
 

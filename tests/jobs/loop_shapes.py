@@ -363,17 +363,17 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=None)
     options = parser.parse_args()
     dist.init_process_group("gloo")
-    session = sys.modules.get("_ddpdoctor.hook.session")
+    lifetime = sys.modules.get("_ddpdoctor.hook.lifetime")
     counts = {}
     for name, function in SHAPES.items():
         if options.only and name not in options.only:
             continue
-        if session is not None and counts:
-            session.arm(dist.get_rank(), dist.get_world_size())
+        if lifetime is not None and counts:
+            lifetime.arm(dist.get_rank(), dist.get_world_size())
         counts[name] = function()
         dist.barrier()
-        if session is not None:
-            session.disarm()
+        if lifetime is not None:
+            lifetime.disarm()
             # The next one must find the folder of this one there, on every rank.
             dist.barrier()
     with open(f"{options.out}.{dist.get_rank()}", "w") as out:

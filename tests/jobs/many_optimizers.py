@@ -37,9 +37,9 @@ for _ in range(options.tasks):
         kept.append((inner, loader))
     took_s.append(time.perf_counter() - began_s)
 gc.collect()
-session = next((module for name, module in sys.modules.items() if name.endswith("hook.session")), None)
-if session is not None and not isinstance(session.current.optimizers, list):
-    current = session.current
-    print(len(current.optimizers._known), len(current.loaders.known._known))
+recording = sys.modules.get("_ddpdoctor.hook.recording")
+if recording is not None:
+    session = recording.active.session
+    print(len(session.optimizers._known), len(session.loaders.known._known))
 last = took_s[-100:]
 print(f"{1e6 * sum(last) / len(last):.0f} us a task", file=sys.stderr)

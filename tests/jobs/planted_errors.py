@@ -82,10 +82,10 @@ def train(folder: str) -> None:
 
 def end_recording() -> None:
     """As at the exit of the process; then as in a forked one."""
-    session = sys.modules["_ddpdoctor.hook.session"]
-    session._at_exit()
+    lifetime = sys.modules["_ddpdoctor.hook.lifetime"]
+    lifetime._at_exit()
     with contextlib.suppress(RuntimeError):
-        session.forget()
+        lifetime.forget()
 
 
 def main() -> None:

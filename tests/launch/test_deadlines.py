@@ -207,8 +207,8 @@ def test_a_thread_of_ours_that_never_gets_on(tmp_path, stuck) -> None:
     patched = f"""
         import sys, time
         import torch
-        from _ddpdoctor.hook import writer
-        writer.Writer.{stuck} = lambda *arguments: time.sleep(10**6)
+        from _ddpdoctor.hook.recording import Writer
+        Writer.{stuck} = lambda *arguments: time.sleep(10**6)
         sys.argv = ["single.py"]
         exec(open({str(JOBS / "single.py")!r}).read())
     """

@@ -1,0 +1,47 @@
+"""What the job is made of, by number: its DDP modules, data loaders and optimizers, and its source lines.
+
+In come the job's own objects, stack frames and code; out go the numbers by which events name them, and what rank.json says
+of each. Things are held weakly and described while they live. A line is the user's where the file is: not torch's, not the
+standard library's, not ours; it is written down once, before its number is first used. Nothing here knows of steps.
+"""
+
+from .built import note_built
+from .loaders import Loaders
+from .models import Model, Models, OpenForward, data_parallel_built
+from .numbered import MOST_LISTED, Listed, Numbered
+from .sizes import batch_size, input_elements
+from .source_lines import MOST_FRAMES, Kinds, Lines, calling_frame
+from .torch_objects import (
+    describe_ddp,
+    describe_loader,
+    describe_optimizer,
+    device,
+    job_torch,
+    process_groups,
+    torch_settings,
+)
+
+__all__ = [
+    "MOST_FRAMES",
+    "MOST_LISTED",
+    "Kinds",
+    "Lines",
+    "Listed",
+    "Loaders",
+    "Model",
+    "Models",
+    "Numbered",
+    "OpenForward",
+    "batch_size",
+    "calling_frame",
+    "data_parallel_built",
+    "describe_ddp",
+    "describe_loader",
+    "describe_optimizer",
+    "device",
+    "input_elements",
+    "job_torch",
+    "note_built",
+    "process_groups",
+    "torch_settings",
+]

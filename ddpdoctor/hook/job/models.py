@@ -1,0 +1,141 @@
+"""The job's DDP modules, by number, and what the reducer of each knows of a backward.
+
+The reducer notes, for each parameter, when its gradient was ready, relative to the moment at which the forward had ended. That
+names the late rank: the duration of the backward does not, since all ranks wait in it for the last. The reading is a copy of a
+list of numbers, without a device synchronisation. (DDP's logger has the same as absolute times, but in every iteration only at
+a sampling rate that synchronises CUDA devices.) Communication hooks would see the buckets too, but change the result's bits.
+"""
+
+from __future__ import annotations
+
+import weakref
+from operator import attrgetter, itemgetter
+from typing import Any, Callable, List, Optional
+
+from ...rundir import EventField
+from .built import line_of
+from .numbered import Numbered
+from .source_lines import Lines, calling_frame
+
+_INDEX = attrgetter("index")
+_MODULE, _READY = EventField.MODULE.key, EventField.READY_NS.next_key
+_FORWARD_END, _ALSO = EventField.FORWARD_END_NS.next_key, EventField.ALSO.next_key
+_REDUCED = f"{EventField.SYNCED.next_key}true"
+_NOT_REDUCED = f"{EventField.SYNCED.next_key}false"
+
+data_parallel_built: List[bool] = []
+"""Not empty once the job has built the old, one-process ``DataParallel``."""
+
+
+class Model:
+    """One DDP instance."""
+
+    def __init__(self, ddp: Any, index: int) -> None:
+        self.ref = weakref.ref(ddp)
+        self.index = index
+        self.forward_end: Optional[int] = None
+        """Since the last backward there was a forward with gradients, and it ended then (perf_counter_ns)."""
+        self.reduces = True
+        """Whether that forward prepared DDP to reduce the gradients of the next backward."""
+        self.ready: Optional[List[int]] = None
+        self.autocast: Optional[bool] = None
+        """Whether its first forward with gradients ran under autocast."""
+        self._stats: Optional[List[int]] = None
+        self._buckets: Optional[List[Callable[[List[int]], Any]]] = None
+
+    def after_backward(self) -> bool:
+        """Whether the backward that just ended reduced this model's gradients; ``ready`` then holds each bucket's time, ns."""
+        ddp = self.ref()
+        if ddp is None or not self.reduces:
+            return False
+        stats = ddp.reducer.get_backward_stats()
+        if stats == self._stats or not any(stats):
+            return False
+        if self._buckets is None and self._stats is not None:
+            self._buckets = _buckets(ddp)
+        self._stats = stats
+        self.ready = [max(stats)] if self._buckets is None else [max(pick(stats)) for pick in self._buckets]
+        return True
+
+
+def _buckets(ddp: Any) -> Optional[List[Callable[[List[int]], Any]]]:
+    """For each bucket, what picks its parameters' numbers. None before DDP has rebuilt its buckets, after the first backward."""
+    text = ddp.logger._get_ddp_logging_data().strs_map.get("rebuilt_per_bucket_param_indices", "")
+    groups = [[int(number) for number in group.split()] for group in text.split(",") if group.strip()]
+    if not groups:
+        return None
+    # A slice keeps the result a sequence where a bucket holds one parameter.
+    return [
+        itemgetter(*group) if len(group) > 1 else itemgetter(slice(group[0], group[0] + 1))
+        for group in groups
+    ]
+
+
+class OpenForward:
+    """A forward in progress. Backward and optimizer may run inside it, as in Lightning's manual optimization: what comes
+    before each backward is then the forward that belongs to it.
+    """
+
+    __slots__ = ("ddp", "elements", "interrupted", "since")
+
+    def __init__(self, ddp: Any, since: int, elements: str) -> None:
+        self.ddp = ddp
+        self.elements = elements
+        """The field of its event with the size of the inputs."""
+        self.interrupted = False
+        """Whether a backward ran in it."""
+        self.since: Optional[int] = since
+        """perf_counter_ns since which it computes; None while a backward runs or an optimizer steps."""
+
+
+class Models:
+    """The DDP instances of this process, in the order of their first forward."""
+
+    def __init__(self) -> None:
+        self.known: Numbered[Model] = Numbered()
+        self.first: Optional[Model] = None
+        self._forwarded: List[Model] = []
+        """Those whose forward has ended since the last backward."""
+        self.open: List[OpenForward] = []
+        """Forwards in progress on the training thread, outermost first."""
+
+    def find(self, ddp: Any, lines: Lines) -> Model:
+        """The entry of this instance, made at its first forward."""
+        known = self.known.find(ddp)
+        if known is not None:
+            return known
+        where = line_of(ddp, lines)
+        if where is None:
+            where = lines.of_frame(calling_frame())
+        model = Model(ddp, self.known.count)
+        self.known.add(ddp, where, model)
+        self.first = self.first or model
+        return model
+
+    def forward_ended(self, model: Model, at: int) -> None:
+        """A forward with gradients has ended, at perf_counter_ns ``at``."""
+        if model.forward_end is None:
+            self._forwarded.append(model)
+        model.forward_end = at
+
+    def after_backward(self, origin: int, since: int) -> str:
+        """The fields of a backward's event: of each model whose forward it went through, whether it was reduced and when.
+
+        ``origin`` is the start of the step, perf_counter_ns; forwards that ended before ``since`` are those of a backward that
+        was not seen.
+        """
+        texts = []
+        forwarded, self._forwarded = self._forwarded, []
+        for model in sorted(forwarded, key=_INDEX):
+            base, model.forward_end = model.forward_end, None
+            if base is not None and base >= since:
+                if model.after_backward():
+                    ready = str(model.ready).replace(" ", "")
+                    texts.append(
+                        f"{_MODULE}{model.index}{_REDUCED}{_READY}{ready}{_FORWARD_END}{base - origin}"
+                    )
+                else:
+                    texts.append(f"{_MODULE}{model.index}{_NOT_REDUCED}")
+        if len(texts) > 1:
+            return f",{texts[0]}{_ALSO}[{','.join('{' + text + '}' for text in texts[1:])}]"
+        return "," + texts[0] if texts else ""

@@ -1,0 +1,190 @@
+"""Source lines: which frame of a stack is the user's, and a number for each line, written down once."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import sysconfig
+from itertools import islice
+from types import CodeType, FrameType
+from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+
+from ...rundir import EventField, LineField
+from ...rundir.packages import is_well_known
+
+T = TypeVar("T")
+
+USER, LIBRARY, HIDDEN, WELL_KNOWN = 0, 1, 2, 3
+"""The user's own code; an installed package, which may be the job itself; torch, the standard library and ourselves; an
+installed package that many jobs use, and the few lines that start a command.
+"""
+MOST_FRAMES = 200
+"""Those of a stack that are looked at: recursion beyond it is not the training loop's."""
+_MOST_LINES = 20_000
+"""Source lines, and places in code, that are remembered, some 200 bytes each: no script steps on as many, but code that is
+generated as the job runs may."""
+_WHERE = EventField.WHERE.next_key
+
+
+def _folders() -> Tuple[Tuple[str, ...], Tuple[str, ...], str]:
+    """What hides a file, by the beginning of its path; where packages are installed; and where their commands are."""
+    paths = sysconfig.get_paths()
+    hook = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    torch = sys.modules.get("torch")
+    hidden = [hook, paths["stdlib"], paths["platstdlib"], os.path.dirname(os.__file__)]
+    if torch is not None and torch.__file__:
+        hidden.append(os.path.dirname(torch.__file__))
+    library = paths["purelib"], paths["platlib"]
+    return (
+        tuple({path + os.sep for path in hidden}),
+        tuple({path + os.sep for path in library}),
+        paths["scripts"] + os.sep,
+    )
+
+
+class Kinds:
+    """Tells by its file name whose a piece of code is."""
+
+    def __init__(self) -> None:
+        self._hidden, self._library, self._commands = _folders()
+        self._known: Dict[str, int] = {}
+        self.by_code: Dict[int, int] = {}
+        """The kinds of the code objects met so far on the training thread, by id: to hash one is to hash its constants."""
+        self.met: List[CodeType] = []
+        """Those code objects, which keep their ids."""
+
+    def of(self, code: CodeType) -> int:
+        """USER, LIBRARY, HIDDEN or WELL_KNOWN."""
+        name = code.co_filename
+        kind = self._known.get(name)
+        if kind is None:
+            kind = self._known[name] = self._classify(name)
+        return kind
+
+    def meet(self, code: CodeType) -> int:
+        """The same, remembered for this code object."""
+        kind = self.of(code)
+        if len(self.met) < _MOST_LINES:
+            self.met.append(code)
+            self.by_code[id(code)] = kind
+        return kind
+
+    def _classify(self, name: str) -> int:
+        if "/site-packages/" in name or "/dist-packages/" in name:
+            if "/site-packages/torch/" in name or "/dist-packages/torch/" in name:
+                return HIDDEN
+            return WELL_KNOWN if is_well_known(name) else LIBRARY
+        if name.startswith(self._library):
+            return HIDDEN if name.startswith(self._hidden) and "/torch/" in name else LIBRARY
+        if name.startswith(self._commands) or name == "<string>":
+            # The latter is ``python -c``, but also spawned children, and methods that dataclasses write for themselves.
+            return WELL_KNOWN
+        if name.startswith(self._hidden) or (
+            name.startswith("<") and not name.startswith(("<stdin", "<ipython"))
+        ):
+            return HIDDEN
+        return USER
+
+    def innermost(self, stack: Iterable[Tuple[CodeType, T]]) -> Optional[T]:
+        """Of pairs of code and anything, innermost first: what goes with the user's code; where there is none, with that of an
+        installed package, of a well-known one last of all.
+        """
+        library = well_known = None
+        for code, item in stack:
+            kind = self.of(code)
+            if kind == USER:
+                return item
+            if kind == LIBRARY and library is None:
+                library = item
+            elif kind == WELL_KNOWN and well_known is None:
+                well_known = item
+        return well_known if library is None else library
+
+    def user_frame(self, frame: Optional[FrameType]) -> Optional[FrameType]:
+        """The same for the stack that ends in ``frame``."""
+        return self.innermost((each.f_code, each) for each in islice(_stack(frame), MOST_FRAMES))
+
+
+def _stack(innermost: Optional[FrameType]) -> Iterator[FrameType]:
+    frame = innermost
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+class Lines:
+    """Numbers of source lines. A line's definition goes to ``define`` (one JSON line) before its number is first used."""
+
+    def __init__(self, kinds: Kinds, define: Callable[[str], None]) -> None:
+        self._kinds = kinds
+        self._define = define
+        self._ids: Dict[Tuple[CodeType, int], int] = {}
+        self._texts: Dict[Tuple[int, int], str] = {}
+        """By id of the code and bytecode offset."""
+
+    def id_of(self, code: CodeType, line: int) -> Optional[int]:
+        """The number of this line; None once there are too many of them."""
+        key = (code, line)
+        known = self._ids.get(key)
+        if known is not None:
+            return known
+        if len(self._ids) >= _MOST_LINES:
+            return None
+        known = self._ids[key] = len(self._ids)
+        name = code.co_filename
+        document = {
+            LineField.WHERE: known,
+            LineField.FILE: name if name.startswith("<") else os.path.abspath(name),
+            LineField.LINE: line,
+            LineField.FUNCTION: getattr(code, "co_qualname", code.co_name),
+        }
+        self._define(json.dumps(document, separators=(",", ":")) + "\n")
+        return known
+
+    def of_frame(self, frame: Optional[FrameType]) -> Optional[int]:
+        """The number of the user's line in the stack that ends in ``frame``; None where no frame of it is."""
+        users = self._kinds.user_frame(frame)
+        return None if users is None else self.id_of(users.f_code, users.f_lineno)
+
+    def of_stack(self, stack: Sequence[Tuple[CodeType, int]]) -> Optional[int]:
+        """The same for a stack as pairs of code and line, innermost first."""
+        users = self._kinds.innermost((place[0], place) for place in stack)
+        return None if users is None else self.id_of(*users)
+
+    def caller(self) -> str:
+        """The field of an event that names the line of the user's code from which torch was called, or nothing."""
+        # The same as of_frame, in one piece: this is called several times in every step.
+        frame: Optional[FrameType] = sys._getframe(2)
+        library: Optional[FrameType] = None
+        well_known: Optional[FrameType] = None
+        kinds = self._kinds.by_code
+        while frame is not None:
+            code = frame.f_code
+            kind = kinds.get(id(code))
+            if kind is None:
+                kind = self._kinds.meet(code)
+            if kind == USER:
+                break
+            if kind == LIBRARY:
+                library = library or frame
+            elif kind == WELL_KNOWN:
+                well_known = well_known or frame
+            frame = frame.f_back
+        users = frame or library or well_known
+        if users is None:
+            return ""
+        # f_lasti is at hand; f_lineno is looked up in the code's line table each time.
+        key = id(users.f_code), users.f_lasti
+        known = self._texts.get(key)
+        if known is None:
+            number = self.id_of(users.f_code, users.f_lineno)
+            known = "" if number is None else f"{_WHERE}{number}"
+            if len(self._texts) < _MOST_LINES and key[0] in kinds:
+                self._texts[key] = known
+        return known
+
+
+def calling_frame() -> FrameType:
+    """The caller's frame, for a source line."""
+    return sys._getframe(1)

@@ -1,0 +1,119 @@
+"""Where the recording of a process begins and ends.
+
+It begins when ``init_process_group`` has returned in this very process: ``RANK`` in the environment says nothing, it is
+inherited by data loader workers and helper processes. A job without a process group is recorded, as rank 0 of 1, from its
+first optimizer step on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import os
+from typing import Callable, List, Optional
+
+from ..rundir import Spool, reason_of
+from . import environment, guard, services
+from .patching import guarded
+from .profiling import close_left_open
+from .recording import Session, active
+
+_MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
+"""Variables in which launchers of several processes say how many they start: torchrun, Slurm, Open MPI, MPICH."""
+
+at_fork: List[Callable[[], None]] = []
+"""Called in a forked child: what was in progress is the parent's."""
+
+_alone: List[bool] = []
+"""Whether this process may be recorded without a process group; found out once."""
+
+
+def arm(rank: int, world_size: int) -> Optional[Session]:
+    """Start recording this process as ``rank``, or go on with the recording there is where it is of the same rank."""
+    session = active.session
+    if session is not None:
+        if (session.rank, session.world_size) == (rank, world_size):
+            return session
+        disarm()
+    run, place = os.environ.get(environment.RUN), os.environ.get(environment.SPOOL)
+    if not run or not place:
+        return None
+    session = _begun(rank, world_size, run, place)
+    if session is not None:
+        services.start(session)
+        active.start(session)
+    return session
+
+
+def _begun(rank: int, world_size: int, run: str, place: str) -> Optional[Session]:
+    """A new recording, with its spool in ``place``; None, and the user is told why, where it cannot be written."""
+    refusing = place
+    try:
+        spool = Spool(place, rank, run)
+        refusing = run
+        session = Session(rank, world_size, run, spool)
+        session.begin()
+        return session
+    except OSError as error:
+        failing = guard.part("run directory")
+        failing.off = True
+        words = f"rank {rank} is not recorded, because {refusing} cannot be written ({reason_of(error)})"
+        failing.failed(error, words, f"{words}; the job goes on.")
+        return None
+
+
+def arm_alone() -> Optional[Session]:
+    """At an optimizer step, or a user's mark, outside of a process group: record a job of one process. None where this is not
+    one."""
+    if not _alone:
+        _alone.append(_is_alone())
+    if not _alone[0]:
+        return None
+    session = arm(0, 1)
+    _alone[0] = session is not None
+    return session
+
+
+def _is_alone() -> bool:
+    if multiprocessing.parent_process() is not None:
+        return False
+    return all(os.environ.get(name) in (None, "", "1") for name in _MANY_PROCESSES)
+
+
+def flush() -> None:
+    """Bring everything to the run directory: the process may be about to die. Returns when that is done."""
+    session = active.session
+    if session is not None and session.recorder.pid == os.getpid():
+        services.flush(session)
+
+
+def disarm() -> None:
+    """End the recording in an orderly way."""
+    session = active.session
+    if session is not None and session.recorder.pid == os.getpid():
+        services.stop(session)
+    active.stop()
+
+
+def forget() -> None:
+    """In a forked child: the recording is the parent's. The child may still become a rank of its own."""
+    active.stop()
+    del _alone[:]
+    guard.reset()
+    for reset in at_fork:
+        reset()
+
+
+def _at_exit() -> None:
+    try:
+        disarm()
+    except Exception as error:
+        guard.part("end of the job").failed(error)
+
+
+def watch_process() -> None:
+    """Once per process: end the recording at exit, forget it in forked children."""
+    # The one registered last is called first. A profiler that is still open where the interpreter ends crashes the process.
+    atexit.register(guarded(guard.part("profiler window"), close_left_open))
+    atexit.register(_at_exit)
+    os.register_at_fork(after_in_child=guarded(guard.part("fork"), forget))

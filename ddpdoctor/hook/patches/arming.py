@@ -1,0 +1,53 @@
+"""``init_process_group`` and ``destroy_process_group``: where a recording begins, and where it must be safe on disk.
+
+Gloo sometimes aborts the process in ``destroy_process_group``, and then nothing registered for the exit is run.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Optional
+
+from .. import lifetime
+from ..guard import part
+from ..patching import Patches, around, cell_of
+
+_PART = part("arming")
+
+
+def _before_init(args: Any, kwargs: Any) -> Optional[bool]:
+    return True
+
+
+def _after_init(token: bool, result: Any) -> None:
+    import torch.distributed as dist
+
+    if isinstance(result, BaseException) or not dist.is_initialized():
+        return
+    lifetime.arm(dist.get_rank(), dist.get_world_size())
+
+
+def _before_destroy(args: Any, kwargs: Any) -> Optional[bool]:
+    group = args[0] if args else kwargs.get("group")
+    import torch.distributed as dist
+
+    if group is None or group is dist.group.WORLD:
+        lifetime.flush()
+    return None
+
+
+def install(patches: Patches) -> None:
+    """Watch both."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    cell = cell_of(c10d.init_process_group)
+    if cell is not None:
+        patches.cell(cell, around(cell.cell_contents, _PART, _before_init, _after_init))
+    else:
+        wrapped = around(c10d.init_process_group, _PART, _before_init, _after_init)
+        for module in (dist, c10d):
+            patches.attribute(module, "init_process_group", wrapped)
+    wrapped = around(c10d.destroy_process_group, _PART, _before_destroy)
+    for module in (dist, c10d):
+        patches.attribute(module, "destroy_process_group", wrapped)
+    lifetime.watch_process()

@@ -1,0 +1,78 @@
+"""Checkpoints: what the training thread spends in saving and loading."""
+
+from __future__ import annotations
+
+from time import perf_counter_ns
+from typing import Any, Optional, Tuple
+
+from ...rundir import EventKind
+from .. import finder, lifetime
+from ..guard import part
+from ..patching import After, Before, Patches, around, torch_patches
+from ..recording import active, recording_here
+
+_PART = part("checkpoints")
+_DISTRIBUTED = {
+    "torch.distributed.checkpoint.state_dict_saver": (
+        EventKind.SAVE,
+        ("save", "async_save", "save_state_dict"),
+    ),
+    "torch.distributed.checkpoint.state_dict_loader": (EventKind.LOAD, ("load", "load_state_dict")),
+}
+
+_Token = Tuple[int, str]
+"""The start, perf_counter_ns, and the fields of the event."""
+
+_depth = [0]
+"""How many of these functions are in progress, one in another."""
+
+
+def _reset() -> None:
+    _depth[0] = 0
+
+
+def _event(kind: EventKind) -> Tuple[Before, After]:
+    opening = kind.opening
+
+    def before(args: Any, kwargs: Any) -> Optional[_Token]:
+        recorder = active.recorder
+        if recorder is None or not recording_here(recorder):
+            return None
+        _depth[0] += 1
+        return perf_counter_ns(), opening + recorder.lines.caller()
+
+    def after(token: _Token, result: Any) -> None:
+        end = perf_counter_ns()
+        _depth[0] = max(0, _depth[0] - 1)
+        recorder = active.recorder
+        if recorder is not None and not _depth[0]:
+            recorder.add(token[0], end - token[0], token[1])
+
+    return before, after
+
+
+def install(patches: Patches) -> None:
+    """Wrap ``torch.save`` and ``torch.load``, and the distributed checkpoint's once the job imports it."""
+    import torch
+
+    lifetime.at_fork.append(_reset)
+    for kind, name in ((EventKind.SAVE, "save"), (EventKind.LOAD, "load")):
+        original = getattr(torch, name)
+        timed = around(original, _PART, *_event(kind), active)
+        for module in (torch, torch.serialization):
+            if vars(module).get(name) is original:
+                patches.attribute(module, name, timed)
+    for module_name in _DISTRIBUTED:
+        finder.after_import(module_name, __name__, "install_distributed")
+
+
+def install_distributed() -> None:
+    """Wrap what has been imported of ``torch.distributed.checkpoint``."""
+    import sys
+
+    for module_name, (kind, names) in _DISTRIBUTED.items():
+        module = sys.modules.get(module_name)
+        for name in names:
+            original = vars(module).get(name) if module is not None else None
+            if original is not None and not hasattr(original, "_torchdynamo_disable"):
+                torch_patches.attribute(module, name, around(original, _PART, *_event(kind), active))

@@ -1,0 +1,181 @@
+"""Collectives that the job calls from Python, and waits for those it called asynchronously.
+
+torch decorates almost all of them; the replaced function sits in the decorator's closure, so that names imported earlier, the
+functions' identity and what ``torch.compile`` knows about them stay as they are. Collectives inside others are not counted.
+"""
+
+from __future__ import annotations
+
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any, Callable, Optional, Tuple
+
+from ...rundir import EventField, EventKind
+from .. import lifetime
+from ..guard import part
+from ..patching import Before, Patches, around, cell_of
+from ..recording import active, recording_here
+
+_PART = part("collectives")
+
+_WAIT = EventKind.WAIT.opening
+_OPERATION, _GROUP = EventField.OPERATION.next_key, EventField.GROUP.next_key
+_BYTES, _ASYNC = EventField.MESSAGE_BYTES.next_key, f"{EventField.IS_ASYNC.next_key}true"
+
+DECORATED = (
+    "all_gather all_gather_coalesced all_gather_into_tensor all_gather_single _all_gather_base all_gather_object all_reduce "
+    "all_reduce_coalesced all_to_all all_to_all_single barrier broadcast broadcast_object_list gather gather_object "
+    "recv recv_object_list reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single _reduce_scatter_base scatter "
+    "scatter_object_list send send_object_list"
+).split()
+UNDECORATED = "monitored_barrier batch_isend_irecv isend irecv".split()
+_BARRIERS = ("barrier", "monitored_barrier")
+_GROUP_POSITION = {"barrier": 0, "monitored_barrier": 0, "all_to_all_single": 4}
+_GROUP_POSITION.update(
+    dict.fromkeys(
+        "all_reduce broadcast all_gather all_gather_into_tensor all_gather_single all_gather_object all_to_all send recv "
+        "isend irecv broadcast_object_list _all_gather_base".split(),
+        2,
+    )
+)
+_GROUP_POSITION.update(
+    dict.fromkeys(
+        "reduce gather gather_object scatter reduce_scatter reduce_scatter_tensor reduce_scatter_single scatter_object_list "
+        "_reduce_scatter_base".split(),
+        3,
+    )
+)
+"""Of the argument ``group``, by function."""
+_BY_NAME = 99
+"""No function has so many arguments: the group is given by its name, if at all."""
+_TENSOR_POSITION = {
+    "reduce_scatter_tensor": 1,
+    "all_gather_into_tensor": 1,
+    "reduce_scatter_single": 1,
+    "all_gather_single": 1,
+    "all_to_all_single": 1,
+    "reduce_scatter": 1,
+}
+"""Where the tensor that this rank contributes is not the first argument."""
+_PEER = dict.fromkeys("reduce gather gather_object send isend".split(), EventField.DESTINATION)
+_PEER.update(dict.fromkeys("broadcast broadcast_object_list scatter recv irecv".split(), EventField.SOURCE))
+"""The argument that names one rank, behind the tensor. torch calls it as the step log does: ``dst``, ``src``."""
+
+_Token = Tuple[int, str]
+"""The start, perf_counter_ns, and the fields of the event."""
+
+
+class _Depth:
+    """How many collectives deep the training thread is."""
+
+    __slots__ = ("value",)
+
+    def __init__(self) -> None:
+        self.value = 0
+
+
+_depth = _Depth()
+
+
+def _reset() -> None:
+    _depth.value = 0
+
+
+def _start_of(name: str) -> Before:
+    is_barrier = name in _BARRIERS
+    kind = EventKind.BARRIER if is_barrier else EventKind.COLLECTIVE
+    opening = f'{kind.opening}{_OPERATION}"{name}"{_GROUP}"'
+    group_at = _GROUP_POSITION.get(name, _BY_NAME)
+    tensor_at = _TENSOR_POSITION.get(name, 0)
+    peer = _PEER[name].value if name in _PEER else None
+    peer_key = _PEER[name].next_key if name in _PEER else ""
+
+    def start(args: Any, kwargs: Any) -> Optional[_Token]:
+        recorder = active.recorder
+        if recorder is None or recorder.thread != get_ident():
+            return None
+        _depth.value += 1
+        if _depth.value > 1:
+            return 0, ""
+        group = args[group_at] if len(args) > group_at else kwargs.get("group")
+        fields = f'{opening}{_group_name(group)}"{recorder.lines.caller()}'
+        size = _bytes(args[tensor_at] if len(args) > tensor_at else kwargs.get("tensor"))
+        if size is not None and not is_barrier:
+            fields += f"{_BYTES}{size}"
+        if kwargs.get("async_op"):
+            fields += _ASYNC
+        if peer is not None:
+            other = args[1] if len(args) > 1 else kwargs.get(peer)
+            if type(other) is int:
+                fields += f"{peer_key}{other}"
+        return perf_counter_ns(), fields
+
+    return start
+
+
+def _group_name(group: Any) -> str:
+    """The process group's name, "0" for the default group."""
+    if group is None:
+        return "0"
+    try:
+        return str(group.group_name).replace('"', "'")
+    except AttributeError:
+        return "?"
+
+
+def _bytes(value: Any) -> Optional[int]:
+    """Bytes of a tensor or a list of tensors."""
+    try:
+        if type(value) in (list, tuple):
+            return int(sum(each.numel() * each.element_size() for each in value))
+        return int(value.numel() * value.element_size())
+    except AttributeError:
+        return None
+
+
+def _end(token: _Token, result: Any) -> None:
+    end = perf_counter_ns()
+    _depth.value = max(0, _depth.value - 1)
+    start, fields = token
+    recorder = active.recorder
+    if fields and recorder is not None:
+        recorder.add(start, end - start, fields)
+
+
+def _before_wait(args: Any, kwargs: Any) -> Optional[_Token]:
+    recorder = active.recorder
+    if recorder is None or _depth.value or not recording_here(recorder):
+        return None
+    return perf_counter_ns(), _WAIT + recorder.lines.caller()
+
+
+def _after_wait(token: _Token, result: Any) -> None:
+    end = perf_counter_ns()
+    recorder = active.recorder
+    if recorder is not None:
+        recorder.add(token[0], end - token[0], token[1])
+
+
+def install(patches: Patches) -> None:
+    """Reach into the decorators' closures, replace the few undecorated functions, and ``Work.wait``."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    lifetime.at_fork.append(_reset)
+    for name in DECORATED:
+        cell = cell_of(vars(c10d).get(name))
+        if cell is not None:
+            patches.cell(cell, _timed(cell.cell_contents, name))
+    for name in UNDECORATED:
+        function = vars(c10d).get(name)
+        if function is not None:
+            timed = _timed(function, name)
+            for module in (dist, c10d):
+                if vars(module).get(name) is function:
+                    patches.attribute(module, name, timed)
+    work = c10d.Work
+    patches.attribute(work, "wait", around(work.wait, _PART, _before_wait, _after_wait, active))
+
+
+def _timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    return around(function, _PART, _start_of(name), _end, active)

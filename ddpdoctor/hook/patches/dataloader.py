@@ -1,0 +1,88 @@
+"""The data loader: how long the training thread waited for each batch, and for the start of the workers."""
+
+from __future__ import annotations
+
+from threading import get_ident
+from time import perf_counter_ns
+from typing import Any, Optional, Tuple
+
+from ...rundir import EventField, EventKind
+from ..guard import part
+from ..job import batch_size, calling_frame
+from ..patching import Patches, around
+from ..recording import active, recording_here
+
+_PART = part("data loading")
+_DATA = EventKind.DATA.opening
+_ITERATION = EventKind.ITERATION.opening + EventField.LOADER.next_key
+_WHERE, _LOADER = EventField.WHERE.next_key, EventField.LOADER.next_key
+_COUNT, _READY = EventField.COUNT.next_key, EventField.BATCHES_READY.next_key
+_EXHAUSTED = f"{EventField.EXHAUSTED.next_key}true"
+
+
+def _before_iter(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, Optional[int]]]:
+    current = active.session
+    if current is None or not recording_here(current.recorder):
+        return (args[0], 0, None) if current is not None else None
+    return args[0], perf_counter_ns(), current.recorder.lines.of_frame(calling_frame())
+
+
+def _after_iter(token: Tuple[Any, int, Optional[int]], result: Any) -> None:
+    end = perf_counter_ns()
+    loader, start, where = token
+    current = active.session
+    if current is None or isinstance(result, BaseException):
+        return
+    number = current.loaders.number(loader, where, current.recorder.lines)
+    current.loaders.iterated(result, number)
+    if start:
+        fields = "" if where is None else f"{_WHERE}{where}"
+        current.recorder.add(start, end - start, f"{_ITERATION}{number}{fields}")
+
+
+def _before_next(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, str]]:
+    recorder = active.recorder
+    if recorder is None or recorder.thread != get_ident():
+        return None
+    return args[0], perf_counter_ns(), recorder.lines.caller() + _waiting(args[0])
+
+
+def _after_next(token: Tuple[Any, int, str], result: Any) -> None:
+    end = perf_counter_ns()
+    iterator, start, fields = token
+    current = active.session
+    if current is None:
+        return
+    number = current.loaders.of_iterator(iterator)
+    if number >= 0:
+        fields += f"{_LOADER}{number}"
+    if isinstance(result, StopIteration):
+        fields += _EXHAUSTED
+    else:
+        size = batch_size(result)
+        if size is not None:
+            fields += f"{_COUNT}{size}"
+    current.recorder.add(start, end - start, _DATA + fields)
+
+
+def _waiting(iterator: Any) -> str:
+    """How many batches the workers have ready, as the training thread asks for one."""
+    queue = getattr(iterator, "_data_queue", None)
+    if queue is None:
+        return ""
+    try:
+        early = sum(1 for info in iterator._task_info.values() if len(info) > 1)
+        return f"{_READY}{queue.qsize() + early}"
+    except (AttributeError, NotImplementedError, OSError, TypeError):
+        return ""
+
+
+def install(patches: Patches) -> None:
+    """Wrap ``DataLoader.__iter__`` and its iterators' ``__next__``, which subclasses inherit."""
+    from torch.utils.data import dataloader
+
+    iterator, loader = dataloader._BaseDataLoaderIter, dataloader.DataLoader
+    patches.attribute(
+        iterator, "__next__", around(iterator.__next__, _PART, _before_next, _after_next, active)
+    )
+    patches.attribute(loader, "__iter__", around(loader.__iter__, _PART, _before_iter, _after_iter))

@@ -1,0 +1,71 @@
+"""torch's profiler by its low-level functions, on the training thread: open, end of collection, close.
+
+Collection ends at the end of a step, the profiler is closed at the end of a later one. Gloo's threads note the end of each
+collective in the profiler's memory, which closing it frees: with one still in flight, or its thread merely without a CPU at
+that moment, they write to freed memory (torch 2.13: two ranks that close the profiler right after an asynchronous
+``all_reduce`` die within 150 tries where freed memory is unmapped, MALLOC_MMAP_THRESHOLD_=8192).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+from ..job import job_torch
+
+SETTLE_NS = 1_000_000_000
+"""Between the end of collection and the closing of the profiler, at least, for Gloo's threads to come to an end with the
+collectives that they had begun. 50 ms were too short on a busy machine.
+"""
+
+
+def open_profiler() -> Any:
+    """Start torch's profiler on this thread; the activities that it records."""
+    from torch._C._profiler import _ExperimentalConfig
+
+    torch = job_torch()
+    autograd = torch.autograd
+    activities = {autograd.ProfilerActivity.CPU}
+    if torch.cuda.is_initialized() and torch.cuda.is_available():
+        activities.add(autograd.ProfilerActivity.CUDA)
+    config = autograd.ProfilerConfig(
+        autograd.ProfilerState.KINETO, False, False, False, False, False, _ExperimentalConfig()
+    )
+    autograd._prepare_profiler(config, activities)
+    autograd._enable_profiler(config, activities)
+    return activities
+
+
+def settle(ended: int) -> None:
+    """Wait until the profiler whose collection ended at ``ended``, monotonic ns, can be closed."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        time.sleep(max(0, ended + SETTLE_NS - time.monotonic_ns()) / 1e9)
+
+
+def end_collection() -> None:
+    """Have the profiler of this thread, which stays open, see no more operators."""
+    # There is also _toggle_collection_dynamic, which warns on the standard error output.
+    job_torch().autograd._enable_record_function(False)
+
+
+def close_profiler(opener: int) -> Any:
+    """Stop torch's profiler if it is on, on the thread that started it; its result, or None."""
+    if threading.get_ident() != opener:
+        return None
+    torch = job_torch()
+    torch.autograd._enable_record_function(True)
+    return torch.autograd._disable_profiler() if torch.autograd._profiler_enabled() else None
+
+
+def profiler_is_on() -> bool:
+    """Whether one is, on this thread: ours or another."""
+    return bool(job_torch().autograd._profiler_enabled())
+
+
+def node_number() -> int:
+    """The number of the next node of this thread's autograd graph, 0 where unknown."""
+    get = getattr(job_torch()._C._autograd, "_get_sequence_nr", None)
+    return 0 if get is None else int(get())

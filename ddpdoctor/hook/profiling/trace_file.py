@@ -1,0 +1,159 @@
+"""Saving the profiler's result and the flight recorder, in a thread of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+import threading
+import time
+from typing import Any, Callable, Dict, Optional, Sequence
+
+from ...rundir import FLIGHT_FILE, RAW_FILE, TooLargeError, reason_of, spools_in
+from ...rundir.raw_traces import raw_folder
+from ..guard import part, words_of
+from ..patching import guarded
+from ..recording import Session
+
+_PART = part("profiler window")
+STAGGER_S = 0.25
+"""Between the ranks of a host, which would otherwise all write at the same moment: a trace takes about as long to save."""
+MOST_STAGGER_S = 4.0
+"""The last of many ranks waits no longer: a job may end soon after its window."""
+COMPRESSION = 20
+"""A trace before by one after, about, on the large side: 8 to 17 on our own and the public ones."""
+
+
+class TraceJob:
+    """Saves what one window has recorded, and leaves it to whoever carries to the run directory."""
+
+    def __init__(
+        self,
+        session: Session,
+        result: Any,
+        max_bytes: int,
+        report: Callable[..., None],
+        expected_bytes: int,
+    ) -> None:
+        """``report(state, why)`` is called when it has failed; ``expected_bytes`` are those of the compressed trace. Call on the
+        training thread."""
+        self._session = session
+        self._result = result
+        self._max_bytes = max_bytes
+        self._expected_bytes = expected_bytes
+        self._report = report
+        self._header = _header(session)
+        self.handed_over = False
+        """Whether nothing more of it is done in this process."""
+        self._hurry = threading.Event()
+        self._thread = threading.Thread(target=guarded(_PART, self._run), name="ddpdoctor-trace", daemon=True)
+
+    def start(self) -> None:
+        """Start to write."""
+        self._thread.start()
+
+    def hurry_and_wait(self, deadline_s: float) -> None:
+        """The job ends: write now, return once it is done or at ``deadline_s``, monotonic."""
+        self._hurry.set()
+        self._thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
+
+    def _run(self) -> None:
+        try:
+            self._keep_flight()
+            local_rank = int(self._session.document.get("local_rank") or 0)
+            self._hurry.wait(min(STAGGER_S * local_rank, MOST_STAGGER_S))
+            self._save_trace()
+            self.handed_over = True
+            self._session.writer.document_changed.set()
+        except TooLargeError as error:
+            self._report("skipped", str(error))
+        except Exception as error:
+            _report_failure(self._session, self._report, error)
+        finally:
+            self._result = None
+
+    def _keep_flight(self) -> None:
+        try:
+            data = flight_recorder()
+            if data is not None:
+                self._session.spool.keep(FLIGHT_FILE, data)
+        except Exception as error:
+            part("flight recorder").failed(error)
+
+    def _save_trace(self) -> None:
+        own = self._session.spool.claimed()
+        folders = [tempfile.gettempdir(), *([own] if own else [])]
+        base = room_for(self._expected_bytes * COMPRESSION, folders, _ranks_here(self._session))
+        with raw_folder(base, self._session.run_id) as folder:
+            self._result.save(os.path.join(folder.place, RAW_FILE))
+            self._result = None
+            self._session.spool.hand_over_trace(folder.path, self._header, self._max_bytes)
+            folder.handed_over = True
+
+
+def room_for(size: int, folders: Sequence[str], ranks: int) -> str:
+    """The first of ``folders`` half of whose free space holds ``size`` bytes for each of ``ranks``, which look at the same
+    moment and know nothing of each other. Raises TooLargeError.
+    """
+    for folder in folders:
+        storage = os.statvfs(folder)
+        if storage.f_bavail * storage.f_frsize >= 2 * size * ranks:
+            return folder
+    each = f" for each of the {ranks} ranks of this host" if ranks > 1 else ""
+    raise TooLargeError(
+        f"neither {' nor '.join(folders)} has twice the {size // 1_000_000} MB free that the trace may take uncompressed"
+        f"{each}"
+    )
+
+
+def _ranks_here(session: Session) -> int:
+    """How many ranks of the run record on this host: each has a spool beside this one's."""
+    return max(1, min(len(spools_in(os.path.dirname(session.spool.directory))), session.world_size))
+
+
+def _report_failure(session: Session, report: Callable[..., None], error: Exception) -> None:
+    try:
+        if isinstance(error, OSError):
+            words = f"its trace could not be saved ({reason_of(error)})"
+            _PART.failed(
+                error, words, f"no profiler window of rank {session.rank}: {words}; the job goes on."
+            )
+            report("failed", words)
+            return
+        _PART.failed(error)
+        report("failed", words_of(error))
+    except Exception:
+        pass
+
+
+def flight_recorder() -> Optional[bytes]:
+    """The flight recorder's entries as JSON, without stacks; None where this torch keeps none."""
+    from torch._C import _distributed_c10d as c10d
+
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        dump = getattr(c10d, name, None)
+        if dump is not None:
+            data = dump(includeCollectives=True, onlyActive=False)
+            return data.encode() if isinstance(data, str) else bytes(data)
+    return None
+
+
+def _header(session: Session) -> Dict[str, Any]:
+    """What torch.profiler would say about the process groups, and who recorded this."""
+    info: Dict[str, Any] = {"rank": session.rank, "world_size": session.world_size}
+    try:
+        import torch.distributed as dist
+        from torch.distributed import distributed_c10d as c10d
+
+        if dist.is_initialized():
+            info["backend"] = dist.get_backend()
+            configs = getattr(c10d, "_get_all_pg_configs", None)
+            if configs is not None:
+                info["pg_config"] = configs()
+                info["pg_count"] = len(info["pg_config"])
+    except Exception as error:
+        part("process groups").failed(error)
+    ours = {"rank": session.rank, "world_size": session.world_size, "host": session.document.get("host"), "pid": os.getpid(),
+            "time_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()}  # fmt: skip
+    header: Dict[str, Any] = json.loads(json.dumps({"distributedInfo": info, "ddpdoctor": ours}, default=str))
+    return header

@@ -1,0 +1,227 @@
+"""The profiler window: a few steps, the same on all ranks, seen by torch's own profiler.
+
+It is driven from the end of a step, on the training thread. Nothing is ever synchronised: where CUDA is in use the window
+stays open for one step more, so that the kernels of its last step have run. In rank.json it is ``waiting``, ``open``,
+``saving`` and, once its trace is in the run directory, ``saved``; or it is ``skipped``, or ``failed``, and says why.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import Any, Dict, List, Optional
+
+from ...rundir import Mark
+from .. import environment
+from ..guard import part
+from ..job import job_torch
+from ..recording import LAST_SETTINGS_STEP, Session, Writer
+from . import other_profilers
+from .torch_profiler import (
+    SETTLE_NS,
+    close_profiler,
+    end_collection,
+    node_number,
+    open_profiler,
+    profiler_is_on,
+    settle,
+)
+from .trace_file import TraceJob
+
+_PART = part("profiler window")
+BYTES_PER_NODE = 1_000
+"""Of compressed trace, for each node of the autograd graph: a cautious estimate, for the limit holds on the written file
+too."""
+
+
+windows: List[Window] = []
+"""All of this process."""
+
+
+def close_left_open() -> None:
+    """At the very end of the process, whatever failed before."""
+    for window in windows:
+        window._abandon()
+
+
+class Window:
+    """Opens, closes and hands over the one profiler window of a recording."""
+
+    def __init__(self, session: Session, writer: Writer) -> None:
+        self.part = _PART
+        self._session = session
+        self._writer = writer
+        self._steps = environment.profile_steps(os.environ)
+        self._max_bytes = environment.max_trace_bytes(os.environ)
+        self._first, self._stop = self._steps or (0, 0)
+        self._state: Dict[str, Any] = {
+            "steps": list(self._steps) if self._steps else None,
+            "state": "waiting",
+            "why": None,
+        }
+        self._opener = 0
+        self._open = False
+        self.closing_s = 0.0
+        """How long torch took to close the profiler: work that cannot be left out, as an open one crashes the process."""
+        self._ended = 0
+        """When collection ended, monotonic ns, while the profiler is still to be closed."""
+        self._busy = ""
+        """What is being done to the profiler: it stays so where an interrupt of the job comes in between."""
+        self._nodes = self._step_nodes = 0
+        """Number of the next node of the autograd graph as the window came near, and how many the step before it made."""
+        self._activities: Any = None
+        self._job: Optional[TraceJob] = None
+        session.document["window"] = self._state
+        if self._steps is None:
+            self._set("skipped", "no steps were asked for")
+        other_profilers.listeners.append(self._give_way)
+        windows.append(self)
+
+    def _set(self, state: str, why: Optional[str] = None, **more: Any) -> None:
+        self._state.update(state=state, why=why or self._state.get("why"), **more)
+        self._writer.document_changed.set()
+
+    def at_step(self, step: int) -> None:
+        """Step number ``step`` begins."""
+        try:
+            self._at_step(step)
+        except Exception:
+            self._abandon()
+            raise
+
+    def _abandon(self) -> None:
+        """Something of ours failed: a profiler left open would fill the memory, and crash the job at its end."""
+        self._session.recorder.always_full = False
+        if self._open:
+            self._open = False
+            self._ended = 0
+            autograd = job_torch().autograd
+            # Nothing that may be what failed is relied on here.
+            if threading.get_ident() == self._opener and autograd._profiler_enabled():
+                autograd._enable_record_function(False)
+                try:
+                    settle(time.monotonic_ns())
+                finally:
+                    autograd._enable_record_function(True)
+                    autograd._disable_profiler()
+            self._state.update(state="failed", why="an error of ddpdoctor, see hook.errors")
+
+    def _at_step(self, step: int) -> None:
+        recorder = self._session.recorder
+        state = self._state["state"]
+        if self._ended:
+            if time.monotonic_ns() - self._ended >= SETTLE_NS:
+                self._close()
+        elif state == "waiting":
+            if step == self._first - 1:
+                self._nodes = node_number()
+                recorder.record_whole()
+            elif step >= self._first:
+                self._try_to_open(step)
+        elif state == "open":
+            if step >= self._stop:
+                self._end(step)
+            else:
+                recorder.marks.append(Mark.PROFILED)
+        elif state == "saving" and self._job is not None and not self._job.handed_over:
+            recorder.marks.append(Mark.SAVING)
+        elif step > LAST_SETTINGS_STEP and not other_profilers.seen:
+            self._session.stepping.listening = False
+        if other_profilers.seen and profiler_is_on():
+            recorder.marks.append(Mark.USER_PROFILER)
+
+    def _try_to_open(self, step: int) -> None:
+        recorder = self._session.recorder
+        other = other_profilers.other_tool()
+        if other or profiler_is_on():
+            recorder.always_full = False
+            self._set(
+                "skipped", f"{other or 'another profiler'} profiles this job, and its profile goes first"
+            )
+            return
+        self._shorten()
+        recorder.record_whole()
+        opened = time.time_ns()
+        self._opener = threading.get_ident()
+        self._open = True
+        self._busy = "opened"
+        self._activities = open_profiler()
+        self._busy = ""
+        recorder.marks += [Mark.OPENED, Mark.PROFILED]
+        if len(self._activities) > 1:
+            self._stop += 1
+        self._set("open", opened_ns=opened)
+
+    def _shorten(self) -> None:
+        nodes = node_number() - self._nodes
+        if nodes > 0 and self._first > 0:
+            self._step_nodes = nodes
+            most = max(1, self._max_bytes // (nodes * BYTES_PER_NODE))
+            if most < self._stop - self._first:
+                self._stop = self._first + most
+                self._set("waiting", f"shortened to {most} steps to stay below --max-trace-mb")
+
+    def _end(self, step: int) -> None:
+        """Nothing more is collected from now on, before step number ``step``."""
+        self._session.recorder.always_full = False
+        end_collection()
+        self._ended = time.monotonic_ns()
+        self._state.update(steps=[self._first, step], closed_ns=time.time_ns())
+
+    def _close(self) -> None:
+        """What was collected, to be saved."""
+        interrupted, self._busy = self._busy, "closed"
+        begun_s = time.monotonic()
+        result = close_profiler(self._opener)
+        self.closing_s += time.monotonic() - begun_s
+        self._busy = ""
+        self._ended = 0
+        self._open = False
+        if result is None:
+            why = "the profiler was taken over, or closed, by something else"
+            if interrupted:
+                why = f"the job was interrupted, as by Ctrl-C, while the profiler was being {interrupted}"
+            self._set("failed", why)
+            return
+        self._session.recorder.marks.append(Mark.CLOSED)
+        self._set("saving")
+        expected = (self._stop - self._first) * self._step_nodes * BYTES_PER_NODE
+        self._job = TraceJob(self._session, result, self._max_bytes, self._set, expected)
+        self._job.start()
+
+    def _close_now(self) -> None:
+        if not self._ended:
+            self._end(self._session.recorder.step)
+        settle(self._ended)
+        self._close()
+
+    def _give_way(self) -> None:
+        """The job constructs a profiler of its own."""
+        self._session.stepping.listening = True
+        if self._open and threading.get_ident() == self._opener:
+            if not self._ended:
+                self._set("open", "cut short, because the job uses a profiler of its own")
+            self._close_now()
+
+    def finish(self, deadline_s: float) -> None:
+        """The job ends: close what is open, and wait until it is saved, at most until ``deadline_s``, monotonic, and as long
+        again as closing took."""
+        try:
+            self._finish(deadline_s)
+        except Exception:
+            self._abandon()
+            raise
+
+    def _finish(self, deadline_s: float) -> None:
+        closed_before_s = self.closing_s
+        if self._open:
+            if not self._ended:
+                self._set("open", "cut short by the end of the job")
+            self._close_now()
+        elif self._state["state"] == "waiting":
+            self._set("skipped", f"the job ended in step {self._session.recorder.step}, before the window")
+        if self._job is not None:
+            self._job.hurry_and_wait(deadline_s + self.closing_s - closed_before_s)
+            if self._state["state"] == "saving" and not self._job.handed_over:
+                self._state["why"] = "the job ended before its trace was written"

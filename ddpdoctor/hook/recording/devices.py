@@ -1,0 +1,177 @@
+"""When a step's work ran on its GPU, by CUDA events that are recorded with the work and read steps later.
+
+On a GPU the host's times say when work was issued. An event costs its stream next to nothing, and the host some
+microseconds; asking whether it has passed (``query``) never waits, and only of those that have passed is the time read.
+Events are pooled. Nothing is recorded before the job itself uses CUDA, nor while the stream captures a CUDA graph, which
+would take the event into the graph.
+
+Beside starts and ends there is the moment at which the rank's own gradients are done, before it waits for the other
+ranks': autograd's engine calls what is queued with it during a backward in order, at the backward's end, with the
+compute stream current, and DDP queues its waiting for the collectives last.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from time import perf_counter_ns
+from typing import TYPE_CHECKING, Any, Deque, List, Optional, Tuple
+
+from ...rundir import LineField
+from ..guard import part
+from ..job import job_torch
+from ..patching import guarded
+from .active import active
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+_PART = part("CUDA events")
+MOST_WAITING = 32
+"""Steps whose events have not passed yet; beyond it a step goes without. A host is rarely this far ahead."""
+MOST_MARKS = 256
+"""Events of one step. Beyond it, as with a hundred micro-batches, the step goes without."""
+START, END = "start", "end"
+_Marks = List[Tuple[str, Any]]
+
+
+def devices_of(recorder: "Recorder") -> "Optional[Devices]":
+    """None where the job's torch knows neither CUDA nor ROCm. (Whether there is a GPU is not asked: the answer would start
+    CUDA, which a process that forks workers must not.)
+    """
+    version = job_torch().version
+    return Devices(recorder) if version.cuda or getattr(version, "hip", None) else None
+
+
+class Devices:
+    """The CUDA events of one recording. Called on the training thread, and by autograd's while that one waits for it."""
+
+    def __init__(self, recorder: "Recorder") -> None:
+        self._recorder = recorder
+        self._cuda: Any = job_torch().cuda
+        self._device: Optional[int] = None
+        """The first that was current: time cannot be taken between events of two devices."""
+        self._pool: List[Any] = []
+        self._marks: _Marks = []
+        """Of the step in progress; empty where it goes without."""
+        self._waiting: Deque[Tuple[int, _Marks]] = deque()
+        self._anchor: Optional[Any] = None
+        """The start of the last step that was read, and ``_anchor_ns`` when that was: device time since the first one."""
+        self._anchor_ns = 0
+        self.at_step = guarded(_PART, self._at_step)
+        """To be called with the number of a step that has just begun."""
+        self.mark = guarded(_PART, self._mark)
+        """With a name, where something begins or ends on the current stream."""
+        self.unmark = guarded(_PART, self._unmark)
+        """With a name, where what was said to begin did not."""
+        self.gradients_follow = guarded(_PART, self._gradients_follow)
+        """With what a forward returned, whose backward will reduce the gradients: notes the end of the backward's own work."""
+        self.finish = guarded(_PART, self._finish)
+        """At the end of the recording."""
+        self._at_backward = guarded(_PART, self._backward_begun)
+        self._at_gradients = guarded(_PART, self._gradients_done)
+
+    @property
+    def timing(self) -> bool:
+        """Whether this step's events are recorded: to be asked before ``mark`` is called."""
+        return bool(self._marks)
+
+    def _finish(self) -> None:
+        self._marks = []
+        self._read()
+
+    def _at_step(self, step: int) -> None:
+        # The first event of this step is the last one of the step before.
+        if not self._cuda.is_initialized():
+            return
+        begun = perf_counter_ns()
+        marks, self._marks = self._marks, []
+        if self._cuda.is_current_stream_capturing():
+            # Not even a query is allowed now.
+            return
+        if marks:
+            self._record(END, marks)
+        if marks:
+            self._waiting.append((step - 1, marks))
+        if self._waiting:
+            self._read()
+        if active.full and len(self._waiting) < MOST_WAITING and not _PART.off:
+            if marks:
+                self._marks = [(START, marks[-1][1])]
+            else:
+                self._record(START, self._marks)
+        self._recorder.charge(perf_counter_ns() - begun)
+
+    def _mark(self, name: str) -> None:
+        self._record(name, self._marks)
+
+    def _unmark(self, name: str) -> None:
+        if self._marks and self._marks[-1][0] == name:
+            self._pool.append(self._marks.pop()[1])
+
+    def _record(self, name: str, marks: _Marks) -> None:
+        device = self._cuda.current_device()
+        if self._device is None:
+            self._device = device
+        if (
+            device != self._device
+            or len(marks) >= MOST_MARKS
+            or not (marks or name == START)
+            or self._cuda.is_current_stream_capturing()
+        ):
+            # The first of them may be the end of the step before, which is still to be read: none goes to the pool.
+            marks.clear()
+            return
+        event = self._pool.pop() if self._pool else self._cuda.Event(enable_timing=True)
+        event.record()
+        marks.append((name, event))
+
+    def _gradients_follow(self, output: Any) -> None:
+        function = _grad_function(output)
+        if function is not None:
+            function.register_prehook(self._at_backward)
+
+    def _backward_begun(self, gradients: Any) -> None:
+        """The backward reaches the model's output. Returning nothing leaves the gradients as they are."""
+        if self._marks:
+            job_torch().autograd.Variable._execution_engine.queue_callback(self._at_gradients)
+
+    def _gradients_done(self) -> None:
+        if self._marks:
+            self._mark("ready")
+
+    def _read(self) -> None:
+        """Write the times of all steps whose last event has passed."""
+        while self._waiting and self._waiting[0][1][-1][1].query():
+            step, marks = self._waiting.popleft()
+            start = marks[0][1]
+            if self._anchor is not None:
+                self._anchor_ns += _ns_between(self._anchor, start)
+            times = [f'["{name}",{_ns_between(start, event)}]' for name, event in marks[1:]]
+            self._recorder.pending.append(
+                f"{{{LineField.DEVICE.key}{step}{LineField.DEVICE_START_NS.next_key}{self._anchor_ns}"
+                f"{LineField.DEVICE_TIMES_NS.next_key}[{','.join(times)}]}}\n"
+            )
+            if self._anchor is not None and self._anchor is not start:
+                self._pool.append(self._anchor)
+            self._pool.extend(event for _, event in marks[1:-1])
+            self._anchor = start
+
+
+def _ns_between(first: Any, second: Any) -> int:
+    ms: float = first.elapsed_time(second)
+    return round(ms * 1e6)
+
+
+def _grad_function(output: Any, nested: int = 2) -> Any:
+    """Of the first tensor with a gradient in a model's output; None where none is found."""
+    function = getattr(output, "grad_fn", None)
+    if function is not None:
+        return function
+    if nested and isinstance(output, dict):
+        output = list(output.values())
+    if nested and isinstance(output, (list, tuple)):
+        for value in output:
+            function = _grad_function(value, nested - 1)
+            if function is not None:
+                return function
+    return None

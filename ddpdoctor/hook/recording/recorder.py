@@ -1,0 +1,266 @@
+"""One rank's step log: events are collected during a step and written, as one line, at its end.
+
+Times inside a step are ``perf_counter_ns``; each step holds one pair of that clock and the epoch's, taken at its start, so
+that durations are exact and starts comparable between processes of a host. What the lines say is in
+:mod:`ddpdoctor.rundir.stepevents`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from threading import get_ident, get_native_id
+from time import perf_counter_ns, thread_time_ns, time_ns
+from typing import List, Optional, Tuple
+
+from ...rundir import STEPS_FILE, STEPS_SCHEMA, EventField, EventKind, LineField, Spool
+from ..job import Kinds, Lines
+from .active import active
+from .thinning import BLOCK_STEPS, Thinning
+
+MOST_EVENTS = 256
+"""Events of one step that are written each, some 20 kB of text; the rest are counted."""
+WHOLE_COST = 7
+"""What recording a step in full costs the training thread, beyond one of which only the times are kept, as a multiple of
+what ends it, which is timed. Timed inside real steps, where the caches hold the model and not our code, all calls of the
+hook came to 270 to 300 us in full, to 80 to 90 us in a thinned step, and the end of a full one to 30 us; called in a row
+the same calls take a tenth."""
+COUNTERS_EVERY_NS = 250_000_000
+"""About how often the thread's counters are read at both ends of a step: a system call costs as much as several events.
+In steps whose number is a multiple of a power of two, so that ranks share them."""
+_MOST_COUNTERS_MASK = 63
+"""The rarest: at two neighbouring ends of steps in 64."""
+
+Cut = Tuple[int, int, int, int]
+"""A moment at which a step may have ended: perf_counter_ns, events before it, and the thread's time on a CPU and its wait
+for one so far, ns, -1 where unknown.
+"""
+_CLOCK, _CPU, _DELAY = 0, 2, 3
+"""Places in a ``Cut``."""
+_BASE = re.compile(f"{EventField.FORWARD_END_NS.key}(-?[0-9]+)")
+"""The one time inside an event's fields that counts from the step's start."""
+
+_SCHEMA_LINE = f'{{{LineField.SCHEMA.key}"{STEPS_SCHEMA}"}}\n'
+_DEFINITIONS = tuple("{" + field.key for field in (LineField.WHERE, LineField.SCHEMA))
+"""How the lines begin that later ones refer to."""
+_STEP, _TIME = "{" + LineField.STEP.key, LineField.TIME_NS.next_key
+_THIN = f"{LineField.THIN.next_key}true}}\n"
+_CPU_NS, _DELAY_NS, _SELF = (
+    LineField.CPU_NS.next_key,
+    LineField.RUN_DELAY_NS.next_key,
+    LineField.SELF_NS.next_key,
+)
+_EVENTS, _MARKS = LineField.EVENTS.next_key, LineField.MARKS.next_key
+_START, _DURATION = EventField.START_NS.next_key, EventField.DURATION_NS.next_key
+_EVALUATIONS = EventKind.EVALUATION.opening + EventField.COUNT.next_key
+_MORE = EventKind.MORE.opening + EventField.COUNT.next_key
+
+
+class Recorder:
+    """Records the training thread of one rank. Only that thread calls it, but for ``note``."""
+
+    def __init__(self, spool: Spool, kinds: Kinds) -> None:
+        self.spool = spool
+        self.kinds = kinds
+        self.pid = os.getpid()
+        self.step = 0
+        active.record(full=True)
+        self.full_since = 0
+        """perf_counter_ns at which the recorded steps began of which this is one."""
+        self.always_full = False
+        """Set while the profiler window is near or open: its steps are recorded whole whatever that costs."""
+        self.events: List[Tuple[int, int, str]] = []
+        self.marks: List[str] = []
+        self.pending: List[str] = [_SCHEMA_LINE]
+        """Lines to be written before the next step's."""
+        self.lines: Lines = Lines(kinds, self.pending.append)
+        self.thinning = Thinning()
+        self._more = [0, 0]
+        self._evaluations = [0, 0, 0]
+        self._self_ns = 0
+        self._full_block = True
+        self._block_start = self._block_cost_ns = self._block_full = 0
+        """Of the block of steps in progress: when it began, what recording cost, and how many steps were recorded in full."""
+        self._schedstat = -1
+        self._counters_mask = 1
+        """They are read at the end of a step whose number has 0 or 1 in these bits."""
+        self._follow_thread()
+        now = self.cut(perf_counter_ns())
+        self.start_step(now)
+        self._block_start = now[_CLOCK]
+
+    def _follow_thread(self) -> None:
+        self.thread = get_ident()
+        self.close()
+        try:
+            path = f"/proc/self/task/{get_native_id()}/schedstat"
+            self._schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            self._schedstat = -1
+
+    def close(self) -> None:
+        """Nothing is recorded any more."""
+        if self._schedstat >= 0:
+            os.close(self._schedstat)
+            self._schedstat = -1
+
+    def follow_this_thread(self) -> None:
+        """Record the calling thread from now on: the one that steps the optimizer is the training thread."""
+        self._follow_thread()
+        self.events.clear()
+        now = self.cut(perf_counter_ns())
+        self.start_step((self.start_perf_ns, *now[1:]))
+
+    def start_step(self, start: Cut) -> None:
+        """The current step began at ``start``."""
+        epoch, now = time_ns(), perf_counter_ns()
+        self.epoch_of_zero = epoch - now
+        """Epoch ns at which perf_counter_ns would have been 0."""
+        self._start = start
+
+    @property
+    def start_perf_ns(self) -> int:
+        """When the current step began, perf_counter_ns."""
+        return self._start[_CLOCK]
+
+    def record_whole(self) -> None:
+        """Record the current step, which has just begun, and those after it in full, until ``always_full`` is unset."""
+        if not active.full:
+            self.full_since = self.start_perf_ns
+        self.always_full = True
+        active.record(full=True)
+
+    def add(self, start: int, duration: int, fields: str) -> None:
+        """Append an event: perf_counter_ns, ns, and the inside of its JSON object, its kind first."""
+        if len(self.events) < MOST_EVENTS:
+            self.events.append((start, duration, fields))
+        else:
+            self._more[0] += 1
+            self._more[1] += duration
+
+    def add_evaluation(self, start: int, duration: int) -> None:
+        """A forward without gradients; those of a step become one event."""
+        if not self._evaluations[2]:
+            self._evaluations[0] = start
+        self._evaluations[1] += duration
+        self._evaluations[2] += 1
+
+    def cut(self, at: int) -> Cut:
+        """The thread's counters now, as of ``at``; -1 where unknown, or not read to save time."""
+        if self._evaluations[2] or self._more[0]:
+            self._fold()
+        if self.step & self._counters_mask > 1:
+            return at, len(self.events), -1, -1
+        if self._schedstat >= 0:
+            try:
+                # Time on a CPU, time waited for one, number of time slices.
+                times = os.pread(self._schedstat, 64, 0).split()
+                return at, len(self.events), int(times[0]), int(times[1])
+            except (OSError, IndexError, ValueError):
+                self._schedstat = -1
+        return at, len(self.events), thread_time_ns(), -1
+
+    def charge(self, ns: int) -> None:
+        """Count time that was spent on recording elsewhere than in ``end_step``."""
+        self._block_cost_ns += ns
+
+    def end_step(self, end: Cut) -> None:
+        """Write the step that ended at ``end``; what came after that belongs to the next one."""
+        # Called in every step, with the caches full of the model: each function that is called here costs some us.
+        start, full = self._start, active.full
+        if full:
+            begun = perf_counter_ns()
+            line = self._full_line(start, end)
+        else:
+            zero = self.epoch_of_zero
+            line = f"{_STEP}{self.step}{_TIME}[{start[0] + zero},{end[0] + zero}]{_THIN}"
+        if self.events:
+            del self.events[: end[1]]
+            if self.events:
+                self._count_from(end[0] - start[0])
+        if self.pending:
+            line = "".join(self.pending) + line
+        if not self.spool.write(STEPS_FILE, line.encode()):
+            self._keep_definitions()
+        elif self.pending:
+            self.pending.clear()
+        if self.marks:
+            self.marks.clear()
+        self.step = number = self.step + 1
+        self._start = end
+        if full:
+            self.epoch_of_zero = time_ns() - perf_counter_ns()
+            self._self_ns = WHOLE_COST * (perf_counter_ns() - begun)
+            self._block_cost_ns += self._self_ns
+            self._block_full += 1
+        if not number % BLOCK_STEPS:
+            self._end_block(end[0])
+        full = self._full_block or self.always_full
+        if full is not active.full:
+            active.record(full)
+
+    def _end_block(self, at: int) -> None:
+        thinning, full = self.thinning, self._block_full
+        cost_ns = self._block_cost_ns // full if full else None
+        self._full_block = thinning.next_block(self.step, cost_ns, (at - self._block_start) // BLOCK_STEPS)
+        self._block_start, self._block_cost_ns, self._block_full = at, 0, 0
+        if self._full_block and not active.full:
+            self.full_since = at
+        self.epoch_of_zero = time_ns() - perf_counter_ns()
+        if not self.step & _MOST_COUNTERS_MASK:
+            often = COUNTERS_EVERY_NS / max(thinning.step_ns, 1.0)
+            self._counters_mask = max(1, min((1 << int(often).bit_length()) - 1, _MOST_COUNTERS_MASK))
+
+    def _count_from(self, later_ns: int) -> None:
+        """What is left belongs to a step that began so much later: its end was known in hindsight only."""
+        self.events = [
+            (
+                begin,
+                duration,
+                _BASE.sub(lambda base: f"{EventField.FORWARD_END_NS.key}{int(base[1]) - later_ns}", fields),
+            )
+            for begin, duration, fields in self.events
+        ]
+
+    def _fold(self) -> None:
+        if self._evaluations[2]:
+            begin, duration, number = self._evaluations
+            self.events.append((begin, duration, f"{_EVALUATIONS}{number}"))
+            self._evaluations = [0, 0, 0]
+        if self._more[0]:
+            self.events.append((perf_counter_ns(), self._more[1], f"{_MORE}{self._more[0]}"))
+            self._more = [0, 0]
+
+    def _full_line(self, start: Cut, end: Cut) -> str:
+        at, zero = start[_CLOCK], self.epoch_of_zero
+        events = self.events if end[1] >= len(self.events) else self.events[: end[1]]
+        text = ",".join(
+            [
+                f"{{{fields}{_START}{begin - at}{_DURATION}{duration}}}"
+                for begin, duration, fields in sorted(events)
+            ]
+        )
+        marks = f'{_MARKS}["' + '","'.join(self.marks) + '"]' if self.marks else ""
+        ran = end[_CPU] - start[_CPU] if start[_CPU] >= 0 and end[_CPU] >= 0 else "null"
+        delay = end[_DELAY] - start[_DELAY] if start[_DELAY] >= 0 and end[_DELAY] >= 0 else "null"
+        return (
+            f"{_STEP}{self.step}{_TIME}[{at + zero},{end[_CLOCK] + zero}]{_CPU_NS}{ran}"
+            f"{_DELAY_NS}{delay}{_SELF}{self._self_ns}{_EVENTS}[{text}]{marks}}}\n"
+        )
+
+    def write_now(self, line: str) -> None:
+        """Write a line outside of a step's end."""
+        self.pending.append(line)
+        if self.spool.write(STEPS_FILE, "".join(self.pending).encode()):
+            self.pending.clear()
+        else:
+            self._keep_definitions()
+
+    def _keep_definitions(self) -> None:
+        """There was no room: of what was to be written before the step, only what later steps refer to is kept."""
+        self.pending[:] = [line for line in self.pending if line.startswith(_DEFINITIONS)]
+
+
+def recording_here(recorder: Optional[Recorder]) -> bool:
+    """Whether this call, on this thread, is to be recorded."""
+    return active.full and recorder is not None and recorder.thread == get_ident()

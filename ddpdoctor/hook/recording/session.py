@@ -1,0 +1,73 @@
+"""The recording of one rank, and what is known of its job meanwhile."""
+
+from __future__ import annotations
+
+import os
+from threading import get_ident
+from typing import Any, Dict
+
+from ...rundir import Spool, id_of_root
+from ..job import Kinds, Loaders, Models, Numbered
+from .active import active
+from .devices import devices_of
+from .recorder import Recorder
+from .stepping import Stepping
+from .writer import Writer
+
+PATIENCE_S = 2.0
+"""How long the job's end waits for the recording in all; the spool keeps what was not copied by then. A job that ends in time
+is worth more than the last second of its recording, which the launcher fetches anyway."""
+LAST_SETTINGS_STEP = 3
+"""By this step DDP has rebuilt its buckets, at its second forward, and its settings can be read."""
+
+
+class Backward:
+    """The backward in progress, outermost, on the training thread."""
+
+    __slots__ = ("depth", "steps_optimizer")
+
+    def __init__(self) -> None:
+        self.depth = 0
+        self.steps_optimizer = False
+        """Whether an optimizer stepped inside it."""
+
+
+class Session:
+    """The recording of one rank, from the moment at which its process turns out to be one."""
+
+    def __init__(self, rank: int, world_size: int, run: str, spool: Spool) -> None:
+        """``run`` is the run directory, ``spool`` the rank's."""
+        self.rank, self.world_size = rank, world_size
+        self.run, self.run_id = run, id_of_root(os.path.dirname(spool.directory))
+        self.spool = spool
+        self.document: Dict[str, Any] = {}
+        """What rank.json says."""
+        self.recorder = Recorder(self.spool, Kinds())
+        self.stepping = Stepping(self.recorder)
+        self.devices = devices_of(self.recorder)
+        if self.devices is not None:
+            self.stepping.at_every_step = self.devices.at_step
+        self.backward, self.models, self.loaders = Backward(), Models(), Loaders()
+        self.optimizers: Numbered[int] = Numbered()
+        self.uses_grad_scaler = False
+        self.thread_is_known = False
+        """Whether an optimizer has stepped, and so told which thread trains."""
+        self.writer = Writer(self)
+        self.patience_s = PATIENCE_S
+        """What is left of the time that the job's end waits for the recording."""
+
+    def begin(self) -> None:
+        """Have what is recorded carried to the run directory. Raises OSError where that is another run's by now, or cannot be
+        written to, and that shows soon; the spool is gone then."""
+        try:
+            self.writer.start()
+        except OSError:
+            active.stop()
+            self.recorder.close()
+            raise
+
+    def follow_training_thread(self) -> None:
+        """The calling thread steps the optimizer: it is the one to record."""
+        self.thread_is_known = True
+        if self.recorder.thread != get_ident():
+            self.recorder.follow_this_thread()

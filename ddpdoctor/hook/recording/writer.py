@@ -1,0 +1,153 @@
+"""The thread that carries what was recorded to the run directory, however slow that is, where nobody else does.
+
+Beside a launcher a process of its own carries, see :mod:`...rundir.carrier`, and no rank touches the run directory: whoever
+waits for storage that has stopped answering cannot end. Where ranks have no launcher on their host, as on a cluster of
+Ray's, only this thread does, and the training thread does not wait for it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING, Any, Deque, Dict, Optional
+
+from ...rundir import RANK_FILE, BusyError, DiskBudget, discard, drain, has_carrier, rank_budget, reason_of
+from .. import guard
+from ..patching import guarded
+
+if TYPE_CHECKING:
+    from .session import Session
+
+PERIOD_S = 1.0
+"""Between two copies: what is lost with a host that dies."""
+START_S = 1.0
+"""How long the start of a recording waits to hear whether the run directory can be written to at all."""
+_LOOK_S = 0.1
+"""Between two looks at whether the thread is alive, of whoever waits for it."""
+_PART = guard.part("run directory")
+
+
+class Writer:
+    """Drains the spool, through which rank.json goes too, once a second and when asked to."""
+
+    def __init__(self, session: "Session") -> None:
+        self._session = session
+        self.document_changed = threading.Event()
+        self._asked = threading.Event()
+        self._requests: Deque[threading.Event] = deque()
+        """Of those who wait for a copy that begins after they asked."""
+        self._ending = self._abandoned = False
+        self._claimed = threading.Event()
+        self._refused: Optional[OSError] = None
+        # A log that is being thinned makes nobody wait who asks for a copy.
+        self._budget = DiskBudget(rank_budget(session.world_size), lambda: not self._asked.is_set())
+        self._thread = threading.Thread(
+            target=guarded(_PART, self._run), name="ddpdoctor-writer", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread, which claims a folder in the run directory. Raises OSError where it shows soon that it cannot:
+        the thread ends then, and the spool is gone."""
+        self._thread.start()
+        self._claimed.wait(START_S)
+        if self._refused is not None:
+            self._abandoned = True
+            discard(self._session.spool.directory)
+            raise self._refused
+
+    def flush(self, deadline_s: float, ending: bool = False) -> bool:
+        """Wait until everything recorded so far is in the run directory, at most until ``deadline_s``, monotonic; False
+        where that came first. ``ending``: nothing more is recorded; the spool, copied, is removed, and the thread ends.
+        """
+        request = threading.Event()
+        self._ending = self._ending or ending
+        self._requests.append(request)
+        self._asked.set()
+        self.document_changed.set()
+        while self._thread.is_alive() and time.monotonic() < deadline_s:
+            if request.wait(min(_LOOK_S, max(0.0, deadline_s - time.monotonic()))):
+                return True
+        return request.is_set()
+
+    def _run(self) -> None:
+        try:
+            if not self._is_carried():
+                drain(self._session.spool.directory)
+        except OSError as error:
+            self._refused = error
+        finally:
+            self._claimed.set()
+        self.document_changed.wait(PERIOD_S)
+        while not self._abandoned:
+            self._asked.clear()
+            changed, ending = self.document_changed.is_set(), self._ending
+            self.document_changed.clear()
+            requests = [self._requests.popleft() for _ in range(len(self._requests))]
+            try:
+                copied = self._copy(changed, ending)
+            except BusyError:
+                self._requests.extend(requests)
+                continue
+            for request in requests:
+                request.set()
+            if ending:
+                return
+            # What cannot be written is tried again, but no faster than the rest.
+            (self.document_changed if copied else self._asked).wait(PERIOD_S)
+
+    def _copy(self, changed: bool, ending: bool) -> bool:
+        """Rewrite rank.json where it has changed, and drain the spool. A failure is counted, and tried again later: the
+        spool keeps what was not copied. Raises BusyError where somebody else copies it."""
+        session = self._session
+        try:
+            if changed:
+                data = json.dumps(self._current_document(), separators=(",", ":"), default=str)
+                session.spool.keep(RANK_FILE, data.encode())
+            if ending:
+                session.spool.close()
+        except Exception as error:
+            self.document_changed.set()
+            self._failed(error)
+        try:
+            if not self._is_carried():
+                drain(session.spool.directory, remove=ending, budget=self._budget)
+        except BusyError:
+            raise
+        except Exception as error:
+            self._failed(error)
+            self.document_changed.set()
+            return False
+        return True
+
+    def _is_carried(self) -> bool:
+        return has_carrier(os.path.dirname(self._session.spool.directory))
+
+    def _current_document(self) -> Dict[str, Any]:
+        session = self._session
+        recorder = session.recorder
+        session.document["hook"] = {
+            "self_us_per_step": recorder.thinning.cost_us,
+            "thinned": recorder.thinning.every,
+            "dropped": session.spool.dropped,
+            "errors": list(guard.errors) + ([session.spool.error] if session.spool.error else []),
+        }
+        return session.document
+
+    def _failed(self, error: Exception) -> None:
+        try:
+            words = told = ""
+            if isinstance(error, OSError):
+                session = self._session
+                words = f"{session.run} could not be written ({reason_of(error)})."
+                told = (
+                    f"what rank {session.rank} records cannot be written to {session.run} ({reason_of(error)}); "
+                    "it waits in memory, and the job goes on."
+                )
+            _PART.failed(error, words, told)
+            # A full disk may be emptied, a file server may come back: this part never gives up.
+            _PART.off = False
+        except Exception:
+            pass
