@@ -54,6 +54,14 @@ DOORS = {
 }
 """Single modules that may be imported beyond the table, and why."""
 
+ROOMS: dict[str, dict[str, tuple[str, ...]]] = {}
+"""Package → its rooms (its sub-packages, and single modules beside them) → which rooms of that package each may import.
+
+A package without an entry is one room. Its own ``__init__`` may import every room of it; no room imports that."""
+
+INSIDES: dict[tuple[str, str], str] = {}
+"""(Folder or file of the importer, what it imports from inside a room) → why the room's door does not do."""
+
 MOST_LINES = 400
 LONGER = {
     "tests/report/samples.py": "sample diagnoses: data, not logic",
@@ -71,20 +79,45 @@ def owner(file: Path) -> str:
     return file.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
+def opened(root: Path, name: str) -> set[str]:
+    """What the door of the package ``name`` binds: such a name is the door's, also where a module is called so."""
+    door = root.parent.joinpath(*name.split("."), "__init__.py")
+    if not door.is_file():
+        return set()
+    names: set[str] = set()
+    for node in ast.parse(door.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.ImportFrom):
+            names.update(alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+    return names
+
+
+def is_module(root: Path, package: str, name: str) -> bool:
+    place = root.parent.joinpath(*package.split("."), name)
+    is_there = place.is_dir() or place.with_suffix(".py").is_file()
+    return package == root.name or (is_there and name not in opened(root, package))
+
+
 def imported(file: Path, root: Path) -> Iterator[tuple[int, str]]:
-    """(line, absolute name) of each import of ours in ``file``, nested ones and relative ones too."""
-    package = [root.name, *file.relative_to(root).parent.parts]
+    """(line, package or module) of each import of ours in ``file``, nested ones and relative ones too.
+
+    ``from ddpdoctor import rundir`` names a package, ``from ddpdoctor.rundir import x`` what its door has, or a module.
+    """
+    package = [root.name, *file.relative_to(root).parent.parts] if file.is_relative_to(root) else []
     for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             start = ".".join([*base, *([node.module] if node.module else [])])
-            # `from ddpdoctor import rundir` names a package, `from ddpdoctor.rundir import x` what is in one.
-            names = [f"{start}.{alias.name}" for alias in node.names] if "." not in start else [start]
+            names = [
+                f"{start}.{alias.name}" if is_module(root, start, alias.name) else start
+                for alias in node.names
+            ]
         else:
             continue
-        for name in names:
+        for name in dict.fromkeys(names):
             if name.split(".")[0] == root.name:
                 yield node.lineno, name
 
@@ -138,6 +171,119 @@ def test_an_import_upwards_is_found(tmp_path, place, code):
     file.parent.mkdir(parents=True)
     file.write_text(code)
     assert len(violations(tmp_path / "ddpdoctor", file)) == 1
+
+
+def room(package: str, name: str) -> str | None:
+    """The room of ``package`` that the absolute ``name`` lies in; None for the package itself, and for another's."""
+    parts = name.split(".")
+    return parts[2] if parts[1:2] == [package] and len(parts) > 2 else None
+
+
+def room_violations(root: Path, file: Path, rooms: dict[str, dict[str, tuple[str, ...]]]) -> list[str]:
+    """Imports against the order of the rooms, and past a room's door, in ``file`` of the package or of the tests."""
+    outside = not file.is_relative_to(root)
+    parts = () if outside else file.relative_to(root).with_suffix("").parts
+    problems = []
+    for line, name in imported(file, root):
+        package = name.split(".")[1] if "." in name else ""
+        if package not in rooms:
+            continue
+        own = parts[1] if parts[:1] == (package,) else None
+        target = room(package, name)
+        if own is not None and own != "__init__":
+            if own not in rooms[package]:
+                problems.append(f"{file}: {package}/{own} has no place in the table of rooms")
+                break
+            if target is None:
+                problems.append(f"{file}:{line}: a room of {package} must not import the package's own door")
+                continue
+            if target != own and target not in rooms[package][own]:
+                problems.append(f"{file}:{line}: {package}/{own} must not import {name}")
+        if target is not None and target != own and name.count(".") > 2 and not excepted(root, file, name):
+            problems.append(f"{file}:{line}: {name} lies behind the door of {package}/{target}")
+    return problems
+
+
+def excepted(root: Path, file: Path, name: str) -> bool:
+    return any(inside_used(root, file, name, who, inside) for who, inside in INSIDES)
+
+
+def inside_used(root: Path, file: Path, name: str, who: str, inside: str) -> bool:
+    return file.is_relative_to(root.parent / who) and f"{name}.".startswith(f"{inside}.")
+
+
+@pytest.mark.parametrize("folder", ["ddpdoctor", "tests", "docs", "benchmarks"])
+def test_rooms_are_entered_by_their_doors_and_in_their_order(folder):
+    assert [line for file in python_files(folder) for line in room_violations(PACKAGE, file, ROOMS)] == []
+
+
+def test_every_exception_to_a_door_is_used():
+    used = {
+        (who, inside)
+        for file in python_files(*FOLDERS)
+        for _, name in imported(file, PACKAGE)
+        for who, inside in INSIDES
+        if inside_used(PACKAGE, file, name, who, inside)
+    }
+    assert used == set(INSIDES)
+
+
+@pytest.mark.parametrize("package", sorted(ROOMS))
+def test_the_rooms_of_a_package_are_in_one_way_order(package):
+    left = dict(ROOMS[package])
+    while left:
+        free = [name for name, needs in left.items() if not set(needs) & set(left)]
+        assert free, f"these rooms of {package} import each other in a circle: {sorted(left)}"
+        for name in free:
+            del left[name]
+
+
+@pytest.mark.parametrize("package", sorted(ROOMS))
+def test_every_room_has_a_door_that_explains_itself(package):
+    for door in sorted((PACKAGE / package).glob("*/__init__.py")):
+        tree = ast.parse(door.read_text(encoding="utf-8"))
+        assert ast.get_docstring(tree), f"{door}: what comes in, what goes out, the idea"
+        named = [ast.unparse(node.targets[0]) for node in tree.body if isinstance(node, ast.Assign)]
+        assert "__all__" in named, f"{door}: what it opens"
+
+
+HOUSE = {"trace": {"store": (), "decode": ("store",), "load": ("decode", "store")}}
+"""Rooms to try the check on; on disk: store/archive.py, store/columns.py (whose function columns the door opens)."""
+
+
+@pytest.mark.parametrize(
+    ("place", "code", "problems"),
+    [
+        ("ddpdoctor/trace/decode/x.py", "from ..store import columns", 0),
+        ("ddpdoctor/trace/decode/x.py", "from .y import z", 0),
+        ("ddpdoctor/trace/load.py", "from .decode import stream", 0),
+        ("ddpdoctor/trace/__init__.py", "from .store import columns\nfrom .load import load", 0),
+        (
+            "ddpdoctor/measure/x.py",
+            "from ddpdoctor.trace.store import columns\nfrom ddpdoctor.trace import load",
+            0,
+        ),
+        ("tests/trace/x.py", "from ddpdoctor.trace.store import columns", 0),
+        ("ddpdoctor/trace/store/x.py", "from ..decode import y", 1),
+        ("ddpdoctor/trace/store/x.py", "from ddpdoctor.trace import anything", 1),
+        ("ddpdoctor/trace/attic/x.py", "from ..decode import y", 1),
+        ("ddpdoctor/trace/decode/x.py", "from ..store import archive", 1),
+        ("ddpdoctor/trace/decode/x.py", "from ..store.archive import pack", 1),
+        ("ddpdoctor/trace/__init__.py", "from .store.archive import pack", 1),
+        ("ddpdoctor/measure/x.py", "import ddpdoctor.trace.store.columns", 1),
+        ("tests/trace/x.py", "def f():\n    from ddpdoctor.trace.store.archive import pack", 1),
+    ],
+)
+def test_a_way_past_a_door_is_found(tmp_path, place, code, problems):
+    root = tmp_path / "ddpdoctor"
+    (root / "trace" / "store").mkdir(parents=True)
+    (root / "trace" / "store" / "archive.py").touch()
+    (root / "trace" / "store" / "columns.py").touch()
+    (root / "trace" / "store" / "__init__.py").write_text("from .columns import columns")
+    file = tmp_path / place
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(code)
+    assert len(room_violations(root, file, HOUSE)) == problems
 
 
 def test_the_light_import_stays_light():
