@@ -54,12 +54,37 @@ DOORS = {
 }
 """Single modules that may be imported beyond the table, and why."""
 
-ROOMS: dict[str, dict[str, tuple[str, ...]]] = {}
+ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "trace": {
+        "sources": (),
+        "columns": ("sources",),
+        "classify": ("columns",),
+        "formats": ("sources", "columns", "classify"),
+        "cache": ("sources", "columns", "formats"),
+        "engines": ("sources", "columns", "formats", "cache"),
+        "job": ("sources", "columns", "formats", "engines"),
+        "digest": ("sources", "columns", "job"),
+        "operations": ("sources",),
+    },
+}
 """Package → its rooms (its sub-packages, and single modules beside them) → which rooms of that package each may import.
 
 A package without an entry is one room. Its own ``__init__`` may import every room of it; no room imports that."""
 
-INSIDES: dict[tuple[str, str], str] = {}
+INSIDES: dict[tuple[str, str], str] = {
+    (
+        "benchmarks/loading",
+        "ddpdoctor.trace.formats.kineto",
+    ): "the same decoder without all that is around it",
+    (
+        "tests/trace/formats",
+        "ddpdoctor.trace.formats.kineto",
+    ): "times are tested as numbers, not as files of them",
+    (
+        "tests/trace/test_trace_bounds.py",
+        "ddpdoctor.trace.formats.kineto",
+    ): "each search alone must be linear",
+}
 """(Folder or file of the importer, what it imports from inside a room) → why the room's door does not do."""
 
 MOST_LINES = 400

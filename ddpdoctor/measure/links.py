@@ -12,7 +12,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .bandwidth import canonical
+from ddpdoctor.trace import classify
+
 from .graph import BARRIER, Array, CycleGroup, Graph
 
 _SLOWER = 1.5
@@ -68,7 +69,8 @@ def _alike(
             for n in range(len(group.steps)):
                 size = float(group.message_bytes[n, k])
                 if size > 0:
-                    alike = (canonical(sync.name), size, len(sync.members), spanned)
+                    operation = classify.communication_operation(sync.name) or sync.name
+                    alike = (operation, size, len(sync.members), spanned)
                     found[alike][sync.members].append(float(transfer[n]))
     return found
 

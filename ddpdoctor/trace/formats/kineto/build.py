@@ -1,0 +1,268 @@
+"""Batches of decoded events → the columns of a :class:`RankTrace`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.classify import DEVICE
+from ddpdoctor.trace.columns import LIMIT_NS, LONGEST_NS, IdColumn, IntColumn, RankTrace, TraceMeta
+
+from . import times
+from .categories import is_annotation_name, is_old_operator, normalised
+from .collectives import CollectiveRows
+from .events import NO_ARGUMENTS, NOTHING, Arguments, Event, ExactEvent
+from .lanes import MOST_LANES, LaneTable
+from .numbers import ints, positive, stream_of
+from .stream import Batch, EventStream
+
+_GETTERS = {"ts": attrgetter("ts"), "dur": attrgetter("dur")}
+_LONGEST_NAME = 1 << 15
+"""Characters that are kept of an event's name: those of kernels made of templates have some thousands."""
+_MOST_CATEGORIES = 10_000
+"""Kineto knows forty; other tools add some of their own."""
+_INT32 = np.iinfo(np.int32)
+
+
+class Interner(defaultdict[Any, int]):
+    """Gives each new key the next number; looking one up stays in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.default_factory = self.__len__
+
+
+class ColumnBuilder:
+    """Collects batches; :meth:`finish` joins and sorts them. Peak memory: the columns, one column more, one
+    batch."""
+
+    def __init__(self) -> None:
+        self._names = Interner()
+        self._categories = Interner()
+        self._is_device: list[bool] = []
+        self._old_schema = False
+        self._shapes = Interner()
+        self.lanes = LaneTable()
+        self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
+        self._collectives = CollectiveRows()
+        self._rows = 0
+        self.events = 0
+        """Events of any kind; one batch may count twice."""
+        self.without_time = 0
+        self.without_duration = 0
+        self.without_name = 0
+
+    def add(self, batch: Batch, stream: EventStream) -> None:
+        """Appends the complete and instant events of ``batch`` and reads its metadata events."""
+        self.events += len(batch)
+        rows = [e for e in batch if e.ph == "X" or e.ph == "i" or e.ph == "I"]
+        if rows:
+            try:
+                start = _column_ns(rows, "ts")
+                duration = _column_ns(rows, "dur")
+            except times.InexactTimesError:
+                self.add(stream.again_exactly(), stream)
+                return
+            self._add_rows(rows, start, duration, stream.source.path)
+        self.lanes.label(e for e in batch if e.ph == "M")
+
+    def _add_rows(
+        self, rows: Sequence[Event | ExactEvent], start: IntColumn, duration: IntColumn, path: str
+    ) -> None:
+        duration[duration > LONGEST_NS] = times.MISSING_NS
+        untimed = start == times.MISSING_NS
+        if untimed.any():
+            self.without_time += int(untimed.sum())
+            kept = np.flatnonzero(~untimed)
+            rows = [rows[i] for i in kept.tolist()]
+            start, duration = start[kept], duration[kept]
+        self.without_duration += int((duration < 0).sum())  # not given, no number, or negative
+        args = [e.args or NO_ARGUMENTS for e in rows]
+        category = _ids(self._categories, [e.cat for e in rows])
+        if len(self._categories) > _MOST_CATEGORIES or len(self.lanes) > MOST_LANES:
+            raise UnusableInput(
+                f"{path} is no trace of a profiler: it names more than {_MOST_CATEGORIES} categories of events or "
+                f"{MOST_LANES} threads and streams."
+            )
+        for raw in list(self._categories)[len(self._is_device) :]:
+            self._is_device.append(normalised(raw) in DEVICE)
+            self._old_schema = self._old_schema or is_old_operator(raw)
+        on_device = np.flatnonzero(np.array(self._is_device, dtype=bool)[category])
+        put = self._put
+        put("start_ns", start)
+        put("duration_ns", np.maximum(duration, 0))
+        name = _ids(self._names, [e.name for e in rows])
+        self.without_name += int((name == self._names[None]).sum()) if None in self._names else 0
+        put("name", name)
+        put("category", category)
+        put("lane", self.lanes.ids([(e.pid, e.tid) for e in rows]))
+        put("correlation", positive([a.correlation for a in args]))
+        put("external_id", self._external_ids(args))
+        put("shapes", self._shape_ids(args))
+        self._put_device_columns(rows, args, on_device)
+        self._collectives.add(args, self._rows, self._names)
+        self._rows += len(rows)
+
+    def _put(self, column: str, part: NDArray[Any]) -> None:
+        self._parts[column].append(part)
+
+    def _put_device_columns(
+        self, rows: Sequence[Event | ExactEvent], args: list[Arguments], at: NDArray[np.int64]
+    ) -> None:
+        """Stream, device and bytes: from the arguments, else from where Kineto draws the event (pid: device,
+        tid: stream)."""
+        here = at.tolist()
+        stream = ints([args[i].stream for i in here])
+        if (stream < 0).any():
+            stream = np.where(stream < 0, ints([stream_of(rows[i].tid) for i in here]), stream)
+        device = ints([args[i].device for i in here])
+        if (device < 0).any():
+            pids = ints([rows[i].pid for i in here])
+            device = np.where((device < 0) & (pids < 1024), pids, device)
+        moved = ints([args[i].bytes for i in here])
+        for column, values, kind in (
+            ("stream", stream, np.int32),
+            ("device", device, np.int32),
+            ("bytes", moved, np.int64),
+        ):
+            part = np.full(len(rows), -1, dtype=kind)
+            if kind is np.int32:
+                values = np.where((values < 0) | (values > _INT32.max), -1, values)
+            part[at] = values
+            self._put(column, part)
+
+    def _external_ids(self, args: list[Arguments]) -> IntColumn:
+        ids = positive([a.external_id for a in args])
+        missing = np.flatnonzero(ids < 0)
+        if missing.size:
+            ids[missing] = positive([args[i].old_external_id for i in missing.tolist()])
+        return ids
+
+    def _shape_ids(self, args: list[Arguments]) -> IdColumn:
+        ids = np.full(len(args), -1, dtype=np.int32)
+        found = [(i, a.dims) for i, a in enumerate(args) if a.dims is not NOTHING]
+        if self._old_schema:
+            found += [(i, a.old_dims) for i, a in enumerate(args) if a.old_dims is not NOTHING]
+        if found:
+            at, texts = zip(*found, strict=True)
+            ids[list(at)] = _ids(self._shapes, [bytes(t) for t in texts])
+        return ids
+
+    def finish(self, meta: TraceMeta) -> RankTrace:
+        """The trace, rows sorted by (start, -duration), ``meta.base_ns`` added to all starts."""
+        start = self._take("start_ns", np.int64) + meta.base_ns
+        duration = self._take("duration_ns", np.int64)
+        order = sorted_order(start, duration)
+        columns: dict[str, Any] = {"start_ns": start[order], "duration_ns": duration[order]}
+        del start, duration
+        for column in ("name", "category", "lane", "stream", "device", "shapes"):
+            columns[column] = self._take(column, np.int32)[order]
+        for column in ("correlation", "external_id", "bytes"):
+            columns[column] = self._take(column, np.int64)[order]
+        collectives = self._collectives.finish(order)
+        shapes = columns["shapes"]
+        offset = len(self._names)
+        np.add(shapes, offset, out=shapes, where=shapes >= 0)
+        names = ["" if n is None else str(n)[:_LONGEST_NAME] for n in self._names]
+        names.extend(_compact(text) for text in self._shapes)
+        lanes, lane_ids = self.lanes.finish()
+        columns["lane"] = lane_ids[columns["lane"]]
+        categories, columns["category"] = self._final_categories(columns["category"], columns["name"], names)
+        _drop_own_correlation(columns)
+        return RankTrace(
+            meta=meta, names=names, categories=categories, lanes=lanes, collectives=collectives, **columns
+        )
+
+    @property
+    def rows(self) -> int:
+        """Events so far."""
+        return self._rows
+
+    @property
+    def saw_shapes(self) -> bool:
+        """Whether any operator came with its input shapes."""
+        return bool(self._shapes)
+
+    @property
+    def saw_stacks(self) -> bool:
+        """Whether the profiler recorded Python frames."""
+        return any(normalised(raw) == "python_function" for raw in self._categories)
+
+    def earliest_ns(self) -> int | None:
+        """Start of the first event, before the file's base is added."""
+        parts = self._parts["start_ns"]
+        return min((int(p.min()) for p in parts if p.size), default=None)
+
+    def leave_out_beyond(self, base_ns: int) -> None:
+        """Drops the events whose times, counted from ``base_ns``, are further from 1970 than any can be."""
+        parts = self._parts["start_ns"]
+        limits_ns = (-LIMIT_NS - base_ns, LIMIT_NS - base_ns)
+        if all(limits_ns[0] < p.min() and p.max() < limits_ns[1] for p in parts if p.size):
+            return
+        start = np.concatenate(parts)
+        kept = (start > limits_ns[0]) & (start < limits_ns[1])
+        for column, all_parts in self._parts.items():
+            self._parts[column] = [np.concatenate(all_parts)[kept]]
+        self._collectives.only(kept)
+        self.without_time += self._rows - int(kept.sum())
+        self._rows = int(kept.sum())
+
+    def _take(self, column: str, kind: type) -> NDArray[Any]:
+        parts = self._parts.pop(column, [])
+        return np.concatenate(parts) if parts else np.empty(0, kind)
+
+    def _final_categories(
+        self, raw: IdColumn, name: IdColumn, names: list[str]
+    ) -> tuple[list[str], IdColumn]:
+        """Normalised categories, and the old schema's annotations told from its operators."""
+        merged = Interner()
+        table = np.array([merged[normalised(c)] for c in self._categories], dtype=np.int32)
+        old = [i for i, c in enumerate(self._categories) if is_old_operator(c)]
+        ids: IdColumn = table[raw] if raw.size else raw
+        if old:
+            annotations = [i for i, n in enumerate(names) if is_annotation_name(n)]
+            ids[np.isin(raw, old) & np.isin(name, annotations)] = merged["user_annotation"]
+        return list(merged), ids
+
+
+def sorted_order(start: IntColumn, duration: IntColumn) -> NDArray[np.int64]:
+    """Row order by start, longer events first; the file's order where both are equal."""
+    order = np.argsort(start, kind="stable")
+    ties = np.flatnonzero(np.diff(start[order]) == 0)
+    if ties.size:
+        at = np.unique(np.concatenate([ties, ties + 1]))
+        rows = order[at]
+        order[at] = rows[np.lexsort((rows, -duration[rows], start[rows]))]
+    return order
+
+
+def _drop_own_correlation(columns: dict[str, Any]) -> None:
+    """Until 2023, Kineto repeated the correlation id as "External id" of runtime and device events: that ties
+    them to no operator, so it is absent rather than wrong."""
+    repeated = columns["external_id"] == columns["correlation"]
+    columns["external_id"][repeated] = -1
+
+
+def _column_ns(rows: Sequence[Any], field: str) -> IntColumn:
+    values = list(map(_GETTERS[field], rows))
+    if isinstance(rows[0], ExactEvent):
+        return times.from_text([bytes(v) for v in values])
+    return times.from_numbers(values)
+
+
+def _ids(interner: Interner, keys: list[Any]) -> IdColumn:
+    try:
+        return np.fromiter(map(interner.__getitem__, keys), np.int32, len(keys))
+    except TypeError:  # a list or an object names nothing
+        keys = [None if isinstance(key, (list, dict)) else key for key in keys]
+        return np.fromiter(map(interner.__getitem__, keys), np.int32, len(keys))
+
+
+def _compact(text: bytes) -> str:
+    return b"".join(text.split()).decode("utf-8", "replace")
