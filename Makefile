@@ -5,7 +5,7 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 
-.PHONY: demo test check bench lab whatif fuzz docs clean
+.PHONY: demo test check bench lab whatif fuzz net docs clean
 
 demo: $(INSTALLED)  ## a real two-rank job with a planted fault, recorded and diagnosed
 	$(BIN)/ddpdoctor demo
@@ -32,6 +32,9 @@ whatif: $(INSTALLED)  ## predicted against measured step times with a fault take
 
 fuzz: $(INSTALLED)  ## ten thousand mutated files of every kind that is read; ARGUMENTS="--seed 7 --only report" chooses
 	$(BIN)/python -m tests.fuzz $(ARGUMENTS)
+
+net: $(INSTALLED)  ## what the analysis says of frozen cases, compared place by place; ARGUMENTS="--only runs" chooses
+	$(BIN)/python -m tests.net $(ARGUMENTS)
 
 docs: $(INSTALLED)  ## write the pages that follow from code and rules
 	$(BIN)/python docs/generate.py
