@@ -11,7 +11,7 @@ from .checks import LIMIT_NS, LONGEST_NS, NUMBERS_OF_DEVICES
 from .place import placed
 from .predicates import KNOWN_NAMES, remembered
 from .shared import Shared
-from .table import Collectives, IdColumn, IntColumn, Lane, RankTrace, TraceMeta
+from .table import Collectives, IdColumn, IntColumn, Lane, RankTrace, TraceMeta, sorted_order
 
 __all__ = [
     "KNOWN_NAMES",
@@ -31,5 +31,6 @@ __all__ = [
     "placed",
     "read_archive",
     "remembered",
+    "sorted_order",
     "write_archive",
 ]

@@ -154,3 +154,14 @@ class RankTrace:
 
     def _chosen(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
         return np.fromiter(map(remembered(predicate), self.names), bool, len(self.names))
+
+
+def sorted_order(start: IntColumn, duration: IntColumn) -> NDArray[np.int64]:
+    """Row order by start, longer events first; the file's order where both are equal."""
+    order = np.argsort(start, kind="stable")
+    ties = np.flatnonzero(np.diff(start[order]) == 0)
+    if ties.size:
+        at = np.unique(np.concatenate([ties, ties + 1]))
+        rows = order[at]
+        order[at] = rows[np.lexsort((rows, -duration[rows], start[rows]))]
+    return order

@@ -12,7 +12,15 @@ from numpy.typing import NDArray
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.classify import DEVICE
-from ddpdoctor.trace.columns import LIMIT_NS, LONGEST_NS, IdColumn, IntColumn, RankTrace, TraceMeta
+from ddpdoctor.trace.columns import (
+    LIMIT_NS,
+    LONGEST_NS,
+    IdColumn,
+    IntColumn,
+    RankTrace,
+    TraceMeta,
+    sorted_order,
+)
 
 from . import times
 from .categories import is_annotation_name, is_old_operator, normalised
@@ -229,17 +237,6 @@ class ColumnBuilder:
             annotations = [i for i, n in enumerate(names) if is_annotation_name(n)]
             ids[np.isin(raw, old) & np.isin(name, annotations)] = merged["user_annotation"]
         return list(merged), ids
-
-
-def sorted_order(start: IntColumn, duration: IntColumn) -> NDArray[np.int64]:
-    """Row order by start, longer events first; the file's order where both are equal."""
-    order = np.argsort(start, kind="stable")
-    ties = np.flatnonzero(np.diff(start[order]) == 0)
-    if ties.size:
-        at = np.unique(np.concatenate([ties, ties + 1]))
-        rows = order[at]
-        order[at] = rows[np.lexsort((rows, -duration[rows], start[rows]))]
-    return order
 
 
 def _drop_own_correlation(columns: dict[str, Any]) -> None:
