@@ -1,9 +1,8 @@
 """Columns kept between runs, in the user's cache folder: a second analysis of the same file does not read its format.
 
-An entry is found by a hash of the file's whole content (of a URL: of what its store has instead), so it is never
-another file's; it is written aside and renamed into place, so readers and writers may share the folder; one that cannot
-be read, or holds what no trace has, is ignored and made again. Folders and entries that somebody else may have written
-are not used.
+An entry is found by a hash of the file's whole content (of a URL: of what its store has instead), so it is never another
+file's; it is written aside and renamed into place, so readers and writers may share the folder; one that cannot be read,
+or holds what no trace has, is ignored and made again. Folders and entries that somebody else may have written are not used.
 """
 
 from __future__ import annotations

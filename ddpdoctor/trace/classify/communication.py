@@ -64,12 +64,13 @@ def is_communication_kernel(name: str) -> bool:
 
 @lru_cache(KNOWN_NAMES)
 def communication_operation(name: str) -> str | None:
-    """The operation that ``name`` says, however it is spelled: ``all_reduce``, ``c10d::allreduce_`` and
-    ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)`` are "allreduce".
+    """The operation that ``name`` says, however it is spelled.
 
-    One of allreduce, allgather, reducescatter, broadcast, alltoall, sendrecv, barrier, reduce, gather, scatter. Takes names
-    of communication kernels, of events that issue a collective, of ``torch.distributed``'s functions, of DDP's own
-    collectives in step logs, and values of the argument "Collective name". None where the name does not say which
+    ``all_reduce``, ``c10d::allreduce_`` and ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)`` are "allreduce". One of
+    allreduce, allgather, reducescatter, broadcast, alltoall, sendrecv, barrier, reduce, gather, scatter.
+
+    Takes names of communication kernels, of events that issue a collective, of ``torch.distributed``'s functions, of DDP's
+    own collectives in step logs, and values of the argument "Collective name". None where the name does not say which
     (``ncclDevKernel_Generic``) or is no such name (``aten::gather``). NCCL also runs all-to-all as ``SendRecv`` kernels:
     the kernel's metadata, where there is any, knows better.
     """

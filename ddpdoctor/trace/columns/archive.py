@@ -67,8 +67,9 @@ def write_archive(target: BinaryIO, trace: RankTrace) -> None:
 
 
 def read_archive(source: BinaryIO, path: str) -> RankTrace:
-    """The trace in ``source``, which lies at ``path``. Raises OSError, or :class:`UnusableInput` where it is no
-    such file, is damaged, or is of another version.
+    """The trace in ``source``, which lies at ``path``.
+
+    Raises OSError, or :class:`UnusableInput` where it is no such file, is damaged, or is of another version.
     """
     try:
         with zipfile.ZipFile(source) as archive:

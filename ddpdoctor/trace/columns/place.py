@@ -11,8 +11,11 @@ from .table import TraceMeta
 
 
 def placed(meta: TraceMeta, path: str, rank: int | None) -> TraceMeta:
-    """``meta`` of the same content at another place, read as ``rank`` if given: rank and host that came from the
-    trace's place are found anew, but for a digest, which keeps what was found where the trace lay."""
+    """``meta`` of the same content at another place, read as ``rank`` if given.
+
+    Rank and host that came from the trace's place are told anew, but not those of a file of columns: it keeps what was told
+    where the trace lay.
+    """
     number, origin, host = meta.rank, meta.rank_from, meta.host
     if rank is not None:
         number, origin = rank, "run directory"

@@ -9,7 +9,7 @@ from typing import Any
 Predicate = Callable[[str], Any]
 
 KNOWN_NAMES = 1 << 16
-"""Answers of one predicate that are remembered: all ranks of a job together have some thousands of names."""
+"""Names whose answer one predicate remembers: the ranks of a job share nearly all of theirs."""
 _PREDICATES = 1 << 10
 """Predicates whose answers are remembered: the whole analysis asks some dozens. Beyond both, they are asked anew."""
 

@@ -1,8 +1,7 @@
-"""One rank's profiler events as columns: what every loader makes and what ``measure`` reads.
+"""One rank's profiler events as columns: what every format becomes and what ``measure`` reads.
 
-A struct of arrays, names interned. Rows are complete events ("ph": "X") and instant events with a duration of
-0, sorted by (``start_ns``, ``-duration_ns``) so that a parent stands before its children. Absent values are
--1 in id columns, never 0.
+Rows are events with a begin and a duration, instants with a duration of 0, sorted by (``start_ns``, ``-duration_ns``) so
+that a parent stands before its children. Names are interned. Absent values are -1 in id columns, never 0.
 """
 
 from __future__ import annotations
@@ -22,11 +21,10 @@ IdColumn = NDArray[np.int32]
 
 @dataclass(frozen=True)
 class Collectives:
-    """Metadata of communication events; row *i* belongs to event ``event[i]``. All columns have the same
-    length.
+    """Metadata of communication events: row *i* belongs to event ``event[i]``.
 
-    Filled from the arguments that Kineto writes on NCCL kernels and on ``record_param_comms``; text columns
-    are ids into ``RankTrace.names``; -1 where the trace does not say.
+    All columns have the same length. They are filled from the arguments that Kineto writes on NCCL kernels and on
+    ``record_param_comms``; text columns are ids into ``RankTrace.names``; -1 where the trace does not say.
     """
 
     event: IdColumn
@@ -62,14 +60,13 @@ class Lane:
 
 @dataclass(frozen=True)
 class TraceMeta:
-    """What one trace file says about the rank and the machine that wrote it. ``None``: the file does not
-    say."""
+    """What one trace file says about the rank and the machine that wrote it; ``None`` where it does not say."""
 
     source: str
     """Path or URL of the file."""
     rank: int | None
     rank_from: str
-    """"distributedInfo", "file name", "run directory" or "" (unknown)."""
+    """Who says so: "distributedInfo" (the file itself), "file name", "run directory" or "" (nobody)."""
     world_size: int | None
     backend: str | None
     host: str | None
@@ -83,8 +80,7 @@ class TraceMeta:
     """"epoch" (times are ns since 1970) or "relative" (an older file on a clock of its own)."""
     torch_version: str | None = None
     versions: dict[str, str] = field(default_factory=dict)
-    """Other versions found in the file's head: cuda_runtime_version, nccl_version, hip_..., profiler
-    schema."""
+    """Other versions in the file's head: cuda_runtime_version, nccl_version, hip_..., profiler schema."""
     with_stack: bool = False
     record_shapes: bool = False
     truncated: bool = False
@@ -116,8 +112,7 @@ class RankTrace:
     correlation: IntColumn
     """Ties a device event to the runtime call that launched it; -1 where absent."""
     external_id: IntColumn
-    """Ties a device event or runtime call to its CPU operator; -1 where absent (Kineto until 2023 wrote the
-    correlation here, which ties to nothing)."""
+    """Ties a device event or runtime call to its CPU operator; -1 where absent."""
     bytes: IntColumn
     """Bytes moved by a memcpy or memset, else -1."""
     shapes: IdColumn
@@ -144,8 +139,7 @@ class RankTrace:
         return wanted[self.category]
 
     def name_ids(self, predicate: Callable[[str], bool]) -> IdColumn:
-        """Ids of all names for which ``predicate(name)``, a pure function, is true: names are classified once, not
-        events."""
+        """Ids of all names for which ``predicate(name)``, a pure function, is true: names are classified, not events."""
         return np.flatnonzero(self._chosen(predicate)).astype(np.int32)
 
     def name_mask(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:

@@ -29,9 +29,11 @@ class Engine(Protocol):
     """Reads traces somewhere."""
 
     def results(self, tasks: Sequence[Task]) -> Iterator[Result]:
-        """(number, trace or None, reason why there is none) of each task as it is done. A worker that dies costs
-        the file it was reading. Ending the iteration early cancels the rest. Raises DdpDoctorError where the
-        engine cannot be reached."""
+        """(number, trace or None, reason why there is none) of each task as it is done.
+
+        A worker that dies costs the file it was reading. Ending the iteration early cancels the rest. Raises
+        DdpDoctorError where the engine cannot be reached.
+        """
         ...
 
 

@@ -18,8 +18,10 @@ from .worker import Result, Task, attempt
 
 
 class Cluster:
-    """A Dask cluster: that at ``place`` (HOST:PORT), else that of Dask's own settings ($DASK_SCHEDULER_ADDRESS),
-    else one on this machine with ``workers`` processes (default: Dask's choice)."""
+    """A Dask cluster: that at ``place`` (HOST:PORT), else that of Dask's settings ($DASK_SCHEDULER_ADDRESS), else a new one.
+
+    A new one is on this machine and has ``workers`` processes (default: Dask's choice).
+    """
 
     def __init__(self, place: str, workers: int | None) -> None:
         self._address = f"tcp://{place}" if place else dask.config.get("scheduler-address", None)

@@ -19,8 +19,10 @@ from .worker import Result, Task, attempt
 
 
 class Cluster:
-    """A Ray cluster: that at ``place`` (HOST:PORT of its client server), else that of $RAY_ADDRESS or the one that
-    runs on this machine, else a new one on this machine with ``workers`` processors (default: all)."""
+    """A Ray cluster: that at ``place`` (HOST:PORT of its client server), else that of $RAY_ADDRESS, else one here.
+
+    Here, it is the one that runs on this machine, else a new one with ``workers`` processors (default: all).
+    """
 
     def __init__(self, place: str, workers: int | None) -> None:
         self._address = f"ray://{place}" if place else None
@@ -69,8 +71,10 @@ class Cluster:
 
 
 def _start_here(workers: int | None, quiet: dict[str, Any]) -> None:
-    """A cluster on the loopback alone. Ray has this for desktops, by a variable and a constant that it reads at import; on
-    Linux its servers listen on every interface else.
+    """A cluster on the loopback alone.
+
+    Ray has this for desktops, by a variable and a constant that it reads at import; on Linux its servers listen on every
+    interface else.
     """
     from ray._private import ray_constants  # type: ignore[import-not-found]
 

@@ -64,10 +64,10 @@ def _without_secrets(file: str, trace: RankTrace | None, reason: str) -> tuple[R
     public = shown(file)
     if public == file:
         return trace, reason
-    if trace is not None:
-        notes = tuple(note.replace(file, public) for note in trace.meta.notes)
-        trace = replace(trace, meta=replace(trace.meta, source=public, notes=notes))
-    return trace, reason.replace(file, public)
+    if trace is None:
+        return None, reason.replace(file, public)
+    notes = tuple(note.replace(file, public) for note in trace.meta.notes)
+    return replace(trace, meta=replace(trace.meta, source=public, notes=notes)), reason
 
 
 def read_traces(

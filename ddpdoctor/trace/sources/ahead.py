@@ -1,5 +1,4 @@
-"""Decompress while the last piece is decoded: zlib lets go of the interpreter's lock, and a core is often
-free."""
+"""Decompress while the last piece is decoded: zlib lets go of the interpreter's lock, and a core is often free."""
 
 from __future__ import annotations
 
@@ -13,7 +12,9 @@ T = TypeVar("T")
 _DEPTH = 2
 """Pieces that wait at most: enough to even out the two sides, few enough to keep memory flat."""
 _POLL_S = 0.1
+"""How long a side may not notice that the other has gone; nobody waits so long while both work."""
 _PATIENCE_S = 1.0
+"""How long a thread that is told to stop may take: longer than the decompression of a piece."""
 
 
 class _End:
@@ -24,8 +25,10 @@ class _End:
 
 
 def ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """``items``, produced by a thread of its own. Its errors are raised here; leaving the loop early ends the
-    thread."""
+    """``items``, produced by a thread of its own.
+
+    Its errors are raised here; leaving the loop early ends the thread.
+    """
     queue: Queue[T | _End] = Queue(_DEPTH)
     stop = threading.Event()
 

@@ -18,6 +18,7 @@ from .files import open_place
 PIECE_BYTES = 2 << 20
 """Decompressed bytes handed on at a time."""
 _READ_BYTES = 1 << 18
+"""Read of a file at a time, as it lies there."""
 _FED_BYTES = 1 << 8
 """Fed at a time to a new gzip member, and always to zstd: what is left of the bytes is copied when a member ends, and
 a block of zstd makes up to 128 KiB of 4 bytes."""
@@ -148,8 +149,7 @@ class Source:
 
 
 def _joined(pieces: Iterator[bytes], piece_bytes: int) -> Iterator[bytes]:
-    """``pieces`` put together to ``piece_bytes`` or more: each that is handed on costs a look at what was left of the
-    one before."""
+    """``pieces`` put together to ``piece_bytes`` or more: each one costs a look at what was left of the one before."""
     waiting: list[bytes] = []
     waiting_bytes = 0
     for piece in pieces:
@@ -163,8 +163,7 @@ def _joined(pieces: Iterator[bytes], piece_bytes: int) -> Iterator[bytes]:
 
 
 def _up_to_the_fault(member: zlib._Decompress, compressed: bytes) -> bytes:
-    """What can be decompressed before the fault: a call that fails keeps its output to itself, so go byte by
-    byte."""
+    """What can be decompressed before the fault, byte by byte: a call that fails keeps its output to itself."""
     pieces = []
     try:
         for i in range(len(compressed)):

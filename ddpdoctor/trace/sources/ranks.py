@@ -15,8 +15,7 @@ _RANK = (
     re.compile(r"(?:^|[-_.])r0*(\d+)(?=[-_.]|$)", re.IGNORECASE),
 )
 _MIN_PID = 100
-"""Below this, the number before the time stamp is rather a step ("worker0_step_12.1694128201545") than a
-process id."""
+"""Below this, the number before the time stamp is rather a step ("worker0_step_12.1694128201545") than a process id."""
 
 
 MOST_RANKS = 10_000_000
@@ -24,8 +23,7 @@ MOST_RANKS = 10_000_000
 
 
 def rank_of_name(path: str) -> int | None:
-    """The rank that a file name (rank-34, rank0, worker3, _r5_) or its folder names; None where neither
-    does."""
+    """The rank that a file name (rank-34, rank0, worker3, _r5_) or its folder names; None where neither does."""
     file = PurePosixPath(path.replace("\\", "/"))
     handler = _TENSORBOARD.match(file.name)
     candidates = [file.name] if not (handler and int(handler["pid"]) >= _MIN_PID) else []

@@ -1,5 +1,4 @@
-"""Traces at a URL that fsspec knows: s3://, gs://, hf://, http://, memory:// and so on; read as a stream,
-never stored."""
+"""Traces at a URL that fsspec knows: s3://, gs://, hf://, http:// and so on; read as a stream, never stored."""
 
 from __future__ import annotations
 
@@ -9,6 +8,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir.privacy import mask_text
 
 _BLOCK_BYTES = 4 << 20
+"""Read ahead at a time, about fsspec's own default: a request to a store takes as long as some megabytes of its answer."""
 _MOST_FILES = 100_000
 """Files below one folder: a trace for each rank of the largest job, and ten times more."""
 _CONTENT_KEYS = ("ETag", "etag", "md5Hash", "content_md5", "blob_id")
@@ -34,15 +34,15 @@ def open_url(url: str) -> BinaryIO:
         return cast(BinaryIO, filesystem.open(inside, "rb", block_size=_BLOCK_BYTES, cache_type="readahead"))
     except (OSError, UnusableInput):
         raise
-    except (
-        Exception
-    ) as error:  # each file system has its own errors for "no such key", "no access", "no network"
+    except Exception as error:  # each file system has its own for "no such key", "no access", "no network"
         raise UnusableInput(f"{shown(url)} cannot be opened: {_first_line(error)}") from None
 
 
 def content_tag(url: str) -> str | None:
-    """What changes whenever the object at ``url`` does, as its store says (an entity tag or checksum); None where
-    it says nothing that strong, such as a time alone."""
+    """What changes whenever the object at ``url`` does, as its store says: an entity tag or a checksum.
+
+    None where it says nothing that strong, such as a time alone.
+    """
     try:
         filesystem, inside = _filesystem(url)
         known = filesystem.info(inside)
@@ -60,21 +60,21 @@ def expand_url(url: str) -> list[str]:
     filesystem, inside = _filesystem(url)
     try:
         if any(c in inside for c in "*?["):
-            found = filesystem.glob(inside)
+            names = filesystem.glob(inside)
         elif filesystem.isfile(inside):
             return [url]
         else:
-            found = filesystem.find(inside)
-            if not found:
+            names = filesystem.find(inside)
+            if not names:
                 filesystem.info(inside)  # raises where the store cannot be reached, or has nothing there
     except Exception as error:
         raise UnusableInput(
             f"{shown(url)} cannot be opened: {_first_line(error.__cause__ or error)}."
         ) from None
-    if len(found) > _MOST_FILES:
-        raise UnusableInput(f"{shown(url)} holds {len(found)} files: name a folder with fewer of them.")
+    if len(names) > _MOST_FILES:
+        raise UnusableInput(f"{shown(url)} holds {len(names)} files: name a folder with fewer of them.")
     # Whatever names a store lists: each becomes a URL of the same store.
-    return sorted(filesystem.unstrip_protocol(name) for name in found)
+    return sorted(filesystem.unstrip_protocol(name) for name in names)
 
 
 def _filesystem(url: str) -> tuple[Any, str]:

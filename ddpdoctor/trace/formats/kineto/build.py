@@ -26,29 +26,27 @@ from . import times
 from .categories import is_annotation_name, is_old_operator, normalised
 from .collectives import CollectiveRows
 from .events import NO_ARGUMENTS, NOTHING, Arguments, Event, ExactEvent
+from .interner import Interner
 from .lanes import MOST_LANES, LaneTable
 from .numbers import ints, positive, stream_of
 from .stream import Batch, EventStream
 
+Rows = Sequence[Event | ExactEvent]
 _GETTERS = {"ts": attrgetter("ts"), "dur": attrgetter("dur")}
 _LONGEST_NAME = 1 << 15
 """Characters that are kept of an event's name: those of kernels made of templates have some thousands."""
 _MOST_CATEGORIES = 10_000
 """Kineto knows forty; other tools add some of their own."""
+_MOST_DEVICES = 1024
+"""Where an accelerator's event does not say its device, a process id below this is the device's number."""
 _INT32 = np.iinfo(np.int32)
 
 
-class Interner(defaultdict[Any, int]):
-    """Gives each new key the next number; looking one up stays in C."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.default_factory = self.__len__
-
-
 class ColumnBuilder:
-    """Collects batches; :meth:`finish` joins and sorts them. Peak memory: the columns, one column more, one
-    batch."""
+    """Collects batches; :meth:`finish` joins and sorts them.
+
+    At most there are in memory the columns, one column more, and one batch.
+    """
 
     def __init__(self) -> None:
         self._names = Interner()
@@ -77,37 +75,29 @@ class ColumnBuilder:
             except times.InexactTimesError:
                 self.add(stream.again_exactly(), stream)
                 return
-            self._add_rows(rows, start, duration, stream.source.path)
+            self._add_timed(rows, start, duration, stream.source.path)
         self.lanes.label(e for e in batch if e.ph == "M")
 
-    def _add_rows(
-        self, rows: Sequence[Event | ExactEvent], start: IntColumn, duration: IntColumn, path: str
-    ) -> None:
+    def _add_timed(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
+        """Appends those of ``rows`` that have a time."""
         duration[duration > LONGEST_NS] = times.MISSING_NS
         untimed = start == times.MISSING_NS
         if untimed.any():
             self.without_time += int(untimed.sum())
             kept = np.flatnonzero(~untimed)
-            rows = [rows[i] for i in kept.tolist()]
-            start, duration = start[kept], duration[kept]
+            self._add_rows([rows[i] for i in kept.tolist()], start[kept], duration[kept], path)
+        else:
+            self._add_rows(rows, start, duration, path)
+
+    def _add_rows(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
         self.without_duration += int((duration < 0).sum())  # not given, no number, or negative
         args = [e.args or NO_ARGUMENTS for e in rows]
-        category = _ids(self._categories, [e.cat for e in rows])
-        if len(self._categories) > _MOST_CATEGORIES or len(self.lanes) > MOST_LANES:
-            raise UnusableInput(
-                f"{path} is no trace of a profiler: it names more than {_MOST_CATEGORIES} categories of events or "
-                f"{MOST_LANES} threads and streams."
-            )
-        for raw in list(self._categories)[len(self._is_device) :]:
-            self._is_device.append(normalised(raw) in DEVICE)
-            self._old_schema = self._old_schema or is_old_operator(raw)
+        category = self._category_ids(rows, path)
         on_device = np.flatnonzero(np.array(self._is_device, dtype=bool)[category])
         put = self._put
         put("start_ns", start)
         put("duration_ns", np.maximum(duration, 0))
-        name = _ids(self._names, [e.name for e in rows])
-        self.without_name += int((name == self._names[None]).sum()) if None in self._names else 0
-        put("name", name)
+        put("name", self._name_ids(rows))
         put("category", category)
         put("lane", self.lanes.ids([(e.pid, e.tid) for e in rows]))
         put("correlation", positive([a.correlation for a in args]))
@@ -117,14 +107,32 @@ class ColumnBuilder:
         self._collectives.add(args, self._rows, self._names)
         self._rows += len(rows)
 
+    def _category_ids(self, rows: Rows, path: str) -> IdColumn:
+        """Categories as the file spells them, and for each new one whether it is a device's."""
+        ids = _named_ids(self._categories, [e.cat for e in rows])
+        if len(self._categories) > _MOST_CATEGORIES or len(self.lanes) > MOST_LANES:
+            raise UnusableInput(
+                f"{path} is no trace of a profiler: it names more than {_MOST_CATEGORIES} categories of events or "
+                f"{MOST_LANES} threads and streams."
+            )
+        for raw in list(self._categories)[len(self._is_device) :]:
+            self._is_device.append(normalised(raw) in DEVICE)
+            self._old_schema = self._old_schema or is_old_operator(raw)
+        return ids
+
+    def _name_ids(self, rows: Rows) -> IdColumn:
+        ids = _named_ids(self._names, [e.name for e in rows])
+        self.without_name += int((ids == self._names[None]).sum()) if None in self._names else 0
+        return ids
+
     def _put(self, column: str, part: NDArray[Any]) -> None:
         self._parts[column].append(part)
 
-    def _put_device_columns(
-        self, rows: Sequence[Event | ExactEvent], args: list[Arguments], at: NDArray[np.int64]
-    ) -> None:
-        """Stream, device and bytes: from the arguments, else from where Kineto draws the event (pid: device,
-        tid: stream)."""
+    def _put_device_columns(self, rows: Rows, args: list[Arguments], at: NDArray[np.int64]) -> None:
+        """Stream, device and bytes of the rows ``at`` which a device worked.
+
+        From the arguments, else from where Kineto draws the event (pid: device, tid: stream).
+        """
         here = at.tolist()
         stream = ints([args[i].stream for i in here])
         if (stream < 0).any():
@@ -132,16 +140,14 @@ class ColumnBuilder:
         device = ints([args[i].device for i in here])
         if (device < 0).any():
             pids = ints([rows[i].pid for i in here])
-            device = np.where((device < 0) & (pids < 1024), pids, device)
+            device = np.where((device < 0) & (pids < _MOST_DEVICES), pids, device)
         moved = ints([args[i].bytes for i in here])
         for column, values, kind in (
-            ("stream", stream, np.int32),
-            ("device", device, np.int32),
+            ("stream", _narrow(stream), np.int32),
+            ("device", _narrow(device), np.int32),
             ("bytes", moved, np.int64),
         ):
             part = np.full(len(rows), -1, dtype=kind)
-            if kind is np.int32:
-                values = np.where((values < 0) | (values > _INT32.max), -1, values)
             part[at] = values
             self._put(column, part)
 
@@ -154,12 +160,12 @@ class ColumnBuilder:
 
     def _shape_ids(self, args: list[Arguments]) -> IdColumn:
         ids = np.full(len(args), -1, dtype=np.int32)
-        found = [(i, a.dims) for i, a in enumerate(args) if a.dims is not NOTHING]
+        shaped = [(i, a.dims) for i, a in enumerate(args) if a.dims is not NOTHING]
         if self._old_schema:
-            found += [(i, a.old_dims) for i, a in enumerate(args) if a.old_dims is not NOTHING]
-        if found:
-            at, texts = zip(*found, strict=True)
-            ids[list(at)] = _ids(self._shapes, [bytes(t) for t in texts])
+            shaped += [(i, a.old_dims) for i, a in enumerate(args) if a.old_dims is not NOTHING]
+        if shaped:
+            at, texts = zip(*shaped, strict=True)
+            ids[list(at)] = self._shapes.ids([bytes(t) for t in texts])
         return ids
 
     def finish(self, meta: TraceMeta) -> RankTrace:
@@ -240,25 +246,31 @@ class ColumnBuilder:
 
 
 def _drop_own_correlation(columns: dict[str, Any]) -> None:
-    """Until 2023, Kineto repeated the correlation id as "External id" of runtime and device events: that ties
-    them to no operator, so it is absent rather than wrong."""
+    """Takes an "External id" that only repeats the correlation for absent.
+
+    Until 2023, Kineto wrote it so on runtime and device events, and it ties them to no operator.
+    """
     repeated = columns["external_id"] == columns["correlation"]
     columns["external_id"][repeated] = -1
 
 
-def _column_ns(rows: Sequence[Any], field: str) -> IntColumn:
+def _column_ns(rows: Rows, field: str) -> IntColumn:
     values = list(map(_GETTERS[field], rows))
     if isinstance(rows[0], ExactEvent):
         return times.from_text([bytes(v) for v in values])
     return times.from_numbers(values)
 
 
-def _ids(interner: Interner, keys: list[Any]) -> IdColumn:
+def _named_ids(interner: Interner, names: list[Any]) -> IdColumn:
     try:
-        return np.fromiter(map(interner.__getitem__, keys), np.int32, len(keys))
+        return interner.ids(names)
     except TypeError:  # a list or an object names nothing
-        keys = [None if isinstance(key, (list, dict)) else key for key in keys]
-        return np.fromiter(map(interner.__getitem__, keys), np.int32, len(keys))
+        return interner.ids([None if isinstance(name, (list, dict)) else name for name in names])
+
+
+def _narrow(values: IntColumn) -> IntColumn:
+    """``values``, -1 where one does not fit 32 bits."""
+    return np.where((values < 0) | (values > _INT32.max), -1, values)
 
 
 def _compact(text: bytes) -> str:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from ddpdoctor.trace.columns import Collectives
 
 from .events import Arguments
+from .numbers import as_int
 
 _TEXT = ("operation", "group", "group_description", "dtype")
 _NUMBERS = ("group_size", "sequence", "in_elements", "out_elements")
@@ -20,6 +21,7 @@ _NARROW = frozenset(
 _COLUMNS = ("event", *_TEXT, *_NUMBERS, "is_async", "peer")
 _WHOLE = re.compile(r"\s*-?[0-9]{1,19}\s*")
 _NO_RANK = (None, -1, "", "-1")
+"""What stands in "Src Rank" and "Dst Rank" where an operation has no such peer."""
 
 
 class CollectiveRows:
@@ -29,10 +31,10 @@ class CollectiveRows:
         self._rows: dict[str, list[int]] = {column: [] for column in _COLUMNS}
 
     def add(self, args: list[Arguments], first_row: int, names: dict[Any, int]) -> None:
-        """Appends those of ``args`` that describe a communication; ``args[0]`` belongs to row
-        ``first_row``."""
-        found = [(i, a) for i, a in enumerate(args) if a.operation is not None]
-        for i, a in found:
+        """Appends those of ``args`` that describe a communication; ``args[0]`` belongs to row ``first_row``."""
+        for i, a in enumerate(args):
+            if a.operation is None:
+                continue
             self._rows["event"].append(first_row + i)
             for column in _TEXT:
                 value = getattr(a, column)
@@ -71,8 +73,7 @@ def _flag(value: Any) -> int:
 
 
 def _number(value: Any) -> int:
+    """A whole number, decimal where it is written as text; -1 where it is none."""
     if isinstance(value, str):
-        value = int(value) if _WHOLE.fullmatch(value) else -1
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**63 else -1
+        return as_int(int(value)) if _WHOLE.fullmatch(value) else -1
+    return as_int(value)

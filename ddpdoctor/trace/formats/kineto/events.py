@@ -1,9 +1,7 @@
-"""The shape of a trace event as msgspec decodes it: only the fields that become columns; everything else is
-skipped.
+"""The shape of a trace event as msgspec decodes it: only the fields that become columns, all else is skipped.
 
-``Any`` stands where profilers have disagreed about the type (pid and tid are numbers or text, "stream" may be
-"0x0"): a wrong type then costs one value, not the event. Field names: Kineto's ``output_json.cpp`` and
-``ParamCommsUtils.hpp``.
+``Any`` stands where profilers have disagreed about the type (pid and tid are numbers or text, "stream" may be "0x0"): a
+wrong type then costs one value, not the event. Names of fields: Kineto's ``output_json.cpp``, ``ParamCommsUtils.hpp``.
 """
 
 from __future__ import annotations

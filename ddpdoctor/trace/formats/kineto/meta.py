@@ -21,6 +21,7 @@ _MOST_OBJECTS = 100_000
 _UNSAID = (None, "", -1, "-1")
 """What stands for "not known"."""
 _VERSION_KEYS = ("schemaVersion", "roctracer_version", "displayTimeUnit")
+"""Keys that tell a version besides those that end in ``_version``."""
 
 
 def base_time_ns(stream: EventStream) -> int:

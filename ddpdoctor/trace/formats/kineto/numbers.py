@@ -26,16 +26,14 @@ def positive(values: list[Any]) -> IntColumn:
 
 def as_int(value: Any) -> int:
     """A whole number of a trace, which may be written as text; -1 where it is none."""
-    if isinstance(value, str):
-        try:
-            value = int(value, 0)
-        except ValueError:
-            return -1
-    if isinstance(value, float) and value.is_integer():
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and -1 <= value < 2**63:
-        return value
-    return -1
+    try:
+        number = int(value, 0) if isinstance(value, str) else value
+    except ValueError:
+        return -1
+    if isinstance(number, float) and number.is_integer():
+        number = int(number)
+    is_whole = isinstance(number, int) and not isinstance(number, bool)
+    return number if is_whole and -1 <= number < 2**63 else -1
 
 
 def stream_of(tid: Any) -> int:

@@ -17,8 +17,10 @@ _FIRST_EVENT_BYTES = 4096
 
 
 def recognises(candidate: Candidate) -> bool:
-    """See :class:`ddpdoctor.trace.formats.Format`. What cannot be looked into is told by its name alone, and so is a Git
-    LFS pointer in a trace's place."""
+    """See :class:`ddpdoctor.trace.formats.Format`.
+
+    What cannot be looked into is told by its name alone, and so is a Git LFS pointer in a trace's place.
+    """
     named = ".json" in Path(candidate.path).name.lower()
     head = candidate.head
     if head is None or head.startswith((LFS_POINTER, ZSTD)):

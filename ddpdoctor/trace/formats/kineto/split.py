@@ -20,17 +20,18 @@ _LOOKED_AT = 10_000
 
 
 class Scan(NamedTuple):
-    """What an exact scan found: ``spans`` of whole objects, and the index of the array's closing bracket or
-    -1."""
+    """What an exact scan found: ``spans`` of whole objects, and the index of the array's closing bracket, else -1."""
 
     spans: list[tuple[int, int]]
     closed_at: int
 
 
 def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
-    """Candidates for the comma between two events, the last first. A wrong one (inside of a nested list or of
-    a string) leaves brackets or quotes open, so the text before it does not decode: try it, and take the
-    next."""
+    """Candidates for the comma between two events, the last first.
+
+    A wrong one (inside of a nested list or of a string) leaves brackets or quotes open, so the text before it does not
+    decode: try it, and take the next.
+    """
     position = len(buffer)
     for _ in range(_LOOKED_AT):
         if (position := buffer.rfind(b"{", 0, position)) <= 0:
@@ -52,8 +53,7 @@ def closings(buffer: bytes | bytearray) -> Iterator[int]:
 
 
 def scan(buffer: bytes) -> Scan:
-    """All whole events at the head of ``buffer``, found by counting brackets outside of strings. Slow and
-    certain."""
+    """All whole events at the head of ``buffer``, by counting brackets outside of strings: slow and certain."""
     spans: list[tuple[int, int]] = []
     depth = begin = 0
     for match in _TOKEN.finditer(buffer):
@@ -74,7 +74,6 @@ def scan(buffer: bytes) -> Scan:
 
 
 def resume(buffer: bytes) -> int:
-    """Start of the next thing that looks like an event, after one whose quotes or brackets do not close; -1
-    if none."""
+    """Start of the next thing that looks like an event, after one whose quotes or brackets do not close; -1 if none."""
     match = _NEXT_EVENT.search(buffer, 1)
     return match.end() if match else -1

@@ -144,8 +144,10 @@ class EventStream:
         raise UnusableInput(f"{self.source.path} holds no profiler events: {why}.")
 
     def _decode_up_to(self, buffer: bytearray, end: int) -> Batch | None:
-        """The events of ``buffer`` before ``end``, where the comma or bracket after one of them stands. The closing
-        bracket is written over it: a copy of the text would cost as much as a third of its decoding."""
+        """The events of ``buffer`` before ``end``, where the comma or bracket after one of them stands.
+
+        The closing bracket is written over it: a copy of the text would cost as much as a third of its decoding.
+        """
         before = buffer[end]
         buffer[end] = _CLOSING
         self._text = memoryview(buffer)[: end + 1]
@@ -163,16 +165,15 @@ class EventStream:
         """A batch of the whole events in ``buffer``, and what is left."""
         if self._passing:
             return None, self._skip_broken(bytes(buffer[1:]))
-        if self.repaired:
-            buffer = bytearray(repair(buffer))
+        text = bytearray(repair(buffer)) if self.repaired else buffer
         for _ in range(2):
-            for cut in islice(boundaries(buffer), _TRIES):
-                if (batch := self._decode_up_to(buffer, cut)) is not None:
-                    return batch, bytes(memoryview(buffer)[cut + 1 :])
-            if not self._repair_helps(buffer):
+            for cut in islice(boundaries(text), _TRIES):
+                if (batch := self._decode_up_to(text, cut)) is not None:
+                    return batch, bytes(memoryview(text)[cut + 1 :])
+            if not self._repair_helps(text):
                 break
-            buffer = bytearray(repair(buffer))
-        return self._scanned(bytes(buffer[1:]))
+            text = bytearray(repair(text))
+        return self._scanned(bytes(text[1:]))
 
     def _repair_helps(self, buffer: bytes | bytearray) -> bool:
         """Whether this text has one of the usual faults; from then on, all text is repaired first."""
@@ -196,35 +197,36 @@ class EventStream:
             self.truncated = bool(unfinished) or not self._bare_list
 
     def _last(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
-        """The batch at the end of the file, with the array's closing bracket and the tail, if they are
-        there; and what is left."""
-        if self.repaired:
-            buffer = bytearray(repair(buffer))
-        for end in islice(closings(buffer), 2 * _TRIES):
+        """The batch at the end of the file, and what is left.
+
+        Finds the array's closing bracket and the tail behind it, if they are there.
+        """
+        text = bytearray(repair(buffer)) if self.repaired else buffer
+        for end in islice(closings(text), 2 * _TRIES):
             # A bracket in the midst of damaged text is not the end.
-            if not _AFTER_LIST.match(buffer, end + 1):
+            if not _AFTER_LIST.match(text, end + 1):
                 continue
-            if (batch := self._decode_up_to(buffer, end)) is not None:
-                self._closed, self._tail = True, bytes(memoryview(buffer)[end + 1 :])
+            if (batch := self._decode_up_to(text, end)) is not None:
+                self._closed, self._tail = True, bytes(memoryview(text)[end + 1 :])
                 return batch, b""
-        return self._scanned(bytes(buffer[1:]))
+        return self._scanned(bytes(text[1:]))
 
     def _scanned(self, buffer: bytes) -> tuple[Batch | None, bytes]:
-        """As :meth:`_next`, by the exact scan: the only way that finds the array's end, and gets past a bad
-        event."""
+        """As :meth:`_next`, by the exact scan: the only way that finds the array's end and gets past a bad event."""
         spans, closed_at = scan(buffer)
+        events = buffer
         if closed_at >= 0 and _AFTER_LIST.match(buffer, closed_at + 1):
             self._closed, self._tail = True, buffer[closed_at + 1 :]
-            buffer = buffer[:closed_at]
+            events = buffer[:closed_at]
         if not spans:
-            return None, self._skip_broken(buffer)
-        text = buffer[spans[0][0] : spans[-1][1]]
+            return None, self._skip_broken(events)
+        text = events[spans[0][0] : spans[-1][1]]
         batch = self._decode(text)
         if batch is None and self._repair_helps(text):
             batch = self._decode(repair(text))
         if batch is None:
-            batch = self._one_by_one(buffer[begin:end] for begin, end in spans)
-        rest = buffer[spans[-1][1] :].lstrip(b" \t\r\n").removeprefix(b",")
+            batch = self._one_by_one(events[begin:end] for begin, end in spans)
+        rest = events[spans[-1][1] :].lstrip(b" \t\r\n").removeprefix(b",")
         return batch, rest
 
     def _one_by_one(self, texts: Iterable[bytes]) -> Batch:

@@ -15,6 +15,7 @@ and rounds back to it. Kineto's ``baseTimeNanoseconds`` is at most three months 
 MISSING_NS = np.iinfo(np.int64).min
 """Stands where a time is no number, or none that can be."""
 _LIMIT_US = float(LIMIT_NS // 1000)
+"""The same limit in the unit of the file."""
 _SHORT_DIGITS = 18
 """Digits of a whole number that fits 64 bits whatever they are."""
 
