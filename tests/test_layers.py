@@ -113,6 +113,17 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "marks": ("lifetime", "recording", "patching", "guard"),
         "install": ("patches", "patching", "guard"),
     },
+    "trace": {
+        "sources": (),
+        "columns": ("sources",),
+        "classify": ("columns",),
+        "formats": ("sources", "columns", "classify"),
+        "cache": ("sources", "columns", "formats"),
+        "engines": ("sources", "columns", "formats", "cache"),
+        "job": ("sources", "columns", "formats", "engines"),
+        "digest": ("sources", "columns", "job"),
+        "operations": ("sources",),
+    },
 }
 """Package → its rooms (its sub-packages, and single modules beside them) → which rooms of that package each may import.
 
@@ -129,6 +140,18 @@ INSIDES: dict[tuple[str, str], str] = {
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.stacks"): "stacks as the sampler reads them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.window"): "what it calls of torch is replaced",
     ("tests/hook/test_thinning.py", "ddpdoctor.hook.recording.thinning"): "its constants",
+    (
+        "benchmarks/loading",
+        "ddpdoctor.trace.formats.kineto",
+    ): "the same decoder without all that is around it",
+    (
+        "tests/trace/formats",
+        "ddpdoctor.trace.formats.kineto",
+    ): "times are tested as numbers, not as files of them",
+    (
+        "tests/trace/test_trace_bounds.py",
+        "ddpdoctor.trace.formats.kineto",
+    ): "each search alone must be linear",
 }
 """(Folder or file of the importer, what it imports from inside a room) → why the room's door does not do."""
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from ddpdoctor.trace.events import Event
+from ddpdoctor.trace.formats.kineto.events import Event
 
 
 class Document(msgspec.Struct):

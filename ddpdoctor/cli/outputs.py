@@ -12,9 +12,9 @@ from ddpdoctor.report.read import holds_diagnosis
 from ddpdoctor.report.replace import is_stdout
 from ddpdoctor.rundir import is_recorded_file, run_directories
 from ddpdoctor.trace import find_traces
-from ddpdoctor.trace.find import is_trace
+from ddpdoctor.trace.formats import is_trace
 from ddpdoctor.trace.operations import find_operations
-from ddpdoctor.trace.remote import is_url
+from ddpdoctor.trace.sources import is_url
 
 
 def check_outputs(inputs: Sequence[str], outputs: Mapping[str, Path | None]) -> None:

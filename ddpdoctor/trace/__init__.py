@@ -1,9 +1,17 @@
-"""Profiler traces → columns. Knows file formats, knows nothing of diagnosis."""
+"""Profiler traces → columns. Knows file formats, knows nothing of diagnosis.
 
-from ddpdoctor.trace.columns import Collectives, Lane, RankTrace, TraceMeta
-from ddpdoctor.trace.find import TraceSet, find_traces
-from ddpdoctor.trace.load import LoadedTraces, load_traces
-from ddpdoctor.trace.read import load_trace
+::
+
+    paths ─► job: find, read, choose ─► engines ─► cache ─► formats ─► columns ─► masks by classify
+                                                            sources
+
+``formats`` has a folder for each format; ``operations`` reads tables of whole jobs; ``digest`` makes files of columns where
+the ranks ran.
+"""
+
+from .columns import Collectives, Lane, RankTrace, TraceMeta
+from .formats import load_trace
+from .job import LoadedTraces, TraceSet, find_traces, load_traces
 
 __all__ = [
     "Collectives",

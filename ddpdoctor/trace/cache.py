@@ -1,10 +1,8 @@
-"""Parsed columns kept between runs, in the user's cache folder: a second analysis of the same file skips its
-JSON.
+"""Columns kept between runs, in the user's cache folder: a second analysis of the same file does not read its format.
 
-An entry is found by a hash of the file's whole content (of a URL: of what its store has instead), so it is never
-another file's; it is written aside and renamed into place, so readers and writers may share the folder; one that cannot
-be read, or holds what no trace has, is ignored and made again. Folders and entries that somebody else may have written
-are not used.
+An entry is found by a hash of the file's whole content (of a URL: of what its store has instead), so it is never another
+file's; it is written aside and renamed into place, so readers and writers may share the folder; one that cannot be read,
+or holds what no trace has, is ignored and made again. Folders and entries that somebody else may have written are not used.
 """
 
 from __future__ import annotations
@@ -18,11 +16,9 @@ from pathlib import Path
 import ddpdoctor
 from ddpdoctor.aside import replace_file
 from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own
-from ddpdoctor.trace.archive import SCHEMA, is_archive, placed, read_archive, write_archive
-from ddpdoctor.trace.columns import RankTrace
-from ddpdoctor.trace.read import load_trace
-from ddpdoctor.trace.remote import content_tag, is_url
-from ddpdoctor.trace.source import is_hollow, open_binary
+from ddpdoctor.trace.columns import SCHEMA, RankTrace, is_archive, placed, read_archive, write_archive
+from ddpdoctor.trace.formats import load_trace
+from ddpdoctor.trace.sources import content_tag, is_hollow, is_url, open_binary
 
 _LAYOUT = 3
 """Raised whenever entries made before must not be read, though their schema is the same."""
@@ -31,15 +27,13 @@ LIMIT_BYTES = 8 << 30
 
 
 def cached_load(path: str, rank: int | None = None) -> RankTrace:
-    """As :func:`load_trace`, from the cache where it holds this file's columns, and into it where it does
-    not.
+    """As :func:`load_trace`, from the cache where it holds this file's columns, and into it where it does not.
 
     A URL is kept where its store tells when the content changes, else it is always read. A digest holds columns
     already. Trouble with the cache is never an error.
     """
-    if is_archive(path) or not (
-        is_url(path) or Path(path).is_file()
-    ):  # what a FIFO gives can be read once only
+    read_once = not (is_url(path) or Path(path).is_file())  # what a FIFO gives
+    if is_archive(path) or read_once:
         return load_trace(path, rank)
     try:
         before = _version(path)

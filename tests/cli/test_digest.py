@@ -14,6 +14,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.report import write_json
+from tests.trace.trace_files import document, events, write
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = ROOT.parent / "shared" / "traces"
@@ -82,9 +83,6 @@ def test_public_traces(tmp_path, set_):
 
 
 def test_hosts_may_share_the_folder_and_nothing_is_lost(tmp_path):
-    sys.path.insert(0, str(ROOT / "tests" / "trace"))
-    from trace_files import document, events, write
-
     for rank in range(2):
         (tmp_path / f"host{rank}").mkdir()
         trace = write(tmp_path / f"host{rank}" / "trace.json", document(events(20), rank=rank))
@@ -128,9 +126,6 @@ def test_a_digest_of_a_run_carries_nothing_from_behind_a_link_out_of_it(tmp_path
 
 
 def test_traces_at_urls_are_digested_below_the_named_folder(tmp_path):
-    sys.path.insert(0, str(ROOT / "tests" / "trace"))
-    from trace_files import document, events, write
-
     trace = write(tmp_path / "rank0.json", document(events(20)))
     done = digest(f"file://{trace}", "--out", tmp_path / "out")
     assert done.returncode == 0, done.stderr

@@ -11,15 +11,15 @@ import threading
 from pathlib import Path
 
 import pytest
-from trace_files import document, event, events, kernel, write
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.trace import find_traces, load_trace, source, stream
+from ddpdoctor.trace import find_traces, load_trace
 from ddpdoctor.trace.classify import step_number
-from ddpdoctor.trace.repair import repair_event
-from ddpdoctor.trace.source import Source, open_binary
-from ddpdoctor.trace.split import scan
-from ddpdoctor.trace.worker import attempt
+from ddpdoctor.trace.engines import attempt
+from ddpdoctor.trace.formats.kineto.repair import repair_event
+from ddpdoctor.trace.formats.kineto.split import scan
+from ddpdoctor.trace.sources import PIECE_BYTES, Source
+from tests.trace.trace_files import document, event, events, kernel, write
 
 HEAD = b'{"traceEvents":[{"ph":"X","cat":"cpu_op","name":"aten::add","pid":1,"tid":1,"ts":1.0,"dur":2.0},'
 BLOCK_BYTES = 1 << 20
@@ -65,7 +65,7 @@ def test_a_small_file_of_one_huge_event_takes_neither_all_memory_nor_all_time(tm
 
 
 def test_a_file_may_not_grow_without_end(tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "_GROWS_FREELY_BYTES", BLOCK_BYTES)
+    monkeypatch.setattr("ddpdoctor.trace.sources.pieces._GROWS_FREELY_BYTES", BLOCK_BYTES)
     path = bomb(tmp_path / "rank0.json.gz", b'{"ph":"X","ts":1,"pad":"%s"},' % (b"a" * 1000), 30)
     trace = load_trace(path)
     assert 1 < trace.size < 20_000 and trace.meta.truncated
@@ -76,10 +76,10 @@ def test_zstd_is_handed_on_in_small_pieces(tmp_path):
     zstandard = pytest.importorskip("zstandard")
     content = HEAD + b" " * (40 << 20) + b'{"ph":"X","ts":1}]}'
     (tmp_path / "t.json.zst").write_bytes(zstandard.ZstdCompressor().compress(content))
-    read = Source(str(tmp_path / "t.json.zst"), open_binary)
+    read = Source(str(tmp_path / "t.json.zst"))
     pieces = list(read.pieces())
     assert b"".join(pieces) == content and read.broken is None
-    assert max(map(len, pieces)) <= source.PIECE_BYTES + 256 * (128 << 10) // 4
+    assert max(map(len, pieces)) <= PIECE_BYTES + 256 * (128 << 10) // 4
 
 
 def test_many_members_and_frames_are_one_trace(tmp_path):
@@ -89,7 +89,7 @@ def test_many_members_and_frames_are_one_trace(tmp_path):
     (tmp_path / "a.json.gz").write_bytes(b"".join(gzip.compress(p) + zeros for p in [b"", *parts, b""]))
     write(tmp_path / "b.json", text)
     assert load_trace(str(tmp_path / "a.json.gz")).size == load_trace(str(tmp_path / "b.json")).size
-    read = Source(str(tmp_path / "a.json.gz"), open_binary)
+    read = Source(str(tmp_path / "a.json.gz"))
     assert b"".join(read.pieces()) == text and read.broken is None
 
 
@@ -102,7 +102,7 @@ def test_a_sparse_file_is_not_read_to_its_end(tmp_path, tail):
 
 
 def test_an_event_that_is_too_long_is_passed_over_and_the_next_ones_are_read(tmp_path, monkeypatch):
-    monkeypatch.setattr(stream, "LONGEST_EVENT_BYTES", 1 << 16)
+    monkeypatch.setattr("ddpdoctor.trace.formats.kineto.stream.LONGEST_EVENT_BYTES", 1 << 16)
     monkeypatch.setattr(Source.pieces, "__defaults__", (1 << 14,))
     long = event("aten::long", args="x" * (1 << 18))
     path = write(tmp_path / "t.json.gz", document([*events(200), long, *events(200)]))
@@ -197,5 +197,5 @@ def test_only_files_are_opened_and_a_fifo_waits_for_its_writer(tmp_path, monkeyp
     writer.start()
     assert load_trace(fifo).size == 15
     writer.join()
-    monkeypatch.setattr(source, "_WRITER_S", 0.1)
+    monkeypatch.setattr("ddpdoctor.trace.sources.files._WRITER_S", 0.1)
     assert "no program wrote to this fifo" in attempt(fifo, None, False)[1].lower()

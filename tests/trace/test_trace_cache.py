@@ -6,11 +6,12 @@ import threading
 from pathlib import Path
 
 import pytest
-from test_trace_load import assert_same
-from trace_files import document, events, kernel, write
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace import archive, cache, find_traces, load, load_trace, load_traces
+from ddpdoctor.trace import cache, find_traces, load_trace, load_traces
+from ddpdoctor.trace.columns import write_archive
+from ddpdoctor.trace.job import read_traces
+from tests.trace.trace_files import assert_same, document, events, kernel, write
 
 CONTENT = [*events(20), kernel("ncclDevKernel_x", 5, **{"Collective name": "allreduce", "Seq": 3})]
 
@@ -86,7 +87,7 @@ def test_an_entry_of_another_schema_is_replaced(tmp_path, monkeypatch, parses):
     """Even if its key were the same."""
     path = write(tmp_path / "a.json", document(CONTENT))
     with monkeypatch.context() as older:
-        older.setattr(archive, "SCHEMA", "ddpdoctor.columns/1")
+        older.setattr("ddpdoctor.trace.columns.archive.SCHEMA", "ddpdoctor.columns/1")
         cache.cached_load(path)
     for _ in range(2):
         assert_same(cache.cached_load(path), load_trace(path))
@@ -112,12 +113,12 @@ def test_no_cache_leaves_nothing_behind(tmp_path, home):
 
 
 def test_concurrent_processes(tmp_path, home, monkeypatch):
-    monkeypatch.setattr(load, "_WORTH_PROCESSES_BYTES", 0)
+    monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_PROCESSES_BYTES", 0)
     path = write(tmp_path / "a.json", document(CONTENT))
     copies = [path, *(shutil.copy(path, tmp_path / f"{i}.json") for i in range(3))]
     copies = [str(copy) for copy in copies]
     for _ in range(2):
-        traces = [trace for _, trace, _ in load.read_traces(copies, jobs=2, cache=True)]
+        traces = [trace for _, trace, _ in read_traces(copies, jobs=2, cache=True)]
         assert {trace.size for trace in traces} == {61}
     assert len(list(home.iterdir())) == 1
 
@@ -191,7 +192,7 @@ def test_an_entry_that_holds_what_cannot_be_is_replaced(tmp_path, home, parses):
     trace = cache.cached_load(path)
     trace.name[3] = 10**6
     with entry_of(path).open("wb") as stream:
-        archive.write_archive(stream, trace)
+        write_archive(stream, trace)
     for _ in range(2):
         assert_same(cache.cached_load(path), load_trace(path))
     assert len(parses) == 2

@@ -3,10 +3,13 @@ with."""
 
 from __future__ import annotations
 
+import dataclasses
 import gzip
 import json
 from decimal import Decimal
 from pathlib import Path
+
+import numpy as np
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 
@@ -75,3 +78,33 @@ def rows_of(trace):
     """The same of a loaded trace."""
     names = [trace.names[i] for i in trace.name.tolist()]
     return sorted(zip(trace.start_ns.tolist(), (-trace.duration_ns).tolist(), names, strict=True))
+
+
+def job(folder, ranks, **options):
+    """The traces of some ranks of a job, written to ``folder``."""
+    return [write(folder / f"t{r}.json.gz", document(events(30), rank=r, **options)) for r in ranks]
+
+
+def columns(trace):
+    """All columns of a trace by name, those of its collectives too."""
+    named = {
+        f.name: getattr(trace, f.name)
+        for f in dataclasses.fields(trace)
+        if f.name not in ("meta", "collectives")
+    }
+    named.update(
+        ("c." + f.name, getattr(trace.collectives, f.name)) for f in dataclasses.fields(trace.collectives)
+    )
+    return named
+
+
+def assert_same(one, other):
+    """That two traces hold the same, to the last type."""
+    assert one.meta == other.meta
+    mine, theirs = columns(one), columns(other)
+    for name, column in mine.items():
+        if isinstance(column, np.ndarray):
+            assert column.dtype == theirs[name].dtype, name
+            np.testing.assert_array_equal(column, theirs[name], err_msg=name)
+        else:
+            assert column == theirs[name], name

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trace import RankTrace
-from ddpdoctor.trace.categories import DEVICE, DEVICE_WORK
+from ddpdoctor.trace.classify import DEVICE, DEVICE_WORK
 
 Records = list[dict[str, Any]]
 

@@ -14,6 +14,7 @@ import numpy as np
 
 from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.summary import BandwidthPoint
+from ddpdoctor.trace import classify
 
 _LEAST_CLASS = 0.05
 """Share of all messages."""
@@ -31,27 +32,17 @@ def bus_factor(operation: str, ranks: int) -> float:
     return 1.0
 
 
-def canonical(name: str) -> str:
-    """Operation name without spelling: all_reduce, allreduce_ and DDP's own under "allreduce"."""
-    plain = name.lower().replace("_", "")
-    if plain.startswith("ddp"):
-        return "allreduce"
-    for operation in ("allreduce", "allgather", "reducescatter", "alltoall", "broadcast", "barrier"):
-        if operation in plain:
-            return operation
-    return plain
-
-
 def transfers(graph: Graph) -> list[tuple[str, float, float, int]]:
     """(operation, bytes, transfer ns, ranks) of every collective whose size is known."""
     found = []
     for group in graph.groups:
         taken = group.transfer
         for k, sync in enumerate(group.syncs):
+            operation = classify.communication_operation(sync.name) or sync.name
             for n in range(len(group.steps)):
                 size = float(group.message_bytes[n, k])
                 if size > 0 and taken[n, k] > 0:
-                    found.append((canonical(sync.name), size, float(taken[n, k]), len(sync.members)))
+                    found.append((operation, size, float(taken[n, k]), len(sync.members)))
     return found
 
 

@@ -15,8 +15,7 @@ import numpy as np
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import SyncKind
-
-from .bandwidth import canonical
+from ddpdoctor.trace import classify
 
 _SLOWER = 1.5
 """Times the other groups' median transfer: links of one kind differ by a few per cent, one that trained at half
@@ -71,7 +70,8 @@ def _alike(
             for n in range(len(group.steps)):
                 size = float(group.message_bytes[n, k])
                 if size > 0:
-                    alike = (canonical(sync.name), size, len(sync.members), spanned)
+                    operation = classify.communication_operation(sync.name) or sync.name
+                    alike = (operation, size, len(sync.members), spanned)
                     found[alike][sync.members].append(float(transfer[n]))
     return found
 

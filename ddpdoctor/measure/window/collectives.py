@@ -84,12 +84,10 @@ def _from_kernels(trace: RankTrace, rows: NDArray[np.int64], main: int) -> Comms
     table = trace.collectives
     operation, group, size, sequence, size_bytes = [], [], [], [], []
     for name, m in zip(names, meta, strict=True):
-        said = (
-            trace.names[table.operation[m]].lower().replace("_", "")
-            if m >= 0 and table.operation[m] >= 0
-            else ""
+        said = trace.names[table.operation[m]] if m >= 0 and table.operation[m] >= 0 else ""
+        operation.append(
+            classify.communication_operation(said) or classify.communication_operation(name) or "unknown"
         )
-        operation.append(_canonical(said) or classify.communication_operation(name) or "unknown")
         group.append(trace.names[table.group[m]] if m >= 0 and table.group[m] >= 0 else "")
         size.append(int(table.group_size[m]) if m >= 0 else -1)
         sequence.append(int(table.sequence[m]) if m >= 0 else -1)
@@ -119,24 +117,6 @@ def _ready(trace: RankTrace, issued: NDArray[np.int64], start: NDArray[np.int64]
     computed = np.where(before >= 0, done[np.clip(before, 0, None)], issued)
     ready: NDArray[np.int64] = np.minimum(np.maximum(issued, computed), start)
     return ready
-
-
-def _canonical(said: str) -> str:
-    """ "_allgather_base", "allreduce_coalesced" and their like under one name."""
-    for name in (
-        "allreduce",
-        "allgather",
-        "reducescatter",
-        "broadcast",
-        "alltoall",
-        "barrier",
-        "reduce",
-        "gather",
-        "scatter",
-    ):
-        if name in said:
-            return name
-    return "sendrecv" if said in ("send", "recv", "sendrecv") else ""
 
 
 def _metadata(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -242,6 +222,12 @@ def _inside_layers(
     return found
 
 
+def _of_group(name: str) -> str:
+    """The operation of a whole group that ``name`` says; "" where it says none, or one between two ranks."""
+    operation = classify.communication_operation(name)
+    return operation if operation is not None and operation != "sendrecv" else ""
+
+
 def _from_gloo(trace: RankTrace, main: int) -> Comms:
     """Gloo: the call on the issuing thread is the arrival; the run loop's event, which starts later, tells
     the end."""
@@ -252,13 +238,13 @@ def _from_gloo(trace: RankTrace, main: int) -> Comms:
     calls = calls[np.argsort(trace.start_ns[calls], kind="stable")]
     waiting: dict[str, list[int]] = {}
     for row in calls:
-        waiting.setdefault(_canonical(trace.name_of(int(row)).lower().replace("_", "")), []).append(int(row))
+        waiting.setdefault(_of_group(trace.name_of(int(row))), []).append(int(row))
     start, end, operation, kept = [], [], [], []
     kind: list[str] = []
     backward = trace.name_ids(lambda n: n.startswith(_ENGINE))
     in_backward = _covering(trace, np.isin(trace.name, backward))
     for row in runs:
-        op = _canonical(trace.name_of(int(row)).lower().replace("_", "")) or "unknown"
+        op = _of_group(trace.name_of(int(row))) or "unknown"
         queue = waiting.get(op) or []
         issue = queue.pop(0) if queue and trace.start_ns[queue[0]] <= trace.end_ns[row] else None
         at = int(trace.start_ns[issue]) if issue is not None else int(trace.start_ns[row])

@@ -9,7 +9,6 @@ from ddpdoctor.measure.graph import CycleGroup, Sync
 from ddpdoctor.measure.metrics import (
     bandwidth_points,
     bus_factor,
-    canonical,
     large_bus_gb_per_s,
     latency_and_rate,
     transfers,
@@ -33,20 +32,6 @@ from tests.measure.made import cycles_of, graph_of, on, work_array
 )
 def test_bus_factor(operation, ranks, factor):
     assert bus_factor(operation, ranks) == factor
-
-
-def test_names():
-    said = [
-        "all_reduce",
-        "c10d::allreduce_",
-        "DDP gradients",
-        "_allgather_base",
-        "reduce_scatter",
-        "AllToAll",
-    ]
-    wanted = ["allreduce"] * 3 + ["allgather", "reducescatter", "alltoall"]
-    assert [canonical(name) for name in said] == wanted
-    assert canonical("all_gather_into_tensor") == "allgather"
 
 
 def sized(world=4, megabytes=100, transfer_ms=4.0, late_ms=0.0):

@@ -1,0 +1,36 @@
+"""The one table that every format becomes: a rank's profiler events as columns, in memory and as a file.
+
+Arrays of numbers and interned names go in; a :class:`RankTrace` comes out, whose rows are events in the order of time.
+All that is measured is asked of it, by masks over names and categories. It can be written (``.columns``: the cache,
+and what ``ddpdoctor digest`` makes) and read back, where every column is checked: whoever wrote the file may have
+written anything.
+"""
+
+from .archive import SCHEMA, SUFFIX, is_archive, read_archive, write_archive
+from .checks import LIMIT_NS, LONGEST_NS, NUMBERS_OF_DEVICES
+from .place import placed
+from .predicates import KNOWN_NAMES, remembered
+from .shared import Shared
+from .table import Collectives, IdColumn, IntColumn, Lane, RankTrace, TraceMeta, sorted_order
+
+__all__ = [
+    "KNOWN_NAMES",
+    "LIMIT_NS",
+    "LONGEST_NS",
+    "NUMBERS_OF_DEVICES",
+    "SCHEMA",
+    "SUFFIX",
+    "Collectives",
+    "IdColumn",
+    "IntColumn",
+    "Lane",
+    "RankTrace",
+    "Shared",
+    "TraceMeta",
+    "is_archive",
+    "placed",
+    "read_archive",
+    "remembered",
+    "sorted_order",
+    "write_archive",
+]

@@ -1,0 +1,161 @@
+"""One rank's profiler events as columns: what every format becomes and what ``measure`` reads.
+
+Rows are events with a begin and a duration, instants with a duration of 0, sorted by (``start_ns``, ``-duration_ns``) so
+that a parent stands before its children. Names are interned. Absent values are -1 in id columns, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .predicates import remembered
+
+IntColumn = NDArray[np.int64]
+IdColumn = NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Collectives:
+    """Metadata of communication events: row *i* belongs to event ``event[i]``.
+
+    All columns have the same length. They are filled from the arguments that Kineto writes on NCCL kernels and on
+    ``record_param_comms``; text columns are ids into ``RankTrace.names``; -1 where the trace does not say.
+    """
+
+    event: IdColumn
+    """Row of the event in the rank's columns."""
+    operation: IdColumn
+    """"Collective name", such as allreduce, as an id into names."""
+    group: IdColumn
+    """"Process Group Name" as an id into names."""
+    group_description: IdColumn
+    """"Process Group Description" as an id into names."""
+    group_size: IdColumn
+    sequence: IntColumn
+    """"Seq": the collective's number within its process group."""
+    in_elements: IntColumn
+    out_elements: IntColumn
+    dtype: IdColumn
+    """Element type, such as Float, as an id into names."""
+    is_async: IdColumn
+    """1, 0, or -1 where unknown ("Is asynchronized op")."""
+    peer: IdColumn
+    """Peer rank of a point-to-point operation ("Src Rank" / "Dst Rank"), else -1."""
+
+
+@dataclass(frozen=True)
+class Lane:
+    """A thread or a stream, as the trace names it."""
+
+    pid: str
+    tid: str
+    label: str
+    """thread_name, or "stream 7" for a GPU stream, or ""."""
+
+
+@dataclass(frozen=True)
+class TraceMeta:
+    """What one trace file says about the rank and the machine that wrote it; ``None`` where it does not say."""
+
+    source: str
+    """Path or URL of the file."""
+    rank: int | None
+    rank_from: str
+    """Who says so: "distributedInfo" (the file itself), "file name", "run directory" or "" (nobody)."""
+    world_size: int | None
+    backend: str | None
+    host: str | None
+    process_groups: tuple[dict[str, Any], ...] = ()
+    """``pg_config`` entries: pg_name, pg_desc, backend_config, pg_size, ranks."""
+    devices: tuple[dict[str, Any], ...] = ()
+    """``deviceProperties`` entries: id, name, totalGlobalMem, computeMajor, numSms, ..."""
+    base_ns: int = 0
+    """``baseTimeNanoseconds`` of the file, already added to all times."""
+    clock: str = "epoch"
+    """"epoch" (times are ns since 1970) or "relative" (an older file on a clock of its own)."""
+    torch_version: str | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+    """Other versions in the file's head: cuda_runtime_version, nccl_version, hip_..., profiler schema."""
+    with_stack: bool = False
+    record_shapes: bool = False
+    truncated: bool = False
+    """The file ended early; all complete events before the break are present."""
+    notes: tuple[str, ...] = ()
+    """One sentence each: what was lost or repaired while reading."""
+
+
+@dataclass(frozen=True)
+class RankTrace:
+    """One rank's profiler window. All event columns have length :attr:`size`."""
+
+    meta: TraceMeta
+    names: list[str]
+    """Interned text: event names, group names, dtypes, shapes."""
+    categories: list[str]
+    """"cat" values under Kineto's newest names (kernel, gpu_memcpy, cpu_op, user_annotation, ...)."""
+    lanes: list[Lane]
+
+    name: IdColumn
+    category: IdColumn
+    lane: IdColumn
+    start_ns: IntColumn
+    duration_ns: IntColumn
+    stream: IdColumn
+    """GPU stream of device events, else -1."""
+    device: IdColumn
+    """GPU index of device events, else -1."""
+    correlation: IntColumn
+    """Ties a device event to the runtime call that launched it; -1 where absent."""
+    external_id: IntColumn
+    """Ties a device event or runtime call to its CPU operator; -1 where absent."""
+    bytes: IntColumn
+    """Bytes moved by a memcpy or memset, else -1."""
+    shapes: IdColumn
+    """"Input Dims" of an operator as an id into names (compact JSON text), else -1."""
+    collectives: Collectives
+
+    @property
+    def size(self) -> int:
+        """Number of events."""
+        return int(self.start_ns.shape[0])
+
+    @property
+    def end_ns(self) -> IntColumn:
+        """End of each event, ns."""
+        return self.start_ns + self.duration_ns
+
+    def name_of(self, row: int) -> str:
+        """Name of the event in ``row``."""
+        return self.names[int(self.name[row])]
+
+    def category_mask(self, *categories: str) -> NDArray[np.bool_]:
+        """Which events have one of these categories (lower case)."""
+        wanted = np.array([c in categories for c in self.categories], dtype=bool)
+        return wanted[self.category]
+
+    def name_ids(self, predicate: Callable[[str], bool]) -> IdColumn:
+        """Ids of all names for which ``predicate(name)``, a pure function, is true: names are classified, not events."""
+        return np.flatnonzero(self._chosen(predicate)).astype(np.int32)
+
+    def name_mask(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Which events have a name for which ``predicate(name)``, a pure function, is true."""
+        return self._chosen(predicate)[self.name]
+
+    def _chosen(self, predicate: Callable[[str], bool]) -> NDArray[np.bool_]:
+        return np.fromiter(map(remembered(predicate), self.names), bool, len(self.names))
+
+
+def sorted_order(start: IntColumn, duration: IntColumn) -> NDArray[np.int64]:
+    """Row order by start, longer events first; the file's order where both are equal."""
+    order = np.argsort(start, kind="stable")
+    ties = np.flatnonzero(np.diff(start[order]) == 0)
+    if ties.size:
+        at = np.unique(np.concatenate([ties, ties + 1]))
+        rows = order[at]
+        order[at] = rows[np.lexsort((rows, -duration[rows], start[rows]))]
+    return order

@@ -1,0 +1,124 @@
+"""Traces → files of columns, each where the trace's digest belongs."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import secrets
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.rundir import TRACE_FILE, reason_of
+from ddpdoctor.trace.columns import SUFFIX, RankTrace, write_archive
+from ddpdoctor.trace.job import read_traces
+from ddpdoctor.trace.sources import is_hollow, is_url
+
+from .records import copy_file
+
+TRACE_DIGEST = f"trace{SUFFIX}"
+"""The file of a recorded rank that stands for its trace."""
+
+
+@dataclass
+class Digest:
+    """What was written, and what could not be used: (file, reason)."""
+
+    files: list[str] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+
+def trace_digest(rank_directory: str) -> str | None:
+    """The digest of a recorded rank's trace, None where there is none."""
+    path = Path(rank_directory, TRACE_DIGEST)
+    return str(path) if path.is_file() else None
+
+
+def write_digests(
+    targets: Mapping[str, Path],
+    *,
+    ranks: Mapping[str, int] | None = None,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Digest:
+    """Reads each trace and writes its columns to the path that ``targets`` names; one that cannot be used is copied there.
+
+    ``ranks``, ``jobs``, ``progress``: see :func:`ddpdoctor.trace.job.read_traces`. Raises DdpDoctorError where a
+    target cannot be written.
+    """
+    files = list(targets)
+    digest = Digest()
+    for number, trace, reason in read_traces(files, jobs=jobs, progress=progress, ranks=ranks):
+        if trace is None:
+            digest.failed.append((files[number], reason))
+            _keep(files[number], targets[files[number]])
+        else:
+            digest.files.append(str(_written(targets[files[number]], trace)))
+    return digest
+
+
+def loose_targets(files: tuple[str, ...], out: Path) -> dict[str, Path]:
+    """Where the digests of traces go that are no run directory: as they lie to each other, below ``out``."""
+    local = {file: os.path.abspath(file) for file in files if not is_url(file)}  # noqa: PTH100
+    root = os.path.commonpath([os.path.dirname(path) for path in local.values()]) if local else ""  # noqa: PTH120
+    targets = {}
+    for file in files:
+        inside = os.path.relpath(local[file], root) if file in local else _place_of_url(file)
+        targets[file] = out / f"{inside}{SUFFIX}"
+    return targets
+
+
+def _place_of_url(url: str) -> str:
+    """A relative path that tells what is at ``url``, without a password and without a way up."""
+    host, *parts = url.partition("://")[2].partition("?")[0].split("/")
+    named = [part for part in (host.rpartition("@")[2], *parts) if part not in ("", ".", "..")]
+    return "/".join(named) or "trace"
+
+
+def _written(target: Path, trace: RankTrace) -> Path:
+    """Writes ``trace`` aside and renames it into place.
+
+    The name of a loose trace gets a hash of its content: hosts that share the folder may have files of the same name.
+    """
+    packed = io.BytesIO()
+    write_archive(packed, trace)
+    data = packed.getvalue()
+    place = target if target.name == TRACE_DIGEST else _marked(target, data)
+    aside = place.with_name(f"{place.name}.{secrets.token_hex(4)}.part")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("xb") as stream:
+            stream.write(data)
+        aside.replace(place)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            aside.unlink()
+        raise DdpDoctorError(f"{place} cannot be written: {reason_of(error).lower()}.") from error
+    return place
+
+
+def _marked(target: Path, data: bytes) -> Path:
+    mark = hashlib.blake2b(data, digest_size=4).hexdigest()
+    return target.with_name(f"{target.name.removesuffix(SUFFIX)}-{mark}{SUFFIX}")
+
+
+def _keep(file: str, target: Path) -> None:
+    """A trace that cannot be used here goes along as it is: the analysis then says so, or has more memory.
+
+    Not so what a link leads to: it may be anything.
+    """
+    if is_url(file) or Path(file).is_symlink() or not Path(file).is_file() or is_hollow(Path(file).stat()):
+        return
+    name = TRACE_FILE if target.name == TRACE_DIGEST else target.name.removesuffix(SUFFIX)
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        place = target.with_name(name)
+        place.unlink(missing_ok=True)
+        copy_file(file, place)
+    except OSError as error:
+        raise DdpDoctorError(
+            f"{file} cannot be copied to {target.parent}: {reason_of(error).lower()}."
+        ) from error

@@ -1,0 +1,93 @@
+"""The per-rank stage on a Ray cluster."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
+from itertools import islice
+from typing import Any
+
+import ray  # type: ignore[import-not-found]
+
+from ddpdoctor.errors import DdpDoctorError
+
+from .choice import LOOPBACK, absolute, outcome, tell_of_own_cluster
+from .worker import Result, Task, attempt
+
+
+class Cluster:
+    """A Ray cluster: that at ``place`` (HOST:PORT of its client server), else that of $RAY_ADDRESS, else one here.
+
+    Here, it is the one that runs on this machine, else a new one with ``workers`` processors (default: all).
+    """
+
+    def __init__(self, place: str, workers: int | None) -> None:
+        self._address = f"ray://{place}" if place else None
+        self._workers = workers
+
+    def results(self, tasks: Sequence[Task]) -> Iterator[Result]:
+        """See :class:`.choice.Engine`."""
+        with self._connected():
+            # A worker that dies of memory would die of the same file again.
+            read = ray.remote(attempt).options(max_retries=0)
+            # One file a processor, none queued for it: a worker that dies takes its queue along.
+            processors = max(1, int(ray.cluster_resources().get("CPU", 1)))
+            left = iter(tasks)
+            under_way = {read.remote(*absolute(task)): task for task in islice(left, processors)}
+            while under_way:
+                (done, *_), _ = ray.wait(list(under_way))
+                yield outcome(under_way.pop(done), partial(ray.get, done))
+                if following := next(left, None):
+                    under_way[read.remote(*absolute(following))] = following
+
+    @contextmanager
+    def _connected(self) -> Iterator[None]:
+        if ray.is_initialized():
+            yield
+            return
+        quiet: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": False}
+        try:
+            if self._address is not None:
+                ray.init(self._address, **quiet)
+            else:
+                try:
+                    ray.init(os.environ.get("RAY_ADDRESS", "auto"), **quiet)
+                except ConnectionError:
+                    if "RAY_ADDRESS" in os.environ:
+                        raise
+                    _start_here(self._workers, quiet)
+        except (ConnectionError, ValueError, RuntimeError) as error:
+            where = self._address or os.environ.get("RAY_ADDRESS") or "this machine"
+            raise DdpDoctorError(
+                f"There is no Ray cluster at {where}: {str(error).splitlines()[0]}"
+            ) from error
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+def _start_here(workers: int | None, quiet: dict[str, Any]) -> None:
+    """A cluster on the loopback alone.
+
+    Ray has this for desktops, by a variable and a constant that it reads at import; on Linux its servers listen on every
+    interface else.
+    """
+    from ray._private import ray_constants  # type: ignore[import-not-found]
+
+    variable = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
+    before, clusters = os.environ.get(variable), ray_constants.ENABLE_RAY_CLUSTER
+    os.environ[variable], ray_constants.ENABLE_RAY_CLUSTER = "0", False
+    try:
+        ray.init("local", num_cpus=workers, include_dashboard=False, _node_ip_address=LOOPBACK, **quiet)
+    finally:
+        ray_constants.ENABLE_RAY_CLUSTER = clusters
+        os.environ.pop(variable)
+        if before is not None:
+            os.environ[variable] = before
+    # Which Ray does by itself from 2.59 on, with a token of the user's.
+    guarded = os.environ.get("RAY_AUTH_MODE", "").lower() == "token"
+    tell_of_own_cluster("Ray", ray.util.get_node_ip_address(), guarded)

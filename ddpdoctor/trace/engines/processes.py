@@ -1,0 +1,139 @@
+"""Many traces at once, each in a worker process; one that dies costs the file it was reading and nothing else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+from .worker import Result, Task
+
+_END_S = 5.0
+"""How long a process may take to end."""
+_LEAST_S = 600.0
+"""What any file may take, for starting on a machine that is busy."""
+_ANY_S = 3600.0
+"""What a file may take whose size is not known: a URL, a pipe."""
+_MOST_S = 24 * 3600.0
+_BYTES_PER_S = 40_000
+"""Of compressed traces; on one busy processor it is four million."""
+_PROGRAM = "from ddpdoctor.trace.engines.worker import main; main()"
+
+
+@dataclass
+class _Worker:
+    process: subprocess.Popen[bytes]
+    channel: Connection
+    task: Task
+    deadline_s: float = 0.0
+    """On the monotonic clock."""
+
+    def give(self, task: Task) -> None:
+        """Sends ``task``. Raises OSError where the process has ended."""
+        self.task = task
+        self.deadline_s = time.monotonic() + _patience_s(task.file)
+        self.channel.send(task)
+
+    def stop(self) -> int | None:
+        """Ends the process, by force if need be; its exit code.
+
+        None where even that does not help, as on a file system that hangs.
+        """
+        self.channel.close()
+        for _ in range(2):
+            try:
+                return self.process.wait(timeout=_END_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+        return None
+
+
+def load_in_processes(tasks: Sequence[Task], workers: int) -> Iterator[Result]:
+    """Results of ``tasks`` as they come, with at most ``workers`` processes."""
+    waiting = deque(tasks)
+    busy: dict[Connection, _Worker] = {}
+    try:
+        while waiting or busy:
+            while waiting and len(busy) < workers:
+                worker = _start(waiting.popleft())
+                busy[worker.channel] = worker
+            soonest_s = min(worker.deadline_s for worker in busy.values())
+            for channel in wait(list(busy), max(0.0, soonest_s - time.monotonic())):
+                worker = busy[channel]  # type: ignore[index]
+                try:
+                    yield worker.channel.recv()
+                    if waiting:
+                        worker.give(waiting.popleft())
+                        continue
+                except (EOFError, OSError):
+                    yield _died(worker)
+                del busy[worker.channel]
+                worker.stop()
+            for worker in [worker for worker in busy.values() if worker.deadline_s < time.monotonic()]:
+                del busy[worker.channel]
+                worker.process.kill()
+                worker.stop()
+                yield _stuck(worker)
+    finally:
+        for worker in busy.values():
+            worker.process.kill()
+            worker.stop()
+
+
+def _start(task: Task) -> _Worker:
+    ours, theirs = socket.socketpair()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
+    with theirs:
+        process = subprocess.Popen(
+            # -P: nothing is imported from the folder that we happen to be in, which may be anybody's.
+            [sys.executable, "-P", "-c", _PROGRAM, str(theirs.fileno())],
+            pass_fds=[theirs.fileno()],
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C is for us: we end the workers
+        )
+    channel = Connection(ours.detach())
+    worker = _Worker(process, channel, task)
+    try:
+        worker.give(task)
+    except OSError:
+        pass  # it died at once: seen, and told, when its answer is read
+    return worker
+
+
+def _patience_s(file: str) -> float:
+    """How long a file may take: a hundred times what it usually does."""
+    try:
+        status = Path(file).stat()
+    except OSError:  # a URL, or gone
+        return _ANY_S
+    if not stat.S_ISREG(status.st_mode):
+        return _ANY_S
+    return min(_LEAST_S + status.st_size / _BYTES_PER_S, _MOST_S)  # a file of holes has any size
+
+
+def _stuck(worker: _Worker) -> Result:
+    task = worker.task
+    return (
+        task.number,
+        None,
+        f"{task.file}: the process that read it did not come to an end and was given up.",
+    )
+
+
+def _died(worker: _Worker) -> Result:
+    task = worker.task
+    code = worker.stop()
+    if code is None:
+        return _stuck(worker)
+    how = f"by signal {-code}" if code < 0 else f"with exit code {code}"
+    hint = "; it probably ran out of memory: try --jobs 1" if code == -9 else ""
+    return task.number, None, f"{task.file}: the process that read it ended {how}{hint}."

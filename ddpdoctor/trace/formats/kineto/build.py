@@ -1,0 +1,277 @@
+"""Batches of decoded events → the columns of a :class:`RankTrace`."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.classify import DEVICE
+from ddpdoctor.trace.columns import (
+    LIMIT_NS,
+    LONGEST_NS,
+    IdColumn,
+    IntColumn,
+    RankTrace,
+    TraceMeta,
+    sorted_order,
+)
+
+from . import times
+from .categories import is_annotation_name, is_old_operator, normalised
+from .collectives import CollectiveRows
+from .events import NO_ARGUMENTS, NOTHING, Arguments, Event, ExactEvent
+from .interner import Interner
+from .lanes import MOST_LANES, LaneTable
+from .numbers import ints, positive, stream_of
+from .stream import Batch, EventStream
+
+Rows = Sequence[Event | ExactEvent]
+_GETTERS = {"ts": attrgetter("ts"), "dur": attrgetter("dur")}
+_LONGEST_NAME = 1 << 15
+"""Characters that are kept of an event's name: those of kernels made of templates have some thousands."""
+_MOST_CATEGORIES = 10_000
+"""Kineto knows forty; other tools add some of their own."""
+_MOST_DEVICES = 1024
+"""Where an accelerator's event does not say its device, a process id below this is the device's number."""
+_INT32 = np.iinfo(np.int32)
+
+
+class ColumnBuilder:
+    """Collects batches; :meth:`finish` joins and sorts them.
+
+    At most there are in memory the columns, one column more, and one batch.
+    """
+
+    def __init__(self) -> None:
+        self._names = Interner()
+        self._categories = Interner()
+        self._is_device: list[bool] = []
+        self._old_schema = False
+        self._shapes = Interner()
+        self.lanes = LaneTable()
+        self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
+        self._collectives = CollectiveRows()
+        self._rows = 0
+        self.events = 0
+        """Events of any kind; one batch may count twice."""
+        self.without_time = 0
+        self.without_duration = 0
+        self.without_name = 0
+
+    def add(self, batch: Batch, stream: EventStream) -> None:
+        """Appends the complete and instant events of ``batch`` and reads its metadata events."""
+        self.events += len(batch)
+        rows = [e for e in batch if e.ph == "X" or e.ph == "i" or e.ph == "I"]
+        if rows:
+            try:
+                start = _column_ns(rows, "ts")
+                duration = _column_ns(rows, "dur")
+            except times.InexactTimesError:
+                self.add(stream.again_exactly(), stream)
+                return
+            self._add_timed(rows, start, duration, stream.source.path)
+        self.lanes.label(e for e in batch if e.ph == "M")
+
+    def _add_timed(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
+        """Appends those of ``rows`` that have a time."""
+        duration[duration > LONGEST_NS] = times.MISSING_NS
+        untimed = start == times.MISSING_NS
+        if untimed.any():
+            self.without_time += int(untimed.sum())
+            kept = np.flatnonzero(~untimed)
+            self._add_rows([rows[i] for i in kept.tolist()], start[kept], duration[kept], path)
+        else:
+            self._add_rows(rows, start, duration, path)
+
+    def _add_rows(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
+        self.without_duration += int((duration < 0).sum())  # not given, no number, or negative
+        args = [e.args or NO_ARGUMENTS for e in rows]
+        category = self._category_ids(rows, path)
+        on_device = np.flatnonzero(np.array(self._is_device, dtype=bool)[category])
+        put = self._put
+        put("start_ns", start)
+        put("duration_ns", np.maximum(duration, 0))
+        put("name", self._name_ids(rows))
+        put("category", category)
+        put("lane", self.lanes.ids([(e.pid, e.tid) for e in rows]))
+        put("correlation", positive([a.correlation for a in args]))
+        put("external_id", self._external_ids(args))
+        put("shapes", self._shape_ids(args))
+        self._put_device_columns(rows, args, on_device)
+        self._collectives.add(args, self._rows, self._names)
+        self._rows += len(rows)
+
+    def _category_ids(self, rows: Rows, path: str) -> IdColumn:
+        """Categories as the file spells them, and for each new one whether it is a device's."""
+        ids = _named_ids(self._categories, [e.cat for e in rows])
+        if len(self._categories) > _MOST_CATEGORIES or len(self.lanes) > MOST_LANES:
+            raise UnusableInput(
+                f"{path} is no trace of a profiler: it names more than {_MOST_CATEGORIES} categories of events or "
+                f"{MOST_LANES} threads and streams."
+            )
+        for raw in list(self._categories)[len(self._is_device) :]:
+            self._is_device.append(normalised(raw) in DEVICE)
+            self._old_schema = self._old_schema or is_old_operator(raw)
+        return ids
+
+    def _name_ids(self, rows: Rows) -> IdColumn:
+        ids = _named_ids(self._names, [e.name for e in rows])
+        self.without_name += int((ids == self._names[None]).sum()) if None in self._names else 0
+        return ids
+
+    def _put(self, column: str, part: NDArray[Any]) -> None:
+        self._parts[column].append(part)
+
+    def _put_device_columns(self, rows: Rows, args: list[Arguments], at: NDArray[np.int64]) -> None:
+        """Stream, device and bytes of the rows ``at`` which a device worked.
+
+        From the arguments, else from where Kineto draws the event (pid: device, tid: stream).
+        """
+        here = at.tolist()
+        stream = ints([args[i].stream for i in here])
+        if (stream < 0).any():
+            stream = np.where(stream < 0, ints([stream_of(rows[i].tid) for i in here]), stream)
+        device = ints([args[i].device for i in here])
+        if (device < 0).any():
+            pids = ints([rows[i].pid for i in here])
+            device = np.where((device < 0) & (pids < _MOST_DEVICES), pids, device)
+        moved = ints([args[i].bytes for i in here])
+        for column, values, kind in (
+            ("stream", _narrow(stream), np.int32),
+            ("device", _narrow(device), np.int32),
+            ("bytes", moved, np.int64),
+        ):
+            part = np.full(len(rows), -1, dtype=kind)
+            part[at] = values
+            self._put(column, part)
+
+    def _external_ids(self, args: list[Arguments]) -> IntColumn:
+        ids = positive([a.external_id for a in args])
+        missing = np.flatnonzero(ids < 0)
+        if missing.size:
+            ids[missing] = positive([args[i].old_external_id for i in missing.tolist()])
+        return ids
+
+    def _shape_ids(self, args: list[Arguments]) -> IdColumn:
+        ids = np.full(len(args), -1, dtype=np.int32)
+        shaped = [(i, a.dims) for i, a in enumerate(args) if a.dims is not NOTHING]
+        if self._old_schema:
+            shaped += [(i, a.old_dims) for i, a in enumerate(args) if a.old_dims is not NOTHING]
+        if shaped:
+            at, texts = zip(*shaped, strict=True)
+            ids[list(at)] = self._shapes.ids([bytes(t) for t in texts])
+        return ids
+
+    def finish(self, meta: TraceMeta) -> RankTrace:
+        """The trace, rows sorted by (start, -duration), ``meta.base_ns`` added to all starts."""
+        start = self._take("start_ns", np.int64) + meta.base_ns
+        duration = self._take("duration_ns", np.int64)
+        order = sorted_order(start, duration)
+        columns: dict[str, Any] = {"start_ns": start[order], "duration_ns": duration[order]}
+        del start, duration
+        for column in ("name", "category", "lane", "stream", "device", "shapes"):
+            columns[column] = self._take(column, np.int32)[order]
+        for column in ("correlation", "external_id", "bytes"):
+            columns[column] = self._take(column, np.int64)[order]
+        collectives = self._collectives.finish(order)
+        shapes = columns["shapes"]
+        offset = len(self._names)
+        np.add(shapes, offset, out=shapes, where=shapes >= 0)
+        names = ["" if n is None else str(n)[:_LONGEST_NAME] for n in self._names]
+        names.extend(_compact(text) for text in self._shapes)
+        lanes, lane_ids = self.lanes.finish()
+        columns["lane"] = lane_ids[columns["lane"]]
+        categories, columns["category"] = self._final_categories(columns["category"], columns["name"], names)
+        _drop_own_correlation(columns)
+        return RankTrace(
+            meta=meta, names=names, categories=categories, lanes=lanes, collectives=collectives, **columns
+        )
+
+    @property
+    def rows(self) -> int:
+        """Events so far."""
+        return self._rows
+
+    @property
+    def saw_shapes(self) -> bool:
+        """Whether any operator came with its input shapes."""
+        return bool(self._shapes)
+
+    @property
+    def saw_stacks(self) -> bool:
+        """Whether the profiler recorded Python frames."""
+        return any(normalised(raw) == "python_function" for raw in self._categories)
+
+    def earliest_ns(self) -> int | None:
+        """Start of the first event, before the file's base is added."""
+        parts = self._parts["start_ns"]
+        return min((int(p.min()) for p in parts if p.size), default=None)
+
+    def leave_out_beyond(self, base_ns: int) -> None:
+        """Drops the events whose times, counted from ``base_ns``, are further from 1970 than any can be."""
+        parts = self._parts["start_ns"]
+        limits_ns = (-LIMIT_NS - base_ns, LIMIT_NS - base_ns)
+        if all(limits_ns[0] < p.min() and p.max() < limits_ns[1] for p in parts if p.size):
+            return
+        start = np.concatenate(parts)
+        kept = (start > limits_ns[0]) & (start < limits_ns[1])
+        for column, all_parts in self._parts.items():
+            self._parts[column] = [np.concatenate(all_parts)[kept]]
+        self._collectives.only(kept)
+        self.without_time += self._rows - int(kept.sum())
+        self._rows = int(kept.sum())
+
+    def _take(self, column: str, kind: type) -> NDArray[Any]:
+        parts = self._parts.pop(column, [])
+        return np.concatenate(parts) if parts else np.empty(0, kind)
+
+    def _final_categories(
+        self, raw: IdColumn, name: IdColumn, names: list[str]
+    ) -> tuple[list[str], IdColumn]:
+        """Normalised categories, and the old schema's annotations told from its operators."""
+        merged = Interner()
+        table = np.array([merged[normalised(c)] for c in self._categories], dtype=np.int32)
+        old = [i for i, c in enumerate(self._categories) if is_old_operator(c)]
+        ids: IdColumn = table[raw] if raw.size else raw
+        if old:
+            annotations = [i for i, n in enumerate(names) if is_annotation_name(n)]
+            ids[np.isin(raw, old) & np.isin(name, annotations)] = merged["user_annotation"]
+        return list(merged), ids
+
+
+def _drop_own_correlation(columns: dict[str, Any]) -> None:
+    """Takes an "External id" that only repeats the correlation for absent.
+
+    Until 2023, Kineto wrote it so on runtime and device events, and it ties them to no operator.
+    """
+    repeated = columns["external_id"] == columns["correlation"]
+    columns["external_id"][repeated] = -1
+
+
+def _column_ns(rows: Rows, field: str) -> IntColumn:
+    values = list(map(_GETTERS[field], rows))
+    if isinstance(rows[0], ExactEvent):
+        return times.from_text([bytes(v) for v in values])
+    return times.from_numbers(values)
+
+
+def _named_ids(interner: Interner, names: list[Any]) -> IdColumn:
+    try:
+        return interner.ids(names)
+    except TypeError:  # a list or an object names nothing
+        return interner.ids([None if isinstance(name, (list, dict)) else name for name in names])
+
+
+def _narrow(values: IntColumn) -> IntColumn:
+    """``values``, -1 where one does not fit 32 bits."""
+    return np.where((values < 0) | (values > _INT32.max), -1, values)
+
+
+def _compact(text: bytes) -> str:
+    return b"".join(text.split()).decode("utf-8", "replace")

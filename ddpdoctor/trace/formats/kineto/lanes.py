@@ -1,0 +1,58 @@
+"""Threads and streams of a trace, with the labels that its metadata events give them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from ddpdoctor.trace.columns import IdColumn, Lane
+
+from .events import Event, ExactEvent
+from .interner import Interner
+
+_LONGEST_LABEL = 1 << 10
+"""Characters that are kept of what a thread is called."""
+MOST_LANES = 100_000
+"""A job that starts a thread in each step has some thousands."""
+
+
+class LaneTable:
+    """Numbers the pairs (pid, tid) in order of appearance."""
+
+    def __init__(self) -> None:
+        self._seen = Interner()
+        self._thread_names: dict[tuple[str, str], str] = {}
+
+    def ids(self, pairs: list[tuple[Any, Any]]) -> IdColumn:
+        """Lane of each event; to be put through the table of :meth:`finish` in the end."""
+        try:
+            return self._seen.ids(pairs)
+        except TypeError:  # a pid or tid that is a list or an object
+            return self._seen.ids([(_text(pid), _text(tid)) for pid, tid in pairs])
+
+    def __len__(self) -> int:
+        return len(self._seen)
+
+    def label(self, metadata: Iterable[Event | ExactEvent]) -> None:
+        """Keeps the thread names among the metadata events ("ph": "M")."""
+        for event in metadata:
+            if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
+                label = event.args.name.strip()[:_LONGEST_LABEL]
+                self._thread_names[_text(event.pid), _text(event.tid)] = label
+
+    def finish(self) -> tuple[list[Lane], IdColumn]:
+        """The lanes, and for each number given out by :meth:`ids` the lane's index.
+
+        Several numbers may be of one lane: 7 and "7" are one thread.
+        """
+        index: dict[tuple[str, str], int] = {}
+        table = [index.setdefault((_text(p), _text(t)), len(index)) for p, t in self._seen]
+        lanes = [Lane(pid, tid, self._thread_names.get((pid, tid), "")) for pid, tid in index]
+        return lanes, np.array(table, dtype=np.int32)
+
+
+def _text(value: Any) -> str:
+    """A number or text as text; "" for all else, which names no thread."""
+    return str(value)[:_LONGEST_LABEL] if isinstance(value, (str, int, float)) else ""

@@ -1,0 +1,274 @@
+"""A trace file as a stream of decoded events: head, batches of events, tail; memory does not grow with the file."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import closing
+from itertools import islice
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.sources import Source, ahead
+
+from .events import EVENTS, EXACT_EVENTS, Event, ExactEvent
+from .repair import repair, repair_event
+from .split import LAYOUT_BYTES, boundaries, closings, resume, scan
+
+Batch = list[Event] | list[ExactEvent]
+
+_KEY = re.compile(rb'(?<!\\)"traceEvents"\s*:\s*\[')
+_BOM = b"\xef\xbb\xbf"
+_UNDECODABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
+"""The last: brackets within brackets, deeper than the stack."""
+_TRIES = 4
+"""Wrong boundaries in a row before the exact scan; the first is right in every trace that Kineto has written."""
+_CLOSING = ord("]")
+_AFTER_LIST = re.compile(rb"\s*(?:[,}\0]|\Z)")
+_MOST_DAMAGES = 100
+"""After so many places that cannot be read, the rest of a file is left alone."""
+_MOST_LOST = 20_000
+"""So it is after so many malformed events: each costs as much as a hundred sound ones."""
+LONGEST_EVENT_BYTES = 4 << 20
+"""A longer event is passed over. With a stack of Python frames one has some hundred kilobytes."""
+_GIVE_UP_BYTES = 64 << 20
+"""Where the head is longer, or so much text in one go holds no event, a file is not read on."""
+_TOP_BYTES = 8 << 20
+"""What is decoded of the text before the events and of that after them: a few keys in most traces, some megabytes where
+thousands of ranks have many process groups. It makes many times its size."""
+
+
+def _opened(*texts: bytes) -> bytearray:
+    """The texts joined, behind the bracket that opens a list."""
+    buffer = bytearray(b"[")
+    for text in texts:
+        buffer += text
+    return buffer
+
+
+class EventStream:
+    """Decodes one :class:`Source`. Iterate :meth:`batches` to the end, then read the rest, such as ``top``."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.exact = False
+        """Times are decoded as text from here on: set by the reader of the batches, who sees the numbers."""
+        self.top: dict[str, Any] = {}
+        """Top-level keys but "traceEvents"."""
+        self.top_unread = False
+        """Whether the keys before the events take too much text to be read."""
+        self.truncated = False
+        self.lost_events = 0
+        self.damages = 0
+        """Places where text that is no event had to be passed over."""
+        self.oversized = 0
+        """Those of them where it was too long to be an event."""
+        self.too_deep = False
+        """Whether some text was nested deeper than anything is decoded."""
+        self.repaired = False
+        self._head = self._tail = b""
+        self._closed = self._bare_list = False
+        self._passing = False
+        """Whether the buffer begins within something too long to be an event."""
+        self._fruitless_bytes = 0
+        """Text that was looked through since the last event."""
+        self._text: bytes | memoryview = b""
+        """The text of the batch that was handed out last, kept so that it can be decoded again, exactly."""
+
+    def batches(self) -> Iterator[Batch]:
+        """Lists of events in file order. Raises :class:`UnusableInput` where the content is no trace."""
+        with closing(ahead(self.source.pieces())) as pieces:
+            rest, enough_bytes = self._find_events(pieces), 0
+            for piece in pieces:
+                if self._closed:
+                    self._tail += piece
+                    if len(self._tail) > _TOP_BYTES:
+                        break
+                    continue
+                buffer = _opened(rest, piece)
+                if len(buffer) < enough_bytes:
+                    rest = bytes(memoryview(buffer)[1:])
+                    continue
+                batch, rest = self._next(buffer)
+                if batch:
+                    yield batch
+                    self._fruitless_bytes = 0
+                if self._gives_up(0 if batch else len(buffer)):
+                    break
+                # An event that is longer than a piece is not looked through again with each piece.
+                enough_bytes = 0 if batch else 2 * len(rest)
+        if not self._closed:
+            yield from self._last_batches(_opened(rest))
+        self.truncated = self.truncated or self.source.broken is not None
+        self._read_top()
+
+    def again_exactly(self) -> list[ExactEvent]:
+        """The latest batch once more, with its times as text; so are all later ones."""
+        self.exact = True
+        return EXACT_EVENTS.decode(self._text)
+
+    def _gives_up(self, fruitless_bytes: int) -> bool:
+        """Whether the rest of the file is left alone: too much of it is no event."""
+        self._fruitless_bytes += fruitless_bytes
+        if self._fruitless_bytes > _GIVE_UP_BYTES:
+            why = f"holds {self._fruitless_bytes >> 20} MiB in one go that are no events"
+        elif self.damages >= _MOST_DAMAGES or self.lost_events >= _MOST_LOST:
+            why = "is damaged in too many places"
+        else:
+            return False
+        self.source.broken = self.source.broken or why
+        return True
+
+    def _find_events(self, pieces: Iterable[bytes]) -> bytes:
+        """Reads up to the array's opening bracket and returns what follows it."""
+        buffer, searched = b"", 0
+        for piece in pieces:
+            buffer += piece
+            start = buffer.lstrip(_BOM + b" \t\r\n")
+            if start.startswith(b"["):
+                self._bare_list = True
+                return start[1:]
+            if start and not start.startswith(b"{"):
+                raise UnusableInput(
+                    f"{self.source.path} is not a profiler trace: it does not begin like JSON."
+                )
+            if match := _KEY.search(buffer, max(0, searched - 64)):
+                self._head = buffer[: match.start()]
+                return buffer[match.end() :]
+            searched = len(buffer)
+            if searched > _GIVE_UP_BYTES:
+                break
+        why = f"it {self.source.broken}" if self.source.broken else 'it has no list "traceEvents"'
+        raise UnusableInput(f"{self.source.path} holds no profiler events: {why}.")
+
+    def _decode_up_to(self, buffer: bytearray, end: int) -> Batch | None:
+        """The events of ``buffer`` before ``end``, where the comma or bracket after one of them stands.
+
+        The closing bracket is written over it: a copy of the text would cost as much as a third of its decoding.
+        """
+        before = buffer[end]
+        buffer[end] = _CLOSING
+        self._text = memoryview(buffer)[: end + 1]
+        try:
+            return EXACT_EVENTS.decode(self._text) if self.exact else EVENTS.decode(self._text)
+        except _UNDECODABLE as error:
+            self.too_deep = self.too_deep or isinstance(error, RecursionError)
+            buffer[end] = before
+            return None
+
+    def _decode(self, text: bytes) -> Batch | None:
+        return self._decode_up_to(_opened(text, b"]"), len(text) + 1)
+
+    def _next(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
+        """A batch of the whole events in ``buffer``, and what is left."""
+        if self._passing:
+            return None, self._skip_broken(bytes(buffer[1:]))
+        text = bytearray(repair(buffer)) if self.repaired else buffer
+        for _ in range(2):
+            for cut in islice(boundaries(text), _TRIES):
+                if (batch := self._decode_up_to(text, cut)) is not None:
+                    return batch, bytes(memoryview(text)[cut + 1 :])
+            if not self._repair_helps(text):
+                break
+            text = bytearray(repair(text))
+        return self._scanned(bytes(text[1:]))
+
+    def _repair_helps(self, buffer: bytes | bytearray) -> bool:
+        """Whether this text has one of the usual faults; from then on, all text is repaired first."""
+        if self.repaired or repair(buffer) == buffer:
+            return False
+        self.repaired = True
+        return True
+
+    def _last_batches(self, buffer: bytearray) -> Iterator[Batch]:
+        """What is left at the end of the file; more than one batch where something in between cannot be read."""
+        batch, rest = self._last(buffer)
+        if batch:
+            yield batch
+        while not self._closed and not self._gives_up(len(rest)) and (start := resume(rest)) >= 0:
+            self.damages += 1
+            batch, rest = self._scanned(rest[start:])
+            if batch:
+                yield batch
+        if not self._closed:
+            unfinished = rest.strip(b" \t\r\n,")
+            self.truncated = bool(unfinished) or not self._bare_list
+
+    def _last(self, buffer: bytearray) -> tuple[Batch | None, bytes]:
+        """The batch at the end of the file, and what is left.
+
+        Finds the array's closing bracket and the tail behind it, if they are there.
+        """
+        text = bytearray(repair(buffer)) if self.repaired else buffer
+        for end in islice(closings(text), 2 * _TRIES):
+            # A bracket in the midst of damaged text is not the end.
+            if not _AFTER_LIST.match(text, end + 1):
+                continue
+            if (batch := self._decode_up_to(text, end)) is not None:
+                self._closed, self._tail = True, bytes(memoryview(text)[end + 1 :])
+                return batch, b""
+        return self._scanned(bytes(text[1:]))
+
+    def _scanned(self, buffer: bytes) -> tuple[Batch | None, bytes]:
+        """As :meth:`_next`, by the exact scan: the only way that finds the array's end and gets past a bad event."""
+        spans, closed_at = scan(buffer)
+        events = buffer
+        if closed_at >= 0 and _AFTER_LIST.match(buffer, closed_at + 1):
+            self._closed, self._tail = True, buffer[closed_at + 1 :]
+            events = buffer[:closed_at]
+        if not spans:
+            return None, self._skip_broken(events)
+        text = events[spans[0][0] : spans[-1][1]]
+        batch = self._decode(text)
+        if batch is None and self._repair_helps(text):
+            batch = self._decode(repair(text))
+        if batch is None:
+            batch = self._one_by_one(events[begin:end] for begin, end in spans)
+        rest = events[spans[-1][1] :].lstrip(b" \t\r\n").removeprefix(b",")
+        return batch, rest
+
+    def _one_by_one(self, texts: Iterable[bytes]) -> Batch:
+        """The events that can be decoded, the others counted."""
+        good = []
+        for text in texts:
+            if self._decode(text) is None:
+                text, self.repaired = repair_event(text), True
+                if self._decode(text) is None:
+                    self.lost_events += 1
+                    if self.lost_events >= _MOST_LOST:
+                        break
+                    continue
+            good.append(text)
+        return self._decode(b",".join(good)) or []
+
+    def _skip_broken(self, buffer: bytes) -> bytes:
+        """Drops an event that never ends, once enough of the file has passed to be sure of it."""
+        if not self._passing:
+            if len(buffer) < LONGEST_EVENT_BYTES:
+                return buffer
+            self.damages += 1
+        start = resume(buffer)
+        if start < 0:
+            self.oversized += not self._passing
+            self._passing = True
+            return buffer[-LAYOUT_BYTES:]
+        self._passing = False
+        return buffer[start:]
+
+    def _read_top(self) -> None:
+        """Decodes the keys around the events; a broken tail costs only itself."""
+        self.top_unread = len(self._head) > _TOP_BYTES
+        if self._bare_list or self.top_unread:
+            return
+        head = self._head.lstrip(_BOM).rstrip(b" \t\r\n,") + (b"," if b'"' in self._head else b"")
+        for text in (head + b'"":0' + self._tail, head + b'"":0}'):
+            for mended in (bytes, repair_event):
+                try:
+                    top = msgspec.json.decode(mended(text))
+                except _UNDECODABLE:
+                    continue
+                if isinstance(top, dict):
+                    self.top = {k: v for k, v in top.items() if k}
+                    return

@@ -1,0 +1,63 @@
+"""Which formats there are, and which of them a file is of."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Sequence
+from typing import Protocol, cast
+
+from ddpdoctor.trace import formats
+from ddpdoctor.trace.columns import RankTrace
+
+from .candidate import Candidate
+
+_DEFAULT = "kineto"
+"""What no other format recognises is read as this one, which says best what is wrong with it."""
+
+
+class Format(Protocol):
+    """What the door of each folder here has."""
+
+    def recognises(self, candidate: Candidate) -> bool:
+        """Whether the file is of this format, told by its name or its first bytes."""
+        ...
+
+    def read(self, path: str, rank: int | None) -> RankTrace:
+        """The events of the file at ``path``, a local path or a URL.
+
+        ``rank`` overrides what the file says. Raises :class:`UnusableInput` with one sentence, which names the file,
+        where no event can be read.
+        """
+        ...
+
+
+def load_trace(path: str, rank: int | None = None) -> RankTrace:
+    """Reads one profiler trace, of any format, from a local path or a URL that fsspec knows.
+
+    ``rank`` overrides what the file says (a run directory knows better).
+    Raises :class:`UnusableInput` with one sentence where no event can be read.
+    """
+    return _format_of(Candidate(path)).read(path, rank)
+
+
+def is_trace(path: str) -> bool:
+    """Whether a file, by its name or its first bytes, is a profiler trace of any format."""
+    candidate = Candidate(path)
+    return any(each.recognises(candidate) for each in _formats(tuple(formats.__path__)).values())
+
+
+def _format_of(candidate: Candidate) -> Format:
+    known = _formats(tuple(formats.__path__))
+    for name, each in known.items():
+        if name != _DEFAULT and each.recognises(candidate):
+            return each
+    return known[_DEFAULT]
+
+
+@functools.cache
+def _formats(folders: Sequence[str]) -> dict[str, Format]:
+    """Each folder of ``folders`` that is a package, by its name: a format is one by being there."""
+    named = [module.name for module in pkgutil.iter_modules(folders) if module.ispkg]
+    return {name: cast(Format, importlib.import_module(f"{formats.__name__}.{name}")) for name in named}

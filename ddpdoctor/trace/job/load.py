@@ -1,0 +1,135 @@
+"""All ranks of a job: read in parallel, numbered, duplicates and strangers left out."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.columns import RankTrace, Shared, is_archive
+from ddpdoctor.trace.engines import Engine, Processes, Result, Task, open_engine
+from ddpdoctor.trace.sources import is_url, shown
+
+from .select import one_job
+
+_WORTH_PROCESSES_BYTES = 8 << 20
+"""Compressed size of all files from which on processes are started: about a second of reading."""
+
+
+@dataclass
+class LoadedTraces:
+    """The traces of one job, sorted by rank; what was noticed; and the files that could not be used, with the reason."""
+
+    traces: list[RankTrace] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    failed: list[tuple[str, str]] = field(default_factory=list)
+
+
+def load_traces(
+    files: Sequence[str],
+    *,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    ranks: Mapping[str, int] | None = None,
+    cache: bool = False,
+    engine: str | None = None,
+    job: int | None = None,
+) -> LoadedTraces:
+    """Reads ``files`` and keeps one trace per rank of one job.
+
+    ``jobs``, ``ranks``, ``cache``, ``engine``, ``progress``: see :func:`read_traces`. ``job``: which of several
+    jobs, as the refusal numbers them. Raises :class:`UnusableInput` where no file can be used, or where they are
+    of several jobs and none is chosen.
+    """
+    loaded: dict[int, RankTrace] = {}
+    failed: dict[int, str] = {}
+    shared = Shared()
+    read = read_traces(files, jobs=jobs, progress=progress, ranks=ranks, cache=cache, engine=engine)
+    for number, trace, reason in read:
+        if trace is None:
+            failed[number] = reason
+        else:
+            loaded[number] = shared.of(trace) if len(files) > 1 else trace
+    if not loaded:
+        raise UnusableInput(_nothing(list(files), [failed[i] for i in sorted(failed)]))
+    traces, notes = one_job([loaded[i] for i in sorted(loaded)], job)
+    notes[:0] = [note for trace in traces for note in trace.meta.notes]
+    return LoadedTraces(traces, notes, [(files[i], failed[i]) for i in sorted(failed)])
+
+
+def _without_secrets(file: str, trace: RankTrace | None, reason: str) -> tuple[RankTrace | None, str]:
+    """The same with what is secret in the URL masked wherever it is named."""
+    public = shown(file)
+    if public == file:
+        return trace, reason
+    if trace is None:
+        return None, reason.replace(file, public)
+    notes = tuple(note.replace(file, public) for note in trace.meta.notes)
+    return replace(trace, meta=replace(trace.meta, source=public, notes=notes)), reason
+
+
+def read_traces(
+    files: Sequence[str],
+    *,
+    jobs: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    ranks: Mapping[str, int] | None = None,
+    cache: bool = False,
+    engine: str | None = None,
+) -> Iterator[Result]:
+    """(position in ``files``, trace or None, why there is none) of each file, as they are done.
+
+    ``jobs``: processes at most (default: one a processor). ``progress(done, total)`` is called after each
+    file. ``ranks``: rank by file, where the caller knows it. ``cache``: use and fill the cache of parsed
+    columns. ``engine``: where files are read, see :func:`open_engine` (default: processes of this machine).
+    """
+    known = ranks or {}
+    work = [Task(i, file, known.get(file), cache) for i, file in enumerate(files)]
+    for done, result in enumerate(_engine(files, jobs, engine).results(work), 1):
+        number, trace, reason = result
+        yield (number, *_without_secrets(files[number], trace, reason))
+        if progress is not None:
+            progress(done, len(work))
+
+
+def _engine(files: Sequence[str], jobs: int | None, engine: str | None) -> Engine:
+    if engine is not None:
+        return open_engine(engine, jobs)
+    workers = min(jobs or _processors(), len(files))
+    if any(map(is_archive, files)):
+        # What reads Parquet ends its process on some files that were made to harm.
+        return Processes(workers, apart=True)
+    return Processes(workers if _worth_it(files, workers) else 1)
+
+
+def _processors() -> int:
+    """Processors this process may use: in a container fewer than the machine has."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _worth_it(files: Sequence[str], workers: int) -> bool:
+    if workers < 2:
+        return False
+    sizes = [_size(file) for file in files]
+    return sum(sizes) > _WORTH_PROCESSES_BYTES
+
+
+def _size(file: str) -> int:
+    if is_url(file):
+        return _WORTH_PROCESSES_BYTES
+    try:
+        return Path(file).stat().st_size
+    except OSError:
+        return 0
+
+
+def _nothing(files: list[str], reasons: list[str]) -> str:
+    if not files:
+        return "No profiler trace to read."
+    if len(reasons) == 1:
+        return reasons[0]
+    return f"None of the {len(files)} files can be used; the first: {reasons[0]}"

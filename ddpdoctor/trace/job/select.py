@@ -1,0 +1,144 @@
+"""From all traces that were read, those of one job: one trace a rank, recorded together."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.columns import RankTrace
+
+_APART_NS = 600 * 10**9
+"""Windows further apart than this are not one recording: the clocks of hosts differ by less, and so do ranks' windows."""
+
+Span = tuple[int, int]
+"""Begin and end, ns."""
+
+
+def one_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list[RankTrace], list[str]]:
+    """Those of ``traces`` that can be one recording of one job, sorted by rank, and notes on the others.
+
+    Of several recordings of one job the largest is taken, or the ``chosen`` one (1: the largest). Raises
+    :class:`UnusableInput` where the traces are of different jobs and none is chosen.
+    """
+    notes: list[str] = []
+    groups = sorted(_jobs(traces), key=_weight, reverse=True)
+    if chosen is None and _differ(groups):
+        raise UnusableInput(
+            f"The files are of different jobs: {_listed(groups)}. Choose one with --job N, or name its files."
+        )
+    if chosen is not None and not 1 <= chosen <= len(groups):
+        raise UnusableInput(f"There is no job {chosen}; the files are of {_listed(groups)}.")
+    kept = groups[(chosen or 1) - 1]
+    others = [t for group in groups if group is not kept for t in group]
+    if others:
+        notes.append(_left_out(kept, others))
+    numbered = _numbered(kept, notes)
+    unique = _one_per_rank(numbered, notes)
+    return sorted(unique, key=lambda t: -1 if t.meta.rank is None else t.meta.rank), notes
+
+
+def _span(trace: RankTrace) -> Span:
+    """Start of the first and end of the last event, ns."""
+    return int(trace.start_ns[0]), int(np.max(trace.start_ns + trace.duration_ns))
+
+
+def _jobs(traces: list[RankTrace]) -> list[list[RankTrace]]:
+    """Groups of traces that agree on the job's size and backend, and lie together in time."""
+    kinds: dict[tuple[int | None, str | None, str], list[RankTrace]] = defaultdict(list)
+    for trace in traces:
+        kinds[trace.meta.world_size, trace.meta.backend, trace.meta.clock].append(trace)
+    groups = []
+    for (_, _, clock), members in kinds.items():
+        groups.extend([members] if clock == "relative" else _together(members))
+    return groups
+
+
+def _together(traces: Iterable[RankTrace]) -> list[list[RankTrace]]:
+    groups: list[list[RankTrace]] = []
+    end_ns = 0
+    for trace in sorted(traces, key=_span):
+        start, end = _span(trace)
+        if not groups or start > end_ns + _APART_NS:
+            groups.append([])
+            end_ns = end
+        groups[-1].append(trace)
+        end_ns = max(end_ns, end)
+    return groups
+
+
+def _differ(groups: list[list[RankTrace]]) -> bool:
+    """Whether these are certainly different jobs. A file that does not say its job may be of any."""
+    sizes = {group[0].meta.world_size for group in groups} - {None}
+    backends = {group[0].meta.backend for group in groups} - {None}
+    return len(sizes) > 1 or len(backends) > 1
+
+
+def _listed(groups: list[list[RankTrace]]) -> str:
+    return "; ".join(f"({number}) {_described(group)}" for number, group in enumerate(groups, 1))
+
+
+def _described(group: list[RankTrace]) -> str:
+    meta = group[0].meta
+    size = "unknown size" if meta.world_size is None else f"{meta.world_size} rank(s)"
+    over = f" over {meta.backend}" if meta.backend else ""
+    return f"{size}{over}, {len(group)} file(s) such as {meta.source}"
+
+
+def _weight(group: list[RankTrace]) -> tuple[int, int, int]:
+    ranks = {t.meta.rank if t.meta.rank is not None else t.meta.source for t in group}
+    return len(ranks), sum(t.size for t in group), max(_span(t)[1] for t in group)
+
+
+def _left_out(kept: list[RankTrace], others: list[RankTrace]) -> str:
+    first = others[0].meta.source
+    return (
+        "The files are of more than one job or recording (they differ in world size or backend, "
+        f"or lie far apart in time): "
+        f"the {len(kept)} that belong together are used, {len(others)} left out, such as {first}. "
+        "To analyse those, name their files, or choose with --job N."
+    )
+
+
+def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
+    """Traces with a rank each: numbered by file name if no rank is known at all, else those without are left out."""
+    nameless = [t for t in traces if t.meta.rank is None]
+    if not nameless or len(traces) == 1:
+        return traces
+    if len(nameless) == len(traces):
+        notes.append("No trace says which rank it is: the ranks are numbered in the order of the file names.")
+        ordered = sorted(traces, key=lambda t: t.meta.source)
+        return [replace(t, meta=replace(t.meta, rank=i)) for i, t in enumerate(ordered)]
+    notes.append(
+        f"{len(nameless)} file(s) do not say which rank they are and were left out, "
+        f"such as {nameless[0].meta.source}."
+    )
+    return [t for t in traces if t.meta.rank is not None]
+
+
+def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
+    """Of several windows of a rank, the one that most other ranks share; of those the latest, then the fullest."""
+    by_rank: dict[int | None, list[RankTrace]] = defaultdict(list)
+    for trace in traces:
+        by_rank[trace.meta.rank].append(trace)
+    if len(by_rank) == len(traces):
+        return traces
+    spans = {rank: [_span(t) for t in ts] for rank, ts in by_rank.items()}
+    chosen = []
+    for rank, candidates in by_rank.items():
+        others = [there for other, there in spans.items() if other != rank]
+        best = max(candidates, key=lambda t: (_shared(_span(t), others), _span(t)[1], t.size))
+        chosen.append(best)
+        if len(candidates) > 1:
+            notes.append(
+                f"Rank {rank} has {len(candidates)} traces: {best.meta.source} is used, "
+                "the latest that the ranks share."
+            )
+    return chosen
+
+
+def _shared(own: Span, others: list[list[Span]]) -> int:
+    return sum(any(start <= own[1] and end >= own[0] for start, end in spans) for spans in others)

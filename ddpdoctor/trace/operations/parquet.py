@@ -1,0 +1,125 @@
+"""The Parquet file of a table of operations, read without harm.
+
+What reads Parquet can be made to abort its process by what it reads, so another process tries first.
+"""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.sources import open_binary
+
+if TYPE_CHECKING:  # imported where a table is read: most analyses read none
+    import polars as pl
+
+INTEGERS = {
+    "dp_rank": "replica",
+    "stage": "stage",
+    "rank": "rank",
+    "step": "step",
+    "seq_id": "sequence",
+    "mc": "chunk",
+    "gmc": "model_chunk",
+    "mb_id": "micro_batch",
+}
+"""Columns of whole numbers, and what they are called here."""
+COLUMNS = {*INTEGERS, "optype", "start_ts", "duration"}
+"""Those that are read; a table may have more."""
+_FREE_ROWS = 1_000_000
+"""A table may have so many rows, and beyond them one for each of its bytes."""
+_TRIAL = """
+import sys
+import polars
+columns = set(polars.read_parquet_schema(sys.argv[1]))
+if columns >= set(sys.argv[2:]) and polars.scan_parquet(sys.argv[1]).select(polars.len()).collect().item() < 10**8:
+    polars.read_parquet(sys.argv[1], columns=sys.argv[2:])
+"""
+"""Reads what is going to be read, but no more rows than a file of this kind can have."""
+_TRIAL_S = 600.0
+"""Ends a process that hangs: tables are read in seconds."""
+
+
+def is_table(file: Path) -> bool:
+    """Whether ``file`` is a table of operations, by its name and its columns. Raises OSError."""
+    if file.suffix != ".parquet" or not file.is_file() or _fault(str(file)):
+        return False
+    import polars as pl
+
+    try:
+        with open_binary(str(file)) as stream:
+            return set(pl.read_parquet_schema(stream)) >= COLUMNS
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
+        return False
+
+
+def read_table(path: str) -> pl.DataFrame:
+    """The columns of the table at ``path`` as numbers and names, one row an operation.
+
+    Raises UnusableInput where it is no such table, or has more rows than its size can hold.
+    """
+    import polars as pl
+
+    if why := _fault(path):
+        raise UnusableInput(f"{path} cannot be read as Parquet: {why}.")
+    try:
+        with open_binary(path) as stream:
+            columns = pl.read_parquet_schema(stream)
+            if missing := sorted(COLUMNS - set(columns)):
+                raise UnusableInput(
+                    f"{path} is no table of operations: it lacks the column(s) {', '.join(missing)}."
+                )
+            stream.seek(0)
+            rows = pl.scan_parquet(stream).select(pl.len()).collect().item()
+            if rows > _FREE_ROWS + Path(path).stat().st_size:
+                raise UnusableInput(f"{path} is no table of operations: it has more rows than bytes.")
+            stream.seek(0)
+            table = pl.read_parquet(stream, columns=sorted(COLUMNS))
+    except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise UnusableInput(f"{path} cannot be read as Parquet: {_first_line(error)}.") from error
+    try:
+        return _typed(table)
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:
+        raise UnusableInput(f"{path} has a column of the wrong type: {_first_line(error)}.") from error
+
+
+def _fault(path: str) -> str:
+    """Why the Parquet file at ``path`` must not be read in this process, in words; "" where it can be."""
+    if not Path(path).is_file():
+        return ""  # who opens it says what is wrong
+    status = Path(path).stat()
+    return _tried(path, status.st_size, status.st_mtime_ns)
+
+
+@functools.cache
+def _tried(path: str, size: int, mtime_ns: int) -> str:
+    try:
+        done = subprocess.run(
+            [sys.executable, "-P", "-c", _TRIAL, path, *sorted(COLUMNS)],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_TRIAL_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return "the process that tried to did not come to an end"
+    return f"the process that tried to was ended by signal {-done.returncode}" if done.returncode < 0 else ""
+
+
+def _typed(table: pl.DataFrame) -> pl.DataFrame:
+    import polars as pl
+
+    return table.select(
+        pl.col("optype").cast(pl.String),
+        pl.col("start_ts", "duration").cast(pl.Float64),
+        *(pl.col(name).cast(pl.Int64) for name in INTEGERS),
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__

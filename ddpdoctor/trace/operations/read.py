@@ -1,0 +1,110 @@
+"""One table of operations → the operations of a job."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.sources import MOST_RANKS, open_binary
+
+from .parquet import INTEGERS, is_table, read_table
+from .table import Operations
+
+if TYPE_CHECKING:  # imported where a table is read: most analyses read none
+    import polars as pl
+
+_PLACES = ("dp_rank", "stage", "rank", "step")
+_PARTS = ("seq_id", "mc", "gmc", "mb_id")
+"""-1 where the operation belongs to none."""
+_MOST = 10**9
+"""No rank, step or micro-batch has so high a number."""
+_LATEST_S, _LONGEST_S = 2.0**32, 2.0**30
+"""Seconds: times count from 1970 or later, and nothing takes 34 years."""
+_MOST_REPLAYED = 10**10
+"""Operations times replays, one for each replica and stage: the published jobs have less than a hundredth."""
+_META_BYTES = 1 << 20
+"""What is read of the metadata beside a table: the published files have some hundred bytes."""
+
+
+def find_operations(path: str) -> list[str]:
+    """The tables of operations that ``path`` is or, as a folder, holds directly; empty where there are none."""
+    place = Path(path)
+    try:
+        files = sorted(place.glob("*.parquet")) if place.is_dir() else [place]
+        return [str(file) for file in files if is_table(file)]
+    except OSError:
+        return []  # who looks for traces there says what is wrong
+
+
+def read_operations(path: str) -> Operations:
+    """Reads one table; times in seconds.
+
+    Rows without a time, a step or a place, or with one that cannot be, are left out and counted in ``notes``. Raises
+    UnusableInput where the file is no such table, nothing is left of it, or it would take days to analyse.
+    """
+    import polars as pl
+
+    table = read_table(path)
+    whole = _whole(table)
+    _check(path, whole)
+    notes = []
+    if lost := table.height - whole.height:
+        notes.append(f"{path}: {lost} operation(s) lack a time or a place and were left out.")
+    kinds = tuple(sorted(whole["optype"].unique().to_list()))
+    position = {name: i for i, name in enumerate(kinds)}
+    return Operations(
+        source=path,
+        kinds=kinds,
+        kind=whole["optype"].replace_strict(position, return_dtype=pl.Int64).to_numpy(),
+        start_s=whole["start_ts"].to_numpy(),
+        duration_s=whole["duration"].to_numpy(),
+        world_size=_world_size(Path(path), notes),
+        notes=notes,
+        **{ours: whole[theirs].to_numpy() for theirs, ours in INTEGERS.items()},
+    )
+
+
+def _whole(table: pl.DataFrame) -> pl.DataFrame:
+    """The rows that have all that an operation has, in order."""
+    import polars as pl
+
+    return table.filter(
+        pl.col("optype").is_not_null()
+        & pl.all_horizontal(pl.col(*_PLACES).is_between(0, _MOST).fill_null(False))
+        & pl.all_horizontal(pl.col(*_PARTS).is_between(-1, _MOST).fill_null(False))
+        & pl.col("start_ts").is_between(-_LATEST_S, _LATEST_S).fill_null(False)
+        & pl.col("duration").is_between(0, _LONGEST_S).fill_null(False)
+    ).sort("step", "dp_rank", "stage", "start_ts", "seq_id", "optype")
+
+
+def _check(path: str, whole: pl.DataFrame) -> None:
+    """Raises UnusableInput where nothing can be replayed of these rows, or not in a day."""
+    if whole.is_empty():
+        raise UnusableInput(f"{path} holds no operation that has a kind, a place, a start and a duration.")
+    replays = sum(whole[name].n_unique() for name in ("dp_rank", "stage"))
+    if replays * whole.height > _MOST_REPLAYED:
+        raise UnusableInput(
+            f"{path} is too large to be analysed: {whole.height} operations, to be replayed {replays} times."
+        )
+    if not whole["duration"].max():
+        raise UnusableInput(f"{path} holds no operation that takes any time.")
+
+
+def _world_size(trace: Path, notes: list[str]) -> int | None:
+    """Ranks of the whole job, from the metadata beside its table."""
+    file = trace.with_name(trace.stem.replace("trace-", "meta-", 1) + ".yaml")
+    if file == trace or not file.is_file():
+        return None
+    import yaml
+
+    try:
+        with open_binary(str(file)) as stream:
+            metadata: Any = yaml.safe_load(stream.read(_META_BYTES).decode())
+    except (OSError, ValueError, RecursionError, yaml.YAMLError):
+        metadata = None
+    size = metadata.get("world_size") if isinstance(metadata, dict) else None
+    if type(size) is not int or not 0 < size < MOST_RANKS:
+        notes.append(f"{file} names no world_size.")
+        return None
+    return size

@@ -1,0 +1,58 @@
+"""Opening what lies at a path, whatever it is: only regular files, pipes and URLs can be read, and only they are opened."""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import stat
+from typing import BinaryIO
+
+from .remote import is_url, open_url
+
+_BLOCK_BYTES = 512
+"""Of ``st_blocks``, whatever the file system's own are."""
+_MOST_HOLLOW = 64
+"""A file may be so many times as large as what is stored of it: far more than file systems that compress come to."""
+_LEAST_HOLLOW_BYTES = 64 << 20
+"""Below it nobody waits for holes, and some file systems keep small files without any block."""
+_WRITER_S = 60.0
+"""How long a FIFO is waited for until some program writes to it."""
+
+
+def open_place(path: str) -> BinaryIO:
+    """What lies at ``path``, a local path or a URL, for reading. Raises OSError, or :class:`UnusableInput` for a URL."""
+    return open_url(path) if is_url(path) else open_binary(path)
+
+
+def is_hollow(status: os.stat_result) -> bool:
+    """Whether a file is mostly holes, which take their time to be read and hold nothing."""
+    stored = status.st_blocks * _BLOCK_BYTES * _MOST_HOLLOW
+    return status.st_size > max(stored, _LEAST_HOLLOW_BYTES)
+
+
+def open_binary(path: str) -> BinaryIO:
+    """A local file, or a FIFO that somebody writes to, for reading.
+
+    Raises OSError, also for all that is neither: opening such things may hang.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        mode = os.fstat(handle).st_mode
+        if stat.S_ISFIFO(mode):
+            _await_writer(handle, path)
+        elif not stat.S_ISREG(mode):
+            reason = errno.EISDIR if stat.S_ISDIR(mode) else errno.ENXIO
+            raise OSError(reason, os.strerror(reason) if stat.S_ISDIR(mode) else "it is not a file", path)
+        os.set_blocking(handle, True)
+        return os.fdopen(handle, "rb")
+    except BaseException:
+        os.close(handle)
+        raise
+
+
+def _await_writer(handle: int, path: str) -> None:
+    poll = select.poll()
+    poll.register(handle, select.POLLIN)
+    if not poll.poll(_WRITER_S * 1000):
+        raise OSError(errno.ETIMEDOUT, f"no program wrote to this FIFO within {_WRITER_S:.0f} s", path)

@@ -1,0 +1,173 @@
+"""Bytes of a trace, decompressed piece by piece: plain, gzip or zstd, told by content and not by name.
+
+What is decompressed at a time is bounded, and so is how far a file may grow: a few kilobytes can hold terabytes.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.rundir import reason_of
+
+from .files import open_place
+
+PIECE_BYTES = 2 << 20
+"""Decompressed bytes handed on at a time."""
+_READ_BYTES = 1 << 18
+"""Read of a file at a time, as it lies there."""
+_FED_BYTES = 1 << 8
+"""Fed at a time to a new gzip member, and always to zstd: what is left of the bytes is copied when a member ends, and
+a block of zstd makes up to 128 KiB of 4 bytes."""
+_MOST_GROWTH = 200
+"""Times its compressed size that a trace may have: JSON of profilers has 10 to 30 times."""
+_GROWS_FREELY_BYTES = 64 << 20
+"""Up to this size it may have any: little can be done with so much."""
+
+GZIP = b"\x1f\x8b"
+ZSTD = b"\x28\xb5\x2f\xfd"
+LFS_POINTER = b"version https://git-lfs"
+_MOST_PADDING = 16
+"""Reads of zeros between two gzip members: tapes and block devices fill up their last block."""
+_ZEROS = re.compile(rb"\0++")
+
+
+class Source:
+    """One trace as a stream of decompressed pieces.
+
+    ``broken`` says afterwards why the stream ended early, if it did.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.broken: str | None = None
+        self._taken_bytes = 0
+
+    def pieces(self, piece_bytes: int = PIECE_BYTES) -> Iterator[bytes]:
+        """Decompressed content in order, in pieces of about ``piece_bytes``.
+
+        Raises :class:`UnusableInput` where the file cannot be opened, is empty, or is a Git LFS pointer.
+        """
+        try:
+            stream = open_place(self.path)
+        except OSError as error:
+            raise UnusableInput(f"{self.path} cannot be opened: {reason_of(error).lower()}.") from None
+        with stream:
+            first = self._read(stream, _READ_BYTES)
+            if not first:
+                raise UnusableInput(f"{self.path} {self.broken or 'is empty'}.")
+            if first.startswith(LFS_POINTER):
+                raise UnusableInput(
+                    f"{self.path} is a Git LFS pointer, not the trace itself: fetch it with `git lfs pull`."
+                )
+            if first.startswith(GZIP):
+                yield from self._bounded(_joined(self._gzip(first, stream, piece_bytes), piece_bytes))
+            elif first.startswith(ZSTD):
+                yield from self._bounded(_joined(self._zstd(first, stream), piece_bytes))
+            else:
+                yield first
+                while piece := self._read(stream, piece_bytes):
+                    yield piece
+
+    def _read(self, stream: BinaryIO, size: int) -> bytes:
+        try:
+            data = stream.read(size)
+        except OSError as error:
+            self.broken = f"could not be read to its end ({reason_of(error).lower()})"
+            return b""
+        self._taken_bytes += len(data)
+        return data
+
+    def _bounded(self, pieces: Iterator[bytes]) -> Iterator[bytes]:
+        """``pieces`` as far as they are in proportion to what was read of the file."""
+        given_bytes = 0
+        for piece in pieces:
+            given_bytes += len(piece)
+            if given_bytes > max(_GROWS_FREELY_BYTES, _MOST_GROWTH * self._taken_bytes):
+                self.broken = (
+                    f"is compressed more than {_MOST_GROWTH}-fold, as no trace is, "
+                    f"and was read to the first {(given_bytes - len(piece)) >> 20} MiB"
+                )
+                return
+            yield piece
+
+    def _gzip(self, first: bytes, stream: BinaryIO, piece_bytes: int) -> Iterator[bytes]:
+        """Members of a gzip file, one after the other; what was decompressed before a fault is kept."""
+        compressed = memoryview(first)
+        while compressed:
+            member, fed_bytes = zlib.decompressobj(wbits=31), _FED_BYTES
+            while not member.eof:
+                if not compressed and not (compressed := memoryview(self._read(stream, _READ_BYTES))):
+                    self.broken = self.broken or "ends in the middle of its gzip data"
+                    if rest := member.flush():
+                        yield rest
+                    return
+                sound, fed = member.copy(), compressed[:fed_bytes]
+                try:
+                    piece = member.decompress(fed, piece_bytes)
+                except zlib.error as error:
+                    self.broken = f"has damaged gzip data ({error})"
+                    yield _up_to_the_fault(sound, bytes(fed))
+                    return
+                left = len(member.unused_data) if member.eof else len(member.unconsumed_tail)
+                compressed, fed_bytes = compressed[len(fed) - left :], min(2 * fed_bytes, _READ_BYTES)
+                if piece:
+                    yield piece
+            for _ in range(_MOST_PADDING):
+                compressed = compressed or memoryview(self._read(stream, _READ_BYTES))
+                if (padding := _ZEROS.match(compressed)) is None:
+                    break
+                compressed = compressed[padding.end() :]
+            if compressed and not bytes(compressed[:2]).startswith(GZIP[: len(compressed)]):
+                return  # padding or a signature after the last member: gzip(1) ignores it too
+
+    def _zstd(self, first: bytes, stream: BinaryIO) -> Iterator[bytes]:
+        try:
+            import zstandard  # type: ignore[import-not-found]
+        except ImportError:
+            raise UnusableInput(
+                f"{self.path} is compressed with zstd: install the package `zstandard`, "
+                "or decompress the file first."
+            ) from None
+        compressed, decompressor = memoryview(first), zstandard.ZstdDecompressor().decompressobj()
+        try:
+            while compressed:
+                if decompressor.eof:
+                    decompressor = zstandard.ZstdDecompressor().decompressobj()
+                fed = compressed[:_FED_BYTES]
+                if piece := decompressor.decompress(fed):
+                    yield piece
+                compressed = compressed[len(fed) - len(decompressor.unused_data) :]
+                compressed = compressed or memoryview(self._read(stream, _READ_BYTES))
+            if not decompressor.eof:
+                self.broken = self.broken or "ends in the middle of its zstd data"
+        except zstandard.ZstdError as error:
+            self.broken = f"has damaged zstd data ({error})"
+
+
+def _joined(pieces: Iterator[bytes], piece_bytes: int) -> Iterator[bytes]:
+    """``pieces`` put together to ``piece_bytes`` or more: each one costs a look at what was left of the one before."""
+    waiting: list[bytes] = []
+    waiting_bytes = 0
+    for piece in pieces:
+        waiting.append(piece)
+        waiting_bytes += len(piece)
+        if waiting_bytes >= piece_bytes:
+            yield b"".join(waiting) if len(waiting) > 1 else piece
+            waiting, waiting_bytes = [], 0
+    if waiting:
+        yield b"".join(waiting)
+
+
+def _up_to_the_fault(member: zlib._Decompress, compressed: bytes) -> bytes:
+    """What can be decompressed before the fault, byte by byte: a call that fails keeps its output to itself."""
+    pieces = []
+    try:
+        for i in range(len(compressed)):
+            pieces.append(member.decompress(compressed[i : i + 1]))
+    except zlib.error:
+        pass
+    return b"".join(pieces)

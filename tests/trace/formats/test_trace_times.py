@@ -1,0 +1,54 @@
+"""Nanoseconds are exact, whatever the size of the numbers."""
+
+import json
+import random
+
+import pytest
+
+from ddpdoctor.trace import load_trace
+from ddpdoctor.trace.formats.kineto import times
+from tests.trace.trace_files import document, event, expected_rows, rows_of, write
+
+
+@pytest.mark.parametrize("exponent", [0, 20, 41, 42])
+def test_three_decimals_below_2_to_the_43_us(exponent):
+    random.seed(exponent)
+    whole = [random.randrange(2**exponent, 2 ** (exponent + 1)) for _ in range(20_000)]
+    fraction = [random.randrange(1000) for _ in whole]
+    values = [float(f"{w}.{f:03d}") for w, f in zip(whole, fraction, strict=True)]
+    assert times.from_numbers(values).tolist() == [w * 1000 + f for w, f in zip(whole, fraction, strict=True)]
+
+
+def test_a_double_that_lost_its_nanoseconds_is_refused():
+    with pytest.raises(times.InexactTimesError):
+        times.from_numbers([1_698_107_929_236_899.123])
+    assert times.from_numbers([1_698_107_929_236_899, 5]).tolist() == [1_698_107_929_236_899_000, 5000]
+
+
+@pytest.mark.parametrize(
+    ("text", "ns"),
+    [
+        (b"0", 0), (b"12.5", 12_500), (b"-1.001", -1001),
+        (b"1234567890123456.789", 1_234_567_890_123_456_789),
+        (b"1.698107929236899123e15", 1_698_107_929_236_899_123), (b'"3.25"', 3250), (b"7.1239", 7124),
+        (b"null", times.MISSING_NS), (b"1e400", times.MISSING_NS), (b"[1]", times.MISSING_NS),
+    ],
+)  # fmt: skip
+def test_digits(text, ns):
+    assert times.from_text([text]).tolist() == [ns]
+
+
+def test_an_epoch_file_with_fractions_keeps_every_nanosecond(tmp_path):
+    random.seed(5)
+    content = []
+    for i in range(500):
+        stamp_ns, length_us = 1_698_107_929_000_000_000 + i * 7919, random.randrange(10**6) / 1e3
+        times_text = f'"ts": {stamp_ns // 1000}.{stamp_ns % 1000:03d}, "dur": {length_us}'
+        content.append(json.dumps(event(f"op{i % 9}", 0, 0)).replace('"ts": 0, "dur": 0', times_text))
+    text = json.dumps(document([])).replace(
+        '"traceEvents": []', '"traceEvents": [' + ",\n".join(content) + "]"
+    )
+    text = text.replace('"baseTimeNanoseconds": 1790857026000000000', '"baseTimeNanoseconds": 0')
+    trace = load_trace(write(tmp_path / "a.json", text))
+    assert rows_of(trace) == expected_rows(text)
+    assert trace.meta.clock == "epoch"
