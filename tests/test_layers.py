@@ -72,6 +72,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "costs": (
             "attribution",
             "replay",
+            "metrics",
             "graph",
             "sourcelines",
             "steplog",
@@ -105,7 +106,7 @@ INSIDES: dict[tuple[str, str], str] = {
     ("tests/measure/steplog/test_devicetime.py", "ddpdoctor.measure.steplog.devicetime"): "one step moved",
     ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.bound"): "made small for the test",
     ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.log"): "made small for the test",
-    ("tests/measure/metrics/test_reducer.py", "ddpdoctor.measure.metrics.reducer"): "the names it looks for",
+    ("tests/measure/metrics/test_reducer.py", "ddpdoctor.measure.metrics.search"): "the names it looks for",
     ("tests/measure/pipeline/test_stragglers.py", "ddpdoctor.measure.pipeline.stragglers"): "one scenario",
     ("tests/measure/sourcelines/test_of_windows.py", "ddpdoctor.measure.sourcelines.of_windows"): "its bound",
     ("tests/measure/costs/test_whatif.py", "ddpdoctor.measure.costs.whatif"): "single scenarios",

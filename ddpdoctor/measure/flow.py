@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -10,14 +9,12 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.rundir import EventKind
-from ddpdoctor.trace import classify
 
 from .align import align_logs, set_suspended_aside
 from .attribution import excess
 from .costs import (
     Pricing,
     bucket_costs,
-    bucket_settings,
     disturbed_ns,
     lone_evaluation,
     merged,
@@ -26,7 +23,7 @@ from .costs import (
     what_if_facts,
     with_evaluations,
 )
-from .facts import BucketFacts, DdpFacts, Facts, JobFacts, LateFacts, LoaderFacts, SharedFacts
+from .facts import Facts, LateFacts, SharedFacts
 from .graph import Graph, all_set_aside, graph_of_logs, graph_of_windows, operator_shares, python_parts
 from .metrics import (
     bandwidth_points,
@@ -35,7 +32,6 @@ from .metrics import (
     critical_breakdown,
     ddp_facts,
     gpu_facts,
-    gpu_telemetry,
     host_facts,
     job_facts,
     loader_facts,
@@ -43,14 +39,12 @@ from .metrics import (
     outstanding,
     rank_summaries,
     reducer_work,
+    reductions_of,
     search_ms,
-    searches_unused,
     series,
     size_buckets,
-    slow_link_ranks,
     step_facts,
     timeline,
-    wait_and_transfer_ms,
 )
 from .sourcelines import Lines, LogLines, TraceLines
 from .steplog import RankLog, in_device_time
@@ -108,18 +102,18 @@ def measure(
     graph = window_graph if use_window and window_graph is not None else log_graph
     assert graph is not None
     lines: Lines = TraceLines(windows) if use_window else LogLines(logs, python_parts(logs, windows, shares))
-    facts = _facts(graph, log_graph, window_graph, logs, windows, lines, telemetry)
+    told = _told(graph, log_graph)
+    aside = all_set_aside(told, recorded)
+    seen_steps = told.cycles + sum(aside.values())
+    operators_seen = use_window or len(shares) == len(logs)
+    facts = _facts(
+        graph, log_graph, window_graph, logs, windows, lines, telemetry, seen_steps, operators_seen
+    )
     if timed is not None and device_graph is not None and use_window and facts.steps.mean_ms:
         seldom = rare_costs(device_graph, LogLines(timed), RARE_ON_DEVICE)[0]
         late, _ = merged(facts.late, facts.shared, (seldom, {}), facts.steps.mean_ms)
         facts = msgspec.structs.replace(facts, late=late)
-    operators_seen = use_window or len(shares) == len(logs)
-    aside = all_set_aside(_told(graph, log_graph), recorded)
-    seen_steps = facts.steps.measured + sum(aside.values())
-    facts = msgspec.structs.replace(
-        facts, steps=msgspec.structs.replace(facts.steps, operators_seen=operators_seen, seen=seen_steps)
-    )
-    notes += outstanding(_told(graph, log_graph))
+    notes += outstanding(told)
     notes += _notes(graph, window_graph, windows, logs, on_device)
     drawn = log_graph if log_graph is not None and not on_device else graph
     hosts = [log.host for log in logs] if drawn is log_graph else [w.host for w in windows]
@@ -173,18 +167,18 @@ def _facts(
     windows: Sequence[Window],
     lines: Lines,
     telemetry: Mapping[str, HostTelemetry],
+    seen: int,
+    operators_seen: bool,
 ) -> Facts:
-    gpu = gpu_telemetry(gpu_facts(windows), logs, telemetry)
-    buckets = bucket_settings(logs, graph) if logs else BucketFacts()
-    steps = step_facts(_told(graph, log_graph))
-    if windows and window_graph is not None:
-        buckets = bucket_facts(window_graph, windows, buckets)
-    late, shared = LateFacts(), SharedFacts()
+    """Every group of facts, each built by one call; ``late`` and ``shared`` are what is merged of the costs."""
     found = excess(graph, short=not logs and all(window.on_device for window in windows))
-    steps = msgspec.structs.replace(steps, input_explains=found.inputs_explain)
-    latency = rate = None
+    steps = step_facts(_told(graph, log_graph), seen, operators_seen, found.inputs_explain)
+    gpu = gpu_facts(windows, logs, telemetry)
+    reductions = reductions_of(graph, window_graph, logs, windows)
+    latency, rate = message_cost(window_graph) if window_graph is not None else (None, None)
     reducers = reducer_work(logs, windows) if graph is log_graph else []
     synced_ns = [work.whole_ns if work else 0.0 for work in reducers] or None
+    late, shared = LateFacts(), SharedFacts()
     if graph.groups:
         pricing = Pricing(graph, found, lines, synced_ns)
         late = refine(pricing.late(), graph, gpu.throttled_ranks or ())
@@ -195,106 +189,32 @@ def _facts(
         # The window shows a few steps; what stops a host now and then is in the log of the whole run.
         late, shared = merged(late, shared, rare_costs(log_graph, LogLines(logs)), steps.mean_ms)
     late = msgspec.structs.replace(late, evaluation=lone_evaluation(logs, steps.mean_ms))
-    communication = communication_facts(window_graph or graph, windows)
-    compared = window_graph if window_graph is not None and window_graph.matched else graph
-    hosts = [w.host for w in windows] if compared is window_graph else [log.host for log in logs]
-    communication = msgspec.structs.replace(communication, slow_link_ranks=slow_link_ranks(compared, hosts))
-    if graph is log_graph and graph.matched:
-        wait, transfer = wait_and_transfer_ms(graph)
-        communication = msgspec.structs.replace(
-            communication,
-            wait_ms=wait,
-            transfer_ms=transfer,
-            matched=graph.matched,
-            unmatched=graph.unmatched,
-            bytes_per_step=communication.bytes_per_step or _bytes(graph),
-        )
-        if communication.total_transfer_ms is not None and communication.total_transfer_ms < (
-            transfer or 0.0
-        ):
-            # A few steps of less transfer than the run exposes on average do not tell how much of it is hidden.
-            communication = msgspec.structs.replace(communication, total_transfer_ms=None, hidden_share=None)
+    favoured_cap_bytes = None
     if window_graph is not None:
-        latency, rate = message_cost(window_graph)
-        communication = msgspec.structs.replace(communication, latency_us=latency)
-        mean_ms = graph.mean_cycle_ns / 1e6 if graph.groups else 0.0
-        small, unhidden, cap = bucket_costs(
-            buckets,
+        small, unhidden, favoured_cap_bytes = bucket_costs(
+            reductions,
             latency,
             rate,
             shared.communication,
-            mean_ms,
+            graph.mean_cycle_ns / 1e6 if graph.groups else 0.0,
             float(np.median([work.issue_ns for work in reducers if work] or [0.0])),
             disturbed_ns(graph) / 1e6 if graph is log_graph else 0.0,
         )
         shared = msgspec.structs.replace(shared, small_buckets=small, no_overlap=unhidden)
-        buckets = msgspec.structs.replace(buckets, favoured_cap_bytes=cap)
+    buckets = bucket_facts(reductions, favoured_cap_bytes)
     return Facts(
-        job=job_facts(logs) if logs else _job_of_windows(windows),
+        job=job_facts(logs, windows),
         steps=steps,
         late=late,
         shared=shared,
-        communication=communication,
+        communication=communication_facts(graph, window_graph, logs, windows, latency),
         buckets=buckets,
-        loader=loader_facts(logs, graph) if logs else _loader_of_windows(windows),
-        ddp=_with_search(
-            ddp_facts(logs), windows, search_ms(windows, latency, buckets.syncs_per_step or 1.0)
-        ),
+        loader=loader_facts(logs, windows),
+        ddp=ddp_facts(logs, windows, search_ms(windows, latency, reductions.syncs_per_step or 1.0)),
         gpu=gpu,
         host=host_facts(telemetry, logs, log_graph or graph),
         what_if=what_if_facts(graph, found, window_graph, buckets, latency, rate, synced_ns),
         breakdown=critical_breakdown(graph),
-    )
-
-
-def _with_search(known: DdpFacts, windows: Sequence[Window], ms: float | None) -> DdpFacts:
-    """Settings of DDP, with what the windows tell of its search for unused parameters."""
-    searches = known.find_unused_parameters
-    if searches is None:
-        searches = searches_unused(windows)
-    return msgspec.structs.replace(known, find_unused_parameters=searches, search_ms=ms)
-
-
-def _bytes(graph: Graph) -> float | None:
-    sums = [float(np.nansum(group.message_bytes)) for group in graph.groups]
-    return sum(sums) / max(graph.cycles, 1) or None
-
-
-_DATA_PARALLEL = re.compile(r"(?<![A-Za-z])DataParallel\.forward|nn\.Module: DataParallel_\d")
-"""``torch.nn.DataParallel`` as it stands in the name of its annotation or of a Python frame, not another class whose name
-ends so: DistributedDataParallel, FullyShardedDataParallel."""
-
-
-def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
-    """What a trace says of the loader: whether it makes batches in the training process itself, and the waits."""
-    alone = any(classify.IN_PROCESS in name for window in windows for name in window.trace.names)
-    waits = []
-    for window in windows:
-        batches = classify.next_batches(window.trace)
-        if batches.any() and window.steps:
-            waits.append(float(window.trace.duration_ns[batches].sum()) / 1e6 / len(window.steps))
-    return LoaderFacts(
-        num_workers=0 if alone else None,
-        wait_ms=float(np.median(waits)) if waits else None,
-        longest_wait_ms=max(waits, default=None),
-    )
-
-
-def _job_of_windows(windows: Sequence[Window]) -> JobFacts:
-    metas = [w.trace.meta for w in windows]
-    devices = [d for meta in metas for d in meta.devices]
-    forward = any("DistributedDataParallel.forward" in n for w in windows for n in w.trace.names)
-    return JobFacts(
-        world_size=next((m.world_size for m in metas if m.world_size is not None), None),
-        ranks_seen=len(windows),
-        hosts=len({m.host for m in metas if m.host}) or None,
-        backend=next((m.backend for m in metas if m.backend), None),
-        device="cuda" if any(w.on_device for w in windows) else "cpu",
-        device_name=str(devices[0].get("name")) if devices else None,
-        torch=next((m.torch_version for m in metas if m.torch_version), None),
-        nccl=next((m.versions.get("nccl_version") for m in metas if m.versions.get("nccl_version")), None),
-        is_ddp=forward or None,
-        data_parallel=any(_DATA_PARALLEL.search(n) for w in windows for n in w.trace.names) or None,
     )
 
 

@@ -4,7 +4,7 @@ In: the graphs, the attribution, the source lines. Out: costs by the path of the
 without it saves; who prices one knows nothing of the others.
 """
 
-from .buckets import bucket_costs, bucket_settings, disturbed_ns, exposed_ns, favoured_cap
+from .buckets import bucket_costs, disturbed_ns, exposed_ns, favoured_cap
 from .epochstarts import with_evaluations
 from .evaluations import lone_evaluation
 from .pricing import Pricing, usual_transfer
@@ -15,7 +15,6 @@ from .whatif import no_sync, what_if_facts
 __all__ = [
     "Pricing",
     "bucket_costs",
-    "bucket_settings",
     "disturbed_ns",
     "exposed_ns",
     "favoured_cap",
