@@ -95,7 +95,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "taxonomy",
         ),
         "pipeline": ("metrics", "numerics", "facts"),
-        "export": ("graph", "align", "window", "steplog", "numerics"),
+        "export": ("graph", "align", "window", "steplog", "numerics", "taxonomy"),
     },
 }
 """Package → its rooms (its sub-packages, and single modules beside them) → which rooms of that package each may import.
