@@ -6,45 +6,32 @@ attributed and priced; then facts are built, once.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-import msgspec
-import numpy as np
 
 from ddpdoctor.measure.align import align_logs, set_suspended_aside
 from ddpdoctor.measure.attribution import excess
 from ddpdoctor.measure.costs import (
     Context,
-    Costs,
     MessageCost,
     RareSource,
     ReducerCosts,
     late_facts,
     price_all,
     saved_by_buckets,
+    search_price_ms,
     shared_facts,
     what_if_facts,
 )
-from ddpdoctor.measure.facts import (
-    BucketFacts,
-    CommunicationFacts,
-    DdpFacts,
-    Facts,
-    JobFacts,
-    LoaderFacts,
-)
-from ddpdoctor.measure.graph import Graph, Graphs, all_set_aside, build_graphs, python_parts
+from ddpdoctor.measure.facts import Facts, GpuFacts
+from ddpdoctor.measure.graph import Graphs, all_set_aside, build_graphs, python_parts
 from ddpdoctor.measure.metrics import (
     bandwidth_points,
     bucket_facts,
-    bucket_settings,
     communication_facts,
     critical_breakdown,
     ddp_facts,
     gpu_facts,
-    gpu_telemetry,
     host_facts,
     job_facts,
     loader_facts,
@@ -52,13 +39,11 @@ from ddpdoctor.measure.metrics import (
     outstanding,
     rank_summaries,
     reducer_work,
-    searches_unused,
+    reductions_of,
     series,
     size_buckets,
-    slow_link_ranks,
     step_facts,
     timeline,
-    wait_and_transfer_ms,
 )
 from ddpdoctor.measure.sourcelines import Lines, LogLines, TraceLines
 from ddpdoctor.measure.steplog import RankLog
@@ -66,7 +51,6 @@ from ddpdoctor.measure.summary import BandwidthPoint, RankSummary, Series, Timel
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window
-from ddpdoctor.trace import classify
 
 
 @dataclass(frozen=True)
@@ -94,8 +78,8 @@ def measure(
     size_buckets(windows, _bucket_bytes(logs))
     graphs = build_graphs(logs, windows)
     aside = all_set_aside(graphs.told, logs)
-    context = _context(graphs, telemetry)
-    facts = _facts(graphs, context, price_all(context), telemetry, sum(aside.values()))
+    gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
+    facts = _facts(graphs, _context(graphs, gpu), gpu, telemetry, aside)
     return Measurement(
         facts=facts,
         graphs=graphs,
@@ -108,28 +92,25 @@ def measure(
     )
 
 
-def _context(graphs: Graphs, telemetry: Mapping[str, HostTelemetry]) -> Context:
+def _context(graphs: Graphs, gpu: GpuFacts) -> Context:
     """What is known before anything is priced."""
     graph, logs, windows = graphs.speaking, graphs.logs, graphs.windows
     reducers = reducer_work(logs, windows) if graphs.log_speaks else []
-    buckets = bucket_settings(logs, graph) if logs else BucketFacts()
-    if windows and graphs.window is not None:
-        buckets = bucket_facts(graphs.window, windows, buckets)
     latency_us, bytes_per_ns = message_cost(graphs.window) if graphs.window is not None else (None, None)
     return Context(
         graph=graph,
         attribution=excess(graph, short=not logs and all(window.on_device for window in windows)),
         lines=_lines(graphs),
-        mean_step_ms=step_facts(graphs.told).mean_ms,
+        mean_step_ms=graphs.told.mean_cycle_ns / 1e6 if graphs.told.groups else None,
         logs=logs,
         windows=windows,
         rare_sources=_rare_sources(graphs),
-        throttled_ranks=gpu_telemetry(gpu_facts(windows), logs, telemetry).throttled_ranks or (),
+        throttled_ranks=gpu.throttled_ranks or (),
         reducer=ReducerCosts(
             synced_ns=tuple(work.whole_ns if work else 0.0 for work in reducers),
             issue_ns=tuple(work.issue_ns for work in reducers if work),
         ),
-        buckets=buckets,
+        reductions=reductions_of(graph, graphs.window, logs, windows),
         message=MessageCost(latency_us, bytes_per_ns),
         speaks_of_hosts=graphs.log_speaks,
     )
@@ -152,66 +133,35 @@ def _rare_sources(graphs: Graphs) -> list[RareSource]:
 
 
 def _facts(
-    graphs: Graphs, context: Context, costs: Costs, telemetry: Mapping[str, HostTelemetry], set_aside: int
+    graphs: Graphs,
+    context: Context,
+    gpu: GpuFacts,
+    telemetry: Mapping[str, HostTelemetry],
+    set_aside: Mapping[str, int],
 ) -> Facts:
+    """Every group of facts, each built by one call."""
     logs, windows, graph = graphs.logs, graphs.windows, graphs.speaking
+    costs = price_all(context)
     favoured_cap_bytes = saved_by_buckets(context).favoured_cap_bytes
-    steps = step_facts(graphs.told)
     return Facts(
-        job=job_facts(logs) if logs else _job_of_windows(windows),
-        steps=msgspec.structs.replace(
-            steps,
-            input_explains=context.attribution.inputs_explain,
-            operators_seen=graphs.operators_seen,
-            seen=steps.measured + set_aside,
+        job=job_facts(logs, windows),
+        steps=step_facts(
+            graphs.told,
+            graphs.told.cycles + sum(set_aside.values()),
+            graphs.operators_seen,
+            context.attribution.inputs_explain,
         ),
         late=late_facts(costs),
         shared=shared_facts(costs),
-        communication=_communication(graphs, context),
-        buckets=msgspec.structs.replace(context.buckets, favoured_cap_bytes=favoured_cap_bytes),
-        loader=loader_facts(logs, graph) if logs else _loader_of_windows(windows),
-        ddp=_with_search(ddp_facts(logs), windows, costs.get("ddp.search_ms")),
-        gpu=gpu_telemetry(gpu_facts(windows), logs, telemetry),
+        communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
+        buckets=bucket_facts(context.reductions, favoured_cap_bytes),
+        loader=loader_facts(logs, windows),
+        ddp=ddp_facts(logs, windows, search_price_ms(costs)),
+        gpu=gpu,
         host=host_facts(telemetry, logs, graphs.log or graph),
         what_if=what_if_facts(context, graphs.window, favoured_cap_bytes),
         breakdown=critical_breakdown(graph),
     )
-
-
-def _communication(graphs: Graphs, context: Context) -> CommunicationFacts:
-    logs, windows, graph = graphs.logs, graphs.windows, graphs.speaking
-    communication = communication_facts(graphs.window or graph, windows)
-    compared = graphs.window if graphs.window is not None and graphs.window.matched else graph
-    hosts = [w.host for w in windows] if compared is graphs.window else [log.host for log in logs]
-    communication = msgspec.structs.replace(
-        communication,
-        slow_link_ranks=slow_link_ranks(compared, hosts),
-        latency_us=context.message.latency_us,
-    )
-    if graphs.log_speaks and graph.matched:
-        wait, transfer = wait_and_transfer_ms(graph)
-        communication = msgspec.structs.replace(
-            communication,
-            wait_ms=wait,
-            transfer_ms=transfer,
-            matched=graph.matched,
-            unmatched=graph.unmatched,
-            bytes_per_step=communication.bytes_per_step or _bytes(graph),
-        )
-        if communication.total_transfer_ms is not None and communication.total_transfer_ms < (
-            transfer or 0.0
-        ):
-            # A few steps of less transfer than the run exposes on average do not tell how much of it is hidden.
-            communication = msgspec.structs.replace(communication, total_transfer_ms=None, hidden_share=None)
-    return communication
-
-
-def _with_search(known: DdpFacts, windows: Sequence[Window], ms: object) -> DdpFacts:
-    """Settings of DDP, with what the windows tell of its search for unused parameters."""
-    searches = known.find_unused_parameters
-    if searches is None:
-        searches = searches_unused(windows)
-    return msgspec.structs.replace(known, find_unused_parameters=searches, search_ms=ms)
 
 
 def _summaries(graphs: Graphs) -> list[RankSummary]:
@@ -231,49 +181,6 @@ def _bucket_bytes(logs: Sequence[RankLog]) -> list[float]:
 def _device_name(window: Window) -> str | None:
     devices = window.trace.meta.devices
     return str(devices[0].get("name")) if devices else None
-
-
-def _bytes(graph: Graph) -> float | None:
-    sums = [float(np.nansum(group.message_bytes)) for group in graph.groups]
-    return sum(sums) / max(graph.cycles, 1) or None
-
-
-_DATA_PARALLEL = re.compile(r"(?<![A-Za-z])DataParallel\.forward|nn\.Module: DataParallel_\d")
-"""``torch.nn.DataParallel`` as it stands in the name of its annotation or of a Python frame, not another class whose name
-ends so: DistributedDataParallel, FullyShardedDataParallel."""
-
-
-def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
-    """What a trace says of the loader: whether it makes batches in the training process itself, and the waits."""
-    alone = any(classify.IN_PROCESS in name for window in windows for name in window.trace.names)
-    waits = []
-    for window in windows:
-        batches = classify.next_batches(window.trace)
-        if batches.any() and window.steps:
-            waits.append(float(window.trace.duration_ns[batches].sum()) / 1e6 / len(window.steps))
-    return LoaderFacts(
-        num_workers=0 if alone else None,
-        wait_ms=float(np.median(waits)) if waits else None,
-        longest_wait_ms=max(waits, default=None),
-    )
-
-
-def _job_of_windows(windows: Sequence[Window]) -> JobFacts:
-    metas = [w.trace.meta for w in windows]
-    devices = [d for meta in metas for d in meta.devices]
-    forward = any("DistributedDataParallel.forward" in n for w in windows for n in w.trace.names)
-    return JobFacts(
-        world_size=next((m.world_size for m in metas if m.world_size is not None), None),
-        ranks_seen=len(windows),
-        hosts=len({m.host for m in metas if m.host}) or None,
-        backend=next((m.backend for m in metas if m.backend), None),
-        device="cuda" if any(w.on_device for w in windows) else "cpu",
-        device_name=str(devices[0].get("name")) if devices else None,
-        torch=next((m.torch_version for m in metas if m.torch_version), None),
-        nccl=next((m.versions.get("nccl_version") for m in metas if m.versions.get("nccl_version")), None),
-        is_ddp=forward or None,
-        data_parallel=any(_DATA_PARALLEL.search(n) for w in windows for n in w.trace.names) or None,
-    )
 
 
 def _notes(graphs: Graphs) -> list[str]:

@@ -24,7 +24,7 @@ from .evaluations import lone_evaluations
 from .late import late_work
 from .merge import late_facts, merge, shared_facts
 from .rare import lost_share, rare_costs, rare_pauses
-from .search import unused_parameter_search
+from .search import search_price_ms, unused_parameter_search
 from .shared import (
     exposed_transfers,
     redundant_reductions,
@@ -81,6 +81,7 @@ __all__ = [
     "price_all",
     "rare_costs",
     "saved_by_buckets",
+    "search_price_ms",
     "shared_facts",
     "usual_transfer",
     "what_if_facts",

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpdoctor.measure.facts import BucketFacts, Cost
+from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph
+from ddpdoctor.measure.metrics import Reductions
 from ddpdoctor.measure.taxonomy import SharedCause, SyncKind
 
 from .context import Context, Costs, MessageCost
@@ -92,7 +93,7 @@ def saved_by_buckets(context: Context) -> BucketSavings:
     if context.message.latency_us is None or not context.graph.groups:
         return BucketSavings()
     return bucket_savings(
-        context.buckets,
+        context.reductions,
         context.message,
         exposed_transfer(context, SyncKind.GRADIENTS),
         context.pricing.mean_ns / 1e6,
@@ -102,7 +103,7 @@ def saved_by_buckets(context: Context) -> BucketSavings:
 
 
 def bucket_savings(
-    facts: BucketFacts,
+    facts: Reductions,
     message: MessageCost,
     communication: Cost | None,
     mean_ms: float,
@@ -140,7 +141,7 @@ def bucket_savings(
     )
 
 
-def _reduction(facts: BucketFacts, message: MessageCost) -> _Reduction | None:
+def _reduction(facts: Reductions, message: MessageCost) -> _Reduction | None:
     """None where the window did not show what a message costs, or how many bytes there are."""
     if message.latency_us is None or not facts.per_sync or not facts.total_bytes:
         return None

@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from ddpdoctor.measure.attribution import Excess
-from ddpdoctor.measure.facts import BucketFacts, Cost
+from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph
+from ddpdoctor.measure.metrics import Reductions
 from ddpdoctor.measure.sourcelines import Lines
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import Components
@@ -68,7 +69,7 @@ class Context:
     throttled_ranks: Sequence[int] = ()
     """Rank numbers whose devices' clocks were lowered."""
     reducer: ReducerCosts = field(default_factory=ReducerCosts)
-    buckets: BucketFacts = field(default_factory=BucketFacts)
+    reductions: Reductions = field(default_factory=Reductions)
     message: MessageCost = field(default_factory=MessageCost)
     speaks_of_hosts: bool = True
     """Whether ``graph`` is that of the step logs, in which a busy machine's disturbances of transfers show."""

@@ -216,7 +216,7 @@ def what_if_facts(
 def _favoured(
     context: Context, window_graph: Graph, cap_bytes: float | None, latency_ns: float
 ) -> float | None:
-    rate, backward_ms = context.message.bytes_per_ns, context.buckets.backward_ms
+    rate, backward_ms = context.message.bytes_per_ns, context.reductions.backward_ms
     if rate is None or not cap_bytes or not backward_ms:
         return None
     return with_buckets(window_graph, cap_bytes, latency_ns, rate, backward_ms * 1e6)

@@ -31,8 +31,12 @@ _KERNEL_GAP = 30
 """HTA's default for a gap that launching back to back explains. It says ns, but compares it with its own
 times, which are us.
 """
-_SLOW_CALL_US, _LATE_START_US = 50, 100
-"""HTA's default cut-offs (``runtime_cutoff``, ``launch_delay_cutoff``) for launch outliers."""
+_SLOW_CALL_US = 50
+"""HTA's default cut-off for calls that take long (``runtime_cutoff``)."""
+_LATE_START_US = 100
+"""HTA's default cut-off for launches that start late (``launch_delay_cutoff``)."""
+_LONGEST_REASON = 200
+"""Characters of an exception's text that stay a sentence."""
 
 
 def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
@@ -186,9 +190,9 @@ def _counterparts(correlation: NDArray[np.int64], on_device: NDArray[np.bool_]) 
         if not len(there):
             continue
         there = there[np.argsort(correlation[there], kind="stable")]
-        found = np.clip(np.searchsorted(correlation[there], correlation[here]), 0, len(there) - 1)
-        same = correlation[there[found]] == correlation[here]
-        result[here[same]] = there[found[same]] + 1
+        nearest = np.clip(np.searchsorted(correlation[there], correlation[here]), 0, len(there) - 1)
+        same = correlation[there[nearest]] == correlation[here]
+        result[here[same]] = there[nearest[same]] + 1
     return result
 
 
@@ -199,7 +203,7 @@ def _attempt(analysis: Callable[[Any, int], Records], container: Any, rank: int)
             records = analysis(container, rank)
     # The code is not ours, nor was it made for such data: whatever it raises is an answer.
     except Exception as error:
-        what = " ".join(str(error).split())[:200]
+        what = " ".join(str(error).split())[:_LONGEST_REASON]
         return [], f"HTA failed with {type(error).__name__}: {what}".rstrip(": ")
     if not records:
         return [], "there is no such event in the trace, or none that HTA knows by its name"
@@ -234,8 +238,8 @@ def _overlap(container: Any, rank: int) -> Records:
     from hta.analyzers.communication_analysis import CommunicationAnalysis
 
     table = CommunicationAnalysis.get_comm_comp_overlap(container, visualize=False)
-    found = _records(table, rank, {"overlap_percent": "comp_comm_overlap_pctg"})
-    return [record for record in found if record["overlap_percent"] is not None]
+    records = _records(table, rank, {"overlap_percent": "comp_comm_overlap_pctg"})
+    return [record for record in records if record["overlap_percent"] is not None]
 
 
 def _idle_time(container: Any, rank: int) -> Records:

@@ -18,6 +18,7 @@ from ddpdoctor.measure.align import align_and_match, align_logs
 from ddpdoctor.measure.graph import step_of
 from ddpdoctor.measure.numerics import Intervals
 from ddpdoctor.measure.steplog import Activities, Meeting, Point, RankLog, match, rank_points
+from ddpdoctor.measure.taxonomy import COMPUTATION, Component
 from ddpdoctor.measure.window import Window, arrivals
 
 LOG, TRACE = "step-log", "trace"
@@ -63,8 +64,9 @@ EVENTS = {
 (on a device: all computation but the optimizer's), backward, optimizer, collection (of garbage), checkpoint,
 device_sync and launch (a device idle because the host waited for it, or while the host issues work)."""
 
-_COMPUTE = ("forward", "backward", "optimizer")
-_LEFT_OUT = ("unmatched", "unseen")
+_COMPUTE = (*COMPUTATION, Component.OPTIMIZER)
+"""Components on the track of the computation; all others are the host's."""
+_LEFT_OUT = (Component.UNMATCHED, Component.UNSEEN)
 """Components that are no work: the first is in ``collectives``, the second stands for nothing recorded."""
 
 
@@ -110,12 +112,16 @@ def _log_steps(log: RankLog) -> list[tuple[object, ...]]:
 def _log_events(log: RankLog) -> list[tuple[object, ...]]:
     origin = log.steps[0].start
     sets = Activities(log, origin).sets
-    return [row for name, found in sets.items() for row in _rows(log.rank, LOG, name, found, origin)]
+    return [row for name, work in sets.items() for row in _rows(log.rank, LOG, name, work, origin)]
 
 
 def _window_events(window: Window) -> list[tuple[object, ...]]:
-    found = {name: part for name, part in window.sets.items() if name not in _LEFT_OUT}
-    return [row for name, part in found.items() for row in _rows(window.rank, TRACE, name, part, 0)]
+    return [
+        row
+        for name, work in window.sets.items()
+        if name not in _LEFT_OUT
+        for row in _rows(window.rank, TRACE, name, work, 0)
+    ]
 
 
 def _rows(rank: int, source: str, name: str, intervals: Intervals, origin: int) -> list[tuple[object, ...]]:
@@ -146,11 +152,9 @@ def _log_collective(
     if meeting is not None:
         root = meeting.points.get(ranks.index(point.root)) if point.root in ranks else None
         last = root.arrival if root is not None else meeting.last_arrival
-    return (
-        *(ranks[position], LOG, point.step, point.kind, point.name, point.group),
-        *_split(point.arrival, last, max(point.end, point.arrival)),
-        point.message_bytes,
-    )
+    what = (point.kind, point.name, point.group)
+    times = _times(point.arrival, last, max(point.end, point.arrival))
+    return (ranks[position], LOG, point.step, *what, *times, point.message_bytes)
 
 
 def _window_collectives(windows: Sequence[Window], notes: list[str]) -> list[tuple[object, ...]]:
@@ -170,19 +174,15 @@ def _window_collectives(windows: Sequence[Window], notes: list[str]) -> list[tup
         for i in range(len(comms)):
             size = float(comms.bytes[i])
             together = int(latest_of[i]) if latest_of[i] >= 0 else None
-            rows.append(
-                (
-                    *(window.rank, TRACE, int(steps[i]) if steps[i] >= 0 and window.steps else None),
-                    *(comms.kind[i], comms.operation[i], comms.group[i]),
-                    *_split(int(arrival[i]), together, int(comms.end[i])),
-                    None if np.isnan(size) else size,
-                )
-            )
+            step = int(steps[i]) if steps[i] >= 0 and window.steps else None
+            what = (comms.kind[i], comms.operation[i], comms.group[i])
+            times = _times(int(arrival[i]), together, int(comms.end[i]))
+            rows.append((window.rank, TRACE, step, *what, *times, None if np.isnan(size) else size))
     return rows
 
 
-def _split(arrival: int, last: int | None, end: int) -> tuple[int | None, ...]:
-    """arrival, last arrival, end, wait, transfer."""
+def _times(arrival: int, last: int | None, end: int) -> tuple[int | None, ...]:
+    """The columns of times, in their order: arrival, last arrival, end, wait, transfer."""
     if last is None:
         return arrival, None, end, None, None
     together = min(max(last, arrival), end)

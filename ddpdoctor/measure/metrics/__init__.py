@@ -1,49 +1,46 @@
 """What is measured without asking for causes: times, breakdown, communication, devices, machines, settings.
 
 In: the graph, the logs and windows behind it, telemetry. Out: groups of facts, and what reports draw. The idea: one function
-for each group of facts; nothing here is priced and nobody is accused.
+of one module builds a group of facts, whole; nothing here is priced and nobody is accused. What is known only from elsewhere,
+such as a favoured bucket size, is an argument.
 """
 
 from .bandwidth import (
     bandwidth_points,
     bus_factor,
-    canonical,
     large_bus_gb_per_s,
     latency_and_rate,
     transfers,
 )
 from .breakdown import critical_breakdown, cycle_breakdown, rank_breakdown
-from .bucketsettings import bucket_settings
+from .buckets import Reductions, bucket_facts, reductions_of
+from .communication import communication_facts, wait_and_transfer_ms
+from .curves import telemetry_series
+from .ddp import ddp_facts
+from .gpus import gpu_facts
+from .hosts import host_facts
+from .job import job_facts
 from .links import slow_link_ranks
-from .machines import gpu_telemetry, host_facts, telemetry_series
-from .of_windows import (
-    bucket_facts,
-    communication_facts,
-    gpu_facts,
-    message_cost,
-    size_buckets,
-    wait_and_transfer_ms,
-)
+from .loader import loader_facts
+from .messages import message_cost, size_buckets
 from .profilercost import window_cost
-from .reducer import reducer_work, search_ms, searches_unused
-from .settings import ddp_facts, job_facts, loader_facts
+from .reducer import reducer_work
+from .search import search_ms
 from .steps import SLOW_STEP, outstanding, step_facts
 from .summaries import rank_summaries, series
 from .timeline import timeline
 
 __all__ = [
     "SLOW_STEP",
+    "Reductions",
     "bandwidth_points",
     "bucket_facts",
-    "bucket_settings",
     "bus_factor",
-    "canonical",
     "communication_facts",
     "critical_breakdown",
     "cycle_breakdown",
     "ddp_facts",
     "gpu_facts",
-    "gpu_telemetry",
     "host_facts",
     "job_facts",
     "large_bus_gb_per_s",
@@ -54,8 +51,8 @@ __all__ = [
     "rank_breakdown",
     "rank_summaries",
     "reducer_work",
+    "reductions_of",
     "search_ms",
-    "searches_unused",
     "series",
     "size_buckets",
     "slow_link_ranks",

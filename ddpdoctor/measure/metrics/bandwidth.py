@@ -9,16 +9,39 @@ rank is no transfer and does not count. GB are 10^9 bytes.
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from ddpdoctor.measure.graph import Graph
+from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.summary import BandwidthPoint
 from ddpdoctor.trace import classify
 
-_LEAST_CLASS = 0.05
-"""Share of all messages."""
+
+@dataclass(frozen=True)
+class Tuning:
+    """How a line is fitted to messages of several sizes."""
+
+    least_class_share: float = 0.05
+    """Of all messages, for a size class to count: the median of fewer is that of the disturbances that they met."""
+    least_size_ratio: float = 2.0
+    """Largest over smallest size class: between sizes that are nearer, transfers differ by less than they scatter."""
+
+
+_TUNING = Tuning()
 _LARGE_BYTES = 1 << 20
+"""From 1 MiB on messages are bound by bandwidth rather than latency (msprof-analyze's "small packets" are below)."""
+
+
+class Transfer(NamedTuple):
+    """One collective of known size, from its last arrival to its end."""
+
+    operation: str
+    bytes: float
+    ns: float
+    ranks: int
 
 
 def bus_factor(operation: str, ranks: int) -> float:
@@ -32,42 +55,43 @@ def bus_factor(operation: str, ranks: int) -> float:
     return 1.0
 
 
-def transfers(graph: Graph) -> list[tuple[str, float, float, int]]:
-    """(operation, bytes, transfer ns, ranks) of every collective whose size is known."""
-    found = []
+def transfers(graph: Graph) -> list[Transfer]:
+    """Every collective whose size is known, and which took any time."""
+    known = []
     for group in graph.groups:
-        taken = group.transfer
+        taken_ns = group.transfer
         for k, sync in enumerate(group.syncs):
             operation = classify.communication_operation(sync.name) or sync.name
-            for n in range(len(group.steps)):
+            ranks = len(sync.members)
+            for n in np.flatnonzero((group.message_bytes[:, k] > 0) & (taken_ns[:, k] > 0)):
                 size = float(group.message_bytes[n, k])
-                if size > 0 and taken[n, k] > 0:
-                    found.append((operation, size, float(taken[n, k]), len(sync.members)))
-    return found
+                known.append(Transfer(operation, size, float(taken_ns[n, k]), ranks))
+    return known
 
 
 def bandwidth_points(graph: Graph) -> list[BandwidthPoint]:
     """Median transfer and bus bandwidth per operation and power of two of bytes."""
-    classes: dict[tuple[str, int], list[tuple[float, float, int]]] = defaultdict(list)
-    for operation, size, taken, ranks in transfers(graph):
-        classes[operation, int(np.log2(size))].append((size, taken, ranks))
-    points = []
-    for (operation, _), rows in sorted(classes.items()):
-        size = float(np.median([row[0] for row in rows]))
-        taken = float(np.median([row[1] for row in rows]))
-        points.append(
-            BandwidthPoint(
-                operation=operation,
-                bytes=size,
-                count=len(rows),
-                transfer_ms=taken / 1e6,
-                bus_gb_per_s=size / taken * bus_factor(operation, rows[0][2]),
-            )
-        )
-    return points
+    classes: dict[tuple[str, int], list[Transfer]] = defaultdict(list)
+    for transfer in transfers(graph):
+        classes[transfer.operation, int(np.log2(transfer.bytes))].append(transfer)
+    return [_point(alike) for _, alike in sorted(classes.items())]
 
 
-def latency_and_rate(sizes: np.ndarray, times_ns: np.ndarray) -> tuple[float, float | None]:  # type: ignore[type-arg]
+def _point(alike: list[Transfer]) -> BandwidthPoint:
+    """One size class of one operation."""
+    operation, ranks = alike[0].operation, alike[0].ranks
+    size = float(np.median([transfer.bytes for transfer in alike]))
+    taken_ns = float(np.median([transfer.ns for transfer in alike]))
+    return BandwidthPoint(
+        operation=operation,
+        bytes=size,
+        count=len(alike),
+        transfer_ms=taken_ns / 1e6,
+        bus_gb_per_s=size / taken_ns * bus_factor(operation, ranks),
+    )
+
+
+def latency_and_rate(sizes: Array, times_ns: Array) -> tuple[float, float | None]:
     """(ns per message, bytes per ns) of the line time = latency + bytes / rate, fitted robustly.
 
     Medians per size class (a power of two), weighted so that each counts by its relative error: transfers scatter
@@ -76,13 +100,13 @@ def latency_and_rate(sizes: np.ndarray, times_ns: np.ndarray) -> tuple[float, fl
     the rate is None.
     """
     classes = np.round(np.log2(np.maximum(sizes, 1.0)))
-    chosen = [classes == c for c in np.unique(classes)]
-    chosen = [c for c in chosen if c.sum() >= _LEAST_CLASS * len(sizes)] or chosen
-    x = np.array([np.median(sizes[c]) for c in chosen])
-    y = np.array([np.median(times_ns[c]) for c in chosen])
-    if x.max() < 2 * x.min():
+    every = [classes == size_class for size_class in np.unique(classes)]
+    chosen = [rows for rows in every if rows.sum() >= _TUNING.least_class_share * len(sizes)] or every
+    x = np.array([np.median(sizes[rows]) for rows in chosen])
+    y = np.array([np.median(times_ns[rows]) for rows in chosen])
+    if x.max() < _TUNING.least_size_ratio * x.min():
         return float(np.median(times_ns)), None
-    weight = np.array([np.sqrt(c.sum()) for c in chosen]) / y
+    weight = np.array([np.sqrt(rows.sum()) for rows in chosen]) / y
     (latency, slope), *_ = np.linalg.lstsq(np.stack([weight, weight * x], axis=1), weight * y, rcond=None)
     if latency < 0:
         latency, slope = 0.0, float((weight**2 * x * y).sum() / (weight**2 * x * x).sum())

@@ -4,12 +4,14 @@ the step."""
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.taxonomy import COMPONENTS, PART_OF, PARTS, SyncKind
+from ddpdoctor.measure.taxonomy import COMPONENTS, PART_OF, PARTS, Part, SyncKind
 
-_COLUMN: dict[str, int] = {name: i for i, name in enumerate(PARTS)}
+_COLUMN: dict[Part, int] = {part: place for place, part in enumerate(PARTS)}
+"""Part → its place on the last axis."""
 
 
 def rank_breakdown(graph: Graph) -> Array:
@@ -24,9 +26,11 @@ def cycle_breakdown(group: CycleGroup) -> Array:
     """[N, R, parts] ns for each cycle of a group. Communication beside which the rank computes counts as computation."""
     cycles, _, world = group.arrival.shape
     result = np.zeros((cycles, world, len(PARTS)))
-    for c, name in enumerate(COMPONENTS):
+    for c, component in enumerate(COMPONENTS):
         # Collectives of several process groups run at the same time: a segment between two of them may have no length.
-        result[:, :, _COLUMN[PART_OF[name]]] += np.nansum(np.clip(group.work[:, :, :, c], 0, None), axis=1)
+        result[:, :, _COLUMN[PART_OF[component]]] += np.nansum(
+            np.clip(group.work[:, :, :, c], 0, None), axis=1
+        )
     over = group.begin.copy()
     nothing = np.zeros_like(group.arrival)
     beside = nothing if group.beside is None else group.beside
@@ -40,12 +44,12 @@ def cycle_breakdown(group: CycleGroup) -> Array:
         over[:, own] = np.maximum(over[:, own], end)
         hidden = np.minimum(beside[:, k, own], end - arrival)
         in_wait = np.minimum(waiting[:, k, own], np.minimum(hidden, together - arrival))
-        result[:, own, _COLUMN["compute"]] += new * hidden
+        result[:, own, _COLUMN[Part.COMPUTE]] += new * hidden
         if sync.kind == SyncKind.BARRIER:
-            result[:, own, _COLUMN["barrier"]] += new * (end - arrival - hidden)
+            result[:, own, _COLUMN[Part.BARRIER]] += new * (end - arrival - hidden)
             continue
-        result[:, own, _COLUMN["comm_wait"]] += new * (together - arrival - in_wait)
-        result[:, own, _COLUMN["comm_transfer"]] += new * (end - together - (hidden - in_wait))
+        result[:, own, _COLUMN[Part.COMM_WAIT]] += new * (together - arrival - in_wait)
+        result[:, own, _COLUMN[Part.COMM_TRANSFER]] += new * (end - together - (hidden - in_wait))
     return result
 
 
@@ -60,7 +64,7 @@ def critical_breakdown(graph: Graph) -> dict[str, float]:
     for group in graph.groups:
         total += _critical(group)
     whole = float(total.sum())
-    return {part: float(total[i]) / whole for i, part in enumerate(PARTS)} if whole > 0 else {}
+    return {part: float(total[column]) / whole for part, column in _COLUMN.items()} if whole > 0 else {}
 
 
 def _critical(group: CycleGroup) -> Array:
@@ -74,23 +78,29 @@ def _critical(group: CycleGroup) -> Array:
         here = np.isin(rank, sync.members)
         if not here.any():
             continue
-        own_arrival, own_end = group.arrival[rows, k, rank], group.end[rows, k, rank]
-        latest = np.nanargmax(np.nan_to_num(group.arrival[:, k], nan=-np.inf), axis=1)
-        if sync.root is not None:
-            members = list(sync.members)
-            waits_for_all = own_end >= np.nanmax(group.arrival[:, k, members], axis=1)
-            root_late = group.arrival[:, k, sync.root] > own_arrival
-            latest = np.where(waits_for_all, latest, np.where(root_late, sync.root, rank))
-        elif sync.kind == "step end":
-            latest = rank
-        rank = np.where(here, latest, rank)
-        arrival = group.arrival[rows, k, rank]
-        part = "barrier" if sync.kind == SyncKind.BARRIER else "comm_transfer"
-        spent = np.where(here, own_end - arrival, 0.0)
+        own_end = group.end[rows, k, rank]
+        rank = np.where(here, _waited_for(group, k, rank), rank)
+        spent = np.where(here, own_end - group.arrival[rows, k, rank], 0.0)
         beside = np.zeros(cycles) if group.beside is None else group.beside[rows, k, rank]
         hidden = np.clip(np.minimum(beside, spent), 0, None)
-        total[_COLUMN["compute"]] += hidden.sum()
+        part = Part.BARRIER if sync.kind == SyncKind.BARRIER else Part.COMM_TRANSFER
+        total[_COLUMN[Part.COMPUTE]] += hidden.sum()
         total[_COLUMN[part]] += (spent - hidden).sum()
-        for c, name in enumerate(COMPONENTS):
-            total[_COLUMN[PART_OF[name]]] += np.where(here, group.work[rows, k, rank, c], 0.0).sum()
+        for c, component in enumerate(COMPONENTS):
+            total[_COLUMN[PART_OF[component]]] += np.where(here, group.work[rows, k, rank, c], 0.0).sum()
     return np.clip(total, 0, None)
+
+
+def _waited_for(group: CycleGroup, k: int, rank: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[N] the rank whose arrival let ``rank`` ([N], one for each cycle) go on from synchronisation ``k``: the last to arrive,
+    the root of a broadcast, or itself."""
+    sync, rows = group.syncs[k], np.arange(len(rank))
+    if sync.kind == SyncKind.STEP_END:
+        return rank
+    latest: NDArray[np.int64] = np.nanargmax(np.nan_to_num(group.arrival[:, k], nan=-np.inf), axis=1)
+    if sync.root is None:
+        return latest
+    own_arrival, own_end = group.arrival[rows, k, rank], group.end[rows, k, rank]
+    waits_for_all = own_end >= np.nanmax(group.arrival[:, k, list(sync.members)], axis=1)
+    root_late = group.arrival[:, k, sync.root] > own_arrival
+    return np.where(waits_for_all, latest, np.where(root_late, sync.root, rank))

@@ -8,7 +8,8 @@ groups do, their transfers can be compared.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -17,11 +18,26 @@ from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import classify
 
-_SLOWER = 1.5
-"""Times the other groups' median transfer: links of one kind differ by a few per cent, one that trained at half
-its width or rate by a factor of two."""
-_FEWEST = 3
-"""Transfers of a group in a size class."""
+Members = tuple[int, ...]
+"""Positions of a process group's ranks."""
+Alike = tuple[str, float, int, int]
+"""Operation, bytes, ranks, hosts: groups with the same of all four make the same transfer."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """When a group's transfers are slower than those of like groups."""
+
+    slower: float = 1.5
+    """Times the other groups' median transfer: links of one kind differ by a few per cent, one that trained at half
+    its width or rate by a factor of two."""
+    fewest: int = 3
+    """Transfers of a group in a size class: of two, one may be an accident and its median half of that."""
+    quantile: float = 0.25
+    """The quickest quarter of the group's own, and the slowest of each other's, must lie apart as well."""
+
+
+_TUNING = Tuning()
 
 
 def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
@@ -29,51 +45,51 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
     position. Of ranks in slow groups of several kinds (of both dimensions of a mesh, say), those that are in most.
     Empty where there are like groups and none is slower; None where groups cannot be compared."""
     compared = False
-    slow: Counter[int] = Counter()
-    flagged: set[tuple[int, ...]] = set()
-    for groups in _alike(graph, hosts).values():
-        known = {members: np.array(times) for members, times in groups.items() if len(times) >= _FEWEST}
-        if len(known) < 2 or len(set().union(*known)) < sum(map(len, known)):
+    slow_groups: set[Members] = set()
+    for groups in _transfers_of_like_groups(graph, hosts).values():
+        known = {members: np.array(ns) for members, ns in groups.items() if len(ns) >= _TUNING.fewest}
+        if len(known) < 2 or _overlap(known):
             continue
         compared = True
-        for members, times in known.items():
-            others = [of for other, of in known.items() if other != members]
-            usual = float(np.median([np.median(of) for of in others]))
-            # In most of its transfers, and against most of each other group's that is not slow itself.
-            if np.quantile(times, 0.25) > _SLOWER * usual and np.median(times) > max(
-                float(np.quantile(of, 0.75)) for of in others if np.median(of) <= _SLOWER * usual
-            ):
-                flagged.add(members)
-    for members in flagged:
-        slow.update(members)
-    most = max(slow.values(), default=0)
-    return (
-        sorted(graph.ranks[position] for position, times in slow.items() if times == most)
-        if compared
-        else None
-    )
+        slow_groups.update(_slower_than_others(known))
+    if not compared:
+        return None
+    times_slow = Counter(position for members in slow_groups for position in members)
+    most = max(times_slow.values(), default=0)
+    return sorted(graph.ranks[position] for position, times in times_slow.items() if times == most)
 
 
-def _alike(
-    graph: Graph, hosts: Sequence[str]
-) -> dict[tuple[str, float, int, int], dict[tuple[int, ...], list[float]]]:
-    """(operation, bytes, ranks, hosts) → members → transfers, ns."""
-    found: dict[tuple[str, float, int, int], dict[tuple[int, ...], list[float]]] = defaultdict(
-        lambda: defaultdict(list)
-    )
+def _overlap(groups: Mapping[Members, Array]) -> bool:
+    """Whether a rank is in several of the groups, which then may share its link."""
+    return len(set().union(*groups)) < sum(map(len, groups))
+
+
+def _slower_than_others(groups: Mapping[Members, Array]) -> Iterator[Members]:
+    """Groups that are slow in most of their transfers, and against most of each other group's that is not slow itself."""
+    for members, own_ns in groups.items():
+        others = [other_ns for other, other_ns in groups.items() if other != members]
+        slow_ns = _TUNING.slower * float(np.median([np.median(other_ns) for other_ns in others]))
+        if np.quantile(own_ns, _TUNING.quantile) <= slow_ns:
+            continue
+        usual = [other_ns for other_ns in others if np.median(other_ns) <= slow_ns]
+        if np.median(own_ns) > max(float(np.quantile(other_ns, 1 - _TUNING.quantile)) for other_ns in usual):
+            yield members
+
+
+def _transfers_of_like_groups(graph: Graph, hosts: Sequence[str]) -> dict[Alike, dict[Members, list[float]]]:
+    """Transfers of each group, ns, among the groups that make the same transfer."""
+    alike: dict[Alike, dict[Members, list[float]]] = defaultdict(lambda: defaultdict(list))
     for group in graph.groups:
         for k, sync in enumerate(group.syncs):
             if sync.kind == SyncKind.BARRIER or len(sync.members) < 2:
                 continue
-            transfer = _transfer(group, k)
+            operation = classify.communication_operation(sync.name) or sync.name
+            transfer_ns = _transfer(group, k)
             spanned = len({hosts[position] for position in sync.members})
-            for n in range(len(group.steps)):
-                size = float(group.message_bytes[n, k])
-                if size > 0:
-                    operation = classify.communication_operation(sync.name) or sync.name
-                    alike = (operation, size, len(sync.members), spanned)
-                    found[alike][sync.members].append(float(transfer[n]))
-    return found
+            for n in np.flatnonzero(group.message_bytes[:, k] > 0):
+                same = (operation, float(group.message_bytes[n, k]), len(sync.members), spanned)
+                alike[same][sync.members].append(float(transfer_ns[n]))
+    return alike
 
 
 def _transfer(group: CycleGroup, k: int) -> Array:
@@ -85,5 +101,5 @@ def _transfer(group: CycleGroup, k: int) -> Array:
     before = [j for j, other in enumerate(group.syncs[:k]) if other.members == sync.members]
     if before:
         ready = np.maximum(ready, group.end[:, before[-1], members].max(axis=1))
-    over: Array = np.clip(np.median(group.end[:, k, members], axis=1) - ready, 0, None)
-    return over
+    taken: Array = np.clip(np.median(group.end[:, k, members], axis=1) - ready, 0, None)
+    return taken

@@ -3,75 +3,104 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ddpdoctor.measure.facts import StepFacts
-from ddpdoctor.measure.graph import Graph, measured_steps, recorded_steps
+from ddpdoctor.measure.graph import Graph, measured_steps
 from ddpdoctor.measure.numerics import Array, lasting
 
-_APART = 1.1
-"""Times the median that the mean may be without a word, where a few steps make the difference."""
-_FEW = 100
-"""One step in so many is few; up to three are, always."""
 SLOW_STEP = 1.5
-"""A step is slow beyond this multiple of the median."""
+"""A step is slow beyond this multiple of the median: docs/facts.md says so of ``steps.slow_steps_share``."""
 
 
-def step_facts(graph: Graph) -> StepFacts:
-    """Times of the measured cycles; sizes of the batches that the loaders gave."""
-    seen = len(recorded_steps(graph.steps) | measured_steps(graph.groups))
+@dataclass(frozen=True)
+class Tuning:
+    """When single steps are worth a sentence."""
+
+    apart: float = 1.1
+    """Times the median that the mean may be without a word, where a few steps make the difference."""
+    few: int = 100
+    """One step in so many is few."""
+    always_few: int = 3
+    """So many are few in the shortest run, and so many are named."""
+
+
+_TUNING = Tuning()
+
+
+def step_facts(graph: Graph, seen: int, operators_seen: bool, input_explains: float | None) -> StepFacts:
+    """Times of the measured cycles; sizes of the batches that the loaders gave.
+
+    ``graph`` is the one whose times are told, ``seen`` counts the steps that were recorded; ``operators_seen`` and
+    ``input_explains`` are the facts of these names.
+    """
     if not graph.groups:
-        return StepFacts(source=graph.source, seen=seen)
-    lengths = np.concatenate([group.duration for group in graph.groups])
-    steps = np.concatenate([group.steps for group in graph.groups])
-    numbers = {int(s) for s in steps}
-    samples = _means(graph, numbers, [of.samples for of in graph.steps])
-    mean_ns = float(lengths.mean())
+        return StepFacts(
+            source=graph.source, seen=seen, operators_seen=operators_seen, input_explains=input_explains
+        )
+    lengths_ns = _lengths_ns(graph)
+    mean_ns, median_ns = float(lengths_ns.mean()), float(np.median(lengths_ns))
+    samples = _means(graph, [steps.samples for steps in graph.steps])
     per_step = float(samples.sum()) if samples is not None else None
-    micro = _micro_batches(graph)
+    micro_batches = _micro_batches(graph)
     return StepFacts(
         source=graph.source,
         seen=seen,
-        measured=len(lengths),
+        measured=len(lengths_ns),
         mean_ms=mean_ns / 1e6,
-        median_ms=float(np.median(lengths)) / 1e6,
-        p95_ms=float(np.quantile(lengths, 0.95)) / 1e6,
+        median_ms=median_ns / 1e6,
+        p95_ms=float(np.quantile(lengths_ns, 0.95)) / 1e6,
         samples_per_s=per_step / (mean_ns / 1e9) if per_step else None,
-        batch_size=float(np.median(samples)) / max(micro or 1.0, 1.0) if samples is not None else None,
+        batch_size=float(np.median(samples)) / max(micro_batches or 1.0, 1.0)
+        if samples is not None
+        else None,
         batch_size_most=_most(samples),
-        input_most=_most(_means(graph, numbers, [of.elements for of in graph.steps])),
-        micro_batches=micro,
-        slow_steps_share=float((lengths > SLOW_STEP * np.median(lengths)).mean()),
+        input_most=_most(_means(graph, [steps.elements for steps in graph.steps])),
+        micro_batches=micro_batches,
+        input_explains=input_explains,
+        slow_steps_share=float((lengths_ns > SLOW_STEP * median_ns).mean()),
+        operators_seen=operators_seen,
     )
+
+
+def _lengths_ns(graph: Graph) -> Array:
+    """[N] of every measured cycle, group after group."""
+    return np.concatenate([group.duration for group in graph.groups])
 
 
 def outstanding(graph: Graph) -> list[str]:
     """A sentence on the longest measured steps, where a few of them take most of the time."""
-    steps = step_facts(graph)
-    if steps.mean_ms is None or steps.median_ms is None:
+    if not graph.groups:
         return []
-    lengths = np.concatenate([group.duration for group in graph.groups])
-    longer = np.sort(np.maximum(lengths - steps.median_ms * 1e6, 0.0))
-    few = longer[-max(3, len(longer) // _FEW) :]
-    apart = steps.mean_ms > _APART * steps.median_ms and few.sum() > longer.sum() / 2
-    if not apart and steps.mean_ms <= max(steps.p95_ms or 0.0, SLOW_STEP * steps.median_ms):
+    lengths_ns = _lengths_ns(graph)
+    mean_ns, median_ns = float(lengths_ns.mean()), float(np.median(lengths_ns))
+    beyond_ns = np.sort(np.maximum(lengths_ns - median_ns, 0.0))
+    few = max(_TUNING.always_few, len(beyond_ns) // _TUNING.few)
+    of_few_ns = float(beyond_ns[-few:].sum())
+    apart = mean_ns > _TUNING.apart * median_ns and of_few_ns > beyond_ns.sum() / 2
+    if not apart and mean_ns <= max(float(np.quantile(lengths_ns, 0.95)), SLOW_STEP * median_ns):
         return []
     numbers = np.concatenate([group.steps for group in graph.groups])
-    longest = ", ".join(f"{numbers[i]} ({lasting(float(lengths[i]))})" for i in np.argsort(-lengths)[:3])
-    most = "most" if lengths.sum() < 2 * few.sum() else "much"
+    order = np.argsort(-lengths_ns)[: _TUNING.always_few]
+    longest = ", ".join(f"{numbers[i]} ({lasting(float(lengths_ns[i]))})" for i in order)
+    most = "most" if lengths_ns.sum() < 2 * of_few_ns else "much"
     return [f"A few steps take {most} of the time. The longest are {longest}."]
 
 
-def _means(graph: Graph, measured: set[int], amounts: Sequence[Array | None]) -> Array | None:
+def _means(graph: Graph, amounts: Sequence[Array | None]) -> Array | None:
     """[R] mean amount per measured step; ``amounts`` is, by rank, [N] one for each of its steps. None where a rank's is
     not known."""
+    measured = measured_steps(graph.groups)
     means = []
     for steps, values in zip(graph.steps, amounts, strict=True):
         if values is None:
             return None
         known = [
-            v for s, v in zip(steps.steps, values, strict=True) if int(s) in measured and not np.isnan(v)
+            value
+            for number, value in zip(steps.steps, values, strict=True)
+            if int(number) in measured and not np.isnan(value)
         ]
         if not known:
             return None
@@ -79,17 +108,20 @@ def _means(graph: Graph, measured: set[int], amounts: Sequence[Array | None]) ->
     return np.array(means) if means else None
 
 
-def _most(samples: Array | None) -> float | None:
-    if samples is None or len(samples) < 2 or not np.median(samples):
+def _most(amounts: Array | None) -> float | None:
+    """What the rank with most has, relative to the median of the others."""
+    if amounts is None or len(amounts) < 2 or not np.median(amounts):
         return None
-    leader = int(samples.argmax())
-    others = float(np.median(np.delete(samples, leader)))
-    return float(samples[leader]) / others if others else None
+    leader = int(amounts.argmax())
+    others = float(np.median(np.delete(amounts, leader)))
+    return float(amounts[leader]) / others if others else None
 
 
 def _micro_batches(graph: Graph) -> float | None:
-    values = [
-        float(np.nanmedian(s.micro_batches)) for s in graph.steps if not np.isnan(s.micro_batches).all()
+    """Backward passes per step, median over the steps and ranks; None where no rank recorded any."""
+    medians = [
+        float(np.nanmedian(steps.micro_batches))
+        for steps in graph.steps
+        if not np.isnan(steps.micro_batches).all()
     ]
-    found = float(np.median(values)) if values else 0.0
-    return found or None
+    return (float(np.median(medians)) or None) if medians else None

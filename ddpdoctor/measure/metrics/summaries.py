@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.graph import Graph, RankSteps
+from ddpdoctor.measure.graph import CycleGroup, Graph, RankSteps, recorded_steps
 from ddpdoctor.measure.numerics import Array, nan_median
 from ddpdoctor.measure.summary import RankSummary, Series
-from ddpdoctor.measure.taxonomy import PARTS
+from ddpdoctor.measure.taxonomy import PARTS, SyncKind
 
 from .breakdown import rank_breakdown
 
-MOST_POINTS = 400
+_MOST_POINTS = 400
+"""Of a series: about two pixels of the report's chart for each."""
 
 
 def rank_summaries(graph: Graph, hosts: Sequence[str], devices: Sequence[str | None]) -> list[RankSummary]:
@@ -25,7 +26,7 @@ def rank_summaries(graph: Graph, hosts: Sequence[str], devices: Sequence[str | N
             for rank, host, device, steps in zip(graph.ranks, hosts, devices, graph.steps, strict=True)
         ]
     parts = rank_breakdown(graph) / 1e6
-    late, caused = lateness(graph)
+    late, caused = _lateness(graph)
     return [
         RankSummary(
             rank=rank,
@@ -44,17 +45,22 @@ def _mean_step_ms(steps: RankSteps) -> float | None:
     return float((steps.end - steps.start).mean()) / 1e6 if len(steps.steps) else None
 
 
-def lateness(graph: Graph) -> tuple[Array, Array]:
+def _behind(group: CycleGroup) -> Array:
+    """[N, K, R] ns by which each rank arrives later than the median rank; 0 where it is earlier."""
+    middle = nan_median(group.arrival, axis=2, keepdims=True)
+    return np.clip(group.arrival - middle, 0, None)
+
+
+def _lateness(graph: Graph) -> tuple[Array, Array]:
     """[R] ns per cycle: lateness against the median rank, and the waiting that a rank causes to each other
     rank by being last."""
     world = len(graph.ranks)
     late, caused = np.zeros(world), np.zeros(world)
     for group in graph.groups:
-        middle = nan_median(group.arrival, axis=2, keepdims=True)
-        late += np.nansum(np.clip(group.arrival - middle, 0, None), axis=(0, 1))
+        late += np.nansum(_behind(group), axis=(0, 1))
         for k, sync in enumerate(group.syncs):
             members = np.array(sync.members)
-            if len(members) < 2 or sync.kind == "step end":
+            if len(members) < 2 or sync.kind == SyncKind.STEP_END:
                 continue
             arrival = group.arrival[:, k, members]
             ordered = np.sort(arrival, axis=1)
@@ -63,34 +69,30 @@ def lateness(graph: Graph) -> tuple[Array, Array]:
     return late / cycles, caused / cycles
 
 
-def cycle_lateness(graph: Graph) -> tuple[NDArray[np.int64], Array]:
+def _cycle_lateness(graph: Graph) -> tuple[NDArray[np.int64], Array]:
     """Step numbers [cycles] and [cycles, R] ns: the largest lateness of each rank in each cycle, in rising
     order of steps."""
     if not graph.groups:
         return np.empty(0, np.int64), np.empty((0, len(graph.ranks)))
     steps = np.concatenate([group.steps for group in graph.groups])
-    values = []
-    for group in graph.groups:
-        middle = nan_median(group.arrival, axis=2, keepdims=True)
-        values.append(np.nan_to_num(np.nanmax(np.clip(group.arrival - middle, 0, None), axis=1)))
+    values = [np.nan_to_num(np.nanmax(_behind(group), axis=1)) for group in graph.groups]
     order = np.argsort(steps, kind="stable")
     return steps[order], np.concatenate(values)[order]
 
 
 def series(graph: Graph) -> Series:
-    """Step times and lateness over time, thinned to at most :data:`MOST_POINTS` points (means of neighbouring
-    steps)."""
-    numbers = sorted({int(s) for steps in graph.steps for s in steps.steps})
+    """Step times and lateness over time, thinned to a few hundred points (means of neighbouring steps)."""
+    numbers = sorted(recorded_steps(graph.steps))
     if not numbers:
         return Series()
     place = {number: i for i, number in enumerate(numbers)}
-    stride = -(-len(numbers) // MOST_POINTS)
-    late_steps, late = cycle_lateness(graph)
-    rows = [place[int(s)] for s in late_steps if int(s) in place]
+    stride = -(-len(numbers) // _MOST_POINTS)
+    late_steps, late = _cycle_lateness(graph)
+    rows = [place[number] for number in late_steps.tolist() if number in place]
     step_ms, late_ms = [], []
     for r, steps in enumerate(graph.steps):
         times = np.full(len(numbers), np.nan)
-        times[[place[int(s)] for s in steps.steps]] = (steps.end - steps.start) / 1e6
+        times[[place[number] for number in steps.steps.tolist()]] = (steps.end - steps.start) / 1e6
         step_ms.append(_thinned(times, stride))
         lates = np.full(len(numbers), np.nan)
         lates[rows] = late[: len(rows), r] / 1e6
@@ -99,6 +101,7 @@ def series(graph: Graph) -> Series:
 
 
 def _thinned(values: Array, stride: int) -> list[float | None]:
+    """Means of so many neighbours each; None where none of them is known."""
     padded = np.pad(values, (0, -len(values) % stride), constant_values=np.nan).reshape(-1, stride)
     known = (~np.isnan(padded)).sum(axis=1)
     means = np.nan_to_num(padded).sum(axis=1) / np.maximum(known, 1)

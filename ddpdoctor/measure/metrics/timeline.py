@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,12 +11,43 @@ from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Intervals, clip
 from ddpdoctor.measure.steplog import Activities, RankLog
 from ddpdoctor.measure.summary import Span, Timeline
-from ddpdoctor.measure.taxonomy import DRAWN_AS, Component, SyncKind
+from ddpdoctor.measure.taxonomy import DRAWN_AS, Component, Part, SyncKind
 from ddpdoctor.measure.window import Window
 
-_MOST_RANKS = 16
-_MOST_SPANS = 1200
-_SHORTEST_SHARE = 0.001
+_NOT_DRAWN = (Component.UNMATCHED, Component.UNSEEN)
+"""Components that are no work of the rank's: the collectives are drawn by themselves, before its window nothing is known."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How much of a step is drawn."""
+
+    most_ranks: int = 16
+    """Lanes that fit on a screen one above the other."""
+    first_ranks: int = 4
+    """Drawn in any case where there are more ranks: the first ones, often of one host."""
+    last_ranks: int = 2
+    """Drawn in any case; the other places are the stragglers'."""
+    most_spans: int = 1200
+    """The longest ones: what a browser draws at once, and keeps the report small."""
+    shortest_share: float = 0.001
+    """Of the step: about one pixel."""
+
+
+_TUNING = Tuning()
+
+
+@dataclass(frozen=True)
+class _Cycle:
+    """The cycle that is drawn."""
+
+    group: CycleGroup
+    n: int
+    """Its place in the group."""
+    origin: float
+    """When the first rank begins."""
+    end: float
+    """When the last rank is through."""
 
 
 def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -> Timeline | None:
@@ -23,94 +55,88 @@ def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -
     many."""
     if not graph.groups:
         return None
-    group, n = _typical(graph)
-    positions = _positions(group)
-    origin, end = float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n]))
+    cycle = _typical(graph)
+    positions = _positions(cycle.group)
+    lane = "host" if graph.source == "step-log" else "compute"
     spans: list[Span] = []
     for position in positions:
-        sets, zero = _sets(graph, position, logs, windows)
         rank = graph.ranks[position]
-        lane = "host" if graph.source == "step-log" else "compute"
-        spans += _work_spans(rank, lane, sets, zero, origin, end)
-        spans += _sync_spans(rank, position, group, n, origin)
+        sets = _sets(graph, position, logs, windows)
+        spans += _work_spans(rank, lane, sets, cycle)
+        spans += _sync_spans(rank, position, cycle)
     spans.sort(key=lambda span: -span.duration_ms)
-    note = (
-        ""
-        if len(positions) == len(graph.ranks)
-        else f"{len(positions)} of {len(graph.ranks)} ranks shown: first, last and latest."
+    all_shown = len(positions) == len(graph.ranks)
+    shown = f"{len(positions)} of {len(graph.ranks)} ranks shown: first, last and latest."
+    return Timeline(
+        step=int(cycle.group.steps[cycle.n]),
+        spans=spans[: _TUNING.most_spans],
+        note="" if all_shown else shown,
     )
-    return Timeline(step=int(group.steps[n]), spans=spans[:_MOST_SPANS], note=note)
 
 
-def _typical(graph: Graph) -> tuple[CycleGroup, int]:
-    every = np.concatenate([group.duration for group in graph.groups])
-    group = max(graph.groups, key=lambda g: len(g.steps))
-    return group, int(np.abs(group.duration - np.median(every)).argmin())
+def _typical(graph: Graph) -> _Cycle:
+    """Of the largest group, the cycle that is nearest to the median of all."""
+    lengths = np.concatenate([group.duration for group in graph.groups])
+    group = max(graph.groups, key=lambda group: len(group.steps))
+    n = int(np.abs(group.duration - np.median(lengths)).argmin())
+    return _Cycle(group, n, float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n])))
 
 
 def _positions(group: CycleGroup) -> list[int]:
+    """The ranks that are drawn: all, or the first, the last, and those for which others wait longest."""
     world = group.arrival.shape[2]
-    if world <= _MOST_RANKS:
+    if world <= _TUNING.most_ranks:
         return list(range(world))
     late = np.nanmean(np.nanmax(group.wait, axis=2, keepdims=True) - group.wait, axis=(0, 1))
-    chosen = (
-        set(range(4)) | set(range(world - 2, world)) | {int(r) for r in np.argsort(-late)[: _MOST_RANKS - 6]}
-    )
-    return sorted(chosen)
+    fixed = {*range(_TUNING.first_ranks), *range(world - _TUNING.last_ranks, world)}
+    stragglers = np.argsort(-late)[: _TUNING.most_ranks - len(fixed)]
+    return sorted(fixed.union(stragglers.tolist()))
 
 
 def _sets(
     graph: Graph, position: int, logs: Sequence[RankLog], windows: Sequence[Window]
-) -> tuple[dict[str, Intervals], float]:
+) -> Mapping[str, Intervals]:
+    """What a rank did, by components, on the clock of the graph."""
     if graph.source == "step-log":
         start = min(log.steps[0].start for log in logs if log.steps)
-        return Activities(logs[position], start).sets, 0.0
-    return windows[position].sets, float(min(w.span[0] for w in windows))
+        return Activities(logs[position], start).sets
+    zero = float(min(window.span[0] for window in windows))
+    return {name: (start - zero, end - zero) for name, (start, end) in windows[position].sets.items()}
 
 
-def _work_spans(
-    rank: int, lane: str, sets: dict[str, Intervals], zero: float, origin: float, end: float
-) -> list[Span]:
+def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Cycle) -> list[Span]:
+    """Bars of a rank's work, the shortest left out."""
+    shortest = _TUNING.shortest_share * (cycle.end - cycle.origin)
     spans = []
     for name, intervals in sets.items():
-        if name in ("unmatched", "unseen"):
+        if name in _NOT_DRAWN:
             continue
-        starts, ends = clip((intervals[0] - zero, intervals[1] - zero), origin, end)
-        for a, b in zip(starts, ends, strict=True):
-            if b - a >= _SHORTEST_SHARE * (end - origin):
-                spans.append(
-                    Span(
-                        rank,
-                        lane,
-                        DRAWN_AS[Component(name)],
-                        name,
-                        round((a - origin) / 1e6, 4),
-                        round((b - a) / 1e6, 4),
-                    )
-                )
+        starts, ends = clip(intervals, cycle.origin, cycle.end)
+        for start, end in zip(starts, ends, strict=True):
+            if end - start >= shortest:
+                spans.append(_span(rank, lane, DRAWN_AS[Component(name)], name, cycle, start, end))
     return spans
 
 
-def _sync_spans(rank: int, position: int, group: CycleGroup, n: int, origin: float) -> list[Span]:
+def _sync_spans(rank: int, position: int, cycle: _Cycle) -> list[Span]:
+    """Bars of a rank's collectives: waiting for the last rank, then transfer."""
+    group, n = cycle.group, cycle.n
     spans = []
     for k, sync in enumerate(group.syncs):
         arrival, end = float(group.arrival[n, k, position]), float(group.end[n, k, position])
         if np.isnan(arrival) or end <= arrival:
             continue
         together = min(max(float(group.last_arrival[n, k]), arrival), end)
-        wait, rest = (
-            ("barrier", "barrier") if sync.kind == SyncKind.BARRIER else ("comm_wait", "comm_transfer")
-        )
-        for kind, a, b in ((wait, arrival, together), (rest, together, end)):
-            if b > a:
-                spans.append(
-                    Span(
-                        rank,
-                        "communication",
-                        kind,
-                        sync.name,
-                        round((a - origin) / 1e6, 4),
-                        round((b - a) / 1e6, 4),
-                    )
-                )
+        wait, transfer = Part.COMM_WAIT, Part.COMM_TRANSFER
+        if sync.kind == SyncKind.BARRIER:
+            wait = transfer = Part.BARRIER
+        for part, begin, stop in ((wait, arrival, together), (transfer, together, end)):
+            if stop > begin:
+                spans.append(_span(rank, "communication", part, sync.name, cycle, begin, stop))
     return spans
+
+
+def _span(rank: int, lane: str, kind: str, name: str, cycle: _Cycle, start: float, end: float) -> Span:
+    """A bar in ms from the cycle's beginning."""
+    start_ms, duration_ms = (start - cycle.origin) / 1e6, (end - start) / 1e6
+    return Span(rank, lane, kind, name, round(start_ms, 4), round(duration_ms, 4))

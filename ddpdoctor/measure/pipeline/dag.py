@@ -33,6 +33,7 @@ Edges = tuple[Indices, Indices]
 """Operations that must end, and for each the operation that waits for it."""
 
 ALONE = -1
+"""In no stream, in no collective, without a neighbour."""
 
 
 @dataclass(frozen=True)

@@ -20,19 +20,19 @@ _MOST_CULPRITS = 0.5
 """Where more of the workers are slow in turn, nobody in particular is to blame."""
 
 
-def straggler_facts(found: Stragglers) -> Facts:
+def straggler_facts(stragglers: Stragglers) -> Facts:
     """All facts that the analysis yields; the others are absent."""
-    lengths = np.array(found.measured_steps_ms)
-    culprits = [worker for worker in found.workers if worker.rank in found.culprits]
-    stages = slow_stages(found)
+    lengths = np.array(stragglers.measured_steps_ms)
+    culprits = _culprits(stragglers)
+    stages = slow_stages(stragglers)
     cost = None
-    if found.without_culprits is not None and len(culprits) <= _MOST_CULPRITS * len(found.workers):
-        cost = _cost(found, found.without_culprits, culprits)
+    if stragglers.without_culprits is not None and len(culprits) <= _MOST_CULPRITS * len(stragglers.workers):
+        cost = _cost(stragglers, stragglers.without_culprits, culprits)
     return Facts(
-        job=JobFacts(world_size=found.world_size, ranks_seen=len(found.workers)),
+        job=JobFacts(world_size=stragglers.world_size, ranks_seen=len(stragglers.workers)),
         steps=StepFacts(
             source="trace",
-            seen=len(lengths) + found.set_aside,
+            seen=len(lengths) + stragglers.set_aside,
             measured=len(lengths),
             mean_ms=float(lengths.mean()),
             median_ms=float(np.median(lengths)),
@@ -41,50 +41,60 @@ def straggler_facts(found: Stragglers) -> Facts:
         ),
         late=LateFacts(
             compute=None if stages else cost,
-            total=_cost(found, found.without_any, culprits if cost is not None and not stages else None),
+            total=_cost(
+                stragglers, stragglers.without_any, culprits if cost is not None and not stages else None
+            ),
         ),
         pipeline=PipelineFacts(
-            stages=found.stages,
-            replicas=found.replicas,
-            slowdown=found.slowdown,
+            stages=stragglers.stages,
+            replicas=stragglers.replicas,
+            slowdown=stragglers.slowdown,
             slow_stages=stages or None,
             stage=cost if stages else None,
         ),
     )
 
 
-def summary_of(found: Stragglers) -> str:
+def summary_of(stragglers: Stragglers) -> str:
     """The analysis in a sentence, with the quantities of the paper."""
     shares = [
         f"{name} = {removed.share:.3f}"
-        for name, removed in (("M_W", found.without_slowest), ("M_S", found.without_last_stage))
+        for name, removed in (("M_W", stragglers.without_slowest), ("M_S", stragglers.without_last_stage))
         if removed is not None and removed.share is not None
     ]
     return (
-        f"What-if analysis of {len(found.workers)} traced workers ({found.replicas} replicas of {found.stages} "
-        f"pipeline stages): the job takes S = {found.slowdown:.3f} times what it would if every operation took "
+        f"What-if analysis of {len(stragglers.workers)} traced workers ({stragglers.replicas} replicas of {stragglers.stages} "
+        f"pipeline stages): the job takes S = {stragglers.slowdown:.3f} times what it would if every operation took "
         f"its typical time{''.join(f'; {share}' for share in shares)}."
     )
 
 
-def slow_stages(found: Stragglers) -> list[int]:
+def _culprits(stragglers: Stragglers) -> list[Worker]:
+    return [worker for worker in stragglers.workers if worker.rank in stragglers.culprits]
+
+
+def slow_stages(stragglers: Stragglers) -> list[int]:
     """Stages of which every replica is a culprit; empty unless those are all culprits, and where there is one
     replica, so that a slow stage cannot be told from a slow machine."""
-    if found.replicas < 2:
+    if stragglers.replicas < 2:
         return []
-    culprits = [worker for worker in found.workers if worker.rank in found.culprits]
+    culprits = _culprits(stragglers)
     stages = sorted({worker.stage for worker in culprits})
-    return stages if len(culprits) == len(stages) * found.replicas and len(stages) < found.stages else []
+    return (
+        stages
+        if len(culprits) == len(stages) * stragglers.replicas and len(stages) < stragglers.stages
+        else []
+    )
 
 
-def _cost(found: Stragglers, removed: Removed, culprits: list[Worker] | None) -> Cost:
-    mean_ms = float(np.mean(found.measured_steps_ms))
+def _cost(stragglers: Stragglers, removed: Removed, culprits: list[Worker] | None) -> Cost:
+    mean_ms = float(np.mean(stragglers.measured_steps_ms))
     gain = np.array(removed.gain_ms)
     hit = gain > _HIT_SHARE * mean_ms
-    when = persistence(np.array(found.steps), hit)
+    when = persistence(np.array(stragglers.steps), hit)
     gain_ms = max(0.0, float(gain.mean()))
     named = culprits or []
-    others = [worker.compute_ms for worker in found.workers if worker not in named]
+    others = [worker.compute_ms for worker in stragglers.workers if worker not in named]
     return Cost(
         ms_per_step=gain_ms,
         share=gain_ms / mean_ms,

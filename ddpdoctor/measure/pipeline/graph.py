@@ -75,10 +75,10 @@ def whole_steps(ops: Operations) -> NDArray[np.bool_]:
     )
     good = steps[seen == len(np.unique(worker))]
     attached = [_attach(ops, channel) for channel in _CHANNELS]
-    broken = np.concatenate([found.unmatched for found in attached])
-    meeting = _messages(ops, attached)
-    alone, ends = np.unique(meeting[meeting != ALONE], return_counts=True)
-    unpaired = ops.step[np.isin(meeting, alone[ends != 2])]
+    broken = np.concatenate([ends.unmatched for ends in attached])
+    message = _messages(ops, attached)
+    numbers, counts = np.unique(message[message != ALONE], return_counts=True)
+    unpaired = ops.step[np.isin(message, numbers[counts != 2])]
     whole: NDArray[np.bool_] = np.isin(ops.step, good) & ~np.isin(
         ops.step, np.concatenate([broken, unpaired])
     )
@@ -96,7 +96,7 @@ def pipeline_dag(ops: Operations) -> Dag:
         in_order(_where(ops, worker, FORWARD, BACKWARD), ops.start_s, ops.sequence),
         in_order(_where(ops, worker, GATHER, REDUCE), ops.start_s, ops.sequence),
         *(in_order(_where(ops, worker, kind), ops.start_s, ops.sequence) for kind in PEER_TO_PEER),
-        *(_beside(ops, worker, ch, found) for ch, found in zip(_CHANNELS, attached, strict=True)),
+        *(_beside(ops, worker, channel, ends) for channel, ends in zip(_CHANNELS, attached, strict=True)),
         *_first_backward(ops, worker),
         _meet(*_last(ops, GATHER), *_first(ops, FORWARD)),
         *_after_compute(ops, worker),
@@ -154,19 +154,19 @@ def _sorted(rows: Indices, *keys: NDArray[np.generic]) -> Indices:
     return rows[np.lexsort([key[rows] for key in reversed(keys)])]
 
 
-def _beside(ops: Operations, worker: Indices, channel: _Channel, found: _Attached) -> Edges:
+def _beside(ops: Operations, worker: Indices, channel: _Channel, ends: _Attached) -> Edges:
     """A send waits for its computation. A computation waits for its receive, and that, posted no sooner, for
     the computation of the same kind before."""
     if not channel.receives:
-        return found.computations, found.messages
+        return ends.computations, ends.messages
     before, after = in_order(_where(ops, worker, channel.beside), ops.sequence)
     previous = np.full(ops.size, ALONE)
     previous[after] = before
-    earlier = previous[found.computations]
+    earlier = previous[ends.computations]
     known = earlier != ALONE
     return (
-        np.concatenate([found.messages, earlier[known]]),
-        np.concatenate([found.computations, found.messages[known]]),
+        np.concatenate([ends.messages, earlier[known]]),
+        np.concatenate([ends.computations, ends.messages[known]]),
     )
 
 
@@ -240,17 +240,22 @@ def _last_of(ops: Operations, worker: Indices, *kinds: str) -> tuple[Indices, In
 def _messages(ops: Operations, attached: list[_Attached]) -> Indices:
     """[N] number of the message that the operation is an end of: same step, replica, direction, chunks and
     micro-batch."""
-    meeting = np.full(ops.size, ALONE)
-    key = np.stack([meeting] * 5)
-    for number, found in enumerate(attached):
-        real = found.boundary != ALONE
-        rows, of = found.messages[real], found.computations[real]
-        forward = np.full(len(rows), number < 2, np.int64)
-        key[:, rows] = ops.step[rows], ops.replica[rows], forward, found.boundary[real], ops.micro_batch[of]
-        meeting[rows] = 0
-    ends = meeting != ALONE
-    meeting[ends] = _key(*(column[ends] for column in key))
-    return meeting
+    message = np.full(ops.size, ALONE)
+    key = np.stack([message] * 5)
+    for channel, ends in zip(_CHANNELS, attached, strict=True):
+        real = ends.boundary != ALONE
+        rows, computations = ends.messages[real], ends.computations[real]
+        key[:, rows] = (
+            ops.step[rows],
+            ops.replica[rows],
+            np.full(len(rows), channel.beside == FORWARD, np.int64),
+            ends.boundary[real],
+            ops.micro_batch[computations],
+        )
+        message[rows] = 0
+    is_end = message != ALONE
+    message[is_end] = _key(*(column[is_end] for column in key))
+    return message
 
 
 def _collectives(ops: Operations, attached: list[_Attached]) -> Indices:

@@ -50,9 +50,11 @@ Chosen = NDArray[np.bool_]
 SLOWEST_SHARE = 0.03
 """Share of the workers that counts as the slowest, for M_W. Source: the paper, section 3."""
 CULPRIT_SHARE = 0.5
-"""A culprit costs at least this share of what the worst worker costs."""
+"""A culprit costs at least this share of what the worst worker costs: those that matter as much, up to a factor of two."""
 _REPLAYED_ALONE = 64
-"""Workers replayed one by one, at most."""
+"""Workers replayed one by one, at most: each costs a replay of the whole job, and culprits are among the first."""
+_NO_LOSS = 1e-9
+"""Of a step time: less than the rounding of a replay is no cost."""
 CLOCK_TOLERANCE_S = 0.01
 """Costs this far below 0 are taken for differences between clocks. Source: the paper's published analysis."""
 
@@ -162,7 +164,7 @@ class _WhatIf:
         t, t_ideal, t_left = self.as_measured.mean(), self.all_ideal.mean(), left.mean()
         lost = t - t_ideal
         return Removed(
-            share=float((t - t_left) / lost) if abs(lost) > 1e-9 * t_ideal else None,
+            share=float((t - t_left) / lost) if abs(lost) > _NO_LOSS * t_ideal else None,
             step_ms=float(t_left) * 1e3,
             speedup=float(t / t_left),
             gain_ms=((self.as_measured - left) * 1e3).tolist(),
@@ -211,21 +213,21 @@ def measure_stragglers(operations: Operations) -> Stragglers:
 def _usable(ops: Operations) -> tuple[Operations, int, list[str]]:
     """The operations of known kinds in whole steps, the number of other steps, and notes."""
     notes = list(ops.notes)
-    ops = _one_rank_each(ops, notes)
-    known = ops.of_kind(*KINDS)
+    places = _one_rank_each(ops, notes)
+    known = places.of_kind(*KINDS)
     if not known.all():
         names = ", ".join(name for name in ops.kinds if name not in KINDS)
         notes.append(
             f"{ops.source}: {int((~known).sum())} operation(s) of unknown kind were left out: {names}."
         )
-    chosen = ops.only(known)
+    chosen = places.only(known)
     whole = whole_steps(chosen)
     if not whole.any():
         raise UnusableInput(
             f"{ops.source}: no step is whole: in each, a worker's optimizer or one end of a send and receive is "
             "missing."
         )
-    steps = len(np.unique(ops.step)) - len(np.unique(chosen.step[whole]))
+    steps = len(np.unique(places.step)) - len(np.unique(chosen.step[whole]))
     if steps:
         notes.append(f"{ops.source}: {steps} step(s) in which operations are missing were set aside.")
     return chosen.only(whole), steps, notes
@@ -271,16 +273,14 @@ def _workers(
 ) -> list[Worker]:
     """Slowest first; of equals, the lower rank."""
     ranks, rows = np.unique(ops.rank, return_index=True)
-    by_worker = {
-        int(rank): min(by_replica[int(ops.replica[row])], by_stage[int(ops.stage[row])])
-        for rank, row in zip(ranks, rows, strict=True)
-    }
     place = {
         int(rank): (int(ops.replica[row]), int(ops.stage[row])) for rank, row in zip(ranks, rows, strict=True)
     }
+    by_worker = {rank: min(by_replica[replica], by_stage[stage]) for rank, (replica, stage) in place.items()}
     order = sorted(by_worker, key=lambda rank: (-by_worker[rank], rank))
-    suspects = [r for r in order if by_worker[r] - 1 >= CULPRIT_SHARE * (by_worker[order[0]] - 1)]
-    alone = {r: job.slowdown_by(ops.rank == r) for r in suspects[:_REPLAYED_ALONE]}
+    least = CULPRIT_SHARE * (by_worker[order[0]] - 1)
+    suspects = [rank for rank in order if by_worker[rank] - 1 >= least]
+    alone = {rank: job.slowdown_by(ops.rank == rank) for rank in suspects[:_REPLAYED_ALONE]}
     compute = np.where(ops.of_kind(FORWARD, BACKWARD), ops.duration_s, 0.0)
     spent = np.bincount(np.searchsorted(ranks, ops.rank), compute) / len(job.all_ideal)
     compute_ms = dict(zip(ranks.tolist(), (spent * 1e3).tolist(), strict=True))
@@ -298,7 +298,9 @@ def _workers(
 
 
 def _culprits(workers: list[Worker]) -> list[int]:
+    """Ranks that cost about as much alone as the worst of them."""
     costs = {worker.rank: worker.alone - 1 for worker in workers if worker.alone is not None}
     worst = max(costs.values())
-    # Less than the rounding of the replay is no cost.
-    return sorted(r for r, cost in costs.items() if cost >= CULPRIT_SHARE * worst) if worst > 1e-9 else []
+    if worst <= _NO_LOSS:
+        return []
+    return sorted(rank for rank, cost in costs.items() if cost >= CULPRIT_SHARE * worst)

@@ -12,7 +12,7 @@ from ddpdoctor.measure.attribution import excess
 from ddpdoctor.measure.costs import Context, ReducerCosts, no_sync, price_all, shared_facts
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.metrics import reducer_work, search_ms
-from ddpdoctor.measure.metrics.reducer import _SEARCHES
+from ddpdoctor.measure.metrics.search import SEARCH
 from ddpdoctor.measure.taxonomy import SyncKind
 from tests.measure.made import MS, NoLines, cycles_of, graph_of, work_array
 from tests.measure.recorded import EPOCH_NS, Job, record, run_ranks
@@ -122,7 +122,7 @@ def test_no_more_is_saved_than_the_backward_pass_takes():
 def test_what_looking_for_unused_parameters_costs(tmp_path):
     """Two searches of 0.4 ms of walking and 0.3 ms of wrapping, each with a message of 0.5 ms. On a device the kernel of 50 us
     hides a part of one, unless the host sets the pace, and nothing waits for the message."""
-    names = [_SEARCHES, "_DDPSink", "_DDPSinkBackward", "other"]
+    names = [SEARCH, "_DDPSink", "_DDPSinkBackward", "other"]
     events = [
         {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": step * 1e4 + at * 1e3, "dur": us}
         for step in (1, 2)
