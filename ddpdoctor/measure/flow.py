@@ -46,7 +46,6 @@ from .metrics import (
     search_ms,
     searches_unused,
     series,
-    size_buckets,
     slow_link_ranks,
     step_facts,
     timeline,
@@ -57,7 +56,7 @@ from .steplog import RankLog, in_device_time
 from .summary import BandwidthPoint, RankSummary, Series, Timeline
 from .taxonomy import RARE_ON_DEVICE
 from .telemetry import HostTelemetry
-from .window import Window
+from .window import Window, with_bucket_sizes
 
 
 @dataclass(frozen=True)
@@ -95,8 +94,9 @@ def measure(
         or any(w.on_device for w in windows)
         or any(str(log.record.info.get("device") or "").startswith("cuda") for log in logs)
     )
-    size_buckets(windows, _bucket_bytes(logs))
-    window_graph = graph_of_windows(windows)[0] if windows else None
+    window_graph: Graph | None = None
+    if windows:
+        window_graph, windows = graph_of_windows(with_bucket_sizes(windows, _bucket_bytes(logs)))
     shares = operator_shares(logs, windows)
     seen = on_device and window_graph is not None and window_graph.cycles > 0
     device_graph = graph_of_logs(timed) if timed is not None else None
@@ -305,7 +305,7 @@ def _notes(
     logs: Sequence[RankLog],
     on_device: bool,
 ) -> list[str]:
-    notes = list(graph.notes)
+    notes = []
     if graph is window_graph and window_graph is not None and window_graph.refused:
         notes.append(
             f"Collectives could not be matched over the ranks: {window_graph.refused}. "

@@ -20,7 +20,6 @@ from .of_windows import (
     communication_facts,
     gpu_facts,
     message_cost,
-    size_buckets,
     wait_and_transfer_ms,
 )
 from .profilercost import window_cost
@@ -55,7 +54,6 @@ __all__ = [
     "search_ms",
     "searches_unused",
     "series",
-    "size_buckets",
     "slow_link_ranks",
     "step_facts",
     "telemetry_series",

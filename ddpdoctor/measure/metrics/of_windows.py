@@ -9,10 +9,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.facts import BucketFacts, CommunicationFacts, GpuFacts
-from ddpdoctor.measure.graph import Graph, step_of_comms
+from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.numerics import EMPTY, Intervals, clip, covered, intersect, subtract, total, union
 from ddpdoctor.measure.taxonomy import SyncKind
-from ddpdoctor.measure.window import Window, launched_inside, launches, rows_of
+from ddpdoctor.measure.window import (
+    UNKNOWN_STEP,
+    Window,
+    launched_inside,
+    launches,
+    rows_of,
+    step_of_collectives,
+)
 from ddpdoctor.trace import classify
 
 from .bandwidth import bandwidth_points, large_bus_gb_per_s, latency_and_rate, transfers
@@ -151,7 +158,7 @@ def _sharded_share(windows: Sequence[Window]) -> float | None:
 
 def _in_steps(window: Window) -> NDArray[np.bool_]:
     """[M] the collectives that the host launched in the marked steps; all of them where none is marked."""
-    inside: NDArray[np.bool_] = step_of_comms(window) != -1
+    inside: NDArray[np.bool_] = step_of_collectives(window) != UNKNOWN_STEP
     return inside
 
 
@@ -233,24 +240,6 @@ def _per_step(windows: Sequence[Window], steps: float, kind: str, known: float |
     if known is not None or not windows:
         return known
     return float(np.median([sum(k == kind for k in w.comms.kind) for w in windows])) / steps
-
-
-def size_buckets(windows: Sequence[Window], bucket_bytes: Sequence[float]) -> None:
-    """Give Gloo's reductions (in place) the sizes of DDP's buckets, which come in this order in every
-    backward pass."""
-    count = len(bucket_bytes)
-    for window in windows:
-        rows = [
-            i
-            for i in np.argsort(window.comms.issued, kind="stable")
-            if window.comms.kind[i] == SyncKind.GRADIENTS
-        ]
-        if not count or not np.isnan(window.comms.bytes).all():
-            continue
-        for step in window.steps:
-            inside = [i for i in rows if step[1] <= window.comms.issued[i] < step[2]]
-            if inside and len(inside) % count == 0:
-                window.comms.bytes[inside] = np.resize(np.asarray(bucket_bytes, float), len(inside))
 
 
 def message_cost(graph: Graph) -> tuple[float | None, float | None]:

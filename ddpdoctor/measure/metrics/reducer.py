@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpdoctor.measure.graph import pace_ns
+from ddpdoctor.measure.graph import issue_time_ns
 from ddpdoctor.measure.numerics import covered, union
 from ddpdoctor.measure.steplog import RankLog, gradients_ready
 from ddpdoctor.measure.window import Window, main_lane, rows_of
@@ -68,7 +68,7 @@ def search_ms(windows: Sequence[Window], latency_us: float | None, searches: flo
 def _host_bound(window: Window) -> bool:
     """Whether the host needs nearly all of the step to issue it, so that whatever it does takes longer for it."""
     lengths = [end - start for _, start, end in window.steps]
-    return bool(lengths) and pace_ns(window) >= _HOST_BOUND * float(np.median(lengths))
+    return bool(lengths) and issue_time_ns(window) >= _HOST_BOUND * float(np.median(lengths))
 
 
 def searches_unused(windows: Sequence[Window]) -> bool | None:

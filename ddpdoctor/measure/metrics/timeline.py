@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -61,7 +61,7 @@ def _positions(group: CycleGroup) -> list[int]:
 
 def _sets(
     graph: Graph, position: int, logs: Sequence[RankLog], windows: Sequence[Window]
-) -> tuple[dict[str, Intervals], float]:
+) -> tuple[Mapping[str, Intervals], float]:
     if graph.source == "step-log":
         start = min(log.steps[0].start for log in logs if log.steps)
         return Activities(logs[position], start).sets, 0.0
@@ -69,7 +69,7 @@ def _sets(
 
 
 def _work_spans(
-    rank: int, lane: str, sets: dict[str, Intervals], zero: float, origin: float, end: float
+    rank: int, lane: str, sets: Mapping[str, Intervals], zero: float, origin: float, end: float
 ) -> list[Span]:
     spans = []
     for name, intervals in sets.items():

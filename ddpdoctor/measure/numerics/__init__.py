@@ -29,6 +29,7 @@ from .intervals import (
     subtract,
     total,
     union,
+    union_of,
 )
 from .medians import nan_median, running_median
 from .persistence import persistence
@@ -60,4 +61,5 @@ __all__ = [
     "tail",
     "total",
     "union",
+    "union_of",
 ]
