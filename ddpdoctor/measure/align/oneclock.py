@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Intervals
 from ddpdoctor.measure.window import Window
 
 from .clockfit import ClockFit, fit_clock, vote_offset
@@ -89,11 +89,11 @@ def _on_clock(window: Window, fit: ClockFit) -> Window:
     """The window by another clock. It is short: drift is applied to the collectives and to work one by one, and to
     everything else at its middle."""
     middle = np.array([(window.span[0] + window.span[1]) // 2])
-    moved, own = window.shifted(int(fit.correction(middle)[0])), window.comms
+    whole = int(fit.correction(middle)[0])
+    moved, own = window.shifted(whole), window.comms
 
-    def on_clock(intervals: Intervals) -> Intervals:
-        start, end = intervals
-        return start + fit.correction(start), end + fit.correction(end)
+    def on_clock(edges: NDArray[Any]) -> NDArray[Any]:
+        return edges + fit.correction(edges - whole) - whole
 
     collectives = replace(
         moved.comms,
@@ -101,5 +101,5 @@ def _on_clock(window: Window, fit: ClockFit) -> Window:
         end=own.end + fit.correction(own.end),
         ready=own.ready + fit.correction(own.ready),
     )
-    sets = {name: on_clock(intervals) for name, intervals in window.sets.items()}
+    sets = {name: (on_clock(start), on_clock(end)) for name, (start, end) in moved.sets.items()}
     return replace(moved, comms=collectives, sets=sets)
