@@ -285,10 +285,8 @@ def _windows(inputs: Inputs) -> list[Window]:
         known = log.steps if log is not None and trace.size else []
         profiled = [step for step in known if PROFILED in step.marks]
         bounds = [(step.number, step.start, step.end) for step in profiled]
-        window = read_window(moved_trace(trace, profiled), bounds or None)
-        if log is not None:
-            window.host = window.host or log.host
-        windows.append(window)
+        host = log.host if log is not None else ""
+        windows.append(read_window(moved_trace(trace, profiled), bounds or None, host))
     return windows
 
 

@@ -41,7 +41,6 @@ from ddpdoctor.measure.metrics import (
     reducer_work,
     reductions_of,
     series,
-    size_buckets,
     step_facts,
     timeline,
 )
@@ -50,7 +49,7 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import BandwidthPoint, RankSummary, Series, Timeline
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.measure.window import Window
+from ddpdoctor.measure.window import Window, with_bucket_sizes
 
 
 @dataclass(frozen=True)
@@ -75,8 +74,7 @@ def measure(
     notes: list[str] = []
     align_logs(logs, notes)
     notes += set_suspended_aside(logs, telemetry)
-    size_buckets(windows, _bucket_bytes(logs))
-    graphs = build_graphs(logs, windows)
+    graphs = build_graphs(logs, with_bucket_sizes(windows, _bucket_bytes(logs)))
     aside = all_set_aside(graphs.told, logs)
     gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
     facts = _facts(graphs, _context(graphs, gpu), gpu, telemetry, aside)
@@ -185,7 +183,7 @@ def _device_name(window: Window) -> str | None:
 
 def _notes(graphs: Graphs) -> list[str]:
     logs, windows, window_graph = graphs.logs, graphs.windows, graphs.window
-    notes = list(graphs.speaking.notes)
+    notes = []
     if graphs.speaking is window_graph and window_graph is not None and window_graph.refused:
         notes.append(
             f"Collectives could not be matched over the ranks: {window_graph.refused}. "

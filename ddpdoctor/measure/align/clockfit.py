@@ -15,16 +15,41 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-_BIN_NS = 200_000
-_REACH = 48
-"""How many positions apart two events may stand in their files and still be the same collective: windows do
-not begin together."""
-_MOST_PAIRED = 1500
-_NEAR_NS = 50_000_000
-"""Offsets that a synchronised clock can have; a far one is believed only with clearly more votes."""
-_DRIFT_SPAN_NS = 20_000_000
-"""A drift is fitted only to events spread over more than this."""
-_MOST_DRIFT = 1e-3
+
+@dataclass(frozen=True)
+class Tuning:
+    """How offsets are voted on, and a drift is fitted."""
+
+    bin_ns: int = 200_000
+    """Offsets as near as this agree: above the 90 microseconds by which ends scatter within a host."""
+    reach: int = 48
+    """How many positions apart two events may stand in their files and still be the same collective: windows do
+    not begin together."""
+    most_paired: int = 1500
+    """Events of the reference that are paired: enough for any vote, and bounds the time that it takes."""
+    near_ns: int = 50_000_000
+    """Offsets that a synchronised clock can have; a far one is believed only with clearly more votes."""
+    nearly: float = 0.9
+    """Of the most votes: as good as the most."""
+    drift_span_ns: int = 20_000_000
+    """A drift is fitted only to events spread over more than this."""
+    drift_events: int = 8
+    """And to no fewer: the slope of fewer follows their scatter."""
+    most_drift: float = 1e-3
+    """Of the time: crystals drift by 1e-4 at most, NTP slews by 5e-4."""
+    trims: int = 4
+    """Rounds of trimming; it has settled by then."""
+    outlier: float = 4.0
+    """Standard deviations beyond which a difference is trimmed."""
+    least_scatter_ns: float = 2_000.0
+    """What is within this of the fit is not trimmed: times are rounded to the microsecond."""
+    fewest_left: int = 3
+    """A trimming that leaves fewer is not done."""
+
+
+TUNING = Tuning()
+_SIGMA = 1.4826
+"""A normal distribution's standard deviation, in medians of the absolute deviations from its median."""
 
 
 @dataclass(frozen=True)
@@ -59,19 +84,19 @@ def vote_offset(
     more.
     """
     differences = []
-    width = min(len(reference), _MOST_PAIRED)
+    width = min(len(reference), TUNING.most_paired)
     for i in range(width):
-        low, high = max(0, i - _REACH), min(len(other), i + _REACH + 1)
+        low, high = max(0, i - TUNING.reach), min(len(other), i + TUNING.reach + 1)
         differences += [
             int(other[j]) - int(reference[i]) for j in range(low, high) if labels[j] == reference_labels[i]
         ]
     if not differences:
         return None
     values = np.sort(np.array(differences, np.float64))
-    votes = np.searchsorted(values, values + _BIN_NS, side="right") - np.arange(len(values))
+    votes = np.searchsorted(values, values + TUNING.bin_ns, side="right") - np.arange(len(values))
     best = votes.max()
-    good = np.flatnonzero(votes >= max(1.0, 0.9 * best))
-    near = good[np.abs(values[good]) < _NEAR_NS]
+    good = np.flatnonzero(votes >= max(1.0, TUNING.nearly * best))
+    near = good[np.abs(values[good]) < TUNING.near_ns]
     chosen = int(near[np.abs(values[near]).argmin()]) if len(near) else int(votes.argmax())
     chosen = _peak(values, votes, chosen)
     inside = values[chosen : chosen + int(votes[chosen])]
@@ -80,7 +105,7 @@ def vote_offset(
 
 def _peak(values: NDArray[np.float64], votes: NDArray[np.int64], start: int) -> int:
     """The fullest bin that begins within one bin of the chosen one."""
-    around = np.flatnonzero(np.abs(values - values[start]) <= _BIN_NS)
+    around = np.flatnonzero(np.abs(values - values[start]) <= TUNING.bin_ns)
     return int(around[votes[around].argmax()])
 
 
@@ -92,28 +117,33 @@ def fit_clock(reference: NDArray[np.int64], other: NDArray[np.int64]) -> ClockFi
     local = np.asarray(other, np.float64) - origin
     keep = np.ones(len(difference), bool)
     offset, drift = float(np.median(difference)) if len(difference) else 0.0, 0.0
-    for _ in range(4):
-        if keep.sum() >= 8 and np.ptp(local[keep]) > _DRIFT_SPAN_NS:
-            drift = _theil_sen(local[keep], difference[keep])
-            if abs(drift) > _MOST_DRIFT:
-                drift = 0.0
+    for _ in range(TUNING.trims):
+        drift = _drift(local[keep], difference[keep], drift)
         offset = float(np.median(difference[keep] - drift * local[keep]))
         left = np.abs(difference - offset - drift * local)
-        scatter = 1.4826 * float(np.median(left[keep]))
-        trimmed = left <= max(4 * scatter, 2_000.0)
-        if (trimmed == keep).all() or trimmed.sum() < 3:
+        scatter = _SIGMA * float(np.median(left[keep]))
+        trimmed = left <= max(TUNING.outlier * scatter, TUNING.least_scatter_ns)
+        if (trimmed == keep).all() or trimmed.sum() < TUNING.fewest_left:
             break
         keep = trimmed
     left = np.abs(difference - offset - drift * local)
-    error = 1.4826 * float(np.median(left)) if len(left) else 0.0
+    error = _SIGMA * float(np.median(left)) if len(left) else 0.0
     return ClockFit(offset, drift, origin, error, len(difference))
+
+
+def _drift(local: NDArray[np.float64], difference: NDArray[np.float64], before: float) -> float:
+    """Growth of the difference with time; as ``before`` where the events do not tell, 0 where no clock drifts so."""
+    if len(local) < TUNING.drift_events or np.ptp(local) <= TUNING.drift_span_ns:
+        return before
+    drift = _theil_sen(local, difference)
+    return drift if abs(drift) <= TUNING.most_drift else 0.0
 
 
 def _theil_sen(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
     """Median of the slopes between events half the window apart: outliers on either side do not move it."""
     order = np.argsort(x)
-    x, y = x[order], y[order]
-    half = len(x) // 2
-    run = x[half:] - x[: len(x) - half]
+    at, value = x[order], y[order]
+    half = len(at) // 2
+    run, rise = at[half:] - at[: len(at) - half], value[half:] - value[: len(at) - half]
     usable = run > 0
-    return float(np.median((y[half:] - y[: len(y) - half])[usable] / run[usable])) if usable.any() else 0.0
+    return float(np.median(rise[usable] / run[usable])) if usable.any() else 0.0

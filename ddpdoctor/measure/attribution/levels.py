@@ -104,7 +104,7 @@ def _pieces(group: CycleGroup) -> list[tuple[int, int]]:
     runs = [(sync.kind, sync.micro, sync.group) for sync in group.syncs]
     cuts = []
     for k, sync in enumerate(group.syncs):
-        stops = group.stalls is not None and bool(group.stalls[k].mean() >= _MOSTLY)
+        stops = group.dependent is not None and bool(group.dependent[k].mean() >= _MOSTLY)
         last_bucket = sync.kind == SyncKind.GRADIENTS and runs[k] not in runs[k + 1 :]
         if k == len(runs) - 1 or (len(sync.members) == world and (stops or last_bucket)):
             cuts.append(k + 1)

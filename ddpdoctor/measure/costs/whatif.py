@@ -18,11 +18,11 @@ from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.replay import (
     Change,
-    Part,
+    Transmission,
     length_ns,
-    parts_of,
     replay_all,
-    without_meeting,
+    transmissions_of,
+    without_sync,
     without_waiting,
     without_work,
 )
@@ -46,7 +46,7 @@ def faster_link(graph: Graph, times: float, latency_ns: float) -> float | None:
     time is divided by ``times``. None where nothing was matched."""
     lengths = []
     for group in graph.groups:
-        parts = parts_of(group)
+        parts = transmissions_of(group)
         for k, sync in enumerate(group.syncs):
             if sync.kind != SyncKind.BARRIER:
                 fixed = np.minimum(parts[k].transfer, latency_ns)
@@ -62,7 +62,7 @@ def perfect_overlap(graph: Graph) -> float | None:
         return None
     lengths = []
     for group in graph.groups:
-        parts = parts_of(group)
+        parts = transmissions_of(group)
         hidden = [replace(p, transfer=np.zeros_like(p.transfer)) if p.gradients else p for p in parts]
         busy = np.zeros_like(group.begin)
         for part in parts:
@@ -82,11 +82,11 @@ def with_buckets(
     """
     lengths = []
     for group in graph.groups:
-        parts = parts_of(group)
+        parts = transmissions_of(group)
         chosen = [p for p in parts if p.gradients]
         if not chosen or any(np.isnan(p.message_bytes).any() for p in chosen):
             return None
-        built: list[Part] = []
+        built: list[Transmission] = []
         runs = {p.run: [q for q in chosen if q.run == p.run] for p in chosen}
         for part in parts:
             if not part.gradients:
@@ -98,8 +98,8 @@ def with_buckets(
 
 
 def _cut(
-    run: list[Part], bucket_bytes: float, latency_ns: float, bytes_per_ns: float, backward_ns: float
-) -> list[Part]:
+    run: list[Transmission], bucket_bytes: float, latency_ns: float, bytes_per_ns: float, backward_ns: float
+) -> list[Transmission]:
     """The reductions of one backward pass in equal buckets."""
     last = run[-1]
     sizes = np.stack([p.message_bytes for p in run])
@@ -119,8 +119,8 @@ def _cut(
             ]
         )
         final = bucket == count - 1
-        stalls = last.stalls if final else np.zeros_like(last.stalls)
-        buckets.append(replace(last, ready=at, transfer=transfer, holds=final, stalls=stalls))
+        dependent = last.dependent if final else np.zeros_like(last.dependent)
+        buckets.append(replace(last, ready=at, transfer=transfer, holds=final, dependent=dependent))
     return buckets
 
 
@@ -167,14 +167,14 @@ def without_reductions(graph: Graph, synced_ns: Sequence[float] = ()) -> list[Ch
     """Takes out the reductions that are done again later in the step, with what they cost the training thread of each rank
     before its arrival: ``synced_ns`` by position, 0 where unknown, see :class:`~.context.ReducerCosts`."""
     if not any(synced_ns):
-        return [without_meeting(reduced_again)]
+        return [without_sync(reduced_again)]
     own = np.array(synced_ns)
     removed = []
     for group in graph.groups:
         chosen = np.array([reduced_again(group, k) for k in range(len(group.syncs))])
         backward = np.clip(component([group.work], Component.BACKWARD)[0], 0, None)
         removed.append(np.minimum(backward, own) * chosen[None, :, None])
-    return [without_meeting(reduced_again), without_work(removed)]
+    return [without_sync(reduced_again), without_work(removed)]
 
 
 def no_sync(graph: Graph, synced_ns: Sequence[float] = ()) -> float | None:

@@ -15,11 +15,10 @@ import numpy as np
 import polars as pl
 
 from ddpdoctor.measure.align import align_and_match, align_logs
-from ddpdoctor.measure.graph import step_of
 from ddpdoctor.measure.numerics import Intervals
 from ddpdoctor.measure.steplog import Activities, Meeting, Point, RankLog, match, rank_points
 from ddpdoctor.measure.taxonomy import COMPUTATION, Component
-from ddpdoctor.measure.window import Window, arrivals
+from ddpdoctor.measure.window import Window, arrivals, step_of
 
 LOG, TRACE = "step-log", "trace"
 
@@ -158,18 +157,18 @@ def _log_collective(
 
 
 def _window_collectives(windows: Sequence[Window], notes: list[str]) -> list[tuple[object, ...]]:
-    matched = align_and_match(windows)
+    aligned, matched = align_and_match(windows)
     if matched.refused:
         notes.append(f"Collectives could not be matched over the ranks: {matched.refused}.")
-    begun = [arrivals(window)[0] for window in windows]
-    last = [np.full(len(window.comms), -1, np.int64) for window in windows]
+    begun = [arrivals(window)[0] for window in aligned]
+    last = [np.full(len(window.comms), -1, np.int64) for window in aligned]
     for line in matched.rows if not matched.refused else ():
         latest = max(int(begun[r][row]) for r, row in enumerate(line) if row >= 0)
         for r, row in enumerate(line):
             if row >= 0:
                 last[r][row] = latest
     rows: list[tuple[object, ...]] = []
-    for window, arrival, latest_of in zip(windows, begun, last, strict=True):
+    for window, arrival, latest_of in zip(aligned, begun, last, strict=True):
         comms, steps = window.comms, step_of(window, window.comms.issued)
         for i in range(len(comms)):
             size = float(comms.bytes[i])

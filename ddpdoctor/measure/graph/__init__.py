@@ -5,12 +5,12 @@ ranks and components of work; every recorded step is in it or has a reason. The 
 synchronisation, so cycles are independent, and both kinds of recording become one form that can be measured and replayed.
 """
 
-from .dependencies import stalls
+from .dependencies import dependent
 from .from_logs import graph_of_logs
-from .from_windows import graph_of_windows, step_of, step_of_comms
+from .from_windows import graph_of_windows
 from .graph import CycleGroup, Graph, RankSteps, Sync
-from .hostpace import pace_ns
-from .loaderpace import latent_in_windows
+from .issuetime import issue_time_ns
+from .loaderwindows import latent_in_windows
 from .operators import operator_shares, python_parts
 from .reckoning import LEFT_OUT, all_set_aside, measured_steps, recorded_steps
 from .speaking import Graphs, Speaker, build_graphs
@@ -25,15 +25,13 @@ __all__ = [
     "Sync",
     "all_set_aside",
     "build_graphs",
+    "dependent",
     "graph_of_logs",
     "graph_of_windows",
+    "issue_time_ns",
     "latent_in_windows",
     "measured_steps",
     "operator_shares",
-    "pace_ns",
     "python_parts",
     "recorded_steps",
-    "stalls",
-    "step_of",
-    "step_of_comms",
 ]

@@ -1,5 +1,5 @@
-"""The dependency graph of a run: cycles of work and synchronisation, in a form that can be measured, blamed
-and replayed.
+"""The dependency graph of a run: cycles of work and synchronisation, in a form that can be measured,
+attributed and replayed.
 
 A *cycle* is a step seen from the synchronisation points: from the end of the last one in step *i - 1* to the
 end of the last one in step *i*. All ranks stand together at both ends, so cycles are independent of each
@@ -21,10 +21,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Array, nan_median
-from ddpdoctor.measure.taxonomy import INDEX, LATENT
+from ddpdoctor.measure.taxonomy import INDEX, LATENT, Component, LateCause
 
-TAKING = 0.02
-"""Of a step: taking a batch that stands ready is quicker, and part of what a host does to issue the step."""
+READY_BATCH = 0.02
+"""Part of a step within which a batch that stands ready is taken: its tensors come through shared memory and a queue in
+tenths of a millisecond. No wait for data, but part of what a host does to issue the step."""
+_TRACE = 1e-3
+"""ns, and part of the most idle time: what is left where no rank shows the other idle, so that nothing is divided by zero."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +35,7 @@ class Sync:
     """One synchronisation in a cycle's sequence."""
 
     kind: str
-    """``gradients`` (DDP's reduction after one backward pass, or what a job does instead), ``barrier``,
-    ``collective`` (called from Python), ``broadcast`` (of buffers), ``step end`` (a mark without any waiting,
-    for jobs of one rank)."""
+    """A :class:`~ddpdoctor.measure.taxonomy.SyncKind`."""
     name: str
     members: tuple[int, ...]
     """Positions of the ranks that take part."""
@@ -81,19 +82,19 @@ class CycleGroup:
     """[N, R] ns, by the kinds of :data:`LATENT`, that each rank would take if it waited for no other rank: more than it did
     where its loader's workers make batches, or its host issues work, in the time in which it waits for others. Left out: as
     it did."""
-    pace: Array | None = None
-    """[N, R] ns that each rank's host needs to issue the step, in which no rank can be quicker (see :mod:`.hostpace`); 0 where
-    unknown. None: the same."""
+    issue_time_ns: Array | None = None
+    """[N, R] ns that each rank's host needs to issue the step, in which no rank can be quicker (see :mod:`.issuetime`); 0
+    where unknown. None: the same."""
     ready: Array | None = None
     """[N, K, R] when each part could have started had the synchronisation before it been over: earlier than the
     arrival where it was queued. None: at the arrival."""
     idle_after: dict[str, Array] = field(default_factory=dict)
     """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of what was waited
-    for (see :mod:`.syncs`). {}: none, or unknown."""
+    for (see ``window.hostwaits``). {}: none, or unknown."""
     on_device: bool = False
-    """Collectives run on a device beside the computation, which only some of them hold up (see :mod:`.lanes`)."""
-    stalls: NDArray[np.bool_] | None = None
-    """[K, R] where the timeline shows that the rank's computation waits for the collective (see :mod:`.stalls`)."""
+    """Collectives run on a device beside the computation, which only some of them hold up (see ``replay.lanes``)."""
+    dependent: NDArray[np.bool_] | None = None
+    """[K, R] where the timeline shows that the rank's computation waits for the collective (see :mod:`.dependencies`)."""
 
     @property
     def last_arrival(self) -> Array:
@@ -149,30 +150,40 @@ class CycleGroup:
     @property
     def work_alone(self) -> Array:
         """[N, K, R, C] ns: the work, with the wait for data and for the host that the rank would have by itself."""
-        if not self.latent:
-            return self.work
-        work = self.work.copy()
-        if "data" in self.latent:
-            data = work[..., INDEX["data"]]
-            # The wait that others hide would be where data is waited for: of this rank, or else of any.
-            typical = np.broadcast_to(data.sum(axis=2, keepdims=True), data.shape)
-            own = np.where(data.sum(axis=1, keepdims=True) > 0, data, typical)
-            whole = np.maximum(own.sum(axis=1, keepdims=True), 1.0)
-            missing = np.clip(self.latent["data"] - data.sum(axis=1), 0, None)
-            data += missing[:, None, :] * own / whole
-        if "host" in self.latent:
-            columns = [INDEX[name] for name in ("data", *LATENT["host"])]
-            idle = work[..., columns]
-            idle[..., 0] *= idle[..., 0].sum(axis=1, keepdims=True) <= TAKING * self.duration[:, None, None]
-            # Idle time would be where the device of the rank idles that hides least of it.
-            shown = idle.sum(axis=(1, 3)).argmax(axis=1)
-            most = idle[np.arange(len(idle)), :, shown][:, :, None]
-            takes_part = ~np.isnan(self.arrival)[..., None]
-            pattern = np.maximum(most - idle, 1e-3 * np.abs(most) + 1e-3) * takes_part
-            missing = np.clip(self.latent["host"] - idle[..., 1:].sum(axis=(1, 3)), 0, None)
-            whole = np.maximum(pattern.sum(axis=(1, 3), keepdims=True), 1e-3)
-            work[..., columns] += missing[:, None, :, None] * pattern / whole
+        work = self.work
+        if LateCause.DATA in self.latent:
+            work = self._with_latent_data(work)
+        if LateCause.HOST in self.latent:
+            work = self._with_latent_host(work)
         return work
+
+    def _with_latent_data(self, work: Array) -> Array:
+        """``work`` with the wait that others hide where data is waited for: by this rank, or else by any."""
+        column = INDEX[Component.DATA]
+        data = work[..., column]
+        typical = np.broadcast_to(data.sum(axis=2, keepdims=True), data.shape)
+        own = np.where(data.sum(axis=1, keepdims=True) > 0, data, typical)
+        whole = np.maximum(own.sum(axis=1, keepdims=True), 1.0)
+        missing = np.clip(self.latent[LateCause.DATA] - data.sum(axis=1), 0, None)
+        more = work.copy()
+        more[..., column] += missing[:, None, :] * own / whole
+        return more
+
+    def _with_latent_host(self, work: Array) -> Array:
+        """``work`` with the idle time that others hide where the device of that rank idles which hides least of it."""
+        columns = [INDEX[component] for component in (Component.DATA, *LATENT[LateCause.HOST])]
+        idle = work[..., columns]
+        taking = idle[..., 0].sum(axis=1, keepdims=True) <= READY_BATCH * self.duration[:, None, None]
+        idle[..., 0] *= taking
+        shown = idle.sum(axis=(1, 3)).argmax(axis=1)
+        most = idle[np.arange(len(idle)), :, shown][:, :, None]
+        takes_part = ~np.isnan(self.arrival)[..., None]
+        pattern = np.maximum(most - idle, _TRACE * np.abs(most) + _TRACE) * takes_part
+        missing = np.clip(self.latent[LateCause.HOST] - idle[..., 1:].sum(axis=(1, 3)), 0, None)
+        whole = np.maximum(pattern.sum(axis=(1, 3), keepdims=True), _TRACE)
+        more = work.copy()
+        more[..., columns] += missing[:, None, :, None] * pattern / whole
+        return more
 
     @property
     def work_since(self) -> Array:
@@ -237,7 +248,6 @@ class Graph:
     unmatched: int = 0
     refused: str | None = None
     clock_error_ns: float | None = None
-    notes: list[str] = field(default_factory=list)
 
     @property
     def cycles(self) -> int:

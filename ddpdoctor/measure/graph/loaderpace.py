@@ -16,17 +16,12 @@ import numpy as np
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.steplog import Event, RankLog, main_loader_settings
 from ddpdoctor.measure.taxonomy import INDEX
-from ddpdoctor.measure.window import Window
 from ddpdoctor.rundir import EventKind
-from ddpdoctor.trace import classify
 
 from .graph import CycleGroup
 
 _FEWEST_PAIRS = 8
 """Pairs of neighbouring batches from which a pace is taken."""
-_FEWEST_BATCHES = 4
-_WAITED = 0.02
-"""Of the time between two batches: taking one that stands ready is quicker."""
 _DEFAULT_PREFETCH = 2
 """DataLoader's prefetch_factor."""
 
@@ -68,38 +63,6 @@ def latent_data(
     needed = np.array([(pace or 0.0) * number for pace, number in zip(paces, batches, strict=True)])
     latent: Array = np.maximum(data, needed[None, :] - rest)
     return latent
-
-
-def latent_in_windows(group: CycleGroup, windows: Sequence[Window]) -> Array | None:
-    """:func:`latent_data` of jobs on a device, whose hosts run ahead of it: they wait for each batch of a loader that is not
-    quick enough, also where the device does not stand still for it.
-    """
-    found = [_paced(window) for window in windows]
-    if all(pace is None for pace, _ in found):
-        return None
-    waits = np.nansum(group.wait - (0.0 if group.beside_wait is None else group.beside_wait), axis=1)
-    return latent_data(group, [pace for pace, _ in found], [number for _, number in found], waits)
-
-
-def _paced(window: Window) -> tuple[float | None, float]:
-    """Time per batch of the workers of this rank, ns, and batches per step. None where there are no workers, or where most
-    batches stood ready.
-
-    The host waited for two batches in a row: none stood ready at the first, so the second was made between the ends of the
-    two waits.
-    """
-    trace = window.trace
-    rows = np.flatnonzero(classify.next_batches(trace))
-    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
-    steps = max(len(window.steps), 1)
-    if len(rows) < _FEWEST_BATCHES or classify.IN_PROCESS in trace.name_of(int(rows[0])):
-        return None, len(rows) / steps
-    ends = trace.end_ns[rows].astype(float)
-    waited = ends - trace.start_ns[rows] >= _WAITED * float(np.median(np.diff(ends)))
-    in_a_row = waited[:-1] & waited[1:]
-    if in_a_row.sum() < max(_FEWEST_BATCHES - 1, len(rows) / 2):
-        return None, len(rows) / steps
-    return float(np.diff(ends)[in_a_row].mean()), len(rows) / steps
 
 
 def batches_per_step(log: RankLog) -> float:

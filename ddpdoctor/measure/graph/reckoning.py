@@ -10,7 +10,7 @@ from ddpdoctor.measure.steplog import RankLog
 from .graph import CycleGroup, Graph, RankSteps
 
 LEFT_OUT = "left out of a long log"
-"""Steps that were recorded and not read, see :mod:`.stepbound`."""
+"""Steps that were recorded and not read, see ``steplog.bound``."""
 
 
 def recorded_steps(steps: Iterable[RankSteps]) -> set[int]:

@@ -51,6 +51,7 @@ class Graphs:
     device_logs: Sequence[RankLog]
     """Those behind ``device``."""
     windows: Sequence[Window]
+    """On the run's clock."""
     operator_shares: Mapping[int, float]
     """See :func:`operator_shares`."""
     on_device: bool
@@ -87,8 +88,8 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     """
     timed = in_device_time(logs)
     on_device = timed is not None or any(window.on_device for window in windows) or _on_cuda(logs)
-    window_graph = graph_of_windows(windows)[0] if windows else None
-    shares = operator_shares(logs, windows)
+    window_graph, aligned = graph_of_windows(windows) if windows else (None, [])
+    shares = operator_shares(logs, aligned)
     device_graph = graph_of_logs(timed) if timed is not None else None
     window_seen = on_device and window_graph is not None and window_graph.cycles > 0
     if timed is not None and not window_seen and not _synchronise_on_hosts(logs):
@@ -107,7 +108,7 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
         device=device_graph if speaker is Speaker.WINDOW else None,
         logs=own_logs,
         device_logs=timed or [],
-        windows=windows,
+        windows=aligned,
         operator_shares=shares,
         on_device=on_device,
     )

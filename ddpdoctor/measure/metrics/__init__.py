@@ -22,7 +22,7 @@ from .hosts import host_facts
 from .job import job_facts
 from .links import slow_link_ranks
 from .loader import loader_facts
-from .messages import message_cost, size_buckets
+from .messages import message_cost
 from .profilercost import window_cost
 from .reducer import reducer_work
 from .search import search_ms
@@ -54,7 +54,6 @@ __all__ = [
     "reductions_of",
     "search_ms",
     "series",
-    "size_buckets",
     "slow_link_ranks",
     "step_facts",
     "telemetry_series",

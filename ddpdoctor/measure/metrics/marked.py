@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.graph import step_of_comms
 from ddpdoctor.measure.numerics import Intervals, union
-from ddpdoctor.measure.window import Window
+from ddpdoctor.measure.window import UNKNOWN_STEP, Window, step_of_collectives
 
 
 def marked_steps(windows: Sequence[Window]) -> float:
@@ -20,7 +19,7 @@ def marked_steps(windows: Sequence[Window]) -> float:
 
 def in_marked_steps(window: Window) -> NDArray[np.bool_]:
     """[M] the collectives that the host launched in the marked steps; all of them where none is marked."""
-    inside: NDArray[np.bool_] = step_of_comms(window) != -1
+    inside: NDArray[np.bool_] = step_of_collectives(window) != UNKNOWN_STEP
     return inside
 
 

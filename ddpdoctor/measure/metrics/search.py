@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ddpdoctor.measure.graph import pace_ns
+from ddpdoctor.measure.graph import issue_time_ns
 from ddpdoctor.measure.numerics import covered
 from ddpdoctor.measure.window import Window, main_lane, rows_of
 
@@ -49,7 +49,7 @@ def _search_ns(window: Window, latency_us: float | None) -> float | None:
 def _host_bound(window: Window) -> bool:
     """Whether the host needs nearly all of the step to issue it, so that whatever it does takes longer for it."""
     lengths = [end - start for _, start, end in window.steps]
-    return bool(lengths) and pace_ns(window) >= _HOST_BOUND * float(np.median(lengths))
+    return bool(lengths) and issue_time_ns(window) >= _HOST_BOUND * float(np.median(lengths))
 
 
 def searches_unused(windows: Sequence[Window]) -> bool | None:

@@ -29,6 +29,7 @@ from .intervals import (
     subtract,
     total,
     union,
+    union_of,
 )
 from .medians import nan_median, running_median
 from .persistence import Persistence, persistence
@@ -63,4 +64,5 @@ __all__ = [
     "tail",
     "total",
     "union",
+    "union_of",
 ]

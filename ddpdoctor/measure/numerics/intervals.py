@@ -32,6 +32,11 @@ def union(start: ArrayLike, end: ArrayLike) -> Intervals:
     return starts[first], reach[last]
 
 
+def union_of(*sets: Intervals) -> Intervals:
+    """Union of the points that lie in any of the sets, which may overlap."""
+    return union(np.concatenate([start for start, _ in sets]), np.concatenate([end for _, end in sets]))
+
+
 def total(intervals: Intervals) -> float:
     """Length of a union."""
     return float((intervals[1] - intervals[0]).sum())

@@ -1,34 +1,34 @@
 """What a step would have taken: the graph replayed with something changed.
 
-In: a :class:`~ddpdoctor.measure.graph.Graph` and changes (work, transfers or meetings taken out). Out: the length of each
+In: a :class:`~ddpdoctor.measure.graph.Graph` and changes (work, transfers or synchronisations taken out). Out: the length of each
 cycle. The idea: unchanged, the replay gives the measured times exactly, so that what a change saves is its price.
 """
 
 from .common import common_part, idle_after, without_waiting
-from .lanes import Part, length_ns, parts_of
+from .lanes import Transmission, length_ns, transmissions_of
 from .replay import (
     Change,
     baseline,
     gain_ns,
     replay,
     replay_all,
-    without_meeting,
+    without_sync,
     without_transfer,
     without_work,
 )
 
 __all__ = [
     "Change",
-    "Part",
+    "Transmission",
     "baseline",
     "common_part",
     "gain_ns",
     "idle_after",
     "length_ns",
-    "parts_of",
     "replay",
     "replay_all",
-    "without_meeting",
+    "transmissions_of",
+    "without_sync",
     "without_transfer",
     "without_waiting",
     "without_work",

@@ -9,7 +9,7 @@ import numpy as np
 from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.numerics import Array
 
-from .replay import Change, without_meeting, without_work
+from .replay import Change, without_sync, without_work
 
 
 def common_part(work: Array, alone: Array) -> Array:
@@ -26,7 +26,7 @@ def idle_after(graph: Graph, kinds: Sequence[str]) -> list[Array]:
     """[N, K, R] ns, group by group: what is common to the ranks of the idle time after these kinds of waiting."""
     return [
         sum(
-            (common_part(of, of) for kind, of in group.idle_after.items() if kind in kinds),
+            (common_part(idle, idle) for kind, idle in group.idle_after.items() if kind in kinds),
             np.zeros(group.arrival.shape),
         )
         for group in graph.groups
@@ -36,6 +36,6 @@ def idle_after(graph: Graph, kinds: Sequence[str]) -> list[Array]:
 def without_waiting(graph: Graph, kinds: Sequence[str]) -> list[Change]:
     """Takes out synchronisations of these kinds, and the idle time that the hosts' waiting there leads to."""
     return [
-        without_meeting(lambda group, k: group.syncs[k].kind in kinds),
+        without_sync(lambda group, k: group.syncs[k].kind in kinds),
         without_work(idle_after(graph, kinds)),
     ]

@@ -1,6 +1,6 @@
 """Replaying a window: the computation of each rank in one lane, its collectives in another.
 
-A bucket that is reduced beside the backward pass ends earlier on a faster link, or when a late rank is late no
+A bucket that is reduced beside the backward pass ends earlier on a faster link, or when a straggler is late no
 more, but the next one is ready no earlier: the backward pass has to get there. For bucket *k* and rank *r*, with
 ``ready`` from the trace (the computation before it is done, whether or not it was then queued),
 
@@ -9,7 +9,7 @@ more, but the next one is ready no earlier: the backward pass has to get there. 
     end[k, r]   = max over members of start[k, r] + transfer[k] + lag[k, r]
 
 and the computation moves, ``shift[r] = end[k, r] - measured end[k, r]``, where it waits: for the last bucket of a
-backward pass, for every collective that is not DDP's, and where it was seen to stand still for one (see :mod:`.stalls`:
+backward pass, for every collective that is not DDP's, and where it was seen to stand still for one (see ``graph.dependencies``:
 sharded parameters, tensor parallelism in the backward pass). With nothing changed this gives back the measured
 times. It is the view of dPRO (Hu et al., MLSys '22), cut down to what a step of data parallel training needs.
 """
@@ -28,7 +28,7 @@ from ddpdoctor.measure.taxonomy import SyncKind
 
 
 @dataclass(frozen=True)
-class Part:
+class Transmission:
     """One collective of a cycle in the lane of communication; axes as in :class:`CycleGroup`, members only."""
 
     members: list[int]
@@ -45,7 +45,7 @@ class Part:
     """[N, M] ns of computation beside it"""
     holds: bool
     """The computation waits for its end by what it is for: it is not DDP's, or the last bucket of a backward pass."""
-    stalls: NDArray[np.bool_]
+    dependent: NDArray[np.bool_]
     """[M] whether the computation was seen to wait for its end."""
     message_bytes: Array
     """[N]"""
@@ -53,25 +53,26 @@ class Part:
     """Buckets of the same backward pass and process group have this in common."""
     removed: Array | float = 0.0
     """[N, M] ns of work before it that is taken out."""
-    meets: bool = True
+    synchronises: bool = True
     """False where the collective is taken out."""
 
 
-def parts_of(group: CycleGroup) -> list[Part]:
+def transmissions_of(group: CycleGroup) -> list[Transmission]:
     """The collectives of the group's cycles as measured, in order."""
+    none = np.zeros(group.arrival.shape[2], bool)
     runs = [(sync.micro, sync.group, sync.members) for sync in group.syncs]
     gradients = [sync.kind == SyncKind.GRADIENTS for sync in group.syncs]
     ready = group.arrival if group.ready is None else group.ready
     transfer, lag = group.transfer, group.lag
     beside = np.zeros_like(ready) if group.beside is None else group.beside
-    parts = []
+    transmissions = []
     for k, sync in enumerate(group.syncs):
         members = list(sync.members)
         more = any(
             later and run == runs[k] for later, run in zip(gradients[k + 1 :], runs[k + 1 :], strict=True)
         )
-        parts.append(
-            Part(
+        transmissions.append(
+            Transmission(
                 members=members,
                 gradients=gradients[k],
                 ready=ready[:, k, members],
@@ -80,33 +81,37 @@ def parts_of(group: CycleGroup) -> list[Part]:
                 end=group.end[:, k, members],
                 beside=beside[:, k, members],
                 holds=not (gradients[k] and more),
-                stalls=np.zeros(len(members), bool) if group.stalls is None else group.stalls[k, members],
+                dependent=none[members] if group.dependent is None else group.dependent[k, members],
                 message_bytes=group.message_bytes[:, k],
                 run=runs[k],
             )
         )
-    return parts
+    return transmissions
 
 
-def length_ns(group: CycleGroup, parts: Sequence[Part], relief: Array | float = 0.0) -> Array:
+def length_ns(group: CycleGroup, transmissions: Sequence[Transmission], relief: Array | float = 0.0) -> Array:
     """[N] ns: the length of each cycle with these collectives, by the formula of the module, but no less than the slowest
     host needs to issue it. ``relief`` [N, R] ns of that need are taken out."""
     free: dict[tuple[str, tuple[int, ...]], Array] = {}
     shift, removed, over = np.zeros_like(group.begin), np.zeros_like(group.begin), group.begin.copy()
-    for part in parts:
-        own = part.members
-        removed[:, own] += part.removed
-        lane = np.maximum(part.ready + shift[:, own] - removed[:, own], group.begin[:, own])
-        if part.meets:
+    for transmission in transmissions:
+        own = transmission.members
+        removed[:, own] += transmission.removed
+        lane = np.maximum(transmission.ready + shift[:, own] - removed[:, own], group.begin[:, own])
+        if transmission.synchronises:
             # Each process group has a stream of its own.
-            busy = free.get(part.run[1:], group.begin[:, own])
-            together = np.maximum(lane, busy).max(axis=1) + part.transfer
-            goes_on = free[part.run[1:]] = together[:, None] + part.lag
+            busy = free.get(transmission.run[1:], group.begin[:, own])
+            together = np.maximum(lane, busy).max(axis=1) + transmission.transfer
+            goes_on = free[transmission.run[1:]] = together[:, None] + transmission.lag
             over[:, own] = np.maximum(over[:, own], goes_on)
         else:
-            goes_on = lane + part.beside
-        held = part.stalls | part.holds
-        shift[:, own] = np.where(held, goes_on - part.end, shift[:, own])
+            goes_on = lane + transmission.beside
+        held = transmission.dependent | transmission.holds
+        shift[:, own] = np.where(held, goes_on - transmission.end, shift[:, own])
         removed[:, own] = np.where(held, 0.0, removed[:, own])
     length: Array = np.nanmax(over, axis=1) - np.nanmax(group.begin, axis=1)
-    return length if group.pace is None else np.maximum(length, (group.pace - relief).max(axis=1))
+    return (
+        length
+        if group.issue_time_ns is None
+        else np.maximum(length, (group.issue_time_ns - relief).max(axis=1))
+    )

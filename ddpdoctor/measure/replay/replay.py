@@ -10,7 +10,7 @@ A cycle is replayed from the state in which its ranks really were at its beginni
 (at a broadcast, the maximum is over those for whom the rank waits: see ``CycleGroup.together``). In a profiler
 window the computation beside a reduction is known as well, and is replayed in a lane of its own (:mod:`.lanes`). With
 nothing changed this gives back the measured times (a test holds it to that). A scenario takes out ``work``, changes
-``transfer``, or drops the meeting itself (``meet``), in which case each member goes on with what it computed beside
+``transfer``, or drops the synchronisation itself, in which case each member goes on with what it computed beside
 it. The form is that of the what-if analysis of large jobs (Lin et al., "Understanding Stragglers in Large Model
 Training Using What-if Analysis", OSDI '25): replay with a cause idealised, compare step times.
 """
@@ -25,7 +25,7 @@ import numpy as np
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
 
-from .lanes import Part, length_ns, parts_of
+from .lanes import Transmission, length_ns, transmissions_of
 
 
 @dataclass
@@ -33,10 +33,10 @@ class Scenario:
     """A changed world for one :class:`CycleGroup`; the arrays may be edited before the replay."""
 
     removed: Array
-    """[N, K, R] ns of work that is taken out, of the segment and of what runs beside the meeting before it."""
+    """[N, K, R] ns of work that is taken out, of the segment and of what runs beside the synchronisation before it."""
     transfer: Array
     """[N, K] ns"""
-    meet: list[bool]
+    synchronises: list[bool]
     """[K] whether the members still wait for each other; where not, the transfer is skipped too."""
     relief: Array
     """[N, R] ns that each rank's host needs less to issue the step."""
@@ -55,32 +55,33 @@ def baseline(group: CycleGroup) -> Scenario:
 def replay(group: CycleGroup, scenario: Scenario) -> Array:
     """[N] ns: the length of each cycle in the scenario."""
     if group.on_device:
-        parts = [_changed(part, k, scenario) for k, part in enumerate(parts_of(group))]
-        return length_ns(group, parts, scenario.relief)
+        measured = transmissions_of(group)
+        changed = [_changed(transmission, k, scenario) for k, transmission in enumerate(measured)]
+        return length_ns(group, changed, scenario.relief)
     ready = group.begin.copy()
     own = group.work.sum(axis=3)
     work = own - np.minimum(scenario.removed, np.maximum(own, 0.0))
     for k, sync in enumerate(group.syncs):
         members = list(sync.members)
         arrival = ready[:, members] + work[:, k, members]
-        if scenario.meet[k]:
-            ready[:, members] = _meet(group, k, arrival, scenario.transfer[:, k])
+        if scenario.synchronises[k]:
+            ready[:, members] = _synchronised(group, k, arrival, scenario.transfer[:, k])
         else:
             ready[:, members] = arrival if group.beside is None else arrival + group.beside[:, k, members]
     length: Array = np.nanmax(ready, axis=1) - np.nanmax(group.begin, axis=1)
     return length
 
 
-def _changed(part: Part, k: int, scenario: Scenario) -> Part:
+def _changed(transmission: Transmission, k: int, scenario: Scenario) -> Transmission:
     return replace(
-        part,
-        removed=scenario.removed[:, k, part.members],
+        transmission,
+        removed=scenario.removed[:, k, transmission.members],
         transfer=scenario.transfer[:, k],
-        meets=scenario.meet[k],
+        synchronises=scenario.synchronises[k],
     )
 
 
-def _meet(group: CycleGroup, k: int, arrival: Array, transfer: Array) -> Array:
+def _synchronised(group: CycleGroup, k: int, arrival: Array, transfer: Array) -> Array:
     """[N, members] ns: when each member goes on."""
     sync = group.syncs[k]
     members = list(sync.members)
@@ -128,7 +129,7 @@ def without_transfer(removed: Sequence[Array]) -> Change:
     return change
 
 
-def without_meeting(chosen: Callable[[CycleGroup, int], bool]) -> Change:
+def without_sync(chosen: Callable[[CycleGroup, int], bool]) -> Change:
     """Drops the synchronisations for which ``chosen(group, k)`` is true. The last one of a cycle stays: it is
     where cycles are cut."""
 
@@ -139,6 +140,6 @@ def without_meeting(chosen: Callable[[CycleGroup, int], bool]) -> Change:
             if k == len(group.syncs) - 1:
                 scenario.transfer[:, k] = 0.0
             else:
-                scenario.meet[k] = False
+                scenario.synchronises[k] = False
 
     return change

@@ -5,15 +5,21 @@ disjoint sets of intervals for what the device, or on a CPU the training thread,
 copies, launches and annotations say of why time went by is decided here, once, on the trace's own clock.
 """
 
-from .collectives import launches
-from .hostwaits import QUEUED_LAUNCHES, WAITED_FOR, launch_pairs
+from .collectives import Collectives
+from .hostwaits import QUEUED_LAUNCHES, WAITED_FOR
+from .launches import CUDA_CALLS, DEVICE, RUNTIME_CALLS, launch_pairs, launched_inside, launches, rows_of
 from .pauses import collecting
-from .window import DEVICE, Window, arrivals, launched_inside, main_lane, read_window, rows_of
+from .reading import main_lane, read_window
+from .window import UNKNOWN_STEP, Window, arrivals, step_of, step_of_collectives, with_bucket_sizes
 
 __all__ = [
+    "CUDA_CALLS",
     "DEVICE",
     "QUEUED_LAUNCHES",
+    "RUNTIME_CALLS",
+    "UNKNOWN_STEP",
     "WAITED_FOR",
+    "Collectives",
     "Window",
     "arrivals",
     "collecting",
@@ -23,4 +29,7 @@ __all__ = [
     "main_lane",
     "read_window",
     "rows_of",
+    "step_of",
+    "step_of_collectives",
+    "with_bucket_sizes",
 ]

@@ -9,21 +9,23 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 
-from ddpdoctor.trace.columns import RankTrace
+from ddpdoctor.trace import RankTrace
 
 _PRODUCTS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm")
 """What linear layers, and attention without a kernel of its own, come down to, forward and backward."""
 _MOST_DIMENSIONS = 32
 """So many of them are still a number when they are multiplied; tensors have five."""
 _ATTENTION = ("attention_forward", "attention_backward")
+"""How the names of torch's own kernels of attention end."""
 
 
-def amounts(trace: RankTrace, steps: list[tuple[int, int, int]]) -> dict[int, float]:
+def amounts(trace: RankTrace, steps: Sequence[tuple[int, int, int]]) -> dict[int, float]:
     """Step → products and sums of matrix multiplications and attention, else elements of all operators' inputs; {} without
     shapes. Comparable between ranks of one job, not more."""
     rows = np.flatnonzero(trace.shapes >= 0)
@@ -38,8 +40,8 @@ def amounts(trace: RankTrace, steps: list[tuple[int, int, int]]) -> dict[int, fl
     counted = np.array([_products(*text) for text in texts])
     if not counted.any():
         counted = np.array([_elements(shapes) for _, shapes in texts])
-    at, of_row = trace.start_ns[rows], counted[which]
-    return {number: float(of_row[(at >= start) & (at < end)].sum()) for number, start, end in steps}
+    at, amount = trace.start_ns[rows], counted[which]
+    return {number: float(amount[(at >= start) & (at < end)].sum()) for number, start, end in steps}
 
 
 @lru_cache(1 << 16)
@@ -67,10 +69,10 @@ def _elements(shapes: str) -> float:
 def _dimensions(text: str) -> list[list[int]]:
     """The tensors' dimensions in an "Input Dims" text; scalars and lists of tensors are passed over."""
     try:
-        found = json.loads(text)
+        inputs = json.loads(text)
     except (ValueError, RecursionError):
         return []
-    return [dims for dims in found if _is_tensor(dims)] if isinstance(found, list) else []
+    return [dims for dims in inputs if _is_tensor(dims)] if isinstance(inputs, list) else []
 
 
 def _is_tensor(dims: Any) -> bool:

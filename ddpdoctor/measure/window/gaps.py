@@ -9,32 +9,48 @@ wait" and the rest. What the device spends waiting for a collective to end is ne
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import EMPTY, Intervals, union
 from ddpdoctor.trace import RankTrace, classify
 
+from .launches import CUDA_CALLS, RUNTIME_CALLS
+
 LAUNCH_SLACK_NS = 30_000
-"""A launch reaches an idle device, and a host is woken from waiting for one, within this time."""
+"""A launch reaches an idle device, and a host is woken from waiting for one, within this time: both take some 5 to 20
+microseconds by CUDA's own timelines."""
 _SHORT_NS = 10_000
 """A gap of this length between queued kernels is what one kernel after the other costs (about 1 us), and fewer
 kernels save it, as they save launching."""
 _NEVER = np.iinfo(np.int64).max // 2
+"""ns: of a launch that was not recorded; half, so that sums do not overflow."""
 
 
-def device_gaps(
-    trace: RankTrace, own: NDArray[np.bool_], comm_end: NDArray[np.int64]
-) -> tuple[Intervals, Intervals, Intervals]:
-    """(for the host, by the device, between queued kernels): gaps between the device events in ``own``, beside
-    collectives too. The third are among the first: what one kernel after the other costs.
+@dataclass(frozen=True)
+class DeviceGaps:
+    """Gaps between a device's own events, beside collectives too."""
+
+    for_host: Intervals
+    """The host had not launched the next."""
+    by_device: Intervals
+    """The next was launched already."""
+    queued: Intervals
+    """Of the first, those between queued kernels: what one kernel after the other costs."""
+
+
+def device_gaps(trace: RankTrace, own: NDArray[np.bool_], comm_end: NDArray[np.int64]) -> DeviceGaps:
+    """The gaps between the device events in ``own``.
 
     ``comm_end`` are the ends of the rank's collectives. A gap in which one ends counts from there if it was waited
     for: by the device, whose next work was launched already, or by the host in a call that waits.
     """
     rows = np.flatnonzero(own)
     if len(rows) < 2:
-        return EMPTY, EMPTY, EMPTY
+        return DeviceGaps(EMPTY, EMPTY, EMPTY)
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     busy_start, busy_end = union(trace.start_ns[rows], trace.end_ns[rows])
     starts, stops = busy_end[:-1].astype(np.int64), busy_start[1:].astype(np.int64)
@@ -43,12 +59,15 @@ def device_gaps(
     ended = ends[np.searchsorted(ends, stops, side="right") - 1]
     awaited = (launched <= ended + LAUNCH_SLACK_NS) | _host_waits(trace, ended)
     since = np.where((ended > starts) & awaited, ended, starts)
-    until = np.clip(launched + LAUNCH_SLACK_NS, since, stops)
-    until = np.where(launched <= since, since, until)
+    reached = np.where(launched <= since, since, np.clip(launched + LAUNCH_SLACK_NS, since, stops))
     short = stops - since <= _SHORT_NS
-    queued = short & (until == since)
-    until = np.where(short, stops, until)
-    return union(since, until), union(until, stops), union(since[queued], stops[queued])
+    queued = short & (reached == since)
+    until = np.where(short, stops, reached)
+    return DeviceGaps(
+        for_host=union(since, until),
+        by_device=union(until, stops),
+        queued=union(since[queued], stops[queued]),
+    )
 
 
 def _host_waits(trace: RankTrace, at: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -63,7 +82,7 @@ def _host_waits(trace: RankTrace, at: NDArray[np.int64]) -> NDArray[np.bool_]:
 
 def _waiting_calls(trace: RankTrace) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Starts in order, and the latest end of any such call up to each."""
-    calls = trace.name_mask(classify.is_sync_call) & trace.category_mask("cuda_runtime", "cuda_driver")
+    calls = trace.name_mask(classify.is_sync_call) & trace.category_mask(*CUDA_CALLS)
     order = np.argsort(trace.start_ns[calls])
     return trace.start_ns[calls][order], np.maximum.accumulate(trace.end_ns[calls][order])
 
@@ -71,7 +90,7 @@ def _waiting_calls(trace: RankTrace) -> tuple[NDArray[np.int64], NDArray[np.int6
 def _launched(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """[M] when the host had launched each device event (rows in order of start); where its call was not
     recorded, when it had launched the next one that is known."""
-    calls = trace.category_mask("cuda_runtime", "cuda_driver", "xpu_runtime") & (trace.correlation >= 0)
+    calls = trace.category_mask(*RUNTIME_CALLS) & (trace.correlation >= 0)
     by_correlation = dict(zip(trace.correlation[calls].tolist(), trace.end_ns[calls].tolist(), strict=True))
     launched = np.array([by_correlation.get(int(c), _NEVER) for c in trace.correlation[rows]], np.int64)
     filled: NDArray[np.int64] = np.minimum.accumulate(launched[::-1])[::-1]
@@ -79,25 +98,31 @@ def _launched(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def after_sync(trace: RankTrace, idle: Intervals) -> Intervals:
-    """Idle gaps that begin while the host waits for the device: the host let the queue run dry, up to its
-    first launch after."""
+    """Idle gaps that begin while the host waits for the device: the host let the queue run dry.
+
+    Of such a gap, the part up to the first call after the host was released; what comes later is the host's own work, or
+    launching.
+    """
     start, end = _waiting_calls(trace)
     if not len(start) or not len(idle[0]):
         return EMPTY
     gaps, stops = idle
     index = np.searchsorted(start, gaps, side="right") - 1
-    held = (index >= 0) & (end[np.clip(index, 0, None)] + LAUNCH_SLACK_NS >= gaps)
-    launches = np.sort(
-        trace.start_ns[
-            trace.category_mask("cuda_runtime", "cuda_driver")
-            & (trace.correlation >= 0)
-            & ~trace.name_mask(classify.is_sync_call)
-        ]
-    )
-    # The gap up to the first call after the host was released; what comes later is the host's own work, or
-    # launching.
-    first = np.searchsorted(launches, end[np.clip(index, 0, None)])
-    known = held & (first < len(launches))
-    until = np.where(known, launches[np.clip(first, 0, len(launches) - 1)] if len(launches) else stops, gaps)
-    released = np.minimum(np.maximum(end[np.clip(index, 0, None)], gaps) + LAUNCH_SLACK_NS, stops)
-    return union(gaps[held], np.minimum(stops, np.minimum(np.maximum(until, gaps), released))[held])
+    release = end[np.clip(index, 0, None)]
+    held = (index >= 0) & (release + LAUNCH_SLACK_NS >= gaps)
+    until = np.maximum(_first_launch(trace, release, gaps, held), gaps)
+    released = np.minimum(np.maximum(release, gaps) + LAUNCH_SLACK_NS, stops)
+    return union(gaps[held], np.minimum(stops, np.minimum(until, released))[held])
+
+
+def _first_launch(
+    trace: RankTrace, release: NDArray[np.int64], otherwise: NDArray[Any], asked: NDArray[np.bool_]
+) -> NDArray[Any]:
+    """When the host launches first after each ``release``; ``otherwise`` where it does not, or is not ``asked`` for."""
+    calls = trace.category_mask(*CUDA_CALLS) & (trace.correlation >= 0)
+    launches = np.sort(trace.start_ns[calls & ~trace.name_mask(classify.is_sync_call)])
+    if not len(launches):
+        return otherwise
+    first = np.searchsorted(launches, release)
+    known = asked & (first < len(launches))
+    return np.where(known, launches[np.clip(first, 0, len(launches) - 1)], otherwise)

@@ -17,7 +17,7 @@ had not made.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
@@ -28,21 +28,29 @@ from ddpdoctor.measure.numerics import Intervals, covered, total, union
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace, classify
 
-from .collectives import Comms, rows_with_number
+from .collectives import Collectives
 from .gaps import LAUNCH_SLACK_NS
+from .launches import CUDA_CALLS, DEVICE, Ints, Mask, launch_pairs
 
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 Times = NDArray[np.float64]
 
 QUEUED_LAUNCHES = 1024
 """Launches that CUDA holds for a device before the host has to wait."""
-_SAME_RESULT_NS = 100_000
-"""Computation between two calls that wait, or between a collective and the call that waits for its result: a mean, a
-stack, some microseconds each. More is a phase of the model."""
-_EMPTY_LOADER_NS = 2_000_000
-"""Taking a batch that stands ready takes tenths of a millisecond; a host that is longer at it waits for the workers."""
-_CALLS = ("cuda_runtime", "cuda_driver")
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What tells a wait from an ordinary call."""
+
+    same_result_ns: int = 100_000
+    """Computation between two calls that wait, or between a collective and the call that waits for its result: a mean, a
+    stack, some microseconds each. More is a phase of the model."""
+    empty_loader_ns: int = 2_000_000
+    """Taking a batch that stands ready takes tenths of a millisecond; a host that is longer at it waits for the workers."""
+
+
+TUNING = Tuning()
+
 _RESULTS = (SyncKind.BARRIER, SyncKind.COLLECTIVE)
 """Collectives for whose results a host waits, the foremost first."""
 _WAIT, _BATCH, _GAP = range(3)
@@ -59,7 +67,7 @@ class Waits:
     """[W] ns"""
     waited_ns: Times
     """[W] ns of the call in which the device was busy."""
-    kind: list[str]
+    kind: Sequence[SyncKind]
     """[W] ``barrier``, ``collective`` (a result of one is waited for) or ``device_sync``; calls between which next to
     nothing is computed drain one queue together, and have the kind of the foremost."""
     drain: Ints
@@ -68,7 +76,14 @@ class Waits:
     """[W] ns of idle time that follows from the call; of a group, each has its part by the time it waited."""
 
 
-NO_WAITS = Waits(*(np.empty(0, np.int64),) * 2, np.empty(0), [], np.empty(0, np.int64), np.empty(0))
+NO_WAITS = Waits(
+    row=np.empty(0, np.int64),
+    end=np.empty(0, np.int64),
+    waited_ns=np.empty(0),
+    kind=[],
+    drain=np.empty(0, np.int64),
+    cost_ns=np.empty(0),
+)
 
 
 @dataclass(frozen=True)
@@ -95,7 +110,7 @@ class Batches:
 
 
 def waits_and_idle(
-    trace: RankTrace, comms: Comms, device: DeviceTimeline
+    trace: RankTrace, comms: Collectives, device: DeviceTimeline
 ) -> tuple[Waits, dict[str, Intervals]]:
     """The calls that wait, and the parts of ``device.late`` that follow from each kind of them."""
     waits = _find_waits(trace, comms, device)
@@ -111,7 +126,7 @@ def waits_and_idle(
         name: union(starts[kind == name], np.minimum(starts + saved, ends)[kind == name])
         for name in WAITED_FOR
     }
-    return waits, {name: of for name, of in idle.items() if len(of[0])}
+    return waits, {name: intervals for name, intervals in idle.items() if len(intervals[0])}
 
 
 def _saved(waits: Waits, device: DeviceTimeline, batches: Batches, most_ns: float) -> tuple[Times, Ints]:
@@ -142,60 +157,55 @@ def _saved(waits: Waits, device: DeviceTimeline, batches: Batches, most_ns: floa
 
 def _most_lead_ns(trace: RankTrace, busy: Intervals) -> float:
     """ns of the device's work that a full launch queue holds."""
-    launched = int(trace.category_mask("kernel", "gpu_memcpy", "gpu_memset").sum())
+    launched = int(trace.category_mask(*DEVICE).sum())
     return QUEUED_LAUNCHES * total(busy) / max(launched, 1)
 
 
 def _batches(trace: RankTrace) -> Batches:
     with_workers = trace.name_mask(lambda n: classify.IN_PROCESS not in n)
     rows = np.flatnonzero(classify.next_batches(trace) & with_workers)
-    return Batches(trace.end_ns[rows], trace.duration_ns[rows] > _EMPTY_LOADER_NS)
+    return Batches(trace.end_ns[rows], trace.duration_ns[rows] > TUNING.empty_loader_ns)
 
 
-def _find_waits(trace: RankTrace, comms: Comms, device: DeviceTimeline) -> Waits:
-    launch, done = launch_pairs(trace, device.computes)
-    launching = np.isin(trace.lane, np.unique(trace.lane[launch]))
-    calls = trace.category_mask(*_CALLS) & trace.name_mask(classify.is_sync_call) & launching
-    copies = _blocking_copies(trace)
-    copies = copies[launching[copies]]
-    rows = np.unique(np.concatenate((np.flatnonzero(calls), copies)))
-    rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
-    waited = covered(device.busy, trace.start_ns[rows], trace.end_ns[rows])
-    keep = calls[rows] | (waited >= LAUNCH_SLACK_NS)
-    rows, waited = rows[keep], waited[keep]
+def _find_waits(trace: RankTrace, comms: Collectives, device: DeviceTimeline) -> Waits:
+    """The calls that wait for a busy device, in groups that drain one queue, by what they wait for."""
+    launch, launched = launch_pairs(trace, device.computes)
+    rows, waited = _waiting_calls(trace, launch, device.busy)
     if not len(rows):
         return NO_WAITS
     order = np.argsort(trace.end_ns[launch], kind="stable")
     at = trace.end_ns[launch][order]
-    work = np.concatenate(([0], np.cumsum(trace.duration_ns[done][order])))
+    work = np.concatenate(([0], np.cumsum(trace.duration_ns[launched][order])))
     before = work[np.searchsorted(at, trace.start_ns[rows])]
-    drain = np.concatenate(([0], np.cumsum(np.diff(before) > _SAME_RESULT_NS)))
+    drain = np.concatenate(([0], np.cumsum(np.diff(before) > TUNING.same_result_ns)))
     issued = work[np.searchsorted(at, comms.issued)]
-    kinds = _kinds(comms, issued, trace.start_ns[rows], before)
-    foremost = list(_foremost(kinds, drain))
+    kinds = list(_foremost(_kinds(comms, issued, trace.start_ns[rows], before), drain))
     # A group that hardly waited has not drained the queue: that was empty.
-    drains = np.bincount(drain, waited)[drain] >= LAUNCH_SLACK_NS
-    kept = np.flatnonzero(drains)
+    kept = np.flatnonzero(np.bincount(drain, waited)[drain] >= LAUNCH_SLACK_NS)
     if not len(kept):
         return NO_WAITS
     _, numbered = np.unique(drain[kept], return_inverse=True)
     return Waits(
-        rows[kept],
-        trace.end_ns[rows[kept]],
-        waited[kept],
-        [foremost[i] for i in kept],
-        numbered.astype(np.int64),
-        np.zeros(len(kept)),
+        row=rows[kept],
+        end=trace.end_ns[rows[kept]],
+        waited_ns=waited[kept],
+        kind=[kinds[i] for i in kept],
+        drain=numbered.astype(np.int64),
+        cost_ns=np.zeros(len(kept)),
     )
 
 
-def launch_pairs(trace: RankTrace, device: Mask) -> tuple[Ints, Ints]:
-    """(runtime calls, the device events in ``device`` that they launched), row by row."""
-    calls = np.flatnonzero(trace.category_mask(*_CALLS) & (trace.correlation >= 0))
-    rows = np.flatnonzero(device & (trace.correlation >= 0))
-    # Backwards: of several calls with one number, the outer one, which begins first.
-    found = rows_with_number(calls[::-1], trace.correlation[calls[::-1]], trace.correlation[rows])
-    return found[found >= 0], rows[found >= 0]
+def _waiting_calls(trace: RankTrace, launch: Ints, busy: Intervals) -> tuple[Ints, Times]:
+    """(calls that wait for the device, in order of their ends, ns of each in which it was busy), on threads that launch
+    work. A copy that returns when it is done counts only where it waited for more than itself."""
+    launching = np.isin(trace.lane, np.unique(trace.lane[launch]))
+    calls = trace.category_mask(*CUDA_CALLS) & trace.name_mask(classify.is_sync_call) & launching
+    copies = _blocking_copies(trace)
+    rows = np.unique(np.concatenate((np.flatnonzero(calls), copies[launching[copies]])))
+    rows = rows[np.argsort(trace.end_ns[rows], kind="stable")]
+    waited = covered(busy, trace.start_ns[rows], trace.end_ns[rows])
+    keep = calls[rows] | (waited >= LAUNCH_SLACK_NS)
+    return rows[keep], waited[keep]
 
 
 def _blocking_copies(trace: RankTrace) -> Ints:
@@ -204,21 +214,22 @@ def _blocking_copies(trace: RankTrace) -> Ints:
     return calls[trace.end_ns[calls] >= trace.end_ns[copies]]
 
 
-def _kinds(comms: Comms, issued: Ints, at: Ints, computed: Ints) -> list[str]:
+def _kinds(comms: Collectives, issued: Ints, at: Ints, computed: Ints) -> list[SyncKind]:
     """[W] what calls at these times wait for: the result of a collective, where since its issue next to nothing was
     computed. ``issued`` and ``computed`` are ns of computation launched before each collective and each call."""
-    found = np.full(len(at), SyncKind.DEVICE_SYNC, dtype=object)
+    kinds = np.full(len(at), SyncKind.DEVICE_SYNC, dtype=object)
     for kind in reversed(_RESULTS):
         rows = np.flatnonzero(np.array(comms.kind) == kind)
         rows = rows[np.argsort(comms.issued[rows], kind="stable")]
         if len(rows):
             latest = np.searchsorted(comms.issued[rows], at, side="right") - 1
             since = computed - issued[rows[np.clip(latest, 0, None)]]
-            found[(latest >= 0) & (since <= _SAME_RESULT_NS)] = kind
-    return list(found)
+            kinds[(latest >= 0) & (since <= TUNING.same_result_ns)] = kind
+    return list(kinds)
 
 
-def _foremost(kinds: list[str], drain: Ints) -> Iterator[str]:
+def _foremost(kinds: list[SyncKind], drain: Ints) -> Iterator[SyncKind]:
+    """[W] the foremost kind of each call's group."""
     for _, members in groupby(zip(kinds, drain.tolist(), strict=True), key=lambda member: member[1]):
         group = [kind for kind, _ in members]
         foremost = next((kind for kind in _RESULTS if kind in group), SyncKind.DEVICE_SYNC)

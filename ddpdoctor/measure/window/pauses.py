@@ -7,10 +7,11 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import EMPTY, Intervals, subtract, union
+from ddpdoctor.measure.numerics import EMPTY, Intervals, subtract, union, union_of
 from ddpdoctor.trace import RankTrace, classify
 
-SAVED_BYTES = 16 << 20
+_SAVED_BYTES = 16 << 20
+"""What a step copies out besides (a loss, metrics) is bytes to kilobytes; states go out as a whole, and are then written."""
 
 
 def saving(trace: RankTrace, computes: NDArray[np.bool_], main: int, in_use: Intervals) -> Intervals:
@@ -19,10 +20,7 @@ def saving(trace: RankTrace, computes: NDArray[np.bool_], main: int, in_use: Int
     ``computes`` are the kernels but for communication, ``main`` the training thread's lane, and ``in_use`` is when the device
     computes or communicates: a save that the device's queued work hides stops nothing.
     """
-    calls = _frames(trace, main, classify.is_save)
-    bursts = _bursts(trace, computes)
-    found = subtract(calls, in_use)
-    return union(np.concatenate((bursts[0], found[0])), np.concatenate((bursts[1], found[1])))
+    return union_of(_bursts(trace, computes), subtract(_frames(trace, main, classify.is_save), in_use))
 
 
 def collecting(trace: RankTrace, main: int) -> Intervals:
@@ -40,11 +38,7 @@ def _frames(trace: RankTrace, main: int, predicate: Callable[[str], bool]) -> In
 
 
 def _bursts(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
-    """Copies to the host of at least 16 MiB between two kernels, up to the next kernel.
-
-    What a step copies out besides (a loss, metrics) is bytes to kilobytes; states go out as a whole, and are
-    then written.
-    """
+    """Copies to the host of at least ``_SAVED_BYTES`` between two kernels, up to the next kernel."""
     out = np.flatnonzero(
         trace.category_mask("gpu_memcpy") & trace.name_mask(lambda n: classify.memcpy_kind(n) == "DtoH")
     )
@@ -55,7 +49,7 @@ def _bursts(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
     starts, ends = [], []
     for place in np.unique(following):
         burst = out[following == place]
-        if int(np.clip(trace.bytes[burst], 0, None).sum()) >= SAVED_BYTES:
+        if int(np.clip(trace.bytes[burst], 0, None).sum()) >= _SAVED_BYTES:
             starts.append(int(trace.start_ns[burst].min()))
             ends.append(int(kernels[place]) if place < len(kernels) else int(trace.end_ns[burst].max()))
     return union(starts, ends)

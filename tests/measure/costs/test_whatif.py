@@ -10,7 +10,8 @@ import pytest
 from ddpdoctor.measure.costs import whatif as whatif
 from ddpdoctor.measure.graph import graph_of_windows
 from ddpdoctor.measure.metrics import message_cost
-from ddpdoctor.measure.replay import length_ns, parts_of
+from ddpdoctor.measure.replay import length_ns, transmissions_of
+from ddpdoctor.measure.window import with_bucket_sizes
 from tests.generator import Config, Plant, cpu_job, generate
 from tests.generator.cases import UNEQUAL_BUCKETS
 from tests.generator.simulate import simulate
@@ -54,9 +55,7 @@ def graphs(tmp_path_factory):
             generate(config, folder)
             windows = windows_of(folder)
             if config.backend == "gloo":
-                from ddpdoctor.measure.metrics import size_buckets
-
-                size_buckets(windows, config.bucket_bytes)
+                windows = with_bucket_sizes(windows, config.bucket_bytes)
             made[name] = graph_of_windows(windows)[0]
         return made[name]
 
@@ -71,7 +70,7 @@ def close(predicted_ns, config):
 def test_with_nothing_changed_it_is_the_measured_job(name, graphs):
     graph = graphs(name)
     for group in graph.groups:
-        np.testing.assert_allclose(length_ns(group, parts_of(group)), group.duration, rtol=0.02)
+        np.testing.assert_allclose(length_ns(group, transmissions_of(group)), group.duration, rtol=0.02)
     assert whatif.faster_link(graph, 1.0, 0.0) == pytest.approx(graph.mean_cycle_ns, rel=0.02)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.graph import CycleGroup, Sync, stalls
-from ddpdoctor.measure.replay import length_ns, parts_of
+from ddpdoctor.measure.graph import CycleGroup, Sync, dependent
+from ddpdoctor.measure.replay import length_ns, transmissions_of
 from ddpdoctor.measure.taxonomy import COMPONENTS
 
 MS = 1e6
@@ -17,7 +17,7 @@ def of_one(*computes_ms):
     """Whether a rank with these kernels (begin and end, ms) waits for a collective from 10 to 14 ms."""
     table = np.array(computes_ms, float).reshape(-1, 2) * MS
     return bool(
-        stalls([(table[:, 0], table[:, 1])], np.full((3, 1, 1), ARRIVAL), np.full((3, 1, 1), END))[0, 0]
+        dependent([(table[:, 0], table[:, 1])], np.full((3, 1, 1), ARRIVAL), np.full((3, 1, 1), END))[0, 0]
     )
 
 
@@ -42,7 +42,7 @@ def test_short_collectives_between_kernels_are_waited_for():
     """Tensor parallelism: 60 us of transfer in which nothing else runs."""
     arrival, end = np.array([[[1.0]]]) * MS, np.array([[[1.06]]]) * MS
     kernels = (np.array([0.0, 1.063]) * MS, np.array([1.0, 2.0]) * MS)
-    assert stalls([kernels], arrival, end)[0, 0]
+    assert dependent([kernels], arrival, end)[0, 0]
 
 
 def test_ranks_are_judged_alone_and_by_most_of_their_cycles():
@@ -50,7 +50,7 @@ def test_ranks_are_judged_alone_and_by_most_of_their_cycles():
     end = arrival + 4 * MS
     waits = (np.array([0, 14.01, 34.01, 54.5]) * MS, np.array([10.0, 30.0, 50.0, 60.0]) * MS)
     computes_on = (np.array([0.0]), np.array([60.0]) * MS)
-    assert stalls([waits, computes_on, waits], arrival, end).tolist() == [[True, False, False]]
+    assert dependent([waits, computes_on, waits], arrival, end).tolist() == [[True, False, False]]
 
 
 @pytest.mark.parametrize("seen", [True, False])
@@ -65,9 +65,9 @@ def test_what_is_waited_for_moves_the_computation(seen):
         *(syncs, np.array([1]), np.zeros((1, 2)), arrival, end, np.zeros((1, 2, 2, len(COMPONENTS)))),
         np.full((1, 2), 1e6),
         on_device=True,
-        stalls=np.full((2, 2), seen),
+        dependent=np.full((2, 2), seen),
     )
-    parts = parts_of(group)
+    parts = transmissions_of(group)
     assert length_ns(group, parts)[0] == 28 * MS
     shorter = [
         part if k else type(part)(**{**vars(part), "transfer": part.transfer - 3 * MS})

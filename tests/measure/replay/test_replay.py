@@ -11,7 +11,7 @@ from ddpdoctor.measure.replay import (
     gain_ns,
     replay,
     replay_all,
-    without_meeting,
+    without_sync,
     without_transfer,
     without_work,
 )
@@ -94,7 +94,7 @@ def test_a_broadcast_waits_for_its_root_alone():
     )
     for graph in (late_root, late_other):
         np.testing.assert_allclose(replay_all(graph), 8.0 * MS)
-    without = without_meeting(lambda group, k: group.syncs[k].kind == SyncKind.BROADCAST)
+    without = without_sync(lambda group, k: group.syncs[k].kind == SyncKind.BROADCAST)
     assert gain_ns(late_other, without) == pytest.approx(0.0, abs=1)
     # Rank 1 goes on at 1 ms instead of 7, but rank 0 comes to the reduction no earlier.
     assert gain_ns(late_root, without) == pytest.approx(0.0, abs=1)
@@ -116,14 +116,14 @@ def test_without_a_barrier_ranks_go_on():
     syncs = [Sync(SyncKind.BARRIER, "barrier", everyone), Sync(SyncKind.GRADIENTS, "allreduce", everyone)]
     work = work_array(5, 2, world, forward=np.array([[6.0, 1.0], [1.0, 6.0]])[None])
     graph = graph_of(cycles_of(syncs, work, transfer_ms=0.5))
-    assert gain_ns(graph, without_meeting(lambda g, k: g.syncs[k].kind == SyncKind.BARRIER)) == pytest.approx(
+    assert gain_ns(graph, without_sync(lambda g, k: g.syncs[k].kind == SyncKind.BARRIER)) == pytest.approx(
         5.5 * MS
     )
 
 
 def test_the_last_meeting_of_a_cycle_loses_only_its_transfer():
     graph = simple(3, data=on(0, 3, 2.0), transfer_ms=1.5)
-    assert gain_ns(graph, without_meeting(lambda group, k: True)) == pytest.approx(1.5 * MS)
+    assert gain_ns(graph, without_sync(lambda group, k: True)) == pytest.approx(1.5 * MS)
 
 
 def test_transfers():

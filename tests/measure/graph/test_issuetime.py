@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.measure.costs import usual_transfer
-from ddpdoctor.measure.graph import graph_of_windows, pace_ns
+from ddpdoctor.measure.graph import graph_of_windows, issue_time_ns
 from ddpdoctor.measure.replay import gain_ns, replay_all, without_transfer
 from ddpdoctor.measure.taxonomy import INDEX
 from tests.generator import Config, Plant, generate
@@ -97,7 +97,7 @@ def test_a_slow_device_for_which_all_hosts_wait_in_full_queues(queue_depth, tmp_
         item_every=0, queue_depth=queue_depth, plants=(Plant("throttled", (2,), factor=1.4),), warmup_steps=20
     )
     graph, windows = traced(config, tmp_path)
-    assert max(pace_ns(window) for window in windows) < 0.2 * graph.mean_cycle_ns
+    assert max(issue_time_ns(window) for window in windows) < 0.2 * graph.mean_cycle_ns
     truth_ms = device_step_ms(config) - device_step_ms(replace(config, plants=()))
     late = late_of(graph)
     assert late["compute"].ranks == [2]
@@ -112,7 +112,7 @@ def test_free_communication_gains_nothing_where_the_hosts_set_the_pace(tmp_path)
     hosts_ms = device_step_ms(replace(free, forward_us=10.0, backward_us=10.0, optimizer_us=10.0))
     graph, windows = traced(config, tmp_path)
     step_ms = graph.mean_cycle_ns / 1e6
-    assert max(pace_ns(window) for window in windows) / 1e6 == pytest.approx(hosts_ms, rel=0.03)
+    assert max(issue_time_ns(window) for window in windows) / 1e6 == pytest.approx(hosts_ms, rel=0.03)
     communication = gain_ns(graph, without_transfer([usual_transfer(group) for group in graph.groups])) / 1e6
     truth_ms = step_ms - device_step_ms(free)
     assert communication == pytest.approx(truth_ms, abs=TOLERANCE * step_ms)
@@ -126,4 +126,4 @@ def test_unchanged_the_replay_gives_the_measured_times(tmp_path):
 
 def test_one_marked_step_tells_no_pace(tmp_path):
     generate(replace(ISSUING, steps=1, world_size=2), tmp_path / "traces")
-    assert all(np.isnan(pace_ns(window)) for window in windows_of(tmp_path / "traces"))
+    assert all(np.isnan(issue_time_ns(window)) for window in windows_of(tmp_path / "traces"))

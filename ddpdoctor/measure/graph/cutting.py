@@ -1,0 +1,184 @@
+"""Where the cycles of a profiler window begin and end, and which matched collectives each holds."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.taxonomy import SyncKind
+from ddpdoctor.measure.window import UNKNOWN_STEP, Window, arrivals, step_of_collectives
+
+from .graph import Sync
+
+_FEW_STEPS = 2
+"""Of no more marked steps, no two need be whole and neighbours: then the whole window is the cycle."""
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class MatchedCollectives:
+    """Matched collectives as arrays [M, R] on the windows' clock, NaN where a rank has no part."""
+
+    windows: Sequence[Window]
+    rows: Ints
+    """Row in the collectives of each window; -1 without part."""
+    arrival: Array
+    end: Array
+    ready: Array
+    """When each part could have started had the collectives before it been over."""
+    last_arrival: Array
+    """[M]"""
+    step: Ints
+    """[M] the step as the hosts that launched it know it, by majority."""
+
+    def members(self, m: int) -> Ints:
+        """Positions of the ranks that take part."""
+        return np.flatnonzero(self.rows[m] >= 0)
+
+    def first(self, m: int) -> tuple[Window, int]:
+        """The first member's window, and the row in its collectives: what it says of the collective holds for all."""
+        position = int(self.members(m)[0])
+        return self.windows[position], int(self.rows[m, position])
+
+    def sync(self, m: int) -> Sync:
+        """What kind of synchronisation it is, and whose."""
+        window, row = self.first(m)
+        issued = int(window.comms.issued[row])
+        return Sync(
+            kind=window.comms.kind[row],
+            name=window.comms.operation[row],
+            members=tuple(int(position) for position in self.members(m)),
+            micro=window.micro_batch(issued),
+            group=window.comms.group[row],
+            update=window.update(issued),
+        )
+
+    def message_bytes(self, m: int) -> float:
+        """Bytes that a rank contributes; NaN where unknown."""
+        window, row = self.first(m)
+        return float(window.comms.bytes[row])
+
+
+def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollectives:
+    """The arrays of the collectives that were matched in these ``rows`` [M, R]."""
+    arrival, end, ready = (np.full(rows.shape, np.nan) for _ in range(3))
+    for r, window in enumerate(windows):
+        has = rows[:, r] >= 0
+        own = rows[has, r]
+        arrives, queued = arrivals(window)
+        arrival[has, r] = arrives[own]
+        # Only of one that was queued is it known that it could have started earlier.
+        ready[has, r] = np.where(queued, window.comms.ready, arrives)[own]
+        end[has, r] = window.comms.end[own]
+    last_arrival = np.nanmax(arrival, axis=1)
+    return MatchedCollectives(windows, rows, arrival, end, ready, last_arrival, _steps(windows, rows))
+
+
+def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
+    of_rank = [step_of_collectives(window) for window in windows]
+    steps = np.empty(len(rows), np.int64)
+    for m, line in enumerate(rows):
+        votes = [int(of_rank[r][row]) for r, row in enumerate(line) if row >= 0]
+        steps[m] = max(set(votes), key=votes.count)
+    return steps
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """One cycle: which collectives it holds, and after which it begins."""
+
+    step: int
+    after: Sequence[int] | None
+    """Of each rank, the collective at whose end its cycle begins; None: the cycle begins with the window."""
+    body: Sequence[int]
+    """In order of their last arrivals."""
+
+
+@dataclass(frozen=True)
+class Cut:
+    """The window's cycles, by their sequence of synchronisations."""
+
+    cycles: dict[tuple[Sync, ...], list[Cycle]]
+    whole_window: bool = False
+    """The one cycle begins with the earliest event of any rank."""
+
+
+def cut_into_cycles(matched: MatchedCollectives) -> Cut:
+    """Cycles from the end of one step's last collective of all to the end of the next one's."""
+    order = np.argsort(matched.last_arrival, kind="stable")
+    by_step: dict[int, list[int]] = defaultdict(list)
+    for m in order:
+        by_step[int(matched.step[m])].append(int(m))
+    steps = sorted(step for step in by_step if step != UNKNOWN_STEP)
+    lasts = {step: _lasts(matched, by_step[step]) for step in steps}
+    cycles: dict[tuple[Sync, ...], list[Cycle]] = defaultdict(list)
+    for before, step in pairwise(steps):
+        after, last = lasts[before], lasts[step]
+        if after is not None and last is not None and step == before + 1:
+            body = _between(matched, order, after, last)
+            cycles[tuple(matched.sync(m) for m in body)].append(Cycle(step, after, body))
+    if cycles:
+        return Cut({syncs: alike for syncs, alike in cycles.items() if syncs})
+    if len(steps) > _FEW_STEPS:
+        # Steps were marked, but no two neighbours matched: their length is known, who waited for whom is not.
+        return Cut({})
+    return _whole_window(matched, [int(m) for m in order], steps)
+
+
+def _lasts(matched: MatchedCollectives, of_step: Sequence[int]) -> list[int] | None:
+    """Where each rank's cycle ends: its last reduction of gradients in the step, else its last collective.
+
+    Where all ranks reduce together that is one and the same; with tensor parallelism each group has its
+    own. None where a rank has no collective in the step.
+    """
+    for candidates in ([m for m in of_step if _reduces_gradients(matched, m)], of_step):
+        last = {int(position): m for m in candidates for position in matched.members(m)}
+        if len(last) == len(matched.windows):
+            return [last[position] for position in range(len(last))]
+    return None
+
+
+def _reduces_gradients(matched: MatchedCollectives, m: int) -> bool:
+    window, row = matched.first(m)
+    return window.comms.kind[row] == SyncKind.GRADIENTS
+
+
+def _between(
+    matched: MatchedCollectives, order: Ints, after: Sequence[int], last: Sequence[int]
+) -> list[int]:
+    """The collectives, in ``order``, behind each member's one in ``after`` and up to its one in ``last``."""
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    low, high = place[after], place[last]
+    return [
+        int(m)
+        for m in order[low.min() : high.max() + 1]
+        if all(low[r] < place[m] <= high[r] for r in matched.members(m))
+    ]
+
+
+def _whole_window(matched: MatchedCollectives, order: Sequence[int], steps: Sequence[int]) -> Cut:
+    """One step, or no steps marked: the window is the cycle, from the earliest event of any rank to the last
+    collective of all. What hosts that were ahead of their devices had launched before the one step is not of it: there
+    the cycle begins at the last collective of all that is.
+    """
+    full = [m for m in order if len(matched.members(m)) == len(matched.windows)]
+    if not full:
+        return Cut({})
+    body = [m for m in order if matched.last_arrival[m] <= matched.last_arrival[full[-1]]]
+    if steps:
+        own = next((place for place, m in enumerate(body) if matched.step[m] != UNKNOWN_STEP), len(body))
+        earlier = [m for m in body[:own] if m in full]
+        if earlier and own < len(body):
+            since = body[body.index(earlier[-1]) + 1 :]
+            cycle = Cycle(steps[0], [earlier[-1]] * len(matched.windows), since)
+            return Cut({tuple(matched.sync(m) for m in since): [cycle]})
+    cycle = Cycle(steps[0] if steps else 0, None, body)
+    return Cut({tuple(matched.sync(m) for m in body): [cycle]}, whole_window=True)

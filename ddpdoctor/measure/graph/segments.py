@@ -1,0 +1,146 @@
+"""What each rank did in the segments of a window's cycles, and beside their collectives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpdoctor.measure.numerics import Array, Intervals, covered, nan_median
+from ddpdoctor.measure.taxonomy import COMPONENTS, DEVICE_WORK, INDEX, Component
+from ddpdoctor.measure.window import Window
+
+from .cutting import Cycle, MatchedCollectives
+from .dependencies import dependent
+from .graph import CycleGroup, Sync
+
+
+@dataclass(frozen=True)
+class Segments:
+    """When the segments of alike cycles begin and end; axes as in :class:`CycleGroup`."""
+
+    begin: Array
+    """[N, R]"""
+    arrival: Array
+    """[N, K, R]"""
+    end: Array
+    """[N, K, R]"""
+
+    @property
+    def left(self) -> Array:
+        """[N, K, R] own end of the collective before; of a rank outside a collective, its segment goes on."""
+        left = np.empty(self.arrival.shape)
+        since = self.begin
+        for k in range(self.arrival.shape[1]):
+            left[:, k] = since
+            since = np.where(np.isnan(self.arrival[:, k]), since, self.end[:, k])
+        return left
+
+
+def cycle_group(
+    syncs: tuple[Sync, ...], cycles: Sequence[Cycle], matched: MatchedCollectives, windows: Sequence[Window]
+) -> CycleGroup:
+    """The group of these cycles, all of which have this sequence of synchronisations."""
+    bodies = np.array([cycle.body for cycle in cycles])
+    segments = Segments(_begin(cycles, matched), matched.arrival[bodies], matched.end[bodies])
+    arrival, end = segments.arrival, segments.end
+    last_arrival = np.nanmax(arrival, axis=2)
+    work = _work(windows, segments)
+    computes = [window.compute for window in windows]
+    return CycleGroup(
+        syncs=syncs,
+        steps=np.array([cycle.step for cycle in cycles], np.int64),
+        begin=segments.begin,
+        arrival=arrival,
+        end=end,
+        work=work,
+        message_bytes=np.array([[matched.message_bytes(m) for m in cycle.body] for cycle in cycles]),
+        hidden=_hidden(windows, segments, work),
+        beside=_within(computes, arrival, end),
+        beside_wait=_within(computes, arrival, np.broadcast_to(last_arrival[:, :, None], arrival.shape)),
+        exposed=_exposed(computes, arrival, end),
+        ready=matched.ready[bodies],
+        idle_after=idle_after(windows, segments),
+        on_device=all(window.on_device for window in windows),
+        dependent=dependent(computes, arrival, end),
+    )
+
+
+def _begin(cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:
+    """[N, R] where each rank's cycle begins; the windows' clock begins at the first event of any rank."""
+    ranks = np.arange(len(matched.windows))
+    return np.array(
+        [
+            np.zeros(len(ranks)) if cycle.after is None else matched.end[np.asarray(cycle.after), ranks]
+            for cycle in cycles
+        ]
+    )
+
+
+def _within(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
+    """[N, K, R] ns of each rank's intervals between two times [N, K, R]."""
+    within = np.empty(left.shape)
+    for r, own in enumerate(of_rank):
+        within[:, :, r] = np.nan_to_num(covered(own, left[:, :, r], right[:, :, r]))
+    return within
+
+
+def work_of(window: Window, left: Array, right: Array) -> Array:
+    """[..., C] ns per component between two times [...]; the rest is ``host``."""
+    work = np.zeros((*left.shape, len(COMPONENTS)))
+    for name, intervals in window.sets.items():
+        work[..., INDEX[name]] = covered(intervals, left, right)
+    work[..., INDEX[Component.HOST]] = (right - left) - work.sum(axis=-1)
+    return work
+
+
+def _work(windows: Sequence[Window], segments: Segments) -> Array:
+    """[N, K, R, C] ns of each component in each segment; 0 where a rank has no part in what ends it."""
+    left, right = segments.left, segments.arrival
+    work = np.empty((*right.shape, len(COMPONENTS)))
+    for r, window in enumerate(windows):
+        work[:, :, r] = np.nan_to_num(work_of(window, left[:, :, r], right[:, :, r]))
+    return work
+
+
+def _exposed(computes: Sequence[Intervals], arrival: Array, end: Array) -> Array:
+    """[N, K] ns of each transfer that a faster link would save: the least over the ranks of the time without
+    computation beside it."""
+    last, over = np.nanmax(arrival, axis=2), nan_median(end, axis=2)
+    least: Array = np.clip(over - last, 0, None)
+    for r, compute in enumerate(computes):
+        alone = np.clip(over - last - covered(compute, last, np.maximum(over, last)), 0, None)
+        least = np.where(np.isnan(arrival[:, :, r]), least, np.minimum(least, alone))
+    return least
+
+
+def _hidden(windows: Sequence[Window], segments: Segments, work: Array) -> Array:
+    """[N, K, R, C] ns of computation, copies and late launches in the cycle that lie outside the segments, each beside
+    the collective beside which it runs. Where a rank is in several at once, their parts add up to the whole."""
+    hidden = np.zeros(work.shape)
+    for r, window in enumerate(windows):
+        begin, arrival, end = segments.begin[:, r], segments.arrival[:, :, r], segments.end[:, :, r]
+        last = np.nanmax(end, axis=1)
+        for component in DEVICE_WORK:
+            if component in window.sets:
+                own = window.sets[component]
+                c = INDEX[component]
+                outside = np.nan_to_num(covered(own, begin, last)) - work[:, :, r, c].sum(axis=1)
+                parts = np.nan_to_num(covered(own, arrival, end))
+                share = np.clip(outside, 0, None) / np.maximum(parts.sum(axis=1), 1.0)
+                hidden[:, :, r, c] = parts * share[:, None]
+        late = covered(window.late_launches, arrival, end)
+        hidden[:, :, r, INDEX[Component.LAUNCH]] = np.nan_to_num(late)
+    return hidden
+
+
+def idle_after(windows: Sequence[Window], segments: Segments) -> dict[str, Array]:
+    """[N, K, R] ns of each segment that are idle after each kind of waiting."""
+    idle: dict[str, Array] = {}
+    left, right = segments.left, segments.arrival
+    for r, window in enumerate(windows):
+        for kind, intervals in window.idle_after.items():
+            of_kind = idle.setdefault(kind, np.zeros(right.shape))
+            of_kind[:, :, r] = np.nan_to_num(covered(intervals, left[:, :, r], right[:, :, r]))
+    return idle

@@ -1,0 +1,116 @@
+"""Components of a rank with a device: kernels, copies, and why the device stood idle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddpdoctor.measure.numerics import EMPTY, Intervals, complement, intersect, subtract, union, union_of
+from ddpdoctor.measure.taxonomy import Component
+from ddpdoctor.trace import RankTrace, classify
+
+from .collectives import Collectives
+from .gaps import DeviceGaps, after_sync, device_gaps
+from .hostwaits import DeviceTimeline, waits_and_idle
+from .launches import CUDA_CALLS, Mask, launched_inside, rows_of
+from .pauses import collecting, saving
+from .work import Work
+
+
+@dataclass(frozen=True)
+class _Busy:
+    """What the device was busy with; the sets do not overlap, but for collectives."""
+
+    computes: Mask
+    """[events] kernels, fills and copies within the device, communication apart."""
+    kernels: Intervals
+    """Union of the events that compute."""
+    filled: Intervals
+    """The same, with the time in which the device was busy with what the trace lacks."""
+    copies: Intervals
+    """Copies between host and device, beside computation apart."""
+    saved: Intervals
+    """In which the device waited for a checkpoint."""
+    collectives: Intervals
+    shown: Intervals
+    """Computing, copying or communicating, as the trace shows it."""
+
+
+@dataclass(frozen=True)
+class _Idle:
+    """Why the device stood idle."""
+
+    data: Intervals
+    collected: Intervals
+    waiting: Intervals
+    """The host let the device run dry."""
+    issuing: Intervals
+    late: Intervals
+    """The host had not launched, for whatever reason but waits for data and garbage collection."""
+
+
+def device_work(
+    trace: RankTrace, main: int, collectives: Collectives, span: tuple[int, int], last_step_end: int | None
+) -> Work:
+    """What the device computed, copied and waited for. ``main`` is the training thread's lane, ``span`` the window's."""
+    moving = trace.category_mask("gpu_memcpy")
+    computes = _computes(trace, moving)
+    gaps = device_gaps(trace, computes | (moving & ~_communicates(trace)), collectives.end)
+    busy = _busy(trace, main, collectives, gaps, computes)
+    idle = _idle(trace, main, busy, gaps, span)
+    # From the device's last event to the end of the last step: what the host works there comes before its next launch.
+    tail = EMPTY if last_step_end is None else union([span[1]], [last_step_end])
+    timeline = DeviceTimeline(subtract(busy.shown, busy.saved), union_of(idle.late, tail), computes)
+    waits, idle_after = waits_and_idle(trace, collectives, timeline)
+    optimizer = rows_of(trace, computes & launched_inside(trace, classify.optimizer_steps(trace)))
+    sets: dict[str, Intervals] = {
+        Component.DATA: idle.data,
+        Component.DEVICE_SYNC: idle.waiting,
+        Component.LAUNCH: idle.issuing,
+        Component.COPY: busy.copies,
+        Component.COLLECTION: idle.collected,
+        Component.CHECKPOINT: busy.saved,
+        Component.OPTIMIZER: optimizer,
+        Component.FORWARD: subtract(busy.filled, optimizer),
+    }
+    late_launches = intersect(gaps.for_host, busy.collectives)
+    return Work(sets, busy.kernels, late_launches, waits, idle_after)
+
+
+def _communicates(trace: RankTrace) -> Mask:
+    return trace.name_mask(classify.is_communication_kernel)
+
+
+def _computes(trace: RankTrace, moving: Mask) -> Mask:
+    """[events] A copy within the device, as of a bucket into its gradients, is work like any other."""
+    inside = moving & trace.name_mask(lambda n: classify.memcpy_kind(n) == "DtoD")
+    return (trace.category_mask("kernel", "gpu_memset") | inside) & ~_communicates(trace)
+
+
+def _busy(trace: RankTrace, main: int, collectives: Collectives, gaps: DeviceGaps, computes: Mask) -> _Busy:
+    kernels = rows_of(trace, computes)
+    communicating = union(collectives.start, collectives.end)
+    saved = saving(trace, computes, main, in_use=union_of(kernels, communicating))
+    moved = rows_of(trace, trace.category_mask("gpu_memcpy") & ~computes)
+    copies = subtract(subtract(moved, kernels), saved)
+    unrecorded = subtract(subtract(gaps.by_device, saved), copies)
+    return _Busy(
+        computes=computes,
+        kernels=kernels,
+        filled=union_of(kernels, unrecorded),
+        copies=copies,
+        saved=saved,
+        collectives=communicating,
+        shown=union_of(kernels, copies, communicating),
+    )
+
+
+def _idle(trace: RankTrace, main: int, busy: _Busy, gaps: DeviceGaps, span: tuple[int, int]) -> _Idle:
+    idle = subtract(subtract(complement(busy.shown, *span), busy.saved), busy.filled)
+    collected = intersect(idle, collecting(trace, main))
+    uncollected = subtract(idle, collected)
+    data = intersect(uncollected, rows_of(trace, classify.next_batches(trace)))
+    rest = subtract(uncollected, data)
+    waiting = intersect(rest, after_sync(trace, uncollected))
+    calls = rows_of(trace, trace.category_mask(*CUDA_CALLS, "cpu_op"))
+    issuing = intersect(subtract(rest, waiting), calls)
+    return _Idle(data, collected, waiting, issuing, late=subtract(rest, gaps.queued))

@@ -1,0 +1,71 @@
+"""Which call of the host launched which event of the device."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.measure.numerics import Intervals, union
+from ddpdoctor.trace import RankTrace
+
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+"""Categories of what a device does."""
+CUDA_CALLS = ("cuda_runtime", "cuda_driver")
+"""Categories of the host's calls that launch work on a CUDA or ROCm device, or wait for it."""
+RUNTIME_CALLS = (*CUDA_CALLS, "xpu_runtime")
+"""The same on every kind of device."""
+
+
+def rows_of(trace: RankTrace, mask: Mask) -> Intervals:
+    """Union of the events in ``mask``."""
+    return union(trace.start_ns[mask], trace.end_ns[mask])
+
+
+def launches(trace: RankTrace, rows: Ints) -> Ints:
+    """[M] row of the runtime call that launched each kernel, else of the operator that did (by External id).
+
+    -1 without either.
+    """
+    calls = np.flatnonzero(trace.category_mask(*RUNTIME_CALLS) & (trace.correlation >= 0))
+    launched = rows_with_number(calls, trace.correlation[calls], trace.correlation[rows])
+    if (launched < 0).any():
+        operators = np.flatnonzero(trace.category_mask("cpu_op") & (trace.external_id >= 0))
+        by_id = rows_with_number(operators, trace.external_id[operators], trace.external_id[rows])
+        launched = np.where(launched < 0, by_id, launched)
+    return launched
+
+
+def launch_pairs(trace: RankTrace, device: Mask) -> tuple[Ints, Ints]:
+    """(runtime calls, the device events in ``device`` that they launched), row by row."""
+    calls = np.flatnonzero(trace.category_mask(*CUDA_CALLS) & (trace.correlation >= 0))
+    rows = np.flatnonzero(device & (trace.correlation >= 0))
+    # Backwards: of several calls with one number, the outer one, which begins first.
+    launched = rows_with_number(calls[::-1], trace.correlation[calls[::-1]], trace.correlation[rows])
+    return launched[launched >= 0], rows[launched >= 0]
+
+
+def launched_inside(trace: RankTrace, marks: Mask) -> Mask:
+    """[events] the device events that were launched while one of the marked host events was open."""
+    starts, ends = rows_of(trace, marks)
+    if not len(starts):
+        return np.zeros(trace.size, bool)
+    calls = trace.category_mask(*CUDA_CALLS) & (trace.correlation >= 0)
+    index = np.searchsorted(starts, trace.start_ns[calls], side="right") - 1
+    within = (index >= 0) & (trace.start_ns[calls] < ends[np.clip(index, 0, None)])
+    launched = trace.correlation[calls][within]
+    return trace.category_mask(*DEVICE) & np.isin(trace.correlation, launched)
+
+
+def rows_with_number(rows: Ints, numbers: Ints, wanted: Ints) -> Ints:
+    """[wanted] the last of ``rows`` that has each wanted number; -1 without."""
+    if not len(rows):
+        return np.full(len(wanted), -1, np.int64)
+    order = np.argsort(numbers, kind="stable")
+    place = np.searchsorted(numbers[order], wanted, side="right") - 1
+    nearest = order[np.maximum(place, 0)]
+    same = (place >= 0) & (numbers[nearest] == wanted)
+    result: Ints = np.where(same, rows[nearest], -1)
+    return result
