@@ -66,6 +66,8 @@ class Measurement:
 
     facts: Facts
     graph: Graph
+    logs: Sequence[RankLog]
+    """All that were recorded, on one clock."""
     ranks: list[RankSummary]
     series: Series
     timeline: Timeline | None
@@ -85,9 +87,9 @@ def measure(
     source lines. Where the run was timed by CUDA events, it speaks in device time where there is no window, and of
     what slowed a device outside it.
     """
-    notes: list[str] = []
-    align_logs(logs, notes)
-    notes += set_suspended_aside(logs, telemetry)
+    logs, notes = align_logs(logs)
+    logs, stopped = set_suspended_aside(logs, telemetry)
+    notes += stopped
     recorded = logs
     timed = in_device_time(logs)
     on_device = (
@@ -131,6 +133,7 @@ def measure(
     return Measurement(
         facts,
         graph,
+        recorded,
         rank_summaries(drawn, hosts, devices),
         series(log_graph if log_graph is not None else graph),
         timeline(graph, logs, windows),

@@ -6,7 +6,7 @@ ends with an evaluation, the stall of the training loader's new workers lies in 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -14,14 +14,7 @@ import numpy as np
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.numerics import persistence
 from ddpdoctor.measure.sourcelines import Lines
-from ddpdoctor.measure.steplog import (
-    RankLog,
-    Step,
-    evaluates,
-    loaders_with_workers,
-    main_loaders,
-    undisturbed,
-)
+from ddpdoctor.measure.steplog import RankLog, Step, evaluates, undisturbed
 from ddpdoctor.rundir import EventKind
 
 
@@ -35,8 +28,8 @@ def with_evaluations(
     """
     if not logs or not mean_ms:
         return measured
-    main = main_loaders(logs)
-    restarting = [loaders & loaders_with_workers(log) for log, loaders in zip(logs, main, strict=True)]
+    main = [log.main_loaders for log in logs]
+    restarting = [log.main_loaders & log.loaders_with_workers for log in logs]
     seen, stalls = [], []
     for number, steps in undisturbed(logs):
         seen.append(number)
@@ -64,7 +57,7 @@ def with_evaluations(
     return msgspec.structs.replace(price, steps_hit=hit, where=measured.where or price.where)
 
 
-def _stall_ns(step: Step, loaders: set[int]) -> float:
+def _stall_ns(step: Step, loaders: Collection[int]) -> float:
     """Time for starting the workers of these loaders, and for their first batch, in this step."""
     waits, fresh = 0.0, False
     for event in step.events:

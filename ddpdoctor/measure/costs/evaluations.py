@@ -7,14 +7,14 @@ whole validation set by itself, all other ranks stand still as long, and dividin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
 from ddpdoctor.measure.facts import Cost, Where
 from ddpdoctor.measure.numerics import persistence
 from ddpdoctor.measure.sourcelines import Frame, ranked
-from ddpdoctor.measure.steplog import RankLog, Step, evaluates, main_loaders, undisturbed
+from ddpdoctor.measure.steplog import RankLog, Step, evaluates, undisturbed
 from ddpdoctor.rundir import EventKind
 
 
@@ -28,14 +28,12 @@ def lone_evaluation(logs: Sequence[RankLog], mean_ms: float | None) -> Cost | No
     """
     if len(logs) < 2 or not mean_ms:
         return None
-    main = main_loaders(logs)
+    main = [log.main_loaders for log in logs]
     together = undisturbed(logs)
     lengths, who = [], []
     for _, steps in together:
         evaluating = [r for r, step in enumerate(steps) if evaluates(step, main[r])]
-        lengths.append(
-            float(np.median([steps[r].end - steps[r].start for r in evaluating or range(len(steps))]))
-        )
+        lengths.append(float(np.median([steps[r].length_ns for r in evaluating or range(len(steps))])))
         who.append(tuple(evaluating))
     alone = Counter(ranks for ranks in who if ranks and 2 * len(ranks) <= len(logs))
     usual = [length for length, ranks in zip(lengths, who, strict=True) if not ranks]
@@ -66,7 +64,7 @@ def lone_evaluation(logs: Sequence[RankLog], mean_ms: float | None) -> Cost | No
 
 
 def _lines(
-    logs: Sequence[RankLog], steps_of: Sequence[Sequence[Step]], main: Sequence[set[int]]
+    logs: Sequence[RankLog], steps_of: Sequence[Sequence[Step]], main: Sequence[Collection[int]]
 ) -> list[Where]:
     """Lines that take the batches of these evaluations, or call the module, most frequent first."""
     found: Counter[Frame] = Counter()

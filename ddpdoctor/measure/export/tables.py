@@ -8,16 +8,17 @@ when they ran.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
 
-from ddpdoctor.measure.align import align_and_match, align_logs
+from ddpdoctor.measure.align import align_and_match, align_logs, set_suspended_aside
 from ddpdoctor.measure.graph import step_of
 from ddpdoctor.measure.numerics import Intervals
-from ddpdoctor.measure.steplog import Activities, Meeting, Point, RankLog, match, rank_points
+from ddpdoctor.measure.steplog import MatchedSync, RankLog, SyncPoint, match_syncs
+from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, arrivals
 
 LOG, TRACE = "step-log", "trace"
@@ -80,11 +81,12 @@ class Tables:
     notes: list[str] = field(default_factory=list)
 
 
-def recorded_tables(logs: Sequence[RankLog], windows: Sequence[Window]) -> Tables:
-    """Align and tabulate. Logs and windows are moved onto the common clock in place."""
-    notes: list[str] = []
-    logs = [log for log in logs if log.steps]
-    align_logs(logs, notes)
+def recorded_tables(
+    recorded: Sequence[RankLog], windows: Sequence[Window], telemetry: Mapping[str, HostTelemetry]
+) -> Tables:
+    """Align and tabulate. Windows are moved onto the common clock in place."""
+    aligned, notes = align_logs([log for log in recorded if log.steps])
+    logs, _ = set_suspended_aside(aligned, telemetry)
     on_device = any(window.on_device for window in windows)
     drawn = windows if on_device or not logs else []
     steps = [row for log in logs for row in _log_steps(log)]
@@ -104,13 +106,16 @@ def recorded_tables(logs: Sequence[RankLog], windows: Sequence[Window]) -> Table
 
 
 def _log_steps(log: RankLog) -> list[tuple[object, ...]]:
-    return [(log.rank, LOG, s.number, s.start, s.end, ",".join(s.marks)) for s in log.steps]
+    return [(log.rank, LOG, s.number, s.start_ns, s.end_ns, ",".join(s.marks)) for s in log.steps]
 
 
 def _log_events(log: RankLog) -> list[tuple[object, ...]]:
-    origin = log.steps[0].start
-    sets = Activities(log, origin).sets
-    return [row for name, found in sets.items() for row in _rows(log.rank, LOG, name, found, origin)]
+    done = log.activities
+    return [
+        row
+        for name, intervals in done.sets.items()
+        for row in _rows(log.rank, LOG, name, intervals, done.origin_ns)
+    ]
 
 
 def _window_events(window: Window) -> list[tuple[object, ...]]:
@@ -128,27 +133,26 @@ def _rows(rank: int, source: str, name: str, intervals: Intervals, origin: int) 
 
 
 def _log_collectives(logs: Sequence[RankLog]) -> list[tuple[object, ...]]:
-    points = [rank_points(log) for log in logs]
     ranks = [log.rank for log in logs]
-    meetings, _ = match(points)
-    together = {(meeting.key, position): meeting for meeting in meetings for position in meeting.points}
+    matched, _ = match_syncs(logs)
+    together = {(sync.key, position): sync for sync in matched for position in sync.points}
     return [
         _log_collective(ranks, position, point, together.get((point.key, position)))
-        for position, of_rank in enumerate(points)
-        for point in of_rank
+        for position, log in enumerate(logs)
+        for point in log.sync_points
     ]
 
 
 def _log_collective(
-    ranks: list[int], position: int, point: Point, meeting: Meeting | None
+    ranks: list[int], position: int, point: SyncPoint, matched: MatchedSync | None
 ) -> tuple[object, ...]:
     last = None
-    if meeting is not None:
-        root = meeting.points.get(ranks.index(point.root)) if point.root in ranks else None
-        last = root.arrival if root is not None else meeting.last_arrival
+    if matched is not None:
+        root = matched.points.get(ranks.index(point.root)) if point.root in ranks else None
+        last = root.arrival_ns if root is not None else matched.last_arrival_ns
     return (
         *(ranks[position], LOG, point.step, point.kind, point.name, point.group),
-        *_split(point.arrival, last, max(point.end, point.arrival)),
+        *_split(point.arrival_ns, last, max(point.end_ns, point.arrival_ns)),
         point.message_bytes,
     )
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from ddpdoctor.measure.graph import pace_ns
 from ddpdoctor.measure.numerics import covered, union
-from ddpdoctor.measure.steplog import RankLog, gradients_ready
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.window import Window, main_lane, rows_of
 from ddpdoctor.rundir import EventKind
 
@@ -85,13 +85,13 @@ def _is_search(name: str) -> bool:
 
 def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
     passes = [
-        (event.start_ns, min(gradients_ready(event), event.end_ns), event.end_ns)
+        (step.start_of(event), step.start_ns + event.gradients_ready_ns, step.end_of(event))
         for step in log.steps
         for event in step.events
         if event.kind == EventKind.BACKWARD
         and event.reductions
-        and event.start_ns >= window.span[0]
-        and event.end_ns <= window.span[1]
+        and step.start_of(event) >= window.span[0]
+        and step.end_of(event) <= window.span[1]
     ]
     if not passes:
         return None

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddpdoctor.measure.facts import DdpFacts, JobFacts, LoaderFacts, Where
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.steplog import RankLog, first, main_loader_settings
+from ddpdoctor.measure.steplog import RankLog, first
 from ddpdoctor.rundir import EventKind
 from ddpdoctor.rundir.packages import is_well_known
 
@@ -52,7 +52,7 @@ def loader_facts(logs: Sequence[RankLog], graph: Graph) -> LoaderFacts:
             if e.kind == EventKind.DATA and e.batches_ready >= 0
         ]
     for log in logs:
-        loader = main_loader_settings(log)
+        loader = log.main_loader_settings
         if loader is not None:
             return LoaderFacts(
                 num_workers=loader.get("num_workers"),

@@ -8,7 +8,7 @@ import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Intervals, clip
-from ddpdoctor.measure.steplog import Activities, RankLog
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import Span, Timeline
 from ddpdoctor.measure.taxonomy import DRAWN_AS, Component, SyncKind
 from ddpdoctor.measure.window import Window
@@ -63,8 +63,8 @@ def _sets(
     graph: Graph, position: int, logs: Sequence[RankLog], windows: Sequence[Window]
 ) -> tuple[dict[str, Intervals], float]:
     if graph.source == "step-log":
-        start = min(log.steps[0].start for log in logs if log.steps)
-        return Activities(logs[position], start).sets, 0.0
+        start = min(log.start_ns for log in logs if log.steps)
+        return logs[position].activities.since(start).sets, 0.0
     return windows[position].sets, float(min(w.span[0] for w in windows))
 
 
