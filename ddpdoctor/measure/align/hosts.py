@@ -80,7 +80,7 @@ class _Ends:
     def of(cls, log: RankLog) -> _Ends:
         return cls(log, {point.key: point for point in log.sync_points if point.root is None})
 
-    def of_keys(self, keys: Sequence[Key]) -> Ints:
+    def ends_of(self, keys: Sequence[Key]) -> Ints:
         """[K] epoch ns."""
         return np.array([self.points[key].end_ns for key in keys], np.int64)
 
@@ -137,7 +137,7 @@ def _correction(reference: _Ends, other: _Ends) -> _Correction | None:
     keys = sorted(common, key=lambda key: reference.points[key].end_ns)
     if len(keys) < TUNING.fewest:
         return None
-    ours, theirs = reference.of_keys(keys), other.of_keys(keys)
+    ours, theirs = reference.ends_of(keys), other.ends_of(keys)
     edges = (np.diff(reference.places(keys)) != 0) | (np.diff(other.places(keys)) != 0)
     settings = []
     for row, by_ns in _set_at(ours, theirs, (np.flatnonzero(edges) + 1).tolist()):

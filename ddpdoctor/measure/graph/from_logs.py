@@ -35,13 +35,13 @@ def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] 
     matched, unmatched = match_syncs(logs)
     measured, reasons = chosen_and_why(logs)
     origin_ns = min((log.start_ns for log in logs if log.steps), default=0)
-    worker = _Worker(origin_ns, [log.activities.since(origin_ns) for log in logs], operator_shares or {})
+    builder = _Builder(origin_ns, [log.activities.since(origin_ns) for log in logs], operator_shares or {})
     if matched:
         cycles, unmeasured = _cycles(matched, measured, ranks)
         reasons = {**reasons, **unmeasured}
-        groups = [worker.group(syncs, of_kind) for syncs, of_kind in cycles.items()]
+        groups = [builder.group(syncs, of_kind) for syncs, of_kind in cycles.items()]
     else:
-        groups = worker.alone(logs, measured)
+        groups = builder.alone(logs, measured)
     batch_times = [batch_time_ns(log) for log in logs]
     batches = [batches_per_step(log) for log in logs]
     groups = [group.with_latent(Component.DATA, latent_data(group, batch_times, batches)) for group in groups]
@@ -136,8 +136,8 @@ def _sync(matched: MatchedSync, ranks: Sequence[int]) -> Sync:
 
 
 @dataclass(frozen=True)
-class _Worker:
-    """Says what each rank did between its synchronisations."""
+class _Builder:
+    """Makes groups of cycles: when each rank arrived and went on, and what it did in between."""
 
     origin_ns: int
     """Epoch ns from which all times of the graph count."""

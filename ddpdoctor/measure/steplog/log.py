@@ -92,6 +92,7 @@ class RankLog:
         if np.any(samples_ns):
             samples = samples.copy()
             samples[:, 0] += samples_ns
+            samples.flags.writeable = False
         steps = self.steps
         if steps_ns.any():
             steps = tuple(step.shifted(ns) for step, ns in zip(steps, steps_ns.tolist(), strict=True))
