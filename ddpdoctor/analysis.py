@@ -146,7 +146,7 @@ def conclude(prepared: Prepared, options: Options) -> Diagnosis:
         measured.set_aside,
         inputs.notes + measured.notes,
     )
-    steps = msgspec.structs.replace(judged.steps, window=window_cost(prepared.logs, judged.steps.median_ms))
+    steps = msgspec.structs.replace(judged.steps, window=window_cost(measured.logs, judged.steps.median_ms))
     return _with_details(msgspec.structs.replace(judged, steps=steps), inputs, measured, hta)
 
 
@@ -248,7 +248,8 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
             inputs.notes += loaded.notes
             inputs.notes += [reason for _, reason in loaded.failed]
     inputs.logs.sort(key=lambda log: log.rank)
-    inputs.notes += put_in_order(inputs.logs)
+    inputs.logs, set_clocks = put_in_order(inputs.logs)
+    inputs.notes += set_clocks
     return inputs
 
 
@@ -284,7 +285,7 @@ def _windows(inputs: Inputs) -> list[Window]:
         log = logs.get(trace.meta.rank if trace.meta.rank is not None else -1)
         known = log.steps if log is not None and trace.size else []
         profiled = [step for step in known if PROFILED in step.marks]
-        bounds = [(step.number, step.start, step.end) for step in profiled]
+        bounds = [(step.number, step.start_ns, step.end_ns) for step in profiled]
         host = log.host if log is not None else ""
         windows.append(read_window(moved_trace(trace, profiled), bounds or None, host))
     return windows

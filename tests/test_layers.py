@@ -97,7 +97,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "taxonomy",
         ),
         "pipeline": ("metrics", "numerics", "facts"),
-        "export": ("graph", "align", "window", "steplog", "numerics", "taxonomy"),
+        "export": ("align", "window", "steplog", "numerics", "telemetry", "taxonomy"),
     },
     "hook": {
         "environment": (),
@@ -133,7 +133,7 @@ A package without an entry is one room. Its own ``__init__`` may import every ro
 INSIDES: dict[tuple[str, str], str] = {
     ("tests/measure/steplog/test_devicetime.py", "ddpdoctor.measure.steplog.devicetime"): "one step moved",
     ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.bound"): "made small for the test",
-    ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.log"): "made small for the test",
+    ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.reading"): "what it decodes",
     ("tests/measure/metrics/test_reducer.py", "ddpdoctor.measure.metrics.search"): "the names it looks for",
     ("tests/measure/pipeline/test_stragglers.py", "ddpdoctor.measure.pipeline.stragglers"): "one scenario",
     ("tests/measure/sourcelines/test_of_windows.py", "ddpdoctor.measure.sourcelines.of_windows"): "its bound",

@@ -60,7 +60,7 @@ def command(
         options = configured(progress, job=job)
         prepared = prepare(list(paths), options)
         diagnosis = conclude(prepared, options)
-        found = recorded_tables(prepared.logs, prepared.windows)
+        found = recorded_tables(prepared.logs, prepared.windows, prepared.inputs.telemetry)
     recorded = {name: getattr(found, name) for name in TABLES}
     if chosen is not None:
         recorded = cut_steps(recorded, *chosen)

@@ -58,6 +58,8 @@ class Measurement:
 
     facts: Facts
     graphs: Graphs
+    logs: Sequence[RankLog]
+    """All that were recorded, on one clock."""
     ranks: list[RankSummary]
     series: Series
     timeline: Timeline | None
@@ -71,21 +73,21 @@ def measure(
     logs: Sequence[RankLog], windows: Sequence[Window], telemetry: Mapping[str, HostTelemetry]
 ) -> Measurement:
     """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both."""
-    notes: list[str] = []
-    align_logs(logs, notes)
-    notes += set_suspended_aside(logs, telemetry)
-    graphs = build_graphs(logs, with_bucket_sizes(windows, _bucket_bytes(logs)))
-    aside = all_set_aside(graphs.told, logs)
+    aligned, set_clocks = align_logs(logs)
+    recorded, suspended = set_suspended_aside(aligned, telemetry)
+    graphs = build_graphs(recorded, with_bucket_sizes(windows, _bucket_bytes(recorded)))
+    aside = all_set_aside(graphs.told, recorded)
     gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
     facts = _facts(graphs, _context(graphs, gpu), gpu, telemetry, aside)
     return Measurement(
         facts=facts,
         graphs=graphs,
+        logs=recorded,
         ranks=_summaries(graphs),
         series=series(graphs.log if graphs.log is not None else graphs.speaking),
         timeline=timeline(graphs.speaking, graphs.logs, graphs.windows),
         bandwidth=bandwidth_points(graphs.window) if graphs.window is not None else [],
-        notes=[*notes, *outstanding(graphs.told), *_notes(graphs)],
+        notes=[*set_clocks, *suspended, *outstanding(graphs.told), *_notes(graphs)],
         set_aside=aside,
     )
 

@@ -1,9 +1,9 @@
 """All ranks on one clock, and the same collective found on each.
 
-In: logs and windows by their own clocks. Out: the same on the run's common clock, with what was found on the way (clocks
-that were set, machines that slept, processes that were stopped), and :class:`Matched` collectives. The idea: durations come
-from monotonic clocks, hosts are tied by the collectives that their ranks leave together, and what is not credible is
-refused.
+In: logs and windows by their own clocks. Out: the same on the run's common clock, logs as new ones, with what was noticed
+on the way (clocks that were set, machines that slept, processes that were stopped), and :class:`Matched` collectives. The
+idea: durations come from monotonic clocks, hosts are tied by the collectives that their ranks leave together, and what is
+not credible is refused.
 """
 
 from .chronology import moved_trace, put_in_order

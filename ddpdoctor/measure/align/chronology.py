@@ -3,14 +3,14 @@
 A step of a log has an exact duration, taken from the monotonic clock, and a start by the wall clock, which may be set
 in the middle of a run, and which goes on while a machine sleeps. Steps of a rank join: step n + 1 begins where step n
 ends. So the steps are put one after the other again, and the wall clock says no more than where the ranks of a host stand
-against each other; hosts are tied by their collectives (:mod:`.clockhosts`). Only where steps are missing in between the
+against each other; hosts are tied by their collectives (:mod:`.hosts`). Only where steps are missing in between the
 wall clock bridges the gap.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -23,39 +23,46 @@ from ddpdoctor.trace import RankTrace
 
 Ints = NDArray[np.int64]
 
-_NEIGHBOURS = 33
-"""Readings of the wall clock whose median counts: one that is interrupted by another process tells a wrong time."""
-_SAME_NS = 1_000_000
-"""Readings this near to each other are of a clock that nobody has set."""
-_READING_NS = 100_000
-"""What two readings of clocks that agree may lie apart: a trace is not copied for that."""
-_TOLD_NS = 100_000_000
-"""A clock that is set by less needs no sentence: time servers do so now and then."""
+
+@dataclass(frozen=True)
+class Tuning:
+    """What counts as a clock that was set, and is told."""
+
+    neighbours: int = 33
+    """Readings of the wall clock whose median counts: one that is interrupted by another process tells a wrong time."""
+    same_ns: int = 1_000_000
+    """Readings this near to each other are of a clock that nobody has set."""
+    reading_ns: int = 100_000
+    """What two readings of clocks that agree may lie apart: a trace is not copied for that."""
+    told_ns: int = 100_000_000
+    """A clock that is set by less needs no sentence: time servers do so now and then."""
 
 
-def put_in_order(logs: Sequence[RankLog]) -> list[str]:
-    """Put the steps, and the stack samples, of all ranks on the monotonic time of their run, in place; what was set in
-    between, in sentences. ``moved_ns`` of a step leads back to the wall clock."""
-    notes = []
+TUNING = Tuning()
+
+
+def put_in_order(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
+    """The logs with their steps, and stack samples, on the monotonic time of their run; and what was set in between, in
+    sentences. ``moved_ns`` of a step leads back to the wall clock."""
     hosts: dict[str, list[_Rank]] = defaultdict(list)
     for log in logs:
         if log.steps:
-            hosts[log.host].append(_Rank.of(log.steps, log))
+            hosts[log.host].append(_Rank.of(log))
+    notes: list[str] = []
+    ordered: dict[int, RankLog] = {}
     for host, ranks in hosts.items():
         leader = max(ranks, key=lambda rank: (-rank.block[-1], len(rank.block)))
         for rank in ranks:
-            if rank is not leader:
-                rank.follow(leader)
-        for rank in ranks:
-            rank.move()
+            placed = rank if rank is leader else rank.following(leader)
+            ordered[id(rank.log)] = placed.ordered_log()
         notes += [_told(host, step, ns) for step, ns in leader.settings()]
-    return notes
+    return [ordered.get(id(log), log) for log in logs], notes
 
 
 def moved_trace(trace: RankTrace, profiled: Sequence[Step]) -> RankTrace:
     """A rank's trace, whose times are of the wall clock, on the time of its steps that the profiler saw."""
     moved_ns = int(np.median([step.moved_ns for step in profiled])) if profiled else 0
-    if abs(moved_ns) < _READING_NS:
+    if abs(moved_ns) < TUNING.reading_ns:
         return trace
     return replace(trace, start_ns=trace.start_ns + moved_ns)
 
@@ -72,7 +79,7 @@ def _told(host: str, step: int, ns: int) -> str:
     return f"The clock of host {host} {how}{slept} during step {step}. Step times come from the monotonic clock, which leaves that out."
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Rank:
     """One rank's steps, [N] each, and their time as it is put together."""
 
@@ -85,51 +92,47 @@ class _Rank:
     block: Ints
 
     @classmethod
-    def of(cls, steps: Sequence[Step], log: RankLog) -> _Rank:
+    def of(cls, log: RankLog) -> _Rank:
         """Each step where the one before ends, the first and those after a gap where the wall clock has them."""
-        recorded = np.array([step.start for step in steps], np.int64)
-        length = np.array([step.end - step.start for step in steps], np.int64)
-        block = blocks(steps)
+        recorded = np.array([step.start_ns for step in log.steps], np.int64)
+        length = np.array([step.length_ns for step in log.steps], np.int64)
+        block = blocks(log.steps)
         gap = np.maximum(np.diff(recorded), length[:-1])
         apart = np.where(np.diff(block) > 0, gap, length[:-1])
         time = recorded[0] + np.concatenate(([0], np.cumsum(apart)))
-        return cls(log, np.array([step.number for step in steps], np.int64), recorded, time, block)
+        return cls(log, np.array([step.number for step in log.steps], np.int64), recorded, time, block)
 
     @property
     def ahead(self) -> Ints:
         """[N] ns by which the wall clock is ahead of the time of the run."""
         return self.recorded - self.time
 
-    def follow(self, leader: _Rank) -> None:
-        """Stand to the leader, a rank of the same host, as the wall clock says: both read the same one in the same
+    def following(self, leader: _Rank) -> _Rank:
+        """The rank as it stands to the leader, one of the same host, by the wall clock: both read the same one in the same
         steps."""
         places = {number: place for place, number in enumerate(leader.number.tolist())}
-        theirs = leader.ahead
-        own = self.ahead
-        shift = 0
+        theirs, own = leader.ahead, self.ahead
+        time = self.time.copy()
+        shift_ns = 0
         edges = [0, *(np.flatnonzero(np.diff(self.block)) + 1).tolist(), len(self.block)]
         for first, stop in pairwise(edges):
             numbers = enumerate(self.number[first:stop].tolist(), first)
             common = [(row, places[number]) for row, number in numbers if number in places]
             if common:
                 mine, other = np.array(common).T
-                shift = int(np.median(own[mine] - theirs[other]))
-            self.time[first:stop] += shift
+                shift_ns = int(np.median(own[mine] - theirs[other]))
+            time[first:stop] += shift_ns
+        return replace(self, time=time)
 
     def settings(self) -> Iterator[tuple[int, int]]:
         """(step, ns): when the wall clock was set by how much."""
-        ahead = running_median(self.ahead, _NEIGHBOURS)
-        for place in np.flatnonzero(np.abs(np.diff(ahead)) >= _TOLD_NS):
+        ahead = running_median(self.ahead, TUNING.neighbours)
+        for place in np.flatnonzero(np.abs(np.diff(ahead)) >= TUNING.told_ns):
             yield int(self.number[place]), int(ahead[place + 1] - ahead[place])
 
-    def move(self) -> None:
-        """Put the time into the log's steps and samples."""
-        periods = _periods(self)
-        log = self.log
-        moved = _followed(periods, (sample[0] for sample in log.samples))
-        log.samples = [(at, user, leaf) for at, (_, user, leaf) in zip(moved, log.samples, strict=True)]
-        for step, time in zip(log.steps, self.time.tolist(), strict=True):
-            step.move(time - step.start)
+    def ordered_log(self) -> RankLog:
+        """The rank's log on the time of the run."""
+        return self.log.shifted(-self.ahead, _samples_moved(_periods(self), self.log.samples[:, 0]))
 
 
 @dataclass(frozen=True)
@@ -144,28 +147,29 @@ class _Period:
 
 def _periods(rank: _Rank) -> list[_Period]:
     """Of the rank's wall clock, in the order in which they went by."""
-    ahead = running_median(rank.ahead, _NEIGHBOURS)
+    ahead = running_median(rank.ahead, TUNING.neighbours)
     cuts = [0]
     for place in np.flatnonzero(np.diff(ahead)).tolist():
-        if abs(int(ahead[place + 1]) - int(ahead[cuts[-1]])) > _SAME_NS:
+        if abs(int(ahead[place + 1]) - int(ahead[cuts[-1]])) > TUNING.same_ns:
             cuts.append(place + 1)
     lasts = [*(cut - 1 for cut in cuts[1:]), len(ahead) - 1]
-    found = []
+    periods = []
     for first, last in zip(cuts, lasts, strict=True):
-        step = rank.log.steps[last]
-        end = int(rank.time[last]) + step.end - step.start + int(ahead[first])
-        found.append(_Period(end, int(ahead[first])))
-    return found
+        end = int(rank.time[last]) + rank.log.steps[last].length_ns + int(ahead[first])
+        periods.append(_Period(end, int(ahead[first])))
+    return periods
 
 
-def _followed(periods: Sequence[_Period], times: Iterable[int]) -> list[int]:
-    """Times that were read from the wall clock one after the other, on the time of the run. A clock that is set back shows
-    the same times twice: where they go back, the next period has begun."""
-    found, place, before = [], 0, None
-    for at in times:
-        back = before is not None and at < before - _SAME_NS
+def _samples_moved(periods: Sequence[_Period], times: Ints) -> Ints:
+    """[S] what takes times, read from the wall clock one after the other, to the time of the run. A clock that is set back
+    shows the same times twice: where they go back, the next period has begun."""
+    if len(periods) == 1:
+        return np.full(len(times), -periods[0].ahead)
+    moved, place, before = [], 0, None
+    for at in times.tolist():
+        back = before is not None and at < before - TUNING.same_ns
         while place + 1 < len(periods) and (back or at > periods[place].end):
             place, back = place + 1, False
-        found.append(at - periods[place].ahead)
+        moved.append(-periods[place].ahead)
         before = at
-    return found
+    return np.array(moved, np.int64)

@@ -3,111 +3,159 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.steplog import Key, Point, RankLog, rank_points
+from ddpdoctor.measure.steplog import Key, RankLog, SyncPoint
 
 from .chronology import blocks
-from .clockfit import fit_clock
+from .clockfit import ClockFit, fit_clock
 
-_FEWEST = 3
-_BESIDE_GAP = 32
-"""Collectives on either side of a gap that tell whether a clock was set in it."""
-_SET_NS = 20_000_000
-"""Clocks that differ by this much more behind a gap, beyond any drift, were set in it."""
-_MOST_DRIFT = 5e-4
-"""As which time servers slew a clock at most."""
+Ints = NDArray[np.int64]
 
 
-def align_logs(logs: Sequence[RankLog], notes: list[str]) -> None:
-    """Shift each host's logs (in place) onto the first host's clock, by the ends of the collectives that both
-    took part in."""
+@dataclass(frozen=True)
+class Tuning:
+    """When two clocks are compared at all, and when one was set where nothing was recorded."""
+
+    fewest: int = 3
+    """Collectives that both hosts took part in: of fewer no median tells what is usual."""
+    beside_gap: int = 32
+    """Collectives on either side of a gap that tell whether a clock was set in it."""
+    set_ns: int = 20_000_000
+    """Clocks that differ by this much more behind a gap, beyond any drift, were set in it."""
+    most_drift: float = 5e-4
+    """As which time servers slew a clock at most."""
+
+
+TUNING = Tuning()
+
+
+def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
+    """The logs, each on the first host's clock by the ends of the collectives that both hosts took part in; and, in
+    sentences, what their clocks are apart."""
     hosts: dict[str, list[RankLog]] = defaultdict(list)
     for log in logs:
         hosts[log.host].append(log)
     if len(hosts) < 2:
-        return
-    names = list(hosts)
-    leader = hosts[names[0]][0]
-    reference = _ends(leader)
-    for name in names[1:]:
-        other = _ends(hosts[name][0])
-        keys = sorted(set(reference) & set(other), key=lambda key: reference[key].end)
-        if len(keys) < _FEWEST:
-            notes.append(
-                f"Hosts {names[0]} and {name} have no collectives in common: their clocks could not be compared, and are taken as they are."
-            )
-            continue
-        ours, theirs = [np.array([of[key].end for key in keys], np.int64) for of in (reference, other)]
-        places = [
-            _places(log, [of[key].step for key in keys])
-            for log, of in ((leader, reference), (hosts[name][0], other))
-        ]
-        for row, ahead_ns in _set_in_gaps(ours, theirs, places):
-            theirs[row:] -= ahead_ns
-            for log in hosts[name]:
-                _move_from(log, other[keys[row]].step, -ahead_ns)
-        fit = fit_clock(ours, theirs)
-        if abs(fit.offset_ns) <= fit.error_ns:
-            notes.append(
-                f"Clock of host {name}: no offset against {names[0]} beyond the error of {fit.error_ns / 1e6:.3f} ms."
-            )
-            continue
-        for log in hosts[name]:
-            for step in log.steps:
-                step.move(int(fit.correction(np.array([step.start]))[0]))
-            _move_samples(log, fit.correction(_times(log)))
-        notes.append(
-            f"Clock of host {name}: {fit.offset_ns / 1e6:+.3f} ms against {names[0]}, drift {fit.drift * 1e6:+.1f} ppm, corrected by "
-            f"{fit.pairs} collectives to within about {max(fit.error_ns, 1e3) / 1e6:.3f} ms."
+        return list(logs), []
+    leader, *others = hosts
+    reference = _Ends.of(hosts[leader][0])
+    notes: list[str] = []
+    corrections: dict[str, _Correction] = {}
+    for host in others:
+        correction = _correction(reference, _Ends.of(hosts[host][0]))
+        notes.append(_told(leader, host, correction))
+        if correction is not None:
+            corrections[host] = correction
+    return [corrections[log.host].applied(log) if log.host in corrections else log for log in logs], notes
+
+
+def _told(leader: str, host: str, correction: _Correction | None) -> str:
+    if correction is None:
+        return (
+            f"Hosts {leader} and {host} have no collectives in common: their clocks could not be compared, "
+            "and are taken as they are."
         )
+    fit = correction.fit
+    if not correction.tells:
+        return f"Clock of host {host}: no offset against {leader} beyond the error of {fit.error_ns / 1e6:.3f} ms."
+    return (
+        f"Clock of host {host}: {fit.offset_ns / 1e6:+.3f} ms against {leader}, drift {fit.drift * 1e6:+.1f} ppm, corrected by "
+        f"{fit.pairs} collectives to within about {max(fit.error_ns, 1e3) / 1e6:.3f} ms."
+    )
 
 
-def _ends(log: RankLog) -> dict[Key, Point]:
-    return {point.key: point for point in rank_points(log) if point.root is None}
+@dataclass(frozen=True)
+class _Ends:
+    """When a rank left the collectives that all leave together."""
+
+    log: RankLog
+    points: Mapping[Key, SyncPoint]
+
+    @classmethod
+    def of(cls, log: RankLog) -> _Ends:
+        return cls(log, {point.key: point for point in log.sync_points if point.root is None})
+
+    def ends_of(self, keys: Sequence[Key]) -> Ints:
+        """[K] epoch ns."""
+        return np.array([self.points[key].end_ns for key in keys], np.int64)
+
+    def places(self, keys: Sequence[Key]) -> Ints:
+        """[K] the block of neighbouring steps to which each of these collectives belongs."""
+        numbers = [step.number for step in self.log.steps]
+        block = dict(zip(numbers, blocks(self.log.steps).tolist(), strict=True))
+        return np.array([block[self.points[key].step] for key in keys], np.int64)
 
 
-def _places(log: RankLog, numbers: Sequence[int]) -> NDArray[np.int64]:
-    """The block of neighbouring steps to which each of these steps belongs."""
-    block = dict(zip((step.number for step in log.steps), blocks(log.steps).tolist(), strict=True))
-    return np.array([block[number] for number in numbers], np.int64)
+@dataclass(frozen=True)
+class _Setting:
+    """A clock that was set where steps are missing."""
+
+    step: int
+    """The first one behind the gap."""
+    by_ns: int
 
 
-def _set_in_gaps(
-    ours: NDArray[np.int64], theirs: NDArray[np.int64], places: Sequence[NDArray[np.int64]]
-) -> list[tuple[int, int]]:
-    """(row, ns): where steps are missing the wall clock bridges the gap, and one of two clocks was set in it."""
+@dataclass(frozen=True)
+class _Correction:
+    """What takes the logs of a host to the leader's clock."""
+
+    settings: Sequence[_Setting]
+    """Taken back first."""
+    fit: ClockFit
+
+    @property
+    def tells(self) -> bool:
+        """Whether the clocks are further apart than is known."""
+        return abs(self.fit.offset_ns) > self.fit.error_ns
+
+    def applied(self, log: RankLog) -> RankLog:
+        """A log of this host on the leader's clock."""
+        numbers = np.array([step.number for step in log.steps], np.int64)
+        starts = np.array([step.start_ns for step in log.steps], np.int64)
+        sampled = log.samples[:, 0].copy()
+        for setting in self.settings:
+            behind = numbers >= setting.step
+            if behind.any():
+                begin = starts[behind.argmax()]
+                sampled -= np.where(sampled >= begin, setting.by_ns, 0)
+                starts -= np.where(behind, setting.by_ns, 0)
+        if self.tells:
+            starts += self.fit.correction(starts)
+            sampled += self.fit.correction(sampled)
+        recorded = np.array([step.start_ns for step in log.steps], np.int64)
+        return log.shifted(starts - recorded, sampled - log.samples[:, 0])
+
+
+def _correction(reference: _Ends, other: _Ends) -> _Correction | None:
+    """By the collectives of two ranks; None where they have too few in common."""
+    common = set(reference.points) & set(other.points)
+    keys = sorted(common, key=lambda key: reference.points[key].end_ns)
+    if len(keys) < TUNING.fewest:
+        return None
+    ours, theirs = reference.ends_of(keys), other.ends_of(keys)
+    edges = (np.diff(reference.places(keys)) != 0) | (np.diff(other.places(keys)) != 0)
+    settings = []
+    for row, by_ns in _set_at(ours, theirs, (np.flatnonzero(edges) + 1).tolist()):
+        theirs[row:] -= by_ns
+        settings.append(_Setting(other.points[keys[row]].step, by_ns))
+    return _Correction(settings, fit_clock(ours, theirs))
+
+
+def _set_at(ours: Ints, theirs: Ints, edges: Sequence[int]) -> list[tuple[int, int]]:
+    """(row, ns) where one of two clocks was set: steps are missing there, and the wall clock bridges the gap."""
     ahead = theirs - ours
-    found = []
-    for row in (np.flatnonzero(sum(np.diff(of) != 0 for of in places)) + 1).tolist():
-        before, behind = ahead[max(0, row - _BESIDE_GAP) : row], ahead[row : row + _BESIDE_GAP]
-        by_ns = int(np.median(behind) - np.median(before))
-        apart_ns = float(
-            np.median(ours[row : row + _BESIDE_GAP]) - np.median(ours[max(0, row - _BESIDE_GAP) : row])
-        )
-        if abs(by_ns) > _SET_NS + _MOST_DRIFT * abs(apart_ns):
-            found.append((row, by_ns))
-    return found
+    return [(row, by_ns) for row in edges if (by_ns := _set_by(ours, ahead, row))]
 
 
-def _move_from(log: RankLog, number: int, ns: int) -> None:
-    """Move this step and all behind it."""
-    later = [step for step in log.steps if step.number >= number]
-    if later:
-        begin = later[0].start
-        _move_samples(log, np.where(_times(log) >= begin, ns, 0))
-    for step in later:
-        step.move(ns)
-
-
-def _times(log: RankLog) -> NDArray[np.int64]:
-    return np.array([at for at, _, _ in log.samples], np.int64)
-
-
-def _move_samples(log: RankLog, by_ns: NDArray[np.int64]) -> None:
-    log.samples = [
-        (at + ns, user, leaf) for (at, user, leaf), ns in zip(log.samples, by_ns.tolist(), strict=True)
-    ]
+def _set_by(ours: Ints, ahead: Ints, row: int) -> int:
+    """ns by which a clock was set before this row; 0 where drift explains it."""
+    before = slice(max(0, row - TUNING.beside_gap), row)
+    behind = slice(row, row + TUNING.beside_gap)
+    by_ns = int(np.median(ahead[behind]) - np.median(ahead[before]))
+    apart_ns = abs(float(np.median(ours[behind]) - np.median(ours[before])))
+    return by_ns if abs(by_ns) > TUNING.set_ns + TUNING.most_drift * apart_ns else 0

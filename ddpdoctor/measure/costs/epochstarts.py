@@ -7,7 +7,7 @@ measured steps show.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,8 +18,6 @@ from ddpdoctor.measure.steplog import (
     RankLog,
     Step,
     evaluates,
-    loaders_with_workers,
-    main_loaders,
     undisturbed,
 )
 from ddpdoctor.measure.taxonomy import SHARED_COMPONENTS, SharedCause
@@ -78,8 +76,8 @@ def _beside_evaluations(logs: Sequence[RankLog]) -> _Stalls | None:
     """None where there is no such stall."""
     if not logs:
         return None
-    training = main_loaders(logs)
-    restarting = [loaders & loaders_with_workers(log) for log, loaders in zip(logs, training, strict=True)]
+    training = [log.main_loaders for log in logs]
+    restarting = [log.main_loaders & log.loaders_with_workers for log in logs]
     numbers, stalls = [], []
     for number, steps in undisturbed(logs):
         numbers.append(number)
@@ -88,7 +86,7 @@ def _beside_evaluations(logs: Sequence[RankLog]) -> _Stalls | None:
     return _Stalls(np.array(numbers), np.array(stalls)) if any(stalls) else None
 
 
-def _stall_ns(step: Step, loaders: set[int]) -> float:
+def _stall_ns(step: Step, loaders: Collection[int]) -> float:
     """Time for starting the workers of these loaders, and for their first batch, in this step."""
     waits, fresh = 0.0, False
     for event in step.events:

@@ -15,7 +15,7 @@ import numpy as np
 from ddpdoctor.measure.facts import Cost, Where
 from ddpdoctor.measure.numerics import Array, Ints, Mask, persistence
 from ddpdoctor.measure.sourcelines import Frame, ranked
-from ddpdoctor.measure.steplog import RankLog, Step, evaluates, main_loaders, undisturbed
+from ddpdoctor.measure.steplog import RankLog, Step, evaluates, undisturbed
 from ddpdoctor.measure.taxonomy import LateCause
 from ddpdoctor.rundir import EventKind
 
@@ -66,12 +66,12 @@ def lone_evaluations(context: Context) -> Costs:
 
 
 def _find(logs: Sequence[RankLog]) -> _LoneEvaluations | None:
-    training = main_loaders(logs)
+    training = [log.main_loaders for log in logs]
     together = undisturbed(logs)
     lengths_ns, evaluating = [], []
     for _, steps in together:
         ranks = tuple(p for p, step in enumerate(steps) if evaluates(step, training[p]))
-        lengths_ns.append(np.median([steps[p].end - steps[p].start for p in ranks or range(len(steps))]))
+        lengths_ns.append(np.median([steps[p].length_ns for p in ranks or range(len(steps))]))
         evaluating.append(ranks)
     alone = Counter(ranks for ranks in evaluating if ranks and 2 * len(ranks) <= len(logs))
     usual = [length for length, ranks in zip(lengths_ns, evaluating, strict=True) if not ranks]
@@ -90,7 +90,7 @@ def _find(logs: Sequence[RankLog]) -> _LoneEvaluations | None:
 
 def _where(logs: Sequence[RankLog], alone: _LoneEvaluations) -> list[Where]:
     """Lines that take the batches of these evaluations, or call the module, most frequent first."""
-    training = main_loaders(logs)
+    training = [log.main_loaders for log in logs]
     lines: Counter[Frame] = Counter()
     for position in alone.positions:
         log = logs[position]

@@ -8,16 +8,17 @@ when they ran.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
 
-from ddpdoctor.measure.align import align_and_match, align_logs
+from ddpdoctor.measure.align import Matched, align_and_match, align_logs, set_suspended_aside
 from ddpdoctor.measure.numerics import Intervals
-from ddpdoctor.measure.steplog import Activities, Meeting, Point, RankLog, match, rank_points
+from ddpdoctor.measure.steplog import MatchedSync, RankLog, SyncPoint, match_syncs
 from ddpdoctor.measure.taxonomy import COMPUTATION, Component
+from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, arrivals, step_of
 
 LOG, TRACE = "step-log", "trace"
@@ -81,20 +82,23 @@ class Tables:
     notes: list[str] = field(default_factory=list)
 
 
-def recorded_tables(logs: Sequence[RankLog], windows: Sequence[Window]) -> Tables:
-    """Align and tabulate. Logs and windows are moved onto the common clock in place."""
-    notes: list[str] = []
-    logs = [log for log in logs if log.steps]
-    align_logs(logs, notes)
-    on_device = any(window.on_device for window in windows)
-    drawn = windows if on_device or not logs else []
+def recorded_tables(
+    recorded: Sequence[RankLog], windows: Sequence[Window], telemetry: Mapping[str, HostTelemetry]
+) -> Tables:
+    """Align and tabulate."""
+    aligned, notes = align_logs([log for log in recorded if log.steps])
+    logs, _ = set_suspended_aside(aligned, telemetry)
+    shown = any(window.on_device for window in windows) or not logs
+    drawn, matched = align_and_match(windows if shown else [])
+    if matched.refused:
+        notes.append(f"Collectives could not be matched over the ranks: {matched.refused}.")
     steps = [row for log in logs for row in _log_steps(log)]
     events = [row for log in logs for row in _log_events(log)]
     for window in drawn:
         events += _window_events(window)
         if not logs:
             steps += [(window.rank, TRACE, n, a, b, "") for n, a, b in window.steps]
-    collectives = _window_collectives(drawn, notes) if drawn else _log_collectives(logs)
+    collectives = _window_collectives(drawn, matched) if drawn else _log_collectives(logs)
     return Tables(
         pl.DataFrame(steps, schema=STEPS, orient="row").sort("rank", "start_ns"),
         pl.DataFrame(collectives, schema=COLLECTIVES, orient="row").sort("rank", "arrival_ns"),
@@ -105,13 +109,14 @@ def recorded_tables(logs: Sequence[RankLog], windows: Sequence[Window]) -> Table
 
 
 def _log_steps(log: RankLog) -> list[tuple[object, ...]]:
-    return [(log.rank, LOG, s.number, s.start, s.end, ",".join(s.marks)) for s in log.steps]
+    return [(log.rank, LOG, s.number, s.start_ns, s.end_ns, ",".join(s.marks)) for s in log.steps]
 
 
 def _log_events(log: RankLog) -> list[tuple[object, ...]]:
-    origin = log.steps[0].start
-    sets = Activities(log, origin).sets
-    return [row for name, work in sets.items() for row in _rows(log.rank, LOG, name, work, origin)]
+    done = log.activities
+    return [
+        row for name, work in done.sets.items() for row in _rows(log.rank, LOG, name, work, done.origin_ns)
+    ]
 
 
 def _window_events(window: Window) -> list[tuple[object, ...]]:
@@ -133,42 +138,38 @@ def _rows(rank: int, source: str, name: str, intervals: Intervals, origin: int) 
 
 
 def _log_collectives(logs: Sequence[RankLog]) -> list[tuple[object, ...]]:
-    points = [rank_points(log) for log in logs]
     ranks = [log.rank for log in logs]
-    meetings, _ = match(points)
-    together = {(meeting.key, position): meeting for meeting in meetings for position in meeting.points}
+    matched, _ = match_syncs(logs)
+    together = {(sync.key, position): sync for sync in matched for position in sync.points}
     return [
         _log_collective(ranks, position, point, together.get((point.key, position)))
-        for position, of_rank in enumerate(points)
-        for point in of_rank
+        for position, log in enumerate(logs)
+        for point in log.sync_points
     ]
 
 
 def _log_collective(
-    ranks: list[int], position: int, point: Point, meeting: Meeting | None
+    ranks: list[int], position: int, point: SyncPoint, matched: MatchedSync | None
 ) -> tuple[object, ...]:
     last = None
-    if meeting is not None:
-        root = meeting.points.get(ranks.index(point.root)) if point.root in ranks else None
-        last = root.arrival if root is not None else meeting.last_arrival
+    if matched is not None:
+        root = matched.points.get(ranks.index(point.root)) if point.root in ranks else None
+        last = root.arrival_ns if root is not None else matched.last_arrival_ns
     what = (point.kind, point.name, point.group)
-    times = _times(point.arrival, last, max(point.end, point.arrival))
+    times = _times(point.arrival_ns, last, max(point.end_ns, point.arrival_ns))
     return (ranks[position], LOG, point.step, *what, *times, point.message_bytes)
 
 
-def _window_collectives(windows: Sequence[Window], notes: list[str]) -> list[tuple[object, ...]]:
-    aligned, matched = align_and_match(windows)
-    if matched.refused:
-        notes.append(f"Collectives could not be matched over the ranks: {matched.refused}.")
-    begun = [arrivals(window)[0] for window in aligned]
-    last = [np.full(len(window.comms), -1, np.int64) for window in aligned]
+def _window_collectives(windows: Sequence[Window], matched: Matched) -> list[tuple[object, ...]]:
+    begun = [arrivals(window)[0] for window in windows]
+    last = [np.full(len(window.comms), -1, np.int64) for window in windows]
     for line in matched.rows if not matched.refused else ():
         latest = max(int(begun[r][row]) for r, row in enumerate(line) if row >= 0)
         for r, row in enumerate(line):
             if row >= 0:
                 last[r][row] = latest
     rows: list[tuple[object, ...]] = []
-    for window, arrival, latest_of in zip(aligned, begun, last, strict=True):
+    for window, arrival, latest_of in zip(windows, begun, last, strict=True):
         comms, steps = window.comms, step_of(window, window.comms.issued)
         for i in range(len(comms)):
             size = float(comms.bytes[i])

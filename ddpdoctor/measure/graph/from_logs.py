@@ -3,54 +3,53 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.steplog import Activities, Meeting, RankLog, Step, chosen_and_why, match, rank_points
-from ddpdoctor.measure.taxonomy import INDEX, SyncKind
+from ddpdoctor.measure.steplog import Activities, MatchedSync, RankLog, Step, chosen_and_why, match_syncs
+from ddpdoctor.measure.taxonomy import INDEX, Component, SyncKind
 from ddpdoctor.rundir import EventKind
 
 from .graph import CycleGroup, Graph, RankSteps, Sync
-from .loaderpace import batches_per_step, latent_data, pace_ns
+from .loaderpace import batch_time_ns, batches_per_step, latent_data
 from .reckoning import set_aside
 
 _MOST_CELLS = 20_000_000
 """Bound on N x K x R x C, so that a long run of many ranks stays in memory (8 bytes each)."""
 
-_NO_MEETING = "no collective that all ranks share"
+_NO_SYNC = "no collective that all ranks share"
 _ONLY_TIMES = "only its times recorded"
+_NONE_BEFORE = "no measured step before it"
+_BOUNDED = "left out, to bound memory"
 
 
 def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] | None = None) -> Graph:
     """Build the graph; ``logs`` are on a common clock, one per rank, ordered by rank.
 
-    ``operator_shares`` (by position) is the part of a rank's host time that is computation, see
-    :mod:`.outside`.
+    ``operator_shares`` (by position) is the part of a rank's host time that is computation, see :mod:`.operators`.
     """
     ranks = tuple(log.rank for log in logs)
-    meetings, unmatched = match([rank_points(log) for log in logs])
+    matched, unmatched = match_syncs(logs)
     measured, reasons = chosen_and_why(logs)
-    origin = min((log.steps[0].start for log in logs if log.steps), default=0)
-    activities = [Activities(log, origin) for log in logs]
-    by_step: dict[int, list[Meeting]] = defaultdict(list)
-    for meeting in meetings:
-        by_step[meeting.first.step].append(meeting)
-    if not meetings:
-        groups = _alone(logs, measured, activities, origin)
+    origin_ns = min((log.start_ns for log in logs if log.steps), default=0)
+    builder = _Builder(origin_ns, [log.activities.since(origin_ns) for log in logs], operator_shares or {})
+    if matched:
+        cycles, unmeasured = _cycles(matched, measured, ranks)
+        reasons = {**reasons, **unmeasured}
+        groups = [builder.group(syncs, of_kind) for syncs, of_kind in cycles.items()]
     else:
-        groups = _groups(by_step, measured, ranks, activities, origin, reasons)
-    for group in groups:
-        _recount(group, operator_shares or {})
-    paces = [pace_ns(log) for log in logs]
+        groups = builder.alone(logs, measured)
+    batch_times = [batch_time_ns(log) for log in logs]
     batches = [batches_per_step(log) for log in logs]
-    groups = [group.with_latent("data", latent_data(group, paces, batches)) for group in groups]
-    steps = [_rank_steps(log, origin) for log in logs]
+    groups = [group.with_latent(Component.DATA, latent_data(group, batch_times, batches)) for group in groups]
+    steps = [_rank_steps(log, origin_ns) for log in logs]
     full = {step.number for log in logs for step in log.steps if step.events}
 
     def reason(number: int) -> str:
-        return reasons.get(number) or (_NO_MEETING if number in full else _ONLY_TIMES)
+        return reasons.get(number) or (_NO_SYNC if number in full else _ONLY_TIMES)
 
     return Graph(
         "step-log",
@@ -58,153 +57,176 @@ def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] 
         groups,
         steps,
         set_aside(steps, groups, reason),
-        matched=len(meetings),
+        matched=len(matched),
         unmatched=unmatched,
     )
 
 
-def _recount(group: CycleGroup, shares: Mapping[int, float]) -> None:
-    """Count the operators' share of the usual host time as computation: what a cycle has beyond it, the quiet window did not show."""
-    for position, share in shares.items():
-        host = np.clip(group.work[:, :, position, INDEX["host"]], 0, None)
-        moved = np.minimum(host, np.median(host, axis=0)) * share
-        group.work[:, :, position, INDEX["host"]] -= moved
-        group.work[:, :, position, INDEX["forward"]] += moved
+@dataclass(frozen=True, slots=True)
+class _Cycle:
+    """From the end of one synchronisation of all ranks to the end of the one that cuts the next step."""
+
+    step: int
+    before: MatchedSync
+    """At whose end it begins."""
+    syncs: Sequence[MatchedSync]
 
 
-def _cut(meetings: list[Meeting], world: int) -> int | None:
-    """Where a step's cycle ends: its last reduction of gradients, else its last synchronisation of all
-    ranks."""
-    full = [
-        i for i, meeting in enumerate(meetings) if len(meeting.points) == world and meeting.first.root is None
-    ]
-    gradients = [i for i in full if meetings[i].first.kind == SyncKind.GRADIENTS]
+_Cycles = dict[tuple[Sync, ...], list[_Cycle]]
+"""Those that are alike in their synchronisations."""
+
+
+def _cycles(
+    matched: Iterable[MatchedSync], measured: set[int], ranks: Sequence[int]
+) -> tuple[_Cycles, dict[int, str]]:
+    """The cycles of the measured steps; and of those that have none, why."""
+    cycles: _Cycles = defaultdict(list)
+    reasons: dict[int, str] = {}
+    for step, cycle in _of_steps(matched, len(ranks)):
+        if step in measured and cycle is not None:
+            cycles[tuple(_sync(sync, ranks) for sync in cycle.syncs)].append(cycle)
+        elif step in measured:
+            reasons[step] = _NONE_BEFORE
+    cells = sum(len(alike) * len(syncs) for syncs, alike in cycles.items()) * len(ranks) * len(INDEX)
+    stride = max(1, -(-cells // _MOST_CELLS))
+    if stride > 1:
+        reasons |= {cycle.step: _BOUNDED for alike in cycles.values() for cycle in alike}
+    return {syncs: alike[::stride] for syncs, alike in cycles.items()}, reasons
+
+
+def _of_steps(matched: Iterable[MatchedSync], world: int) -> Iterator[tuple[int, _Cycle | None]]:
+    """The cycle of each step that a synchronisation of all ranks cuts; None where the step before has no cut."""
+    by_step: dict[int, list[MatchedSync]] = defaultdict(list)
+    for sync in matched:
+        by_step[sync.first.step].append(sync)
+    carried: list[MatchedSync] = []
+    previous: tuple[int, MatchedSync] | None = None
+    for step in sorted(by_step):
+        syncs = by_step[step]
+        cut = _cut(syncs, world)
+        if cut is None:
+            previous, carried = None, []
+            continue
+        if previous is not None and previous[0] == step - 1:
+            yield step, _Cycle(step, previous[1], carried + syncs[: cut + 1])
+        else:
+            yield step, None
+        previous, carried = (step, syncs[cut]), syncs[cut + 1 :]
+
+
+def _cut(syncs: Sequence[MatchedSync], world: int) -> int | None:
+    """Where a step's cycle ends: its last reduction of gradients, else its last synchronisation of all ranks."""
+    full = [i for i, sync in enumerate(syncs) if len(sync.points) == world and sync.first.root is None]
+    gradients = [i for i in full if syncs[i].first.kind == SyncKind.GRADIENTS]
     chosen = gradients or full
     return chosen[-1] if chosen else None
 
 
-def _groups(
-    by_step: dict[int, list[Meeting]],
-    measured: set[int],
-    ranks: Sequence[int],
-    activities: Sequence[Activities],
-    origin: int,
-    reasons: dict[int, str],
-) -> list[CycleGroup]:
-    cycles: dict[tuple[Sync, ...], list[tuple[int, Meeting, list[Meeting]]]] = defaultdict(list)
-    carried: list[Meeting] = []
-    previous: tuple[int, Meeting] | None = None
-    for step in sorted(by_step):
-        meetings = by_step[step]
-        cut = _cut(meetings, len(ranks))
-        if cut is None:
-            previous, carried = None, []
-            continue
-        body = carried + meetings[: cut + 1]
-        if step in measured:
-            if previous is not None and previous[0] == step - 1:
-                cycles[_signature(body, ranks)].append((step, previous[1], body))
-            else:
-                reasons[step] = "no measured step before it"
-        previous, carried = (step, meetings[cut]), meetings[cut + 1 :]
-    cells = sum(len(c) * len(s) for s, c in cycles.items()) * len(ranks) * len(INDEX)
-    stride = max(1, -(-cells // _MOST_CELLS))
-    for number in [step for found in cycles.values() for step, _, _ in found] if stride > 1 else ():
-        reasons[number] = "left out, to bound memory"
-    return [_group(syncs, found[::stride], activities, origin) for syncs, found in cycles.items()]
-
-
-def _signature(body: list[Meeting], ranks: Sequence[int]) -> tuple[Sync, ...]:
-    return tuple(
-        Sync(
-            m.first.kind,
-            m.first.name,
-            tuple(sorted(m.points)),
-            m.first.micro,
-            m.first.group,
-            ranks.index(m.first.root) if m.first.root is not None and m.first.root in ranks else None,
-            m.first.update,
-        )
-        for m in body
+def _sync(matched: MatchedSync, ranks: Sequence[int]) -> Sync:
+    first = matched.first
+    return Sync(
+        first.kind,
+        first.name,
+        tuple(sorted(matched.points)),
+        first.micro,
+        first.group,
+        ranks.index(first.root) if first.root is not None and first.root in ranks else None,
+        first.update,
     )
 
 
-def _group(
-    syncs: tuple[Sync, ...],
-    found: list[tuple[int, Meeting, list[Meeting]]],
-    activities: Sequence[Activities],
-    origin: int,
-) -> CycleGroup:
-    cycles, count, world = len(found), len(syncs), len(activities)
-    begin = np.full((cycles, world), np.nan)
-    arrival = np.full((cycles, count, world), np.nan)
-    end = np.full((cycles, count, world), np.nan)
-    message = np.full((cycles, count), np.nan)
-    for n, (_, before, body) in enumerate(found):
-        for position, point in before.points.items():
-            begin[n, position] = point.end - origin
-        for k, meeting in enumerate(body):
-            message[n, k] = meeting.first.message_bytes or np.nan
-            for position, point in meeting.points.items():
-                arrival[n, k, position] = point.arrival - origin
-                end[n, k, position] = max(point.end, point.arrival) - origin
-    work = _work(begin, arrival, end, activities)
-    return CycleGroup(syncs, np.array([step for step, _, _ in found]), begin, arrival, end, work, message)
+@dataclass(frozen=True)
+class _Builder:
+    """Makes groups of cycles: when each rank arrived and went on, and what it did in between."""
+
+    origin_ns: int
+    """Epoch ns from which all times of the graph count."""
+    activities: Sequence[Activities]
+    operator_shares: Mapping[int, float]
+
+    def group(self, syncs: tuple[Sync, ...], cycles: Sequence[_Cycle]) -> CycleGroup:
+        """Cycles that are alike in their synchronisations."""
+        world = len(self.activities)
+        begin = np.full((len(cycles), world), np.nan)
+        arrival = np.full((len(cycles), len(syncs), world), np.nan)
+        end = np.full((len(cycles), len(syncs), world), np.nan)
+        message = np.full((len(cycles), len(syncs)), np.nan)
+        for n, cycle in enumerate(cycles):
+            for position, point in cycle.before.points.items():
+                begin[n, position] = point.end_ns - self.origin_ns
+            for k, sync in enumerate(cycle.syncs):
+                message[n, k] = sync.first.message_bytes or np.nan
+                for position, point in sync.points.items():
+                    arrival[n, k, position] = point.arrival_ns - self.origin_ns
+                    end[n, k, position] = max(point.end_ns, point.arrival_ns) - self.origin_ns
+        work = self._work(begin, arrival, end)
+        numbers = np.array([cycle.step for cycle in cycles])
+        return CycleGroup(syncs, numbers, begin, arrival, end, work, message)
+
+    def alone(self, logs: Sequence[RankLog], measured: set[int]) -> list[CycleGroup]:
+        """Cycles of ranks that never meet: cut at the ends of the optimizer's steps."""
+        ranks = [{step.number: step for step in log.steps} for log in logs]
+        numbers = [n for n in sorted(measured) if all(n in steps for steps in ranks)]
+        if not numbers:
+            return []
+        begin = np.array([[steps[n].start_ns - self.origin_ns for steps in ranks] for n in numbers], float)
+        end = np.array([[steps[n].end_ns - self.origin_ns for steps in ranks] for n in numbers], float)
+        arrival = end[:, None, :]
+        syncs = (Sync(SyncKind.STEP_END, SyncKind.STEP_END, tuple(range(len(logs)))),)
+        work = self._work(begin, arrival, arrival)
+        no_message = np.full((len(numbers), 1), np.nan)
+        return [CycleGroup(syncs, np.array(numbers), begin, arrival.copy(), arrival, work, no_message)]
+
+    def _work(self, begin: Array, arrival: Array, end: Array) -> Array:
+        """[N, K, R, C] what each rank did in each segment. A rank outside a synchronisation works on towards its
+        next one."""
+        cycles, count, world = arrival.shape
+        work = np.zeros((cycles, count, world, len(INDEX)))
+        for r in range(world):
+            left = begin[:, r].copy()
+            for k in range(count):
+                member = ~np.isnan(arrival[:, k, r])
+                if not member.any():
+                    continue
+                right = arrival[:, k, r]
+                work[:, k, r] = np.where(member[:, None], self.activities[r].between(left, right), 0.0)
+                left = np.where(member, end[:, k, r], left)
+            _count_operators(work[:, :, r], self.operator_shares.get(r))
+        return work
 
 
-def _work(begin: Array, arrival: Array, end: Array, activities: Sequence[Activities]) -> Array:
-    """[N, K, R, C] what each rank did in each segment. A rank outside a synchronisation works on towards its
-    next one."""
-    cycles, count, world = arrival.shape
-    work = np.zeros((cycles, count, world, len(INDEX)))
-    for r in range(world):
-        left = begin[:, r].copy()
-        for k in range(count):
-            member = ~np.isnan(arrival[:, k, r])
-            if not member.any():
-                continue
-            right = arrival[:, k, r]
-            work[:, k, r] = np.where(member[:, None], activities[r].between(left, right), 0.0)
-            left = np.where(member, end[:, k, r], left)
-    return work
+def _count_operators(work: Array, share: float | None) -> None:
+    """Count, in the ``work`` [N, K, C] of a rank, the operators' share of its usual host time as computation: what a cycle
+    has beyond that, the quiet window did not show."""
+    if share is None:
+        return
+    host = np.clip(work[..., INDEX[Component.HOST]], 0, None)
+    operators = np.minimum(host, np.median(host, axis=0)) * share
+    work[..., INDEX[Component.HOST]] -= operators
+    work[..., INDEX[Component.FORWARD]] += operators
 
 
-def _alone(
-    logs: Sequence[RankLog], measured: set[int], activities: Sequence[Activities], origin: int
-) -> list[CycleGroup]:
-    """Cycles of ranks that never meet: cut at the ends of the optimizer's steps."""
-    steps = sorted(measured)
-    ends = [{step.number: (step.start - origin, step.end - origin) for step in log.steps} for log in logs]
-    steps = [s for s in steps if all(s in of for of in ends)]
-    if not steps:
-        return []
-    begin = np.array([[of[s][0] for of in ends] for s in steps], float)
-    end = np.array([[of[s][1] for of in ends] for s in steps], float)[:, None, :]
-    syncs = (Sync(SyncKind.STEP_END, SyncKind.STEP_END, tuple(range(len(logs)))),)
-    work = _work(begin, end, end, activities)
-    return [
-        CycleGroup(syncs, np.array(steps), begin, end.copy(), end, work, np.full((len(steps), 1), np.nan))
-    ]
+def _rank_steps(log: RankLog, origin_ns: int) -> RankSteps:
+    steps = log.steps
+    return RankSteps(
+        np.array([step.number for step in steps], np.int64),
+        np.array([step.start_ns - origin_ns for step in steps], float),
+        np.array([step.end_ns - origin_ns for step in steps], float),
+        np.array([_samples(step) for step in steps], float),
+        np.array([np.nan if step.run_delay_ns is None else step.run_delay_ns for step in steps], float),
+        np.array([sum(e.kind == EventKind.BACKWARD for e in step.events) for step in steps], float),
+        elements=np.array([_input_elements(step) for step in steps], float),
+        cpu=np.array([np.nan if step.cpu_ns is None else step.cpu_ns for step in steps], float),
+    )
+
+
+def _samples(step: Step) -> float:
+    """Of all batches of the step; NaN where none tells its size."""
+    sizes = [event.count for event in step.events if event.gives_batch and event.count >= 0]
+    return float(sum(sizes)) if sizes else float("nan")
 
 
 def _input_elements(step: Step) -> float:
     """Elements of the inputs of all forwards of the step; NaN where one is unknown."""
     sizes = [event.elements for event in step.events if event.kind == EventKind.FORWARD]
     return float(sum(sizes)) if sizes and min(sizes) > 0 else float("nan")
-
-
-def _rank_steps(log: RankLog, origin: int) -> RankSteps:
-    batches = [
-        [e.count for e in s.events if e.kind == EventKind.DATA and not e.exhausted and e.count >= 0]
-        for s in log.steps
-    ]
-    return RankSteps(
-        np.array([s.number for s in log.steps], np.int64),
-        np.array([s.start - origin for s in log.steps], float),
-        np.array([s.end - origin for s in log.steps], float),
-        np.array([float(sum(b)) if b else np.nan for b in batches]),
-        np.array([np.nan if s.run_delay_ns is None else s.run_delay_ns for s in log.steps], float),
-        np.array([sum(e.kind == EventKind.BACKWARD for e in s.events) for s in log.steps], float),
-        elements=np.array([_input_elements(s) for s in log.steps], float),
-        cpu=np.array([np.nan if s.cpu_ns is None else s.cpu_ns for s in log.steps], float),
-    )

@@ -8,37 +8,38 @@ those that came to stand ready, over the time that took, while no worker was idl
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.steplog import Event, RankLog, main_loader_settings
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import INDEX
 from ddpdoctor.rundir import EventKind
 
 from .graph import CycleGroup
 
 _FEWEST_PAIRS = 8
-"""Pairs of neighbouring batches from which a pace is taken."""
+"""Pairs of neighbouring batches, and batches made between them, from which a batch time is taken."""
 _DEFAULT_PREFETCH = 2
 """DataLoader's prefetch_factor."""
 
 
-def pace_ns(log: RankLog) -> float | None:
+def batch_time_ns(log: RankLog) -> float | None:
     """Time that the workers of this rank's training loader take per batch, ns; None where there are none, or
     where a worker was always idle."""
-    loader = main_loader_settings(log)
+    loader = log.main_loader_settings
     if loader is None or not loader.get("num_workers"):
         return None
     room = _room(loader)
     took, made, pairs = 0.0, 0, 0
     for one, two in _neighbours(log, loader["id"]):
-        if 0 <= one.batches_ready < room and 0 <= two.batches_ready < room:
+        if 0 <= one.ready < room and 0 <= two.ready < room:
             # With a reserve of q batches at each request, this many were made between the two.
             took += two.start_ns - one.start_ns
-            made += 1 + two.batches_ready - one.batches_ready
+            made += 1 + two.ready - one.ready
             pairs += 1
     if pairs < _FEWEST_PAIRS or made < _FEWEST_PAIRS:
         return None
@@ -47,31 +48,29 @@ def pace_ns(log: RankLog) -> float | None:
 
 def latent_data(
     group: CycleGroup,
-    paces: Sequence[float | None],
+    batch_times_ns: Sequence[float | None],
     batches: Sequence[float],
     waits: Array | None = None,
 ) -> Array | None:
     """[N, R] ns: the wait for data that each rank would have in each cycle if it waited for no other rank.
 
     A rank needs, for everything but data, the cycle without its own ``waits`` [N, R] (by default all of the group's); its
-    workers need ``pace`` for each of its ``batches`` a step. None where no pace is known.
+    workers need its batch time for each of its ``batches`` a step. None where no batch time is known.
     """
-    if all(pace is None for pace in paces):
+    if all(each is None for each in batch_times_ns):
         return None
     data = group.work[..., INDEX["data"]].sum(axis=1)
     rest = group.duration[:, None] - data - (np.nansum(group.wait, axis=1) if waits is None else waits)
-    needed = np.array([(pace or 0.0) * number for pace, number in zip(paces, batches, strict=True)])
+    needed = np.array(
+        [(each_ns or 0.0) * number for each_ns, number in zip(batch_times_ns, batches, strict=True)]
+    )
     latent: Array = np.maximum(data, needed[None, :] - rest)
     return latent
 
 
 def batches_per_step(log: RankLog) -> float:
     """Mean number of batches that the training loop takes in a step."""
-    counts = [
-        sum(e.kind == EventKind.DATA and not e.exhausted for e in step.events)
-        for step in log.steps
-        if step.events
-    ]
+    counts = [sum(event.gives_batch for event in step.events) for step in log.steps if step.events]
     return float(np.mean(counts)) if counts else 0.0
 
 
@@ -81,22 +80,29 @@ def _room(loader: dict[str, Any]) -> int:
     return int((deep - 1) * loader["num_workers"] + 1)
 
 
-def _neighbours(log: RankLog, loader: int) -> list[tuple[Event, Event]]:
+@dataclass(frozen=True, slots=True)
+class _Request:
+    """For a batch."""
+
+    start_ns: int
+    """Epoch ns."""
+    ready: int
+    """Batches that stood ready; -1 where that is not known."""
+
+
+def _neighbours(log: RankLog, loader: int) -> Iterator[tuple[_Request, _Request]]:
     """Requests for two batches in a row, of the same pass over the loader and of neighbouring steps."""
-    pairs = []
-    before: Event | None = None
+    before: _Request | None = None
     last_step = None
     for step in log.steps:
-        if last_step is not None and step.number != last_step + 1:
+        if not step.events or (last_step is not None and step.number != last_step + 1):
             before = None
         last_step = step.number
-        if not step.events:
-            before = None
         for event in step.events:
             if event.kind == EventKind.ITERATION or event.exhausted:
                 before = None
             elif event.kind == EventKind.DATA and event.loader == loader:
+                request = _Request(step.start_of(event), event.batches_ready)
                 if before is not None:
-                    pairs.append((before, event))
-                before = event
-    return pairs
+                    yield before, request
+                before = request

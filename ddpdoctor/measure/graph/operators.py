@@ -8,64 +8,75 @@ computes, and is not what a loop's Python does.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Intervals, complement, covered, intersect, subtract, total, union
-from ddpdoctor.measure.steplog import (
-    Activities,
-    RankLog,
-    Step,
-    evaluates,
-    main_loaders,
-    rank_points,
-    samples_by_step,
-)
+from ddpdoctor.measure.steplog import RankLog, Step, evaluates, samples_by_step
 from ddpdoctor.measure.window import Window, main_lane, rows_of
 from ddpdoctor.rundir import EventKind
 
-_LEAST_NS = 200_000
-_PLACES = 64
-"""Parts of each gap in which operators are looked for."""
-_EDGES = np.linspace(0.0, 1.0, _PLACES + 1)
-_PRIOR = 0.5
-"""Samples' worth of what is known of all lines together."""
+
+@dataclass(frozen=True)
+class Tuning:
+    """How finely operators are looked for, and how much is needed to tell."""
+
+    least_ns: int = 200_000
+    """Host time in the window: of less, edges of events that are read to the microsecond are too large a part."""
+    places: int = 64
+    """Parts of each gap in which operators are looked for."""
+    prior: float = 0.5
+    """Samples' worth of what is known of all lines together."""
+
+
+TUNING = Tuning()
+_EDGES = np.linspace(0.0, 1.0, TUNING.places + 1)
 _Signature = tuple[str, ...]
-
-
-def _evaluations(log: RankLog, main: set[int], origin: int) -> Intervals:
-    """Steps in which the job evaluates: what it computes there outside of DDP says nothing of training steps."""
-    steps = [step for step in log.steps if evaluates(step, main)]
-    starts = np.array([step.start - origin for step in steps], float)
-    return starts, np.array([step.end - origin for step in steps], float)
 
 
 def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[int, float]:
     """Position of the log → share (0 to 1) of its host time that operators fill. Only CPU jobs with a window
     have one."""
-    by_rank = {window.rank: window for window in windows if not window.on_device}
+    by_rank = _on_hosts(windows)
     shares = {}
-    for position, (log, main) in enumerate(zip(logs, main_loaders(logs), strict=True)):
+    for position, log in enumerate(logs):
         window = by_rank.get(log.rank)
         if window is None or not log.steps:
             continue
-        origin = window.span[0]
-        sets = list(Activities(log, origin).sets.values())
-        points = rank_points(log)
-        starts = [s for s, _ in sets] + [np.array([p.arrival - origin for p in points], float)]
-        ends = [e for _, e in sets] + [np.array([p.end - origin for p in points], float)]
-        taken = union(np.concatenate(starts), np.concatenate(ends))
-        host = subtract(
-            complement(taken, 0.0, float(window.span[1] - origin)), _evaluations(log, main, origin)
-        )
-        a, b = _operators(window)
+        host = _host_time(log, window)
         whole = total(host)
-        if whole > _LEAST_NS:
-            shares[position] = total(intersect(host, (a - origin, b - origin))) / whole
+        if whole > TUNING.least_ns:
+            starts, ends = _operators(window)
+            origin = window.span[0]
+            shares[position] = total(intersect(host, (starts - origin, ends - origin))) / whole
     return shares
+
+
+def _on_hosts(windows: Sequence[Window]) -> dict[int, Window]:
+    """By rank: those in which the host computes."""
+    return {window.rank: window for window in windows if not window.on_device}
+
+
+def _host_time(log: RankLog, window: Window) -> Intervals:
+    """Where the log marks neither work nor a synchronisation, within the window and outside of evaluations: what a job
+    computes there outside of DDP says nothing of training steps. In ns since the window's begin."""
+    origin_ns, end_ns = window.span
+    marked = list(log.activities.since(origin_ns).sets.values())
+    syncs = np.array([(p.arrival_ns - origin_ns, p.end_ns - origin_ns) for p in log.sync_points], float)
+    starts, ends = zip(*marked, syncs.reshape(-1, 2).T, strict=True)
+    taken = union(np.concatenate(starts), np.concatenate(ends))
+    return subtract(complement(taken, 0.0, float(end_ns - origin_ns)), _evaluations(log, origin_ns))
+
+
+def _evaluations(log: RankLog, origin_ns: int) -> Intervals:
+    """Steps in which the job evaluates."""
+    steps = [step for step in log.steps if evaluates(step, log.main_loaders)]
+    starts = np.array([step.start_ns - origin_ns for step in steps], float)
+    return starts, np.array([step.end_ns - origin_ns for step in steps], float)
 
 
 def _operators(window: Window) -> Intervals:
@@ -78,33 +89,34 @@ class _Pattern:
     """Where operators run in the gaps between what the log marks, as the steps inside the window show it."""
 
     def __init__(self, log: RankLog, window: Window) -> None:
-        self.origin = window.span[0]
+        self.origin_ns, end_ns = window.span
         starts, ends = union(*_operators(window))
-        operators = (starts - self.origin, ends - self.origin)
-        found: dict[_Signature, list[NDArray[np.float64]]] = {}
+        operators = (starts - self.origin_ns, ends - self.origin_ns)
+        shares: dict[_Signature, list[NDArray[np.float64]]] = defaultdict(list)
         for step in log.steps:
-            if step.start >= window.span[0] and step.end <= window.span[1]:
+            if step.start_ns >= self.origin_ns and step.end_ns <= end_ns:
                 signature, left, right = self._gaps(step)
                 edges = left[:, None] + (right - left)[:, None] * _EDGES
                 filled = covered(operators, edges[:, :-1], edges[:, 1:])
-                found.setdefault(signature, []).append(filled / np.diff(edges, axis=1))
-        self._filled = {signature: np.mean(shares, axis=0) for signature, shares in found.items()}
+                shares[signature].append(filled / np.diff(edges, axis=1))
+        self._filled = {signature: np.mean(alike, axis=0) for signature, alike in shares.items()}
 
     def _gaps(self, step: Step) -> tuple[_Signature, NDArray[np.float64], NDArray[np.float64]]:
         """Kinds of what is marked in a step, in order, and the gaps before, between and after, in ns since the origin."""
-        kinds, left, right = [], [step.start], []
+        kinds, left, right = [], [step.start_ns], []
         for event in sorted(step.events, key=lambda event: event.start_ns):
             if event.kind == EventKind.MORE:
                 continue
-            if event.start_ns > left[-1]:
+            begin, end = step.start_of(event), step.end_of(event)
+            if begin > left[-1]:
                 kinds.append(event.kind)
-                right.append(event.start_ns)
-                left.append(event.end_ns)
+                right.append(begin)
+                left.append(end)
             else:
-                left[-1] = max(left[-1], event.end_ns)
-        right.append(max(step.end, left[-1]))
-        gaps = np.array([left, right], float) - self.origin
-        return tuple(kinds), gaps[0], np.maximum(gaps[1], gaps[0] + 1.0)
+                left[-1] = max(left[-1], end)
+        right.append(max(step.end_ns, left[-1]))
+        starts, ends = np.array([left, right], float) - self.origin_ns
+        return tuple(kinds), starts, np.maximum(ends, starts + 1.0)
 
     def operators_at(self, step: Step, times: Sequence[int]) -> NDArray[np.float64] | None:
         """Probability that an operator runs at each of these times of a step, epoch ns; NaN inside of what is marked. None
@@ -114,12 +126,12 @@ class _Pattern:
         filled = self._filled.get(signature)
         if filled is None:
             return None
-        at = np.array(times, float) - self.origin
+        at = np.array(times, float) - self.origin_ns
         gap = np.maximum(np.searchsorted(left, at, side="right") - 1, 0)
-        place = np.floor((at - left[gap]) / (right[gap] - left[gap]) * _PLACES)
-        inside = (place >= 0) & (place < _PLACES)
-        found: NDArray[np.float64] = filled[gap, np.clip(place, 0, _PLACES - 1).astype(int)]
-        return np.where(inside, found, np.nan)
+        place = np.floor((at - left[gap]) / (right[gap] - left[gap]) * TUNING.places)
+        inside = (place >= 0) & (place < TUNING.places)
+        shares: NDArray[np.float64] = filled[gap, np.clip(place, 0, TUNING.places - 1).astype(int)]
+        return np.where(inside, shares, np.nan)
 
 
 def python_parts(
@@ -132,28 +144,29 @@ def python_parts(
     :func:`operator_shares`) counts beside them: a line is mostly one or the other. Lines without such samples have that
     share; where there was no window, no line is here.
     """
-    by_rank = {window.rank: window for window in windows if not window.on_device}
-    found: list[dict[int, float]] = []
-    for position, log in enumerate(logs):
-        window, usual = by_rank.get(log.rank), shares.get(position)
-        if window is None or usual is None:
-            found.append({})
+    by_rank = _on_hosts(windows)
+    return [
+        _python_parts(log, by_rank[log.rank], shares[position])
+        if log.rank in by_rank and position in shares
+        else {}
+        for position, log in enumerate(logs)
+    ]
+
+
+def _python_parts(log: RankLog, window: Window, usual: float) -> dict[int, float]:
+    """Of one rank, whose host time operators fill by the share ``usual``."""
+    pattern = _Pattern(log, window)
+    seen: Counter[int] = Counter()
+    computing: defaultdict[int, float] = defaultdict(float)
+    for step, samples in samples_by_step(log, log.steps):
+        operators = pattern.operators_at(step, [moment for moment, _, _ in samples])
+        if operators is None:
             continue
-        pattern = _Pattern(log, window)
-        seen: Counter[int] = Counter()
-        computing: dict[int, float] = {}
-        for step, samples in samples_by_step(log, log.steps):
-            operators = pattern.operators_at(step, [t for t, _, _ in samples])
-            if operators is None:
-                continue
-            for (_, user, _), probability in zip(samples, operators.tolist(), strict=True):
-                if probability == probability:  # not NaN
-                    seen[user] += 1
-                    computing[user] = computing.get(user, 0.0) + probability
-        found.append(
-            {
-                user: 1.0 - (computing.get(user, 0.0) + _PRIOR * usual) / (seen[user] + _PRIOR)
-                for user in log.sample_where
-            }
-        )
-    return found
+        for (_, line, _), probability in zip(samples, operators.tolist(), strict=True):
+            if probability == probability:  # not NaN
+                seen[line] += 1
+                computing[line] += probability
+    return {
+        line: 1.0 - (computing[line] + TUNING.prior * usual) / (seen[line] + TUNING.prior)
+        for line in log.sample_where
+    }

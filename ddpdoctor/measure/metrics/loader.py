@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddpdoctor.measure.facts import LoaderFacts
-from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, main_loader_settings
+from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog
 from ddpdoctor.measure.window import Window
 from ddpdoctor.rundir import EventKind
 from ddpdoctor.trace import classify
@@ -24,7 +24,7 @@ def _stated(logs: Sequence[RankLog]) -> LoaderFacts:
     """Settings as the first rank with a loader states them, waits as all ranks recorded them."""
     waits_ms = [wait_ms for log in logs if (wait_ms := _wait_ms(log)) is not None]
     median_ms, longest_ms = float(np.median(waits_ms)) if waits_ms else None, max(waits_ms, default=None)
-    stated = ((log, main_loader_settings(log)) for log in logs)
+    stated = ((log, log.main_loader_settings) for log in logs)
     rank = next(((log, settings) for log, settings in stated if settings is not None), None)
     if rank is None:
         return LoaderFacts(wait_ms=median_ms, longest_wait_ms=longest_ms)

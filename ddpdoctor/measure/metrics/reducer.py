@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddpdoctor.measure.numerics import covered, union
-from ddpdoctor.measure.steplog import RankLog, gradients_ready
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.window import Window, main_lane, rows_of
 from ddpdoctor.rundir import EventKind
 
@@ -42,13 +42,13 @@ def reducer_work(logs: Sequence[RankLog], windows: Sequence[Window]) -> list[Red
 
 def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
     passes = [
-        (event.start_ns, min(gradients_ready(event), event.end_ns), event.end_ns)
+        (step.start_of(event), step.start_ns + event.gradients_ready_ns, step.end_of(event))
         for step in log.steps
         for event in step.events
         if event.kind == EventKind.BACKWARD
         and event.reductions
-        and event.start_ns >= window.span[0]
-        and event.end_ns <= window.span[1]
+        and step.start_of(event) >= window.span[0]
+        and step.end_of(event) <= window.span[1]
     ]
     if not passes:
         return None

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Intervals, clip
-from ddpdoctor.measure.steplog import Activities, RankLog
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import Span, Timeline
 from ddpdoctor.measure.taxonomy import DRAWN_AS, Component, Part, SyncKind
 from ddpdoctor.measure.window import Window
@@ -98,8 +98,8 @@ def _sets(
 ) -> Mapping[str, Intervals]:
     """What a rank did, by components, on the clock of the graph."""
     if graph.source == "step-log":
-        start = min(log.steps[0].start for log in logs if log.steps)
-        return Activities(logs[position], start).sets
+        start = min(log.start_ns for log in logs if log.steps)
+        return logs[position].activities.since(start).sets
     zero = float(min(window.span[0] for window in windows))
     return {name: (start - zero, end - zero) for name, (start, end) in windows[position].sets.items()}
 

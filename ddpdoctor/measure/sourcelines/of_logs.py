@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.facts import Where
-from ddpdoctor.measure.steplog import Point, RankLog, Sample, Step, rank_points, samples_by_step
+from ddpdoctor.measure.steplog import RankLog, Sample, Step, samples_by_step
 from ddpdoctor.rundir import EventKind
 
 from .ranking import Frame, ranked
@@ -61,13 +61,12 @@ class LogLines:
     ) -> None:
         self.logs = logs
         self._parts = {log.rank: of for log, of in zip(logs, python_parts or [{}] * len(logs), strict=True)}
-        self._points: list[list[Point]] = [rank_points(log) for log in logs]
 
     def syncs(self, kinds: Sequence[str]) -> list[Where]:
         """Lines that call synchronisations of these kinds."""
         found: Counter[Frame] = Counter()
-        for log, points in zip(self.logs, self._points, strict=True):
-            for point in points:
+        for log in self.logs:
+            for point in log.sync_points:
                 where = log.where.get(point.where)
                 if point.kind in kinds and where is not None:
                     found[where.file, where.line, where.function] += 1
@@ -152,7 +151,7 @@ class LogLines:
         for log in logs:
             steps = [step for step in log.steps if step.number in wanted]
             counts.steps += len(steps)
-            counts.seconds += sum(step.end - step.start for step in steps) / 1e9
+            counts.seconds += sum(step.length_ns for step in steps) / 1e9
             by_step = samples_by_step(log, steps)
             counts.taken += sum(len(samples) for _, samples in by_step)
             parts = self._parts[log.rank] if "host" in components else {}
@@ -204,7 +203,8 @@ def _samples_in(
     forward = "forward" in components
     for step, samples in by_step:
         events = [e for e in step.events if e.kind in _INSIDE_EVENTS]
-        for t, user, innermost in samples:
+        for moment_ns, user, innermost in samples:
+            t = moment_ns - step.start_ns
             inside = [
                 e.kind
                 for e in events
@@ -219,6 +219,7 @@ def _samples_in(
 
 
 def _in_forward(step: Step, t: int) -> bool:
+    """Whether a forward ran ``t`` ns after the step's start."""
     return any(
         event.kind == EventKind.FORWARD and event.start_ns <= t < event.end_ns for event in step.events
     )

@@ -1,16 +1,19 @@
 """What one rank's hook recorded, read with a bound and understood by itself.
 
-In: a rank's ``steps.jsonl`` and ``samples.jsonl`` (:mod:`ddpdoctor.rundir`). Out: a :class:`RankLog` of steps with
-events, the points where the rank synchronised (:func:`rank_points`), what its training thread did in between
-(:class:`Activities`), and which steps speak for the job (:func:`chosen_and_why`). The idea: everything that one rank can
-say without knowing of any other.
+In: a rank's ``steps.jsonl`` and ``samples.jsonl`` (:mod:`ddpdoctor.rundir`). Out: a frozen :class:`RankLog` of steps with
+events, which also says where the rank synchronised, what its training thread did in between and which loaders feed it; the
+synchronisations that all ranks have in common (:func:`match_syncs`); and which steps speak for the job
+(:func:`chosen_and_why`). The idea: what one rank can say without knowing of any other is found once, and stays as it is.
 """
 
 from .activities import Activities
 from .devicetime import in_device_time
-from .loaders import first, loaders_with_workers, main_loader_settings
-from .log import DeviceTimes, Event, RankLog, Sample, Step, read_logs, read_rank_log, samples_by_step
+from .loaders import first
+from .log import RankLog, Sample, samples_by_step
+from .matchedsyncs import MatchedSync, match_syncs
 from .notes import notes_on_records
+from .reading import read_logs, read_rank_log
+from .record import Event
 from .selection import (
     AROUND_WINDOW,
     OPENED,
@@ -21,11 +24,11 @@ from .selection import (
     chosen_and_why,
     evaluates,
     longest_ns,
-    main_loaders,
     recorded_everywhere,
     undisturbed,
 )
-from .syncpoints import Key, Meeting, Point, gradients_ready, match, rank_points
+from .step import DeviceTimes, Step
+from .syncpoints import Key, SyncPoint
 
 __all__ = [
     "AROUND_WINDOW",
@@ -37,24 +40,19 @@ __all__ = [
     "DeviceTimes",
     "Event",
     "Key",
-    "Meeting",
-    "Point",
+    "MatchedSync",
     "RankLog",
     "Sample",
     "Step",
+    "SyncPoint",
     "choose_steps",
     "chosen_and_why",
     "evaluates",
     "first",
-    "gradients_ready",
     "in_device_time",
-    "loaders_with_workers",
     "longest_ns",
-    "main_loader_settings",
-    "main_loaders",
-    "match",
+    "match_syncs",
     "notes_on_records",
-    "rank_points",
     "read_logs",
     "read_rank_log",
     "recorded_everywhere",

@@ -2,82 +2,106 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, covered, subtract, union
-from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX
+from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX, Component
 from ddpdoctor.rundir import EventKind
 
-from .loaders import loaders_with_workers
-from .log import RankLog
-from .syncpoints import gradients_ready
+from .record import Event
+from .step import Step
 
 _EPOCH_START_BATCHES = 1
 """Batches after ``iter(loader)`` that still wait for the workers to start."""
 
+_ON_HOST = (Component.COLLECTION, Component.CHECKPOINT, Component.EPOCH_START, Component.DATA)
+_ON_DEVICE = (Component.OPTIMIZER, Component.BACKWARD, Component.FORWARD)
+_WHOLE_EVENTS: dict[str, Component] = {
+    EventKind.OPTIMIZER: Component.OPTIMIZER,
+    EventKind.COLLECTION: Component.COLLECTION,
+    EventKind.SAVE: Component.CHECKPOINT,
+    EventKind.FORWARD: Component.FORWARD,
+    EventKind.EVALUATION: Component.FORWARD,
+}
+"""Kind of event → the component that it is from its start to its end."""
+_Spans = dict[Component, list[tuple[int, int]]]
 
-_HOST = ("collection", "checkpoint", "epoch_start", "data")
-_DEVICE = ("optimizer", "backward", "forward")
 
-
+@dataclass(frozen=True)
 class Activities:
-    """Disjoint interval sets per component. Where activities nest, the more specific one counts: a garbage
-    collection inside a forward pass is a collection. In device time, a device that is at work comes first: what its host
-    does meanwhile holds up nothing."""
+    """Disjoint intervals of each component, ns after ``origin_ns``.
 
-    def __init__(self, log: RankLog, origin: int) -> None:
-        found = _collect(log, origin)
-        self.sets: dict[str, Intervals] = {}
-        taken = EMPTY
-        for name in (*_DEVICE, *_HOST) if log.on_device_time else (*_HOST, *_DEVICE):
-            raw = union(*_columns(found.get(name, [])))
-            self.sets[name] = subtract(raw, taken)
-            taken = union(np.concatenate((taken[0], raw[0])), np.concatenate((taken[1], raw[1])))
+    Where activities nest, the more specific one counts: a garbage collection inside a forward pass is a collection. In
+    device time, a device that is at work comes first: what its host does meanwhile holds up nothing.
+    """
+
+    origin_ns: int
+    """Epoch ns."""
+    sets: dict[str, Intervals]
+    """By component."""
+
+    def since(self, origin_ns: int) -> Activities:
+        """The same, told from another origin."""
+        by_ns = self.origin_ns - origin_ns
+        if not by_ns:
+            return self
+        moved = {component: (starts + by_ns, ends + by_ns) for component, (starts, ends) in self.sets.items()}
+        return Activities(origin_ns, moved)
 
     def between(self, left: Array, right: Array) -> NDArray[np.float64]:
         """[N, C] ns of each component in each window; what nothing recorded covers is ``host``."""
         result = np.zeros((len(left), len(COMPONENTS)))
-        for name, intervals in self.sets.items():
-            result[:, INDEX[name]] = covered(intervals, left, right)
+        for component, intervals in self.sets.items():
+            result[:, INDEX[component]] = covered(intervals, left, right)
         # A rank may be woken after it had arrived at the next point by another's clock: such a segment is
         # empty, or negative by a hair.
-        result[:, INDEX["host"]] = (right - left) - result.sum(axis=1)
+        result[:, INDEX[Component.HOST]] = (right - left) - result.sum(axis=1)
         return result
 
 
-def _columns(pairs: Iterable[tuple[int, int]]) -> tuple[Array, Array]:
-    table = np.array(list(pairs), float).reshape(-1, 2)
-    return table[:, 0], table[:, 1]
+def activities_of(
+    steps: Sequence[Step], origin_ns: int, with_workers: Collection[int], on_device_time: bool
+) -> Activities:
+    """What a rank did in these steps; ``with_workers``: its loaders that have worker processes."""
+    spans = _spans(steps, origin_ns, with_workers)
+    sets: dict[str, Intervals] = {}
+    taken = EMPTY
+    for component in (*_ON_DEVICE, *_ON_HOST) if on_device_time else (*_ON_HOST, *_ON_DEVICE):
+        table = np.array(spans.pop(component, []), float).reshape(-1, 2)
+        recorded = union(table[:, 0], table[:, 1])
+        sets[component] = subtract(recorded, taken)
+        taken = union(np.concatenate((taken[0], recorded[0])), np.concatenate((taken[1], recorded[1])))
+    return Activities(origin_ns, sets)
 
 
-def _collect(log: RankLog, origin: int) -> dict[str, list[tuple[int, int]]]:
-    found: dict[str, list[tuple[int, int]]] = {}
-
-    def add(name: str, start: int, end: int) -> None:
-        found.setdefault(name, []).append((start - origin, end - origin))
-
-    with_workers = loaders_with_workers(log)
-    fresh: dict[int, int] = {}
-    for step in log.steps:
+def _spans(steps: Sequence[Step], origin_ns: int, with_workers: Collection[int]) -> _Spans:
+    """(start, end) of what was recorded of each component, ns after the origin."""
+    spans: _Spans = defaultdict(list)
+    fresh: Counter[int] = Counter()
+    for step in steps:
+        start_ns = step.start_ns - origin_ns
         for event in step.events:
-            if event.kind == EventKind.ITERATION:
-                fresh[event.loader] = _EPOCH_START_BATCHES if event.loader in with_workers else 0
-                add("epoch_start", event.start_ns, event.end_ns)
-            elif event.kind == EventKind.DATA:
-                first = fresh.get(event.loader, 0) > 0
-                fresh[event.loader] = fresh.get(event.loader, 0) - 1
-                add("epoch_start" if first or event.exhausted else "data", event.start_ns, event.end_ns)
-            elif event.kind == EventKind.BACKWARD:
-                add("backward", event.start_ns, min(gradients_ready(event), event.end_ns))
-            elif event.kind == EventKind.OPTIMIZER:
-                add("optimizer", event.start_ns, event.end_ns)
-            elif event.kind == EventKind.COLLECTION:
-                add("collection", event.start_ns, event.end_ns)
-            elif event.kind == EventKind.SAVE:
-                add("checkpoint", event.start_ns, event.end_ns)
-            elif event.kind in (EventKind.FORWARD, EventKind.EVALUATION):
-                add("forward", event.start_ns, event.end_ns)
-    return found
+            component = _component(event, fresh, with_workers)
+            if component is not None:
+                end_ns = event.gradients_ready_ns if component is Component.BACKWARD else event.end_ns
+                spans[component].append((start_ns + event.start_ns, start_ns + end_ns))
+    return spans
+
+
+def _component(event: Event, fresh: Counter[int], with_workers: Collection[int]) -> Component | None:
+    """What an event is; ``fresh`` counts, by loader, the batches to come that still wait for its workers to start."""
+    if event.kind == EventKind.ITERATION:
+        fresh[event.loader] = _EPOCH_START_BATCHES if event.loader in with_workers else 0
+        return Component.EPOCH_START
+    if event.kind == EventKind.DATA:
+        starting = fresh[event.loader] > 0
+        fresh[event.loader] -= 1
+        return Component.EPOCH_START if starting or event.exhausted else Component.DATA
+    if event.kind == EventKind.BACKWARD:
+        return Component.BACKWARD
+    return _WHOLE_EVENTS.get(event.kind)

@@ -29,6 +29,7 @@ _LEAST_BYTES = 4 << 20
 _LEAST_LINE_BYTES = 60
 """Of a step whose times alone were kept."""
 _FEWEST_BLOCKS = 16
+"""So that each stretch of a run has one, as long as a sixteenth of it."""
 _LEAST_BLOCK_STEPS = 64
 """Neighbouring steps that are kept together, so that rhythms stay visible: fewer than :data:`BLOCK_STEPS` where few steps
 are kept at all, and then the first of such a block."""
@@ -78,7 +79,7 @@ def bound_of(records: Sequence[RankRecord]) -> Bound:
 
 def _numbers(record: RankRecord) -> tuple[Ranges, int]:
     """Of the steps in a rank's log, and the bytes of their lines."""
-    found: Ranges = []
+    numbers: Ranges = []
     first, last, size = 0, -2, 0
     try:
         for line in record.lines(STEPS_FILE):
@@ -90,11 +91,11 @@ def _numbers(record: RankRecord) -> tuple[Ranges, int]:
                 last = number
             elif number <= MOST_NUMBER:
                 if last >= first:
-                    found.append((first, last))
+                    numbers.append((first, last))
                 first = last = number
     except OSError:
         pass
-    return union([found, [(first, last)] if last >= first else []]), size
+    return union([numbers, [(first, last)] if last >= first else []]), size
 
 
 def size_of(ranges: Ranges) -> int:
@@ -132,20 +133,21 @@ def _spread(present: Ranges, shared: Ranges, most: int) -> Ranges:
 
 def _at(present: Ranges, position: int) -> int:
     """The number at a place in the order of all; the one after the last beyond it."""
+    before = 0
     for first, last in present:
-        if position <= last - first:
-            return first + position
-        position -= last - first + 1
+        if position <= before + last - first:
+            return first + position - before
+        before += last - first + 1
     return present[-1][1] + 1
 
 
 def _common(one: Ranges, other: Ranges) -> Ranges:
     """Numbers that are in both."""
-    found: Ranges = []
+    common: Ranges = []
     i = j = 0
     while i < len(one) and j < len(other):
         first, last = max(one[i][0], other[j][0]), min(one[i][1], other[j][1])
         if first <= last:
-            found.append((first, last))
+            common.append((first, last))
         i, j = (i + 1, j) if one[i][1] < other[j][1] else (i, j + 1)
-    return found
+    return common

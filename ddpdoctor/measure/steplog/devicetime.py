@@ -13,8 +13,9 @@ on all of them at the same moment.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -24,11 +25,23 @@ from numpy.typing import NDArray
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.rundir import EventKind
 
-from .log import DeviceTimes, Event, RankLog, Step
+from .log import Ints, RankLog
+from .record import Event
+from .step import DeviceTimes, Step
 
-_NEIGHBOURS = 101
-"""Steps over which the clocks are taken to drift by nothing: some ppm of a few minutes at most."""
-_FEWEST_STEPS = 8
+
+@dataclass(frozen=True)
+class Tuning:
+    """How the clocks of devices are tied to those of their hosts."""
+
+    neighbours: int = 101
+    """Steps over which the clocks are taken to drift by nothing: some ppm of a few minutes at most."""
+    fewest_steps: int = 8
+    """Timed on all ranks: of fewer no median or maximum can be told from chance."""
+
+
+TUNING = Tuning()
+
 _TIMED: dict[str, tuple[str, str]] = {
     EventKind.FORWARD: ("fwd", "fwd_end"),
     EventKind.BACKWARD: ("bwd", "bwd_end"),
@@ -43,96 +56,139 @@ def in_device_time(logs: Sequence[RankLog]) -> list[RankLog] | None:
     few of them."""
     if not logs or not all(log.device_times for log in logs):
         return None
-    moved = [
-        {step.number: found for step in log.steps if (found := _moved(step, log.device_times)) is not None}
-        for log in logs
-    ]
-    common = sorted(set.intersection(*(set(of) for of in moved)))
-    if len(common) < _FEWEST_STEPS:
+    timed = [_timed_steps(log) for log in logs]
+    common = sorted(set.intersection(*(set(steps) for steps in timed)))
+    if len(common) < TUNING.fewest_steps:
         return None
-    ends = []
-    for log, of_rank in zip(logs, moved, strict=True):
-        of_host = {step.number: step.start for step in log.steps}
-        lag = np.array([of_host[number] - of_rank[number].start for number in common])
-        offset = _around(lag, np.max)
-        for number, ns in zip(common, offset.tolist(), strict=True):
-            _shift(of_rank[number], ns)
-        ends.append([_last_reduction(of_rank[number]) for number in common])
-    table = np.array(ends)
-    early = table - np.median(table, axis=0).astype(np.int64)
-    for row, of_rank in zip(early, moved, strict=True):
-        for number, ns in zip(common, _around(row, np.median).tolist(), strict=True):
-            _shift(of_rank[number], -ns)
+    chosen = [[steps[number] for number in common] for steps in timed]
     return [
-        replace(log, steps=[of_rank[number] for number in common], on_device_time=True)
-        for log, of_rank in zip(logs, moved, strict=True)
+        replace(
+            log,
+            steps=tuple(step.placed(ns) for step, ns in zip(steps, ahead_ns.tolist(), strict=True)),
+            on_device_time=True,
+        )
+        for log, steps, ahead_ns in zip(logs, chosen, _hosts_ahead(chosen), strict=True)
     ]
 
 
-def _moved(step: Step, timed: dict[int, DeviceTimes]) -> Step | None:
-    """The step with what ran on its device on that one's own clock; what the host did stays where it was. None where its
-    marks and its events do not say the same, or no gradients were reduced in it."""
-    times = timed.get(step.number)
-    if times is None:
+@dataclass(frozen=True)
+class _TimedStep:
+    """A step whose timed events are told by its device's clock."""
+
+    step: Step
+    """As the host recorded it."""
+    start_ns: int
+    """On the device's own clock."""
+    length_ns: int
+    events: tuple[Event, ...]
+    """Those that were timed, ns after ``start_ns``; of the others, ns after the step's start on the host."""
+
+    @property
+    def last_reduction_ns(self) -> int:
+        """On the device's own clock."""
+        reduced = [e.end_ns for e in self.events if e.kind == EventKind.BACKWARD and e.reductions]
+        return self.start_ns + max(reduced)
+
+    def placed(self, ahead_ns: int) -> Step:
+        """The step on the hosts' clock, which is so far ahead of the device's. What the host did stays where it was."""
+        start_ns = self.start_ns + ahead_ns
+        lag_ns = self.step.start_ns - start_ns
+        events = tuple(
+            event
+            if event.kind in _TIMED
+            else msgspec.structs.replace(event, start_ns=event.start_ns + lag_ns)
+            for event in self.events
+        )
+        return msgspec.structs.replace(
+            self.step, start_ns=start_ns, end_ns=start_ns + self.length_ns, events=events
+        )
+
+
+def _timed_steps(log: RankLog) -> dict[int, _TimedStep]:
+    """By number."""
+    steps = ((step.number, timed_step(step, log.device_times.get(step.number))) for step in log.steps)
+    return {number: timed for number, timed in steps if timed is not None}
+
+
+def timed_step(step: Step, times: DeviceTimes | None) -> _TimedStep | None:
+    """The step with what ran on its device on that one's own clock. None where its marks and its events do not say the same,
+    or no gradients were reduced in it."""
+    if times is None or not _agree(step, times):
         return None
+    counts: Counter[str] = Counter()
     events: list[Event] = []
-    counts = dict.fromkeys(_TIMED, 0)
-    reduced = False
     for event in sorted(step.events, key=lambda event: event.start_ns):
         if event.kind in _LEFT_OUT:
             continue
-        if event.kind not in _TIMED:
-            events.append(event)
-            continue
-        span = _span(times, *_TIMED[event.kind], counts[event.kind])
-        counts[event.kind] += 1
-        if span is None:
+        timed: Event | None = event
+        if event.kind in _TIMED:
+            timed = _timed_event(event, times, counts[event.kind])
+            counts[event.kind] += 1
+        if timed is None:
             return None
-        place = msgspec.structs.replace(event, start_ns=span[0], duration_ns=span[1] - span[0])
-        if event.reductions:
-            ready = [
-                at for name, at in times.marks if name == "ready" and span[0] <= times.start + at <= span[1]
-            ]
-            if not ready:
-                return None
-            own = {"forward_end_ns": times.start + ready[-1], "ready_ns": [0]}
-            also = [msgspec.structs.replace(each, **own) if each.synced else each for each in event.also]
-            place = msgspec.structs.replace(place, also=also, **(own if event.synced else {}))
-            reduced = True
-        events.append(place)
-    if not reduced or any(
-        sum(name == begin for name, _ in times.marks) != counts[kind] for kind, (begin, _) in _TIMED.items()
-    ):
+        events.append(timed)
+    if not any(event.kind in _TIMED and event.reductions for event in events):
         return None
-    return replace(step, start=times.start, end=times.start + times.marks[-1][1], events=events)
+    return _TimedStep(step, times.start_ns, times.length_ns, tuple(events))
+
+
+def _agree(step: Step, times: DeviceTimes) -> bool:
+    """Whether the device's marks begin as many parts of each kind as the host recorded."""
+    counts = Counter(event.kind for event in step.events)
+    return all(len(times.named(begin)) == counts[kind] for kind, (begin, _) in _TIMED.items())
+
+
+def _timed_event(event: Event, times: DeviceTimes, number: int) -> Event | None:
+    """The event, the ``number``-th of its kind, where the device ran it; ns after the step's start there. None where its
+    marks do not tell."""
+    span = _span(times, *_TIMED[event.kind], number)
+    if span is None:
+        return None
+    start_ns, end_ns = span
+    timed = msgspec.structs.replace(event, start_ns=start_ns, duration_ns=end_ns - start_ns)
+    if not event.reductions:
+        return timed
+    ready = [at for at in times.named("ready") if start_ns <= at <= end_ns]
+    if not ready:
+        return None
+    own = {"forward_end_ns": ready[-1], "ready_ns": (0,)}
+    also = tuple(msgspec.structs.replace(each, **own) if each.synced else each for each in event.also)
+    return msgspec.structs.replace(timed, also=also, **(own if event.synced else {}))
 
 
 def _span(times: DeviceTimes, begin: str, end: str, number: int) -> tuple[int, int] | None:
-    starts = [at for name, at in times.marks if name == begin]
-    ends = [at for name, at in times.marks if name == end]
+    """Start and end of a part between its two marks, ns after the step's start."""
+    starts, ends = times.named(begin), times.named(end)
     if len(starts) <= number or len(ends) <= number or ends[number] < starts[number]:
         return None
     first, last = starts[number], ends[number]
     if begin == "opt":
         # A closure runs inside the optimizer's step, whose own work begins after it.
-        first = max([first, *(at for name, at in times.marks if name == "bwd_end" and at <= last)])
-    return times.start + first, times.start + last
+        first = max([first, *(at for at in times.named("bwd_end") if at <= last)])
+    return first, last
 
 
-def _shift(step: Step, ns: int) -> None:
-    step.start += ns
-    step.end += ns
-    for event in step.events:
-        if event.kind in _TIMED:
-            event.move(ns)
-
-
-def _last_reduction(step: Step) -> int:
-    return max(event.end_ns for event in step.events if event.kind == EventKind.BACKWARD and event.reductions)
+def _hosts_ahead(ranks: Sequence[Sequence[_TimedStep]]) -> list[Ints]:
+    """By rank: [N] ns by which the hosts' clock is ahead of the device's at each step."""
+    ahead = [
+        _around(np.array([timed.step.start_ns - timed.start_ns for timed in steps]), np.max)
+        for steps in ranks
+    ]
+    ends = np.array(
+        [
+            np.array([timed.last_reduction_ns for timed in steps]) + rank_ahead
+            for steps, rank_ahead in zip(ranks, ahead, strict=True)
+        ]
+    )
+    early = ends - np.median(ends, axis=0).astype(np.int64)
+    return [
+        rank_ahead - _around(rank_early, np.median)
+        for rank_ahead, rank_early in zip(ahead, early, strict=True)
+    ]
 
 
 def _around(values: NDArray[np.int64], summary: Callable[..., Array]) -> NDArray[np.int64]:
     """[N] → [N]: ``summary`` of each value and its neighbours."""
-    half = min(_NEIGHBOURS // 2, len(values) - 1)
+    half = min(TUNING.neighbours // 2, len(values) - 1)
     padded = np.pad(values, half, mode="edge")
     return summary(sliding_window_view(padded, 2 * half + 1), axis=-1).astype(np.int64)

@@ -10,7 +10,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from ddpdoctor.rundir import EventField, LineField, renamed
+from ddpdoctor.rundir import EventField, EventKind, LineField, renamed
 
 MOST_NUMBER = 2**53
 """Of a step, and of anything counted: what a float64 still holds exactly."""
@@ -19,7 +19,9 @@ _MOST_NS = 2**62
 _MOST_DURATION_NS = 2**53
 """104 days."""
 _MOST_TEXT = 4096
+"""Characters of a name or a path: Linux takes no longer one."""
 _MOST_ENTRIES = 1 << 16
+"""Of a list in one line; the hook keeps far fewer events of a step."""
 
 Number = Annotated[int, Meta(ge=0, le=MOST_NUMBER)]
 Epoch = Annotated[int, Meta(ge=0, le=_MOST_NS)]
@@ -27,22 +29,30 @@ Offset = Annotated[int, Meta(ge=-_MOST_DURATION_NS, le=_MOST_DURATION_NS)]
 Duration = Annotated[int, Meta(ge=0, le=_MOST_DURATION_NS)]
 Id = Annotated[int, Meta(ge=-1, le=MOST_NUMBER)]
 Text = Annotated[str, Meta(max_length=_MOST_TEXT)]
-Offsets = Annotated[list[Offset], Meta(max_length=_MOST_ENTRIES)]
+Offsets = Annotated[tuple[Offset, ...], Meta(max_length=_MOST_ENTRIES)]
 _Sample = Annotated[list[Offset], Meta(min_length=2, max_length=3)]
 
 
-class Reduction(msgspec.Struct, rename=renamed(EventField)):
+class Reduction(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
     """What one DDP module did in a backward pass; ``ready_ns`` counts from when its forward had ended."""
 
     module: Id
     synced: bool = False
-    ready_ns: Offsets = []
+    ready_ns: Offsets = ()
     forward_end_ns: Offset | None = None
 
+    @property
+    def counts(self) -> bool:
+        """Whether gradients of a known module were reduced."""
+        return self.synced and self.module >= 0
 
-class Event(msgspec.Struct, rename=renamed(EventField)):
-    """Something that happened in a step, see :class:`ddpdoctor.rundir.EventKind` and ``EventField``; ``start_ns`` and
-    ``forward_end_ns`` are epoch ns once the log is read. Of a number that is missing, -1."""
+
+class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
+    """Something that happened in a step, see :class:`ddpdoctor.rundir.EventKind` and ``EventField``.
+
+    Its times are ns after the start of its step, as on disk: a step that is put elsewhere on the clock takes its events with
+    it (:meth:`.Step.start_of`). Of a number that is missing, -1.
+    """
 
     kind: Text
     start_ns: Offset
@@ -55,9 +65,9 @@ class Event(msgspec.Struct, rename=renamed(EventField)):
     exhausted: bool = False
     module: Id = -1
     synced: bool | None = None
-    ready_ns: Offsets = []
+    ready_ns: Offsets = ()
     forward_end_ns: Offset | None = None
-    also: Annotated[list[Reduction], Meta(max_length=_MOST_ENTRIES)] = []
+    also: Annotated[tuple[Reduction, ...], Meta(max_length=_MOST_ENTRIES)] = ()
     optimizer: Id = -1
     operation: Text = ""
     group: Text = ""
@@ -66,34 +76,41 @@ class Event(msgspec.Struct, rename=renamed(EventField)):
     source: Id | None = None
     destination: Id | None = None
 
-    def move(self, offset_ns: int) -> None:
-        """Shift all times."""
-        self.start_ns += offset_ns
-        if self.forward_end_ns is not None:
-            self.forward_end_ns += offset_ns
-        for reduction in self.also:
-            if reduction.forward_end_ns is not None:
-                reduction.forward_end_ns += offset_ns
-
-    @property
-    def reductions(self) -> list[Reduction]:
-        """The DDP modules whose gradients were reduced in this backward pass."""
-        own = Reduction(self.module, bool(self.synced), self.ready_ns, self.forward_end_ns)
-        return [each for each in [own, *self.also] if each.synced and each.module >= 0]
-
     @property
     def end_ns(self) -> int:
-        """End, from the origin of ``start_ns``."""
+        """Its end, ns after the start of its step."""
         return self.start_ns + self.duration_ns
 
+    @property
+    def gives_batch(self) -> bool:
+        """Whether a loader gave a batch, and was not at its end."""
+        return self.kind == EventKind.DATA and not self.exhausted
 
-class Line(msgspec.Struct, rename=renamed(LineField)):
-    """Any line of steps.jsonl or samples.jsonl, see :class:`ddpdoctor.rundir.LineField`."""
+    @property
+    def reductions(self) -> tuple[Reduction, ...]:
+        """The DDP modules whose gradients were reduced in this backward pass."""
+        own = Reduction(self.module, bool(self.synced), self.ready_ns, self.forward_end_ns)
+        return tuple(each for each in (own, *self.also) if each.counts)
+
+    @property
+    def gradients_ready_ns(self) -> int:
+        """When the last gradient of this backward pass was ready, by the reducer's own times and at its end the latest; ns
+        after the start of its step."""
+        ready = [
+            (each.forward_end_ns if each.forward_end_ns is not None else self.start_ns) + max(each.ready_ns)
+            for each in self.reductions
+            if each.ready_ns
+        ]
+        return min(max(ready, default=self.end_ns), self.end_ns)
+
+
+class LogRecord(msgspec.Struct, rename=renamed(LineField)):
+    """A line of steps.jsonl or samples.jsonl of any kind, see :class:`ddpdoctor.rundir.LineField`."""
 
     step: Number | None = None
     time_ns: Annotated[list[Epoch], Meta(max_length=2)] | Epoch | None = None
-    events: Annotated[list[Event], Meta(max_length=_MOST_ENTRIES)] = []
-    marks: Annotated[list[Text], Meta(max_length=64)] = []
+    events: Annotated[tuple[Event, ...], Meta(max_length=_MOST_ENTRIES)] = ()
+    marks: Annotated[tuple[Text, ...], Meta(max_length=64)] = ()
     run_delay_ns: Duration | None = None
     cpu_ns: Duration | None = None
     where: Id | None = None
@@ -104,4 +121,4 @@ class Line(msgspec.Struct, rename=renamed(LineField)):
     samples: Annotated[list[_Sample], Meta(max_length=_MOST_ENTRIES)] = []
     device: Number | None = None
     device_start_ns: Duration = 0
-    device_times_ns: Annotated[list[tuple[Text, Offset]], Meta(max_length=_MOST_ENTRIES)] = []
+    device_times_ns: Annotated[tuple[tuple[Text, Offset], ...], Meta(max_length=_MOST_ENTRIES)] = ()

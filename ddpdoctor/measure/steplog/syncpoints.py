@@ -1,20 +1,24 @@
-"""Synchronisation points of step logs: where a rank arrives and when it goes on, matched over the ranks by
-what they are."""
+"""Synchronisation points of one rank's step log: where it arrives, and when it goes on."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+import msgspec
 
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.rundir import EventKind
 
-from .log import Event, RankLog, Step
+from .record import Event
+from .step import Step
 
 Key = tuple[str, str, int]
 """Kind, group or module, and number: the step's times ``_MOST_IN_STEP`` plus the point's in it."""
 _MOST_IN_STEP = 1 << 20
+"""Far more than the events of a step that are kept, so that numbers of two steps never meet."""
 
 POINT_TO_POINT = (
     "send",
@@ -30,16 +34,16 @@ _OF_SHARDS = ("all_gather_into_tensor", "all_gather_single", "reduce_scatter_ten
 ROOTED = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list")
 
 
-@dataclass
-class Point:
-    """One rank's part in one synchronisation; times epoch ns."""
+class SyncPoint(msgspec.Struct, frozen=True, gc=False):
+    """One rank's part in one synchronisation."""
 
     key: Key
-    kind: str
+    kind: SyncKind
     name: str
     step: int
-    arrival: int
-    end: int
+    arrival_ns: int
+    """Epoch ns, as the end."""
+    end_ns: int
     micro: int = 0
     update: int = 0
     group: str = ""
@@ -47,221 +51,166 @@ class Point:
     """Rank number of the root of a broadcast."""
     message_bytes: float | None = None
     where: int = -1
-    work_end: int | None = None
-    """End of the backward pass's own computation, for gradients."""
 
 
-@dataclass
-class Meeting:
-    """The same synchronisation on all its ranks, by position."""
+@dataclass(frozen=True)
+class _Job:
+    """What decides how the synchronisations of a rank are to be read."""
 
-    key: Key
-    points: dict[int, Point]
+    module_bytes: Sequence[float]
+    """Of the gradients of each DDP module."""
+    has_ddp: bool
+    sharded: bool
 
-    @property
-    def first(self) -> Point:
-        """The point of the lowest position, for what is the same on all."""
-        return self.points[min(self.points)]
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> _Job:
+        modules = info.get("ddp") or []
+        sizes = [float(module.get("parameters_bytes") or 0) for module in modules]
+        # deepspeed is also imported by libraries that only could use it.
+        return cls(sizes, bool(modules), bool(info.get("fsdp") or (info.get("deepspeed") and not modules)))
 
-    @property
-    def last_arrival(self) -> int:
-        """ns"""
-        return max(point.arrival for point in self.points.values())
-
-
-def rank_points(log: RankLog) -> list[Point]:
-    """All synchronisation points of one rank, in order of arrival."""
-    info = log.record.info
-    has_ddp = bool(info.get("ddp"))
-    # deepspeed is also imported by libraries that only could use it.
-    sharded = bool(info.get("fsdp") or (info.get("deepspeed") and not has_ddp))
-    points: list[Point] = []
-    for step in log.steps:
-        of_step = [
-            *_backward_points(log, step),
-            *(_of_model(point, step) if sharded else point for point in _called_points(step, has_ddp)),
-            *_buffer_points(step),
-        ]
-        _number(of_step)
-        points.extend(of_step)
-    points.sort(key=lambda point: point.arrival)
-    return points
+    def gradient_bytes(self, event: Event) -> float | None:
+        """Of all modules that are reduced in a backward pass; None where they are not known."""
+        known = range(len(self.module_bytes))
+        return (
+            sum(self.module_bytes[each.module] for each in event.reductions if each.module in known) or None
+        )
 
 
-def _number(points: list[Point]) -> None:
-    """Complete the keys of one step's points: how many of the same kind and group there were before it in the step.
+class _Numbers:
+    """Numbers the points of one step: how many of the same kind and group there were before.
 
     Ranks may record different steps in full, so that what they counted over the whole run would differ.
     """
-    seen: Counter[tuple[str, str]] = Counter()
-    for point in points:
-        kind, group, _ = point.key
-        point.key = (kind, group, point.step * _MOST_IN_STEP + seen[kind, group])
-        seen[kind, group] += 1
+
+    def __init__(self, step: Step) -> None:
+        self._begin = step.number * _MOST_IN_STEP
+        self._seen: Counter[tuple[str, str]] = Counter()
+
+    def next(self, kind: str, group: str) -> Key:
+        """The key of the next point of this kind and group."""
+        number = self._seen[kind, group]
+        self._seen[kind, group] = number + 1
+        return kind, group, self._begin + number
 
 
-def _backward_points(log: RankLog, step: Step) -> list[Point]:
-    """DDP's reductions: the rank arrives when its last gradient is ready, not when its backward pass begins
-    or ends."""
-    points = []
+def sync_points_of(steps: Sequence[Step], info: Mapping[str, Any]) -> list[SyncPoint]:
+    """All synchronisation points of one rank, in order of arrival; ``info`` is what rank.json says."""
+    job = _Job.of(info)
+    points: list[SyncPoint] = []
+    for step in steps:
+        numbers = _Numbers(step)
+        points += _of_backwards(step, numbers, job)
+        points += _of_calls(step, numbers, job)
+        points += _of_buffers(step, numbers)
+    points.sort(key=lambda point: point.arrival_ns)
+    return points
+
+
+def _of_backwards(step: Step, numbers: _Numbers, job: _Job) -> Iterator[SyncPoint]:
+    """DDP's reductions: the rank arrives when its last gradient is ready, not when its backward pass begins or ends."""
     backwards = [event for event in step.events if event.kind == EventKind.BACKWARD]
     for micro, event in enumerate(backwards):
         reduced = event.reductions
         if not reduced:
             continue
-        points.append(
-            Point(
-                ("ddp", str(reduced[0].module), 0),
-                SyncKind.GRADIENTS,
-                "DDP gradients",
-                step.number,
-                min(gradients_ready(event), event.end_ns),
-                event.end_ns,
-                micro=micro,
-                update=sum(
-                    other.kind == EventKind.OPTIMIZER and other.start_ns < event.start_ns
-                    for other in step.events
-                ),
-                group=f"ddp{reduced[0].module}",
-                message_bytes=sum(_gradient_bytes(log, each.module) for each in reduced) or None,
-                where=event.where,
-            )
+        module = reduced[0].module
+        updates = [other for other in step.events if other.kind == EventKind.OPTIMIZER]
+        yield SyncPoint(
+            numbers.next("ddp", str(module)),
+            SyncKind.GRADIENTS,
+            "DDP gradients",
+            step.number,
+            step.start_ns + event.gradients_ready_ns,
+            step.end_of(event),
+            micro=micro,
+            update=sum(other.start_ns < event.start_ns for other in updates),
+            group=f"ddp{module}",
+            message_bytes=job.gradient_bytes(event),
+            where=event.where,
         )
-    return points
 
 
-def gradients_ready(event: Event) -> int:
-    """Epoch ns at which the last gradient of this backward pass was ready, by the reducer's own times."""
-    moments = [
-        (each.forward_end_ns if each.forward_end_ns is not None else event.start_ns) + max(each.ready_ns)
-        for each in event.reductions
-        if each.ready_ns
-    ]
-    return max(moments) if moments else event.end_ns
-
-
-def _gradient_bytes(log: RankLog, module: int) -> float:
-    modules = log.record.info.get("ddp") or []
-    return float(modules[module].get("parameters_bytes") or 0) if 0 <= module < len(modules) else 0.0
-
-
-def _called_points(step: Step, has_ddp: bool) -> list[Point]:
-    """Collectives called from Python. Without DDP, those between backward and optimizer average the
-    gradients."""
-    points: list[Point] = []
+def _of_calls(step: Step, numbers: _Numbers, job: _Job) -> Iterator[SyncPoint]:
+    """Collectives called from Python. One that does not block is met where it is waited for."""
+    phases = _Phases.of(step, job)
     pending: Event | None = None
-    last_backward = max((e.end_ns for e in step.events if e.kind == EventKind.BACKWARD), default=None)
-    optimizer = min(
-        (
-            e.start_ns
-            for e in step.events
-            if e.kind == EventKind.OPTIMIZER and (last_backward is None or e.start_ns >= last_backward)
-        ),
-        default=None,
-    )
     for event in step.events:
         if event.kind in (EventKind.COLLECTIVE, EventKind.BARRIER) and event.operation not in POINT_TO_POINT:
             if event.is_async:
                 pending = event
-                continue
-            points.append(
-                _called(step, event, event.start_ns, event.end_ns, has_ddp, last_backward, optimizer)
-            )
+            else:
+                yield _called(step, event, event, numbers, phases)
         elif event.kind == EventKind.WAIT and pending is not None:
-            points.append(
-                _called(step, pending, event.start_ns, event.end_ns, has_ddp, last_backward, optimizer)
-            )
+            yield _called(step, pending, event, numbers, phases)
             pending = None
-    return points
 
 
-def _called(
-    step: Step,
-    event: Event,
-    arrival: int,
-    end: int,
-    has_ddp: bool,
-    backward: int | None,
-    optimizer: int | None,
-) -> Point:
-    kind = SyncKind.BARRIER if event.kind == EventKind.BARRIER else SyncKind.COLLECTIVE
-    if (
-        kind == SyncKind.COLLECTIVE
-        and not has_ddp
-        and backward is not None
-        and event.start_ns >= backward
-        and (optimizer is None or event.start_ns <= optimizer)
-    ):
-        kind = SyncKind.GRADIENTS
-    return Point(
-        ("call", event.group, 0),
-        kind,
-        event.operation or event.kind,
+def _called(step: Step, call: Event, met: Event, numbers: _Numbers, phases: _Phases) -> SyncPoint:
+    """The point of a collective's ``call`` that the rank stands in while ``met`` lasts."""
+    return SyncPoint(
+        numbers.next("call", call.group),
+        phases.kind_of(call, met),
+        call.operation or call.kind,
         step.number,
-        arrival,
-        end,
-        group=event.group,
-        root=(event.source or 0) if event.operation in ROOTED else None,
-        message_bytes=event.message_bytes,
-        where=event.where,
+        step.start_of(met),
+        step.end_of(met),
+        group=call.group,
+        root=(call.source or 0) if call.operation in ROOTED else None,
+        message_bytes=call.message_bytes,
+        where=call.where,
     )
 
 
-def _of_model(point: Point, step: Step) -> Point:
-    """The same with its kind, where the parameters are sharded: the library's own calls are not the script's."""
-    if point.kind == SyncKind.COLLECTIVE and (
-        point.name in _OF_SHARDS
-        or any(
-            event.kind == EventKind.BACKWARD and event.start_ns <= point.arrival < event.end_ns
-            for event in step.events
-        )
-    ):
-        point.kind = SyncKind.MODEL
-    return point
+@dataclass(frozen=True)
+class _Phases:
+    """Where in a step its backward passes and its update are, which tells what a collective is for; ns after its start."""
+
+    job: _Job
+    backwards: Sequence[Event]
+    averages_from_ns: int | None
+    """End of the last backward; None where there is none, or DDP averages the gradients."""
+    averages_until_ns: int | None
+    """Start of the optimizer behind it; None where there is none."""
+
+    @classmethod
+    def of(cls, step: Step, job: _Job) -> _Phases:
+        backwards = [event for event in step.events if event.kind == EventKind.BACKWARD]
+        last_ns = max((event.end_ns for event in backwards), default=None)
+        updates = [event.start_ns for event in step.events if event.kind == EventKind.OPTIMIZER]
+        behind = [start_ns for start_ns in updates if last_ns is None or start_ns >= last_ns]
+        return cls(job, backwards, None if job.has_ddp else last_ns, min(behind, default=None))
+
+    def kind_of(self, call: Event, met: Event) -> SyncKind:
+        """Without DDP, collectives between backward and optimizer average the gradients. Where parameters are sharded, the
+        library's own calls are not the script's."""
+        if call.kind == EventKind.BARRIER:
+            return SyncKind.BARRIER
+        if self._averages(call):
+            return SyncKind.GRADIENTS
+        inside = any(event.start_ns <= met.start_ns < event.end_ns for event in self.backwards)
+        if self.job.sharded and (call.operation in _OF_SHARDS or inside):
+            return SyncKind.MODEL
+        return SyncKind.COLLECTIVE
+
+    def _averages(self, call: Event) -> bool:
+        if self.averages_from_ns is None or call.start_ns < self.averages_from_ns:
+            return False
+        return self.averages_until_ns is None or call.start_ns <= self.averages_until_ns
 
 
-def _buffer_points(step: Step) -> list[Point]:
+def _of_buffers(step: Step, numbers: _Numbers) -> Iterator[SyncPoint]:
     """DDP broadcasts its buffers from rank 0 at the start of a forward: all others wait there for rank 0."""
-    return [
-        Point(
-            ("buffers", str(event.module), 0),
-            SyncKind.BROADCAST,
-            "DDP buffers",
-            step.number,
-            event.start_ns,
-            event.end_ns,
-            group=f"ddp{event.module}",
-            root=0,
-            where=event.where,
-        )
-        for event in step.events
-        if event.kind == EventKind.BROADCAST
-    ]
-
-
-def match(points: Sequence[Sequence[Point]]) -> tuple[list[Meeting], int]:
-    """Meetings of all members, in order of last arrival, and how many points had no counterpart on another
-    rank.
-
-    The members of a group are the ranks on which any of its synchronisations was seen.
-    """
-    by_key: dict[Key, dict[int, Point]] = defaultdict(dict)
-    members: dict[tuple[str, str], set[int]] = defaultdict(set)
-    for position, of_rank in enumerate(points):
-        for point in of_rank:
-            by_key[point.key][position] = point
-            members[point.key[:2]].add(position)
-    meetings, unmatched = [], 0
-    for key, found in by_key.items():
-        if len(found) == len(members[key[:2]]) and _same(found):
-            meetings.append(Meeting(key, found))
-        else:
-            unmatched += len(found)
-    meetings.sort(key=lambda meeting: meeting.last_arrival)
-    return meetings, unmatched
-
-
-def _same(found: dict[int, Point]) -> bool:
-    """Whether all ranks mean the same by this key: a sequence that slipped on one rank pairs different
-    operations."""
-    return len(Counter(point.name for point in found.values())) == 1
+    for event in step.events:
+        if event.kind == EventKind.BROADCAST:
+            yield SyncPoint(
+                numbers.next("buffers", str(event.module)),
+                SyncKind.BROADCAST,
+                "DDP buffers",
+                step.number,
+                step.start_of(event),
+                step.end_of(event),
+                group=f"ddp{event.module}",
+                root=0,
+                where=event.where,
+            )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, load
@@ -62,11 +64,12 @@ def test_samples_inside_operators_are_not_python(tmp_path):
     traces.mkdir()
     for rank, lines in enumerate(run_ranks(Job(world=2, steps=30, host=HOST_MS))):
         write_trace(traces, rank, lines, in_host=0.5, first_half=False)
-    log = logs[0]
-    log.sample_where = {line: Where("train.py", line, "main") for line in (1, 2, 3)}
-    for step in log.steps:
-        begin = next(event.end_ns for event in step.events if event.kind == EventKind.DATA)
-        log.samples += [(begin + 5_000_000, 1, 1), (begin + 15_000_000, 2, 2)]
+    samples = []
+    for step in logs[0].steps:
+        begin = next(step.end_of(event) for event in step.events if event.kind == EventKind.DATA)
+        samples += [(begin + 5_000_000, 1, 1), (begin + 15_000_000, 2, 2)]
+    lines = {line: Where("train.py", line, "main") for line in (1, 2, 3)}
+    logs[0] = replace(logs[0], samples=np.array(samples), sample_where=lines)
     windows = windows_of(traces)
     shares = operator_shares(logs, windows)
     parts = python_parts(logs, windows, shares)

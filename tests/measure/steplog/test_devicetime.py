@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,11 +18,10 @@ from ddpdoctor.measure.steplog import (
     Event,
     RankLog,
     Step,
-    gradients_ready,
     in_device_time,
     read_rank_log,
 )
-from ddpdoctor.measure.steplog.devicetime import _moved
+from ddpdoctor.measure.steplog.devicetime import timed_step
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE
 from ddpdoctor.rundir import EventKind, RunDirectory
 from tests.hook.recording import JOBS, TORCHRUN, run_recorded
@@ -79,30 +79,33 @@ def test_an_optimizer_with_a_closure_begins_after_its_backward() -> None:
     events = [
         Event("opt", 6, 2),
         Event("fwd", 1, 2),
-        Event("bwd", 3, 3, module=0, synced=True, ready_ns=[2], forward_end_ns=3),
+        Event("bwd", 3, 3, module=0, synced=True, ready_ns=(2,), forward_end_ns=3),
         Event("data", 0, 1, loader=0),
     ]
-    step = _moved(Step(4, 0, 9, events, (), None, None), {4: DeviceTimes(100, marks)})
-    assert step is not None and (step.start, step.end) == (100, 110)
-    assert {event.kind: (event.start_ns, event.end_ns) for event in step.events} == {
+    timed = timed_step(Step(4, 0, 9, tuple(events), (), None, None), DeviceTimes(100, marks))
+    assert timed is not None
+    step = timed.placed(0)
+    assert (step.start_ns, step.end_ns) == (100, 110)
+    assert {event.kind: (step.start_of(event), step.end_of(event)) for event in step.events} == {
         "data": (0, 1),
         "fwd": (100, 103),
         "bwd": (103, 109),
         "opt": (109, 110),
     }
-    assert gradients_ready(next(event for event in step.events if event.kind == EventKind.BACKWARD)) == 108
+    backward = next(event for event in step.events if event.kind == EventKind.BACKWARD)
+    assert step.start_ns + backward.gradients_ready_ns == 108
     # A step that the host saw another way is not moved.
-    assert _moved(Step(4, 0, 9, events[1:], (), None, None), {4: DeviceTimes(100, marks)}) is None
-    assert _moved(Step(5, 0, 9, events, (), None, None), {4: DeviceTimes(100, marks)}) is None
+    assert timed_step(Step(4, 0, 9, tuple(events[1:]), (), None, None), DeviceTimes(100, marks)) is None
+    assert timed_step(Step(5, 0, 9, tuple(events), (), None, None), None) is None
 
 
 @pytest.mark.torchrun
 def test_steps_without_device_times_are_left_to_the_host(tmp_path) -> None:
-    logs = logs_of(tmp_path, "never")
-    for number in range(112):
-        logs[1].device_times.pop(number, None)
-    assert sum(number in logs[1].device_times for number in range(120)) == 8
-    assert in_device_time(logs) is not None
-    logs[1].device_times.popitem()
+    first, second = logs_of(tmp_path, "never")
+    known = {number: times for number, times in second.device_times.items() if number >= 112}
+    assert sum(number in known for number in range(120)) == 8
+    assert in_device_time([first, replace(second, device_times=known)]) is not None
+    known.popitem()
+    logs = [first, replace(second, device_times=known)]
     assert in_device_time(logs) is None
     assert measure(logs, [], {}).facts.steps.median_ms is not None

@@ -11,8 +11,7 @@ import pytest
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.measure.graph import LEFT_OUT
 from ddpdoctor.measure.steplog import bound as stepbound
-from ddpdoctor.measure.steplog import log as steplog
-from ddpdoctor.measure.steplog import read_logs, read_rank_log
+from ddpdoctor.measure.steplog import read_logs, read_rank_log, reading
 from ddpdoctor.rundir import STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import BLOCK_STEPS, thin
 from ddpdoctor.rundir.owned import folder
@@ -63,8 +62,8 @@ def test_of_a_long_log_the_first_the_newest_and_blocks_between_are_read(long_run
 
 def test_no_step_is_decoded_that_is_not_kept(long_run, bounded, monkeypatch):
     made = []
-    step = steplog._step
-    monkeypatch.setattr(steplog, "_step", lambda number, line: made.append(number) or step(number, line))
+    step = reading._step
+    monkeypatch.setattr(reading, "_step", lambda number, line: made.append(number) or step(number, line))
     kept = [number for log in logs_of(long_run) for number in numbers(log)]
     assert made == kept
 
@@ -170,7 +169,9 @@ def test_an_odd_sample_is_left_out_and_noted(tmp_path, line):
     (tmp_path / STEPS_FILE).write_text('{"step":6,"t":[1,2]}\n')
     (tmp_path / "samples.jsonl").write_text(line + '\n{"t":5,"s":[[1,1]]}\n')
     log = read_rank_log(RankRecord(str(tmp_path), 0, {}))
-    assert log.samples == [(6, 1, 1)] and log.notes == [f"{tmp_path}/samples.jsonl: 1 broken line left out."]
+    assert log.samples.tolist() == [[6, 1, 1]] and log.notes == [
+        f"{tmp_path}/samples.jsonl: 1 broken line left out."
+    ]
 
 
 def test_a_rank_that_repeats_one_number_does_not_fill_the_memory(tmp_path, monkeypatch):

@@ -16,9 +16,9 @@ def log(lengths_ms, *, rank=0, marks=None, events=None, first=0):
     for number, length in enumerate(lengths_ms, first):
         end = now + round(length * MS)
         found = (events or {}).get(number, [data()])
-        steps.append(Step(number, now, end, found, tuple((marks or {}).get(number, ())), 0, 0))
+        steps.append(Step(number, now, end, tuple(found), tuple((marks or {}).get(number, ())), 0, 0))
         now = end
-    return RankLog(rank, RankRecord("", rank, {}), steps)
+    return RankLog(rank, RankRecord("", rank, {}), tuple(steps))
 
 
 def data(loader=0, end=False):

@@ -1,0 +1,198 @@
+"""Step logs of a run directory, read with a bound: one frozen :class:`.RankLog` per rank."""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+import numpy as np
+
+from ddpdoctor.measure.facts import Where
+from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
+from ddpdoctor.rundir.compaction import STEP_LINE
+
+from .bound import MOST_STEPS, Bound, bound_of
+from .log import Ints, RankLog
+from .record import LogRecord
+from .step import DeviceTimes, Step
+
+_MOST_PLACES = 100_000
+"""Source lines, notes and broken numbers of one log that are kept: no script has as many."""
+_MOST_NOTES = 200
+"""Of one log: what a file repeats more often than that nobody reads."""
+_SECOND_NS = 10**9
+
+
+@dataclass(frozen=True)
+class RunLogs:
+    """What was read of one run directory."""
+
+    logs: Sequence[RankLog]
+    notes: Sequence[str]
+
+
+def read_logs(runs: Sequence[RunDirectory]) -> list[RunLogs]:
+    """The step logs of a job that was recorded to ``runs``, with one bound for all; of each rank the first."""
+    first: dict[int, RankRecord] = {}
+    for run in runs:
+        for record in run.ranks:
+            first.setdefault(record.rank, record)
+    bound = bound_of(list(first.values()))
+    return [_run_logs(run, first, bound) for run in runs]
+
+
+def _run_logs(run: RunDirectory, first: dict[int, RankRecord], bound: Bound) -> RunLogs:
+    logs: list[RankLog] = []
+    notes: list[str] = []
+    for record in run.ranks:
+        if first[record.rank] is record:
+            logs.append(read_rank_log(record, bound))
+            notes += logs[-1].notes
+        else:
+            notes.append(
+                f"{record.path}: rank {record.rank} was read from another folder already and is left out."
+            )
+    return RunLogs(logs, notes)
+
+
+def read_rank_log(record: RankRecord, bound: Bound | None = None) -> RankLog:
+    """Read steps.jsonl and samples.jsonl of one rank; broken lines are left out and noted.
+
+    ``bound`` is that of all ranks of the run; None: of this one alone.
+    """
+    limit = bound_of([record]) if bound is None else bound
+    read = _read_steps(record, limit)
+    samples, sample_where, notes = _read_samples(record, limit, read.steps)
+    return RankLog(
+        record.rank,
+        record,
+        tuple(read.steps),
+        read.where,
+        samples,
+        sample_where,
+        [*read.notes, *notes],
+        read.device_times,
+        left_out=limit.left_out,
+    )
+
+
+@dataclass
+class _StepsFile:
+    """What stands in a rank's steps.jsonl, while it is read."""
+
+    steps: list[Step] = field(default_factory=list)
+    where: dict[int, Where] = field(default_factory=dict)
+    device_times: dict[int, DeviceTimes] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+
+def _records(
+    record: RankRecord, name: str, bound: Bound, notes: list[str]
+) -> Iterator[tuple[LogRecord, int]]:
+    """The lines of a file that ``bound`` keeps, each with its bytes; at the end a note on those that are broken."""
+    decode = msgspec.json.Decoder(LogRecord).decode
+    broken = 0
+    try:
+        for line in record.lines(name):
+            if bound.kept is not None and (match := STEP_LINE.match(line)) and not bound.keeps(int(match[2])):
+                continue
+            try:
+                yield decode(line), len(line)
+            except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                broken += 1
+    except OSError:
+        pass
+    if broken:
+        path = Path(record.path) / name
+        notes.append(f"{path}: {broken} broken line{'s' if broken > 1 else ''} left out.")
+
+
+def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
+    read = _StepsFile()
+    odd = beyond = size = 0
+    for record, record_bytes in _records(rank, STEPS_FILE, bound, read.notes):
+        if record.step is not None and isinstance(record.time_ns, list):
+            size += record_bytes
+            if size > bound.most_bytes or not bound.keeps(record.step):
+                beyond += 1
+            elif len(record.time_ns) == 2 and record.time_ns[0] <= record.time_ns[1]:
+                read.steps.append(_step(record.step, record))
+            else:
+                odd += 1
+        elif record.device is not None and record.device_times_ns:
+            if bound.keeps(record.device) and len(read.device_times) <= MOST_STEPS:
+                read.device_times[record.device] = DeviceTimes(record.device_start_ns, record.device_times_ns)
+        elif record.where is not None:
+            _place(read.where, record)
+        elif record.note and len(read.notes) < _MOST_NOTES:
+            read.notes.append(f"Rank {rank.rank}: {record.note}")
+    path = f"{rank.path}/{STEPS_FILE}"
+    if odd:
+        read.notes.append(f"{path}: {odd} steps that end before they begin left out.")
+    if beyond:
+        read.notes.append(
+            f"{path}: {beyond} lines of steps left out: they are larger, or more, than a rank writes."
+        )
+    return read
+
+
+def _read_samples(
+    rank: RankRecord, bound: Bound, steps: Sequence[Step]
+) -> tuple[Ints, dict[int, Where], list[str]]:
+    """The samples taken in the steps that were read: all of them or, where they are too many, those of every second, every
+    fourth, ... second of the epoch, the same on all ranks. With their source lines, and notes."""
+    spans = None if bound.kept is None else _spans(steps)
+    places: dict[int, Where] = {}
+    notes: list[str] = []
+    numbers = array("q")
+    every = 1
+    for record, _ in _records(rank, SAMPLES_FILE, bound, notes):
+        if record.where is not None:
+            _place(places, record)
+        elif isinstance(record.time_ns, int) and record.time_ns // _SECOND_NS % every == 0:
+            for offset_ns, *lines in record.samples:
+                moment = record.time_ns + offset_ns
+                if spans is None or _inside(spans, moment):
+                    numbers.extend((moment, lines[0], lines[-1]))
+            while len(numbers) > 3 * bound.most_samples:
+                every *= 2
+                numbers = _of_every(every, numbers)
+    samples = np.array(numbers, np.int64).reshape(-1, 3)
+    samples.flags.writeable = False
+    return samples, places, notes
+
+
+def _of_every(seconds: int, numbers: array[int]) -> array[int]:
+    """The samples, three numbers each, of every so many seconds of the epoch."""
+    table = np.array(numbers, np.int64).reshape(-1, 3)
+    return array("q", table[table[:, 0] // _SECOND_NS % seconds == 0].tobytes())
+
+
+def _place(places: dict[int, Where], record: LogRecord) -> None:
+    if record.where is not None and len(places) < _MOST_PLACES:
+        places[record.where] = Where(record.file, record.line or 0, record.function)
+
+
+def _spans(steps: Sequence[Step]) -> list[tuple[int, int]]:
+    """(start, end) of runs of neighbouring steps, epoch ns."""
+    spans: list[tuple[int, int]] = []
+    for step in sorted(steps, key=lambda step: step.start_ns):
+        if spans and step.start_ns <= spans[-1][1]:
+            spans[-1] = (spans[-1][0], max(spans[-1][1], step.end_ns))
+        else:
+            spans.append((step.start_ns, step.end_ns))
+    return spans
+
+
+def _inside(spans: Sequence[tuple[int, int]], moment: int) -> bool:
+    place = bisect_right(spans, moment, key=lambda span: span[0]) - 1
+    return place >= 0 and moment < spans[place][1]
+
+
+def _step(number: int, record: LogRecord) -> Step:
+    start_ns, end_ns = (record.time_ns if isinstance(record.time_ns, list) else [0, 0])[:2]
+    return Step(number, start_ns, end_ns, record.events, record.marks, record.run_delay_ns, record.cpu_ns)

@@ -1,0 +1,81 @@
+"""Alignment gives new logs: those that it was given stay as they were recorded."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.measure.align import align_logs, put_in_order, set_suspended_aside
+from ddpdoctor.measure.steplog import SUSPENDED, RankLog, read_logs
+from ddpdoctor.rundir import RunDirectory
+from tests.measure.clocks import length_of, set_clock, start_of, suspend
+from tests.measure.recorded import Job, record
+
+S = 1_000_000_000
+HOSTS = ("a", "a", "b", "b")
+
+
+def logs_of(folder: Path) -> list[RankLog]:
+    return [log for run in read_logs([RunDirectory.open(str(folder))]) for log in run.logs]
+
+
+def times(logs):
+    return [[(step.start_ns, step.end_ns, step.marks) for step in log.steps] for log in logs]
+
+
+def arrivals(log):
+    return [point.arrival_ns for point in log.sync_points]
+
+
+def test_a_clock_that_was_set(tmp_path):
+    folder = record(tmp_path / "run", Job(world=2, steps=60))
+    set_clock(folder, (start_of(folder, 30) + length_of(folder, 30) // 3, 40 * S))
+    recorded = logs_of(folder)
+    before, early = times(recorded), arrivals(recorded[0])
+    ordered, notes = put_in_order(recorded)
+    assert len(notes) == 1 and times(recorded) == before and arrivals(recorded[0]) == early
+    moved = [step.moved_ns for step in ordered[0].steps]
+    assert moved[:31] == [0] * 31 and moved[31:] == [-40 * S] * 29
+    assert arrivals(ordered[0])[-1] == early[-1] - 40 * S
+    assert all(new.events is old.events for new, old in zip(ordered[0].steps, recorded[0].steps, strict=True))
+
+
+def test_hosts_whose_clocks_differ(tmp_path):
+    recorded = logs_of(record(tmp_path / "run", Job(hosts=HOSTS, offset_ns={"b": 3 * S}, steps=60)))
+    before = times(recorded)
+    aligned, notes = align_logs(recorded)
+    assert len(notes) == 1 and times(recorded) == before
+    assert [new is old for new, old in zip(aligned, recorded, strict=True)] == [True, True, False, False]
+    assert aligned[2].steps[0].start_ns == pytest.approx(aligned[0].steps[0].start_ns, abs=1e6)
+    assert aligned[2].steps[0].moved_ns == pytest.approx(-3 * S, abs=1e6)
+
+
+def test_a_rank_that_was_stopped(tmp_path):
+    folder = record(tmp_path / "run", Job(world=2, steps=60))
+    suspend(folder, 30, 3600 * S, (1,))
+    recorded, _ = put_in_order(logs_of(folder))
+    before = times(recorded)
+    marked, notes = set_suspended_aside(recorded, {})
+    assert len(notes) == 1 and times(recorded) == before
+    stopped = [[step.number for step in log.steps if SUSPENDED in step.marks] for log in marked]
+    assert 30 in stopped[0] + stopped[1]
+
+
+def test_nothing_of_a_log_can_be_set(tmp_path):
+    (log,) = logs_of(record(tmp_path / "run", Job(world=1, steps=4)))
+    with pytest.raises(FrozenInstanceError):
+        log.steps = ()
+    for frozen, name in ((log.steps[0], "start_ns"), (log.steps[0].events[0], "start_ns")):
+        with pytest.raises(AttributeError, match="immutable"):
+            setattr(frozen, name, 0)
+
+
+def test_what_follows_from_a_log_is_found_once(tmp_path):
+    (log,) = logs_of(record(tmp_path / "run", Job(world=1, steps=4)))
+    assert log.sync_points is log.sync_points and log.activities is log.activities
+    assert log.activities.since(log.start_ns) is log.activities
+    later = log.activities.since(log.start_ns - 500)
+    for name, (starts, ends) in log.activities.sets.items():
+        assert (later.sets[name][0] == starts + 500).all() and (later.sets[name][1] == ends + 500).all()
