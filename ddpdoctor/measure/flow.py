@@ -13,7 +13,7 @@ from ddpdoctor.rundir import EventKind
 from ddpdoctor.trace import classify
 
 from .align import align_logs, set_suspended_aside
-from .attribution import excess
+from .attribution import attribute
 from .costs import (
     Pricing,
     bucket_costs,
@@ -180,7 +180,7 @@ def _facts(
     if windows and window_graph is not None:
         buckets = bucket_facts(window_graph, windows, buckets)
     late, shared = LateFacts(), SharedFacts()
-    found = excess(graph, short=not logs and all(window.on_device for window in windows))
+    found = attribute(graph, short=not logs and all(window.on_device for window in windows))
     steps = msgspec.structs.replace(steps, input_explains=found.inputs_explain)
     latency = rate = None
     reducers = reducer_work(logs, windows) if graph is log_graph else []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import Pricing
 from ddpdoctor.measure.graph import CycleGroup, Graph, RankSteps, Sync
 from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX, SyncKind
@@ -108,13 +108,13 @@ def on(rank, world, ms, cycles=1, every=None):
 
 def late_of(graph):
     """Facts under ``late`` as {cause: cost}, causes that were not found left out."""
-    late = Pricing(graph, excess(graph), NoLines()).late()
+    late = Pricing(graph, attribute(graph), NoLines()).late()
     found = {name: getattr(late, name) for name in late.__struct_fields__}
     return {name: cost for name, cost in found.items() if cost is not None}
 
 
 def shared_of(graph):
     """Facts under ``shared``, likewise."""
-    shared = Pricing(graph, excess(graph), NoLines()).shared()
+    shared = Pricing(graph, attribute(graph), NoLines()).shared()
     found = {name: getattr(shared, name) for name in shared.__struct_fields__}
     return {name: cost for name, cost in found.items() if cost is not None}

@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.attribution import WINDOW_SHARE, Excess, component, unseen
+from ddpdoctor.measure.attribution import STANDOUT, Attribution, component, unseen
 from ddpdoctor.measure.facts import Cost, LateFacts, SharedFacts, Where
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array, Value, fair_shares, persistence
@@ -23,7 +23,14 @@ from ddpdoctor.measure.replay import (
     without_work,
 )
 from ddpdoctor.measure.sourcelines import Lines
-from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, LATENT, SHARED_COMPONENTS, SyncKind
+from ddpdoctor.measure.taxonomy import (
+    LATE_COMPONENTS,
+    LATENT,
+    SHARED_COMPONENTS,
+    Component,
+    LateCause,
+    SyncKind,
+)
 
 from .whatif import reduced_again, without_reductions
 
@@ -43,7 +50,7 @@ class Pricing:
     """Prices causes on one graph."""
 
     def __init__(
-        self, graph: Graph, found: Excess, lines: Lines, synced_ns: Sequence[float] | None = None
+        self, graph: Graph, found: Attribution, lines: Lines, synced_ns: Sequence[float] | None = None
     ) -> None:
         """``synced_ns``, by position of the rank: see :func:`.whatif.without_reductions`."""
         self.graph, self.excess, self.lines, self.synced_ns = graph, found, lines, synced_ns
@@ -56,17 +63,19 @@ class Pricing:
     def late(self) -> LateFacts:
         """Excess on some ranks, by cause; where ranks are late for different causes, each with its part of what all
         of them cost together (see :func:`fair_shares`)."""
-        amount = self.excess.claimed if _hide_each_other(self.excess) else self.excess.amount
-        removed = {fact: component(amount, *names) for fact, names in LATE_COMPONENTS.items()}
+        amount = self.excess.claimed if _hide_each_other(self.excess) else self.excess.excess
+        removed = {fact: component(amount, names) for fact, names in LATE_COMPONENTS.items()}
         removed = {fact: of for fact, of in removed.items() if any(part.any() for part in of)}
         rest = unseen(self.graph, self.excess)
         if rest is not None:
-            known = removed.get("unknown", [np.zeros_like(of) for of in rest])
-            removed["unknown"] = [a + b for a, b in zip(known, rest, strict=True)]
+            known = removed.get(LateCause.UNKNOWN, [np.zeros_like(of) for of in rest])
+            removed[LateCause.UNKNOWN] = [a + b for a, b in zip(known, rest, strict=True)]
         names = dict(LATE_COMPONENTS)
         if self.excess.in_turn:
-            removed["turns"] = [of.sum(axis=-1) for of in self.excess.in_turn]
-            names["turns"] = tuple(name for kind in self.excess.turn_kinds for name in LATE_COMPONENTS[kind])
+            removed[LateCause.TURNS] = [of.sum(axis=-1) for of in self.excess.in_turn]
+            names[LateCause.TURNS] = tuple(
+                name for kind in self.excess.causes_in_turn for name in LATE_COMPONENTS[kind]
+            )
         found = fair_shares(removed, self._gain_ns)
         costs = {fact: self._late(fact, removed[fact], names[fact], value) for fact, value in found.items()}
         if not any(costs.values()):
@@ -93,7 +102,9 @@ class Pricing:
         costs["cpu_starved"] = self._starved()
         return SharedFacts(**costs)
 
-    def _late(self, fact: str, removed: list[Array], names: Sequence[str], value: Value) -> Cost | None:
+    def _late(
+        self, fact: LateCause, removed: list[Array], names: Sequence[Component], value: Value
+    ) -> Cost | None:
         weight = sum((of.sum(axis=(0, 1)) for of in removed), np.zeros(len(self.graph.ranks)))
         positions = [int(r) for r in np.argsort(-weight) if weight[r] >= 0.25 * weight.max()]
         named = None if fact == "turns" else sorted(positions)
@@ -103,31 +114,31 @@ class Pricing:
             return None
         if fact == "turns":
             period = len(self.graph.ranks) if self.excess.rotates else None
-            cost = msgspec.structs.replace(cost, period_steps=period, kinds=list(self.excess.turn_kinds))
+            cost = msgspec.structs.replace(cost, period_steps=period, kinds=list(self.excess.causes_in_turn))
         return msgspec.structs.replace(
             cost,
             ms_per_step=value.part_ns / 1e6,
             share=share,
             alone_ms_per_step=value.first_ns / 1e6,
             remaining_ms_per_step=value.last_ns / 1e6,
-            stands_out_in=self.excess.stands_out.get(fact, cost.stands_out_in if fact == "data" else []),
+            stands_out_in=self.excess.stands_out_in.get(fact, cost.stands_out_in if fact == "data" else []),
         )
 
-    def _when(self, fact: str, removed: list[Array], names: Sequence[str]) -> list[Array]:
+    def _when(self, fact: LateCause, removed: list[Array], names: Sequence[Component]) -> list[Array]:
         """[N, K, R or 1] ns that tell in which cycles a rank is late."""
         if fact == "turns":
             return [np.clip(of.max(axis=2, keepdims=True), 0, None) for of in removed]
         if fact == "data" and all(group.on_device for group in self.graph.groups):
             # What a rank would wait if others did not hold it up, too, makes it late only where it does wait.
-            waits = component([group.work for group in self.graph.groups], *names)
+            waits = component([group.work for group in self.graph.groups], names)
             return [np.minimum(of, np.clip(wait, 0, None)) for of, wait in zip(removed, waits, strict=True)]
         return removed
 
-    def _common(self, names: Sequence[str]) -> Cost | None:
-        by_chance = {name for kind in self.excess.everybody for name in LATE_COMPONENTS[kind]}
+    def _common(self, names: Sequence[Component]) -> Cost | None:
+        by_chance = {name for kind in self.excess.by_chance for name in LATE_COMPONENTS[kind]}
         removed, alone = [], []
         for group, claimed in zip(self.graph.groups, self.excess.claimed, strict=True):
-            work, own, over = component([*_work_and_alone(group, names), claimed], *names)
+            work, own, over = component([*_work_and_alone(group, names), claimed], names)
             everybody = by_chance.issuperset(names)
             removed.append(np.clip(work, 0, None) if everybody else common_part(work - over, own - over))
             alone.append(np.clip(own, 0, None) if everybody else common_part(own - over, own - over))
@@ -192,7 +203,7 @@ class Pricing:
         changes: Sequence[Change],
         spent: list[Array],
         positions: list[int] | None,
-        names: Sequence[str],
+        names: Sequence[Component],
         *,
         where: list[Where] | None = None,
         operation: str | None = None,
@@ -222,24 +233,24 @@ class Pricing:
             operation=operation or self.lines.operation(names, positions),
         )
 
-    def _singly(self, names: Sequence[str], hit: NDArray[np.bool_], gain_ns: float) -> bool:
+    def _singly(self, names: Sequence[Component], hit: NDArray[np.bool_], gain_ns: float) -> bool:
         """Whether single cycles of a short window are told. Checkpoints and waiting for data are recognised by what they are:
         one is one, however few there are. (A wait for data is told only where it costs enough of the window, and three of
         them are a pattern like any other.)"""
         if not self.excess.short or hit.all():
             return False
-        few = 0 < hit.sum() < _PATTERN and gain_ns >= WINDOW_SHARE * self.mean_ns
+        few = 0 < hit.sum() < _PATTERN and gain_ns >= STANDOUT.window_share * self.mean_ns
         return "checkpoint" in names or ("data" in names and bool(few))
 
     def _where(
-        self, names: Sequence[str], positions: list[int] | None, hit: NDArray[np.bool_]
+        self, names: Sequence[Component], positions: list[int] | None, hit: NDArray[np.bool_]
     ) -> list[Where]:
         return (
             self.lines.work(names, positions, self.steps[hit] if hit.any() else self.steps) if names else []
         )
 
     def _own(
-        self, spent: list[Array], positions: list[int] | None, names: Sequence[str]
+        self, spent: list[Array], positions: list[int] | None, names: Sequence[Component]
     ) -> tuple[float | None, float | None]:
         """Mean time per step of the culprits (or the median rank) and of the median of the others, ms."""
         if positions is None or not names:
@@ -251,12 +262,12 @@ class Pricing:
         return float(work[positions].mean()) / 1e6, typical
 
 
-def _hide_each_other(found: Excess) -> bool:
+def _hide_each_other(found: Attribution) -> bool:
     """Whether two ranks are late for two causes between the same meetings: each is then early by the other's cause, and what
     it makes up for must not hide its own. (With a meeting in between, that meeting is what costs the time.)"""
     where = {}
-    for kind, ranks in found.culprits.items():
-        claimed = component(found.claimed, *LATE_COMPONENTS[kind])
+    for kind, ranks in found.stragglers.items():
+        claimed = component(found.claimed, LATE_COMPONENTS[kind])
         per_segment = np.concatenate([of[:, :, ranks[0]].sum(axis=0) for of in claimed])
         if per_segment.any():
             where[kind] = ranks[0], per_segment / per_segment.sum()
@@ -266,12 +277,12 @@ def _hide_each_other(found: Excess) -> bool:
     )
 
 
-def _set_by_hosts(group: CycleGroup, names: Sequence[str]) -> bool:
+def _set_by_hosts(group: CycleGroup, names: Sequence[Component]) -> bool:
     """Whether these components are devices' waiting for hosts, part of which hides in the wait for other ranks."""
     return "host" in group.latent and set(names) <= set(LATENT["host"])
 
 
-def _work_and_alone(group: CycleGroup, names: Sequence[str]) -> tuple[Array, Array]:
+def _work_and_alone(group: CycleGroup, names: Sequence[Component]) -> tuple[Array, Array]:
     """[N, K, R, C] ns: the work, and as each rank would have it by itself. Where hosts set the pace, what devices wait for them
     beside a synchronisation counts as well."""
     if _set_by_hosts(group, names):
@@ -279,14 +290,14 @@ def _work_and_alone(group: CycleGroup, names: Sequence[str]) -> tuple[Array, Arr
     return group.work, group.work_alone
 
 
-def _whole(group: CycleGroup, names: Sequence[str]) -> Array:
+def _whole(group: CycleGroup, names: Sequence[Component]) -> Array:
     """[N, R] ns of these components in the cycle, beside synchronisations too; where hosts set the pace, as each rank would
     have them by itself."""
     if _set_by_hosts(group, names):
-        by_itself: Array = component([group.work_since], *names)[0].sum(axis=1)
+        by_itself: Array = component([group.work_since], names)[0].sum(axis=1)
         return by_itself
-    whole: Array = component([group.work], *names)[0].sum(axis=1)
-    return whole if group.hidden is None else whole + component([group.hidden], *names)[0].sum(axis=1)
+    whole: Array = component([group.work], names)[0].sum(axis=1)
+    return whole if group.hidden is None else whole + component([group.hidden], names)[0].sum(axis=1)
 
 
 def usual_transfer(group: CycleGroup, kind: str = SyncKind.GRADIENTS) -> Array:

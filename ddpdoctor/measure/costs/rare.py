@@ -22,10 +22,10 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.attribution import FEWEST_SPIKES, SPIKE_SHARE, SPIKE_SIGMAS
+from ddpdoctor.measure.attribution import LATENESS
 from ddpdoctor.measure.facts import Cost, LateFacts, SharedFacts
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.numerics import Array, nan_median, one_sided, persistence, scatter_of
+from ddpdoctor.measure.numerics import Array, carried_by_few, nan_median, persistence, scatter_of
 from ddpdoctor.measure.sourcelines import Lines
 from ddpdoctor.measure.taxonomy import INDEX, RARE_ON_HOST, RECORDED, Components
 
@@ -73,8 +73,8 @@ def rare_costs(
         )
         own = cycles.ordered([part.sum(axis=1) for part in work])
         spike = _outliers(delayed, over, cycles)
-        accused = one_sided(spike, delayed, cycles.steps)
-        accused &= accused.sum(axis=0) >= FEWEST_SPIKES
+        accused = carried_by_few(spike, delayed, cycles.steps)
+        accused &= accused.sum(axis=0) >= LATENESS.fewest_spikes
         if accused.any():
             positions = [int(r) for r in np.flatnonzero(accused.any(axis=0))]
             late[kind] = _price(
@@ -86,7 +86,7 @@ def rare_costs(
             everywhere = np.sort(together, axis=1)[:, (world - 1) // 2]
             scattered = np.where(accused.any(), 0.0, np.where(spike, delayed, 0.0).max(axis=1))
             amount = np.maximum(everywhere, scattered)
-            if (amount > 0).sum() >= FEWEST_SPIKES:
+            if (amount > 0).sum() >= LATENESS.fewest_spikes:
                 common[kind] = _price(graph, cycles, amount, own, None, names, lines)
     return late, common
 
@@ -138,7 +138,9 @@ def _delayed(group: CycleGroup, work: Array) -> Array:
 def _outliers(amount: Array, over: Array, cycles: _Cycles) -> NDArray[np.bool_]:
     """[N, R] where it is far beyond the rank's own scatter, and no small part of the step."""
     scatter = scatter_of(over - np.median(over, axis=0))
-    least = np.maximum(SPIKE_SIGMAS * scatter, SPIKE_SHARE * float(np.median(cycles.duration)))
+    least = np.maximum(
+        LATENESS.spike_sigmas * scatter, LATENESS.spike_share * float(np.median(cycles.duration))
+    )
     found: NDArray[np.bool_] = amount > least
     return found
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ddpdoctor.measure.attribution import Excess, component
+from ddpdoctor.measure.attribution import Attribution, component
 from ddpdoctor.measure.facts import BucketFacts, WhatIfFacts
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
@@ -26,7 +26,7 @@ from ddpdoctor.measure.replay import (
     without_waiting,
     without_work,
 )
-from ddpdoctor.measure.taxonomy import WAITING_FOR_DATA, SyncKind
+from ddpdoctor.measure.taxonomy import WAITING_FOR_DATA, Component, SyncKind
 
 
 def _mean(lengths: list[Array]) -> float | None:
@@ -121,17 +121,17 @@ def instant_data(graph: Graph) -> float | None:
     return without_components(graph, WAITING_FOR_DATA)
 
 
-def without_components(graph: Graph, names: Sequence[str]) -> float | None:
+def without_components(graph: Graph, names: Sequence[Component]) -> float | None:
     """Mean step, ns, if no rank spent time on these components of work; None where none does."""
-    removed = [np.clip(part, 0, None) for part in component([g.work for g in graph.groups], *names)]
+    removed = [np.clip(part, 0, None) for part in component([g.work for g in graph.groups], names)]
     if not any(part.any() for part in removed):
         return None
     return float(replay_all(graph, [without_work(removed)]).mean())
 
 
-def nobody_late(graph: Graph, found: Excess) -> float | None:
+def nobody_late(graph: Graph, found: Attribution) -> float | None:
     """Mean step, ns, if the accused ranks did no more than the others; None where nobody is accused."""
-    removed = [amount.sum(axis=-1) for amount in found.amount]
+    removed = [amount.sum(axis=-1) for amount in found.excess]
     if not any(part.any() for part in removed):
         return None
     return float(replay_all(graph, [without_work(removed)]).mean())
@@ -164,7 +164,7 @@ def without_reductions(graph: Graph, synced_ns: Sequence[float] | None = None) -
     removed = []
     for group in graph.groups:
         chosen = np.array([reduced_again(group, k) for k in range(len(group.syncs))])
-        backward = np.clip(component([group.work], "backward")[0], 0, None)
+        backward = np.clip(component([group.work], (Component.BACKWARD,))[0], 0, None)
         removed.append(np.minimum(backward, own) * chosen[None, :, None])
     return [without_meeting(reduced_again), without_work(removed)]
 
@@ -184,7 +184,7 @@ what takes time."""
 
 def what_if_facts(
     graph: Graph,
-    found: Excess,
+    found: Attribution,
     window_graph: Graph | None,
     buckets: BucketFacts,
     latency_us: float | None,

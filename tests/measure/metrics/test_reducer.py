@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, load
-from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import Pricing, no_sync
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.metrics import reducer_work, search_ms
@@ -89,7 +89,7 @@ def test_a_reduction_too_many_is_priced_with_its_copies(synced_ms):
     own = [synced_ms * MS] * world
     saved_ms = (job.mean_cycle_ns - fixed.mean_cycle_ns) / MS
     assert saved_ms == pytest.approx(2 * (3.0 + synced_ms))
-    cost = Pricing(job, excess(job), NoLines(), own).shared().redundant_sync
+    cost = Pricing(job, attribute(job), NoLines(), own).shared().redundant_sync
     assert cost.ms_per_step == pytest.approx(saved_ms)
     assert no_sync(job, own) == pytest.approx(fixed.mean_cycle_ns)
 
@@ -104,7 +104,7 @@ def test_reductions_before_steps_of_two_optimizers_are_all_needed():
             for n, after in micros
         ]
         job = graph_of(cycles_of(syncs, work, 3.0))
-        assert (Pricing(job, excess(job), NoLines()).shared().redundant_sync is not None) == redundant
+        assert (Pricing(job, attribute(job), NoLines()).shared().redundant_sync is not None) == redundant
         assert (no_sync(job) is not None) == redundant
 
 
