@@ -52,7 +52,7 @@ from .metrics import (
     timeline,
     wait_and_transfer_ms,
 )
-from .sourcelines import Lines, LogLines, TraceLines
+from .sourcelines import LogSourceLines, SourceLines, WindowSourceLines
 from .steplog import RankLog, in_device_time
 from .summary import BandwidthPoint, RankSummary, Series, Timeline
 from .taxonomy import RARE_ON_DEVICE
@@ -107,10 +107,14 @@ def measure(
     use_window = log_graph is None or seen
     graph = window_graph if use_window and window_graph is not None else log_graph
     assert graph is not None
-    lines: Lines = TraceLines(windows) if use_window else LogLines(logs, python_parts(logs, windows, shares))
+    lines: SourceLines = (
+        WindowSourceLines(windows)
+        if use_window
+        else LogSourceLines(logs, python_parts(logs, windows, shares))
+    )
     facts = _facts(graph, log_graph, window_graph, logs, windows, lines, telemetry)
     if timed is not None and device_graph is not None and use_window and facts.steps.mean_ms:
-        seldom = rare_costs(device_graph, LogLines(timed), RARE_ON_DEVICE)[0]
+        seldom = rare_costs(device_graph, LogSourceLines(timed), RARE_ON_DEVICE)[0]
         late, _ = merged(facts.late, facts.shared, (seldom, {}), facts.steps.mean_ms)
         facts = msgspec.structs.replace(facts, late=late)
     operators_seen = use_window or len(shares) == len(logs)
@@ -171,7 +175,7 @@ def _facts(
     window_graph: Graph | None,
     logs: Sequence[RankLog],
     windows: Sequence[Window],
-    lines: Lines,
+    lines: SourceLines,
     telemetry: Mapping[str, HostTelemetry],
 ) -> Facts:
     gpu = gpu_telemetry(gpu_facts(windows), logs, telemetry)
@@ -193,7 +197,7 @@ def _facts(
         shared = msgspec.structs.replace(shared, data_epoch_start=starts)
     if graph is not log_graph and log_graph is not None and log_graph.groups and steps.mean_ms:
         # The window shows a few steps; what stops a host now and then is in the log of the whole run.
-        late, shared = merged(late, shared, rare_costs(log_graph, LogLines(logs)), steps.mean_ms)
+        late, shared = merged(late, shared, rare_costs(log_graph, LogSourceLines(logs)), steps.mean_ms)
     late = msgspec.structs.replace(late, evaluation=lone_evaluation(logs, steps.mean_ms))
     communication = communication_facts(window_graph or graph, windows)
     compared = window_graph if window_graph is not None and window_graph.matched else graph

@@ -13,7 +13,7 @@ import numpy as np
 
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.numerics import persistence
-from ddpdoctor.measure.sourcelines import Lines
+from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.steplog import (
     RankLog,
     Step,
@@ -22,11 +22,12 @@ from ddpdoctor.measure.steplog import (
     main_loaders,
     undisturbed,
 )
+from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import EventKind
 
 
 def with_evaluations(
-    measured: Cost | None, logs: Sequence[RankLog], mean_ms: float | None, lines: Lines
+    measured: Cost | None, logs: Sequence[RankLog], mean_ms: float | None, lines: SourceLines
 ) -> Cost | None:
     """The price of epoch starts in ``measured`` steps, and of those in the steps with an evaluation.
 
@@ -56,7 +57,7 @@ def with_evaluations(
         own_ms=whole_ms,
         occurrence_ms=float(np.median(times[times > 0])) / 1e6,
         **when.as_facts(),
-        where=lines.work(("epoch_start",), None, numbers[times > 0]),
+        where=lines.work((Component.EPOCH_START,), None, numbers[times > 0]),
     )
     if measured is None:
         return price

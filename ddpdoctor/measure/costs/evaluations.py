@@ -78,5 +78,5 @@ def _lines(
                     event.kind == EventKind.EVALUATION
                     or (event.kind == EventKind.DATA and event.loader not in loaders)
                 ):
-                    found[where.file, where.line, where.function] += 1
+                    found[Frame(where.file, where.line, where.function)] += 1
     return ranked(found)

@@ -22,7 +22,7 @@ from ddpdoctor.measure.replay import (
     without_waiting,
     without_work,
 )
-from ddpdoctor.measure.sourcelines import Lines
+from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.taxonomy import (
     LATE_COMPONENTS,
     LATENT,
@@ -50,7 +50,7 @@ class Pricing:
     """Prices causes on one graph."""
 
     def __init__(
-        self, graph: Graph, found: Attribution, lines: Lines, synced_ns: Sequence[float] | None = None
+        self, graph: Graph, found: Attribution, lines: SourceLines, synced_ns: Sequence[float] | None = None
     ) -> None:
         """``synced_ns``, by position of the rank: see :func:`.whatif.without_reductions`."""
         self.graph, self.excess, self.lines, self.synced_ns = graph, found, lines, synced_ns
@@ -146,7 +146,7 @@ class Pricing:
             return None
         return self._price([without_work(removed, alone)], removed, None, names)
 
-    def _meeting(self, kinds: Sequence[str], *, usual: bool = False) -> Cost | None:
+    def _meeting(self, kinds: Sequence[SyncKind], *, usual: bool = False) -> Cost | None:
         idle = idle_after(self.graph, kinds)
         spent = [_spent(group, kinds) + of for group, of in zip(self.graph.groups, idle, strict=True)]
         if not any(of.any() for of in spent):
@@ -155,7 +155,7 @@ class Pricing:
         where, names = self.lines.syncs(kinds), self._names(kinds) or self.lines.operation(kinds, None)
         return self._price(changes, spent, None, (), where=where, operation=names, usual=usual)
 
-    def _transfer(self, kind: str) -> Cost | None:
+    def _transfer(self, kind: SyncKind) -> Cost | None:
         """Exposed transfer that comes back in every step. What goes beyond it in some steps is a disturbance
         (a busy CPU or link), and no reason to change the job."""
         taken = [usual_transfer(group, kind) for group in self.graph.groups]
@@ -194,7 +194,7 @@ class Pricing:
             return None
         return self._price([without_work(removed)], removed, None, ())
 
-    def _names(self, kinds: Sequence[str]) -> str | None:
+    def _names(self, kinds: Sequence[SyncKind]) -> str | None:
         names = {s.name for group in self.graph.groups for s in group.syncs if s.kind in kinds}
         return ", ".join(sorted(names)) or None
 
@@ -308,7 +308,7 @@ def usual_transfer(group: CycleGroup, kind: str = SyncKind.GRADIENTS) -> Array:
     return usual
 
 
-def _spent(group: CycleGroup, kinds: Sequence[str]) -> Array:
+def _spent(group: CycleGroup, kinds: Sequence[SyncKind]) -> Array:
     """[N, K, R] ns inside synchronisations of these kinds, waiting included."""
     inside = np.nan_to_num(group.end - group.arrival)
     if group.beside is not None:

@@ -26,7 +26,7 @@ from ddpdoctor.measure.attribution import LATENESS
 from ddpdoctor.measure.facts import Cost, LateFacts, SharedFacts
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array, carried_by_few, nan_median, persistence, scatter_of
-from ddpdoctor.measure.sourcelines import Lines
+from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.taxonomy import INDEX, RARE_ON_HOST, RECORDED, Components
 
 _FEWEST_CYCLES = 20
@@ -52,7 +52,7 @@ class _Cycles:
 
 
 def rare_costs(
-    graph: Graph, lines: Lines, kinds: Mapping[str, Components] = RARE_ON_HOST
+    graph: Graph, lines: SourceLines, kinds: Mapping[str, Components] = RARE_ON_HOST
 ) -> tuple[dict[str, Cost], dict[str, Cost]]:
     """(on some ranks, common to all) by kind: costs of what happens in some steps only.
 
@@ -163,8 +163,8 @@ def _price(
     amount: Array,
     own: Array,
     positions: list[int] | None,
-    names: tuple[str, ...],
-    lines: Lines,
+    names: Components,
+    lines: SourceLines,
 ) -> Cost:
     mean_ns = graph.mean_cycle_ns
     gain_ns = float(amount.mean()) * lost_share(cycles.duration, amount)
