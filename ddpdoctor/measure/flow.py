@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ddpdoctor.measure.align import align_logs, set_suspended_aside
-from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import (
     Context,
     MessageCost,
@@ -44,7 +44,7 @@ from ddpdoctor.measure.metrics import (
     step_facts,
     timeline,
 )
-from ddpdoctor.measure.sourcelines import Lines, LogLines, TraceLines
+from ddpdoctor.measure.sourcelines import LogSourceLines, SourceLines, WindowSourceLines
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import BandwidthPoint, RankSummary, Series, Timeline
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
@@ -99,7 +99,7 @@ def _context(graphs: Graphs, gpu: GpuFacts) -> Context:
     latency_us, bytes_per_ns = message_cost(graphs.window) if graphs.window is not None else (None, None)
     return Context(
         graph=graph,
-        attribution=excess(graph, short=not logs and all(window.on_device for window in windows)),
+        attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
         lines=_lines(graphs),
         mean_step_ms=graphs.told.mean_cycle_ns / 1e6 if graphs.told.groups else None,
         logs=logs,
@@ -116,19 +116,19 @@ def _context(graphs: Graphs, gpu: GpuFacts) -> Context:
     )
 
 
-def _lines(graphs: Graphs) -> Lines:
+def _lines(graphs: Graphs) -> SourceLines:
     if graphs.window_speaks:
-        return TraceLines(graphs.windows)
-    return LogLines(graphs.logs, python_parts(graphs.logs, graphs.windows, graphs.operator_shares))
+        return WindowSourceLines(graphs.windows)
+    return LogSourceLines(graphs.logs, python_parts(graphs.logs, graphs.windows, graphs.operator_shares))
 
 
 def _rare_sources(graphs: Graphs) -> list[RareSource]:
     """The window shows a few steps; what stops a host, or slows a device, now and then is in the logs of the whole run."""
     sources = []
     if graphs.window_speaks and graphs.log is not None and graphs.log.groups:
-        sources.append(RareSource(graphs.log, LogLines(graphs.logs), RARE_ON_HOST))
+        sources.append(RareSource(graphs.log, LogSourceLines(graphs.logs), RARE_ON_HOST))
     if graphs.device is not None:
-        sources.append(RareSource(graphs.device, LogLines(graphs.device_logs), RARE_ON_DEVICE))
+        sources.append(RareSource(graphs.device, LogSourceLines(graphs.device_logs), RARE_ON_DEVICE))
     return sources
 
 

@@ -167,7 +167,7 @@ HOST_IDLE: Components = (Component.DEVICE_SYNC, Component.LAUNCH, Component.HOST
 DEVICE_WORK: Components = (Component.COPY, *COMPUTATION, Component.OPTIMIZER)
 """What a device does, and can do beside a collective."""
 
-LATE_COMPONENTS: dict[str, Components] = {
+LATE_COMPONENTS: dict[LateCause, Components] = {
     LateCause.DATA: WAITING_FOR_DATA,
     LateCause.COPY: (Component.COPY,),
     LateCause.COMPUTE: COMPUTATION,
@@ -179,7 +179,7 @@ LATE_COMPONENTS: dict[str, Components] = {
 }
 """Causes of lateness that are kinds of work → their components, each of which belongs to one cause."""
 
-RECORDED: frozenset[str] = frozenset(
+RECORDED: frozenset[LateCause] = frozenset(
     {LateCause.DATA, LateCause.COPY, LateCause.COLLECTION, LateCause.CHECKPOINT}
 )
 """Causes that are recorded as such: an outlier there is what it says, also where it strikes each rank at its own time. It

@@ -1,20 +1,15 @@
-"""Who is late, with what, in which steps.
+"""Who is a straggler, with what, in which steps.
 
-In: a graph. Out: an :class:`Excess`: how much more each rank did of each kind of work than the others, where that stands out
-of scatter. The idea: a rank is accused for what it did since the ranks were last together, never for time inside a collective,
-and never for what hits everybody alike.
+In: a graph. Out: an :class:`Attribution`: how much more each rank did of each kind of work than the others, where that stands
+out of scatter. The idea: a rank is late for what it did since the ranks were last together, never for time inside a collective,
+and never for what hits everybody alike. Each kind of work gets a verdict (:mod:`.judging`) from the ranks' comparison
+(:mod:`.comparison`); what verdicts say of whole cycles is spread over their segments again (:mod:`.spreading`).
 """
 
-from .excess import FEWEST_SPIKES, SPIKE_SHARE, SPIKE_SIGMAS, Excess, component, excess, unseen
-from .standout import WINDOW_SHARE
+from .attribute import attribute
+from .attribution import Attribution, component
+from .lateness import LATENESS
+from .standout import STANDOUT
+from .unseen import unseen
 
-__all__ = [
-    "FEWEST_SPIKES",
-    "SPIKE_SHARE",
-    "SPIKE_SIGMAS",
-    "WINDOW_SHARE",
-    "Excess",
-    "component",
-    "excess",
-    "unseen",
-]
+__all__ = ["LATENESS", "STANDOUT", "Attribution", "attribute", "component", "unseen"]

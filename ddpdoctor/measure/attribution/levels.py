@@ -1,18 +1,18 @@
 """Work that differs between the ranks in each step, on whichever rank: what it costs that all wait for the slowest.
 
 Sequences of any length, or experts that get any number of tokens: each rank has its own share of work, drawn anew in each
-step. Nobody stands out, and all wait between two meetings for
+step. Nobody stands out, and all wait between two synchronisations for
 
     max over ranks - mean over ranks
 
 of the work there. On a device that is no noise of a busy machine: kernels of equal work repeat to one or two per cent, and a
 device is shared with nobody as a rule. Told is what changes from step to step; by what a rank's work differs usually, in the
-same direction, is its own (:mod:`.blame`), and stays. It counts where
+same direction, is its own (:mod:`.judging`), and stays. It counts where
 
-- the differences are larger than kernels of equal work show (``SPREAD``), or the sizes of the inputs explain them;
+- the differences are larger than kernels of equal work show (:class:`LevelsTuning`), or the sizes of the inputs explain them;
 - the ranks wait for it in half of the cycles, and in three at least.
 
-A replay in which each rank has the mean of all between two meetings gives the price, as in Lin et al., "Understanding
+A replay in which each rank has the mean of all between two synchronisations gives the price, as in Lin et al., "Understanding
 Stragglers in Large Model Training Using What-if Analysis" (OSDI '25), where uneven sequences are the most frequent cause.
 """
 
@@ -21,27 +21,40 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.numerics import Array, scatter_of
+from ddpdoctor.measure.numerics import Array, median_error, scatter_of
 from ddpdoctor.measure.taxonomy import COMPUTATION, INDEX, SyncKind
 
-SPREAD = 0.08
-"""Standard deviation of the ranks' work between two meetings, relative to its mean. Of equal work it was below 0.012 in all
-healthy windows at hand, and 0.2 and more where lengths were drawn at random; clocks and heat make 0.03 to 0.05."""
-WAITED_SHARE = 0.03
-"""Share of the mean step for which the slowest rank of a cycle is waited for."""
-FEWEST_CYCLES = 4
-_FEWEST_WAITED = 3
-_MOSTLY = 0.5
-EXPLAINS = 0.5
-"""Part of the variance that the inputs must explain: half, as elsewhere."""
-_UNEVEN = 0.02
-"""Standard deviation of inputs, relative to their mean, from which they differ."""
-_SIGMAS = 4.0
-"""Standard errors of the median from which a rank's usual difference is its own."""
+from .amounts import amounts_given
+
 _COLUMNS = [INDEX[component] for component in COMPUTATION]
+
+
+@dataclass(frozen=True)
+class LevelsTuning:
+    """From where on uneven work counts."""
+
+    spread: float = 0.08
+    """Standard deviation of the ranks' work between two synchronisations, relative to its mean. Of equal work it was below 0.012
+    in all healthy windows at hand, and 0.2 and more where lengths were drawn at random; clocks and heat make 0.03 to 0.05."""
+    waited_share: float = 0.03
+    """Share of the mean step for which the slowest rank of a cycle is waited for."""
+    fewest_cycles: int = 4
+    """Cycles from which on it is known what a rank usually does."""
+    fewest_waited: int = 3
+    """Cycles in which the slowest rank must be waited for: a pattern's fewest."""
+    mostly: float = 0.5
+    """Part of the cycles in which that must be so, and of a collective's ranks that must wait for it for it to stop all."""
+    explains: float = 0.5
+    """Part of the variance that the inputs must explain: half, as elsewhere."""
+    uneven: float = 0.02
+    """Standard deviation of inputs, relative to their mean, from which they differ: below, they do at an epoch's end only."""
+    sigmas: float = 4.0
+    """Standard errors of the median from which a rank's usual difference is its own, as for stragglers."""
+
+
+LEVELS = LevelsTuning()
 
 
 @dataclass(frozen=True)
@@ -54,57 +67,104 @@ class Levels:
     """Part of the variance over cycles and ranks that the sizes of the inputs explain; None where they are not known."""
 
 
+@dataclass(frozen=True)
+class _Piece:
+    """The work between two synchronisations of all ranks, in all cycles of a group."""
+
+    more: Array
+    """[N, segments, R] ns that levelling takes from the rank."""
+    longest: Array
+    """[N] ns that the rank with most has beyond the mean of all."""
+    squares_of_more: float
+    """ns², over cycles and ranks."""
+    squares_of_mean: float
+    """ns², with the same weight."""
+
+
 def levels(graph: Graph) -> Levels | None:
-    """None where the work is even, where the same ranks have more of it each time, or where collectives do not run on a
-    device."""
-    world = len(graph.ranks)
-    if world < 2 or graph.cycles < FEWEST_CYCLES or not all(group.on_device for group in graph.groups):
+    """Level the work of all ranks between their synchronisations.
+
+    None where it is even, where the same ranks have more of it each time, or where collectives do not run on a device.
+    """
+    if (
+        len(graph.ranks) < 2
+        or graph.cycles < LEVELS.fewest_cycles
+        or not all(group.on_device for group in graph.groups)
+    ):
         return None
     work = [np.clip(group.work_since[..., _COLUMNS], 0, None) for group in graph.groups]
-    pieces = [_pieces(group) for group in graph.groups]
-    usual = _usual(np.concatenate([of.sum(axis=(1, 3)) for of in work]))
-    removed, spread, waited = [], [], []
-    for of, cuts in zip(work, pieces, strict=True):
-        own = of.sum(axis=3)
-        whole = np.maximum(own.sum(axis=1, keepdims=True), 1.0)
-        more = np.zeros_like(own)
-        longest = np.zeros(len(own))
-        for low, high in cuts:
-            part = own[:, low:high]
-            total = part.sum(axis=1, keepdims=True)
-            mean = total.mean(axis=2, keepdims=True)
-            beyond = total - mean - usual * total / whole
-            more[:, low:high] = part * beyond / np.maximum(total, 1.0)
-            longest += beyond.max(axis=(1, 2))
-            spread.append(((beyond**2).sum(), (mean**2).sum() * (world - 1)))
-        removed.append(more[..., None] * of / np.maximum(own, 1.0)[..., None])
-        waited.append(longest)
-    late = np.concatenate(waited) > WAITED_SHARE * graph.mean_cycle_ns
-    if late.sum() < max(_FEWEST_WAITED, _MOSTLY * len(late)):
+    usual = _usual(np.concatenate([of_group.sum(axis=(1, 3)) for of_group in work]))
+    pieces = [_pieces(group, of_group, usual) for group, of_group in zip(graph.groups, work, strict=True)]
+    if not _is_waited_for(graph, pieces):
         return None
-    explained = _explained(graph, np.concatenate([of.sum(axis=(1, 3)) for of in removed]))
-    relative = float(np.sqrt(sum(of for of, _ in spread) / max(sum(of for _, of in spread), 1.0)))
-    if relative < SPREAD and (explained is None or explained < EXPLAINS):
+    more = [np.concatenate([piece.more for piece in of_group], axis=1) for of_group in pieces]
+    removed = [_of_components(beyond, of_group) for beyond, of_group in zip(more, work, strict=True)]
+    explained = _explained(graph, np.concatenate([of_group.sum(axis=(1, 3)) for of_group in removed]))
+    if _spread(pieces) < LEVELS.spread and (explained is None or explained < LEVELS.explains):
         return None
     return Levels(
-        [_in_all_components(group, of) for group, of in zip(graph.groups, removed, strict=True)], explained
+        [_in_all_components(group, own) for group, own in zip(graph.groups, removed, strict=True)], explained
     )
 
 
+def _pieces(group: CycleGroup, work: Array, usual: Array) -> list[_Piece]:
+    """The pieces of a group's cycles. ``work`` [N, K, R, components of computation] and ``usual`` [R] ns."""
+    own = work.sum(axis=3)
+    whole = np.maximum(own.sum(axis=1, keepdims=True), 1.0)
+    return [_piece(own[:, first:end], whole, usual) for first, end in _cuts(group)]
+
+
+def _piece(part: Array, whole: Array, usual: Array) -> _Piece:
+    """``part`` [N, segments, R] of the cycle's ``whole`` computation [N, 1, R]; ``usual`` [R] is what the rank has beyond the
+    others in all cycles (all in ns)."""
+    together = part.sum(axis=1, keepdims=True)
+    mean = together.mean(axis=2, keepdims=True)
+    beyond = together - mean - usual * together / whole
+    return _Piece(
+        more=part * beyond / np.maximum(together, 1.0),
+        longest=beyond.max(axis=(1, 2)),
+        squares_of_more=(beyond**2).sum(),
+        squares_of_mean=(mean**2).sum() * (part.shape[2] - 1),
+    )
+
+
+def _is_waited_for(graph: Graph, pieces: list[list[_Piece]]) -> bool:
+    """Whether the ranks wait for the slowest in enough cycles."""
+    longest = [sum((piece.longest for piece in of_group), np.zeros(())) for of_group in pieces]
+    late = np.concatenate(longest) > LEVELS.waited_share * graph.mean_cycle_ns
+    return bool(late.sum() >= max(LEVELS.fewest_waited, LEVELS.mostly * len(late)))
+
+
+def _spread(pieces: list[list[_Piece]]) -> float:
+    """Standard deviation of the ranks' work between two synchronisations, relative to its mean."""
+    every = [piece for of_group in pieces for piece in of_group]
+    of_mean = max(sum(piece.squares_of_mean for piece in every), 1.0)
+    return float(np.sqrt(sum(piece.squares_of_more for piece in every) / of_mean))
+
+
+def _of_components(more: Array, work: Array) -> Array:
+    """``more`` [N, K, R] ns, divided among the components of computation as ``work`` is."""
+    divided: Array = more[..., None] * work / np.maximum(work.sum(axis=3), 1.0)[..., None]
+    return divided
+
+
 def _in_all_components(group: CycleGroup, removed: Array) -> Array:
+    """[N, K, R, C] ns of [N, K, R, components of computation]."""
     whole = np.zeros_like(group.work)
     whole[..., _COLUMNS] = removed
     return whole
 
 
-def _pieces(group: CycleGroup) -> list[tuple[int, int]]:
-    """First and one past the last segment of the work between two meetings of all ranks: buckets that are reduced beside the
-    backward pass do not stop it, and meetings of some ranks do not level the others."""
+def _cuts(group: CycleGroup) -> list[tuple[int, int]]:
+    """First and one past the last segment of the work between two synchronisations of all ranks.
+
+    Buckets that are reduced beside the backward pass do not stop it, and synchronisations of some ranks do not level the others.
+    """
     world = group.arrival.shape[2]
     runs = [(sync.kind, sync.micro, sync.group) for sync in group.syncs]
     cuts = []
     for k, sync in enumerate(group.syncs):
-        stops = group.dependent is not None and bool(group.dependent[k].mean() >= _MOSTLY)
+        stops = group.dependent is not None and bool(group.dependent[k].mean() >= LEVELS.mostly)
         last_bucket = sync.kind == SyncKind.GRADIENTS and runs[k] not in runs[k + 1 :]
         if k == len(runs) - 1 or (len(sync.members) == world and (stops or last_bucket)):
             cuts.append(k + 1)
@@ -115,38 +175,25 @@ def _usual(work: Array) -> Array:
     """[R] ns by which a rank's work [cycles, R] differs from the mean of all usually, where that stands out of its scatter."""
     beyond = work - work.mean(axis=1, keepdims=True)
     middle: Array = np.median(beyond, axis=0)
-    error = 1.2533 * scatter_of(beyond - middle) / np.sqrt(len(work))
-    kept: Array = np.where(np.abs(middle) > _SIGMAS * error, middle, 0.0)
-    return kept
+    error = median_error(scatter_of(beyond - middle), len(work))
+    usual: Array = np.where(np.abs(middle) > LEVELS.sigmas * error, middle, 0.0)
+    return usual
 
 
 def _explained(graph: Graph, more: Array) -> float | None:
-    """Part of the variance of ``more`` [cycles, R] that goes with larger inputs than the others' in the same step. Nothing
-    where the inputs are even."""
+    """Part of the variance of ``more`` [cycles, R] that goes with larger inputs than the others' in the same step.
+
+    0.0 where the inputs are even, None where they are not known.
+    """
     steps = np.concatenate([group.steps for group in graph.groups])
-    known = None
-    for amounts in ([of.samples for of in graph.steps], [of.elements for of in graph.steps]):
-        of_ranks = [
-            _in_steps(of.steps, amount, steps)
-            for of, amount in zip(graph.steps, amounts, strict=True)
-            if amount is not None
-        ]
-        if len(of_ranks) < len(graph.ranks):
+    are_even = False
+    for given in amounts_given(graph.steps, steps):
+        known = ~np.isnan(given).any(axis=1)
+        if known.sum() < LEVELS.fewest_cycles:
             continue
-        given = np.stack(of_ranks, axis=1)
-        seen = ~np.isnan(given).any(axis=1)
-        if seen.sum() < FEWEST_CYCLES:
-            continue
-        given = given[seen] / np.maximum(given[seen].mean(axis=1, keepdims=True), 1e-9) - 1.0
-        if given.std() < _UNEVEN:
-            known = 0.0
-            continue
-        found = np.corrcoef(given.ravel(), more[seen].ravel())[0, 1]
-        return float(max(found, 0.0) ** 2)
-    return known
-
-
-def _in_steps(numbers: NDArray[np.int64], values: Array, steps: NDArray[np.int64]) -> Array:
-    """[cycles] the values of these steps; NaN where there is none."""
-    known = dict(zip(numbers.tolist(), values.tolist(), strict=True))
-    return np.array([known.get(int(step), np.nan) for step in steps])
+        relative = given[known] / np.maximum(given[known].mean(axis=1, keepdims=True), 1e-9) - 1.0
+        if relative.std() >= LEVELS.uneven:
+            correlation = np.corrcoef(relative.ravel(), more[known].ravel())[0, 1]
+            return float(max(correlation, 0.0) ** 2)
+        are_even = True
+    return 0.0 if are_even else None

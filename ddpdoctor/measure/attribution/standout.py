@@ -1,10 +1,11 @@
 """Single cycles of one rank that stand out of a short window, which cannot tell how often such cycles come.
 
-The step log of a whole run tells a rank that pauses from a machine that disturbs whom it meets (:mod:`.chance`). In a trace
-of five to ten steps nothing is unlikely enough for that: one pause is some rank's in any case, and two are the same one's in
-every fourth job of four ranks. On a device such a window is quiet, though: kernels of equal work repeat to one or two per
-cent. What stands far out of everything else in it, and makes up a good part of it, is therefore told as what was seen: who,
-in which of the recorded steps, by how much. How often it happens is left open.
+The step log of a whole run tells a rank that pauses from a machine that disturbs whom it meets
+(:mod:`ddpdoctor.measure.numerics.chance`). In a trace of five to ten steps nothing is unlikely enough for that: one pause is
+some rank's in any case, and two are the same one's in every fourth job of four ranks. On a device such a window is quiet,
+though: kernels of equal work repeat to one or two per cent. What stands far out of everything else in it, and makes up a good
+part of it, is therefore told as what was seen: who, in which of the recorded steps, by how much. How often it happens is left
+open.
 
 A cycle of a rank stands out in a kind of work where
 
@@ -15,101 +16,120 @@ A cycle of a rank stands out in a kind of work where
   has values of all sizes in between;
 - the others are at most half as much disturbed in that cycle: a step that is long everywhere is long by different amounts.
 
-It is told where they cost a tenth of the window together. Where all such cycles are the same few ranks', these are accused;
+It is told where they cost a tenth of the window together. Where all such cycles are the same few ranks', these are stragglers;
 where they are now one rank's, now another's, in three cycles at least, all wait in turn and nobody is. In two cycles that is
 what a machine does that disturbs whom it meets.
 
-Waiting for data that strikes all ranks in the same cycles is no one's: see :func:`all_stall`.
+Waiting for data that strikes all ranks in the same cycles is no one's: see :func:`all_starve`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Array, scatter_of
+from ddpdoctor.measure.numerics import Array, Mask, scatter_of, undisturbed
+from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, RECORDED, LateCause
 
-SIGMAS = 6.0
-"""Robust standard deviations of all ranks and cycles."""
-STEP_SHARE = 0.15
-"""Share of the median step, as for single outliers of a whole run."""
-WINDOW_SHARE = 0.1
-"""Share of the window's time that the cycles must cost together: a job counts as straggling from 1.1 times the ideal step
-time on (Lin et al., OSDI '25)."""
-APART = 0.5
-"""Part of the least outlier that nothing else may reach."""
-FEWEST_CYCLES = 4
-FEWEST_IN_TURN = 3
-"""Cycles, and ranks with one of them at least two, from which on pauses that meet any rank are told: a pattern's fewest."""
-ALIKE = 0.5
-"""Part of the longest wait that every rank waits at least where all stall together."""
-_NOTHING_KNOWN = ("unknown",)
-"""Kinds that are no work of the rank's: time in collectives that were not matched is as likely another rank's fault."""
-_UNDISTURBED = 0.25
-"""Quantile of the cycles that stands for an undisturbed one: outliers may be more than half of them."""
-
-Places = NDArray[np.bool_]
+from .comparison import Comparison
 
 
-def stands_out(
-    kinds: Mapping[str, Sequence[int]],
-    named: Collection[str],
-    work: Array,
-    totals: Array,
-    duration: Array,
-) -> tuple[dict[str, Places], dict[str, Places]]:
-    """Kind → [cycles, R] where it stands out, for kinds in which that accuses a few ranks, and for those in which the ranks
-    are late in turn; kinds in which nothing does are left out.
+@dataclass(frozen=True)
+class StandoutTuning:
+    """What stands out of a short window, and what of it is told."""
 
-    ``kinds`` gives the columns of ``work`` and ``totals`` [cycles, R, C] ns: the work, and what is beyond the other ranks';
-    ``duration`` [cycles] ns. Kinds in ``named`` are recorded as such, and each is judged for itself. Of the others, all
-    together must be the same ranks': a disturbance is of another kind wherever it meets a rank.
+    sigmas: float = 6.0
+    """Robust standard deviations of all ranks and cycles, as for single outliers of a whole run."""
+    step_share: float = 0.15
+    """Share of the median step, as for single outliers of a whole run."""
+    window_share: float = 0.1
+    """Share of the window's time that the cycles must cost together: a job counts as straggling from 1.1 times the ideal step
+    time on (Lin et al., OSDI '25)."""
+    apart: float = 0.5
+    """Part of the least outlier that nothing else may reach: the tail of noise has values of all sizes in between."""
+    fewest_cycles: int = 4
+    """Cycles from which on the others say what is usual."""
+    fewest_in_turn: int = 3
+    """Cycles from which on pauses that meet any rank are told: a pattern's fewest."""
+    fewest_ranks_in_turn: int = 2
+    """Ranks that must be struck: a single one does not take turns."""
+    alike: float = 0.5
+    """Part of the longest wait that every rank waits at least where all starve together."""
+
+
+STANDOUT = StandoutTuning()
+
+
+@dataclass(frozen=True)
+class StandingOut:
+    """Kind of work → [cycles, R] where it stands out; kinds in which nothing does are left out."""
+
+    of_few: dict[LateCause, Mask]
+    """Where that makes a few ranks stragglers."""
+    in_turn: dict[LateCause, Mask]
+    """Where ranks are late in turn."""
+
+
+def standing_out(comparison: Comparison) -> StandingOut:
+    """Look for cycles that stand out of a short window.
+
+    Kinds of work that are recorded as such are each judged for themselves. Of the others, all together must be the same ranks':
+    a disturbance is of another kind wherever it meets a rank.
     """
-    if len(work) < FEWEST_CYCLES:
-        return {}, {}
-    step_ns = float(np.median(duration))
-    whole = _beyond_usual(totals.sum(axis=2))
-    common = _common(_beyond_usual(work.sum(axis=2)))
-    found: dict[str, tuple[Places, Array]] = {}
-    for kind, columns in kinds.items():
-        if kind in _NOTHING_KNOWN:
-            continue
-        more = np.minimum(
-            _beyond_usual(work[:, :, columns].sum(axis=2)), _beyond_usual(totals[:, :, columns].sum(axis=2))
-        )
-        places = _outliers(np.minimum(more, whole), more, step_ns)
-        places &= APART * more > common
-        if places.any():
-            found[kind] = places, np.where(places, np.minimum(more, whole), 0.0)
-    every = {kind: places for kind, (places, _) in found.items()}
-    large = {
-        kind: places
-        for kind, (places, extra) in found.items()
-        if extra.max(axis=1).sum() >= WINDOW_SHARE * duration.sum()
-    }
-    unnamed = [kind for kind in every if kind not in named]
-    united = (
-        np.logical_or.reduce([every[kind] for kind in unnamed]) if unnamed else np.zeros(whole.shape, bool)
+    if len(comparison.work) < STANDOUT.fewest_cycles:
+        return StandingOut({}, {})
+    late_ns = _late_ns(comparison)
+    large = {cause: ns > 0 for cause, ns in late_ns.items() if _is_told(ns, comparison.duration_ns)}
+    unrecorded = [ns > 0 for cause, ns in late_ns.items() if cause not in RECORDED]
+    united = np.logical_or.reduce(unrecorded) if unrecorded else np.zeros(comparison.work.shape[:2], bool)
+    return StandingOut(
+        of_few={
+            cause: where
+            for cause, where in large.items()
+            if _is_of_few(where if cause in RECORDED else united)
+        },
+        in_turn={
+            cause: where
+            for cause, where in large.items()
+            if cause not in RECORDED and _is_in_turn(where, united)
+        },
     )
-    few = {kind: of for kind, of in large.items() if _of_few(of if kind in named else united)}
-    in_turn = {kind: of for kind, of in large.items() if kind not in named and _of_any(of, united)}
-    return few, in_turn
 
 
-def all_stall(waits: Array, step_ns: float) -> Places:
-    """[cycles] in which all ranks wait ([cycles, R] ns) by far longer than they usually do, and about as long."""
-    beyond = _beyond_usual(waits)
+def all_starve(waits_ns: Array, step_ns: float) -> Mask:
+    """[cycles] in which all ranks wait for data ([cycles, R] ns) by far longer than they usually do, and about as long."""
+    beyond = _beyond_usual(waits_ns)
     least, most = beyond.min(axis=1), beyond.max(axis=1)
-    stalled: Places = (least > STEP_SHARE * step_ns) & (least >= ALIKE * most)
-    return stalled
+    starving: Mask = (least > STANDOUT.step_share * step_ns) & (least >= STANDOUT.alike * most)
+    return starving
+
+
+def _late_ns(comparison: Comparison) -> dict[LateCause, Array]:
+    """Kind of work → [cycles, R] ns by which it makes ranks late where it stands out, else 0; without kinds in which it never
+    does, and what is no work of the rank's: time in collectives that were not matched is as likely another rank's fault."""
+    whole = _beyond_usual(comparison.more.sum(axis=2))
+    common = _common(_beyond_usual(comparison.work.sum(axis=2)))
+    late_ns: dict[LateCause, Array] = {}
+    for cause in LATE_COMPONENTS:
+        if cause == LateCause.UNKNOWN:
+            continue
+        more = np.minimum(_beyond_usual(comparison.work_of(cause)), _beyond_usual(comparison.more_of(cause)))
+        late = np.minimum(more, whole)
+        outlying = _outliers(late, more, comparison.step_ns) & (STANDOUT.apart * more > common)
+        if outlying.any():
+            late_ns[cause] = np.where(outlying, late, 0.0)
+    return late_ns
+
+
+def _is_told(late_ns: Array, duration_ns: Array) -> bool:
+    """Whether cycles that stand out, [cycles, R], cost enough of the window."""
+    return bool(late_ns.max(axis=1).sum() >= STANDOUT.window_share * duration_ns.sum())
 
 
 def _beyond_usual(values: Array) -> Array:
     """[cycles, R] beyond the rank's own undisturbed cycle."""
-    beyond: Array = values - np.quantile(values, _UNDISTURBED, axis=0)
-    return beyond
+    return values - undisturbed(values)
 
 
 def _common(beyond: Array) -> Array:
@@ -121,29 +141,29 @@ def _common(beyond: Array) -> Array:
     return np.take_along_axis(np.take_along_axis(beyond, order, axis=1), middle + (place <= middle), axis=1)
 
 
-def _outliers(late: Array, more: Array, step_ns: float) -> Places:
+def _outliers(late: Array, more: Array, step_ns: float) -> Mask:
     """[cycles, R] where ``late``, the part of ``more`` that the whole cycle shows, stands out of all; none where
     something comes near."""
     scatter = float(scatter_of((more - np.median(more)).ravel()))
-    places: Places = late > max(SIGMAS * scatter, STEP_SHARE * step_ns)
-    if places.any() and more[~places].max(initial=0.0) > APART * float(late[places].min()):
-        return np.zeros_like(places)
-    return places
+    outlying: Mask = late > max(STANDOUT.sigmas * scatter, STANDOUT.step_share * step_ns)
+    if outlying.any() and more[~outlying].max(initial=0.0) > STANDOUT.apart * float(late[outlying].min()):
+        return np.zeros_like(outlying)
+    return outlying
 
 
-def _of_few(places: Places) -> bool:
+def _is_of_few(where: Mask) -> bool:
     """Whether all cycles that stand out are those of the same ranks, at most half of all."""
-    struck = places[places.any(axis=1)]
-    return bool((struck == struck[0]).all()) and 2 * int(struck[0].sum()) <= places.shape[1]
+    struck = where[where.any(axis=1)]
+    return bool((struck == struck[0]).all()) and 2 * int(struck[0].sum()) <= where.shape[1]
 
 
-def _of_any(places: Places, united: Places) -> bool:
+def _is_in_turn(where: Mask, united: Mask) -> bool:
     """Whether now this rank is struck, now that one, never more than half of all together. ``united``: in any kind."""
     struck = united[united.any(axis=1)]
     return (
-        len(struck) >= FEWEST_IN_TURN
-        and int(places.any(axis=1).sum()) >= FEWEST_IN_TURN
-        and int(places.any(axis=0).sum()) >= 2
-        and bool((2 * struck.sum(axis=1) <= places.shape[1]).all())
-        and not _of_few(united)
+        len(struck) >= STANDOUT.fewest_in_turn
+        and int(where.any(axis=1).sum()) >= STANDOUT.fewest_in_turn
+        and int(where.any(axis=0).sum()) >= STANDOUT.fewest_ranks_in_turn
+        and bool((2 * struck.sum(axis=1) <= where.shape[1]).all())
+        and not _is_of_few(united)
     )

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from ddpdoctor.measure.attribution import Excess
+from ddpdoctor.measure.attribution import Attribution
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.metrics import Reductions
-from ddpdoctor.measure.sourcelines import Lines
+from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import Components
 from ddpdoctor.measure.window import Window
@@ -29,7 +29,7 @@ class RareSource:
 
     graph: Graph
     """Of the whole run."""
-    lines: Lines
+    lines: SourceLines
     kinds: dict[str, Components]
     """Causes of lateness that this graph can tell → their components."""
 
@@ -58,8 +58,8 @@ class Context:
 
     graph: Graph
     """The one that speaks."""
-    attribution: Excess
-    lines: Lines
+    attribution: Attribution
+    lines: SourceLines
     """Of the same recording as ``graph``."""
     mean_step_ms: float | None = None
     """Mean measured step as it is told; of the step logs where there are any, though a window may speak of causes."""

@@ -101,5 +101,5 @@ def _where(logs: Sequence[RankLog], alone: _LoneEvaluations) -> list[Where]:
                     event.kind == EventKind.EVALUATION
                     or (event.kind == EventKind.DATA and event.loader not in training[position])
                 ):
-                    lines[where.file, where.line, where.function] += 1
+                    lines[Frame(where.file, where.line, where.function)] += 1
     return ranked(lines)

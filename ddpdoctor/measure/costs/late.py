@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ddpdoctor.measure.attribution import Excess, component, unseen
+from ddpdoctor.measure.attribution import Attribution, component, unseen
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.numerics import Array, Value, fair_shares
 from ddpdoctor.measure.replay import without_work
@@ -66,12 +66,12 @@ def late_work(context: Context) -> Costs:
     return {f"late.{cause}": cost for cause, cost in costs.items()}
 
 
-def _removals(context: Context) -> dict[str, _Removal]:
+def _removals(context: Context) -> dict[LateCause, _Removal]:
     """By cause, what goes with it; causes with which nothing does are left out."""
     attribution = context.attribution
-    excess = attribution.claimed if _hide_each_other(attribution) else attribution.amount
+    excess = attribution.claimed if _hide_each_other(attribution) else attribution.excess
     removals = {
-        cause: _Removal(component(excess, *components), components)
+        cause: _Removal(component(excess, components), components)
         for cause, components in LATE_COMPONENTS.items()
     }
     removals = {cause: of for cause, of in removals.items() if any(work.any() for work in of.work)}
@@ -82,19 +82,19 @@ def _removals(context: Context) -> dict[str, _Removal]:
         removals[LateCause.UNKNOWN] = _Removal(whole, LATE_COMPONENTS[LateCause.UNKNOWN])
     if attribution.in_turn:
         together = [amount.sum(axis=-1) for amount in attribution.in_turn]
-        components = tuple(c for kind in attribution.turn_kinds for c in LATE_COMPONENTS[kind])
+        components = tuple(c for kind in attribution.causes_in_turn for c in LATE_COMPONENTS[kind])
         removals[LateCause.TURNS] = _Removal(together, components)
     return removals
 
 
-def _cost(context: Context, cause: str, removal: _Removal, part: Value) -> Cost:
+def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) -> Cost:
     attribution, in_turn = context.attribution, cause == LateCause.TURNS
     told: dict[str, Any] = {}
     if in_turn:
         told["period_steps"] = len(context.graph.ranks) if attribution.rotates else None
-        told["kinds"] = list(attribution.turn_kinds)
-    if cause in attribution.stands_out or cause != LateCause.DATA:
-        told["stands_out_in"] = attribution.stands_out.get(cause, [])
+        told["kinds"] = list(attribution.causes_in_turn)
+    if cause in attribution.stands_out_in or cause != LateCause.DATA:
+        told["stands_out_in"] = attribution.stands_out_in.get(cause, [])
     return context.pricing.cost(
         [without_work(removal.work)],
         _when_late(context, cause, removal),
@@ -110,26 +110,26 @@ def _stragglers(work: Sequence[Array], world: int) -> list[int]:
     return sorted(np.flatnonzero(weight >= _TUNING.stragglers * weight.max()).tolist())
 
 
-def _when_late(context: Context, cause: str, removal: _Removal) -> list[Array]:
+def _when_late(context: Context, cause: LateCause, removal: _Removal) -> list[Array]:
     """[N, K, R or 1] ns that tell in which cycles a rank is late."""
     groups = context.graph.groups
     if cause == LateCause.TURNS:
         return [np.clip(work.max(axis=2, keepdims=True), 0, None) for work in removal.work]
     if cause == LateCause.DATA and all(group.on_device for group in groups):
         # What a rank would wait if others did not hold it up, too, makes it late only where it does wait.
-        waits = component([group.work for group in groups], *removal.components)
+        waits = component([group.work for group in groups], removal.components)
         return [
             np.minimum(work, np.clip(wait, 0, None)) for work, wait in zip(removal.work, waits, strict=True)
         ]
     return removal.work
 
 
-def _hide_each_other(attribution: Excess) -> bool:
+def _hide_each_other(attribution: Attribution) -> bool:
     """Whether two ranks are late for two causes between the same meetings: each is then early by the other's cause, and what
     it makes up for must not hide its own. (With a meeting in between, that meeting is what costs the time.)"""
-    where: dict[str, tuple[int, Array]] = {}
-    for cause, positions in attribution.culprits.items():
-        claimed = component(attribution.claimed, *LATE_COMPONENTS[cause])
+    where: dict[LateCause, tuple[int, Array]] = {}
+    for cause, positions in attribution.stragglers.items():
+        claimed = component(attribution.claimed, LATE_COMPONENTS[cause])
         per_segment = np.concatenate([of_group[:, :, positions[0]].sum(axis=0) for of_group in claimed])
         if per_segment.any():
             where[cause] = positions[0], per_segment / per_segment.sum()

@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from ddpdoctor.measure.attribution import WINDOW_SHARE, component
+from ddpdoctor.measure.attribution import STANDOUT, component
 from ddpdoctor.measure.facts import Cost, Where
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array, Ints, Mask, Persistence, Value, persistence
 from ddpdoctor.measure.replay import Change, replay_all
-from ddpdoctor.measure.sourcelines import Lines
+from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.taxonomy import LATENT, Component, Components, LateCause
 
 
@@ -37,7 +37,7 @@ class Pricing:
     """Turns replays of one graph into costs."""
 
     graph: Graph
-    lines: Lines
+    lines: SourceLines
     short: bool = False
     """A window on devices is all that is known of the job."""
 
@@ -125,7 +125,7 @@ class Pricing:
         them are a pattern like any other.)"""
         if not self.short or hit.all():
             return []
-        few = 0 < hit.sum() < _TUNING.pattern and gain_ns >= WINDOW_SHARE * self.mean_ns
+        few = 0 < hit.sum() < _TUNING.pattern and gain_ns >= STANDOUT.window_share * self.mean_ns
         told = Component.CHECKPOINT in components or (Component.DATA in components and bool(few))
         return sorted(self.steps[hit].tolist()) if told else []
 
@@ -156,7 +156,7 @@ def _whole_work(group: CycleGroup, components: Components) -> Array:
     """[N, R] ns of these components in the cycle, beside synchronisations too; where hosts set the pace, as each rank would
     have them by itself."""
     if set_by_hosts(group, components):
-        by_itself: Array = component([group.work_since], *components)[0].sum(axis=1)
+        by_itself: Array = component([group.work_since], components)[0].sum(axis=1)
         return by_itself
-    whole: Array = component([group.work], *components)[0].sum(axis=1)
-    return whole if group.hidden is None else whole + component([group.hidden], *components)[0].sum(axis=1)
+    whole: Array = component([group.work], components)[0].sum(axis=1)
+    return whole if group.hidden is None else whole + component([group.hidden], components)[0].sum(axis=1)

@@ -21,10 +21,10 @@ from functools import cached_property
 
 import numpy as np
 
-from ddpdoctor.measure.attribution import FEWEST_SPIKES, SPIKE_SHARE, SPIKE_SIGMAS
+from ddpdoctor.measure.attribution import LATENESS
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.numerics import Array, Ints, Mask, nan_median, one_sided, persistence, scatter_of
+from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, nan_median, persistence, scatter_of
 from ddpdoctor.measure.taxonomy import INDEX, RECORDED, Components
 
 from .context import Context, Costs, RareSource
@@ -129,8 +129,8 @@ class _Pauses:
     @cached_property
     def carried(self) -> Mask:
         """[N, R] the pauses of few ranks, by which the others are not struck as often."""
-        carried = one_sided(self.pauses, self.delayed, self.steps)
-        carried &= carried.sum(axis=0) >= FEWEST_SPIKES
+        carried = carried_by_few(self.pauses, self.delayed, self.steps)
+        carried &= carried.sum(axis=0) >= LATENESS.fewest_spikes
         return carried
 
     def of_stragglers(self) -> Cost | None:
@@ -147,7 +147,7 @@ class _Pauses:
         everywhere = np.sort(together, axis=1)[:, middle]
         scattered = np.where(self.pauses, self.delayed, 0.0).max(axis=1) * (not self.carried.any())
         amount = np.maximum(everywhere, scattered)
-        return self._cost(amount, None) if (amount > 0).sum() >= FEWEST_SPIKES else None
+        return self._cost(amount, None) if (amount > 0).sum() >= LATENESS.fewest_spikes else None
 
     def _ordered(self, parts: Sequence[Array]) -> Array:
         """Values per group, joined and put in order."""
@@ -158,7 +158,7 @@ class _Pauses:
         """[N, R] where it is far beyond the rank's own scatter, and no small part of the step."""
         scatter = scatter_of(self.beyond - np.median(self.beyond, axis=0))
         outliers: Mask = amount > np.maximum(
-            SPIKE_SIGMAS * scatter, SPIKE_SHARE * float(np.median(self.duration))
+            LATENESS.spike_sigmas * scatter, LATENESS.spike_share * float(np.median(self.duration))
         )
         return outliers
 

@@ -89,11 +89,11 @@ def common_work(context: Context, components: Components) -> Cost | None:
     """What all ranks spend on this work. Where it takes long now on this rank, now on that one, as chance has it, all of it:
     else the part that the ranks have in common, without the stragglers' excess."""
     attribution = context.attribution
-    by_chance = {c for kind in attribution.everybody for c in LATE_COMPONENTS[kind]}
+    by_chance = {c for kind in attribution.by_chance for c in LATE_COMPONENTS[kind]}
     everybody = by_chance.issuperset(components)
     removed, alone = [], []
     for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
-        work, own, excess = component([*_work_and_alone(group, components), claimed], *components)
+        work, own, excess = component([*_work_and_alone(group, components), claimed], components)
         removed.append(np.clip(work, 0, None) if everybody else common_part(work - excess, own - excess))
         alone.append(np.clip(own, 0, None) if everybody else common_part(own - excess, own - excess))
     if not sum(float(work.sum()) for work in removed):

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ddpdoctor.measure.attribution import Excess, component
+from ddpdoctor.measure.attribution import Attribution, component
 from ddpdoctor.measure.facts import WhatIfFacts
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
@@ -129,17 +129,17 @@ def instant_data(graph: Graph) -> float | None:
     return without_components(graph, WAITING_FOR_DATA)
 
 
-def without_components(graph: Graph, names: Sequence[str]) -> float | None:
+def without_components(graph: Graph, names: Sequence[Component]) -> float | None:
     """Mean step, ns, if no rank spent time on these components of work; None where none does."""
-    removed = [np.clip(part, 0, None) for part in component([g.work for g in graph.groups], *names)]
+    removed = [np.clip(part, 0, None) for part in component([g.work for g in graph.groups], names)]
     if not any(part.any() for part in removed):
         return None
     return float(replay_all(graph, [without_work(removed)]).mean())
 
 
-def nobody_late(graph: Graph, attribution: Excess) -> float | None:
+def nobody_late(graph: Graph, attribution: Attribution) -> float | None:
     """Mean step, ns, if the accused ranks did no more than the others; None where nobody is accused."""
-    removed = [amount.sum(axis=-1) for amount in attribution.amount]
+    removed = [amount.sum(axis=-1) for amount in attribution.excess]
     if not any(part.any() for part in removed):
         return None
     return float(replay_all(graph, [without_work(removed)]).mean())
@@ -172,7 +172,7 @@ def without_reductions(graph: Graph, synced_ns: Sequence[float] = ()) -> list[Ch
     removed = []
     for group in graph.groups:
         chosen = np.array([reduced_again(group, k) for k in range(len(group.syncs))])
-        backward = np.clip(component([group.work], Component.BACKWARD)[0], 0, None)
+        backward = np.clip(component([group.work], [Component.BACKWARD])[0], 0, None)
         removed.append(np.minimum(backward, own) * chosen[None, :, None])
     return [without_sync(reduced_again), without_work(removed)]
 

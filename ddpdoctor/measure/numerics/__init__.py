@@ -6,15 +6,12 @@ needed twice and would hold for any time series lives here, so that the rooms ab
 
 from .arrays import Array, Ints, Mask
 from .chance import (
-    LEAST_PLACE,
-    MOSTLY,
-    RULED_OUT,
-    by_chance,
-    one_sided,
-    places,
-    rhythm_by_chance,
-    scatter_of,
-    tail,
+    CHANCE,
+    binomial_tail,
+    carried_by_few,
+    chance_of_places,
+    chance_of_ranks,
+    chance_of_rhythm,
 )
 from .durations import lasting
 from .fairness import Value, fair_shares
@@ -24,7 +21,6 @@ from .intervals import (
     clip,
     complement,
     covered,
-    covered_before,
     intersect,
     subtract,
     total,
@@ -33,36 +29,36 @@ from .intervals import (
 )
 from .medians import nan_median, running_median
 from .persistence import Persistence, persistence
+from .scatter import median_error, scatter_of, undisturbed
 
 __all__ = [
+    "CHANCE",
     "EMPTY",
-    "LEAST_PLACE",
-    "MOSTLY",
-    "RULED_OUT",
     "Array",
     "Intervals",
     "Ints",
     "Mask",
     "Persistence",
     "Value",
-    "by_chance",
+    "binomial_tail",
+    "carried_by_few",
+    "chance_of_places",
+    "chance_of_ranks",
+    "chance_of_rhythm",
     "clip",
     "complement",
     "covered",
-    "covered_before",
     "fair_shares",
     "intersect",
     "lasting",
+    "median_error",
     "nan_median",
-    "one_sided",
     "persistence",
-    "places",
-    "rhythm_by_chance",
     "running_median",
     "scatter_of",
     "subtract",
-    "tail",
     "total",
+    "undisturbed",
     "union",
     "union_of",
 ]

@@ -11,114 +11,129 @@ where it happens to be, in proportion to the time that it spends there. If a kin
 step, and t of the T disturbances of the job struck it, that happens by chance with P(Binomial(T, q) >= t). Pauses that
 all fall into 3 % of the step are made by the code there.
 
-A rank is accused where who and when are unlikely (2 %). Where the place all but rules out the machine (0.1 %), and every single
-outlier is the same rank's, 10 % will do: the code that pauses is found in any case, and the only mistake left is that it
-might have met any rank. At 2 ranks that takes 5 pauses instead of 7, at 4 ranks 3 instead of 4; a job of 4 ranks whose code
-pauses three times in all, on any rank, names one rank with a probability of 6 %, and one that pauses more often with less.
+Outliers are a rank's own where who and when are unlikely (2 %). Where the place all but rules out the machine (0.1 %), and
+every single outlier is the same rank's, 10 % will do: the code that pauses is found in any case, and the only mistake left is
+that it might have met any rank. At 2 ranks that takes 5 pauses instead of 7, at 4 ranks 3 instead of 4; a job of 4 ranks whose
+code pauses three times in all, on any rank, names one rank with a probability of 6 %, and one that pauses more often with less.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from math import comb
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from .arrays import Array
+from .arrays import Array, Ints, Mask
+from .scatter import undisturbed
 
-UNLIKELY = 0.02
-RULED_OUT = 0.001
-NOT_LIKELY = 0.1
-MOSTLY = 0.5
-ONE_SIDED = 1.5
-"""Times their fair share of all sporadic excess of a kind that the accused ranks must carry, and half of it at
-least: scatter that hits everybody accuses nobody."""
-LEAST_PLACE = 0.01
-"""Share of the step that every place counts for: work that is never there in a usual step can still be met."""
-MOST_PLACE = 0.25
-"""Of kinds of work that take more of the step, where disturbances fall says little: they are not spread that evenly."""
-_UNDISTURBED = 0.25
-"""Quantile of the cycles that stands for an undisturbed one, though disturbances strike in half of them."""
+_Kind = TypeVar("_Kind", bound=str)
 
 
-def one_sided(
-    spike: NDArray[np.bool_], difference: Array, steps: NDArray[np.int64], place: float = 1.0
-) -> NDArray[np.bool_]:
-    """Spikes [cycles, R] of the few ranks that carry most of them; none where they hit everybody alike. ``place`` is the
-    probability that a machine's disturbances fall into this kind of work as these do."""
-    weight = np.where(spike, difference, 0.0).sum(axis=0)
-    world, nobody = len(weight), np.zeros_like(spike)
-    if not weight.sum():
+@dataclass(frozen=True)
+class ChanceTuning:
+    """From where on something is no chance."""
+
+    unlikely: float = 0.02
+    """Probability below which chance is not believed: the usual one in fifty, as several kinds of work are looked at."""
+    ruled_out: float = 0.001
+    """Probability below which the machine is ruled out as the cause, whoever it strikes."""
+    rather_unlikely: float = 0.1
+    """Probability that will do where the machine is ruled out and all outliers are of one rank; see the module's text."""
+    mostly: float = 0.5
+    """Part of the whole that the few must carry at least: more than all others together."""
+    fair_shares: float = 1.5
+    """Times their fair share of all outliers that the few must carry: scatter that strikes everybody is nobody's."""
+    leads: float = 0.5
+    """Part of what the first rank carries that makes another one of the few."""
+    least_place: float = 0.01
+    """Share of the step that every place counts for: work that is never there in a usual step can still be met."""
+    most_place: float = 0.25
+    """Of kinds of work that take more of the step, where disturbances fall says little: they are not spread that evenly."""
+
+
+CHANCE = ChanceTuning()
+
+
+def carried_by_few(outliers: Mask, difference: Array, steps: Ints, place_chance: float = 1.0) -> Mask:
+    """The outliers [cycles, R] of the few ranks that carry most of them; none where they strike everybody alike.
+
+    ``difference`` [cycles, R] says how large each is, ``place_chance`` how probable it is that a machine's disturbances fall
+    into this kind of work as these do.
+    """
+    carried_ns = np.where(outliers, difference, 0.0).sum(axis=0)
+    world, nobody = len(carried_ns), np.zeros_like(outliers)
+    if not carried_ns.sum():
         return nobody
-    leaders = weight >= 0.5 * weight.max()
+    leaders = carried_ns >= CHANCE.leads * carried_ns.max()
     few = int(leaders.sum())
-    needed = max(MOSTLY, ONE_SIDED * few / world)
-    if 2 * few > world or weight[leaders].sum() < needed * weight.sum():
+    needed = max(CHANCE.mostly, CHANCE.fair_shares * few / world)
+    if 2 * few > world or carried_ns[leaders].sum() < needed * carried_ns.sum():
         return nobody
-    theirs, total = int(spike[:, leaders].sum()), int(spike.sum())
-    all_of_one = few == 1 and theirs == total and place <= RULED_OUT
-    likely = NOT_LIKELY if all_of_one else UNLIKELY
-    leader = np.sort(steps[spike[:, int(weight.argmax())]])
-    if by_chance(theirs, total, few, world) * rhythm_by_chance(leader) > likely:
+    theirs, total = int(outliers[:, leaders].sum()), int(outliers.sum())
+    all_of_one = few == 1 and theirs == total and place_chance <= CHANCE.ruled_out
+    enough = CHANCE.rather_unlikely if all_of_one else CHANCE.unlikely
+    times = np.sort(steps[outliers[:, int(carried_ns.argmax())]])
+    if chance_of_ranks(theirs, total, few, world) * chance_of_rhythm(times) > enough:
         return nobody
-    carried: NDArray[np.bool_] = spike & leaders
+    carried: Mask = outliers & leaders
     return carried
 
 
-def by_chance(theirs: int, total: int, few: int, world: int) -> float:
+def chance_of_ranks(theirs: int, total: int, few: int, world: int) -> float:
     """Bound on the probability that some ``few`` ranks get at least ``theirs`` of ``total`` disturbances that strike at
     random."""
-    return min(1.0, comb(world, few) * tail(theirs, total, few / world))
+    return min(1.0, comb(world, few) * binomial_tail(theirs, total, few / world))
 
 
-def rhythm_by_chance(times: NDArray[np.int64]) -> float:
-    """Bound on the probability that as many of the distances between the ``times`` are multiples of the most frequent one;
-    1.0 where that is likely. Of distances that have no rhythm, 1 in p is a multiple of p."""
+def chance_of_rhythm(times: Ints) -> float:
+    """Bound on the probability that as many of the distances between the ``times`` are multiples of the most frequent one.
+
+    1.0 where that is likely. Of distances that have no rhythm, 1 in p is a multiple of p.
+    """
     gaps = np.diff(times)
     if len(gaps) < 2:
         return 1.0
     values, counts = np.unique(gaps, return_counts=True)
     period = int(values[counts.argmax()])
     # One distance is the period itself, whatever it is.
-    found = tail(int((gaps % period == 0).sum()) - 1, len(gaps) - 1, 1.0 / period)
-    return found if found <= NOT_LIKELY else 1.0
+    chance = binomial_tail(int((gaps % period == 0).sum()) - 1, len(gaps) - 1, 1.0 / period)
+    return chance if chance <= CHANCE.rather_unlikely else 1.0
 
 
-def scatter_of(deviations: Array) -> Array:
-    """Standard deviation of a normal distribution with this median absolute deviation: 1.4826 times the median over the
-    first axis of the ``deviations`` from the middle."""
-    found: Array = 1.4826 * np.median(np.abs(deviations), axis=0)
-    return found
+def chance_of_places(
+    columns_of: Mapping[_Kind, Sequence[int]], work: Array, beyond: Array, least_ns: float
+) -> dict[_Kind, float]:
+    """Kind of work → probability that a machine's disturbances fall into it as often as those of the job do.
+
+    ``columns_of`` gives each kind's columns in ``work`` and ``beyond`` [cycles, R, C] ns: the work, and what is beyond the
+    other ranks'. A disturbance is what lies ``least_ns`` beyond the rank's usual excess, whatever the scatter: the bound errs
+    to the side of the machine.
+    """
+    usual_ns = {
+        kind: float(undisturbed(work[:, :, columns].sum(axis=2)).mean())
+        for kind, columns in columns_of.items()
+    }
+    step_ns = max(sum(usual_ns.values()), 1.0)
+    struck = {kind: _disturbances(beyond[:, :, columns], least_ns) for kind, columns in columns_of.items()}
+    total = sum(struck.values())
+    share = {kind: max(CHANCE.least_place, ns / step_ns) for kind, ns in usual_ns.items()}
+    return {
+        kind: 1.0 if share[kind] > CHANCE.most_place else binomial_tail(struck[kind], total, share[kind])
+        for kind in columns_of
+    }
 
 
-def tail(hits: int, total: int, probability: float) -> float:
+def _disturbances(beyond: Array, least_ns: float) -> int:
+    """How many cycles of ranks lie ``least_ns`` beyond the rank's median, of [cycles, R, components of one kind]."""
+    together = beyond.sum(axis=2)
+    return int((together - np.median(together, axis=0) > least_ns).sum())
+
+
+def binomial_tail(hits: int, total: int, probability: float) -> float:
     """P(Binomial(total, probability) >= hits)."""
     return sum(
         comb(total, n) * probability**n * (1 - probability) ** (total - n) for n in range(hits, total + 1)
     )
-
-
-def places(
-    kinds: Mapping[str, Sequence[int]], work: Array, totals: Array, least_ns: float
-) -> dict[str, float]:
-    """Kind → probability that a machine's disturbances fall into it as often as those of the job do.
-
-    ``kinds`` gives the columns of ``work`` and ``totals`` [cycles, R, C] ns: the work, and what is beyond the other ranks'.
-    A disturbance is what lies ``least_ns`` beyond the rank's usual excess, whatever the scatter: the bound errs to the
-    side of the machine.
-    """
-    usual = {
-        kind: np.quantile(work[:, :, columns].sum(axis=2), _UNDISTURBED, axis=0)
-        for kind, columns in kinds.items()
-    }
-    whole = max(float(sum(values.mean() for values in usual.values())), 1.0)
-    struck = {}
-    for kind, columns in kinds.items():
-        beyond = totals[:, :, columns].sum(axis=2)
-        struck[kind] = int((beyond - np.median(beyond, axis=0) > least_ns).sum())
-    total = sum(struck.values())
-    share = {kind: max(LEAST_PLACE, float(usual[kind].mean()) / whole) for kind in kinds}
-    return {
-        kind: 1.0 if share[kind] > MOST_PLACE else tail(struck[kind], total, share[kind]) for kind in kinds
-    }

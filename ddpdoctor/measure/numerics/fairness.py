@@ -15,8 +15,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from itertools import combinations
 from math import factorial
+from typing import TypeVar
 
 from .arrays import Array
+
+_Cause = TypeVar("_Cause", bound=str)
 
 
 @dataclass(frozen=True)
@@ -32,34 +35,37 @@ class Value:
 
 
 def fair_shares(
-    removed: Mapping[str, list[Array]], gain_ns: Callable[[list[Array]], float]
-) -> dict[str, Value]:
-    """The value of each cause. ``removed`` is the work that goes with it, per group of the graph; ``gain_ns`` is
-    what a step saves without some of it. Looks at all subsets: meant for a handful of causes."""
-    names = list(removed)
-    gains = {frozenset[str](): 0.0}
-    for size in range(1, len(names) + 1):
-        for chosen in combinations(names, size):
-            parts = [sum(of) for of in zip(*(removed[name] for name in chosen), strict=True)]
-            gains[frozenset(chosen)] = max(0.0, gain_ns(parts))
-    everything = frozenset(names)
+    removed: Mapping[_Cause, list[Array]], gain_ns: Callable[[list[Array]], float]
+) -> dict[_Cause, Value]:
+    """The value of each cause. Looks at all subsets: meant for a handful of causes.
+
+    ``removed`` is the work that goes with each, per group of the graph; ``gain_ns`` is what a step saves without some work.
+    """
+    causes = list(removed)
+    gains_ns = {frozenset[_Cause](): 0.0}
+    for size in range(1, len(causes) + 1):
+        for chosen in combinations(causes, size):
+            together = [sum(parts) for parts in zip(*(removed[cause] for cause in chosen), strict=True)]
+            gains_ns[frozenset(chosen)] = max(0.0, gain_ns(together))
+    everything = frozenset(causes)
     return {
-        name: Value(
-            gains[frozenset((name,))],
-            _part(name, gains),
-            gains[everything] - gains[everything - {name}],
+        cause: Value(
+            first_ns=gains_ns[frozenset((cause,))],
+            part_ns=_part_ns(cause, gains_ns),
+            last_ns=gains_ns[everything] - gains_ns[everything - {cause}],
         )
-        for name in names
+        for cause in causes
     }
 
 
-def _part(name: str, gains: Mapping[frozenset[str], float]) -> float:
-    count = max(len(chosen) for chosen in gains)
+def _part_ns(cause: _Cause, gains_ns: Mapping[frozenset[_Cause], float]) -> float:
+    """The mean, over all orders of the causes, of what this one adds to the gain of those before it."""
+    count = max(len(chosen) for chosen in gains_ns)
     return sum(
         factorial(len(chosen))
         * factorial(count - len(chosen) - 1)
         / factorial(count)
-        * (gains[chosen | {name}] - gain)
-        for chosen, gain in gains.items()
-        if name not in chosen
+        * (gains_ns[chosen | {cause}] - gain_ns)
+        for chosen, gain_ns in gains_ns.items()
+        if cause not in chosen
     )

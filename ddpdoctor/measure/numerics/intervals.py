@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .arrays import Array
+
 Times = NDArray[Any]
 Intervals = tuple[Times, Times]
 
@@ -42,12 +44,7 @@ def total(intervals: Intervals) -> float:
     return float((intervals[1] - intervals[0]).sum())
 
 
-def covered_before(intervals: Intervals, times: ArrayLike) -> NDArray[np.float64]:
-    """Length of the union to the left of each time. Shape: that of ``times``."""
-    return _before(intervals, _lengths(intervals), np.asarray(times))
-
-
-def covered(intervals: Intervals, start: ArrayLike, end: ArrayLike) -> NDArray[np.float64]:
+def covered(intervals: Intervals, start: ArrayLike, end: ArrayLike) -> Array:
     """Length of the union inside each window ``[start, end)``; 0 for reversed windows, NaN stays NaN."""
     left, right = np.asarray(start, np.float64), np.asarray(end, np.float64)
     lengths = _lengths(intervals)
@@ -64,14 +61,15 @@ def _lengths(intervals: Intervals) -> Times:
     return lengths
 
 
-def _before(intervals: Intervals, lengths: Times, at: Times) -> NDArray[np.float64]:
+def _before(intervals: Intervals, lengths: Times, times: Times) -> Array:
+    """Length of the union to the left of each time, in the shape of ``times``."""
     starts, ends = intervals
     if not len(starts):
-        return np.zeros(at.shape, np.float64)
-    index = np.searchsorted(starts, at, side="right")
-    inside = np.maximum(ends[index - 1] - at, 0) * (index > 0)
-    result: NDArray[np.float64] = (lengths[index] - inside).astype(np.float64)
-    return result
+        return np.zeros(times.shape, np.float64)
+    following = np.searchsorted(starts, times, side="right")
+    still_to_come = np.maximum(ends[following - 1] - times, 0) * (following > 0)
+    length: Array = (lengths[following] - still_to_come).astype(np.float64)
+    return length
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:

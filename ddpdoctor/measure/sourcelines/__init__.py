@@ -1,13 +1,13 @@
 """The user's source lines behind a measurement.
 
 In: logs or windows, and a question: which lines did this kind of work, on these ranks, in these steps. Out: lines by weight.
-The idea: both kinds of recording answer the same questions (:class:`Lines`), so that who prices a cause need not know which
-of them speaks.
+The idea: both kinds of recording answer the same questions (:class:`SourceLines`), so that who prices a cause need not know
+which of them speaks.
 """
 
-from .of_logs import LogLines
-from .of_windows import TraceLines
-from .protocol import Lines
+from .of_logs import LogSourceLines
+from .of_windows import WindowSourceLines
+from .protocol import SourceLines
 from .ranking import Frame, ranked
 
-__all__ = ["Frame", "Lines", "LogLines", "TraceLines", "ranked"]
+__all__ = ["Frame", "LogSourceLines", "SourceLines", "WindowSourceLines", "ranked"]

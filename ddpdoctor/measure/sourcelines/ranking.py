@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import NamedTuple
 
 from ddpdoctor.measure.facts import Where
 
-Frame = tuple[str, int, str]
-"""File, line and function."""
-_MOST = 3
+MOST_LINES = 3
+"""Lines that are told of one cause: a finding names where to look, and who looks there sees the rest."""
 
 
-def ranked(found: Mapping[Frame, float]) -> list[Where]:
+class Frame(NamedTuple):
+    """A line of the user's code, and the function it is in."""
+
+    file: str
+    line: int
+    function: str
+
+
+def ranked(weights: Mapping[Frame, float]) -> list[Where]:
     """The lines of most weight, most first, each with its share of all."""
-    total = sum(found.values())
-    most = sorted(found.items(), key=lambda item: -item[1])[:_MOST]
+    total = sum(weights.values())
+    most = sorted(weights.items(), key=lambda item: -item[1])[:MOST_LINES]
     return [
-        Where(file, line, function, share=count / total if total else None)
-        for (file, line, function), count in most
+        Where(frame.file, frame.line, frame.function, share=weight / total if total else None)
+        for frame, weight in most
     ]
+
+
+def joined(first: list[Where], others: list[Where]) -> list[Where]:
+    """The ``first`` lines, then those ``others`` that are not among them, no more than are told."""
+    known = {(where.file, where.line) for where in first}
+    return [*first, *(where for where in others if (where.file, where.line) not in known)][:MOST_LINES]

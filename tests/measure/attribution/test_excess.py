@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.taxonomy import SyncKind
 from tests.measure.made import (
@@ -39,7 +39,7 @@ CAUSES = {
 @pytest.mark.parametrize("jitter", [0.0, 0.02, 0.1, 0.3])
 def test_nobody_late(world, jitter):
     graph = simple(world, jitter=jitter, data=1.0, host=0.5)
-    assert excess(graph).culprits == {} and late_of(graph) == {}
+    assert attribute(graph).stragglers == {} and late_of(graph) == {}
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -81,7 +81,7 @@ def test_pauses_that_hit_all_ranks_alike_accuse_nobody(world):
     spikes = np.where(random.random((80, 1, world)) < 0.08, 40.0, 0.0)
     graph = simple(world, 80, jitter=0.05, host=0.5 + spikes)
     late = late_of(graph)
-    assert excess(graph).culprits == {} and set(late) == {"turns", "total"}
+    assert attribute(graph).stragglers == {} and set(late) == {"turns", "total"}
     assert late["turns"].ranks is None
 
 
@@ -95,7 +95,7 @@ def test_ranks_alternating_around_a_barrier_are_no_stragglers(world):
     graph = graph_of(
         cycles_of(syncs, work_array(30, 2, world, forward=2.0, backward=before), transfer_ms=0.5)
     )
-    assert excess(graph).culprits == {}
+    assert attribute(graph).stragglers == {}
     barrier = shared_of(graph)["barrier"]
     assert barrier.ms_per_step == pytest.approx(8.5, abs=0.01) and barrier.ranks is None
 
@@ -206,7 +206,7 @@ def test_cycles_of_different_shape_speak_together():
 def test_ranks_that_never_meet_cannot_be_late():
     syncs = [Sync(SyncKind.STEP_END, SyncKind.STEP_END, (0, 1, 2))]
     graph = graph_of(cycles_of(syncs, work_array(20, 1, 3, forward=5.0, data=on(1, 3, 9.0)), transfer_ms=0.0))
-    assert excess(graph).culprits == {} and late_of(graph) == {}
+    assert attribute(graph).stragglers == {} and late_of(graph) == {}
 
 
 def test_a_single_rank_is_never_late():

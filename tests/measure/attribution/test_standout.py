@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
-from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.attribution import attribute
 from tests.generator import Config, Plant, When, cpu_job, generate
 from tests.measure.made import on, simple
 from tests.measure.traced import accused, measured
@@ -113,7 +113,7 @@ def test_a_checkpoint_is_warned_of_from_the_first(tmp_path):
 
 def found(graph, short=True):
     """Culprits of a graph, by kind of work."""
-    return excess(graph, short=short).culprits
+    return attribute(graph, short=short).stragglers
 
 
 def at(world, cycles, *places, ms=8.0):
@@ -127,12 +127,12 @@ def test_one_rank_of_any_number(world, hits):
     late = at(world, 8, *((n, 1) for n in hits), ms=24.0 / len(hits))
     graph = simple(world, 8, jitter=0.01, host=0.5 + late)
     assert found(graph) == {"host": [1]}
-    assert excess(graph, short=True).stands_out == {"host": list(hits)}
+    assert attribute(graph, short=True).stands_out_in == {"host": list(hits)}
 
 
 def test_without_the_window_s_leave_nothing_changes():
     graph = simple(4, 8, jitter=0.01, host=0.5 + at(4, 8, (2, 1), (5, 1)))
-    assert found(graph, short=False) == {} and excess(graph).stands_out == {}
+    assert found(graph, short=False) == {} and attribute(graph).stands_out_in == {}
 
 
 def test_neighbours_that_are_late_together():
@@ -178,7 +178,7 @@ def test_noise_with_a_heavy_tail_seldom_accuses():
 
     def steps(seed):
         noise = 0.5 * np.random.default_rng(seed).pareto(1.5, (8, 1, 4))
-        told = excess(simple(4, 8, jitter=0.02, seed=seed, host=noise), short=True).stands_out
+        told = attribute(simple(4, 8, jitter=0.02, seed=seed, host=noise), short=True).stands_out_in
         return sum(len(of) for of in told.values())
 
     counts = np.array([steps(seed) for seed in range(200)])
@@ -187,7 +187,7 @@ def test_noise_with_a_heavy_tail_seldom_accuses():
 
 def turns_of(graph):
     """Steps in which ranks are late in turn, as far as only the window speaks for it."""
-    return excess(graph, short=True).stands_out.get("turns")
+    return attribute(graph, short=True).stands_out_in.get("turns")
 
 
 def test_pauses_of_each_rank_in_a_step_of_its_own_are_told_of_all():
@@ -195,7 +195,7 @@ def test_pauses_of_each_rank_in_a_step_of_its_own_are_told_of_all():
     graph = simple(4, 8, jitter=0.01, host=0.5 + late)
     assert found(graph) == {} and turns_of(graph) == [1, 3, 4, 6]
     assert turns_of(simple(4, 8, jitter=0.01, host=0.5 + at(4, 8, (1, 0), (3, 1)))) is None, "two are chance"
-    assert not excess(graph).turn_kinds, "a log of the whole run has its own measures"
+    assert not attribute(graph).causes_in_turn, "a log of the whole run has its own measures"
 
 
 def test_noise_with_a_heavy_tail_is_no_turn():

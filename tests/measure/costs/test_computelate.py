@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import Context, late_facts, late_work
 from tests.measure.made import NoLines, graph_of, on, simple
 
@@ -16,7 +16,7 @@ def refined(
 ):
     group = simple(WORLD, jitter=0.01, **components_ms).groups[0]
     graph = graph_of(group, samples=samples, elements=elements, run_delay_ms=run_delay_ms, cpu_ms=cpu_ms)
-    late = late_facts(late_work(Context(graph, excess(graph), NoLines(), throttled_ranks=throttled)))
+    late = late_facts(late_work(Context(graph, attribute(graph), NoLines(), throttled_ranks=throttled)))
     return {
         name: getattr(late, name)
         for name in late.__struct_fields__

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, load
-from ddpdoctor.measure.attribution import excess
+from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import Context, ReducerCosts, no_sync, price_all, shared_facts
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.metrics import reducer_work, search_ms
@@ -73,7 +73,7 @@ def test_micro_batches_without_a_reduction_are_not_asked(tmp_path):
 
 
 def redundant_cost(job, synced_ns=()):
-    context = Context(job, excess(job), NoLines(), reducer=ReducerCosts(synced_ns=tuple(synced_ns)))
+    context = Context(job, attribute(job), NoLines(), reducer=ReducerCosts(synced_ns=tuple(synced_ns)))
     return shared_facts(price_all(context)).redundant_sync
 
 

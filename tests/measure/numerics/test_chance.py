@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.attribution import excess
-from ddpdoctor.measure.numerics import by_chance, rhythm_by_chance, tail
+from ddpdoctor.measure.attribution import attribute
+from ddpdoctor.measure.numerics import binomial_tail, chance_of_ranks, chance_of_rhythm
 from tests.measure.made import late_of, simple
 
 USUAL = {"forward": 5.0, "backward": 10.0, "host": 0.5}
@@ -23,7 +23,10 @@ def times(world, cycles, at, ms=30.0):
 
 def accused_share(make):
     """Share of jobs, one for each seed, that accuse a rank."""
-    return sum(bool(excess(make(np.random.default_rng(seed), seed)).culprits) for seed in range(JOBS)) / JOBS
+    return (
+        sum(bool(attribute(make(np.random.default_rng(seed), seed)).stragglers) for seed in range(JOBS))
+        / JOBS
+    )
 
 
 @pytest.mark.parametrize("world", [2, 4])
@@ -46,7 +49,7 @@ def test_a_busy_machine_accuses_nobody(world, rate):
 @pytest.mark.parametrize("world", [2, 4])
 @pytest.mark.parametrize("pauses", [2, 3, 5, 8, 20])
 def test_code_that_pauses_on_any_rank_seldom_accuses_one(world, pauses):
-    """The limit that is accepted: 10 %, see ddpdoctor.measure.chance."""
+    """The limit that is accepted: 10 %, see ddpdoctor.measure.numerics.chance."""
 
     def job(random, seed):
         cycles = random.choice(40, pauses, replace=False)
@@ -85,25 +88,25 @@ def test_the_chance_is_a_bound(theirs, total, few, world):
     random = np.random.default_rng(5)
     counts = np.sort(random.multinomial(total, [1 / world] * world, size=20_000), axis=1)
     share = float((counts[:, -few:].sum(axis=1) >= theirs).mean())
-    assert share <= by_chance(theirs, total, few, world) + 0.005
-    assert by_chance(theirs, total, few, world) <= 3 * share + 0.005
+    assert share <= chance_of_ranks(theirs, total, few, world) + 0.005
+    assert chance_of_ranks(theirs, total, few, world) <= 3 * share + 0.005
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3])
 def test_pauses_without_a_rhythm_have_none(rate):
     random = np.random.default_rng(7)
-    found = [rhythm_by_chance(np.flatnonzero(random.random(80) < rate)) <= 0.02 for _ in range(500)]
+    found = [chance_of_rhythm(np.flatnonzero(random.random(80) < rate)) <= 0.02 for _ in range(500)]
     assert np.mean(found) <= 0.04
 
 
 def test_a_rhythm_is_seen_though_an_occurrence_is_missing():
-    assert rhythm_by_chance(np.array([4, 14, 24, 44, 54])) < 0.002
-    assert rhythm_by_chance(np.array([4, 14])) == rhythm_by_chance(np.array([4])) == 1.0
+    assert chance_of_rhythm(np.array([4, 14, 24, 44, 54])) < 0.002
+    assert chance_of_rhythm(np.array([4, 14])) == chance_of_rhythm(np.array([4])) == 1.0
 
 
 def test_tail():
     assert (
-        tail(0, 5, 0.3) == pytest.approx(1.0)
-        and tail(5, 5, 0.5) == pytest.approx(1 / 32)
-        and tail(1, 0, 0.5) == 0.0
+        binomial_tail(0, 5, 0.3) == pytest.approx(1.0)
+        and binomial_tail(5, 5, 0.5) == pytest.approx(1 / 32)
+        and binomial_tail(1, 0, 0.5) == 0.0
     )

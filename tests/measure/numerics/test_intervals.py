@@ -10,7 +10,6 @@ from ddpdoctor.measure.numerics import (
     clip,
     complement,
     covered,
-    covered_before,
     intersect,
     subtract,
     total,
@@ -40,7 +39,7 @@ def test_integers_of_the_size_of_epoch_times_stay_exact():
 
 def test_total_and_covered():
     assert total(A) == 20 and total(EMPTY) == 0
-    assert covered_before(A, [-5, 0, 5, 10, 15, 25, 99]).tolist() == [0, 0, 5, 10, 10, 15, 20]
+    assert covered(A, np.full(7, -9), [-5, 0, 5, 10, 15, 25, 99]).tolist() == [0, 0, 5, 10, 10, 15, 20]
     assert covered(A, [5, -10, 12, 29], [25, 100, 18, 29]).tolist() == [10, 20, 0, 0]
     assert covered(A, [25], [5]).tolist() == [0], "reversed windows hold nothing"
     assert np.isnan(covered(A, [np.nan, 0], [5, np.nan])).all()

@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.sourcelines import TraceLines
+from ddpdoctor.measure.sourcelines import WindowSourceLines
 from ddpdoctor.measure.sourcelines.of_windows import _MOST_WINDOWS, _spread
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import load_trace
@@ -20,7 +20,7 @@ def annotation(name: str, ts: float, dur: float) -> dict[str, object]:
     return event(name, ts, dur, "user_annotation")
 
 
-def lines_of(tmp_path, *annotations: dict[str, object]) -> TraceLines:
+def lines_of(tmp_path, *annotations: dict[str, object]) -> WindowSourceLines:
     """A window of one step in which the host is busy with nothing but annotations between two kernels."""
     content = [
         annotation("ProfilerStep#3", 0, 50_000),
@@ -29,7 +29,7 @@ def lines_of(tmp_path, *annotations: dict[str, object]) -> TraceLines:
     ]
     window = read_window(load_trace(write(tmp_path / "rank0.json", document(content))))
     idle = np.array([window.span[0] + 100_000]), np.array([window.span[1] - 100_000])
-    return TraceLines([window.with_set("host", idle)])
+    return WindowSourceLines([window.with_set("host", idle)])
 
 
 @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ def test_a_call_that_waits_is_named_by_its_operator_and_its_line(tmp_path):
             event("aten::_local_scalar_dense", at + 20, 9_970, "cpu_op", tid=MAIN),
         ]
     window = waiting_window(tmp_path, *around)
-    lines = TraceLines([window])
+    lines = WindowSourceLines([window])
     assert lines.operation(["device_sync"], None) == "aten::item"
     assert [(w.file, w.line, w.function) for w in lines.syncs(["device_sync"])] == [
         ("train.py", 71, "log_loss")
@@ -102,7 +102,7 @@ def test_a_call_that_waits_is_named_by_its_operator_and_its_line(tmp_path):
 
 def test_a_call_that_waits_outside_any_operator_is_named_itself(tmp_path):
     window = waiting_window(tmp_path)
-    assert TraceLines([window]).operation(["device_sync"], None) == "cudaStreamSynchronize"
+    assert WindowSourceLines([window]).operation(["device_sync"], None) == "cudaStreamSynchronize"
 
 
 def framed_window(tmp_path, *frames: dict[str, object]):
@@ -127,7 +127,7 @@ def test_work_of_the_device_has_the_lines_that_launched_it(tmp_path):
         event("train.py(30): forward", 10_500, 5_000, "python_function", tid=MAIN),
         event(LOG_LOSS, 30_000, 25_000, "python_function", tid=MAIN),
     ]
-    lines = TraceLines([framed_window(tmp_path, *frames)])
+    lines = WindowSourceLines([framed_window(tmp_path, *frames)])
     steps = np.array([3])
     assert [w.line for w in lines.work(["copy"], None, steps)] == [20]
     assert [w.line for w in lines.work(["forward"], None, steps)] == [30]
@@ -152,7 +152,7 @@ def test_work_of_the_device_has_the_lines_that_launched_it(tmp_path):
 def test_the_innermost_frame_that_is_not_of_a_library_is_named(tmp_path, frames, named):
     """Also where the script is named like a module of Python's, and nothing else is there."""
     nested = [event(name, i, 59_000 - 2 * i, "python_function", tid=MAIN) for i, name in enumerate(frames)]
-    lines = TraceLines([framed_window(tmp_path, *nested)])
+    lines = WindowSourceLines([framed_window(tmp_path, *nested)])
     assert [w.file for w in lines.work(["copy"], None, np.array([3]))] == [named]
 
 

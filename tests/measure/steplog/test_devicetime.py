@@ -12,7 +12,7 @@ from ddpdoctor.measure.costs import RareSource, rare_costs
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.graph import graph_of_logs
-from ddpdoctor.measure.sourcelines import LogLines
+from ddpdoctor.measure.sourcelines import LogSourceLines
 from ddpdoctor.measure.steplog import (
     DeviceTimes,
     Event,
@@ -60,7 +60,7 @@ def test_a_device_that_is_slower_now_and_then(tmp_path) -> None:
     logs = logs_of(tmp_path, "seldom")
     timed = in_device_time(logs)
     assert timed is not None
-    beside = rare_costs(RareSource(graph_of_logs(timed), LogLines(timed), RARE_ON_DEVICE))
+    beside = rare_costs(RareSource(graph_of_logs(timed), LogSourceLines(timed), RARE_ON_DEVICE))
     for compute in (measure(logs, [], {}).facts.late.compute, beside["late.compute"]):
         assert compute is not None and compute.ranks == [1]
         assert compute.occurrence_ms == pytest.approx(18.0, abs=3.0)

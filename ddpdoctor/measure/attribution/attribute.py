@@ -1,0 +1,117 @@
+"""From a graph to the ranks that make the others wait, in six steps: compare, judge, take net, spread, level, tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpdoctor.measure.graph import Graph
+from ddpdoctor.measure.numerics import Array, Mask
+from ddpdoctor.measure.taxonomy import (
+    COMPONENTS,
+    COMPUTATION,
+    LATE_COMPONENTS,
+    Component,
+    LateCause,
+    SyncKind,
+)
+
+from .attribution import Attribution, component
+from .comparison import Comparison, compare
+from .judging import Verdict, evidence_of, judge
+from .levels import Levels, levels
+from .spreading import in_columns, net_of_all, net_within, spread
+
+
+def attribute(graph: Graph, *, short: bool = False) -> Attribution:
+    """Who does more of what than the others, by how much, in which cycles.
+
+    ``short``: the graph is a window on devices, and all that is known of the job.
+    """
+    if not _ranks_meet(graph):
+        nothing = [np.zeros_like(group.work) for group in graph.groups]
+        return Attribution(excess=nothing, claimed=nothing, stragglers={}, short=short)
+    comparison = compare(graph)
+    evidence = evidence_of(graph, comparison, short=short)
+    verdicts = [judge(cause, comparison, evidence, graph.steps) for cause in LATE_COMPONENTS]
+    shape = comparison.more.shape
+    late = in_columns(shape, [(of.cause, of.late) for of in verdicts if of.late is not None])
+    turning = in_columns(shape, [(of.cause, of.turns.where) for of in verdicts if of.turns is not None])
+    counting = [of.cause for of in verdicts if of.late is not None or of.turns is not None]
+    net = net_within(comparison.more, counting)
+    excess = net_of_all(net, comparison.more, late | turning)
+    stragglers = {of.cause: list(of.stragglers) for of in verdicts if of.late is not None}
+    uneven = None if LateCause.COMPUTE in stragglers else levels(graph)
+    turns = _in_turn(verdicts, comparison, excess, turning)
+    in_turn = turns if uneven is None else _with_uneven(turns, uneven)
+    return Attribution(
+        excess=spread(comparison.differences, excess, late),
+        claimed=spread(comparison.differences, net, late),
+        stragglers=stragglers,
+        by_chance=tuple(of.cause for of in verdicts if of.by_chance),
+        in_turn=in_turn.excess,
+        causes_in_turn=in_turn.causes,
+        rotates=any(of.turns.rotate for of in verdicts if of.turns is not None),
+        stands_out_in=_stands_out_in(verdicts, in_turn),
+        short=short,
+        inputs_explain=None if uneven is None else uneven.explained,
+    )
+
+
+def _ranks_meet(graph: Graph) -> bool:
+    """Whether there are ranks that meet in measured cycles: others cannot be late for each other."""
+    kinds = {sync.kind for group in graph.groups for sync in group.syncs}
+    return len(graph.ranks) > 1 and bool(graph.groups) and SyncKind.STEP_END not in kinds
+
+
+@dataclass(frozen=True)
+class _InTurn:
+    """What makes ranks late in turn."""
+
+    excess: list[Array]
+    """[N, K, R, C] ns per group; empty where there is none."""
+    causes: tuple[LateCause, ...]
+    stands_out_in: list[int]
+    """Steps, where no more speaks for it than that these stand out of a short window."""
+
+
+def _in_turn(verdicts: Sequence[Verdict], comparison: Comparison, excess: Array, turning: Mask) -> _InTurn:
+    """What the verdicts say of ranks that are late in turn. ``excess`` and where it is ``turning``: [cycles, R, C]."""
+    turns = {of.cause: of.turns for of in verdicts if of.turns is not None}
+    if not turns:
+        return _InTurn([], (), [])
+    proven = any(of.proven for of in turns.values())
+    hit = turning.any(axis=(1, 2))
+    return _InTurn(
+        spread(comparison.differences, excess, turning),
+        tuple(turns),
+        [] if proven else sorted(comparison.steps[hit].tolist()),
+    )
+
+
+def _with_uneven(in_turn: _InTurn, uneven: Levels) -> _InTurn:
+    """With computation that differs at random, where that is more than the turns of computation."""
+    if _longest_ns(uneven.removed, COMPONENTS) <= _longest_ns(in_turn.excess, COMPUTATION):
+        return in_turn
+    others = tuple(cause for cause in in_turn.causes if cause != LateCause.COMPUTE)
+    if not others:
+        return _InTurn(uneven.removed, (LateCause.COMPUTE,), [])
+    computes = np.isin(COMPONENTS, COMPUTATION)
+    excess = [
+        np.where(computes, removed, turns)
+        for removed, turns in zip(uneven.removed, in_turn.excess, strict=True)
+    ]
+    return _InTurn(excess, (*others, LateCause.COMPUTE), [])
+
+
+def _longest_ns(amounts: Sequence[Array], components: Sequence[Component]) -> float:
+    """The sum over the cycles of what the ranks with most of these components have."""
+    return sum(float(amount.max(axis=2).sum()) for amount in component(amounts, components))
+
+
+def _stands_out_in(verdicts: Sequence[Verdict], in_turn: _InTurn) -> dict[LateCause, list[int]]:
+    """Steps, by kind of work, for which no more speaks than that they stand out of a short window."""
+    steps = {of.cause: list(of.stands_out_in) for of in verdicts if of.stands_out_in}
+    return steps | ({LateCause.TURNS: in_turn.stands_out_in} if in_turn.stands_out_in else {})

@@ -1,0 +1,104 @@
+"""Each rank beside the others: what it did, since all were last together, that they did not.
+
+For component *c* of the work of rank *r* in segment *k* of cycle *n*, with the median over the **other** ranks (of an even
+number of others the upper one: where most ranks are slow, slow is usual),
+
+    d[n, k, r, c] = work[n, k, r, c] - median over others of work[n, k, :, c]
+
+The sum over *k* says by how much the rank does more in the whole cycle: what it gains in one segment and loses in the next is no
+imbalance (a barrier between the two is then the bottleneck, not the rank).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpdoctor.measure.graph import CycleGroup, Graph
+from ddpdoctor.measure.numerics import Array, Ints
+from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, LateCause
+
+COLUMNS = {
+    cause: [INDEX[component] for component in components] for cause, components in LATE_COMPONENTS.items()
+}
+"""Kind of work → its columns on the axis of components. Each column belongs to one kind."""
+_MANY_RANKS = 16
+"""From more ranks on the median of all stands for that of the others: it is the same to within one rank, and found once for
+all of them."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All measured cycles, groups together: R ranks and C components of work, ns."""
+
+    steps: Ints
+    """[cycles] step number."""
+    duration_ns: Array
+    """[cycles]"""
+    step_ns: float
+    """The median step."""
+    work: Array
+    """[cycles, R, C]"""
+    more: Array
+    """[cycles, R, C] beyond the median of the other ranks."""
+    differences: list[Array]
+    """The same by segment, for each group of the graph: [N, K, R, C]."""
+
+    def work_of(self, cause: LateCause) -> Array:
+        """[cycles, R] ns of one kind of work."""
+        work: Array = self.work[:, :, COLUMNS[cause]].sum(axis=2)
+        return work
+
+    def more_of(self, cause: LateCause) -> Array:
+        """[cycles, R] ns of one kind of work beyond the other ranks."""
+        more: Array = self.more[:, :, COLUMNS[cause]].sum(axis=2)
+        return more
+
+
+def compare(graph: Graph) -> Comparison:
+    """Compare the ranks of a graph that has cycles and more than one rank."""
+    duration_ns = np.concatenate([group.duration for group in graph.groups])
+    work = [group.work_since for group in graph.groups]
+    differences = [_beyond_others(of_group, rank_axis=2) for of_group in work]
+    more = [
+        _over_the_cycle(group, of_group, difference)
+        for group, of_group, difference in zip(graph.groups, work, differences, strict=True)
+    ]
+    return Comparison(
+        steps=np.concatenate([group.steps for group in graph.groups]),
+        duration_ns=duration_ns,
+        step_ns=float(np.median(duration_ns)),
+        work=np.concatenate([of_group.sum(axis=1) for of_group in work]),
+        more=np.concatenate(more),
+        differences=differences,
+    )
+
+
+def _over_the_cycle(group: CycleGroup, work: Array, difference: Array) -> Array:
+    """[N, R, C] beyond the others over the whole cycle.
+
+    What runs beside synchronisations counts in the segment where it ends up, which may be another on each rank: only the whole
+    cycle tells then.
+    """
+    if group.hidden is not None:
+        return _beyond_others(work.sum(axis=1), rank_axis=1)
+    more: Array = difference.sum(axis=1)
+    return more
+
+
+def _beyond_others(work: Array, rank_axis: int) -> Array:
+    """Work minus the median of the other ranks."""
+    moved = np.moveaxis(work, rank_axis, -1)
+    return np.moveaxis(moved - _others_median(moved), -1, rank_axis)
+
+
+def _others_median(values: Array) -> Array:
+    """Median over the other ranks, the upper one where their number is even. ``values`` [..., R >= 2]."""
+    world = values.shape[-1]
+    half = (world - 1) // 2
+    if world > _MANY_RANKS:
+        middle = np.partition(values, half, axis=-1)[..., half]
+        return np.broadcast_to(middle[..., None], values.shape)
+    others = (np.delete(values, rank, axis=-1) for rank in range(world))
+    return np.stack([np.partition(of_others, half, axis=-1)[..., half] for of_others in others], axis=-1)

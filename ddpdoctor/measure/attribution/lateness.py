@@ -1,0 +1,106 @@
+"""The cycles in which a rank's excess in one kind of work counts.
+
+It is *persistent* where its median over the cycles stands out of its own scatter, and *sporadic* where single cycles stand out
+of the rank's usual ones. Scatter that hits all ranks alike, as on a busy machine, is neither.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, median_error, scatter_of
+
+
+@dataclass(frozen=True)
+class LatenessTuning:
+    """What stands out of a rank's scatter."""
+
+    persistent_sigmas: float = 4.0
+    """Standard errors of the median by which a persistent excess must stand out: by chance once in 30,000 looks, and there are
+    some dozens of ranks and kinds of work in a job."""
+    persistent_share: float = 0.01
+    """Share of the step below which an excess is not looked at: NVRx and others call a rank slow from a few per cent on."""
+    spike_sigmas: float = 6.0
+    """Robust standard deviations beyond a rank's own usual excess that make a cycle an outlier (SageMaker's StepOutlier uses 3
+    of the plain ones, which the outliers themselves inflate)."""
+    spike_share: float = 0.15
+    """Share of the median step that an outlier must exceed as well."""
+    fewest_spikes: int = 2
+    """Outliers of a rank below which it is not late with them: one is some rank's in any case."""
+    fewest_cycles: int = 4
+    """Cycles from which on a rank's own scatter is known."""
+    few_cycles_share: float = 0.05
+    """Share of the step that an excess must reach in a window of fewer cycles; twice that with fewer than four ranks, and
+    twice again in a single cycle."""
+    fewest_ranks: int = 4
+    """Ranks from which on their scatter can stand for the unknown one over the cycles."""
+    counts_as_sign: float = 0.5
+    """Part of the usual excess from which on a cycle's, or its opposite, has a sign: noise around zero has none."""
+    sign_sigmas: float = 3.0
+    """Standard deviations of a sign test by which an excess must keep its sign."""
+    sign_share: float = 0.6
+    """Or this part of the cycles by which one sign must lead: four of five."""
+
+
+LATENESS = LatenessTuning()
+
+
+@dataclass(frozen=True)
+class LateCycles:
+    """Where one kind of work makes ranks late."""
+
+    late: Mask
+    """[cycles, R]"""
+    by_chance: bool
+    """Whether there are outliers that strike the ranks by chance."""
+    stands_out_in: tuple[int, ...] = ()
+    """Steps, where no more speaks for it than that these stand out of a short window."""
+
+
+def late_cycles(more: Array, steps: Ints, step_ns: float, place_chance: float) -> LateCycles:
+    """Where an excess over the other ranks, ``more`` [cycles, R] ns, is persistent or sporadic.
+
+    ``place_chance``: see :func:`ddpdoctor.measure.numerics.carried_by_few`.
+    """
+    middle = np.median(more, axis=0)
+    scatter = scatter_of(more - middle)
+    persistent = _is_persistent(more, middle, scatter, step_ns)
+    # What turns into its opposite in other cycles is no usual excess, and must not hide single ones.
+    usual = np.where(persistent & ~_keeps_its_sign(more, middle), 0.0, middle)
+    always = (more > 0) & (persistent & (usual > 0))
+    beyond = more - np.maximum(usual, 0)
+    least = np.maximum(LATENESS.spike_sigmas * scatter, LATENESS.spike_share * step_ns)
+    spike = beyond > least
+    # Ranks that scatter more have fewer outliers of their own; whose they are is judged by one measure for all.
+    struck = beyond > least[spike.any(axis=0)].min(initial=float(least.max()))
+    carried = carried_by_few(struck, more, steps, place_chance) & spike
+    by_chance = bool((spike & ~always).sum() >= LATENESS.fewest_spikes) and not carried.any()
+    return LateCycles(always | (carried & (carried.sum(axis=0) >= LATENESS.fewest_spikes)), by_chance)
+
+
+def _is_persistent(more: Array, middle: Array, scatter: Array, step_ns: float) -> Mask:
+    """[R] whose excess stands out of its own scatter; in too few cycles to know that, out of the other ranks', and clearly."""
+    cycles, world = more.shape
+    stands_out: Mask = middle > LATENESS.persistent_sigmas * median_error(scatter, cycles)
+    enough: Mask = stands_out & (middle > LATENESS.persistent_share * step_ns)
+    if cycles >= LATENESS.fewest_cycles:
+        return enough
+    many_ranks = world >= LATENESS.fewest_ranks
+    if many_ranks:
+        enough = more.min(axis=0) > LATENESS.persistent_sigmas * scatter_of(more.ravel())
+    share = LATENESS.few_cycles_share * (1 if many_ranks else 2) * (1 if cycles > 1 else 2)
+    clearly: Mask = enough & (middle > share * step_ns)
+    return clearly
+
+
+def _keeps_its_sign(more: Array, usual: Array) -> Mask:
+    """[R] whether a rank's excess does not turn into its opposite in other cycles, as that of ranks that are late in turn
+    does: by a sign test of what is half as large as the usual excess or larger, at three sigmas, or in four of five cycles."""
+    positive = (more > LATENESS.counts_as_sign * usual).sum(axis=0)
+    negative = (more < -LATENESS.counts_as_sign * usual).sum(axis=0)
+    both = positive + negative
+    needed = np.minimum(LATENESS.sign_sigmas * np.sqrt(both), LATENESS.sign_share * both)
+    kept: Mask = positive - negative > needed
+    return kept
