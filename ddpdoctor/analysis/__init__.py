@@ -9,6 +9,8 @@ A table of operations (Parquet) comes to Measured by a way of its own. Notes kee
 has their sentences.
 """
 
+import ddpdoctor.report  # noqa: F401 (a diagnosis shows itself in notebooks from then on)
+
 from .inputs import Inputs, load
 from .options import Options, Progress
 from .road import Prepared, analyze, conclude, prepare

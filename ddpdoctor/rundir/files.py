@@ -13,6 +13,7 @@ import stat
 from typing import Any, BinaryIO, Iterator, List, Optional
 
 from .notes import Note, NoteCode
+from .owned import replace_file
 
 MOST_DOCUMENT_BYTES = 16 << 20
 """A rank.json of a job with a thousand modules is below one MiB."""
@@ -33,27 +34,7 @@ def write_json(path: str, document: Any) -> None:
 def write_whole(path: str, data: bytes) -> None:
     """Replace ``path`` as a whole: written beside, flushed, renamed. A link is replaced, never written through. Raises
     OSError; ``path`` then is as before."""
-    beside = f"{path}.{os.getpid()}.tmp"
-    try:
-        with os.fdopen(_made_anew(beside), "wb") as out:
-            out.write(data)
-        os.replace(beside, path)
-    except BaseException:
-        try:
-            os.unlink(beside)
-        except OSError:
-            pass
-        raise
-
-
-def _made_anew(path: str) -> int:
-    """A new file for writing. What has its name was left by a process that was killed, or planted: it goes."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o666)
-    except FileExistsError:
-        os.unlink(path)
-        return os.open(path, flags, 0o666)
+    replace_file(path, None, data, mode=0o666)
 
 
 def open_regular(path: str, dir_fd: Optional[int] = None, follow: bool = False) -> int:
