@@ -18,17 +18,18 @@ ALLOWED = {
     "aside": (),
     "cachefolder": (),
     "deferred": (),
+    "parentdeath": (),
     "plain": (),
     "rundir": (),
     "hook": ("rundir",),
     "telemetry": ("rundir", "deferred", "plain"),
-    "trace": ("rundir", "errors", "aside", "cachefolder"),
+    "trace": ("rundir", "errors", "aside", "cachefolder", "parentdeath"),
     "measure": ("trace", "rundir", "errors", "deferred"),
     "diagnose": ("measure", "rundir", "errors", "aside", "cachefolder", "plain"),
     "report": ("diagnose", "rundir", "errors", "deferred", "plain"),
-    "launch": ("rundir", "telemetry", "errors"),
+    "launch": ("rundir", "telemetry", "errors", "parentdeath"),
     "demo": ("errors",),
-    "analysis": ("rundir", "telemetry", "trace", "measure", "diagnose", "errors"),
+    "analysis": ("rundir", "telemetry", "trace", "measure", "diagnose", "report", "errors"),
     "cli": (
         "rundir",
         "telemetry",
@@ -41,6 +42,7 @@ ALLOWED = {
         "trace",
         "errors",
         "plain",
+        "parentdeath",
     ),
     "__main__": ("cli",),
     "__init__": ("analysis", "diagnose"),
@@ -48,9 +50,9 @@ ALLOWED = {
 """Package or top-level module → what of ours it may import. Nothing imports upwards."""
 
 DOORS = {
-    ("diagnose", "ddpdoctor.report.notebook"): "a diagnosis shows itself in notebooks",
     ("launch", "ddpdoctor.hook.environment"): "the names of the variables by which launcher and hook talk",
     ("report", "ddpdoctor.measure.facts"): "the types of the facts that a Diagnosis is made of",
+    ("report", "ddpdoctor.measure.taxonomy"): "the parts of a step, which reports name and colour",
 }
 """Single modules that may be imported beyond the table, and why."""
 
@@ -131,6 +133,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
 A package without an entry is one room. Its own ``__init__`` may import every room of it; no room imports that."""
 
 INSIDES: dict[tuple[str, str], str] = {
+    ("tests/rundir", "ddpdoctor.measure.steplog.record"): "all kinds of records against the schema",
     ("tests/measure/steplog/test_devicetime.py", "ddpdoctor.measure.steplog.devicetime"): "one step moved",
     ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.bound"): "made small for the test",
     ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.reading"): "what it decodes",

@@ -6,7 +6,6 @@ working directory, a path of its own), it has loaded nothing heavy, and its term
 
 from __future__ import annotations
 
-import ctypes
 import os
 import resource
 import signal
@@ -19,7 +18,7 @@ from typing import NoReturn
 
 import psutil
 
-from ddpdoctor.launch.inherited import PR_SET_PDEATHSIG
+from ddpdoctor.parentdeath import die_with_parent
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _GRACE_S = 0.5
@@ -89,7 +88,7 @@ def take_interrupts_as_exceptions() -> None:
 def _live(work: Callable[[], None], parent: int, mask: set[signal.Signals | int]) -> NoReturn:
     code = 1
     try:
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent(signal.SIGKILL)
         if os.getppid() == parent:
             _be_first_to_go()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -16,14 +17,12 @@ from ddpdoctor.measure.summary import (
     Timeline,
     WindowCost,
 )
-from ddpdoctor.measure.taxonomy import PARTS
 
 DIAGNOSIS_SCHEMA = "ddpdoctor.diagnosis/1"
 SEVERITIES = ("critical", "warning", "info")
 
 __all__ = [
     "DIAGNOSIS_SCHEMA",
-    "PARTS",
     "SEVERITIES",
     "BandwidthPoint",
     "CheckedRule",
@@ -44,6 +43,7 @@ __all__ = [
     "WaterfallBar",
     "Where",
     "WindowCost",
+    "shown_in_notebooks_by",
 ]
 
 
@@ -194,8 +194,16 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     hta: dict[str, Any] | None = None
     """HolisticTraceAnalysis's own results, where asked for."""
 
-    def _repr_html_(self) -> str:
-        """What a notebook shows of it."""
-        from ddpdoctor.report.notebook import notebook_html
+    def _repr_html_(self) -> str | None:
+        """What a notebook shows of it; None, and it shows the plain text, before :func:`shown_in_notebooks_by`."""
+        return _notebook_views[-1](self) if _notebook_views else None
 
-        return notebook_html(self)
+
+NotebookView = Callable[[Diagnosis], str]
+_notebook_views: list[NotebookView] = []
+
+
+def shown_in_notebooks_by(view: NotebookView) -> None:
+    """Have notebooks show each diagnosis as the HTML that ``view`` makes of it: reports know diagnoses, and no diagnosis
+    knows reports."""
+    _notebook_views.append(view)

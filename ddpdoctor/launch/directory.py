@@ -54,7 +54,7 @@ class Launch:
     """Records of launchers that were seen to have ended."""
 
     def finish(self, **fields: Any) -> None:
-        """Write ``fields`` (ended_ns, exit_code, signal, notes) into the records. Raises OSError, also where the run was
+        """Write ``fields`` (ended_ns, exit_code, signal, notes, note_codes) into the records. Raises OSError, also where the run was
         deleted and another one has taken its place.
         """
         refuse_other_run(str(self.run), self.document.get("run_id"))

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-PR_SET_PDEATHSIG, PR_GET_PDEATHSIG = 1, 2
+from ddpdoctor.parentdeath import PR_GET_PDEATHSIG, die_with_parent
+
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
 _IGNORED_BY_PYTHON = (signal.SIGPIPE, signal.SIGXFSZ)
@@ -67,7 +68,7 @@ class Inherited:
         # A launcher killed by SIGKILL takes the job down in good order: torchrun ends its ranks on SIGTERM, and its
         # ranks have sessions of their own, where nobody else would find them. Not inherited by what the job forks,
         # and gone where the command is setuid.
-        libc.prctl(PR_SET_PDEATHSIG, self.death_signal or signal.SIGTERM, 0, 0, 0)
+        die_with_parent(self.death_signal or signal.SIGTERM, libc)
         if os.getppid() != launcher_pid:
             os.kill(os.getpid(), self.death_signal or signal.SIGTERM)
 

@@ -26,6 +26,8 @@ from ddpdoctor.rundir import (
     BusyError,
     Carrier,
     DiskBudget,
+    Note,
+    NoteCode,
     OtherRunError,
     drain,
     rank_budget,
@@ -52,7 +54,7 @@ class Keeper:
     def __init__(self, run: Path, root: Path, watch: HostWatch) -> None:
         self._run, self._root, self._watch = run, root, watch
         self._pid = self._orders = 0
-        self._notes: list[str] = []
+        self._notes: list[Note] = []
         self._patience: Patience | None = None
         self._reader: threading.Thread | None = None
 
@@ -78,10 +80,10 @@ class Keeper:
                 said = json.loads(line) if line.strip() else {}
                 if "warn" in said:
                     warn(said["warn"])
-                self._notes += said.get("notes", [])
+                self._notes += [Note(text, NoteCode(code)) for text, code in said.get("notes", [])]
 
-    def end(self) -> list[str]:
-        """Have it bring what it does to an end. Returns what went wrong with the telemetry, one sentence each. Raises
+    def end(self) -> list[Note]:
+        """Have it bring what it does to an end. Returns what went wrong with the telemetry. Raises
         NoAnswerError where it does not get on: it is left behind then."""
         if self._reader is None or self._patience is None:
             return []
@@ -129,6 +131,9 @@ class _Kept:
         except OSError:
             pass  # the launcher is gone
 
+    def _note(self, *notes: Note) -> None:
+        self._say(notes=[(note.text, note.code.value) for note in notes])
+
     def keep(self, watch: HostWatch) -> None:
         """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
         # Ranks look for a carrier as soon as they begin.
@@ -160,10 +165,10 @@ class _Kept:
         try:
             watch.start(lambda sentence: self._say(warn=sentence))
         except Exception as error:
-            self._say(notes=[f"No telemetry: {type(error).__name__}: {error}."])
+            self._note(Note(f"No telemetry: {type(error).__name__}: {error}."))
 
     def _stop(self, watch: HostWatch) -> None:
-        self._say(notes=watch.stop())
+        self._note(*watch.stop())
 
     def _outlive(self) -> None:
         deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
@@ -189,7 +194,7 @@ class _Kept:
             except OSError as error:
                 self._tell(error)
             except Exception as error:
-                self._say(notes=[f"{spool}: {type(error).__name__}: {error}."])
+                self._note(Note(f"{spool}: {type(error).__name__}: {error}."))
             self._beat()
 
     def _tell(self, error: OSError) -> None:

@@ -40,7 +40,7 @@ from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.patience import Beat, NoAnswerError, bounded
 from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.launch.watch import HostWatch
-from ddpdoctor.rundir import RUN_SCHEMA, make_spool_root, new_run_id
+from ddpdoctor.rundir import RUN_SCHEMA, Note, NoteCode, make_spool_root, new_run_id
 from ddpdoctor.rundir.privacy import mask_text, recorded_environment
 from ddpdoctor.rundir.raw_traces import clear_raw_folders
 
@@ -150,7 +150,7 @@ class _Recording:
         self.environment = child_environment(base, launch.run, self.spool, self.marker, options)
         self.notes: list[str] = []
         self.unsaved: list[str] = []
-        self.telemetry_notes: list[str] = []
+        self.telemetry_notes: list[Note] = []
         """For the manifest only: a missing GPU is nothing to tell every user of a CPU job."""
 
     def run(self, command: Sequence[str], base: dict[str, str], warn: Callable[[str], None]) -> Outcome:
@@ -202,12 +202,20 @@ class _Recording:
 
     def _complete(self, command: Sequence[str], status: ExitStatus, ended_ns: int) -> tuple[int, list[str]]:
         """The number of ranks recorded, and what else there is to say."""
-        recorded, said = self.ranks.recorded(), []
+        recorded, said = self.ranks.recorded(), list[str]()
+        notes = [Note(sentence) for sentence in self.notes]
         if self.launch.owner and not recorded and self.launch.run.exists():
-            said.append(_no_rank(command))
-        notes = [mask_text(note) for note in [*self.notes, *said, *self.telemetry_notes]]
+            notes.append(_no_rank(command))
+            said.append(notes[-1].text)
+        notes += self.telemetry_notes
         try:
-            self.launch.finish(ended_ns=ended_ns, exit_code=status.code, signal=status.signal, notes=notes)
+            self.launch.finish(
+                ended_ns=ended_ns,
+                exit_code=status.code,
+                signal=status.signal,
+                notes=[mask_text(note.text) for note in notes],
+                note_codes=[note.code.value for note in notes],
+            )
         except OSError as error:
             said.append(f"{self.launch.run} could not be completed: {error}.")
         return recorded, said
@@ -252,11 +260,12 @@ class _Recording:
         return _Gathered([])
 
 
-def _no_rank(command: Sequence[str]) -> str:
-    return (
+def _no_rank(command: Sequence[str]) -> Note:
+    return Note(
         f"no rank was recorded: {command[0]} ended without any Python process in which "
         "torch.distributed.init_process_group returned, or its ranks did not get the command's environment "
-        "(PYTHONPATH, DDPDOCTOR_*), or their Python was started with -I, -E or -S, or is older than 3.9."
+        "(PYTHONPATH, DDPDOCTOR_*), or their Python was started with -I, -E or -S, or is older than 3.9.",
+        NoteCode.NO_RANK,
     )
 
 
@@ -290,4 +299,5 @@ def _manifest(
         "environment": recorded_environment(environment),
         "hosts": [],
         "notes": [],
+        "note_codes": [],
     }

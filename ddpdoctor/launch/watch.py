@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.launch.leftovers import HostRanks
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.rundir import host_directory
+from ddpdoctor.rundir import Note, host_directory
 
 if TYPE_CHECKING:
     from ddpdoctor.telemetry import Exporter, HostLock, TelemetrySampler
@@ -49,8 +49,8 @@ class HostWatch:
             )
             self._sampler.start()
 
-    def stop(self) -> list[str]:
-        """End serving and sampling; returns what went wrong, one sentence each."""
+    def stop(self) -> list[Note]:
+        """End serving and sampling; returns what went wrong."""
         if self._exporter is not None:
             self._exporter.close()
         if self._sampler is not None:

@@ -15,8 +15,9 @@ import signal
 import time
 from collections.abc import Iterable
 
-from ddpdoctor.launch.inherited import PR_SET_PDEATHSIG, signals_of, status_of
+from ddpdoctor.launch.inherited import signals_of, status_of
 from ddpdoctor.launch.patience import hold_no_streams
+from ddpdoctor.parentdeath import die_with_parent
 
 _FROM_KERNEL = 0x80
 _PATIENCE_S = 0.02
@@ -97,7 +98,7 @@ def _end(pid: int) -> None:
 def _stand_by(libc: ctypes.CDLL, launcher_pid: int) -> None:
     """The witness's life: until it is killed, or its launcher is gone."""
     try:
-        libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        die_with_parent(signal.SIGKILL, libc)
         hold_no_streams([])
         while os.getppid() == launcher_pid:
             time.sleep(3600)

@@ -1,10 +1,14 @@
-"""Reports: one file per output, all reading the same :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis`."""
+"""Reports: one file per output, all reading the same :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis`.
+
+Once this package is imported, a diagnosis shows itself in notebooks.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from ddpdoctor.deferred import deferred
+from ddpdoctor.diagnose.diagnosis import Diagnosis, shown_in_notebooks_by
 
 from .redact import redact
 
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
     from .json_output import json_schema, to_json, write_json
     from .junit import render_junit, write_junit
     from .markdown import render_markdown, write_markdown
+    from .notebook import notebook_html
     from .read import holds_diagnosis, read_diagnosis
     from .sarif import to_sarif, write_sarif
     from .terminal import print_terminal
@@ -20,6 +25,7 @@ if TYPE_CHECKING:
 __all__ = [
     "holds_diagnosis",
     "json_schema",
+    "notebook_html",
     "print_terminal",
     "read_diagnosis",
     "redact",
@@ -38,6 +44,7 @@ __all__ = [
 _PLACES = {
     "holds_diagnosis": "read",
     "json_schema": "json_output",
+    "notebook_html": "notebook",
     "print_terminal": "terminal",
     "read_diagnosis": "read",
     "render_html": "html",
@@ -52,3 +59,11 @@ _PLACES = {
     "write_sarif": "sarif",
 }
 __getattr__ = deferred(__name__, _PLACES)
+
+
+def _notebook_view(diagnosis: Diagnosis) -> str:
+    html: str = __getattr__("notebook_html")(diagnosis)
+    return html
+
+
+shown_in_notebooks_by(_notebook_view)

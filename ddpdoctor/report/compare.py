@@ -11,7 +11,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.diagnose.diagnosis import PARTS, Diagnosis, Finding
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
+from ddpdoctor.measure.taxonomy import PARTS
 from ddpdoctor.report import words
 from ddpdoctor.report.compare_settings import Change, other_changes, sizes
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import PARTS, Diagnosis, Job
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Job
 from ddpdoctor.measure.facts import Facts
+from ddpdoctor.measure.taxonomy import PARTS
 from ddpdoctor.report.redact_text import StandIn
 
 _HOME = re.compile(r"(?:(?<![\w.\-])|[/\\])(?:home|Users|users|scratch|fsx)[/\\]([^/\\\s'\"]+)")

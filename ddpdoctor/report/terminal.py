@@ -6,7 +6,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ddpdoctor.diagnose.diagnosis import PARTS, Diagnosis, Finding
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
+from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import evidence_words, place
@@ -16,17 +17,27 @@ FINDINGS, NOTES = 8, 3
 """Rows shown without ``verbose``."""
 SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 PART_STYLES = {
-    "data_wait": "yellow",
-    "h2d": "bright_yellow",
-    "compute": "blue",
-    "comm_wait": "red",
-    "comm_transfer": "magenta",
-    "barrier": "bright_magenta",
-    "host": "green",
-    "checkpoint": "cyan",
-    "other": "bright_black",
+    Part.DATA_WAIT: "yellow",
+    Part.H2D: "bright_yellow",
+    Part.COMPUTE: "blue",
+    Part.COMM_WAIT: "red",
+    Part.COMM_TRANSFER: "magenta",
+    Part.BARRIER: "bright_magenta",
+    Part.HOST: "green",
+    Part.CHECKPOINT: "cyan",
+    Part.OTHER: "bright_black",
 }
-PART_LETTERS = dict(zip(PARTS, "dhcwtbpko", strict=True))
+PART_LETTERS = {
+    Part.DATA_WAIT: "d",
+    Part.H2D: "h",
+    Part.COMPUTE: "c",
+    Part.COMM_WAIT: "w",
+    Part.COMM_TRANSFER: "t",
+    Part.BARRIER: "b",
+    Part.HOST: "p",
+    Part.CHECKPOINT: "k",
+    Part.OTHER: "o",
+}
 """Without colours a bar is drawn with letters, explained beneath it."""
 
 

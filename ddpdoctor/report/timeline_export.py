@@ -20,6 +20,7 @@ import polars as pl
 
 from ddpdoctor.diagnose.diagnosis import Finding
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.measure.taxonomy import Part
 from ddpdoctor.report import words
 from ddpdoctor.report.replace import write_whole
 
@@ -204,8 +205,8 @@ def _collective(row: Mapping[str, Any]) -> list[Slice]:
         return [Slice(row["arrival_ns"], row["end_ns"], f"{operation}, not matched", "communication", args)]
     together = row["arrival_ns"] + row["wait_ns"]
     return [
-        Slice(row["arrival_ns"], together, f"{operation}: wait", "comm_wait", args),
-        Slice(together, row["end_ns"], f"{operation}: transfer", "comm_transfer", args),
+        Slice(row["arrival_ns"], together, f"{operation}: wait", Part.COMM_WAIT, args),
+        Slice(together, row["end_ns"], f"{operation}: transfer", Part.COMM_TRANSFER, args),
     ]
 
 

@@ -8,24 +8,25 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ddpdoctor.diagnose.words import runs_of
+from ddpdoctor.measure.taxonomy import Component, Part
 
 ABSENT = "not recorded"
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
 _ACRONYM = re.compile(r"\b(gpu|cpu|ddp|sm|h2d|nccl)\b")
 
-PART_LABELS = {
-    "data_wait": "waiting for data",
-    "h2d": "copy to device",
-    "compute": "compute",
-    "comm_wait": "waiting for other ranks",
-    "comm_transfer": "transfer",
-    "barrier": "barrier",
-    "host": "host work",
-    "checkpoint": "checkpoint",
-    "other": "other",
-    "forward": "forward",
-    "backward": "backward",
-    "optimizer": "optimizer",
+PART_LABELS: dict[str, str] = {
+    Part.DATA_WAIT: "waiting for data",
+    Part.H2D: "copy to device",
+    Part.COMPUTE: "compute",
+    Part.COMM_WAIT: "waiting for other ranks",
+    Part.COMM_TRANSFER: "transfer",
+    Part.BARRIER: "barrier",
+    Part.HOST: "host work",
+    Part.CHECKPOINT: "checkpoint",
+    Part.OTHER: "other",
+    Component.FORWARD: "forward",
+    Component.BACKWARD: "backward",
+    Component.OPTIMIZER: "optimizer",
 }
 """What a part of the breakdown, or the kind of a span, is called in reports."""
 

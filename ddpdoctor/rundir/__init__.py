@@ -55,6 +55,7 @@ from .layout import (
     is_run_directory,
     run_directories,
 )
+from .notes import Note, NoteCode, recorded_notes
 from .owned import NotOursError, make_private_folder
 from .reader import RankRecord, RunDirectory, read_manifest, read_rank
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
@@ -89,6 +90,8 @@ __all__ = [
     "LineField",
     "Mark",
     "NotOursError",
+    "Note",
+    "NoteCode",
     "OtherRunError",
     "RankRecord",
     "RunDirectory",
@@ -121,6 +124,7 @@ __all__ = [
     "read_rank",
     "reading",
     "reason_of",
+    "recorded_notes",
     "recover",
     "refuse_other_run",
     "remove_root",

@@ -12,6 +12,9 @@ import os
 import stat
 from typing import Any, BinaryIO, Iterator, List, Optional
 
+from .notes import Note, NoteCode
+from .owned import replace_file
+
 MOST_DOCUMENT_BYTES = 16 << 20
 """A rank.json of a job with a thousand modules is below one MiB."""
 MOST_LINE_BYTES = 16 << 20
@@ -31,27 +34,7 @@ def write_json(path: str, document: Any) -> None:
 def write_whole(path: str, data: bytes) -> None:
     """Replace ``path`` as a whole: written beside, flushed, renamed. A link is replaced, never written through. Raises
     OSError; ``path`` then is as before."""
-    beside = f"{path}.{os.getpid()}.tmp"
-    try:
-        with os.fdopen(_made_anew(beside), "wb") as out:
-            out.write(data)
-        os.replace(beside, path)
-    except BaseException:
-        try:
-            os.unlink(beside)
-        except OSError:
-            pass
-        raise
-
-
-def _made_anew(path: str) -> int:
-    """A new file for writing. What has its name was left by a process that was killed, or planted: it goes."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    try:
-        return os.open(path, flags, 0o666)
-    except FileExistsError:
-        os.unlink(path)
-        return os.open(path, flags, 0o666)
+    replace_file(path, None, data, mode=0o666)
 
 
 def open_regular(path: str, dir_fd: Optional[int] = None, follow: bool = False) -> int:
@@ -157,35 +140,44 @@ def short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def ignored(path: str, fields: List[str]) -> str:
+def ignored(path: str, fields: List[str]) -> Note:
     """The note on ``fields`` of ``path``, ``name (value)`` each, that are left out."""
     more = f" and {len(fields) - _MOST_NAMED} more" if len(fields) > _MOST_NAMED else ""
-    return f"{path}: fields with values that they cannot have are ignored: {', '.join(fields[:_MOST_NAMED])}{more}."
+    return Note(
+        f"{path}: fields with values that they cannot have are ignored: {', '.join(fields[:_MOST_NAMED])}{more}."
+    )
 
 
-def read_json(path: str, notes: List[str]) -> Optional["dict[str, Any]"]:
-    """The JSON object in ``path``; None with a sentence added to ``notes`` where it is missing or broken. Numbers that no
+def unreadable(path: str, error: Exception) -> Note:
+    """The note that ``path`` is there and cannot be read."""
+    return Note(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.", NoteCode.UNREADABLE)
+
+
+def broken_lines(path: str, count: int) -> Note:
+    """The note that ``count`` lines of ``path`` are none."""
+    return Note(f"{path}: {count} broken line{'s' if count > 1 else ''} left out.")
+
+
+def read_json(path: str, notes: List[Note]) -> Optional["dict[str, Any]"]:
+    """The JSON object in ``path``; None with a note added to ``notes`` where it is missing or broken. Numbers that no
     file of ours holds are None and told."""
     try:
         document, odd = parsed(read_bounded(path, MOST_DOCUMENT_BYTES))
     except FileNotFoundError:
-        notes.append(f"{path} is missing.")
+        notes.append(Note(f"{path} is missing."))
         return None
-    except OSError as error:
-        notes.append(f"{path} cannot be read: {error.strerror or error}.")
-        return None
-    except ValueError as error:
-        notes.append(f"{path} cannot be read: {error}.")
+    except (OSError, ValueError) as error:
+        notes.append(unreadable(path, error))
         return None
     if not isinstance(document, dict):
-        notes.append(f"{path} does not hold a JSON object.")
+        notes.append(Note(f"{path} does not hold a JSON object."))
         return None
     if odd:
         notes.append(ignored(path, odd))
     return document
 
 
-def read_json_lines(path: str, notes: List[str]) -> Iterator["dict[str, Any]"]:
+def read_json_lines(path: str, notes: List[Note]) -> Iterator["dict[str, Any]"]:
     """Each line's object. A cut last line is what a kill leaves and is passed over; other broken lines are
     counted in ``notes``."""
     broken = 0
@@ -194,7 +186,7 @@ def read_json_lines(path: str, notes: List[str]) -> Iterator["dict[str, Any]"]:
     except FileNotFoundError:
         return
     except OSError as error:
-        notes.append(f"{path} cannot be read: {error.strerror or error}.")
+        notes.append(unreadable(path, error))
         return
     with source:
         for line in bounded_lines(source):
@@ -211,4 +203,4 @@ def read_json_lines(path: str, notes: List[str]) -> Iterator["dict[str, Any]"]:
             else:
                 broken += 1
     if broken:
-        notes.append(f"{path}: {broken} broken line{'s' if broken > 1 else ''} left out.")
+        notes.append(broken_lines(path, broken))

@@ -85,11 +85,12 @@ def read_file(name: str, inside: int, start: int = 0) -> bytes:
         return source.read()
 
 
-def replace_file(name: str, inside: int, data: bytes, mode: int = 0o600) -> None:
-    """Put a file in the place of ``name``, as a whole. Raises OSError; ``name`` then is as before."""
+def replace_file(name: str, inside: Optional[int], data: bytes, mode: int = 0o600) -> None:
+    """Put a file in the place of ``name``, as a whole; relative to ``inside`` where one is given. Raises OSError;
+    ``name`` then is as before."""
     beside = f"{name}.{os.getpid()}.tmp"
     try:
-        os.unlink(beside, dir_fd=inside)  # of a process that had our number before
+        os.unlink(beside, dir_fd=inside)  # of a process that had our number before, or planted
     except FileNotFoundError:
         pass
     try:

@@ -10,12 +10,12 @@ import glob
 import os
 import re
 import shutil
-import stat
 import tempfile
 import time
 from contextlib import contextmanager
 from typing import Callable, Iterable, Iterator, Optional
 
+from .owned import private_folder
 from .spool import own_roots_pattern
 
 _NAME = re.compile(r"^ddpdoctor-raw-([0-9a-f]{16})?-(\d+)-\w+$")
@@ -76,21 +76,17 @@ def clear_raw_folders(bases: Iterable[str], run_id: Optional[str], is_alive: Cal
 
 def _clear(folder: str, run_id: Optional[str], is_alive: Callable[[int], bool]) -> None:
     found = _NAME.match(os.path.basename(folder))
-    handle = os.open(folder, _FOLDER)
-    try:
-        status = os.fstat(handle)
-        if found is None or status.st_uid != os.getuid() or stat.S_IMODE(status.st_mode) != 0o700:
-            return
+    if found is None:
+        return
+    with private_folder(folder) as handle:
         ours = run_id is not None and found.group(1) == run_id and not is_alive(int(found.group(2)))
         names = os.listdir(handle)
         if HANDED_OVER in names and glob.glob(own_roots_pattern(found.group(1))):
             return
-        used_s = [status.st_mtime] + [
+        used_s = [os.fstat(handle).st_mtime] + [
             os.stat(name, dir_fd=handle, follow_symlinks=False).st_mtime for name in names
         ]
         if ours or max(used_s) < time.time() - _STALE_S:
             for name in names:
                 os.unlink(name, dir_fd=handle)
             os.rmdir(folder)
-    finally:
-        os.close(handle)

@@ -22,9 +22,11 @@ from .layout import (
     TRACE_FILE,
     parse_rank_directory,
 )
+from .notes import Note, NoteCode
 from .typed import MANIFEST, RANK, fitting
 from .waiting import reason_of, rest_of
 
+_LINK = "a link, and links inside a run directory are not followed"
 _LONGEST_HEAD = 1 << 16
 _LONGEST_LINE = 4 << 20
 """A step with 256 events, each of them a backward pass over a thousand buckets, is written in less."""
@@ -123,12 +125,12 @@ class RunDirectory:
     ranks: list[RankRecord]
     telemetry: dict[str, str]
     """Path of telemetry.jsonl by host."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     @classmethod
     def open(cls, path: str) -> RunDirectory:
         """Read the manifest and the ranks' own descriptions. Missing or broken parts become ``notes``."""
-        notes: list[str] = []
+        notes: list[Note] = []
         manifest = read_manifest(path, notes)
         spools = {os.path.basename(target): spool for spool, target in spools_of(path)}
         records = _read_ranks(os.path.join(path, "ranks"), spools, notes)
@@ -144,29 +146,29 @@ class RunDirectory:
         return cls(path, manifest, chosen, _telemetry(os.path.join(path, "hosts"), notes), notes)
 
 
-def read_manifest(run: str, notes: list[str]) -> dict[str, Any]:
+def read_manifest(run: str, notes: list[Note]) -> dict[str, Any]:
     """The manifest of ``run`` without what no manifest can say; {} where it is missing or broken. Each is noted."""
     file = os.path.join(run, MANIFEST_FILE)
     return _checked(read_json(file, notes) or {}, file, MANIFEST, RUN_SCHEMA, notes)
 
 
-def read_rank(folder: str, notes: list[str]) -> dict[str, Any] | None:
+def read_rank(folder: str, notes: list[Note]) -> dict[str, Any] | None:
     """What a rank's folder says of it, without what no rank can say; None where that is missing or broken. Each is noted."""
     file = os.path.join(folder, RANK_FILE)
     info = read_json(file, notes)
     return None if info is None else _checked(info, file, RANK, RANK_SCHEMA, notes)
 
 
-def _unread(record: RankRecord) -> list[str]:
+def _unread(record: RankRecord) -> list[Note]:
     """What of a rank's recording is there and is not read, in words."""
     path = os.path.join(record.path, TRACE_FILE)
     if not os.path.lexists(path) or is_regular(path):
         return []
-    what = "a link, and links inside a run directory are not followed" if os.path.islink(path) else "no file"
-    return [f"Rank {record.rank}: {path} is {what}: this rank's profiler window is not read."]
+    what = _LINK if os.path.islink(path) else "no file"
+    return [Note(f"{path} is {what}: this rank's profiler window is not read.").of_rank(record.rank)]
 
 
-def _read_ranks(ranks: str, spools: dict[str, str], notes: list[str]) -> list[RankRecord]:
+def _read_ranks(ranks: str, spools: dict[str, str], notes: list[Note]) -> list[RankRecord]:
     records = []
     try:
         folders = set(folders_in(ranks))
@@ -174,7 +176,7 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[str]) -> list[Ra
     except FileNotFoundError:
         return []
     except OSError as error:
-        notes.append(f"{ranks} cannot be read: {reason_of(error).lower()}.")
+        notes.append(_closed(ranks, error))
         return []
     for name in names:
         parsed = parse_rank_directory(name)
@@ -183,27 +185,27 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[str]) -> list[Ra
         rank, repeat = parsed
         path, spool = os.path.join(ranks, name), spools.get(name)
         if os.path.islink(path):
-            notes.append(
-                f"Rank {rank}: {path} is a link, and links inside a run directory are not followed: what this rank "
-                "recorded is not read."
-            )
+            notes.append(Note(f"{path} is {_LINK}: what this rank recorded is not read.").of_rank(rank))
             continue
         if name not in folders:
-            notes.append(f"Rank {rank}: {path} is not a folder: what this rank recorded is lost.")
+            notes.append(Note(f"{path} is not a folder: what this rank recorded is lost.").of_rank(rank))
             continue
         records.append(RankRecord(path, rank, _read_info(path, rank, spool, notes), repeat, spool))
     return records
 
 
-def _read_info(path: str, rank: int, spool: str | None, notes: list[str]) -> dict[str, Any]:
+def _read_info(path: str, rank: int, spool: str | None, notes: list[Note]) -> dict[str, Any]:
     waiting = None if spool is None else read_rank(spool, [])
     if waiting is not None:
         return waiting
-    faults: list[str] = []
+    faults: list[Note] = []
     file = os.path.join(path, RANK_FILE)
     info = read_json(file, faults)
     if info is None:
-        notes += [f"Rank {rank}: {fault[:-1]}: how this rank is set up is not known." for fault in faults]
+        notes += [
+            Note(f"{fault.text[:-1]}: how this rank is set up is not known.", fault.code).of_rank(rank)
+            for fault in faults
+        ]
         return {}
     notes += faults
     return _checked(info, file, RANK, RANK_SCHEMA, notes)
@@ -214,17 +216,19 @@ def _checked(
     path: str,
     fields: Mapping[str, Callable[[Any], bool]],
     schema: str,
-    notes: list[str],
+    notes: list[Note],
 ) -> dict[str, Any]:
     """The object from ``path`` as far as it is what ``schema`` says; the rest, and another schema, become notes."""
     _say_schema(path, document.get("schema"), schema, notes)
     return fitting(document, fields, path, notes)
 
 
-def _say_schema(path: str, found: Any, known: str, notes: list[str]) -> None:
+def _say_schema(path: str, found: Any, known: str, notes: list[Note]) -> None:
     if found is not None and found != known:
         notes.append(
-            f"{path} has the schema {str(found)[:60]}, this version reads {known}: what is told of it may be wrong."
+            Note(
+                f"{path} has the schema {str(found)[:60]}, this version reads {known}: what is told of it may be wrong."
+            )
         )
 
 
@@ -238,7 +242,7 @@ def _head_of(path: str) -> dict[str, Any]:
     return head if isinstance(head, dict) else {}
 
 
-def _tell_machines_apart(records: list[RankRecord], notes: list[str]) -> None:
+def _tell_machines_apart(records: list[RankRecord], notes: list[Note]) -> None:
     """Where machines share a name, as ``localhost``, have their ranks name them apart: each has a clock of its own."""
     machines: dict[str, list[str]] = {}
     for record in records:
@@ -252,12 +256,12 @@ def _tell_machines_apart(records: list[RankRecord], notes: list[str]) -> None:
             record.info["host"] = f"{name}-{place + 1}"
     shared = [name for name, boots in machines.items() if len(boots) > 1]
     notes += [
-        f"{len(machines[name])} machines are called {name}: they are told apart by a number."
+        Note(f"{len(machines[name])} machines are called {name}: they are told apart by a number.")
         for name in shared
     ]
 
 
-def _choose(records: list[RankRecord], notes: list[str]) -> list[RankRecord]:
+def _choose(records: list[RankRecord], notes: list[Note]) -> list[RankRecord]:
     """One recording per rank: the job (run id, attempt, world size) with most steps recorded, the others told
     in a note. A recording that does not say of which job it is counts with those of its own number.
     """
@@ -282,20 +286,26 @@ def _choose(records: list[RankRecord], notes: list[str]) -> list[RankRecord]:
     left_out = len(records) - len(best)
     if left_out:
         notes.append(
-            f"{left_out} other recording{'s' if left_out > 1 else ''} in this run (restarted attempts, or other jobs started by "
-            "the same command) left out: the one with most steps is analysed."
+            Note(
+                f"{left_out} other recording{'s' if left_out > 1 else ''} in this run (restarted attempts, or other jobs started by "
+                "the same command) left out: the one with most steps is analysed."
+            )
         )
     return [best[rank] for rank in sorted(best)]
 
 
-def _telemetry(hosts: str, notes: list[str]) -> dict[str, str]:
+def _closed(folder: str, error: OSError) -> Note:
+    return Note(f"{folder} cannot be read: {reason_of(error).lower()}.", NoteCode.UNREADABLE)
+
+
+def _telemetry(hosts: str, notes: list[Note]) -> dict[str, str]:
     found = {}
     try:
         names = folders_in(hosts)
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
-        notes.append(f"{hosts} cannot be read: {reason_of(error).lower()}.")
+        notes.append(_closed(hosts, error))
         return {}
     for host in names:
         path = os.path.join(hosts, host, TELEMETRY_FILE)

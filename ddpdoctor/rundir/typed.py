@@ -6,6 +6,7 @@ from math import isfinite
 from typing import Any, Callable, Dict, Mapping
 
 from .files import ignored, short
+from .notes import Note
 
 _Check = Callable[[Any], bool]
 _MOST_RANKS = 10_000_000
@@ -84,6 +85,7 @@ MANIFEST: Mapping[str, _Check] = {
     "command": _list_of(_text),
     "hosts": _list_of(_text),
     "notes": _list_of(_text),
+    "note_codes": _list_of(_text),
     "options": _mapping,
     "environment": _texts,
 }
@@ -166,7 +168,7 @@ def is_moment(value: Any) -> bool:
 
 
 def fitting(
-    document: Dict[str, Any], fields: Mapping[str, _Check], path: str, notes: "list[str]"
+    document: Dict[str, Any], fields: Mapping[str, _Check], path: str, notes: "list[Note]"
 ) -> Dict[str, Any]:
     """``document`` of ``path`` without the fields whose types are not those of ``fields``; one note names them."""
     wrong = _misfits(document, fields)

@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from ddpdoctor.rundir import Note
+
 from . import host_readings as read
 from .cgroup import Cgroup
 
@@ -34,7 +36,7 @@ class HostSampler:
     """``facts`` once, ``sample()`` as often as wanted. What fails is named once in ``notes``."""
 
     def __init__(self) -> None:
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self._failed: set[str] = set()
         self._cgroup = Cgroup()
         self._before: dict[str, float] = {}
@@ -91,7 +93,8 @@ class HostSampler:
         except Exception as error:
             if name not in self._failed:
                 self._failed.add(name)
-                self.notes.append(f"Host telemetry: {name} cannot be read: {error or type(error).__name__}.")
+                reason = error or type(error).__name__
+                self.notes.append(Note(f"Host telemetry: {name} cannot be read: {reason}."))
             return None
 
     def _cpu(self) -> dict[str, object]:

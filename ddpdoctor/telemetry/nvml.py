@@ -11,6 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from ddpdoctor.rundir import Note, NoteCode
+
 from .nvml_readings import (
     HEALTH_READINGS,
     PCIE_READINGS,
@@ -22,8 +24,6 @@ from .nvml_readings import (
 )
 
 SLOW_PERIOD_S = 10.0
-NO_GPU_TELEMETRY = "No GPU telemetry"
-"""How the note begins that says why there is none."""
 _LINK_FIELDS = ("nvlink_active_count", "nvlink_inactive_count")
 _XIDS_A_SAMPLE = 64
 _SLOW_READINGS = (*HEALTH_READINGS, *PCIE_READINGS)
@@ -56,7 +56,7 @@ class NvmlSampler:
     """
 
     def __init__(self, *, slow_period_s: float = SLOW_PERIOD_S) -> None:
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self.static: list[dict[str, object]] = []
         self._slow_period_s = slow_period_s
         self._named: set[str] = set()
@@ -66,14 +66,14 @@ class NvmlSampler:
             self._open()
         except Exception as error:
             self._gpus, self.static = [], []
-            self.notes = [f"{NO_GPU_TELEMETRY}: {_text(error)} (NVML)."]
+            self.notes = [_no_gpu(f"{_text(error)} (NVML)")]
 
     def _open(self) -> None:
         self._nv = importlib.import_module("pynvml")
         self._nv.nvmlInit()
         count = self._nv.nvmlDeviceGetCount()
         if count == 0:
-            self.notes.append(f"{NO_GPU_TELEMETRY}: the NVIDIA driver is loaded but shows no GPU (NVML).")
+            self.notes.append(_no_gpu("the NVIDIA driver is loaded but shows no GPU (NVML)"))
             return
         driver = self._driver_facts()
         for index in range(count):
@@ -189,13 +189,13 @@ class NvmlSampler:
             if code in (nv.NVML_ERROR_GPU_IS_LOST, nv.NVML_ERROR_RESET_REQUIRED) and not gpu.lost:
                 gpu.lost = True
                 self.notes.append(
-                    f"NVML: GPU {gpu.index}: {text}, seen at {field}; it is not sampled from here on."
+                    Note(f"NVML: GPU {gpu.index}: {text}, seen at {field}; it is not sampled from here on.")
                 )
                 self._named.add(text)
                 return
         if text not in self._named:
             self._named.add(text)
-            self.notes.append(f"NVML: {text}, first for {where}; a field with this error is null.")
+            self.notes.append(Note(f"NVML: {text}, first for {where}; a field with this error is null."))
 
     def close(self) -> None:
         """Free the event sets and leave NVML. May be called twice."""
@@ -209,6 +209,10 @@ class NvmlSampler:
         except Exception as error:
             self._note(None, "shutdown", error)
         self._gpus = []
+
+
+def _no_gpu(why: str) -> Note:
+    return Note(f"No GPU telemetry: {why}.", NoteCode.NO_GPU)
 
 
 def _text(error: Exception) -> str:

@@ -13,6 +13,8 @@ from typing import Any
 
 import psutil
 
+from ddpdoctor.rundir import Note
+
 from .host_readings import rate
 
 RANK_FIELDS = (
@@ -46,7 +48,7 @@ class ProcessTreeSampler:
     """What each rank's process tree uses. ``rank_pids()``: rank -> pid of this host's ranks, as of now."""
 
     def __init__(self, rank_pids: Callable[[], Mapping[int, int]]) -> None:
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self._rank_pids = rank_pids
         self._ranks: dict[int, _Rank] = {}
         self._parents: dict[int, int | None] = {}
@@ -59,7 +61,8 @@ class ProcessTreeSampler:
             children = self._children() if pids else {}
         except Exception as error:
             if not self.notes:
-                self.notes.append(f"The ranks' processes cannot be read: {error or type(error).__name__}.")
+                reason = error or type(error).__name__
+                self.notes.append(Note(f"The ranks' processes cannot be read: {reason}."))
             return {}
         return {str(rank): self._sample_rank(rank, pid, children) for rank, pid in sorted(pids.items())}
 

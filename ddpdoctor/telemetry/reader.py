@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddpdoctor.rundir import bounded_lines, parsed, reading
-from ddpdoctor.rundir.files import ignored
+from ddpdoctor.rundir import Note, bounded_lines, parsed, reading, recorded_notes
+from ddpdoctor.rundir.files import broken_lines, ignored, unreadable
 from ddpdoctor.rundir.typed import TELEMETRY_HEADER, TELEMETRY_SAMPLE, fitting, is_moment
 
 Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
@@ -29,7 +29,7 @@ class Telemetry:
     header: dict[str, Any] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
     closing: dict[str, Any] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    notes: list[Note] = field(default_factory=list)
 
     @property
     def host(self) -> str | None:
@@ -96,32 +96,34 @@ def read_telemetry(path: Path) -> Telemetry:
 
     The sampler's own notes come first. A second header (a launcher that was started again) is passed over.
     """
-    problems: list[str] = []
+    problems: list[Note] = []
     header: dict[str, Any] = {}
     closing: dict[str, Any] = {}
-    samples, notes, misfits, seen = [], [], set[str](), False
+    samples, notes, misfits, seen = [], list[Note](), set[str](), False
     for document in _documents(path, problems):
         seen = True
         if "schema" in document:
             header = header or fitting(document, TELEMETRY_HEADER, str(path), problems)
         elif "note" in document:
-            notes.append(str(document["note"]))
+            code = document.get("code")
+            notes += recorded_notes([str(document["note"])], [str(code)] if code is not None else [])
         elif document.get("closed"):
             closing = document
         elif is_moment(document.get("t_ns")):
-            found: list[str] = []
-            samples.append(fitting(document, TELEMETRY_SAMPLE, str(path), found))
+            samples.append(fitting(document, TELEMETRY_SAMPLE, str(path), []))
             misfits |= document.keys() - samples[-1].keys()
     if misfits:
         problems.append(
-            f"{path}: {', '.join(sorted(misfits))} of some samples cannot be what is written and left out."
+            Note(
+                f"{path}: {', '.join(sorted(misfits))} of some samples cannot be what is written and left out."
+            )
         )
     schema = header.get("schema")
     if not header and seen:
-        problems.append(f"{path} has no header line; the GPUs' and the host's facts are missing.")
+        problems.append(Note(f"{path} has no header line; the GPUs' and the host's facts are missing."))
     elif header and not str(schema).startswith("ddpdoctor.telemetry/1"):
         problems.append(
-            f"{path} has the schema {schema!r}, which is not ddpdoctor.telemetry/1; it is not used."
+            Note(f"{path} has the schema {schema!r}, which is not ddpdoctor.telemetry/1; it is not used.")
         )
         samples = []
     _go_on(samples)
@@ -139,7 +141,7 @@ def _go_on(samples: list[dict[str, Any]]) -> None:
         usual = sample["t_ns"] - before["t_ns"]
 
 
-def _documents(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
+def _documents(path: Path, problems: list[Note]) -> Iterator[dict[str, Any]]:
     """The file's JSON objects; what is not one is told in ``problems``."""
     broken, cut, odd = 0, False, list[str]()
     try:
@@ -158,13 +160,13 @@ def _documents(path: Path, problems: list[str]) -> Iterator[dict[str, Any]]:
                 else:
                     cut = True
     except OSError as error:
-        problems.append(f"{path} cannot be read: {error.strerror or error}.")
+        problems.append(unreadable(str(path), error))
     if odd:
         problems.append(ignored(str(path), odd))
     if cut:
-        problems.append(f"{path}: the last line is cut and left out.")
+        problems.append(Note(f"{path}: the last line is cut and left out."))
     if broken:
-        problems.append(f"{path}: {broken} broken line{'s' if broken > 1 else ''} left out.")
+        problems.append(broken_lines(str(path), broken))
 
 
 def _dict(value: object) -> dict[str, Any]:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ddpdoctor.rundir import TELEMETRY_FILE
+from ddpdoctor.rundir import TELEMETRY_FILE, Note
 from ddpdoctor.rundir.privacy import mask_text
 
 from .host import HostSampler
@@ -42,7 +42,7 @@ class TelemetrySampler:
         thin_after_samples: int = 3600,
         thin_after_bytes: int = 8 << 20,
     ) -> None:
-        self.notes: list[str] = []
+        self.notes: list[Note] = []
         self.samples = 0
         self._directory = directory
         self._interval_s = interval_s
@@ -61,7 +61,7 @@ class TelemetrySampler:
         try:
             self._thread.start()
         except RuntimeError as error:
-            self.notes.append(f"No telemetry: its thread cannot be started: {error}.")
+            self.notes.append(Note(f"No telemetry: its thread cannot be started: {error}."))
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """Take a last sample, write the closing line, wait for the thread ``timeout_s`` seconds at most."""
@@ -71,7 +71,7 @@ class TelemetrySampler:
         self._thread.join(timeout_s)
         if self._thread.is_alive():
             self.notes.append(
-                f"Telemetry did not end within {timeout_s:g} s; its last samples may be missing."
+                Note(f"Telemetry did not end within {timeout_s:g} s; its last samples may be missing.")
             )
 
     def _run(self) -> None:
@@ -82,7 +82,7 @@ class TelemetrySampler:
             self._handle = os.open(path, flags, 0o644)
             self._sample_until_stopped()
         except Exception as error:
-            self.notes.append(f"Telemetry stopped after {self.samples} samples: {path}: {error}.")
+            self.notes.append(Note(f"Telemetry stopped after {self.samples} samples: {path}: {error}."))
         finally:
             if self._handle >= 0:
                 os.close(self._handle)
@@ -120,7 +120,7 @@ class TelemetrySampler:
         written = self._write(sample)
         for source in (gpus, host, ranks):
             for note in source.notes:
-                self._write({"t_ns": t_ns, "note": mask_text(note)})
+                self._write_note(t_ns, note)
             self.notes.extend(source.notes)
             source.notes.clear()
         self.samples += 1
@@ -133,8 +133,11 @@ class TelemetrySampler:
     def _thin(self, t_ns: int) -> None:
         self._interval_s *= 2
         self._written = [0, 0]
-        note = f"Sampling every {self._interval_s:g} s from here on, to bound the size of this file."
-        self._write({"t_ns": t_ns, "note": note, "interval_s": self._interval_s})
+        note = Note(f"Sampling every {self._interval_s:g} s from here on, to bound the size of this file.")
+        self._write_note(t_ns, note, interval_s=self._interval_s)
+
+    def _write_note(self, t_ns: int, note: Note, **more: float) -> None:
+        self._write({"t_ns": t_ns, "note": mask_text(note.text), "code": note.code.value, **more})
 
     def _write(self, document: Mapping[str, object]) -> int:
         """Append one line. Raises OSError where the disk is full or the file is gone."""

@@ -104,7 +104,7 @@ def test_an_unreadable_part_of_a_run_is_noted(tmp_path, monkeypatch, name):
     run = shutil.copytree(FIXTURE, tmp_path / "run")
     refusing(monkeypatch, run / name)
     said = f"{run}/{name} cannot be read: permission denied."
-    assert said in RunDirectory.open(str(run)).notes
+    assert said in map(str, RunDirectory.open(str(run)).notes)
     if name == "ranks":
         with pytest.raises(UnusableInput, match=f"^{run}: {said}$"):
             analyze(str(run), OPTIONS)

@@ -69,7 +69,7 @@ def test_a_world_size_of_many_ranks_does_not_keep_the_analysis(tmp_path):
 def test_another_schema_is_told(tmp_path, name, known, found):
     run = Path(shutil.copytree(FIXTURES / "barrier", tmp_path / "run"))
     (run / name).write_text((run / name).read_text().replace(known, found))
-    told = [note for note in RunDirectory.open(str(run)).notes if "schema" in note]
+    told = [note for note in map(str, RunDirectory.open(str(run)).notes) if "schema" in note]
     assert told == [
         f"{run}/{name} has the schema {found}, this version reads {known}: what is told of it may be wrong."
     ]

@@ -269,7 +269,7 @@ def measured(*folders: Path):
     found = reckoned(measure([log for log in inputs.logs if log.steps], [], inputs.telemetry))
     recorded = {step.number for log in inputs.logs for step in log.steps}
     assert found.facts.steps.seen == len(recorded)
-    return found, inputs.notes + found.notes
+    return found, [*map(str, inputs.notes), *found.notes]
 
 
 def late_facts(measurement) -> dict:

@@ -9,7 +9,6 @@ import math
 import random
 
 from ddpdoctor.diagnose.diagnosis import (
-    PARTS,
     BandwidthPoint,
     CheckedRule,
     Coverage,
@@ -29,6 +28,7 @@ from ddpdoctor.diagnose.diagnosis import (
     WaterfallBar,
 )
 from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.taxonomy import PARTS
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"
 

@@ -8,7 +8,8 @@ from importlib.resources import files
 
 import pytest
 
-from ddpdoctor.diagnose.diagnosis import PARTS
+from ddpdoctor.measure.taxonomy import PARTS, Part
+from ddpdoctor.report import terminal, words
 
 CSS = files("ddpdoctor.report").joinpath("templates/report.css").read_text()
 SCHEMES = {
@@ -79,11 +80,18 @@ def test_text_is_readable(scheme):
         assert contrast(colours[name], colours["wash"]) >= CONTRAST_LEAST, name
 
 
+@pytest.mark.parametrize("part", PARTS)
+def test_every_part_has_words_and_colours(part):
+    assert part in words.PART_LABELS and part in terminal.PART_STYLES
+    assert all(part in colours for colours in SCHEMES.values())
+    assert len(set(terminal.PART_LETTERS.values())) == len(PARTS) and part in terminal.PART_LETTERS
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("blindness", BLINDNESS)
 def test_parts_stay_apart(scheme, blindness):
     colours = {
-        part: lab(SCHEMES[scheme][part], BLINDNESS[blindness]) for part in PARTS if part != "comm_wait"
+        part: lab(SCHEMES[scheme][part], BLINDNESS[blindness]) for part in PARTS if part != Part.COMM_WAIT
     }
     # Waiting is hatched, so its shape tells it apart whatever its colour.
     for one, other in itertools.combinations(colours, 2):

@@ -87,7 +87,7 @@ def test_restarts_of_which_one_description_is_lost(run) -> None:
     (ranks / "00001.1" / "rank.json").unlink()
     opened = RunDirectory.open(str(run))
     assert [Path(record.path).name for record in opened.ranks] == ["00000.1", "00001.1"]
-    assert sum("2 other recordings" in note for note in opened.notes) == 1
+    assert sum("2 other recordings" in str(note) for note in opened.notes) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import pytest
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import (
+    Note,
     RunDirectory,
     is_run_directory,
     open_regular,
@@ -66,7 +67,7 @@ def test_an_odd_file_costs_what_it_held_and_is_told(run, spoil, name):
 
 def test_a_link_is_named_as_one(run):
     link(run / RANK / "rank.json")
-    (note,) = [note for note in RunDirectory.open(str(run)).notes if "rank.json" in note]
+    (note,) = [note for note in map(str, RunDirectory.open(str(run)).notes) if "rank.json" in note]
     assert "it is a link, and links inside a run directory are not followed" in note
 
 
@@ -77,7 +78,7 @@ def test_linked_folders_are_not_followed(run, tmp_path, folder):
     opened = RunDirectory.open(str(run))
     assert len(opened.ranks) == {"ranks": 0, RANK: 1}.get(folder, 2)
     assert not opened.telemetry or folder in ("ranks", RANK)
-    assert any("link" in note for note in opened.notes) or folder == "hosts/host1"
+    assert any("link" in note for note in map(str, opened.notes)) or folder == "hosts/host1"
 
 
 def test_a_linked_trace_is_not_read_and_told(run, tmp_path):
@@ -85,7 +86,7 @@ def test_a_linked_trace_is_not_read_and_told(run, tmp_path):
     (run / RANK / "trace.json.gz").symlink_to(tmp_path / "trace.json.gz")
     opened = RunDirectory.open(str(run))
     assert opened.ranks[1].trace is None
-    assert any("trace.json.gz is a link" in note for note in opened.notes)
+    assert any("trace.json.gz is a link" in note for note in map(str, opened.notes))
 
 
 def test_a_run_directory_may_be_named_by_a_link(run, tmp_path):
@@ -130,22 +131,22 @@ def test_a_value_that_cannot_be_is_ignored_and_told(run, name, field, value):
 )
 def test_what_is_no_document_is_one_sentence(tmp_path, content):
     (tmp_path / "x.json").write_bytes(content)
-    notes: list[str] = []
+    notes: list[Note] = []
     assert read_json(str(tmp_path / "x.json"), notes) is None and len(notes) == 1
 
 
 def test_a_line_without_end_is_cut_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr("ddpdoctor.rundir.files.MOST_LINE_BYTES", 100)
-    path, notes = tmp_path / "x.jsonl", list[str]()
+    path, notes = tmp_path / "x.jsonl", list[Note]()
     path.write_text('{"a":1}\n' + '{"b":"' + "x" * 1000)
-    assert list(read_json_lines(str(path), notes)) == [{"a": 1}] and "1 broken line" in notes[0]
+    assert list(read_json_lines(str(path), notes)) == [{"a": 1}] and "1 broken line" in notes[0].text
 
 
 def test_numbers_beyond_64_bits_are_none_and_named(tmp_path):
-    notes: list[str] = []
+    notes: list[Note] = []
     (tmp_path / "x.json").write_text('{"a": [1, 1e999], "b": 18446744073709551616, "c": NaN, "d": -5}')
     assert read_json(str(tmp_path / "x.json"), notes) == {"a": [1, None], "b": None, "c": None, "d": -5}
-    assert notes == [
+    assert [note.text for note in notes] == [
         f"{tmp_path}/x.json: fields with values that they cannot have are ignored: "
         "a (inf), b (18446744073709551616), c (nan)."
     ]
@@ -184,4 +185,4 @@ def test_machines_of_one_name_are_told_apart(tmp_path) -> None:
         path.write_text(json.dumps({**info, "host": "localhost", "boot": boot}))
     opened = RunDirectory.open(str(run))
     assert [record.host for record in opened.ranks] == ["localhost", "localhost-2"]
-    assert "2 machines are called localhost: they are told apart by a number." in opened.notes
+    assert "2 machines are called localhost: they are told apart by a number." in map(str, opened.notes)

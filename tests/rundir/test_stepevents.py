@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from ddpdoctor.measure.stepline import Event, Line, Reduction
 
+from ddpdoctor.measure.steplog.record import Event, LogRecord, Reduction
 from ddpdoctor.rundir import COMMON_FIELDS, FIELDS_OF, EventField, EventKind, LineField, Mark
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +67,7 @@ def test_there_are_recorded_logs():
 
 
 @pytest.mark.parametrize(
-    ("read", "schema"), [(Event, EventField), (Reduction, EventField), (Line, LineField)]
+    ("read", "schema"), [(Event, EventField), (Reduction, EventField), (LogRecord, LineField)]
 )
 def test_the_reader_has_the_names_of_the_schema(read: type[msgspec.Struct], schema: type[Enum]):
     names = {field.name.lower(): field.value for field in schema}

@@ -116,7 +116,7 @@ def test_failing_rank_pids_are_noted_once():
 
     sampler = ProcessTreeSampler(rank_pids)
     assert sampler.sample() == sampler.sample() == {}
-    assert sampler.notes == ["The ranks' processes cannot be read: rank.json is odd."]
+    assert [str(note) for note in sampler.notes] == ["The ranks' processes cannot be read: rank.json is odd."]
 
 
 def test_rate():

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-SAMPLE = "s = NvmlSampler(); samples = [s.sample()]; result = [s.static, samples, s.notes]"
+SAMPLE = (
+    "s = NvmlSampler(); samples = [s.sample()]; result = [s.static, samples, [note.text for note in s.notes]]"
+)
 
 
 def test_static_facts(stub_library, run_with_driver):
@@ -136,7 +138,7 @@ after, later = s.sample(), s.sample(final=True)
 (control / "lost.0").touch()
 s.sample()
 s.close()
-result = [before, after, later, s.notes]
+result = [before, after, later, [note.text for note in s.notes]]
 """
     before, after, later, notes = run_with_driver(stub_library(), code)
     assert before[1]["power_watts"] is not None
@@ -178,7 +180,7 @@ import pynvml
 del pynvml.nvmlDeviceGetUtilizationRates
 def broken(*_): raise RuntimeError("odd")
 pynvml.nvmlDeviceGetPowerUsage = broken
-s = NvmlSampler(); result = [s.sample()[0], s.notes]
+s = NvmlSampler(); result = [s.sample()[0], [note.text for note in s.notes]]
 """
     gpu, notes = run_with_driver(stub_library(), code)
     assert gpu["gpu_utilization_percent"] is None and gpu["power_watts"] is None and gpu["pcie_width"] == 8

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.gpu
 def sampler():
     sampler = NvmlSampler()
     if not sampler.static:
-        pytest.skip("; ".join(sampler.notes))
+        pytest.skip("; ".join(map(str, sampler.notes)))
     yield sampler
     sampler.close()
 

@@ -74,7 +74,7 @@ def test_a_part_of_a_sample_that_cannot_be_is_left_out(run, changed):
     found = read_telemetry(file)
     assert len(found.samples) == 2 and found.ranks == [] and found.rank_gpus() == {}
     assert np.isnan(found.gpu_column(0, "power_watts")[1]).all()
-    assert f"{file}: {next(iter(changed))} of some samples" in found.notes[0]
+    assert f"{file}: {next(iter(changed))} of some samples" in found.notes[0].text
     live = LiveRun(run)
     live.look()
     assert exposition(live, "h")
@@ -103,15 +103,15 @@ def test_a_field_of_the_header_that_cannot_be_is_left_out(run, field):
     )
     found = read_telemetry(file)
     assert found.header.get(next(iter(field))) is None and len(found.samples) == 1
-    assert "cannot have" in found.notes[0]
+    assert "cannot have" in found.notes[0].text
 
 
 def test_a_fifo_and_a_link_are_not_read(run, tmp_path):
     file = run / "hosts/h/telemetry.jsonl"
     os.mkfifo(file)
-    assert "no regular file" in read_telemetry(file).notes[0]
+    assert "no regular file" in read_telemetry(file).notes[0].text
     LiveRun(run).look()
     file.unlink()
     (tmp_path / "other").write_text('{"schema":"ddpdoctor.telemetry/1"}\n')
     file.symlink_to(tmp_path / "other")
-    assert "it is a link" in read_telemetry(file).notes[0]
+    assert "it is a link" in read_telemetry(file).notes[0].text

@@ -14,6 +14,7 @@ import time
 import numpy as np
 import pytest
 
+from ddpdoctor.rundir import Note, NoteCode
 from ddpdoctor.telemetry import TELEMETRY_SCHEMA, TelemetrySampler, acquire_host_lock, lock, read_telemetry
 
 
@@ -68,7 +69,7 @@ s = TelemetrySampler(Path({str(tmp_path)!r}), rank_pids=lambda: {{5: os.getpid()
 s.start()
 while s.samples < 2: time.sleep(0.02)
 s.stop()
-result = s.notes
+result = [note.text for note in s.notes]
 """
     notes = run_with_driver(stub_library(), code)
     found = read_telemetry(tmp_path / "telemetry.jsonl")
@@ -76,16 +77,16 @@ result = s.notes
     assert found.gpu_column(1, "power_watts")[1] == pytest.approx([123.45] * len(found.samples))
     assert found.gpu_values(0, "throttle_reasons")[1][0][2] == "sw_power_cap"
     assert found.rank_gpus() == {5: [0, 1]}
-    assert len(notes) == 1 and found.notes == notes
+    assert len(notes) == 1 and [note.text for note in found.notes] == notes
 
 
 def test_sampling_thins_with_time(tmp_path):
     _record(tmp_path, 5, interval_s=0.02, thin_after_samples=2)
-    notes = read_telemetry(tmp_path / "telemetry.jsonl").notes
+    notes = [note.text for note in read_telemetry(tmp_path / "telemetry.jsonl").notes]
     assert any("every 0.04 s" in note for note in notes) and any("every 0.08 s" in note for note in notes)
     _record(tmp_path / "bytes", 3, interval_s=0.02, thin_after_bytes=100)
     assert any(
-        "every 0.04 s" in note for note in read_telemetry(tmp_path / "bytes" / "telemetry.jsonl").notes
+        "every 0.04 s" in note.text for note in read_telemetry(tmp_path / "bytes" / "telemetry.jsonl").notes
     )
 
 
@@ -99,7 +100,7 @@ def test_a_vanished_directory_ends_sampling_with_one_note(tmp_path):
     _wait_for(lambda: len(sampler.notes) > before)
     samples = sampler.samples
     sampler.stop()
-    assert len(sampler.notes) == before + 1 and "Telemetry stopped" in sampler.notes[-1]
+    assert len(sampler.notes) == before + 1 and "Telemetry stopped" in sampler.notes[-1].text
     assert sampler.samples == samples
 
 
@@ -115,7 +116,7 @@ def test_a_full_disk_ends_sampling_with_one_note(tmp_path, monkeypatch):
     sampler.start()
     _wait_for(lambda: sampler.notes)
     sampler.stop()
-    assert len(sampler.notes) == 1 and "No space left" in sampler.notes[0]
+    assert len(sampler.notes) == 1 and "No space left" in sampler.notes[0].text
 
 
 def test_a_directory_that_cannot_be_made_is_one_note(tmp_path):
@@ -140,22 +141,25 @@ def test_readable_after_a_kill_and_with_broken_lines(tmp_path):
     path.write_bytes(whole[0] + samples[0] + b"{broken\n" + samples[1][:40])
     found = read_telemetry(path)
     assert len(found.samples) == 1 and found.header["schema"] == TELEMETRY_SCHEMA and found.closing == {}
-    assert found.notes == [f"{path}: the last line is cut and left out.", f"{path}: 1 broken line left out."]
+    assert [note.text for note in found.notes] == [
+        f"{path}: the last line is cut and left out.",
+        f"{path}: 1 broken line left out.",
+    ]
 
 
 def test_a_missing_headless_or_foreign_file_is_a_note(tmp_path):
     missing = read_telemetry(tmp_path / "no.jsonl")
     assert missing.samples == [] and missing.notes == [
-        f"{tmp_path / 'no.jsonl'} cannot be read: No such file or directory."
+        Note(f"{tmp_path / 'no.jsonl'} cannot be read: No such file or directory.", NoteCode.UNREADABLE)
     ]
     path = tmp_path / "telemetry.jsonl"
     path.write_text('{"t_ns":5,"host":{"cpu_percent":1.5},"ranks":null,"gpus":null}\n')
     headless = read_telemetry(path)
-    assert headless.host_column("cpu_percent")[1].tolist() == [1.5] and "no header" in headless.notes[0]
+    assert headless.host_column("cpu_percent")[1].tolist() == [1.5] and "no header" in headless.notes[0].text
     assert headless.ranks == [] and headless.gpus == [] and headless.rank_gpus() == {}
     path.write_text('{"schema":"other/9"}\n{"t_ns":5,"host":{}}\n')
     foreign = read_telemetry(path)
-    assert foreign.samples == [] and "other/9" in foreign.notes[0]
+    assert foreign.samples == [] and "other/9" in foreign.notes[0].text
 
 
 HOLD = """

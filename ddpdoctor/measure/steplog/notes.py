@@ -5,15 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ddpdoctor.rundir import Note
+
 from .log import RankLog
 
 _FAR_FEWER = 0.9
 """Share of the others' steps: ranks that are killed one after the other differ by a few."""
 
 
-def notes_on_records(logs: Sequence[RankLog], ended: bool) -> list[str]:
+def notes_on_records(logs: Sequence[RankLog], ended: bool) -> list[Note]:
     """Of all ranks of a run; ``ended``: its job is known to be over."""
-    own = [f"Rank {log.rank}: {note}" for log in logs for note in _of(log)]
+    own = [Note(sentence).of_rank(log.rank) for log in logs for sentence in _own_sentences(log)]
     return [
         *_without_steps(logs),
         *_shorter(logs),
@@ -22,38 +24,42 @@ def notes_on_records(logs: Sequence[RankLog], ended: bool) -> list[str]:
     ]
 
 
-def _without_steps(logs: Sequence[RankLog]) -> list[str]:
+def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
     seen = sum(bool(log.steps) for log in logs)
     if not seen:
         return []
     known = [log.record.info.get("world_size") for log in logs]
     world = max((size for size in known if isinstance(size, int)), default=len(logs))
+    looked_at = f"the steps of {seen} of {max(world, len(logs))} ranks could be looked at"
     return [
-        f"Rank {log.rank}: {log.record.without_steps()}: the steps of {seen} of {max(world, len(logs))} ranks could be looked at."
-        for log in logs
-        if not log.steps
+        Note(f"{log.record.without_steps()}: {looked_at}.").of_rank(log.rank) for log in logs if not log.steps
     ]
 
 
-def _shorter(logs: Sequence[RankLog]) -> list[str]:
+def _shorter(logs: Sequence[RankLog]) -> list[Note]:
     """Of ranks that recorded far fewer steps than others: only what all recorded is compared."""
     most = max((len(log.steps) for log in logs), default=0)
     return [
-        f"Rank {log.rank} recorded {len(log.steps)} steps where others recorded {most}: only steps that all recorded are measured."
+        Note(
+            f"Rank {log.rank} recorded {len(log.steps)} steps where others recorded {most}: "
+            "only steps that all recorded are measured.",
+            ranks=(log.rank,),
+        )
         for log in logs
         if 0 < len(log.steps) < _FAR_FEWER * most
     ]
 
 
-def _of(log: RankLog) -> list[str]:
+def _own_sentences(log: RankLog) -> list[str]:
+    """What the rank itself has to tell."""
     info = log.record.info
-    window = _on_window(info.get("window") or {})
+    lost = _why_no_window(info.get("window") or {})
     errors = (info.get("hook") or {}).get("errors") or []
-    # What cost the window is said once.
     return [
         *(info.get("notes") or []),
-        *(e for e in errors if not any(e in note for note in window)),
-        *window,
+        # The error that cost the window stands in both places, and is said once.
+        *(error for error in errors if error != lost),
+        *([f"no profiler window: {lost}"] if lost else []),
     ]
 
 
@@ -62,18 +68,18 @@ def _lost_its_window(log: RankLog) -> bool:
     return state in ("open", "saving") and log.record.trace is None
 
 
-def _cut_off(log: RankLog, ended: bool) -> str:
+def _cut_off(log: RankLog, ended: bool) -> Note:
     window = log.record.info["window"]
     doing = "was open" if window["state"] == "open" else "was being saved"
     if ended:
-        return (
-            f"Rank {log.rank} was killed while its profiler window {doing}: what the window had seen is lost."
+        return Note(
+            f"Rank {log.rank} was killed while its profiler window {doing}: what the window had seen is lost.",
+            ranks=(log.rank,),
         )
-    return f"Rank {log.rank}: its profiler window {doing} when this was read: what it sees is not in this diagnosis."
+    sentence = f"its profiler window {doing} when this was read: what it sees is not in this diagnosis."
+    return Note(sentence).of_rank(log.rank)
 
 
-def _on_window(window: dict[str, Any]) -> list[str]:
-    state, why = window.get("state"), window.get("why")
-    if state in ("skipped", "failed") and why:
-        return [f"no profiler window: {why}"]
-    return []
+def _why_no_window(window: dict[str, Any]) -> str | None:
+    """Why this rank has no profiler window; None where it has one, or has not said."""
+    return window.get("why") if window.get("state") in ("skipped", "failed") else None

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import PARTS, Diagnosis, RankSummary
+from ddpdoctor.diagnose.diagnosis import Diagnosis, RankSummary
+from ddpdoctor.measure.taxonomy import PARTS
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import percent_of
 from ddpdoctor.report.charts.step_times import notable_ranks

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.trace.cache import cached_load
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.formats import load_trace
@@ -19,8 +20,6 @@ from ddpdoctor.trace.formats import load_trace
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
-_PR_SET_PDEATHSIG = 1
-"""Of Linux's prctl(2): the signal that a process gets when the one that started it ends."""
 Result = tuple[int, RankTrace | None, str]
 """Number of the task, and its trace or the reason why there is none."""
 
@@ -72,9 +71,8 @@ def serve(channel: Connection) -> None:
 
 def main() -> None:
     """Serves the socket whose number is the program's one argument."""
-    import ctypes
     from multiprocessing.connection import Connection
 
     # It has a session of its own, so whoever ends us by a signal would leave it behind.
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    die_with_parent(signal.SIGKILL)
     serve(Connection(int(sys.argv[1])))

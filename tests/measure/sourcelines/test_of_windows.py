@@ -51,7 +51,7 @@ def test_the_shortest_that_covers_half_is_named(tmp_path, annotations, named):
 
 def test_times_moved_to_another_clock_give_the_same_name(tmp_path):
     lines = lines_of(tmp_path, annotation("train", 0, 45_000), annotation("augment", 11_000, 15_000))
-    moved = TraceLines([window.shifted(-7_000_000_000) for window in lines.windows])
+    moved = WindowSourceLines([window.shifted(-7_000_000_000) for window in lines.windows])
     assert moved.operation(["host"], None) == "augment"
 
 

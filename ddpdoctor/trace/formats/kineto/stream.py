@@ -49,7 +49,7 @@ def _opened(*texts: bytes) -> bytearray:
 
 
 class EventStream:
-    """Decodes one :class:`Source`. Iterate :meth:`batches` to the end, then read the rest, such as ``top``."""
+    """Decodes one :class:`Source`. Iterate :meth:`batches` to the end, then read ``top`` and ``truncated``."""
 
     def __init__(self, source: Source) -> None:
         self.source = source

@@ -1,0 +1,18 @@
+"""The road from paths to a diagnosis. The command line and the Python API both take it, and it alone knows all stages.
+
+In come paths and :class:`Options`, out comes a :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis`. What each stage gives is
+frozen, and the next one takes nothing else::
+
+    paths ─► load ─► Inputs ─► prepare ─► Prepared (with windows) ─► measured ─► Measured ─► judged ─► Diagnosis, built once
+
+A table of operations (Parquet) comes to Measured by a way of its own. Notes keep their codes until the Diagnosis, which
+has their sentences.
+"""
+
+import ddpdoctor.report  # noqa: F401 (a diagnosis shows itself in notebooks from then on)
+
+from .inputs import Inputs, load
+from .options import Options, Progress
+from .road import Prepared, analyze, conclude, prepare
+
+__all__ = ["Inputs", "Options", "Prepared", "Progress", "analyze", "conclude", "load", "prepare"]

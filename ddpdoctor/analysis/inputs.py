@@ -1,0 +1,169 @@
+"""Reading everything at some paths: run directories with their logs and telemetry, and profiler traces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.measure.align import put_in_order
+from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs
+from ddpdoctor.rundir import (
+    Note,
+    NoteCode,
+    RankRecord,
+    RunDirectory,
+    is_run_directory,
+    recorded_notes,
+    recover,
+    run_directories,
+)
+from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
+from ddpdoctor.trace import RankTrace, find_traces, load_traces
+from ddpdoctor.trace.digest import trace_digest
+
+from .options import Options
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """What was read at the paths, in order of the ranks."""
+
+    runs: list[RunDirectory]
+    logs: Sequence[RankLog]
+    traces: list[RankTrace]
+    telemetry: dict[str, Telemetry]
+    """By host."""
+    notes: list[Note]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """What was read of one run directory."""
+
+    directory: RunDirectory
+    logs: Sequence[RankLog]
+    telemetry: dict[str, Telemetry]
+    notes: list[Note]
+
+
+@dataclass(frozen=True)
+class _Traces:
+    """The traces that were read, those of recorded ranks among them."""
+
+    traces: list[RankTrace]
+    notes: list[Note]
+
+
+def with_runs_below(paths: Sequence[str]) -> list[str]:
+    """``paths``, with a folder that holds run directories replaced by those. Raises UnusableInput where they are of
+    several jobs: hosts of one job may each have recorded to a folder of their own.
+    """
+    expanded: list[str] = []
+    for path in paths:
+        below = run_directories(path)
+        if len(below) > 1 and not _are_of_one_job(below):
+            newest = max(below, key=lambda run: Path(run).stat().st_mtime)
+            raise UnusableInput(
+                f"{path} holds {len(below)} recorded runs, not of one job: name one of them, such as {newest}, the newest."
+            )
+        expanded += below or [path]
+    return expanded
+
+
+def _are_of_one_job(runs: Sequence[str]) -> bool:
+    """Whether each rank was recorded in one of ``runs`` only, and all ranks say that they belong together."""
+    ranks = [record for run in runs for record in RunDirectory.open(run).ranks]
+    jobs = {(record.info.get("job_id"), record.info.get("world_size")) for record in ranks}
+    return len(jobs) == 1 and len({record.rank for record in ranks}) == len(ranks)
+
+
+def load(paths: Sequence[str], options: Options) -> Inputs:
+    """Read everything at the paths. Raises UnusableInput where there are traces and none can be used."""
+    folders = [path for path in paths if is_run_directory(path)]
+    runs = _read_runs(folders)
+    traces = _read_traces(runs, [path for path in paths if path not in folders], options)
+    recorded = sorted((log for run in runs for log in run.logs), key=lambda log: log.rank)
+    logs, set_clocks = put_in_order(recorded)
+    return Inputs(
+        runs=[run.directory for run in runs],
+        logs=logs,
+        traces=traces.traces,
+        telemetry={host: telemetry for run in runs for host, telemetry in run.telemetry.items()},
+        notes=[*(note for run in runs for note in run.notes), *traces.notes, *map(Note, set_clocks)],
+    )
+
+
+def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
+    """Why there is nothing to measure in ``inputs``, for whoever asked for a diagnosis."""
+    where = ", ".join(paths)
+    if not inputs.runs:
+        return f"{where}: nothing to analyse: neither a run directory of ddpdoctor nor a profiler trace."
+    reasons = [note for note in inputs.notes if note.code in (NoteCode.NO_RANK, NoteCode.UNREADABLE)]
+    if reasons and not inputs.logs:
+        return f"{where}: {reasons[0]}"
+    reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
+    more = f" ({inputs.notes[0]})" if inputs.notes else ""
+    return f"{where}: {reason}. The command may not have started a PyTorch job, or ended before its first optimizer step{more}."
+
+
+def _read_runs(folders: Sequence[str]) -> list[_Run]:
+    unsaved = [recover(folder) for folder in folders]
+    directories = [RunDirectory.open(folder) for folder in folders]
+    runs = []
+    for directory, sentences, read in zip(directories, unsaved, read_logs(directories), strict=True):
+        telemetry = {host: read_telemetry(Path(file)) for host, file in directory.telemetry.items()}
+        notes = [
+            *(Note(f"{sentence} This diagnosis has read it there.") for sentence in sentences),
+            *directory.notes,
+            *(Note(sentence) for sentence in read.notes),
+            *(note.of(f"Host {host}") for host, each in telemetry.items() for note in each.notes),
+            *_of_launchers(directory, telemetry),
+            *notes_on_records(read.logs, ended=bool(directory.manifest.get("ended_ns"))),
+        ]
+        by_own_name = {each.host or host: each for host, each in telemetry.items()}
+        runs.append(_Run(directory, read.logs, by_own_name, _of_interest(notes, directory.ranks)))
+    return runs
+
+
+def _of_launchers(run: RunDirectory, telemetry: dict[str, Telemetry]) -> list[Note]:
+    """The notes of the manifest, but for those that a host's telemetry tells as well."""
+    told = {note.text for each in telemetry.values() for note in each.notes}
+    notes = recorded_notes(run.manifest.get("notes") or [], run.manifest.get("note_codes") or [])
+    return [note for note in notes if note.text not in told]
+
+
+def _of_interest(notes: list[Note], ranks: Sequence[RankRecord]) -> list[Note]:
+    """``notes``, but nobody misses the readings of GPUs that the job does not use."""
+    if any(record.info.get("device", "cpu") != "cpu" for record in ranks):
+        return notes
+    return [note for note in notes if note.code != NoteCode.NO_GPU]
+
+
+def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options) -> _Traces:
+    """The windows of the recorded ranks, or their digests, and the traces at ``others``."""
+    recorded = [record for run in runs for record in run.directory.ranks]
+    places = [(record.trace or trace_digest(record.path), record.rank) for record in recorded]
+    ranks = {file: rank for file, rank in places if file is not None}
+    loose = find_traces(others) if others else None
+    files = list(dict.fromkeys([*ranks, *(loose.files if loose is not None else ())]))
+    passed_over = [Note(sentence) for sentence in (loose.notes if loose is not None else ())]
+    if not files:
+        return _Traces([], passed_over)
+    try:
+        loaded = load_traces(
+            files,
+            jobs=options.jobs,
+            cache=options.cache,
+            ranks={file: rank for file, rank in ranks.items() if loose is None or file not in loose.files},
+            progress=options.progress,
+            engine=options.engine,
+            job=options.job,
+        )
+    except UnusableInput as error:
+        if not any(run.logs for run in runs):
+            raise
+        return _Traces([], [*passed_over, Note(str(error))])
+    told = [*loaded.notes, *(reason for _, reason in loaded.failed)]
+    return _Traces(loaded.traces, [*passed_over, *map(Note, told)])

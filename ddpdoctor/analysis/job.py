@@ -1,0 +1,60 @@
+"""The job in its own words: what manifest and ranks say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from ddpdoctor import __version__
+from ddpdoctor.diagnose.diagnosis import Job
+from ddpdoctor.measure.facts import JobFacts
+
+from .inputs import Inputs
+
+_MOST_MISSING = 1000
+"""Missing ranks that are listed; whoever misses more misses the job."""
+_SETTINGS = ("ddp", "loaders", "optimizers", "threads", "process_groups")
+
+
+def job_of(
+    inputs: Inputs, facts: JobFacts, measured_ranks: Sequence[int], manifest: Mapping[str, Any]
+) -> Job:
+    """What ran, as far as ``inputs`` tell; ``manifest`` is that of the first launcher."""
+    infos = [log.record.info for log in inputs.logs]
+    first = next((info for info in infos if "rank" in info), {})
+    seen = {log.rank for log in inputs.logs} | set(measured_ranks)
+    missing = (rank for rank in range(facts.world_size or 0) if rank not in seen)
+    hosts = {log.host for log in inputs.logs} | {trace.meta.host for trace in inputs.traces}
+    devices = [facts.device_name, *(info.get("device_name") for info in infos)]
+    environment = manifest.get("environment") or first.get("environment") or {}
+    ended_ns, started_ns = manifest.get("ended_ns"), manifest.get("started_ns")
+    return Job(
+        world_size=facts.world_size,
+        ranks_seen=sorted(seen),
+        missing_ranks=list(islice(missing, _MOST_MISSING)),
+        hosts=sorted(host for host in hosts if host),
+        backend=facts.backend,
+        device=facts.device,
+        device_names=sorted({str(name) for name in devices if name}),
+        command=[str(part) for part in manifest.get("command") or []],
+        versions=_versions(facts, first, manifest),
+        settings={name: first[name] for name in _SETTINGS if first.get(name)},
+        environment={str(name): str(value) for name, value in environment.items()},
+        started_ns=started_ns,
+        duration_s=(ended_ns - started_ns) / 1e9
+        if ended_ns and started_ns and ended_ns >= started_ns
+        else None,
+        exit_code=manifest.get("exit_code"),
+    )
+
+
+def _versions(facts: JobFacts, first: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, str]:
+    known = {
+        "ddpdoctor": manifest.get("ddpdoctor") or __version__,
+        "torch": facts.torch,
+        "NCCL": facts.nccl,
+        "CUDA": first.get("cuda"),
+        "Python": first.get("python"),
+    }
+    return {name: str(value) for name, value in known.items() if value}

@@ -1,0 +1,114 @@
+"""Measured numbers against rules: the diagnosis, built once."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ddpdoctor import __version__
+from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose.contradictions import without_contradictions
+from ddpdoctor.diagnose.diagnosis import (
+    BandwidthPoint,
+    Coverage,
+    Diagnosis,
+    Job,
+    RankSummary,
+    Series,
+    Steps,
+    TelemetrySeries,
+    Timeline,
+    WindowCost,
+)
+from ddpdoctor.diagnose.engine import diagnose
+from ddpdoctor.diagnose.load import load_rules
+from ddpdoctor.diagnose.verdict import verdict
+from ddpdoctor.diagnose.waterfall import waterfall
+from ddpdoctor.measure.facts import Facts, StepFacts
+from ddpdoctor.rundir import Note
+
+from .options import Options
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A job in numbers: what rules look at, and below ``window`` what reports draw and only step logs and traces tell."""
+
+    source: list[str]
+    facts: Facts
+    coverage: Coverage
+    set_aside: dict[str, int]
+    """Steps not measured, by reason."""
+    notes: list[Note]
+    job: Job
+    window: WindowCost | None = None
+    ranks: list[RankSummary] = field(default_factory=list)
+    series: Series = field(default_factory=Series)
+    timeline: Timeline | None = None
+    bandwidth: list[BandwidthPoint] = field(default_factory=list)
+    telemetry: list[TelemetrySeries] = field(default_factory=list)
+    hta: dict[str, Any] | None = None
+
+
+def judged(measured: Measured, options: Options) -> Diagnosis:
+    """The diagnosis of ``measured`` by the rules of ``options``."""
+    facts = measured.facts
+    tree = facts_view.tree(facts)
+    outcome = without_contradictions(
+        diagnose(
+            facts,
+            options.loaded_rules or load_rules(options.rules),
+            coverage=measured.coverage,
+            thresholds=options.thresholds,
+            suppressed=options.suppressed,
+        ),
+        tree,
+    )
+    matched = bool(facts.communication.matched) or not facts.communication.unmatched
+    healthy, sentence = verdict(outcome, coverage=measured.coverage, matched=matched)
+    told = [note.text for note in measured.notes]
+    return Diagnosis(
+        tool_version=__version__,
+        created_ns=time.time_ns(),
+        source=measured.source,
+        healthy=healthy,
+        verdict=sentence,
+        job=measured.job,
+        steps=_steps(facts.steps, measured.set_aside, measured.window),
+        breakdown=facts.breakdown,
+        findings=outcome.findings,
+        notes=list(dict.fromkeys([*_suppressed(outcome.suppressed, options), *told, *outcome.errors])),
+        checked=outcome.checked,
+        skipped=outcome.skipped,
+        ranks=measured.ranks,
+        series=measured.series,
+        timeline=measured.timeline,
+        waterfall=waterfall(facts.steps.mean_ms, outcome),
+        bandwidth=measured.bandwidth,
+        telemetry=measured.telemetry,
+        facts=tree,
+        hta=measured.hta,
+    )
+
+
+def _suppressed(rules: Sequence[str], options: Options) -> list[str]:
+    if not rules:
+        return []
+    many = f"{len(rules)} rules" if len(rules) > 1 else "1 rule"
+    return [f"{many} suppressed by {options.suppressed_by or 'the caller'}: {', '.join(rules)}."]
+
+
+def _steps(steps: StepFacts, set_aside: dict[str, int], window: WindowCost | None) -> Steps:
+    return Steps(
+        count=steps.seen,
+        measured=steps.measured,
+        source=steps.source,
+        median_ms=steps.median_ms,
+        mean_ms=steps.mean_ms,
+        p95_ms=steps.p95_ms,
+        samples_per_s=steps.samples_per_s,
+        set_aside=set_aside,
+        window=window,
+    )

@@ -1,0 +1,33 @@
+"""What the caller may choose."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddpdoctor.diagnose.load import RuleSet
+
+Progress = Callable[[int, int], None]
+"""Called with the number of traces that are read, and of all."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How to analyse."""
+
+    rules: Sequence[Path | str] = ()
+    loaded_rules: RuleSet | None = None
+    """The rules themselves, where the caller has read them already; ``rules`` is then not read."""
+    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    suppressed: Collection[str] = ()
+    suppressed_by: str = ""
+    """The file that says so, for the note."""
+    jobs: int | None = None
+    cache: bool = True
+    engine: str | None = None
+    """Where traces are read, see :func:`ddpdoctor.trace.engines.open_engine`; None: processes of this machine."""
+    job: int | None = None
+    """Which of several jobs, numbered as the refusal lists them; None: there must be one."""
+    hta: bool = False
+    progress: Progress | None = None

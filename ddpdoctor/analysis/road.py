@@ -1,0 +1,131 @@
+"""The stages in their order, and where a run and a table of operations part."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.measure.align import moved_trace
+from ddpdoctor.measure.flow import measure
+from ddpdoctor.measure.metrics import telemetry_series, window_cost
+from ddpdoctor.measure.steplog import PROFILED, RankLog
+from ddpdoctor.measure.window import Window, read_window
+from ddpdoctor.rundir import Note, is_run_directory
+from ddpdoctor.trace import RankTrace
+from ddpdoctor.trace.operations import find_operations
+
+from .inputs import Inputs, load, why_nothing, with_runs_below
+from .job import job_of
+from .judge import Measured, judged
+from .options import Options
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What :func:`prepare` found: ``logs`` are those with steps, ``windows`` the profiler windows, both by rank."""
+
+    paths: list[str]
+    inputs: Inputs
+    logs: list[RankLog]
+    windows: list[Window]
+
+
+def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagnosis:
+    """Diagnose run directories, profiler traces, or a table of operations (Parquet).
+
+    Several run directories are joined: the hosts of one job that wrote to separate folders. Raises
+    UnusableInput where nothing can be analysed; what is missing or broken besides becomes a note.
+    """
+    chosen = options or Options()
+    listed = [paths] if isinstance(paths, str) else list(paths)
+    tables = [table for path in listed if not is_run_directory(path) for table in find_operations(path)]
+    if tables:
+        return judged(_measured_operations(listed, tables), chosen)
+    return conclude(prepare(listed, chosen), chosen)
+
+
+def prepare(paths: Sequence[str], options: Options) -> Prepared:
+    """Read everything at the paths. Raises UnusableInput where there is nothing to measure."""
+    places = with_runs_below(paths)
+    inputs = load(places, options)
+    logs = [log for log in inputs.logs if log.steps]
+    if not inputs.traces and not logs:
+        raise UnusableInput(why_nothing(places, inputs))
+    return Prepared(places, inputs, logs, _windows(inputs))
+
+
+def conclude(prepared: Prepared, options: Options) -> Diagnosis:
+    """Measure and diagnose."""
+    return judged(_measured(prepared, options), options)
+
+
+def _windows(inputs: Inputs) -> list[Window]:
+    """Each trace reduced; for recorded ranks with the steps of their own log, which know better than marks in
+    the trace."""
+    logs: dict[int | None, RankLog] = {log.rank: log for log in inputs.logs}
+    return [_window(trace, logs.get(trace.meta.rank)) for trace in inputs.traces]
+
+
+def _window(trace: RankTrace, log: RankLog | None) -> Window:
+    if log is None:
+        return read_window(trace)
+    profiled = [step for step in log.steps if PROFILED in step.marks] if trace.size else []
+    bounds = [(step.number, step.start_ns, step.end_ns) for step in profiled]
+    return read_window(moved_trace(trace, profiled), bounds or None, log.host)
+
+
+def _measured(prepared: Prepared, options: Options) -> Measured:
+    """A run or traces, in numbers."""
+    inputs = prepared.inputs
+    hta = _hta(inputs, options)
+    measurement = measure(prepared.logs, prepared.windows, inputs.telemetry)
+    facts, seen = measurement.facts, measurement.graphs.speaking.ranks
+    manifest = inputs.runs[0].manifest if inputs.runs else {}
+    return Measured(
+        source=prepared.paths,
+        facts=facts,
+        coverage=Coverage(facts.steps.measured, len(seen)),
+        set_aside=measurement.set_aside,
+        notes=[*inputs.notes, *map(Note, measurement.notes)],
+        job=job_of(inputs, facts.job, seen, manifest),
+        window=window_cost(measurement.logs, facts.steps.median_ms),
+        ranks=measurement.ranks,
+        series=measurement.series,
+        timeline=measurement.timeline,
+        bandwidth=measurement.bandwidth,
+        telemetry=telemetry_series(inputs.telemetry, manifest.get("started_ns")),
+        hta=hta,
+    )
+
+
+def _measured_operations(paths: Sequence[str], tables: Sequence[str]) -> Measured:
+    """A table of operations, in numbers: it has neither ranks' traces nor step logs, so what-if analysis is all there is."""
+    if len(tables) > 1:
+        raise UnusableInput(
+            f"{', '.join(paths)}: {len(tables)} tables of operations, each a job of its own; name one."
+        )
+    from ddpdoctor.measure.pipeline import measure_stragglers, straggler_facts, summary_of
+    from ddpdoctor.trace.operations import read_operations
+
+    stragglers = measure_stragglers(read_operations(tables[0]))
+    facts = straggler_facts(stragglers)
+    ranks = sorted(worker.rank for worker in stragglers.workers)
+    return Measured(
+        source=list(paths),
+        facts=facts,
+        coverage=Coverage(facts.steps.measured, facts.job.ranks_seen),
+        set_aside={"incomplete": stragglers.set_aside} if stragglers.set_aside else {},
+        notes=[Note(sentence) for sentence in (*stragglers.notes, summary_of(stragglers))],
+        job=Job(world_size=stragglers.world_size, ranks_seen=ranks),
+    )
+
+
+def _hta(inputs: Inputs, options: Options) -> dict[str, Any] | None:
+    if not options.hta:
+        return None
+    from ddpdoctor.measure.export import hta_results
+
+    return hta_results(inputs.traces)
