@@ -20,7 +20,7 @@ from .recording import JOBS, Recorded, plain_environment, run_plain, run_recorde
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_parameters_are_identical_bit_for_bit(tmp_path, ranks: int) -> None:
     command = torchrun("plain_ddp.py", "--steps", "14", "--exit-hard", "--out", "result", ranks=ranks)
     plain = run_plain(tmp_path, command)
@@ -37,7 +37,7 @@ def test_parameters_are_identical_bit_for_bit(tmp_path, ranks: int) -> None:
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_workers_of_the_data_loader_are_not_ranks(tmp_path, context: str) -> None:
     command = torchrun(
         "plain_ddp.py", "--steps", "4", "--workers", "1", "--context", context, "--exit-hard", ranks=1
@@ -48,7 +48,7 @@ def test_workers_of_the_data_loader_are_not_ranks(tmp_path, context: str) -> Non
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("build_at", [0, 7, 11])
+@pytest.mark.parametrize("build_at", [pytest.param(0, marks=pytest.mark.slow), 7, 11])
 def test_the_jobs_own_profiler_wins(tmp_path, build_at: int) -> None:
     command = torchrun("profiled_by_itself.py", "--build-at", str(build_at), "--out", str(tmp_path), ranks=1)
     recorded = run_recorded(tmp_path, command)
