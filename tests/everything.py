@@ -28,8 +28,8 @@ OPTIONAL = (
     # For the axe.min.js in it; Playwright, which it is made for, is not needed.
     ["--no-deps", "axe-playwright-python"],
 )
-INSTALLS_WITHIN_S = 600
-"""Far above what one of these takes; what it guards against is a network that does not answer."""
+INSTALLS_WITHIN_S = 900
+"""Far above what any of these takes; what it guards against is a network that does not answer."""
 
 
 def main(folder: Path) -> int:

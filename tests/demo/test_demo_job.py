@@ -50,6 +50,7 @@ def torchrun(folder, *arguments):
 
 
 @pytest.mark.torchrun
+@pytest.mark.slow
 def test_the_job_trains_and_ends_well(tmp_path):
     assert torchrun(tmp_path, JOB, "--steps", "20") == "step 20 of 20\n"
 

@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.torchrun, pytest.mark.alone]
 STEPS, LATE_MS = 30, 30.0
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recorded, int]:
     tmp = tmp_path_factory.mktemp("inside")
     more = ["--updates", str(request.param), "--steps", str(STEPS), "--late-ms", str(LATE_MS)]

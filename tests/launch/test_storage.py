@@ -99,6 +99,7 @@ def test_a_read_only_disk(tmp_path) -> None:
 
 @pytest.mark.torchrun
 @needs_root
+@pytest.mark.slow
 def test_little_room_for_temporary_files(tmp_path) -> None:
     """The uncompressed trace, which may be many times larger than the one kept, goes where it fits, or nowhere."""
     with mounted(tmp_path / "small", "size=256k") as small, mounted(tmp_path / "run", "size=64m") as disk:

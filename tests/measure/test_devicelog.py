@@ -41,6 +41,7 @@ def facts_of(logs: list[RankLog]) -> Facts:
 
 
 @pytest.mark.torchrun
+@pytest.mark.slow
 def test_a_device_that_is_always_slower(logs_of) -> None:
     compute = facts_of(logs_of("always")).late.compute
     assert isinstance(compute, Cost) and compute.ranks == [1]
