@@ -30,19 +30,23 @@ def main(arguments: list[str]) -> int:
     codes: list[int] = []
     skipped: Counter[tuple[str, str]] = Counter()
     begun_s = time.monotonic()
-    for marks, options in ((f"({chosen}) and not alone", workers), (f"({chosen}) and alone", [])):
+    for which, options in (("not alone", workers), ("alone", [])):
+        marks = f"({chosen}) and {which}" if chosen else which
         code, skips = _go(marks, [*options, *arguments])
         codes.append(code)
         skipped += skips
-        print(f"{marks}: exit code {code}, {(time.monotonic() - begun_s) / 60:.1f} min so far", flush=True)
+        print(
+            f"Tests that are {marks}: exit code {code}, {(time.monotonic() - begun_s) / 60:.1f} min so far",
+            flush=True,
+        )
     _tell(skipped)
     return max((code for code in codes if code != NO_TESTS), default=NO_TESTS)
 
 
 def _without_marks(arguments: list[str]) -> tuple[str, list[str]]:
-    """The expression after ``-m``, and the other arguments."""
+    """The expression after ``-m``, empty where there is none, and the other arguments."""
     if "-m" not in arguments:
-        return "not nothing", arguments
+        return "", arguments
     place = arguments.index("-m")
     return arguments[place + 1], arguments[:place] + arguments[place + 2 :]
 
