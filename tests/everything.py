@@ -18,7 +18,7 @@ NEEDED = ["-e", ".[torch,dev]"]
 OPTIONAL = (
     ["HolisticTraceAnalysis", "pandas<3"],
     ["dask[distributed]"],
-    ["ray"],
+    ["ray[train]"],
     ["accelerate"],
     ["lightning"],
     ["transformers", "accelerate"],
