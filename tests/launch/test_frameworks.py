@@ -98,6 +98,7 @@ def test_deepspeed(tmp_path, stage: str) -> None:
 
 @pytest.mark.torchrun
 @pytest.mark.slow
+@pytest.mark.alone
 def test_ray_train(tmp_path) -> None:
     python = python_with("ray", "pyarrow", "tensorboardX")
     # Ray's sockets must have short paths.

@@ -23,7 +23,10 @@ from ddpdoctor.trace.worker import attempt
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(params=KINDS)
+# Ray gives its processes half a minute to start, all of them.
+@pytest.fixture(
+    params=[pytest.param(kind, marks=pytest.mark.alone) if kind == "ray" else kind for kind in KINDS]
+)
 def engine(request, monkeypatch):
     """A cluster of two workers on this machine."""
     pytest.importorskip({"dask": "dask.distributed"}.get(request.param, request.param))
