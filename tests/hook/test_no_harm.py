@@ -46,7 +46,9 @@ def test_workers_of_the_data_loader_are_not_ranks(tmp_path, context: str) -> Non
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("build_at", [pytest.param(0, marks=pytest.mark.slow), 7, 11])
+@pytest.mark.parametrize(
+    "build_at", [pytest.param(0, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow), 11]
+)
 def test_the_jobs_own_profiler_wins(tmp_path, build_at: int) -> None:
     command = one_rank("profiled_by_itself.py", "--build-at", str(build_at), "--out", str(tmp_path))
     recorded = run_recorded(tmp_path, command)
@@ -155,7 +157,7 @@ def test_a_run_directory_that_cannot_be_written(tmp_path, state: str) -> None:
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("more", ["--layers", "--more-ops"])
+@pytest.mark.parametrize("more", ["--layers", pytest.param("--more-ops", marks=pytest.mark.slow)])
 def test_a_trace_stays_below_its_limit(tmp_path, more: str) -> None:
     """A window is shortened by the size of the autograd graph; where that misleads, nothing is kept of the trace."""
     (tmp_path / "temporary").mkdir()

@@ -118,6 +118,7 @@ def test_little_room_for_temporary_files(tmp_path) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.slow
 def test_a_run_directory_removed_while_its_ranks_record(tmp_path) -> None:
     process = started(tmp_path / "run", JOB, tmp_path)
     steps = [tmp_path / "run" / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]

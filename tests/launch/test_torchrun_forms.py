@@ -25,6 +25,7 @@ def test_torchrun_of_a_script(tmp_path) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.slow
 def test_torchrun_of_a_module(tmp_path) -> None:
     environment = clean_environment(PYTHONPATH=str(JOBS))
     recorded = run_under(
