@@ -4,14 +4,18 @@ PYTHON ?= $(shell for python in python3 python3.13 python3.12 python3.11; do \
 	"$$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo "$$python" && break; done)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+EVERYTHING := .venv-all
 
-.PHONY: demo test check bench lab whatif fuzz net docs clean
+.PHONY: demo test test-all check bench lab whatif fuzz net docs clean
 
 demo: $(INSTALLED)  ## a real two-rank job with a planted fault, recorded and diagnosed
 	$(BIN)/ddpdoctor demo
 
-test: $(INSTALLED)  ## all tests but the long sweeps (pytest -m slow); those that need a GPU or an optional package skip themselves
-	$(BIN)/python -m pytest -m "not slow"
+test: $(INSTALLED)  ## before a commit: all tests but the long ones; those that need a GPU or an optional package skip themselves
+	$(BIN)/python -m tests.suite -m "not slow" $(ARGUMENTS)
+
+test-all: $(EVERYTHING)/.installed  ## all tests, the long ones too, with all the packages that tests meet
+	$(EVERYTHING)/bin/python -m tests.suite $(ARGUMENTS)
 
 check: $(INSTALLED)  ## lint, format, types, layers, generated documentation and the site with its links
 	$(BIN)/ruff check .
@@ -45,6 +49,11 @@ $(INSTALLED): pyproject.toml constraints.txt
 	$(BIN)/pip install -c constraints.txt -e '.[torch,dev]'
 	touch $@
 
+# Where a package cannot be had there is no stamp: the tests run without it, and the next call tries again.
+$(EVERYTHING)/.installed: pyproject.toml constraints.txt constraints-all.txt tests/everything.py
+	@test -n "$(PYTHON)" || { echo "ddpdoctor needs Python 3.11 or newer; name one with make PYTHON=..." >&2; exit 1; }
+	$(PYTHON) tests/everything.py $(EVERYTHING)
+
 clean:  ## all that make and the demo wrote here
-	rm -rf .venv build dist ddpdoctor-runs fuzz-failures .pytest_cache .mypy_cache .ruff_cache
+	rm -rf .venv $(EVERYTHING) build dist ddpdoctor-runs fuzz-failures .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,9 +16,11 @@ import pytest
 from ddpdoctor.demo.faults import FAULTS, Fault
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 
-pytestmark = pytest.mark.torchrun
+pytestmark = [pytest.mark.torchrun, pytest.mark.alone]
 pytest.importorskip("torch")
 
+QUICK = ("healthy", "slow-data-one-rank")
+"""A job with nothing to tell, and one with a culprit. A demo takes a quarter of a minute."""
 _SCHEMA = Path(__file__).parent.parent / "docs" / "schema" / "diagnosis.json"
 
 
@@ -39,7 +41,10 @@ def _right(diagnosis: Diagnosis, fault: Fault) -> bool:
     return top is not None and top.rule == fault.expected_rule and (ranks is None or top.ranks == ranks)
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.parametrize(
+    "fault", [fault if fault.name in QUICK else pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS],
+    ids=lambda fault: fault.name,
+)  # fmt: skip
 def test_each_planted_fault_is_the_verdict(fault: Fault, tmp_path: Path) -> None:
     tries = []
     for attempt in range(3):

@@ -50,11 +50,13 @@ def torchrun(folder, *arguments):
 
 
 @pytest.mark.torchrun
+@pytest.mark.slow
 def test_the_job_trains_and_ends_well(tmp_path):
     assert torchrun(tmp_path, JOB, "--steps", "20") == "step 20 of 20\n"
 
 
 @pytest.mark.torchrun
+@pytest.mark.slow
 def test_every_fault_trains(tmp_path):
     (tmp_path / "each_fault.py").write_text(EACH_FAULT)
     out = torchrun(tmp_path, "each_fault.py", JOB, tmp_path, *(fault.name for fault in FAULTS))

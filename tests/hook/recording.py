@@ -93,3 +93,10 @@ def run_plain(tmp: Path, command: list[str], timeout_s: float = 120) -> subproce
 def torchrun(script: str, *arguments: str, ranks: int = 2) -> list[str]:
     """A torchrun command for a script of ``tests/jobs``."""
     return [*TORCHRUN, str(ranks), str(JOBS / script), *arguments]
+
+
+def one_rank(script: str, *arguments: str) -> list[str]:
+    """A script of ``tests/jobs`` as the only rank of its job, with the variables that torchrun would set."""
+    variables = ["RANK=0", "LOCAL_RANK=0", "WORLD_SIZE=1", "LOCAL_WORLD_SIZE=1"]
+    address = ["MASTER_ADDR=127.0.0.1", "MASTER_PORT=0"]
+    return ["env", *variables, *address, sys.executable, str(JOBS / script), *arguments]

@@ -46,6 +46,7 @@ def test_events_tell_when_the_device_worked(tmp_path) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.slow
 def test_no_event_is_recorded_into_a_graph(tmp_path) -> None:
     job = recorded(tmp_path, "--steps", "40", "--capture", "20")
     for rank in (0, 1):

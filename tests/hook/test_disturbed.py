@@ -14,7 +14,8 @@ LATE_MS = 40.0
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("stopped", [0, 1])
+@pytest.mark.alone
+@pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_clock_is_set_and_a_rank_is_stopped(tmp_path, stopped: int) -> None:
     command = torchrun("disturbed.py", "--stopped", str(stopped), "--late-ms", str(LATE_MS))
     recorded = run_recorded(tmp_path, command)

@@ -16,11 +16,11 @@ from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.rundir import make_spool_root
 
-from .recording import JOBS, Recorded, plain_environment, run_plain, run_recorded, torchrun
+from .recording import JOBS, Recorded, one_rank, plain_environment, run_plain, run_recorded, torchrun
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_parameters_are_identical_bit_for_bit(tmp_path, ranks: int) -> None:
     command = torchrun("plain_ddp.py", "--steps", "14", "--exit-hard", "--out", "result", ranks=ranks)
     plain = run_plain(tmp_path, command)
@@ -37,20 +37,20 @@ def test_parameters_are_identical_bit_for_bit(tmp_path, ranks: int) -> None:
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("context", ["fork", "spawn", "forkserver"])
+@pytest.mark.parametrize("context", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
 def test_workers_of_the_data_loader_are_not_ranks(tmp_path, context: str) -> None:
-    command = torchrun(
-        "plain_ddp.py", "--steps", "4", "--workers", "1", "--context", context, "--exit-hard", ranks=1
-    )
+    command = one_rank("plain_ddp.py", "--steps", "4", "--workers", "1", "--context", context, "--exit-hard")
     recorded = run_recorded(tmp_path, command)
     assert recorded.process.returncode == 0, recorded.process.stderr
     assert recorded.folders() == ["00000"] and len(recorded.steps(0)) == 4
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("build_at", [0, 7, 11])
+@pytest.mark.parametrize(
+    "build_at", [pytest.param(0, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow), 11]
+)
 def test_the_jobs_own_profiler_wins(tmp_path, build_at: int) -> None:
-    command = torchrun("profiled_by_itself.py", "--build-at", str(build_at), "--out", str(tmp_path), ranks=1)
+    command = one_rank("profiled_by_itself.py", "--build-at", str(build_at), "--out", str(tmp_path))
     recorded = run_recorded(tmp_path, command)
     assert recorded.process.returncode == 0, recorded.process.stderr
     own = json.loads((tmp_path / "own-0.json").read_text())
@@ -131,7 +131,7 @@ def test_torch_looks_the_same(tmp_path) -> None:
 
 @pytest.mark.torchrun
 def test_compiled_models_and_optimizers(tmp_path) -> None:
-    command = torchrun("compiled.py", ranks=1)
+    command = one_rank("compiled.py")
     plain = run_plain(tmp_path, command)
     recorded = run_recorded(tmp_path, command)
     assert recorded.process.returncode == plain.returncode == 0, recorded.process.stderr
@@ -140,7 +140,7 @@ def test_compiled_models_and_optimizers(tmp_path) -> None:
     assert recorded.info(0)["hook"]["errors"] == []
 
 
-@pytest.mark.parametrize("state", ["vanished", "read-only"])
+@pytest.mark.parametrize("state", ["vanished", pytest.param("read-only", marks=pytest.mark.slow)])
 def test_a_run_directory_that_cannot_be_written(tmp_path, state: str) -> None:
     run = tmp_path / "run"
     environment = job_environment(str(run / "gone" if state == "vanished" else "/proc/nothing"), str(tmp_path / "spool"),
@@ -157,12 +157,12 @@ def test_a_run_directory_that_cannot_be_written(tmp_path, state: str) -> None:
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("more", ["--layers", "--more-ops"])
+@pytest.mark.parametrize("more", ["--layers", pytest.param("--more-ops", marks=pytest.mark.slow)])
 def test_a_trace_stays_below_its_limit(tmp_path, more: str) -> None:
     """A window is shortened by the size of the autograd graph; where that misleads, nothing is kept of the trace."""
     (tmp_path / "temporary").mkdir()
     size = {"--layers": "100", "--more-ops": "12000"}[more]
-    command = torchrun("plain_ddp.py", "--steps", "60", more, size, "--exit-hard", ranks=1)
+    command = one_rank("plain_ddp.py", "--steps", "60", more, size, "--exit-hard")
     base = plain_environment(TMPDIR=str(tmp_path / "temporary"))
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(5, 14), max_trace_mb=1), base)
     assert recorded.process.stdout == "done 60\n" and len(recorded.steps(0)) == 60

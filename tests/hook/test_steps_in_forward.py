@@ -10,10 +10,11 @@ from ddpdoctor import analyze
 
 from .recording import Recorded, run_recorded, torchrun
 
+pytestmark = [pytest.mark.torchrun, pytest.mark.alone]
 STEPS, LATE_MS = 30, 30.0
 
 
-@pytest.fixture(scope="module", params=[1, 2])
+@pytest.fixture(scope="module", params=[pytest.param(1, marks=pytest.mark.slow), 2])
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recorded, int]:
     tmp = tmp_path_factory.mktemp("inside")
     more = ["--updates", str(request.param), "--steps", str(STEPS), "--late-ms", str(LATE_MS)]
@@ -22,7 +23,6 @@ def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     return recorded, request.param
 
 
-@pytest.mark.torchrun
 @pytest.mark.parametrize("rank", [0, 1])
 def test_what_comes_before_each_backward_is_its_forward(job: tuple[Recorded, int], rank: int) -> None:
     recorded, updates = job
@@ -39,7 +39,6 @@ def test_what_comes_before_each_backward_is_its_forward(job: tuple[Recorded, int
             assert backward["base"] + backward["ready"][0] <= backward["s"] + backward["d"]
 
 
-@pytest.mark.torchrun
 def test_the_late_rank_is_named(job: tuple[Recorded, int]) -> None:
     recorded, updates = job
     diagnosis = analyze(str(recorded.run))

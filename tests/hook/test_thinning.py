@@ -67,6 +67,7 @@ def test_one_long_reading_of_the_clock_changes_little():
     assert thinning.every == 1 and thinning.cost_us < 60
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("change", ["", "1"])
 def test_a_thinned_job_is_counted_right(tmp_path, change):
     base = plain_environment(CHANGE=change)

@@ -18,9 +18,15 @@ DRAW = Draw(cost_ms=5.0, base_ms=20.0, rank=1, batch=8, steps=100, random=Random
 
 
 @pytest.mark.torchrun
+@pytest.mark.alone
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "script", "line"),
-    [("data-one", "mlp", True), ("forward-one", "transformer", True), ("log-one", "spawned", True)],
+    [
+        ("data-one", "mlp", True),
+        ("forward-one", "transformer", True),
+        ("log-one", "spawned", True),
+    ],
 )
 def test_a_strong_fault_is_named(tmp_path, fault, script, line):
     pytest.importorskip("torch")

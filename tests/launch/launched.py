@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -62,6 +63,16 @@ def clean_environment(**more: str) -> dict[str, str]:
         if not name.startswith((*SCHEDULERS, "DDPDOCTOR_"))
     }
     return {**kept, **more}
+
+
+def spools_below(folder: Path) -> list[Path]:
+    """The spools in memory-backed storage of run directories below ``folder``; others come and go meanwhile."""
+    below = []
+    for target in Path("/dev/shm").glob(f"ddpdoctor-{os.getuid()}-*/*/target"):
+        with contextlib.suppress(FileNotFoundError):
+            if target.read_text().startswith(str(folder)):
+                below.append(target.parent)
+    return below
 
 
 def run_under(

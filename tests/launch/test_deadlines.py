@@ -179,7 +179,7 @@ def test_ranks_whose_run_directory_does_not_answer_when_they_begin(tmp_path) -> 
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("place", ["steps.jsonl", "rank.json"])
+@pytest.mark.parametrize("place", ["steps.jsonl", pytest.param("rank.json", marks=pytest.mark.slow)])
 def test_a_pipe_in_the_place_of_a_file(tmp_path, place) -> None:
     """Opening it would wait for its reader."""
     process = started(tmp_path, *TORCHRUN, "1", TINY, "--steps", "300", "--step-ms", "5")
@@ -201,7 +201,7 @@ def test_threads_that_fork_all_the_while(tmp_path) -> None:
     assert "ddpdoctor: what" not in recorded.process.stderr, recorded.process.stderr
 
 
-@pytest.mark.parametrize("stuck", ["_run", "_copy"])
+@pytest.mark.parametrize("stuck", [pytest.param("_run", marks=pytest.mark.slow), "_copy"])
 def test_a_thread_of_ours_that_never_gets_on(tmp_path, stuck) -> None:
     """At the beginning, and once it has claimed the rank's folder."""
     patched = f"""

@@ -17,6 +17,8 @@ from tests.hook.recording import JOBS
 from .launched import clean_environment, program_of, python_with, run_under, two_ranks_took
 
 FRAMEWORKS = JOBS / "frameworks"
+pytestmark = pytest.mark.xdist_group("frameworks")
+"""One after the other: some launchers have a fixed port, and DeepSpeed compiles for all jobs into one folder."""
 
 
 @pytest.mark.torchrun
@@ -96,8 +98,9 @@ def test_deepspeed(tmp_path, stage: str) -> None:
 
 @pytest.mark.torchrun
 @pytest.mark.slow
+@pytest.mark.alone
 def test_ray_train(tmp_path) -> None:
-    python = python_with("ray")
+    python = python_with("ray", "pyarrow", "tensorboardX")
     # Ray's sockets must have short paths.
     folder = tempfile.mkdtemp(prefix="ray")
     try:

@@ -111,7 +111,7 @@ def on_host(hosts: Hosts, node: int, command: list[str]) -> list[str]:
 
 @pytest.mark.torchrun
 @pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}")
-@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_two_hosts(tmp_path, shared: bool) -> None:
     folders = ["run", "run"] if shared else ["first", "second"]
     with two_hosts(None) as hosts:

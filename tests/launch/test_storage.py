@@ -18,7 +18,7 @@ from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.rundir import Spool, make_spool_root
 from tests.hook.recording import JOBS, TORCHRUN
 
-from .launched import DDPDOCTOR_RUN, TINY, clean_environment
+from .launched import DDPDOCTOR_RUN, TINY, clean_environment, spools_below
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="mounting a small file system needs root")
 JOB = [*TORCHRUN, "2", TINY, "--steps", "400", "--step-ms", "5"]
@@ -99,6 +99,7 @@ def test_a_read_only_disk(tmp_path) -> None:
 
 @pytest.mark.torchrun
 @needs_root
+@pytest.mark.slow
 def test_little_room_for_temporary_files(tmp_path) -> None:
     """The uncompressed trace, which may be many times larger than the one kept, goes where it fits, or nowhere."""
     with mounted(tmp_path / "small", "size=256k") as small, mounted(tmp_path / "run", "size=64m") as disk:
@@ -117,6 +118,7 @@ def test_little_room_for_temporary_files(tmp_path) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.slow
 def test_a_run_directory_removed_while_its_ranks_record(tmp_path) -> None:
     process = started(tmp_path / "run", JOB, tmp_path)
     steps = [tmp_path / "run" / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
@@ -131,8 +133,7 @@ def test_a_run_directory_removed_while_its_ranks_record(tmp_path) -> None:
     assert 1 <= len(warnings_of(err)) <= 2, err
     assert "Traceback" not in err and "could not be" in err
     assert not (tmp_path / "run" / "ranks").exists()
-    spools = Path("/dev/shm").glob(f"ddpdoctor-{os.getuid()}-*/*/target")
-    assert not [spool for spool in spools if spool.read_text().startswith(str(tmp_path))]
+    assert spools_below(tmp_path) == []
 
 
 @pytest.mark.parametrize(("free_share", "kept_bytes"), [(0.9, 2 * 2**20), (0.1, 2**16)])

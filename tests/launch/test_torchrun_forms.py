@@ -25,6 +25,7 @@ def test_torchrun_of_a_script(tmp_path) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.slow
 def test_torchrun_of_a_module(tmp_path) -> None:
     environment = clean_environment(PYTHONPATH=str(JOBS))
     recorded = run_under(
@@ -35,12 +36,14 @@ def test_torchrun_of_a_module(tmp_path) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.slow
 def test_torchrun_of_a_program(tmp_path) -> None:
     recorded = run_under(tmp_path, [*TORCHRUN, "2", "--no-python", sys.executable, TINY])
     two_ranks_took(recorded, 6)
 
 
 @pytest.mark.torchrun
+@pytest.mark.slow
 def test_a_console_command_that_starts_its_own_ranks(tmp_path) -> None:
     tool = tmp_path / "sometool"
     tool.write_text(

@@ -41,6 +41,7 @@ def tree(tmp_path):
         os.killpg(child.pid, 9)
 
 
+@pytest.mark.alone
 def test_host_sample_has_all_fields(tree):
     sampler = HostSampler()
     first = sampler.sample()
@@ -58,6 +59,7 @@ def test_host_sample_has_all_fields(tree):
 
 
 @linux
+@pytest.mark.alone
 def test_a_process_tree(tree):
     sampler = ProcessTreeSampler(lambda: {3: tree.pid})
     sampler.sample()
@@ -75,6 +77,7 @@ def test_a_process_tree(tree):
 
 
 @linux
+@pytest.mark.alone
 def test_a_worker_started_later_counts_from_its_birth(tmp_path):
     pids = {}
     sampler = ProcessTreeSampler(lambda: pids)

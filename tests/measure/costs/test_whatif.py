@@ -74,11 +74,12 @@ def test_with_nothing_changed_it_is_the_measured_job(name, graphs):
     assert whatif.faster_link(graph, 1.0, 0.0) == pytest.approx(graph.mean_cycle_ns, rel=0.02)
 
 
-@pytest.mark.parametrize("name", JOBS)
-@pytest.mark.parametrize("times", [0.5, 2.0, 8.0])
+# Not slower on CPUs: the generator gives Gloo's two threads a link each.
+@pytest.mark.parametrize(
+    ("times", "name"),
+    [(times, name) for times in (0.5, 2.0, 8.0) for name in JOBS if (times, name) != (0.5, "on CPUs")],
+)
 def test_a_faster_link(name, times, graphs):
-    if (name, times) == ("on CPUs", 0.5):
-        pytest.skip("the generator gives Gloo's two threads a link each")
     graph, job = graphs(name), JOBS[name]
     latency_us, _ = message_cost(graph)
     predicted = whatif.faster_link(graph, times, latency_us * 1e3)

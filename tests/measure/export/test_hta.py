@@ -34,6 +34,8 @@ SETS = [
     "tracelens/mi300_resnet_act_checkpoint",
     "tracelens/mi300_ddp_resnet18",
 ]
+pytestmark = pytest.mark.xdist_group("hta")
+"""In one process, which keeps what it has loaded."""
 ANALYSES = ["temporal_breakdown", "overlap", "idle_time", "queue_length", "kernel_launches"]
 
 needs_hta = pytest.mark.skipif(importlib.util.find_spec("hta") is None, reason="HTA is not installed")

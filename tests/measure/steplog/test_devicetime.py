@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -27,37 +27,40 @@ from ddpdoctor.rundir import EventKind, RunDirectory
 from tests.hook.recording import JOBS, TORCHRUN, run_recorded
 
 
-def logs_of(tmp_path: Path, slow: str) -> list[RankLog]:
-    command = [
-        *TORCHRUN,
-        "2",
-        str(JOBS / "fake_cuda.py"),
-        "--marks",
-        str(tmp_path / "marks"),
-        "--slow",
-        slow,
-    ]
-    found = run_recorded(tmp_path, command, HookOptions(profile_steps=None))
-    assert found.process.returncode == 0, found.process.stderr
-    return [read_rank_log(record) for record in RunDirectory.open(str(found.run)).ranks]
+@pytest.fixture(scope="module")
+def logs_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[RankLog]]:
+    """``logs_of(slow)``: what a job recorded whose rank 1 has a device that is slower so often; a job for each."""
+    runs: dict[str, str] = {}
+
+    def logs(slow: str) -> list[RankLog]:
+        if slow not in runs:
+            folder = tmp_path_factory.mktemp(slow)
+            job = [str(JOBS / "fake_cuda.py"), "--marks", str(folder / "marks"), "--slow", slow]
+            found = run_recorded(folder, [*TORCHRUN, "2", *job], HookOptions(profile_steps=None))
+            assert found.process.returncode == 0, found.process.stderr
+            runs[slow] = str(found.run)
+        return [read_rank_log(record) for record in RunDirectory.open(runs[slow]).ranks]
+
+    return logs
 
 
-def facts_of(tmp_path: Path, slow: str) -> Facts:
-    return measure(logs_of(tmp_path, slow), [], {}).facts
+def facts_of(logs: list[RankLog]) -> Facts:
+    return measure(logs, [], {}).facts
 
 
 @pytest.mark.torchrun
-def test_a_device_that_is_always_slower(tmp_path) -> None:
-    compute = facts_of(tmp_path, "always").late.compute
+@pytest.mark.slow
+def test_a_device_that_is_always_slower(logs_of) -> None:
+    compute = facts_of(logs_of("always")).late.compute
     assert isinstance(compute, Cost) and compute.ranks == [1]
     assert compute.ms_per_step == pytest.approx(18.0, abs=2.0)
     assert compute.typical_ms == pytest.approx(24.0, abs=3.0)
 
 
 @pytest.mark.torchrun
-def test_a_device_that_is_slower_now_and_then(tmp_path) -> None:
+def test_a_device_that_is_slower_now_and_then(logs_of) -> None:
     """Also beside a profiler window, which showed a few steps and missed it."""
-    logs = logs_of(tmp_path, "seldom")
+    logs = logs_of("seldom")
     timed = in_device_time(logs)
     assert timed is not None
     beside = rare_costs(RareSource(graph_of_logs(timed), LogSourceLines(timed), RARE_ON_DEVICE))
@@ -68,8 +71,8 @@ def test_a_device_that_is_slower_now_and_then(tmp_path) -> None:
 
 
 @pytest.mark.torchrun
-def test_devices_that_are_equally_fast(tmp_path) -> None:
-    facts = facts_of(tmp_path, "never")
+def test_devices_that_are_equally_fast(logs_of) -> None:
+    facts = facts_of(logs_of("never"))
     assert facts.late.compute is None or facts.late.compute.share < 0.05
     assert facts.steps.median_ms == pytest.approx(28.5, abs=1.5)
 
@@ -100,8 +103,8 @@ def test_an_optimizer_with_a_closure_begins_after_its_backward() -> None:
 
 
 @pytest.mark.torchrun
-def test_steps_without_device_times_are_left_to_the_host(tmp_path) -> None:
-    first, second = logs_of(tmp_path, "never")
+def test_steps_without_device_times_are_left_to_the_host(logs_of) -> None:
+    first, second = logs_of("never")
     known = {number: times for number, times in second.device_times.items() if number >= 112}
     assert sum(number in known for number in range(120)) == 8
     assert in_device_time([first, replace(second, device_times=known)]) is not None

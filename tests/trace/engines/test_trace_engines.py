@@ -21,7 +21,10 @@ from tests.trace.trace_files import SHARED, assert_same, document, events, job, 
 ROOT = Path(__file__).resolve().parents[3]
 
 
-@pytest.fixture(params=KINDS)
+# Ray gives its processes half a minute to start, all of them.
+@pytest.fixture(
+    params=[pytest.param(kind, marks=pytest.mark.alone) if kind == "ray" else kind for kind in KINDS]
+)
 def engine(request, monkeypatch):
     """A cluster of two workers on this machine."""
     pytest.importorskip({"dask": "dask.distributed"}.get(request.param, request.param))
