@@ -191,7 +191,7 @@ def _notes(graphs: Graphs) -> list[str]:
             f"Collectives could not be matched over the ranks: {window_graph.refused}. "
             "Waiting and transfer cannot be told apart, and no rank is accused."
         )
-    if len(windows) == 1 and len(windows[0].comms) and not logs:
+    if len(windows) == 1 and len(windows[0].collectives) and not logs:
         notes.append(
             "One rank only: whether its collectives waited for a late rank or transferred slowly cannot be told "
             "from this trace. Collect the same steps on all ranks."

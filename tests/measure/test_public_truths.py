@@ -59,7 +59,7 @@ def test_ends_of_matched_collectives_lie_together():
     aligned, matched = align_and_match(windows)
     assert matched.unmatched == 0 and (matched.rows[0] >= 0).sum() == 3, "rank 2's window begins one later"
     assert (matched.rows[1:] >= 0).all()
-    ends = np.stack([w.comms.end[matched.rows[1:, r]] for r, w in enumerate(aligned)])
+    ends = np.stack([w.collectives.end[matched.rows[1:, r]] for r, w in enumerate(aligned)])
     assert np.ptp(ends, axis=0).max() <= 73_000 and np.median(np.ptp(ends, axis=0)) <= 30_000
 
 

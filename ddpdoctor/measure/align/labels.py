@@ -16,12 +16,12 @@ def group_keys(window: Window) -> list[Hashable]:
     for group in window.trace.meta.process_groups:
         if group.get("ranks"):
             known.setdefault(str(group.get("pg_name")), f"{group.get('pg_name')} {group['ranks']}")
-    return [known.get(name, name) for name in window.comms.group]
+    return [known.get(name, name) for name in window.collectives.group]
 
 
 def labels(window: Window) -> list[Hashable]:
     """[M] what the same collective has in common on all ranks, the number apart."""
-    comms, keys = window.comms, group_keys(window)
+    comms, keys = window.collectives, group_keys(window)
     return [
         (
             keys[i],

@@ -56,9 +56,9 @@ class Matched:
 def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
     """(The windows on one clock, their collectives matched). Ranks without collectives keep their clock."""
     numbered = numbered_by_step(windows)
-    active = [position for position, window in enumerate(numbered) if len(window.comms)]
+    active = [position for position, window in enumerate(numbered) if len(window.collectives)]
     if len(active) < 2:
-        unmatched = sum(len(window.comms) for window in numbered)
+        unmatched = sum(len(window.collectives) for window in numbered)
         return numbered, Matched(np.empty((0, len(windows)), np.int64), unmatched)
     moved, error_ns = on_one_clock([numbered[position] for position in active])
     by_position = dict(zip(active, moved, strict=True))
@@ -73,13 +73,13 @@ def _match(windows: Sequence[Window], tolerance_ns: float) -> tuple[NDArray[np.i
     by_group: dict[Hashable, list[Member]] = defaultdict(list)
     for position, window in enumerate(windows):
         keys = group_keys(window)
-        for row in range(len(window.comms)):
-            if not window.comms.point_to_point[row]:
+        for row in range(len(window.collectives)):
+            if not window.collectives.point_to_point[row]:
                 by_group[keys[row]].append((position, row))
-    unmatched = sum(int(window.comms.point_to_point.sum()) for window in windows)
+    unmatched = sum(int(window.collectives.point_to_point.sum()) for window in windows)
     lines = []
     for members in by_group.values():
-        numbered = any(windows[p].comms.sequence[r] >= 0 for p, r in members)
+        numbered = any(windows[p].collectives.sequence[r] >= 0 for p, r in members)
         clusters = _by_sequence(windows, members) if numbered else _by_ends(windows, members, tolerance_ns)
         for cluster in clusters:
             if len(cluster) < 2:
@@ -97,7 +97,7 @@ def _by_sequence(windows: Sequence[Window], members: list[Member]) -> list[list[
     numbered: dict[tuple[int, str], dict[int, Member]] = defaultdict(dict)
     alone: list[list[Member]] = []
     for position, row in members:
-        comms = windows[position].comms
+        comms = windows[position].collectives
         if comms.sequence[row] < 0:
             alone.append([(position, row)])
             continue
@@ -107,15 +107,15 @@ def _by_sequence(windows: Sequence[Window], members: list[Member]) -> list[list[
 
 def _by_ends(windows: Sequence[Window], members: list[Member], tolerance_ns: float) -> list[list[Member]]:
     """Clusters of ends, one per rank, alike in operation and size, no further apart than the tolerance."""
-    ordered = sorted(members, key=lambda m: int(windows[m[0]].comms.end[m[1]]))
+    ordered = sorted(members, key=lambda m: int(windows[m[0]].collectives.end[m[1]]))
     clusters: list[list[Member]] = []
     open_clusters: dict[Hashable, list[Member]] = {}
     for position, row in ordered:
-        comms = windows[position].comms
+        comms = windows[position].collectives
         size = comms.bytes[row]
         label = (comms.operation[row], -1.0 if np.isnan(size) else float(size))
         cluster = open_clusters.get(label)
-        first_end = int(windows[cluster[0][0]].comms.end[cluster[0][1]]) if cluster else 0
+        first_end = int(windows[cluster[0][0]].collectives.end[cluster[0][1]]) if cluster else 0
         full = cluster is not None and position in {p for p, _ in cluster}
         if cluster is None or full or int(comms.end[row]) - first_end > tolerance_ns:
             cluster = open_clusters[label] = []
@@ -126,7 +126,7 @@ def _by_ends(windows: Sequence[Window], members: list[Member], tolerance_ns: flo
 
 def _refused(windows: Sequence[Window], rows: NDArray[np.int64]) -> str | None:
     """Why a matching cannot be right: too few pairs, or ends too far apart."""
-    whole = sum(int((~window.comms.point_to_point).sum()) for window in windows)
+    whole = sum(int((~window.collectives.point_to_point).sum()) for window in windows)
     inside = int((rows >= 0).sum())
     if whole and inside < TUNING.least_matched * whole:
         return (
@@ -135,7 +135,7 @@ def _refused(windows: Sequence[Window], rows: NDArray[np.int64]) -> str | None:
         )
     spreads = []
     for line in rows:
-        ends = [int(windows[position].comms.end[row]) for position, row in enumerate(line) if row >= 0]
+        ends = [int(windows[position].collectives.end[row]) for position, row in enumerate(line) if row >= 0]
         spreads.append(max(ends) - min(ends))
     on_device = any(window.on_device for window in windows)
     credible = TUNING.credible_spread_ns if on_device else TUNING.credible_gloo_spread_ns

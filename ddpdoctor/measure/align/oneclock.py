@@ -52,7 +52,7 @@ def _errors_within(windows: Sequence[Window]) -> list[float]:
 
 def _paired(reference: Window, other: Window) -> Ends | None:
     """None where less than two collectives are the same."""
-    a, b = reference.comms, other.comms
+    a, b = reference.collectives, other.collectives
     if (a.sequence >= 0).any() and (b.sequence >= 0).any():
         theirs, ours = group_keys(other), group_keys(reference)
         there = {(theirs[j], int(b.sequence[j])): j for j in range(len(b)) if b.sequence[j] >= 0}
@@ -90,16 +90,16 @@ def _on_clock(window: Window, fit: ClockFit) -> Window:
     everything else at its middle."""
     middle = np.array([(window.span[0] + window.span[1]) // 2])
     whole = int(fit.correction(middle)[0])
-    moved, own = window.shifted(whole), window.comms
+    moved, own = window.shifted(whole), window.collectives
 
     def on_clock(edges: NDArray[Any]) -> NDArray[Any]:
         return edges + fit.correction(edges - whole) - whole
 
     collectives = replace(
-        moved.comms,
+        moved.collectives,
         start=own.start + fit.correction(own.start),
         end=own.end + fit.correction(own.end),
         ready=own.ready + fit.correction(own.ready),
     )
     sets = {name: (on_clock(start), on_clock(end)) for name, (start, end) in moved.sets.items()}
-    return replace(moved, comms=collectives, sets=sets)
+    return replace(moved, collectives=collectives, sets=sets)

@@ -162,7 +162,7 @@ def _log_collective(
 
 def _window_collectives(windows: Sequence[Window], matched: Matched) -> list[tuple[object, ...]]:
     begun = [arrivals(window)[0] for window in windows]
-    last = [np.full(len(window.comms), -1, np.int64) for window in windows]
+    last = [np.full(len(window.collectives), -1, np.int64) for window in windows]
     for line in matched.rows if not matched.refused else ():
         latest = max(int(begun[r][row]) for r, row in enumerate(line) if row >= 0)
         for r, row in enumerate(line):
@@ -170,7 +170,7 @@ def _window_collectives(windows: Sequence[Window], matched: Matched) -> list[tup
                 last[r][row] = latest
     rows: list[tuple[object, ...]] = []
     for window, arrival, latest_of in zip(windows, begun, last, strict=True):
-        comms, steps = window.comms, step_of(window, window.comms.issued)
+        comms, steps = window.collectives, step_of(window, window.collectives.issued)
         for i in range(len(comms)):
             size = float(comms.bytes[i])
             together = int(latest_of[i]) if latest_of[i] >= 0 else None

@@ -50,20 +50,20 @@ class MatchedCollectives:
     def sync(self, m: int) -> Sync:
         """What kind of synchronisation it is, and whose."""
         window, row = self.first(m)
-        issued = int(window.comms.issued[row])
+        issued = int(window.collectives.issued[row])
         return Sync(
-            kind=window.comms.kind[row],
-            name=window.comms.operation[row],
+            kind=window.collectives.kind[row],
+            name=window.collectives.operation[row],
             members=tuple(int(position) for position in self.members(m)),
             micro=window.micro_batch(issued),
-            group=window.comms.group[row],
+            group=window.collectives.group[row],
             update=window.update(issued),
         )
 
     def message_bytes(self, m: int) -> float:
         """Bytes that a rank contributes; NaN where unknown."""
         window, row = self.first(m)
-        return float(window.comms.bytes[row])
+        return float(window.collectives.bytes[row])
 
 
 def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollectives:
@@ -75,8 +75,8 @@ def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollect
         arrives, queued = arrivals(window)
         arrival[has, r] = arrives[own]
         # Only of one that was queued is it known that it could have started earlier.
-        ready[has, r] = np.where(queued, window.comms.ready, arrives)[own]
-        end[has, r] = window.comms.end[own]
+        ready[has, r] = np.where(queued, window.collectives.ready, arrives)[own]
+        end[has, r] = window.collectives.end[own]
     last_arrival = np.nanmax(arrival, axis=1)
     return MatchedCollectives(windows, rows, arrival, end, ready, last_arrival, _steps(windows, rows))
 
@@ -147,7 +147,7 @@ def _lasts(matched: MatchedCollectives, of_step: Sequence[int]) -> list[int] | N
 
 def _reduces_gradients(matched: MatchedCollectives, m: int) -> bool:
     window, row = matched.first(m)
-    return window.comms.kind[row] == SyncKind.GRADIENTS
+    return window.collectives.kind[row] == SyncKind.GRADIENTS
 
 
 def _between(

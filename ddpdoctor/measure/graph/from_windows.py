@@ -65,9 +65,9 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
 def _with_unmatched(window: Window) -> Window:
     """The window with its exposed communication as a component, for where that is not matched: what is left between
     collectives, or all of it."""
-    if not len(window.comms):
+    if not len(window.collectives):
         return window
-    exposed = subtract(union(window.comms.start, window.comms.end), window.compute)
+    exposed = subtract(union(window.collectives.start, window.collectives.end), window.compute)
     return window.with_set(Component.UNMATCHED, subtract(exposed, union_of(*window.sets.values())))
 
 

@@ -39,12 +39,12 @@ def backward_of(window: Window) -> tuple[float, float] | None:
     lengths_ms, shares = [], []
     for _, low, high in window.steps:
         own = (host >= low) & (host < high)
-        issued = reduced & (window.comms.issued >= low) & (window.comms.issued < high)
+        issued = reduced & (window.collectives.issued >= low) & (window.collectives.issued < high)
         if not own.any() or not issued.any():
             continue
         begin, stop = float(start[own].min()), float(end[own].max())
         lengths_ms.append((stop - begin) / 1e6)
-        shares.append((float(window.comms.start[issued].min()) - begin) / max(stop - begin, 1.0))
+        shares.append((float(window.collectives.start[issued].min()) - begin) / max(stop - begin, 1.0))
     if not lengths_ms:
         return None
     return float(np.median(lengths_ms)), float(np.clip(np.median(shares), 0, 1))

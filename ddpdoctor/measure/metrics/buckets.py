@@ -134,7 +134,7 @@ def _shown(windows: Sequence[Window], syncs: float) -> Reductions:
     sizes = [
         size
         for window, rows in zip(windows, chosen, strict=True)
-        for size in window.comms.bytes[rows]
+        for size in window.collectives.bytes[rows]
         if size > 0
     ]
     passes = [backward for window in windows if (backward := backward_of(window)) is not None]

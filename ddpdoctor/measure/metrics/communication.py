@@ -97,7 +97,7 @@ def _exposed_ms(windows: Sequence[Window]) -> float | None:
     """Exposed communication inside the marked steps, per step, median rank."""
     per_step_ns = []
     for window in windows:
-        if not len(window.comms):
+        if not len(window.collectives):
             continue
         exposed = subtract(communicating(window), window.compute)
         if window.steps:
@@ -109,9 +109,9 @@ def _exposed_ms(windows: Sequence[Window]) -> float | None:
 def _bytes_per_step(windows: Sequence[Window]) -> float | None:
     """Bytes of the collectives in the marked steps, median rank of those whose messages' sizes are known."""
     sums = [
-        float(np.nansum(window.comms.bytes[in_marked_steps(window)]))
+        float(np.nansum(window.collectives.bytes[in_marked_steps(window)]))
         for window in windows
-        if len(window.comms) and not np.isnan(window.comms.bytes).all()
+        if len(window.collectives) and not np.isnan(window.collectives.bytes).all()
     ]
     return float(np.median(sums)) / marked_steps(windows) if sums else None
 
@@ -128,7 +128,10 @@ def _sharded_share(windows: Sequence[Window]) -> float | None:
         (float(length), operation in _SHARDED)
         for window in windows
         for length, operation, kind in zip(
-            window.comms.end - window.comms.start, window.comms.operation, window.comms.kind, strict=True
+            window.collectives.end - window.collectives.start,
+            window.collectives.operation,
+            window.collectives.kind,
+            strict=True,
         )
         if kind in (SyncKind.GRADIENTS, SyncKind.MODEL)
     ]

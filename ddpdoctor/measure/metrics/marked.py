@@ -25,9 +25,9 @@ def in_marked_steps(window: Window) -> NDArray[np.bool_]:
 
 def of_kind(window: Window, kind: str) -> NDArray[np.bool_]:
     """[M] the collectives of one kind."""
-    return np.array([own == kind for own in window.comms.kind], bool)
+    return np.array([own == kind for own in window.collectives.kind], bool)
 
 
 def communicating(window: Window) -> Intervals:
     """When the rank is in any collective."""
-    return union(window.comms.start, window.comms.end)
+    return union(window.collectives.start, window.collectives.end)

@@ -40,8 +40,8 @@ class WindowSourceLines:
         launched: Counter[Frame] = Counter()
         waited: Counter[Frame] = Counter()
         for window in _spread(self.windows):
-            rows = [row for row, kind in enumerate(window.comms.kind) if kind in kinds]
-            issued = window.comms.issued[rows]
+            rows = [row for row, kind in enumerate(window.collectives.kind) if kind in kinds]
+            issued = window.collectives.issued[rows]
             launched.update(frames_during(window, (issued, issued + _LAUNCH_NS)))
             waited.update(frames_waiting(window, kinds))
         return joined(ranked(launched), ranked(waited))
@@ -97,7 +97,7 @@ def _time_of(window: Window, components: Sequence[str]) -> Intervals:
     named = [window.sets[name] for name in components if name in window.sets]
     if Component.HOST in components:
         others = [times for name, times in window.sets.items() if name not in components]
-        taken = _united([*others, (window.comms.start, window.comms.end)])
+        taken = _united([*others, (window.collectives.start, window.collectives.end)])
         edges = np.concatenate(([window.span[0]], taken[1])), np.concatenate((taken[0], [window.span[1]]))
         named.append(union(*edges))
     return _united(named) if named else union([], [])

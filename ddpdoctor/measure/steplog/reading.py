@@ -25,6 +25,7 @@ _MOST_PLACES = 100_000
 _MOST_NOTES = 200
 """Of one log: what a file repeats more often than that nobody reads."""
 _SECOND_NS = 10**9
+"""A second: samples are thinned by whole ones."""
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
         on_device=on_device,
         steps=steps,
         span=span,
-        comms=collectives,
+        collectives=collectives,
         sets=work.sets,
         compute=work.compute,
         late_launches=work.late_launches,

@@ -40,7 +40,7 @@ class Window:
     """(number, start, end) on the host, in order; [] where the trace marks none."""
     span: tuple[int, int]
     """First start and last end of anything that runs."""
-    comms: Collectives
+    collectives: Collectives
     sets: Mapping[str, Intervals] = field(default_factory=dict)
     """Disjoint interval sets per component of work."""
     compute: Intervals = EMPTY
@@ -71,7 +71,7 @@ class Window:
             self,
             steps=[(number, start + offset_ns, end + offset_ns) for number, start, end in self.steps],
             span=(self.span[0] + offset_ns, self.span[1] + offset_ns),
-            comms=self.comms.shifted(offset_ns),
+            collectives=self.collectives.shifted(offset_ns),
             sets={name: moved(intervals) for name, intervals in self.sets.items()},
             compute=moved(self.compute),
             late_launches=moved(self.late_launches),
@@ -118,7 +118,7 @@ def step_of_collectives(window: Window) -> Ints:
     A kernel whose launch is not in the trace was launched before the window began, by a host that was ahead of its device:
     its own start would put it into a later step. Unless no launch was recorded at all.
     """
-    comms = window.comms
+    comms = window.collectives
     steps = step_of(window, comms.issued)
     unseen = comms.issued >= comms.start
     if window.on_device and not unseen.all():
@@ -132,7 +132,7 @@ def arrivals(window: Window) -> tuple[Ints, NDArray[np.bool_]]:
     Behind another it can start when that one is over. All streams count as one queue, so that a rank is in one collective
     at a time.
     """
-    comms = window.comms
+    comms = window.collectives
     order = np.argsort(comms.start, kind="stable")
     over = np.maximum.accumulate(comms.end[order])[:-1]
     arrival, queued = comms.start.copy(), np.zeros(len(comms), bool)
@@ -151,7 +151,7 @@ def with_bucket_sizes(windows: Sequence[Window], bucket_bytes: Sequence[float]) 
 
 
 def _with_bucket_sizes(window: Window, bucket_bytes: NDArray[np.float64]) -> Window:
-    comms, count = window.comms, len(bucket_bytes)
+    comms, count = window.collectives, len(bucket_bytes)
     if not count or not np.isnan(comms.bytes).all():
         return window
     reductions = [i for i in np.argsort(comms.issued, kind="stable") if comms.kind[i] == SyncKind.GRADIENTS]
@@ -160,4 +160,4 @@ def _with_bucket_sizes(window: Window, bucket_bytes: NDArray[np.float64]) -> Win
         inside = [i for i in reductions if start <= comms.issued[i] < end]
         if inside and len(inside) % count == 0:
             sizes[inside] = np.resize(bucket_bytes, len(inside))
-    return replace(window, comms=replace(comms, bytes=sizes))
+    return replace(window, collectives=replace(comms, bytes=sizes))

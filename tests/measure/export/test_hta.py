@@ -80,7 +80,7 @@ def test_our_overlap_and_idle_time_are_those_of_hta(name):
             trace.category_mask("kernel")
             & ~np.isin(trace.name, trace.name_ids(classify.is_communication_kernel)),
         )
-        comm = union(window.comms.start, window.comms.end)
+        comm = union(window.collectives.start, window.collectives.end)
         parts = [window.compute, window.sets["copy"], comm]
         busy = union(np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts]))
         idle_ns = total(complement(busy, *window.span))
@@ -99,7 +99,7 @@ def test_our_overlap_and_idle_time_are_those_of_hta(name):
             ),
         )
         assert total(subtract(window.compute, kernels)) == total(subtract(inside, kernels))
-        assert (rank in overlap) == (len(window.comms) > 0)
+        assert (rank in overlap) == (len(window.collectives) > 0)
         if rank in overlap:
             hidden = 100 * total(intersect(comm, kernels)) / total(comm)
             assert hidden == pytest.approx(overlap[rank][0], abs=0.0051)

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.analysis import Options, conclude, prepare
+from ddpdoctor.measure.flow import measure
 from ddpdoctor.rundir import EventField, EventKind, LineField
 
 RUN = Path(__file__).parents[3] / "fixtures" / "slow-data-one-rank"
@@ -29,11 +30,15 @@ def data_wait_ns(rank: int) -> dict[int, int]:
 
 
 def test_a_stragglers_wait_for_data_is_the_sum_of_its_events():
-    diagnosis = analyze(str(RUN), Options(cache=False, jobs=1))
+    options = Options(cache=False, jobs=1)
+    prepared = prepare([str(RUN)], options)
+    diagnosis = conclude(prepared, options)
     cost = diagnosis.facts["late"]["data"]
     finding = diagnosis.findings[0]
     assert finding.rule == "dataloader/one-rank-late" and finding.ranks == cost["ranks"] == [1]
+
+    graph = measure(prepared.logs, prepared.windows, prepared.inputs.telemetry).graphs.speaking
+    measured = [step for group in graph.groups for step in group.steps.tolist()]
+    assert len(measured) == diagnosis.steps.measured == cost["steps_seen"]
     waits = data_wait_ns(rank=1)
-    measured = [n for n in sorted(waits) if cost["first_step"] <= n <= cost["last_step"]]
-    assert len(measured) == cost["steps_seen"] == diagnosis.steps.measured
-    assert cost["own_ms"] == pytest.approx(np.mean([waits[n] for n in measured]) / 1e6, rel=1e-6)
+    assert cost["own_ms"] == pytest.approx(np.mean([waits[step] for step in measured]) / 1e6, rel=1e-6)

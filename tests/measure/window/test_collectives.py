@@ -35,4 +35,4 @@ def test_a_layers_own_reductions_are_the_models(tmp_path):
         add("ncclDevKernel_AllReduce_Sum_f32_RING_LL", at + 200, 100, "kernel", 20, **kernel)
     text = {"distributedInfo": {"rank": 0, "world_size": 2, "backend": "nccl"}, "traceEvents": events}
     (tmp_path / "rank0.json").write_text(json.dumps(text))
-    assert windows_of(tmp_path)[0].comms.kind == ["model", "gradients", "gradients"]
+    assert windows_of(tmp_path)[0].collectives.kind == ["model", "gradients", "gradients"]

@@ -54,7 +54,7 @@ def test_a_moved_window_is_the_same_window_later(windows):
     window = windows[0]
     moved = window.shifted(SECOND)
     assert moved.shifted_ns == window.shifted_ns + SECOND and moved.span[0] == window.span[0] + SECOND
-    assert (moved.comms.issued - window.comms.issued == SECOND).all()
+    assert (moved.collectives.issued - window.collectives.issued == SECOND).all()
     starts = np.array([start for _, start, _ in moved.steps])
     assert step_of(moved, starts).tolist() == [number for number, _, _ in window.steps]
     assert contents(moved.shifted(-SECOND)) == contents(window)
@@ -66,6 +66,6 @@ def test_only_reductions_without_sizes_get_those_of_the_buckets(windows):
         if before.on_device:
             assert after is before
             continue
-        reduced = np.array([kind == "gradients" for kind in after.comms.kind])
-        assert np.isnan(before.comms.bytes).all() and np.isnan(after.comms.bytes[~reduced]).all()
-        assert set(after.comms.bytes[reduced]) == set(map(float, BUCKETS.bucket_bytes))
+        reduced = np.array([kind == "gradients" for kind in after.collectives.kind])
+        assert np.isnan(before.collectives.bytes).all() and np.isnan(after.collectives.bytes[~reduced]).all()
+        assert set(after.collectives.bytes[reduced]) == set(map(float, BUCKETS.bucket_bytes))
