@@ -17,6 +17,7 @@ from ddpdoctor.diagnose.diagnosis import (
     Job,
     RankSummary,
     Series,
+    Speaker,
     Steps,
     TelemetrySeries,
     Timeline,
@@ -44,6 +45,7 @@ class Measured:
     notes: list[Note]
     job: Job
     window: WindowCost | None = None
+    speaker: Speaker | None = None
     ranks: list[RankSummary] = field(default_factory=list)
     series: Series = field(default_factory=Series)
     timeline: Timeline | None = None
@@ -82,6 +84,7 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         notes=list(dict.fromkeys([*_suppressed(outcome.suppressed, options), *told, *outcome.errors])),
         checked=outcome.checked,
         skipped=outcome.skipped,
+        speaker=measured.speaker,
         ranks=measured.ranks,
         series=measured.series,
         timeline=measured.timeline,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job
+from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Speaker
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import moved_trace
 from ddpdoctor.measure.flow import measure
@@ -92,6 +92,7 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
         notes=[*inputs.notes, *map(Note, measurement.notes)],
         job=job_of(inputs, facts.job, seen, manifest),
         window=window_cost(measurement.logs, facts.steps.median_ms),
+        speaker=Speaker(measurement.graphs.speaker, measurement.graphs.why),
         ranks=measurement.ranks,
         series=measurement.series,
         timeline=measurement.timeline,

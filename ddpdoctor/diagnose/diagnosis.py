@@ -13,6 +13,7 @@ from ddpdoctor.measure.summary import (
     RankSummary,
     Series,
     Span,
+    Speaker,
     TelemetrySeries,
     Timeline,
     WindowCost,
@@ -36,6 +37,7 @@ __all__ = [
     "Series",
     "SkippedRule",
     "Span",
+    "Speaker",
     "Steps",
     "TelemetrySeries",
     "Timeline",
@@ -189,6 +191,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     waterfall: list[WaterfallBar] = []
     bandwidth: list[BandwidthPoint] = []
     telemetry: list[TelemetrySeries] = []
+    speaker: Speaker | None = None
+    """Which recording speaks of causes; null for tables of operations."""
     facts: dict[str, Any] = {}
     """Every fact by its path, for those who want the numbers."""
     hta: dict[str, Any] | None = None

@@ -5,6 +5,15 @@ from __future__ import annotations
 import msgspec
 
 
+class Speaker(msgspec.Struct, frozen=True):
+    """The recording whose times are taken for the job's."""
+
+    recording: str
+    """"host-log" (the step logs), "device-log" (the step logs in the devices' own time) or "window" (the profiled steps)."""
+    why: str
+    """A sentence."""
+
+
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """One rank over the measured steps."""
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis, Job, WindowCost
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Job, Speaker, WindowCost
 from ddpdoctor.report import words
 
 ROWS = 200
@@ -82,10 +82,19 @@ def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
             f"{steps.measured:,} measured of {steps.count:,} (from {steps.source})" if steps.count else "",
         ),
         ("Steps set aside", aside),
+        ("Causes from", _speaker(diagnosis.speaker)),
         ("Profiler window", _window(steps.window)),
         ("Schema", diagnosis.schema),
     ]
     return [(name, value) for name, value in rows if value]
+
+
+def _speaker(speaker: Speaker | None) -> str:
+    return (
+        ""
+        if speaker is None
+        else f"{words.RECORDINGS.get(speaker.recording, speaker.recording)}. {speaker.why}"
+    )
 
 
 def _window(window: WindowCost | None) -> str:

@@ -30,6 +30,13 @@ PART_LABELS: dict[str, str] = {
 }
 """What a part of the breakdown, or the kind of a span, is called in reports."""
 
+RECORDINGS = {
+    "host-log": "The step logs",
+    "device-log": "The step logs, in the devices' own time",
+    "window": "The profiled window",
+}
+"""What speaks of causes, see :class:`ddpdoctor.measure.summary.Speaker`."""
+
 PERSISTENCE = {
     "always": "in nearly every step",
     "range": "in a run of neighbouring steps",

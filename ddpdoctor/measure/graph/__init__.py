@@ -13,7 +13,7 @@ from .issuetime import issue_time_ns
 from .loaderwindows import latent_in_windows
 from .operators import operator_shares, python_parts
 from .reckoning import LEFT_OUT, all_set_aside, measured_steps, recorded_steps
-from .speaking import Graphs, Speaker, build_graphs
+from .speaking import Graphs, Recording, build_graphs
 
 __all__ = [
     "LEFT_OUT",
@@ -21,7 +21,7 @@ __all__ = [
     "Graph",
     "Graphs",
     "RankSteps",
-    "Speaker",
+    "Recording",
     "Sync",
     "all_set_aside",
     "build_graphs",

@@ -16,8 +16,8 @@ from .graph import Graph
 from .operators import operator_shares
 
 
-class Speaker(StrEnum):
-    """The recording whose times are taken for the job's."""
+class Recording(StrEnum):
+    """What can speak for a job."""
 
     HOST_LOG = "host-log"
     DEVICE_LOG = "device-log"
@@ -25,9 +25,9 @@ class Speaker(StrEnum):
 
 
 _WHY = {
-    Speaker.HOST_LOG: "On a CPU the hosts' clocks tell when work was done, in every step of the run.",
-    Speaker.DEVICE_LOG: "CUDA events tell when the devices did the work of every step, and no profiled window shows more.",
-    Speaker.WINDOW: "A host only issues its device's work: the profiled window shows when it was done.",
+    Recording.HOST_LOG: "On a CPU the hosts' clocks tell when work was done, in every step of the run.",
+    Recording.DEVICE_LOG: "CUDA events tell when the devices did the work of every step, and no profiled window shows more.",
+    Recording.WINDOW: "A host only issues its device's work: the profiled window shows when it was done.",
 }
 _NO_LOGS = "There are no step logs: the traces are all that was recorded."
 _NO_WINDOW = "No profiled window could be used: the step logs show when hosts issued work to their devices, not when it was done."
@@ -37,7 +37,7 @@ _NO_WINDOW = "No profiled window could be used: the step logs show when hosts is
 class Graphs:
     """All graphs of a run, and which of them speaks of causes."""
 
-    speaker: Speaker
+    speaker: Recording
     why: str
     """A sentence for the user."""
     speaking: Graph
@@ -70,7 +70,7 @@ class Graphs:
     @property
     def window_speaks(self) -> bool:
         """Whether lines and operations are those of the window."""
-        return self.speaker is Speaker.WINDOW
+        return self.speaker is Recording.WINDOW
 
     @property
     def operators_seen(self) -> bool:
@@ -93,11 +93,11 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     device_graph = graph_of_logs(timed) if timed is not None else None
     window_seen = on_device and window_graph is not None and window_graph.cycles > 0
     if timed is not None and not window_seen and not _synchronise_on_hosts(logs):
-        speaker, log_graph, own_logs = Speaker.DEVICE_LOG, device_graph, timed
+        speaker, log_graph, own_logs = Recording.DEVICE_LOG, device_graph, timed
     else:
         log_graph, own_logs = (graph_of_logs(logs, shares) if logs else None), list(logs)
-        speaker = Speaker.WINDOW if window_seen or log_graph is None else Speaker.HOST_LOG
-    speaking = window_graph if speaker is Speaker.WINDOW else log_graph
+        speaker = Recording.WINDOW if window_seen or log_graph is None else Recording.HOST_LOG
+    speaking = window_graph if speaker is Recording.WINDOW else log_graph
     assert speaking is not None, "neither step logs nor windows"
     return Graphs(
         speaker=speaker,
@@ -105,7 +105,7 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
         speaking=speaking,
         log=log_graph,
         window=window_graph,
-        device=device_graph if speaker is Speaker.WINDOW else None,
+        device=device_graph if speaker is Recording.WINDOW else None,
         logs=own_logs,
         device_logs=timed or [],
         windows=aligned,
@@ -114,10 +114,10 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     )
 
 
-def _why(speaker: Speaker, has_logs: bool, on_device: bool) -> str:
-    if speaker is Speaker.WINDOW and not has_logs:
+def _why(speaker: Recording, has_logs: bool, on_device: bool) -> str:
+    if speaker is Recording.WINDOW and not has_logs:
         return _NO_LOGS
-    if speaker is Speaker.HOST_LOG and on_device:
+    if speaker is Recording.HOST_LOG and on_device:
         return _NO_WINDOW
     return _WHY[speaker]
 
