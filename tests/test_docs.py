@@ -30,6 +30,15 @@ def code_of(page: Path) -> list[str]:
     return CODE.findall(page.read_text(encoding="utf-8"))
 
 
+def test_files_that_the_architecture_names_exist():
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w/.-]+/[\w.-]+\.py)`", text)) - {"formats/spans/__init__.py"}
+    package = ROOT / "ddpdoctor"
+    roots = (ROOT, package, package / "measure", package / "trace", package / "diagnose")
+    assert len(named) > 30
+    assert [name for name in sorted(named) if not any((root / name).is_file() for root in roots)] == []
+
+
 def option_names(verb: str) -> set[str]:
     """Options of a command and of its subcommands."""
     command = importlib.import_module(f"ddpdoctor.cli.{verb}").command
