@@ -73,7 +73,9 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "facts",
             "taxonomy",
         ),
+        "caveats": ("graph",),
         "flow": (
+            "caveats",
             "costs",
             "metrics",
             "attribution",

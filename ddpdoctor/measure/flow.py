@@ -11,15 +11,17 @@ from dataclasses import dataclass, field
 
 from ddpdoctor.measure.align import align_logs, set_suspended_aside
 from ddpdoctor.measure.attribution import attribute
+from ddpdoctor.measure.caveats import caveats
 from ddpdoctor.measure.costs import (
+    FAVOURED_CAP,
+    SEARCH,
     Context,
     MessageCost,
     RareSource,
     ReducerCosts,
     late_facts,
+    number,
     price_all,
-    saved_by_buckets,
-    search_price_ms,
     shared_facts,
     what_if_facts,
 )
@@ -87,7 +89,7 @@ def measure(
         series=series(graphs.log if graphs.log is not None else graphs.speaking),
         timeline=timeline(graphs.speaking, graphs.logs, graphs.windows),
         bandwidth=bandwidth_points(graphs.window) if graphs.window is not None else [],
-        notes=[*set_clocks, *suspended, *outstanding(graphs.told), *_notes(graphs)],
+        notes=[*set_clocks, *suspended, *outstanding(graphs.told), *caveats(graphs)],
         set_aside=aside,
     )
 
@@ -142,7 +144,7 @@ def _facts(
     """Every group of facts, each built by one call."""
     logs, windows, graph = graphs.logs, graphs.windows, graphs.speaking
     costs = price_all(context)
-    favoured_cap_bytes = saved_by_buckets(context).favoured_cap_bytes
+    favoured_cap_bytes = number(costs, FAVOURED_CAP)
     return Facts(
         job=job_facts(logs, windows),
         steps=step_facts(
@@ -156,7 +158,7 @@ def _facts(
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
         buckets=bucket_facts(context.reductions, favoured_cap_bytes),
         loader=loader_facts(logs, windows),
-        ddp=ddp_facts(logs, windows, search_price_ms(costs)),
+        ddp=ddp_facts(logs, windows, number(costs, SEARCH)),
         gpu=gpu,
         host=host_facts(telemetry, logs, graphs.log or graph),
         what_if=what_if_facts(context, graphs.window, favoured_cap_bytes),
@@ -181,35 +183,3 @@ def _bucket_bytes(logs: Sequence[RankLog]) -> list[float]:
 def _device_name(window: Window) -> str | None:
     devices = window.trace.meta.devices
     return str(devices[0].get("name")) if devices else None
-
-
-def _notes(graphs: Graphs) -> list[str]:
-    logs, windows, window_graph = graphs.logs, graphs.windows, graphs.window
-    notes = []
-    if graphs.speaking is window_graph and window_graph is not None and window_graph.refused:
-        notes.append(
-            f"Collectives could not be matched over the ranks: {window_graph.refused}. "
-            "Waiting and transfer cannot be told apart, and no rank is accused."
-        )
-    if len(windows) == 1 and len(windows[0].collectives) and not logs:
-        notes.append(
-            "One rank only: whether its collectives waited for a late rank or transferred slowly cannot be told "
-            "from this trace. Collect the same steps on all ranks."
-        )
-    world = next((w.trace.meta.world_size for w in windows if w.trace.meta.world_size), None)
-    if not logs and world is not None and 1 < len(windows) < world:
-        notes.append(
-            f"Traces of {len(windows)} of {world} ranks: a rank that is not here may have been the last to arrive, "
-            "so transfer times are upper bounds."
-        )
-    nameless = [window.trace.meta.source for window in windows if not window.trace.meta.rank_from]
-    if nameless and not logs:
-        notes.append(
-            f"{nameless[0]}{' and others' if len(nameless) > 1 else ''}: the trace does not say of which rank and job it "
-            "is (no distributedInfo), so world size and backend are unknown."
-        )
-    if graphs.on_device and logs and not windows and not logs[0].on_device_time:
-        notes.append(
-            "No profiler window was recorded: on a GPU, step logs show when the host issued work, not when it ran. Causes are approximate."
-        )
-    return notes

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .buckets import (
+    FAVOURED_CAP,
     BucketSavings,
     bucket_costs,
     bucket_savings,
     disturbed_ns,
     exposed_ns,
     favoured_cap,
-    saved_by_buckets,
 )
 from .context import Context, Costs, MessageCost, Price, RareSource, ReducerCosts
 from .epochstarts import epoch_starts
 from .evaluations import lone_evaluations
 from .late import late_work
-from .merge import late_facts, merge, shared_facts
+from .merge import late_facts, merge, number, shared_facts
 from .rare import lost_share, rare_costs, rare_pauses
-from .search import search_price_ms, unused_parameter_search
+from .search import SEARCH, unused_parameter_search
 from .shared import (
     exposed_transfers,
     redundant_reductions,
@@ -59,7 +59,9 @@ def price_all(context: Context) -> Costs:
 
 
 __all__ = [
+    "FAVOURED_CAP",
     "PRICERS",
+    "SEARCH",
     "BucketSavings",
     "Context",
     "Costs",
@@ -78,10 +80,9 @@ __all__ = [
     "lost_share",
     "merge",
     "no_sync",
+    "number",
     "price_all",
     "rare_costs",
-    "saved_by_buckets",
-    "search_price_ms",
     "shared_facts",
     "usual_transfer",
     "what_if_facts",

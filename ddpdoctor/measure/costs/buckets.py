@@ -45,6 +45,10 @@ class _Tuning:
 _TUNING = _Tuning()
 
 
+FAVOURED_CAP = "buckets.favoured_cap_bytes"
+"""Path of the fact that is found on the way."""
+
+
 @dataclass(frozen=True)
 class BucketSavings:
     """What other buckets would save of the exposed transfer; None where nothing, or where it is not known."""
@@ -79,17 +83,17 @@ class _Reduction:
 
 
 def bucket_costs(context: Context) -> Costs:
-    """``shared.small_buckets`` and ``shared.no_overlap``."""
-    savings = saved_by_buckets(context)
-    costs = {
-        SharedCause.SMALL_BUCKETS: savings.small_buckets,
-        SharedCause.NO_OVERLAP: savings.no_overlap,
+    """``shared.small_buckets``, ``shared.no_overlap`` and ``buckets.favoured_cap_bytes``."""
+    savings = _saved(context)
+    prices = {
+        f"shared.{SharedCause.SMALL_BUCKETS}": savings.small_buckets,
+        f"shared.{SharedCause.NO_OVERLAP}": savings.no_overlap,
+        FAVOURED_CAP: savings.favoured_cap_bytes,
     }
-    return {f"shared.{cause}": cost for cause, cost in costs.items() if cost is not None}
+    return {path: price for path, price in prices.items() if price is not None}
 
 
-def saved_by_buckets(context: Context) -> BucketSavings:
-    """See :func:`bucket_savings`."""
+def _saved(context: Context) -> BucketSavings:
     if context.message.latency_us is None or not context.graph.groups:
         return BucketSavings()
     return bucket_savings(

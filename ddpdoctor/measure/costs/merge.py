@@ -49,6 +49,12 @@ def shared_facts(costs: Costs) -> SharedFacts:
     return SharedFacts(**_under("shared.", costs))
 
 
+def number(costs: Costs, path: str) -> float | None:
+    """A plain number that pricing found; None where it did not."""
+    price = costs.get(path)
+    return price if isinstance(price, float) else None
+
+
 def _under(prefix: str, costs: Costs) -> dict[str, Cost]:
     return {
         path.removeprefix(prefix): price

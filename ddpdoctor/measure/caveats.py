@@ -1,0 +1,58 @@
+"""What a reader of the numbers must know: of which recordings they cannot be better than they are, in sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ddpdoctor.measure.graph import Graphs
+
+
+def caveats(graphs: Graphs) -> list[str]:
+    """Of one run, one sentence each."""
+    of_traces = [] if graphs.logs else [*_one_rank(graphs), *_missing_ranks(graphs), *_nameless(graphs)]
+    return [*_refused(graphs), *of_traces, *_no_window(graphs)]
+
+
+def _refused(graphs: Graphs) -> Iterator[str]:
+    window = graphs.window
+    if window is not None and graphs.speaking is window and window.refused:
+        yield (
+            f"Collectives could not be matched over the ranks: {window.refused}. "
+            "Waiting and transfer cannot be told apart, and no rank is accused."
+        )
+
+
+def _one_rank(graphs: Graphs) -> Iterator[str]:
+    if len(graphs.windows) == 1 and len(graphs.windows[0].collectives):
+        yield (
+            "One rank only: whether its collectives waited for a late rank or transferred slowly cannot be told "
+            "from this trace. Collect the same steps on all ranks."
+        )
+
+
+def _missing_ranks(graphs: Graphs) -> Iterator[str]:
+    worlds = (window.trace.meta.world_size for window in graphs.windows)
+    world = next((size for size in worlds if size), None)
+    if world is not None and 1 < len(graphs.windows) < world:
+        yield (
+            f"Traces of {len(graphs.windows)} of {world} ranks: a rank that is not here may have been the last to arrive, "
+            "so transfer times are upper bounds."
+        )
+
+
+def _nameless(graphs: Graphs) -> Iterator[str]:
+    nameless = [window.trace.meta.source for window in graphs.windows if not window.trace.meta.rank_from]
+    if nameless:
+        others = " and others" if len(nameless) > 1 else ""
+        yield (
+            f"{nameless[0]}{others}: the trace does not say of which rank and job it is (no distributedInfo), so world size "
+            "and backend are unknown."
+        )
+
+
+def _no_window(graphs: Graphs) -> Iterator[str]:
+    if graphs.on_device and graphs.logs and not graphs.windows and not graphs.logs[0].on_device_time:
+        yield (
+            "No profiler window was recorded: on a GPU, step logs show when the host issued work, not when it ran. "
+            "Causes are approximate."
+        )
