@@ -74,6 +74,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "taxonomy",
         ),
         "caveats": ("graph",),
+        "hta": ("export",),
         "flow": (
             "caveats",
             "costs",
@@ -124,6 +125,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
 A package without an entry is one room. Its own ``__init__`` may import every room of it; no room imports that."""
 
 INSIDES: dict[tuple[str, str], str] = {
+    ("tests/rundir/test_raw_traces.py", "ddpdoctor.hook.profiling.trace_file"): "how much room a trace needs",
     ("tests/rundir", "ddpdoctor.measure.steplog.record"): "all kinds of records against the schema",
     ("tests/measure/steplog/test_devicetime.py", "ddpdoctor.measure.steplog.devicetime"): "one step moved",
     ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.bound"): "made small for the test",

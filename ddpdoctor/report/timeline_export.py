@@ -1,6 +1,6 @@
 """All ranks on one clock as a Chrome trace, for https://ui.perfetto.dev, and the same data as Parquet.
 
-The tables are those of ``ddpdoctor.measure.tables``, whose columns are described there and in
+The tables are those of ``ddpdoctor.measure.export``, whose columns are described there and in
 ``docs/export.md``. Each rank is a process; its tracks hold the steps, computation, host work and
 communication, where waiting for other ranks and transferring are slices of their own. The findings are a
 process of their own above the ranks.

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.hook import trace_file
+from ddpdoctor.hook.profiling import trace_file
 from ddpdoctor.rundir import make_spool_root, run_id
 from ddpdoctor.rundir.raw_traces import clear_raw_folders, raw_folder
 from tests.launch.launched import make_run
