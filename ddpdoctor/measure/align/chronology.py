@@ -15,13 +15,10 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import lasting, running_median
+from ddpdoctor.measure.numerics import Ints, lasting, running_median
 from ddpdoctor.measure.steplog import RankLog, Step
 from ddpdoctor.trace import RankTrace
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

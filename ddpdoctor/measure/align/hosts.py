@@ -7,14 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
+from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.steplog import Key, RankLog, SyncPoint
 
 from .chronology import blocks
 from .clockfit import ClockFit, fit_clock
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -20,14 +20,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import lasting
+from ddpdoctor.measure.numerics import Ints, lasting
 from ddpdoctor.measure.steplog import SUSPENDED, WARM_UP_STEPS, RankLog, Step
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.rundir import EventKind
-
-Ints = NDArray[np.int64]
 
 _WAITS = (EventKind.DATA, EventKind.ITERATION, EventKind.SAVE, EventKind.LOAD)
 """Kinds of calls in which a job's own stall keeps all threads from running: native code that holds the interpreter's lock."""

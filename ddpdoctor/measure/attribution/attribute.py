@@ -37,12 +37,18 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
     evidence = evidence_of(graph, comparison, short=short)
     verdicts = [judge(cause, comparison, evidence, graph.steps) for cause in LATE_COMPONENTS]
     shape = comparison.more.shape
-    late = in_columns(shape, [(of.cause, of.late) for of in verdicts if of.late is not None])
-    turning = in_columns(shape, [(of.cause, of.turns.where) for of in verdicts if of.turns is not None])
-    counting = [of.cause for of in verdicts if of.late is not None or of.turns is not None]
+    late = in_columns(
+        shape, [(verdict.cause, verdict.late) for verdict in verdicts if verdict.late is not None]
+    )
+    turning = in_columns(
+        shape, [(verdict.cause, verdict.turns.where) for verdict in verdicts if verdict.turns is not None]
+    )
+    counting = [
+        verdict.cause for verdict in verdicts if verdict.late is not None or verdict.turns is not None
+    ]
     net = net_within(comparison.more, counting)
     excess = net_of_all(net, comparison.more, late | turning)
-    stragglers = {of.cause: list(of.stragglers) for of in verdicts if of.late is not None}
+    stragglers = {verdict.cause: list(verdict.stragglers) for verdict in verdicts if verdict.late is not None}
     uneven = None if LateCause.COMPUTE in stragglers else levels(graph)
     turns = _in_turn(verdicts, comparison, excess, turning)
     in_turn = turns if uneven is None else _with_uneven(turns, uneven)
@@ -50,10 +56,10 @@ def attribute(graph: Graph, *, short: bool = False) -> Attribution:
         excess=spread(comparison.differences, excess, late),
         claimed=spread(comparison.differences, net, late),
         stragglers=stragglers,
-        by_chance=tuple(of.cause for of in verdicts if of.by_chance),
+        by_chance=tuple(verdict.cause for verdict in verdicts if verdict.by_chance),
         in_turn=in_turn.excess,
         causes_in_turn=in_turn.causes,
-        rotates=any(of.turns.rotate for of in verdicts if of.turns is not None),
+        rotates=any(verdict.turns.rotate for verdict in verdicts if verdict.turns is not None),
         stands_out_in=_stands_out_in(verdicts, in_turn),
         short=short,
         inputs_explain=None if uneven is None else uneven.explained,
@@ -79,10 +85,10 @@ class _InTurn:
 
 def _in_turn(verdicts: Sequence[Verdict], comparison: Comparison, excess: Array, turning: Mask) -> _InTurn:
     """What the verdicts say of ranks that are late in turn. ``excess`` and where it is ``turning``: [cycles, R, C]."""
-    turns = {of.cause: of.turns for of in verdicts if of.turns is not None}
+    turns = {verdict.cause: verdict.turns for verdict in verdicts if verdict.turns is not None}
     if not turns:
         return _InTurn([], (), [])
-    proven = any(of.proven for of in turns.values())
+    proven = any(turn.proven for turn in turns.values())
     hit = turning.any(axis=(1, 2))
     return _InTurn(
         spread(comparison.differences, excess, turning),
@@ -113,5 +119,5 @@ def _longest_ns(amounts: Sequence[Array], components: Sequence[Component]) -> fl
 
 def _stands_out_in(verdicts: Sequence[Verdict], in_turn: _InTurn) -> dict[LateCause, list[int]]:
     """Steps, by kind of work, for which no more speaks than that they stand out of a short window."""
-    steps = {of.cause: list(of.stands_out_in) for of in verdicts if of.stands_out_in}
+    steps = {verdict.cause: list(verdict.stands_out_in) for verdict in verdicts if verdict.stands_out_in}
     return steps | ({LateCause.TURNS: in_turn.stands_out_in} if in_turn.stands_out_in else {})

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .buckets import (
-    FAVOURED_CAP,
     BucketSavings,
     bucket_costs,
     bucket_savings,
     disturbed_ns,
     exposed_ns,
     favoured_cap,
+    favoured_cap_bytes,
 )
 from .context import Context, Costs, MessageCost, Price, RareSource, ReducerCosts
 from .epochstarts import epoch_starts
@@ -45,22 +45,23 @@ PRICERS: tuple[Pricer, ...] = (
     exposed_transfers,
     redundant_reductions,
     starved_of_cpu,
-    rare_pauses,
-    lone_evaluations,
     bucket_costs,
-    unused_parameter_search,
 )
-"""Who prices what. Where two price one cause, the larger price stands; of equal ones the first."""
+"""Who prices what by replays of the graph that speaks; asked where it has cycles. Where two price one cause, the larger price
+stands; of equal ones the first."""
+PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, lone_evaluations, unused_parameter_search)
+"""Who prices by the recordings themselves; asked in any case, after those."""
 
 
 def price_all(context: Context) -> Costs:
     """What all causes cost, each once."""
-    return merge((pricer(context) for pricer in PRICERS), context.mean_step_ms)
+    pricers = [*(PRICERS if context.graph.groups else ()), *PRICERS_OF_RECORDINGS]
+    return merge((pricer(context) for pricer in pricers), context.mean_step_ms)
 
 
 __all__ = [
-    "FAVOURED_CAP",
     "PRICERS",
+    "PRICERS_OF_RECORDINGS",
     "SEARCH",
     "BucketSavings",
     "Context",
@@ -74,6 +75,7 @@ __all__ = [
     "disturbed_ns",
     "exposed_ns",
     "favoured_cap",
+    "favoured_cap_bytes",
     "late_facts",
     "late_work",
     "lone_evaluations",

@@ -45,10 +45,6 @@ class _Tuning:
 _TUNING = _Tuning()
 
 
-FAVOURED_CAP = "buckets.favoured_cap_bytes"
-"""Path of the fact that is found on the way."""
-
-
 @dataclass(frozen=True)
 class BucketSavings:
     """What other buckets would save of the exposed transfer; None where nothing, or where it is not known."""
@@ -83,18 +79,30 @@ class _Reduction:
 
 
 def bucket_costs(context: Context) -> Costs:
-    """``shared.small_buckets``, ``shared.no_overlap`` and ``buckets.favoured_cap_bytes``."""
+    """``shared.small_buckets`` and ``shared.no_overlap``."""
     savings = _saved(context)
-    prices = {
-        f"shared.{SharedCause.SMALL_BUCKETS}": savings.small_buckets,
-        f"shared.{SharedCause.NO_OVERLAP}": savings.no_overlap,
-        FAVOURED_CAP: savings.favoured_cap_bytes,
+    costs = {
+        SharedCause.SMALL_BUCKETS: savings.small_buckets,
+        SharedCause.NO_OVERLAP: savings.no_overlap,
     }
-    return {path: price for path, price in prices.items() if price is not None}
+    return {f"shared.{cause}": cost for cause, cost in costs.items() if cost is not None}
+
+
+def favoured_cap_bytes(context: Context, costs: Costs) -> float | None:
+    """The bucket size that latency and bandwidth favour; None where they, or any exposed transfer, are not known."""
+    reduction = _reduction(context.reductions, context.message)
+    exposed = costs.get(f"shared.{SharedCause.COMMUNICATION}")
+    return _favoured_cap(reduction) if reduction is not None and exposed is not None else None
+
+
+def _favoured_cap(reduction: _Reduction) -> float:
+    return favoured_cap(
+        reduction.total_bytes, reduction.backward_ns, reduction.latency_ns, reduction.bytes_per_ns
+    )
 
 
 def _saved(context: Context) -> BucketSavings:
-    if context.message.latency_us is None or not context.graph.groups:
+    if context.message.latency_us is None:
         return BucketSavings()
     return bucket_savings(
         context.reductions,
@@ -124,9 +132,7 @@ def bucket_savings(
     reduction = _reduction(facts, message)
     if reduction is None or communication is None or not mean_ms:
         return BucketSavings()
-    cap_bytes = favoured_cap(
-        reduction.total_bytes, reduction.backward_ns, reduction.latency_ns, reduction.bytes_per_ns
-    )
+    cap_bytes = _favoured_cap(reduction)
     best_count = max(1, int(np.ceil(reduction.total_bytes / cap_bytes)))
     exposed_ms = communication.ms_per_step
     small_ms = _fewer_ms(reduction, best_count, exposed_ms)

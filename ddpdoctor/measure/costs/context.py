@@ -18,8 +18,7 @@ from ddpdoctor.measure.window import Window
 from .price import Pricing
 
 Price = Cost | float
-"""A cost; or a plain number, of a fact that pricing finds besides: milliseconds of a setting that no replay takes out, the
-bucket size that prices favour."""
+"""A cost; or, of a setting that no replay takes out, plain milliseconds per step."""
 Costs = dict[str, Price]
 """Path of the fact → what it costs."""
 

@@ -44,8 +44,6 @@ def epoch_starts(context: Context) -> Costs:
 
     The latter are spread over all steps; ``share`` then refers to the mean step with them.
     """
-    if not context.graph.groups:
-        return {}
     measured = common_work(context, _COMPONENTS)
     stalls = _beside_evaluations(context.logs) if context.mean_step_ms else None
     cost = measured if stalls is None else _together(context, measured, stalls)

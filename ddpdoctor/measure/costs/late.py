@@ -43,8 +43,6 @@ class _Removal:
 
 def late_work(context: Context) -> Costs:
     """``late.*`` of what ranks were seen to do longer, and ``late.total``: {} where nobody is late."""
-    if not context.graph.groups:
-        return {}
     removals = _removals(context)
     pricing = context.pricing
     parts = fair_shares(
@@ -61,7 +59,7 @@ def late_work(context: Context) -> Costs:
     computing = costs.pop(LateCause.COMPUTE, None)
     if computing is not None:
         costs[cause_of_computing_longer(computing, context.graph, context.throttled_ranks)] = computing
-    everything = [sum(works) for works in zip(*(of.work for of in removals.values()), strict=True)]
+    everything = [sum(works) for works in zip(*(removal.work for removal in removals.values()), strict=True)]
     costs[LateCause.TOTAL] = pricing.cost([without_work(everything)], everything)
     return {f"late.{cause}": cost for cause, cost in costs.items()}
 
@@ -74,7 +72,9 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
         cause: _Removal(component(excess, components), components)
         for cause, components in LATE_COMPONENTS.items()
     }
-    removals = {cause: of for cause, of in removals.items() if any(work.any() for work in of.work)}
+    removals = {
+        cause: removal for cause, removal in removals.items() if any(work.any() for work in removal.work)
+    }
     before_window = unseen(context.graph, attribution)
     if before_window is not None:
         seen = removals.get(LateCause.UNKNOWN)
@@ -125,8 +125,8 @@ def _when_late(context: Context, cause: LateCause, removal: _Removal) -> list[Ar
 
 
 def _hide_each_other(attribution: Attribution) -> bool:
-    """Whether two ranks are late for two causes between the same meetings: each is then early by the other's cause, and what
-    it makes up for must not hide its own. (With a meeting in between, that meeting is what costs the time.)"""
+    """Whether two ranks are late for two causes between the same synchronisations: each is then early by the other's cause, and what
+    it makes up for must not hide its own. (With one in between, that is what costs the time.)"""
     where: dict[LateCause, tuple[int, Array]] = {}
     for cause, positions in attribution.stragglers.items():
         claimed = component(attribution.claimed, LATE_COMPONENTS[cause])

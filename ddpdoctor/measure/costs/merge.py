@@ -7,13 +7,14 @@ from collections.abc import Iterable
 import msgspec
 
 from ddpdoctor.measure.facts import Cost, LateFacts, SharedFacts
-from ddpdoctor.measure.taxonomy import LateCause
+from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, LateCause
 
 from .context import Costs
 
 _TOTAL = f"late.{LateCause.TOTAL}"
-_APART = f"late.{LateCause.EVALUATION}"
-"""In steps that are set aside: no part of how late ranks are in those that are measured."""
+_WORK = frozenset(f"late.{cause}" for cause in LATE_COMPONENTS)
+"""Causes with components of their own. Others are readings of the same time (uneven work is computation), or of steps that
+are set aside (evaluations): they add nothing to how late ranks are in all."""
 
 
 def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
@@ -30,7 +31,7 @@ def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
             if known is not None and _ms(known) >= _ms(price):
                 continue
             merged[path] = price
-            if path.startswith("late.") and path != _APART and not complete and isinstance(price, Cost):
+            if path in _WORK and not complete and isinstance(price, Cost):
                 before = merged.get(_TOTAL)
                 base = before if isinstance(before, Cost) else msgspec.structs.replace(price, ranks=None)
                 whole_ms = (_ms(before) if before is not None else 0.0) + _ms(price)

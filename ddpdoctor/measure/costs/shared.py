@@ -37,8 +37,6 @@ USUAL_TRANSFER = 0.4
 
 def shared_work(context: Context) -> Costs:
     """``shared.*`` of each kind of work; the first batches of an epoch have a pricer of their own."""
-    if not context.graph.groups:
-        return {}
     return _known(
         {
             cause: common_work(context, components)
@@ -50,15 +48,11 @@ def shared_work(context: Context) -> Costs:
 
 def shared_synchronisations(context: Context) -> Costs:
     """``shared.*`` of barriers, blocking collectives, hosts' waiting for their devices, and broadcasts of buffers."""
-    if not context.graph.groups:
-        return {}
     return _known({cause: _without_syncs(context, kind) for cause, kind in SHARED_SYNCS.items()})
 
 
 def exposed_transfers(context: Context) -> Costs:
     """``shared.*`` of transfers that come back in every step with nothing to hide them."""
-    if not context.graph.groups:
-        return {}
     return _known({cause: exposed_transfer(context, kind) for cause, kind in SHARED_TRANSFERS.items()})
 
 
@@ -162,7 +156,7 @@ def _work_and_alone(group: CycleGroup, components: Components) -> tuple[Array, A
 
 def _common_run_delay(graph: Graph, group: CycleGroup) -> Array:
     """[N, K, R] ns"""
-    by_step = [dict(zip(of.steps.tolist(), of.run_delay.tolist(), strict=True)) for of in graph.steps]
+    by_step = [dict(zip(rank.steps.tolist(), rank.run_delay.tolist(), strict=True)) for rank in graph.steps]
     delay = np.array([[delays.get(int(step), np.nan) for delays in by_step] for step in group.steps])
     known = ~np.isnan(delay).any(axis=1)
     common = np.zeros((len(delay), 1, delay.shape[1]))

@@ -1,7 +1,7 @@
 """What-if: the step time of the same job with one thing changed.
 
-Work and meetings are taken out of the measured graph by :mod:`.replay`; changes of the transfers are replayed
-bucket by bucket (:mod:`.lanes`). A message takes ``latency + bytes / rate``; on a link *k* times faster,
+Work and synchronisations are taken out of the measured graph by ``replay``; changes of the transfers are replayed
+bucket by bucket (its lanes). A message takes ``latency + bytes / rate``; on a link *k* times faster,
 ``latency + (transfer - latency) / k``.
 """
 

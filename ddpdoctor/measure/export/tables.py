@@ -17,7 +17,7 @@ import polars as pl
 from ddpdoctor.measure.align import Matched, align_and_match, align_logs, set_suspended_aside
 from ddpdoctor.measure.numerics import Intervals
 from ddpdoctor.measure.steplog import MatchedSync, RankLog, SyncPoint, match_syncs
-from ddpdoctor.measure.taxonomy import COMPUTATION, Component
+from ddpdoctor.measure.taxonomy import DEVICE_COMPUTATION, NO_WORK
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, arrivals, step_of
 
@@ -63,11 +63,6 @@ EVENTS = {
 """One row for each stretch of work. ``track``: compute or host. ``name``: data, epoch_start, copy, forward
 (on a device: all computation but the optimizer's), backward, optimizer, collection (of garbage), checkpoint,
 device_sync and launch (a device idle because the host waited for it, or while the host issues work)."""
-
-_COMPUTE = (*COMPUTATION, Component.OPTIMIZER)
-"""Components on the track of the computation; all others are the host's."""
-_LEFT_OUT = (Component.UNMATCHED, Component.UNSEEN)
-"""Components that are no work: the first is in ``collectives``, the second stands for nothing recorded."""
 
 
 @dataclass(frozen=True)
@@ -123,13 +118,13 @@ def _window_events(window: Window) -> list[tuple[object, ...]]:
     return [
         row
         for name, work in window.sets.items()
-        if name not in _LEFT_OUT
+        if name not in NO_WORK
         for row in _rows(window.rank, TRACE, name, work, 0)
     ]
 
 
 def _rows(rank: int, source: str, name: str, intervals: Intervals, origin: int) -> list[tuple[object, ...]]:
-    track = "compute" if name in _COMPUTE else "host"
+    track = "compute" if name in DEVICE_COMPUTATION else "host"
     starts, ends = (side.astype(np.int64) + origin for side in intervals)
     return [
         (rank, source, track, name, start, end - start)

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.numerics import Array, Ints
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.measure.window import UNKNOWN_STEP, Window, arrivals, step_of_collectives
 
@@ -18,8 +17,6 @@ from .graph import Sync
 
 _FEW_STEPS = 2
 """Of no more marked steps, no two need be whole and neighbours: then the whole window is the cycle."""
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import numpy as np
 
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.steplog import Activities, MatchedSync, RankLog, Step, chosen_and_why, match_syncs
-from ddpdoctor.measure.taxonomy import INDEX, Component, SyncKind
+from ddpdoctor.measure.taxonomy import INDEX, Component, LateCause, SyncKind
 from ddpdoctor.rundir import EventKind
 
 from .graph import CycleGroup, Graph, RankSteps, Sync
@@ -44,7 +44,7 @@ def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] 
         groups = builder.alone(logs, measured)
     batch_times = [batch_time_ns(log) for log in logs]
     batches = [batches_per_step(log) for log in logs]
-    groups = [group.with_latent(Component.DATA, latent_data(group, batch_times, batches)) for group in groups]
+    groups = [group.with_latent(LateCause.DATA, latent_data(group, batch_times, batches)) for group in groups]
     steps = [_rank_steps(log, origin_ns) for log in logs]
     full = {step.number for log in logs for step in log.steps if step.events}
 

@@ -76,8 +76,8 @@ class CycleGroup:
     beside_wait: Array | None = None
     """[N, K, R] ns of it while the rank waits for the last one to arrive. None: nothing."""
     exposed: Array | None = None
-    """[N, K] ns of the transfer during which no member computes; None where nothing runs beside a
-    transfer."""
+    """[N, K] ns of the transfer that a faster link would save: the least over the members of the time in which that member
+    does not compute. None where nothing runs beside a transfer."""
     latent: dict[str, Array] = field(default_factory=dict)
     """[N, R] ns, by the kinds of :data:`LATENT`, that each rank would take if it waited for no other rank: more than it did
     where its loader's workers make batches, or its host issues work, in the time in which it waits for others. Left out: as

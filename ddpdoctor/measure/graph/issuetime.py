@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Array, Intervals, covered, union_of
+from ddpdoctor.measure.numerics import Array, Intervals, Ints, covered, union_of
 from ddpdoctor.measure.taxonomy import HOST_IDLE, INDEX, Component, LateCause
 from ddpdoctor.measure.window import (
     DEVICE,
@@ -35,8 +35,6 @@ from ddpdoctor.measure.window import (
 from ddpdoctor.trace import RankTrace, classify
 
 from .graph import READY_BATCH, CycleGroup
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)

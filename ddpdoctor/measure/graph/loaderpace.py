@@ -16,7 +16,7 @@ import numpy as np
 
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.taxonomy import INDEX
+from ddpdoctor.measure.taxonomy import INDEX, Component
 from ddpdoctor.rundir import EventKind
 
 from .graph import CycleGroup
@@ -59,7 +59,7 @@ def latent_data(
     """
     if all(each is None for each in batch_times_ns):
         return None
-    data = group.work[..., INDEX["data"]].sum(axis=1)
+    data = group.work[..., INDEX[Component.DATA]].sum(axis=1)
     rest = group.duration[:, None] - data - (np.nansum(group.wait, axis=1) if waits is None else waits)
     needed = np.array(
         [(each_ns or 0.0) * number for each_ns, number in zip(batch_times_ns, batches, strict=True)]

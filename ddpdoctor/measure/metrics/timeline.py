@@ -11,11 +11,8 @@ from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Intervals, clip
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import Span, Timeline
-from ddpdoctor.measure.taxonomy import DRAWN_AS, Component, Part, SyncKind
+from ddpdoctor.measure.taxonomy import DRAWN_AS, NO_WORK, Component, Part, SyncKind
 from ddpdoctor.measure.window import Window
-
-_NOT_DRAWN = (Component.UNMATCHED, Component.UNSEEN)
-"""Components that are no work of the rank's: the collectives are drawn by themselves, before its window nothing is known."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +106,7 @@ def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Cyc
     shortest = _TUNING.shortest_share * (cycle.end - cycle.origin)
     spans = []
     for name, intervals in sets.items():
-        if name in _NOT_DRAWN:
+        if name in NO_WORK:
             continue
         starts, ends = clip(intervals, cycle.origin, cycle.end)
         for start, end in zip(starts, ends, strict=True):

@@ -16,18 +16,20 @@ from .stragglers import Removed, Stragglers, Worker
 
 _HIT_SHARE = 0.02
 """A step counts as hit where it loses this share of the mean step: steps of one job differ by as much."""
-_MOST_CULPRITS = 0.5
+_MOST_SLOW = 0.5
 """Where more of the workers are slow in turn, nobody in particular is to blame."""
 
 
 def straggler_facts(stragglers: Stragglers) -> Facts:
     """All facts that the analysis yields; the others are absent."""
     lengths = np.array(stragglers.measured_steps_ms)
-    culprits = _culprits(stragglers)
+    slow_workers = _slow_workers(stragglers)
     stages = slow_stages(stragglers)
     cost = None
-    if stragglers.without_culprits is not None and len(culprits) <= _MOST_CULPRITS * len(stragglers.workers):
-        cost = _cost(stragglers, stragglers.without_culprits, culprits)
+    if stragglers.without_slow_workers is not None and len(slow_workers) <= _MOST_SLOW * len(
+        stragglers.workers
+    ):
+        cost = _cost(stragglers, stragglers.without_slow_workers, slow_workers)
     return Facts(
         job=JobFacts(world_size=stragglers.world_size, ranks_seen=len(stragglers.workers)),
         steps=StepFacts(
@@ -42,7 +44,7 @@ def straggler_facts(stragglers: Stragglers) -> Facts:
         late=LateFacts(
             compute=None if stages else cost,
             total=_cost(
-                stragglers, stragglers.without_any, culprits if cost is not None and not stages else None
+                stragglers, stragglers.without_any, slow_workers if cost is not None and not stages else None
             ),
         ),
         pipeline=PipelineFacts(
@@ -69,37 +71,37 @@ def summary_of(stragglers: Stragglers) -> str:
     )
 
 
-def _culprits(stragglers: Stragglers) -> list[Worker]:
-    return [worker for worker in stragglers.workers if worker.rank in stragglers.culprits]
+def _slow_workers(stragglers: Stragglers) -> list[Worker]:
+    return [worker for worker in stragglers.workers if worker.rank in stragglers.slow_workers]
 
 
 def slow_stages(stragglers: Stragglers) -> list[int]:
-    """Stages of which every replica is a culprit; empty unless those are all culprits, and where there is one
+    """Stages of which every replica is slow; empty unless those are all slow_workers, and where there is one
     replica, so that a slow stage cannot be told from a slow machine."""
     if stragglers.replicas < 2:
         return []
-    culprits = _culprits(stragglers)
-    stages = sorted({worker.stage for worker in culprits})
+    slow_workers = _slow_workers(stragglers)
+    stages = sorted({worker.stage for worker in slow_workers})
     return (
         stages
-        if len(culprits) == len(stages) * stragglers.replicas and len(stages) < stragglers.stages
+        if len(slow_workers) == len(stages) * stragglers.replicas and len(stages) < stragglers.stages
         else []
     )
 
 
-def _cost(stragglers: Stragglers, removed: Removed, culprits: list[Worker] | None) -> Cost:
+def _cost(stragglers: Stragglers, removed: Removed, slow_workers: list[Worker] | None) -> Cost:
     mean_ms = float(np.mean(stragglers.measured_steps_ms))
     gain = np.array(removed.gain_ms)
     hit = gain > _HIT_SHARE * mean_ms
     when = persistence(np.array(stragglers.steps), hit)
     gain_ms = max(0.0, float(gain.mean()))
-    named = culprits or []
+    named = slow_workers or []
     others = [worker.compute_ms for worker in stragglers.workers if worker not in named]
     return Cost(
         ms_per_step=gain_ms,
         share=gain_ms / mean_ms,
         speedup=mean_ms / (mean_ms - gain_ms),
-        ranks=None if culprits is None else sorted(worker.rank for worker in culprits),
+        ranks=None if slow_workers is None else sorted(worker.rank for worker in slow_workers),
         own_ms=float(np.mean([worker.compute_ms for worker in named])) if named else None,
         typical_ms=float(np.median(others)) if named and others else None,
         occurrence_ms=float(np.median(gain[hit])) if hit.any() else None,

@@ -16,7 +16,7 @@ All step times are means over the steps of replays without launch delays; with
 
 S_w takes two replays for each row and column of workers instead of one for each worker, and so names an innocent
 worker where a slow replica crosses a slow stage. The workers that it ranks highest are therefore replayed one by
-one; the *culprits* are those that alone cost at least half of what the worst of them costs.
+one; the *slow workers* are those that alone cost at least half of what the worst of them costs.
 
 M_W near 1 says that single workers are slow, M_S near 1 that the stages are cut unevenly. Neither is bounded by
 0 and 1: taking one delay away may lengthen or uncover another.
@@ -50,9 +50,9 @@ Chosen = NDArray[np.bool_]
 SLOWEST_SHARE = 0.03
 """Share of the workers that counts as the slowest, for M_W. Source: the paper, section 3."""
 CULPRIT_SHARE = 0.5
-"""A culprit costs at least this share of what the worst worker costs: those that matter as much, up to a factor of two."""
+"""A slow worker costs at least this share of what the worst worker costs: those that matter as much, up to a factor of two."""
 _REPLAYED_ALONE = 64
-"""Workers replayed one by one, at most: each costs a replay of the whole job, and culprits are among the first."""
+"""Workers replayed one by one, at most: each costs a replay of the whole job, and slow_workers are among the first."""
 _NO_LOSS = 1e-9
 """Of a step time: less than the rounding of a replay is no cost."""
 CLOCK_TOLERANCE_S = 0.01
@@ -110,7 +110,7 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     """Slowest first."""
     slowest: list[int]
     """Ranks of the slowest 3 % of workers (at least one)."""
-    culprits: list[int]
+    slow_workers: list[int]
     """Ranks of the workers that are slow by themselves; empty where none costs anything."""
     by_replica: dict[int, float]
     """S of each replica."""
@@ -123,8 +123,8 @@ class Stragglers(msgspec.Struct, frozen=True, kw_only=True):
     """Its share is M_W."""
     without_last_stage: Removed | None
     """Its share is M_S. None where there is one stage."""
-    without_culprits: Removed | None
-    """None where there is no culprit."""
+    without_slow_workers: Removed | None
+    """None where there is no slow worker."""
     without_any: Removed
     """Every operation at its typical cost."""
     notes: list[str]
@@ -183,7 +183,7 @@ def measure_stragglers(operations: Operations) -> Stragglers:
     by_stage = {int(s): job.slowdown_by(ops.stage == s) for s in np.unique(ops.stage)}
     workers = _workers(ops, job, by_replica, by_stage)
     slowest = [worker.rank for worker in workers[: math.ceil(len(workers) * SLOWEST_SHARE)]]
-    culprits = _culprits(workers)
+    slow_workers = _slow_workers(workers)
     measured_s = job.lengths_s(ops.end_s)
     return Stragglers(
         steps=np.unique(ops.step).tolist(),
@@ -198,13 +198,13 @@ def measure_stragglers(operations: Operations) -> Stragglers:
         launch_slowdown=float(measured_s.mean() / job.as_measured.mean()),
         workers=workers,
         slowest=slowest,
-        culprits=culprits,
+        slow_workers=slow_workers,
         by_replica=by_replica,
         by_stage=by_stage,
         by_kind={name: job.slowdown_by(ops.of_kind(*kinds)) for name, kinds in _families(ops).items()},
         without_slowest=job.without(np.isin(ops.rank, slowest)),
         without_last_stage=job.without(ops.stage == max(by_stage)) if len(by_stage) > 1 else None,
-        without_culprits=job.without(np.isin(ops.rank, culprits)) if culprits else None,
+        without_slow_workers=job.without(np.isin(ops.rank, slow_workers)) if slow_workers else None,
         without_any=job.without(np.ones(ops.size, bool)),
         notes=notes,
     )
@@ -297,7 +297,7 @@ def _workers(
     ]
 
 
-def _culprits(workers: list[Worker]) -> list[int]:
+def _slow_workers(workers: list[Worker]) -> list[int]:
     """Ranks that cost about as much alone as the worst of them."""
     costs = {worker.rank: worker.alone - 1 for worker in workers if worker.alone is not None}
     worst = max(costs.values())

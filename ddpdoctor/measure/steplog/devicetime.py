@@ -22,10 +22,10 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.numerics import Array, Ints
 from ddpdoctor.rundir import EventKind
 
-from .log import Ints, RankLog
+from .log import RankLog
 from .record import Event
 from .step import DeviceTimes, Step
 

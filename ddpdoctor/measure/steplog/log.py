@@ -8,17 +8,15 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.rundir import RankRecord
 
 from .activities import Activities, activities_of
 from .loaders import loaders_with_workers, settings_of, training_loaders, usual_loader
 from .step import DeviceTimes, Step
 from .syncpoints import SyncPoint, sync_points_of
-
-Ints = NDArray[np.int64]
 
 Sample = list[int]
 """[epoch ns, user line, innermost line], as in a row of :attr:`RankLog.samples`."""

@@ -12,11 +12,12 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
 
 from .bound import MOST_STEPS, Bound, bound_of
-from .log import Ints, RankLog
+from .log import RankLog
 from .record import LogRecord
 from .step import DeviceTimes, Step
 

@@ -4,14 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddpdoctor.measure.numerics import EMPTY, Intervals, complement, intersect, subtract, union, union_of
+from ddpdoctor.measure.numerics import (
+    EMPTY,
+    Intervals,
+    Mask,
+    complement,
+    intersect,
+    subtract,
+    union,
+    union_of,
+)
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.trace import RankTrace, classify
 
 from .collectives import Collectives
 from .gaps import DeviceGaps, after_sync, device_gaps
 from .hostwaits import DeviceTimeline, waits_and_idle
-from .launches import CUDA_CALLS, Mask, launched_inside, rows_of
+from .launches import CUDA_CALLS, launched_inside, rows_of
 from .pauses import collecting, saving
 from .work import Work
 

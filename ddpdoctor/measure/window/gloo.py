@@ -6,12 +6,11 @@ from collections import defaultdict, deque
 
 import numpy as np
 
-from ddpdoctor.measure.numerics import union
+from ddpdoctor.measure.numerics import Ints, Mask, union
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace, classify
 
 from .collectives import ENGINE, Collectives
-from .launches import Ints, Mask
 
 _ENGINE_GAP_NS = 1_000_000
 """The engine issues a bucket's reduction between two of its functions, in a gap of microseconds."""

@@ -24,13 +24,13 @@ from itertools import groupby
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Intervals, covered, total, union
+from ddpdoctor.measure.numerics import Intervals, Ints, Mask, covered, total, union
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace, classify
 
 from .collectives import Collectives
 from .gaps import LAUNCH_SLACK_NS
-from .launches import CUDA_CALLS, DEVICE, Ints, Mask, launch_pairs
+from .launches import CUDA_CALLS, DEVICE, launch_pairs
 
 Times = NDArray[np.float64]
 

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Intervals, union
+from ddpdoctor.measure.numerics import Intervals, Ints, Mask, union
 from ddpdoctor.trace import RankTrace
-
-Ints = NDArray[np.int64]
-Mask = NDArray[np.bool_]
 
 DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
 """Categories of what a device does."""

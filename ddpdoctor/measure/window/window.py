@@ -12,14 +12,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import EMPTY, Intervals
+from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace
 
 from .collectives import Collectives
 from .hostwaits import NO_WAITS, Waits
-
-Ints = NDArray[np.int64]
 
 UNKNOWN_STEP = -1
 """Number of the step of what lies outside the marked ones."""

@@ -79,7 +79,7 @@ def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
     drawn = [Operation(n, i, [dot(point) for point in by_name[n]]) for i, n in enumerate(names)]
     return Bandwidth(
         operations=drawn,
-        sentences=[dot.title for of in drawn for dot in of.dots] if len(points) < FEWEST else [],
+        sentences=[dot.title for line in drawn for dot in line.dots] if len(points) < FEWEST else [],
         height=HEIGHT,
         y_ticks=[
             Tick(round(HEIGHT * (1 - value / top), 1), words.trimmed(f"{words.significant(value)} GB/s"))

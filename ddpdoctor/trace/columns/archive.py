@@ -102,7 +102,8 @@ def _parquet(table: object, columns: tuple[str, ...]) -> bytes:
     import polars
 
     target = io.BytesIO()
-    frame = polars.DataFrame({column: getattr(table, column) for column in columns})
+    types = _types(type(table), columns)
+    frame = polars.DataFrame({column: np.asarray(getattr(table, column)) for column in columns}, schema=types)
     frame.write_parquet(target, compression="zstd", compression_level=1, statistics=False)
     return target.getvalue()
 
@@ -115,16 +116,22 @@ def _member(archive: zipfile.ZipFile, name: str, free_bytes: int = 0, growth: in
     return archive.read(info)
 
 
+def _types(table: type, columns: tuple[str, ...]) -> dict[str, Any]:
+    """Each column's type in a file, as ``table`` declares it; whoever made the columns may have chosen a narrower one."""
+    import polars
+
+    return {
+        column: polars.Int32 if table.__annotations__[column] == "IdColumn" else polars.Int64
+        for column in columns
+    }
+
+
 def _arrays(parquet: bytes, table: type, columns: tuple[str, ...]) -> dict[str, Any]:
     """The columns of ``table`` from a Parquet file that holds them, whole and of their types, and nothing else."""
     import polars
 
-    expected = {
-        column: polars.Int32 if table.__annotations__[column] == "IdColumn" else polars.Int64
-        for column in columns
-    }
     try:
-        if dict(polars.read_parquet_schema(io.BytesIO(parquet))) != expected:
+        if dict(polars.read_parquet_schema(io.BytesIO(parquet))) != _types(table, columns):
             raise ValueError("other columns")
         rows = polars.scan_parquet(io.BytesIO(parquet)).select(polars.len()).collect().item()
         if rows > _FREE_ROWS + len(parquet):

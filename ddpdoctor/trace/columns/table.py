@@ -47,6 +47,15 @@ class Collectives:
     peer: IdColumn
     """Peer rank of a point-to-point operation ("Src Rank" / "Dst Rank"), else -1."""
 
+    @classmethod
+    def none(cls) -> Collectives:
+        """Of a trace without any such metadata."""
+        ids, numbers = np.empty(0, np.int32), np.empty(0, np.int64)
+        columns: dict[str, Any] = {
+            name: ids if kind == "IdColumn" else numbers for name, kind in cls.__annotations__.items()
+        }
+        return cls(**columns)
+
 
 @dataclass(frozen=True)
 class Lane:

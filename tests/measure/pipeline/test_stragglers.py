@@ -65,11 +65,11 @@ def test_the_published_attribution(published):
 def test_the_worker_that_was_slowed_down_is_named(published):
     _, found, _ = published
     assert (found.world_size, found.replicas, found.stages) == (64, 4, 4)
-    assert found.culprits == found.slowest == [0]
+    assert found.slow_workers == found.slowest == [0]
     worst = found.workers[0]
     assert (worst.rank, worst.replica, worst.stage) == (0, 0, 0)
     assert worst.compute_ms > 2 * max(worker.compute_ms for worker in found.workers[1:])
-    assert found.without_culprits.speedup == pytest.approx(1.976, abs=0.001)
+    assert found.without_slow_workers.speedup == pytest.approx(1.976, abs=0.001)
 
 
 @needs_published
@@ -248,7 +248,7 @@ def test_nobody_is_named_where_all_are_alike(shape):
     found = measure_stragglers(job.operations())
     assert found.slowdown == pytest.approx(1.0, abs=1e-9)
     assert found.step_ms == pytest.approx(np.mean(job.lengths_s) * 1e3)
-    assert (found.culprits, found.without_culprits, found.without_slowest.share) == ([], None, None)
+    assert (found.slow_workers, found.without_slow_workers, found.without_slowest.share) == ([], None, None)
 
 
 @pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
@@ -258,7 +258,7 @@ def test_a_slow_worker_is_named_and_the_gain_is_that_of_a_run_without_it(shape):
     job = Job(passes(slow=lambda step, *place: place == slow), **shape)
     ops = job.operations()
     found = measure_stragglers(ops)
-    assert found.culprits == [slow[0] * stages + slow[1]]
+    assert found.slow_workers == [slow[0] * stages + slow[1]]
     assert found.launch_slowdown == pytest.approx(1.0, abs=1e-6)
     assert found.step_ms == pytest.approx(np.mean(job.lengths_s) * 1e3)
     # Typical passes are the mean, slow ones included.
@@ -266,7 +266,7 @@ def test_a_slow_worker_is_named_and_the_gain_is_that_of_a_run_without_it(shape):
     ideal = Job(passes(0.1 * mean), **shape)
     assert found.ideal_step_ms == pytest.approx(np.mean(ideal.lengths_s) * 1e3, rel=1e-6)
     without = Job(lambda st, r, s, way: passes(0.1 * (mean if (r, s) == slow else 1))(st, r, s, way), **shape)
-    assert found.without_culprits.step_ms == pytest.approx(np.mean(without.lengths_s) * 1e3, rel=1e-6)
+    assert found.without_slow_workers.step_ms == pytest.approx(np.mean(without.lengths_s) * 1e3, rel=1e-6)
 
 
 def test_an_uneven_last_stage_is_told_from_a_slow_worker():
@@ -274,7 +274,7 @@ def test_an_uneven_last_stage_is_told_from_a_slow_worker():
         passes(slow=lambda step, replica, stage: stage == 3, times=1.8), stages=4, micro_batches=8, replicas=3
     )
     found = measure_stragglers(job.operations())
-    assert found.culprits == [3, 7, 11]
+    assert found.slow_workers == [3, 7, 11]
     assert found.without_last_stage.share > 0.9
     assert found.without_slowest.share < 0.1
 
@@ -283,9 +283,9 @@ def test_two_slow_workers_are_named_and_not_those_where_their_rows_and_columns_c
     places = {(0, 1), (2, 3)}
     job = Job(passes(slow=lambda step, *place: place in places), stages=4, micro_batches=8, replicas=3)
     found = measure_stragglers(job.operations())
-    assert found.culprits == [1, 11]
+    assert found.slow_workers == [1, 11]
     assert found.without_slowest.share < 0.2
-    assert found.without_culprits.share > 0.9
+    assert found.without_slow_workers.share > 0.9
 
 
 def test_steps_with_missing_operations_are_set_aside():
@@ -303,7 +303,7 @@ def test_steps_with_missing_operations_are_set_aside():
     found = measure_stragglers(job.operations(lost))
     assert found.steps == [13, 14]
     assert found.set_aside == 3
-    assert found.culprits == [2]
+    assert found.slow_workers == [2]
     assert "3 step(s) in which operations are missing were set aside" in found.notes[-1]
     with pytest.raises(UnusableInput, match="no step is whole"):
         measure_stragglers(job.operations(lambda row: row[4] == "forward-send"))
@@ -315,6 +315,6 @@ def test_unknown_kinds_and_tensor_parallel_twins_are_left_out_and_told():
     twins = [(*row[:3], row[3] + 100, *row[4:]) for row in job.rows]
     job.rows += [*twins, (10, 0, 0, 0, "coffee", 1000.0, 5.0, -1, -1, -1)]
     found = measure_stragglers(job.operations())
-    assert (found.slowdown, found.culprits) == (plain.slowdown, plain.culprits)
+    assert (found.slowdown, found.slow_workers) == (plain.slowdown, plain.slow_workers)
     assert "4 rank(s) share a replica and stage" in found.notes[0]
     assert "1 operation(s) of unknown kind were left out: coffee" in found.notes[1]

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
+from dataclasses import fields, replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace import find_traces, formats, load_trace, load_traces
+from ddpdoctor.trace import Collectives, find_traces, formats, load_trace, load_traces
+from ddpdoctor.trace.columns import read_archive, write_archive
 from tests.trace.trace_files import document, events, write
 
 ADDED = Path(__file__).parent / "added"
 STEP_NS = 10_000_000
+
+COLUMNS = [column.name for column in fields(Collectives)]
 
 
 @pytest.fixture
@@ -43,6 +49,21 @@ def test_a_format_is_added_by_one_folder(tmp_path, added):
     diagnosis = analyze(files, Options(cache=False, jobs=1))
     assert diagnosis.job.ranks_seen == [0, 1]
     assert (diagnosis.steps.count, round(diagnosis.steps.median_ms)) == (8, 10)
+
+
+def test_its_columns_can_be_kept(tmp_path, added):
+    """In the cache and in digests, whose columns have the types that the table declares."""
+    trace = load_trace(spans(tmp_path, 0))
+    kept = io.BytesIO()
+    write_archive(kept, trace)
+    kept.seek(0)
+    again = read_archive(kept, "kept.columns")
+    assert again.names == trace.names and (again.start_ns == trace.start_ns).all()
+    narrow = replace(trace, collectives=Collectives(**dict.fromkeys(COLUMNS, np.empty(0, np.int32))))
+    kept = io.BytesIO()
+    write_archive(kept, narrow)
+    kept.seek(0)
+    assert read_archive(kept, "kept.columns").collectives.sequence.dtype == np.int64
 
 
 def test_what_is_wrong_with_a_file_of_it_is_one_sentence(tmp_path, added):

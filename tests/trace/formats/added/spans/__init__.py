@@ -7,8 +7,6 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
-
 import numpy as np
 
 from ddpdoctor.errors import UnusableInput
@@ -68,5 +66,5 @@ def _table(meta: TraceMeta, rows: list[list[str]]) -> RankTrace:
         external_id=absent.astype(np.int64),
         bytes=absent.astype(np.int64),
         shapes=absent,
-        collectives=Collectives(**{column.name: absent[:0] for column in fields(Collectives)}),
+        collectives=Collectives.none(),
     )
