@@ -124,14 +124,16 @@ def _cut(syncs: Sequence[MatchedSync], world: int) -> int | None:
 
 def _sync(matched: MatchedSync, ranks: Sequence[int]) -> Sync:
     first = matched.first
+    root = ranks.index(first.root) if first.root in ranks else None
     return Sync(
-        first.kind,
-        first.name,
-        tuple(sorted(matched.points)),
-        first.micro,
-        first.group,
-        ranks.index(first.root) if first.root is not None and first.root in ranks else None,
-        first.update,
+        kind=first.kind,
+        name=first.name,
+        members=tuple(sorted(matched.points)),
+        micro=first.micro,
+        group=first.group,
+        # A root that was not seen to take part holds nobody up, as far as anybody knows.
+        root=root if root in matched.points else None,
+        update=first.update,
     )
 
 

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from math import comb
+from math import exp, lgamma, log, log1p
 from typing import TypeVar
 
 import numpy as np
@@ -85,7 +85,8 @@ def carried_by_few(outliers: Mask, difference: Array, steps: Ints, place_chance:
 def chance_of_ranks(theirs: int, total: int, few: int, world: int) -> float:
     """Bound on the probability that some ``few`` ranks get at least ``theirs`` of ``total`` disturbances that strike at
     random."""
-    return min(1.0, comb(world, few) * binomial_tail(theirs, total, few / world))
+    tail = binomial_tail(theirs, total, few / world)
+    return exp(min(0.0, _log_choose(world, few) + log(tail))) if tail else 0.0
 
 
 def chance_of_rhythm(times: Ints) -> float:
@@ -133,7 +134,23 @@ def _disturbances(beyond: Array, least_ns: float) -> int:
 
 
 def binomial_tail(hits: int, total: int, probability: float) -> float:
-    """P(Binomial(total, probability) >= hits)."""
-    return sum(
-        comb(total, n) * probability**n * (1 - probability) ** (total - n) for n in range(hits, total + 1)
-    )
+    """P(Binomial(total, probability) >= hits). By logarithms: of a thousand trials the coefficients are beyond any float."""
+    if hits <= 0 or probability >= 1.0:
+        return 1.0
+    if probability <= 0.0:
+        return 0.0
+    summed = 0.0
+    for n in range(hits, total + 1):
+        term = exp(_log_choose(total, n) + n * log(probability) + (total - n) * log1p(-probability))
+        summed += term
+        if n > total * probability and term <= _NO_MORE * summed:
+            break
+    return min(1.0, summed)
+
+
+_NO_MORE = 1e-17
+"""Of a sum: behind the most likely number, smaller terms than this change no digit of it."""
+
+
+def _log_choose(total: int, few: int) -> float:
+    return lgamma(total + 1) - lgamma(few + 1) - lgamma(total - few + 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import comb
+
 import numpy as np
 import pytest
 
@@ -110,3 +112,18 @@ def test_tail():
         and binomial_tail(5, 5, 0.5) == pytest.approx(1 / 32)
         and binomial_tail(1, 0, 0.5) == 0.0
     )
+
+
+def test_of_thousands_of_trials_the_tail_is_a_number():
+    """Their coefficients are beyond any float."""
+    assert binomial_tail(1_000, 2_000, 0.5) == pytest.approx(0.5, abs=0.01)
+    assert binomial_tail(5_200, 10_000, 0.5) == pytest.approx(3.3e-5, rel=0.1)
+    assert binomial_tail(9_000, 10_000, 0.1) == 0.0
+    assert 0.0 <= chance_of_ranks(4_000, 5_000, 500, 1_024) <= 1.0
+
+
+@pytest.mark.parametrize("probability", [0.03, 0.4, 0.9])
+def test_the_tail_by_logarithms_is_the_tail(probability):
+    exact = [comb(40, n) * probability**n * (1 - probability) ** (40 - n) for n in range(41)]
+    for hits in range(41):
+        assert binomial_tail(hits, 40, probability) == pytest.approx(sum(exact[hits:]), rel=1e-9, abs=1e-300)
