@@ -145,7 +145,7 @@ def test_a_rank_does_not_join_another_run_than_its_launchers(tmp_path) -> None:
     root = spool_root(str(run))
     shutil.rmtree(run)
     make_run(run)
-    code = "import torch; from ddpdoctor.hook import session; print(session.arm(0, 1))"
+    code = "import torch; from ddpdoctor.hook import lifetime; print(lifetime.arm(0, 1))"
     variables = {"DDPDOCTOR_RUN": str(run), "DDPDOCTOR_SPOOL": root, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], env={**clean_environment(), **variables},
                           capture_output=True, text=True)  # fmt: skip
