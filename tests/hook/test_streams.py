@@ -15,6 +15,7 @@ def comparable(stderr: str) -> str:
     return re.sub(r"0x[0-9a-f]+|\[[WE]\d+ [\d:.]+|\(pid \d+\)|worker process \d+", "#", stderr)
 
 
+@pytest.mark.alone  # what waits for storage at a job's end is told where the machine is busy
 @pytest.mark.skipif(
     sys.version_info < (3, 11), reason="a bare raise keeps the wrapper's line before Python 3.11"
 )
