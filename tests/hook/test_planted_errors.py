@@ -10,7 +10,7 @@ import pytest
 from .recording import JOBS, HookOptions, plain_environment, run_recorded
 
 
-@pytest.mark.slow
+@pytest.mark.alone  # it takes minutes, and has a limit of five
 def test_no_error_of_ours_reaches_the_job(tmp_path) -> None:
     command = [sys.executable, str(JOBS / "planted_errors.py")]
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(2, 4)), timeout_s=300)
