@@ -1,0 +1,57 @@
+"""What was planted in a case, as the examiner knows it: kind, ranks, lines and price of each fault."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+FILE_NAME = "truth.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fault:
+    """One planted fault. ``ranks`` are the culprits (None: all alike); ``lines`` are (file, line) that carry it."""
+
+    kind: str
+    rules: tuple[str, ...]
+    ranks: tuple[int, ...] | None
+    price_ms: float
+    price_error_ms: float = 0.0
+    lines: tuple[tuple[str, int], ...] = ()
+    ranks_matter: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One case of the exam. ``tolerated`` rules are true of the program even without its faults."""
+
+    seed: int
+    half: str
+    step_ms: float
+    faults: tuple[Fault, ...]
+    tolerated: tuple[str, ...] = ()
+    shape: dict[str, Any] = dataclasses.field(default_factory=dict)
+    doubts: tuple[str, ...] = ()
+
+    def write(self, folder: Path) -> None:
+        (folder / FILE_NAME).write_text(json.dumps(dataclasses.asdict(self), indent=1))
+
+
+def read(folder: Path) -> Case:
+    """The case that ``Case.write`` left in ``folder``."""
+    raw = json.loads((folder / FILE_NAME).read_text())
+    faults = [
+        Fault(
+            **{
+                **each,
+                "rules": tuple(each["rules"]),
+                "ranks": None if each["ranks"] is None else tuple(each["ranks"]),
+                "lines": tuple((file, line) for file, line in each["lines"]),
+            }
+        )
+        for each in raw.pop("faults")
+    ]
+    raw.update(faults=tuple(faults), tolerated=tuple(raw["tolerated"]), doubts=tuple(raw["doubts"]))
+    return Case(**raw)

@@ -1,0 +1,109 @@
+"""Runs one drawn program: its twin, which tells the price, and a recording by the command that users type."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..planted import Case, Fault
+from . import twin
+from .draw import Program, program
+
+RUN = "run"
+JOB_S = 300
+LEAST_PRICE_SHARE = 0.04
+MOST_NOISE = 0.25
+DOUBT_CHEAP, DOUBT_NOISE = "cheap", "noisy"
+
+
+def record(seed: int, folder: Path) -> Case:
+    """Draws, runs and times the program of ``seed``; leaves its run directory and its truth in ``folder``."""
+    if folder.exists():
+        shutil.rmtree(folder)
+    drawn = program(seed, folder / "job")
+    before = _busy_s()
+    twin.run(folder / "job", drawn.world, JOB_S)
+    command = [_tool("ddpdoctor"), "run", "--no-analysis", "-q", "--out", str(folder / RUN), "--"]
+    _torchrun(drawn, folder / "job", command)
+    timed = json.loads((folder / "job" / "twin.json").read_text())
+    case = truth(drawn, timed, _load(before, _busy_s()))
+    case.write(folder)
+    return case
+
+
+def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case:
+    """What the program's blocks with and without each fault say that it costs."""
+    rare = {each.key for each in drawn.faults if each.kind in ("rare", "checkpoint") or "coll" in each.kind}
+    blocks = {name: [_mean(block, bool(rare)) for block in of] for name, of in timed["blocks"].items()}
+    step_ms = _median(blocks["all"])
+    faults, doubts = [], []
+    for each in drawn.faults:
+        without = blocks[f"without {each.key}"]
+        saved = [a - b for a, b in zip(blocks["all"], without, strict=True)]
+        price, error = _median(saved), (max(saved) - min(saved)) / 2
+        if price < LEAST_PRICE_SHARE * step_ms:
+            doubts.append(f"{DOUBT_CHEAP}: {each.kind} costs {price:.2f} of {step_ms:.1f} ms")
+        elif error > MOST_NOISE * price:
+            doubts.append(f"{DOUBT_NOISE}: {each.kind} saved {[round(ms, 2) for ms in saved]}")
+        marks = [each.key]
+        if each.kind.startswith("data") and drawn.shape["workers"]:
+            marks = [each.key, "loop"]
+        lines = [line for mark in marks for line in drawn.lines.get(mark, [])] if each.with_line else []
+        ranks = None if each.ranks is None else tuple(each.ranks)
+        faults.append(Fault(each.kind, each.rules, ranks, price, error, tuple(lines)))
+    shape = {**drawn.shape, "base_ms": timed["base_ms"], "load": load}
+    return Case(drawn.seed, "real", step_ms, tuple(faults), drawn.tolerated, shape, tuple(doubts))
+
+
+def _torchrun(drawn: Program, job: Path, command: list[str]) -> None:
+    launcher = [_tool("torchrun"), "--standalone", "--nproc-per-node", str(drawn.world)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with (job / "output.txt").open("ab") as output:
+        done = subprocess.run(
+            [*command, *launcher, "train.py"],
+            cwd=job,
+            env=environment,
+            stdout=output,
+            stderr=output,
+            timeout=JOB_S,
+            check=False,
+        )
+    if done.returncode not in (0, 1):  # Gloo's destruction of the group aborts now and then: the recording is whole
+        raise RuntimeError(f"seed {drawn.seed} ended with {done.returncode}, see {job}/output.txt")
+
+
+def _tool(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
+def _busy_s() -> tuple[float, float, float]:
+    """CPU seconds that the machine worked, in all; those of our children; and the seconds of all its cores."""
+    fields = [int(each) for each in Path("/proc/stat").read_text().splitlines()[0].split()[1:9]]
+    ticks = os.sysconf("SC_CLK_TCK")
+    own = os.times()
+    idle = fields[3] + fields[4]
+    return (sum(fields) - idle) / ticks, own.children_user + own.children_system, sum(fields) / ticks
+
+
+def _load(before: tuple[float, float, float], after: tuple[float, float, float]) -> dict[str, float]:
+    """Share of the machine that others took, and that nobody took, while the program ran."""
+    busy, own, whole = (b - a for a, b in zip(before, after, strict=True))
+    return {"others": round((busy - own) / whole, 3), "idle": round(1 - busy / whole, 3)}
+
+
+def _mean(values: list[float], rare: bool) -> float:
+    """Mean of a block's steps, the longest and shortest eighth left out where every step has the fault."""
+    cut = 0 if rare else len(values) // 8
+    kept = sorted(values)[cut : len(values) - cut]
+    return sum(kept) / len(kept)
+
+
+def _median(values: list[float]) -> float:
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

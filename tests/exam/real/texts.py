@@ -1,0 +1,559 @@
+"""The texts that a drawn program is put together from.
+
+``@{site}`` stands where a fault's lines may go, with the indentation of that place. A trailing ``#@key`` marks a line
+that carries fault ``key``; marks are taken off when the program is written.
+"""
+
+from __future__ import annotations
+
+SWITCH = '''\
+"""How much of each planned extra there is, by key; nothing where it is off or another rank's."""
+import json
+import os
+import pathlib
+
+plan = json.loads(pathlib.Path(__file__).with_name("plan.json").read_text())
+off = set()
+calls = {}
+
+
+def amount(key):
+    extra = plan["extras"].get(key)
+    rank = int(os.environ.get("RANK", 0))
+    if extra is None or key in off or (extra["ranks"] is not None and rank not in extra["ranks"]):
+        return 0
+    calls[key] = calls.get(key, -1) + 1
+    return extra["amount"] if calls[key] % extra["every"] == extra["every"] - 1 else 0
+'''
+
+TIMES = '''\
+"""Wall time of each step, in ms."""
+import time
+
+
+class Times:
+    def __init__(self):
+        self.last, self.ms = time.perf_counter(), []
+
+    def tick(self):
+        now = time.perf_counter()
+        self.ms.append(1000 * (now - self.last))
+        self.last = now
+'''
+
+MODELS = {
+    "mlp": '''\
+import torch
+from torch import nn
+from torch.nn import functional as F
+@{imports}
+
+CLASSES = 10
+SHAPE = (@{size}, 64)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        wide = @{width}
+        layers = [nn.Linear(64, wide), nn.ReLU()]
+        for _ in range(@{depth}):
+            layers += [nn.Linear(wide, wide), nn.ReLU()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(wide, CLASSES)
+
+    def forward(self, x, target=None):
+        hidden = self.body(x).mean(dim=1)
+        @{forward}
+        out = self.head(hidden)
+        @{inside}
+        return out
+''',
+    "conv": '''\
+import torch
+from torch import nn
+from torch.nn import functional as F
+@{imports}
+
+CLASSES = 10
+SHAPE = (3, @{size}, @{size})
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        wide = @{width}
+        self.stem = nn.Conv2d(3, wide, 3, padding=1)
+        self.blocks = nn.ModuleList(nn.Conv2d(wide, wide, 3, padding=1) for _ in range(@{depth}))
+        self.head = nn.Linear(wide, CLASSES)
+
+    def forward(self, x, target=None):
+        hidden = F.relu(self.stem(x))
+        for block in self.blocks:
+            hidden = hidden + F.relu(block(hidden))
+        hidden = hidden.mean(dim=(2, 3))
+        @{forward}
+        out = self.head(hidden)
+        @{inside}
+        return out
+''',
+    "transformer": '''\
+import torch
+from torch import nn
+from torch.nn import functional as F
+@{imports}
+
+CLASSES = 10
+SHAPE = (@{size}, @{width})
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(@{width}, 4, 2 * @{width}, dropout=0.0, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, @{depth}, enable_nested_tensor=False)
+        self.head = nn.Linear(@{width}, CLASSES)
+
+    def forward(self, x, target=None):
+        hidden = self.encoder(x).mean(dim=1)
+        @{forward}
+        out = self.head(hidden)
+        @{inside}
+        return out
+''',
+}
+
+LOSS_INSIDE = """\
+if target is not None:
+    auxiliary = 0.001 * hidden.pow(2).mean()
+    return F.cross_entropy(out, target) + auxiliary
+"""
+
+DATA = {
+    "map": '''\
+import json
+import time
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset, default_collate
+from model import CLASSES, SHAPE
+from switch import amount
+@{imports}
+
+
+class Samples(Dataset):
+    def __init__(self, length):
+        self.length = length
+        self.pool = torch.randn(32, *SHAPE)
+
+    def __len__(self):
+        return self.length
+
+    def __getitem__(self, index):
+        @{item}
+        return self.pool[index % 32], index % CLASSES
+
+
+def collate(samples):
+    @{collate}
+    return default_collate(samples)
+
+
+def batches(count):
+    size = @{batch}
+    size = size + int(amount("uneven"))
+    return DataLoader(Samples(count * size), batch_size=size, num_workers=@{workers}, collate_fn=collate@{persistent})
+''',
+    "iterable": '''\
+import json
+import time
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader, IterableDataset, default_collate, get_worker_info
+from model import CLASSES, SHAPE
+from switch import amount
+@{imports}
+
+
+class Stream(IterableDataset):
+    def __init__(self, length):
+        self.length = length
+        self.pool = torch.randn(32, *SHAPE)
+
+    def __iter__(self):
+        worker = get_worker_info()
+        first, step = (0, 1) if worker is None else (worker.id, worker.num_workers)
+        for index in range(first, self.length, step):
+            @{item}
+            yield self.pool[index % 32], index % CLASSES
+
+
+def collate(samples):
+    @{collate}
+    return default_collate(samples)
+
+
+def batches(count):
+    size = @{batch}
+    size = size + int(amount("uneven"))
+    return DataLoader(Stream(count * size), batch_size=size, num_workers=@{workers}, collate_fn=collate@{persistent})
+''',
+    "own": '''\
+import json
+import time
+import torch
+import torch.distributed as dist
+from model import CLASSES, SHAPE
+from switch import amount
+@{imports}
+
+
+def batches(count):
+    size = @{batch}
+    size = size + int(amount("uneven"))
+    pool = torch.randn(64, *SHAPE)
+    labels = torch.arange(64) % CLASSES
+    for number in range(count):
+        rows = torch.arange(number * size, (number + 1) * size) % 64
+        @{collate}
+        yield pool[rows], labels[rows]
+''',
+}
+
+SETUP = """\
+torch.manual_seed(3)
+rank = dist.get_rank()
+model = DistributedDataParallel(Net()@{settings})
+@{optimizers}
+"""
+OPTIMIZERS = {
+    1: "optimizers = [torch.optim.@{optimizer}(model.parameters(), lr=0.001)]\n",
+    2: """\
+head = list(model.module.head.parameters())
+body = [p for n, p in model.named_parameters() if ".head." not in n]
+optimizers = [torch.optim.@{optimizer}(body, lr=0.001), torch.optim.SGD(head, lr=0.001)]
+""",
+}
+
+PLAIN = """\
+@{before}
+for optimizer in optimizers:
+    optimizer.zero_grad()
+@{compute}
+@{middle}
+loss.backward()
+for optimizer in optimizers:
+    optimizer.step()
+@{after}
+"""
+ACCUMULATED = """\
+@{before}
+for optimizer in optimizers:
+    optimizer.zero_grad()
+for part, (px, py) in enumerate(zip(x.chunk(@{parts}), y.chunk(@{parts}))):
+    x, y = px, py
+    whole = part == @{parts} - 1 or amount("resync")
+    with contextlib.nullcontext() if whole else model.no_sync():
+        @{compute}
+        @{middle}
+        (loss / @{parts}).backward()
+for optimizer in optimizers:
+    optimizer.step()
+@{after}
+"""
+
+HEAD = """\
+import contextlib
+import gc
+import json
+import time
+import torch
+import torch.distributed as dist
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+from data import batches
+from model import Net
+from switch import amount, plan
+from times import Times
+@{imports}
+"""
+TAIL = """\
+
+if __name__ == "__main__":
+    dist.init_process_group("gloo")
+    main(plan["steps"])
+    dist.destroy_process_group()
+"""
+STRUCTURES = {
+    "script": {
+        "train.py": """\
+@{head}
+
+def main(steps):
+    @{setup}
+    times = Times()
+    for x, y in batches(steps):  #@loop
+        @{body}
+        times.tick()
+    return times.ms
+
+@{tail}""",
+    },
+    "trainer": {
+        "train.py": """\
+import torch.distributed as dist
+from switch import plan
+from trainer import Trainer
+
+
+def main(steps):
+    return Trainer(steps).fit()
+
+@{tail}""",
+        "trainer.py": """\
+@{head}
+
+class Trainer:
+    def __init__(self, steps):
+        @{setup}
+        self.rank, self.model, self.optimizers = rank, model, optimizers
+        self.batches = batches(steps)
+        self.times = Times()
+
+    def train_step(self, x, y):
+        rank, model, optimizers = self.rank, self.model, self.optimizers
+        @{body}
+
+    def fit(self):
+        for x, y in self.batches:  #@loop
+            self.train_step(x, y)
+            self.times.tick()
+        return self.times.ms
+""",
+    },
+    "callbacks": {
+        "train.py": """\
+@{head}
+from callbacks import Before, After
+
+
+def main(steps):
+    @{setup}
+    callbacks = [Before(rank), After(rank)]
+    times = Times()
+    for x, y in batches(steps):  #@loop
+        for callback in callbacks:
+            callback.on_step_start(x)
+        @{core}
+        for callback in callbacks:
+            callback.on_step_end(loss)
+        times.tick()
+    return times.ms
+
+@{tail}""",
+        "callbacks.py": """\
+import gc
+import json
+import time
+import torch
+import torch.distributed as dist
+from switch import amount
+@{imports}
+
+
+class Callback:
+    def __init__(self, rank):
+        self.rank = rank
+
+    def on_step_start(self, x):
+        pass
+
+    def on_step_end(self, loss):
+        pass
+
+
+class Before(Callback):
+    def on_step_start(self, x):
+        rank = self.rank
+        @{before}
+
+
+class After(Callback):
+    def on_step_end(self, loss):
+        rank = self.rank
+        @{after}
+""",
+    },
+    "nested": {
+        "train.py": """\
+@{head}
+
+def main(steps):
+    @{setup}
+    times = Times()
+    epochs = 3
+    loader = batches(steps // epochs) if @{loader} else None
+    for epoch in range(epochs):
+        for x, y in loader or batches(steps // epochs):  #@loop
+            @{body}
+            times.tick()
+    return times.ms
+
+@{tail}""",
+    },
+    "generator": {
+        "train.py": """\
+@{head}
+
+def training(steps, times):
+    @{setup}
+    for x, y in batches(steps):  #@loop
+        @{core_before}
+        yield rank, loss
+
+
+def main(steps):
+    times = Times()
+    for rank, loss in training(steps, times):
+        @{after}
+        times.tick()
+    return times.ms
+
+@{tail}""",
+    },
+}
+
+TWIN = '''\
+"""Times the program with its extras on and off in turn, all in one start; the first blocks say how much is how long."""
+import json
+import os
+import pathlib
+import time
+
+import torch
+import torch.distributed as dist
+
+dist.init_process_group(
+    "gloo", os.environ["TWIN_STORE"], rank=int(os.environ["RANK"]), world_size=int(os.environ["WORLD_SIZE"])
+)
+import switch  # noqa: E402
+import train  # noqa: E402
+
+HERE = pathlib.Path(__file__).parent
+PLAN = switch.plan
+KEYS = list(PLAN["extras"])
+WARM = 6
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def middle(values):
+    return sorted(values)[len(values) // 2]
+
+
+def block(steps):
+    switch.calls.clear()
+    ms = train.main(steps)[WARM:]
+    return ms
+
+
+def agreed(value):
+    box = [value]
+    dist.broadcast_object_list(box)
+    return box[0]
+
+
+def per_ms(work, count):
+    best = 1e9
+    for _ in range(5):
+        start = time.perf_counter()
+        work(count)
+        best = min(best, 1000 * (time.perf_counter() - start))
+    return count / best
+
+
+def loop(count):
+    total = 0
+    for i in range(count):
+        total += (i * 7) % 13
+
+
+def dumps(count):
+    for i in range(count):
+        json.dumps({"step": i, "values": [0.25, 0.5]})
+
+
+def products(count):
+    w = torch.eye(160)
+    for _ in range(count):
+        w = w @ w
+
+
+def reductions(count):
+    for _ in range(count):
+        dist.all_reduce(torch.zeros(4))
+
+
+def collect(count):
+    import gc
+    gc.collect()
+
+
+UNITS = {
+    "loop": (loop, 20000), "dumps": (dumps, 500), "products": (products, 20), "reductions": (reductions, 10),
+}
+
+switch.off.update(KEYS + ["uneven", "resync"])
+base = agreed(middle(block(WARM + 24)))
+switch.off.clear()
+for extra in PLAN["extras"].values():
+    wanted = extra["share"] / (1 - extra["share"]) * base
+    extra["wanted_ms"] = wanted
+    unit = extra["unit"]
+    if unit == "fixed":
+        pass
+    elif unit == "collect":
+        once = agreed(1 / per_ms(collect, 1))
+        extra["every"] = max(1, round(once / wanted))
+    elif unit == "samples":
+        extra["amount"] = max(1, round(extra["batch"] * wanted / base))
+    elif unit == "sleep":
+        if extra["workers"]:
+            wanted = (wanted + base) * extra["workers"]
+        extra["amount"] = round(wanted * extra["every"] / extra["calls"] / 1000, 6)
+    elif unit == "bytes":
+        extra["amount"] = int(wanted * extra["every"] * 4e5)
+    else:
+        rate = agreed(per_ms(*UNITS[unit]))
+        extra["amount"] = max(1, round(wanted * extra["every"] * rate / extra["calls"]))
+total = base + sum(extra["wanted_ms"] for extra in PLAN["extras"].values())
+PLAN["steps"] = max(75, round(1000 * PLAN["seconds"] / total / 3) * 3)
+dist.barrier()
+if dist.get_rank() == 0:
+    (HERE / "plan.json").write_text(json.dumps(PLAN))
+
+variants = {"all": set()}
+for key in KEYS:
+    variants["without " + key] = {key}
+if len(KEYS) > 1:
+    variants["none"] = set(KEYS)
+longest = max((extra["every"] for extra in PLAN["extras"].values()), default=1)
+steps = max(20, round(900 / total))
+steps = -(-steps // longest) * longest
+if longest > 1:
+    steps = max(steps, 3 * longest)
+blocks = {name: [] for name in variants}
+for _ in range(PLAN["rounds"]):
+    for name, off in variants.items():
+        switch.off.clear()
+        switch.off.update(off)
+        count = WARM + steps
+        count += -count % 3
+        blocks[name].append(block(count)[:steps])
+if dist.get_rank() == 0:
+    (HERE / "twin.json").write_text(json.dumps({"base_ms": base, "steps": steps, "blocks": blocks}))
+dist.barrier()
+os._exit(0)
+'''
