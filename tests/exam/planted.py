@@ -25,7 +25,10 @@ class Fault:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One case of the exam. ``tolerated`` rules are true of the program even without its faults."""
+    """One case of the exam. ``tolerated`` rules are true of the program even without its faults.
+
+    Where nothing recorded says where a step begins (``steps_told``), prices are compared as parts of the time.
+    """
 
     seed: int
     half: str
@@ -34,6 +37,7 @@ class Case:
     tolerated: tuple[str, ...] = ()
     shape: dict[str, Any] = dataclasses.field(default_factory=dict)
     doubts: tuple[str, ...] = ()
+    steps_told: bool = True
 
     def write(self, folder: Path) -> None:
         (folder / FILE_NAME).write_text(json.dumps(dataclasses.asdict(self), indent=1))

@@ -56,8 +56,8 @@ def program(seed: int, folder: Path) -> Program:
         _planted(draw, key, kind, shape, values, extras, helpers, world)
         for key, kind in zip(("a", "b"), kinds, strict=False)
     ]
-    if len(faults) == 2 and faults[0].ranks and faults[1].ranks and draw.random() < 0.5:
-        faults[1].ranks = faults[0].ranks
+    if len(faults) == 2 and faults[0].ranks == faults[1].ranks and faults[0].rules == faults[1].rules:
+        faults[1].ranks = [(rank + 1) % world for rank in faults[0].ranks or []]  # else one finding would be right
         extras[faults[1].key]["ranks"] = faults[1].ranks
     files = files_of(str(shape["structure"]), str(shape["model"]), str(shape["data"]), values) | helpers
     lines = write(folder, files)

@@ -1,0 +1,143 @@
+"""``python -m tests.exam``: unseen jobs and traces with faults, and how many were named rightly."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from . import planted
+from .score import ASKED, Mark, mark, totals
+
+REAL, GENERATED = 10, 100
+"""Cases where neither number is given: some minutes on two cores."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Examine; 0 whatever the marks are, for they are a measurement."""
+    parser = argparse.ArgumentParser(prog="python -m tests.exam", description=__doc__)
+    parser.add_argument("--seed", type=int, default=1, help="the first case's; each further case has the next [1]")
+    parser.add_argument("--real", type=int, metavar="K", help="so many jobs on CPU ranks")
+    parser.add_argument("--generated", type=int, metavar="K", help="so many traces of simulated GPU jobs")
+    parser.add_argument("--record", type=Path, metavar="DIR", help="run the jobs and keep them; do not diagnose")
+    parser.add_argument("--judge", type=Path, metavar="DIR", help="diagnose the jobs that --record kept")
+    parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the files of cases with a miss")
+    parser.add_argument("--json", type=Path, metavar="F", help="write marks, misses and totals")
+    chosen = parser.parse_args(arguments)
+    real, generated = chosen.real or 0, chosen.generated or 0
+    if chosen.real is None and chosen.generated is None and not chosen.judge:
+        real, generated = REAL, GENERATED
+    if chosen.record:
+        _record(range(chosen.seed, chosen.seed + real), chosen.record)
+        return 0
+    marks: list[Mark] = []
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-exam-") as scratch:
+        os.environ["XDG_CACHE_HOME"] = scratch
+        work = Path(scratch)
+        kept = _kept(chosen.judge) if chosen.judge else iter(())
+        made = (_real(seed, work) for seed in range(chosen.seed, chosen.seed + real))
+        drawn = (_generated(seed, work) for seed in range(chosen.seed, chosen.seed + generated))
+        for cases in (kept, made, drawn):
+            for case, folder, evidence in cases:
+                marks.append(_marked(case, evidence))
+                if chosen.keep and marks[-1].misses and not chosen.judge:
+                    shutil.copytree(folder, chosen.keep / f"{case.half}-{case.seed}", dirs_exist_ok=True)
+                if not chosen.judge:
+                    shutil.rmtree(folder)
+    _tell(marks)
+    if chosen.json:
+        result = {"totals": totals(marks), "cases": [dataclasses.asdict(each) for each in marks]}
+        chosen.json.write_text(json.dumps(result, indent=1))
+    return 0
+
+
+Found = Iterator[tuple[planted.Case, Path, Path]]
+
+
+def _record(seeds: range, folder: Path) -> None:
+    from .real.record import record
+
+    for seed in seeds:
+        if not (folder / str(seed) / planted.FILE_NAME).exists():
+            _tried(lambda seed=seed: record(seed, folder / str(seed)), seed)  # type: ignore[misc]
+
+
+def _tried(work: Callable[[], planted.Case], seed: int) -> planted.Case | None:
+    """The case, or None where its job could not be run: that is no answer of the diagnosis, right or wrong."""
+    try:
+        case = work()
+    except (RuntimeError, OSError, TimeoutError) as error:
+        print(f"real {seed}: could not be run: {error}", file=sys.stderr, flush=True)
+        return None
+    print(f"real {seed}: {case.step_ms:.1f} ms, {[fault.kind for fault in case.faults]}", file=sys.stderr, flush=True)
+    return case
+
+
+def _kept(folder: Path) -> Found:
+    for truth in sorted(folder.glob(f"*/{planted.FILE_NAME}"), key=lambda path: int(path.parent.name)):
+        case = planted.read(truth.parent)
+        yield case, truth.parent, truth.parent / "run"
+
+
+def _real(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
+    from .real.record import RUN, record
+
+    folder = work / f"real-{seed}"
+    return record(seed, folder), folder, folder / RUN
+
+
+def _generated(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
+    from .gpu.draw import case_of, setup_of
+    from .gpu.trace import number_collectives, write
+
+    setup = setup_of(seed)
+    case, ranks = case_of(setup)
+    folder = work / f"generated-{seed}"
+    number_collectives(ranks)
+    write(setup, ranks, folder / "traces")
+    case.write(folder)
+    return case, folder, folder / "traces"
+
+
+def _marked(case: planted.Case, evidence: Path) -> Mark:
+    import msgspec
+
+    import ddpdoctor
+
+    diagnosis: dict[str, Any] = msgspec.to_builtins(ddpdoctor.analyze(evidence), enc_hook=_plain)
+    marked = mark(case, diagnosis)
+    for miss in marked.misses:
+        print(f"{case.half} {case.seed}: {miss}", file=sys.stderr, flush=True)
+    return marked
+
+
+def _plain(value: Any) -> Any:
+    """A number of numpy's as Python's own."""
+    return value.tolist()
+
+
+def _tell(marks: list[Mark]) -> None:
+    for half in ("real", "generated"):
+        of_half = [each for each in marks if each.half == half]
+        if not of_half:
+            continue
+        print(f"\n{half}: {len(of_half)} cases")
+        print(f"{'':20}" + "".join(f"{what:>12}" for what in ASKED))
+        for kind, row in totals(of_half).items():
+            print(f"{kind:20}" + "".join(f"{f'{row[what][0]}/{row[what][1]}':>12}" for what in ASKED))
+        for each in of_half:
+            if each.misses or each.doubts:
+                print(f"seed {each.seed} ({' + '.join(each.kinds) or 'healthy'})")
+                print("".join(f"    {line}\n" for line in (*each.misses, *each.doubts)), end="")
+                print("".join(f"      said {line}\n" for line in each.said), end="")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,207 @@
+"""Draws one simulated job with its faults from a seed, and knows what each fault costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+
+from ..planted import Case, Fault
+from .setup import Planned, Recorded, Setup
+from .simulate import Rank, run, step_us
+
+HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
+LEAST_SHARE, MOST_SHARE = 0.08, 0.45
+CHEAP_SHARE = 0.04
+WARM = 3
+SLOW_COMPUTE, UNEVEN = "rank-imbalance/slow-compute", "rank-imbalance/uneven-work"
+HOST, RARE, LATE = "rank-imbalance/host-work", "rank-imbalance/intermittent", "allreduce/late-rank"
+PYTHON, SYNC = "host/python-work", "sync/device-sync"
+ONE_RANK = (
+    "slow-kernels",
+    "extra-forward",
+    "extra-after",
+    "late-data",
+    "host-stall",
+    "throttled",
+    "uneven",
+    "rare-stall",
+)
+ALL_RANKS = ("no-overlap", "small-buckets", "syncs", "python-all", "late-data-all", "long-copy")
+LINES = {
+    "late-data": ("data.py", 21),
+    "late-data-all": ("data.py", 21),
+    "host-stall": ("metrics.py", 14),
+    "rare-stall": ("snapshots.py", 9),
+    "extra-after": ("metrics.py", 28),
+    "syncs": ("checks.py", 30),
+    "python-all": ("reporting.py", 17),
+}
+"""Where stacks are recorded: the function whose frame carries the fault."""
+
+
+def rules_of(kind: str, recorded: Recorded) -> tuple[str, ...]:
+    """Rules that name the fault rightly by their pages, given what the traces can show."""
+    seen = recorded.operators
+    nameless = () if seen or recorded.stacks or recorded.runtime else (LATE,)
+    return {
+        "slow-kernels": (SLOW_COMPUTE,),
+        "throttled": (SLOW_COMPUTE, "rank-imbalance/throttled-gpu"),
+        "extra-forward": (SLOW_COMPUTE,),
+        "extra-after": (SLOW_COMPUTE, HOST),
+        "uneven": (UNEVEN,) if recorded.shapes and seen else (UNEVEN, SLOW_COMPUTE),
+        "late-data": ("dataloader/one-rank-late",) if seen else (HOST, LATE, "dataloader/one-rank-late"),
+        "late-data-all": ("dataloader/starved",) if seen else (PYTHON, "gpu/launch-bound", "dataloader/starved"),
+        "host-stall": (HOST, *nameless),
+        "rare-stall": (RARE, HOST, *nameless),
+        "python-all": (PYTHON,) if seen or recorded.runtime else (PYTHON, "gpu/launch-bound"),
+        "syncs": (SYNC,) if recorded.runtime else (PYTHON, SYNC, "gpu/launch-bound"),
+        "long-copy": ("dataloader/slow-copy",),
+        "no-overlap": ("allreduce/not-overlapped",),
+        "small-buckets": ("allreduce/small-buckets",),
+        "slow-link": ("allreduce/slow-link",),
+    }[kind]
+
+
+def setup_of(seed: int) -> Setup:
+    """The job of ``seed``, with its faults."""
+    draw = random.Random(f"exam gpu {seed}")
+    hosts = draw.choice((1, 1, 2, 2, 3, 4))
+    each = draw.choice((1, 2, 2, 4) if hosts > 1 else (2, 2, 3, 4, 8))
+    host_of = tuple(host for host in range(hosts) for _ in range(each))
+    world = len(host_of)
+    if world == 1:
+        host_of, world = (0, 0), 2
+    layers = draw.randint(6, 12)
+    pace = draw.uniform(150, 1200)
+    layers_us = tuple(pace * draw.uniform(0.6, 1.4) for _ in range(layers))
+    backward_us = 2.06 * sum(layers_us)
+    buckets = draw.randint(3, min(6, layers))
+    weights = [draw.uniform(0.5, 1.5) for _ in range(layers)]
+    weights[0] *= 0.25
+    layer_bytes = tuple(int(40e6 * weight / sum(weights)) for weight in weights)
+    bucket_of = tuple(sorted(min(buckets - 1, layer * buckets // layers) for layer in range(layers)))
+    bucket_of = (0, *(max(1, bucket) for bucket in bucket_of[1:]))
+    hierarchical = hosts >= 2 and each >= 2 and draw.random() < 0.5
+    steps_seen = draw.randint(3, 20) if draw.random() < 0.5 else draw.randint(5, 12)
+    if world >= 8:
+        steps_seen = min(steps_seen, 8)
+    setup = Setup(
+        seed=seed,
+        host_of=host_of,
+        layers_us=layers_us,
+        layer_bytes=layer_bytes,
+        bucket_of=bucket_of,
+        bytes_per_us=40e6 / (draw.uniform(0.15, 0.45) * backward_us),
+        latency_us=draw.uniform(15, 60),
+        hierarchical=hierarchical,
+        launch_us=draw.uniform(5, 12),
+        data_us=draw.uniform(40, 150),
+        kernel_noise=draw.choice((0.002, 0.01, 0.03)),
+        host_noise=draw.choice((0.05, 0.2, 0.5)),
+        reads_loss=draw.random() < 0.85,
+        steps=WARM + steps_seen + 3,
+        offset_us=tuple(draw.choice((0.0, draw.uniform(-5e3, 5e3), draw.uniform(-3e6, 3e6))) + 1e7 for _ in range(hosts)),
+        drift_ppm=tuple(draw.choice((0.0, draw.uniform(-30, 30))) for _ in range(hosts)),
+        recorded=_recorded(draw, world, steps_seen),
+    )
+    return dataclasses.replace(setup, faults=_faults(draw, setup, steps_seen))
+
+
+def _recorded(draw: random.Random, world: int, steps_seen: int) -> Recorded:
+    level = draw.choice(("stacks", "stacks", "operators", "operators", "runtime", "kernels"))
+    window = draw.choice(("whole", "whole", "staggered", "cut"))
+    late = [draw.randint(0, 2) if window == "staggered" else 0 for _ in range(world)]
+    metadata = draw.random() < 0.6
+    return Recorded(
+        operators=level in ("stacks", "operators"),
+        stacks=level == "stacks",
+        runtime=level != "kernels",
+        shapes=draw.random() < 0.6,
+        nccl_metadata=metadata,
+        sequence_numbers=metadata and draw.random() < 0.5,
+        step_annotations=level != "kernels" and draw.random() < 0.8,
+        lost_share=0.01 if draw.random() < 0.1 else 0.0,
+        first_step=tuple(WARM + after for after in late),
+        last_step=tuple(WARM + steps_seen - 1 + after for after in late),
+        cut=tuple(draw.uniform(0, 0.9) if window == "cut" else 0.0 for _ in range(world)),
+    )
+
+
+def _faults(draw: random.Random, setup: Setup, steps_seen: int) -> tuple[Planned, ...]:
+    chance = draw.random()
+    if chance < HEALTHY_SHARE:
+        return ()
+    base_us = step_us(run(setup, ()), WARM, WARM + steps_seen - 1)
+    pool = [*ONE_RANK, *ONE_RANK, *ALL_RANKS]
+    if setup.hierarchical:
+        pool += ["slow-link"] * 6
+    if chance > HEALTHY_SHARE + TWO_SHARE:
+        return (_fault(draw, setup, draw.choice(pool), base_us, steps_seen),)
+    one = draw.choice(ONE_RANK[:-1])
+    other = draw.choice([kind for kind in (*ONE_RANK[:-1], "late-data-all", "python-all") if not _alike(kind, one)])
+    return tuple(_fault(draw, setup, kind, base_us, steps_seen) for kind in (one, other))
+
+
+def _alike(kind: str, other: str) -> bool:
+    """Two faults that one rule would rightly tell as one."""
+    stretched = ("slow-kernels", "throttled", "uneven", "extra-forward", "extra-after")
+    outside = ("extra-after", "host-stall", "python-all", "late-data", "late-data-all")
+    return any(kind in group and other in group for group in (stretched, outside))
+
+
+def _fault(draw: random.Random, setup: Setup, kind: str, base_us: float, steps_seen: int) -> Planned:
+    share = draw.uniform(LEAST_SHARE, MOST_SHARE)
+    us = share / (1 - share) * base_us
+    ranks: tuple[int, ...] | None = (draw.randrange(setup.world),) if kind in ONE_RANK else None
+    backward_us = 2.06 * sum(setup.layers_us)
+    if kind == "rare-stall":
+        every = draw.randint(min(5, steps_seen), max(5, min(10, steps_seen)))
+        return Planned(kind, ranks, us * every, every, (WARM + steps_seen // 2) % every)
+    if kind == "syncs":
+        us = max(5.0, us / 4 - 20.0)
+    if kind == "small-buckets":
+        transfer = sum(setup.layer_bytes) / setup.bytes_per_us
+        us = min(120.0, (backward_us + us - transfer) / setup.latency_us)
+    if kind == "slow-link":
+        host = draw.choice(sorted(set(setup.host_of)))
+        ranks = setup.on_host(host)
+        us = max(1.0, (backward_us + us) / (sum(setup.layer_bytes) / setup.bytes_per_us) - 1)
+    return Planned(kind, ranks, us)
+
+
+def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
+    """The truth about ``setup`` from runs with all its faults and without each, and the ranks of the first."""
+    ranks = run(setup)
+    first = max(setup.recorded.first_step)
+    last = min(setup.recorded.last_step)
+    with_all = step_us(ranks, first, last)
+    faults, doubts = [], []
+    for one in setup.faults:
+        rest = tuple(other for other in setup.faults if other is not one)
+        price = (with_all - step_us(run(setup, rest), first, last)) / 1000
+        lines = (LINES[one.kind],) if setup.recorded.stacks and one.kind in LINES else ()
+        faults.append(Fault(one.kind, rules_of(one.kind, setup.recorded), one.ranks, price, 0.0, lines))
+        if price * 1000 < CHEAP_SHARE * with_all:
+            doubts.append(f"cheap: {one.kind} costs {price:.3f} of {with_all / 1000:.2f} ms")
+    tolerated = _tolerated(setup)
+    shape = {
+        "world": setup.world,
+        "hosts": len(set(setup.host_of)),
+        "hierarchical": setup.hierarchical,
+        "reads_loss": setup.reads_loss,
+        "steps": last - first + 1,
+        "noise": [setup.kernel_noise, setup.host_noise],
+        "recorded": dataclasses.asdict(setup.recorded),
+        "faults": [dataclasses.asdict(fault) for fault in setup.faults],
+    }
+    told = setup.recorded.step_annotations or setup.recorded.operators
+    step_ms = with_all / 1000
+    return Case(setup.seed, "generated", step_ms, tuple(faults), tolerated, shape, tuple(doubts), told), ranks
+
+
+def _tolerated(setup: Setup) -> tuple[str, ...]:
+    """What is true of the job beside its faults: where transfers are the fault, that they are exposed."""
+    kinds = {fault.kind for fault in setup.faults}
+    if kinds & {"no-overlap", "small-buckets", "slow-link"}:
+        return ("allreduce/communication-bound", "allreduce/not-overlapped", "allreduce/slow-transfer")
+    return ()

@@ -1,0 +1,314 @@
+"""Runs a simulated job: each rank's host issues kernels, its device runs them in order, collectives wait for all members."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from .setup import Planned, Setup
+
+MAIN, BACKWARD = 0, 1
+COMPUTE, INTRA, WIDE = 7, 20, 24
+START_US = 2.0
+CPU_PER_OP = 2.0
+STRETCH = ("slow-kernels", "throttled", "uneven")
+
+
+@dataclasses.dataclass(slots=True)
+class Event:
+    """Something that a profiler would see; ``thread`` is a host's thread or, on a device, a stream."""
+
+    category: str
+    name: str
+    thread: int
+    start: float
+    end: float
+    correlation: int = 0
+    more: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+
+class Rank:
+    """One rank's host and device while they run."""
+
+    def __init__(self, setup: Setup, rank: int) -> None:
+        self.setup, self.rank = setup, rank
+        self.events: list[Event] = []
+        self.host = 1000.0 * rank
+        self.device = self.host
+        self.comm = {INTRA: self.host, WIDE: self.host}
+        self.correlation = 0
+        self.step_start: list[float] = []
+        self.step_end: list[float] = []
+        self.scale = 1.0
+        self.batch = 64
+        self.kernel_noise = np.ones(1)
+        self.host_noise = np.ones(1)
+        self.issued = 0
+
+    def begin(self, step: int) -> None:
+        """The step's noise, drawn whole, so that a fault shifts none of it."""
+        random = np.random.default_rng([self.setup.seed, self.rank, step])
+        self.kernel_noise = 1 + self.setup.kernel_noise * random.standard_normal(400).clip(-3, 3)
+        self.host_noise = 1 + self.setup.host_noise * random.exponential(1.0, 400)
+        self.issued = 0
+        self.step_start.append(self.host)
+
+    def note(self, category: str, name: str, start: float, thread: int = MAIN, **more: Any) -> None:
+        """What the host did from ``start`` until now."""
+        self.events.append(Event(category, name, thread, start, self.host, 0, more))
+
+    def call(self, name: str, start: float, end: float, thread: int) -> int:
+        self.correlation += 1
+        self.events.append(Event("cuda_runtime", name, thread, start, end, self.correlation))
+        return self.correlation
+
+    def op(self, name: str, kernel: str, us: float, thread: int = MAIN, dims: Any = None, steady: bool = False) -> None:
+        """An operator that launches one kernel; ``steady`` ones are of a fault, and take no noise from the others."""
+        noise = 1.0 if steady else float(self.host_noise[self.issued % 400])
+        start = self.host
+        launch = self.setup.launch_us * noise
+        begin = self.host + CPU_PER_OP
+        self.host = begin + launch
+        correlation = self.call("cudaLaunchKernel", begin, self.host, thread)
+        self.host += CPU_PER_OP
+        self.note("cpu_op", name, start, thread, **({"Input Dims": dims} if dims else {}))
+        us *= 1.0 if steady else float(self.kernel_noise[self.issued % 400])
+        if not steady:
+            self.issued += 1
+        self.run("kernel", kernel, us, begin + launch, correlation)
+
+    def run(self, category: str, kernel: str, us: float, issued: float, correlation: int, **more: Any) -> None:
+        start = max(issued + START_US, self.device)
+        self.device = start + us
+        self.events.append(Event(category, kernel, COMPUTE, start, self.device, correlation, more))
+
+    def copy(self, us: float, size: int) -> None:
+        start = self.host
+        self.host += 8.0
+        correlation = self.call("cudaMemcpyAsync", start + 2, self.host, MAIN)
+        self.note("cpu_op", "aten::copy_", start)
+        self.run(
+            "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", us, self.host, correlation, bytes=size
+        )
+
+    def wait(self, frame: str | None = None) -> None:
+        """``.item()``: the host waits for all that it issued."""
+        start = self.host
+        self.host += 5.0
+        correlation = self.call("cudaMemcpyAsync", start + 2, self.host, MAIN)
+        self.run("gpu_memcpy", "Memcpy DtoH (Device -> Pageable)", 1.5, self.host, correlation, bytes=4)
+        begin = self.host + 1.0
+        self.host = max(begin + 3.0, self.device + 3.0)
+        self.call("cudaStreamSynchronize", begin, self.host, MAIN)
+        self.note("cpu_op", "aten::_local_scalar_dense", start)
+        self.note("cpu_op", "aten::item", start)
+        if frame:
+            self.note("python_function", frame, start)
+
+    def sleep(self, us: float, frame: str | None) -> None:
+        """Host work that no operator shows; the frame stands in the trace where stacks are recorded."""
+        start = self.host
+        self.host += us
+        if frame:
+            self.note("python_function", frame, start)
+
+
+def run(setup: Setup, faults: Iterable[Planned] | None = None) -> list[Rank]:
+    """All ranks after all steps, with ``faults`` instead of the setup's own where they are given."""
+    chosen = tuple(setup.faults if faults is None else faults)
+    ranks = [Rank(setup, rank) for rank in range(setup.world)]
+    for step in range(setup.steps):
+        for rank in ranks:
+            active = [fault for fault in chosen if fault.hits(rank.rank, step)]
+            _until_backward(rank, step, active)
+        buckets = _buckets(setup, chosen)
+        ready = {}
+        for rank in ranks:
+            active = [fault for fault in chosen if fault.hits(rank.rank, step)]
+            ready[rank.rank] = _backward(rank, active, buckets)
+        _reduce(setup, ranks, ready, buckets, chosen, step)
+        for rank in ranks:
+            active = [fault for fault in chosen if fault.hits(rank.rank, step)]
+            _finish(rank, step, active)
+    return ranks
+
+
+def _until_backward(rank: Rank, step: int, active: list[Planned]) -> None:
+    setup = rank.setup
+    sized = {fault.kind: fault for fault in active}
+    if not setup.reads_loss and step >= 2:
+        start, rank.host = rank.host, max(rank.host + 2.0, rank.step_end[step - 2])
+        rank.call("cudaEventSynchronize", start, rank.host, MAIN)
+    rank.begin(step)
+    start = rank.host
+    late = sized.get("late-data") or sized.get("late-data-all")
+    rank.sleep(setup.data_us * float(rank.host_noise[-1]), None)
+    if late:
+        rank.sleep(late.us, "data.py(21): __getitem__")
+    rank.note("user_annotation", "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__", start)
+    long_copy = sized.get("long-copy")
+    rank.copy(30.0 + (long_copy.us if long_copy else 0.0), 400_000)
+    if "host-stall" in sized:
+        rank.sleep(sized["host-stall"].us, "metrics.py(14): summarise")
+    if "rare-stall" in sized:
+        rank.sleep(sized["rare-stall"].us, "snapshots.py(9): tidy")
+    compute = 3.0 * sum(setup.layers_us) * 1.06
+    rank.scale = 1.0 + sum(fault.us for fault in active if fault.kind in STRETCH) / compute
+    begin = rank.host
+    rank.batch = round(64 * (rank.scale if "uneven" in sized else 1.0))
+    waits, layers = sized.get("syncs"), len(setup.layers_us)
+    for layer, us in enumerate(setup.layers_us):
+        rank.op("aten::addmm", "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn", us * rank.scale, dims=[[rank.batch, 1024], [1024, 1024]])
+        rank.op("aten::relu", ELEMENTWISE, 0.06 * us * rank.scale)
+        if waits and layer in (1, layers // 4 + 1, layers // 2 + 1, 3 * layers // 4 + 1):
+            rank.wait("checks.py(30): is_finite")
+            rank.sleep(waits.us, "checks.py(30): is_finite")
+    extra = sized.get("extra-forward")
+    for _ in range(4 if extra else 0):
+        rank.op("aten::mm", "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x5_nn", extra.us / 4, dims=[[64, 512], [512, 512]], steady=True)  # type: ignore[union-attr]
+    rank.note("python_function", "model.py(40): forward", begin)
+    rank.note("user_annotation", "DistributedDataParallel.forward", begin)
+
+
+ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::relu>(int)"
+
+
+def _buckets(setup: Setup, faults: tuple[Planned, ...]) -> list[list[tuple[int, float]]]:
+    """For each layer, the transfers (bytes) that may start once its gradients are there: by bucket, or in small pieces."""
+    layers = len(setup.layers_us)
+    small = next((fault for fault in faults if fault.kind == "small-buckets"), None)
+    starts: list[list[tuple[int, float]]] = [[] for _ in range(layers)]
+    if small:
+        pieces = max(1, round(small.us / layers))
+        for layer in range(layers):
+            starts[layer] = [(layer, setup.layer_bytes[layer] / pieces)] * pieces
+        return starts
+    for bucket in sorted(set(setup.bucket_of)):
+        members = [layer for layer in range(layers) if setup.bucket_of[layer] == bucket]
+        starts[min(members)].append((bucket, sum(setup.layer_bytes[layer] for layer in members)))
+    return starts
+
+
+def _backward(rank: Rank, active: list[Planned], buckets: list[list[tuple[int, float]]]) -> list[tuple[float, float, int]]:
+    """Issues the backward pass; for each transfer, when its gradients are there, when it was issued, and by which call."""
+    setup = rank.setup
+    sized = {fault.kind: fault for fault in active}
+    rank.host += 15.0
+    begin = rank.host
+    ready = []
+    for layer in range(len(setup.layers_us) - 1, -1, -1):
+        us = setup.layers_us[layer] * rank.scale
+        dims = [[rank.batch, 1024], [1024, 1024]]
+        start = rank.host
+        rank.op("aten::mm", "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nt", us, BACKWARD, dims)
+        rank.op("aten::mm", "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_64x3_nn", us, BACKWARD, dims)
+        rank.op("aten::threshold_backward", ELEMENTWISE, 0.06 * us, BACKWARD)
+        rank.note("cpu_op", "autograd::engine::evaluate_function: AddmmBackward0", start, BACKWARD)
+        for _ in buckets[layer]:
+            ready.append(_issue(rank))
+    if "no-overlap" in sized:
+        ready = [(rank.device, issued, correlation) for _, issued, correlation in ready]
+    rank.note("python_function", "torch/_tensor.py(400): backward", begin)
+    return ready
+
+
+def _issue(rank: Rank) -> tuple[float, float, int]:
+    start = rank.host
+    rank.host += 4.0
+    launch = rank.host
+    rank.host += rank.setup.launch_us
+    correlation = rank.call("cudaLaunchKernelExC", launch, rank.host, BACKWARD)
+    rank.host += 2.0
+    return rank.device, start, correlation
+
+
+def _reduce(
+    setup: Setup,
+    ranks: list[Rank],
+    ready: dict[int, list[tuple[float, float, int]]],
+    buckets: list[list[tuple[int, float]]],
+    faults: tuple[Planned, ...],
+    step: int,
+) -> None:
+    """All transfers of the step: each begins on a rank when it is there, and ends for its group with the last one's part."""
+    sizes = [size for layer in reversed(buckets) for _, size in layer]
+    hosts = sorted(set(setup.host_of))
+    slow = {rank for fault in faults if fault.kind == "slow-link" for rank in fault.ranks or ()}
+    factor = {fault.kind: 1 + fault.us for fault in faults}.get("slow-link", 1.0)
+    random = np.random.default_rng([setup.seed, 99, step])
+    for number, size in enumerate(sizes):
+        jitter = 1 + 0.03 * float(random.exponential())
+        arrived = {rank.rank: max(ready[rank.rank][number][0], ready[rank.rank][number][1] + 4.0) for rank in ranks}
+        if setup.hierarchical:
+            for host in hosts:
+                members = setup.on_host(host)
+                pace = factor if slow.intersection(members) else 1.0
+                us = (setup.latency_us + size / setup.bytes_per_us) * jitter * pace
+                ended = _collective(ranks, members, arrived, ready, number, size, us, INTRA, host + 1)
+                arrived.update(dict.fromkeys(members, ended))
+        us = (setup.latency_us + size / setup.bytes_per_us) * jitter * (0.3 if setup.hierarchical else 1.0)
+        everyone = tuple(range(setup.world))
+        _collective(ranks, everyone, arrived, ready, number, size, us, WIDE, 0)
+    for rank in ranks:
+        rank.device = max(rank.device, rank.comm[WIDE])
+
+
+def _collective(
+    ranks: list[Rank],
+    members: tuple[int, ...],
+    arrived: dict[int, float],
+    ready: dict[int, list[tuple[float, float, int]]],
+    number: int,
+    size: float,
+    us: float,
+    stream: int,
+    group: int,
+) -> float:
+    starts = {rank: max(arrived[rank], ranks[rank].comm[stream]) + 1.0 for rank in members}
+    end = max(starts.values()) + us
+    for rank in members:
+        at, one = ranks[rank], ready[rank][number]
+        at.comm[stream] = end
+        at.events.append(
+            Event(
+                "kernel",
+                "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
+                stream,
+                starts[rank],
+                end + 0.2 * (rank % 3),
+                one[2],
+                {"group": group, "members": members, "elements": int(size / 4), "issued": one[1]},
+            )
+        )
+    return end
+
+
+def _finish(rank: Rank, step: int, active: list[Planned]) -> None:
+    setup = rank.setup
+    sized = {fault.kind: fault for fault in active}
+    begin = rank.host
+    for _ in range(2):
+        rank.op("aten::_foreach_add_", "void at::native::multi_tensor_apply_kernel<float>(int)", 0.05 * sum(setup.layers_us))
+    rank.note("user_annotation", "Optimizer.step#SGD.step", begin)
+    extra = sized.get("extra-after")
+    start = rank.host
+    for _ in range(4 if extra else 0):
+        rank.op("aten::mm", "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x5_nn", extra.us / 4, dims=[[64, 512], [512, 512]], steady=True)  # type: ignore[union-attr]
+    if extra:
+        rank.note("python_function", "metrics.py(28): confusion", start)
+    if setup.reads_loss:
+        rank.wait("train.py(44): train_step")
+    if "python-all" in sized:
+        rank.sleep(sized["python-all"].us, "reporting.py(17): write_row")
+    rank.step_end.append(rank.device)
+    rank.note("python_function", "train.py(44): train_step", rank.step_start[step])
+    rank.note("user_annotation", f"ProfilerStep#{step}", rank.step_start[step])
+
+
+def step_us(ranks: list[Rank], first: int, last: int) -> float:
+    """Mean step from the end of step ``first - 1`` to the end of step ``last``, on the devices of all ranks."""
+    ends = [max(rank.step_end[step] for rank in ranks) for step in (first - 1, last)]
+    return (ends[1] - ends[0]) / (last - first + 1)
