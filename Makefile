@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 EVERYTHING := .venv-all
 
-.PHONY: demo test test-all check bench lab whatif fuzz net docs clean
+.PHONY: demo test test-all check bench lab whatif exam fuzz net docs clean
 
 demo: $(INSTALLED)  ## a real two-rank job with a planted fault, recorded and diagnosed
 	$(BIN)/ddpdoctor demo
@@ -33,6 +33,9 @@ lab: $(INSTALLED)  ## real jobs with planted faults against the diagnosis they m
 
 whatif: $(INSTALLED)  ## predicted against measured step times with a fault taken out
 	$(BIN)/python -m tests.lab.whatif
+
+exam: $(INSTALLED)  ## jobs and GPU traces of drawn shape with drawn faults, marked by rule, rank, line and price; ARGUMENTS="--seed 7 --generated 500"
+	$(BIN)/python -m tests.exam $(ARGUMENTS)
 
 fuzz: $(INSTALLED)  ## ten thousand mutated files of every kind that is read; ARGUMENTS="--seed 7 --only report" chooses
 	$(BIN)/python -m tests.fuzz $(ARGUMENTS)

@@ -23,10 +23,14 @@ REAL, GENERATED = 10, 100
 def main(arguments: Sequence[str] | None = None) -> int:
     """Examine; 0 whatever the marks are, for they are a measurement."""
     parser = argparse.ArgumentParser(prog="python -m tests.exam", description=__doc__)
-    parser.add_argument("--seed", type=int, default=1, help="the first case's; each further case has the next [1]")
+    parser.add_argument(
+        "--seed", type=int, default=1, help="the first case's; each further case has the next [1]"
+    )
     parser.add_argument("--real", type=int, metavar="K", help="so many jobs on CPU ranks")
     parser.add_argument("--generated", type=int, metavar="K", help="so many traces of simulated GPU jobs")
-    parser.add_argument("--record", type=Path, metavar="DIR", help="run the jobs and keep them; do not diagnose")
+    parser.add_argument(
+        "--record", type=Path, metavar="DIR", help="run the jobs and keep them; do not diagnose"
+    )
     parser.add_argument("--judge", type=Path, metavar="DIR", help="diagnose the jobs that --record kept")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the files of cases with a miss")
     parser.add_argument("--json", type=Path, metavar="F", help="write marks, misses and totals")
@@ -76,7 +80,11 @@ def _tried(work: Callable[[], planted.Case], seed: int) -> planted.Case | None:
     except (RuntimeError, OSError, TimeoutError) as error:
         print(f"real {seed}: could not be run: {error}", file=sys.stderr, flush=True)
         return None
-    print(f"real {seed}: {case.step_ms:.1f} ms, {[fault.kind for fault in case.faults]}", file=sys.stderr, flush=True)
+    print(
+        f"real {seed}: {case.step_ms:.1f} ms, {[fault.kind for fault in case.faults]}",
+        file=sys.stderr,
+        flush=True,
+    )
     return case
 
 
@@ -107,11 +115,17 @@ def _generated(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
 
 
 def _marked(case: planted.Case, evidence: Path) -> Mark:
+    """The marks for one case; an analysis that fails has answered nothing."""
     import msgspec
 
     import ddpdoctor
+    from ddpdoctor.errors import DdpDoctorError
 
-    diagnosis: dict[str, Any] = msgspec.to_builtins(ddpdoctor.analyze(evidence), enc_hook=_plain)
+    try:
+        diagnosis: dict[str, Any] = msgspec.to_builtins(ddpdoctor.analyze(evidence), enc_hook=_plain)
+    except DdpDoctorError as error:
+        diagnosis = {"job": {"ranks_seen": []}, "steps": {"mean_ms": None}, "findings": []}
+        print(f"{case.half} {case.seed}: no diagnosis: {error}", file=sys.stderr, flush=True)
     marked = mark(case, diagnosis)
     for miss in marked.misses:
         print(f"{case.half} {case.seed}: {miss}", file=sys.stderr, flush=True)

@@ -12,7 +12,10 @@ FILE_NAME = "truth.json"
 
 @dataclasses.dataclass(frozen=True)
 class Fault:
-    """One planted fault. ``ranks`` are the culprits (None: all alike); ``lines`` are (file, line) that carry it."""
+    """One planted fault. ``ranks`` are the culprits (None: all alike); ``lines`` are (file, line) that carry it.
+
+    ``may_be_information``: seen once, so that nobody can know whether it comes again.
+    """
 
     kind: str
     rules: tuple[str, ...]
@@ -20,7 +23,7 @@ class Fault:
     price_ms: float
     price_error_ms: float = 0.0
     lines: tuple[tuple[str, int], ...] = ()
-    ranks_matter: bool = True
+    may_be_information: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

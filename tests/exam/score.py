@@ -49,11 +49,11 @@ def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
     explained: list[int] = []
     for fault in case.faults:
         named = [finding for finding in findings if finding["rule"] in fault.rules]
-        if _is(case, "cheap", fault):
-            dear = [each for each in named if (each["costs_ms_per_step"] or 0) > LOUD_SHARE * case.step_ms]
-            explained += [id(each) for each in named if each not in dear]
+        if _is(case, "cheap", fault) or _is(case, "unclear", fault):
+            most = LOUD_SHARE * case.step_ms if _is(case, "cheap", fault) else float("inf")
+            explained += [id(each) for each in named if (each["costs_ms_per_step"] or 0) <= most]
             continue
-        if fault.price_ms > SMALL_SHARE * case.step_ms:
+        if fault.price_ms > SMALL_SHARE * case.step_ms and not fault.may_be_information:
             named = [finding for finding in named if finding["severity"] in ACCUSING]
         whose = [finding for finding in named if _same_ranks(finding, fault, diagnosis)]
         explained += [id(finding) for finding in whose]
@@ -65,9 +65,15 @@ def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
             continue
         if fault.lines:
             said = [_first_line(finding) for finding in whose]
-            ask("line", any(line in fault.lines for line in said), f"{fault.kind} at {fault.lines}, told at {said}")
+            ask(
+                "line",
+                any(line in fault.lines for line in said),
+                f"{fault.kind} at {fault.lines}, told at {said}",
+            )
         if not _is(case, "noisy", fault):
-            prices = [finding["costs_ms_per_step"] for finding in whose if finding["costs_ms_per_step"] is not None]
+            prices = [
+                finding["costs_ms_per_step"] for finding in whose if finding["costs_ms_per_step"] is not None
+            ]
             near = any(abs(price - fault.price_ms) <= PRICE_PART * fault.price_ms for price in prices)
             ask("price", near, f"{fault.kind} costs {fault.price_ms:.2f} ms, told {_rounded(prices)}")
             ranges = [finding[RANGE] for finding in whose if finding.get(RANGE)]

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 import random
 
-from ..planted import Case, Fault
+from tests.exam.planted import Case, Fault
+
 from .setup import Planned, Recorded, Setup
 from .simulate import Rank, run, step_us
 
@@ -42,7 +43,7 @@ LINES = {
 def rules_of(kind: str, recorded: Recorded) -> tuple[str, ...]:
     """Rules that name the fault rightly by their pages, given what the traces can show."""
     seen = recorded.operators
-    nameless = () if seen or recorded.stacks or recorded.runtime else (LATE,)
+    nameless = () if seen else (LATE,)
     return {
         "slow-kernels": (SLOW_COMPUTE,),
         "throttled": (SLOW_COMPUTE, "rank-imbalance/throttled-gpu"),
@@ -50,7 +51,9 @@ def rules_of(kind: str, recorded: Recorded) -> tuple[str, ...]:
         "extra-after": (SLOW_COMPUTE, HOST),
         "uneven": (UNEVEN,) if recorded.shapes and seen else (UNEVEN, SLOW_COMPUTE),
         "late-data": ("dataloader/one-rank-late",) if seen else (HOST, LATE, "dataloader/one-rank-late"),
-        "late-data-all": ("dataloader/starved",) if seen else (PYTHON, "gpu/launch-bound", "dataloader/starved"),
+        "late-data-all": ("dataloader/starved",)
+        if seen
+        else (PYTHON, "gpu/launch-bound", "dataloader/starved"),
         "host-stall": (HOST, *nameless),
         "rare-stall": (RARE, HOST, *nameless),
         "python-all": (PYTHON,) if seen or recorded.runtime else (PYTHON, "gpu/launch-bound"),
@@ -96,11 +99,14 @@ def setup_of(seed: int) -> Setup:
         hierarchical=hierarchical,
         launch_us=draw.uniform(5, 12),
         data_us=draw.uniform(40, 150),
+        end_spread=draw.choice((0.0, 0.01, 0.05, 0.15)),
         kernel_noise=draw.choice((0.002, 0.01, 0.03)),
         host_noise=draw.choice((0.05, 0.2, 0.5)),
         reads_loss=draw.random() < 0.85,
         steps=WARM + steps_seen + 3,
-        offset_us=tuple(draw.choice((0.0, draw.uniform(-5e3, 5e3), draw.uniform(-3e6, 3e6))) + 1e7 for _ in range(hosts)),
+        offset_us=tuple(
+            draw.choice((0.0, draw.uniform(-5e3, 5e3), draw.uniform(-3e6, 3e6))) + 1e7 for _ in range(hosts)
+        ),
         drift_ppm=tuple(draw.choice((0.0, draw.uniform(-30, 30))) for _ in range(hosts)),
         recorded=_recorded(draw, world, steps_seen),
     )
@@ -137,8 +143,10 @@ def _faults(draw: random.Random, setup: Setup, steps_seen: int) -> tuple[Planned
         pool += ["slow-link"] * 6
     if chance > HEALTHY_SHARE + TWO_SHARE:
         return (_fault(draw, setup, draw.choice(pool), base_us, steps_seen),)
-    one = draw.choice(ONE_RANK[:-1])
-    other = draw.choice([kind for kind in (*ONE_RANK[:-1], "late-data-all", "python-all") if not _alike(kind, one)])
+    one = draw.choice([kind for kind in ONE_RANK if kind not in ("rare-stall", "extra-after")])
+    other = draw.choice(
+        [kind for kind in (*ONE_RANK[:-1], "late-data-all", "python-all") if not _alike(kind, one)]
+    )
     return tuple(_fault(draw, setup, kind, base_us, steps_seen) for kind in (one, other))
 
 
@@ -180,7 +188,9 @@ def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
         rest = tuple(other for other in setup.faults if other is not one)
         price = (with_all - step_us(run(setup, rest), first, last)) / 1000
         lines = (LINES[one.kind],) if setup.recorded.stacks and one.kind in LINES else ()
-        faults.append(Fault(one.kind, rules_of(one.kind, setup.recorded), one.ranks, price, 0.0, lines))
+        once = sum(one.hits(rank, step) for rank in one.ranks or () for step in range(first, last + 1)) == 1
+        rules = rules_of(one.kind, setup.recorded)
+        faults.append(Fault(one.kind, rules, one.ranks, price, 0.0, lines, one.kind == "rare-stall" and once))
         if price * 1000 < CHEAP_SHARE * with_all:
             doubts.append(f"cheap: {one.kind} costs {price:.3f} of {with_all / 1000:.2f} ms")
     tolerated = _tolerated(setup)
@@ -200,8 +210,9 @@ def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
 
 
 def _tolerated(setup: Setup) -> tuple[str, ...]:
-    """What is true of the job beside its faults: where transfers are the fault, that they are exposed."""
+    """What is true of the job beside its faults: transfers are exposed; reading the loss lays the host's work bare."""
     kinds = {fault.kind for fault in setup.faults}
+    true = (SYNC,) if setup.reads_loss else ()
     if kinds & {"no-overlap", "small-buckets", "slow-link"}:
-        return ("allreduce/communication-bound", "allreduce/not-overlapped", "allreduce/slow-transfer")
-    return ()
+        true += ("allreduce/communication-bound", "allreduce/not-overlapped", "allreduce/slow-transfer")
+    return true

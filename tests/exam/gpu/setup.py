@@ -51,6 +51,7 @@ class Setup:
     launch_us: float
     data_us: float
     kernel_noise: float
+    end_spread: float
     host_noise: float
     reads_loss: bool
     steps: int

@@ -30,6 +30,16 @@ class Event:
     more: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Ready:
+    """One transfer's beginning on a rank: when its gradients are there, when the host issued it, and by which calls."""
+
+    at: float
+    issued: float
+    intra: int
+    wide: int
+
+
 class Rank:
     """One rank's host and device while they run."""
 
@@ -65,7 +75,9 @@ class Rank:
         self.events.append(Event("cuda_runtime", name, thread, start, end, self.correlation))
         return self.correlation
 
-    def op(self, name: str, kernel: str, us: float, thread: int = MAIN, dims: Any = None, steady: bool = False) -> None:
+    def op(
+        self, name: str, kernel: str, us: float, thread: int = MAIN, dims: Any = None, steady: bool = False
+    ) -> None:
         """An operator that launches one kernel; ``steady`` ones are of a fault, and take no noise from the others."""
         noise = 1.0 if steady else float(self.host_noise[self.issued % 400])
         start = self.host
@@ -80,7 +92,9 @@ class Rank:
             self.issued += 1
         self.run("kernel", kernel, us, begin + launch, correlation)
 
-    def run(self, category: str, kernel: str, us: float, issued: float, correlation: int, **more: Any) -> None:
+    def run(
+        self, category: str, kernel: str, us: float, issued: float, correlation: int, **more: Any
+    ) -> None:
         start = max(issued + START_US, self.device)
         self.device = start + us
         self.events.append(Event(category, kernel, COMPUTE, start, self.device, correlation, more))
@@ -90,9 +104,7 @@ class Rank:
         self.host += 8.0
         correlation = self.call("cudaMemcpyAsync", start + 2, self.host, MAIN)
         self.note("cpu_op", "aten::copy_", start)
-        self.run(
-            "gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", us, self.host, correlation, bytes=size
-        )
+        self.run("gpu_memcpy", "Memcpy HtoD (Pinned -> Device)", us, self.host, correlation, bytes=size)
 
     def wait(self, frame: str | None = None) -> None:
         """``.item()``: the host waits for all that it issued."""
@@ -161,14 +173,25 @@ def _until_backward(rank: Rank, step: int, active: list[Planned]) -> None:
     rank.batch = round(64 * (rank.scale if "uneven" in sized else 1.0))
     waits, layers = sized.get("syncs"), len(setup.layers_us)
     for layer, us in enumerate(setup.layers_us):
-        rank.op("aten::addmm", "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn", us * rank.scale, dims=[[rank.batch, 1024], [1024, 1024]])
+        rank.op(
+            "aten::addmm",
+            "ampere_bf16_s16816gemm_bf16_128x128_ldg8_f2f_stages_32x5_tn",
+            us * rank.scale,
+            dims=[[rank.batch, 1024], [1024, 1024]],
+        )
         rank.op("aten::relu", ELEMENTWISE, 0.06 * us * rank.scale)
         if waits and layer in (1, layers // 4 + 1, layers // 2 + 1, 3 * layers // 4 + 1):
             rank.wait("checks.py(30): is_finite")
             rank.sleep(waits.us, "checks.py(30): is_finite")
     extra = sized.get("extra-forward")
     for _ in range(4 if extra else 0):
-        rank.op("aten::mm", "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x5_nn", extra.us / 4, dims=[[64, 512], [512, 512]], steady=True)  # type: ignore[union-attr]
+        rank.op(
+            "aten::mm",
+            "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x5_nn",
+            extra.us / 4,
+            dims=[[64, 512], [512, 512]],
+            steady=True,
+        )  # type: ignore[union-attr]
     rank.note("python_function", "model.py(40): forward", begin)
     rank.note("user_annotation", "DistributedDataParallel.forward", begin)
 
@@ -192,7 +215,7 @@ def _buckets(setup: Setup, faults: tuple[Planned, ...]) -> list[list[tuple[int, 
     return starts
 
 
-def _backward(rank: Rank, active: list[Planned], buckets: list[list[tuple[int, float]]]) -> list[tuple[float, float, int]]:
+def _backward(rank: Rank, active: list[Planned], buckets: list[list[tuple[int, float]]]) -> list[Ready]:
     """Issues the backward pass; for each transfer, when its gradients are there, when it was issued, and by which call."""
     setup = rank.setup
     sized = {fault.kind: fault for fault in active}
@@ -210,25 +233,29 @@ def _backward(rank: Rank, active: list[Planned], buckets: list[list[tuple[int, f
         for _ in buckets[layer]:
             ready.append(_issue(rank))
     if "no-overlap" in sized:
-        ready = [(rank.device, issued, correlation) for _, issued, correlation in ready]
+        ready = [dataclasses.replace(one, at=rank.device) for one in ready]
     rank.note("python_function", "torch/_tensor.py(400): backward", begin)
     return ready
 
 
-def _issue(rank: Rank) -> tuple[float, float, int]:
+def _issue(rank: Rank) -> Ready:
     start = rank.host
     rank.host += 4.0
-    launch = rank.host
-    rank.host += rank.setup.launch_us
-    correlation = rank.call("cudaLaunchKernelExC", launch, rank.host, BACKWARD)
-    rank.host += 2.0
-    return rank.device, start, correlation
+    calls = []
+    for _ in range(2 if rank.setup.hierarchical else 1):
+        launch = rank.host
+        rank.host += rank.setup.launch_us
+        calls.append(rank.call("cudaLaunchKernelExC", launch, rank.host, BACKWARD))
+        rank.host += 2.0
+        rank.note("cpu_op", "record_param_comms", launch, BACKWARD)
+        rank.note("cpu_op", "c10d::allreduce_", launch, BACKWARD)
+    return Ready(rank.device, start, calls[0], calls[-1])
 
 
 def _reduce(
     setup: Setup,
     ranks: list[Rank],
-    ready: dict[int, list[tuple[float, float, int]]],
+    ready: dict[int, list[Ready]],
     buckets: list[list[tuple[int, float]]],
     faults: tuple[Planned, ...],
     step: int,
@@ -241,17 +268,21 @@ def _reduce(
     random = np.random.default_rng([setup.seed, 99, step])
     for number, size in enumerate(sizes):
         jitter = 1 + 0.03 * float(random.exponential())
-        arrived = {rank.rank: max(ready[rank.rank][number][0], ready[rank.rank][number][1] + 4.0) for rank in ranks}
+        arrived = {
+            rank.rank: max(ready[rank.rank][number].at, ready[rank.rank][number].issued + 4.0)
+            for rank in ranks
+        }
         if setup.hierarchical:
             for host in hosts:
                 members = setup.on_host(host)
                 pace = factor if slow.intersection(members) else 1.0
                 us = (setup.latency_us + size / setup.bytes_per_us) * jitter * pace
-                ended = _collective(ranks, members, arrived, ready, number, size, us, INTRA, host + 1)
-                arrived.update(dict.fromkeys(members, ended))
+                arrived.update(
+                    _collective(ranks, members, arrived, ready, number, size, us, INTRA, host + 1, random)
+                )
         us = (setup.latency_us + size / setup.bytes_per_us) * jitter * (0.3 if setup.hierarchical else 1.0)
         everyone = tuple(range(setup.world))
-        _collective(ranks, everyone, arrived, ready, number, size, us, WIDE, 0)
+        _collective(ranks, everyone, arrived, ready, number, size, us, WIDE, 0, random)
     for rank in ranks:
         rank.device = max(rank.device, rank.comm[WIDE])
 
@@ -260,30 +291,34 @@ def _collective(
     ranks: list[Rank],
     members: tuple[int, ...],
     arrived: dict[int, float],
-    ready: dict[int, list[tuple[float, float, int]]],
+    ready: dict[int, list[Ready]],
     number: int,
     size: float,
     us: float,
     stream: int,
     group: int,
-) -> float:
+    random: np.random.Generator,
+) -> dict[int, float]:
+    """One collective: each member's kernel from its own arrival to about the common end; returns each one's end."""
     starts = {rank: max(arrived[rank], ranks[rank].comm[stream]) + 1.0 for rank in members}
     end = max(starts.values()) + us
+    early = ranks[0].setup.end_spread * us * random.random(len(members))
+    ends = dict(zip(members, (end - early).tolist(), strict=True))
     for rank in members:
         at, one = ranks[rank], ready[rank][number]
-        at.comm[stream] = end
+        at.comm[stream] = ends[rank]
         at.events.append(
             Event(
                 "kernel",
                 "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)",
                 stream,
                 starts[rank],
-                end + 0.2 * (rank % 3),
-                one[2],
-                {"group": group, "members": members, "elements": int(size / 4), "issued": one[1]},
+                ends[rank],
+                one.intra if stream == INTRA else one.wide,
+                {"group": group, "members": members, "elements": int(size / 4)},
             )
         )
-    return end
+    return ends
 
 
 def _finish(rank: Rank, step: int, active: list[Planned]) -> None:
@@ -291,12 +326,22 @@ def _finish(rank: Rank, step: int, active: list[Planned]) -> None:
     sized = {fault.kind: fault for fault in active}
     begin = rank.host
     for _ in range(2):
-        rank.op("aten::_foreach_add_", "void at::native::multi_tensor_apply_kernel<float>(int)", 0.05 * sum(setup.layers_us))
+        rank.op(
+            "aten::_foreach_add_",
+            "void at::native::multi_tensor_apply_kernel<float>(int)",
+            0.05 * sum(setup.layers_us),
+        )
     rank.note("user_annotation", "Optimizer.step#SGD.step", begin)
     extra = sized.get("extra-after")
     start = rank.host
     for _ in range(4 if extra else 0):
-        rank.op("aten::mm", "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x5_nn", extra.us / 4, dims=[[64, 512], [512, 512]], steady=True)  # type: ignore[union-attr]
+        rank.op(
+            "aten::mm",
+            "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x5_nn",
+            extra.us / 4,
+            dims=[[64, 512], [512, 512]],
+            steady=True,
+        )  # type: ignore[union-attr]
     if extra:
         rank.note("python_function", "metrics.py(28): confusion", start)
     if setup.reads_loss:

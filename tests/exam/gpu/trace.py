@@ -13,7 +13,12 @@ from .simulate import BACKWARD, Event, Rank
 BASE_NS = 1_700_000_000_000_000_000
 PID = 51000
 THREADS = {0: 0, BACKWARD: 640}
-CBID = {"cudaLaunchKernel": 211, "cudaLaunchKernelExC": 430, "cudaMemcpyAsync": 41, "cudaStreamSynchronize": 131}
+CBID = {
+    "cudaLaunchKernel": 211,
+    "cudaLaunchKernelExC": 430,
+    "cudaMemcpyAsync": 41,
+    "cudaStreamSynchronize": 131,
+}
 ON_DEVICE = ("kernel", "gpu_memcpy")
 LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync")
 
@@ -41,15 +46,24 @@ def document(setup: Setup, rank: Rank) -> dict[str, Any]:
             continue
         if chance.random() >= recorded.lost_share:
             events += _lines(setup, rank, event, number)
-    groups = [{"pg_name": "0", "pg_desc": "default_pg", "pg_size": setup.world, "ranks": list(range(setup.world))}]
+    groups = [
+        {"pg_name": "0", "pg_desc": "default_pg", "pg_size": setup.world, "ranks": list(range(setup.world))}
+    ]
     if setup.hierarchical:
         its = setup.on_host(setup.host_of[me])
         groups.append(
-            {"pg_name": str(setup.host_of[me] + 1), "pg_desc": "intra_host", "pg_size": len(its), "ranks": list(its)}
+            {
+                "pg_name": str(setup.host_of[me] + 1),
+                "pg_desc": "intra_host",
+                "pg_size": len(its),
+                "ranks": list(its),
+            }
         )
     return {
         "schemaVersion": 1,
-        "deviceProperties": [{"id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0}],
+        "deviceProperties": [
+            {"id": 0, "name": "NVIDIA A100-SXM4-80GB", "computeMajor": 8, "computeMinor": 0}
+        ],
         "distributedInfo": {
             "backend": "nccl",
             "rank": me,
@@ -82,7 +96,11 @@ def _lines(setup: Setup, rank: Rank, event: Event, number: int) -> list[dict[str
     device = _local(setup, rank.rank)
     on_device = event.category in ON_DEVICE
     ts, end = _local_us(setup, rank.rank, event.start), _local_us(setup, rank.rank, event.end)
-    where = {"pid": device, "tid": event.thread} if on_device else {"pid": PID, "tid": PID + THREADS[event.thread]}
+    where = (
+        {"pid": device, "tid": event.thread}
+        if on_device
+        else {"pid": PID, "tid": PID + THREADS[event.thread]}
+    )
     args: dict[str, Any] = {"External id": number + 1}
     if on_device:
         args |= {"device": device, "context": 1, "stream": event.thread, "correlation": event.correlation}
@@ -90,11 +108,18 @@ def _lines(setup: Setup, rank: Rank, event: Event, number: int) -> list[dict[str
         args |= {"cbid": CBID.get(event.name, 137), "correlation": event.correlation}
     else:
         args["Ev Idx"] = number
-    line = {"ph": "X", "cat": event.category, "name": event.name, **where, "ts": ts, "dur": round(end - ts, 3)}
+    line = {
+        "ph": "X",
+        "cat": event.category,
+        "name": event.name,
+        **where,
+        "ts": ts,
+        "dur": round(end - ts, 3),
+    }
     line["args"] = args
     out = [line]
     if event.name.startswith("nccl"):
-        out += _collective(setup, event, args)
+        _tell_collective(setup, event, args)
     else:
         args |= {key: value for key, value in event.more.items() if setup.recorded.shapes or key == "bytes"}
     flow = {"id": event.correlation, "cat": "ac2g", "name": "ac2g", **where, "ts": ts}
@@ -105,8 +130,8 @@ def _lines(setup: Setup, rank: Rank, event: Event, number: int) -> list[dict[str
     return out
 
 
-def _collective(setup: Setup, event: Event, args: dict[str, Any]) -> list[dict[str, Any]]:
-    """Adds what NCCL tells of the kernel to ``args``; returns the operator's event beside it."""
+def _tell_collective(setup: Setup, event: Event, args: dict[str, Any]) -> None:
+    """Adds to ``args`` what NCCL tells of the kernel, where the profiler was new enough to keep it."""
     more, recorded = event.more, setup.recorded
     told = {
         "Collective name": "allreduce",
@@ -124,7 +149,6 @@ def _collective(setup: Setup, event: Event, args: dict[str, Any]) -> list[dict[s
         told["Seq"] = more["sequence"]
     if recorded.nccl_metadata:
         args.update(told)
-    return []
 
 
 def number_collectives(ranks: list[Rank]) -> None:

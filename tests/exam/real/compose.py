@@ -53,5 +53,12 @@ def files_of(structure: str, model: str, data: str, values: dict[str, str]) -> d
     files = {name: fill(text, parts) for name, text in texts.STRUCTURES[structure].items()}
     files["model.py"] = fill(texts.MODELS[model], parts)
     files["data.py"] = fill(texts.DATA[data], parts)
-    files.update({"switch.py": texts.SWITCH, "times.py": texts.TIMES, "twin.py": texts.TWIN})
+    files.update(
+        {
+            "switch.py": texts.SWITCH,
+            "times.py": texts.TIMES,
+            "neighbour.py": texts.NEIGHBOUR,
+            "twin.py": texts.TWIN,
+        }
+    )
     return files

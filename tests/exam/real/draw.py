@@ -57,7 +57,9 @@ def program(seed: int, folder: Path) -> Program:
         for key, kind in zip(("a", "b"), kinds, strict=False)
     ]
     if len(faults) == 2 and faults[0].ranks == faults[1].ranks and faults[0].rules == faults[1].rules:
-        faults[1].ranks = [(rank + 1) % world for rank in faults[0].ranks or []]  # else one finding would be right
+        faults[1].ranks = [
+            (rank + 1) % world for rank in faults[0].ranks or []
+        ]  # else one finding would be right
         extras[faults[1].key]["ranks"] = faults[1].ranks
     files = files_of(str(shape["structure"]), str(shape["model"]), str(shape["data"]), values) | helpers
     lines = write(folder, files)
@@ -95,7 +97,7 @@ def _shape(draw: random.Random, kinds: list[str]) -> tuple[dict[str, str], dict[
         batch = draw.choice((12, 16))
     if data == "own":
         workers = 0
-    if workers and any(kind.startswith("data") for kind in kinds) and len(kinds) > 1:
+    if "contended" in kinds or (len(kinds) > 1 and any(kind.startswith("data") for kind in kinds)):
         workers = 0
     if model == "mlp":
         size = step_ms * 25e6 / (6 * (64 * width + depth * width**2) * batch)
@@ -160,9 +162,13 @@ def _planted(
     }
     rules = kind.rules
     if not kind.sites:
-        key = {"uneven": "uneven", "buckets": "buckets", "resync": "resync"}[name]
+        key = name
         if name == "uneven":
             extra.update(unit="samples", batch=shape["batch"])
+        if name == "contended":
+            extra["unit"] = "part"
+            values["imports"] += "from neighbour import move_in\n"
+            values["neighbour"] = 'move_in(amount("contended"), rank)\n'
         if name == "buckets":
             values["settings"] = ', bucket_cap_mb=0.01 if amount("buckets") else 25'
         extras[key] = extra
@@ -184,7 +190,12 @@ def _planted(
     if name == "barrier":
         values["before"], chore = CHORES
     extra["unit"] = UNIT.get(snippet, snippet)
-    apart = name != "barrier" and site in ("before", "after", "forward") and snippet != "bytes" and draw.random() < 0.5
+    apart = (
+        name != "barrier"
+        and site in ("before", "after", "forward")
+        and snippet != "bytes"
+        and draw.random() < 0.5
+    )
     lines, need = plant(draw, key, snippet, helpers, apart)
     values[site] = values.get(site, "") + lines + chore
     values["imports"] += need

@@ -46,7 +46,9 @@ NAMES = ("summarise", "to_numbers", "note", "inspect_batch")
 HELPER_HEAD = "import gc\nimport json\nimport time\nimport torch\nimport torch.distributed as dist\n"
 
 
-def plant(draw: random.Random, key: str, snippet: str, helpers: dict[str, str], apart: bool) -> tuple[str, str]:
+def plant(
+    draw: random.Random, key: str, snippet: str, helpers: dict[str, str], apart: bool
+) -> tuple[str, str]:
     """The lines for the fault's place and the import they need; where ``apart``, the work stands in a helper's file."""
     if not apart:
         return SNIPPETS[snippet].format(amount=f'amount("{key}")', key=key), ""

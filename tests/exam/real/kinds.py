@@ -46,6 +46,9 @@ KINDS = {
         False, ("middle",), ("barrier",), ("sync/explicit-barrier",), weight=1, tolerated=(*HOST, *PYTHON)
     ),
     "reductions": Kind(False, OUTSIDE, ("reductions",), ("sync/blocking-collective",), weight=2),
+    "contended": Kind(
+        True, (), (), ("rank-imbalance/starved-rank",), weight=1, tolerated=("host/cpu-starved",)
+    ),
     "buckets": Kind(False, (), (), ("allreduce/small-buckets",), weight=1, tolerated=HEAVY),
     "resync": Kind(False, (), (), ("allreduce/redundant-sync",), weight=1, tolerated=HEAVY),
 }

@@ -10,7 +10,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from ..planted import Case, Fault
+from tests.exam.planted import Case, Fault
+
 from . import twin
 from .draw import Program, program
 
@@ -18,7 +19,6 @@ RUN = "run"
 JOB_S = 300
 LEAST_PRICE_SHARE = 0.04
 MOST_NOISE = 0.25
-DOUBT_CHEAP, DOUBT_NOISE = "cheap", "noisy"
 
 
 def record(seed: int, folder: Path) -> Case:
@@ -46,10 +46,9 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
         without = blocks[f"without {each.key}"]
         saved = [a - b for a, b in zip(blocks["all"], without, strict=True)]
         price, error = _median(saved), (max(saved) - min(saved)) / 2
-        if price < LEAST_PRICE_SHARE * step_ms:
-            doubts.append(f"{DOUBT_CHEAP}: {each.kind} costs {price:.2f} of {step_ms:.1f} ms")
-        elif error > MOST_NOISE * price:
-            doubts.append(f"{DOUBT_NOISE}: {each.kind} saved {[round(ms, 2) for ms in saved]}")
+        doubt = _doubt(price, error, step_ms)
+        if doubt:
+            doubts.append(f"{doubt}: {each.kind} saved {[round(ms, 2) for ms in saved]} of {step_ms:.1f} ms")
         marks = [each.key]
         if each.kind.startswith("data") and drawn.shape["workers"]:
             marks = [each.key, "loop"]
@@ -58,6 +57,14 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
         faults.append(Fault(each.kind, each.rules, ranks, price, error, tuple(lines)))
     shape = {**drawn.shape, "base_ms": timed["base_ms"], "load": load}
     return Case(drawn.seed, "real", step_ms, tuple(faults), drawn.tolerated, shape, tuple(doubts))
+
+
+def _doubt(price: float, error: float, step_ms: float) -> str | None:
+    """Why the fault's truth is not to be trusted whole: it costs next to nothing, may do so, or its price scatters."""
+    least = LEAST_PRICE_SHARE * step_ms
+    if price - error < least:
+        return "cheap" if price + error < 2 * least else "unclear"
+    return "noisy" if error > MOST_NOISE * price else None
 
 
 def _torchrun(drawn: Program, job: Path, command: list[str]) -> None:
@@ -73,7 +80,10 @@ def _torchrun(drawn: Program, job: Path, command: list[str]) -> None:
             timeout=JOB_S,
             check=False,
         )
-    if done.returncode not in (0, 1):  # Gloo's destruction of the group aborts now and then: the recording is whole
+    if done.returncode not in (
+        0,
+        1,
+    ):  # Gloo's destruction of the group aborts now and then: the recording is whole
         raise RuntimeError(f"seed {drawn.seed} ended with {done.returncode}, see {job}/output.txt")
 
 

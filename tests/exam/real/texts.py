@@ -42,7 +42,7 @@ class Times:
 '''
 
 MODELS = {
-    "mlp": '''\
+    "mlp": """\
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -68,8 +68,8 @@ class Net(nn.Module):
         out = self.head(hidden)
         @{inside}
         return out
-''',
-    "conv": '''\
+""",
+    "conv": """\
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -96,8 +96,8 @@ class Net(nn.Module):
         out = self.head(hidden)
         @{inside}
         return out
-''',
-    "transformer": '''\
+""",
+    "transformer": """\
 import torch
 from torch import nn
 from torch.nn import functional as F
@@ -120,7 +120,7 @@ class Net(nn.Module):
         out = self.head(hidden)
         @{inside}
         return out
-''',
+""",
 }
 
 LOSS_INSIDE = """\
@@ -129,8 +129,36 @@ if target is not None:
     return F.cross_entropy(out, target) + auxiliary
 """
 
+NEIGHBOUR = '''\
+"""Another process on a rank's core, busy for a part of the time."""
+import os
+import subprocess
+import sys
+import time
+
+PERIOD_S = 0.01
+running = []
+
+
+def move_in(part, core):
+    os.sched_setaffinity(0, {core % os.cpu_count()})
+    while running:
+        running.pop().kill()
+    if part:
+        running.append(subprocess.Popen([sys.executable, __file__, str(part), str(os.getpid())]))
+
+
+if __name__ == "__main__":
+    part, landlord = float(sys.argv[1]), int(sys.argv[2])
+    while os.getppid() == landlord:
+        until = time.perf_counter() + part * PERIOD_S
+        while time.perf_counter() < until:
+            pass
+        time.sleep((1 - part) * PERIOD_S)
+'''
+
 DATA = {
-    "map": '''\
+    "map": """\
 import json
 import time
 import torch
@@ -163,8 +191,8 @@ def batches(count):
     size = @{batch}
     size = size + int(amount("uneven"))
     return DataLoader(Samples(count * size), batch_size=size, num_workers=@{workers}, collate_fn=collate@{persistent})
-''',
-    "iterable": '''\
+""",
+    "iterable": """\
 import json
 import time
 import torch
@@ -197,8 +225,8 @@ def batches(count):
     size = @{batch}
     size = size + int(amount("uneven"))
     return DataLoader(Stream(count * size), batch_size=size, num_workers=@{workers}, collate_fn=collate@{persistent})
-''',
-    "own": '''\
+""",
+    "own": """\
 import json
 import time
 import torch
@@ -217,12 +245,13 @@ def batches(count):
         rows = torch.arange(number * size, (number + 1) * size) % 64
         @{collate}
         yield pool[rows], labels[rows]
-''',
+""",
 }
 
 SETUP = """\
 torch.manual_seed(3)
 rank = dist.get_rank()
+@{neighbour}
 model = DistributedDataParallel(Net()@{settings})
 @{optimizers}
 """
@@ -514,6 +543,8 @@ for extra in PLAN["extras"].values():
     unit = extra["unit"]
     if unit == "fixed":
         pass
+    elif unit == "part":
+        extra["amount"] = extra["share"]
     elif unit == "collect":
         once = agreed(1 / per_ms(collect, 1))
         extra["every"] = max(1, round(once / wanted))

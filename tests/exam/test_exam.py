@@ -1,0 +1,164 @@
+"""The exam examines: a planted fault is found, a healthy case is silent, and the truth is conserved."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.exam import planted
+from tests.exam.__main__ import main
+from tests.exam.gpu.draw import ONE_RANK, case_of, setup_of
+from tests.exam.gpu.setup import Planned, Setup
+from tests.exam.gpu.simulate import run, step_us
+from tests.exam.gpu.trace import document, number_collectives
+from tests.exam.planted import Case, Fault
+from tests.exam.real.draw import program
+from tests.exam.real.record import truth
+from tests.exam.score import mark
+
+JOB = setup_of(5003)
+"""Some job; what is asked of it here does not depend on which."""
+
+
+def _with(kind: str, us: float, every: int = 1) -> Setup:
+    ranks = (1,) if kind in ONE_RANK else None
+    return dataclasses.replace(JOB, reads_loss=True, faults=(Planned(kind, ranks, us, every),))
+
+
+def test_a_seed_draws_the_same_job_again() -> None:
+    assert setup_of(77) == setup_of(77) != setup_of(78)
+
+
+@pytest.mark.parametrize(
+    ("kind", "us"),
+    [("slow-kernels", 4e3), ("late-data", 4e3), ("extra-after", 4e3), ("small-buckets", 120), ("syncs", 1e3)],
+)
+def test_a_job_without_its_fault_is_its_healthy_twin_and_quicker(kind: str, us: float) -> None:
+    setup = _with(kind, us)
+    without, twin = run(setup, ()), run(dataclasses.replace(setup, faults=()))
+    assert [rank.events for rank in without] == [rank.events for rank in twin]
+    assert step_us(run(setup), 3, 5) > step_us(twin, 3, 5)
+
+
+def test_slower_kernels_of_one_rank_cost_what_they_take_longer() -> None:
+    quiet = {
+        "kernel_noise": 0.0,
+        "host_noise": 0.0,
+        "latency_us": 0.0,
+        "bytes_per_us": 1e12,
+        "end_spread": 0.0,
+    }
+    exact = dataclasses.replace(JOB, reads_loss=True, **quiet)  # type: ignore[arg-type]
+    slower = Planned("slow-kernels", (1,), 5000.0)
+    longer = step_us(run(exact, (slower,)), 3, 6) - step_us(run(exact, ()), 3, 6)
+    assert longer == pytest.approx(5000.0, rel=0.01)
+
+
+def test_kernels_of_a_stream_do_not_overlap_and_follow_their_launch() -> None:
+    for rank in run(_with("extra-forward", 3e3)):
+        launched = {event.correlation: event.end for event in rank.events if event.category == "cuda_runtime"}
+        compute = [event for event in rank.events if event.category == "kernel" and event.thread == 7]
+        for one, after in itertools.pairwise(compute):
+            assert one.end <= after.start and after.start > launched[after.correlation]
+
+
+def test_a_trace_holds_what_its_settings_keep_and_no_more() -> None:
+    kernels = dataclasses.replace(
+        JOB.recorded, operators=False, stacks=False, runtime=False, step_annotations=False
+    )
+    setup = dataclasses.replace(JOB, recorded=kernels)
+    ranks = run(setup)
+    number_collectives(ranks)
+    events = [event for event in document(setup, ranks[0])["traceEvents"] if event["ph"] == "X"]
+    assert {event["cat"] for event in events} <= {"kernel", "gpu_memcpy"} and events
+
+
+def test_programs_are_python_and_say_where_their_faults_stand(tmp_path: Path) -> None:
+    for seed in range(60):
+        drawn = program(seed, tmp_path / str(seed))
+        for file in (tmp_path / str(seed)).glob("*.py"):
+            text = file.read_text()
+            ast.parse(text)
+            assert "@{" not in text and "#@" not in text
+        for fault in drawn.faults:
+            assert not fault.with_line or drawn.lines[fault.key], fault
+
+
+def test_the_price_is_the_median_difference_and_noise_is_doubted(tmp_path: Path) -> None:
+    seed = next(
+        seed for seed in range(200) if [f.kind for f in program(seed, tmp_path / "p").faults] == ["host-one"]
+    )
+    drawn = program(seed, tmp_path / "p")
+    steady = {"base_ms": 30.0, "blocks": {"all": [[40.0] * 8] * 3, "without a": [[30.0] * 8] * 3}}
+    case = truth(drawn, steady, {})
+    assert case.faults[0].price_ms == 10.0 and not case.doubts
+    noisy = {
+        "base_ms": 30.0,
+        "blocks": {"all": [[40.0] * 8, [48.0] * 8, [37.0] * 8], "without a": [[30.0] * 8] * 3},
+    }
+    assert truth(drawn, noisy, {}).doubts[0].startswith("noisy: host-one ")
+    case.write(tmp_path)
+    assert planted.read(tmp_path) == case
+
+
+FAULT = Fault("host-one", ("rank-imbalance/host-work",), (1,), 10.0, 0.0, (("train.py", 7),))
+FINDING = {
+    "rule": "rank-imbalance/host-work",
+    "severity": "critical",
+    "ranks": [1],
+    "where": [{"file": "/job/train.py", "line": 7}],
+    "costs_ms_per_step": 12.0,
+}
+
+
+@pytest.mark.parametrize(
+    ("change", "wrong"),
+    [
+        ({}, set()),
+        ({"rule": "dataloader/starved"}, {"rule", "silence"}),
+        ({"ranks": [0]}, {"rank", "silence"}),
+        ({"where": [{"file": "train.py", "line": 9}]}, {"line"}),
+        ({"costs_ms_per_step": 14.0}, {"price"}),
+        ({"costs_ms_per_step_range": [11.0, 13.0]}, {"range"}),
+        ({"severity": "info"}, {"rule"}),
+    ],
+)
+def test_what_is_wrong_is_marked_wrong(change: dict[str, Any], wrong: set[str]) -> None:
+    case = Case(1, "real", 40.0, (FAULT,))
+    diagnosis = {
+        "job": {"ranks_seen": [0, 1]},
+        "steps": {"mean_ms": 40.0},
+        "findings": [{**FINDING, **change}],
+    }
+    marked = mark(case, diagnosis)
+    assert {what for what in marked.asked if marked.right[what] < marked.asked[what]} == wrong
+
+
+def test_a_finding_in_a_healthy_run_is_an_accusation() -> None:
+    diagnosis = {"job": {"ranks_seen": [0, 1]}, "steps": {"mean_ms": 40.0}, "findings": [FINDING]}
+    assert mark(Case(1, "real", 40.0, ()), diagnosis).misses
+
+
+@pytest.mark.parametrize("faulty", [False, True])
+def test_a_generated_case_is_examined(faulty: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    seed = next(seed for seed in range(5100, 5200) if bool(setup_of(seed).faults) == faulty)
+    assert main(["--seed", str(seed), "--generated", "1"]) == 0
+    assert "generated: 1 cases" in capsys.readouterr().out
+    case, _ = case_of(setup_of(seed))
+    assert bool(case.faults) == faulty
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("faulty", [False, pytest.param(True, marks=pytest.mark.slow)])
+def test_a_real_case_is_recorded_and_judged(
+    faulty: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    seed = next(seed for seed in range(300, 400) if bool(program(seed, tmp_path / "p").faults) == faulty)
+    assert main(["--seed", str(seed), "--real", "1", "--record", str(tmp_path / "kept")]) == 0
+    assert main(["--judge", str(tmp_path / "kept")]) == 0
+    assert "real: 1 cases" in capsys.readouterr().out
