@@ -167,7 +167,7 @@ def _until_backward(rank: Rank, step: int, active: list[Planned]) -> None:
         rank.sleep(sized["host-stall"].us, "metrics.py(14): summarise")
     if "rare-stall" in sized:
         rank.sleep(sized["rare-stall"].us, "snapshots.py(9): tidy")
-    compute = 3.0 * sum(setup.layers_us) * 1.06
+    compute = (1.06 + 2.06) * sum(setup.layers_us)
     rank.scale = 1.0 + sum(fault.us for fault in active if fault.kind in STRETCH) / compute
     begin = rank.host
     rank.batch = round(64 * (rank.scale if "uneven" in sized else 1.0))
