@@ -2,6 +2,7 @@
 
 import json
 import random
+from decimal import Decimal
 
 import pytest
 
@@ -36,6 +37,24 @@ def test_a_double_that_lost_its_nanoseconds_is_refused():
 )  # fmt: skip
 def test_digits(text, ns):
     assert times.from_text([text]).tolist() == [ns]
+
+
+@pytest.mark.parametrize("most_decimals", [0, 1, 3, 4])
+def test_digits_of_many_are_read_as_those_of_one(most_decimals):
+    random.seed(most_decimals)
+    texts = []
+    for _ in range(2000):
+        whole = random.choice(
+            [random.randrange(1, 10), random.randrange(2**43, 2**51), -random.randrange(1, 10**15)]
+        )
+        decimals = random.randrange(most_decimals + 1)
+        point = "." + "".join(random.choices("0123456789", k=decimals)) if decimals else ""
+        texts.append(f"{whole}{point}".encode())
+    exact = [int((Decimal(t.decode()) * 1000).to_integral_value()) for t in texts]
+    assert times.from_text(texts).tolist() == exact
+    texts[7:7] = [b"0", b"4700000000000000.001"]
+    exact[7:7] = [0, times.MISSING_NS]
+    assert times.from_text(texts).tolist() == exact
 
 
 def test_an_epoch_file_with_fractions_keeps_every_nanosecond(tmp_path):

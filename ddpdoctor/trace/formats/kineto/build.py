@@ -32,7 +32,7 @@ from .numbers import ints, positive, stream_of
 from .stream import Batch, EventStream
 
 Rows = Sequence[Event | ExactEvent]
-_GETTERS = {"ts": attrgetter("ts"), "dur": attrgetter("dur")}
+_TS, _DUR = attrgetter("ts"), attrgetter("dur")
 _LONGEST_NAME = 1 << 15
 """Characters that are kept of an event's name: those of kernels made of templates have some thousands."""
 _MOST_CATEGORIES = 10_000
@@ -70,12 +70,11 @@ class ColumnBuilder:
         rows = [e for e in batch if e.ph == "X" or e.ph == "i" or e.ph == "I"]
         if rows:
             try:
-                start = _column_ns(rows, "ts")
-                duration = _column_ns(rows, "dur")
+                start = _starts_ns(rows)
             except times.InexactTimesError:
                 self.add(stream.again_exactly(), stream)
                 return
-            self._add_timed(rows, start, duration, stream.source.path)
+            self._add_timed(rows, start, _durations_ns(rows), stream.source.path)
         self.lanes.label(e for e in batch if e.ph == "M")
 
     def _add_timed(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
@@ -254,11 +253,14 @@ def _drop_own_correlation(columns: dict[str, Any]) -> None:
     columns["external_id"][repeated] = -1
 
 
-def _column_ns(rows: Rows, field: str) -> IntColumn:
-    values = list(map(_GETTERS[field], rows))
-    if isinstance(rows[0], ExactEvent):
-        return times.from_text([bytes(v) for v in values])
-    return times.from_numbers(values)
+def _starts_ns(rows: Rows) -> IntColumn:
+    values = list(map(_TS, rows))
+    return times.from_text(values) if isinstance(rows[0], ExactEvent) else times.from_numbers(values)
+
+
+def _durations_ns(rows: Rows) -> IntColumn:
+    """Exact up to a hundred days."""
+    return times.from_numbers(list(map(_DUR, rows)), rounded=True)
 
 
 def _named_ids(interner: Interner, names: list[Any]) -> IdColumn:

@@ -52,7 +52,7 @@ class Event(msgspec.Struct, gc=False):
 
 
 class ExactEvent(msgspec.Struct, gc=False):
-    """The same with times as text, for files whose µs do not fit a double to the nanosecond."""
+    """The same with ``ts`` as text, for files whose µs since 1970 do not fit a double to the nanosecond."""
 
     ph: Any = None
     cat: Any = None
@@ -60,7 +60,7 @@ class ExactEvent(msgspec.Struct, gc=False):
     pid: Any = None
     tid: Any = None
     ts: msgspec.Raw = msgspec.Raw(b"null")
-    dur: msgspec.Raw = msgspec.Raw(b"0")
+    dur: Any = 0
     args: Arguments | None = None
 
 
