@@ -52,7 +52,7 @@ def test_evaluations_do_not_count(tmp_path, in_host):
         write_trace(traces, rank, lines, in_host=in_host)
     shares = operator_shares(logs, windows_of(traces))
     assert set(shares) == {0, 1}
-    assert all(share == pytest.approx(in_host, abs=0.06) for share in shares.values())
+    assert all(share.whole == pytest.approx(in_host, abs=0.06) for share in shares.values())
 
 
 def test_samples_inside_operators_are_not_python(tmp_path):
