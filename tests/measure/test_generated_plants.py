@@ -83,6 +83,13 @@ def test_operators_between_the_phases_are_no_slower_computation(kind, job, tmp_p
 
 
 @pytest.mark.parametrize("job", [Config, cpu_job])
+def test_a_slower_rank_is_slower_between_the_phases_too(job, tmp_path):
+    loss = Plant("kernels_before_backward", ms=4)
+    generate(job(steps=5, plants=(Plant("throttled", ranks=(2,), factor=1.3), loss)), tmp_path / "traces")
+    assert accused(measured(tmp_path / "traces")) == {"compute": [2]}
+
+
+@pytest.mark.parametrize("job", [Config, cpu_job])
 def test_what_all_ranks_do_between_the_phases(job, tmp_path):
     truth = generate(job(steps=5, plants=(Plant("kernels_after_optimizer", ms=6),)), tmp_path / "traces")
     measurement = measured(tmp_path / "traces")

@@ -10,7 +10,7 @@ import numpy as np
 from ddpdoctor.measure.numerics import EMPTY, Intervals, intersect, subtract, total, union, union_of
 from ddpdoctor.measure.phases import Gap, gap_component
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.taxonomy import Component
+from ddpdoctor.measure.taxonomy import IN_GAPS, PHASES, Component
 from ddpdoctor.measure.window import Window
 
 
@@ -64,6 +64,11 @@ def gaps_of_window(window: Window, work: Intervals) -> RankGaps:
     per_step = 1.0 / max(len(window.steps), 1)
     elsewhere = subtract(own, union_of(EMPTY, *times.values()))
     return RankGaps(times, per_step, per_step * total(elsewhere))
+
+
+def lies_in_gaps(components: Sequence[Component]) -> bool:
+    """Whether this is work between the phases, and none of theirs."""
+    return not set(components).isdisjoint(IN_GAPS) and set(components).isdisjoint(PHASES)
 
 
 def main_gap(

@@ -12,9 +12,9 @@ from ddpdoctor.measure.facts import Where
 from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.phases import Gap, words_of
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.taxonomy import IN_GAPS, Component, SyncKind
+from ddpdoctor.measure.taxonomy import Component, SyncKind
 
-from .gaps import gaps_of_log, main_gap
+from .gaps import gaps_of_log, lies_in_gaps, main_gap
 from .ranking import MOST_LINES, Frame, joined, ranked
 from .samples import SampleCounts, beyond, common_of, counted, kinds_of, scale_of
 
@@ -85,7 +85,7 @@ class LogSourceLines:
         components: Sequence[Component],
         wanted: set[int],
     ) -> Gap | None:
-        if set(components).isdisjoint(IN_GAPS):
+        if not lies_in_gaps(components):
             return None
         own, theirs = ([gaps_of_log(log, wanted) for log in of_these] for of_these in (logs, others))
         return main_gap(own, theirs, components)

@@ -11,11 +11,11 @@ import numpy as np
 from ddpdoctor.measure.facts import Where
 from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, intersect, union
 from ddpdoctor.measure.phases import Gap, words_of
-from ddpdoctor.measure.taxonomy import DEVICE_WORK, IN_GAPS, Component, SyncKind
+from ddpdoctor.measure.taxonomy import DEVICE_WORK, Component, SyncKind
 from ddpdoctor.measure.window import WAITED_FOR, Window
 
 from .annotations import Annotations, annotations_of
-from .gaps import gaps_of_window, main_gap
+from .gaps import gaps_of_window, lies_in_gaps, main_gap
 from .ranking import Frame, joined, ranked
 from .window_frames import LOOKED_UP, frames_during, frames_launching, frames_waiting, has_frames, waits_of
 
@@ -71,7 +71,7 @@ class WindowSourceLines:
         return None if found is None else words_of(found)
 
     def _main_gap(self, components: Sequence[Component], positions: Sequence[int] | None) -> Gap | None:
-        if set(components).isdisjoint(IN_GAPS):
+        if not lies_in_gaps(components):
             return None
         late = self._all_or(positions)
         on_time = sorted(set(self._all_or(None)).difference(late))

@@ -143,7 +143,7 @@ def _samples_in(
 ) -> Iterator[tuple[int, int]]:
     """Ids of the user's line and of the innermost one, of the samples taken while the thread did this kind of work."""
     kinds = kinds_of(components)
-    outside = not {Component.HOST, *IN_GAPS}.isdisjoint(components)
+    outside = Component.HOST in components
     forward = Component.FORWARD in components
     for step, samples in by_step:
         events = [event for event in step.events if event.kind in _INSIDE_EVENTS]
