@@ -68,6 +68,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     kinds: list[str] = []
     """Kinds of work that make ranks late in turn (``turns`` only): those under ``late``."""
     where: list[Where] = []
+    gap: str | None = None
+    """Where in a training step it happens, of work that lies outside the phases: ``between optimizer.step() and the next
+    batch``. Null where the phases were not marked, or most of it lies in none or in several gaps."""
     operation: str | None = None
     """What is executed there, where it has a name: a collective's name, a kernel, an operator."""
 

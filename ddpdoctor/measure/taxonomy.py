@@ -27,6 +27,11 @@ class Component(StrEnum):
     """The forward pass, and any computation that belongs to no other component."""
     BACKWARD = "backward"
     OPTIMIZER = "optimizer"
+    LOSS = "loss"
+    """Operators in a gap between phases that a step needs: a loss, clipping of gradients, the forward of a model that nothing
+    marks. See :func:`ddpdoctor.measure.phases.gap_component`."""
+    OUTSIDE = "outside"
+    """Operators in any other gap: from the optimizer's step to the next forward pass, where a step needs none."""
     COLLECTION = "collection"
     """Python's garbage collection."""
     CHECKPOINT = "checkpoint"
@@ -35,7 +40,8 @@ class Component(StrEnum):
     LAUNCH = "launch"
     """The device idles between kernels while the host issues them."""
     HOST = "host"
-    """The rank's own Python work outside the others; on a device: no kernel runs, and none of the others says why."""
+    """The rank's own Python work outside the others, and what it does there where nothing tells Python from operators; on a
+    device: no kernel runs, and none of the others says why."""
     UNMATCHED = "unmatched"
     """Exposed time in collectives that could not be matched: waiting and transferring cannot be told apart."""
     UNSEEN = "unseen"
@@ -97,8 +103,8 @@ class LateCause(StrEnum):
     """The part of ``compute`` that goes with more samples or larger shapes on the late rank."""
     OPTIMIZER = "optimizer"
     HOST = "host"
-    """The rank's own Python work outside forward, backward, optimizer and data; on a GPU: gaps without
-    kernels."""
+    """The rank's own work outside forward, backward, optimizer and data, Python and operators alike; on a GPU: gaps without
+    kernels, and kernels that were launched there."""
     COLLECTION = "collection"
     """Python garbage collection."""
     CHECKPOINT = "checkpoint"
@@ -129,6 +135,9 @@ class SharedCause(StrEnum):
     COMPUTE = "compute"
     OPTIMIZER = "optimizer"
     HOST = "host"
+    OUTSIDE = "outside"
+    """Everything between the optimizer's step and the next forward pass but the wait for data: operators, with the Python
+    of ``host``."""
     BARRIER = "barrier"
     """Explicit barriers: what the steps save when ranks need not meet there, and hosts need not wait there for their
     devices, which idle afterwards (see ``device_sync``)."""
@@ -164,7 +173,11 @@ WAITING_FOR_DATA: Components = (Component.DATA, Component.EPOCH_START)
 COMPUTATION: Components = (Component.FORWARD, Component.BACKWARD)
 HOST_IDLE: Components = (Component.DEVICE_SYNC, Component.LAUNCH, Component.HOST)
 """A device's idle time that its host answers for; on a CPU only ``host`` is there."""
-DEVICE_COMPUTATION: Components = (*COMPUTATION, Component.OPTIMIZER)
+IN_GAPS: Components = (Component.LOSS, Component.OUTSIDE)
+"""Operators between the phases."""
+PHASES: Components = (*COMPUTATION, Component.OPTIMIZER)
+"""What each step computes."""
+DEVICE_COMPUTATION: Components = (*PHASES, *IN_GAPS)
 """What kernels other than collectives do, whichever phase launched them."""
 DEVICE_WORK: Components = (Component.COPY, *DEVICE_COMPUTATION)
 """What a device does, and can do beside a collective."""
@@ -177,7 +190,7 @@ LATE_COMPONENTS: dict[LateCause, Components] = {
     LateCause.COPY: (Component.COPY,),
     LateCause.COMPUTE: COMPUTATION,
     LateCause.OPTIMIZER: (Component.OPTIMIZER,),
-    LateCause.HOST: (Component.HOST, Component.LAUNCH, Component.DEVICE_SYNC),
+    LateCause.HOST: (Component.HOST, Component.LAUNCH, Component.DEVICE_SYNC, *IN_GAPS),
     LateCause.COLLECTION: (Component.COLLECTION,),
     LateCause.CHECKPOINT: (Component.CHECKPOINT,),
     LateCause.UNKNOWN: NO_WORK,
@@ -194,9 +207,10 @@ SHARED_COMPONENTS: dict[str, Components] = {
     SharedCause.DATA: (Component.DATA,),
     SharedCause.DATA_EPOCH_START: (Component.EPOCH_START,),
     SharedCause.COPY: (Component.COPY,),
-    SharedCause.COMPUTE: COMPUTATION,
+    SharedCause.COMPUTE: (*COMPUTATION, Component.LOSS),
     SharedCause.OPTIMIZER: (Component.OPTIMIZER,),
     SharedCause.HOST: (Component.HOST,),
+    SharedCause.OUTSIDE: (Component.HOST, Component.OUTSIDE),
     SharedCause.CHECKPOINT: (Component.CHECKPOINT,),
     SharedCause.COLLECTION: (Component.COLLECTION,),
     SharedCause.LAUNCH: (Component.LAUNCH,),
@@ -241,6 +255,8 @@ PART_OF: dict[Component, Part] = {
     Component.FORWARD: Part.COMPUTE,
     Component.BACKWARD: Part.COMPUTE,
     Component.OPTIMIZER: Part.COMPUTE,
+    Component.LOSS: Part.COMPUTE,
+    Component.OUTSIDE: Part.COMPUTE,
     Component.COLLECTION: Part.OTHER,
     Component.CHECKPOINT: Part.CHECKPOINT,
     Component.DEVICE_SYNC: Part.HOST,
@@ -253,6 +269,6 @@ PART_OF: dict[Component, Part] = {
 
 DRAWN_AS: dict[Component, str] = {
     **{component: PART_OF[component] for component in COMPONENTS},
-    **{component: component for component in DEVICE_COMPUTATION},
+    **{component: component for component in PHASES},
 }
 """Component → what it is in a timeline: a part of the breakdown, and computation by its phases."""

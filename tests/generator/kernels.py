@@ -55,6 +55,9 @@ OPTIMIZER = (
     ),
 )
 
+EXTRA = (Operator("", "aten::mm", "sm90_xmma_gemm_f32f32_tf32f32_f32_tn_n"),)
+"""What runs outside the phases."""
+
 CPU_FORWARD = (Operator("", "aten::addmm", ""), Operator("", "aten::relu", ""))
 CPU_BACKWARD = (
     Operator("ReluBackward0", "aten::threshold_backward", ""),
@@ -67,6 +70,8 @@ CPU_OPTIMIZER = (Operator("", "aten::add_", ""),)
 
 def operators(phase: str, backend: str) -> tuple[Operator, ...]:
     """The operators that a phase goes through in turn."""
+    if phase == "extra":
+        return EXTRA
     if backend == "gloo":
         return {"forward": CPU_FORWARD, "backward": CPU_BACKWARD, "optimizer": CPU_OPTIMIZER}[phase]
     return {"forward": FORWARD, "backward": BACKWARD, "optimizer": OPTIMIZER}[phase]

@@ -19,6 +19,8 @@ from .plants import Effects
 Waits = Iterator[Collective]
 PINNED_GBPS = 20.0
 PAGEABLE_GBPS = 6.0
+EXTRA_KERNELS = 12
+"""In which a plant computes outside the phases."""
 
 
 @dataclass
@@ -59,7 +61,10 @@ class RankProgram:
             self._load(step, micro)
             if micro == 0:
                 self._zero_grad(step)
+                self._extra("kernels_before_forward", step)
             yield from self._forward(step, micro)
+            if micro == 0:
+                self._extra("kernels_before_backward", step)
             synchronised = micro == config.accumulation - 1 or not config.no_sync
             yield from self._backward(step, micro, synchronised)
         if config.reads_last_step and self.last_end_us is not None:
@@ -218,8 +223,16 @@ class RankProgram:
                         machine.wait_until("cudaStreamSynchronize", end_us, machine.next_external())
                 machine.compute_free_us = max(machine.compute_free_us, end_us)
 
+    def _extra(self, kind: str, step: int) -> None:
+        """Kernels outside the phases."""
+        extra_us = self.effects.added_us(kind, self.machine.rank, step)
+        if extra_us:
+            for launch in self._kernels("extra", EXTRA_KERNELS, extra_us, step, 0):
+                launch()
+
     def _end_of_step(self, step: int) -> None:
         rank, machine = self.machine.rank, self.machine
+        self._extra("kernels_after_optimizer", step)
         machine.work(self.effects.added_us("host_work_end_of_step", rank, step))
         for plant in self.effects.acting("checkpoint", rank, step):
             self._checkpoint(plant)

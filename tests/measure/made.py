@@ -25,6 +25,9 @@ class NoLines:
     def operation(self, components, positions):
         return None
 
+    def gap(self, components, positions, steps):
+        return None
+
 
 def work_array(cycles, syncs, ranks, **components_ms):
     """[N, K, R, C] ns; each component is a scalar or an array that broadcasts to [N, K, R]."""

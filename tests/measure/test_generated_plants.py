@@ -65,6 +65,40 @@ def test_a_cause_on_one_rank(kind, tmp_path):
     assert near(truth, predicted_ms(measurement, measurement.facts.late.total))
 
 
+IN_GAPS = {
+    "kernels_before_forward": "between the batch and the forward pass",
+    "kernels_before_backward": "between the forward pass and backward()",
+    "kernels_after_optimizer": "between optimizer.step() and the next batch",
+}
+
+
+@pytest.mark.parametrize("job", [Config, cpu_job])
+@pytest.mark.parametrize("kind", IN_GAPS)
+def test_operators_between_the_phases_are_no_slower_computation(kind, job, tmp_path):
+    truth = generate(job(steps=5, plants=(Plant(kind, ranks=(2,), ms=3),)), tmp_path / "traces")
+    measurement = measured(tmp_path / "traces")
+    assert accused(measurement) == {"host": [2]}
+    assert measurement.facts.late.host.gap == IN_GAPS[kind]
+    assert near(truth, predicted_ms(measurement, measurement.facts.late.total))
+
+
+@pytest.mark.parametrize("job", [Config, cpu_job])
+def test_a_slower_rank_is_slower_between_the_phases_too(job, tmp_path):
+    loss = Plant("kernels_before_backward", ms=4)
+    generate(job(steps=5, plants=(Plant("throttled", ranks=(2,), factor=1.3), loss)), tmp_path / "traces")
+    assert accused(measured(tmp_path / "traces")) == {"compute": [2]}
+
+
+@pytest.mark.parametrize("job", [Config, cpu_job])
+def test_what_all_ranks_do_between_the_phases(job, tmp_path):
+    truth = generate(job(steps=5, plants=(Plant("kernels_after_optimizer", ms=6),)), tmp_path / "traces")
+    measurement = measured(tmp_path / "traces")
+    assert accused(measurement) == {}
+    outside = measurement.facts.shared.outside
+    assert outside.ranks is None and outside.gap == IN_GAPS["kernels_after_optimizer"]
+    assert near(truth, predicted_ms(measurement, outside))
+
+
 # On a CPU a pause inside the forward looks like the forward: the thread is in it, and no device stands idle beside it.
 ON_CPUS = {
     "slow_data": "data",

@@ -5,24 +5,30 @@ number of others the upper one: where most ranks are slow, slow is usual),
 
     d[n, k, r, c] = work[n, k, r, c] - median over others of work[n, k, :, c]
 
+Where a rank is slower in the phases of its steps, it is in the gaps between them, too: so much of what it does longer there is the
+same computation, slower (:func:`_slower_in_gaps`), and only the rest is work of its own.
+
 The sum over *k* says by how much the rank does more in the whole cycle: what it gains in one segment and loses in the next is no
 imbalance (a barrier between the two is then the bottleneck, not the rank).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array, Ints
-from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, LateCause
+from ddpdoctor.measure.taxonomy import IN_GAPS, INDEX, LATE_COMPONENTS, PHASES, Component, LateCause
 
 COLUMNS = {
     cause: [INDEX[component] for component in components] for cause, components in LATE_COMPONENTS.items()
 }
 """Kind of work → its columns on the axis of components. Each column belongs to one kind."""
+_PHASES = [INDEX[component] for component in PHASES]
+_GAPS = [INDEX[component] for component in IN_GAPS]
 _MANY_RANKS = 16
 """From more ranks on the median of all stands for that of the others: it is the same to within one rank, and found once for
 all of them."""
@@ -59,7 +65,7 @@ class Comparison:
 def compare(graph: Graph) -> Comparison:
     """Compare the ranks of a graph that has cycles and more than one rank."""
     duration_ns = np.concatenate([group.duration for group in graph.groups])
-    work = [group.work_since for group in graph.groups]
+    work = _slower_in_gaps([group.work_since for group in graph.groups])
     differences = [_beyond_others(of_group, rank_axis=2) for of_group in work]
     more = [
         _over_the_cycle(group, of_group, difference)
@@ -73,6 +79,24 @@ def compare(graph: Graph) -> Comparison:
         more=np.concatenate(more),
         differences=differences,
     )
+
+
+def _slower_in_gaps(work: Sequence[Array]) -> list[Array]:
+    """``work`` [N, K, R, C] ns per group, in which a slower rank's operators between the phases take, up to as much longer as its
+    phases do, part in its computation."""
+    phases = np.concatenate([of_group[..., _PHASES].sum(axis=(1, 3)) for of_group in work])
+    usual = np.median(phases, axis=0)
+    slower = np.clip(usual / np.maximum(_others_median(usual), 1.0) - 1.0, 0.0, None)
+    result = []
+    for of_group in work:
+        moved = np.zeros(of_group.shape)
+        for column in _GAPS:
+            own = of_group[..., column]
+            others = _others_median(own)
+            moved[..., column] = np.clip(np.minimum(own - others, slower * others), 0.0, None)
+        moved[..., INDEX[Component.FORWARD]] = -moved.sum(axis=-1)
+        result.append(of_group - moved)
+    return result
 
 
 def _over_the_cycle(group: CycleGroup, work: Array, difference: Array) -> Array:

@@ -99,6 +99,7 @@ class Pricing:
                 **self._when(hit).as_facts(),
                 "stands_out_in": self._single_steps(components, hit, gain_ns),
                 "where": self._where(components, positions, hit) if where is None else where,
+                "gap": self.lines.gap(components, positions, self._when_hit(hit)) if components else None,
                 "operation": operation or self.lines.operation(components, positions),
                 **told,
             }
@@ -132,7 +133,11 @@ class Pricing:
     def _where(self, components: Components, positions: Sequence[int] | None, hit: Mask) -> list[Where]:
         if not components:
             return []
-        return self.lines.work(components, positions, self.steps[hit] if hit.any() else self.steps)
+        return self.lines.work(components, positions, self._when_hit(hit))
+
+    def _when_hit(self, hit: Mask) -> Ints:
+        """The steps in which it happens, where there are any."""
+        return self.steps[hit] if hit.any() else self.steps
 
     def _time_spent_ms(
         self, spent: Sequence[Array], components: Components, positions: Sequence[int] | None
@@ -148,8 +153,8 @@ class Pricing:
 
 
 def set_by_hosts(group: CycleGroup, components: Components) -> bool:
-    """Whether these components are devices' waiting for hosts, part of which hides in the wait for other ranks."""
-    return LateCause.HOST in group.latent and set(components) <= set(LATENT[LateCause.HOST])
+    """Whether devices' waiting for hosts is among these components, part of which hides in the wait for other ranks."""
+    return LateCause.HOST in group.latent and not set(components).isdisjoint(LATENT[LateCause.HOST])
 
 
 def _whole_work(group: CycleGroup, components: Components) -> Array:

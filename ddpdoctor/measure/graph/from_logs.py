@@ -5,16 +5,18 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.numerics import Array, Intervals, covered
 from ddpdoctor.measure.steplog import Activities, MatchedSync, RankLog, Step, chosen_and_why, match_syncs
-from ddpdoctor.measure.taxonomy import INDEX, Component, LateCause, SyncKind
+from ddpdoctor.measure.taxonomy import IN_GAPS, INDEX, Component, LateCause, SyncKind
 from ddpdoctor.rundir import EventKind
 
 from .graph import CycleGroup, Graph, RankSteps, Sync
 from .loaderpace import batch_time_ns, batches_per_step, latent_data
+from .operators import OperatorShares
 from .reckoning import set_aside
 
 _MOST_CELLS = 20_000_000
@@ -26,16 +28,16 @@ _NONE_BEFORE = "no measured step before it"
 _BOUNDED = "left out, to bound memory"
 
 
-def graph_of_logs(logs: Sequence[RankLog], operator_shares: Mapping[int, float] | None = None) -> Graph:
+def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShares] | None = None) -> Graph:
     """Build the graph; ``logs`` are on a common clock, one per rank, ordered by rank.
 
-    ``operator_shares`` (by position) is the part of a rank's host time that is computation, see :mod:`.operators`.
+    ``operators`` (by position) tell which part of a rank's host time is computation, see :mod:`.operators`.
     """
     ranks = tuple(log.rank for log in logs)
     matched, unmatched = match_syncs(logs)
     measured, reasons = chosen_and_why(logs)
     origin_ns = min((log.start_ns for log in logs if log.steps), default=0)
-    builder = _Builder(origin_ns, [log.activities.since(origin_ns) for log in logs], operator_shares or {})
+    builder = _Builder(origin_ns, [log.activities.since(origin_ns) for log in logs], operators or {})
     if matched:
         cycles, unmeasured = _cycles(matched, measured, ranks)
         reasons = {**reasons, **unmeasured}
@@ -144,7 +146,7 @@ class _Builder:
     origin_ns: int
     """Epoch ns from which all times of the graph count."""
     activities: Sequence[Activities]
-    operator_shares: Mapping[int, float]
+    operators: Mapping[int, OperatorShares]
 
     def group(self, syncs: tuple[Sync, ...], cycles: Sequence[_Cycle]) -> CycleGroup:
         """Cycles that are alike in their synchronisations."""
@@ -186,26 +188,43 @@ class _Builder:
         work = np.zeros((cycles, count, world, len(INDEX)))
         for r in range(world):
             left = begin[:, r].copy()
+            gaps = np.zeros((cycles, count, len(IN_GAPS)))
             for k in range(count):
                 member = ~np.isnan(arrival[:, k, r])
                 if not member.any():
                     continue
                 right = arrival[:, k, r]
                 work[:, k, r] = np.where(member[:, None], self.activities[r].between(left, right), 0.0)
+                gaps[:, k] = np.where(member[:, None], self._in_gaps(r, left, right), 0.0)
                 left = np.where(member, end[:, k, r], left)
-            _count_operators(work[:, :, r], self.operator_shares.get(r))
+            if r in self.operators:
+                _count_operators(work[:, :, r], gaps, self.operators[r])
         return work
 
+    def _in_gaps(self, r: int, left: Array, right: Array) -> Array:
+        """[N, gaps] ns of a rank between the phases, by the kind of work that operators are there."""
+        return np.stack([covered(unmarked, left, right) for unmarked in self._unmarked[r]], axis=1)
 
-def _count_operators(work: Array, share: float | None) -> None:
+    @cached_property
+    def _unmarked(self) -> list[list[Intervals]]:
+        return [[own.unmarked(component) for component in IN_GAPS] for own in self.activities]
+
+
+def _count_operators(work: Array, gaps: Array, shares: OperatorShares) -> None:
     """Count, in the ``work`` [N, K, C] of a rank, the operators' share of its usual host time as computation: what a cycle
-    has beyond that, the quiet window did not show."""
-    if share is None:
-        return
-    host = np.clip(work[..., INDEX[Component.HOST]], 0, None)
-    operators = np.minimum(host, np.median(host, axis=0)) * share
-    work[..., INDEX[Component.HOST]] -= operators
-    work[..., INDEX[Component.FORWARD]] += operators
+    has beyond that, the quiet window did not show. ``gaps`` [N, K, gaps] ns of it lie between phases that were marked."""
+    for place, component in enumerate(IN_GAPS):
+        known, share = shares.seen, shares.in_gaps[component]
+        usual = (
+            np.minimum(gaps[..., place], np.median(gaps[..., place], axis=0)) if known else gaps[..., place]
+        )
+        work[..., INDEX[component]] += usual * share
+        work[..., INDEX[Component.HOST]] -= usual * share
+    if not shares.marked:
+        host = np.clip(work[..., INDEX[Component.HOST]], 0, None)
+        operators = np.minimum(host, np.median(host, axis=0)) * shares.whole
+        work[..., INDEX[Component.HOST]] -= operators
+        work[..., INDEX[Component.FORWARD]] += operators
 
 
 def _rank_steps(log: RankLog, origin_ns: int) -> RankSteps:

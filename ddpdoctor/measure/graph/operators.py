@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Intervals, complement, covered, intersect, subtract, total, union
 from ddpdoctor.measure.steplog import RankLog, Step, evaluates, samples_by_step
+from ddpdoctor.measure.taxonomy import IN_GAPS, Component
 from ddpdoctor.measure.window import Window, main_lane, rows_of
 from ddpdoctor.rundir import EventKind
 
@@ -38,22 +39,57 @@ _EDGES = np.linspace(0.0, 1.0, TUNING.places + 1)
 _Signature = tuple[str, ...]
 
 
-def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[int, float]:
-    """Position of the log → share (0 to 1) of its host time that operators fill. Only CPU jobs with a window
-    have one."""
+@dataclass(frozen=True)
+class OperatorShares:
+    """Which part (0 to 1) of a rank's host time operators fill."""
+
+    whole: float
+    """Of all of it."""
+    in_gaps: Mapping[Component, float]
+    """Of the gaps between the phases, by the kind of work that operators are there."""
+    marked: bool
+    """Whether the log marks the phases, so that a gap is one."""
+    seen: bool
+    """Whether a window showed it."""
+
+
+def operator_shares(logs: Sequence[RankLog], windows: Sequence[Window]) -> dict[int, OperatorShares]:
+    """By position of the log. Of jobs on CPUs only.
+
+    Where no window shows operators, what lies between a forward pass and its optimizer is taken for the loss that a step
+    needs there, and all else for unknown.
+    """
     by_rank = _on_hosts(windows)
     shares = {}
     for position, log in enumerate(logs):
-        window = by_rank.get(log.rank)
-        if window is None or not log.steps:
-            continue
-        host = _host_time(log, window)
-        whole = total(host)
-        if whole > TUNING.least_ns:
-            starts, ends = _operators(window)
-            origin = window.span[0]
-            shares[position] = total(intersect(host, (starts - origin, ends - origin))) / whole
+        window, marked = by_rank.get(log.rank), bool(log.activities.gaps.kinds)
+        known = _seen(log, window, marked) if window is not None and log.steps else None
+        if known is not None:
+            shares[position] = known
+        elif marked:
+            shares[position] = OperatorShares(0.0, {Component.LOSS: 1.0, Component.OUTSIDE: 0.0}, True, False)
     return shares
+
+
+def _seen(log: RankLog, window: Window, marked: bool) -> OperatorShares | None:
+    """What the window shows; None where there is too little host time in it."""
+    host, origin_ns = _host_time(log, window), window.span[0]
+    if total(host) <= TUNING.least_ns:
+        return None
+    starts, ends = _operators(window)
+    operators = (starts - origin_ns, ends - origin_ns)
+    gaps = log.activities.since(origin_ns)
+    parts = {component: intersect(host, gaps.unmarked(component)) for component in IN_GAPS}
+    whole = _filled(host, operators) or 0.0
+    in_gaps = {component: _filled(part, operators) for component, part in parts.items()}
+    told = {component: whole * marked if share is None else share for component, share in in_gaps.items()}
+    return OperatorShares(whole, told, marked, True)
+
+
+def _filled(host: Intervals, operators: Intervals) -> float | None:
+    """The part of host time that operators fill; None of next to nothing."""
+    whole = total(host)
+    return total(intersect(host, operators)) / whole if whole > TUNING.least_ns else None
 
 
 def _on_hosts(windows: Sequence[Window]) -> dict[int, Window]:
@@ -135,7 +171,7 @@ class _Pattern:
 
 
 def python_parts(
-    logs: Sequence[RankLog], windows: Sequence[Window], shares: Mapping[int, float]
+    logs: Sequence[RankLog], windows: Sequence[Window], shares: Mapping[int, OperatorShares]
 ) -> list[dict[int, float]]:
     """By position: user line (id into ``sample_where``) -> part (0 to 1) of its samples that is Python, not an operator.
 
@@ -146,8 +182,8 @@ def python_parts(
     """
     by_rank = _on_hosts(windows)
     return [
-        _python_parts(log, by_rank[log.rank], shares[position])
-        if log.rank in by_rank and position in shares
+        _python_parts(log, by_rank[log.rank], shares[position].whole)
+        if log.rank in by_rank and position in shares and shares[position].seen
         else {}
         for position, log in enumerate(logs)
     ]

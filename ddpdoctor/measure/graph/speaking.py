@@ -13,7 +13,7 @@ from ddpdoctor.rundir import EventKind
 from .from_logs import graph_of_logs
 from .from_windows import graph_of_windows
 from .graph import Graph
-from .operators import operator_shares
+from .operators import OperatorShares, operator_shares
 
 
 class Recording(StrEnum):
@@ -52,7 +52,7 @@ class Graphs:
     """Those behind ``device``."""
     windows: Sequence[Window]
     """On the run's clock."""
-    operator_shares: Mapping[int, float]
+    operator_shares: Mapping[int, OperatorShares]
     """See :func:`operator_shares`."""
     on_device: bool
     """Whether the job computes on devices."""
@@ -75,7 +75,8 @@ class Graphs:
     @property
     def operators_seen(self) -> bool:
         """Whether the operators outside forward, backward and optimizer were seen, on every rank."""
-        return self.window_speaks or len(self.operator_shares) == len(self.logs)
+        seen = sum(shares.seen for shares in self.operator_shares.values())
+        return self.window_speaks or seen == len(self.logs)
 
 
 def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
@@ -89,7 +90,7 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     timed = in_device_time(logs)
     on_device = timed is not None or any(window.on_device for window in windows) or _on_cuda(logs)
     window_graph, aligned = graph_of_windows(windows) if windows else (None, [])
-    shares = operator_shares(logs, aligned)
+    shares = {} if on_device else operator_shares(logs, aligned)
     device_graph = graph_of_logs(timed) if timed is not None else None
     window_seen = on_device and window_graph is not None and window_graph.cycles > 0
     if timed is not None and not window_seen and not _synchronise_on_hosts(logs):

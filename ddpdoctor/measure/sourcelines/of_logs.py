@@ -10,9 +10,11 @@ import msgspec
 
 from ddpdoctor.measure.facts import Where
 from ddpdoctor.measure.numerics import Ints
+from ddpdoctor.measure.phases import Gap, words_of
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import Component, SyncKind
 
+from .gaps import gaps_of_log, lies_in_gaps, main_gap
 from .ranking import MOST_LINES, Frame, joined, ranked
 from .samples import SampleCounts, beyond, common_of, counted, kinds_of, scale_of
 
@@ -57,16 +59,36 @@ class LogSourceLines:
     ) -> list[Where]:
         """Lines of this kind of work: sampled ones where there are enough samples, else the recorded call's."""
         wanted = {int(step) for step in steps}
-        everywhere = range(len(self.logs))
-        chosen = [self.logs[position] for position in (everywhere if positions is None else positions)]
-        others = [
-            log
-            for position, log in enumerate(self.logs)
-            if positions is not None and position not in positions
-        ]
+        chosen, others = self._chosen_and_others(positions)
         called = _called(chosen, components, wanted)
         sampled = self._sampled(chosen, others, components, wanted)
         return joined(sampled, called) if sampled else called[:MOST_LINES]
+
+    def gap(
+        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
+    ) -> str | None:
+        """Of what no event of the log covers."""
+        chosen, others = self._chosen_and_others(positions)
+        found = self._main_gap(chosen, others, components, {int(step) for step in steps})
+        return None if found is None else words_of(found)
+
+    def _chosen_and_others(self, positions: Sequence[int] | None) -> tuple[list[RankLog], list[RankLog]]:
+        if positions is None:
+            return list(self.logs), []
+        others = [log for position, log in enumerate(self.logs) if position not in positions]
+        return [self.logs[position] for position in positions], others
+
+    def _main_gap(
+        self,
+        logs: Sequence[RankLog],
+        others: Sequence[RankLog],
+        components: Sequence[Component],
+        wanted: set[int],
+    ) -> Gap | None:
+        if not lies_in_gaps(components):
+            return None
+        own, theirs = ([gaps_of_log(log, wanted) for log in of_these] for of_these in (logs, others))
+        return main_gap(own, theirs, components)
 
     def _sampled(
         self,
@@ -76,21 +98,22 @@ class LogSourceLines:
         wanted: set[int],
     ) -> list[Where]:
         """Most sampled lines, in samples per second of steps, less what the other ranks show at the same line."""
-        mine = self._counted(logs, components, wanted)
+        gap = self._main_gap(logs, others, components, wanted)
+        mine = self._counted(logs, components, wanted, gap)
         if mine.samples < _FEWEST_SAMPLES:
             return []
         if Component.HOST in components and not others:
-            mine = common_of(mine, [self._counted([log], components, wanted) for log in logs])
-        theirs = self._counted(others, components, wanted)
+            mine = common_of(mine, [self._counted([log], components, wanted, gap) for log in logs])
+        theirs = self._counted(others, components, wanted, gap)
         return [
             msgspec.structs.replace(where, python_ms=_python_ms(mine, theirs, where))
             for where in ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
         ]
 
     def _counted(
-        self, logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int]
+        self, logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int], gap: Gap | None
     ) -> SampleCounts:
-        return counted(logs, components, wanted, self._python_parts)
+        return counted(logs, components, wanted, self._python_parts, gap)
 
 
 def _called(logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int]) -> list[Where]:

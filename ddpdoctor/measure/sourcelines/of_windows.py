@@ -9,11 +9,13 @@ from typing import TypeVar
 import numpy as np
 
 from ddpdoctor.measure.facts import Where
-from ddpdoctor.measure.numerics import Intervals, Ints, union
+from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, intersect, union
+from ddpdoctor.measure.phases import Gap, words_of
 from ddpdoctor.measure.taxonomy import DEVICE_WORK, Component, SyncKind
 from ddpdoctor.measure.window import WAITED_FOR, Window
 
 from .annotations import Annotations, annotations_of
+from .gaps import gaps_of_window, lies_in_gaps, main_gap
 from .ranking import Frame, joined, ranked
 from .window_frames import LOOKED_UP, frames_during, frames_launching, frames_waiting, has_frames, waits_of
 
@@ -55,10 +57,32 @@ class WindowSourceLines:
         on_time = sorted(set(self._all_or(None)).difference(late))
         chosen = [self.windows[position] for position in _spread(late)]
         others = [self.windows[position] for position in _spread(on_time)]
-        frames = _frames_of(chosen, components)
-        if not others or not _is_launched(chosen[0], components):
+        gap = self._main_gap(components, positions)
+        frames = _frames_of(chosen, components, gap)
+        if not others or not (_is_launched(chosen[0], components) or (chosen[0].on_device and gap)):
             return ranked(frames)
-        return ranked(_slower(frames, _frames_of(others, components), len(chosen) / len(others)))
+        return ranked(_slower(frames, _frames_of(others, components, gap), len(chosen) / len(others)))
+
+    def gap(
+        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
+    ) -> str | None:
+        """Of what the host does between its phases, and its device for that."""
+        found = self._main_gap(components, positions)
+        return None if found is None else words_of(found)
+
+    def _main_gap(self, components: Sequence[Component], positions: Sequence[int] | None) -> Gap | None:
+        if not lies_in_gaps(components):
+            return None
+        late = self._all_or(positions)
+        on_time = sorted(set(self._all_or(None)).difference(late))
+        own, others = (
+            [
+                gaps_of_window(window, _time_of(window, components))
+                for window in map(self.windows.__getitem__, some)
+            ]
+            for some in (_spread(late), _spread(on_time))
+        )
+        return main_gap(own, others, components)
 
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
@@ -113,14 +137,24 @@ def _is_launched(window: Window, components: Sequence[Component]) -> bool:
     return window.on_device and set(DEVICE_WORK).issuperset(components)
 
 
-def _frames_of(windows: Sequence[Window], components: Sequence[Component]) -> Counter[Frame]:
-    """User frames, and ns of this kind of work in each."""
+def _frames_of(
+    windows: Sequence[Window], components: Sequence[Component], gap: Gap | None = None
+) -> Counter[Frame]:
+    """User frames, and ns of this kind of work in each; of one ``gap`` between phases where it is given."""
     frames: Counter[Frame] = Counter()
     for window in windows:
-        if has_frames(window):
-            time = _time_of(window, components)
-            launched = _is_launched(window, components)
-            frames.update(frames_launching(window, time) if launched else frames_during(window, time))
+        if not has_frames(window):
+            continue
+        on_device = [component for component in components if _is_launched(window, [component])]
+        on_host = [component for component in components if component not in on_device]
+        for kinds, frames_in in ((on_device, frames_launching), (on_host, frames_during)):
+            if kinds:
+                time = _time_of(window, kinds)
+                frames.update(
+                    frames_in(
+                        window, time if gap is None else intersect(time, window.in_gaps.get(gap, EMPTY))
+                    )
+                )
     return frames
 
 

@@ -25,3 +25,8 @@ class SourceLines(Protocol):
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
     ) -> str | None:
         """Name of what is executed there, where it has one; for a kind of synchronisation, of the call that waits."""
+
+    def gap(
+        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
+    ) -> str | None:
+        """Between which phases of a training step most of this kind of work lies, in words; None where it lies in no gap."""

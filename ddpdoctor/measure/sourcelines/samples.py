@@ -7,8 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import sqrt
 
+import numpy as np
+
+from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.steplog import RankLog, Sample, Step, samples_by_step
-from ddpdoctor.measure.taxonomy import Component
+from ddpdoctor.measure.taxonomy import IN_GAPS, Component
 from ddpdoctor.rundir import EventKind
 
 from .ranking import Frame
@@ -71,18 +74,23 @@ def counted(
     components: Sequence[Component],
     wanted: set[int],
     python_parts: Mapping[int, Mapping[int, float]],
+    gap: Gap | None = None,
 ) -> SampleCounts:
-    """Count the samples of the ``wanted`` steps. ``python_parts``: by rank and line, how much a sample counts for."""
+    """Count the samples of the ``wanted`` steps, those of one ``gap`` between phases where it is given. ``python_parts``: by
+    rank and line, how much a sample counts for where Python work is meant, and no operators."""
     at: defaultdict[Frame, float] = defaultdict(float)
     outside: defaultdict[Frame, float] = defaultdict(float)
     samples, taken, seconds, step_count = 0, 0, 0.0, 0
+    only_python = Component.HOST in components and set(components).isdisjoint(IN_GAPS)
     for log in logs:
         steps = [step for step in log.steps if step.number in wanted]
         step_count += len(steps)
         seconds += sum(step.length_ns for step in steps) / 1e9
         by_step = samples_by_step(log, steps)
         taken += sum(len(of_step) for _, of_step in by_step)
-        parts = python_parts[log.rank] if Component.HOST in components else {}
+        if gap is not None:
+            by_step = _in_gap(log, by_step, gap)
+        parts = python_parts[log.rank] if only_python else {}
         for user, innermost in _samples_in(by_step, components):
             where = log.sample_where.get(user)
             if where is None:
@@ -135,7 +143,8 @@ def _samples_in(
 ) -> Iterator[tuple[int, int]]:
     """Ids of the user's line and of the innermost one, of the samples taken while the thread did this kind of work."""
     kinds = kinds_of(components)
-    outside, forward = Component.HOST in components, Component.FORWARD in components
+    outside = Component.HOST in components
+    forward = Component.FORWARD in components
     for step, samples in by_step:
         events = [event for event in step.events if event.kind in _INSIDE_EVENTS]
         for moment_ns, user, innermost in samples:
@@ -153,6 +162,21 @@ def _samples_in(
                 matches = forward if _in_forward(step, time_ns) else outside
             if matches:
                 yield user, innermost
+
+
+def _in_gap(
+    log: RankLog, by_step: Sequence[tuple[Step, list[Sample]]], gap: Gap
+) -> list[tuple[Step, list[Sample]]]:
+    """The samples that were taken in gaps of this kind."""
+    gaps, origin_ns = log.activities.gaps, log.activities.origin_ns
+    if gap not in gaps.kinds:
+        return []
+    wanted = gaps.kinds.index(gap)
+    kept = []
+    for step, samples in by_step:
+        kinds = gaps.kind_at(np.array([sample[0] - origin_ns for sample in samples]))
+        kept.append((step, [sample for sample, kind in zip(samples, kinds, strict=True) if kind == wanted]))
+    return kept
 
 
 def _in_forward(step: Step, time_ns: int) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, covered, subtract, union
+from ddpdoctor.measure.phases import NO_GAPS, Gaps, gaps_between
 from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX, Component
 from ddpdoctor.rundir import EventKind
 
@@ -29,6 +30,14 @@ _WHOLE_EVENTS: dict[str, Component] = {
     EventKind.EVALUATION: Component.FORWARD,
 }
 """Kind of event → the component that it is from its start to its end."""
+_PHASES: dict[str, Component] = {
+    EventKind.DATA: Component.DATA,
+    EventKind.ITERATION: Component.DATA,
+    EventKind.FORWARD: Component.FORWARD,
+    EventKind.BACKWARD: Component.BACKWARD,
+    EventKind.OPTIMIZER: Component.OPTIMIZER,
+}
+"""Kind of event → the phase of a training step that it is."""
 _Spans = dict[Component, list[tuple[int, int]]]
 
 
@@ -44,6 +53,8 @@ class Activities:
     """Epoch ns."""
     sets: dict[str, Intervals]
     """By component."""
+    gaps: Gaps = NO_GAPS
+    """Between the phases; in device time nobody knows them."""
 
     def since(self, origin_ns: int) -> Activities:
         """The same, told from another origin."""
@@ -51,7 +62,14 @@ class Activities:
         if not by_ns:
             return self
         moved = {component: (starts + by_ns, ends + by_ns) for component, (starts, ends) in self.sets.items()}
-        return Activities(origin_ns, moved)
+        return Activities(origin_ns, moved, self.gaps.shifted(by_ns))
+
+    def unmarked(self, component: Component) -> Intervals:
+        """The gaps whose operators are of this kind of work, where nothing in them was recorded."""
+        left = self.gaps.of(component)
+        for recorded in self.sets.values():
+            left = subtract(left, recorded)
+        return left
 
     def between(self, left: Array, right: Array) -> NDArray[np.float64]:
         """[N, C] ns of each component in each window; what nothing recorded covers is ``host``."""
@@ -69,6 +87,7 @@ def activities_of(
 ) -> Activities:
     """What a rank did in these steps; ``with_workers``: its loaders that have worker processes."""
     spans = _spans(steps, origin_ns, with_workers)
+    gaps = NO_GAPS if on_device_time else _gaps(steps, origin_ns)
     sets: dict[str, Intervals] = {}
     taken = EMPTY
     for component in (*_ON_DEVICE, *_ON_HOST) if on_device_time else (*_ON_HOST, *_ON_DEVICE):
@@ -76,7 +95,20 @@ def activities_of(
         recorded = union(table[:, 0], table[:, 1])
         sets[component] = subtract(recorded, taken)
         taken = union(np.concatenate((taken[0], recorded[0])), np.concatenate((taken[1], recorded[1])))
-    return Activities(origin_ns, sets)
+    return Activities(origin_ns, sets, gaps)
+
+
+def _gaps(steps: Sequence[Step], origin_ns: int) -> Gaps:
+    """The gaps between the phases. A backward pass lasts until its gradients are reduced."""
+    phases: _Spans = defaultdict(list)
+    for step in steps:
+        start_ns = step.start_ns - origin_ns
+        for event in step.events:
+            phase = _PHASES.get(event.kind)
+            if phase is not None:
+                phases[phase].append((start_ns + event.start_ns, start_ns + event.end_ns))
+    tables = {phase: np.array(times, float).T for phase, times in phases.items()}
+    return gaps_between({phase: (table[0], table[1]) for phase, table in tables.items()})
 
 
 def _spans(steps: Sequence[Step], origin_ns: int, with_workers: Collection[int]) -> _Spans:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+import numpy as np
 
 from ddpdoctor.measure.numerics import (
     EMPTY,
@@ -14,13 +17,15 @@ from ddpdoctor.measure.numerics import (
     union,
     union_of,
 )
-from ddpdoctor.measure.taxonomy import Component
+from ddpdoctor.measure.phases import Gap, Gaps, by_gap, gap_component
+from ddpdoctor.measure.taxonomy import IN_GAPS, Component
 from ddpdoctor.trace import RankTrace, classify
 
 from .collectives import Collectives
 from .gaps import DeviceGaps, after_sync, device_gaps
+from .hostphases import gaps_on_host
 from .hostwaits import DeviceTimeline, waits_and_idle
-from .launches import CUDA_CALLS, launched_inside, rows_of
+from .launches import CUDA_CALLS, launched_inside, launches, rows_of
 from .pauses import collecting, saving
 from .work import Work
 
@@ -71,6 +76,9 @@ def device_work(
     timeline = DeviceTimeline(subtract(busy.shown, busy.saved), union_of(idle.late, tail), computes)
     waits, idle_after = waits_and_idle(trace, collectives, timeline)
     optimizer = rows_of(trace, computes & launched_inside(trace, classify.optimizer_steps(trace)))
+    host_gaps = gaps_on_host(trace, main)
+    launched = _launched_in(trace, main, host_gaps, computes)
+    between = _between(launched, optimizer)
     sets: dict[str, Intervals] = {
         Component.DATA: idle.data,
         Component.DEVICE_SYNC: idle.waiting,
@@ -79,10 +87,35 @@ def device_work(
         Component.COLLECTION: idle.collected,
         Component.CHECKPOINT: busy.saved,
         Component.OPTIMIZER: optimizer,
-        Component.FORWARD: subtract(busy.filled, optimizer),
+        **between,
+        Component.FORWARD: subtract(busy.filled, union_of(optimizer, *between.values())),
     }
     late_launches = intersect(gaps.for_host, busy.collectives)
-    return Work(sets, busy.kernels, late_launches, waits, idle_after)
+    in_gaps = {
+        gap: union_of(launched.get(gap, EMPTY), intersect(idle.late, host_gaps.among([gap])))
+        for gap in host_gaps.kinds
+    }
+    return Work(sets, busy.kernels, late_launches, waits, idle_after, in_gaps)
+
+
+def _launched_in(trace: RankTrace, main: int, gaps: Gaps, computes: Mask) -> Mapping[Gap, Intervals]:
+    """When the device ran what the training thread launched in each kind of gap."""
+    rows = np.flatnonzero(computes)
+    if not len(gaps.kinds) or not len(rows):
+        return {}
+    calls = launches(trace, rows)
+    known = (calls >= 0) & (trace.lane[calls] == main)
+    rows, moments = rows[known], trace.start_ns[calls[known]]
+    return by_gap(gaps, moments, trace.start_ns[rows], trace.end_ns[rows])
+
+
+def _between(launched: Mapping[Gap, Intervals], taken: Intervals) -> dict[str, Intervals]:
+    """The same by kind of work, each apart from what is ``taken`` and from the others: streams run beside each other."""
+    sets: dict[str, Intervals] = {}
+    for component in IN_GAPS:
+        own = [times for gap, times in launched.items() if gap_component(gap) is component]
+        sets[component] = subtract(union_of(EMPTY, *own), union_of(taken, *sets.values()))
+    return sets
 
 
 def _communicates(trace: RankTrace) -> Mask:

@@ -52,6 +52,7 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
         late_launches=work.late_launches,
         waits=work.waits,
         idle_after=work.idle_after,
+        in_gaps=work.in_gaps,
         forwards=np.sort(trace.start_ns[forward]),
         updates=np.sort(trace.start_ns[classify.optimizer_steps(trace)]),
         elements=amounts(trace, steps),

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints
+from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace
 
@@ -50,6 +51,9 @@ class Window:
     """Where the host waited for its device; on the trace's own clock."""
     idle_after: Mapping[str, Intervals] = field(default_factory=dict)
     """The device's idle time that follows from them, by their kind."""
+    in_gaps: Mapping[Gap, Intervals] = field(default_factory=dict)
+    """The gaps between the phases of training steps, by their kind, with what a device computes for them later; {} where the
+    trace does not mark the phases."""
     forwards: Ints = field(default_factory=lambda: np.empty(0, np.int64))
     """Starts of DDP's forward calls on the host: one per micro-batch."""
     updates: Ints = field(default_factory=lambda: np.empty(0, np.int64))
@@ -74,6 +78,7 @@ class Window:
             compute=moved(self.compute),
             late_launches=moved(self.late_launches),
             idle_after={kind: moved(intervals) for kind, intervals in self.idle_after.items()},
+            in_gaps={gap: moved(intervals) for gap, intervals in self.in_gaps.items()},
             forwards=self.forwards + offset_ns,
             updates=self.updates + offset_ns,
             shifted_ns=self.shifted_ns + offset_ns,

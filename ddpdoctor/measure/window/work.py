@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from ddpdoctor.measure.numerics import EMPTY, Intervals
+from ddpdoctor.measure.phases import Gap
 
 from .hostwaits import NO_WAITS, Waits
 
@@ -19,3 +20,4 @@ class Work:
     late_launches: Intervals = EMPTY
     waits: Waits = NO_WAITS
     idle_after: Mapping[str, Intervals] = field(default_factory=dict)
+    in_gaps: Mapping[Gap, Intervals] = field(default_factory=dict)

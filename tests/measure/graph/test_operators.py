@@ -10,10 +10,11 @@ import pytest
 
 from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.graph import operator_shares, python_parts
 from ddpdoctor.rundir import EventKind
-from tests.measure.recorded import EPOCH_NS, Job, record, run_ranks
-from tests.measure.traced import windows_of
+from tests.measure.recorded import EPOCH_NS, Job, plant, record, run_ranks
+from tests.measure.traced import found, windows_of
 
 HOST_MS = 20.0
 EVALUATION_MS = 200.0
@@ -52,7 +53,7 @@ def test_evaluations_do_not_count(tmp_path, in_host):
         write_trace(traces, rank, lines, in_host=in_host)
     shares = operator_shares(logs, windows_of(traces))
     assert set(shares) == {0, 1}
-    assert all(share == pytest.approx(in_host, abs=0.06) for share in shares.values())
+    assert all(share.whole == pytest.approx(in_host, abs=0.06) for share in shares.values())
 
 
 def test_samples_inside_operators_are_not_python(tmp_path):
@@ -74,6 +75,35 @@ def test_samples_inside_operators_are_not_python(tmp_path):
     shares = operator_shares(logs, windows)
     parts = python_parts(logs, windows, shares)
     assert parts[0][1] == pytest.approx(1.0, abs=0.15) and parts[0][2] == pytest.approx(0.0, abs=0.15)
-    assert parts[0][3] == pytest.approx(1.0 - shares[0])
+    assert parts[0][3] == pytest.approx(1.0 - shares[0].whole)
     assert parts[1] == {}
     assert python_parts(logs, [], shares) == [{}, {}]
+
+
+@pytest.mark.parametrize("in_host", (0.0, 0.5, 1.0))
+def test_operators_between_the_phases_of_one_rank_are_one_cause(tmp_path, in_host):
+    """All Python, half of it, or none: a rank's work in a gap has one price, and does not make its phases slower."""
+    job = Job(world=2, steps=30, extra=plant(1, host=HOST_MS))
+    run, traces = record(tmp_path / "run", job), tmp_path / "traces"
+    traces.mkdir()
+    for rank, lines in enumerate(run_ranks(job)):
+        write_trace(traces, rank, lines, in_host=in_host * rank)
+    logs = load([str(run)], Options(cache=False)).logs
+    late = measure(logs, windows_of(traces), {}).facts.late
+    assert late.compute is None and late.host.ranks == [1]
+    assert late.host.ms_per_step == pytest.approx(HOST_MS, rel=0.03)
+    assert late.host.gap == "between the batch and the forward pass"
+
+
+def test_operators_between_the_phases_of_all_ranks(tmp_path):
+    job = Job(world=2, steps=30, host=HOST_MS)
+    run, traces = record(tmp_path / "run", job), tmp_path / "traces"
+    traces.mkdir()
+    for rank, lines in enumerate(run_ranks(job)):
+        write_trace(traces, rank, lines, in_host=0.75)
+    logs = load([str(run)], Options(cache=False)).logs
+    facts = measure(logs, windows_of(traces), {}).facts
+    assert found(facts.late) == {}
+    assert facts.shared.outside.ms_per_step == pytest.approx(HOST_MS, rel=0.03)
+    assert facts.shared.host.ms_per_step == pytest.approx(HOST_MS / 4, rel=0.2)
+    assert facts.shared.outside.gap == "between the batch and the forward pass"

@@ -1,0 +1,90 @@
+"""In which gap between the phases of a training step work lies: most of it, or of what late ranks do beyond the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ddpdoctor.measure.numerics import EMPTY, Intervals, intersect, subtract, total, union, union_of
+from ddpdoctor.measure.phases import Gap, gap_component
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.taxonomy import IN_GAPS, PHASES, Component
+from ddpdoctor.measure.window import Window
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    most: float = 0.5
+    """Part of the time in all gaps that one must hold to be named: the larger half says where, as elsewhere."""
+
+
+_TUNING = _Tuning()
+
+
+@dataclass(frozen=True)
+class RankGaps:
+    """What lies in the gaps of one rank."""
+
+    times: Mapping[Gap, Intervals]
+    """On the rank's own clock, by the kind of gap: without what is a kind of work by itself, and without waiting for other ranks."""
+    per_step: float
+    """1 / the number of steps looked at."""
+    elsewhere_ns: float = 0.0
+    """Per step, of the same kinds of work outside of any gap."""
+
+    def ns_in(self, gap: Gap) -> float:
+        """Per step."""
+        return self.per_step * total(self.times[gap]) if gap in self.times else 0.0
+
+
+def gaps_of_log(log: RankLog, wanted: set[int]) -> RankGaps:
+    """The gaps in the ``wanted`` steps of a log."""
+    activities, origin_ns = log.activities, log.activities.origin_ns
+    points = [(point.arrival_ns - origin_ns, point.end_ns - origin_ns) for point in log.sync_points]
+    syncs = np.array(points, float).reshape(-1, 2)
+    taken = union_of(union(syncs[:, 0], syncs[:, 1]), *activities.sets.values())
+    steps = [step for step in log.steps if step.number in wanted]
+    inside = union(
+        np.array([step.start_ns - origin_ns for step in steps], float),
+        np.array([step.end_ns - origin_ns for step in steps], float),
+    )
+    times = {
+        gap: intersect(subtract(activities.gaps.among([gap]), taken), inside) for gap in activities.gaps.kinds
+    }
+    return RankGaps(times, 1.0 / max(len(steps), 1))
+
+
+def gaps_of_window(window: Window, work: Intervals) -> RankGaps:
+    """What of some ``work`` lies in the gaps of a window."""
+    taken = union(window.collectives.start, window.collectives.end)
+    own = work if window.on_device else subtract(work, taken)
+    times = {gap: intersect(own, inside) for gap, inside in window.in_gaps.items()}
+    per_step = 1.0 / max(len(window.steps), 1)
+    elsewhere = subtract(own, union_of(EMPTY, *times.values()))
+    return RankGaps(times, per_step, per_step * total(elsewhere))
+
+
+def lies_in_gaps(components: Sequence[Component]) -> bool:
+    """Whether this is work between the phases, and none of theirs."""
+    return not set(components).isdisjoint(IN_GAPS) and set(components).isdisjoint(PHASES)
+
+
+def main_gap(
+    chosen: Sequence[RankGaps], others: Sequence[RankGaps], components: Sequence[Component]
+) -> Gap | None:
+    """The gap in which most of this kind of work of the ``chosen`` ranks lies, beyond what the median of the ``others`` does there;
+    None where it lies in no gap, or in several."""
+    kinds = {gap for rank in chosen for gap in rank.times if gap_component(gap) in components}
+    beyond = {gap: float(np.mean([rank.ns_in(gap) for rank in chosen])) for gap in kinds}
+    if others:
+        beyond = {
+            gap: ns - float(np.median([rank.ns_in(gap) for rank in others])) for gap, ns in beyond.items()
+        }
+    elsewhere = float(np.mean([rank.elsewhere_ns for rank in chosen]))
+    if others:
+        elsewhere -= float(np.median([rank.elsewhere_ns for rank in others]))
+    everywhere = max(elsewhere, 0.0) + sum(max(ns, 0.0) for ns in beyond.values())
+    most = max(beyond, key=lambda gap: beyond[gap], default=None)
+    return most if most is not None and beyond[most] > _TUNING.most * everywhere else None
