@@ -1,4 +1,7 @@
-"""Where the measured numbers contradict each other: from those no verdict follows."""
+"""Where the measured numbers contradict each other: from those no verdict follows.
+
+A few steps that take most of the time, for no reason that is known, contradict nothing else: they are told, and no job with such
+steps is healthy, but a rank that is late in all the others is late all the same."""
 
 from __future__ import annotations
 
@@ -27,15 +30,22 @@ def contradictions(
 ) -> list[str]:
     """What cannot be, in parts of sentences, the clearest first; empty where the numbers agree. ``facts`` as
     :func:`ddpdoctor.diagnose.facts_view.tree` gives them."""
-    return [*_of_step_times(facts["steps"], findings, thresholds), *_of_shares(facts)]
+    return [
+        *_of_step_times(facts["steps"]),
+        *_few_long_steps(facts["steps"], findings, thresholds),
+        *_of_shares(facts),
+    ]
 
 
 def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcome:
     """``outcome``, where the numbers contradict each other with what they say, and less the findings that have their price from
-    them: their rules could not look."""
+    them: their rules could not look. A few long steps that nothing explains are told beside the findings."""
     found = contradictions(facts, outcome.findings, outcome.thresholds)
     if not found:
         return outcome
+    if found == list(_few_long_steps(facts["steps"], outcome.findings, outcome.thresholds)):
+        told = [f"{each[0].upper()}{each[1:]}." for each in found]
+        return replace(outcome, errors=[*told, *outcome.errors], too_few=[], contradictions=found)
     priced = [finding for finding in outcome.findings if finding.costs_ms_per_step is not None]
     why = f"the measured numbers contradict each other: {found[0]}"
     return replace(
@@ -48,17 +58,23 @@ def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcom
     )
 
 
-def _of_step_times(
-    steps: Mapping[str, Any], findings: Sequence[Finding], thresholds: Mapping[str, float]
-) -> Iterator[str]:
-    mean, median, most = steps["mean_ms"], steps["median_ms"], steps["p95_ms"]
-    if not steps["measured"] or mean is None or median is None or not (isfinite(mean) and isfinite(median)):
+def _of_step_times(steps: Mapping[str, Any]) -> Iterator[str]:
+    if not _known(steps):
         return
+    mean, median = steps["mean_ms"], steps["median_ms"]
     if mean <= 0 or median <= 0:
         yield f"a step takes {mean:.3g} ms on average, and {median:.3g} ms at the median"
     elif mean * _FAR < median:
         yield f"a step takes {words.ms(mean)} on average, which is too little beside the median of {words.ms(median)}"
-    elif mean > _FAR * median and most is not None and mean > most and steps["measured"] >= _FEWEST_STEPS:
+
+
+def _few_long_steps(
+    steps: Mapping[str, Any], findings: Sequence[Finding], thresholds: Mapping[str, float]
+) -> Iterator[str]:
+    if not _known(steps):
+        return
+    mean, median, most = steps["mean_ms"], steps["median_ms"], steps["p95_ms"]
+    if mean > _FAR * median > 0 and most is not None and mean > most and steps["measured"] >= _FEWEST_STEPS:
         beyond = mean - median
         explained = sum(finding.costs_ms_per_step or 0.0 for finding in findings)
         if explained < _EXPLAINED * beyond and beyond >= thresholds["tiny_cost_ms"]:
@@ -66,6 +82,11 @@ def _of_step_times(
                 f"a step takes {words.ms(mean)} on average and {words.ms(median)} at the median, so a few steps take most of the "
                 "time, and no rule says why"
             )
+
+
+def _known(steps: Mapping[str, Any]) -> bool:
+    mean, median = steps["mean_ms"], steps["median_ms"]
+    return bool(steps["measured"]) and all(value is not None and isfinite(value) for value in (mean, median))
 
 
 def _of_shares(facts: Mapping[str, Any]) -> Iterator[str]:

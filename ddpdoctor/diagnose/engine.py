@@ -67,14 +67,16 @@ def diagnose(
     base.update(overrides.get("all", {}))
     outcome = Outcome(thresholds=base)
     fired: list[Fired] = []
-    for rule in rules.rules.values():
+    for rule in sorted(rules.rules.values(), key=lambda rule: rule.only_untold):
         if rule.id in suppressed or rule.id.partition("/")[0] + "/*" in suppressed:
             outcome.suppressed.append(rule.id)
             continue
         named = base | {name: entry.value for name, entry in rule.thresholds.items()}
         named.update(overrides.get("all", {}))
         named.update(overrides.get(rule.id, {}))
-        run = _Run(rule, rules.common, tree, context, named, coverage)
+        seen = _without_told(tree, rule, fired) if rule.only_untold else tree
+        in_cel = context if seen is tree else facts_view.as_cel(seen)
+        run = _Run(rule, rules.common, seen, in_cel, named, coverage)
         try:
             finding = run.finding()
         except CannotLookError as reason:
@@ -94,6 +96,16 @@ def diagnose(
     informing = {entry.rule.id for entry in fired if entry.only_informs and entry.stands_out}
     outcome.too_few.extend(finding.rule for finding in outcome.findings if finding.rule in informing)
     return outcome
+
+
+def _without_told(tree: dict[str, Any], rule: Rule, fired: list[Fired]) -> dict[str, Any]:
+    """The facts, less those of the rule's ranks that a finding names."""
+    told = {rank for entry in fired for rank in entry.finding.ranks or ()}
+    group, _, name = (rule.ranks or "").partition(".")
+    ranks = facts_view.lookup(tree, rule.ranks or "")
+    if not ranks:
+        return tree
+    return tree | {group: tree[group] | {name: [rank for rank in ranks if rank not in told]}}
 
 
 class _Run:

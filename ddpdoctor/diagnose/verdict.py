@@ -14,11 +14,11 @@ def verdict(outcome: Outcome, *, coverage: Coverage, matched: bool = True) -> tu
 
     ``matched``: the collectives of the ranks, where there are several, could be brought together.
     """
-    if outcome.contradictions:
+    top = next((finding for finding in outcome.findings if finding.severity != "info"), None)
+    if outcome.contradictions and (top is None or top.costs_ms_per_step is None):
         return False, Verdict(
             None, f"Cannot tell: the measured numbers contradict each other: {outcome.contradictions[0]}."
         )
-    top = next((finding for finding in outcome.findings if finding.severity != "info"), None)
     if top is not None:
         return False, Verdict(top.rule, outcome.headlines[top.rule])
     looked = len(outcome.checked) + len(outcome.findings)

@@ -159,6 +159,20 @@ else:
     )
 
 
+class ArrivalFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """Who arrives late at synchronisations on average, whatever of it costs time."""
+
+    late_ranks: list[int] | None = None
+    """Ranks that are late by a tenth of the step or more, and by twice as much as the median of the others; the latest first."""
+    late_ms: dict[str, float] | None = None
+    """Mean lateness per step of each of them, against the median rank."""
+    late_steps: dict[str, int] | None = None
+    """In how many steps each of them is late."""
+    on_time_saves_ms: float | None = None
+    """Step time that a replay saves in which those of them arrive with the median rank whose lateness has no price under
+    ``late``; null where that of all has."""
+
+
 class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives: waiting apart from transfer."""
 
@@ -353,6 +367,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     steps: StepFacts = StepFacts()
     late: LateFacts = LateFacts()
     shared: SharedFacts = SharedFacts()
+    arrivals: ArrivalFacts = ArrivalFacts()
     communication: CommunicationFacts = CommunicationFacts()
     buckets: BucketFacts = BucketFacts()
     loader: LoaderFacts = LoaderFacts()

@@ -18,6 +18,7 @@ from ddpdoctor.measure.costs import (
     MessageCost,
     RareSource,
     ReducerCosts,
+    arrival_facts,
     favoured_cap_bytes,
     late_facts,
     number,
@@ -26,7 +27,7 @@ from ddpdoctor.measure.costs import (
     what_if_facts,
 )
 from ddpdoctor.measure.facts import Facts, GpuFacts
-from ddpdoctor.measure.graph import Graphs, all_set_aside, build_graphs, python_parts
+from ddpdoctor.measure.graph import Graph, Graphs, all_set_aside, build_graphs, python_parts
 from ddpdoctor.measure.metrics import (
     bandwidth_points,
     bucket_facts,
@@ -155,6 +156,7 @@ def _facts(
         ),
         late=late_facts(costs),
         shared=shared_facts(costs),
+        arrivals=arrival_facts(_compared(graphs), costs),
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
         buckets=bucket_facts(context.reductions, cap_bytes),
         loader=loader_facts(logs, windows),
@@ -166,13 +168,19 @@ def _facts(
     )
 
 
+def _compared(graphs: Graphs) -> Graph:
+    """That of the table of the ranks: of the whole run where hosts tell when work was done, else the one that speaks."""
+    in_host_time = graphs.log_speaks or not graphs.on_device
+    return graphs.log if graphs.log is not None and in_host_time else graphs.speaking
+
+
 def _summaries(graphs: Graphs) -> list[RankSummary]:
-    """Of the whole run where hosts tell when work was done, else of the graph that speaks."""
-    if graphs.log is not None and (graphs.log_speaks or not graphs.on_device):
+    graph = _compared(graphs)
+    if graph is graphs.log:
         hosts = [log.host for log in graphs.logs]
-        return rank_summaries(graphs.log, hosts, [log.record.info.get("device") for log in graphs.logs])
+        return rank_summaries(graph, hosts, [log.record.info.get("device") for log in graphs.logs])
     hosts = [window.host for window in graphs.windows]
-    return rank_summaries(graphs.speaking, hosts, [_device_name(window) for window in graphs.windows])
+    return rank_summaries(graph, hosts, [_device_name(window) for window in graphs.windows])
 
 
 def _bucket_bytes(logs: Sequence[RankLog]) -> list[float]:

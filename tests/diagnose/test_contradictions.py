@@ -9,7 +9,7 @@ import pytest
 
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.contradictions import contradictions, without_contradictions
-from ddpdoctor.diagnose.diagnosis import Coverage, Finding
+from ddpdoctor.diagnose.diagnosis import Coverage, Finding, Verdict
 from ddpdoctor.diagnose.engine import Outcome
 from ddpdoctor.diagnose.verdict import verdict
 from ddpdoctor.measure.facts import Facts, StepFacts
@@ -74,13 +74,25 @@ def test_the_verdict_is_that_nothing_can_be_told() -> None:
     outcome = Outcome(
         findings=[finding(10.0), finding(None)], headlines={"a/b": "bad"}, thresholds=LIMITS, too_few=["a/b"]
     )
-    of = facts(mean=1400.0)
+    of = facts(mean=9.0)
     left = without_contradictions(outcome, facts_view.tree(of))
     assert [each.costs_ms_per_step for each in left.findings] == [None]
     assert [(each.rule, "contradict" in each.why) for each in left.skipped] == [("a/b", True)]
     healthy, sentence = verdict(left, coverage=Coverage(100, 2))
     assert not healthy and sentence.rule is None
     assert sentence.headline.startswith(
-        "Cannot tell: the measured numbers contradict each other: a step takes 1"
+        "Cannot tell: the measured numbers contradict each other: a step takes 9"
     )
     assert without_contradictions(outcome, facts_view.tree(facts())) is outcome
+
+
+def test_a_few_long_steps_that_nothing_explains_do_not_hide_a_lasting_fault() -> None:
+    lasting = finding(10.0)
+    outcome = Outcome(findings=[lasting], headlines={"a/b": "Rank 1 is late"}, thresholds=LIMITS)
+    left = without_contradictions(outcome, facts_view.tree(facts(mean=1400.0)))
+    assert left.findings == [lasting] and not left.skipped
+    assert left.errors[0].startswith("A step takes 1") and "no rule says why" in left.errors[0]
+    assert verdict(left, coverage=Coverage(100, 2)) == (False, Verdict("a/b", "Rank 1 is late"))
+    nothing = without_contradictions(Outcome(thresholds=LIMITS), facts_view.tree(facts(mean=1400.0)))
+    healthy, sentence = verdict(nothing, coverage=Coverage(100, 2))
+    assert not healthy and sentence.headline.startswith("Cannot tell") and "a few steps" in sentence.headline

@@ -18,7 +18,7 @@ from .attribution import component
 from .comparison import COLUMNS, Comparison
 from .lateness import LATENESS, LateCycles, late_cycles
 from .standout import StandingOut, all_starve, standing_out
-from .turns import made_by_the_job, rotate, turns
+from .turns import divided, made_by_the_job, rotate, turns
 
 _STRAGGLES = 0.25
 """Part of the first straggler's excess from which on another rank is one, too: less is what would remain of the wait if only
@@ -85,7 +85,8 @@ def judge(
 ) -> Verdict:
     """Judge one kind of work. ``ranks`` tell how much work each rank was given in which step."""
     seen = _seen_late(cause, comparison, evidence)
-    excess = np.clip(comparison.more_of(cause), 0, None)
+    more = comparison.more_of(cause)
+    excess = np.clip(more, 0, None)
     carried_ns = np.where(seen.late, excess, 0.0).sum(axis=0)
     recorded = cause in RECORDED
     if carried_ns.any():
@@ -96,11 +97,13 @@ def judge(
             by_chance=recorded and seen.by_chance,
             stands_out_in=seen.stands_out_in,
         )
-    where = turns(comparison.work_of(cause), comparison.more_of(cause), comparison.step_ns)
+    where = turns(comparison.work_of(cause), more, comparison.step_ns)
     if recorded:
         by_chance = seen.by_chance or bool(where.any())
         return Verdict(cause, by_chance=by_chance, stands_out_in=seen.stands_out_in)
-    proven = where.any() and made_by_the_job(where, comparison.steps, ranks, evidence.place_chance[cause])
+    proven = divided(where, more) and made_by_the_job(
+        where, comparison.steps, ranks, evidence.place_chance[cause]
+    )
     told = where if proven else evidence.standing_out.in_turn.get(cause)
     if told is None:
         return Verdict(cause, stands_out_in=seen.stands_out_in)

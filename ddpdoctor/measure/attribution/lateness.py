@@ -29,6 +29,12 @@ class LatenessTuning:
     """Share of the median step that an outlier must exceed as well."""
     fewest_spikes: int = 2
     """Outliers of a rank below which it is not late with them: one is some rank's in any case."""
+    most_stalls: int = 2
+    """Outliers of a rank that is late in every cycle, which are no part of what lasts; three are a pattern, as rules have it."""
+    stalls_share: float = 0.1
+    """And the part of all cycles that they must be less than: of few cycles none is beyond the usual."""
+    stall_weighs: float = 0.25
+    """Part of what the rank loses in all other cycles from which on they would spoil its mean: prices are good to a third."""
     fewest_cycles: int = 4
     """Cycles from which on a rank's own scatter is known."""
     few_cycles_share: float = 0.05
@@ -77,7 +83,21 @@ def late_cycles(more: Array, steps: Ints, step_ns: float, place_chance: float) -
     struck = beyond > least[spike.any(axis=0)].min(initial=float(least.max()))
     carried = carried_by_few(struck, more, steps, place_chance) & spike
     by_chance = bool((spike & ~always).sum() >= LATENESS.fewest_spikes) and not carried.any()
-    return LateCycles(always | (carried & (carried.sum(axis=0) >= LATENESS.fewest_spikes)), by_chance)
+    sporadic = carried & (carried.sum(axis=0) >= LATENESS.fewest_spikes)
+    return LateCycles((always & ~_stalls(more, spike, always)) | sporadic, by_chance)
+
+
+def _stalls(more: Array, spike: Mask, always: Mask) -> Mask:
+    """[cycles, R] where a rank that is late in every cycle stopped once or twice for so long that its mean would tell of that:
+    such a stall is no part of what lasts."""
+    stalls = spike & always
+    lasting_ns = np.where(always & ~stalls, more, 0.0).sum(axis=0)
+    lone = (stalls.sum(axis=0) <= LATENESS.most_stalls) & (
+        stalls.sum(axis=0) < len(more) * LATENESS.stalls_share
+    )
+    heavy = np.where(stalls, more, 0.0).sum(axis=0) > LATENESS.stall_weighs * lasting_ns
+    alone: Mask = stalls & (lone & heavy)
+    return alone
 
 
 def _is_persistent(more: Array, middle: Array, scatter: Array, step_ns: float) -> Mask:

@@ -45,6 +45,9 @@ class TurnsTuning:
     """Turns below which nothing is said: three to four outliers of any rank are what a busy machine makes in a short run."""
     fewest_ranks: int = 2
     """Ranks that must have turns: a single one does not take turns."""
+    has_turns: float = 0.25
+    """Part of what the rank makes the others lose that makes most of it, from which on another rank takes turns with it: three
+    pauses of 57 ms on one rank beside as many of 2 ms on another are no turns."""
     fewest_rounds: int = 3
     """Rounds over all ranks from which on a rotation is believed."""
     rotating_share: float = 0.9
@@ -71,6 +74,13 @@ def turns(work: Array, more: Array, step_ns: float) -> Mask:
     if where.sum() < TURNS.fewest or where.any(axis=0).sum() < TURNS.fewest_ranks:
         return np.zeros_like(where)
     return where
+
+
+def divided(where: Mask, more: Array) -> bool:
+    """Whether several ranks make the others lose time in these turns: what one rank makes them lose, less than chance forbids to
+    call it a straggler, is not all ranks'. ``where`` and ``more`` as for :func:`turns`."""
+    lost_ns = np.where(where, more, 0.0).sum(axis=0)
+    return int((lost_ns > TURNS.has_turns * lost_ns.max()).sum()) >= TURNS.fewest_ranks
 
 
 def rotate(where: Mask, steps: Ints) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from .arrivals import arrival_facts
 from .buckets import (
     BucketSavings,
     bucket_costs,
@@ -71,6 +72,7 @@ __all__ = [
     "Pricer",
     "RareSource",
     "ReducerCosts",
+    "arrival_facts",
     "bucket_savings",
     "disturbed_ns",
     "exposed_ns",

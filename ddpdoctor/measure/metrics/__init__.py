@@ -27,13 +27,14 @@ from .profilercost import window_cost
 from .reducer import reducer_work
 from .search import search_ms
 from .steps import SLOW_STEP, outstanding, step_facts
-from .summaries import rank_summaries, series
+from .summaries import behind, lateness, rank_summaries, series
 from .timeline import timeline
 
 __all__ = [
     "SLOW_STEP",
     "Reductions",
     "bandwidth_points",
+    "behind",
     "bucket_facts",
     "bus_factor",
     "communication_facts",
@@ -45,6 +46,7 @@ __all__ = [
     "job_facts",
     "large_bus_gb_per_s",
     "latency_and_rate",
+    "lateness",
     "loader_facts",
     "message_cost",
     "outstanding",

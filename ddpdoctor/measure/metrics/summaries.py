@@ -26,7 +26,7 @@ def rank_summaries(graph: Graph, hosts: Sequence[str], devices: Sequence[str | N
             for rank, host, device, steps in zip(graph.ranks, hosts, devices, graph.steps, strict=True)
         ]
     parts = rank_breakdown(graph) / 1e6
-    late, caused = _lateness(graph)
+    late, caused = lateness(graph)
     return [
         RankSummary(
             rank=rank,
@@ -45,19 +45,19 @@ def _mean_step_ms(steps: RankSteps) -> float | None:
     return float((steps.end - steps.start).mean()) / 1e6 if len(steps.steps) else None
 
 
-def _behind(group: CycleGroup) -> Array:
+def behind(group: CycleGroup) -> Array:
     """[N, K, R] ns by which each rank arrives later than the median rank; 0 where it is earlier."""
     middle = nan_median(group.arrival, axis=2, keepdims=True)
     return np.clip(group.arrival - middle, 0, None)
 
 
-def _lateness(graph: Graph) -> tuple[Array, Array]:
+def lateness(graph: Graph) -> tuple[Array, Array]:
     """[R] ns per cycle: lateness against the median rank, and the waiting that a rank causes to each other
     rank by being last."""
     world = len(graph.ranks)
     late, caused = np.zeros(world), np.zeros(world)
     for group in graph.groups:
-        late += np.nansum(_behind(group), axis=(0, 1))
+        late += np.nansum(behind(group), axis=(0, 1))
         for k, sync in enumerate(group.syncs):
             members = np.array(sync.members)
             if len(members) < 2 or sync.kind == SyncKind.STEP_END:
@@ -75,7 +75,7 @@ def _cycle_lateness(graph: Graph) -> tuple[NDArray[np.int64], Array]:
     if not graph.groups:
         return np.empty(0, np.int64), np.empty((0, len(graph.ranks)))
     steps = np.concatenate([group.steps for group in graph.groups])
-    values = [np.nan_to_num(np.nanmax(_behind(group), axis=1)) for group in graph.groups]
+    values = [np.nan_to_num(np.nanmax(behind(group), axis=1)) for group in graph.groups]
     order = np.argsort(steps, kind="stable")
     return steps[order], np.concatenate(values)[order]
 

@@ -1,5 +1,9 @@
 """Whose outliers they are: one rank's, or those of a machine that disturbs whom it happens to meet.
 
+*Which.* Those in which the time is lost: a rank that pauses for 57 ms in every tenth step is not excused by a hundred pauses of
+3 ms that strike everybody. Half of all that is lost (then a quarter) is lost in outliers of a certain size or larger; outliers of
+half that size count, or all, where the few carry these as well. That looks at sizes only, so chance has the same odds among them.
+
 *Who.* If disturbances strike the R ranks at random, some F ranks get at least n of N of them with a probability of at
 most C(R, F) * P(Binomial(N, F / R) >= n).
 
@@ -44,6 +48,11 @@ class ChanceTuning:
     """Probability that will do where the machine is ruled out and all outliers are of one rank; see the module's text."""
     mostly: float = 0.5
     """Part of the whole that the few must carry at least: more than all others together."""
+    looks: tuple[tuple[float, float], ...] = ((0.5, 1.0), (0.25, 0.25))
+    """Parts of the time that is lost in the largest outliers, which are looked at one after the other, and what is left of the
+    limits above at each: pauses that lose less than those of a busy machine do stand out by their size alone, and more clearly."""
+    weighty: float = 0.5
+    """Part of the size of those from which on an outlier counts: pauses of one kind differ by as much."""
     fair_shares: float = 1.5
     """Times their fair share of all outliers that the few must carry: scatter that strikes everybody is nobody's."""
     leads: float = 0.5
@@ -63,23 +72,49 @@ def carried_by_few(outliers: Mask, difference: Array, steps: Ints, place_chance:
     ``difference`` [cycles, R] says how large each is, ``place_chance`` how probable it is that a machine's disturbances fall
     into this kind of work as these do.
     """
-    carried_ns = np.where(outliers, difference, 0.0).sum(axis=0)
-    world, nobody = len(carried_ns), np.zeros_like(outliers)
-    if not carried_ns.sum():
+    lost_ns = np.where(outliers, difference, 0.0)
+    nobody = np.zeros_like(outliers)
+    if not lost_ns.sum():
         return nobody
-    leaders = carried_ns >= CHANCE.leads * carried_ns.max()
+    for part, odds in CHANCE.looks:
+        weighty = _weighty(lost_ns, part)
+        leaders, needed = _leaders(np.where(weighty, lost_ns, 0.0).sum(axis=0))
+        if leaders is not None and _is_no_chance(weighty, leaders, lost_ns, steps, place_chance, odds):
+            whole = lost_ns[:, leaders].sum() >= needed * lost_ns.sum()
+            carried: Mask = (outliers if whole else weighty) & leaders
+            return carried
+    return nobody
+
+
+def _weighty(lost_ns: Array, part: float) -> Mask:
+    """[cycles, R] the outliers as large as those in which this part of all is lost, or half as large."""
+    sizes = np.sort(lost_ns[lost_ns > 0])[::-1]
+    usual = sizes[np.searchsorted(np.cumsum(sizes), part * sizes.sum())]
+    weighty: Mask = lost_ns >= CHANCE.weighty * usual
+    return weighty
+
+
+def _leaders(carried_ns: Array) -> tuple[Mask | None, float]:
+    """The few ranks that carry most, [R], None where there are none; and the part of the whole that they must carry."""
+    world = len(carried_ns)
+    leaders: Mask = carried_ns >= CHANCE.leads * carried_ns.max()
     few = int(leaders.sum())
     needed = max(CHANCE.mostly, CHANCE.fair_shares * few / world)
-    if 2 * few > world or carried_ns[leaders].sum() < needed * carried_ns.sum():
-        return nobody
-    theirs, total = int(outliers[:, leaders].sum()), int(outliers.sum())
+    carry_it = 2 * few <= world and carried_ns[leaders].sum() >= needed * carried_ns.sum()
+    return (leaders if carry_it else None), needed
+
+
+def _is_no_chance(
+    weighty: Mask, leaders: Mask, lost_ns: Array, steps: Ints, place_chance: float, odds: float
+) -> bool:
+    """Whether chance would hardly give so many of the ``weighty`` outliers [cycles, R] to these ranks, at these times: not with
+    more than this part, ``odds``, of the limits."""
+    few, theirs, total = int(leaders.sum()), int(weighty[:, leaders].sum()), int(weighty.sum())
     all_of_one = few == 1 and theirs == total and place_chance <= CHANCE.ruled_out
     enough = CHANCE.rather_unlikely if all_of_one else CHANCE.unlikely
-    times = np.sort(steps[outliers[:, int(carried_ns.argmax())]])
-    if chance_of_ranks(theirs, total, few, world) * chance_of_rhythm(times) > enough:
-        return nobody
-    carried: Mask = outliers & leaders
-    return carried
+    most = int(np.where(weighty, lost_ns, 0.0).sum(axis=0).argmax())
+    times = np.sort(steps[weighty[:, most]])
+    return chance_of_ranks(theirs, total, few, len(leaders)) * chance_of_rhythm(times) <= odds * enough
 
 
 def chance_of_ranks(theirs: int, total: int, few: int, world: int) -> float:

@@ -1,0 +1,33 @@
+"""A rank that is late in every step, and once stops for long: what lasts has its price, whatever the stall was."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.analysis import Options, analyze
+from tests.measure.recorded import Job, record
+
+LASTING_MS = 6.0
+
+
+def said(tmp_path, phase, stall, whose, stall_ms):
+    def extra(rank, step):
+        longer = {phase: LASTING_MS} if rank == 1 else {}
+        if step == 30 and rank in whose:
+            longer[stall] = longer.get(stall, 0.0) + stall_ms
+        return longer
+
+    run = record(tmp_path / "run", Job(data=0.2, steps=60, extra=extra))
+    return analyze(str(run), Options(cache=False))
+
+
+@pytest.mark.parametrize("stall_ms", [300.0, 1000.0, 2000.0])
+@pytest.mark.parametrize("stall", ["same", "forward", "save"])
+@pytest.mark.parametrize("whose", [(1,), (2,), (0, 1, 2, 3)])
+@pytest.mark.parametrize("phase", ["host", "data", "backward"])
+def test_the_lasting_fault_keeps_its_rank_and_price(phase, stall, whose, stall_ms, tmp_path):
+    found = said(tmp_path, phase, phase if stall == "same" else stall, whose, stall_ms)
+    first = found.findings[0]
+    assert not found.healthy and found.verdict.rule == first.rule
+    assert first.ranks == [1] and first.costs_ms_per_step == pytest.approx(LASTING_MS, rel=0.1)
+    assert any("The longest are 30" in note for note in found.notes)
