@@ -15,6 +15,12 @@ RUNTIME_CALLS = (*CUDA_CALLS, "xpu_runtime")
 """The same on every kind of device."""
 
 
+def host_recorded(trace: RankTrace) -> bool:
+    """Whether the trace holds operators, calls of the runtime or Python frames: annotations alone say in which phase a host
+    was, not what it did."""
+    return bool(trace.category_mask("cpu_op", "python_function", *RUNTIME_CALLS).any())
+
+
 def rows_of(trace: RankTrace, mask: Mask) -> Intervals:
     """Union of the events in ``mask``."""
     return union(trace.start_ns[mask], trace.end_ns[mask])
