@@ -97,7 +97,7 @@ def _beyond_others(work: Array) -> Array:
     """[..., R, C] work minus the median of the other ranks."""
     by_kind = np.swapaxes(work, -1, -2)
     beyond = by_kind - _others_median(by_kind)
-    unseen: Mask = by_kind[..., _IDLE, :].reshape(-1, by_kind.shape[-1]).any(axis=0)
+    unseen: Mask = by_kind[..., _IDLE, :].reshape(-1, by_kind.shape[-1]).max(axis=0) > 0
     if unseen.any() and not unseen.all():
         beyond[..., _WHY_IDLE, :], beyond[..., _IDLE, :] = _idle_beyond_others(by_kind, unseen)
     return np.swapaxes(beyond, -1, -2)

@@ -20,7 +20,7 @@ from ddpdoctor.trace import RankTrace, classify
 from .collectives import Collectives
 from .gaps import DeviceGaps, after_sync, device_gaps
 from .hostwaits import DeviceTimeline, waits_and_idle
-from .launches import CUDA_CALLS, launched_inside, rows_of
+from .launches import CUDA_CALLS, host_recorded, launched_inside, rows_of
 from .pauses import collecting, saving
 from .work import Work
 
@@ -81,7 +81,8 @@ def device_work(
         Component.OPTIMIZER: optimizer,
         Component.FORWARD: subtract(busy.filled, optimizer),
     }
-    late_launches = intersect(gaps.for_host, busy.collectives)
+    # A host of which nothing is known may have waited for the collective, too.
+    late_launches = intersect(gaps.for_host, busy.collectives) if host_recorded(trace) else EMPTY
     return Work(sets, busy.kernels, late_launches, waits, idle_after)
 
 

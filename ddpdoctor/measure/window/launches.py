@@ -16,9 +16,13 @@ RUNTIME_CALLS = (*CUDA_CALLS, "xpu_runtime")
 
 
 def host_recorded(trace: RankTrace) -> bool:
-    """Whether the trace holds operators, calls of the runtime or Python frames: annotations alone say in which phase a host
-    was, not what it did."""
-    return bool(trace.category_mask("cpu_op", "python_function", *RUNTIME_CALLS).any())
+    """Whether the trace says what the host did between its launches: by operators, Python frames, or calls of the runtime that
+    launch nothing, such as those that wait. Annotations say in which phase a host was, no more."""
+    if trace.category_mask("cpu_op", "python_function").any():
+        return True
+    calls = trace.category_mask(*RUNTIME_CALLS)
+    launched = trace.correlation[trace.category_mask(*DEVICE)]
+    return bool((calls & ~np.isin(trace.correlation, launched)).any())
 
 
 def rows_of(trace: RankTrace, mask: Mask) -> Intervals:
