@@ -10,7 +10,7 @@ from ddpdoctor.measure.graph import Graphs
 def caveats(graphs: Graphs) -> list[str]:
     """Of one run, one sentence each."""
     of_traces = [] if graphs.logs else [*_one_rank(graphs), *_missing_ranks(graphs), *_nameless(graphs)]
-    return [*_refused(graphs), *of_traces, *_no_window(graphs)]
+    return [*_refused(graphs), *of_traces, *_hosts_unseen(graphs), *_no_window(graphs)]
 
 
 def _refused(graphs: Graphs) -> Iterator[str]:
@@ -47,6 +47,17 @@ def _nameless(graphs: Graphs) -> Iterator[str]:
         yield (
             f"{nameless[0]}{others}: the trace does not say of which rank and job it is (no distributedInfo), so world size "
             "and backend are unknown."
+        )
+
+
+def _hosts_unseen(graphs: Graphs) -> Iterator[str]:
+    devices = [window for window in graphs.windows if window.on_device] if graphs.window_speaks else []
+    unseen = [window.rank for window in devices if not window.host_seen]
+    if unseen:
+        which = "all ranks" if len(unseen) == len(devices) else f"{len(unseen)} of {len(devices)} ranks"
+        yield (
+            f"The traces of {which} lack what the host did (operators, calls of the runtime): why a device idles there is "
+            "not known, nor how fast the host could issue a step, so prices are upper bounds."
         )
 
 

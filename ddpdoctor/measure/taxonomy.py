@@ -46,6 +46,8 @@ class Component(StrEnum):
     """Exposed time in collectives that could not be matched: waiting and transferring cannot be told apart."""
     UNSEEN = "unseen"
     """The time before the rank's own window began."""
+    IDLE = "idle"
+    """The device idles, and nothing was recorded of what its host did: neither work nor waiting."""
 
 
 COMPONENTS = tuple(Component)
@@ -182,8 +184,8 @@ DEVICE_COMPUTATION: Components = (*PHASES, *IN_GAPS)
 DEVICE_WORK: Components = (Component.COPY, *DEVICE_COMPUTATION)
 """What a device does, and can do beside a collective."""
 
-NO_WORK: Components = (Component.UNMATCHED, Component.UNSEEN)
-"""No work of the rank's: collectives that could not be matched, and the time before anything was recorded."""
+NO_WORK: Components = (Component.UNMATCHED, Component.UNSEEN, Component.IDLE)
+"""No work of the rank's that is known: collectives that could not be matched, and time of which nothing was recorded."""
 
 LATE_COMPONENTS: dict[LateCause, Components] = {
     LateCause.DATA: WAITING_FOR_DATA,
@@ -264,6 +266,7 @@ PART_OF: dict[Component, Part] = {
     Component.HOST: Part.HOST,
     Component.UNMATCHED: Part.COMM_TRANSFER,
     Component.UNSEEN: Part.OTHER,
+    Component.IDLE: Part.OTHER,
 }
 """Component of the work → part of the breakdown."""
 

@@ -146,6 +146,9 @@ def kept(program: RankProgram) -> tuple[list[HostEvent], list[DeviceEvent]]:
         device = [event for event in device if event.start_us > cut_us]
     if not config.step_annotations:
         host = [event for event in host if not event.name.startswith("ProfilerStep")]
+    if config.unrecorded and (not config.unrecorded_on or machine.rank in config.unrecorded_on):
+        host = [event for event in host if not {event.category, event.name} & set(config.unrecorded)]
+        device = [event for event in device if not {event.category, event.name} & set(config.unrecorded)]
     if config.dropped_event_fraction > 0.0:
         chance = random.Random(f"dropped {config.seed} {machine.rank}")
         host = [event for event in host if _survives(event, config, chance)]

@@ -176,6 +176,10 @@ class Config:
     dropped_event_fraction: float = 0.0
     dropped_scope: str = "compute"
     """"compute": communication kernels and annotations are spared; "all": nothing is."""
+    unrecorded: tuple[str, ...] = ()
+    """Categories and names of events that the traces lack."""
+    unrecorded_on: tuple[int, ...] = ()
+    """Ranks whose traces lack them; empty: all."""
     missing_ranks: tuple[int, ...] = ()
     compressed: bool = True
 

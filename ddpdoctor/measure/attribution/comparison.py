@@ -10,6 +10,9 @@ same computation, slower (:func:`_slower_in_gaps`), and only the rest is work of
 
 The sum over *k* says by how much the rank does more in the whole cycle: what it gains in one segment and loses in the next is no
 imbalance (a barrier between the two is then the bottleneck, not the rank).
+
+Where nothing was recorded of some ranks' hosts, why their devices idle is not known: it may be for the same reason as that of the
+rank that is looked at, and may not. An excess counts as far as it is one either way.
 """
 
 from __future__ import annotations
@@ -20,8 +23,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.numerics import Array, Ints
-from ddpdoctor.measure.taxonomy import IN_GAPS, INDEX, LATE_COMPONENTS, PHASES, Component, LateCause
+from ddpdoctor.measure.numerics import Array, Ints, Mask
+from ddpdoctor.measure.taxonomy import (
+    DEVICE_WORK,
+    IN_GAPS,
+    INDEX,
+    LATE_COMPONENTS,
+    NO_WORK,
+    PHASES,
+    Component,
+    LateCause,
+)
 
 COLUMNS = {
     cause: [INDEX[component] for component in components] for cause, components in LATE_COMPONENTS.items()
@@ -29,6 +41,9 @@ COLUMNS = {
 """Kind of work → its columns on the axis of components. Each column belongs to one kind."""
 _PHASES = [INDEX[component] for component in PHASES]
 _GAPS = [INDEX[component] for component in IN_GAPS]
+_IDLE = INDEX[Component.IDLE]
+_WHY_IDLE = [place for kind, place in INDEX.items() if kind not in (*DEVICE_WORK, *NO_WORK)]
+"""Columns of what a device's idle time is where its host was recorded."""
 _MANY_RANKS = 16
 """From more ranks on the median of all stands for that of the others: it is the same to within one rank, and found once for
 all of them."""
@@ -66,7 +81,7 @@ def compare(graph: Graph) -> Comparison:
     """Compare the ranks of a graph that has cycles and more than one rank."""
     duration_ns = np.concatenate([group.duration for group in graph.groups])
     work = _slower_in_gaps([group.work_since for group in graph.groups])
-    differences = [_beyond_others(of_group, rank_axis=2) for of_group in work]
+    differences = [_beyond_others(of_group) for of_group in work]
     more = [
         _over_the_cycle(group, of_group, difference)
         for group, of_group, difference in zip(graph.groups, work, differences, strict=True)
@@ -106,15 +121,29 @@ def _over_the_cycle(group: CycleGroup, work: Array, difference: Array) -> Array:
     cycle tells then.
     """
     if group.hidden is not None:
-        return _beyond_others(work.sum(axis=1), rank_axis=1)
+        return _beyond_others(work.sum(axis=1))
     more: Array = difference.sum(axis=1)
     return more
 
 
-def _beyond_others(work: Array, rank_axis: int) -> Array:
-    """Work minus the median of the other ranks."""
-    moved = np.moveaxis(work, rank_axis, -1)
-    return np.moveaxis(moved - _others_median(moved), -1, rank_axis)
+def _beyond_others(work: Array) -> Array:
+    """[..., R, C] work minus the median of the other ranks."""
+    by_kind = np.swapaxes(work, -1, -2)
+    beyond = by_kind - _others_median(by_kind)
+    unseen: Mask = by_kind[..., _IDLE, :].reshape(-1, by_kind.shape[-1]).max(axis=0) > 0
+    if unseen.any() and not unseen.all():
+        beyond[..., _WHY_IDLE, :], beyond[..., _IDLE, :] = _idle_beyond_others(by_kind, unseen)
+    return np.swapaxes(beyond, -1, -2)
+
+
+def _idle_beyond_others(by_kind: Array, unseen: Mask) -> tuple[Array, Array]:
+    """The idle time beyond the other ranks, of [..., C, R]: [..., kinds, R] as far as it is known why, and [..., R] of the ranks
+    of whose hosts nothing was recorded (``unseen`` [R])."""
+    known, unknown = by_kind[..., _WHY_IDLE, :], by_kind[..., _IDLE, :]
+    most = _others_median(known + unknown[..., None, :])
+    whole = np.where(unseen, unknown, known.sum(axis=-2))
+    beyond = np.where(unseen, whole - _others_median(whole), 0.0)
+    return known - np.clip(known, _others_median(known), most), beyond
 
 
 def _others_median(values: Array) -> Array:

@@ -55,7 +55,7 @@ def _begins_unseen(graph: Graph) -> bool:
 
 
 def _caused_ns(group: CycleGroup) -> Array:
-    """[N, K, R] ns by which a rank was the last to arrive, ahead of the second last."""
+    """[N, K, R] ns by which a rank was the last to arrive, ahead of the second last, without what that one computed meanwhile."""
     caused = np.zeros(group.arrival.shape)
     cycles = np.arange(len(group.steps))
     for k, sync in enumerate(group.syncs):
@@ -63,8 +63,11 @@ def _caused_ns(group: CycleGroup) -> Array:
             continue
         members = np.array(sync.members)
         arrival = group.arrival[:, k, members]
-        ordered = np.sort(arrival, axis=1)
-        caused[cycles, k, members[arrival.argmax(axis=1)]] = ordered[:, -1] - ordered[:, -2]
+        order = np.argsort(arrival, axis=1)
+        last, second = members[order[:, -1]], members[order[:, -2]]
+        waited = group.arrival[cycles, k, last] - group.arrival[cycles, k, second]
+        computed = 0.0 if group.beside_wait is None else group.beside_wait[cycles, k, second]
+        caused[cycles, k, last] = np.clip(waited - computed, 0.0, None)
     return caused
 
 

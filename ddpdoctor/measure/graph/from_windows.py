@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ddpdoctor.measure.align import align_and_match
-from ddpdoctor.measure.numerics import Array, subtract, union, union_of
+from ddpdoctor.measure.numerics import EMPTY, Array, subtract, union, union_of
 from ddpdoctor.measure.taxonomy import HOST_IDLE, INDEX, Component, LateCause, SyncKind
 from ddpdoctor.measure.window import Window
 
@@ -36,7 +36,7 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
     aligned, matched = align_and_match(windows)
     origin = min((window.span[0] for window in aligned), default=0)
     # From here to the end, times count from the first event of any rank.
-    own = [_with_unmatched(window).shifted(-origin) for window in aligned]
+    own = [_with_unmatched(window).shifted(-origin) for window in _alike(aligned)]
     usable = len(matched.rows) > 0 and matched.refused is None
     table = matched_collectives(own, matched.rows)
     cut = cut_into_cycles(table) if usable else Cut({})
@@ -60,6 +60,19 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
         clock_error_ns=matched.error_ns,
     )
     return graph, [window.shifted(origin) for window in seen]
+
+
+def _alike(windows: Sequence[Window]) -> Sequence[Window]:
+    """The windows, with what the optimizer computes among the rest where not all of them tell it apart, by who launched it."""
+    told = [bool(window.collectives.launch_seen.any()) for window in windows if len(window.collectives)]
+    if all(told) or not any(told):
+        return windows
+    return [_without_optimizer(window) for window in windows]
+
+
+def _without_optimizer(window: Window) -> Window:
+    rest, own = (window.sets.get(name, EMPTY) for name in (Component.FORWARD, Component.OPTIMIZER))
+    return window.with_set(Component.FORWARD, union_of(rest, own)).with_set(Component.OPTIMIZER, EMPTY)
 
 
 def _with_unmatched(window: Window) -> Window:

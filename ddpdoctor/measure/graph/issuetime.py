@@ -8,8 +8,9 @@ mending it alone would gain that hair. What tells is what each host needs to iss
 
 which no rank can beat, whoever else is mended. Blocked is a host in a call that waits for the device, in a launch while the
 launch queue is full, and in a collective on the CPU. Waiting for data, collecting garbage and saving have prices of their own
-and do not count either. What remains is rather too little than too much: a host whose issue time is not known is not held to
-be a straggler.
+and do not count either. Time that no event covers is Python between the operators, as far as there usually is; beyond that it is
+unknown, neither work nor waiting, and bounds nothing: hosts that wait for each other unseen have steps of one length, which is
+nobody's pace. What remains is rather too little than too much: a host whose issue time is not known is not held to be a straggler.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Array, Intervals, Ints, covered, union_of
+from ddpdoctor.measure.numerics import Array, Intervals, Ints, covered, subtract, union_of
 from ddpdoctor.measure.taxonomy import HOST_IDLE, INDEX, Component, LateCause
 from ddpdoctor.measure.window import (
     DEVICE,
@@ -49,6 +50,9 @@ class Tuning:
     """A queue that never held more was never full, whatever the driver's limit."""
     fewest_steps: int = 2
     """One step alone may hold a pause, and nothing tells."""
+    most_between: float = 1.0
+    """Time between a host's events for each that they take: where steps of models ran without pauses, events covered 0.67 to
+    0.94 of the time in which the host was not blocked."""
 
 
 TUNING = Tuning()
@@ -62,18 +66,26 @@ def issue_times_ns(windows: Sequence[Window]) -> Array:
 
 def issue_time_ns(window: Window) -> float:
     """ns that the host needs for a step: the mean or the median over the window's steps, whichever is less, so that a single
-    pause does not count. NaN where less than two steps are marked or no launches were recorded."""
+    pause does not count. NaN where less than two steps are marked, or no launches or nothing else of the host was recorded."""
     trace = window.trace
     calls, events = launch_pairs(trace, trace.category_mask(*DEVICE))
-    if not window.on_device or len(window.steps) < TUNING.fewest_steps or not len(calls):
+    known = window.on_device and window.host_seen and len(calls) > 0
+    if not known or len(window.steps) < TUNING.fewest_steps:
         return float("nan")
     start, end = np.array([(start, end) for _, start, end in window.steps], np.int64).T - window.shifted_ns
     blocked = _blocked(trace, float(np.median(end - start)))
     launched, excess = _queued(trace, calls, events, blocked)
     before = np.concatenate(([0.0], np.cumsum(excess)))
     waited = before[np.searchsorted(launched, end)] - before[np.searchsorted(launched, start)]
-    needed = (end - start) - covered(blocked, start, end) - waited
+    told = covered(subtract(_told(trace), blocked), start, end)
+    free = (end - start) - covered(blocked, start, end) - waited
+    needed = np.minimum(free, told * (1.0 + TUNING.most_between))
     return max(0.0, float(min(needed.mean(), np.median(needed))))
+
+
+def _told(trace: RankTrace) -> Intervals:
+    """When an event says what the host did, on any of its threads."""
+    return rows_of(trace, trace.category_mask("cpu_op", "python_function", *RUNTIME_CALLS))
 
 
 def _blocked(trace: RankTrace, step_ns: float) -> Intervals:

@@ -21,6 +21,8 @@ class Tuning:
 
     fewest_batches: int = 4
     """A window has some ten steps, of which the first are those of the reserve."""
+    longest_ready_ns: int = 500_000
+    """Taking a batch that stands ready takes tenths of a millisecond, which may be a larger part of a short step."""
     mostly: float = 0.5
     """Part of the batches for which the host must wait two times in a row: else most stood ready."""
 
@@ -57,7 +59,8 @@ def _batch_time_ns(window: Window) -> float | None:
     if len(rows) < TUNING.fewest_batches or classify.IN_PROCESS in trace.name_of(int(rows[0])):
         return None
     ends = trace.end_ns[rows].astype(float)
-    waited = ends - trace.start_ns[rows] >= READY_BATCH * float(np.median(np.diff(ends)))
+    longest_ns = max(READY_BATCH * float(np.median(np.diff(ends))), TUNING.longest_ready_ns)
+    waited = ends - trace.start_ns[rows] >= longest_ns
     in_a_row = waited[:-1] & waited[1:]
     if in_a_row.sum() < max(TUNING.fewest_batches - 1, TUNING.mostly * len(rows)):
         return None

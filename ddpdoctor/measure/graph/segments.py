@@ -87,11 +87,12 @@ def _within(of_rank: Sequence[Intervals], left: Array, right: Array) -> Array:
 
 
 def work_of(window: Window, left: Array, right: Array) -> Array:
-    """[..., C] ns per component between two times [...]; the rest is ``host``."""
+    """[..., C] ns per component between two times [...]; the rest is the host's, if it was recorded at all."""
     work = np.zeros((*left.shape, len(COMPONENTS)))
     for name, intervals in window.sets.items():
         work[..., INDEX[name]] = covered(intervals, left, right)
-    work[..., INDEX[Component.HOST]] = (right - left) - work.sum(axis=-1)
+    rest = Component.HOST if window.host_seen else Component.IDLE
+    work[..., INDEX[rest]] = (right - left) - work.sum(axis=-1)
     return work
 
 

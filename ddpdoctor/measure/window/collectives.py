@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpdoctor.measure.numerics import Mask
 from ddpdoctor.measure.taxonomy import SyncKind
 
 ENGINE = "autograd::engine::evaluate_function"
@@ -23,6 +24,8 @@ class Collectives:
     end: NDArray[np.int64]
     issued: NDArray[np.int64]
     """When the host launched it; the start where that is not known."""
+    launch_seen: Mask
+    """Whether that is known."""
     operation: Sequence[str]
     group: Sequence[str]
     """Process group, "" where the trace does not say."""

@@ -25,7 +25,7 @@ from .collectives import Collectives
 from .gaps import DeviceGaps, after_sync, device_gaps
 from .hostphases import gaps_on_host
 from .hostwaits import DeviceTimeline, waits_and_idle
-from .launches import CUDA_CALLS, launched_inside, launches, rows_of
+from .launches import CUDA_CALLS, host_recorded, launched_inside, launches, rows_of
 from .pauses import collecting, saving
 from .work import Work
 
@@ -90,7 +90,8 @@ def device_work(
         **between,
         Component.FORWARD: subtract(busy.filled, union_of(optimizer, *between.values())),
     }
-    late_launches = intersect(gaps.for_host, busy.collectives)
+    # A host of which nothing is known may have waited for the collective, too.
+    late_launches = intersect(gaps.for_host, busy.collectives) if host_recorded(trace) else EMPTY
     in_gaps = {
         gap: union_of(launched.get(gap, EMPTY), intersect(idle.late, host_gaps.among([gap])))
         for gap in host_gaps.kinds

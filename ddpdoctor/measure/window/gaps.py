@@ -4,7 +4,8 @@ lacks?
 A gap before a kernel that was launched only after the gap had begun is the host's. One before a kernel that
 was queued already is the device's own: it was busy with something that was not recorded (profilers drop
 events under load), or waited for another stream. HolisticTraceAnalysis draws the same line between "host
-wait" and the rest. What the device spends waiting for a collective to end is neither.
+wait" and the rest. What the device spends waiting for a collective to end is neither. Where a launch was not
+recorded, it lies between those around it; of a gap that begins and ends between these nothing is known.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import EMPTY, Intervals, union
+from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, union
 from ddpdoctor.trace import RankTrace, classify
 
-from .launches import CUDA_CALLS, RUNTIME_CALLS
+from .launches import CUDA_CALLS, launches
 
 LAUNCH_SLACK_NS = 30_000
 """A launch reaches an idle device, and a host is woken from waiting for one, within this time: both take some 5 to 20
@@ -27,7 +28,7 @@ _SHORT_NS = 10_000
 """A gap of this length between queued kernels is what one kernel after the other costs (about 1 us), and fewer
 kernels save it, as they save launching."""
 _NEVER = np.iinfo(np.int64).max // 2
-"""ns: of a launch that was not recorded; half, so that sums do not overflow."""
+"""ns: after all that was recorded, negative before it; half, so that sums do not overflow."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,8 @@ def device_gaps(trace: RankTrace, own: NDArray[np.bool_], comm_end: NDArray[np.i
     rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
     busy_start, busy_end = union(trace.start_ns[rows], trace.end_ns[rows])
     starts, stops = busy_end[:-1].astype(np.int64), busy_start[1:].astype(np.int64)
-    launched = _launched(trace, rows)[np.searchsorted(trace.start_ns[rows], stops)]
+    following = np.searchsorted(trace.start_ns[rows], stops)
+    not_before, launched = (times[following] for times in _launched(trace, rows))
     ends = np.concatenate(([-_NEVER], np.sort(comm_end)))
     ended = ends[np.searchsorted(ends, stops, side="right") - 1]
     awaited = (launched <= ended + LAUNCH_SLACK_NS) | _host_waits(trace, ended)
@@ -63,8 +65,9 @@ def device_gaps(trace: RankTrace, own: NDArray[np.bool_], comm_end: NDArray[np.i
     short = stops - since <= _SHORT_NS
     queued = short & (reached == since)
     until = np.where(short, stops, reached)
+    surely = np.where(not_before == launched, until, np.clip(not_before, since, until))
     return DeviceGaps(
-        for_host=union(since, until),
+        for_host=union(since, surely),
         by_device=union(until, stops),
         queued=union(since[queued], stops[queued]),
     )
@@ -87,14 +90,16 @@ def _waiting_calls(trace: RankTrace) -> tuple[NDArray[np.int64], NDArray[np.int6
     return trace.start_ns[calls][order], np.maximum.accumulate(trace.end_ns[calls][order])
 
 
-def _launched(trace: RankTrace, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """[M] when the host had launched each device event (rows in order of start); where its call was not
-    recorded, when it had launched the next one that is known."""
-    calls = trace.category_mask(*RUNTIME_CALLS) & (trace.correlation >= 0)
-    by_correlation = dict(zip(trace.correlation[calls].tolist(), trace.end_ns[calls].tolist(), strict=True))
-    launched = np.array([by_correlation.get(int(c), _NEVER) for c in trace.correlation[rows]], np.int64)
-    filled: NDArray[np.int64] = np.minimum.accumulate(launched[::-1])[::-1]
-    return filled
+def _launched(trace: RankTrace, rows: Ints) -> tuple[Ints, Ints]:
+    """([M], [M]) when the host had launched each device event (rows in order of start) at the earliest and at the latest:
+    where neither its call nor its operator was recorded, between those before and behind it that are known."""
+    calls = launches(trace, rows)
+    known = calls >= 0
+    # An operator goes on behind the launch, a copy's until the copy is done.
+    at = np.minimum(trace.end_ns[np.clip(calls, 0, None)], trace.start_ns[rows])
+    latest: Ints = np.minimum.accumulate(np.where(known, at, _NEVER)[::-1])[::-1]
+    before = np.maximum.accumulate(np.where(known, at, -_NEVER))
+    return np.where(known, latest, np.minimum(before, latest)), latest
 
 
 def after_sync(trace: RankTrace, idle: Intervals) -> Intervals:

@@ -29,6 +29,7 @@ def collectives_of_gloo(trace: RankTrace) -> Collectives:
         start=start,
         end=trace.end_ns[runs],
         issued=start,
+        launch_seen=np.ones(count, bool),
         operation=operation,
         group=[""] * count,
         sequence=unknown,

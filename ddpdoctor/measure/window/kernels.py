@@ -53,13 +53,14 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
         start=start,
         end=trace.end_ns[rows],
         issued=issue.at,
+        launch_seen=issue.call >= 0,
         operation=operation,
         group=[_group(trace, entry) for entry in entries],
         sequence=np.array([trace.collectives.sequence[m] if m >= 0 else -1 for m in entries], np.int64),
         bytes=size,
         kind=_kinds(trace, main, issue, operation, size),
         point_to_point=np.array(point, bool),
-        ready=_ready(trace, issue.at, start),
+        ready=np.where(call >= 0, _ready(trace, issue.at, start), _computed(trace, start)),
     )
 
 
@@ -99,8 +100,7 @@ def _bytes(trace: RankTrace, entry: int) -> float:
 
 def _ready(trace: RankTrace, issued: Ints, start: Ints) -> Ints:
     """[M] end of the last computation that was launched before the collective: its stream waits for an event there."""
-    computes = trace.category_mask("kernel", "gpu_memset") & ~classify.communication_kernels(trace)
-    rows = np.flatnonzero(computes)
+    rows = np.flatnonzero(_computes(trace))
     calls = launches(trace, rows)
     rows, calls = rows[calls >= 0], calls[calls >= 0]
     order = np.argsort(trace.start_ns[calls], kind="stable")
@@ -111,6 +111,18 @@ def _ready(trace: RankTrace, issued: Ints, start: Ints) -> Ints:
     computed = np.where(before >= 0, done[np.clip(before, 0, None)], issued)
     ready: Ints = np.minimum(np.maximum(issued, computed), start)
     return ready
+
+
+def _computed(trace: RankTrace, start: Ints) -> Ints:
+    """[M] end of the last computation that was over when the collective started: it waited for no later one."""
+    ends = np.sort(trace.end_ns[_computes(trace)])
+    over = np.searchsorted(ends, start, side="right") - 1
+    ready: Ints = np.where(over >= 0, ends[np.clip(over, 0, None)], start) if len(ends) else start.copy()
+    return ready
+
+
+def _computes(trace: RankTrace) -> Mask:
+    return trace.category_mask("kernel", "gpu_memset") & ~classify.communication_kernels(trace)
 
 
 def _kinds(

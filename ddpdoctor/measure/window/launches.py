@@ -15,6 +15,16 @@ RUNTIME_CALLS = (*CUDA_CALLS, "xpu_runtime")
 """The same on every kind of device."""
 
 
+def host_recorded(trace: RankTrace) -> bool:
+    """Whether the trace says what the host did between its launches: by operators, Python frames, or calls of the runtime that
+    launch nothing, such as those that wait. Annotations say in which phase a host was, no more."""
+    if trace.category_mask("cpu_op", "python_function").any():
+        return True
+    calls = trace.category_mask(*RUNTIME_CALLS)
+    launched = trace.correlation[trace.category_mask(*DEVICE)]
+    return bool((calls & ~np.isin(trace.correlation, launched)).any())
+
+
 def rows_of(trace: RankTrace, mask: Mask) -> Intervals:
     """Union of the events in ``mask``."""
     return union(trace.start_ns[mask], trace.end_ns[mask])
@@ -44,15 +54,18 @@ def launch_pairs(trace: RankTrace, device: Mask) -> tuple[Ints, Ints]:
 
 
 def launched_inside(trace: RankTrace, marks: Mask) -> Mask:
-    """[events] the device events that were launched while one of the marked host events was open."""
+    """[events] the device events that were launched, as far as that was recorded, while one of the marked host events was
+    open."""
     starts, ends = rows_of(trace, marks)
     if not len(starts):
         return np.zeros(trace.size, bool)
-    calls = trace.category_mask(*CUDA_CALLS) & (trace.correlation >= 0)
-    index = np.searchsorted(starts, trace.start_ns[calls], side="right") - 1
-    within = (index >= 0) & (trace.start_ns[calls] < ends[np.clip(index, 0, None)])
-    launched = trace.correlation[calls][within]
-    return trace.category_mask(*DEVICE) & np.isin(trace.correlation, launched)
+    rows = np.flatnonzero(trace.category_mask(*DEVICE))
+    calls = launches(trace, rows)
+    at = trace.start_ns[np.clip(calls, 0, None)]
+    index = np.searchsorted(starts, at, side="right") - 1
+    inside = np.zeros(trace.size, bool)
+    inside[rows] = (calls >= 0) & (index >= 0) & (at < ends[np.clip(index, 0, None)])
+    return inside
 
 
 def rows_with_number(rows: Ints, numbers: Ints, wanted: Ints) -> Ints:

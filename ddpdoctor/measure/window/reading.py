@@ -16,7 +16,7 @@ from .devicework import device_work
 from .gloo import collectives_of_gloo
 from .hostwork import host_work
 from .kernels import collectives_of_kernels
-from .launches import DEVICE
+from .launches import DEVICE, host_recorded
 from .window import Window
 
 Steps = Sequence[tuple[int, int, int]]
@@ -31,7 +31,8 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
     on_device = bool(trace.category_mask("kernel").any())
     main = main_lane(trace)
     collectives = _collectives(trace, main)
-    steps = bounds or _steps(trace, main)
+    host_seen = not on_device or host_recorded(trace)
+    steps = bounds or _steps(trace, main) or ([] if host_seen else _steps_on_device(trace))
     span = _span(trace, on_device)
     work = (
         device_work(trace, main, collectives, span, last_step_end=steps[-1][2] if steps else None)
@@ -50,6 +51,7 @@ def read_window(trace: RankTrace, bounds: Steps | None = None, host: str = "") -
         sets=work.sets,
         compute=work.compute,
         late_launches=work.late_launches,
+        host_seen=host_seen,
         waits=work.waits,
         idle_after=work.idle_after,
         in_gaps=work.in_gaps,
@@ -111,6 +113,18 @@ def _steps(trace: RankTrace, main: int) -> list[tuple[int, int, int]]:
     rows = np.flatnonzero(trace.name_mask(classify.is_optimizer_step) & on_main)
     ends = sorted(_outermost_ends(trace, rows))
     return [(i, start, end) for i, (start, end) in enumerate(pairwise(ends))]
+
+
+def _steps_on_device(trace: RankTrace) -> list[tuple[int, int, int]]:
+    """The steps as the device's streams went through them: from the first stream to the last."""
+    rows = np.flatnonzero(trace.name_mask(_is_step) & trace.category_mask("gpu_user_annotation"))
+    numbers = np.array([classify.step_number(trace.name_of(int(row))) or 0 for row in rows], np.int64)
+    steps = [
+        (int(number), int(trace.start_ns[of_step].min()), int(trace.end_ns[of_step].max()))
+        for number in np.unique(numbers)
+        for of_step in (rows[numbers == number],)
+    ]
+    return sorted(steps, key=lambda step: step[1])
 
 
 def _outermost_ends(trace: RankTrace, rows: NDArray[np.int64]) -> set[int]:

@@ -47,6 +47,8 @@ class Window:
     late_launches: Intervals = EMPTY
     """Beside a collective: no computation, because the host was late to launch it. A rank that waits in a collective
     loses there what others lose before it."""
+    host_seen: bool = True
+    """Whether the trace records anything of what the host did. Else it is unknown why the device idles."""
     waits: Waits = NO_WAITS
     """Where the host waited for its device; on the trace's own clock."""
     idle_after: Mapping[str, Intervals] = field(default_factory=dict)
@@ -123,9 +125,8 @@ def step_of_collectives(window: Window) -> Ints:
     """
     comms = window.collectives
     steps = step_of(window, comms.issued)
-    unseen = comms.issued >= comms.start
-    if window.on_device and not unseen.all():
-        steps = np.where(unseen, UNKNOWN_STEP, steps)
+    if window.on_device and comms.launch_seen.any():
+        steps = np.where(comms.launch_seen, steps, UNKNOWN_STEP)
     return steps
 
 
