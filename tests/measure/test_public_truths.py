@@ -79,7 +79,8 @@ def test_windows_that_do_not_begin_at_the_same_collective():
     name = "torchrec/sst_long_a2a_optimizer_2__run0"
     assert accused(of(name)) == {"host": [2]}
     assert caused_ms(name)[2] * 3 == pytest.approx(3127, rel=0.03)
-    assert caused_ms(name)[0] * 3 == pytest.approx(7, abs=2)
+    # By the median of the others, rank 0 was 4.4 ms late in ten collectives, of which some lack none of their members now.
+    assert caused_ms(name)[0] * 3 == pytest.approx(4.4, abs=1)
     assert of(name).graphs.speaking.matched == 33
 
 
