@@ -11,9 +11,11 @@ from .clockfit import fit_clock, vote_offsets
 from .hosts import align_logs
 from .matching import Matched, align_and_match
 from .suspensions import set_suspended_aside
+from .wholeness import Wholeness
 
 __all__ = [
     "Matched",
+    "Wholeness",
     "align_and_match",
     "align_logs",
     "fit_clock",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -45,13 +46,15 @@ class Ordered:
 
     def taken(self, rows: Ints) -> Ordered:
         """These rows only."""
-        return replace(self, **{name: getattr(self, name)[rows] for name in _COLUMNS})
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return replace(self, **columns)
 
     def joined(self, more: Ordered) -> Ordered:
         """These, and more behind them."""
-        return replace(
-            self, **{name: np.concatenate((getattr(self, name), getattr(more, name))) for name in _COLUMNS}
-        )
+        columns: dict[str, Any] = {
+            name: np.concatenate((getattr(self, name), getattr(more, name))) for name in _COLUMNS
+        }
+        return replace(self, **columns)
 
     def by_clock(self, correction_ns: Ints) -> Ordered:
         """The same by another clock, which is ahead by so much at each end."""

@@ -51,7 +51,7 @@ def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
     """Of the collectives in these rows [L, R], see :func:`.merging.merged`."""
     first, last = _first_and_last_end(windows, table)
     reached = np.zeros(len(table), np.int64)
-    for position in np.flatnonzero((table >= 0).any(axis=0)):
+    for position in np.flatnonzero((table >= 0).any(axis=0)).tolist():
         begin, end = windows[position].span
         reached += ((first <= end) & (last >= begin)).astype(np.int64)
     return Spread((table >= 0).sum(axis=1), reached, (last - first).astype(float))
@@ -61,7 +61,7 @@ def wholeness(windows: Sequence[Window], tables: Sequence[Ints]) -> Wholeness:
     """Of the collectives of groups of which several ranks are here."""
     counts = np.zeros(4, np.int64)
     for table in tables:
-        members = np.flatnonzero((table >= 0).any(axis=0))
+        members = np.flatnonzero((table >= 0).any(axis=0)).tolist()
         if len(members) < 2:
             continue
         first, last = _first_and_last_end(windows, table)
@@ -90,7 +90,7 @@ def _first_and_last_end(windows: Sequence[Window], table: Ints) -> tuple[Ints, I
     """[L] of the members' ends."""
     first = np.full(len(table), np.iinfo(np.int64).max)
     last = np.full(len(table), np.iinfo(np.int64).min)
-    for position in np.flatnonzero((table >= 0).any(axis=0)):
+    for position in np.flatnonzero((table >= 0).any(axis=0)).tolist():
         has = table[:, position] >= 0
         end = windows[position].collectives.end[table[has, position]]
         first[has], last[has] = np.minimum(first[has], end), np.maximum(last[has], end)

@@ -60,6 +60,8 @@ class Job:
     drifts_ppm: tuple[float, ...] = ()
     marked: bool = True
     numbered: bool = False
+    renumbered: int = 1 << 30
+    """Numbers begin anew after so many collectives."""
     seed: int = 0
 
 
@@ -123,7 +125,7 @@ def _of_rank(job, kinds, rank, start_ms, end_ms, random) -> Recorded:
         issued=started - 1000,
         operation=[kinds[n].operation for n in own],
         group=[kinds[n].group for n in own],
-        sequence=own.copy() if job.numbered else np.full(len(own), -1, np.int64),
+        sequence=own % job.renumbered if job.numbered else np.full(len(own), -1, np.int64),
         bytes=np.array([kinds[n].bytes for n in own]),
         kind=[SyncKind.GRADIENTS] * len(own),
         point_to_point=np.zeros(len(own), bool),
