@@ -8,8 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 
 from ddpdoctor.measure.taxonomy import SyncKind
-from ddpdoctor.measure.window import Window
-from ddpdoctor.measure.window.collectives import Collectives
+from ddpdoctor.measure.window import Collectives, Window
 
 EPOCH_NS = 1_759_308_646_000_000_000
 MS = 1_000_000
