@@ -10,7 +10,7 @@ from ddpdoctor.measure.graph import Graphs
 def caveats(graphs: Graphs) -> list[str]:
     """Of one run, one sentence each."""
     of_traces = [] if graphs.logs else [*_one_rank(graphs), *_missing_ranks(graphs), *_nameless(graphs)]
-    return [*_refused(graphs), *of_traces, *_hosts_unseen(graphs), *_no_window(graphs)]
+    return [*_refused(graphs), *_not_whole(graphs), *of_traces, *_hosts_unseen(graphs), *_no_window(graphs)]
 
 
 def _refused(graphs: Graphs) -> Iterator[str]:
@@ -20,6 +20,21 @@ def _refused(graphs: Graphs) -> Iterator[str]:
             f"Collectives could not be matched over the ranks: {window.refused}. "
             "Waiting and transfer cannot be told apart, and no rank is accused."
         )
+
+
+def _not_whole(graphs: Graphs) -> Iterator[str]:
+    """How many collectives lack members, and why."""
+    window = graphs.window
+    found = window.wholeness if window is not None else None
+    if found is None or not found.lacking:
+        return
+    reasons = {
+        "a rank whose window does not reach them": found.cut,
+        "a rank on which their events were not recorded": found.lost,
+        "a rank that had no more of them though its window goes on": found.left,
+    }
+    told = "; ".join(f"{count} lack {who}" for who, count in reasons.items() if count)
+    yield f"{found.whole} of {found.whole + found.lacking} collectives of the window were found on all their ranks: {told}."
 
 
 def _one_rank(graphs: Graphs) -> Iterator[str]:

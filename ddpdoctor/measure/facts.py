@@ -203,6 +203,14 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     unmatched: int | None = None
     refused: str | None = None
     """Why the matching was not credible and was refused."""
+    whole: int | None = None
+    """Collectives of the window that were found on all ranks of their group that are here."""
+    lacking_left: int | None = None
+    """Collectives that a rank lacks which has no more of its group, though its window goes on."""
+    lacking_lost: int | None = None
+    """Collectives that a rank lacks which has those before and behind them: their events were not recorded."""
+    lacking_cut: int | None = None
+    """Collectives that a rank lacks because its window does not reach them."""
     clock_error_us: float | None = None
     """Error bound of the common clock."""
     slow_link_ranks: list[int] | None = None

@@ -79,8 +79,18 @@ def test_windows_that_do_not_begin_at_the_same_collective():
     name = "torchrec/sst_long_a2a_optimizer_2__run0"
     assert accused(of(name)) == {"host": [2]}
     assert caused_ms(name)[2] * 3 == pytest.approx(3127, rel=0.03)
-    assert caused_ms(name)[0] * 3 == pytest.approx(7, abs=2)
+    # By the median of the others, rank 0 was 4.4 ms late in ten collectives.
+    assert caused_ms(name)[0] * 3 == pytest.approx(4.4, abs=1)
     assert of(name).graphs.speaking.matched == 33
+
+
+def test_the_ends_of_a_long_all_to_all_are_spread():
+    """The big one ends on the four ranks at 59.8, 59.9, 60.0 and 60.1 ms: one collective, to which rank 2 comes last."""
+    name = "torchrec/sst_long_a2a_optimizer_3"
+    assert accused(of(name)) == {"host": [2]}
+    whole = of(name).graphs.speaking.wholeness
+    assert (whole.whole, whole.lacking, of(name).facts.communication.unmatched) == (31, 1, 0)
+    assert caused_ms(name)[2] == pytest.approx(49, abs=2)
 
 
 def test_a_host_bound_pair():

@@ -7,18 +7,20 @@ not credible is refused.
 """
 
 from .chronology import moved_trace, put_in_order
-from .clockfit import fit_clock, vote_offset
+from .clockfit import fit_clock, vote_offsets
 from .hosts import align_logs
 from .matching import Matched, align_and_match
 from .suspensions import set_suspended_aside
+from .wholeness import Wholeness
 
 __all__ = [
     "Matched",
+    "Wholeness",
     "align_and_match",
     "align_logs",
     "fit_clock",
     "moved_trace",
     "put_in_order",
     "set_suspended_aside",
-    "vote_offset",
+    "vote_offsets",
 ]

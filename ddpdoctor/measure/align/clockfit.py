@@ -9,11 +9,10 @@ conversion hundreds of microseconds.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 
 @dataclass(frozen=True)
@@ -22,15 +21,16 @@ class Tuning:
 
     bin_ns: int = 200_000
     """Offsets as near as this agree: above the 90 microseconds by which ends scatter within a host."""
-    reach: int = 48
-    """How many positions apart two events may stand in their files and still be the same collective: windows do
-    not begin together."""
-    most_paired: int = 1500
-    """Events of the reference that are paired: enough for any vote, and bounds the time that it takes."""
+    reach: int = 1200
+    """Events of the other clock, around its middle, with which they are compared: windows do not begin together."""
+    most_paired: int = 200
+    """Events of the reference, around its middle, that vote: enough for any vote, and bounds the time that it takes."""
+    peaks: int = 12
+    """Offsets to try: those a step apart have almost as many votes."""
     near_ns: int = 50_000_000
-    """Offsets that a synchronised clock can have; a far one is believed only with clearly more votes."""
-    nearly: float = 0.9
-    """Of the most votes: as good as the most."""
+    """Offsets that a synchronised clock can have; others are tried later."""
+    nearly: float = 0.5
+    """Of the most votes: fewer are an accident. Spread ends take many from the right one."""
     drift_span_ns: int = 20_000_000
     """A drift is fitted only to events spread over more than this."""
     drift_events: int = 8
@@ -70,43 +70,31 @@ class ClockFit:
         return result
 
 
-def vote_offset(
-    reference: NDArray[np.int64],
-    reference_labels: Sequence[Hashable],
-    other: NDArray[np.int64],
-    labels: Sequence[Hashable],
-) -> float | None:
-    """Offset of ``other`` against ``reference`` (ns) on which most pairs of alike events agree; None without
-    any pair.
+def vote_offsets(
+    reference: NDArray[np.int64], reference_labels: ArrayLike, other: NDArray[np.int64], labels: ArrayLike
+) -> list[float]:
+    """Offsets of ``other`` against ``reference`` (ns) on which many pairs of alike events agree, those that clocks can have
+    first, the nearest to zero before others; [] without any pair.
 
-    Events stand in order of time with labels that must be equal for a pair. Where steps repeat evenly,
-    offsets one step apart get almost as many votes: the one nearest to zero wins unless another has clearly
-    more.
+    Events stand in order of time with labels that must be equal for a pair. Where steps repeat evenly, offsets one step
+    apart get almost as many votes: none of them is chosen here.
     """
-    differences = []
-    width = min(len(reference), TUNING.most_paired)
-    for i in range(width):
-        low, high = max(0, i - TUNING.reach), min(len(other), i + TUNING.reach + 1)
-        differences += [
-            int(other[j]) - int(reference[i]) for j in range(low, high) if labels[j] == reference_labels[i]
-        ]
-    if not differences:
-        return None
-    values = np.sort(np.array(differences, np.float64))
+    ours, theirs = _middle(len(reference), TUNING.most_paired), _middle(len(other), TUNING.reach)
+    alike = np.asarray(reference_labels)[ours][:, None] == np.asarray(labels)[theirs]
+    values = np.sort((other[theirs] - reference[ours][:, None])[alike]).astype(np.float64)
     votes = np.searchsorted(values, values + TUNING.bin_ns, side="right") - np.arange(len(values))
-    best = votes.max()
-    good = np.flatnonzero(votes >= max(1.0, TUNING.nearly * best))
-    near = good[np.abs(values[good]) < TUNING.near_ns]
-    chosen = int(near[np.abs(values[near]).argmin()]) if len(near) else int(votes.argmax())
-    chosen = _peak(values, votes, chosen)
-    inside = values[chosen : chosen + int(votes[chosen])]
-    return float(np.median(inside))
+    found: list[float] = []
+    left = votes.copy()
+    while len(found) < TUNING.peaks and left.size and left.max() >= max(1.0, TUNING.nearly * votes.max()):
+        peak = int(left.argmax())
+        found.append(float(np.median(values[peak : peak + int(votes[peak])])))
+        left[np.abs(values - values[peak]) <= 2 * TUNING.bin_ns] = 0
+    return sorted(found, key=lambda offset: (abs(offset) >= TUNING.near_ns, abs(offset)))
 
 
-def _peak(values: NDArray[np.float64], votes: NDArray[np.int64], start: int) -> int:
-    """The fullest bin that begins within one bin of the chosen one."""
-    around = np.flatnonzero(np.abs(values - values[start]) <= TUNING.bin_ns)
-    return int(around[votes[around].argmax()])
+def _middle(count: int, most: int) -> slice:
+    begin = max(0, (count - most) // 2)
+    return slice(begin, begin + most)
 
 
 def fit_clock(reference: NDArray[np.int64], other: NDArray[np.int64]) -> ClockFit:

@@ -1,12 +1,82 @@
-"""By what a collective is known on every rank: its process group, operation and size."""
+"""By what a collective is known on every rank: its process group, operation and size, its number and its step."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
-from ddpdoctor.measure.window import Window
+from ddpdoctor.measure.numerics import Ints, Mask
+from ddpdoctor.measure.window import UNKNOWN_STEP, Window, step_of_collectives
+
+_UNEQUAL = ("alltoall", "sendrecv", "send", "recv", "gather", "scatter", "unknown")
+"""Operations to which ranks may contribute unlike amounts: their sizes tell nothing."""
+_ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "unknown")
+"""Operations that a rank may have left before another comes: whoever only gives need not wait for who takes."""
+_COLUMNS = ("label", "kind", "step", "start", "end", "left", "meets")
+
+
+@dataclass(frozen=True)
+class Ordered:
+    """Collectives of one process group in their order, [M]; times int64 ns."""
+
+    label: Ints
+    """Alike on all ranks: stands for operation and size, and the collective's number where it has one."""
+    kind: Ints
+    """The same without the number."""
+    step: Ints
+    """In which the host launched it; -1 unknown."""
+    start: Ints
+    """When the last of those who are known to take part came."""
+    end: Ints
+    left: Ints
+    """When the first of them left."""
+    meets: Mask
+    """Nobody leaves it before all have come, and no number says what is the same."""
+    one_order: bool = False
+    """Whether one order holds for all: the group is known, or its host issues them one by one."""
+    on_device: bool = True
+    """Else ends come when a thread gets a CPU."""
+
+    def __len__(self) -> int:
+        return len(self.label)
+
+    def taken(self, rows: Ints) -> Ordered:
+        """These rows only."""
+        columns: dict[str, Any] = {name: getattr(self, name)[rows] for name in _COLUMNS}
+        return replace(self, **columns)
+
+    def joined(self, more: Ordered) -> Ordered:
+        """These, and more behind them."""
+        columns: dict[str, Any] = {
+            name: np.concatenate((getattr(self, name), getattr(more, name))) for name in _COLUMNS
+        }
+        return replace(self, **columns)
+
+    def by_clock(self, correction_ns: Ints) -> Ordered:
+        """The same by another clock, which is ahead by so much at each end."""
+        moved = {name: getattr(self, name) + correction_ns for name in ("start", "end", "left")}
+        return replace(self, **moved)
+
+
+def differ(a: Ints, b: Ints) -> Mask:
+    """Where two steps are known, and are not the same."""
+    different: Mask = (a >= 0) & (b >= 0) & (a != b)
+    return different
+
+
+def meet(line: Ordered, other: Ordered, row: Ints, error_ns: float) -> Mask:
+    """[M] which of ``other`` can be the one in this ``row`` of ``line``: nobody comes after another has left."""
+    after = np.maximum(line.start[row] - other.left, other.start - line.left[row])
+    possible: Mask = (row >= 0) & ((after <= error_ns) | ~other.meets)
+    return possible
+
+
+Groups = dict[Hashable, tuple[Ints, Ordered]]
+"""Process group → rows in the window's collectives, and the collectives in their order."""
 
 
 def group_keys(window: Window) -> list[Hashable]:
@@ -19,14 +89,79 @@ def group_keys(window: Window) -> list[Hashable]:
     return [known.get(name, name) for name in window.collectives.group]
 
 
-def labels(window: Window) -> list[Hashable]:
-    """[M] what the same collective has in common on all ranks, the number apart."""
-    comms, keys = window.collectives, group_keys(window)
-    return [
-        (
-            keys[i],
-            comms.operation[i],
-            -1.0 if np.isnan(comms.bytes[i]) else float(comms.bytes[i]),
-        )
-        for i in range(len(comms))
-    ]
+def ordered(windows: Sequence[Window], numbers: bool = True) -> list[Groups]:
+    """Of each window its collectives by process group, those between two ranks left out. ``numbers``: those that have
+    one are told apart by it."""
+    keys = _with_lost_groups([group_keys(window) for window in windows])
+    sizes = [_sizes(window, of_window) for window, of_window in zip(windows, keys, strict=True)]
+    only = _only_sizes(windows, keys, sizes)
+    codes: dict[Hashable, int] = {}
+    found = []
+    for window, of_window, size in zip(windows, keys, sizes, strict=True):
+        comms = window.collectives
+        sequence = comms.sequence if numbers else np.full(len(comms), -1, np.int64)
+        kinds = [
+            codes.setdefault((op, only.get((key, op)) if of < 0 else of), len(codes))
+            for key, op, of in zip(of_window, comms.operation, size, strict=True)
+        ]
+        labels = [
+            codes.setdefault((kind, number), len(codes)) if number >= 0 else kind
+            for kind, number in zip(kinds, sequence.tolist(), strict=True)
+        ]
+        found.append(_by_group(window, of_window, np.array(labels, np.int64), np.array(kinds, np.int64)))
+    return found
+
+
+def _by_group(window: Window, keys: Sequence[Hashable], label: Ints, kind: Ints) -> Groups:
+    comms = window.collectives
+    step = step_of_collectives(window) if window.steps else np.full(len(comms), UNKNOWN_STEP)
+    meets = ~np.isin(np.array(comms.operation, dtype=str), _ROOTED) & (label == kind)
+    codes: dict[Hashable, int] = {}
+    code = np.array([codes.setdefault(key, len(codes)) for key in keys], np.int64)
+    groups: Groups = {}
+    for key, number in codes.items():
+        rows = np.flatnonzero((code == number) & ~comms.point_to_point)
+        rows = rows[np.argsort(comms.start[rows], kind="stable")]
+        if len(rows):
+            groups[key] = (
+                rows,
+                Ordered(
+                    label[rows],
+                    kind[rows],
+                    step[rows],
+                    comms.start[rows],
+                    comms.end[rows],
+                    comms.end[rows],
+                    meets[rows],
+                    one_order=key != "" or not window.on_device,
+                    on_device=window.on_device,
+                ),
+            )
+    return groups
+
+
+def _with_lost_groups(keys: list[list[Hashable]]) -> list[list[Hashable]]:
+    """Where all that is named belongs to one group, so does what lost its name."""
+    names = {key for of_window in keys for key in set(of_window)}
+    named = names - {""}
+    if len(named) != 1 or "" not in names:
+        return keys
+    return [[next(iter(named))] * len(of_window) for of_window in keys]
+
+
+def _sizes(window: Window, keys: Sequence[Hashable]) -> list[float]:
+    """Bytes of each collective, -1 where they are unknown or tell nothing."""
+    comms = window.collectives
+    known = np.nan_to_num(comms.bytes, nan=-1.0).tolist()
+    return [-1.0 if op in _UNEQUAL else size for op, size in zip(comms.operation, known, strict=True)]
+
+
+def _only_sizes(
+    windows: Sequence[Window], keys: Sequence[Sequence[Hashable]], sizes: Sequence[Sequence[float]]
+) -> dict[Hashable, float]:
+    """(Group, operation) → the size of all those whose size is known, where they have the same."""
+    seen: dict[Hashable, set[float]] = defaultdict(set)
+    for window, of_window, size in zip(windows, keys, sizes, strict=True):
+        for what in set(zip(of_window, window.collectives.operation, size, strict=True)):
+            seen[what[:2]].add(what[2])
+    return {what: max(of) for what, of in seen.items() if len(of - {-1.0}) == 1}

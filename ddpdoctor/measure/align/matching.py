@@ -1,43 +1,40 @@
-"""The same collective on every rank: by process group and sequence number where the trace has them, else by
-where ends coincide."""
+"""The same collective on every rank: by process group and sequence number where the trace has them, else by the order in
+which each rank has its group's collectives."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpdoctor.measure.numerics import Array, Ints
 from ddpdoctor.measure.window import Window
 
-from .labels import group_keys
-from .numbering import numbered_by_step
-from .oneclock import LOOSEST_NS, on_one_clock
+from .labels import Groups, Ordered, ordered
+from .merging import merged
+from .oneclock import on_one_clock, several_clocks
+from .sequences import spacing
+from .wholeness import Wholeness, spread_of, wholeness
 
 
 @dataclass(frozen=True)
 class Tuning:
-    """What is credible, and how near to each other ends must lie."""
+    """What is credible."""
 
-    credible_spread_ns: int = 5_000_000
-    """Ends of one collective lie 26 to 90 microseconds apart within a host; beyond this the pairs are not the
-    same collective."""
-    credible_gloo_spread_ns: int = 100_000_000
-    """Gloo's ranks leave a collective when their threads get a CPU."""
     least_matched: float = 0.5
     """Part of the collectives that must be matched: of windows that overlap by less, most are somebody else's."""
-    tightest_ns: int = 150_000
-    """Ends as near as this coincide, however well the clocks agree: above the 90 microseconds that are seen within a host."""
-    scatters: float = 6.0
-    """So many times the clocks' error may lie between two ends: of normal errors, none in a million is left out."""
+    by_chance: float = 0.2
+    """Of the distance to the next one of its kind. The ends of unrelated collectives lie a quarter of it apart in the
+    median, those of one collective less than its own length, whatever that is."""
+    told_apart_ns: int = 150_000
+    """Ends as near as this are together, however closely collectives follow each other: above the 90 microseconds that
+    are seen within a host."""
 
 
 TUNING = Tuning()
-
-Member = tuple[int, int]
-"""(position of the window, row in its collectives)"""
 
 
 @dataclass(frozen=True)
@@ -51,97 +48,84 @@ class Matched:
     """Why the matching cannot be right."""
     error_ns: float | None = None
     """Error bound of the clocks' alignment; None where nothing was aligned."""
+    wholeness: Wholeness = field(default_factory=Wholeness)
+    """How many have all their members."""
 
 
 def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
     """(The windows on one clock, their collectives matched). Ranks without collectives keep their clock."""
-    numbered = numbered_by_step(windows)
-    active = [position for position, window in enumerate(numbered) if len(window.collectives)]
+    active = [position for position, window in enumerate(windows) if len(window.collectives)]
     if len(active) < 2:
-        unmatched = sum(len(window.collectives) for window in numbered)
-        return numbered, Matched(np.empty((0, len(windows)), np.int64), unmatched)
-    moved, error_ns = on_one_clock([numbered[position] for position in active])
+        unmatched = sum(len(window.collectives) for window in windows)
+        return list(windows), Matched(np.empty((0, len(windows)), np.int64), unmatched)
+    taking_part = [windows[position] for position in active]
+    moved, groups, error_ns = on_one_clock(taking_part, ordered(taking_part))
     by_position = dict(zip(active, moved, strict=True))
-    aligned = [by_position.get(position, window) for position, window in enumerate(numbered)]
-    tolerance_ns = max(TUNING.tightest_ns, min(LOOSEST_NS, TUNING.scatters * error_ns))
-    rows, unmatched = _match(aligned, tolerance_ns)
-    return aligned, Matched(rows, unmatched, _refused(aligned, rows), error_ns)
+    aligned = [by_position.get(position, window) for position, window in enumerate(windows)]
+    of_ranks = dict(zip(active, groups, strict=True))
+    tables = _tables(of_ranks, len(windows), error_ns, error_ns if several_clocks(taking_part) else 0.0)
+    lines = np.concatenate([np.empty((0, len(windows)), np.int64), *tables])
+    members = (lines >= 0).sum(axis=1)
+    rows = lines[members > 1]
+    matched = Matched(
+        rows=rows,
+        unmatched=sum(len(window.collectives) for window in windows) - int(members[members > 1].sum()),
+        refused=_refused(aligned, of_ranks, tables),
+        error_ns=error_ns,
+        wholeness=wholeness(aligned, tables),
+    )
+    return aligned, matched
 
 
-def _match(windows: Sequence[Window], tolerance_ns: float) -> tuple[NDArray[np.int64], int]:
-    """(:attr:`Matched.rows`, how many collectives have no partner)."""
-    by_group: dict[Hashable, list[Member]] = defaultdict(list)
-    for position, window in enumerate(windows):
-        keys = group_keys(window)
-        for row in range(len(window.collectives)):
-            if not window.collectives.point_to_point[row]:
-                by_group[keys[row]].append((position, row))
-    unmatched = sum(int(window.collectives.point_to_point.sum()) for window in windows)
-    lines = []
-    for members in by_group.values():
-        numbered = any(windows[p].collectives.sequence[r] >= 0 for p, r in members)
-        clusters = _by_sequence(windows, members) if numbered else _by_ends(windows, members, tolerance_ns)
-        for cluster in clusters:
-            if len(cluster) < 2:
-                unmatched += len(cluster)
-                continue
-            line = np.full(len(windows), -1, np.int64)
-            for position, row in cluster:
-                line[position] = row
-            lines.append(line)
-    return np.array(lines, np.int64).reshape(-1, len(windows)), unmatched
+def _tables(groups: Mapping[int, Groups], world: int, scatter_ns: float, clock_ns: float) -> list[Ints]:
+    """Of each process group the [L, R] collectives over the ranks, see :func:`.merged`; of those with one rank, too."""
+    members: dict[Hashable, dict[int, tuple[Ints, Ordered]]] = defaultdict(dict)
+    for position, of_rank in groups.items():
+        for key, of_group in of_rank.items():
+            members[key][position] = of_group
+    return [merged(of_group, world, scatter_ns, clock_ns) for of_group in members.values()]
 
 
-def _by_sequence(windows: Sequence[Window], members: list[Member]) -> list[list[Member]]:
-    """Clusters of like operations with one number; what has none is alone."""
-    numbered: dict[tuple[int, str], dict[int, Member]] = defaultdict(dict)
-    alone: list[list[Member]] = []
-    for position, row in members:
-        comms = windows[position].collectives
-        if comms.sequence[row] < 0:
-            alone.append([(position, row)])
-            continue
-        numbered[int(comms.sequence[row]), comms.operation[row]].setdefault(position, (position, row))
-    return [list(cluster.values()) for cluster in numbered.values()] + alone
-
-
-def _by_ends(windows: Sequence[Window], members: list[Member], tolerance_ns: float) -> list[list[Member]]:
-    """Clusters of ends, one per rank, alike in operation and size, no further apart than the tolerance."""
-    ordered = sorted(members, key=lambda m: int(windows[m[0]].collectives.end[m[1]]))
-    clusters: list[list[Member]] = []
-    open_clusters: dict[Hashable, list[Member]] = {}
-    for position, row in ordered:
-        comms = windows[position].collectives
-        size = comms.bytes[row]
-        label = (comms.operation[row], -1.0 if np.isnan(size) else float(size))
-        cluster = open_clusters.get(label)
-        first_end = int(windows[cluster[0][0]].collectives.end[cluster[0][1]]) if cluster else 0
-        full = cluster is not None and position in {p for p, _ in cluster}
-        if cluster is None or full or int(comms.end[row]) - first_end > tolerance_ns:
-            cluster = open_clusters[label] = []
-            clusters.append(cluster)
-        cluster.append((position, row))
-    return clusters
-
-
-def _refused(windows: Sequence[Window], rows: NDArray[np.int64]) -> str | None:
-    """Why a matching cannot be right: too few pairs, or ends too far apart."""
-    whole = sum(int((~window.collectives.point_to_point).sum()) for window in windows)
-    inside = int((rows >= 0).sum())
-    if whole and inside < TUNING.least_matched * whole:
+def _refused(windows: Sequence[Window], groups: Mapping[int, Groups], tables: Sequence[Ints]) -> str | None:
+    """Why a matching cannot be right: too few are found on several ranks, or ends lie as far apart as by chance."""
+    spread = [spread_of(windows, table) for table in tables if ((table >= 0).any(axis=0)).sum() > 1]
+    several = sum(int((found.members > 1).sum()) for found in spread)
+    possible = sum(int((found.reached > 1).sum()) for found in spread)
+    if spread and several <= TUNING.least_matched * possible:
         return (
-            f"only {inside} of {whole} collectives end together on several ranks: the windows do not overlap, events were left "
-            "out of the traces, or they are of different jobs"
+            f"only {several} of {possible} collectives are found on several ranks: the windows do not overlap, events were "
+            "left out of the traces, or they are of different jobs"
         )
-    spreads = []
-    for line in rows:
-        ends = [int(windows[position].collectives.end[row]) for position, row in enumerate(line) if row >= 0]
-        spreads.append(max(ends) - min(ends))
-    on_device = any(window.on_device for window in windows)
-    credible = TUNING.credible_spread_ns if on_device else TUNING.credible_gloo_spread_ns
-    if spreads and np.median(spreads) > credible:
+    beside = _distances(windows, groups)
+    apart, of_distance = [np.empty(0)], [np.empty(0)]
+    for found, table in zip(spread, (t for t in tables if ((t >= 0).any(axis=0)).sum() > 1), strict=True):
+        chosen = found.members > 1
+        nearest = np.min(
+            [np.where(table[chosen, p] >= 0, of[table[chosen, p]], np.inf) for p, of in beside.items()],
+            axis=0,
+        )
+        apart.append(found.apart_ns[chosen])
+        of_distance.append(found.apart_ns[chosen] / nearest)
+    apart_ns, shares = np.concatenate(apart), np.concatenate(of_distance)
+    if len(shares) and np.median(apart_ns) > TUNING.told_apart_ns and np.median(shares) > TUNING.by_chance:
         return (
-            f"the ends of the same collectives lie {np.median(spreads) / 1e6:.0f} ms apart (median), so they are not the same "
-            "collectives"
+            f"the ends of the same collectives lie {np.median(apart_ns) / 1e6:.1f} ms apart (median), as far as those of "
+            "unrelated ones would: they are not the same collectives"
         )
     return None
+
+
+def _distances(windows: Sequence[Window], groups: Mapping[int, Groups]) -> dict[int, Array]:
+    """Of each rank [M] ns from the end of each collective to the nearest of its kind. Of Gloo's, whose ends come when their
+    threads get a CPU, their steps tell which is which: there it is a step's length."""
+    found = {}
+    for position, of_rank in groups.items():
+        window = windows[position]
+        distance = np.full(len(window.collectives), np.inf)
+        for rows, of_group in of_rank.values():
+            distance[rows] = spacing(of_group.kind, of_group.end)
+        if window.steps and not window.on_device:
+            lengths = [end - start for _, start, end in window.steps]
+            distance = np.maximum(distance, np.median(lengths))
+        found[position] = distance
+    return found

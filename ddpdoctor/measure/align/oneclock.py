@@ -1,10 +1,15 @@
-"""Windows of several hosts on the first host's clock."""
+"""Windows of several hosts on the first host's clock.
+
+Which collective is which, and how far the clocks are apart, are found together: steps and places, or a vote, give offsets
+to try; the one by which the ends come to lie nearest to each other is fitted to a growing part of the window, as the drift
+becomes known.
+"""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -12,77 +17,194 @@ from numpy.typing import NDArray
 
 from ddpdoctor.measure.window import Window
 
-from .clockfit import ClockFit, fit_clock, vote_offset
-from .labels import group_keys, labels
-
-LOOSEST_NS = 2_000_000
-"""Ends further apart are no pair: NTP leaves milliseconds between hosts, and a vote has taken out the offset by then."""
+from .clockfit import ClockFit, fit_clock, vote_offsets
+from .labels import Groups, Ordered
+from .sequences import in_equal_steps, paired, surely_paired
 
 Ends = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Ends of the same collectives on two ranks, each on its own clock."""
 
 
-def on_one_clock(windows: Sequence[Window]) -> tuple[list[Window], float]:
-    """(The windows on the first host's clock, error bound in ns). All have collectives."""
+@dataclass(frozen=True)
+class Tuning:
+    """How offsets are tried."""
+
+    references: int = 2
+    """Ranks with which each is compared: by two, the one's disturbed ends are outweighed."""
+    tried: int = 1000
+    """Collectives by which an offset is tried; a drift of 1e-4 moves them by microseconds."""
+    growth: int = 4
+    """So much longer is the part of the window that is fitted next."""
+    nearly: float = 0.9
+    """Of the most pairs: as many."""
+    clearly: float = 0.5
+    """Of another offset's scatter: less than this is no accident."""
+    settling: int = 2
+    """Rounds of matching and fitting at the end; the clocks' error is that of the matched by then."""
+
+
+TUNING = Tuning()
+
+
+def on_one_clock(
+    windows: Sequence[Window], groups: Sequence[Groups]
+) -> tuple[list[Window], list[Groups], float]:
+    """(The windows and their collectives on the first host's clock, error bound in ns). All have collectives."""
+    first, *others = _by_host(windows)
+    moved, on_clock, aligned = list(windows), list(groups), list(first)
+    errors: list[float] = []
+    waiting = others
+    while waiting:
+        later = []
+        for members in waiting:
+            fit = _fit(
+                [
+                    (on_clock[reference], groups[m])
+                    for m in members
+                    for reference in _references(m, aligned, groups)
+                ]
+            )
+            if fit is None:
+                later.append(members)
+                continue
+            for position in members:
+                moved[position] = _on_clock(windows[position], fit)
+                on_clock[position] = {
+                    key: (rows, of.by_clock(fit.correction(of.end)))
+                    for key, (rows, of) in groups[position].items()
+                }
+            errors.append(fit.error_ns)
+            aligned += members
+        if len(later) == len(waiting):
+            break
+        waiting = later
+    return moved, on_clock, max(errors or _errors_within(groups), default=0.0)
+
+
+def several_clocks(windows: Sequence[Window]) -> bool:
+    """Whether clocks had to be brought together."""
+    return len(_by_host(windows)) > 1
+
+
+def _by_host(windows: Sequence[Window]) -> list[list[int]]:
     hosts: dict[str, list[int]] = defaultdict(list)
     for position, window in enumerate(windows):
         # Files without a host name may come from different hosts: each is aligned by itself.
         hosts[window.host or f"rank {window.rank}"].append(position)
-    first, *others = hosts.values()
-    moved, aligned = list(windows), list(first)
-    errors: list[float] = []
-    for members in others:
-        pairs = [_paired(moved[reference], windows[m]) for m in members for reference in aligned[:2]]
-        joined = [pair for pair in pairs if pair is not None]
-        if not joined:
-            continue
-        fit = fit_clock(np.concatenate([a for a, _ in joined]), np.concatenate([b for _, b in joined]))
-        for position in members:
-            moved[position] = _on_clock(windows[position], fit)
-        errors.append(fit.error_ns)
-        aligned += members
-    return moved, max(errors or _errors_within(windows), default=0.0)
+    return list(hosts.values())
 
 
-def _errors_within(windows: Sequence[Window]) -> list[float]:
+def _references(position: int, aligned: Sequence[int], groups: Sequence[Groups]) -> list[int]:
+    """The first ranks on the common clock that share a process group with this one."""
+    shared = (other for other in aligned if groups[other].keys() & groups[position].keys())
+    return [other for other, _ in zip(shared, range(TUNING.references), strict=False)]
+
+
+def _errors_within(groups: Sequence[Groups]) -> list[float]:
     """Error bounds of the first windows that share a clock."""
-    pairs = [_paired(windows[0], window) for window in windows[1:3]]
+    pairs = [_joined([_ends(groups[0], other, 0.0)]) for other in groups[1 : 1 + TUNING.references]]
     return [fit_clock(*pair).error_ns for pair in pairs if pair is not None]
 
 
-def _paired(reference: Window, other: Window) -> Ends | None:
+def _joined(pairs: Sequence[Ends]) -> Ends | None:
     """None where less than two collectives are the same."""
-    a, b = reference.collectives, other.collectives
-    if (a.sequence >= 0).any() and (b.sequence >= 0).any():
-        theirs, ours = group_keys(other), group_keys(reference)
-        there = {(theirs[j], int(b.sequence[j])): j for j in range(len(b)) if b.sequence[j] >= 0}
-        both = [(i, there[key]) for i in range(len(a)) if (key := (ours[i], int(a.sequence[i]))) in there]
-    else:
-        offset = vote_offset(a.end, labels(reference), b.end, labels(other))
-        if offset is None:
-            return None
-        both = _nearest(a.end, labels(reference), b.end - int(offset), labels(other))
-    if len(both) < 2:
+    if not pairs:
         return None
-    left, right = np.array(both).T
-    return a.end[left], b.end[right]
+    a, b = (np.concatenate(ends) for ends in zip(*pairs, strict=True))
+    return (a, b) if len(a) > 1 else None
 
 
-def _nearest(
-    a: NDArray[np.int64], a_labels: list[Hashable], b: NDArray[np.int64], b_labels: list[Hashable]
-) -> list[tuple[int, int]]:
-    """Pairs of like events whose ends lie nearest to each other, within the loosest tolerance."""
-    by_label: dict[Hashable, list[int]] = defaultdict(list)
-    for j, label in enumerate(b_labels):
-        by_label[label].append(j)
-    pairs = []
-    for i, label in enumerate(a_labels):
-        candidates = by_label.get(label)
-        if candidates:
-            j = min(candidates, key=lambda j: abs(int(b[j]) - int(a[i])))
-            if abs(int(b[j]) - int(a[i])) <= LOOSEST_NS:
-                pairs.append((i, j))
-    return pairs
+def _ends(reference: Groups, other: Groups, scatter_ns: float, fit: ClockFit | None = None) -> Ends:
+    """Of the collectives of two ranks that are matched when ``other`` is put on the clock that ``fit`` gives."""
+    ends: list[Ends] = [(np.empty(0, np.int64), np.empty(0, np.int64))]
+    for key in reference.keys() & other.keys():
+        line, theirs = reference[key][1], other[key][1]
+        moved = theirs if fit is None else theirs.by_clock(fit.correction(theirs.end))
+        # An offset is a median of many ends: it is known better than one of them scatters.
+        row = paired(line, moved, scatter_ns, scatter_ns)
+        ends.append((line.end[row[row >= 0]], theirs.end[row >= 0]))
+    a, b = zip(*ends, strict=True)
+    return np.concatenate(a), np.concatenate(b)
+
+
+def _fit(pairs: Sequence[tuple[Groups, Groups]]) -> ClockFit | None:
+    """The clock of a host, by its ranks beside ranks on the common clock."""
+    found = [fit for reference, other in pairs if (fit := _fit_of_two(reference, other)) is not None]
+    if not found:
+        return None
+    fit = min(found, key=lambda fit: (-fit.pairs, fit.error_ns))
+    for _ in range(TUNING.settling):
+        joined = _joined([_ends(reference, other, fit.error_ns, fit) for reference, other in pairs])
+        if joined is None:
+            return fit
+        fit = fit_clock(*joined)
+    return fit
+
+
+def _fit_of_two(reference: Groups, other: Groups) -> ClockFit | None:
+    """By the process group that has the most in common."""
+    keys = sorted(
+        reference.keys() & other.keys(), key=lambda key: -min(len(reference[key][1]), len(other[key][1]))
+    )
+    for key in keys:
+        fit = _best(reference[key][1], other[key][1])
+        if fit is not None:
+            return fit
+    return None
+
+
+def _best(line: Ordered, other: Ordered) -> ClockFit | None:
+    """The fit by which the most ends come to lie beside each other; of as many, the one that scatters clearly less."""
+    fits = [fit for tried in _to_try(line, other) if (fit := _grown(line, other, tried)) is not None]
+    if not fits:
+        return None
+    most = max(fit.pairs for fit in fits)
+    good = [fit for fit in fits if fit.pairs >= TUNING.nearly * most]
+    chosen = good[0]
+    for fit in good[1:]:
+        if fit.error_ns < TUNING.clearly * chosen.error_ns:
+            chosen = fit
+    return chosen
+
+
+def _to_try(line: Ordered, other: Ordered) -> list[ClockFit]:
+    """Clocks to try, the likeliest first: by step and place, by votes, by place in the whole window."""
+    middle = float(np.median(other.end))
+    votes = vote_offsets(line.end, line.label, other.end, other.label)
+    tried = [in_equal_steps(line, other), in_equal_steps(_in_one_step(line), _in_one_step(other))]
+    by_step, by_place = (
+        [fit_clock(line.end[row[row >= 0]], other.end[row >= 0])] if (row >= 0).any() else [] for row in tried
+    )
+    return [*by_step, *(ClockFit(offset, 0.0, middle, 0.0, 0) for offset in votes), *by_place]
+
+
+def _in_one_step(of: Ordered) -> Ordered:
+    return replace(of, step=np.zeros_like(of.step))
+
+
+def _grown(line: Ordered, other: Ordered, fit: ClockFit) -> ClockFit | None:
+    """``fit`` to what is surely the same in a growing part of the window; None where nothing is."""
+    size, count = TUNING.tried, len(other)
+    while True:
+        begin = max(0, count // 2 - size // 2)
+        part = other.taken(np.arange(begin, min(count, begin + size)))
+        ends = _sure_ends(line, part, fit)
+        if len(ends[0]) < 2:
+            return None
+        fit = fit_clock(*ends)
+        if size >= count:
+            return fit
+        size *= TUNING.growth
+
+
+def _sure_ends(line: Ordered, part: Ordered, fit: ClockFit) -> Ends:
+    moved = part.by_clock(fit.correction(part.end))
+    first, last = int(moved.start.min()), int(moved.end.max())
+    beside = line.taken(np.flatnonzero((line.end >= 2 * first - last) & (line.start <= 2 * last - first)))
+    if not len(beside):
+        return beside.end, beside.end
+    row = surely_paired(beside, moved)
+    return beside.end[row[row >= 0]], part.end[row >= 0]
 
 
 def _on_clock(window: Window, fit: ClockFit) -> Window:

@@ -58,6 +58,7 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
         unmatched=matched.unmatched,
         refused=matched.refused,
         clock_error_ns=matched.error_ns,
+        wholeness=matched.wholeness if usable else None,
     )
     return graph, [window.shifted(origin) for window in seen]
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpdoctor.measure.align import Wholeness
 from ddpdoctor.measure.numerics import Array, nan_median
 from ddpdoctor.measure.taxonomy import INDEX, LATENT, Component, LateCause
 
@@ -248,6 +249,8 @@ class Graph:
     unmatched: int = 0
     refused: str | None = None
     clock_error_ns: float | None = None
+    wholeness: Wholeness | None = None
+    """Of a window: how many collectives were found on all ranks."""
 
     @property
     def cycles(self) -> int:

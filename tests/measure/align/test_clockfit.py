@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.align import fit_clock, vote_offset
+from ddpdoctor.measure.align import fit_clock, vote_offsets
 
 EPOCH_NS = 1_759_308_646_000_000_000
 BOUND_NS = 50_000
@@ -69,11 +69,11 @@ def test_few_or_no_pairs():
 @pytest.mark.parametrize("lost", [0, 1, 7])
 def test_votes_find_the_offset_of_windows_that_do_not_begin_together(offset_ns, lost):
     true, labels = ends(60), ["a", "b", "c", "d", "e"] * 12
-    found = vote_offset(seen(true), labels, seen(true, offset_ns, seed=3)[lost:], labels[lost:])
-    assert found == pytest.approx(offset_ns, abs=BOUND_NS)
+    found = vote_offsets(seen(true), labels, seen(true, offset_ns, seed=3)[lost:], labels[lost:])
+    assert min(abs(offset - offset_ns) for offset in found) < BOUND_NS
 
 
 def test_votes_need_something_alike():
     true = ends(10)
-    assert vote_offset(true, ["a"] * 10, true, ["b"] * 10) is None
-    assert vote_offset(true[:0], [], true, ["a"] * 10) is None
+    assert vote_offsets(true, ["a"] * 10, true, ["b"] * 10) == []
+    assert vote_offsets(true[:0], [], true, ["a"] * 10) == []

@@ -1,0 +1,84 @@
+"""Collectives matched by their order, against the truth of generated jobs; and refused where nothing fits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddpdoctor.measure.align import align_and_match
+
+from .jobs import SPREAD, Job, Kind, recorded, told, without_groups
+
+CLOCKS = {"offsets_ms": (0.0, 3.0, -8.0, 2500.0), "drifts_ppm": (0.0, 50.0, -80.0, 10.0)}
+CUT = (0, 7, -3, 11)
+GROUPS = tuple(
+    Kind("allreduce", 1.0 + place, group=group, members=members)
+    for place in range(3)
+    for group, members in (("even", (0, 2)), ("odd", (1, 3)), ("0", ()))
+)
+QUICK = tuple(Kind("allreduce", 0.05, work_ms=0.3 + 0.01 * (place % 7)) for place in range(30))
+JOBS = {
+    "spread ends": Job(),
+    "lost events": Job(lost=0.05, steps=40),
+    "cut windows": Job(cut=CUT),
+    "cut and lost": Job(cut=CUT, lost=0.03, steps=30),
+    "no step marks": Job(cut=CUT, lost=0.02, steps=30, marked=False),
+    "a rank that leaves early": Job(leaves={2: 31}),
+    "sixty-four ranks": Job(ranks=64, lost=0.01),
+    "clocks": Job(cut=CUT, lost=0.02, steps=30, **CLOCKS),
+    "clocks without step marks": Job(cut=CUT, lost=0.02, steps=30, marked=False, **CLOCKS),
+    "groups": Job(kinds=GROUPS, lost=0.02, cut=CUT),
+    "groups on clocks": Job(kinds=GROUPS, lost=0.02, **CLOCKS),
+    "quick ones": Job(kinds=QUICK, lost=0.02, cut=CUT),
+    "quick ones on clocks": Job(kinds=QUICK, lost=0.02, **CLOCKS),
+    "numbers": Job(lost=0.05, numbered=True, cut=CUT, **CLOCKS),
+    "numbers without step marks": Job(lost=0.05, numbered=True, cut=CUT, marked=False, **CLOCKS),
+    "numbers that begin anew": Job(lost=0.05, numbered=True, renumbered=20, cut=CUT),
+    "without metadata": without_groups(Job(lost=0.02, cut=CUT)),
+}
+
+
+def matched(job):
+    ranks = recorded(job)
+    return ranks, align_and_match([of.window for of in ranks])[1]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("name", JOBS)
+def test_no_two_are_taken_for_one_and_hardly_any_is_missed(name, seed):
+    ranks, found = matched(replace(JOBS[name], spread=0.25, seed=seed))
+    wrong, missed, all_of_them = told(ranks, found)
+    assert found.refused is None and wrong == 0
+    assert missed <= 0.005 * all_of_them
+
+
+def test_what_is_missing_has_a_reason():
+    _, found = matched(Job(spread=0.25))
+    assert found.wholeness.whole == len(found.rows) == 60 and found.wholeness.lacking == 0
+    assert matched(Job(spread=0.25, leaves={2: 31}))[1].wholeness.left == 60 - 31
+    cut = matched(Job(spread=0.25, cut=(0, 7, -3, 11)))[1].wholeness
+    assert (cut.whole, cut.cut, cut.lost, cut.left) == (60 - 11 - 3, 11 + 3, 0, 0)
+    lost = matched(Job(spread=0.25, lost=0.03, steps=30))[1].wholeness
+    assert lost.lost > 0 and lost.cut <= 1 and lost.left == 0
+
+
+def of_two_jobs(one, other, offset_ms=0.0):
+    """Rank 0 of the one beside rank 1 of the other, whose clock is ahead by so much."""
+    first, second = recorded(one)[0].window, recorded(other)[1].window.shifted(int(offset_ms * 1e6))
+    return align_and_match([first, second])[1]
+
+
+@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("kinds", [SPREAD, QUICK], ids=["long ones", "quick ones"])
+def test_different_jobs_are_refused(seed, kinds):
+    """One of the others does the same with more work between."""
+    slower = tuple(replace(kind, work_ms=1.3 * kind.work_ms + 1.0) for kind in kinds)
+    job = Job(kinds=kinds, steps=20, seed=seed)
+    assert of_two_jobs(job, replace(job, kinds=slower, seed=seed + 50)).refused
+    assert of_two_jobs(job, replace(job, seed=seed + 50)).refused, "the same script, run twice"
+
+
+def test_windows_that_do_not_overlap_are_refused():
+    job = Job(steps=20)
+    assert "do not overlap" in of_two_jobs(job, job, offset_ms=60_000).refused
