@@ -26,7 +26,10 @@ def page(swept: Sequence[Swept], said: str) -> str:
     for change in (change for job in swept for change in job.changes):
         by_constant[change.constant].append(change)
     ordered = sorted(constants(), key=lambda constant: (-len(by_constant[constant.name]), constant.name))
+    seen = frozenset().union(*(job.looked_at for job in swept))
     silent = [constant.name for constant in ordered if not by_constant[constant.name]]
+    without_effect = [name for name in silent if name in seen]
+    unseen = [name for name in silent if name not in seen]
     parts = [
         "<!-- Written by `python -m tests.sweep --write`; edit tests/sweep/page.py instead. -->\n",
         "# What hangs on a constant\n",
@@ -36,7 +39,8 @@ def page(swept: Sequence[Swept], said: str) -> str:
         f"Of each constant and direction, at most {LISTED} cases.\n",
         *(line for constant in ordered for line in _cases(constant, by_constant[constant.name])),
         "\n## Without effect\n",
-        f"{len(silent)} constants change no answer: {', '.join(f'`{name}`' for name in silent)}.",
+        f"{len(without_effect)} constants change no answer: {_listed(without_effect)}.\n",
+        f"{len(unseen)} are looked at by none of these jobs: {_listed(unseen)}.",
     ]
     return "\n".join(parts) + "\n"
 
@@ -87,6 +91,10 @@ def _cases(constant: Constant, changes: Sequence[Change]) -> Iterator[str]:
             yield f"- {moved}, {change.job}: {change.before} → {change.after}"
         if len(own) > LISTED:
             yield f"- {SIGNS[direction]} {MOVED_BY:.0%}: and {len(own) - LISTED} more"
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(f"`{name}`" for name in names) or "none"
 
 
 def _shown(value: object) -> str:
