@@ -8,7 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from .jobs import ORIGINS, drawn
+from .jobs import GROUPS, drawn
 from .page import page, summary
 from .sweep import sweep
 
@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--quick", action="store_true", help=f"draw {QUICK:.0%} of the cases")
     parser.add_argument("--part", type=float, help="draw this part of the cases [default: 1]")
     parser.add_argument("--seed", type=int, default=0, help="of the draw [default: 0]")
-    parser.add_argument("--only", choices=ORIGINS, action="append", help="cases of one origin")
+    parser.add_argument("--only", choices=list(GROUPS), action="append", help="cases of one origin")
     parser.add_argument("--write", action="store_true", help=f"write {PAGE.parent.name}/{PAGE.name}")
     parser.add_argument("-j", "--jobs", type=int, default=2, help="processes [default: 2]")
     chosen = parser.parse_args(arguments)
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         swept.append(job)
         print(f"{job.job}: {len(job.looked_at)} constants, {len(job.changes)} changes", file=sys.stderr)
     every = "All" if part == 1.0 else f"{part:.0%}, drawn by seed {chosen.seed}, of the"
-    text = page(swept, f"{every} generated cases of the net and the public sets.")
+    text = page(swept, f"{every} jobs generated near thresholds, those of the net, and the public sets.")
     if chosen.write:
         PAGE.write_text(text, encoding="utf-8")
     else:

@@ -12,10 +12,16 @@ from ddpdoctor.analysis.road import Prepared, conclude, prepare, windows_of
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.errors import DdpDoctorError
-from tests.net.cases import GROUPS
+from tests.net import cases
 
-ORIGINS = ("generated", "traces")
-"""Groups of the net: jobs drawn from fixed seeds, and the public sets, where they are here."""
+from . import near
+
+GROUPS = {
+    "near": cases.Group(near.names, near.make),
+    "generated": cases.GROUPS["generated"],
+    "traces": cases.GROUPS["traces"],
+}
+"""Jobs drawn near thresholds, and of the net those drawn from fixed seeds and the public sets, where they are here."""
 OPTIONS = Options(cache=False, jobs=1, loaded_rules=load_rules(()))
 PRICE_DIFFERS = 0.2
 """Of the larger of two prices of one finding."""
@@ -67,13 +73,12 @@ def first_finding(diagnosis: Diagnosis) -> Answer:
 def drawn(part: float, seed: int) -> list[tuple[str, str]]:
     """(origin, name) of that part of the cases of each origin that is here."""
     rng = random.Random(f"sweep {seed}")
-    cases: list[tuple[str, str]] = []
-    for origin in ORIGINS:
-        place = GROUPS[origin].place
-        if place is None or place.is_dir():
-            names = GROUPS[origin].names()
-            cases += [(origin, name) for name in sorted(rng.sample(names, max(1, round(part * len(names)))))]
-    return cases
+    chosen: list[tuple[str, str]] = []
+    for origin, group in GROUPS.items():
+        if group.place is None or group.place.is_dir():
+            names = group.names()
+            chosen += [(origin, name) for name in sorted(rng.sample(names, max(1, round(part * len(names)))))]
+    return chosen
 
 
 def read(origin: str, name: str) -> Prepared | None:
