@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.costs.price import Pricing
+from ddpdoctor.measure.attribution import attribute
+from ddpdoctor.measure.costs import Context
 from ddpdoctor.measure.graph import CycleGroup, Graph, Sync
 from ddpdoctor.measure.replay import without_transfer
 from ddpdoctor.measure.sourcelines import LogSourceLines
@@ -33,7 +34,7 @@ def cost_of_first_transfer(sure):
     graph = Graph(source="trace", ranks=(0, 1), groups=[group], steps=[], set_aside={})
     removed = [np.array([[3.0 * MS, 0.0]])]
     spent = [np.zeros((1, 2, 2))]
-    pricing = Pricing(graph, LogSourceLines([]))
+    pricing = Context(graph, attribute(graph), LogSourceLines([])).pricing
     return pricing.cost([without_transfer(removed)], spent, where=[], operation="allgather")
 
 
