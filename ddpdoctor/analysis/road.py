@@ -54,7 +54,7 @@ def prepare(paths: Sequence[str], options: Options) -> Prepared:
     logs = [log for log in inputs.logs if log.steps]
     if not inputs.traces and not logs:
         raise UnusableInput(why_nothing(places, inputs))
-    return Prepared(places, inputs, logs, _windows(inputs))
+    return Prepared(places, inputs, logs, windows_of(inputs))
 
 
 def conclude(prepared: Prepared, options: Options) -> Diagnosis:
@@ -62,7 +62,7 @@ def conclude(prepared: Prepared, options: Options) -> Diagnosis:
     return judged(_measured(prepared, options), options)
 
 
-def _windows(inputs: Inputs) -> list[Window]:
+def windows_of(inputs: Inputs) -> list[Window]:
     """Each trace reduced; for recorded ranks with the steps of their own log, which know better than marks in
     the trace."""
     logs: dict[int | None, RankLog] = {log.rank: log for log in inputs.logs}

@@ -241,7 +241,9 @@ class _Run:
 
     def _explanation(self, names: dict[str, Any]) -> str:
         short = self.common.short_window if self._stands_out() else None
-        return words.render(self.rule.explain + (f"\n\n{short.explain}" if short else ""), names)
+        close = self.cost is not None and self.cost["waiting_ms_per_step"] is not None
+        added = [*([short.explain] if short else []), *([self.common.close] if close else [])]
+        return words.render("\n\n".join([self.rule.explain, *added]), names)
 
     def _stands_out(self) -> bool:
         return bool(self.cost and self.cost["stands_out_in"])

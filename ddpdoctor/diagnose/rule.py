@@ -93,6 +93,8 @@ class Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     cost_needs: list[str] = []
     """Facts without which no cost can be judged."""
     short_window: ShortWindow | None = None
+    close: str = ""
+    """What is added to the explanation where the price hangs on a decision that is close."""
 
 
 class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

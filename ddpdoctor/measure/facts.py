@@ -44,6 +44,11 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Step time saved without this cause while the other late causes stay; null but under ``late``."""
     remaining_ms_per_step: float | None = None
     """Step time that this cause still costs once the other late causes are gone; null but under ``late``."""
+    waiting_ms_per_step: float | None = None
+    """``ms_per_step`` if computation waits for those collectives of which the recording does not tell it surely; null where
+    that makes no difference of a fifth. The price itself weighs both by how likely they are."""
+    going_on_ms_per_step: float | None = None
+    """The same if computation goes on beside them."""
     ranks: list[int] | None = None
     """Culprit ranks, never the victims; None where all ranks are concerned."""
     own_ms: float | None = None

@@ -30,6 +30,7 @@ COMMON = msgspec.convert(
         },
         "cost_when": "cost.share >= t.least_share",
         "cost_needs": ["steps.mean_ms"],
+        "close": "Either {{ cost.waiting_ms_per_step|ms }} or {{ cost.going_on_ms_per_step|ms }}.",
         "short_window": {
             "explain": "Seen in {{ cost.steps_seen }} steps only.",
             "fix": {"title": "record more", "why": "to see how often"},
@@ -318,6 +319,17 @@ def test_single_steps_of_a_short_window_are_never_critical(steps: tuple[int, ...
     assert finding.severity == severity
     assert ("Seen in 7 steps only." in finding.explanation) is bool(steps)
     assert [fix.title for fix in finding.fixes] == (["record more"] if steps else [])
+
+
+def test_a_price_that_is_close_says_so_and_what_it_is_either_way() -> None:
+    late = {**FACTS["late"]["data"], "waiting_ms_per_step": 15.0, "going_on_ms_per_step": 5.0}
+    facts = FACTS | {"late": {"data": late}}
+    assert (
+        run(rule("a/late", costs="late.data"), facts=facts)
+        .findings[0]
+        .explanation.endswith("Either 15 ms or 5 ms.")
+    )
+    assert "Either" not in run(rule("a/late", costs="late.data")).findings[0].explanation
 
 
 def test_one_late_step_stands_below_what_warns() -> None:

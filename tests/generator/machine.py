@@ -189,7 +189,7 @@ class Machine:
     def await_collective(self, last_arrival_us: float, end_us: float) -> None:
         """The compute stream waits for a collective (``Work.wait`` on a GPU: an event; the host goes on)."""
         self.runtime("cudaStreamWaitEvent", 1.5, self.next_external())
-        self.compute_free_us = max(self.compute_free_us, end_us)
+        self.compute_free_us = max(self.compute_free_us, end_us + self.config.resume_us)
 
     def item(self) -> None:
         """``tensor.item()``: four bytes to the host, which waits for all work of the stream."""

@@ -135,6 +135,8 @@ class Config:
     end_jitter_us: float = 15.0
     """Ranks see the end of the same collective this much apart (half-normal, cut at four times this)."""
     collective_launch_us: float = 45.0
+    resume_us: float = 0.0
+    """From a collective's end to the computation that waits for it: events, and kernels on other streams, lie between."""
 
     data_us: float = 250.0
     loader_workers: bool = True

@@ -70,5 +70,10 @@ def _ms(price: Cost | float) -> float:
 
 def _of_length(cost: Cost, ms: float, mean_ms: float) -> Cost:
     return msgspec.structs.replace(
-        cost, ms_per_step=ms, share=ms / mean_ms, speedup=mean_ms / max(mean_ms - ms, 1e-3)
+        cost,
+        ms_per_step=ms,
+        share=ms / mean_ms,
+        speedup=mean_ms / max(mean_ms - ms, 1e-3),
+        waiting_ms_per_step=None,
+        going_on_ms_per_step=None,
     )

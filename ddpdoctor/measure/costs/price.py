@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -25,6 +25,8 @@ class _Tuning:
     usual_gain: float = 0.4
     """Quantile of the cycles that counts as what a cycle usually gains: below the median, so that a job that is disturbed
     in half of its steps is not priced by the disturbance."""
+    close: float = 0.2
+    """Two prices that differ by more than this part of the larger are told both."""
     pattern: int = 3
     """Occurrences from which on rules take something for a pattern."""
 
@@ -82,16 +84,14 @@ class Pricing:
         usually do. ``part`` is the cause's share of what several causes save together. ``where``, ``operation`` and ``told``
         are fields of the :class:`Cost` that the caller knows better.
         """
-        gains = self.gains_ns(changes)
-        if usually:
-            gains = np.minimum(gains, np.quantile(gains, _TUNING.usual_gain))
-        gain_ns = max(0.0, float(gains.mean()))
+        gain_ns = self._mean_gain_ns(self.graph, changes, usually)
         per_cycle = np.concatenate([of_group.sum(axis=1).max(axis=1) for of_group in spent])
         hit = per_cycle > _TUNING.hit_share * self.mean_ns
         own_ms, typical_ms = self._time_spent_ms(spent, components, positions)
         return Cost(
             **{
                 **self._saving(gain_ns, part),
+                **self._if_decided(gain_ns, part, changes, usually),
                 "ranks": None if positions is None else [self.graph.ranks[p] for p in positions],
                 "own_ms": own_ms,
                 "typical_ms": typical_ms,
@@ -115,6 +115,36 @@ class Pricing:
             "alone_ms_per_step": None if part is None else part.first_ns / 1e6,
             "remaining_ms_per_step": None if part is None else part.last_ns / 1e6,
         }
+
+    def _mean_gain_ns(self, graph: Graph, changes: Sequence[Change], usually: bool) -> float:
+        measured_ns = self.measured_ns if graph is self.graph else replay_all(graph)
+        gains = measured_ns - replay_all(graph, changes)
+        if usually:
+            gains = np.minimum(gains, np.quantile(gains, _TUNING.usual_gain))
+        return max(0.0, float(gains.mean()))
+
+    def _if_decided(
+        self, gain_ns: float, part: Value | None, changes: Sequence[Change], usually: bool
+    ) -> dict[str, float]:
+        """The fields of a cost that say how much it is either way, where what computation waits for is close and that matters."""
+        if not self._decided:
+            return {}
+        waiting, going_on = (self._mean_gain_ns(graph, changes, usually) for graph in self._decided)
+        if abs(waiting - going_on) <= _TUNING.close * max(waiting, going_on):
+            return {}
+        own = 1.0 if part is None or not gain_ns else part.part_ns / gain_ns
+        return {"waiting_ms_per_step": own * waiting / 1e6, "going_on_ms_per_step": own * going_on / 1e6}
+
+    @cached_property
+    def _decided(self) -> list[Graph]:
+        """The graph with every close dependency taken to be one, and to be none; [] where none is close."""
+        sure = [group.dependent for group in self.graph.groups if group.dependent is not None]
+        if not any(((of_group > 0) & (of_group < 1)).any() for of_group in sure):
+            return []
+        return [
+            replace(self.graph, groups=[group.decided(waits) for group in self.graph.groups])
+            for waits in (True, False)
+        ]
 
     def _when(self, hit: Mask) -> Persistence:
         order = np.argsort(self.steps, kind="stable")

@@ -5,7 +5,7 @@ ranks and components of work; every recorded step is in it or has a reason. The 
 synchronisation, so cycles are independent, and both kinds of recording become one form that can be measured and replayed.
 """
 
-from .dependencies import dependent
+from .dependencies import Lane, dependence
 from .from_logs import graph_of_logs
 from .from_windows import graph_of_windows
 from .graph import CycleGroup, Graph, RankSteps, Sync
@@ -20,12 +20,13 @@ __all__ = [
     "CycleGroup",
     "Graph",
     "Graphs",
+    "Lane",
     "RankSteps",
     "Recording",
     "Sync",
     "all_set_aside",
     "build_graphs",
-    "dependent",
+    "dependence",
     "graph_of_logs",
     "graph_of_windows",
     "issue_time_ns",

@@ -94,8 +94,9 @@ class CycleGroup:
     for (see ``window.hostwaits``). {}: none, or unknown."""
     on_device: bool = False
     """Collectives run on a device beside the computation, which only some of them hold up (see ``replay.lanes``)."""
-    dependent: NDArray[np.bool_] | None = None
-    """[K, R] where the timeline shows that the rank's computation waits for the collective (see :mod:`.dependencies`)."""
+    dependent: Array | None = None
+    """[K, R] from 0 to 1: how sure the timeline is that the rank's computation waits for the collective (see
+    :mod:`.dependencies`)."""
 
     @property
     def last_arrival(self) -> Array:
@@ -143,6 +144,13 @@ class CycleGroup:
         root = members.index(sync.root)
         waits_for_all = self.end[:, k, members] >= measured.max(axis=1, keepdims=True)
         return np.where(waits_for_all, last, np.maximum(at, at[:, [root]]))
+
+    def decided(self, waits: bool) -> CycleGroup:
+        """The group with all that is not sure about what computations wait for taken to be so, or not to be so."""
+        if self.dependent is None:
+            return self
+        open_question = (self.dependent > 0) & (self.dependent < 1)
+        return replace(self, dependent=np.where(open_question, float(waits), self.dependent))
 
     def with_latent(self, kind: str, latent: Array | None) -> CycleGroup:
         """The group with what is known of one kind of latent work, [N, R] ns."""

@@ -12,7 +12,7 @@ from ddpdoctor.measure.taxonomy import COMPONENTS, DEVICE_WORK, INDEX, Component
 from ddpdoctor.measure.window import Window
 
 from .cutting import Cycle, MatchedCollectives
-from .dependencies import dependent
+from .dependencies import dependence, lane_of
 from .graph import CycleGroup, Sync
 
 
@@ -63,7 +63,7 @@ def cycle_group(
         ready=matched.ready[bodies],
         idle_after=idle_after(windows, segments),
         on_device=all(window.on_device for window in windows),
-        dependent=dependent(computes, arrival, end),
+        dependent=dependence([lane_of(window) for window in windows], arrival, end),
     )
 
 

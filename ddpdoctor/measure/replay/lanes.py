@@ -10,8 +10,9 @@ more, but the next one is ready no earlier: the backward pass has to get there. 
 
 and the computation moves, ``shift[r] = end[k, r] - measured end[k, r]``, where it waits: for the last bucket of a
 backward pass, for every collective that is not DDP's, and where it was seen to stand still for one (see ``graph.dependencies``:
-sharded parameters, tensor parallelism in the backward pass). With nothing changed this gives back the measured
-times. It is the view of dPRO (Hu et al., MLSys '22), cut down to what a step of data parallel training needs.
+sharded parameters, tensor parallelism in the backward pass); where that is not sure, by as much of it as it is likely. With
+nothing changed this gives back the measured times. It is the view of dPRO (Hu et al., MLSys '22), cut down to what a step of
+data parallel training needs.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ddpdoctor.measure.graph import CycleGroup
 from ddpdoctor.measure.numerics import Array
@@ -45,8 +45,8 @@ class Transmission:
     """[N, M] ns of computation beside it"""
     holds: bool
     """The computation waits for its end by what it is for: it is not DDP's, or the last bucket of a backward pass."""
-    dependent: NDArray[np.bool_]
-    """[M] whether the computation was seen to wait for its end."""
+    dependent: Array
+    """[M] from 0 to 1: how sure it is that the computation was seen to wait for its end."""
     message_bytes: Array
     """[N]"""
     run: tuple[int, str, tuple[int, ...]]
@@ -59,7 +59,7 @@ class Transmission:
 
 def transmissions_of(group: CycleGroup) -> list[Transmission]:
     """The collectives of the group's cycles as measured, in order."""
-    none = np.zeros(group.arrival.shape[2], bool)
+    none = np.zeros(group.arrival.shape[2])
     runs = [(sync.micro, sync.group, sync.members) for sync in group.syncs]
     gradients = [sync.kind == SyncKind.GRADIENTS for sync in group.syncs]
     ready = group.arrival if group.ready is None else group.ready
@@ -106,9 +106,9 @@ def length_ns(group: CycleGroup, transmissions: Sequence[Transmission], relief: 
             over[:, own] = np.maximum(over[:, own], goes_on)
         else:
             goes_on = lane + transmission.beside
-        held = transmission.dependent | transmission.holds
-        shift[:, own] = np.where(held, goes_on - transmission.end, shift[:, own])
-        removed[:, own] = np.where(held, 0.0, removed[:, own])
+        held = np.maximum(transmission.dependent, transmission.holds)
+        shift[:, own] += held * (goes_on - transmission.end - shift[:, own])
+        removed[:, own] *= 1.0 - held
     length: Array = np.nanmax(over, axis=1) - np.nanmax(group.begin, axis=1)
     return (
         length
