@@ -197,8 +197,11 @@ class _Run:
             persistence=cost["persistence"] if cost else None,
             where=[msgspec.convert(entry, Where) for entry in names["where"]],
             costs_ms_per_step=cost["ms_per_step"] if cost else None,
+            costs_ms_per_step_range=_range_ms(cost),
             share=cost["share"] if cost else None,
             speedup_if_fixed=cost["speedup"] if cost else None,
+            speedup_if_fixed_range=_speedups(cost),
+            at_most=cost is not None and (rule.ceiling or rule.severity_most is not None),
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
             evidence=self._evidence(),
             fixes=self._fixes(names),
@@ -278,6 +281,23 @@ class _Run:
                 reason = " ".join(str(error).split())[:300]
                 self.errors.append(f"{self.rule.id}: fix {number} is left out: {reason}")
         return found
+
+
+def _range_ms(cost: dict[str, Any] | None) -> list[float] | None:
+    """[low, high] ms per step; None where it is not known how sure the price is."""
+    if cost is None or cost["low_ms_per_step"] is None or cost["high_ms_per_step"] is None:
+        return None
+    return [cost["low_ms_per_step"], cost["high_ms_per_step"]]
+
+
+def _speedups(cost: dict[str, Any] | None) -> list[float] | None:
+    """[low, high] of the speed-up, by the step of which the price is a share; None where no range is known, and where its
+    upper end is the whole step."""
+    ends_ms = _range_ms(cost)
+    if cost is None or ends_ms is None or not cost["share"]:
+        return None
+    step_ms = cost["ms_per_step"] / cost["share"]
+    return [step_ms / (step_ms - end_ms) for end_ms in ends_ms] if ends_ms[1] < step_ms else None
 
 
 def _fix(fix: FixText, names: dict[str, Any]) -> Fix:

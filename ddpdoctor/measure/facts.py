@@ -15,6 +15,9 @@ import msgspec
 
 from .taxonomy import LateCause, SharedCause
 
+RANGE_LEVEL = 0.9
+"""How often the saving of a mended cause lies in the range of its price."""
+
 
 class Where(msgspec.Struct, frozen=True):
     """A line of the user's program."""
@@ -36,6 +39,11 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Measured step time minus replayed step time without the cause, mean over the measured steps. Where ranks are
     late for different causes, which hide behind each other: this cause's part of what all of them cost (their
     Shapley values), so that parts add up."""
+    low_ms_per_step: float | None = None
+    """Lower end of the range in which, nine times in ten, the saving lies once the cause is mended: from the cycles' own
+    scatter, and from how well the replay explains them. Never below 0; null where too few cycles tell."""
+    high_ms_per_step: float | None = None
+    """Upper end of that range, never above the mean step."""
     share: float
     """``ms_per_step`` / mean step time."""
     speedup: float

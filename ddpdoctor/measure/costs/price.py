@@ -17,6 +17,8 @@ from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.taxonomy import LATENT, Component, Components, LateCause
 
+from .sureness import Sureness, range_fields
+
 
 @dataclass(frozen=True)
 class _Tuning:
@@ -86,12 +88,13 @@ class Pricing:
         if usually:
             gains = np.minimum(gains, np.quantile(gains, _TUNING.usual_gain))
         gain_ns = max(0.0, float(gains.mean()))
+        ends_ns = self._range_ns(gains)
         per_cycle = np.concatenate([of_group.sum(axis=1).max(axis=1) for of_group in spent])
         hit = per_cycle > _TUNING.hit_share * self.mean_ns
         own_ms, typical_ms = self._time_spent_ms(spent, components, positions)
         return Cost(
             **{
-                **self._saving(gain_ns, part),
+                **self._saving(gain_ns, ends_ns, part),
                 "ranks": None if positions is None else [self.graph.ranks[p] for p in positions],
                 "own_ms": own_ms,
                 "typical_ms": typical_ms,
@@ -104,11 +107,21 @@ class Pricing:
             }
         )
 
-    def _saving(self, gain_ns: float, part: Value | None) -> dict[str, Any]:
-        """The fields of a cost that say how much it is."""
+    def _range_ns(self, gains: Array) -> tuple[float, float] | None:
+        """(low, high) of the mean of ``gains`` [cycles, group by group], see :class:`Sureness`."""
+        order = np.argsort(self.steps, kind="stable")
+        rest = (self.measured_ns - gains)[order]
+        return Sureness(gains[order], rest, self.graph.clock_error_ns or 0.0).range_ns()
+
+    def _saving(
+        self, gain_ns: float, ends_ns: tuple[float, float] | None, part: Value | None
+    ) -> dict[str, Any]:
+        """The fields of a cost that say how much it is, and how sure that is."""
         own_ns = gain_ns if part is None else part.part_ns
+        others_ns = () if part is None else (part.first_ns, part.part_ns, part.last_ns)
         return {
             "ms_per_step": own_ns / 1e6,
+            **range_fields(gain_ns, ends_ns, *others_ns),
             "share": own_ns / self.mean_ns,
             "speedup": self.mean_ns / max(self.mean_ns - gain_ns, 1.0),
             "alone_ms_per_step": None if part is None else part.first_ns / 1e6,
