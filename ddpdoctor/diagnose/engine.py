@@ -228,6 +228,7 @@ class _Run:
             "where": where,
             "culprits": culprits,
             "after_ms": mean_ms / cost["speedup"] if cost and mean_ms is not None else None,
+            "allowed_ms": self._allowed_ms() if cost else None,
         }
 
     def _explanation(self, names: dict[str, Any]) -> str:
@@ -251,7 +252,15 @@ class _Run:
             return "info"
         if cost["share"] < limit["critical_share"] or rule.severity_most == "warning" or self._stands_out():
             return "warning"
+        if cost["ranks"] is None and self._allowed_ms() < limit["critical_share"] * mean_ms:
+            return "warning"
         return "critical"
+
+    def _allowed_ms(self) -> float:
+        """What the machine, as it is, lets save where work is done beside the step instead of less of it; else the cost."""
+        cost = self.cost or {}
+        beside_ms = cost.get("beside_ms_per_step")
+        return float(cost["ms_per_step"] if beside_ms is None else beside_ms)
 
     def _evidence(self) -> list[Evidence]:
         found = []

@@ -12,6 +12,7 @@ import numpy as np
 from ddpdoctor.measure.attribution import STANDOUT, component
 from ddpdoctor.measure.facts import Cost, Where
 from ddpdoctor.measure.graph import CycleGroup, Graph
+from ddpdoctor.measure.metrics import Cores
 from ddpdoctor.measure.numerics import Array, Ints, Mask, Persistence, Value, persistence
 from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
@@ -42,6 +43,8 @@ class Pricing:
     lines: SourceLines
     short: bool = False
     """A window on devices is all that is known of the job."""
+    cores: Cores | None = None
+    """What the host with the fewest to spare has of them; None where unknown."""
 
     @cached_property
     def mean_ns(self) -> float:
@@ -58,6 +61,12 @@ class Pricing:
     def measured_ns(self) -> Array:
         """[cycles] ns: the cycles as they were."""
         return replay_all(self.graph)
+
+    def beside_ns(self, gain_ns: float) -> float:
+        """What of a gain is left where the work is moved beside the step, and none of it removed."""
+        if self.cores is None:
+            return gain_ns
+        return min(gain_ns, self.mean_ns - self.cores.least_step(self.mean_ns))
 
     def gains_ns(self, changes: Sequence[Change]) -> Array:
         """[cycles] ns that each cycle is shorter with the changes."""
@@ -94,7 +103,7 @@ class Pricing:
         own_ms, typical_ms = self._time_spent_ms(spent, components, positions)
         return Cost(
             **{
-                **self._saving(gain_ns, ends_ns, part),
+                **self._saving(gain_ns, ends_ns, part, components),
                 "ranks": None if positions is None else [self.graph.ranks[p] for p in positions],
                 "own_ms": own_ms,
                 "typical_ms": typical_ms,
@@ -114,7 +123,11 @@ class Pricing:
         return Sureness(gains[order], rest, self.graph.clock_error_ns or 0.0).range_ns()
 
     def _saving(
-        self, gain_ns: float, ends_ns: tuple[float, float] | None, part: Value | None
+        self,
+        gain_ns: float,
+        ends_ns: tuple[float, float] | None,
+        part: Value | None,
+        components: Components,
     ) -> dict[str, Any]:
         """The fields of a cost that say how much it is, and how sure that is."""
         own_ns = gain_ns if part is None else part.part_ns
@@ -122,11 +135,18 @@ class Pricing:
         return {
             "ms_per_step": own_ns / 1e6,
             **range_fields(gain_ns, ends_ns, *others_ns),
+            "beside_ms_per_step": self._beside_ms(own_ns, components),
             "share": own_ns / self.mean_ns,
             "speedup": self.mean_ns / max(self.mean_ns - gain_ns, 1.0),
             "alone_ms_per_step": None if part is None else part.first_ns / 1e6,
             "remaining_ms_per_step": None if part is None else part.last_ns / 1e6,
         }
+
+    def _beside_ms(self, own_ns: float, components: Components) -> float | None:
+        """Of making batches, which a loader's workers do beside the step; None where the machine is not known, too."""
+        if self.cores is None or Component.DATA not in components:
+            return None
+        return self.beside_ns(own_ns) / 1e6
 
     def _when(self, hit: Mask) -> Persistence:
         order = np.argsort(self.steps, kind="stable")
