@@ -16,6 +16,7 @@ differs from the price by errors that do not depend on each other, and whose squ
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -78,7 +79,7 @@ class Sureness:
         return slope * known / (known + error)
 
 
-def range_fields(gain_ns: float, ends_ns: tuple[float, float] | None, *others_ns: float) -> dict[str, float]:
+def range_fields(gain_ns: float, ends_ns: tuple[float, float] | None, *others_ns: float) -> dict[str, Any]:
     """The fields of a :class:`~ddpdoctor.measure.facts.Cost` for a range around ``gain_ns``, widened to hold what the same
     mending saves in ``others_ns``: alone, after all others, as its part of what all save. {} where there is no range."""
     if ends_ns is None:
@@ -88,7 +89,7 @@ def range_fields(gain_ns: float, ends_ns: tuple[float, float] | None, *others_ns
     return {"low_ms_per_step": max(0.0, low_ns) / 1e6, "high_ms_per_step": high_ns / 1e6}
 
 
-def part_of(whole: Cost, ms: float, assumed_share: float) -> dict[str, float]:
+def part_of(whole: Cost, ms: float, assumed_share: float) -> dict[str, Any]:
     """The same fields of ``ms`` that are saved of what ``whole`` prices: as far off as that is, ms, and by ``assumed_share``
     of itself besides (a standard deviation)."""
     sides = _sides_ms(whole)
@@ -96,7 +97,7 @@ def part_of(whole: Cost, ms: float, assumed_share: float) -> dict[str, float]:
     return {} if sides is None else _around(ms, *(float(np.hypot(side, assumed_ms)) for side in sides))
 
 
-def together(one: Cost, other: Cost, ms: float) -> dict[str, float]:
+def together(one: Cost, other: Cost, ms: float) -> dict[str, Any]:
     """The same fields of ``ms`` that two costs come to: {} where it is not known how sure one of them is."""
     sides = _sides_ms(one), _sides_ms(other)
     if sides[0] is None or sides[1] is None:
@@ -111,5 +112,5 @@ def _sides_ms(cost: Cost) -> tuple[float, float] | None:
     return cost.ms_per_step - cost.low_ms_per_step, cost.high_ms_per_step - cost.ms_per_step
 
 
-def _around(ms: float, below_ms: float, above_ms: float) -> dict[str, float]:
+def _around(ms: float, below_ms: float, above_ms: float) -> dict[str, Any]:
     return {"low_ms_per_step": max(0.0, ms - below_ms), "high_ms_per_step": ms + above_ms}
