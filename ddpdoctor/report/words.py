@@ -107,7 +107,7 @@ def cost_range(finding: Finding) -> str:
     """Where the saving lies, nine times in ten: "27 to 36 ms"; "" where that is not known, or a ceiling is all that is."""
     if finding.costs_ms_per_step_range is None or finding.at_most:
         return ""
-    low, high = (milliseconds(end_ms) for end_ms in finding.costs_ms_per_step_range)
+    low, high = (trimmed(milliseconds(end_ms)) for end_ms in finding.costs_ms_per_step_range)
     amount, _, unit = low.partition(" ")
     return f"{amount if high.endswith(f' {unit}') else low} to {high}"
 

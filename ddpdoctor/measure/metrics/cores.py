@@ -68,12 +68,13 @@ def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
     known = [each / 100 for each in of_ranks if each is not None]
     busy = float(usable) * percent / 100
     job = sum(known) if len(known) == len(logs) else busy
-    threads = [(log.record.info.get("threads") or {}).get("torch") for log in logs]
+    stated_threads = [(log.record.info.get("threads") or {}).get("torch") for log in logs]
+    threads = [float(count) for count in stated_threads if count]
     return Cores(
         job=max(job, 1e-3),
         idle=max(0.0, float(usable) - busy),
         ranks=len(logs),
-        computing=float(sum(threads)) if all(threads) else None,
+        computing=sum(threads) if len(threads) == len(logs) else None,
     )
 
 
