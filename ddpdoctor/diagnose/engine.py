@@ -222,13 +222,18 @@ class _Run:
         culprits = cost["ranks"] if cost else None
         if culprits is None and self.rule.ranks:
             culprits = facts_view.lookup(self.tree, self.rule.ranks)
+        after_ms = mean_ms / cost["speedup"] if cost and mean_ms is not None else None
+        beside_ms = cost["beside_ms_per_step"] if cost else None
         return self.tree | {
             "t": self.thresholds,
             "cost": cost,
             "where": where,
             "culprits": culprits,
-            "after_ms": mean_ms / cost["speedup"] if cost and mean_ms is not None else None,
-            "allowed_ms": self._allowed_ms() if cost else None,
+            "after_ms": after_ms,
+            # With the cores there are, where work is done beside the step instead of less of it.
+            "best_ms": after_ms
+            if after_ms is None or beside_ms is None
+            else max(after_ms, mean_ms - beside_ms),
         }
 
     def _explanation(self, names: dict[str, Any]) -> str:
@@ -252,15 +257,11 @@ class _Run:
             return "info"
         if cost["share"] < limit["critical_share"] or rule.severity_most == "warning" or self._stands_out():
             return "warning"
-        if cost["ranks"] is None and self._allowed_ms() < limit["critical_share"] * mean_ms:
+        beside_ms = cost["beside_ms_per_step"]
+        if beside_ms is not None and cost["ranks"] is None and beside_ms < limit["critical_share"] * mean_ms:
+            # The machine has no cores for more.
             return "warning"
         return "critical"
-
-    def _allowed_ms(self) -> float:
-        """What the machine, as it is, lets save where work is done beside the step instead of less of it; else the cost."""
-        cost = self.cost or {}
-        beside_ms = cost.get("beside_ms_per_step")
-        return float(cost["ms_per_step"] if beside_ms is None else beside_ms)
 
     def _evidence(self) -> list[Evidence]:
         found = []
