@@ -133,6 +133,7 @@ INSIDES: dict[tuple[str, str], str] = {
     ("tests/measure/metrics/test_reducer.py", "ddpdoctor.measure.metrics.search"): "the names it looks for",
     ("tests/measure/pipeline/test_stragglers.py", "ddpdoctor.measure.pipeline.stragglers"): "one scenario",
     ("tests/measure/sourcelines/test_of_windows.py", "ddpdoctor.measure.sourcelines.of_windows"): "its bound",
+    ("tests/measure/costs/test_sureness.py", "ddpdoctor.measure.costs.sureness"): "ranges of made series",
     ("tests/measure/costs/test_whatif.py", "ddpdoctor.measure.costs.whatif"): "single scenarios",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.stacks"): "stacks as the sampler reads them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.window"): "what it calls of torch is replaced",

@@ -133,8 +133,14 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     persistence: str | None = None
     where: list[Where] = []
     costs_ms_per_step: float | None = None
+    costs_ms_per_step_range: list[float] | None = None
+    """[low, high]: what mending it saves lies there nine times in ten; null where too little is known to tell."""
     share: float | None = None
     speedup_if_fixed: float | None = None
+    speedup_if_fixed_range: list[float] | None = None
+    """[low, high], of the same range."""
+    at_most: bool = False
+    """The price is a ceiling: no more than this can be saved, and how much of it cannot be told."""
     coverage: Coverage
     evidence: list[Evidence] = []
     fixes: list[Fix] = []
@@ -165,6 +171,8 @@ class WaterfallBar(msgspec.Struct, frozen=True):
     label: str
     ms: float
     rule: str | None = None
+    range_ms: list[float] | None = None
+    """[low, high] of what the finding saves, where that is known."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):

@@ -209,8 +209,11 @@ class _Run:
             persistence=cost["persistence"] if cost else None,
             where=[msgspec.convert(entry, Where) for entry in names["where"]],
             costs_ms_per_step=cost["ms_per_step"] if cost else None,
+            costs_ms_per_step_range=_range_ms(cost),
             share=cost["share"] if cost else None,
             speedup_if_fixed=cost["speedup"] if cost else None,
+            speedup_if_fixed_range=_speedups(cost),
+            at_most=cost is not None and (rule.ceiling or rule.severity_most is not None),
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
             evidence=self._evidence(),
             fixes=self._fixes(names),
@@ -231,12 +234,18 @@ class _Run:
         culprits = cost["ranks"] if cost else None
         if culprits is None and self.rule.ranks:
             culprits = facts_view.lookup(self.tree, self.rule.ranks)
+        after_ms = mean_ms / cost["speedup"] if cost and mean_ms is not None else None
+        beside_ms = cost["beside_ms_per_step"] if cost else None
         return self.tree | {
             "t": self.thresholds,
             "cost": cost,
             "where": where,
             "culprits": culprits,
-            "after_ms": mean_ms / cost["speedup"] if cost and mean_ms is not None else None,
+            "after_ms": after_ms,
+            # With the cores there are, where work is done beside the step instead of less of it.
+            "best_ms": after_ms
+            if after_ms is None or beside_ms is None
+            else max(after_ms, mean_ms - beside_ms),
         }
 
     def _explanation(self, names: dict[str, Any]) -> str:
@@ -261,6 +270,10 @@ class _Run:
         if self._stands_out() and len(cost["stands_out_in"]) < limit["outstanding_steps"]:
             return "info"
         if cost["share"] < limit["critical_share"] or rule.severity_most == "warning" or self._stands_out():
+            return "warning"
+        beside_ms = cost["beside_ms_per_step"]
+        if beside_ms is not None and cost["ranks"] is None and beside_ms < limit["critical_share"] * mean_ms:
+            # The machine has no cores for more.
             return "warning"
         return "critical"
 
@@ -292,6 +305,23 @@ class _Run:
                 reason = " ".join(str(error).split())[:300]
                 self.errors.append(f"{self.rule.id}: fix {number} is left out: {reason}")
         return found
+
+
+def _range_ms(cost: dict[str, Any] | None) -> list[float] | None:
+    """[low, high] ms per step; None where it is not known how sure the price is."""
+    if cost is None or cost["low_ms_per_step"] is None or cost["high_ms_per_step"] is None:
+        return None
+    return [cost["low_ms_per_step"], cost["high_ms_per_step"]]
+
+
+def _speedups(cost: dict[str, Any] | None) -> list[float] | None:
+    """[low, high] of the speed-up, by the step of which the price is a share; None where no range is known, and where its
+    upper end is the whole step."""
+    ends_ms = _range_ms(cost)
+    if cost is None or ends_ms is None or not cost["share"]:
+        return None
+    step_ms = cost["ms_per_step"] / cost["share"]
+    return [step_ms / (step_ms - end_ms) for end_ms in ends_ms] if ends_ms[1] < step_ms else None
 
 
 def _fix(fix: FixText, names: dict[str, Any]) -> Fix:

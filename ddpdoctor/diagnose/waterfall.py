@@ -15,7 +15,8 @@ def waterfall(mean_ms: float | None, outcome: Outcome) -> list[WaterfallBar]:
     for finding in outcome.findings:
         saved = min(finding.costs_ms_per_step or 0.0, left * 0.999)
         if finding.caused_by is None and saved > 0:
-            bars.append(WaterfallBar(finding.title, -saved, finding.rule))
+            ends_ms = None if finding.at_most else finding.costs_ms_per_step_range
+            bars.append(WaterfallBar(finding.title, -saved, finding.rule, ends_ms))
             left -= saved
     bars.append(WaterfallBar("without these", left))
     return bars

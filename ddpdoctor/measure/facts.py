@@ -15,6 +15,9 @@ import msgspec
 
 from .taxonomy import LateCause, SharedCause
 
+RANGE_LEVEL = 0.9
+"""How often the saving of a mended cause lies in the range of its price."""
+
 
 class Where(msgspec.Struct, frozen=True):
     """A line of the user's program."""
@@ -36,6 +39,14 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Measured step time minus replayed step time without the cause, mean over the measured steps. Where ranks are
     late for different causes, which hide behind each other: this cause's part of what all of them cost (their
     Shapley values), so that parts add up."""
+    low_ms_per_step: float | None = None
+    """Lower end of the range in which, nine times in ten, the saving lies once the cause is mended: from the cycles' own
+    scatter, and from how well the replay explains them. Never below 0; null where too few cycles tell."""
+    high_ms_per_step: float | None = None
+    """Upper end of that range, never above the mean step."""
+    beside_ms_per_step: float | None = None
+    """What of it is saved where the same work is done beside the step and not less of it, as by a loader's workers, with the
+    cores that stood idle; null where that is unknown, and where nothing is moved."""
     share: float
     """``ms_per_step`` / mean step time."""
     speedup: float
@@ -331,6 +342,8 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Mean CPU utilisation of the busiest host."""
     idle_cores: float | None = None
     """Cores that stand idle on the busiest host."""
+    job_cores: float | None = None
+    """Cores that the job's ranks and their loaders' workers use while the steps run, on the host with the fewest to spare."""
     run_delay_share: float | None = None
     """Share of the step in which the training thread was ready but had no CPU, on the worst rank."""
     threads_per_rank: float | None = None
@@ -365,7 +378,7 @@ class WhatIfFacts(msgspec.Struct, frozen=True, kw_only=True):
     no_sync_ms: float | None = None
     """Gradients are reduced in the last micro-batch of a step only (DDP's no_sync)."""
     perfect_overlap_ms: float | None = None
-    """All transfer of gradients runs beside computation, as far as the link can carry it."""
+    """All transfer of gradients runs beside computation, as far as the link can carry it and the hosts' cores do both."""
     link_twice_as_fast_ms: float | None = None
     """All collectives move their bytes in half the time; latencies stay."""
     favoured_buckets_ms: float | None = None

@@ -35,6 +35,7 @@ from ddpdoctor.measure.metrics import (
     critical_breakdown,
     ddp_facts,
     gpu_facts,
+    host_cores,
     host_facts,
     job_facts,
     loader_facts,
@@ -81,7 +82,7 @@ def measure(
     graphs = build_graphs(recorded, with_bucket_sizes(windows, _bucket_bytes(recorded)))
     aside = all_set_aside(graphs.told, recorded)
     gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
-    facts = _facts(graphs, _context(graphs, gpu), gpu, telemetry, aside)
+    facts = _facts(graphs, _context(graphs, gpu, telemetry), gpu, telemetry, aside)
     return Measurement(
         facts=facts,
         graphs=graphs,
@@ -95,7 +96,7 @@ def measure(
     )
 
 
-def _context(graphs: Graphs, gpu: GpuFacts) -> Context:
+def _context(graphs: Graphs, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetry]) -> Context:
     """What is known before anything is priced."""
     graph, logs, windows = graphs.speaking, graphs.logs, graphs.windows
     reducers = reducer_work(logs, windows) if graphs.log_speaks else []
@@ -116,6 +117,7 @@ def _context(graphs: Graphs, gpu: GpuFacts) -> Context:
         reductions=reductions_of(graph, graphs.window, logs, windows),
         message=MessageCost(latency_us, bytes_per_ns),
         speaks_of_hosts=graphs.log_speaks,
+        cores=host_cores(telemetry, logs),
     )
 
 
@@ -162,7 +164,7 @@ def _facts(
         loader=loader_facts(logs, windows),
         ddp=ddp_facts(logs, windows, number(costs, SEARCH)),
         gpu=gpu,
-        host=host_facts(telemetry, logs, graphs.log or graph),
+        host=host_facts(telemetry, logs, graphs.log or graph, context.cores),
         what_if=what_if_facts(context, graphs.window, cap_bytes),
         breakdown=critical_breakdown(graph),
     )

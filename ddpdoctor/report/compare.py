@@ -122,6 +122,8 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
             f"Step times come from the {before.steps.source} before and from the {after.steps.source} after; "
             "the two are not cut at quite the same places."
         )
+    findings = _findings(before, after, comparable=not differences)
+    notes += _kept_promise(before, after, findings)
     sides = _side(before, old), _side(after, new)
     judgement = _judgement(ratio, differences)
     return Comparison(
@@ -132,7 +134,7 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
         ratio=ratio,
         differences=differences,
         breakdown=_breakdown(before, after),
-        findings=_findings(before, after, comparable=not differences),
+        findings=findings,
         changes=other_changes(before, after),
         notes=notes,
     )
@@ -292,4 +294,26 @@ def _looked(diagnosis: Diagnosis, rule: str) -> bool:
 
 def _moved(old: Finding, new: Finding, step_ms: float) -> bool:
     moved_ms = abs((new.costs_ms_per_step or 0.0) - (old.costs_ms_per_step or 0.0))
-    return old.severity != new.severity or old.ranks != new.ranks or moved_ms > _MOVED_SHARE * step_ms
+    dearer = moved_ms > _MOVED_SHARE * step_ms and not (_within(old, new) and _within(new, old))
+    return old.severity != new.severity or old.ranks != new.ranks or dearer
+
+
+def _within(one: Finding, other: Finding) -> bool:
+    """Whether the price of one lies in the range of the other's."""
+    ends_ms, cost_ms = other.costs_ms_per_step_range, one.costs_ms_per_step
+    return ends_ms is not None and cost_ms is not None and ends_ms[0] <= cost_ms <= ends_ms[1]
+
+
+def _kept_promise(before: Diagnosis, after: Diagnosis, rows: list[FindingChange]) -> list[str]:
+    """What mending the one priced finding that is gone was to save, and what it did; [] where several are gone."""
+    gone = {row.rule for row in rows if row.status == "resolved" and row.before_ms_per_step is not None}
+    mended = [f for f in before.findings if f.rule in gone and f.caused_by is None]
+    old_ms, new_ms = before.steps.mean_ms, after.steps.mean_ms
+    if len(mended) != 1 or old_ms is None or new_ms is None:
+        return []
+    finding, saved = mended[0], words.milliseconds(abs(old_ms - new_ms))
+    cost = words.milliseconds(finding.costs_ms_per_step) + words.aside(words.cost_range(finding))
+    told = f"{'at most ' if finding.at_most else ''}{cost}"
+    return [
+        f"{finding.rule} was priced at {told} a step; the mean step is {saved} {'shorter' if new_ms <= old_ms else 'longer'}."
+    ]

@@ -62,10 +62,12 @@ class FindingView(msgspec.Struct, frozen=True, kw_only=True):
     title: Prose
     ranks: str
     cost: str
+    cost_range: str
     share: str
     share_percent: float
     """Share of the step as a width, 0 to 100."""
     speedup: str
+    speedup_range: str
     facts: list[tuple[str, str]]
     """Persistence, steps, coverage: (what, words)."""
     explanation: list[Prose]
@@ -97,7 +99,7 @@ def _view(
     cause = None
     if finding.caused_by:
         cause = (titles.get(finding.caused_by, finding.caused_by), anchors.get(finding.caused_by, ""))
-    cost = finding.costs_ms_per_step
+    cost, most = finding.costs_ms_per_step, "at most " if finding.at_most else ""
     return FindingView(
         anchor=f"finding-{number}",
         number=number,
@@ -106,10 +108,16 @@ def _view(
         severity_word=SEVERITY_WORDS.get(finding.severity, finding.severity),
         title=words.pieces(finding.title),
         ranks=words.rank_names(finding.ranks),
-        cost=words.milliseconds(cost) if cost is not None else "part of its cause" if cause else UNPRICED,
+        cost=most + words.milliseconds(cost)
+        if cost is not None
+        else "part of its cause"
+        if cause
+        else UNPRICED,
+        cost_range=words.cost_range(finding),
         share="" if finding.share is None else words.percent(finding.share),
         share_percent=round(100 * min(max(finding.share or 0.0, 0.0), 1.0), 1),
-        speedup="" if finding.speedup_if_fixed is None else words.speedup(finding.speedup_if_fixed),
+        speedup="" if finding.speedup_if_fixed is None else most + words.speedup(finding.speedup_if_fixed),
+        speedup_range=words.speedup_range(finding),
         facts=_facts(finding),
         explanation=words.paragraphs(finding.explanation),
         evidence=[

@@ -66,11 +66,13 @@ def code(text: str) -> str:
 def _table(findings: list[Finding]) -> str:
     lines = ["| finding | who | costs per step | if fixed | where |", "| --- | --- | --- | --- | --- |"]
     for finding in findings:
+        most = "at most " if finding.at_most else ""
         cost = words.milliseconds(finding.costs_ms_per_step)
         if finding.share is not None:
-            cost += f" ({words.percent(finding.share)})"
+            ends = (words.cost_range(finding), words.percent(finding.share))
+            cost = f"{most}{cost} ({', '.join(filter(None, ends))})"
         where = code(place(finding.where[0]).short) if finding.where else ""
-        gain = words.speedup(finding.speedup_if_fixed) if finding.speedup_if_fixed is not None else ""
+        gain = most + words.speedup(finding.speedup_if_fixed) if finding.speedup_if_fixed is not None else ""
         cells = [
             f"{escape(finding.title)} ({escape(finding.severity)})",
             words.rank_names(finding.ranks),

@@ -55,11 +55,13 @@ def _rule(finding: Finding) -> dict[str, Any]:
 def _result(finding: Finding, root: str | None) -> dict[str, Any]:
     lines = [finding.title, finding.explanation]
     if finding.costs_ms_per_step is not None:
-        lines.append(f"It costs {words.milliseconds(finding.costs_ms_per_step)} per step.")
+        cost = words.milliseconds(finding.costs_ms_per_step) + words.aside(words.cost_range(finding))
+        lines.append(f"It costs {'at most ' if finding.at_most else ''}{cost} per step.")
     lines += [f"Fix: {fix.title}. {fix.why}" for fix in finding.fixes[:1]]
     properties = {
         "ranks": finding.ranks,
         "costs_ms_per_step": finding.costs_ms_per_step,
+        "costs_ms_per_step_range": finding.costs_ms_per_step_range,
         "speedup_if_fixed": finding.speedup_if_fixed,
     }
     return {

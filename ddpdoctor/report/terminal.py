@@ -15,6 +15,8 @@ from ddpdoctor.report.view import main_finding, price, subtitle
 
 FINDINGS, NOTES = 8, 3
 """Rows shown without ``verbose``."""
+WIDE = 100
+"""Columns from which on the table of findings has the prices' ranges, too."""
 SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
 PART_STYLES = {
     Part.DATA_WAIT: "yellow",
@@ -62,7 +64,7 @@ def print_terminal(
     if diagnosis.findings:
         console.print()
         shown = diagnosis.findings if verbose else diagnosis.findings[:FINDINGS]
-        console.print(_table(shown))
+        console.print(_table(shown, wide=console.width >= WIDE))
         if len(shown) < len(diagnosis.findings):
             _line(
                 console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim"
@@ -112,25 +114,35 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
     console.print(legend)
 
 
-def _table(findings: list[Finding]) -> Table:
+def _table(findings: list[Finding], *, wide: bool) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("finding", overflow="fold", ratio=None)
     table.add_column("who", overflow="fold", max_width=14)
     table.add_column("ms/step", justify="right", no_wrap=True)
+    if wide:
+        table.add_column("90 %", justify="right", no_wrap=True)
     table.add_column("if fixed", justify="right", no_wrap=True)
     table.add_column("where", overflow="fold", max_width=20)
     for finding in findings:
-        cost = finding.costs_ms_per_step
+        cost, most = finding.costs_ms_per_step, "≤ " if finding.at_most else ""
         where = place(finding.where[0]).short if finding.where else ""
         style = SEVERITY_STYLES.get(finding.severity, "")
         table.add_row(
             Text(plain(f"{'↳ ' if finding.caused_by else ''}{finding.rule}"), style=style),
             words.rank_names(finding.ranks),
-            "?" if cost is None else words.significant(cost),
-            "" if finding.speedup_if_fixed is None else words.speedup(finding.speedup_if_fixed),
+            "?" if cost is None else most + words.significant(cost),
+            *([_range(finding)] if wide else []),
+            "" if finding.speedup_if_fixed is None else most + words.speedup(finding.speedup_if_fixed),
             Text(plain(where)),
         )
     return table
+
+
+def _range(finding: Finding) -> str:
+    """Where the saving lies, nine times in ten, in ms per step."""
+    if finding.costs_ms_per_step_range is None or finding.at_most:
+        return ""
+    return "–".join(words.significant(end_ms, 2) for end_ms in finding.costs_ms_per_step_range)
 
 
 def _finding(finding: Finding, console: Console, verbose: bool) -> None:

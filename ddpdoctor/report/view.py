@@ -106,17 +106,18 @@ def price(diagnosis: Diagnosis) -> str:
         )
     pieces = []
     in_some = diagnosis.steps.source == "trace" and finding.persistence not in (None, "always")
+    most = "at most " if finding.at_most else ""
     if finding.costs_ms_per_step is not None:
-        cost = words.milliseconds(finding.costs_ms_per_step)
+        cost = most + words.milliseconds(finding.costs_ms_per_step) + words.aside(words.cost_range(finding))
         pieces.append(
             f"Over the recorded steps it costs {cost} a step" if in_some else f"It costs {cost} of every step"
         )
         if finding.share is not None:
-            pieces[-1] += f", {words.percent(finding.share)} of the time"
-            if 1 / 60 <= finding.share < 1 and not in_some:
+            pieces[-1] += f", {most}{words.percent(finding.share)} of the time"
+            if 1 / 60 <= finding.share < 1 and not in_some and not most:
                 pieces[-1] += f" ({60 * finding.share:.0f} min of each hour)"
     if finding.speedup_if_fixed is not None:
-        gain = words.speedup(finding.speedup_if_fixed)
+        gain = most + words.speedup(finding.speedup_if_fixed) + words.aside(words.speedup_range(finding))
         pieces.append(f"the job would run {gain} as fast without it")
     return f"{'; '.join(pieces)}." if pieces else ""
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from ddpdoctor.diagnose.diagnosis import Finding
 from ddpdoctor.diagnose.words import runs_of
 from ddpdoctor.measure.taxonomy import Component, Part
 
@@ -100,6 +101,28 @@ def percent(share: float | None) -> str:
 def speedup(value: float | None) -> str:
     """How many times as fast: "7.1×". One is no gain."""
     return ABSENT if value is None else f"{value:.2f}×" if value < 3 else f"{significant(value, 2)}×"
+
+
+def cost_range(finding: Finding) -> str:
+    """Where the saving lies, nine times in ten: "27 to 36 ms"; "" where that is not known, or a ceiling is all that is."""
+    if finding.costs_ms_per_step_range is None or finding.at_most:
+        return ""
+    low, high = (trimmed(milliseconds(end_ms)) for end_ms in finding.costs_ms_per_step_range)
+    amount, _, unit = low.partition(" ")
+    return f"{amount if high.endswith(f' {unit}') else low} to {high}"
+
+
+def speedup_range(finding: Finding) -> str:
+    """The same of the speed-up: "1.41 to 1.66×"."""
+    if finding.speedup_if_fixed_range is None or finding.at_most:
+        return ""
+    low, high = (speedup(end) for end in finding.speedup_if_fixed_range)
+    return f"{low.removesuffix('×')} to {high}"
+
+
+def aside(text: str) -> str:
+    """``text`` in parentheses, to follow a word; "" where there is none."""
+    return f" ({text})" if text else ""
 
 
 def size(value: float | None) -> str:

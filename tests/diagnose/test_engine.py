@@ -99,6 +99,35 @@ def test_a_finding_carries_cost_ranks_line_and_evidence() -> None:
     assert finding.evidence[0].means
 
 
+def test_a_price_says_how_sure_it_is() -> None:
+    ends = {"low_ms_per_step": 8.0, "high_ms_per_step": 20.0}
+    facts = {"steps": {"mean_ms": 100.0}, "late": {"data": {"ms_per_step": 10.0, **ends}}}
+    (sure,) = run(rule("a/b", costs="late.data"), facts=facts).findings
+    assert sure.costs_ms_per_step_range == [8.0, 20.0] and not sure.at_most
+    assert sure.speedup_if_fixed_range == pytest.approx([100 / 92, 100 / 80])
+    (unsure,) = run(rule("a/b", costs="late.data")).findings
+    assert unsure.costs_ms_per_step_range is None and unsure.speedup_if_fixed_range is None
+
+
+def test_a_bound_is_told_as_one() -> None:
+    most = run(
+        rule("a/b", costs="late.data", ceiling=True),
+        rule("a/c", costs="late.data", severity_most="warning"),
+        rule("a/d", costs="late.data"),
+    )
+    assert {f.rule: f.at_most for f in most.findings} == {"a/b": True, "a/c": True, "a/d": False}
+
+
+@pytest.mark.parametrize(
+    ("beside_ms", "severity"), [(None, "critical"), (25.0, "critical"), (3.0, "warning")]
+)
+def test_what_the_machine_has_no_cores_for_is_not_critical(beside_ms: float | None, severity: str) -> None:
+    data = {"ms_per_step": 30.0, "beside_ms_per_step": beside_ms}
+    facts = {"steps": {"mean_ms": 100.0}, "shared": {"data": data}}
+    (finding,) = run(rule("a/b", costs="shared.data"), facts=facts).findings
+    assert finding.severity == severity
+
+
 def test_the_greatest_of_several_costs_counts() -> None:
     (finding,) = run(rule("a/b", costs=["late.data", "shared.data", "late.copy"])).findings
     assert (finding.costs_ms_per_step, finding.severity) == (30.0, "critical")

@@ -222,3 +222,24 @@ def test_between_two_different_jobs_nothing_is_resolved():
         "dataloader/starved": "before only",
         "allreduce/late-rank": "after only",
     }
+
+
+def test_a_price_that_lies_in_the_range_of_the_other_has_not_changed():
+    def sure(cost, ends):
+        return msgspec.structs.replace(finding("r/slow", cost), costs_ms_per_step_range=ends)
+
+    before = diagnosis(50, fired=[sure(10.0, [7.0, 13.0])])
+    near = diagnosis(50, fired=[sure(12.0, [9.0, 15.0])])
+    far = diagnosis(50, fired=[sure(16.0, [14.0, 18.0])])
+    assert [row.status for row in compare(before, near).findings] == ["unchanged"]
+    assert [row.status for row in compare(before, far).findings] == ["changed"]
+
+
+def test_what_mending_was_to_save_stands_beside_what_it_did():
+    priced = msgspec.structs.replace(finding(RULES[0], 10.0), costs_ms_per_step_range=[8.0, 12.0])
+    notes = compare(diagnosis(50, fired=[priced]), diagnosis(39)).notes
+    assert any(
+        "10.0 ms (8 to 12 ms) a step; the mean step is" in note and "shorter" in note for note in notes
+    )
+    two = [priced, finding(RULES[1], 5.0)]
+    assert not any("priced" in note for note in compare(diagnosis(50, fired=two), diagnosis(39)).notes)

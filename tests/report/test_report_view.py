@@ -107,6 +107,26 @@ def test_waterfall_goes_down_from_the_measured_time():
     assert rows[3].value == "5.40 ms"
 
 
+def test_a_bar_has_a_whisker_where_it_is_known_how_sure_its_price_is():
+    bars = [
+        WaterfallBar("measured", 100.0),
+        WaterfallBar("x", -30.0, "a/b", [20.0, 45.0]),
+        WaterfallBar("y", -10.0, "a/c"),
+    ]
+    rows = waterfall(replace(samples.sick(), waterfall=bars))
+    assert [row.whisker for row in rows] == [None, (55.0, 80.0), None, None]
+
+
+def test_a_price_is_told_with_its_range_and_a_ceiling_without_one():
+    sick = samples.sick()
+    sure = replace(sick.findings[0], costs_ms_per_step_range=[38.2, 51.4], speedup_if_fixed_range=[3.1, 9.0])
+    told = page(replace(sick, findings=[sure])).price
+    assert "44.8 ms (38.2 to 51.4 ms)" in told and "7.1× (3.1 to 9.0×) as fast" in told
+    most = page(replace(sick, findings=[replace(sure, at_most=True)])).price
+    assert "at most 44.8 ms" in most and "at most 7.1× as fast" in most
+    assert " to " not in most and "min of each hour" not in most
+
+
 def test_a_waterfall_without_a_last_total_gets_what_is_left():
     diagnosis = replace(
         samples.sick(), waterfall=[WaterfallBar("measured", 10.0), WaterfallBar("x", 4.0, "a/b")]

@@ -7,6 +7,7 @@ become ready evenly over a backward pass of length *L*, bucket *i* starts at the
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,6 +19,7 @@ from ddpdoctor.measure.taxonomy import SharedCause, SyncKind
 
 from .context import Context, Costs, MessageCost
 from .shared import exposed_transfer, usual_transfer
+from .sureness import part_of
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class _Tuning:
     """A first bucket that starts in the last tenth of the backward pass leaves nothing beside which it could run."""
     fewer_by: float = 2.0
     """Times the favoured number of buckets from which on they are too many."""
+    model_share: float = 0.2
+    """Part of such a saving by which the model misses (standard deviation): equal buckets, an even backward pass, one line
+    through the times of messages of a few sizes."""
 
 
 _TUNING = _Tuning()
@@ -111,6 +116,7 @@ def _saved(context: Context) -> BucketSavings:
         context.pricing.mean_ns / 1e6,
         issue_ns=float(np.median(context.reducer.issue_ns or (0.0,))),
         disturbed_ms=disturbed_ns(context.graph) / 1e6 if context.speaks_of_hosts else 0.0,
+        beside=lambda ms: context.transfer_beside_ns(context.graph, ms * 1e6) / 1e6,
     )
 
 
@@ -122,12 +128,14 @@ def bucket_savings(
     *,
     issue_ns: float = 0.0,
     disturbed_ms: float = 0.0,
+    beside: Callable[[float], float] = float,
 ) -> BucketSavings:
     """What of the exposed ``communication`` other buckets would save.
 
     ``mean_ms`` is the mean step. ``issue_ns`` is what issuing a bucket costs the thread that computes the gradients, where it
     is known: fewer buckets save it as well, hidden or not. ``disturbed_ms`` is exposed transfer beyond the usual (see
     :func:`disturbed_ns`): what disturbs messages meets them in proportion to the time they take, so that it goes as they go.
+    ``beside`` says what of a saving, ms, the machine lets run beside the computation.
     """
     reduction = _reduction(facts, message)
     if reduction is None or communication is None or not mean_ms:
@@ -142,11 +150,14 @@ def bucket_savings(
     # A bucket holds whole parameters: gradients that are mostly one parameter's cannot be spread.
     most_count = max(1, int(reduction.total_bytes / (facts.largest_parameter_bytes or 1.0)))
     spread_count = min(int(max(reduction.count, best_count)), most_count)
-    spread_ms = exposed_ms - reduction.exposed_ms(spread_count)
+    hidden_ms = exposed_ms - reduction.exposed_ms(spread_count)
+    spread_ms = beside(hidden_ms)
     starts_late = (facts.first_ready_share or 0.0) > _TUNING.late_start
     return BucketSavings(
         _saving(small_ms, mean_ms, communication) if too_many else None,
-        _saving(spread_ms, mean_ms, communication) if starts_late and spread_count > 1 else None,
+        _saving(spread_ms, mean_ms, communication, bounded=spread_ms < hidden_ms)
+        if starts_late and spread_count > 1
+        else None,
         cap_bytes,
     )
 
@@ -232,11 +243,16 @@ def favoured_cap(total_bytes: float, backward_ns: float, latency_ns: float, rate
     return float(max(cap for cap, cost in costs.items() if cost <= _TUNING.keeps_best * least + least_ns))
 
 
-def _saving(ms: float, mean_ms: float, like: Cost) -> Cost | None:
+def _saving(ms: float, mean_ms: float, like: Cost, *, bounded: bool = False) -> Cost | None:
+    """``ms`` of the exposed transfer that ``like`` prices: as sure as that is, and as the model of messages. ``bounded``: no
+    more is left of it than the cores allow, of which none may be won."""
     if ms <= 0:
         return None
+    ends = part_of(like, ms, _TUNING.model_share)
     return Cost(
         ms_per_step=ms,
+        low_ms_per_step=0.0 if ends and bounded else ends.get("low_ms_per_step"),
+        high_ms_per_step=ends.get("high_ms_per_step"),
         share=ms / mean_ms,
         speedup=mean_ms / max(mean_ms - ms, 1e-6),
         steps_hit=like.steps_seen,

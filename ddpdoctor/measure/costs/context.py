@@ -9,7 +9,7 @@ from functools import cached_property
 from ddpdoctor.measure.attribution import Attribution
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.metrics import Reductions
+from ddpdoctor.measure.metrics import Cores, Reductions
 from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import Components
@@ -74,7 +74,17 @@ class Context:
     speaks_of_hosts: bool = True
     """Whether ``graph`` is that of the step logs, in which a busy machine's disturbances of transfers show."""
 
+    cores: Cores | None = None
+    """What the host with the fewest to spare has of them; None: unknown, and prices do not depend on it."""
+
     @cached_property
     def pricing(self) -> Pricing:
         """Replays of ``graph`` as costs."""
-        return Pricing(self.graph, self.lines, short=self.attribution.short)
+        return Pricing(self.graph, self.lines, short=self.attribution.short, cores=self.cores)
+
+    def transfer_beside_ns(self, graph: Graph, gain_ns: float) -> float:
+        """What of ``gain_ns`` is left where transfers of ``graph`` run beside the computation: on hosts, whose cores do both, as
+        much as there are cores for; on devices all of it."""
+        if self.cores is None or all(group.on_device for group in graph.groups):
+            return gain_ns
+        return self.pricing.beside_ns(gain_ns * self.cores.hidden_share)

@@ -10,6 +10,7 @@ from ddpdoctor.measure.facts import Cost, LateFacts, SharedFacts
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, LateCause
 
 from .context import Costs
+from .sureness import together
 
 _TOTAL = f"late.{LateCause.TOTAL}"
 _WORK = frozenset(f"late.{cause}" for cause in LATE_COMPONENTS)
@@ -36,7 +37,7 @@ def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
                 base = before if isinstance(before, Cost) else msgspec.structs.replace(price, ranks=None)
                 whole_ms = (_ms(before) if before is not None else 0.0) + _ms(price)
                 whole_ms -= _ms(known) if known is not None else 0.0
-                merged[_TOTAL] = _of_length(base, whole_ms, mean_ms or whole_ms)
+                merged[_TOTAL] = _of_length(base, price, whole_ms, mean_ms or whole_ms)
     return merged
 
 
@@ -68,7 +69,9 @@ def _ms(price: Cost | float) -> float:
     return price.ms_per_step if isinstance(price, Cost) else price
 
 
-def _of_length(cost: Cost, ms: float, mean_ms: float) -> Cost:
+def _of_length(cost: Cost, more: Cost, ms: float, mean_ms: float) -> Cost:
+    """``cost`` grown to ``ms`` by what ``more`` has beyond it, and as unsure as both."""
+    unsure = {**dict.fromkeys(("low_ms_per_step", "high_ms_per_step")), **together(cost, more, ms)}
     return msgspec.structs.replace(
         cost,
         ms_per_step=ms,
@@ -76,4 +79,5 @@ def _of_length(cost: Cost, ms: float, mean_ms: float) -> Cost:
         speedup=mean_ms / max(mean_ms - ms, 1e-3),
         waiting_ms_per_step=None,
         going_on_ms_per_step=None,
+        **unsure,
     )

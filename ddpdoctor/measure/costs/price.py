@@ -12,10 +12,13 @@ import numpy as np
 from ddpdoctor.measure.attribution import STANDOUT, component
 from ddpdoctor.measure.facts import Cost, Where
 from ddpdoctor.measure.graph import CycleGroup, Graph
+from ddpdoctor.measure.metrics import Cores
 from ddpdoctor.measure.numerics import Array, Ints, Mask, Persistence, Value, persistence
 from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.taxonomy import LATENT, Component, Components, LateCause
+
+from .sureness import Sureness, range_fields
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class Pricing:
     lines: SourceLines
     short: bool = False
     """A window on devices is all that is known of the job."""
+    cores: Cores | None = None
+    """What the host with the fewest to spare has of them; None where unknown."""
 
     @cached_property
     def mean_ns(self) -> float:
@@ -59,10 +64,21 @@ class Pricing:
         """[cycles] ns: the cycles as they were."""
         return replay_all(self.graph)
 
+    def beside_ns(self, gain_ns: float) -> float:
+        """What of a gain is left where the work is moved beside the step, and none of it removed."""
+        if self.cores is None:
+            return gain_ns
+        return min(gain_ns, self.mean_ns - self.cores.least_step(self.mean_ns))
+
     def gains_ns(self, changes: Sequence[Change]) -> Array:
         """[cycles] ns that each cycle is shorter with the changes."""
-        gains: Array = self.measured_ns - replay_all(self.graph, changes)
-        return gains
+        return self._gains_ns(self.graph, changes, usually=False)
+
+    def _gains_ns(self, graph: Graph, changes: Sequence[Change], usually: bool) -> Array:
+        """The same of a variant of the graph; with ``usually`` no more than cycles usually gain."""
+        measured_ns = self.measured_ns if graph is self.graph else replay_all(graph)
+        gains: Array = measured_ns - replay_all(graph, changes)
+        return np.minimum(gains, np.quantile(gains, _TUNING.usual_gain)) if usually else gains
 
     def cost(
         self,
@@ -84,14 +100,17 @@ class Pricing:
         usually do. ``part`` is the cause's share of what several causes save together. ``where``, ``operation`` and ``told``
         are fields of the :class:`Cost` that the caller knows better.
         """
-        gain_ns = self._mean_gain_ns(self.graph, changes, usually)
+        gains = self._gains_ns(self.graph, changes, usually)
+        gain_ns = max(0.0, float(gains.mean()))
+        either_ns = self._either_way_ns(changes, usually)
+        ends_ns = self._range_ns(gains, either_ns or ())
         per_cycle = np.concatenate([of_group.sum(axis=1).max(axis=1) for of_group in spent])
         hit = per_cycle > _TUNING.hit_share * self.mean_ns
         own_ms, typical_ms = self._time_spent_ms(spent, components, positions)
         return Cost(
             **{
-                **self._saving(gain_ns, part),
-                **self._if_decided(gain_ns, part, changes, usually),
+                **self._saving(gain_ns, ends_ns, part, components),
+                **_if_decided(gain_ns, part, either_ns),
                 "ranks": None if positions is None else [self.graph.ranks[p] for p in positions],
                 "own_ms": own_ms,
                 "typical_ms": typical_ms,
@@ -105,35 +124,44 @@ class Pricing:
             }
         )
 
-    def _saving(self, gain_ns: float, part: Value | None) -> dict[str, Any]:
-        """The fields of a cost that say how much it is."""
+    def _range_ns(self, gains: Array, either_ns: Sequence[float]) -> tuple[float, float] | None:
+        """(low, high) of the mean of ``gains`` [cycles, group by group], see :class:`Sureness`; wide enough for both means
+        where it is not decided what waits for what."""
+        order = np.argsort(self.steps, kind="stable")
+        rest = (self.measured_ns - gains)[order]
+        ends_ns = Sureness(gains[order], rest, self.graph.clock_error_ns or 0.0).range_ns()
+        return None if ends_ns is None else (min(*ends_ns, *either_ns), max(*ends_ns, *either_ns))
+
+    def _saving(
+        self,
+        gain_ns: float,
+        ends_ns: tuple[float, float] | None,
+        part: Value | None,
+        components: Components,
+    ) -> dict[str, Any]:
+        """The fields of a cost that say how much it is, and how sure that is."""
         own_ns = gain_ns if part is None else part.part_ns
+        others_ns = () if part is None else (part.first_ns, part.part_ns, part.last_ns)
         return {
             "ms_per_step": own_ns / 1e6,
+            **range_fields(gain_ns, ends_ns, *others_ns),
+            "beside_ms_per_step": self._beside_ms(own_ns, components),
             "share": own_ns / self.mean_ns,
             "speedup": self.mean_ns / max(self.mean_ns - gain_ns, 1.0),
             "alone_ms_per_step": None if part is None else part.first_ns / 1e6,
             "remaining_ms_per_step": None if part is None else part.last_ns / 1e6,
         }
 
-    def _mean_gain_ns(self, graph: Graph, changes: Sequence[Change], usually: bool) -> float:
-        measured_ns = self.measured_ns if graph is self.graph else replay_all(graph)
-        gains = measured_ns - replay_all(graph, changes)
-        if usually:
-            gains = np.minimum(gains, np.quantile(gains, _TUNING.usual_gain))
-        return max(0.0, float(gains.mean()))
-
-    def _if_decided(
-        self, gain_ns: float, part: Value | None, changes: Sequence[Change], usually: bool
-    ) -> dict[str, float]:
-        """The fields of a cost that say how much it is either way, where what computation waits for is close and that matters."""
+    def _either_way_ns(self, changes: Sequence[Change], usually: bool) -> tuple[float, float] | None:
+        """Mean gain where all computation whose dependence is close waits for its collective, and where none does; None where
+        nothing is close, or it makes little difference."""
         if not self._decided:
-            return {}
-        waiting, going_on = (self._mean_gain_ns(graph, changes, usually) for graph in self._decided)
-        if abs(waiting - going_on) <= _TUNING.close * max(waiting, going_on):
-            return {}
-        own = 1.0 if part is None or not gain_ns else part.part_ns / gain_ns
-        return {"waiting_ms_per_step": own * waiting / 1e6, "going_on_ms_per_step": own * going_on / 1e6}
+            return None
+        waiting, going_on = (
+            max(0.0, float(self._gains_ns(graph, changes, usually).mean())) for graph in self._decided
+        )
+        matters = abs(waiting - going_on) > _TUNING.close * max(waiting, going_on)
+        return (waiting, going_on) if matters else None
 
     @cached_property
     def _decided(self) -> list[Graph]:
@@ -145,6 +173,12 @@ class Pricing:
             replace(self.graph, groups=[group.decided(waits) for group in self.graph.groups])
             for waits in (True, False)
         ]
+
+    def _beside_ms(self, own_ns: float, components: Components) -> float | None:
+        """Of making batches, which a loader's workers do beside the step; None where the machine is not known, too."""
+        if self.cores is None or Component.DATA not in components:
+            return None
+        return self.beside_ns(own_ns) / 1e6
 
     def _when(self, hit: Mask) -> Persistence:
         order = np.argsort(self.steps, kind="stable")
@@ -180,6 +214,16 @@ class Pricing:
         others = [position for position in range(len(self.graph.ranks)) if position not in positions]
         typical_ms = float(np.median(work[others])) / 1e6 if others else None
         return float(work[list(positions)].mean()) / 1e6, typical_ms
+
+
+def _if_decided(
+    gain_ns: float, part: Value | None, either_ns: tuple[float, float] | None
+) -> dict[str, float]:
+    """The fields of a cost that say how much it is either way, where that is close and matters."""
+    if either_ns is None:
+        return {}
+    own = 1.0 if part is None or not gain_ns else part.part_ns / gain_ns
+    return {"waiting_ms_per_step": own * either_ns[0] / 1e6, "going_on_ms_per_step": own * either_ns[1] / 1e6}
 
 
 def set_by_hosts(group: CycleGroup, components: Components) -> bool:

@@ -28,6 +28,7 @@ from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, nan_me
 from ddpdoctor.measure.taxonomy import INDEX, RECORDED, Components
 
 from .context import Context, Costs, RareSource
+from .sureness import Sureness, range_fields
 
 
 @dataclass(frozen=True)
@@ -165,13 +166,15 @@ class _Pauses:
     def _cost(self, amount: Array, positions: list[int] | None) -> Cost:
         """``amount`` [N] ns that was lost in each cycle, 0 where nothing happened."""
         mean_ns = self.graph.mean_cycle_ns
-        gain_ns = float(amount.mean()) * lost_share(self.duration, amount)
+        lost = amount * lost_share(self.duration, amount)
+        gain_ns = float(lost.mean())
         hit = amount > 0
         everyone = range(len(self.graph.ranks))
         concerned = list(everyone) if positions is None else positions
         others = [] if positions is None else [rank for rank in everyone if rank not in positions]
         return Cost(
             ms_per_step=gain_ns / 1e6,
+            **range_fields(gain_ns, Sureness(lost, self.duration - lost).range_ns()),
             share=gain_ns / mean_ns,
             speedup=mean_ns / max(mean_ns - gain_ns, 1.0),
             ranks=None if positions is None else [self.graph.ranks[p] for p in positions],

@@ -198,7 +198,7 @@ def what_if_facts(
     if window_graph is not None and window_graph.matched and window_graph.groups:
         scale = graph.mean_cycle_ns / window_graph.mean_cycle_ns
         latency_ns = _latency_ns(window_graph, context.message)
-        overlap_ns = perfect_overlap(window_graph)
+        overlap_ns = _on_this_machine(context, window_graph, perfect_overlap(window_graph))
         if latency_ns is not None:
             link_ns = faster_link(window_graph, _TWICE, latency_ns)
             favoured_ns = _favoured(context, window_graph, favoured_cap_bytes, latency_ns)
@@ -211,6 +211,12 @@ def what_if_facts(
         link_twice_as_fast_ms=_scaled(link_ns, scale),
         favoured_buckets_ms=_scaled(favoured_ns, scale),
     )
+
+
+def _on_this_machine(context: Context, graph: Graph, step_ns: float | None) -> float | None:
+    """Mean step with transfers beside the computation, as far as there are cores for both."""
+    whole_ns = graph.mean_cycle_ns
+    return None if step_ns is None else whole_ns - context.transfer_beside_ns(graph, whole_ns - step_ns)
 
 
 def _favoured(

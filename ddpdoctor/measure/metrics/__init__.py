@@ -15,6 +15,7 @@ from .bandwidth import (
 from .breakdown import critical_breakdown, cycle_breakdown, rank_breakdown
 from .buckets import Reductions, bucket_facts, reductions_of
 from .communication import communication_facts, wait_and_transfer_ms
+from .cores import Cores, host_cores
 from .curves import telemetry_series
 from .ddp import ddp_facts
 from .gpus import gpu_facts
@@ -32,6 +33,7 @@ from .timeline import timeline
 
 __all__ = [
     "SLOW_STEP",
+    "Cores",
     "Reductions",
     "bandwidth_points",
     "behind",
@@ -42,6 +44,7 @@ __all__ = [
     "cycle_breakdown",
     "ddp_facts",
     "gpu_facts",
+    "host_cores",
     "host_facts",
     "job_facts",
     "large_bus_gb_per_s",

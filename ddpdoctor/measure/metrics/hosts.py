@@ -12,9 +12,12 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
 
 from .columns import mean
+from .cores import Cores
 
 
-def host_facts(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog], graph: Graph) -> HostFacts:
+def host_facts(
+    hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog], graph: Graph, cores_used: Cores | None
+) -> HostFacts:
     """The busiest host, from telemetry; run delay and threads of all ranks, from the step logs."""
     run_delay_share, threads_per_rank = _run_delay_share(graph), _threads_per_rank(logs)
     busiest = _busiest(hosts)
@@ -33,6 +36,7 @@ def host_facts(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog], grap
         ranks_per_host=float(ranks_here) or None,
         cpu_percent=cpu_percent,
         idle_cores=float(cores) * (1 - cpu_percent / 100) if cores else None,
+        job_cores=cores_used.job if cores_used else None,
         run_delay_share=run_delay_share,
         threads_per_rank=threads_per_rank,
         memory_used_share=used / whole if used and whole else None,

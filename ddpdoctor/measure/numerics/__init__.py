@@ -27,6 +27,7 @@ from .intervals import (
     union,
     union_of,
 )
+from .meanerror import mean_error, normal
 from .medians import nan_median, running_median
 from .persistence import Persistence, persistence
 from .scatter import median_error, scatter_of, undisturbed
@@ -51,8 +52,10 @@ __all__ = [
     "fair_shares",
     "intersect",
     "lasting",
+    "mean_error",
     "median_error",
     "nan_median",
+    "normal",
     "persistence",
     "running_median",
     "scatter_of",

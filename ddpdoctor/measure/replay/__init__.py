@@ -5,7 +5,7 @@ cycle. The idea: unchanged, the replay gives the measured times exactly, so that
 """
 
 from .common import common_part, idle_after, without_waiting
-from .lanes import Transmission, length_ns, transmissions_of
+from .lanes import Transmission, length_ns, transmissions_of, when_ready
 from .replay import (
     Change,
     baseline,
@@ -28,6 +28,7 @@ __all__ = [
     "replay",
     "replay_all",
     "transmissions_of",
+    "when_ready",
     "without_sync",
     "without_transfer",
     "without_waiting",

@@ -89,6 +89,44 @@ def transmissions_of(group: CycleGroup) -> list[Transmission]:
     return transmissions
 
 
+def when_ready(group: CycleGroup, removed: Array) -> Array:
+    """[N, K, R] ns: ``removed`` work at the collectives for which it made the rank ready later.
+
+    What is removed is told by segments, which end when a rank's part of a collective starts. Others, whose part waits in the
+    queue for that of the late rank before it, have computed more by then, so that the late rank's work seems to exceed theirs
+    only behind its last bucket. When it was ready tells more: a rank that was ready L later than the others had done L of its
+    excess by then, or all of it. Nothing is moved beyond a collective for which the computation waits, and nothing added.
+    """
+    if group.ready is None or not removed.any():
+        return removed
+    late = np.nan_to_num(np.clip(group.ready - _middle(group.ready), 0, None))
+    takes_part = ~np.isnan(group.ready)
+    held = np.zeros(removed.shape[1:], bool)
+    for k, transmission in enumerate(transmissions_of(group)):
+        held[k, transmission.members] = transmission.dependent | transmission.holds
+    following = np.zeros_like(removed)
+    for k in range(removed.shape[1] - 2, -1, -1):
+        following[:, k] = np.where(held[k], 0.0, removed[:, k + 1] + following[:, k + 1])
+    moved = np.zeros_like(removed)
+    told, placed = np.zeros_like(group.begin), np.zeros_like(group.begin)
+    for k in range(removed.shape[1]):
+        told = told + removed[:, k]
+        whole = told + following[:, k]
+        excess = np.clip(whole - _middle(whole), 0, None)
+        least = np.where(takes_part[:, k], np.minimum(late[:, k], excess), 0.0)
+        now = np.minimum(np.maximum(np.maximum(told, placed), least), whole)
+        moved[:, k] = now - placed
+        told, placed = np.where(held[k], 0.0, told), np.where(held[k], 0.0, now)
+    return moved
+
+
+def _middle(values: Array) -> Array:
+    """The (lower) median rank's, over the last axis, which stays."""
+    known = np.maximum((~np.isnan(values)).sum(axis=-1, keepdims=True), 1)
+    middle: Array = np.take_along_axis(np.sort(values, axis=-1), (known - 1) // 2, axis=-1)
+    return middle
+
+
 def length_ns(group: CycleGroup, transmissions: Sequence[Transmission], relief: Array | float = 0.0) -> Array:
     """[N] ns: the length of each cycle with these collectives, by the formula of the module, but no less than the slowest
     host needs to issue it. ``relief`` [N, R] ns of that need are taken out."""

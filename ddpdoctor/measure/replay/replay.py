@@ -25,7 +25,7 @@ import numpy as np
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
 
-from .lanes import Transmission, length_ns, transmissions_of
+from .lanes import Transmission, length_ns, transmissions_of, when_ready
 
 
 @dataclass
@@ -56,7 +56,8 @@ def replay(group: CycleGroup, scenario: Scenario) -> Array:
     """[N] ns: the length of each cycle in the scenario."""
     if group.on_device:
         measured = transmissions_of(group)
-        changed = [_changed(transmission, k, scenario) for k, transmission in enumerate(measured)]
+        removed = when_ready(group, scenario.removed)
+        changed = [_changed(transmission, k, scenario, removed) for k, transmission in enumerate(measured)]
         return length_ns(group, changed, scenario.relief)
     ready = group.begin.copy()
     own = group.work.sum(axis=3)
@@ -72,10 +73,10 @@ def replay(group: CycleGroup, scenario: Scenario) -> Array:
     return length
 
 
-def _changed(transmission: Transmission, k: int, scenario: Scenario) -> Transmission:
+def _changed(transmission: Transmission, k: int, scenario: Scenario, removed: Array) -> Transmission:
     return replace(
         transmission,
-        removed=scenario.removed[:, k, transmission.members],
+        removed=removed[:, k, transmission.members],
         transfer=scenario.transfer[:, k],
         synchronises=scenario.synchronises[k],
     )

@@ -19,6 +19,8 @@ class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
     width: float
     value: str
     rule: str | None = None
+    whisker: tuple[float, float] | None = None
+    """From where to where the saving's end may lie, nine times in ten."""
 
 
 def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
@@ -37,6 +39,7 @@ def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
     last = bars[-1] if bars[-1].rule is None else None
     for bar in bars[1 : len(bars) - (last is not None)]:
         saved = min(abs(bar.ms), left)
+        ends_ms = bar.range_ms and [max(0.0, left - end_ms) for end_ms in bar.range_ms]
         left -= saved
         rows.append(
             WaterfallRow(
@@ -46,6 +49,9 @@ def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
                 width=percent_of(saved, whole),
                 value=f"−{words.milliseconds(saved)}",
                 rule=bar.rule,
+                whisker=None
+                if not ends_ms
+                else (percent_of(ends_ms[1], whole), percent_of(ends_ms[0], whole)),
             )
         )
     if len(rows) < 2:

@@ -5,10 +5,18 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.costs import MessageCost, bucket_savings, disturbed_ns, exposed_ns, favoured_cap
+from ddpdoctor.measure.attribution import attribute
+from ddpdoctor.measure.costs import (
+    Context,
+    MessageCost,
+    bucket_savings,
+    disturbed_ns,
+    exposed_ns,
+    favoured_cap,
+)
 from ddpdoctor.measure.facts import Cost
-from ddpdoctor.measure.metrics import Reductions
-from tests.measure.made import simple
+from ddpdoctor.measure.metrics import Cores, Reductions
+from tests.measure.made import NoLines, simple
 
 MIB = 1024 * 1024
 MS = 1e6
@@ -132,3 +140,14 @@ def test_what_is_beyond_the_usual_transfer():
     transfer = np.where(np.arange(40) % 5 == 0, 9.0, 2.0)[:, None]
     assert disturbed_ns(simple(4, transfer_ms=transfer)) == pytest.approx(7.0 / 5 * MS)
     assert disturbed_ns(simple(4)) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("cores", "left"), [(None, 1.0), (Cores(1.9, 0.1, 2, 2.0), 0.0), (Cores(2.0, 14.0, 2, 2.0), 1.0)]
+)
+def test_a_transfer_by_threads_needs_cores_to_run_beside_the_computation(cores, left):
+    """On two busy cores, smaller buckets only take them from the backward pass."""
+    graph = simple(2)
+    context = Context(graph, attribute(graph), NoLines(), cores=cores)
+    gain_ns = 0.05 * graph.mean_cycle_ns
+    assert context.transfer_beside_ns(graph, gain_ns) == pytest.approx(left * gain_ns)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,6 +13,7 @@ from ddpdoctor.measure.replay import (
     gain_ns,
     replay,
     replay_all,
+    when_ready,
     without_sync,
     without_transfer,
     without_work,
@@ -151,3 +154,47 @@ def test_nothing_measured():
     empty = graph_of(simple(2).groups[0])
     empty.groups.clear()
     assert gain_ns(empty) == 0.0 and len(replay_all(empty)) == 0
+
+
+def overlapped(late_ms, cycles=3):
+    """Three buckets of 3 ms beside a backward pass on two devices, of which the second's is evenly slower, as a device's timeline
+    shows it: a part starts when its gradients are ready and the part before it is over."""
+    syncs = reductions(2, 3)
+    ready = np.array([[4.0, 6.0, 8.0], [4.0 + late_ms / 3, 6.0 + 2 * late_ms / 3, 8.0 + late_ms]]).T
+    arrival, end, over = np.zeros((3, 2)), np.zeros((3, 2)), 0.0
+    for k in range(3):
+        arrival[k] = np.maximum(ready[k], over)
+        end[k] = over = arrival[k].max() + 3.0
+    group = cycles_of(syncs, work_array(cycles, 3, 2, backward=9.0))
+    shape = (cycles, 3, 2)
+    measured = replace(
+        group,
+        begin=np.zeros((cycles, 2)),
+        arrival=np.broadcast_to(arrival * MS, shape),
+        end=np.broadcast_to(end * MS, shape),
+        ready=np.broadcast_to(ready * MS, shape),
+        on_device=True,
+    )
+    return graph_of(measured)
+
+
+@pytest.mark.parametrize("late_ms", [1.5, 3.0, 12.0])
+def test_a_slow_backward_pass_holds_up_each_bucket_and_not_the_last_alone(late_ms):
+    """By segments, all that the late rank does longer lies behind its last bucket but one: the others, whose parts wait for
+    its own, have computed more by then."""
+    slow, even = overlapped(late_ms), overlapped(0.0)
+    told_last = np.zeros((3, 3, 2))
+    told_last[:, 2, 1] = late_ms * MS
+    saved_ns = slow.mean_cycle_ns - even.mean_cycle_ns
+    assert gain_ns(slow, without_work([told_last])) == pytest.approx(saved_ns)
+
+
+def test_what_all_ranks_do_stays_where_it_was_told():
+    slow = overlapped(3.0)
+    common = np.zeros((3, 3, 2))
+    common[:, 2] = 2.0 * MS
+    early = common.copy()
+    early[:, 0] = 0.5 * MS
+    group = slow.groups[0]
+    np.testing.assert_allclose(when_ready(group, common), common)
+    np.testing.assert_allclose(when_ready(group, early).sum(axis=1), early.sum(axis=1))

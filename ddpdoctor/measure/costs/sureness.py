@@ -1,0 +1,116 @@
+"""How sure a price is: the range in which the saving lies, nine times in ten, once the cause is mended.
+
+Whoever mends a cause compares two means: of the steps that were recorded, and of steps that are still to come. The saving
+differs from the price by errors that do not depend on each other, and whose squares add up:
+
+- **the cycles' scatter**: the mean of the gains, and the mean of what is left of the steps, once as recorded and once as it
+  will be. Both from the cycles themselves, see :func:`~ddpdoctor.measure.numerics.mean_error`;
+- **run to run**: the same job differs from itself from one start to the next;
+- **the replay**: it takes the cause out and leaves all else as it was. Where gains differ from cycle to cycle, the cycles
+  tell more: what is left of a cycle must not depend on how much was taken out of it. If ``rest = a + b x gain``, the saving
+  may be ``1 + b`` times the price. ``b`` is weighed with what replays are known to miss, so that a few cycles do not
+  outweigh experience; and what all cycles have in common, no cycle tells;
+- **the clocks** of several hosts, and what the pricer itself had to assume.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ddpdoctor.measure.facts import RANGE_LEVEL, Cost
+from ddpdoctor.measure.numerics import Array, mean_error, normal
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    replay_share: float = 0.08
+    """Part of a price by which replays miss (standard deviation): fixed and unfixed twins
+    of the laboratory's jobs, see docs/how-it-works.md."""
+    run_share: float = 0.01
+    """Part of the step by which a job's means differ from one start to the next (standard deviation): 1 to 2 %, as the
+    rules' least share has it."""
+
+
+_TUNING = _Tuning()
+
+
+@dataclass(frozen=True)
+class Sureness:
+    """What is known of a price besides itself, ns."""
+
+    gains: Array
+    """[N] by cycle, in order of steps."""
+    rest: Array
+    """[N] what is left of each."""
+    assumed_ns: float = 0.0
+    """Standard deviation of what the pricer assumed: clocks, extrapolations."""
+
+    def range_ns(self) -> tuple[float, float] | None:
+        """(low, high) of the mean gain, between nothing and the whole step; None where too few cycles tell."""
+        gain, left = float(self.gains.mean()), float(self.rest.mean())
+        own = mean_error(self.gains, RANGE_LEVEL)
+        if np.isnan(own):
+            return None
+        others = mean_error(self.rest, RANGE_LEVEL)
+        slope = self._dependence(others)
+        errors = (
+            own,
+            np.sqrt(2.0) * others,
+            _TUNING.run_share * left,
+            _TUNING.replay_share * gain,
+            self.assumed_ns,
+        )
+        half = normal(RANGE_LEVEL) * float(np.sqrt(np.square(errors).sum()))
+        low, high = gain * (1 + min(slope, 0.0)) - half, gain * (1 + max(slope, 0.0)) + half
+        return max(0.0, low), min(gain + left, high)
+
+    def _dependence(self, rest_error: float) -> float:
+        """``b`` in ``rest = a + b x gain``, weighed with what replays are known to miss."""
+        spread = self.gains - self.gains.mean()
+        square = float((spread**2).sum())
+        if square <= 0.0:
+            return 0.0
+        slope = float((spread * self.rest).sum()) / square
+        # A mean of N misses by one value's error over the root of N, a slope by that error over the root of the square.
+        error, known = rest_error**2 * len(self.rest) / square, _TUNING.replay_share**2
+        return slope * known / (known + error)
+
+
+def range_fields(gain_ns: float, ends_ns: tuple[float, float] | None, *others_ns: float) -> dict[str, Any]:
+    """The fields of a :class:`~ddpdoctor.measure.facts.Cost` for a range around ``gain_ns``, widened to hold what the same
+    mending saves in ``others_ns``: alone, after all others, as its part of what all save. {} where there is no range."""
+    if ends_ns is None:
+        return {}
+    known = (gain_ns, *others_ns)
+    low_ns, high_ns = min(known) - (gain_ns - ends_ns[0]), max(known) + (ends_ns[1] - gain_ns)
+    return {"low_ms_per_step": max(0.0, low_ns) / 1e6, "high_ms_per_step": high_ns / 1e6}
+
+
+def part_of(whole: Cost, ms: float, assumed_share: float) -> dict[str, Any]:
+    """The same fields of ``ms`` that are saved of what ``whole`` prices: as far off as that is, ms, and by ``assumed_share``
+    of itself besides (a standard deviation)."""
+    sides = _sides_ms(whole)
+    assumed_ms = normal(RANGE_LEVEL) * assumed_share * ms
+    return {} if sides is None else _around(ms, *(float(np.hypot(side, assumed_ms)) for side in sides))
+
+
+def together(one: Cost, other: Cost, ms: float) -> dict[str, Any]:
+    """The same fields of ``ms`` that two costs come to: {} where it is not known how sure one of them is."""
+    sides = _sides_ms(one), _sides_ms(other)
+    if sides[0] is None or sides[1] is None:
+        return {}
+    return _around(ms, *(float(np.hypot(*pair)) for pair in zip(sides[0], sides[1], strict=True)))
+
+
+def _sides_ms(cost: Cost) -> tuple[float, float] | None:
+    """How far the ends lie below and above the price."""
+    if cost.low_ms_per_step is None or cost.high_ms_per_step is None:
+        return None
+    return cost.ms_per_step - cost.low_ms_per_step, cost.high_ms_per_step - cost.ms_per_step
+
+
+def _around(ms: float, below_ms: float, above_ms: float) -> dict[str, Any]:
+    return {"low_ms_per_step": max(0.0, ms - below_ms), "high_ms_per_step": ms + above_ms}
