@@ -83,6 +83,9 @@ def _placed(
             else stand_ins.host(name)
         )
 
+    def inside(path: str) -> str:
+        return relative_path(path, root, stand_ins) if _is_absolute(path) else path
+
     job = replace(
         diagnosis.job,
         command=command,
@@ -97,13 +100,17 @@ def _placed(
     findings = []
     for finding in diagnosis.findings:
         where = [
-            replace(one, file=relative_path(one.file, root, stand_ins)) if _is_absolute(one.file) else one
+            replace(
+                one,
+                file=inside(one.file),
+                callers=tuple(replace(each, file=inside(each.file)) for each in one.callers),
+                text=None,
+                text_missing=None,
+            )
             for one in finding.where
         ]
         findings.append(replace(finding, where=where))
-    source = [
-        relative_path(path, root, stand_ins) if _is_absolute(path) else path for path in diagnosis.source
-    ]
+    source = [inside(path) for path in diagnosis.source]
     return replace(diagnosis, job=job, ranks=ranks, telemetry=telemetry, findings=findings, source=source)
 
 
@@ -129,7 +136,7 @@ def project_root(diagnosis: Diagnosis) -> str | None:
     """The deepest folder that holds all of the user's own source lines; None where there are no absolute
     ones.
     """
-    files = [where.file for finding in diagnosis.findings for where in finding.where]
+    files = [place.file for finding in diagnosis.findings for where in finding.where for place in where.way]
     files += [word for word in diagnosis.job.command if word.endswith(".py")]
     folders = [name.rpartition("/")[0] for name in files if name.startswith("/") and not LIBRARY.match(name)]
     if not folders:

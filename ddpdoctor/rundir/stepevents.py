@@ -203,6 +203,9 @@ class LineField(_Name):
 
     WHERE = "where"
     """Definition of a source line: its number. With it ``FILE``, ``LINE`` and ``FUNCTION``; before the number's first use."""
+    CALLER = "by"
+    """In a definition: the number of the line that called the function which this line is in. Who calls a line from two places
+    has two numbers."""
     FILE = "file"
     LINE = "line"
     FUNCTION = "function"

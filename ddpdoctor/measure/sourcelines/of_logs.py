@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -13,8 +14,9 @@ from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import Component, SyncKind
 
-from .ranking import MOST_LINES, Frame, joined, ranked
-from .samples import SampleCounts, beyond, common_of, counted, kinds_of, scale_of
+from .callers import Path, paths_in, with_callers
+from .ranking import MOST_LINES, Frame, frame_of, joined, ranked
+from .samples import SampleCounts, beyond, callers_of, common_of, counted, kinds_of, scale_of
 
 _FEWEST_SAMPLES = 3
 """Samples below which a line may be there by chance."""
@@ -36,6 +38,10 @@ class LogSourceLines:
         parts = python_parts or [{}] * len(logs)
         self._python_parts = {log.rank: of_rank for log, of_rank in zip(logs, parts, strict=True)}
 
+    @cached_property
+    def _paths(self) -> dict[Frame, Counter[Path]]:
+        return paths_in(self.logs)
+
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """Lines that call synchronisations of these kinds."""
         calls: Counter[Frame] = Counter()
@@ -43,8 +49,8 @@ class LogSourceLines:
             for point in log.sync_points:
                 where = log.where.get(point.where)
                 if point.kind in kinds and where is not None:
-                    calls[Frame(where.file, where.line, where.function)] += 1
-        return ranked(calls)
+                    calls[frame_of(where)] += 1
+        return with_callers(ranked(calls), self._paths)
 
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
@@ -64,7 +70,7 @@ class LogSourceLines:
             for position, log in enumerate(self.logs)
             if positions is not None and position not in positions
         ]
-        called = _called(chosen, components, wanted)
+        called = with_callers(_called(chosen, components, wanted), self._paths)
         sampled = self._sampled(chosen, others, components, wanted)
         return joined(sampled, called) if sampled else called[:MOST_LINES]
 
@@ -83,7 +89,11 @@ class LogSourceLines:
             mine = common_of(mine, [self._counted([log], components, wanted) for log in logs])
         theirs = self._counted(others, components, wanted)
         return [
-            msgspec.structs.replace(where, python_ms=_python_ms(mine, theirs, where))
+            msgspec.structs.replace(
+                where,
+                python_ms=_python_ms(mine, theirs, frame_of(where)),
+                callers=callers_of(frame_of(where), mine, theirs),
+            )
             for where in ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
         ]
 
@@ -104,13 +114,12 @@ def _called(logs: Sequence[RankLog], components: Sequence[Component], wanted: se
             for event in step.events:
                 where = log.where.get(event.where)
                 if event.kind in kinds and where is not None:
-                    calls[Frame(where.file, where.line, where.function)] += max(event.duration_ns, 1)
+                    calls[frame_of(where)] += max(event.duration_ns, 1)
     return ranked(calls)
 
 
-def _python_ms(mine: SampleCounts, theirs: SampleCounts, where: Where) -> float | None:
+def _python_ms(mine: SampleCounts, theirs: SampleCounts, frame: Frame) -> float | None:
     """Milliseconds per step at a line outside torch, beyond those of the other ranks; None with too few samples."""
-    frame = Frame(where.file, where.line, where.function)
     count = mine.outside.get(frame, 0.0) - scale_of(mine, theirs) * theirs.outside.get(frame, 0.0)
     if count < _ENOUGH_SAMPLES or not mine.steps:
         return None

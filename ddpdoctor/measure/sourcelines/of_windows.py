@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -14,7 +14,8 @@ from ddpdoctor.measure.taxonomy import DEVICE_WORK, Component, SyncKind
 from ddpdoctor.measure.window import WAITED_FOR, Window
 
 from .annotations import Annotations, annotations_of
-from .ranking import Frame, joined, ranked
+from .callers import Way, by_line, heaviest
+from .ranking import Frame, frame_of, joined, ranked
 from .window_frames import LOOKED_UP, frames_during, frames_launching, frames_waiting, has_frames, waits_of
 
 _T = TypeVar("_T")
@@ -37,14 +38,14 @@ class WindowSourceLines:
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """User frames in which collectives of these kinds were launched, then those in which the host waited for its
         device, by the idle time that followed."""
-        launched: Counter[Frame] = Counter()
-        waited: Counter[Frame] = Counter()
+        launched: Counter[Way] = Counter()
+        waited: Counter[Way] = Counter()
         for window in _spread(self.windows):
             rows = [row for row, kind in enumerate(window.collectives.kind) if kind in kinds]
             issued = window.collectives.issued[rows]
             launched.update(frames_during(window, (issued, issued + _LAUNCH_NS)))
             waited.update(frames_waiting(window, kinds))
-        return joined(ranked(launched), ranked(waited))
+        return joined(_told(launched), _told(waited))
 
     def work(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
@@ -55,10 +56,12 @@ class WindowSourceLines:
         on_time = sorted(set(self._all_or(None)).difference(late))
         chosen = [self.windows[position] for position in _spread(late)]
         others = [self.windows[position] for position in _spread(on_time)]
-        frames = _frames_of(chosen, components)
+        ways = _ways_of(chosen, components)
         if not others or not _is_launched(chosen[0], components):
-            return ranked(frames)
-        return ranked(_slower(frames, _frames_of(others, components), len(chosen) / len(others)))
+            return _told(ways)
+        usual = by_line(_ways_of(others, components))
+        slower = _slower(by_line(ways), usual, len(chosen) / len(others))
+        return [where.called_from(heaviest(frame_of(where), ways)) for where in ranked(slower)]
 
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
@@ -113,15 +116,19 @@ def _is_launched(window: Window, components: Sequence[Component]) -> bool:
     return window.on_device and set(DEVICE_WORK).issuperset(components)
 
 
-def _frames_of(windows: Sequence[Window], components: Sequence[Component]) -> Counter[Frame]:
-    """User frames, and ns of this kind of work in each."""
-    frames: Counter[Frame] = Counter()
+def _told(ways: Mapping[Way, int]) -> list[Where]:
+    return [where.called_from(heaviest(frame_of(where), ways)) for where in ranked(by_line(ways))]
+
+
+def _ways_of(windows: Sequence[Window], components: Sequence[Component]) -> Counter[Way]:
+    """Ways to user frames, and ns of this kind of work in each."""
+    ways: Counter[Way] = Counter()
     for window in windows:
         if has_frames(window):
             time = _time_of(window, components)
             launched = _is_launched(window, components)
-            frames.update(frames_launching(window, time) if launched else frames_during(window, time))
-    return frames
+            ways.update(frames_launching(window, time) if launched else frames_during(window, time))
+    return ways
 
 
 def _slower(late: Counter[Frame], others: Counter[Frame], scale: float) -> dict[Frame, float]:

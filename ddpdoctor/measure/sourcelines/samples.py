@@ -11,7 +11,8 @@ from ddpdoctor.measure.steplog import RankLog, Sample, Step, samples_by_step
 from ddpdoctor.measure.taxonomy import Component
 from ddpdoctor.rundir import EventKind
 
-from .ranking import Frame
+from .callers import Path, distinct
+from .ranking import Frame, frame_of
 
 EVENTS: dict[Component, tuple[EventKind, ...]] = {
     Component.DATA: (EventKind.DATA,),
@@ -52,6 +53,8 @@ class SampleCounts:
     """In the components' time, by line."""
     outside: Mapping[Frame, float]
     """Those of them whose innermost frame is not torch's."""
+    paths: Mapping[Frame, Mapping[Path, float]]
+    """Those at each line, by the lines that called it."""
     samples: int
     """In the components' time, on all lines."""
     taken: int
@@ -75,6 +78,7 @@ def counted(
     """Count the samples of the ``wanted`` steps. ``python_parts``: by rank and line, how much a sample counts for."""
     at: defaultdict[Frame, float] = defaultdict(float)
     outside: defaultdict[Frame, float] = defaultdict(float)
+    paths: defaultdict[Frame, defaultdict[Path, float]] = defaultdict(lambda: defaultdict(float))
     samples, taken, seconds, step_count = 0, 0, 0.0, 0
     for log in logs:
         steps = [step for step in log.steps if step.number in wanted]
@@ -87,13 +91,14 @@ def counted(
             where = log.sample_where.get(user)
             if where is None:
                 continue
-            frame, part = Frame(where.file, where.line, where.function), parts.get(user, 1.0)
+            frame, part = frame_of(where), parts.get(user, 1.0)
             at[frame] += part
+            paths[frame][where.callers] += part
             samples += 1
             place = log.sample_where.get(innermost)
             if place is not None and not any(folder in place.file for folder in _TORCH):
                 outside[frame] += part
-    return SampleCounts(at, outside, samples, taken, seconds, step_count)
+    return SampleCounts(at, outside, paths, samples, taken, seconds, step_count)
 
 
 def common_of(together: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
@@ -123,6 +128,14 @@ def beyond(mine: SampleCounts, theirs: SampleCounts, fewest: int) -> dict[Frame,
         if count - scale * other >= max(fewest, _COUNTING_SIGMAS * sqrt(count + scale**2 * other)):
             net[frame] = count - scale * other
     return net
+
+
+def callers_of(frame: Frame, mine: SampleCounts, theirs: SampleCounts) -> Path:
+    """The way to a line that has most samples beyond those of other ranks, so far as it tells it from other ways."""
+    scale = scale_of(mine, theirs)
+    other = theirs.paths.get(frame, {})
+    net = {path: count - scale * other.get(path, 0.0) for path, count in mine.paths.get(frame, {}).items()}
+    return distinct(max(net, key=lambda path: net[path]), [*net, *other]) if net else ()
 
 
 def scale_of(mine: SampleCounts, theirs: SampleCounts) -> float:

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.facts import CodeLine, Where
 from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
@@ -23,6 +23,8 @@ from .step import DeviceTimes, Step
 
 _MOST_PLACES = 100_000
 """Source lines, notes and broken numbers of one log that are kept: no script has as many."""
+_MOST_CALLERS = 32
+"""Lines above one another that are kept: the hook tells fewer."""
 _MOST_NOTES = 200
 """Of one log: what a file repeats more often than that nobody reads."""
 _SECOND_NS = 10**9
@@ -175,8 +177,12 @@ def _of_every(seconds: int, numbers: array[int]) -> array[int]:
 
 
 def _place(places: dict[int, Where], record: LogRecord) -> None:
-    if record.where is not None and len(places) < _MOST_PLACES:
-        places[record.where] = Where(record.file, record.line or 0, record.function)
+    if record.where is None or len(places) >= _MOST_PLACES:
+        return
+    callers: tuple[CodeLine, ...] = ()
+    if record.caller is not None and (caller := places.get(record.caller)) is not None:
+        callers = (CodeLine(caller.file, caller.line, caller.function), *caller.callers)[:_MOST_CALLERS]
+    places[record.where] = Where(record.file, record.line or 0, record.function, callers=callers)
 
 
 def _spans(steps: Sequence[Step]) -> list[tuple[int, int]]:

@@ -117,6 +117,7 @@ class LogRecord(msgspec.Struct, rename=renamed(LineField)):
     file: Text = ""
     line: Id | None = 0
     function: Text = ""
+    caller: Id | None = None
     note: Text | None = None
     samples: Annotated[list[_Sample], Meta(max_length=_MOST_ENTRIES)] = []
     device: Number | None = None
