@@ -30,7 +30,7 @@ from ddpdoctor.report.redact_names import (
 )
 from ddpdoctor.report.redact_text import LIBRARY, is_public, relative_path, without_identifiers, without_paths
 
-__all__ = ["LIBRARY", "project_root", "redact"]
+__all__ = ["LIBRARY", "project_root", "redact", "without_source_text"]
 
 
 def redact(diagnosis: Diagnosis) -> Diagnosis:
@@ -39,7 +39,7 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     Paths inside the project and inside libraries become relative, all others a stand-in.
     Numbers, rules, kernel names and the user's own file and function names inside the project stay.
     """
-    worded = _without_series(diagnosis)
+    worded = _without_series(without_source_text(diagnosis))
     texts = list(_strings(msgspec.to_builtins(worded, enc_hook=plain_value)))
     stand_ins = StandIns()
     root = project_root(worded)
@@ -64,6 +64,16 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
         for fix, fix_before in zip(finding["fixes"], before.fixes, strict=True):
             fix["docs"] = [link if is_public(link) else clean(link) for link in fix_before.docs]
     return _with_series(msgspec.convert(cleaned, Diagnosis), diagnosis)
+
+
+def without_source_text(diagnosis: Diagnosis) -> Diagnosis:
+    """The same diagnosis without the text of source lines."""
+    replace = msgspec.structs.replace
+    findings = [
+        replace(finding, where=[replace(where, text=None, text_missing=None) for where in finding.where])
+        for finding in diagnosis.findings
+    ]
+    return replace(diagnosis, findings=findings)
 
 
 def _placed(
@@ -104,8 +114,6 @@ def _placed(
                 one,
                 file=inside(one.file),
                 callers=tuple(replace(each, file=inside(each.file)) for each in one.callers),
-                text=None,
-                text_missing=None,
             )
             for one in finding.where
         ]

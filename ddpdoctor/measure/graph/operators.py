@@ -159,11 +159,11 @@ def _python_parts(log: RankLog, window: Window, usual: float) -> dict[int, float
     lines = {number: (place.file, place.line) for number, place in log.sample_where.items()}
     seen: Counter[tuple[str, int] | None] = Counter()
     computing: defaultdict[tuple[str, int] | None, float] = defaultdict(float)
-    for step, samples in samples_by_step(log, log.steps):
-        operators = pattern.operators_at(step, [moment for moment, _, _ in samples])
+    for step, samples in samples_by_step(log.samples, log.steps):
+        operators = pattern.operators_at(step, [sample[0] for sample in samples])
         if operators is None:
             continue
-        for (_, number, _), probability in zip(samples, operators.tolist(), strict=True):
+        for (_, number, *_), probability in zip(samples, operators.tolist(), strict=True):
             if probability == probability:  # not NaN
                 seen[lines.get(number)] += 1
                 computing[lines.get(number)] += probability
