@@ -43,6 +43,8 @@ _TORCH = ("/site-packages/torch/", "/dist-packages/torch/")
 """What the path of a file of torch's contains."""
 _ASKED_FOR_NS = 4_900_000
 """Python asks a thread for its lock where another one has waited for 5 ms (``sys.getswitchinterval``)."""
+_BETWEEN_LOOKS_NS = 700_000
+"""In which the thread that looks closely does not want the lock."""
 _COUNTING_SIGMAS = 2.0
 """Counts scatter by their square root: a line stands out by twice that."""
 
@@ -95,8 +97,8 @@ def counted(
             weigh.sample(sample)
         if log.looked_ns:
             looked_ns = log.looked_ns * _part(steps, log.steps)
-            for sample in _samples_in(samples_by_step(log.closer, steps), components):
-                weigh.close_look(sample, taken_here / looked_ns)
+            looks = _samples_in(samples_by_step(log.closer, steps), components)
+            weigh.close_looks(looks, taken_here / looked_ns)
     return SampleCounts(
         tally.at, tally.outside, tally.behind, tally.paths, samples, taken, seconds, step_count
     )
@@ -119,8 +121,8 @@ class _Weigher:
     """Puts one rank's samples where they belong.
 
     One that had to wait for Python's lock is of what kept the lock: where the thread was asked for it, that is the line which it
-    shows; where it let go of it by itself, some line before. Looks in close succession see such work from its beginning on, and
-    each is worth the time that it waited.
+    shows; where it let go of it by itself, some line before. Samples at random moments thus see all of such work but its last 5 ms.
+    Looks in close succession begin to wait when it begins, and the first of them that it has to be asked for stands for those.
     """
 
     log: RankLog
@@ -128,15 +130,20 @@ class _Weigher:
     parts: Mapping[int, float]
 
     def sample(self, sample: Sample) -> None:
+        """Count a sample of a random moment."""
         held_ns = sample[3]
-        if held_ns < HELD_NS:
-            self._add(sample, 1.0, self.tally.at)
-        elif not self.log.looked_ns:
-            self._add(sample, 1.0, self.tally.at if held_ns >= _ASKED_FOR_NS else self.tally.behind)
+        self._add(sample, 1.0, self.tally.behind if HELD_NS <= held_ns < _ASKED_FOR_NS else self.tally.at)
 
-    def close_look(self, sample: Sample, per_ns: float) -> None:
-        held_ns = sample[3]
-        self._add(sample, held_ns * per_ns, self.tally.at if held_ns >= _ASKED_FOR_NS else self.tally.behind)
+    def close_looks(self, looks: Iterable[Sample], per_ns: float) -> None:
+        """Count looks, in their order. ``per_ns``: samples of random moments per ns of looking closely."""
+        asked_ns = None
+        for look in looks:
+            if look[3] < _ASKED_FOR_NS:
+                continue
+            goes_on = asked_ns is not None and look[0] - look[3] - asked_ns < HELD_NS + _BETWEEN_LOOKS_NS
+            asked_ns = look[0]
+            if not goes_on:
+                self._add(look, _ASKED_FOR_NS * per_ns, self.tally.at)
 
     def _add(self, sample: Sample, weight: float, lines: defaultdict[Frame, float]) -> None:
         where = self.log.sample_where.get(sample[1])
