@@ -6,7 +6,6 @@ import json
 
 from ddpdoctor.measure.facts import CodeLine
 from ddpdoctor.measure.sourcelines import WindowSourceLines
-from ddpdoctor.measure.sourcelines.callers import distinct
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import load_trace
 from tests.measure.recorded import Job, late_facts, measured, plant, record
@@ -47,16 +46,6 @@ def test_of_ten_places_that_call_a_helper_the_slow_one_is_named(tmp_path):
     (where,) = late_facts(found)["host"].where
     assert (where.file, where.line) == (HELPER, 18)
     assert where.callers == (called_from(4),)
-
-
-def test_callers_go_up_as_far_as_tells_ways_apart():
-    shared, top = CodeLine("a.py", 1, "f"), CodeLine("a.py", 9, "main")
-    one, other = CodeLine("a.py", 2, "g"), CodeLine("a.py", 3, "h")
-    assert distinct((shared, one, top), [(shared, other, top)]) == (shared, one)
-    assert distinct((shared, one, top), [(one, top)]) == (shared,)
-    assert distinct((shared, one, top), []) == (shared,)
-    assert distinct((), [(shared,)]) == ()
-    assert distinct((shared,), [(shared, one)]) == (shared,)
 
 
 def test_frames_of_a_profile_have_callers(tmp_path):
