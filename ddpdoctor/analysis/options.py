@@ -30,4 +30,6 @@ class Options:
     job: int | None = None
     """Which of several jobs, numbered as the refusal lists them; None: there must be one."""
     hta: bool = False
+    source_text: bool = True
+    """Whether findings show the text of their lines, where the files are here and as the run had them."""
     progress: Progress | None = None

@@ -21,6 +21,7 @@ from .inputs import Inputs, load, why_nothing, with_runs_below
 from .job import job_of
 from .judge import Measured, judged
 from .options import Options
+from .sources import with_source_text
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,10 @@ def prepare(paths: Sequence[str], options: Options) -> Prepared:
 
 def conclude(prepared: Prepared, options: Options) -> Diagnosis:
     """Measure and diagnose."""
-    return judged(_measured(prepared, options), options)
+    diagnosis = judged(_measured(prepared, options), options)
+    if not options.source_text:
+        return diagnosis
+    return with_source_text(diagnosis, [run.path for run in prepared.inputs.runs])
 
 
 def windows_of(inputs: Inputs) -> list[Window]:

@@ -71,6 +71,7 @@ Writer = Callable[[Diagnosis, Path], None]
     is_flag=True,
     help="Leave host names, user names, paths and arguments out of all outputs.",
 )
+@click.option("--no-source-text", is_flag=True, help="Show no text of source lines, only where they are.")
 @click.option("-q", "--quiet", is_flag=True, help="Print the verdict alone.")
 @click.option("-v", "--verbose", is_flag=True, help="Print all that was checked and skipped too.")
 def command(
@@ -88,6 +89,7 @@ def command(
     job: int | None,
     hta: bool,
     redacted: bool,
+    no_source_text: bool,
     quiet: bool,
     verbose: bool,
 ) -> None:
@@ -108,6 +110,8 @@ def command(
     diagnosis = _diagnosis(paths, rules, reading)
     if redacted:
         diagnosis = report.redact(diagnosis)
+    if no_source_text:
+        diagnosis = report.without_source_text(diagnosis)
     outputs: list[tuple[Callable[[], Writer], Path | None]] = [
         (lambda: report.write_html, html),
         (lambda: report.write_json, json_file),

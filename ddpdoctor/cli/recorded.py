@@ -24,6 +24,7 @@ class Presentation:
 
     analysis: bool = True
     quiet: bool = False
+    source_text: bool = True
 
 
 def run_and_present(
@@ -70,20 +71,20 @@ def _present(outcome: Outcome, presentation: Presentation, limit_s: float) -> No
     else:
         run = outcome.run
         # The job's exit code and its manifest are settled: nothing that happens from here on may change them.
-        run_apart(lambda: _try_to_diagnose(run, presentation.quiet), limit_s)
+        run_apart(lambda: _try_to_diagnose(run, presentation), limit_s)
 
 
-def _try_to_diagnose(run: Path, quiet: bool) -> None:
+def _try_to_diagnose(run: Path, presentation: Presentation) -> None:
     try:
-        _diagnose(run, quiet)
+        _diagnose(run, presentation)
     except MemoryError:
         raise
     except Exception as error:
         _say(f"the run could not be analysed, the recording is in {run}: {_words(error)}")
 
 
-def _diagnose(run: Path, quiet: bool) -> None:
-    """Analyse ``run``, print its diagnosis unless ``quiet``, write it and the report into the run directory.
+def _diagnose(run: Path, presentation: Presentation) -> None:
+    """Analyse ``run``, print its diagnosis unless it is to be quiet, write it and the report into the run directory.
 
     The imports stand here because the job must not pay for them.
     """
@@ -96,8 +97,8 @@ def _diagnose(run: Path, quiet: bool) -> None:
 
     bound_memory()
     with reading_traces() as progress:
-        diagnosis = analyze([str(run)], configured(progress))
-    if not quiet:
+        diagnosis = analyze([str(run)], configured(progress, source_text=presentation.source_text))
+    if not presentation.quiet:
         print_terminal(diagnosis, Console(stderr=True))
     for write, path in ((write_json, run / DIAGNOSIS_FILE), (write_html, run / REPORT_FILE)):
         try:

@@ -47,6 +47,7 @@ from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
     help="Serve metrics of the running job at http://HOST:PORT/metrics. [default HOST: 127.0.0.1]",
 )
 @click.option("--no-analysis", is_flag=True, help="Record only; `ddpdoctor analyze RUN` diagnoses later.")
+@click.option("--no-source-text", is_flag=True, help="Show no text of source lines, only where they are.")
 @click.option("-q", "--quiet", is_flag=True, help="Say only where the report is.")
 @click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
 def command(
@@ -58,6 +59,7 @@ def command(
     no_telemetry: bool,
     prometheus: str | None,
     no_analysis: bool,
+    no_source_text: bool,
     quiet: bool,
     job: tuple[str, ...],
 ) -> None:
@@ -81,4 +83,6 @@ def command(
         telemetry_interval_s=telemetry_interval,
         prometheus=None if prometheus is None else parse_address(prometheus),
     )
-    run_and_present(job, options, Presentation(analysis=not no_analysis, quiet=quiet))
+    run_and_present(
+        job, options, Presentation(analysis=not no_analysis, quiet=quiet, source_text=not no_source_text)
+    )

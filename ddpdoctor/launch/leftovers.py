@@ -62,6 +62,11 @@ class HostRanks:
         """Process id of each rank recorded on this host so far; of a restarted rank the newest."""
         return dict(self._here())
 
+    def folders(self) -> list[str]:
+        """Paths of the folders of all ranks recorded on this host so far."""
+        self._look(float("inf"))
+        return [str(self._ranks / name) for name, known in self._known.items() if known is not None]
+
     def _here(self) -> list[tuple[int, int]]:
         self._look(float("inf"))
         return [known for known in self._known.values() if known is not None]

@@ -40,7 +40,7 @@ from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.patience import Beat, NoAnswerError, bounded
 from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.launch.watch import HostWatch
-from ddpdoctor.rundir import RUN_SCHEMA, Note, NoteCode, make_spool_root, new_run_id
+from ddpdoctor.rundir import RUN_SCHEMA, Note, NoteCode, make_spool_root, new_run_id, note_sources
 from ddpdoctor.rundir.privacy import mask_text, recorded_environment
 from ddpdoctor.rundir.raw_traces import clear_raw_folders
 
@@ -187,7 +187,12 @@ class _Recording:
         """
         ended_ns = time.time_ns()
         self.telemetry_notes = self.keeper.end()
-        for stage in (partial(self._settle, status), self._collect, self._wait_for_others):
+        for stage in (
+            partial(self._settle, status),
+            self._collect,
+            self._note_sources,
+            self._wait_for_others,
+        ):
             try:
                 notes, unsaved = bounded(stage, _ANSWER_S)
                 self.notes += notes
@@ -242,6 +247,12 @@ class _Recording:
         folders = [tempfile.gettempdir(), *map(str, (self.launch.run / "ranks").glob("*"))]
         clear_raw_folders(folders, self.launch.document["run_id"], is_alive)
         return _Gathered([], unsaved)
+
+    def _note_sources(self, beat: Beat) -> _Gathered:
+        """What the ranks' source files are, so that the analysis can tell whether it reads the same."""
+        launch = self.launch
+        note_sources(str(launch.run), launch.host, self.ranks.folders(), launch.document["started_ns"])
+        return _Gathered([])
 
     def _wait_for_others(self, beat: Beat) -> _Gathered:
         """The owner analyses, so it lets the run's other launchers end first, for a while."""

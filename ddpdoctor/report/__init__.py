@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.deferred import deferred
 from ddpdoctor.diagnose.diagnosis import Diagnosis, shown_in_notebooks_by
 
-from .redact import redact
+from .redact import redact, without_source_text
 
 if TYPE_CHECKING:
     from .html import render_html, write_html
@@ -34,6 +34,7 @@ __all__ = [
     "render_markdown",
     "to_json",
     "to_sarif",
+    "without_source_text",
     "write_html",
     "write_json",
     "write_junit",

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Evidence, Finding, Fix
-from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.facts import CodeLine, Where
 from ddpdoctor.report import words
 
 Prose = list[tuple[str, bool]]
@@ -16,6 +16,15 @@ Prose = list[tuple[str, bool]]
 
 UNPRICED = "not priced"
 SEVERITY_WORDS = {"critical": "Critical", "warning": "Warning", "info": "Info"}
+
+
+class TextLine(msgspec.Struct, frozen=True):
+    """A line of a program's text."""
+
+    number: int
+    text: str
+    is_it: bool
+    """Whether it is the line that was meant, and not one around it."""
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -28,6 +37,16 @@ class Place(msgspec.Struct, frozen=True):
     function: str
     share: str
     """Empty where not recorded."""
+    callers: list[Place] = []
+    """The lines from which it was called, the nearest first."""
+    text: list[TextLine] = []
+    text_missing: str = ""
+    """Why there is no text; empty where there is, or nobody looked."""
+
+    @property
+    def way(self) -> str:
+        """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log``."""
+        return " ← ".join(f"{each.short} {each.function}".rstrip() for each in (self, *self.callers))
 
 
 class EvidenceRow(msgspec.Struct, frozen=True):
@@ -149,13 +168,25 @@ def _facts(finding: Finding) -> list[tuple[str, str]]:
     return [*rows, ("Looked at", coverage)]
 
 
-def place(where: Where) -> Place:
+def place(where: CodeLine) -> Place:
     """A source line, short for the table and whole for the tooltip."""
     name = where.file.replace("\\", "/").rpartition("/")[2] or where.file
     suffix = f":{where.line}" if where.line > 0 else ""
     # All of it needs no saying, least of all on both lines of one call.
+    short, full = f"{name}{suffix}", f"{where.file}{suffix}"
+    if not isinstance(where, Where):
+        return Place(short, full, where.function, "")
     share = "" if where.share is None or where.share > 0.995 else words.percent(where.share)
-    return Place(f"{name}{suffix}", f"{where.file}{suffix}", where.function, share)
+    lines = enumerate(where.text.lines, where.text.first_line) if where.text else ()
+    return Place(
+        short,
+        full,
+        where.function,
+        share,
+        [place(caller) for caller in where.callers],
+        [TextLine(number, text, number == where.line) for number, text in lines],
+        where.text_missing or "",
+    )
 
 
 def _fix(fix: Fix) -> FixView:

@@ -53,7 +53,10 @@ def _text(finding: Finding) -> str:
     lines = [
         finding.title,
         f"{words.rank_names(finding.ranks)}, {words.milliseconds(finding.costs_ms_per_step)} per step",
-        *(f"{where.file}:{where.line} in {where.function}" for where in finding.where),
+        *(
+            " ← ".join(f"{one.file}:{one.line} in {one.function}" for one in where.way)
+            for where in finding.where
+        ),
         *(f"Fix: {fix.title}" for fix in finding.fixes),
     ]
     return "\n".join(lines)

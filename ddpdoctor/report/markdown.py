@@ -84,6 +84,12 @@ def _table(findings: list[Finding]) -> str:
     return "\n".join(lines)
 
 
+def fenced(text: str, language: str = "") -> str:
+    """A block of code, whatever backticks stand in it."""
+    fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    return f"{fence}{language}\n{text}\n{fence}"
+
+
 def _finding(finding: Finding) -> str:
     blocks = [f"### {escape(finding.title)}"]
     blocks += [escape(block) for block in finding.explanation.split("\n\n") if block.strip()]
@@ -95,12 +101,20 @@ def _finding(finding: Finding) -> str:
                 f"{code(p.full)} in {code(p.function)}" if p.function else code(p.full) for p in places
             )
         )
+        blocks += [f"Called by: {code(p.way)}" for p in places if p.callers]
+        if places[0].text:
+            blocks.append(
+                fenced(
+                    "\n".join(
+                        f"{'>' if line.is_it else ' '} {line.number:5} {plain(line.text)}"
+                        for line in places[0].text
+                    )
+                )
+            )
     for fix in finding.fixes[:1]:
         blocks.append(f"**{escape(fix.title)}.** {escape(fix.why)}")
         if fix.snippet:
-            fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", fix.snippet)), default=0))
-            snippet = plain_lines(fix.snippet.strip("\n"))
-            blocks.append(f"{fence}python\n{snippet}\n{fence}")
+            blocks.append(fenced(plain_lines(fix.snippet.strip("\n")), "python"))
         if fix.trade_off:
             blocks.append(f"Trade-off: {escape(fix.trade_off)}")
     return "\n\n".join(blocks)

@@ -30,7 +30,7 @@ from ddpdoctor.report.redact_names import (
 )
 from ddpdoctor.report.redact_text import LIBRARY, is_public, relative_path, without_identifiers, without_paths
 
-__all__ = ["LIBRARY", "project_root", "redact"]
+__all__ = ["LIBRARY", "project_root", "redact", "without_source_text"]
 
 
 def redact(diagnosis: Diagnosis) -> Diagnosis:
@@ -39,7 +39,7 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     Paths inside the project and inside libraries become relative, all others a stand-in.
     Numbers, rules, kernel names and the user's own file and function names inside the project stay.
     """
-    worded = _without_series(diagnosis)
+    worded = _without_series(without_source_text(diagnosis))
     texts = list(_strings(msgspec.to_builtins(worded, enc_hook=plain_value)))
     stand_ins = StandIns()
     root = project_root(worded)
@@ -66,6 +66,16 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     return _with_series(msgspec.convert(cleaned, Diagnosis), diagnosis)
 
 
+def without_source_text(diagnosis: Diagnosis) -> Diagnosis:
+    """The same diagnosis without the text of source lines."""
+    replace = msgspec.structs.replace
+    findings = [
+        replace(finding, where=[replace(where, text=None, text_missing=None) for where in finding.where])
+        for finding in diagnosis.findings
+    ]
+    return replace(diagnosis, findings=findings)
+
+
 def _placed(
     diagnosis: Diagnosis,
     command: list[str],
@@ -83,6 +93,9 @@ def _placed(
             else stand_ins.host(name)
         )
 
+    def inside(path: str) -> str:
+        return relative_path(path, root, stand_ins) if _is_absolute(path) else path
+
     job = replace(
         diagnosis.job,
         command=command,
@@ -97,13 +110,15 @@ def _placed(
     findings = []
     for finding in diagnosis.findings:
         where = [
-            replace(one, file=relative_path(one.file, root, stand_ins)) if _is_absolute(one.file) else one
+            replace(
+                one,
+                file=inside(one.file),
+                callers=tuple(replace(each, file=inside(each.file)) for each in one.callers),
+            )
             for one in finding.where
         ]
         findings.append(replace(finding, where=where))
-    source = [
-        relative_path(path, root, stand_ins) if _is_absolute(path) else path for path in diagnosis.source
-    ]
+    source = [inside(path) for path in diagnosis.source]
     return replace(diagnosis, job=job, ranks=ranks, telemetry=telemetry, findings=findings, source=source)
 
 
@@ -129,7 +144,7 @@ def project_root(diagnosis: Diagnosis) -> str | None:
     """The deepest folder that holds all of the user's own source lines; None where there are no absolute
     ones.
     """
-    files = [where.file for finding in diagnosis.findings for where in finding.where]
+    files = [place.file for finding in diagnosis.findings for where in finding.where for place in where.way]
     files += [word for word in diagnosis.job.command if word.endswith(".py")]
     folders = [name.rpartition("/")[0] for name in files if name.startswith("/") and not LIBRARY.match(name)]
     if not folders:

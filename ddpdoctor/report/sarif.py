@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
-from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.facts import CodeLine, Where
 from ddpdoctor.report import words
 from ddpdoctor.report.redact import LIBRARY, project_root
 from ddpdoctor.report.replace import write_whole
@@ -64,16 +64,35 @@ def _result(finding: Finding, root: str | None) -> dict[str, Any]:
         "costs_ms_per_step_range": finding.costs_ms_per_step_range,
         "speedup_if_fixed": finding.speedup_if_fixed,
     }
-    return {
+    own = [where for where in finding.where if not LIBRARY.match(where.file)]
+    result: dict[str, Any] = {
         "ruleId": finding.rule,
         "level": LEVELS.get(finding.severity, "note"),
         "message": {"text": "\n\n".join(line for line in lines if line)},
-        "locations": [_location(where, root) for where in finding.where if not LIBRARY.match(where.file)],
+        "locations": [_location(where, root) for where in own],
         "properties": {name: value for name, value in properties.items() if value is not None},
+    }
+    flows = [_flow(where, root) for where in own if where.callers]
+    if flows:
+        result["codeFlows"] = flows
+    return result
+
+
+def _flow(where: Where, root: str | None) -> dict[str, Any]:
+    """How the program came to a line, in its order: the outermost caller first."""
+    return {
+        "threadFlows": [
+            {
+                "locations": [
+                    {"location": _location(place, root), "nestingLevel": level}
+                    for level, place in enumerate(reversed(where.way))
+                ]
+            }
+        ]
     }
 
 
-def _location(where: Where, root: str | None) -> dict[str, Any]:
+def _location(where: CodeLine, root: str | None) -> dict[str, Any]:
     artifact: dict[str, Any]
     if root and where.file.startswith(root + "/"):
         artifact = {"uri": quote(where.file[len(root) + 1 :]), "uriBaseId": ROOT}
@@ -84,6 +103,12 @@ def _location(where: Where, root: str | None) -> dict[str, Any]:
     place: dict[str, Any] = {"artifactLocation": artifact}
     if where.line > 0:
         place["region"] = {"startLine": where.line}
+        if isinstance(where, Where) and where.text:
+            place["contextRegion"] = {
+                "startLine": where.text.first_line,
+                "endLine": where.text.first_line + len(where.text.lines) - 1,
+                "snippet": {"text": "\n".join(where.text.lines)},
+            }
     location: dict[str, Any] = {"physicalLocation": place}
     if where.function:
         location["logicalLocations"] = [{"name": where.function, "kind": "function"}]

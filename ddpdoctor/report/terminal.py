@@ -154,8 +154,7 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
     if verbose:
         for row in finding.evidence:
             _line(console, f"  {evidence_words(row)}: {words.quantity(row.value, row.unit)}")
-        for where in finding.where:
-            _line(console, f"  {place(where).full} in {where.function}")
+    _places(finding, console, verbose)
     for fix in finding.fixes if verbose else finding.fixes[:1]:
         console.print()
         _line(console, f"Fix: {fix.title}", "bold")
@@ -163,6 +162,23 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
             console.print(_snippet(fix.snippet, console), soft_wrap=True)
         if fix.trade_off:
             _line(console, f"Trade-off: {' '.join(fix.trade_off.split())}", "dim")
+
+
+def _places(finding: Finding, console: Console, verbose: bool) -> None:
+    """The lines and who called them; of several, where it is to be short, the first, and only what the table lacks."""
+    for shown in map(place, finding.where if verbose else finding.where[:1]):
+        if verbose:
+            _line(console, f"  {shown.full} in {shown.function}")
+        if shown.callers or (shown.text and not verbose):
+            _line(console, f"  {shown.way}")
+        for line in shown.text:
+            style = "" if line.is_it else "dim"
+            console.print(
+                Text(plain(f"  {'>' if line.is_it else ' '} {line.number:5} {line.text}"), style=style),
+                soft_wrap=True,
+            )
+        if shown.text_missing and verbose:
+            _line(console, f"    (no text: {shown.text_missing})", "dim")
 
 
 def _snippet(snippet: str, console: Console) -> Text:

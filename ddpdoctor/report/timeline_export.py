@@ -240,7 +240,10 @@ def _finding_tracks(steps: pl.DataFrame, findings: Sequence[Finding]) -> list[tu
             "severity": finding.severity,
             "ranks": words.rank_names(finding.ranks),
             "costs_ms_per_step": finding.costs_ms_per_step,
-            "where": [f"{where.file}:{where.line} {where.function}" for where in finding.where],
+            "where": [
+                " ← ".join(f"{one.file}:{one.line} {one.function}" for one in where.way)
+                for where in finding.where
+            ],
             "explanation": " ".join(finding.explanation.split()),
             "fixes": [fix.title for fix in finding.fixes],
         }

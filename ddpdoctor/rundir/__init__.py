@@ -59,8 +59,9 @@ from .notes import Note, NoteCode, recorded_notes
 from .owned import NotOursError, make_private_folder
 from .reader import RankRecord, RunDirectory, read_manifest, read_rank
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
+from .sources import hash_of, note_sources, read_sources, source_bytes
 from .spool import Spool, make_spool_root, own_roots_prefix, pid_namespace, spool_root
-from .stepevents import COMMON_FIELDS, FIELDS_OF, EventField, EventKind, LineField, Mark, renamed
+from .stepevents import COMMON_FIELDS, FIELDS_OF, HELD_NS, EventField, EventKind, LineField, Mark, renamed
 from .target import run_of, target_of
 from .typed import fitting
 from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
@@ -70,6 +71,7 @@ __all__ = [
     "DIAGNOSIS_FILE",
     "FIELDS_OF",
     "FLIGHT_FILE",
+    "HELD_NS",
     "MANIFEST_FILE",
     "PATIENCE_S",
     "RANK_FILE",
@@ -104,6 +106,7 @@ __all__ = [
     "fitting",
     "folders_in",
     "has_carrier",
+    "hash_of",
     "host_directory",
     "id_of_root",
     "is_recorded_file",
@@ -112,6 +115,7 @@ __all__ = [
     "make_private_folder",
     "make_spool_root",
     "new_run_id",
+    "note_sources",
     "open_regular",
     "own_roots_prefix",
     "parsed",
@@ -122,6 +126,7 @@ __all__ = [
     "read_json_lines",
     "read_manifest",
     "read_rank",
+    "read_sources",
     "reading",
     "reason_of",
     "recorded_notes",
@@ -132,6 +137,7 @@ __all__ = [
     "run_directories",
     "run_id",
     "run_of",
+    "source_bytes",
     "spool_root",
     "spools_in",
     "target_of",

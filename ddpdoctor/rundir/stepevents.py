@@ -177,6 +177,12 @@ class Mark(_Name):
     """A gradient scaler skipped the optimizer's step."""
 
 
+HELD_NS = 1_000_000
+"""A thread that wants to look at another one's stack waits for Python's lock. Where it waited for so long, what it then sees is
+where the lock was let go, and not what kept it; unless it had to be asked for the lock, which it is after 5 ms
+(``sys.getswitchinterval``), and gives from within what keeps it."""
+
+
 class LineField(_Name):
     """The fields of the lines: the first of each line says what line it is."""
 
@@ -203,6 +209,9 @@ class LineField(_Name):
 
     WHERE = "where"
     """Definition of a source line: its number. With it ``FILE``, ``LINE`` and ``FUNCTION``; before the number's first use."""
+    CALLER = "by"
+    """In a definition: the number of the line that called the function which this line is in. Who calls a line from two places
+    has two numbers."""
     FILE = "file"
     LINE = "line"
     FUNCTION = "function"
@@ -219,7 +228,14 @@ class LineField(_Name):
     END = "end"
     """True: the process group was destroyed, or the process ended, at ``TIME_NS``."""
     SAMPLES = "s"
-    """In ``samples.jsonl``: [ns after ``TIME_NS``, source line of the user's, innermost source line] of each."""
+    """In ``samples.jsonl``: [ns after ``TIME_NS``, source line of the user's, innermost source line] of each. With it ``HELD``."""
+    HELD = "h"
+    """For how many ns each sample had to wait for Python's lock; 0 below ``HELD_NS``."""
+    CLOSER = "c"
+    """Like ``SAMPLES``, of looks that were taken one after the other during about a step, of which only those are kept that had
+    to wait so long. With it ``HELD`` and ``LOOKED_NS``."""
+    LOOKED_NS = "n"
+    """For how long the looks of ``CLOSER`` were taken."""
 
 
 def renamed(fields: Type[_Name]) -> Dict[str, str]:

@@ -27,7 +27,7 @@ from ddpdoctor.diagnose.diagnosis import (
     Verdict,
     WaterfallBar,
 )
-from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.facts import CodeLine, SourceText, Where
 from ddpdoctor.measure.taxonomy import PARTS
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"
@@ -158,7 +158,16 @@ def _sick_findings() -> list[Finding]:
             ranks=[1],
             persistence="always",
             where=[
-                Where("/home/alice/work/train.py", 57, "main", 0.98),
+                Where(
+                    "/home/alice/work/train.py",
+                    57,
+                    "main",
+                    0.98,
+                    callers=(CodeLine("/home/alice/work/start.py", 9, "<module>"),),
+                    text=SourceText(
+                        55, ["def main(loader):", "    model.train()", "    for batch in loader:"]
+                    ),
+                ),
                 Where("data/set.py", 12, "__getitem__"),
             ],
             costs_ms_per_step=44.8,
@@ -379,7 +388,15 @@ def hostile() -> Diagnosis:
                 title=HOSTILE,
                 explanation=HOSTILE,
                 persistence=HOSTILE,
-                where=[Where(HOSTILE, 1, HOSTILE)],
+                where=[
+                    Where(
+                        HOSTILE,
+                        1,
+                        HOSTILE,
+                        callers=(CodeLine(HOSTILE, 2, HOSTILE),),
+                        text=SourceText(1, [HOSTILE, HOSTILE]),
+                    )
+                ],
                 coverage=Coverage(1, 1),
                 evidence=[Evidence(HOSTILE, HOSTILE, HOSTILE, HOSTILE)],
                 fixes=[

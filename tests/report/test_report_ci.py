@@ -22,7 +22,19 @@ def test_sarif_shows_findings_at_their_lines(tmp_path):
     assert first["locations"][0]["physicalLocation"] == {
         "artifactLocation": {"uri": "train.py", "uriBaseId": "PROJECT"},
         "region": {"startLine": 57},
+        "contextRegion": {
+            "startLine": 55,
+            "endLine": 57,
+            "snippet": {"text": "def main(loader):\n    model.train()\n    for batch in loader:"},
+        },
     }
+    (flow,) = first["codeFlows"]
+    told = [place["location"]["physicalLocation"] for place in flow["threadFlows"][0]["locations"]]
+    assert [(place["artifactLocation"]["uri"], place["region"]["startLine"]) for place in told] == [
+        ("start.py", 9),
+        ("train.py", 57),
+    ]
+    assert "codeFlows" not in second
     assert {result["ruleId"] for result in run["results"]} == {
         rule["id"] for rule in run["tool"]["driver"]["rules"]
     }
@@ -47,7 +59,10 @@ def test_junit_lists_every_rule(tmp_path):
         "skipped": "1",
     }
     failed = suite.find("testcase[@name='one-rank-late']/failure")
-    assert failed.get("type") == "critical" and "train.py:57" in failed.text
+    assert (
+        failed.get("type") == "critical"
+        and "train.py:57 in main ← /home/alice/work/start.py:9" in failed.text
+    )
 
 
 def test_junit_fails_from_the_severity_asked_for():

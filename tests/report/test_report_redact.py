@@ -7,7 +7,7 @@ import pytest
 import samples
 
 from ddpdoctor.diagnose.diagnosis import Coverage, Finding
-from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.facts import CodeLine, Where
 from ddpdoctor.report import redact, render_html, render_markdown, to_json
 
 SECRETS = (
@@ -52,7 +52,9 @@ def test_the_same_name_gets_the_same_stand_in():
 def test_what_helps_stays():
     clean = redact(samples.sick())
     assert clean.job.command[0] == "torchrun" and "train.py" in clean.job.command
-    assert clean.findings[0].where[0] == Where("train.py", 57, "main", 0.98)
+    assert clean.findings[0].where[0] == Where(
+        "train.py", 57, "main", 0.98, callers=(CodeLine("start.py", 9, "<module>"),)
+    )
     assert clean.findings[0].where[1].file == "data/set.py"
     assert clean.findings[0].fixes[0].docs[0] == "https://docs.pytorch.org/docs/stable/data.html"
     assert clean.job.environment["OMP_NUM_THREADS"] == "1"

@@ -24,6 +24,8 @@ MOST_FRAMES = 200
 _MOST_LINES = 20_000
 """Source lines, and places in code, that are remembered, some 200 bytes each: no script steps on as many, but code that is
 generated as the job runs may."""
+_MOST_CALLERS = 8
+"""User frames that are told above the innermost one: of a recursion, the last calls."""
 _WHERE = EventField.WHERE.next_key
 
 
@@ -101,6 +103,15 @@ class Kinds:
                 well_known = item
         return well_known if library is None else library
 
+    def of_user(self, stack: Iterable[Tuple[CodeType, T]]) -> List[T]:
+        """The same of all frames of the user's, innermost first; where there are none, of those of installed packages."""
+        found: Dict[int, List[T]] = {USER: [], LIBRARY: [], WELL_KNOWN: []}
+        for code, item in stack:
+            of_kind = found.get(self.of(code))
+            if of_kind is not None:
+                of_kind.append(item)
+        return found[USER] or found[LIBRARY] or found[WELL_KNOWN]
+
     def user_frame(self, frame: Optional[FrameType]) -> Optional[FrameType]:
         """The same for the stack that ends in ``frame``."""
         return self.innermost((each.f_code, each) for each in islice(_stack(frame), MOST_FRAMES))
@@ -119,26 +130,32 @@ class Lines:
     def __init__(self, kinds: Kinds, define: Callable[[str], None]) -> None:
         self._kinds = kinds
         self._define = define
-        self._ids: Dict[Tuple[CodeType, int], int] = {}
+        self._ids: Dict[Tuple[int, int, Optional[int]], int] = {}
+        """By id of the code, line, and number of the calling line: to hash code is to hash its constants."""
+        self._codes: List[CodeType] = []
+        """Those of ``_ids``, which keep their ids."""
         self._texts: Dict[Tuple[int, int], str] = {}
         """By id of the code and bytecode offset."""
 
-    def id_of(self, code: CodeType, line: int) -> Optional[int]:
-        """The number of this line; None once there are too many of them."""
-        key = (code, line)
+    def id_of(self, code: CodeType, line: int, caller: Optional[int] = None) -> Optional[int]:
+        """The number of this line, called from the line with the number ``caller``; None once there are too many of them."""
+        key = (id(code), line, caller)
         known = self._ids.get(key)
         if known is not None:
             return known
         if len(self._ids) >= _MOST_LINES:
             return None
         known = self._ids[key] = len(self._ids)
+        self._codes.append(code)
         name = code.co_filename
-        document = {
+        document: Dict[str, object] = {
             LineField.WHERE: known,
             LineField.FILE: name if name.startswith("<") else os.path.abspath(name),
             LineField.LINE: line,
             LineField.FUNCTION: getattr(code, "co_qualname", code.co_name),
         }
+        if caller is not None:
+            document[LineField.CALLER] = caller
         self._define(json.dumps(document, separators=(",", ":")) + "\n")
         return known
 
@@ -148,9 +165,13 @@ class Lines:
         return None if users is None else self.id_of(users.f_code, users.f_lineno)
 
     def of_stack(self, stack: Sequence[Tuple[CodeType, int]]) -> Optional[int]:
-        """The same for a stack as pairs of code and line, innermost first."""
-        users = self._kinds.innermost((place[0], place) for place in stack)
-        return None if users is None else self.id_of(*users)
+        """The same for a stack as pairs of code and line, innermost first; with the user's lines that called it."""
+        number: Optional[int] = None
+        for code, line in reversed(
+            self._kinds.of_user((place[0], place) for place in stack)[: _MOST_CALLERS + 1]
+        ):
+            number = self.id_of(code, line, number)
+        return number
 
     def caller(self) -> str:
         """The field of an event that names the line of the user's code from which torch was called, or nothing."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
-from typing import List, Optional, Tuple
+from typing import List, Optional, Sequence, Tuple
 
-from ...rundir import SAMPLES_FILE, LineField
+from ...rundir import HELD_NS, SAMPLES_FILE, LineField
 from ..guard import part
 from ..job import Lines
 from ..patching import guarded
@@ -22,11 +23,22 @@ hundreds by then, and each costs 0.1 to 0.2 ms of CPU time, with the caches full
 """
 LATER = 4
 """Times as long as ``MEAN_PERIOD_S``, after ``EARLY_S``."""
+CLOSER_EVERY_S = 1.0
+"""At most so often a step is looked at closely, ``LATER`` times as rarely after ``EARLY_S``: where a sample came late."""
+CLOSER_S = 0.0007
+"""Between two looks then. A look that finds nothing costs 10 to 20 us of CPU time, a tenth of a sample."""
+MOST_LOOKS = 64
+"""Then. They cost as much as ``MOST_LOOKS / LOOKS_PER_SAMPLE`` samples, which are left out for them."""
+LOOKS_PER_SAMPLE = 8
 BATCH_S = 1.0
 """Between two writes: a line a second. What a killed process had not written is lost."""
 _END_S = 0.5
 """More than a look at a stack takes, unless the thread is given no CPU."""
 _PART = part("sampling of source lines")
+
+
+Sample = Tuple[int, int, int, int]
+"""Epoch ns, the user's line, the innermost line, and ns for which Python's lock had been waited for."""
 
 
 class Sampler:
@@ -38,7 +50,13 @@ class Sampler:
         self._lock = threading.Lock()
         self._pending: List[str] = []
         self._lines = Lines(session.recorder.kinds, self._pending.append)
-        self._samples: List[Tuple[int, int, int]] = []
+        self._samples: List[Sample] = []
+        self._closer: List[Sample] = []
+        self._looked_ns = 0
+        self._no_closer_until = 0.0
+        self._left_out = 0
+        self._schedstat = -1
+        self._no_cpu_ns = 0
         self._since = time.monotonic()
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-sampler", daemon=True
@@ -53,10 +71,27 @@ class Sampler:
             self._thread.start()
 
     def _run(self) -> None:
-        while not _PART.off and not self._stop.wait(self._pause_s()):
+        try:
+            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
+            self._schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            self._no_cpu_ns = self._read_no_cpu_ns()
+        except (OSError, IndexError, ValueError):
+            self._schedstat = -1
+        try:
+            self._take_samples()
+        finally:
+            if self._schedstat >= 0:
+                os.close(self._schedstat)
+
+    def _take_samples(self) -> None:
+        while not _PART.off:
+            pause_s = self._pause_s()
+            wanted_ns = time.monotonic_ns() + int(1e9 * pause_s)
+            if self._stop.wait(pause_s):
+                return
             try:
                 if self._is_of_use():
-                    self._sample()
+                    self._sample(wanted_ns)
                 if time.monotonic() - self._since >= BATCH_S:
                     self.write_out()
             except Exception as error:
@@ -66,8 +101,11 @@ class Sampler:
                     return
 
     def _pause_s(self) -> float:
-        later = 1 if time.monotonic() < self._early_until else LATER
-        return later * MEAN_PERIOD_S * (0.5 + self._random.random())
+        left_out, self._left_out = self._left_out, 0
+        return self._later() * MEAN_PERIOD_S * (0.5 + self._random.random() + left_out)
+
+    def _later(self) -> int:
+        return 1 if time.monotonic() < self._early_until else LATER
 
     def _is_of_use(self) -> bool:
         """Whether the step is one whose events tell what a sample is of. In one that goes on since the last look the thread may
@@ -76,16 +114,62 @@ class Sampler:
         self._last_step = step
         return active.full or step == last
 
-    def _sample(self) -> None:
+    def _sample(self, wanted_ns: int) -> None:
+        """Take a sample that was due at ``wanted_ns``, monotonic; where it came late, look closer at what follows."""
+        held_ns = self._held_ns(wanted_ns)
+        sample = self._look(held_ns)
+        if sample is not None:
+            with self._lock:
+                self._samples.append(sample)
+        if held_ns >= HELD_NS and time.monotonic() >= self._no_closer_until:
+            self._no_closer_until = time.monotonic() + self._later() * CLOSER_EVERY_S
+            self._look_closer()
+
+    def _look(self, held_ns: int) -> Optional[Sample]:
         stack = stack_of(self._session.recorder.thread)
         now = time.time_ns()
         if not stack:
-            return
+            return None
         leaf = self._lines.id_of(*stack[0])
         user: Optional[int] = self._lines.of_stack(stack)
-        if leaf is not None:
-            with self._lock:
-                self._samples.append((now, leaf if user is None else user, leaf))
+        return None if leaf is None else (now, leaf if user is None else user, leaf, held_ns)
+
+    def _look_closer(self) -> None:
+        """Want the lock again and again during one step, and take a sample where it is kept.
+
+        A thread that runs Python keeps the lock until it calls something that lets go of it, or until somebody has waited for
+        it for 5 ms. At random moments the work of 6 ms is seen from within once in six times, and work behind it instead: who
+        waits from its beginning on sees it each time.
+        """
+        recorder = self._session.recorder
+        step_ns = int(recorder.thinning.step_ns)
+        begun = last = time.monotonic_ns()
+        looks = 0
+        while looks < MOST_LOOKS and last - begun < step_ns and active.full and not self._stop.is_set():
+            wanted_ns = last + int(1e9 * CLOSER_S)
+            time.sleep(CLOSER_S)
+            looks += 1
+            held_ns = self._held_ns(wanted_ns)
+            sample = self._look(held_ns) if held_ns >= HELD_NS else None
+            if sample is not None:
+                with self._lock:
+                    self._closer.append(sample)
+            last = time.monotonic_ns()
+        with self._lock:
+            self._looked_ns += last - begun
+        self._left_out += looks // LOOKS_PER_SAMPLE
+
+    def _held_ns(self, wanted_ns: int) -> int:
+        """For how long this thread, awake since ``wanted_ns``, has waited for the lock, and not for a CPU."""
+        late_ns = time.monotonic_ns() - wanted_ns
+        before, self._no_cpu_ns = self._no_cpu_ns, self._read_no_cpu_ns()
+        return max(0, late_ns - (self._no_cpu_ns - before))
+
+    def _read_no_cpu_ns(self) -> int:
+        """For how long this thread could run but had no CPU, so far; 0 where the system does not say."""
+        if self._schedstat < 0:
+            return 0
+        return int(os.pread(self._schedstat, 64, 0).split()[1])
 
     def write_out(self, deadline_s: Optional[float] = None) -> None:
         """Write the samples since the last call; not where the thread, which may not be given a CPU, still does so at
@@ -95,13 +179,15 @@ class Sampler:
             return
         try:
             samples, self._samples = self._samples, []
+            closer, self._closer = self._closer, []
+            looked_ns, self._looked_ns = self._looked_ns, 0
             pending = "".join(self._pending)
             self._pending.clear()
             self._since = time.monotonic()
             if samples:
-                first = samples[0][0]
-                rows = ",".join([f"[{at - first},{user},{leaf}]" for at, user, leaf in samples])
-                pending += f"{{{LineField.TIME_NS.key}{first}{LineField.SAMPLES.next_key}[{rows}]}}\n"
+                pending += f"{_rows(samples, LineField.SAMPLES)}}}\n"
+            if looked_ns:
+                pending += f"{_rows(closer, LineField.CLOSER)}{LineField.LOOKED_NS.next_key}{looked_ns}}}\n"
             if pending:
                 self._session.spool.write(SAMPLES_FILE, pending.encode())
         finally:
@@ -112,3 +198,11 @@ class Sampler:
         self._stop.set()
         if self._thread.ident is not None:
             self._thread.join(timeout=max(0.0, min(_END_S, deadline_s - time.monotonic())))
+
+
+def _rows(samples: Sequence[Sample], field: LineField) -> str:
+    """The beginning of a line with these samples."""
+    first = samples[0][0] if samples else time.time_ns()
+    rows = ",".join([f"[{at - first},{user},{leaf}]" for at, user, leaf, _ in samples])
+    held = ",".join([str(held_ns if held_ns >= HELD_NS else 0) for _, _, _, held_ns in samples])
+    return f"{{{LineField.TIME_NS.key}{first}{field.next_key}[{rows}]{LineField.HELD.next_key}[{held}]"

@@ -192,17 +192,18 @@ def python_parts(
 def _python_parts(log: RankLog, window: Window, usual: float) -> dict[int, float]:
     """Of one rank, whose host time operators fill by the share ``usual``."""
     pattern = _Pattern(log, window)
-    seen: Counter[int] = Counter()
-    computing: defaultdict[int, float] = defaultdict(float)
-    for step, samples in samples_by_step(log, log.steps):
-        operators = pattern.operators_at(step, [moment for moment, _, _ in samples])
+    lines = {number: (place.file, place.line) for number, place in log.sample_where.items()}
+    seen: Counter[tuple[str, int] | None] = Counter()
+    computing: defaultdict[tuple[str, int] | None, float] = defaultdict(float)
+    for step, samples in samples_by_step(log.samples, log.steps):
+        operators = pattern.operators_at(step, [sample[0] for sample in samples])
         if operators is None:
             continue
-        for (_, line, _), probability in zip(samples, operators.tolist(), strict=True):
+        for (_, number, *_), probability in zip(samples, operators.tolist(), strict=True):
             if probability == probability:  # not NaN
-                seen[line] += 1
-                computing[line] += probability
+                seen[lines.get(number)] += 1
+                computing[lines.get(number)] += probability
     return {
-        line: 1.0 - (computing[line] + TUNING.prior * usual) / (seen[line] + TUNING.prior)
-        for line in log.sample_where
+        number: 1.0 - (computing[line] + TUNING.prior * usual) / (seen[line] + TUNING.prior)
+        for number, line in lines.items()
     }

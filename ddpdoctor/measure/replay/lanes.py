@@ -101,12 +101,12 @@ def when_ready(group: CycleGroup, removed: Array) -> Array:
         return removed
     late = np.nan_to_num(np.clip(group.ready - _middle(group.ready), 0, None))
     takes_part = ~np.isnan(group.ready)
-    held = np.zeros(removed.shape[1:], bool)
+    passing = np.ones(removed.shape[1:])
     for k, transmission in enumerate(transmissions_of(group)):
-        held[k, transmission.members] = transmission.dependent | transmission.holds
+        passing[k, transmission.members] = 0.0 if transmission.holds else 1.0 - transmission.dependent
     following = np.zeros_like(removed)
     for k in range(removed.shape[1] - 2, -1, -1):
-        following[:, k] = np.where(held[k], 0.0, removed[:, k + 1] + following[:, k + 1])
+        following[:, k] = passing[k] * (removed[:, k + 1] + following[:, k + 1])
     moved = np.zeros_like(removed)
     told, placed = np.zeros_like(group.begin), np.zeros_like(group.begin)
     for k in range(removed.shape[1]):
@@ -116,7 +116,7 @@ def when_ready(group: CycleGroup, removed: Array) -> Array:
         least = np.where(takes_part[:, k], np.minimum(late[:, k], excess), 0.0)
         now = np.minimum(np.maximum(np.maximum(told, placed), least), whole)
         moved[:, k] = now - placed
-        told, placed = np.where(held[k], 0.0, told), np.where(held[k], 0.0, now)
+        told, placed = passing[k] * told, passing[k] * now
     return moved
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 import msgspec
 
@@ -14,9 +15,10 @@ from ddpdoctor.measure.phases import Gap, words_of
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import Component, SyncKind
 
+from .callers import Path, paths_in, with_callers
 from .gaps import gaps_of_log, lies_in_gaps, main_gap
-from .ranking import MOST_LINES, Frame, joined, ranked
-from .samples import SampleCounts, beyond, common_of, counted, kinds_of, scale_of
+from .ranking import MOST_LINES, Frame, frame_of, joined, ranked
+from .samples import SampleCounts, beyond, callers_of, common_of, counted, kinds_of, scale_of
 
 _FEWEST_SAMPLES = 3
 """Samples below which a line may be there by chance."""
@@ -38,6 +40,10 @@ class LogSourceLines:
         parts = python_parts or [{}] * len(logs)
         self._python_parts = {log.rank: of_rank for log, of_rank in zip(logs, parts, strict=True)}
 
+    @cached_property
+    def _paths(self) -> dict[Frame, Counter[Path]]:
+        return paths_in(self.logs)
+
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """Lines that call synchronisations of these kinds."""
         calls: Counter[Frame] = Counter()
@@ -45,8 +51,8 @@ class LogSourceLines:
             for point in log.sync_points:
                 where = log.where.get(point.where)
                 if point.kind in kinds and where is not None:
-                    calls[Frame(where.file, where.line, where.function)] += 1
-        return ranked(calls)
+                    calls[frame_of(where)] += 1
+        return with_callers(ranked(calls), self._paths)
 
     def operation(
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
@@ -60,7 +66,7 @@ class LogSourceLines:
         """Lines of this kind of work: sampled ones where there are enough samples, else the recorded call's."""
         wanted = {int(step) for step in steps}
         chosen, others = self._chosen_and_others(positions)
-        called = _called(chosen, components, wanted)
+        called = with_callers(_called(chosen, components, wanted), self._paths)
         sampled = self._sampled(chosen, others, components, wanted)
         return joined(sampled, called) if sampled else called[:MOST_LINES]
 
@@ -106,7 +112,11 @@ class LogSourceLines:
             mine = common_of(mine, [self._counted([log], components, wanted, gap) for log in logs])
         theirs = self._counted(others, components, wanted, gap)
         return [
-            msgspec.structs.replace(where, python_ms=_python_ms(mine, theirs, where))
+            msgspec.structs.replace(
+                where,
+                python_ms=_python_ms(mine, theirs, frame_of(where)),
+                callers=callers_of(frame_of(where), mine, theirs),
+            )
             for where in ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
         ]
 
@@ -127,13 +137,12 @@ def _called(logs: Sequence[RankLog], components: Sequence[Component], wanted: se
             for event in step.events:
                 where = log.where.get(event.where)
                 if event.kind in kinds and where is not None:
-                    calls[Frame(where.file, where.line, where.function)] += max(event.duration_ns, 1)
+                    calls[frame_of(where)] += max(event.duration_ns, 1)
     return ranked(calls)
 
 
-def _python_ms(mine: SampleCounts, theirs: SampleCounts, where: Where) -> float | None:
+def _python_ms(mine: SampleCounts, theirs: SampleCounts, frame: Frame) -> float | None:
     """Milliseconds per step at a line outside torch, beyond those of the other ranks; None with too few samples."""
-    frame = Frame(where.file, where.line, where.function)
     count = mine.outside.get(frame, 0.0) - scale_of(mine, theirs) * theirs.outside.get(frame, 0.0)
     if count < _ENOUGH_SAMPLES or not mine.steps:
         return None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
 import numpy as np
@@ -15,8 +15,9 @@ from ddpdoctor.measure.taxonomy import DEVICE_WORK, Component, SyncKind
 from ddpdoctor.measure.window import WAITED_FOR, Window
 
 from .annotations import Annotations, annotations_of
+from .callers import Way, by_line, heaviest
 from .gaps import gaps_of_window, lies_in_gaps, main_gap
-from .ranking import Frame, joined, ranked
+from .ranking import Frame, frame_of, joined, ranked
 from .window_frames import LOOKED_UP, frames_during, frames_launching, frames_waiting, has_frames, waits_of
 
 _T = TypeVar("_T")
@@ -39,14 +40,14 @@ class WindowSourceLines:
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """User frames in which collectives of these kinds were launched, then those in which the host waited for its
         device, by the idle time that followed."""
-        launched: Counter[Frame] = Counter()
-        waited: Counter[Frame] = Counter()
+        launched: Counter[Way] = Counter()
+        waited: Counter[Way] = Counter()
         for window in _spread(self.windows):
             rows = [row for row, kind in enumerate(window.collectives.kind) if kind in kinds]
             issued = window.collectives.issued[rows]
             launched.update(frames_during(window, (issued, issued + _LAUNCH_NS)))
             waited.update(frames_waiting(window, kinds))
-        return joined(ranked(launched), ranked(waited))
+        return joined(_told(launched), _told(waited))
 
     def work(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
@@ -58,10 +59,12 @@ class WindowSourceLines:
         chosen = [self.windows[position] for position in _spread(late)]
         others = [self.windows[position] for position in _spread(on_time)]
         gap = self._main_gap(components, positions)
-        frames = _frames_of(chosen, components, gap)
+        ways = _ways_of(chosen, components, gap)
         if not others or not (_is_launched(chosen[0], components) or (chosen[0].on_device and gap)):
-            return ranked(frames)
-        return ranked(_slower(frames, _frames_of(others, components, gap), len(chosen) / len(others)))
+            return _told(ways)
+        usual = by_line(_ways_of(others, components, gap))
+        slower = _slower(by_line(ways), usual, len(chosen) / len(others))
+        return [where.called_from(heaviest(frame_of(where), ways)) for where in ranked(slower)]
 
     def gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
@@ -137,25 +140,26 @@ def _is_launched(window: Window, components: Sequence[Component]) -> bool:
     return window.on_device and set(DEVICE_WORK).issuperset(components)
 
 
-def _frames_of(
+def _told(ways: Mapping[Way, int]) -> list[Where]:
+    return [where.called_from(heaviest(frame_of(where), ways)) for where in ranked(by_line(ways))]
+
+
+def _ways_of(
     windows: Sequence[Window], components: Sequence[Component], gap: Gap | None = None
-) -> Counter[Frame]:
-    """User frames, and ns of this kind of work in each; of one ``gap`` between phases where it is given."""
-    frames: Counter[Frame] = Counter()
+) -> Counter[Way]:
+    """Ways to user frames, and ns of this kind of work in each; of one ``gap`` between phases where it is given."""
+    ways: Counter[Way] = Counter()
     for window in windows:
         if not has_frames(window):
             continue
         on_device = [component for component in components if _is_launched(window, [component])]
         on_host = [component for component in components if component not in on_device]
-        for kinds, frames_in in ((on_device, frames_launching), (on_host, frames_during)):
+        for kinds, ways_in in ((on_device, frames_launching), (on_host, frames_during)):
             if kinds:
                 time = _time_of(window, kinds)
-                frames.update(
-                    frames_in(
-                        window, time if gap is None else intersect(time, window.in_gaps.get(gap, EMPTY))
-                    )
-                )
-    return frames
+                within = time if gap is None else intersect(time, window.in_gaps.get(gap, EMPTY))
+                ways.update(ways_in(window, within))
+    return ways
 
 
 def _slower(late: Counter[Frame], others: Counter[Frame], scale: float) -> dict[Frame, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.facts import CodeLine, Where
 
 MOST_LINES = 3
 """Lines that are told of one cause: a finding names where to look, and who looks there sees the rest."""
@@ -17,6 +17,11 @@ class Frame(NamedTuple):
     file: str
     line: int
     function: str
+
+
+def frame_of(place: CodeLine) -> Frame:
+    """The line and its function, without what was measured there."""
+    return Frame(place.file, place.line, place.function)
 
 
 def ranked(weights: Mapping[Frame, float]) -> list[Where]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import sqrt
 
 import numpy as np
@@ -12,9 +12,10 @@ import numpy as np
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.steplog import RankLog, Sample, Step, samples_by_step
 from ddpdoctor.measure.taxonomy import IN_GAPS, Component
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir import HELD_NS, EventKind
 
-from .ranking import Frame
+from .callers import Path, distinct
+from .ranking import Frame, frame_of
 
 EVENTS: dict[Component, tuple[EventKind, ...]] = {
     Component.DATA: (EventKind.DATA,),
@@ -43,6 +44,10 @@ _AFTER_COLLECTION_NS = 2_000_000
 line that collected."""
 _TORCH = ("/site-packages/torch/", "/dist-packages/torch/")
 """What the path of a file of torch's contains."""
+_ASKED_FOR_NS = 4_900_000
+"""Python asks a thread for its lock where another one has waited for 5 ms (``sys.getswitchinterval``)."""
+_BETWEEN_LOOKS_NS = 700_000
+"""In which the thread that looks closely does not want the lock."""
 _COUNTING_SIGMAS = 2.0
 """Counts scatter by their square root: a line stands out by twice that."""
 
@@ -55,6 +60,10 @@ class SampleCounts:
     """In the components' time, by line."""
     outside: Mapping[Frame, float]
     """Those of them whose innermost frame is not torch's."""
+    behind: Mapping[Frame, float]
+    """Those of which only the line is known that follows on what was done."""
+    paths: Mapping[Frame, Mapping[Path, float]]
+    """Those at each line, by the lines that called it."""
     samples: int
     """In the components' time, on all lines."""
     taken: int
@@ -78,30 +87,86 @@ def counted(
 ) -> SampleCounts:
     """Count the samples of the ``wanted`` steps, those of one ``gap`` between phases where it is given. ``python_parts``: by
     rank and line, how much a sample counts for where Python work is meant, and no operators."""
-    at: defaultdict[Frame, float] = defaultdict(float)
-    outside: defaultdict[Frame, float] = defaultdict(float)
+    tally = _Tally()
     samples, taken, seconds, step_count = 0, 0, 0.0, 0
     only_python = Component.HOST in components and set(components).isdisjoint(IN_GAPS)
     for log in logs:
         steps = [step for step in log.steps if step.number in wanted]
         step_count += len(steps)
         seconds += sum(step.length_ns for step in steps) / 1e9
-        by_step = samples_by_step(log, steps)
-        taken += sum(len(of_step) for _, of_step in by_step)
-        if gap is not None:
-            by_step = _in_gap(log, by_step, gap)
-        parts = python_parts[log.rank] if only_python else {}
-        for user, innermost in _samples_in(by_step, components):
-            where = log.sample_where.get(user)
-            if where is None:
+        by_step = samples_by_step(log.samples, steps)
+        taken_here = sum(len(of_step) for _, of_step in by_step)
+        taken += taken_here
+        weigh = _Weigher(log, tally, python_parts[log.rank] if only_python else {})
+        for sample in _samples_in(_in_gap(log, by_step, gap), components):
+            samples += log.sample_where.get(sample[1]) is not None
+            weigh.sample(sample)
+        if log.looked_ns:
+            looked_ns = log.looked_ns * _part(steps, log.steps)
+            looks = _samples_in(_in_gap(log, samples_by_step(log.closer, steps), gap), components)
+            weigh.close_looks(looks, taken_here / looked_ns)
+    return SampleCounts(
+        tally.at, tally.outside, tally.behind, tally.paths, samples, taken, seconds, step_count
+    )
+
+
+@dataclass(frozen=True)
+class _Tally:
+    """Samples by line, while they are counted."""
+
+    at: defaultdict[Frame, float] = field(default_factory=lambda: defaultdict(float))
+    outside: defaultdict[Frame, float] = field(default_factory=lambda: defaultdict(float))
+    behind: defaultdict[Frame, float] = field(default_factory=lambda: defaultdict(float))
+    paths: defaultdict[Frame, defaultdict[Path, float]] = field(
+        default_factory=lambda: defaultdict(lambda: defaultdict(float))
+    )
+
+
+@dataclass(frozen=True)
+class _Weigher:
+    """Puts one rank's samples where they belong.
+
+    One that had to wait for Python's lock is of what kept the lock: where the thread was asked for it, that is the line which it
+    shows; where it let go of it by itself, some line before. Samples at random moments thus see all of such work but its last 5 ms.
+    Looks in close succession begin to wait when it begins, and the first of them that it has to be asked for stands for those.
+    """
+
+    log: RankLog
+    tally: _Tally
+    parts: Mapping[int, float]
+
+    def sample(self, sample: Sample) -> None:
+        """Count a sample of a random moment."""
+        held_ns = sample[3]
+        self._add(sample, 1.0, self.tally.behind if HELD_NS <= held_ns < _ASKED_FOR_NS else self.tally.at)
+
+    def close_looks(self, looks: Iterable[Sample], per_ns: float) -> None:
+        """Count looks, in their order. ``per_ns``: samples of random moments per ns of looking closely."""
+        asked_ns = None
+        for look in looks:
+            if look[3] < _ASKED_FOR_NS:
                 continue
-            frame, part = Frame(where.file, where.line, where.function), parts.get(user, 1.0)
-            at[frame] += part
-            samples += 1
-            place = log.sample_where.get(innermost)
-            if place is not None and not any(folder in place.file for folder in _TORCH):
-                outside[frame] += part
-    return SampleCounts(at, outside, samples, taken, seconds, step_count)
+            goes_on = asked_ns is not None and look[0] - look[3] - asked_ns < HELD_NS + _BETWEEN_LOOKS_NS
+            asked_ns = look[0]
+            if not goes_on:
+                self._add(look, _ASKED_FOR_NS * per_ns, self.tally.at)
+
+    def _add(self, sample: Sample, weight: float, lines: defaultdict[Frame, float]) -> None:
+        where = self.log.sample_where.get(sample[1])
+        if where is None:
+            return
+        frame, weight = frame_of(where), weight * self.parts.get(sample[1], 1.0)
+        lines[frame] += weight
+        self.tally.paths[frame][where.callers] += weight
+        place = self.log.sample_where.get(sample[2])
+        if lines is self.tally.at and place is not None and not any(part in place.file for part in _TORCH):
+            self.tally.outside[frame] += weight
+
+
+def _part(steps: Sequence[Step], of: Sequence[Step]) -> float:
+    """Which part of the steps' time these take; above zero."""
+    whole_ns = sum(step.length_ns for step in of)
+    return max(sum(step.length_ns for step in steps), 1) / max(whole_ns, 1)
 
 
 def common_of(together: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
@@ -123,14 +188,28 @@ def common_of(together: SampleCounts, each: Sequence[SampleCounts]) -> SampleCou
 
 def beyond(mine: SampleCounts, theirs: SampleCounts, fewest: int) -> dict[Frame, float]:
     """Samples at each line beyond those of other ranks in as much time, where they stand out of the counting error, and are
-    ``fewest`` at least."""
+    ``fewest`` at least; where there is none, at the lines that follow."""
     scale = scale_of(mine, theirs)
+    return _net(mine.at, theirs.at, scale, fewest) or _net(mine.behind, theirs.behind, scale, fewest)
+
+
+def _net(
+    mine: Mapping[Frame, float], theirs: Mapping[Frame, float], scale: float, fewest: int
+) -> dict[Frame, float]:
     net: dict[Frame, float] = {}
-    for frame, count in mine.at.items():
-        other = theirs.at.get(frame, 0.0)
+    for frame, count in mine.items():
+        other = theirs.get(frame, 0.0)
         if count - scale * other >= max(fewest, _COUNTING_SIGMAS * sqrt(count + scale**2 * other)):
             net[frame] = count - scale * other
     return net
+
+
+def callers_of(frame: Frame, mine: SampleCounts, theirs: SampleCounts) -> Path:
+    """The way to a line that has most samples beyond those of other ranks, so far as it tells it from other ways."""
+    scale = scale_of(mine, theirs)
+    other = theirs.paths.get(frame, {})
+    net = {path: count - scale * other.get(path, 0.0) for path, count in mine.paths.get(frame, {}).items()}
+    return distinct(max(net, key=lambda path: net[path]), [*net, *other]) if net else ()
 
 
 def scale_of(mine: SampleCounts, theirs: SampleCounts) -> float:
@@ -140,15 +219,15 @@ def scale_of(mine: SampleCounts, theirs: SampleCounts) -> float:
 
 def _samples_in(
     by_step: Sequence[tuple[Step, list[Sample]]], components: Sequence[Component]
-) -> Iterator[tuple[int, int]]:
-    """Ids of the user's line and of the innermost one, of the samples taken while the thread did this kind of work."""
+) -> Iterator[Sample]:
+    """The samples taken while the thread did this kind of work."""
     kinds = kinds_of(components)
     outside = Component.HOST in components
     forward = Component.FORWARD in components
     for step, samples in by_step:
         events = [event for event in step.events if event.kind in _INSIDE_EVENTS]
-        for moment_ns, user, innermost in samples:
-            time_ns = moment_ns - step.start_ns
+        for sample in samples:
+            time_ns = sample[0] - step.start_ns
             inside = [
                 event.kind
                 for event in events
@@ -161,13 +240,15 @@ def _samples_in(
             else:
                 matches = forward if _in_forward(step, time_ns) else outside
             if matches:
-                yield user, innermost
+                yield sample
 
 
 def _in_gap(
-    log: RankLog, by_step: Sequence[tuple[Step, list[Sample]]], gap: Gap
-) -> list[tuple[Step, list[Sample]]]:
-    """The samples that were taken in gaps of this kind."""
+    log: RankLog, by_step: Sequence[tuple[Step, list[Sample]]], gap: Gap | None
+) -> Sequence[tuple[Step, list[Sample]]]:
+    """The samples that were taken in gaps of this kind; all, where none is given."""
+    if gap is None:
+        return by_step
     gaps, origin_ns = log.activities.gaps, log.activities.origin_ns
     if gap not in gaps.kinds:
         return []

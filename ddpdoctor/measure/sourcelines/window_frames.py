@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ddpdoctor.measure.facts import CodeLine
 from ddpdoctor.measure.numerics import Array, Intervals, Ints
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.measure.window import Window, launches, main_lane
 from ddpdoctor.rundir.packages import WELL_KNOWN
 from ddpdoctor.trace import classify
 
+from .callers import Way
 from .ranking import Frame
 
 _FRAME = re.compile(r"^(?P<file>.+?)\((?P<line>\d+)\): (?P<function>.+)$")
@@ -41,13 +43,13 @@ def has_frames(window: Window) -> bool:
     return "python_function" in window.trace.categories
 
 
-def frames_during(window: Window, time: Intervals) -> Counter[Frame]:
-    """User frames and how many ns each, as the innermost one, covers the time."""
+def frames_during(window: Window, time: Intervals) -> Counter[Way]:
+    """Ways to user frames, and how many ns each, as the innermost one, covers the time."""
     start, end = np.asarray(time[0]), np.asarray(time[1])
     return _frames_at(window, (start + end) / 2 - window.shifted_ns, end - start)
 
 
-def frames_launching(window: Window, time: Intervals) -> Counter[Frame]:
+def frames_launching(window: Window, time: Intervals) -> Counter[Way]:
     """User frames that launched what the device computes and copies in this time, and how long it takes: the host is
     elsewhere by then."""
     trace = window.trace
@@ -68,7 +70,7 @@ def frames_launching(window: Window, time: Intervals) -> Counter[Frame]:
     return _frames_at(window, trace.start_ns[calls[launched]], trace.duration_ns[rows[launched]])
 
 
-def frames_waiting(window: Window, kinds: Sequence[SyncKind]) -> Counter[Frame]:
+def frames_waiting(window: Window, kinds: Sequence[SyncKind]) -> Counter[Way]:
     """User frames in which the host waited for its device, and the idle time that follows from each."""
     rows, cost_ns = waits_of(window, kinds)
     return _frames_at(window, (window.trace.start_ns[rows] + window.trace.end_ns[rows]) / 2, cost_ns)
@@ -80,25 +82,25 @@ def waits_of(window: Window, kinds: Sequence[str]) -> tuple[Ints, Array]:
     return window.waits.row[chosen], window.waits.cost_ns[chosen]
 
 
-def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Counter[Frame]:
+def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Counter[Way]:
     """The innermost user frames open at these times of the trace's own clock, and the weight of each."""
-    frames: Counter[Frame] = Counter()
+    ways: Counter[Way] = Counter()
     trace = window.trace
     if not has_frames(window) or not len(times):
-        return frames
+        return ways
     rows = np.flatnonzero(trace.category_mask("python_function") & (trace.lane == main_lane(trace)))
     start, end = trace.start_ns[rows], trace.end_ns[rows]
     heaviest = np.argsort(-weights)[:LOOKED_UP]
     for time, weight in zip(times.astype(np.int64)[heaviest], weights[heaviest], strict=True):
         open_rows = rows[(start <= time) & (time < end)]
-        frame = _innermost_of_user([trace.name_of(row) for row in open_rows[::-1]])
-        if frame is not None:
-            frames[frame] += int(weight)
-    return frames
+        way = _way_of_user([trace.name_of(row) for row in open_rows[::-1]])
+        if way is not None:
+            ways[way] += int(weight)
+    return ways
 
 
-def _innermost_of_user(names: Sequence[str]) -> Frame | None:
-    """The first of these frames, the innermost first, that is the user's.
+def _way_of_user(names: Sequence[str]) -> Way | None:
+    """The first of these frames, the innermost first, that is the user's, and the user's above it.
 
     A script may be named like a module of Python's own: such a one is taken where there is nothing else.
     """
@@ -108,7 +110,8 @@ def _innermost_of_user(names: Sequence[str]) -> Frame | None:
         for match in matches
         if match and not any(part in match["file"] for part in _LIBRARY)
     ]
-    return next((frame for frame in foreign if not _is_known(frame.file)), foreign[0] if foreign else None)
+    users = [frame for frame in foreign if not _is_known(frame.file)] or foreign
+    return (users[0], tuple(CodeLine(*frame) for frame in users[1:])) if users else None
 
 
 def _is_known(file: str) -> bool:

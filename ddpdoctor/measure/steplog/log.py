@@ -19,12 +19,12 @@ from .step import DeviceTimes, Step
 from .syncpoints import SyncPoint, sync_points_of
 
 Sample = list[int]
-"""[epoch ns, user line, innermost line], as in a row of :attr:`RankLog.samples`."""
+"""[epoch ns, user line, innermost line, ns waited for Python's lock], as in a row of :attr:`RankLog.samples`."""
 
 
 def no_samples() -> Ints:
-    """[0, 3]"""
-    return np.empty((0, 3), np.int64)
+    """[0, 4]"""
+    return np.empty((0, 4), np.int64)
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,8 +39,13 @@ class RankLog:
     steps: Sequence[Step] = ()
     where: Mapping[int, Where] = field(default_factory=dict)
     samples: Ints = field(default_factory=no_samples)
-    """[S, 3] epoch ns, user line, innermost line; the lines are ids into ``sample_where``."""
+    """[S, 4] epoch ns, user line, innermost line, ns that the sampling thread waited for Python's lock, 0 below
+    :data:`ddpdoctor.rundir.HELD_NS`; the lines are ids into ``sample_where``."""
     sample_where: Mapping[int, Where] = field(default_factory=dict)
+    closer: Ints = field(default_factory=no_samples)
+    """[C, 4] the same of looks in close succession, of which only those are here that waited."""
+    looked_ns: int = 0
+    """For how long there were such looks."""
     notes: Sequence[str] = ()
     device_times: Mapping[int, DeviceTimes] = field(default_factory=dict)
     """By number of the step, where its CUDA events were recorded."""
@@ -86,29 +91,40 @@ class RankLog:
 
     def shifted(self, steps_ns: Ints, samples_ns: Ints | int) -> RankLog:
         """The same log on another clock, ``steps_ns`` [N] and ``samples_ns`` [S] later; itself where nothing moves."""
-        samples = self.samples
+        samples, closer = self.samples, self.closer
         if np.any(samples_ns):
             samples = samples.copy()
             samples[:, 0] += samples_ns
             samples.flags.writeable = False
+            closer = self.closer.copy()
+            closer[:, 0] += _shift_of(closer[:, 0], self.samples[:, 0], samples_ns)
+            closer.flags.writeable = False
         steps = self.steps
         if steps_ns.any():
             steps = tuple(step.shifted(ns) for step, ns in zip(steps, steps_ns.tolist(), strict=True))
         if steps is self.steps and samples is self.samples:
             return self
-        return replace(self, steps=steps, samples=samples)
+        return replace(self, steps=steps, samples=samples, closer=closer)
 
 
-def samples_by_step(log: RankLog, steps: Sequence[Step]) -> list[tuple[Step, list[Sample]]]:
-    """The samples taken in each of some steps of ``log``; steps without one are left out."""
-    if not len(log.samples) or not steps:
+def _shift_of(times: Ints, known: Ints, shifts: Ints | int) -> Ints | int:
+    """By how much the moments ``times`` move, where the moments ``known`` move by ``shifts``: as the one before."""
+    if isinstance(shifts, int) or not len(known):
+        return 0 if not isinstance(shifts, int) else shifts
+    moved: Ints = shifts[np.maximum(np.searchsorted(known, times, side="right") - 1, 0)]
+    return moved
+
+
+def samples_by_step(samples: Ints, steps: Sequence[Step]) -> list[tuple[Step, list[Sample]]]:
+    """Which of the ``samples`` [S, 4] were taken in each of some steps of the same log; steps without one are left out."""
+    if not len(samples) or not steps:
         return []
     starts = np.array([step.start_ns for step in steps], np.int64)
     ends = np.array([step.end_ns for step in steps], np.int64)
-    times = log.samples[:, 0]
+    times = samples[:, 0]
     places = np.searchsorted(starts, times, side="right") - 1
     inside = (places >= 0) & (times < ends[places])
-    taken, places = log.samples[inside], places[inside]
+    taken, places = samples[inside], places[inside]
     if not len(places):
         return []
     order = np.argsort(places, kind="stable")

@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.facts import CodeLine, Where
 from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
@@ -23,8 +23,12 @@ from .step import DeviceTimes, Step
 
 _MOST_PLACES = 100_000
 """Source lines, notes and broken numbers of one log that are kept: no script has as many."""
+_MOST_CALLERS = 32
+"""Lines above one another that are kept: the hook tells fewer."""
 _MOST_NOTES = 200
 """Of one log: what a file repeats more often than that nobody reads."""
+_COLUMNS = 4
+"""Numbers of a sample."""
 _SECOND_NS = 10**9
 """A second: samples are thinned by whole ones."""
 
@@ -68,15 +72,17 @@ def read_rank_log(record: RankRecord, bound: Bound | None = None) -> RankLog:
     """
     limit = bound_of([record]) if bound is None else bound
     read = _read_steps(record, limit)
-    samples, sample_where, notes = _read_samples(record, limit, read.steps)
+    sampled = _read_samples(record, limit, read.steps)
     return RankLog(
         record.rank,
         record,
         tuple(read.steps),
         read.where,
-        samples,
-        sample_where,
-        [*read.notes, *notes],
+        sampled.table(sampled.samples),
+        sampled.where,
+        sampled.table(sampled.closer),
+        sampled.looked_ns,
+        [*read.notes, *sampled.notes],
         read.device_times,
         left_out=limit.left_out,
     )
@@ -142,41 +148,62 @@ def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
     return read
 
 
-def _read_samples(
-    rank: RankRecord, bound: Bound, steps: Sequence[Step]
-) -> tuple[Ints, dict[int, Where], list[str]]:
+@dataclass
+class _SamplesFile:
+    """What stands in a rank's samples.jsonl, while it is read."""
+
+    samples: array[int] = field(default_factory=lambda: array("q"))
+    closer: array[int] = field(default_factory=lambda: array("q"))
+    looked_ns: int = 0
+    where: dict[int, Where] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @staticmethod
+    def table(numbers: array[int]) -> Ints:
+        """[S, 4], see :attr:`RankLog.samples`."""
+        rows = np.array(numbers, np.int64).reshape(-1, _COLUMNS)
+        rows.flags.writeable = False
+        return rows
+
+
+def _read_samples(rank: RankRecord, bound: Bound, steps: Sequence[Step]) -> _SamplesFile:
     """The samples taken in the steps that were read: all of them or, where they are too many, those of every second, every
     fourth, ... second of the epoch, the same on all ranks. With their source lines, and notes."""
     spans = None if bound.kept is None else _spans(steps)
-    places: dict[int, Where] = {}
-    notes: list[str] = []
-    numbers = array("q")
+    read = _SamplesFile()
     every = 1
-    for record, _ in _records(rank, SAMPLES_FILE, bound, notes):
+    for record, _ in _records(rank, SAMPLES_FILE, bound, read.notes):
         if record.where is not None:
-            _place(places, record)
+            _place(read.where, record)
         elif isinstance(record.time_ns, int) and record.time_ns // _SECOND_NS % every == 0:
-            for offset_ns, *lines in record.samples:
-                moment = record.time_ns + offset_ns
-                if spans is None or _inside(spans, moment):
-                    numbers.extend((moment, lines[0], lines[-1]))
-            while len(numbers) > 3 * bound.most_samples:
+            read.looked_ns += record.looked_ns
+            for rows, kept in ((record.samples, read.samples), (record.closer, read.closer)):
+                for place, (offset_ns, *lines) in enumerate(rows):
+                    moment = record.time_ns + offset_ns
+                    held_ns = record.held[place] if place < len(record.held) else 0
+                    if spans is None or _inside(spans, moment):
+                        kept.extend((moment, lines[0], lines[-1], held_ns))
+            while len(read.samples) > _COLUMNS * bound.most_samples:
                 every *= 2
-                numbers = _of_every(every, numbers)
-    samples = np.array(numbers, np.int64).reshape(-1, 3)
-    samples.flags.writeable = False
-    return samples, places, notes
+                read.samples = _of_every(every, read.samples)
+            if len(read.closer) > _COLUMNS * bound.most_samples:
+                read.closer, read.looked_ns = array("q"), 0
+    return read
 
 
 def _of_every(seconds: int, numbers: array[int]) -> array[int]:
-    """The samples, three numbers each, of every so many seconds of the epoch."""
-    table = np.array(numbers, np.int64).reshape(-1, 3)
+    """The samples, ``_COLUMNS`` numbers each, of every so many seconds of the epoch."""
+    table = np.array(numbers, np.int64).reshape(-1, _COLUMNS)
     return array("q", table[table[:, 0] // _SECOND_NS % seconds == 0].tobytes())
 
 
 def _place(places: dict[int, Where], record: LogRecord) -> None:
-    if record.where is not None and len(places) < _MOST_PLACES:
-        places[record.where] = Where(record.file, record.line or 0, record.function)
+    if record.where is None or len(places) >= _MOST_PLACES:
+        return
+    callers: tuple[CodeLine, ...] = ()
+    if record.caller is not None and (caller := places.get(record.caller)) is not None:
+        callers = (CodeLine(caller.file, caller.line, caller.function), *caller.callers)[:_MOST_CALLERS]
+    places[record.where] = Where(record.file, record.line or 0, record.function, callers=callers)
 
 
 def _spans(steps: Sequence[Step]) -> list[tuple[int, int]]:

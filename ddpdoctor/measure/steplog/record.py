@@ -117,8 +117,12 @@ class LogRecord(msgspec.Struct, rename=renamed(LineField)):
     file: Text = ""
     line: Id | None = 0
     function: Text = ""
+    caller: Id | None = None
     note: Text | None = None
     samples: Annotated[list[_Sample], Meta(max_length=_MOST_ENTRIES)] = []
+    held: Annotated[tuple[Duration, ...], Meta(max_length=_MOST_ENTRIES)] = ()
+    closer: Annotated[list[_Sample], Meta(max_length=_MOST_ENTRIES)] = []
+    looked_ns: Duration = 0
     device: Number | None = None
     device_start_ns: Duration = 0
     device_times_ns: Annotated[tuple[tuple[Text, Offset], ...], Meta(max_length=_MOST_ENTRIES)] = ()

@@ -68,7 +68,7 @@ def test_samples_inside_operators_are_not_python(tmp_path):
     samples = []
     for step in logs[0].steps:
         begin = next(step.end_of(event) for event in step.events if event.kind == EventKind.DATA)
-        samples += [(begin + 5_000_000, 1, 1), (begin + 15_000_000, 2, 2)]
+        samples += [(begin + 5_000_000, 1, 1, 0), (begin + 15_000_000, 2, 2, 0)]
     lines = {line: Where("train.py", line, "main") for line in (1, 2, 3)}
     logs[0] = replace(logs[0], samples=np.array(samples), sample_where=lines)
     windows = windows_of(traces)

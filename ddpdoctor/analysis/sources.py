@@ -1,0 +1,55 @@
+"""The text of the lines that a diagnosis names, where the files are here and as the run had them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.measure.facts import SourceText, Where
+from ddpdoctor.rundir import hash_of, read_sources, source_bytes
+from ddpdoctor.rundir.privacy import mask_text
+
+AROUND = 2
+"""Lines before and after."""
+_MOST_LETTERS = 200
+"""Of a line."""
+CHANGED = "the file has changed since the run"
+
+
+def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
+    """The same diagnosis, the lines of its findings with their text; secrets in it are masked."""
+    hashes = [files for run in runs for files in read_sources(run)]
+    if not hashes:
+        return diagnosis
+
+    @cache
+    def lines_of(path: str) -> list[str] | str | None:
+        """The file's lines; why there are none; None where the run says nothing of it, or nobody may read it here."""
+        known = {files[path] for files in hashes if path in files}
+        if not known:
+            return None
+        try:
+            data = source_bytes(path)
+        except (OSError, ValueError):
+            return None
+        return data.decode("utf-8", "replace").split("\n") if known == {hash_of(data)} else CHANGED
+
+    def told(where: Where) -> Where:
+        lines = lines_of(where.file)
+        if isinstance(lines, str):
+            return msgspec.structs.replace(where, text_missing=lines)
+        if lines is None or not 1 <= where.line <= len(lines):
+            return where
+        first = max(1, where.line - AROUND)
+        shown = lines[first - 1 : where.line + AROUND]
+        text = SourceText(first, [mask_text(line.rstrip("\r")[:_MOST_LETTERS]) for line in shown])
+        return msgspec.structs.replace(where, text=text)
+
+    findings = [
+        msgspec.structs.replace(finding, where=[told(where) for where in finding.where])
+        for finding in diagnosis.findings
+    ]
+    return msgspec.structs.replace(diagnosis, findings=findings)

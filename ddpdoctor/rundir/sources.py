@@ -1,0 +1,110 @@
+"""The user's source files as a run had them, by their hashes: a report shows a line's text only where the file is still the same.
+
+Whose file it is and what lies at its path is checked where it is read: a regular file of this user's or of root's, not behind a
+link, of a bounded size. A run directory may have been written by anybody: it is its hash that a file must have, not its name.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+from typing import Dict, Iterable, List, Optional
+
+from .files import bounded_lines, open_regular, read_json, reading, write_json
+from .layout import SAMPLES_FILE, host_directory
+from .stepevents import LineField
+
+SOURCES_FILE = "sources.json"
+SOURCES_SCHEMA = "ddpdoctor.sources/1"
+MOST_SOURCE_BYTES = 4 << 20
+"""Of one file: what is larger was written by a program."""
+_MOST_FILES = 500
+"""Of one host."""
+_MOST_READ_BYTES = 64 << 20
+"""Of one rank's samples: the lines are defined before they are first seen, most of them in the first minute."""
+_DEFINES = f"{{{LineField.WHERE.key}".encode()
+
+
+def source_bytes(path: str) -> bytes:
+    """All of a source file. Raises OSError where it cannot be read, or is not to be trusted."""
+    if not os.path.isabs(path):
+        raise OSError(errno.EINVAL, "its path is not absolute", path)
+    with os.fdopen(open_regular(path), "rb") as source:
+        status = os.fstat(source.fileno())
+        if status.st_uid not in (os.geteuid(), 0):
+            raise OSError(errno.EPERM, "it belongs to another user", path)
+        if status.st_size > MOST_SOURCE_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), path)
+        return source.read(MOST_SOURCE_BYTES)
+
+
+def hash_of(data: bytes) -> str:
+    """What stands for a file's content."""
+    return hashlib.sha256(data).hexdigest()
+
+
+def note_sources(run: str, host: str, ranks: Iterable[str], started_ns: int) -> None:
+    """Write down the hashes of the files in which the ranks of this host, of these folders, were sampled. A file that was changed
+    since ``started_ns`` may be another than the one that ran: it has none. Raises OSError."""
+    files: Dict[str, Optional[str]] = {}
+    for folder in ranks:
+        for path in _sampled_files(os.path.join(folder, SAMPLES_FILE)):
+            if path not in files and len(files) < _MOST_FILES:
+                try:
+                    files[path] = _hash_from_before(path, started_ns)
+                except (OSError, ValueError):
+                    continue
+    if files:
+        folder = host_directory(run, host)
+        os.makedirs(folder, exist_ok=True)
+        write_json(os.path.join(folder, SOURCES_FILE), {"schema": SOURCES_SCHEMA, "files": files})
+
+
+def _hash_from_before(path: str, started_ns: int) -> Optional[str]:
+    data = source_bytes(path)
+    status = os.lstat(path)
+    return hash_of(data) if max(status.st_mtime_ns, status.st_ctime_ns) < started_ns else None
+
+
+def _sampled_files(samples: str) -> List[str]:
+    """Files of the user's lines, in the order in which they were seen."""
+    found: Dict[str, None] = {}
+    try:
+        with reading(samples) as source:
+            for line in bounded_lines(source):
+                if source.tell() > _MOST_READ_BYTES:
+                    break
+                if line.startswith(_DEFINES):
+                    _take_file(line, found)
+    except (OSError, ValueError):
+        pass
+    return list(found)
+
+
+def _take_file(line: bytes, found: Dict[str, None]) -> None:
+    try:
+        path = json.loads(line).get(LineField.FILE.value)
+    except (ValueError, AttributeError, RecursionError):
+        return
+    if isinstance(path, str) and path.startswith("/") and "\0" not in path:
+        found[path] = None
+
+
+def read_sources(run: str) -> List[Dict[str, Optional[str]]]:
+    """Hashes by path, of each host of a run. Never raises."""
+    hosts = os.path.join(run, "hosts")
+    try:
+        names = sorted(os.listdir(hosts))
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        document = read_json(os.path.join(hosts, name, SOURCES_FILE), [])
+        files = document.get("files") if isinstance(document, dict) else None
+        if isinstance(files, dict):
+            found.append(
+                {path: hashed if isinstance(hashed, str) else None for path, hashed in files.items()}
+            )
+    return found

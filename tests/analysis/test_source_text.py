@@ -1,0 +1,74 @@
+"""The text of a finding's line: shown where the file is as the run had it, and nowhere else."""
+
+from __future__ import annotations
+
+import json
+
+import msgspec
+import pytest
+
+from ddpdoctor.analysis.sources import CHANGED, with_source_text
+from ddpdoctor.measure.facts import Where
+from ddpdoctor.report import redact, without_source_text
+from ddpdoctor.report.markdown import render_markdown
+from ddpdoctor.rundir import hash_of
+from tests.report import samples
+
+TEXT = "import torch\n\n\ndef main():\n    token = 'hf_abcdefghijklmnopqrstuvwxyz012345'\n    train()\n"
+
+
+@pytest.fixture
+def script(tmp_path):
+    path = tmp_path / "train.py"
+    path.write_text(TEXT)
+    return path
+
+
+def told(tmp_path, script, line=5, hashed=None):
+    """The first line of a diagnosis, with its text."""
+    folder = tmp_path / "run" / "hosts" / "node1"
+    folder.mkdir(parents=True)
+    files = {str(script): hash_of(TEXT.encode()) if hashed is None else hashed}
+    (folder / "sources.json").write_text(json.dumps({"files": files}))
+    sick = samples.sick()
+    finding = msgspec.structs.replace(sick.findings[0], where=[Where(str(script), line, "main")])
+    return with_source_text(msgspec.structs.replace(sick, findings=[finding]), [str(tmp_path / "run")])
+
+
+def where_of(diagnosis):
+    return diagnosis.findings[0].where[0]
+
+
+def test_a_line_is_shown_with_two_around_it_and_without_secrets(tmp_path, script):
+    text = where_of(told(tmp_path, script)).text
+    assert text.first_line == 3 and text.lines[1] == "def main():" and len(text.lines) == 5
+    assert "hf_" not in "".join(text.lines) and text.lines[2].startswith("    token = ")
+
+
+@pytest.mark.parametrize(("line", "first", "count"), [(1, 1, 3), (6, 4, 4)])
+def test_at_the_ends_of_a_file_there_are_fewer_lines(tmp_path, script, line, first, count):
+    text = where_of(told(tmp_path, script, line)).text
+    assert (text.first_line, len(text.lines)) == (first, count)
+
+
+def test_a_file_that_has_changed_is_not_shown(tmp_path, script):
+    script.write_text("# another\n" + TEXT)
+    where = where_of(told(tmp_path, script))
+    assert where.text is None and where.text_missing == CHANGED
+
+
+@pytest.mark.parametrize("line", [0, 99])
+def test_a_line_that_is_not_there_has_no_text(tmp_path, script, line):
+    assert where_of(told(tmp_path, script, line)).text is None
+
+
+def test_a_file_of_which_the_run_says_nothing_is_not_read(tmp_path, script):
+    diagnosis = samples.sick()
+    assert with_source_text(diagnosis, [str(tmp_path)]) is diagnosis
+
+
+def test_redacted_and_on_request_there_is_no_text(tmp_path, script):
+    diagnosis = told(tmp_path, script)
+    assert "def main" in render_markdown(diagnosis)
+    for without in (redact(diagnosis), without_source_text(diagnosis)):
+        assert where_of(without).text is None and "def main" not in render_markdown(without)

@@ -1,0 +1,62 @@
+"""The numbers of lines, by who called them."""
+
+from __future__ import annotations
+
+import json
+import os
+
+from ddpdoctor.hook.job import Kinds, Lines
+
+
+def code(file, name):
+    names: dict[str, object] = {}
+    exec(compile(f"def {name}(): pass", file, "exec"), names)
+    return names[name].__code__
+
+
+MAIN = code("/home/alice/train.py", "main")
+LOG = code("/home/alice/trainer.py", "log")
+VALUES = code("/home/alice/metrics.py", "values")
+TORCH = code("/venv/lib/python3.11/site-packages/torch/nn/module.py", "forward")
+LIBRARY = code("/venv/lib/python3.11/site-packages/some_trainer/loop.py", "loop")
+
+
+def defined():
+    documents: list[str] = []
+    return Lines(Kinds(), documents.append), documents
+
+
+def way(documents, number):
+    """Lines from the innermost one outwards."""
+    known = {document["where"]: document for document in map(json.loads, documents)}
+    lines = []
+    while number is not None:
+        lines.append((os.path.basename(known[number]["file"]), known[number]["line"]))
+        number = known[number].get("by")
+    return lines
+
+
+def test_a_line_that_is_called_from_two_places_has_two_numbers():
+    lines, documents = defined()
+    first = lines.of_stack([(VALUES, 18), (LOG, 133), (MAIN, 200)])
+    second = lines.of_stack([(VALUES, 18), (LOG, 140), (MAIN, 200)])
+    assert first != second and lines.of_stack([(VALUES, 18), (LOG, 133), (MAIN, 200)]) == first
+    assert way(documents, first) == [("metrics.py", 18), ("trainer.py", 133), ("train.py", 200)]
+    assert way(documents, second) == [("metrics.py", 18), ("trainer.py", 140), ("train.py", 200)]
+
+
+def test_frames_of_libraries_between_the_users_are_left_out():
+    lines, documents = defined()
+    number = lines.of_stack([(TORCH, 3), (VALUES, 18), (LIBRARY, 5), (LOG, 133), (TORCH, 9), (MAIN, 200)])
+    assert way(documents, number) == [("metrics.py", 18), ("trainer.py", 133), ("train.py", 200)]
+
+
+def test_a_deep_recursion_keeps_the_last_calls_only():
+    lines, documents = defined()
+    number = lines.of_stack([(VALUES, 18)] * 150 + [(MAIN, 200)])
+    assert set(way(documents, number)) == {("metrics.py", 18)} and len(documents) < 20
+
+
+def test_a_line_without_a_caller_is_the_one_that_the_step_log_names():
+    lines, documents = defined()
+    assert lines.of_stack([(MAIN, 200)]) == lines.id_of(MAIN, 200) and len(documents) == 1

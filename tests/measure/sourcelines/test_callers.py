@@ -1,0 +1,66 @@
+"""Who called the line that a finding names."""
+
+from __future__ import annotations
+
+import json
+
+from ddpdoctor.measure.facts import CodeLine
+from ddpdoctor.measure.sourcelines import WindowSourceLines
+from ddpdoctor.measure.window import read_window
+from ddpdoctor.trace import load_trace
+from tests.measure.recorded import Job, late_facts, measured, plant, record
+from tests.trace.trace_files import document, event, write
+
+PLACES = 10
+HELPER, MAIN = "/home/alice/metrics.py", "/home/alice/trainer.py"
+
+
+def called_from(place):
+    return CodeLine(MAIN, 100 + place, f"Trainer.log_{place}")
+
+
+def write_samples(folder, rank, weights):
+    """A sample each 0.3 ms of the run, at the same line of a helper; of every so many, ``weights`` by calling place."""
+    directory = folder / "ranks" / f"{rank:05d}"
+    steps = [json.loads(line) for line in (directory / "steps.jsonl").read_text().splitlines()]
+    first, last = (next(s["t"][i] for s in of if "t" in s) for i, of in ((0, steps), (1, steps[::-1])))
+    lines = [{"where": 0, "file": MAIN, "line": 300, "function": "Trainer.fit"}]
+    for place in range(PLACES):
+        caller = called_from(place)
+        above = {"file": caller.file, "line": caller.line, "function": caller.function, "by": 0}
+        lines.append({"where": 1 + place, **above})
+        helper = {"file": HELPER, "line": 18, "function": "to_numpy", "by": 1 + place}
+        lines.append({"where": 100 + place, **helper})
+    turns = [place for place, weight in enumerate(weights) for _ in range(weight)]
+    for number, moment in enumerate(range(first, last, 300_000)):
+        place = 100 + turns[number % len(turns)]
+        lines.append({"t": moment, "s": [[0, place, place]]})
+    (directory / "samples.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def test_of_ten_places_that_call_a_helper_the_slow_one_is_named(tmp_path):
+    folder = record(tmp_path / "run", Job(host=4.0, extra=plant(1, host=8.0)))
+    for rank in range(4):
+        write_samples(folder, rank, [24 if rank == 1 and place == 4 else 1 for place in range(PLACES)])
+    found, _ = measured(folder)
+    (where,) = late_facts(found)["host"].where
+    assert (where.file, where.line) == (HELPER, 18)
+    assert where.callers == (called_from(4),)
+
+
+def test_frames_of_a_profile_have_callers(tmp_path):
+    def frame(name, ts, dur):
+        return event(name, ts, dur, "python_function")
+
+    content = [
+        event("ProfilerStep#3", 0, 50_000, "user_annotation"),
+        frame("work/train.py(200): main", 0, 50_000),
+        frame("some/site-packages/lib/loop.py(5): loop", 5_000, 40_000),
+        frame("work/trainer.py(133): log", 10_000, 25_000),
+        frame("work/metrics.py(18): to_numpy", 12_000, 20_000),
+        event("aten::mm", 12_500, 15_000, "cpu_op"),
+    ]
+    window = read_window(load_trace(write(tmp_path / "rank0.json", document(content))))
+    lines = WindowSourceLines([window])
+    (first, *_) = lines.work(["forward"], None, None)
+    assert (first.line, first.callers) == (18, (CodeLine("work/trainer.py", 133, "log"),))
