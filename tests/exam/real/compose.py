@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from pathlib import Path
 
-from . import texts
+from . import support, texts
 
 PLACE = re.compile(r"^(\s*)@\{(\w+)\}$")
 WORD = re.compile(r"@\{(\w+)\}")
@@ -55,10 +55,10 @@ def files_of(structure: str, model: str, data: str, values: dict[str, str]) -> d
     files["data.py"] = fill(texts.DATA[data], parts)
     files.update(
         {
-            "switch.py": texts.SWITCH,
-            "times.py": texts.TIMES,
-            "neighbour.py": texts.NEIGHBOUR,
-            "twin.py": texts.TWIN,
+            "switch.py": support.SWITCH,
+            "times.py": support.TIMES,
+            "neighbour.py": support.NEIGHBOUR,
+            "twin.py": support.TWIN,
         }
     )
     return files
