@@ -126,7 +126,7 @@ def test_what_looking_for_unused_parameters_costs(tmp_path):
     events = [
         {"ph": "X", "cat": "cpu_op", "name": name, "pid": 1, "tid": 1, "ts": step * 1e4 + at * 1e3, "dur": us}
         for step in (1, 2)
-        for at, (name, us) in enumerate(zip(names, [400, 200, 100, 900], strict=True))
+        for at, (name, us) in enumerate(zip(names, [400, 200, 100, 6900], strict=True))
     ]
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "pid": 0, "tid": 7, "ts": 1e4, "dur": 50}
     marks = [

@@ -169,7 +169,7 @@ def test_an_odd_sample_is_left_out_and_noted(tmp_path, line):
     (tmp_path / STEPS_FILE).write_text('{"step":6,"t":[1,2]}\n')
     (tmp_path / "samples.jsonl").write_text(line + '\n{"t":5,"s":[[1,1]]}\n')
     log = read_rank_log(RankRecord(str(tmp_path), 0, {}))
-    assert log.samples.tolist() == [[6, 1, 1]] and log.notes == [
+    assert log.samples.tolist() == [[6, 1, 1, 0]] and log.notes == [
         f"{tmp_path}/samples.jsonl: 1 broken line left out."
     ]
 
