@@ -99,7 +99,7 @@ def _launched(trace: RankTrace, rows: Ints) -> tuple[Ints, Ints]:
     at = np.minimum(trace.end_ns[np.clip(calls, 0, None)], trace.start_ns[rows])
     latest: Ints = np.minimum.accumulate(np.where(known, at, _NEVER)[::-1])[::-1]
     before = np.maximum.accumulate(np.where(known, at, -_NEVER))
-    return np.where(known, latest, np.minimum(before, latest)), latest
+    return np.where(known, at, np.minimum(before, latest)), np.where(known, at, latest)
 
 
 def after_sync(trace: RankTrace, idle: Intervals) -> Intervals:
