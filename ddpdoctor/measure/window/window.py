@@ -156,7 +156,8 @@ def _starts_as_another_ends(comms: Collectives) -> NDArray[np.bool_]:
     # One that is shorter than the clock's rounding is not behind itself.
     before -= (before >= 0) & (order[np.maximum(before, 0)] == np.arange(len(comms)))
     over = comms.end[order[np.maximum(before, 0)]] if len(comms) else comms.end
-    return (before >= 0) & (comms.start - over < QUEUED_NS)
+    queued: NDArray[np.bool_] = (before >= 0) & (comms.start - over < QUEUED_NS)
+    return queued
 
 
 def with_bucket_sizes(windows: Sequence[Window], bucket_bytes: Sequence[float]) -> list[Window]:
