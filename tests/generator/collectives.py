@@ -31,6 +31,8 @@ class Collective:
     issued_us: dict[int, float] = field(default_factory=dict)
     ready_us: dict[int, float] = field(default_factory=dict)
     """When the rank's part could have started had its communication stream been free."""
+    after: dict[int, Collective] = field(default_factory=dict)
+    """Of each rank, the one of another group for whose end its part waits."""
     arrival_us: dict[int, float] = field(default_factory=dict)
     end_us: dict[int, float] = field(default_factory=dict)
     identity: dict[int, tuple[int, int]] = field(default_factory=dict)
@@ -61,7 +63,14 @@ class Network:
         self._stream_free_us = dict.fromkeys(group.ranks, float("-inf"))
 
     def call(
-        self, machine: Machine, step: int, micro_batch: int, purpose: str, operation: str, elements: int
+        self,
+        machine: Machine,
+        step: int,
+        micro_batch: int,
+        purpose: str,
+        operation: str,
+        elements: int,
+        after: Collective | None = None,
     ) -> Collective:
         """The rank issues its next collective from its current thread; it may come back unresolved."""
         rank, sequence = machine.rank, self._called[machine.rank]
@@ -73,6 +82,8 @@ class Network:
         collective = self.collectives[sequence]
         if collective.purpose != purpose:
             raise RuntimeError(f"rank {rank} calls {purpose!r} where others call {collective.purpose!r}")
+        if after is not None:
+            collective.after[rank] = after
         launch_us = self.config.collective_launch_us * self.noise.factor(
             "collective launch", self.group.name, rank, sequence, scale=3.0
         )
@@ -102,7 +113,9 @@ class Network:
     def _resolve(self, collective: Collective) -> None:
         """Sets arrivals and ends, and puts the kernels on the ranks' communication streams."""
         for rank, ready_us in collective.ready_us.items():
-            collective.arrival_us[rank] = max(ready_us, self._stream_free_us[rank] + 1.0)
+            after = collective.after.get(rank)
+            over_us = self._stream_free_us[rank] if after is None else after.end_us[rank]
+            collective.arrival_us[rank] = max(ready_us, self._stream_free_us[rank] + 1.0, over_us + 1.0)
         common_end_us = collective.last_arrival_us + self.wire_us(collective)
         for rank in self.group.ranks:
             machine = self.machines[rank]

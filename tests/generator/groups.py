@@ -1,4 +1,5 @@
-"""The process groups of a job: all ranks, and with tensor parallelism the two dimensions of a device mesh."""
+"""The process groups of a job: all ranks, with tensor parallelism the two dimensions of a device mesh, and the hosts of a job
+that reduces within them first."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ class Group:
     """A process group. Ranks with one name and different members form groups of their own."""
 
     kind: str
-    """"world", "data" or "tensor"."""
+    """"world", "data", "tensor" or "host"."""
     name: str
     description: str
     ranks: tuple[int, ...]
@@ -45,4 +46,9 @@ def process_groups(config: Config) -> list[Group]:
         for index, first in enumerate(range(0, size, width)):
             ranks = tuple(range(first, first + width))
             groups.append(Group("tensor", str(1 + width + index), "mesh_tp", ranks, 28))
+    first = 0
+    for index, count in enumerate(config.hosts if config.within_hosts_first else ()):
+        ranks = tuple(range(first, first + count))
+        groups.append(Group("host", str(len(groups)), f"host_{index}", ranks, 32))
+        first += count
     return groups

@@ -156,6 +156,8 @@ class Config:
     """Ranks that share one replica. They add `tensor_collectives` allreduces to each forward and backward."""
     tensor_collectives: int = 4
     tensor_bytes: int = 2_000_000
+    within_hosts_first: bool = False
+    """Each bucket is reduced within its host, then across all ranks, by kernels that wait for the first."""
     metric_allreduce: bool = False
     """A dist.all_reduce of one number at the end of every step, from Python."""
 

@@ -181,8 +181,9 @@ class RankProgram:
 
     def _reduce(self, bucket: int, step: int, micro: int) -> Collective:
         elements = self.config.bucket_bytes[bucket] // 4
-        network = self.networks["data"]
-        return network.call(self.machine, step, micro, f"bucket {bucket}", "allreduce", elements)
+        call = (self.machine, step, micro, f"bucket {bucket}", "allreduce", elements)
+        host = self.networks.get("host")
+        return self.networks["data"].call(*call, after=host.call(*call) if host else None)
 
     def _tensor_parallel(self, index: int, kernels: int, step: int, micro: int) -> Waits:
         """After some kernels the replica's ranks sum their partial results, and the next kernel waits."""

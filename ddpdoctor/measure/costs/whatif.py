@@ -120,7 +120,10 @@ def _cut(
         )
         final = bucket == count - 1
         dependent = last.dependent if final else np.zeros_like(last.dependent)
-        buckets.append(replace(last, ready=at, transfer=transfer, holds=final, dependent=dependent))
+        behind = last.behind if final else np.full_like(last.behind, -1)
+        buckets.append(
+            replace(last, ready=at, transfer=transfer, holds=final, dependent=dependent, behind=behind)
+        )
     return buckets
 
 

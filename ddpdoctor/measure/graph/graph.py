@@ -89,6 +89,9 @@ class CycleGroup:
     ready: Array | None = None
     """[N, K, R] when each part could have started had the synchronisation before it been over: earlier than the
     arrival where it was queued. None: at the arrival."""
+    behind: NDArray[np.int64] | None = None
+    """[N, K, R] place of the collective, of whatever group, behind whose part of the same rank each part was queued; -1 where
+    it was not. None: nothing is known of queues."""
     idle_after: dict[str, Array] = field(default_factory=dict)
     """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of what was waited
     for (see ``window.hostwaits``). {}: none, or unknown."""

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Array, Intervals, covered, nan_median
 from ddpdoctor.measure.taxonomy import COMPONENTS, DEVICE_WORK, INDEX, Component
-from ddpdoctor.measure.window import Window
+from ddpdoctor.measure.window import QUEUED_NS, ROUNDING_NS, Window
 
 from .cutting import Cycle, MatchedCollectives
 from .dependencies import dependence, lane_of
@@ -26,10 +27,14 @@ class Segments:
     """[N, K, R]"""
     end: Array
     """[N, K, R]"""
+    on_device: bool = False
+    """Whether a rank may be in several collectives at once, each on a stream of its own."""
 
     @property
     def left(self) -> Array:
         """[N, K, R] own end of the collective before; of a rank outside a collective, its segment goes on."""
+        if self.on_device:
+            return _over_before(self.begin, self.arrival, self.end)
         left = np.empty(self.arrival.shape)
         since = self.begin
         for k in range(self.arrival.shape[1]):
@@ -37,14 +42,45 @@ class Segments:
             since = np.where(np.isnan(self.arrival[:, k]), since, self.end[:, k])
         return left
 
+    @property
+    def right(self) -> Array:
+        """[N, K, R] own arrival; where the rank was still in another collective then, the segment has no length."""
+        return np.maximum(self.arrival, self.left) if self.on_device else self.arrival
+
+
+def _over_before(begin: Array, arrival: Array, end: Array) -> Array:
+    """[N, K, R] when all collectives were over that the rank entered before this one; no work of its own ends earlier."""
+    order = np.argsort(arrival, axis=1, kind="stable")
+    ends = np.nan_to_num(np.take_along_axis(end, order, axis=1), nan=-np.inf)
+    over = np.maximum.accumulate(np.concatenate((begin[:, None], ends), axis=1), axis=1)[:, :-1]
+    left = np.empty(arrival.shape)
+    np.put_along_axis(left, order, over, axis=1)
+    return left
+
+
+def queued_behind(arrival: Array, end: Array, ready: Array) -> NDArray[np.int64]:
+    """[N, K, R] the collective at whose end the rank's part could start, having been ready before; -1: none that is known."""
+    count = arrival.shape[1]
+    moments = np.concatenate((end, arrival + ROUNDING_NS), axis=1)
+    order = np.argsort(moments, axis=1, kind="stable")
+    latest = np.maximum.accumulate(np.where(order < count, np.arange(2 * count)[:, None], -1), axis=1)
+    before = np.empty(order.shape, np.int64)
+    found = np.take_along_axis(order, np.maximum(latest, 0), axis=1)
+    np.put_along_axis(before, order, np.where(latest < 0, -1, found), axis=1)
+    before = before[:, count:]
+    over = np.take_along_axis(end, np.maximum(before, 0), axis=1)
+    known = (before >= 0) & (before != np.arange(count)[:, None]) & (arrival - over < QUEUED_NS)
+    return np.where(known & (ready < arrival), before, -1)
+
 
 def cycle_group(
     syncs: tuple[Sync, ...], cycles: Sequence[Cycle], matched: MatchedCollectives, windows: Sequence[Window]
 ) -> CycleGroup:
     """The group of these cycles, all of which have this sequence of synchronisations."""
     bodies = np.array([cycle.body for cycle in cycles])
-    segments = Segments(_begin(cycles, matched), matched.arrival[bodies], matched.end[bodies])
-    arrival, end = segments.arrival, segments.end
+    on_device = all(window.on_device for window in windows)
+    segments = Segments(_begin(cycles, matched), matched.arrival[bodies], matched.end[bodies], on_device)
+    arrival, end, ready = segments.arrival, segments.end, matched.ready[bodies]
     last_arrival = np.nanmax(arrival, axis=2)
     work = _work(windows, segments)
     computes = [window.compute for window in windows]
@@ -60,9 +96,10 @@ def cycle_group(
         beside=_within(computes, arrival, end),
         beside_wait=_within(computes, arrival, np.broadcast_to(last_arrival[:, :, None], arrival.shape)),
         exposed=_exposed(computes, arrival, end),
-        ready=matched.ready[bodies],
+        ready=ready,
+        behind=queued_behind(arrival, end, ready) if on_device else None,
         idle_after=idle_after(windows, segments),
-        on_device=all(window.on_device for window in windows),
+        on_device=on_device,
         dependent=dependence([lane_of(window) for window in windows], arrival, end),
     )
 
@@ -98,7 +135,7 @@ def work_of(window: Window, left: Array, right: Array) -> Array:
 
 def _work(windows: Sequence[Window], segments: Segments) -> Array:
     """[N, K, R, C] ns of each component in each segment; 0 where a rank has no part in what ends it."""
-    left, right = segments.left, segments.arrival
+    left, right = segments.left, segments.right
     work = np.empty((*right.shape, len(COMPONENTS)))
     for r, window in enumerate(windows):
         work[:, :, r] = np.nan_to_num(work_of(window, left[:, :, r], right[:, :, r]))
@@ -139,7 +176,7 @@ def _hidden(windows: Sequence[Window], segments: Segments, work: Array) -> Array
 def idle_after(windows: Sequence[Window], segments: Segments) -> dict[str, Array]:
     """[N, K, R] ns of each segment that are idle after each kind of waiting."""
     idle: dict[str, Array] = {}
-    left, right = segments.left, segments.arrival
+    left, right = segments.left, segments.right
     for r, window in enumerate(windows):
         for kind, intervals in window.idle_after.items():
             of_kind = idle.setdefault(kind, np.zeros(right.shape))

@@ -93,11 +93,12 @@ def _transfers_of_like_groups(graph: Graph, hosts: Sequence[str]) -> dict[Alike,
 
 
 def _transfer(group: CycleGroup, k: int) -> Array:
-    """[N] ns from when all members were ready and their group's previous collective was over: what runs in other
-    groups meanwhile is no queue for it."""
+    """[N] ns from when all members were ready (on a device, had started) and their group's previous collective was over: what
+    runs in other groups meanwhile is no queue for it."""
     sync = group.syncs[k]
     members = list(sync.members)
-    ready = (group.arrival if group.ready is None else group.ready)[:, k, members].max(axis=1)
+    started = group.on_device or group.ready is None
+    ready = (group.arrival if started else group.ready)[:, k, members].max(axis=1)
     before = [j for j, other in enumerate(group.syncs[:k]) if other.members == sync.members]
     if before:
         ready = np.maximum(ready, group.end[:, before[-1], members].max(axis=1))

@@ -46,9 +46,25 @@ def _mean_step_ms(steps: RankSteps) -> float | None:
 
 
 def behind(group: CycleGroup) -> Array:
-    """[N, K, R] ns by which each rank arrives later than the median rank; 0 where it is earlier."""
-    middle = nan_median(group.arrival, axis=2, keepdims=True)
-    return np.clip(group.arrival - middle, 0, None)
+    """[N, K, R] ns by which each rank arrives later than the median rank; 0 where it is earlier. What it waited before for
+    some of them only makes it no later itself."""
+    own = group.arrival - _brought_along(group)
+    return np.clip(own - nan_median(own, axis=2, keepdims=True), 0, None)
+
+
+def _brought_along(group: CycleGroup) -> Array:
+    """[N, K, R] ns that a rank waited in a collective that not all members had part in, and behind which this one was queued:
+    what is reduced within a host first waits there for the host's last rank."""
+    brought = np.zeros(group.arrival.shape)
+    if group.behind is None:
+        return brought
+    wait = group.wait
+    for k, sync in enumerate(group.syncs):
+        for j in np.unique(group.behind[:, k]):
+            if j >= 0 and not set(sync.members) <= set(group.syncs[j].members):
+                queued = group.behind[:, k] == j
+                brought[:, k] = np.where(queued, wait[:, j] + brought[:, j], brought[:, k])
+    return brought
 
 
 def lateness(graph: Graph) -> tuple[Array, Array]:

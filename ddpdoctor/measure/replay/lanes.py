@@ -5,7 +5,8 @@ more, but the next one is ready no earlier: the backward pass has to get there. 
 ``ready`` from the trace (the computation before it is done, whether or not it was then queued),
 
     lane[k, r]  = ready[k, r] + shift[r] - removed work of r since the computation last waited
-    start[k, r] = max(lane[k, r], end[k - 1, r]), k - 1 being the one before in the same process group
+    start[k, r] = max(lane[k, r], end[k - 1, r], end[j, r]), k - 1 being the one before in the same process group, and j
+                  that of any group behind which it was queued (across hosts, say, what was reduced within each)
     end[k, r]   = max over members of start[k, r] + transfer[k] + lag[k, r]
 
 and the computation moves, ``shift[r] = end[k, r] - measured end[k, r]``, where it waits: for the last bucket of a
@@ -17,10 +18,11 @@ data parallel training needs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddpdoctor.measure.graph import CycleGroup
 from ddpdoctor.measure.numerics import Array
@@ -49,6 +51,12 @@ class Transmission:
     """[M] from 0 to 1: how sure it is that the computation was seen to wait for its end."""
     message_bytes: Array
     """[N]"""
+    number: int
+    """Its place in the cycle's sequence."""
+    behind: NDArray[np.int64]
+    """[N, M] number of the one behind which the member's part was queued, -1: none."""
+    queued: Array
+    """[N, M] ns from the end of that one to the arrival."""
     run: tuple[int, str, tuple[int, ...]]
     """Buckets of the same backward pass and process group have this in common."""
     removed: Array | float = 0.0
@@ -65,6 +73,8 @@ def transmissions_of(group: CycleGroup) -> list[Transmission]:
     ready = group.arrival if group.ready is None else group.ready
     transfer, lag = group.transfer, group.lag
     beside = np.zeros_like(ready) if group.beside is None else group.beside
+    behind = np.full(ready.shape, -1) if group.behind is None else group.behind
+    queued = group.arrival - np.take_along_axis(group.end, np.maximum(behind, 0), axis=1)
     transmissions = []
     for k, sync in enumerate(group.syncs):
         members = list(sync.members)
@@ -83,6 +93,9 @@ def transmissions_of(group: CycleGroup) -> list[Transmission]:
                 holds=not (gradients[k] and more),
                 dependent=none[members] if group.dependent is None else group.dependent[k, members],
                 message_bytes=group.message_bytes[:, k],
+                number=k,
+                behind=behind[:, k, members],
+                queued=queued[:, k, members],
                 run=runs[k],
             )
         )
@@ -131,19 +144,23 @@ def length_ns(group: CycleGroup, transmissions: Sequence[Transmission], relief: 
     """[N] ns: the length of each cycle with these collectives, by the formula of the module, but no less than the slowest
     host needs to issue it. ``relief`` [N, R] ns of that need are taken out."""
     free: dict[tuple[str, tuple[int, ...]], Array] = {}
+    ends: dict[int, Array] = {}
     shift, removed, over = np.zeros_like(group.begin), np.zeros_like(group.begin), group.begin.copy()
     for transmission in transmissions:
         own = transmission.members
         removed[:, own] += transmission.removed
         lane = np.maximum(transmission.ready + shift[:, own] - removed[:, own], group.begin[:, own])
         if transmission.synchronises:
-            # Each process group has a stream of its own.
+            # Each process group has a stream of its own, which may wait for that of another.
             busy = free.get(transmission.run[1:], group.begin[:, own])
-            together = np.maximum(lane, busy).max(axis=1) + transmission.transfer
-            goes_on = free[transmission.run[1:]] = together[:, None] + transmission.lag
+            start = np.maximum(np.maximum(lane, busy), _after_queue(transmission, ends))
+            goes_on = start.max(axis=1)[:, None] + transmission.transfer[:, None] + transmission.lag
+            free[transmission.run[1:]] = goes_on
             over[:, own] = np.maximum(over[:, own], goes_on)
         else:
             goes_on = lane + transmission.beside
+        ends[transmission.number] = np.full_like(over, -np.inf)
+        ends[transmission.number][:, own] = goes_on
         held = np.maximum(transmission.dependent, transmission.holds)
         shift[:, own] += held * (goes_on - transmission.end - shift[:, own])
         removed[:, own] *= 1.0 - held
@@ -153,3 +170,13 @@ def length_ns(group: CycleGroup, transmissions: Sequence[Transmission], relief: 
         if group.issue_time_ns is None
         else np.maximum(length, (group.issue_time_ns - relief).max(axis=1))
     )
+
+
+def _after_queue(transmission: Transmission, ends: Mapping[int, Array]) -> Array:
+    """[N, M] ns when those before it are over, by number, behind which its parts were queued; -inf where there are none."""
+    own, behind = transmission.members, transmission.behind
+    after = np.full(behind.shape, -np.inf)
+    for number in np.unique(behind):
+        if number in ends:
+            after = np.where(behind == number, ends[number][:, own] + transmission.queued, after)
+    return after

@@ -10,12 +10,23 @@ from .hostwaits import QUEUED_LAUNCHES, WAITED_FOR
 from .launches import CUDA_CALLS, DEVICE, RUNTIME_CALLS, launch_pairs, launched_inside, launches, rows_of
 from .pauses import collecting
 from .reading import main_lane, read_window
-from .window import UNKNOWN_STEP, Window, arrivals, step_of, step_of_collectives, with_bucket_sizes
+from .window import (
+    QUEUED_NS,
+    ROUNDING_NS,
+    UNKNOWN_STEP,
+    Window,
+    arrivals,
+    step_of,
+    step_of_collectives,
+    with_bucket_sizes,
+)
 
 __all__ = [
     "CUDA_CALLS",
     "DEVICE",
     "QUEUED_LAUNCHES",
+    "QUEUED_NS",
+    "ROUNDING_NS",
     "RUNTIME_CALLS",
     "UNKNOWN_STEP",
     "WAITED_FOR",

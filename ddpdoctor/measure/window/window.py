@@ -22,8 +22,10 @@ from .hostwaits import NO_WAITS, Waits
 
 UNKNOWN_STEP = -1
 """Number of the step of what lies outside the marked ones."""
-_QUEUED_NS = 20_000
+QUEUED_NS = 20_000
 """A collective that starts this soon after the one before it was waiting for it."""
+ROUNDING_NS = 1_000
+"""Clocks are read to the microsecond: what started behind another may seem to start so much before its end."""
 
 
 @dataclass(frozen=True)
@@ -133,16 +135,29 @@ def step_of_collectives(window: Window) -> Ints:
 def arrivals(window: Window) -> tuple[Ints, NDArray[np.bool_]]:
     """[M] when each collective can start, ns, and whether it was queued until then.
 
-    Behind another it can start when that one is over. All streams count as one queue, so that a rank is in one collective
-    at a time.
+    On a device each process group has a stream of its own, and a rank may be in several collectives at once: a part was
+    queued where it started as another ended. On a CPU it can start behind another when that one is over, so that a rank is in
+    one at a time.
     """
     comms = window.collectives
+    if window.on_device:
+        return comms.start, _starts_as_another_ends(comms)
     order = np.argsort(comms.start, kind="stable")
     over = np.maximum.accumulate(comms.end[order])[:-1]
     arrival, queued = comms.start.copy(), np.zeros(len(comms), bool)
-    queued[order[1:]] = comms.start[order[1:]] - over < _QUEUED_NS
+    queued[order[1:]] = comms.start[order[1:]] - over < QUEUED_NS
     arrival[order[1:]] = np.maximum(arrival[order[1:]], over)
     return np.minimum(arrival, comms.end), queued
+
+
+def _starts_as_another_ends(comms: Collectives) -> NDArray[np.bool_]:
+    order = np.argsort(comms.end, kind="stable")
+    before = np.searchsorted(comms.end[order], comms.start + ROUNDING_NS, side="right") - 1
+    # One that is shorter than the clock's rounding is not behind itself.
+    before -= (before >= 0) & (order[np.maximum(before, 0)] == np.arange(len(comms)))
+    over = comms.end[order[np.maximum(before, 0)]] if len(comms) else comms.end
+    queued: NDArray[np.bool_] = (before >= 0) & (comms.start - over < QUEUED_NS)
+    return queued
 
 
 def with_bucket_sizes(windows: Sequence[Window], bucket_bytes: Sequence[float]) -> list[Window]:
