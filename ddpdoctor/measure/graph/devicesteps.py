@@ -27,8 +27,6 @@ class _Tuning:
     """Part of the usual distance between updates: what comes sooner is part of the same, as a norm that is reduced before it."""
     whole: float = 0.9
     """Part of the usual step that a window shows before its first update, where that step is whole."""
-    rounding_ns: int = 1_000
-    """Clocks are read to the microsecond."""
 
 
 _TUNING = _Tuning()
@@ -56,10 +54,11 @@ def _updates(window: Window, matched: Ints) -> tuple[Ints, Ints]:
     if not len(kernels) or not len(known):
         return np.empty(0, np.int64), np.empty(0, np.int64)
     kernels = kernels[np.argsort(trace.start_ns[kernels], kind="stable")]
-    ends = window.collectives.end[matched[known]]
-    order = np.argsort(ends, kind="stable")
+    # By their starts: which of a collective's end and what waits for it is read first is a matter of microseconds.
+    begins = window.collectives.start[matched[known]]
+    order = np.argsort(begins, kind="stable")
     start = trace.start_ns[kernels] + window.shifted_ns
-    before = np.searchsorted(ends[order], start + _TUNING.rounding_ns, side="right") - 1
+    before = np.searchsorted(begins[order], start, side="right") - 1
     lasts = np.flatnonzero((before >= 0) & np.append(before[1:] != before[:-1], True))
     calls = launches(trace, kernels[lasts])
     over = np.where(calls >= 0, trace.end_ns[calls], trace.end_ns[kernels[lasts]]) + window.shifted_ns
