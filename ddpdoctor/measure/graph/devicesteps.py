@@ -40,7 +40,10 @@ def with_steps_of_updates(windows: Sequence[Window], rows: Ints) -> Sequence[Win
     behind = _agreed([update[0] for update in found])
     if len(behind) < 2:
         return windows
-    return [replace(window, steps=_steps(window, behind, *own)) for window, own in zip(windows, found, strict=True)]
+    return [
+        replace(window, steps=_steps(window, behind, *own))
+        for window, own in zip(windows, found, strict=True)
+    ]
 
 
 def _updates(window: Window, matched: Ints) -> tuple[Ints, Ints]:
