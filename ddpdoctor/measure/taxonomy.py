@@ -137,6 +137,9 @@ class SharedCause(StrEnum):
     COMPUTE = "compute"
     OPTIMIZER = "optimizer"
     HOST = "host"
+    IDLE = "idle"
+    """The devices idle, in no collective, and nothing was recorded of what their hosts did: they had no work for them, whatever
+    kept them from it."""
     OUTSIDE = "outside"
     """Everything between the optimizer's step and the next forward pass but the wait for data: operators, with the Python
     of ``host``."""
@@ -212,6 +215,7 @@ SHARED_COMPONENTS: dict[str, Components] = {
     SharedCause.COMPUTE: (*COMPUTATION, Component.LOSS),
     SharedCause.OPTIMIZER: (Component.OPTIMIZER,),
     SharedCause.HOST: (Component.HOST,),
+    SharedCause.IDLE: (Component.IDLE,),
     SharedCause.OUTSIDE: (Component.HOST, Component.OUTSIDE),
     SharedCause.CHECKPOINT: (Component.CHECKPOINT,),
     SharedCause.COLLECTION: (Component.COLLECTION,),

@@ -8,14 +8,16 @@ become ready evenly over a backward pass of length *L*, bucket *i* starts at the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ddpdoctor.measure.attribution import component
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.metrics import Reductions
-from ddpdoctor.measure.taxonomy import SharedCause, SyncKind
+from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.taxonomy import COMPUTATION, SharedCause, SyncKind
 
 from .context import Context, Costs, MessageCost
 from .shared import exposed_transfer, usual_transfer
@@ -40,6 +42,8 @@ class _Tuning:
     """The same of a very short one: what launching one kernel takes."""
     late_start: float = 0.9
     """A first bucket that starts in the last tenth of the backward pass leaves nothing beside which it could run."""
+    backward_share: float = 0.6
+    """Of a step's computation: for each product of matrices forward there are two backward, beside loss and optimizer."""
     fewer_by: float = 2.0
     """Times the favoured number of buckets from which on they are too many."""
     model_share: float = 0.2
@@ -107,10 +111,14 @@ def _favoured_cap(reduction: _Reduction) -> float:
 
 
 def _saved(context: Context) -> BucketSavings:
-    if context.message.latency_us is None:
-        return BucketSavings()
+    facts = context.reductions
+    if facts.backward_ms is None:
+        facts = replace(facts, backward_ms=_likely_backward_ms(context))
+    if _reduction(facts, context.message) is None:
+        communication = exposed_transfer(context, SyncKind.GRADIENTS)
+        return BucketSavings(no_overlap=_beside_backward(context, facts, communication))
     return bucket_savings(
-        context.reductions,
+        facts,
         context.message,
         exposed_transfer(context, SyncKind.GRADIENTS),
         context.pricing.mean_ns / 1e6,
@@ -118,6 +126,38 @@ def _saved(context: Context) -> BucketSavings:
         disturbed_ms=disturbed_ns(context.graph) / 1e6 if context.speaks_of_hosts else 0.0,
         beside=lambda ms: context.transfer_beside_ns(context.graph, ms * 1e6) / 1e6,
     )
+
+
+def _likely_backward_ms(context: Context) -> float:
+    """Where nothing tells the backward pass from the forward: of what a step computes, its usual part."""
+    computed = [component([group.work], COMPUTATION)[0].sum(axis=1) for group in context.graph.groups]
+    beside = [
+        component([group.hidden], COMPUTATION)[0].sum(axis=1)
+        for group in context.graph.groups
+        if group.hidden is not None
+    ]
+    whole_ns = sum(float(np.median(np.concatenate(of_kind))) for of_kind in (computed, beside) if of_kind)
+    return _TUNING.backward_share * whole_ns / 1e6 / (context.reductions.syncs_per_step or 1.0)
+
+
+def _beside_backward(context: Context, facts: Reductions, communication: Cost | None) -> Cost | None:
+    """What reducing beside the backward pass would save of messages whose sizes are not known: sent as they are, but each when
+    its part of that pass is done."""
+    if communication is None or not facts.per_sync or not _starts_late(facts):
+        return None
+    group = max(context.graph.groups, key=lambda of_kind: len(of_kind.steps))
+    mean_ns = usual_transfer(group).mean(axis=0)[[s.kind == SyncKind.GRADIENTS for s in group.syncs]]
+    messages_ns = mean_ns[-max(1, round(facts.per_sync)) :]
+    if len(messages_ns) < 2:
+        return None
+    left_ms = behind_ns(messages_ns, (facts.backward_ms or 0.0) * 1e6) / 1e6 * (facts.syncs_per_step or 1.0)
+    hidden_ms = communication.ms_per_step - left_ms
+    saved_ms = context.transfer_beside_ns(context.graph, hidden_ms * 1e6) / 1e6
+    return _saving(saved_ms, context.pricing.mean_ns / 1e6, communication, bounded=saved_ms < hidden_ms)
+
+
+def _starts_late(facts: Reductions) -> bool:
+    return (facts.first_ready_share or 0.0) > _TUNING.late_start
 
 
 def bucket_savings(
@@ -152,11 +192,10 @@ def bucket_savings(
     spread_count = min(int(max(reduction.count, best_count)), most_count)
     hidden_ms = exposed_ms - reduction.exposed_ms(spread_count)
     spread_ms = beside(hidden_ms)
-    starts_late = (facts.first_ready_share or 0.0) > _TUNING.late_start
     return BucketSavings(
         _saving(small_ms, mean_ms, communication) if too_many else None,
         _saving(spread_ms, mean_ms, communication, bounded=spread_ms < hidden_ms)
-        if starts_late and spread_count > 1
+        if _starts_late(facts) and spread_count > 1
         else None,
         cap_bytes,
     )
@@ -222,10 +261,14 @@ def disturbed_ns(graph: Graph) -> float:
 def exposed_ns(count: int, total_bytes: float, backward_ns: float, latency_ns: float, rate: float) -> float:
     """ns of reduction after the end of a backward pass, with ``count`` equal buckets. ``rate`` in bytes per
     ns."""
-    each = latency_ns + total_bytes / count / rate
-    end = 0.0
-    for i in range(count):
-        end = max(end, backward_ns * (i + 1) / count) + each
+    return behind_ns(np.full(count, latency_ns + total_bytes / count / rate), backward_ns)
+
+
+def behind_ns(messages_ns: Array, backward_ns: float) -> float:
+    """ns of messages [B] after the end of a backward pass over which they become ready evenly, one sent after the other."""
+    count, end = len(messages_ns), 0.0
+    for i, message_ns in enumerate(messages_ns.tolist()):
+        end = max(end, backward_ns * (i + 1) / count) + message_ns
     return end - backward_ns
 
 

@@ -18,6 +18,7 @@ from ddpdoctor.measure.taxonomy import HOST_IDLE, INDEX, Component, LateCause, S
 from ddpdoctor.measure.window import Window
 
 from .cutting import Cut, MatchedCollectives, cut_into_cycles, matched_collectives
+from .devicesteps import with_steps_of_updates
 from .graph import CycleGroup, Graph, RankSteps, Sync
 from .issuetime import issue_times_ns, with_issue_times
 from .loaderwindows import latent_in_windows
@@ -38,6 +39,7 @@ def graph_of_windows(windows: Sequence[Window]) -> tuple[Graph, list[Window]]:
     # From here to the end, times count from the first event of any rank.
     own = [_with_unmatched(window).shifted(-origin) for window in _alike(aligned)]
     usable = len(matched.rows) > 0 and matched.refused is None
+    own = list(with_steps_of_updates(own, matched.rows)) if usable else own
     table = matched_collectives(own, matched.rows)
     cut = cut_into_cycles(table) if usable else Cut({})
     seen = [_with_unseen(window) for window in own] if cut.whole_window else own

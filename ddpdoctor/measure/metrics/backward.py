@@ -1,17 +1,21 @@
-"""The backward pass in a window: how long it is, and when its first bucket starts."""
+"""The backward pass in a window: how long it is, when its first bucket starts, and whether all come behind it."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from ddpdoctor.measure.numerics import covered
 from ddpdoctor.measure.taxonomy import SyncKind
-from ddpdoctor.measure.window import Window, launched_inside, launches
+from ddpdoctor.measure.window import Window, launched_inside, launches, step_of_collectives
 from ddpdoctor.trace import classify
 
 from .marked import of_kind
 
 _ENGINE = "autograd::engine::evaluate_function"
 """How the autograd engine's own events begin (torch/csrc/autograd/engine.cpp)."""
+_AMONG = 0.1
+"""Part of the time from the first to the last reduction of a step in which something may be computed, though no backward pass
+goes on: buckets are copied into their gradients."""
 
 
 def backward_of(window: Window) -> tuple[float, float] | None:
@@ -48,3 +52,17 @@ def backward_of(window: Window) -> tuple[float, float] | None:
     if not lengths_ms:
         return None
     return float(np.median(lengths_ms)), float(np.clip(np.median(shares), 0, 1))
+
+
+def reduces_behind(window: Window) -> bool:
+    """Whether two reductions of gradients or more follow each other in each step, with next to no computation beside or between
+    them: then the backward pass is over when the first begins, whatever else the trace lacks."""
+    reduced, step = of_kind(window, SyncKind.GRADIENTS), step_of_collectives(window)
+    shares = []
+    for number, _, _ in window.steps:
+        own = reduced & (step == number)
+        if own.sum() > 1:
+            begin, stop = window.collectives.start[own].min(), window.collectives.end[own].max()
+            computed = float(covered(window.compute, np.array([begin]), np.array([stop]))[0])
+            shares.append(computed / max(float(stop - begin), 1.0))
+    return bool(shares) and float(np.median(shares)) <= _AMONG

@@ -14,7 +14,7 @@ from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.measure.window import Window
 from ddpdoctor.rundir import EventKind
 
-from .backward import backward_of
+from .backward import backward_of, reduces_behind
 from .marked import in_marked_steps, marked_steps, of_kind
 
 
@@ -138,12 +138,15 @@ def _shown(windows: Sequence[Window], syncs: float) -> Reductions:
         if size > 0
     ]
     passes = [backward for window in windows if (backward := backward_of(window)) is not None]
+    shares = [share for _, share in passes]
+    if not shares and all(reduces_behind(window) for window in windows):
+        shares = [1.0]
     return Reductions(
         per_sync=float(np.median(counts)) / syncs if any(counts) else None,
         median_bytes=float(np.median(sizes)) if sizes else None,
         total_bytes=float(np.sum(sizes)) / steps / len(windows) / syncs if sizes else None,
         backward_ms=float(np.median([length_ms for length_ms, _ in passes])) if passes else None,
-        first_ready_share=float(np.median([share for _, share in passes])) if passes else None,
+        first_ready_share=float(np.median(shares)) if shares else None,
         syncs_per_step=syncs if any(counts) else None,
         barriers_per_step=_per_step(windows, SyncKind.BARRIER),
         collectives_per_step=_per_step(windows, SyncKind.COLLECTIVE),

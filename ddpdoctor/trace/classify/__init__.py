@@ -12,7 +12,7 @@ from .communication import (
     is_communication_kernel,
     is_gloo,
 )
-from .device import DEVICE, DEVICE_WORK, device_work, memcpy_kind
+from .device import DEVICE, DEVICE_WORK, device_work, is_optimizer_kernel, memcpy_kind
 from .host import (
     IN_PROCESS,
     is_collection,
@@ -38,6 +38,7 @@ __all__ = [
     "is_dataloader",
     "is_ddp_forward",
     "is_gloo",
+    "is_optimizer_kernel",
     "is_optimizer_step",
     "is_save",
     "is_sync_call",

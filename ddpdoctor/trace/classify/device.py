@@ -31,6 +31,9 @@ DEVICE = DEVICE_WORK | {"gpu_user_annotation", "cuda_sync", "mtia_workloadd", "m
 _COPY = re.compile(
     r"(?:Memcpy|Copy)\s*(?P<from>H|D|P|A|M|Host|Device|Peer)\s?(?:to|To|2)\s?(?P<to>H|D|P|A|M|Host|Device|Peer)\b"
 )
+_OPTIMIZER = re.compile(r"multi_tensor_apply(?!.*Copy)|kOptimizer\d")
+"""Kernels of optimizers that work on whole lists of tensors: torch's foreach and fused ones, Apex's and DeepSpeed's, and those of
+bitsandbytes. Sharded parameters are gathered by copies of lists."""
 _SIDES = {"M": "H", "A": "D"}
 """Other letters for the host and the device: XPU's M2D comes from the host's memory, CUPTI's HtoA goes to an array on the device."""
 
@@ -47,3 +50,9 @@ def memcpy_kind(name: str) -> str | None:
     if match is None:
         return None
     return "to".join(_SIDES.get(side[0], side[0]) for side in (match["from"], match["to"]))
+
+
+@lru_cache(KNOWN_NAMES)
+def is_optimizer_kernel(name: str) -> bool:
+    """Whether a kernel of this name works on whole lists of tensors, as optimizers do, and what clips and zeroes gradients."""
+    return _OPTIMIZER.search(name) is not None
