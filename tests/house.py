@@ -69,6 +69,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "sourcelines",
             "window",
             "steplog",
+            "phases",
             "numerics",
             "facts",
             "taxonomy",

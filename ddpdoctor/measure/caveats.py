@@ -3,14 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 from ddpdoctor.measure.graph import Graphs
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    few_steps: int = 10
+    """Measured steps of a whole run below which it is said how few they are: of fewer, one in ten need not be among them."""
+
+
+_TUNING = _Tuning()
 
 
 def caveats(graphs: Graphs) -> list[str]:
     """Of one run, one sentence each."""
     of_traces = [] if graphs.logs else [*_one_rank(graphs), *_missing_ranks(graphs), *_nameless(graphs)]
-    return [*_refused(graphs), *_not_whole(graphs), *of_traces, *_hosts_unseen(graphs), *_no_window(graphs)]
+    return [
+        *_refused(graphs),
+        *_not_whole(graphs),
+        *of_traces,
+        *_hosts_unseen(graphs),
+        *_no_window(graphs),
+        *_few_steps(graphs),
+    ]
 
 
 def _refused(graphs: Graphs) -> Iterator[str]:
@@ -81,4 +98,16 @@ def _no_window(graphs: Graphs) -> Iterator[str]:
         yield (
             "No profiler window was recorded: on a GPU, step logs show when the host issued work, not when it ran. "
             "Causes are approximate."
+        )
+
+
+def _few_steps(graphs: Graphs) -> Iterator[str]:
+    """Of a run of few steps: how little was seen of it."""
+    measured, aside = graphs.told.cycles, sum(graphs.told.set_aside.values())
+    if graphs.logs and 0 < measured < _TUNING.few_steps:
+        left_out = f", and {aside} more {'are' if aside > 1 else 'is'} left out" if aside else ""
+        steps = "step is" if measured == 1 else "steps are"
+        yield (
+            f"Only {measured} {steps} measured{left_out}: what happens in each of so few need not last, and what stops the job now and "
+            "then, or while it starts, is not among them. Record a longer run before anything is changed."
         )

@@ -115,6 +115,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     gap: str | None = None
     """Where in a training step it happens, of work that lies outside the phases: ``between optimizer.step() and the next
     batch``. Null where the phases were not marked, or most of it lies in none or in several gaps."""
+    phase: str | None = None
+    """``the forward pass``, ``backward()`` or ``optimizer.step()``: the one phase in which its ranks compute longer, where ranks that
+    are slower altogether would be longer in the others, too. Null where they are, where that cannot be told, and of other work."""
     operation: str | None = None
     """What is executed there, where it has a name: a collective's name, a kernel, an operator."""
 

@@ -35,6 +35,11 @@ def gap_component(gap: Gap) -> Component:
     return Component.LOSS if needed else Component.OUTSIDE
 
 
+def word_of(phase: Component) -> str:
+    """What a phase is called: ``the forward pass``."""
+    return _WORDS[phase][0]
+
+
 def words_of(gap: Gap) -> str:
     """Where it lies, for a reader: ``between optimizer.step() and the next batch``."""
     before, behind = gap

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -75,6 +76,12 @@ class Comparison:
         """[cycles, R] ns of one kind of work beyond the other ranks."""
         more: Array = self.more[:, :, COLUMNS[cause]].sum(axis=2)
         return more
+
+    @cached_property
+    def unsteady_ns(self) -> float:
+        """The most by which a cycle's excess in any kind of work lies off the rank's median over the cycles."""
+        every = np.stack([self.more_of(cause) for cause in COLUMNS])
+        return float(np.abs(every - np.median(every, axis=1, keepdims=True)).max())
 
 
 def compare(graph: Graph) -> Comparison:

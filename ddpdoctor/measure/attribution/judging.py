@@ -114,7 +114,13 @@ def judge(
 def _seen_late(cause: LateCause, comparison: Comparison, evidence: Evidence) -> LateCycles:
     """Where ranks are late with this kind of work, by all that speaks for and against it."""
     place_chance = 1.0 if cause in RECORDED else evidence.place_chance[cause]
-    seen = late_cycles(comparison.more_of(cause), comparison.steps, comparison.step_ns, place_chance)
+    seen = late_cycles(
+        comparison.more_of(cause),
+        comparison.steps,
+        comparison.step_ns,
+        place_chance,
+        comparison.unsteady_ns,
+    )
     if cause == LateCause.CHECKPOINT:
         seen = _or_of_few(seen, comparison)
     if cause in evidence.standing_out.of_few:

@@ -38,8 +38,14 @@ class LatenessTuning:
     fewest_cycles: int = 4
     """Cycles from which on a rank's own scatter is known."""
     few_cycles_share: float = 0.05
-    """Share of the step that an excess must reach in a window of fewer cycles; twice that with fewer than four ranks, and
-    twice again in a single cycle."""
+    """Share of the step that an excess must reach in a window of fewer cycles; twice that with fewer than four ranks, unless the
+    cycles repeat, and twice again in a single cycle."""
+    repeats: float = 40.0
+    """Times by how much it differs from cycle to cycle that an excess must be in each of a few cycles for these to repeat: of
+    two values around zero one pair in a hundred agrees as well (the tail of Cauchy's distribution)."""
+    steady: float = 4.0
+    """And times the most by which any kind of work differs: as many as standard errors elsewhere, of the largest deviation
+    instead of a usual one."""
     fewest_ranks: int = 4
     """Ranks from which on their scatter can stand for the unknown one over the cycles."""
     counts_as_sign: float = 0.5
@@ -65,14 +71,17 @@ class LateCycles:
     """Steps, where no more speaks for it than that these stand out of a short window."""
 
 
-def late_cycles(more: Array, steps: Ints, step_ns: float, place_chance: float) -> LateCycles:
+def late_cycles(
+    more: Array, steps: Ints, step_ns: float, place_chance: float, unsteady_ns: float = np.inf
+) -> LateCycles:
     """Where an excess over the other ranks, ``more`` [cycles, R] ns, is persistent or sporadic.
 
-    ``place_chance``: see :func:`ddpdoctor.measure.numerics.carried_by_few`.
+    ``place_chance``: see :func:`ddpdoctor.measure.numerics.carried_by_few`. ``unsteady_ns``: the most by which any kind of work
+    differs from cycle to cycle.
     """
     middle = np.median(more, axis=0)
     scatter = scatter_of(more - middle)
-    persistent = _is_persistent(more, middle, scatter, step_ns)
+    persistent = _is_persistent(more, middle, scatter, step_ns, unsteady_ns)
     # What turns into its opposite in other cycles is no usual excess, and must not hide single ones.
     usual = np.where(persistent & ~_keeps_its_sign(more, middle), 0.0, middle)
     always = (more > 0) & (persistent & (usual > 0))
@@ -100,8 +109,12 @@ def _stalls(more: Array, spike: Mask, always: Mask) -> Mask:
     return alone
 
 
-def _is_persistent(more: Array, middle: Array, scatter: Array, step_ns: float) -> Mask:
-    """[R] whose excess stands out of its own scatter; in too few cycles to know that, out of the other ranks', and clearly."""
+def _is_persistent(more: Array, middle: Array, scatter: Array, step_ns: float, unsteady_ns: float) -> Mask:
+    """[R] whose excess stands out of its own scatter; in too few cycles to know that, out of the other ranks', and clearly.
+
+    With few ranks and few cycles, that nothing in the window differs from cycle to cycle by nearly as much stands for what
+    the other ranks would show.
+    """
     cycles, world = more.shape
     stands_out: Mask = middle > LATENESS.persistent_sigmas * median_error(scatter, cycles)
     enough: Mask = stands_out & (middle > LATENESS.persistent_share * step_ns)
@@ -110,7 +123,11 @@ def _is_persistent(more: Array, middle: Array, scatter: Array, step_ns: float) -
     many_ranks = world >= LATENESS.fewest_ranks
     if many_ranks:
         enough = more.min(axis=0) > LATENESS.persistent_sigmas * scatter_of(more.ravel())
-    share = LATENESS.few_cycles_share * (1 if many_ranks else 2) * (1 if cycles > 1 else 2)
+    repeat = more.min(axis=0) > np.maximum(
+        LATENESS.repeats * np.abs(more - middle).max(axis=0), LATENESS.steady * unsteady_ns
+    )
+    known = many_ranks | (repeat & (cycles > 1))
+    share = LATENESS.few_cycles_share * np.where(known, 1, 2) * (1 if cycles > 1 else 2)
     clearly: Mask = enough & (middle > share * step_ns)
     return clearly
 

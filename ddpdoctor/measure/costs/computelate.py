@@ -42,8 +42,10 @@ def cause_of_computing_longer(cost: Cost, graph: Graph, throttled: Sequence[int]
         return LateCause.UNEVEN
     if set(cost.ranks) & set(throttled):
         return LateCause.THROTTLED
-    starved_ms = _extra_run_delay_ms(graph, cost.ranks)
-    if starved_ms is not None and starved_ms >= _TUNING.explains * cost.ms_per_step:
+    starved = _starved(graph, cost.ranks)
+    if starved is not None and starved.waited_ms >= max(
+        _TUNING.explains * cost.ms_per_step, starved.ran_longer_ms
+    ):
         return LateCause.CPU_STARVED
     return LateCause.COMPUTE
 
@@ -79,12 +81,19 @@ def _median_known(values: Array) -> float | None:
     return float(np.median(known)) if len(known) >= _TUNING.fewest_known else None
 
 
-def _extra_run_delay_ms(graph: Graph, ranks: Sequence[int]) -> float | None:
-    """Time per step that the late ranks waited for a CPU beyond their due.
+@dataclass(frozen=True)
+class _Starved:
+    """What the scheduler says of the late ranks' training threads, per step."""
 
-    On a busy machine whoever computes longer also waits longer: their due is the others' wait for each ms that
-    the others ran.
-    """
+    waited_ms: float
+    """For a CPU, beyond their due: on a busy machine whoever computes longer also waits longer, and the others' wait for each
+    ms that they ran is due."""
+    ran_longer_ms: float
+    """On a CPU, beyond the median of the others: a thread that only waits for a CPU runs as long as theirs."""
+
+
+def _starved(graph: Graph, ranks: Sequence[int]) -> _Starved | None:
+    """None where it is not known of the late ranks and of others."""
     measured = np.array(sorted({int(s) for group in graph.groups for s in group.steps}))
     own: list[tuple[float, float]] = []
     others: list[tuple[float, float]] = []
@@ -97,4 +106,8 @@ def _extra_run_delay_ms(graph: Graph, ranks: Sequence[int]) -> float | None:
     if not own or not others:
         return None
     due = float(np.median([delay / ran for delay, ran in others]))
-    return float(np.mean([delay - due * ran for delay, ran in own])) / 1e6
+    usual = float(np.median([ran for _, ran in others]))
+    return _Starved(
+        float(np.mean([delay - due * ran for delay, ran in own])) / 1e6,
+        float(np.mean([ran - usual for _, ran in own])) / 1e6,
+    )

@@ -17,6 +17,7 @@ from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, Components, LateCause
 
 from .computelate import cause_of_computing_longer
 from .context import Context, Costs
+from .onephase import only_phase
 
 
 @dataclass(frozen=True)
@@ -93,13 +94,16 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
     if in_turn:
         told["period_steps"] = len(context.graph.ranks) if attribution.rotates else None
         told["kinds"] = list(attribution.causes_in_turn)
+    positions = None if in_turn else _stragglers(removal.work, len(context.graph.ranks))
+    if cause == LateCause.COMPUTE and positions:
+        told["phase"] = only_phase(context.graph, positions)
     if cause in attribution.stands_out_in or cause != LateCause.DATA:
         told["stands_out_in"] = attribution.stands_out_in.get(cause, [])
     return context.pricing.cost(
         [without_work(removal.work)],
         _when_late(context, cause, removal),
         removal.components,
-        None if in_turn else _stragglers(removal.work, len(context.graph.ranks)),
+        positions,
         part=part,
         **told,
     )

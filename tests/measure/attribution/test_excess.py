@@ -237,3 +237,17 @@ def test_a_checkpoint_that_only_one_rank_ever_writes_is_its_own_however_seldom(s
     work = work_array(36, 1, 4, forward=200.0, checkpoint=checkpoint)
     late = late_of(graph_of(cycles_of([Sync(SyncKind.GRADIENTS, "allreduce", (0, 1, 2, 3))], work)))
     assert (late["checkpoint"].ranks if "checkpoint" in late else None) == blamed
+
+
+@pytest.mark.parametrize("cycles", [2, 3])
+def test_two_ranks_in_two_cycles_that_repeat(cycles):
+    """1.3 ms of a step of 18 ms: too little to name somebody by, unless nothing else in the window differs from cycle to cycle."""
+    late = late_of(simple(2, cycles=cycles, jitter=0.003, host=on(1, 2, 1.3)))
+    assert set(late) == {"host", "total"} and late["host"].ranks == [1]
+    for seed in range(10):
+        assert "host" not in late_of(simple(2, cycles=cycles, seed=seed, jitter=0.06, host=on(1, 2, 1.3)))
+
+
+@pytest.mark.parametrize("jitter", [0.003, 0.03])
+def test_nobody_late_in_two_cycles(jitter):
+    assert not [s for s in range(50) if late_of(simple(2, cycles=2, seed=s, jitter=jitter, host=1.0))]

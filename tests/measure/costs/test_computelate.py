@@ -59,6 +59,12 @@ def test_who_computes_longer_on_a_busy_machine_also_waits_longer_for_a_cpu():
     assert set(found) == {"cpu_starved"}, "it ran no longer than the others"
 
 
+def test_who_ran_longer_than_it_waited_has_more_to_compute():
+    """The others wait for no CPU; rank 1 runs 4 ms longer, and is held up for 2.5 ms meanwhile, or for longer than it runs."""
+    assert set(refined(run_delay_ms=[0, 2.5, 0, 0], cpu_ms=[15, 19, 15, 15], **SLOW)) == {"compute"}
+    assert set(refined(run_delay_ms=[0, 4.5, 0, 0], cpu_ms=[15, 19, 15, 15], **SLOW)) == {"cpu_starved"}
+
+
 def test_larger_inputs_in_as_many_samples():
     found = refined(samples=[32] * WORLD, elements=[1000, 1400, 1000, 1000], **SLOW)
     assert set(found) == {"uneven"} and found["uneven"].ranks == [1]
