@@ -41,11 +41,16 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
     rare = {each.key for each in drawn.faults if each.kind in ("rare", "checkpoint") or "coll" in each.kind}
     blocks = {name: [_mean(block, bool(rare)) for block in of] for name, of in timed["blocks"].items()}
     step_ms = _median(blocks["all"])
+    several = len(drawn.faults) > 1
     faults, doubts = [], []
     for each in drawn.faults:
         without = blocks[f"without {each.key}"]
-        saved = [a - b for a, b in zip(blocks["all"], without, strict=True)]
+        saved = _saved(blocks["all"], without)
         price, error = _median(saved), (max(saved) - min(saved)) / 2
+        alone = None
+        if several:
+            (rest,) = (other.key for other in drawn.faults if other is not each)
+            alone = _median(_saved(blocks[f"without {rest}"], blocks["none"]))
         doubt = _doubt(price, error, step_ms)
         if doubt:
             doubts.append(f"{doubt}: {each.kind} saved {[round(ms, 2) for ms in saved]} of {step_ms:.1f} ms")
@@ -54,9 +59,16 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
             marks = [each.key, "loop"]
         lines = [line for mark in marks for line in drawn.lines.get(mark, [])] if each.with_line else []
         ranks = None if each.ranks is None else tuple(each.ranks)
-        faults.append(Fault(each.kind, each.rules, ranks, price, error, tuple(lines)))
+        faults.append(Fault(each.kind, each.rules, ranks, price, error, tuple(lines), alone_ms=alone))
     shape = {**drawn.shape, "base_ms": timed["base_ms"], "load": load}
-    return Case(drawn.seed, "real", step_ms, tuple(faults), drawn.tolerated, shape, tuple(doubts))
+    joint = _median(_saved(blocks["all"], blocks["none"])) if several else None
+    planted = (tuple(faults), drawn.tolerated, shape, tuple(doubts))
+    return Case(drawn.seed, "real", step_ms, *planted, joint_ms=joint)
+
+
+def _saved(dear: list[float], cheap: list[float]) -> list[float]:
+    """What each round of one variant took longer than the same round of another."""
+    return [a - b for a, b in zip(dear, cheap, strict=True)]
 
 
 def _doubt(price: float, error: float, step_ms: float) -> str | None:
