@@ -53,7 +53,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         work = Path(scratch)
         kept = _kept(chosen.judge) if chosen.judge else iter(())
         made = (_real(seed, work) for seed in range(chosen.seed, chosen.seed + real))
-        drawn = (generated(seed, work) for seed in range(chosen.seed, chosen.seed + generated))
+        drawn = (simulated(seed, work) for seed in range(chosen.seed, chosen.seed + generated))
         for cases in (kept, made, drawn):
             for case, folder, evidence in cases:
                 marks.append(_marked(case, evidence))
@@ -107,7 +107,7 @@ def _real(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
     return record(seed, folder), folder, folder / EVIDENCE["real"]
 
 
-def generated(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
+def simulated(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
     """The case of ``seed``, its folder below ``work``, and its traces in there."""
     from .gpu.draw import case_of, setup_of
     from .gpu.trace import number_collectives, write

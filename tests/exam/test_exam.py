@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from tests.exam import planted
-from tests.exam.__main__ import generated, main
+from tests.exam.__main__ import main, simulated
 from tests.exam.gpu.draw import ONE_RANK, case_of, setup_of
 from tests.exam.gpu.setup import Planned, Setup
 from tests.exam.gpu.simulate import run, step_us
 from tests.exam.gpu.trace import document, number_collectives
 from tests.exam.planted import Case, Fault
+from tests.exam.real import draw
 from tests.exam.real.draw import program
 from tests.exam.real.record import truth
 from tests.exam.score import mark
@@ -203,7 +204,7 @@ def test_a_generated_case_is_examined_kept_and_judged_again(
 ) -> None:
     seed = next(seed for seed in range(5100, 5200) if bool(setup_of(seed).faults) == faulty)
     assert bool(case_of(setup_of(seed))[0].faults) == faulty
-    _, folder, _ = generated(seed, tmp_path)
+    _, folder, _ = simulated(seed, tmp_path)
     first, again, text = tmp_path / "first.json", tmp_path / "again.json", tmp_path / "exam.md"
     assert main(["--seed", str(seed), "--generated", "1", "--json", str(first)]) == 0
     assert folder.name == f"generated-{seed}"
@@ -217,8 +218,10 @@ def test_a_generated_case_is_examined_kept_and_judged_again(
 @pytest.mark.torchrun
 @pytest.mark.parametrize("faulty", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_real_case_is_recorded_and_judged(
-    faulty: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    faulty: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(draw, "RECORDED_S", 1.0)
+    monkeypatch.setattr(draw, "TIMED_S", 0.5)
     kinds = [["host-one"]] if faulty else [[]]
     seed = next(
         seed
