@@ -17,6 +17,7 @@ from tests.exam.gpu.draw import ONE_RANK, case_of, setup_of
 from tests.exam.gpu.setup import Planned, Setup
 from tests.exam.gpu.simulate import run, step_us
 from tests.exam.gpu.trace import document, number_collectives
+from tests.exam.page import HEAD
 from tests.exam.planted import Case, Fault
 from tests.exam.real import draw
 from tests.exam.real.draw import program
@@ -106,6 +107,23 @@ def test_the_price_is_the_median_difference_and_noise_is_doubted(tmp_path: Path)
     assert truth(drawn, noisy, {}).doubts[0].startswith("noisy: host-one ")
     case.write(tmp_path)
     assert planted.read(tmp_path) == case
+
+
+@pytest.mark.parametrize(("alone_ms", "doubted"), [(10.0, False), (30.0, False), (2.0, True)])
+def test_two_faults_are_timed_together_and_each_alone(alone_ms: float, doubted: bool, tmp_path: Path) -> None:
+    seed = next(seed for seed in range(200) if len(program(seed, tmp_path / "p").faults) == 2)
+    drawn = program(seed, tmp_path / "p")
+    one, other = drawn.faults
+    took_ms = {
+        "all": 60.0,
+        f"without {one.key}": 50.0,
+        f"without {other.key}": 25.0 + alone_ms,
+        "none": 25.0,
+    }
+    blocks = {name: [[ms] * 8] * 3 for name, ms in took_ms.items()}
+    case = truth(drawn, {"base_ms": 25.0, "blocks": blocks}, {})
+    assert (case.faults[0].price_ms, case.faults[0].alone_ms, case.joint_ms) == (10.0, alone_ms, 35.0)
+    assert any(each.startswith(f"noisy: {one.kind} ") for each in case.doubts) == doubted
 
 
 FAULT = Fault("host-one", ("rank-imbalance/host-work",), (1,), 10.0, 0.0, (("train.py", 7),))
@@ -213,6 +231,10 @@ def test_a_generated_case_is_examined_kept_and_judged_again(
     assert main(["--marks", str(first), "--write", str(text)]) == 0
     assert capsys.readouterr().out.count("generated: 1 cases") == 3
     assert f"1 cases of seeds {seed} to {seed}" in text.read_text()
+
+
+def test_the_page_says_what_the_exam_is() -> None:
+    assert (Path(__file__).parents[2] / "docs" / "exam.md").read_text().startswith(HEAD)
 
 
 @pytest.mark.torchrun

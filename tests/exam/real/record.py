@@ -51,7 +51,7 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
         if several:
             (rest,) = (other.key for other in drawn.faults if other is not each)
             alone = _median(_saved(blocks[f"without {rest}"], blocks["none"]))
-        doubt = _doubt(price, error, step_ms)
+        doubt = _doubt(price, error, step_ms, price if alone is None else alone)
         if doubt:
             doubts.append(f"{doubt}: {each.kind} saved {[round(ms, 2) for ms in saved]} of {step_ms:.1f} ms")
         marks = [each.key]
@@ -71,12 +71,15 @@ def _saved(dear: list[float], cheap: list[float]) -> list[float]:
     return [a - b for a, b in zip(dear, cheap, strict=True)]
 
 
-def _doubt(price: float, error: float, step_ms: float) -> str | None:
-    """Why the fault's truth is not to be trusted whole: it costs next to nothing, may do so, or its price scatters."""
+def _doubt(price: float, error: float, step_ms: float, alone: float) -> str | None:
+    """Why the fault's truth is not to be trusted whole: it costs next to nothing, may do so, or its price scatters.
+
+    Another fault may hide it, but does not make it dearer: what costs less alone than its removal saves is scatter.
+    """
     least = LEAST_PRICE_SHARE * step_ms
     if price - error < least:
         return "cheap" if price + error < 2 * least else "unclear"
-    return "noisy" if error > MOST_NOISE * price else None
+    return "noisy" if error > MOST_NOISE * price or price - alone > MOST_NOISE * price else None
 
 
 def _torchrun(drawn: Program, job: Path, command: list[str]) -> None:
