@@ -41,13 +41,14 @@ later.
 | line | stacks were recorded and a line carries the fault | `where` begins with that line |
 | price | a rank is right, and the truth scatters by less than a quarter | within a third of the saving |
 | range | the finding has one | the saving lies in it |
-| silence | in every case | no warning or critical finding besides; effects of another finding do not count |
+| silence | in every case | no warning or critical finding besides, save effects and what is true anyway |
 
 Two faults can hide each other: ranks wait for the latest, so that each alone saves nothing and both together much. To
 name either is true then and no accusation; one must be named. A price is right from what a fault costs beside the other to
 what it costs alone, or if both prices add up to what both cost. A generated job without a fault may yet be bound by
 its network: where 5 % of the step or more are transfer that already starts as early as it can,
-[allreduce/communication-bound](rules/allreduce/communication-bound.md) is a true statement and no accusation.
+[allreduce/communication-bound](rules/allreduce/communication-bound.md) is a true statement and no accusation; so is
+[sync/device-sync](rules/sync/device-sync.md) of a job that reads its loss in every step.
 """
 
 
