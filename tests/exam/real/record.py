@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from tests.exam.planted import Case, Fault
@@ -19,6 +20,8 @@ RUN = "run"
 JOB_S = 300
 LEAST_PRICE_SHARE = 0.04
 MOST_NOISE = 0.25
+MEDIANS_ERROR = 1.25
+"""A median's standard error, in those of the mean: the half range grew with the rounds, though the price gets surer."""
 
 
 def record(seed: int, folder: Path) -> Case:
@@ -46,7 +49,7 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
     for each in drawn.faults:
         without = blocks[f"without {each.key}"]
         saved = _saved(blocks["all"], without)
-        price, error = _median(saved), (max(saved) - min(saved)) / 2
+        price, error = _median(saved), MEDIANS_ERROR * stdev(saved) / len(saved) ** 0.5
         alone = None
         if several:
             (rest,) = (other.key for other in drawn.faults if other is not each)
