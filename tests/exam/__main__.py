@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from . import planted
+from .page import page
+from .real.record import RUN, record
 from .score import ASKED, Mark, mark, totals
 
 REAL, GENERATED = 10, 100
@@ -34,20 +36,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--judge", type=Path, metavar="DIR", help="diagnose the jobs that --record kept")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep the files of cases with a miss")
     parser.add_argument("--json", type=Path, metavar="F", help="write marks, misses and totals")
+    parser.add_argument(
+        "--marks", type=Path, metavar="F", nargs="+", default=[], help="take also the marks that --json wrote"
+    )
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="write a page of all marks")
     chosen = parser.parse_args(arguments)
     real, generated = chosen.real or 0, chosen.generated or 0
-    if chosen.real is None and chosen.generated is None and not chosen.judge:
+    if chosen.real is None and chosen.generated is None and not chosen.judge and not chosen.marks:
         real, generated = REAL, GENERATED
     if chosen.record:
         _record(range(chosen.seed, chosen.seed + real), chosen.record)
         return 0
-    marks: list[Mark] = []
+    marks = [Mark(**each) for file in chosen.marks for each in json.loads(file.read_text())["cases"]]
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-exam-") as scratch:
         os.environ["XDG_CACHE_HOME"] = scratch
         work = Path(scratch)
         kept = _kept(chosen.judge) if chosen.judge else iter(())
         made = (_real(seed, work) for seed in range(chosen.seed, chosen.seed + real))
-        drawn = (_generated(seed, work) for seed in range(chosen.seed, chosen.seed + generated))
+        drawn = (simulated(seed, work) for seed in range(chosen.seed, chosen.seed + generated))
         for cases in (kept, made, drawn):
             for case, folder, evidence in cases:
                 marks.append(_marked(case, evidence))
@@ -59,15 +65,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if chosen.json:
         result = {"totals": totals(marks), "cases": [dataclasses.asdict(each) for each in marks]}
         chosen.json.write_text(json.dumps(result, indent=1))
+    if chosen.write:
+        chosen.write.write_text(page(marks), encoding="utf-8")
     return 0
 
 
+EVIDENCE = {"real": RUN, "generated": "traces"}
 Found = Iterator[tuple[planted.Case, Path, Path]]
 
 
 def _record(seeds: range, folder: Path) -> None:
-    from .real.record import record
-
     for seed in seeds:
         if not (folder / str(seed) / planted.FILE_NAME).exists():
             _tried(lambda seed=seed: record(seed, folder / str(seed)), seed)  # type: ignore[misc]
@@ -89,19 +96,19 @@ def _tried(work: Callable[[], planted.Case], seed: int) -> planted.Case | None:
 
 
 def _kept(folder: Path) -> Found:
-    for truth in sorted(folder.glob(f"*/{planted.FILE_NAME}"), key=lambda path: int(path.parent.name)):
-        case = planted.read(truth.parent)
-        yield case, truth.parent, truth.parent / "run"
+    """The cases under ``folder``, whichever half they are of and whether --record or --keep left them."""
+    cases = [(planted.read(truth.parent), truth.parent) for truth in folder.glob(f"*/{planted.FILE_NAME}")]
+    for case, at in sorted(cases, key=lambda pair: (pair[0].half, pair[0].seed)):
+        yield case, at, at / EVIDENCE[case.half]
 
 
 def _real(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
-    from .real.record import RUN, record
-
     folder = work / f"real-{seed}"
-    return record(seed, folder), folder, folder / RUN
+    return record(seed, folder), folder, folder / EVIDENCE["real"]
 
 
-def _generated(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
+def simulated(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
+    """The case of ``seed``, its folder below ``work``, and its traces in there."""
     from .gpu.draw import case_of, setup_of
     from .gpu.trace import number_collectives, write
 
@@ -109,9 +116,10 @@ def _generated(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
     case, ranks = case_of(setup)
     folder = work / f"generated-{seed}"
     number_collectives(ranks)
-    write(setup, ranks, folder / "traces")
+    traces = folder / EVIDENCE[case.half]
+    write(setup, ranks, traces)
     case.write(folder)
-    return case, folder, folder / "traces"
+    return case, folder, traces
 
 
 def _marked(case: planted.Case, evidence: Path) -> Mark:

@@ -14,6 +14,7 @@ FILE_NAME = "truth.json"
 class Fault:
     """One planted fault. ``ranks`` are the culprits (None: all alike); ``lines`` are (file, line) that carry it.
 
+    ``price_ms`` is what its removal saves, any other fault left in; ``alone_ms`` what it costs where the other is out.
     ``may_be_information``: seen once, so that nobody can know whether it comes again.
     """
 
@@ -24,12 +25,20 @@ class Fault:
     price_error_ms: float = 0.0
     lines: tuple[tuple[str, int], ...] = ()
     may_be_information: bool = False
+    alone_ms: float | None = None
+
+    @property
+    def between_ms(self) -> tuple[float, float]:
+        """The least and the most that may rightly be called its cost."""
+        alone_ms = self.price_ms if self.alone_ms is None else self.alone_ms
+        return min(self.price_ms, alone_ms), max(self.price_ms, alone_ms)
 
 
 @dataclasses.dataclass(frozen=True)
 class Case:
     """One case of the exam. ``tolerated`` rules are true of the program even without its faults.
 
+    ``joint_ms`` is what the removal of all faults saves, where there are several.
     Where nothing recorded says where a step begins (``steps_told``), prices are compared as parts of the time.
     """
 
@@ -41,6 +50,7 @@ class Case:
     shape: dict[str, Any] = dataclasses.field(default_factory=dict)
     doubts: tuple[str, ...] = ()
     steps_told: bool = True
+    joint_ms: float | None = None
 
     def write(self, folder: Path) -> None:
         (folder / FILE_NAME).write_text(json.dumps(dataclasses.asdict(self), indent=1))

@@ -1,10 +1,22 @@
-"""Compares what a diagnosis says with what was planted."""
+"""Compares what a diagnosis says with what was planted.
+
+Asked of each fault that costs something: the rule (one of those whose pages describe it), the ranks, the line where one
+carries it, and the price within a third; where a range is told, whether it holds. Asked of each case: silence, that is,
+no warning or critical finding besides. Information accuses nobody, nor does a finding told as the effect of another.
+
+**Two faults hide each other.** Ranks wait for whoever is latest, so of two that are late at the same place each costs
+next to nothing when it alone is mended, and both together cost much. Four truths are taken: with all, without each,
+without both. A finding that names a planted rank by a rule that fits is never an accusation, whatever its fault costs.
+Its price is right from the fault's marginal cost (the other left in) to its cost alone (the other taken out), or if the
+prices told of both add up to what both cost together. A fault of no marginal cost need not be told; but of faults that
+cost only together, one must be.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import PurePath
 from typing import Any
 
@@ -26,8 +38,8 @@ class Mark:
     seed: int
     half: str
     kinds: tuple[str, ...]
-    right: Counter[str]
-    asked: Counter[str]
+    right: dict[str, int]
+    asked: dict[str, int]
     misses: tuple[str, ...]
     doubts: tuple[str, ...]
     said: tuple[str, ...]
@@ -46,52 +58,74 @@ def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
         if not answer:
             misses.append(f"{what}: {words}")
 
-    explained: list[int] = []
+    named = {
+        fault: [each for each in findings if _fits(each, fault, case, diagnosis)] for fault in case.faults
+    }
+    explained = {id(finding) for of_fault in named.values() for finding in of_fault}
+    dear, hidden = _to_be_told(case)
+    if hidden:
+        words = f"none of {' and '.join(each.kind for each in hidden)} told, which cost {case.joint_ms:.2f} ms together"
+        ask("rule", any(named[fault] for fault in hidden), words)
     for fault in case.faults:
-        named = [finding for finding in findings if finding["rule"] in fault.rules]
-        if _is(case, "cheap", fault) or _is(case, "unclear", fault):
-            most = LOUD_SHARE * case.step_ms if _is(case, "cheap", fault) else float("inf")
-            explained += [id(each) for each in named if (each["costs_ms_per_step"] or 0) <= most]
-            continue
-        if fault.price_ms > SMALL_SHARE * case.step_ms and not fault.may_be_information:
-            named = [finding for finding in named if finding["severity"] in ACCUSING]
-        whose = [finding for finding in named if _same_ranks(finding, fault, diagnosis)]
-        explained += [id(finding) for finding in whose]
-        ask("rule", bool(named), f"{fault.kind} not told as {' or '.join(fault.rules)}")
-        if not named:
-            continue
-        ask("rank", bool(whose), f"{fault.kind} of {fault.ranks} told of {[each['ranks'] for each in named]}")
-        if not whose:
-            continue
-        if fault.lines:
+        whose, by_rule = named[fault], [finding for finding in findings if finding["rule"] in fault.rules]
+        if fault in dear:
+            if fault.price_ms > SMALL_SHARE * case.step_ms and not fault.may_be_information:
+                whose, by_rule = _loud(whose), _loud(by_rule)
+            ask("rule", bool(by_rule), f"{fault.kind} not told as {' or '.join(fault.rules)}")
+            told_of = [finding["ranks"] for finding in by_rule]
+            if by_rule:
+                ask("rank", bool(whose), f"{fault.kind} of {fault.ranks} told of {told_of}")
+        elif not hidden:
+            whose = _too_dear(whose, case) if _is(case, "cheap", fault) else []
+        if whose and fault.lines and (fault in dear or hidden):
             said = [_first_line(finding) for finding in whose]
-            ask(
-                "line",
-                any(line in fault.lines for line in said),
-                f"{fault.kind} at {fault.lines}, told at {said}",
-            )
-        if not _is(case, "noisy", fault):
-            prices = [
-                finding["costs_ms_per_step"] for finding in whose if finding["costs_ms_per_step"] is not None
-            ]
-            near = any(abs(price - fault.price_ms) <= PRICE_PART * fault.price_ms for price in prices)
-            ask("price", near, f"{fault.kind} costs {fault.price_ms:.2f} ms, told {_rounded(prices)}")
-            ranges = [finding[RANGE] for finding in whose if finding.get(RANGE)]
-            if ranges:
-                held = any(low <= fault.price_ms <= high for low, high in ranges)
-                ask("range", held, f"{fault.kind} costs {fault.price_ms:.2f} ms, range {ranges}")
+            carried = any(line in fault.lines for line in said)
+            ask("line", carried, f"{fault.kind} at {fault.lines}, told at {said}")
+        if whose and not _is(case, "noisy", fault):
+            _ask_price(ask, fault, whose, named, case)
     extra = [
         finding
-        for finding in findings
-        if finding["severity"] in ACCUSING
-        and not finding.get("caused_by")
+        for finding in _loud(findings)
+        if not finding.get("caused_by")
         and id(finding) not in explained
         and finding["rule"] not in case.tolerated
     ]
     ask("silence", not extra, f"also accused: {[summary(each) for each in extra]}")
     kinds = tuple(fault.kind for fault in case.faults)
     said = tuple(summary(finding) for finding in findings)
-    return Mark(case.seed, case.half, kinds, right, asked, tuple(misses), case.doubts, said)
+    return Mark(case.seed, case.half, kinds, dict(right), dict(asked), tuple(misses), case.doubts, said)
+
+
+def _to_be_told(case: Case) -> tuple[tuple[Fault, ...], tuple[Fault, ...]]:
+    """Faults that must be told each by itself; else those of which one must be, since they cost only together."""
+    dear = tuple(
+        fault for fault in case.faults if not _is(case, "cheap", fault) and not _is(case, "unclear", fault)
+    )
+    together = case.joint_ms is not None and case.joint_ms > SMALL_SHARE * case.step_ms
+    hidden = not dear and together and all(_is(case, "cheap", fault) for fault in case.faults)
+    return dear, case.faults if hidden else ()
+
+
+def _ask_price(
+    ask: Callable[[str, bool, str], None],
+    fault: Fault,
+    whose: list[dict[str, Any]],
+    named: dict[Fault, list[dict[str, Any]]],
+    case: Case,
+) -> None:
+    """Whether a price told of the fault is near what it costs by itself, or its part of what all cost together."""
+    prices = _prices(whose)
+    least, most = fault.between_ms
+    near = any((1 - PRICE_PART) * least <= price <= (1 + PRICE_PART) * most for price in prices)
+    if not near and case.joint_ms is not None and all(_prices(told) for told in named.values()):
+        both = {id(each): each["costs_ms_per_step"] or 0.0 for told in named.values() for each in told}
+        near = abs(sum(both.values()) - case.joint_ms) <= PRICE_PART * case.joint_ms
+    cost = f"{least:.2f}" if fault.alone_ms is None else f"{fault.price_ms:.2f} ({fault.alone_ms:.2f} alone)"
+    ask("price", near, f"{fault.kind} costs {cost} ms, told {_rounded(prices)}")
+    ranges = [finding[RANGE] for finding in whose if finding.get(RANGE)]
+    if ranges:
+        held = any(low <= most and least <= high for low, high in ranges)
+        ask("range", held, f"{fault.kind} costs {cost} ms, range {ranges}")
 
 
 def _per_step(finding: dict[str, Any], case: Case, diagnosis: dict[str, Any]) -> dict[str, Any]:
@@ -131,10 +165,27 @@ def _is(case: Case, doubt: str, fault: Fault) -> bool:
     return any(each.startswith(f"{doubt}: {fault.kind} ") for each in case.doubts)
 
 
-def _same_ranks(finding: dict[str, Any], fault: Fault, diagnosis: dict[str, Any]) -> bool:
+def _fits(finding: dict[str, Any], fault: Fault, case: Case, diagnosis: dict[str, Any]) -> bool:
+    """Whether the finding names the fault: a rule that fits, and its ranks, or those of all faults that the rule fits."""
+    if finding["rule"] not in fault.rules:
+        return False
     every = set(diagnosis["job"]["ranks_seen"])
     told = every if finding["ranks"] is None else set(finding["ranks"])
-    return told == (every if fault.ranks is None else set(fault.ranks))
+    culprits = [set(fault.ranks or every) for fault in case.faults if finding["rule"] in fault.rules]
+    return told in (set(fault.ranks or every), set().union(*culprits))
+
+
+def _loud(findings: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [finding for finding in findings if finding["severity"] in ACCUSING]
+
+
+def _too_dear(findings: list[dict[str, Any]], case: Case) -> list[dict[str, Any]]:
+    """Findings that ask much for a fault that costs next to nothing: true, but at which price?"""
+    return [each for each in findings if (each["costs_ms_per_step"] or 0) > LOUD_SHARE * case.step_ms]
+
+
+def _prices(findings: list[dict[str, Any]]) -> list[float]:
+    return [each["costs_ms_per_step"] for each in findings if each["costs_ms_per_step"] is not None]
 
 
 def _first_line(finding: dict[str, Any]) -> tuple[str, int] | None:

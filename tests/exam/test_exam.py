@@ -5,18 +5,21 @@ from __future__ import annotations
 import ast
 import dataclasses
 import itertools
+import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.exam import planted
-from tests.exam.__main__ import main
+from tests.exam.__main__ import main, simulated
 from tests.exam.gpu.draw import ONE_RANK, case_of, setup_of
 from tests.exam.gpu.setup import Planned, Setup
 from tests.exam.gpu.simulate import run, step_us
 from tests.exam.gpu.trace import document, number_collectives
+from tests.exam.page import HEAD
 from tests.exam.planted import Case, Fault
+from tests.exam.real import draw
 from tests.exam.real.draw import program
 from tests.exam.real.record import truth
 from tests.exam.score import mark
@@ -106,6 +109,23 @@ def test_the_price_is_the_median_difference_and_noise_is_doubted(tmp_path: Path)
     assert planted.read(tmp_path) == case
 
 
+@pytest.mark.parametrize(("alone_ms", "doubted"), [(10.0, False), (30.0, False), (2.0, True)])
+def test_two_faults_are_timed_together_and_each_alone(alone_ms: float, doubted: bool, tmp_path: Path) -> None:
+    seed = next(seed for seed in range(200) if len(program(seed, tmp_path / "p").faults) == 2)
+    drawn = program(seed, tmp_path / "p")
+    one, other = drawn.faults
+    took_ms = {
+        "all": 60.0,
+        f"without {one.key}": 50.0,
+        f"without {other.key}": 25.0 + alone_ms,
+        "none": 25.0,
+    }
+    blocks = {name: [[ms] * 8] * 3 for name, ms in took_ms.items()}
+    case = truth(drawn, {"base_ms": 25.0, "blocks": blocks}, {})
+    assert (case.faults[0].price_ms, case.faults[0].alone_ms, case.joint_ms) == (10.0, alone_ms, 35.0)
+    assert any(each.startswith(f"noisy: {one.kind} ") for each in case.doubts) == doubted
+
+
 FAULT = Fault("host-one", ("rank-imbalance/host-work",), (1,), 10.0, 0.0, (("train.py", 7),))
 FINDING = {
     "rule": "rank-imbalance/host-work",
@@ -139,26 +159,100 @@ def test_what_is_wrong_is_marked_wrong(change: dict[str, Any], wrong: set[str]) 
     assert {what for what in marked.asked if marked.right[what] < marked.asked[what]} == wrong
 
 
+ONE = Fault("host-one", ("rank-imbalance/host-work",), (1,), 0.1, alone_ms=10.0)
+OTHER = Fault("forward-one", ("rank-imbalance/slow-compute",), (0,), 0.2, alone_ms=10.1)
+HIDDEN = Case(
+    1, "real", 40.0, (ONE, OTHER), doubts=("cheap: host-one x", "cheap: forward-one x"), joint_ms=10.2
+)
+"""Whoever is late hides the other: mended alone, neither saves anything."""
+
+
+@pytest.mark.parametrize(
+    ("told", "wrong"),
+    [
+        ({1: 6.0, 0: 5.0}, set()),
+        ({1: 9.0}, set()),
+        ({}, {"rule"}),
+        ({1: 16.0}, {"price"}),
+    ],
+)
+def test_faults_that_hide_each_other_are_no_accusation(told: dict[int, float], wrong: set[str]) -> None:
+    rules = {1: "rank-imbalance/host-work", 0: "rank-imbalance/slow-compute"}
+    findings = [
+        {**FINDING, "rule": rules[rank], "ranks": [rank], "costs_ms_per_step": ms}
+        for rank, ms in told.items()
+    ]
+    diagnosis = {"job": {"ranks_seen": [0, 1]}, "steps": {"mean_ms": 40.0}, "findings": findings}
+    marked = mark(HIDDEN, diagnosis)
+    assert {what for what in marked.asked if marked.right[what] < marked.asked[what]} == wrong
+
+
+def test_a_fault_that_costs_nothing_may_be_told_but_not_as_dear() -> None:
+    idle = Case(1, "real", 40.0, (dataclasses.replace(FAULT, price_ms=0.1),), doubts=("cheap: host-one x",))
+    job = {"job": {"ranks_seen": [0, 1]}, "steps": {"mean_ms": 40.0}}
+    assert not mark(idle, {**job, "findings": [{**FINDING, "costs_ms_per_step": 2.0}]}).misses
+    (miss,) = mark(idle, {**job, "findings": [FINDING]}).misses
+    assert miss.startswith("price: ")
+
+
+def test_the_truth_of_two_simulated_faults_is_told_apart_and_together() -> None:
+    faults = (Planned("host-stall", (0,), 4e3), Planned("slow-kernels", (1,), 4e3))
+    case, _ = case_of(dataclasses.replace(JOB, reads_loss=True, faults=faults))
+    assert case.joint_ms is not None
+    for fault in case.faults:
+        assert fault.alone_ms is not None
+        assert fault.price_ms <= fault.alone_ms + 0.01 and fault.alone_ms <= case.joint_ms + 0.01
+
+
+def test_a_network_that_binds_a_healthy_job_may_be_named() -> None:
+    quick = dataclasses.replace(JOB, bytes_per_us=1e9, latency_us=1.0, faults=())
+    slow = dataclasses.replace(quick, bytes_per_us=sum(JOB.layer_bytes) / (3 * sum(JOB.layers_us)))
+    assert "allreduce/communication-bound" in case_of(slow)[0].tolerated
+    assert "allreduce/communication-bound" not in case_of(quick)[0].tolerated
+
+
 def test_a_finding_in_a_healthy_run_is_an_accusation() -> None:
     diagnosis = {"job": {"ranks_seen": [0, 1]}, "steps": {"mean_ms": 40.0}, "findings": [FINDING]}
     assert mark(Case(1, "real", 40.0, ()), diagnosis).misses
 
 
 @pytest.mark.parametrize("faulty", [False, True])
-def test_a_generated_case_is_examined(faulty: bool, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_generated_case_is_examined_kept_and_judged_again(
+    faulty: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     seed = next(seed for seed in range(5100, 5200) if bool(setup_of(seed).faults) == faulty)
-    assert main(["--seed", str(seed), "--generated", "1"]) == 0
-    assert "generated: 1 cases" in capsys.readouterr().out
-    case, _ = case_of(setup_of(seed))
-    assert bool(case.faults) == faulty
+    assert bool(case_of(setup_of(seed))[0].faults) == faulty
+    _, folder, _ = simulated(seed, tmp_path)
+    first, again, text = tmp_path / "first.json", tmp_path / "again.json", tmp_path / "exam.md"
+    assert main(["--seed", str(seed), "--generated", "1", "--json", str(first)]) == 0
+    assert folder.name == f"generated-{seed}"
+    assert main(["--judge", str(tmp_path), "--json", str(again)]) == 0
+    assert json.loads(first.read_text()) == json.loads(again.read_text())
+    assert main(["--marks", str(first), "--write", str(text)]) == 0
+    assert capsys.readouterr().out.count("generated: 1 cases") == 3
+    assert f"1 cases of seeds {seed} to {seed}" in text.read_text()
+
+
+def test_the_page_says_what_the_exam_is() -> None:
+    assert (Path(__file__).parents[2] / "docs" / "exam.md").read_text().startswith(HEAD)
 
 
 @pytest.mark.torchrun
 @pytest.mark.parametrize("faulty", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_real_case_is_recorded_and_judged(
-    faulty: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    faulty: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seed = next(seed for seed in range(300, 400) if bool(program(seed, tmp_path / "p").faults) == faulty)
-    assert main(["--seed", str(seed), "--real", "1", "--record", str(tmp_path / "kept")]) == 0
-    assert main(["--judge", str(tmp_path / "kept")]) == 0
+    monkeypatch.setattr(draw, "RECORDED_S", 1.0)
+    monkeypatch.setattr(draw, "TIMED_S", 0.5)
+    kinds = [["host-one"]] if faulty else [[]]
+    seed = next(
+        seed
+        for seed in range(300, 400)
+        if [fault.kind for fault in program(seed, tmp_path / "p").faults] in kinds
+    )
+    kept, marks = tmp_path / "kept", tmp_path / "marks.json"
+    assert main(["--seed", str(seed), "--real", "1", "--record", str(kept)]) == 0
+    assert main(["--judge", str(kept), "--json", str(marks)]) == 0
     assert "real: 1 cases" in capsys.readouterr().out
+    (case,) = json.loads(marks.read_text())["cases"]
+    assert (case["seed"], case["half"], bool(case["kinds"])) == (seed, "real", faulty)

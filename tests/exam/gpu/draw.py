@@ -13,6 +13,10 @@ from .simulate import Rank, run, step_us
 HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
 LEAST_SHARE, MOST_SHARE = 0.08, 0.45
 CHEAP_SHARE = 0.04
+EXPOSED_SHARE = 0.05
+"""From this part of the step on, transfer that stays bare though it starts as early as it can is worth a word: a job
+without a fault may be bound by its network, and to say so is true. DDP's buckets leave the last one bare whatever is
+done about overlap, so it is no fault, and nothing but less or quicker transfer mends it."""
 WARM = 3
 SLOW_COMPUTE, UNEVEN = "rank-imbalance/slow-compute", "rank-imbalance/uneven-work"
 HOST, RARE, LATE = "rank-imbalance/host-work", "rank-imbalance/intermittent", "allreduce/late-rank"
@@ -182,18 +186,26 @@ def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
     ranks = run(setup)
     first = max(setup.recorded.first_step)
     last = min(setup.recorded.last_step)
-    with_all = step_us(ranks, first, last)
+
+    def timed_us(*faults: Planned) -> float:
+        return step_us(run(setup, faults), first, last)
+
+    with_all, several = step_us(ranks, first, last), len(setup.faults) > 1
+    none = timed_us() if several else None
     faults, doubts = [], []
     for one in setup.faults:
         rest = tuple(other for other in setup.faults if other is not one)
-        price = (with_all - step_us(run(setup, rest), first, last)) / 1000
+        price = (with_all - timed_us(*rest)) / 1000
+        alone = None if none is None else (timed_us(one) - none) / 1000
         lines = (LINES[one.kind],) if setup.recorded.stacks and one.kind in LINES else ()
         once = sum(one.hits(rank, step) for rank in one.ranks or () for step in range(first, last + 1)) == 1
         rules = rules_of(one.kind, setup.recorded)
-        faults.append(Fault(one.kind, rules, one.ranks, price, 0.0, lines, one.kind == "rare-stall" and once))
+        seen_once = one.kind == "rare-stall" and once
+        faults.append(Fault(one.kind, rules, one.ranks, price, 0.0, lines, seen_once, alone))
         if price * 1000 < CHEAP_SHARE * with_all:
             doubts.append(f"cheap: {one.kind} costs {price:.3f} of {with_all / 1000:.2f} ms")
-    tolerated = _tolerated(setup)
+    bare = with_all - step_us(run(dataclasses.replace(setup, bytes_per_us=1e12, latency_us=0.0)), first, last)
+    tolerated = _tolerated(setup, bare / with_all)
     shape = {
         "world": setup.world,
         "hosts": len(set(setup.host_of)),
@@ -203,16 +215,21 @@ def case_of(setup: Setup) -> tuple[Case, list[Rank]]:
         "noise": [setup.kernel_noise, setup.host_noise],
         "recorded": dataclasses.asdict(setup.recorded),
         "faults": [dataclasses.asdict(fault) for fault in setup.faults],
+        "bare_transfer": round(bare / with_all, 3),
     }
     told = setup.recorded.step_annotations or setup.recorded.operators
     step_ms = with_all / 1000
-    return Case(setup.seed, "generated", step_ms, tuple(faults), tolerated, shape, tuple(doubts), told), ranks
+    joint = None if none is None else (with_all - none) / 1000
+    planted = (tuple(faults), tolerated, shape, tuple(doubts), told, joint)
+    return Case(setup.seed, "generated", step_ms, *planted), ranks
 
 
-def _tolerated(setup: Setup) -> tuple[str, ...]:
+def _tolerated(setup: Setup, bare_share: float) -> tuple[str, ...]:
     """What is true of the job beside its faults: transfers are exposed; reading the loss lays the host's work bare."""
     kinds = {fault.kind for fault in setup.faults}
     true = (SYNC,) if setup.reads_loss else ()
+    if bare_share >= EXPOSED_SHARE:
+        true += ("allreduce/communication-bound",)
     if kinds & {"no-overlap", "small-buckets", "slow-link"}:
         true += ("allreduce/communication-bound", "allreduce/not-overlapped", "allreduce/slow-transfer")
     return true

@@ -13,8 +13,9 @@ from .compose import Lines, files_of, write
 from .extras import UNIT, plant
 from .kinds import KINDS, WITH_ANOTHER
 
-RECORDED_S = 8.0
-ROUNDS = 3
+RECORDED_S = 4.0
+TIMED_S, LEAST_ROUNDS, MOST_ROUNDS = 5.0, 3, 6
+"""How long the twin is timed, and how often it is timed with and without each fault in turn."""
 HEALTHY_SHARE, TWO_SHARE = 0.2, 0.2
 LEAST_SHARE, MOST_SHARE = 0.08, 0.45
 CHORES = ("time.sleep(0.01 if rank == 0 else 0.0)\n", "time.sleep(0.01 if rank == 1 else 0.0)\n")
@@ -63,7 +64,8 @@ def program(seed: int, folder: Path) -> Program:
         extras[faults[1].key]["ranks"] = faults[1].ranks
     files = files_of(str(shape["structure"]), str(shape["model"]), str(shape["data"]), values) | helpers
     lines = write(folder, files)
-    plan = {"extras": extras, "steps": 100, "seconds": RECORDED_S, "rounds": ROUNDS}
+    rounds = (LEAST_ROUNDS, MOST_ROUNDS)
+    plan = {"extras": extras, "steps": 100, "seconds": RECORDED_S, "timed_s": TIMED_S, "rounds": rounds}
     (folder / "plan.json").write_text(json.dumps(plan, indent=1))
     tolerated = tuple({rule for kind in kinds for rule in KINDS[kind].tolerated})
     return Program(seed, world, shape, faults, lines, tolerated)

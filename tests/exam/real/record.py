@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from tests.exam.planted import Case, Fault
@@ -19,6 +20,8 @@ RUN = "run"
 JOB_S = 300
 LEAST_PRICE_SHARE = 0.04
 MOST_NOISE = 0.25
+MEDIANS_ERROR = 1.25
+"""A median's standard error, in those of the mean: the half range grew with the rounds, though the price gets surer."""
 
 
 def record(seed: int, folder: Path) -> Case:
@@ -41,12 +44,17 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
     rare = {each.key for each in drawn.faults if each.kind in ("rare", "checkpoint") or "coll" in each.kind}
     blocks = {name: [_mean(block, bool(rare)) for block in of] for name, of in timed["blocks"].items()}
     step_ms = _median(blocks["all"])
+    several = len(drawn.faults) > 1
     faults, doubts = [], []
     for each in drawn.faults:
         without = blocks[f"without {each.key}"]
-        saved = [a - b for a, b in zip(blocks["all"], without, strict=True)]
-        price, error = _median(saved), (max(saved) - min(saved)) / 2
-        doubt = _doubt(price, error, step_ms)
+        saved = _saved(blocks["all"], without)
+        price, error = _median(saved), MEDIANS_ERROR * stdev(saved) / len(saved) ** 0.5
+        alone = None
+        if several:
+            (rest,) = (other.key for other in drawn.faults if other is not each)
+            alone = _median(_saved(blocks[f"without {rest}"], blocks["none"]))
+        doubt = _doubt(price, error, step_ms, price if alone is None else alone)
         if doubt:
             doubts.append(f"{doubt}: {each.kind} saved {[round(ms, 2) for ms in saved]} of {step_ms:.1f} ms")
         marks = [each.key]
@@ -54,17 +62,27 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
             marks = [each.key, "loop"]
         lines = [line for mark in marks for line in drawn.lines.get(mark, [])] if each.with_line else []
         ranks = None if each.ranks is None else tuple(each.ranks)
-        faults.append(Fault(each.kind, each.rules, ranks, price, error, tuple(lines)))
+        faults.append(Fault(each.kind, each.rules, ranks, price, error, tuple(lines), alone_ms=alone))
     shape = {**drawn.shape, "base_ms": timed["base_ms"], "load": load}
-    return Case(drawn.seed, "real", step_ms, tuple(faults), drawn.tolerated, shape, tuple(doubts))
+    joint = _median(_saved(blocks["all"], blocks["none"])) if several else None
+    planted = (tuple(faults), drawn.tolerated, shape, tuple(doubts))
+    return Case(drawn.seed, "real", step_ms, *planted, joint_ms=joint)
 
 
-def _doubt(price: float, error: float, step_ms: float) -> str | None:
-    """Why the fault's truth is not to be trusted whole: it costs next to nothing, may do so, or its price scatters."""
+def _saved(dear: list[float], cheap: list[float]) -> list[float]:
+    """What each round of one variant took longer than the same round of another."""
+    return [a - b for a, b in zip(dear, cheap, strict=True)]
+
+
+def _doubt(price: float, error: float, step_ms: float, alone: float) -> str | None:
+    """Why the fault's truth is not to be trusted whole: it costs next to nothing, may do so, or its price scatters.
+
+    Another fault may hide it, but does not make it dearer: what costs less alone than its removal saves is scatter.
+    """
     least = LEAST_PRICE_SHARE * step_ms
     if price - error < least:
         return "cheap" if price + error < 2 * least else "unclear"
-    return "noisy" if error > MOST_NOISE * price else None
+    return "noisy" if error > MOST_NOISE * price or price - alone > MOST_NOISE * price else None
 
 
 def _torchrun(drawn: Program, job: Path, command: list[str]) -> None:

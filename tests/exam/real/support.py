@@ -84,7 +84,7 @@ import train  # noqa: E402
 HERE = pathlib.Path(__file__).parent
 PLAN = switch.plan
 KEYS = list(PLAN["extras"])
-WARM = 6
+WARM, LEAST = 4, 8
 
 
 def mean(values):
@@ -148,7 +148,7 @@ UNITS = {
 }
 
 switch.off.update(KEYS + ["uneven", "resync"])
-base = agreed(middle(block(WARM + 24)))
+base = agreed(middle(block(WARM + 14)))
 switch.off.clear()
 for extra in PLAN["extras"].values():
     wanted = extra["share"] / (1 - extra["share"]) * base
@@ -173,7 +173,7 @@ for extra in PLAN["extras"].values():
         rate = agreed(per_ms(*UNITS[unit]))
         extra["amount"] = max(1, round(wanted * extra["every"] * rate / extra["calls"]))
 total = base + sum(extra["wanted_ms"] for extra in PLAN["extras"].values())
-PLAN["steps"] = max(75, round(1000 * PLAN["seconds"] / total / 3) * 3)
+PLAN["steps"] = max(51, round(1000 * PLAN["seconds"] / total / 3) * 3)
 dist.barrier()
 if dist.get_rank() == 0:
     (HERE / "plan.json").write_text(json.dumps(PLAN))
@@ -184,12 +184,14 @@ for key in KEYS:
 if len(KEYS) > 1:
     variants["none"] = set(KEYS)
 longest = max((extra["every"] for extra in PLAN["extras"].values()), default=1)
-steps = max(20, round(900 / total))
-steps = -(-steps // longest) * longest
-if longest > 1:
-    steps = max(steps, 3 * longest)
+steps = LEAST if longest == 1 else 2 * longest
+each_ms = len(variants) * (WARM + steps) * total
+least, most = PLAN["rounds"]
+rounds = min(most, max(least, round(1000 * PLAN["timed_s"] / each_ms)))
+if longest == 1:
+    steps = max(steps, round(1000 * PLAN["timed_s"] / (len(variants) * rounds * total)) - WARM)
 blocks = {name: [] for name in variants}
-for _ in range(PLAN["rounds"]):
+for _ in range(rounds):
     for name, off in variants.items():
         switch.off.clear()
         switch.off.update(off)

@@ -360,7 +360,7 @@ def main(steps):
     epochs = 3
     loader = batches(steps // epochs) if @{loader} else None
     for epoch in range(epochs):
-        for x, y in loader or batches(steps // epochs):  #@loop
+        for x, y in batches(steps // epochs) if loader is None else loader:  #@loop
             @{body}
             times.tick()
     return times.ms

@@ -1,0 +1,104 @@
+"""The exam's results as a page: what was examined, a table for each half, and every miss by its seed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .score import ASKED, Mark, totals
+
+HALVES = {
+    "real": "Jobs on CPU ranks, recorded by `ddpdoctor run`",
+    "generated": "Traces of simulated GPU jobs",
+}
+HEAD = """\
+<!-- Written by `python -m tests.exam --write`; edit tests/exam/page.py instead. -->
+
+# The blind exam
+
+`python -m tests.exam` draws jobs with faults that no test of the analysis knows, and compares what the diagnosis says with
+what was planted. It was written from the rules' pages alone, by somebody who had not read how the diagnosis is made.
+
+**What is drawn.** A real job is a program: a script, a trainer class, callbacks, nested epochs or a generator; an MLP, a
+convolutional net or a transformer; map-style, iterable or hand-made batches, loader workers or none; one or two
+optimizers, accumulation, a loss inside DDP's forward. It runs on two CPU ranks, or four where there are cores. A generated
+job comes from a simulator of hosts, devices and links that shares no code with the analysis: topology, clocks, noise,
+windows, lost events, and what the profiler recorded (stacks, operators, runtime calls or kernels alone) are drawn. A fault
+takes 8 to 45 % of the step on a drawn rank at a known line; a fifth of the jobs is healthy, a fifth has two faults.
+
+**What is true.** The price of a fault is what its removal saves: the same program or simulation runs with all faults,
+without each, and without any. Of real programs the variants take turns, and the median difference counts.
+
+**Seeds.** A seed is looked at once. Results below are of seeds that nobody had seen before the analysis was what it is
+now; after a change, only new seeds count. Real jobs are recorded and kept without a look at any diagnosis, and judged
+later.
+
+**Marks.** Each column says how often right, of how often asked.
+
+| mark | asked where | right where |
+| --- | --- | --- |
+| rule | a fault costs 4 % of the step or more | a rule whose page describes it names it; above 7 % as a warning or critical |
+| rank | the rule is right | it names the fault's ranks, no others |
+| line | stacks were recorded and a line carries the fault | `where` begins with that line |
+| price | a rank is right, and the truth scatters by less than a quarter | within a third of the saving |
+| range | the finding has one | the saving lies in it |
+| silence | in every case | no warning or critical finding besides, save effects and what is true anyway |
+
+Two faults can hide each other: ranks wait for the latest, so that each alone saves nothing and both together much. To
+name either is true then and no accusation; one must be named. A price is right from what a fault costs beside the other to
+what it costs alone, or if both prices add up to what both cost. A generated job without a fault may yet be bound by
+its network: where 5 % of the step or more are transfer that already starts as early as it can,
+[allreduce/communication-bound](rules/allreduce/communication-bound.md) is a true statement and no accusation; so is
+[sync/device-sync](rules/sync/device-sync.md) of a job that reads its loss in every step.
+"""
+
+
+def page(marks: Sequence[Mark]) -> str:
+    """The whole page about ``marks``."""
+    parts = [HEAD]
+    for half, title in HALVES.items():
+        of_half = sorted((each for each in marks if each.half == half), key=lambda each: each.seed)
+        if of_half:
+            parts += [f"## {title}\n", _examined(of_half), _table(of_half), "### Misses\n", _misses(of_half)]
+    return "\n".join(parts)
+
+
+def _examined(marks: Sequence[Mark]) -> str:
+    seeds = [each.seed for each in marks]
+    healthy = [each for each in marks if not each.kinds]
+    accused = sum(each.right["silence"] < each.asked["silence"] for each in healthy)
+    return (
+        f"{len(marks)} cases of seeds {min(seeds)} to {max(seeds)}, {len(healthy)} of them healthy, "
+        f"of which {accused or 'none'} had somebody accused.\n"
+    )
+
+
+def _table(marks: Sequence[Mark]) -> str:
+    rows = totals(marks)
+    whole = rows.pop("all")
+    shares = [
+        f"{right}/{asked} ({_percent(right, asked)})" if asked else "" for right, asked in _cells(whole)
+    ]
+    lines = [f"| fault | {' | '.join(ASKED)} |", "| --- |" + " --- |" * len(ASKED)]
+    for kind, row in rows.items():
+        cells = [f"{right}/{asked}" if asked else "" for right, asked in _cells(row)]
+        lines.append(f"| {kind} | {' | '.join(cells)} |")
+    lines.append(f"| **all** | {' | '.join(shares)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _cells(row: dict[str, tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    return (row[what] for what in ASKED)
+
+
+def _percent(right: int, asked: int) -> str:
+    """Rounded down, so that no miss is rounded away."""
+    return f"{100 * right // asked} %"
+
+
+def _misses(marks: Sequence[Mark]) -> str:
+    lines = [
+        f"- {each.seed} ({' + '.join(each.kinds) or 'healthy'}): {'; '.join(each.misses)}"
+        for each in marks
+        if each.misses
+    ]
+    return "\n".join(lines or ["None."]) + "\n"
