@@ -8,7 +8,7 @@ from functools import cache
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
-from ddpdoctor.measure.facts import SourceText, Where
+from ddpdoctor.measure.places import SourceText, Where
 from ddpdoctor.rundir import hash_of, read_sources, source_bytes
 from ddpdoctor.rundir.privacy import mask_text
 

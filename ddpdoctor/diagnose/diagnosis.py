@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.summary import (
     BandwidthPoint,
     RankSummary,

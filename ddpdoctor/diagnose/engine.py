@@ -14,7 +14,8 @@ from ddpdoctor.diagnose.diagnosis import CheckedRule, Coverage, Evidence, Findin
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.diagnose.ordering import Fired, ordered
 from ddpdoctor.diagnose.rule import Common, FixText, Rule
-from ddpdoctor.measure.facts import Cost, Facts, Where
+from ddpdoctor.measure.facts import Cost, Facts
+from ddpdoctor.measure.places import Where
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Evidence, Finding, Fix
-from ddpdoctor.measure.facts import CodeLine, Where
+from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import words
 
 Prose = list[tuple[str, bool]]

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
-from ddpdoctor.measure.facts import CodeLine, Where
+from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import words
 from ddpdoctor.report.redact import LIBRARY, project_root
 from ddpdoctor.report.replace import write_whole

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from ddpdoctor.analysis.sources import CHANGED, with_source_text
-from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.places import Where
 from ddpdoctor.report import redact, without_source_text
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.rundir import hash_of

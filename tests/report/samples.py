@@ -27,7 +27,7 @@ from ddpdoctor.diagnose.diagnosis import (
     Verdict,
     WaterfallBar,
 )
-from ddpdoctor.measure.facts import CodeLine, SourceText, Where
+from ddpdoctor.measure.places import CodeLine, SourceText, Where
 from ddpdoctor.measure.taxonomy import PARTS
 
 HOSTILE = "</script><img src=x onerror=alert(1)>\"'&<!--"

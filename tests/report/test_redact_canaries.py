@@ -14,7 +14,7 @@ from rich.console import Console
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.diagnose.diagnosis import Coverage, Evidence, Finding, Fix, TelemetrySeries
-from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.places import Where
 from ddpdoctor.report import print_terminal, redact, render_html, render_markdown, to_json
 from ddpdoctor.report.sarif import to_sarif
 

@@ -7,7 +7,7 @@ import pytest
 import samples
 
 from ddpdoctor.diagnose.diagnosis import Coverage, Finding
-from ddpdoctor.measure.facts import CodeLine, Where
+from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import redact, render_html, render_markdown, to_json
 
 SECRETS = (

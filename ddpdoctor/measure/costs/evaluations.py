@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpdoctor.measure.facts import Cost, Where
+from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.numerics import Array, Ints, Mask, persistence
+from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.sourcelines import Frame, ranked
 from ddpdoctor.measure.steplog import RankLog, Step, evaluates, undisturbed
 from ddpdoctor.measure.taxonomy import LateCause

@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from ddpdoctor.measure.attribution import STANDOUT, component
-from ddpdoctor.measure.facts import Cost, Where
+from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.metrics import Cores
 from ddpdoctor.measure.numerics import Array, Ints, Mask, Persistence, Value, persistence
+from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import Change, replay_all
 from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.taxonomy import LATENT, Component, Components, LateCause

@@ -120,9 +120,10 @@ def cut_into_cycles(matched: MatchedCollectives) -> Cut:
         after, last = lasts[before], lasts[step]
         if after is not None and last is not None and step == before + 1:
             body = _between(matched, order, after, last)
-            cycles[tuple(matched.sync(m) for m in body)].append(Cycle(step, after, body))
+            if _holds_all(matched, body):
+                cycles[tuple(matched.sync(m) for m in body)].append(Cycle(step, after, body))
     if cycles:
-        return Cut({syncs: alike for syncs, alike in cycles.items() if syncs})
+        return Cut(dict(cycles))
     if len(steps) > _FEW_STEPS:
         # Steps were marked, but no two neighbours matched: their length is known, who waited for whom is not.
         return Cut({})
@@ -140,6 +141,12 @@ def _lasts(matched: MatchedCollectives, of_step: Sequence[int]) -> list[int] | N
         if len(last) == len(matched.windows):
             return [last[position] for position in range(len(last))]
     return None
+
+
+def _holds_all(matched: MatchedCollectives, body: Sequence[int]) -> bool:
+    """Whether every rank has a part in one of these. Where steps were mistaken on a rank, its last collective of one may lie
+    behind that of the next, with nothing between."""
+    return bool((matched.rows[list(body)] >= 0).any(axis=0).all())
 
 
 def _reduces_gradients(matched: MatchedCollectives, m: int) -> bool:

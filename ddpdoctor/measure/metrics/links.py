@@ -97,8 +97,8 @@ def _transfer(group: CycleGroup, k: int) -> Array:
     runs in other groups meanwhile is no queue for it."""
     sync = group.syncs[k]
     members = list(sync.members)
-    started = group.on_device or group.ready is None
-    ready = (group.arrival if started else group.ready)[:, k, members].max(axis=1)
+    own = group.arrival if group.on_device or group.ready is None else group.ready
+    ready = own[:, k, members].max(axis=1)
     before = [j for j, other in enumerate(group.syncs[:k]) if other.members == sync.members]
     if before:
         ready = np.maximum(ready, group.end[:, before[-1], members].max(axis=1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddpdoctor.measure.facts import Where
+from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir.packages import is_well_known
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpdoctor.measure.facts import CodeLine, Where
+from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
 
 from .ranking import Frame, frame_of

@@ -9,9 +9,9 @@ from functools import cached_property
 
 import msgspec
 
-from ddpdoctor.measure.facts import Where
 from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.phases import Gap, words_of
+from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import Component, SyncKind
 

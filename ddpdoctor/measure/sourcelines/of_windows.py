@@ -8,9 +8,9 @@ from typing import TypeVar
 
 import numpy as np
 
-from ddpdoctor.measure.facts import Where
 from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, intersect, union
 from ddpdoctor.measure.phases import Gap, words_of
+from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.taxonomy import DEVICE_WORK, Component, SyncKind
 from ddpdoctor.measure.window import WAITED_FOR, Window
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from ddpdoctor.measure.facts import Where
 from ddpdoctor.measure.numerics import Ints
+from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.taxonomy import Component, SyncKind
 
 

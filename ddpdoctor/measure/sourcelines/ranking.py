@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from ddpdoctor.measure.facts import CodeLine, Where
+from ddpdoctor.measure.places import CodeLine, Where
 
 MOST_LINES = 3
 """Lines that are told of one cause: a finding names where to look, and who looks there sees the rest."""

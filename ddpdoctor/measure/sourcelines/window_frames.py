@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.facts import CodeLine
 from ddpdoctor.measure.numerics import Array, Intervals, Ints
+from ddpdoctor.measure.places import CodeLine
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.measure.window import Window, launches, main_lane
 from ddpdoctor.rundir.packages import WELL_KNOWN

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from ddpdoctor.measure.facts import Where
 from ddpdoctor.measure.numerics import Ints
+from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import RankRecord
 
 from .activities import Activities, activities_of

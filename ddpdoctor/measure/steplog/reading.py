@@ -11,8 +11,8 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.facts import CodeLine, Where
 from ddpdoctor.measure.numerics import Ints
+from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
 

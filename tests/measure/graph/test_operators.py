@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, load
-from ddpdoctor.measure.facts import Where
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.graph import operator_shares, python_parts
+from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import EventKind
 from tests.measure.recorded import EPOCH_NS, Job, plant, record, run_ranks
 from tests.measure.traced import found, windows_of

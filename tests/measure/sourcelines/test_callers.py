@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from ddpdoctor.measure.facts import CodeLine
+from ddpdoctor.measure.places import CodeLine
 from ddpdoctor.measure.sourcelines import WindowSourceLines
 from ddpdoctor.measure.window import read_window
 from ddpdoctor.trace import load_trace

@@ -1,0 +1,46 @@
+"""Lines of the user's program, as findings name them: where, called from where, and what stands there."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class CodeLine(msgspec.Struct, frozen=True):
+    """A line of the user's program."""
+
+    file: str
+    line: int
+    function: str
+
+
+class SourceText(msgspec.Struct, frozen=True):
+    """A line's text as the run had it, with some lines around it."""
+
+    first_line: int
+    lines: list[str] = []
+
+
+class Where(CodeLine, frozen=True):
+    """A line at which a cause was found."""
+
+    share: float | None = None
+    """Share of the samples or events of this cause that point to this line."""
+    python_ms: float | None = None
+    """Time per step that stack samples find at this line outside torch: neither in its operators nor in its own
+    Python. Mean over the ranks and steps concerned; null where the line was not sampled often enough to tell."""
+    callers: tuple[CodeLine, ...] = ()
+    """The user's lines from which it was called, the nearest first; libraries' between them are left out. As many as tell this
+    way to the line from others that were seen; none where nobody saw who called it."""
+    text: SourceText | None = None
+    """What stands there, where the file could be read at the analysis and is as it was in the run."""
+    text_missing: str | None = None
+    """Why there is no text although the file is there; null where it was not looked for."""
+
+    @property
+    def way(self) -> tuple[CodeLine, ...]:
+        """The line, and those above it."""
+        return (self, *self.callers)
+
+    def called_from(self, callers: tuple[CodeLine, ...]) -> Where:
+        """The same line, with its callers."""
+        return msgspec.structs.replace(self, callers=callers)
