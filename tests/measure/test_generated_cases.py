@@ -179,7 +179,8 @@ def test_steps_whose_collectives_were_lost_do_not_lengthen_their_neighbours(tmp_
     config = cpu_job(plants=LATE, dropped_event_fraction=0.05, dropped_scope="all")
     truth = generate(config, tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
-    assert measurement.facts.steps.mean_ms == pytest.approx(truth.mean_step_us / 1e3, rel=0.1)
+    # Where a step's last reduction was lost on a rank, its cycle ends with the one before.
+    assert measurement.facts.steps.mean_ms == pytest.approx(truth.mean_step_us / 1e3, rel=0.15)
 
 
 @pytest.mark.parametrize(

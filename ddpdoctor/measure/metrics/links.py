@@ -2,26 +2,29 @@
 
 All members of a collective end together, so one group alone does not tell which of its links is slow. Where
 several process groups reduce the same number of bytes with as many ranks on as many hosts, as tensor-parallel
-groups do, their transfers can be compared.
+groups do, their transfers can be compared. Where sizes were not recorded, those at the same place among as many of a group's
+collectives are, of groups whose ranks compute as much: replicas of one model exchange the same.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.taxonomy import SyncKind
+from ddpdoctor.measure.taxonomy import DEVICE_COMPUTATION, INDEX, SyncKind
 from ddpdoctor.trace import classify
 
 Members = tuple[int, ...]
 """Positions of a process group's ranks."""
-Alike = tuple[str, float, int, int]
-"""Operation, bytes, ranks, hosts: groups with the same of all four make the same transfer."""
+Place = tuple[int, int]
+"""(which of its group's collectives in a cycle, of how many)"""
+Alike = tuple[str, float | Place, int, int]
+"""Operation, bytes (or the place, where these are unknown), ranks, hosts: groups with the same of all four make the same transfer."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,9 @@ class Tuning:
     its width or rate by a factor of two."""
     fewest: int = 3
     """Transfers of a group in a size class: of two, one may be an accident and its median half of that."""
+    as_much: float = 1.1
+    """Times the computation of another group's ranks up to which theirs is the same: a device that is throttled is slower by more, as are
+    stages that hold another part of a model."""
     quantile: float = 0.25
     """The quickest quarter of the group's own, and the slowest of each other's, must lie apart as well."""
 
@@ -46,9 +52,12 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
     Empty where there are like groups and none is slower; None where groups cannot be compared."""
     compared = False
     slow_groups: set[Members] = set()
-    for groups in _transfers_of_like_groups(graph, hosts).values():
+    computed_ns = _computed_ns(graph)
+    for (_, size, _, _), groups in _transfers_of_like_groups(graph, hosts).items():
         known = {members: np.array(ns) for members, ns in groups.items() if len(ns) >= _TUNING.fewest}
         if len(known) < 2 or _overlap(known):
+            continue
+        if isinstance(size, tuple) and not _replicas(known, computed_ns):
             continue
         compared = True
         slow_groups.update(_slower_than_others(known))
@@ -62,6 +71,23 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
 def _overlap(groups: Mapping[Members, Array]) -> bool:
     """Whether a rank is in several of the groups, which then may share its link."""
     return len(set().union(*groups)) < sum(map(len, groups))
+
+
+def _computed_ns(graph: Graph) -> Array:
+    """[R] ns that each rank computes in a usual cycle, beside collectives too."""
+    columns = [INDEX[component] for component in DEVICE_COMPUTATION]
+    per_cycle = [
+        (of if group.hidden is None else of + group.hidden[..., columns].sum(axis=(1, 3)))
+        for group, of in ((group, group.work[..., columns].sum(axis=(1, 3))) for group in graph.groups)
+    ]
+    usual: Array = np.median(np.concatenate(per_cycle), axis=0)
+    return usual
+
+
+def _replicas(groups: Iterable[Members], computed_ns: Array) -> bool:
+    """Whether the ranks of all these groups compute as much."""
+    of_groups = [float(np.median(computed_ns[list(members)])) for members in groups]
+    return 0 < max(of_groups) <= _TUNING.as_much * min(of_groups)
 
 
 def _slower_than_others(groups: Mapping[Members, Array]) -> Iterator[Members]:
@@ -86,9 +112,12 @@ def _transfers_of_like_groups(graph: Graph, hosts: Sequence[str]) -> dict[Alike,
             operation = classify.communication_operation(sync.name) or sync.name
             transfer_ns = _transfer(group, k)
             spanned = len({hosts[position] for position in sync.members})
-            for n in np.flatnonzero(group.message_bytes[:, k] > 0):
-                same = (operation, float(group.message_bytes[n, k]), len(sync.members), spanned)
-                alike[same][sync.members].append(float(transfer_ns[n]))
+            own = [j for j, other in enumerate(group.syncs) if other.members == sync.members]
+            place = (own.index(k), len(own))
+            for n, size in enumerate(group.message_bytes[:, k].tolist()):
+                if size != 0:
+                    same = (operation, size if size > 0 else place, len(sync.members), spanned)
+                    alike[same][sync.members].append(float(transfer_ns[n]))
     return alike
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.metrics import slow_link_ranks
+from ddpdoctor.measure.taxonomy import SyncKind
 from tests.generator import Config, Plant, generate
-from tests.measure.made import graph_of, shared_of, simple
+from tests.measure.made import cycles_of, graph_of, shared_of, simple, work_array
 from tests.measure.traced import accused, measured
 
 MESH = Config(world_size=8, tensor_parallel=2, steps=4, forward_kernels=20, backward_kernels=40)
@@ -29,6 +32,21 @@ def test_groups_of_a_mesh_are_compared(plants, expected, tmp_path):
     assert measurement.facts.communication.slow_link_ranks == expected
     if plants and plants[0].kind == "slow_link":
         assert accused(measurement) == {}
+
+
+@pytest.mark.parametrize(("slow", "expected"), [(1.0, []), (2.0, [2, 3])], ids=["healthy", "slow link"])
+@pytest.mark.parametrize("backward_ms", [(10.0, 10.0), (10.0, 14.0)], ids=["replicas", "other stages"])
+def test_groups_are_compared_by_place_where_no_size_was_recorded(slow, expected, backward_ms):
+    """Two groups of two ranks, two reductions each; only replicas of one model are known to exchange the same."""
+    syncs = [
+        Sync(SyncKind.GRADIENTS, "allreduce", members, group=f"data{members[0]}")
+        for _ in range(2)
+        for members in ((0, 1), (2, 3))
+    ]
+    work = work_array(8, 4, 4, backward=np.repeat(backward_ms, 2) / 4)
+    graph = graph_of(cycles_of(syncs, work, np.array([2.0, 2.0 * slow, 2.0, 2.0 * slow])))
+    compared = backward_ms[0] == backward_ms[1]
+    assert slow_link_ranks(graph, [""] * 4) == (expected if compared else None)
 
 
 def test_one_group_of_all_ranks_leaves_it_open(tmp_path):
