@@ -106,7 +106,14 @@ def command(
     """
     named = {"--html": html, "--json": json_file, "--markdown": markdown, "--sarif": sarif, "--junit": junit}
     check_outputs(paths, named)
-    reading = {"jobs": jobs, "cache": not no_cache, "engine": engine, "job": job, "hta": hta}
+    reading = {
+        "jobs": jobs,
+        "cache": not no_cache,
+        "engine": engine,
+        "job": job,
+        "hta": hta,
+        "source_text": not no_source_text,
+    }
     diagnosis = _diagnosis(paths, rules, reading)
     if redacted:
         diagnosis = report.redact(diagnosis)

@@ -190,7 +190,6 @@ class _Recording:
         for stage in (
             partial(self._settle, status),
             self._collect,
-            self._note_sources,
             self._wait_for_others,
         ):
             try:
@@ -201,6 +200,7 @@ class _Recording:
                 raise
             except Exception as error:
                 self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
+        self._note_sources()
         recorded, notes = bounded(lambda beat: self._complete(command, status, ended_ns), _ANSWER_S)
         self.notes += notes
         return recorded
@@ -248,11 +248,26 @@ class _Recording:
         clear_raw_folders(folders, self.launch.document["run_id"], is_alive)
         return _Gathered([], unsaved)
 
-    def _note_sources(self, beat: Beat) -> _Gathered:
-        """What the ranks' source files are, so that the analysis can tell whether it reads the same."""
+    def _note_sources(self) -> None:
+        """What the ranks' source files are, so that the analysis can tell whether it reads the same. The job's own storage may be
+        slow or gone: that costs the report the text of its lines, and nothing else."""
         launch = self.launch
-        note_sources(str(launch.run), launch.host, self.ranks.folders(), launch.document["started_ns"])
-        return _Gathered([])
+        try:
+            bounded(
+                lambda beat: note_sources(
+                    str(launch.run), launch.host, self.ranks.folders(), launch.document["started_ns"]
+                ),
+                _ANSWER_S,
+            )
+        except Exception as error:
+            why = (
+                "its storage does not answer"
+                if isinstance(error, NoAnswerError)
+                else f"{type(error).__name__}: {error}"
+            )
+            self.telemetry_notes.append(
+                Note(f"The report shows no source text: the job's files could not be read ({why}).")
+            )
 
     def _wait_for_others(self, beat: Beat) -> _Gathered:
         """The owner analyses, so it lets the run's other launchers end first, for a while."""

@@ -235,3 +235,24 @@ def test_work_is_waited_for_as_long_as_it_gets_on() -> None:
         bounded(lambda beat: time.sleep(60), 0.1)
     with pytest.raises(BusyError, match="planted"):
         bounded(failing, 10.0)
+
+
+def test_source_files_that_do_not_answer_cost_their_text_alone(tmp_path):
+    patched = "import ddpdoctor.launch.session as s, time; s.note_sources = lambda *_: time.sleep(600)"
+    python, flag, code, *rest = DDPDOCTOR_RUN
+    command = [python, flag, f"{code.rpartition(';')[0]}; {patched}; main()", *rest, "--out", "run", "--"]
+    job = [*TORCHRUN, "--nproc-per-node=2", TINY, "6"]
+    done = subprocess.run(
+        [*command, *job],
+        cwd=tmp_path,
+        env=clean_environment(),
+        capture_output=True,
+        text=True,
+        timeout=180,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "does not answer" not in done.stderr
+    manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
+    assert manifest["exit_code"] == 0
+    assert any("no source text" in note for note in manifest["notes"])

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from ddpdoctor.measure.numerics import scatter_of
+
 
 @dataclass(frozen=True)
 class Tuning:
@@ -48,8 +50,6 @@ class Tuning:
 
 
 TUNING = Tuning()
-_SIGMA = 1.4826
-"""A normal distribution's standard deviation, in medians of the absolute deviations from its median."""
 
 
 @dataclass(frozen=True)
@@ -109,13 +109,13 @@ def fit_clock(reference: NDArray[np.int64], other: NDArray[np.int64]) -> ClockFi
         drift = _drift(local[keep], difference[keep], drift)
         offset = float(np.median(difference[keep] - drift * local[keep]))
         left = np.abs(difference - offset - drift * local)
-        scatter = _SIGMA * float(np.median(left[keep]))
+        scatter = float(scatter_of(left[keep]))
         trimmed = left <= max(TUNING.outlier * scatter, TUNING.least_scatter_ns)
         if (trimmed == keep).all() or trimmed.sum() < TUNING.fewest_left:
             break
         keep = trimmed
     left = np.abs(difference - offset - drift * local)
-    error = _SIGMA * float(np.median(left)) if len(left) else 0.0
+    error = float(scatter_of(left)) if len(left) else 0.0
     return ClockFit(offset, drift, origin, error, len(difference))
 
 

@@ -17,7 +17,7 @@ from .labels import Groups, Ordered, ordered
 from .merging import merged
 from .oneclock import on_one_clock, several_clocks
 from .sequences import spacing
-from .wholeness import Wholeness, spread_of, wholeness
+from .wholeness import Spread, Wholeness, spread_of, wholeness
 
 
 @dataclass(frozen=True)
@@ -64,15 +64,16 @@ def align_and_match(windows: Sequence[Window]) -> tuple[list[Window], Matched]:
     aligned = [by_position.get(position, window) for position, window in enumerate(windows)]
     of_ranks = dict(zip(active, groups, strict=True))
     tables = _tables(of_ranks, len(windows), error_ns, error_ns if several_clocks(taking_part) else 0.0)
+    shared = [(table, spread_of(aligned, table)) for table in tables if (table >= 0).any(axis=0).sum() > 1]
     lines = np.concatenate([np.empty((0, len(windows)), np.int64), *tables])
     members = (lines >= 0).sum(axis=1)
     rows = lines[members > 1]
     matched = Matched(
         rows=rows,
         unmatched=sum(len(window.collectives) for window in windows) - int(members[members > 1].sum()),
-        refused=_refused(aligned, of_ranks, tables),
+        refused=_refused(aligned, of_ranks, shared),
         error_ns=error_ns,
-        wholeness=wholeness(aligned, tables),
+        wholeness=wholeness(aligned, shared),
     )
     return aligned, matched
 
@@ -86,26 +87,27 @@ def _tables(groups: Mapping[int, Groups], world: int, scatter_ns: float, clock_n
     return [merged(of_group, world, scatter_ns, clock_ns) for of_group in members.values()]
 
 
-def _refused(windows: Sequence[Window], groups: Mapping[int, Groups], tables: Sequence[Ints]) -> str | None:
+def _refused(
+    windows: Sequence[Window], groups: Mapping[int, Groups], shared: Sequence[tuple[Ints, Spread]]
+) -> str | None:
     """Why a matching cannot be right: too few are found on several ranks, or ends lie as far apart as by chance."""
-    spread = [spread_of(windows, table) for table in tables if ((table >= 0).any(axis=0)).sum() > 1]
-    several = sum(int((found.members > 1).sum()) for found in spread)
-    possible = sum(int((found.reached > 1).sum()) for found in spread)
-    if spread and several <= TUNING.least_matched * possible:
+    several = sum(int((spread.members > 1).sum()) for _, spread in shared)
+    possible = sum(int((spread.reached > 1).sum()) for _, spread in shared)
+    if shared and several <= TUNING.least_matched * possible:
         return (
             f"only {several} of {possible} collectives are found on several ranks: the windows do not overlap, events were "
             "left out of the traces, or they are of different jobs"
         )
     beside = _distances(windows, groups)
     apart, of_distance = [np.empty(0)], [np.empty(0)]
-    for found, table in zip(spread, (t for t in tables if ((t >= 0).any(axis=0)).sum() > 1), strict=True):
-        chosen = found.members > 1
+    for table, spread in shared:
+        chosen = spread.members > 1
         nearest = np.min(
             [np.where(table[chosen, p] >= 0, of[table[chosen, p]], np.inf) for p, of in beside.items()],
             axis=0,
         )
-        apart.append(found.apart_ns[chosen])
-        of_distance.append(found.apart_ns[chosen] / nearest)
+        apart.append(spread.apart_ns[chosen])
+        of_distance.append(spread.apart_ns[chosen] / nearest)
     apart_ns, shares = np.concatenate(apart), np.concatenate(of_distance)
     if len(shares) and np.median(apart_ns) > TUNING.told_apart_ns and np.median(shares) > TUNING.by_chance:
         return (

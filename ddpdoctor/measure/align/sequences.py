@@ -12,13 +12,10 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array, Ints
+from ddpdoctor.measure.numerics import Array, Ints, scatter_of
 
 from .chains import Limits, filled
 from .labels import Ordered, differ, meet
-
-_SIGMA = 1.4826
-"""A normal distribution's standard deviation, in medians of the absolute deviations from its median."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +49,7 @@ def paired(line: Ordered, other: Ordered, scatter_ns: float, clock_ns: float = 0
     by_step = in_equal_steps(line, other)
     by_step[~meet(line, other, by_step, clock_ns)] = -1
     apart_ns = np.abs(line.end[by_step] - other.end)[by_step >= 0]
-    scatter_ns = max(scatter_ns, _SIGMA * float(np.median(apart_ns)) if len(apart_ns) else 0.0)
+    scatter_ns = max(scatter_ns, float(scatter_of(apart_ns)) if len(apart_ns) else 0.0)
     limits = Limits(clock_ns, max(TUNING.tightest_ns, TUNING.scatters * scatter_ns))
     if other.on_device:
         beside = np.abs(line.end[by_step] - other.end) <= limits.credible_ns(line.taken(by_step), other)

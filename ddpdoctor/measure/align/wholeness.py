@@ -43,8 +43,15 @@ class Spread:
     """Ranks on which it is found."""
     reached: Ints
     """Ranks of the group whose windows reach it."""
-    apart_ns: Array
-    """From the first to the last end."""
+    first: Ints
+    """ns of the first member's end."""
+    last: Ints
+    """ns of the last member's end."""
+
+    @property
+    def apart_ns(self) -> Array:
+        """From the first to the last end."""
+        return (self.last - self.first).astype(float)
 
 
 def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
@@ -54,23 +61,20 @@ def spread_of(windows: Sequence[Window], table: Ints) -> Spread:
     for position in np.flatnonzero((table >= 0).any(axis=0)).tolist():
         begin, end = windows[position].span
         reached += ((first <= end) & (last >= begin)).astype(np.int64)
-    return Spread((table >= 0).sum(axis=1), reached, (last - first).astype(float))
+    return Spread((table >= 0).sum(axis=1), reached, first, last)
 
 
-def wholeness(windows: Sequence[Window], tables: Sequence[Ints]) -> Wholeness:
-    """Of the collectives of groups of which several ranks are here."""
+def wholeness(windows: Sequence[Window], shared: Sequence[tuple[Ints, Spread]]) -> Wholeness:
+    """Of the collectives of groups of which several ranks are here, and where their ends lie."""
     counts = np.zeros(4, np.int64)
-    for table in tables:
+    for table, spread in shared:
         members = np.flatnonzero((table >= 0).any(axis=0)).tolist()
-        if len(members) < 2:
-            continue
-        first, last = _first_and_last_end(windows, table)
         left, lost, cut = np.zeros((3, len(table)), bool)
         for position in members:
             has = table[:, position] >= 0
             own = np.flatnonzero(has)
             begin, end = windows[position].span
-            outside = (last < begin) | (first > end)
+            outside = (spread.last < begin) | (spread.first > end)
             behind = np.arange(len(table)) > own[-1]
             inside_behind = int((behind & ~outside).sum())
             gone = behind & ~outside & (inside_behind >= _LEFT)

@@ -74,7 +74,9 @@ def _overlap(groups: Mapping[Members, Array]) -> bool:
 
 
 def _computed_ns(graph: Graph) -> Array:
-    """[R] ns that each rank computes in a usual cycle, beside collectives too."""
+    """[R] ns that each rank computes in a usual cycle, beside collectives too; zeros where there is no cycle."""
+    if not graph.groups:
+        return np.zeros(len(graph.ranks))
     columns = [INDEX[component] for component in DEVICE_COMPUTATION]
     per_cycle = [
         (of if group.hidden is None else of + group.hidden[..., columns].sum(axis=(1, 3)))

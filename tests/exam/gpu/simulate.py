@@ -183,17 +183,22 @@ def _until_backward(rank: Rank, step: int, active: list[Planned]) -> None:
         if waits and layer in (1, layers // 4 + 1, layers // 2 + 1, 3 * layers // 4 + 1):
             rank.wait("checks.py(30): is_finite")
             rank.sleep(waits.us, "checks.py(30): is_finite")
-    extra = sized.get("extra-forward")
-    for _ in range(4 if extra else 0):
+    if "extra-forward" in sized:
+        _compute_more(rank, sized["extra-forward"].us)
+    rank.note("python_function", "model.py(40): forward", begin)
+    rank.note("user_annotation", "DistributedDataParallel.forward", begin)
+
+
+def _compute_more(rank: Rank, us: float) -> None:
+    """A loop of matrix products, ``us`` long on the device."""
+    for _ in range(4):
         rank.op(
             "aten::mm",
             "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x5_nn",
-            extra.us / 4,
+            us / 4,
             dims=[[64, 512], [512, 512]],
             steady=True,
-        )  # type: ignore[union-attr]
-    rank.note("python_function", "model.py(40): forward", begin)
-    rank.note("user_annotation", "DistributedDataParallel.forward", begin)
+        )
 
 
 ELEMENTWISE = "void at::native::vectorized_elementwise_kernel<4, at::native::relu>(int)"
@@ -332,17 +337,9 @@ def _finish(rank: Rank, step: int, active: list[Planned]) -> None:
             0.05 * sum(setup.layers_us),
         )
     rank.note("user_annotation", "Optimizer.step#SGD.step", begin)
-    extra = sized.get("extra-after")
-    start = rank.host
-    for _ in range(4 if extra else 0):
-        rank.op(
-            "aten::mm",
-            "ampere_bf16_s16816gemm_bf16_64x64_sliced1x2_ldg8_f2f_stages_64x5_nn",
-            extra.us / 4,
-            dims=[[64, 512], [512, 512]],
-            steady=True,
-        )  # type: ignore[union-attr]
+    extra, start = sized.get("extra-after"), rank.host
     if extra:
+        _compute_more(rank, extra.us)
         rank.note("python_function", "metrics.py(28): confusion", start)
     if setup.reads_loss:
         rank.wait("train.py(44): train_step")
