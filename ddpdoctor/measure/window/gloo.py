@@ -72,9 +72,12 @@ def _calls_of(called: Ints, start: Ints, end: Ints) -> Ints:
     begins, ends = union(start, end)
     run = np.searchsorted(begins, called, side="right") - 1
     quiet = np.flatnonzero((run < 0) | (called >= ends[np.maximum(run, 0)]))
-    burst = int(np.diff(quiet, prepend=0, append=len(called)).max())
-    since = _least_of_next(most_ahead[::-1], burst)[::-1]
-    call: Ints = np.arange(len(start)) + np.maximum(_least_of_next(most_ahead, burst), since)
+    first = quiet[np.unique(run[quiet], return_index=True)[1]]
+    burst = int(np.diff(first, prepend=0, append=len(called)).max())
+    ahead = _least_of_next(most_ahead, burst)
+    # Behind a loss the next burst tells, before it the last one, but for the first burst.
+    ahead[burst - 1 :] = np.maximum(ahead, _least_of_next(most_ahead[::-1], burst)[::-1])[burst - 1 :]
+    call: Ints = np.arange(len(start)) + ahead
     call[(call < 0) | (call >= len(called))] = -1
     call[1:][call[1:] <= np.maximum.accumulate(call)[:-1]] = -1
     return call
@@ -82,7 +85,7 @@ def _calls_of(called: Ints, start: Ints, end: Ints) -> Ints:
 
 def _least_of_next(values: Ints, count: int) -> Ints:
     """[M] the least of each value and those behind it, of so many in all."""
-    least, width = values, 1
+    least, width = values.copy(), 1
     while width < min(count, len(values)):
         further = min(width, count - width)
         least = np.minimum(least, np.append(least[further:], np.full(further, least[-1])))
