@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddpdoctor.measure.numerics import Ints, Mask, union
+from ddpdoctor.measure.numerics import Ints, Mask, covered, union
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace, classify
 
@@ -13,6 +13,12 @@ from .window import ROUNDING_NS
 
 _ENGINE_GAP_NS = 1_000_000
 """The engine issues a bucket's reduction between two of its functions, in a gap of microseconds."""
+
+_AT_ONCE_NS = 2_000_000
+"""From a call to its run, with none running meanwhile: a thread that waits for work takes it in tens of microseconds, on a busy
+machine once it has a CPU."""
+_LONGER = 10.0
+"""Times the usual such time, where that is long: beyond, a run is another call's, which was not recorded."""
 
 
 def collectives_of_gloo(trace: RankTrace) -> Collectives:
@@ -80,6 +86,9 @@ def _calls_of(called: Ints, start: Ints, end: Ints) -> Ints:
     call: Ints = np.arange(len(start)) + ahead
     call[(call < 0) | (call >= len(called))] = -1
     call[1:][call[1:] <= np.maximum.accumulate(call)[:-1]] = -1
+    since = called[np.maximum(call, 0)]
+    idle = np.where(call >= 0, (start - since) - covered((begins, ends), since, start), 0.0)
+    call[idle > max(_AT_ONCE_NS, _LONGER * float(np.median(idle)))] = -1
     return call
 
 
