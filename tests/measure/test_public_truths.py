@@ -91,6 +91,8 @@ def test_the_ends_of_a_long_all_to_all_are_spread():
     whole = of(name).graphs.speaking.wholeness
     assert (whole.whole, whole.lacking, of(name).facts.communication.unmatched) == (31, 1, 0)
     assert caused_ms(name)[2] == pytest.approx(49, abs=2)
+    # Read by hand: 18 ms on its host, less the 10 ms that the others' hosts lose behind it.
+    assert of(name).facts.late.host.ms_per_step == pytest.approx(8.4, rel=1 / 3)
 
 
 def test_a_host_bound_pair():

@@ -46,8 +46,6 @@ class LatenessTuning:
     steady: float = 4.0
     """And times the most by which any kind of work differs: as many as standard errors elsewhere, of the largest deviation
     instead of a usual one."""
-    fewest_ranks: int = 4
-    """Ranks from which on their scatter can stand for the unknown one over the cycles."""
     counts_as_sign: float = 0.5
     """Part of the usual excess from which on a cycle's, or its opposite, has a sign: noise around zero has none."""
     sign_sigmas: float = 3.0
@@ -57,6 +55,9 @@ class LatenessTuning:
 
 
 LATENESS = LatenessTuning()
+_COMPARED = 4
+"""Ranks from which on the median of the others is never the late one's, so that their scatter can stand for the unknown one over
+the cycles. That follows from how they are compared, and is no matter of degree."""
 
 
 @dataclass(frozen=True)
@@ -112,21 +113,22 @@ def _stalls(more: Array, spike: Mask, always: Mask) -> Mask:
 def _is_persistent(more: Array, middle: Array, scatter: Array, step_ns: float, unsteady_ns: float) -> Mask:
     """[R] whose excess stands out of its own scatter; in too few cycles to know that, out of the other ranks', and clearly.
 
-    With few ranks and few cycles, that nothing in the window differs from cycle to cycle by nearly as much stands for what
-    the other ranks would show.
+    In few cycles, that nothing in the window differs from cycle to cycle by nearly as much speaks for it as well as what the
+    other ranks show, and instead of that where these are too few.
     """
     cycles, world = more.shape
     stands_out: Mask = middle > LATENESS.persistent_sigmas * median_error(scatter, cycles)
     enough: Mask = stands_out & (middle > LATENESS.persistent_share * step_ns)
     if cycles >= LATENESS.fewest_cycles:
         return enough
-    many_ranks = world >= LATENESS.fewest_ranks
-    if many_ranks:
-        enough = more.min(axis=0) > LATENESS.persistent_sigmas * scatter_of(more.ravel())
     repeat = more.min(axis=0) > np.maximum(
         LATENESS.repeats * np.abs(more - middle).max(axis=0), LATENESS.steady * unsteady_ns
     )
-    known = many_ranks | (repeat & (cycles > 1))
+    known = repeat & (cycles > 1)
+    if world >= _COMPARED:
+        beyond_ranks = more.min(axis=0) > LATENESS.persistent_sigmas * scatter_of(more.ravel())
+        known = known & enough | beyond_ranks
+        enough = known
     share = LATENESS.few_cycles_share * np.where(known, 1, 2) * (1 if cycles > 1 else 2)
     clearly: Mask = enough & (middle > share * step_ns)
     return clearly

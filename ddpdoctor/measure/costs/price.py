@@ -235,8 +235,6 @@ def set_by_hosts(group: CycleGroup, components: Components) -> bool:
 def _whole_work(group: CycleGroup, components: Components) -> Array:
     """[N, R] ns of these components in the cycle, beside synchronisations too; where hosts set the pace, as each rank would
     have them by itself."""
-    if set_by_hosts(group, components):
-        by_itself: Array = component([group.work_since], components)[0].sum(axis=1)
-        return by_itself
-    whole: Array = component([group.work], components)[0].sum(axis=1)
-    return whole if group.hidden is None else whole + component([group.hidden], components)[0].sum(axis=1)
+    work = group.work_since if set_by_hosts(group, components) else group.continued(group.work)
+    whole: Array = component([work], components)[0].sum(axis=1)
+    return whole

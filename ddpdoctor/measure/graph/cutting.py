@@ -83,7 +83,8 @@ def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
     steps = np.empty(len(rows), np.int64)
     for m, line in enumerate(rows):
         votes = [int(of_rank[r][row]) for r, row in enumerate(line) if row >= 0]
-        steps[m] = max(set(votes), key=votes.count)
+        known = [vote for vote in votes if vote != UNKNOWN_STEP] or votes
+        steps[m] = max(set(known), key=known.count)
     return steps
 
 

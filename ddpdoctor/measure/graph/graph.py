@@ -16,6 +16,7 @@ common clock; NaN where a rank takes no part.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,6 +72,11 @@ class CycleGroup:
     """[N, K, R, C] ns of each component beside the synchronisation, between own arrival and own end; None where none
     can run beside one. A rank that waits in a reduction while its backward pass goes on computes no less than the
     late one: both counts belong together."""
+    ahead: Array | None = None
+    """[N, K, R, C] ns of it since the rank was ready for its last synchronisation. Ranks that wait there do much of the next
+    cycle's work meanwhile, the one that is late does it afterwards: of all it is the next cycle's. None: nothing."""
+    carried: Array | None = None
+    """[N, R, C] ns that the rank had done ahead of the cycle in that way. None: nothing."""
     beside: Array | None = None
     """[N, K, R] ns of computation between own arrival and own end: work that stays when the synchronisation
     goes. None: nothing."""
@@ -205,15 +211,18 @@ class CycleGroup:
     def continued(self, work: Array) -> Array:
         """[N, K, R, C] ns: ``work`` with what ran beside the synchronisation before, of which it is the continuation.
 
-        What runs beside the cycle's last one belongs to the last segment.
+        What runs beside the cycle's last one belongs to the next cycle, as this one begins with what was carried into it.
         """
         if self.hidden is None:
             return work
         work = work.copy()
+        beside = self.hidden if self.ahead is None else self.hidden - self.ahead
         for r in range(work.shape[2]):
             own = [k for k, sync in enumerate(self.syncs) if r in sync.members]
-            for k, following in zip(own, [*own[1:], *own[-1:]], strict=True):
-                work[:, following, r] += self.hidden[:, k, r]
+            if self.carried is not None:
+                work[:, own[0], r] += self.carried[:, r]
+            for k, following in pairwise(own):
+                work[:, following, r] += beside[:, k, r]
         return work
 
     @property

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -83,6 +83,7 @@ def cycle_group(
     arrival, end, ready = segments.arrival, segments.end, matched.ready[bodies]
     last_arrival = np.nanmax(arrival, axis=2)
     work = _work(windows, segments)
+    hidden = _hidden(windows, segments, work)
     computes = [window.compute for window in windows]
     return CycleGroup(
         syncs=syncs,
@@ -92,7 +93,9 @@ def cycle_group(
         end=end,
         work=work,
         message_bytes=np.array([[matched.message_bytes(m) for m in cycle.body] for cycle in cycles]),
-        hidden=_hidden(windows, segments, work),
+        hidden=hidden,
+        ahead=_ahead(windows, segments, ready, hidden),
+        carried=_carried(windows, cycles, matched),
         beside=_within(computes, arrival, end),
         beside_wait=_within(computes, arrival, np.broadcast_to(last_arrival[:, :, None], arrival.shape)),
         exposed=_exposed(computes, arrival, end),
@@ -171,6 +174,42 @@ def _hidden(windows: Sequence[Window], segments: Segments, work: Array) -> Array
         late = covered(window.late_launches, arrival, end)
         hidden[:, :, r, INDEX[Component.LAUNCH]] = np.nan_to_num(late)
     return hidden
+
+
+def _ahead(windows: Sequence[Window], segments: Segments, ready: Array, hidden: Array) -> Array:
+    """[N, K, R, C] ns of what is ``hidden`` that comes after the rank was ready for the cycle's last collective that it has."""
+    arrival, end = segments.arrival, segments.end
+    since = np.where(np.isnan(arrival), -np.inf, ready).max(axis=1, keepdims=True)
+    later = np.clip(since, arrival, end)
+    share = np.zeros(hidden.shape)
+    for r, window in enumerate(windows):
+        for component, own in _device_work(window):
+            whole = np.nan_to_num(covered(own, arrival[:, :, r], end[:, :, r]))
+            part = np.nan_to_num(covered(own, later[:, :, r], end[:, :, r]))
+            share[:, :, r, INDEX[component]] = part / np.maximum(whole, 1.0)
+    ahead: Array = hidden * share
+    return ahead
+
+
+def _carried(windows: Sequence[Window], cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:
+    """[N, R, C] ns of each rank's work of a device since it was ready for the collective at whose end its cycle begins."""
+    ranks = np.arange(len(windows))
+    carried = np.zeros((len(cycles), len(windows), len(COMPONENTS)))
+    begins = [n for n, cycle in enumerate(cycles) if cycle.after is not None]
+    after = np.array([cycles[n].after for n in begins], np.int64).reshape(-1, len(windows))
+    ready, end = matched.ready[after, ranks], matched.end[after, ranks]
+    for r, window in enumerate(windows):
+        for component, own in _device_work(window):
+            carried[begins, r, INDEX[component]] = covered(own, ready[:, r], end[:, r])
+    return carried
+
+
+def _device_work(window: Window) -> Iterator[tuple[Component, Intervals]]:
+    """What can run beside a collective of a window, by kind."""
+    for component in DEVICE_WORK:
+        if component in window.sets:
+            yield component, window.sets[component]
+    yield Component.LAUNCH, window.late_launches
 
 
 def idle_after(windows: Sequence[Window], segments: Segments) -> dict[str, Array]:

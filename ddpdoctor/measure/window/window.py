@@ -109,14 +109,17 @@ class Window:
 
 
 def step_of(window: Window, at: Ints) -> Ints:
-    """[M] step in which each host time lies; :data:`UNKNOWN_STEP` outside the marked steps, 0 where none is marked."""
+    """[M] step in which each host time lies; :data:`UNKNOWN_STEP` outside the marked steps, 0 where none is marked.
+
+    What lies between the marks of two steps is the first one's, unless a step's mark is missing there.
+    """
     if not window.steps:
         return np.zeros(len(at), np.int64)
-    starts = np.array([start for _, start, _ in window.steps])
-    numbers = np.array([number for number, _, _ in window.steps])
-    last = window.steps[-1][2]
+    numbers, starts, ends = (np.array(of_steps) for of_steps in zip(*window.steps, strict=True))
+    until = np.where(np.diff(numbers, append=UNKNOWN_STEP) == 1, np.append(starts[1:], ends[-1]), ends)
     index = np.searchsorted(starts, at, side="right") - 1
-    return np.where((index >= 0) & (at < last), numbers[np.clip(index, 0, None)], UNKNOWN_STEP)
+    own = np.clip(index, 0, None)
+    return np.where((index >= 0) & (at < until[own]), numbers[own], UNKNOWN_STEP)
 
 
 def step_of_collectives(window: Window) -> Ints:

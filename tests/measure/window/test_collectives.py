@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 
+import pytest
+
 from tests.measure.traced import windows_of
 
 ENGINE = "autograd::engine::evaluate_function: "
@@ -36,3 +38,56 @@ def test_a_layers_own_reductions_are_the_models(tmp_path):
     text = {"distributedInfo": {"rank": 0, "world_size": 2, "backend": "nccl"}, "traceEvents": events}
     (tmp_path / "rank0.json").write_text(json.dumps(text))
     assert windows_of(tmp_path)[0].collectives.kind == ["model", "gradients", "gradients"]
+
+
+def gloo_job(folder, *, lost_calls=(), lost_runs=(), bursts=6, delay_us=60):
+    """Three calls 1 ms apart, each carried out by one of two threads in 4 ms, every 20 ms; numbered without end."""
+    events, free = [], {10: 0, 11: 0}
+    for number in range(3 * bursts):
+        called = 20_000 * (number // 3) + 1_000 * (number % 3) + 1_000
+        thread = min(free, key=free.get)
+        begin = max(called + delay_us, free[thread])
+        free[thread] = begin + 4_000
+        for name, at, us, lane, lost in (
+            ("c10d::allreduce_", called, 20, 1, lost_calls),
+            ("gloo:all_reduce", begin, 4_000, thread, lost_runs),
+        ):
+            category = "cpu_op" if lane == 1 else "user_annotation"
+            if number not in lost:
+                events.append(
+                    {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": lane, "ts": at, "dur": us}
+                )
+    text = {"distributedInfo": {"rank": 0, "world_size": 2, "backend": "gloo"}, "traceEvents": events}
+    (folder / "rank0.json").write_text(json.dumps(text))
+    comms = windows_of(folder)[0].collectives
+    first = comms.start.min()
+    return ((comms.start - first) / 1e6).round(2).tolist()
+
+
+ALL_CALLED_MS = [20.0 * (number // 3) + number % 3 for number in range(18)]
+
+
+@pytest.mark.parametrize("delay_us", [60, 900, 3_000])
+def test_each_run_of_gloo_has_the_call_that_issued_it(delay_us, tmp_path):
+    assert gloo_job(tmp_path, delay_us=delay_us) == ALL_CALLED_MS
+
+
+@pytest.mark.parametrize("lost", [{4}, {5}, {3, 4, 5}, {4, 11}])
+def test_a_run_that_is_lost_takes_its_call_with_it(lost, tmp_path):
+    """The next one would else seem to have been issued a burst earlier, and so would all behind it."""
+    found, whole = gloo_job(tmp_path, lost_runs=lost), [number not in lost for number in range(18)]
+    expected = [ms for ms, here in zip(ALL_CALLED_MS, whole, strict=True) if here]
+    bursts = {number // 3 for number in lost}
+    apart = [
+        (number // 3 in bursts, abs(ms - true))
+        for number, ms, true in zip([n for n in range(18) if whole[n]], found, expected, strict=True)
+    ]
+    assert all(ms <= (1.0 if near else 0.0) for near, ms in apart)
+
+
+@pytest.mark.parametrize("lost", [{10}, {11}, {9, 10, 11}])
+def test_a_call_that_is_lost_leaves_the_others_theirs(lost, tmp_path):
+    """A run without a call is taken to have been issued when it began."""
+    found = gloo_job(tmp_path, lost_calls=lost)
+    assert found[:9] == ALL_CALLED_MS[:9] and found[12:] == ALL_CALLED_MS[12:]
+    assert all(abs(ms - true) < 4.0 for ms, true in zip(found[9:12], ALL_CALLED_MS[9:12], strict=True))
