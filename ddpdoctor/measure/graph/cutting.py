@@ -15,6 +15,8 @@ from ddpdoctor.measure.window import UNKNOWN_STEP, Window, arrivals, step_of_col
 
 from .graph import Sync
 
+_NO_PART = np.iinfo(np.int64).min
+"""Stands for the step of a collective in which a rank takes no part."""
 _FEW_STEPS = 2
 """Of no more marked steps, no two need be whole and neighbours: then the whole window is the cycle."""
 
@@ -79,10 +81,25 @@ def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollect
 
 
 def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
-    of_rank = [step_of_collectives(window) for window in windows]
-    steps = np.empty(len(rows), np.int64)
-    for m, line in enumerate(rows):
-        votes = [int(of_rank[r][row]) for r, row in enumerate(line) if row >= 0]
+    """[M] by majority; once more where profilers did not begin to count together, by the count of most."""
+    told = np.full(rows.shape, _NO_PART)
+    for r, window in enumerate(windows):
+        has = rows[:, r] >= 0
+        told[has, r] = step_of_collectives(window)[rows[has, r]]
+    steps = _majority(told)
+    known = (told != _NO_PART) & (told != UNKNOWN_STEP) & (steps != UNKNOWN_STEP)[:, None]
+    ahead = [
+        int(np.median((told[:, r] - steps)[known[:, r]])) if known[:, r].any() else 0
+        for r in range(len(windows))
+    ]
+    return _majority(np.where(known, told - np.array(ahead, np.int64), told)) if any(ahead) else steps
+
+
+def _majority(told: Ints) -> Ints:
+    """[M] the most frequent of the steps [M, R] of those who take part."""
+    steps = np.empty(len(told), np.int64)
+    for m, line in enumerate(told):
+        votes = line[line != _NO_PART].tolist()
         steps[m] = max(set(votes), key=votes.count)
     return steps
 
