@@ -131,7 +131,9 @@ def _by_sequence(matched: MatchedCollectives, cycles: Sequence[Cycle]) -> dict[t
     Cycles of the same collectives are put in one order, by when the last member usually arrives, so that they can be
     compared; one that cannot have gone in that order keeps its own.
     """
-    alike: dict[frozenset[tuple[Sync, int]], list[tuple[Cycle, dict[tuple[Sync, int], int]]]] = defaultdict(list)
+    alike: dict[frozenset[tuple[Sync, int]], list[tuple[Cycle, dict[tuple[Sync, int], int]]]] = defaultdict(
+        list
+    )
     for cycle in cycles:
         seen: Counter[Sync] = Counter()
         place: dict[tuple[Sync, int], int] = {}

@@ -16,7 +16,10 @@ _USUAL_INSTEAD: dict[Gap, tuple[Gap, ...]] = {
     **{(before, Component.BACKWARD): ((before, Component.FORWARD),) for before in _BEFORE_FORWARD},
     (Component.FORWARD, Component.OPTIMIZER): ((Component.FORWARD, Component.BACKWARD),),
     **{
-        (Component.BACKWARD, behind): ((Component.BACKWARD, Component.OPTIMIZER), (Component.OPTIMIZER, behind))
+        (Component.BACKWARD, behind): (
+            (Component.BACKWARD, Component.OPTIMIZER),
+            (Component.OPTIMIZER, behind),
+        )
         for behind in (Component.DATA, Component.FORWARD)
     },
 }
