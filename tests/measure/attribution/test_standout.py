@@ -50,7 +50,9 @@ def test_a_rank_that_is_late_in_some_recorded_steps(plant, cause, steps, tmp_pat
     assert accused(measurement) == {cause: list(plant.ranks)}
     cost = getattr(measurement.facts.late, cause)
     assert cost.stands_out_in == steps
-    assert (cost.steps_hit, cost.steps_seen) == (len(steps), STEPS), "nothing was lost in the first step, either"
+    assert (cost.steps_hit, cost.steps_seen) == (len(steps), STEPS), (
+        "nothing was lost in the first step, either"
+    )
     without_ms = sum(truth.plants[0].step_us_without) / STEPS / 1e3
     whole_ms = (truth.mean_step_us / 1e3 - without_ms) * STEPS
     assert cost.ms_per_step * cost.steps_seen == pytest.approx(whole_ms, rel=0.1)

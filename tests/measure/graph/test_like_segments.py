@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ddpdoctor.measure.costs import Context, price_all
 from ddpdoctor.measure.attribution import attribute
+from ddpdoctor.measure.costs import Context, price_all
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.taxonomy import SyncKind
 from tests.generator import Config, Plant, generate
