@@ -23,6 +23,7 @@ CHOSEN = {
     "D-4-ranks-seed-0-no-seq",
     "E-4-ranks-seed-0-no-seq",
     "F-2-ranks-seed-0-5ms-dropped",
+    "F-3-ranks-seed-0-5ms-dropped",
     "F-4-ranks-seed-0-200ms-drift",
 }
 

@@ -37,6 +37,9 @@ class Tuning:
     """So much longer is the part of the window that is fitted next."""
     nearly: float = 0.9
     """Of the most pairs: as many."""
+    by_step: float = 0.5
+    """Of the most pairs: as many are enough where the steps' numbers speak for an offset. Windows that begin in different steps
+    share fewer collectives than they hold, and steps of one length lie as well beside each other's neighbours."""
     clearly: float = 0.5
     """Of another offset's scatter: less than this is no accident."""
     settling: int = 2
@@ -154,12 +157,17 @@ def _fit_of_two(reference: Groups, other: Groups) -> ClockFit | None:
 
 
 def _best(line: Ordered, other: Ordered) -> ClockFit | None:
-    """The fit by which the most ends come to lie beside each other; of as many, the one that scatters clearly less."""
-    fits = [fit for tried in _to_try(line, other) if (fit := _grown(line, other, tried)) is not None]
-    if not fits:
+    """The fit by which the same steps, or else the most ends, come to lie beside each other, unless another scatters clearly
+    less."""
+    by_step, others = (
+        [fit for tried in to_try if (fit := _grown(line, other, tried)) is not None]
+        for to_try in _to_try(line, other)
+    )
+    if not by_step and not others:
         return None
-    most = max(fit.pairs for fit in fits)
-    good = [fit for fit in fits if fit.pairs >= TUNING.nearly * most]
+    most = max(fit.pairs for fit in (*by_step, *others))
+    good = [fit for fit in by_step if fit.pairs >= TUNING.by_step * most]
+    good += [fit for fit in others if fit.pairs >= TUNING.nearly * most]
     chosen = good[0]
     for fit in good[1:]:
         if fit.error_ns < TUNING.clearly * chosen.error_ns:
@@ -167,15 +175,15 @@ def _best(line: Ordered, other: Ordered) -> ClockFit | None:
     return chosen
 
 
-def _to_try(line: Ordered, other: Ordered) -> list[ClockFit]:
-    """Clocks to try, the likeliest first: by step and place, by votes, by place in the whole window."""
+def _to_try(line: Ordered, other: Ordered) -> tuple[list[ClockFit], list[ClockFit]]:
+    """Clocks to try: by step and place; and by votes, and by place in the whole window."""
     middle = float(np.median(other.end))
     votes = vote_offsets(line.end, line.label, other.end, other.label)
     tried = [in_equal_steps(line, other), in_equal_steps(_in_one_step(line), _in_one_step(other))]
     by_step, by_place = (
         [fit_clock(line.end[row[row >= 0]], other.end[row >= 0])] if (row >= 0).any() else [] for row in tried
     )
-    return [*by_step, *(ClockFit(offset, 0.0, middle, 0.0, 0) for offset in votes), *by_place]
+    return by_step, [*(ClockFit(offset, 0.0, middle, 0.0, 0) for offset in votes), *by_place]
 
 
 def _in_one_step(of: Ordered) -> Ordered:

@@ -88,10 +88,13 @@ def compare(graph: Graph) -> Comparison:
     """Compare the ranks of a graph that has cycles and more than one rank."""
     duration_ns = np.concatenate([group.duration for group in graph.groups])
     work = _slower_in_gaps([group.work_since for group in graph.groups])
-    differences = [_beyond_others(of_group) for of_group in work]
+    by_part = [
+        _beyond_others(group.like.by_part(of_group))
+        for group, of_group in zip(graph.groups, work, strict=True)
+    ]
     more = [
         _over_the_cycle(group, of_group, difference)
-        for group, of_group, difference in zip(graph.groups, work, differences, strict=True)
+        for group, of_group, difference in zip(graph.groups, work, by_part, strict=True)
     ]
     return Comparison(
         steps=np.concatenate([group.steps for group in graph.groups]),
@@ -99,7 +102,9 @@ def compare(graph: Graph) -> Comparison:
         step_ns=float(np.median(duration_ns)),
         work=np.concatenate([of_group.sum(axis=1) for of_group in work]),
         more=np.concatenate(more),
-        differences=differences,
+        differences=[
+            group.like.by_segment(of_group) for group, of_group in zip(graph.groups, by_part, strict=True)
+        ],
     )
 
 
@@ -122,7 +127,7 @@ def _slower_in_gaps(work: Sequence[Array]) -> list[Array]:
 
 
 def _over_the_cycle(group: CycleGroup, work: Array, difference: Array) -> Array:
-    """[N, R, C] beyond the others over the whole cycle.
+    """[N, R, C] beyond the others over the whole cycle, of ``difference`` by parts of the step.
 
     What runs beside synchronisations counts in the segment where it ends up, which may be another on each rank: only the whole
     cycle tells then.

@@ -29,8 +29,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array, Mask, scatter_of, undisturbed
-from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, RECORDED, LateCause
+from ddpdoctor.measure.numerics import Array, Mask, scatter_of
+from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, RECORDED, Component, LateCause
 
 from .comparison import Comparison
 
@@ -48,8 +48,10 @@ class StandoutTuning:
     time on (Lin et al., OSDI '25)."""
     apart: float = 0.5
     """Part of the least outlier that nothing else may reach: the tail of noise has values of all sizes in between."""
-    fewest_cycles: int = 4
-    """Cycles from which on the others say what is usual."""
+    fewest_cycles: int = 2
+    """Cycles from which on another one says what is usual; the other ranks say it as well."""
+    undisturbed: float = 0.25
+    """Quantile that stands for an undisturbed cycle, as elsewhere."""
     fewest_in_turn: int = 3
     """Cycles from which on pauses that meet any rank are told: a pattern's fewest."""
     fewest_ranks_in_turn: int = 2
@@ -107,19 +109,30 @@ def all_starve(waits_ns: Array, step_ns: float) -> Mask:
 
 def _late_ns(comparison: Comparison) -> dict[LateCause, Array]:
     """Kind of work → [cycles, R] ns by which it makes ranks late where it stands out, else 0; without kinds in which it never
-    does, and what is no work of the rank's: time in collectives that were not matched is as likely another rank's fault."""
+    does."""
     whole = _beyond_usual(comparison.more.sum(axis=2))
     common = _common(_beyond_usual(comparison.work.sum(axis=2)))
     late_ns: dict[LateCause, Array] = {}
     for cause in LATE_COMPONENTS:
-        if cause == LateCause.UNKNOWN:
-            continue
-        more = np.minimum(_beyond_usual(comparison.work_of(cause)), _beyond_usual(comparison.more_of(cause)))
+        work, beyond = _own(comparison, cause)
+        more = np.minimum(_beyond_usual(work), _beyond_usual(beyond))
         late = np.minimum(more, whole)
         outlying = _outliers(late, more, comparison.step_ns) & (STANDOUT.apart * more > common)
         if outlying.any():
             late_ns[cause] = np.where(outlying, late, 0.0)
     return late_ns
+
+
+def _own(comparison: Comparison, cause: LateCause) -> tuple[Array, Array]:
+    """[cycles, R] ns of one kind of work, and of what is beyond the other ranks'.
+
+    Of what has no known cause, a device that stands idle is late itself; time in collectives that were not matched, or before the
+    window, is as likely another rank's fault.
+    """
+    if cause != LateCause.UNKNOWN:
+        return comparison.work_of(cause), comparison.more_of(cause)
+    column = INDEX[Component.IDLE]
+    return comparison.work[:, :, column], comparison.more[:, :, column]
 
 
 def _is_told(late_ns: Array, duration_ns: Array) -> bool:
@@ -128,8 +141,10 @@ def _is_told(late_ns: Array, duration_ns: Array) -> bool:
 
 
 def _beyond_usual(values: Array) -> Array:
-    """[cycles, R] beyond the rank's own undisturbed cycle."""
-    return values - undisturbed(values)
+    """[cycles, R] beyond the rank's own undisturbed cycle: one that it had, so that of few cycles one long one is no part of
+    it."""
+    usual: Array = np.quantile(values, STANDOUT.undisturbed, axis=0, method="lower")
+    return values - usual
 
 
 def _common(beyond: Array) -> Array:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.attribution import Attribution, component, unseen
@@ -26,11 +27,24 @@ class _Tuning:
     """A rank whose excess saves less than this share of the step is no straggler: a replay's own error is as large."""
     same_segments: float = 0.5
     """Part of two causes' time that must fall into the same segments of the cycle, for one to hide behind the other."""
+    shows: float = 0.5
+    """Part of what is lost each time by which a step is longer for it at least: hosts that run ahead of their devices catch up."""
     stragglers: float = 0.25
     """Part of the largest straggler's excess from which on a rank is named beside it."""
 
 
 _TUNING = _Tuning()
+_IN_MS = (
+    "ms_per_step",
+    "low_ms_per_step",
+    "high_ms_per_step",
+    "alone_ms_per_step",
+    "remaining_ms_per_step",
+    "waiting_ms_per_step",
+    "going_on_ms_per_step",
+    "beside_ms_per_step",
+)
+"""Fields of a cost that are means over steps."""
 
 
 @dataclass(frozen=True)
@@ -99,13 +113,40 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
         told["phase"] = only_phase(context.graph, positions)
     if cause in attribution.stands_out_in or cause != LateCause.DATA:
         told["stands_out_in"] = attribution.stands_out_in.get(cause, [])
-    return context.pricing.cost(
+    cost = context.pricing.cost(
         [without_work(removal.work)],
         _when_late(context, cause, removal),
         removal.components,
         positions,
         part=part,
         **told,
+    )
+    return _over_all_steps(cost, context) if cost.stands_out_in else cost
+
+
+def _over_all_steps(cost: Cost, context: Context) -> Cost:
+    """What single steps of a short window cost, spread over all that it recorded: in those without a cycle, as nothing is known of
+    the step before, nobody was held up either where no rank took longer than usual by half of what was lost each time."""
+    graph, measured_ms = context.graph, context.pricing.mean_ns / 1e6
+    lost_ns = (cost.occurrence_ms or 0.0) * 1e6
+    lengths = [dict(zip(of.steps.tolist(), (of.end - of.start).tolist(), strict=True)) for of in graph.steps]
+    of_all = set.intersection(*(set(of_rank) for of_rank in lengths))
+    longest = {step: max(of_rank[step] for of_rank in lengths) for step in of_all}
+    known = set(context.pricing.steps.tolist())
+    usual = [ns for step, ns in longest.items() if step in known]
+    if not usual:
+        return cost
+    most_ns = float(np.median(usual)) + _TUNING.shows * lost_ns
+    quiet = sum(ns <= most_ns for step, ns in longest.items() if step not in known)
+    part = graph.cycles / (graph.cycles + quiet)
+    shrunk = {name: ms * part for name in _IN_MS if (ms := getattr(cost, name)) is not None}
+    saved_ms = shrunk["ms_per_step"]
+    return msgspec.structs.replace(
+        cost,
+        **shrunk,
+        share=saved_ms / measured_ms,
+        speedup=measured_ms / max(measured_ms - saved_ms, 1e-3),
+        steps_seen=cost.steps_seen + quiet,
     )
 
 

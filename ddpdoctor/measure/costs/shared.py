@@ -88,8 +88,10 @@ def common_work(context: Context, components: Components) -> Cost | None:
     removed, alone = [], []
     for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
         work, own, excess = component([*_work_and_alone(group, components), claimed], components)
-        removed.append(np.clip(work, 0, None) if everybody else common_part(work - excess, own - excess))
-        alone.append(np.clip(own, 0, None) if everybody else common_part(own - excess, own - excess))
+        for of_all, part in ((removed, work), (alone, own)):
+            of_all.append(
+                np.clip(part, 0, None) if everybody else common_part(part - excess, own - excess, group.like)
+            )
     if not sum(float(work.sum()) for work in removed):
         return None
     return context.pricing.cost([without_work(removed, alone)], removed, components)

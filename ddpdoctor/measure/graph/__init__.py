@@ -10,6 +10,7 @@ from .from_logs import graph_of_logs
 from .from_windows import graph_of_windows
 from .graph import CycleGroup, Graph, RankSteps, Sync
 from .issuetime import issue_time_ns
+from .likesegments import LikeSegments
 from .loaderwindows import latent_in_windows
 from .operators import operator_shares, python_parts
 from .reckoning import LEFT_OUT, all_set_aside, measured_steps, recorded_steps
@@ -21,6 +22,7 @@ __all__ = [
     "Graph",
     "Graphs",
     "Lane",
+    "LikeSegments",
     "RankSteps",
     "Recording",
     "Sync",

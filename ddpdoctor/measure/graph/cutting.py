@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,6 +15,8 @@ from ddpdoctor.measure.window import UNKNOWN_STEP, Window, arrivals, step_of_col
 
 from .graph import Sync
 
+_NO_PART = np.iinfo(np.int64).min
+"""Stands for the step of a collective in which a rank takes no part."""
 _FEW_STEPS = 2
 """Of no more marked steps, no two need be whole and neighbours: then the whole window is the cycle."""
 
@@ -79,10 +81,25 @@ def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollect
 
 
 def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
-    of_rank = [step_of_collectives(window) for window in windows]
-    steps = np.empty(len(rows), np.int64)
-    for m, line in enumerate(rows):
-        votes = [int(of_rank[r][row]) for r, row in enumerate(line) if row >= 0]
+    """[M] by majority; once more where profilers did not begin to count together, by the count of most."""
+    told = np.full(rows.shape, _NO_PART)
+    for r, window in enumerate(windows):
+        has = rows[:, r] >= 0
+        told[has, r] = step_of_collectives(window)[rows[has, r]]
+    steps = _majority(told)
+    known = (told != _NO_PART) & (told != UNKNOWN_STEP) & (steps != UNKNOWN_STEP)[:, None]
+    ahead = [
+        int(np.median((told[:, r] - steps)[known[:, r]])) if known[:, r].any() else 0
+        for r in range(len(windows))
+    ]
+    return _majority(np.where(known, told - np.array(ahead, np.int64), told)) if any(ahead) else steps
+
+
+def _majority(told: Ints) -> Ints:
+    """[M] the most frequent of the known steps [M, R] of those who take part."""
+    steps = np.empty(len(told), np.int64)
+    for m, line in enumerate(told):
+        votes = line[line != _NO_PART].tolist()
         known = [vote for vote in votes if vote != UNKNOWN_STEP] or votes
         steps[m] = max(set(known), key=known.count)
     return steps
@@ -96,7 +113,7 @@ class Cycle:
     after: Sequence[int] | None
     """Of each rank, the collective at whose end its cycle begins; None: the cycle begins with the window."""
     body: Sequence[int]
-    """In order of their last arrivals."""
+    """In order of their last arrivals, or of those of the cycles that are alike."""
 
 
 @dataclass(frozen=True)
@@ -108,6 +125,45 @@ class Cut:
     """The one cycle begins with the earliest event of any rank."""
 
 
+def _by_sequence(matched: MatchedCollectives, cycles: Sequence[Cycle]) -> dict[tuple[Sync, ...], list[Cycle]]:
+    """The cycles by their sequence of synchronisations.
+
+    On devices collectives of several groups run side by side, and which of two comes first, chance decides from cycle to cycle.
+    Cycles of the same collectives are put in one order, by when the last member usually arrives, so that they can be
+    compared; one that cannot have gone in that order keeps its own.
+    """
+    alike: dict[frozenset[tuple[Sync, int]], list[tuple[Cycle, dict[tuple[Sync, int], int]]]] = defaultdict(
+        list
+    )
+    for cycle in cycles:
+        seen: Counter[Sync] = Counter()
+        place: dict[tuple[Sync, int], int] = {}
+        for m in cycle.body:
+            sync = matched.sync(m)
+            seen[sync] += 1
+            place[sync, seen[sync]] = m
+        alike[frozenset(place)].append((cycle, place))
+    sequences: dict[tuple[Sync, ...], list[Cycle]] = defaultdict(list)
+    for same in alike.values():
+        names = list(same[0][1])
+        bodies = np.array([[place[name] for name in names] for _, place in same])
+        since = matched.last_arrival[bodies]
+        usual = np.argsort(np.median(since - since.min(axis=1, keepdims=True), axis=0), kind="stable")
+        for (cycle, _), body in zip(same, bodies[:, usual], strict=True):
+            own = body.tolist() if _may_be_in_order(matched, body) else cycle.body
+            sequences[tuple(matched.sync(m) for m in own)].append(Cycle(cycle.step, cycle.after, own))
+    return dict(sequences)
+
+
+def _may_be_in_order(matched: MatchedCollectives, body: Ints) -> bool:
+    """Whether nobody left one of these, which run on devices, before it came to one that is placed ahead of it."""
+    if not all(window.on_device for window in matched.windows):
+        return False
+    arrival = np.where(np.isnan(matched.arrival[body]), -np.inf, matched.arrival[body])
+    ahead = np.maximum.accumulate(arrival, axis=0)[:-1]
+    return not bool((matched.end[body][1:] <= ahead).any())
+
+
 def cut_into_cycles(matched: MatchedCollectives) -> Cut:
     """Cycles from the end of one step's last collective of all to the end of the next one's."""
     order = np.argsort(matched.last_arrival, kind="stable")
@@ -116,15 +172,15 @@ def cut_into_cycles(matched: MatchedCollectives) -> Cut:
         by_step[int(matched.step[m])].append(int(m))
     steps = sorted(step for step in by_step if step != UNKNOWN_STEP)
     lasts = {step: _lasts(matched, by_step[step]) for step in steps}
-    cycles: dict[tuple[Sync, ...], list[Cycle]] = defaultdict(list)
+    cycles = []
     for before, step in pairwise(steps):
         after, last = lasts[before], lasts[step]
         if after is not None and last is not None and step == before + 1:
             body = _between(matched, order, after, last)
             if _holds_all(matched, body):
-                cycles[tuple(matched.sync(m) for m in body)].append(Cycle(step, after, body))
+                cycles.append(Cycle(step, after, body))
     if cycles:
-        return Cut(dict(cycles))
+        return Cut(_by_sequence(matched, cycles))
     if len(steps) > _FEW_STEPS:
         # Steps were marked, but no two neighbours matched: their length is known, who waited for whom is not.
         return Cut({})

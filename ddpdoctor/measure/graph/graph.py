@@ -16,6 +16,7 @@ common clock; NaN where a rank takes no part.
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
@@ -24,6 +25,8 @@ from numpy.typing import NDArray
 from ddpdoctor.measure.align import Wholeness
 from ddpdoctor.measure.numerics import Array, nan_median
 from ddpdoctor.measure.taxonomy import INDEX, LATENT, Component, LateCause
+
+from .likesegments import LikeSegments, like_segments
 
 READY_BATCH = 0.02
 """Part of a step within which a batch that stands ready is taken: its tensors come through shared memory and a queue in
@@ -136,6 +139,11 @@ class CycleGroup:
     def wait(self) -> Array:
         """[N, K, R] ns from own arrival to the last arrival."""
         return self.last_arrival[:, :, None] - self.arrival
+
+    @cached_property
+    def like(self) -> LikeSegments:
+        """Which segments of different ranks are the same part of a step."""
+        return like_segments(self.syncs, self.arrival.shape[2])
 
     def together(self, k: int, arrival: Array | None = None) -> Array:
         """[N, members] from when each member waits for nobody any more, for the measured or other arrivals [N, members].

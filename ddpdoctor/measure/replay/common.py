@@ -6,19 +6,22 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ddpdoctor.measure.graph import Graph
+from ddpdoctor.measure.graph import Graph, LikeSegments
 from ddpdoctor.measure.numerics import Array
 
 from .replay import Change, without_sync, without_work
 
 
-def common_part(work: Array, alone: Array) -> Array:
-    """[N, K, R] ns that the ranks have in common: of each, no more than the (lower) median rank has in the same segment.
+def common_part(work: Array, alone: Array, like: LikeSegments | None = None) -> Array:
+    """[N, K, R] ns that the ranks have in common: of each, no more than the (lower) median rank has in the same segment, or in
+    those that are ``like`` it.
 
     ``alone`` is the same work as each rank would have it by itself, see :attr:`CycleGroup.work_alone`.
     """
-    middle = np.sort(np.clip(alone, 0, None), axis=2)[:, :, (alone.shape[2] - 1) // 2]
-    common: Array = np.minimum(np.clip(work, 0, None), middle[:, :, None])
+    parts = np.clip(alone if like is None else like.by_part(alone), 0, None)
+    middle = np.sort(parts, axis=2)[:, :, (alone.shape[2] - 1) // 2, None]
+    most = middle if like is None else like.by_segment(np.broadcast_to(middle, parts.shape))
+    common: Array = np.minimum(np.clip(work, 0, None), most)
     return common
 
 
@@ -26,7 +29,7 @@ def idle_after(graph: Graph, kinds: Sequence[str]) -> list[Array]:
     """[N, K, R] ns, group by group: what is common to the ranks of the idle time after these kinds of waiting."""
     return [
         sum(
-            (common_part(idle, idle) for kind, idle in group.idle_after.items() if kind in kinds),
+            (common_part(idle, idle, group.like) for kind, idle in group.idle_after.items() if kind in kinds),
             np.zeros(group.arrival.shape),
         )
         for group in graph.groups
