@@ -15,8 +15,10 @@ from ddpdoctor.measure.numerics import Array, Value, fair_shares
 from ddpdoctor.measure.replay import without_work
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, Components, LateCause
 
+from .checkpoints import as_often_as_saved
 from .computelate import cause_of_computing_longer
 from .context import Context, Costs
+from .merge import grown
 from .onephase import only_phase
 
 
@@ -61,7 +63,14 @@ def late_work(context: Context) -> Costs:
     if computing is not None:
         costs[cause_of_computing_longer(computing, context.graph, context.throttled_ranks)] = computing
     everything = [sum(works) for works in zip(*(removal.work for removal in removals.values()), strict=True)]
-    costs[LateCause.TOTAL] = pricing.cost([without_work(everything)], everything)
+    total = pricing.cost([without_work(everything)], everything)
+    saving = costs.get(LateCause.CHECKPOINT)
+    if saving is not None:
+        often = costs[LateCause.CHECKPOINT] = as_often_as_saved(context, saving)
+        more_ms = often.ms_per_step - saving.ms_per_step
+        if more_ms:
+            total = grown(total, often, total.ms_per_step + more_ms, pricing.mean_ns / 1e6 + more_ms)
+    costs[LateCause.TOTAL] = total
     return {f"late.{cause}": cost for cause, cost in costs.items()}
 
 

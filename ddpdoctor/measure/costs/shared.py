@@ -27,6 +27,7 @@ from ddpdoctor.measure.taxonomy import (
     SyncKind,
 )
 
+from .checkpoints import as_often_as_saved
 from .context import Context, Costs
 from .price import set_by_hosts
 from .whatif import reduced_again, without_reductions
@@ -37,13 +38,15 @@ USUAL_TRANSFER = 0.4
 
 def shared_work(context: Context) -> Costs:
     """``shared.*`` of each kind of work; the first batches of an epoch have a pricer of their own."""
-    return _known(
-        {
-            cause: common_work(context, components)
-            for cause, components in SHARED_COMPONENTS.items()
-            if cause != SharedCause.DATA_EPOCH_START
-        }
-    )
+    costs = {
+        cause: common_work(context, components)
+        for cause, components in SHARED_COMPONENTS.items()
+        if cause != SharedCause.DATA_EPOCH_START
+    }
+    saving = costs[SharedCause.CHECKPOINT]
+    if saving is not None:
+        costs[SharedCause.CHECKPOINT] = as_often_as_saved(context, saving)
+    return _known(costs)
 
 
 def shared_synchronisations(context: Context) -> Costs:
