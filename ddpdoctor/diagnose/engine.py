@@ -268,6 +268,8 @@ class _Run:
         tiny = mean_ms < limit["tiny_step_ms"] and cost["ms_per_step"] < limit["tiny_cost_ms"]
         if cost["share"] < limit["warning_share"] or rule.severity_most == "info" or tiny:
             return "info"
+        if rule.informs_when is not None and self._holds(rule.informs_when):
+            return "info"
         if self._stands_out() and len(cost["stands_out_in"]) < limit["outstanding_steps"]:
             return "info"
         if cost["share"] < limit["critical_share"] or rule.severity_most == "warning" or self._stands_out():
