@@ -32,6 +32,11 @@ from .context import Context, Costs
 from .price import set_by_hosts
 from .whatif import reduced_again, without_reductions
 
+_OWN_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
+"""What a script does by itself, which may be one thing on one rank and another on the next."""
+MOSTLY_THE_SAME = 0.8
+"""Part of the ranks' stack samples that lies at lines where all of them are, from which on they are taken to do the same: counting
+errors and noise hide one in five."""
 USUAL_TRANSFER = 0.4
 """Quantile of the transfers over the cycles that counts as what the transfer itself needs: as of gains, see ``price``."""
 
@@ -39,7 +44,7 @@ USUAL_TRANSFER = 0.4
 def shared_work(context: Context) -> Costs:
     """``shared.*`` of each kind of work; the first batches of an epoch have a pricer of their own."""
     costs = {
-        cause: common_work(context, components)
+        cause: common_work(context, components, told_apart=cause in _OWN_CODE)
         for cause, components in SHARED_COMPONENTS.items()
         if cause != SharedCause.DATA_EPOCH_START
     }
@@ -82,20 +87,34 @@ def starved_of_cpu(context: Context) -> Costs:
     return _known({SharedCause.CPU_STARVED: context.pricing.cost([without_work(removed)], removed)})
 
 
-def common_work(context: Context, components: Components) -> Cost | None:
+def common_work(context: Context, components: Components, *, told_apart: bool = False) -> Cost | None:
     """What all ranks spend on this work. Where it takes long now on this rank, now on that one, as chance has it, all of it:
-    else the part that the ranks have in common, without the stragglers' excess."""
+    else the part that the ranks have in common, without the stragglers' excess. Where it is ``told_apart``, what two ranks do
+    is common only if it is of one kind, and at the same lines."""
     attribution = context.attribution
     by_chance = {c for kind in attribution.by_chance for c in LATE_COMPONENTS[kind]}
     everybody = by_chance.issuperset(components)
+    kinds = [(each,) for each in components] if told_apart else [components]
     removed, alone = [], []
     for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
-        work, own, excess = component([*_work_and_alone(group, components), claimed], components)
-        removed.append(np.clip(work, 0, None) if everybody else common_part(work - excess, own - excess))
-        alone.append(np.clip(own, 0, None) if everybody else common_part(own - excess, own - excess))
+        both = _work_and_alone(group, components)
+        parts = [_in_common(component([*both, claimed], kind), everybody) for kind in kinds]
+        removed.append(sum(part for part, _ in parts))
+        alone.append(sum(part for _, part in parts))
     if not sum(float(work.sum()) for work in removed):
         return None
+    same = context.lines.in_common(components, context.pricing.steps) if told_apart else None
+    if same is not None and same < MOSTLY_THE_SAME:
+        removed, alone = [same * work for work in removed], [same * work for work in alone]
     return context.pricing.cost([without_work(removed, alone)], removed, components)
+
+
+def _in_common(of_kind: Sequence[Array], everybody: bool) -> tuple[Array, Array]:
+    """[N, K, R] ns, twice: of the work, and of what each rank would have by itself. ``of_kind``: both, and the stragglers' excess."""
+    work, own, excess = of_kind
+    if everybody:
+        return np.clip(work, 0, None), np.clip(own, 0, None)
+    return common_part(work - excess, own - excess), common_part(own - excess, own - excess)
 
 
 def exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
