@@ -393,3 +393,9 @@ def test_one_late_step_is_in_the_verdict_of_a_job_that_is_healthy_otherwise() ->
         run(rule("a/late", costs="late.data"), facts=outstanding(3)), coverage=Coverage(7, 2)
     )
     assert healthy and said.rule is None and said.headline.endswith("but once: a headline")
+
+
+def test_what_only_informs_here_is_noted_beside_that_nothing_warns() -> None:
+    quiet = rule("a/quiet", severity="warning", informs_when="job.ranks_seen == 2.0")
+    healthy, said = verdict(run(quiet), coverage=Coverage(50, 2))
+    assert healthy and said.headline.endswith("but note: a headline")
