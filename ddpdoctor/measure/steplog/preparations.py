@@ -10,10 +10,13 @@ import numpy as np
 from ddpdoctor.measure.numerics import EMPTY, Intervals, subtract, union, union_of
 from ddpdoctor.measure.phases import Gaps
 
+_FEWEST_USUAL = 3
+"""Gaps without a save from which on it is known how long such a gap usually is: a pattern's fewest, as rules have it."""
+
 
 def prepared_for(saves: Intervals, gaps: Gaps, recorded: Intervals) -> Intervals:
     """The time that belongs to the checkpoints in the gaps where the ``saves`` lie, ns: what of such a gap nothing ``recorded``
-    covers, beyond the median of the same kind of gap without a save. None of it where each gap of the kind has one."""
+    covers, beyond the median of the same kind of gap without a save. None of it where nearly each gap of the kind has one."""
     starts, ends = gaps.times
     if not len(starts):
         return EMPTY
@@ -26,7 +29,7 @@ def prepared_for(saves: Intervals, gaps: Gaps, recorded: Intervals) -> Intervals
     usual = {}
     for kind in np.unique(gaps.kind[saving]).tolist():
         others = length[(gaps.kind == kind) & ~saving]
-        usual[kind] = float(np.median(others)) if len(others) else np.inf
+        usual[kind] = float(np.median(others)) if len(others) >= _FEWEST_USUAL else np.inf
     pieces = [EMPTY]
     for at in np.flatnonzero(saving):
         own = slice(*np.searchsorted(whose, (at, at + 1)))
