@@ -12,7 +12,9 @@ import numpy as np
 from ddpdoctor.measure.attribution import Attribution, component, unseen
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.numerics import Array, Value, fair_shares
+from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import without_work
+from ddpdoctor.measure.sourcelines import joined
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, Components, LateCause
 
 from .checkpoints import as_often_as_saved
@@ -20,6 +22,7 @@ from .computelate import cause_of_computing_longer
 from .context import Context, Costs
 from .merge import grown
 from .onephase import only_phase
+from .shared import different_work
 
 
 @dataclass(frozen=True)
@@ -42,6 +45,8 @@ class _Removal:
     work: list[Array]
     """[N, K, R] ns per group."""
     components: Components
+    of_each: bool = False
+    """Whether each rank does other work of that kind, at lines of its own."""
 
 
 def late_work(context: Context) -> Costs:
@@ -90,6 +95,11 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
         seen = removals.get(LateCause.UNKNOWN)
         whole = [a + b for a, b in zip(seen.work, before_window, strict=True)] if seen else before_window
         removals[LateCause.UNKNOWN] = _Removal(whole, LATE_COMPONENTS[LateCause.UNKNOWN])
+    apart = different_work(context)
+    if apart is not None:
+        host = removals.get(LateCause.HOST)
+        whole = [a + b for a, b in zip(host.work, apart, strict=True)] if host else apart
+        removals[LateCause.HOST] = _Removal(whole, LATE_COMPONENTS[LateCause.HOST], of_each=True)
     if attribution.in_turn:
         together = [amount.sum(axis=-1) for amount in attribution.in_turn]
         components = tuple(c for kind in attribution.causes_in_turn for c in LATE_COMPONENTS[kind])
@@ -108,6 +118,8 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
         told["phase"] = only_phase(context.graph, positions)
     if cause in attribution.stands_out_in or cause != LateCause.DATA:
         told["stands_out_in"] = attribution.stands_out_in.get(cause, [])
+    if removal.of_each and positions:
+        told["where"] = _lines_of_each(context, removal, positions)
     return context.pricing.cost(
         [without_work(removal.work)],
         _when_late(context, cause, removal),
@@ -116,6 +128,15 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
         part=part,
         **told,
     )
+
+
+def _lines_of_each(context: Context, removal: _Removal, positions: Sequence[int]) -> list[Where]:
+    """Where each of these ranks does its own work, the one with most of it first."""
+    weight = sum((of_group.sum(axis=(0, 1)) for of_group in removal.work), np.zeros(len(context.graph.ranks)))
+    lines: list[Where] = []
+    for position in sorted(positions, key=lambda position: -weight[position]):
+        lines = joined(lines, context.lines.work(removal.components, [position], context.pricing.steps)[:1])
+    return lines
 
 
 def _stragglers(work: Sequence[Array], world: int) -> list[int]:

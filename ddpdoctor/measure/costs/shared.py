@@ -23,6 +23,7 @@ from ddpdoctor.measure.taxonomy import (
     SHARED_SYNCS,
     SHARED_TRANSFERS,
     Components,
+    LateCause,
     SharedCause,
     SyncKind,
 )
@@ -37,6 +38,10 @@ _OWN_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
 MOSTLY_THE_SAME = 0.8
 """Part of the ranks' stack samples that lies at lines where all of them are, from which on they are taken to do the same: counting
 errors and noise hide one in five."""
+DIFFERENT = 0.5
+"""The same part, below which they do different things: the larger half tells, as elsewhere."""
+LEAST_DIFFERENT = 0.05
+"""Part of the step that such work must take to be told: what rules warn of. Any loop spends less than that at lines of its own."""
 USUAL_TRANSFER = 0.4
 """Quantile of the transfers over the cycles that counts as what the transfer itself needs: as of gains, see ``price``."""
 
@@ -115,6 +120,23 @@ def _in_common(of_kind: Sequence[Array], everybody: bool) -> tuple[Array, Array]
     if everybody:
         return np.clip(work, 0, None), np.clip(own, 0, None)
     return common_part(work - excess, own - excess), common_part(own - excess, own - excess)
+
+
+def different_work(context: Context) -> list[Array] | None:
+    """[N, K, R] ns per group: what ranks spend alike on code of their own, but each at other lines, so that none is late for the
+    others and the step is as long as if one were. None where most of it lies at the same lines, or that is not known."""
+    graph, components = context.graph, LATE_COMPONENTS[LateCause.HOST]
+    if len(graph.ranks) < 2 or not context.speaks_of_hosts:
+        return None
+    same = context.lines.in_common(components, context.pricing.steps)
+    if same is None or same >= DIFFERENT:
+        return None
+    work = [component([group.work], components)[0] for group in graph.groups]
+    claimed = component(context.attribution.claimed, components)
+    alike = [common_part(own - more, own - more) for own, more in zip(work, claimed, strict=True)]
+    apart = [(1.0 - same) * common for common in alike]
+    mean_ns = float(np.concatenate([of_group.sum(axis=1) for of_group in apart]).mean())
+    return apart if mean_ns >= LEAST_DIFFERENT * graph.mean_cycle_ns else None
 
 
 def exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:

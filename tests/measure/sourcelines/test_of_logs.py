@@ -98,5 +98,9 @@ def test_what_two_ranks_do_at_different_lines_is_not_common_to_all(tmp_path, lin
     cost = found.facts.shared.host
     if lines[0] == lines[1]:
         assert cost.ms_per_step == pytest.approx(HOST_MS, rel=0.05)
+        assert found.facts.late.host is None
     else:
         assert cost is None or cost.ms_per_step < 0.1 * HOST_MS
+        late = found.facts.late.host
+        assert late.ranks == [0, 1] and late.ms_per_step == pytest.approx(HOST_MS, rel=0.1)
+        assert {where.line for where in late.where} == set(lines)
