@@ -34,6 +34,8 @@ class Outcome:
     """The common thresholds in force."""
     too_few: list[str] = field(default_factory=list)
     """Ids of rules that found too few outstanding steps of a short window to warn of, by cost."""
+    informing: list[str] = field(default_factory=list)
+    """Ids of rules of a fixed severity that warn elsewhere, and here only inform."""
     suppressed: list[str] = field(default_factory=list)
     """Ids of rules that were not run because the user does not want them."""
     contradictions: list[str] = field(default_factory=list)
@@ -94,8 +96,10 @@ def diagnose(
                 fired.append(Fired(finding, rule, run.cost))
                 outcome.headlines[rule.id] = run.headline
     outcome.findings.extend(ordered(fired, context, base, outcome.errors))
-    informing = {entry.rule.id for entry in fired if entry.only_informs and entry.stands_out}
-    outcome.too_few.extend(finding.rule for finding in outcome.findings if finding.rule in informing)
+    once = {entry.rule.id for entry in fired if entry.only_informs and entry.stands_out}
+    outcome.too_few.extend(finding.rule for finding in outcome.findings if finding.rule in once)
+    noted = {entry.rule.id for entry in fired if entry.only_informs and entry.rule.severity is not None}
+    outcome.informing.extend(finding.rule for finding in outcome.findings if finding.rule in noted)
     return outcome
 
 
@@ -260,6 +264,8 @@ class _Run:
 
     def _severity(self) -> str:
         rule, cost, limit = self.rule, self.cost, self.thresholds
+        if rule.informs_when is not None and self._holds(rule.informs_when):
+            return "info"
         if rule.severity is not None:
             return rule.severity
         if cost is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 from typing import Any
@@ -32,10 +32,15 @@ class Fired:
         return bool(self.cost and self.cost["stands_out_in"])
 
     @property
+    def bounded(self) -> bool:
+        """Whether something else than its cost bounds how severe it is."""
+        rule = self.rule
+        return rule.severity_most is not None or rule.informs_when is not None or self.stands_out
+
+    @property
     def only_informs(self) -> bool:
         """Whether it is an information because it may not warn, whatever it costs."""
-        bounded = self.rule.severity_most is not None or self.stands_out
-        return self.finding.severity == "info" and bounded
+        return self.finding.severity == "info" and self.bounded
 
 
 def ordered(
@@ -49,8 +54,7 @@ def ordered(
         least = floor.get(entry.finding.severity, 0.0) if entry.rule.severity else 0.0
         # Nor does what may only inform stand above what warns.
         above = {"info": floor["warning"], "warning": floor["critical"]}
-        bounded = entry.rule.severity_most is not None or entry.stands_out
-        most = above.get(entry.finding.severity, inf) if bounded else inf
+        most = above.get(entry.finding.severity, inf) if entry.bounded else inf
         return min(max(entry.finding.share or 0.0, least), most)
 
     by_cost = sorted(fired, key=weight, reverse=True)
@@ -68,15 +72,25 @@ def ordered(
                     anything = any(effect.rule == ANY for effect in entry.rule.effects)
                     causes[entry.rule.id] = _root(other.rule.id, causes) if anything else other.rule.id
                     break
-    findings = [msgspec.structs.replace(e.finding, caused_by=causes.get(e.rule.id)) for e in by_cost]
+    informing = {entry.rule.id for entry in fired if entry.only_informs}
+    findings = [_as_effect(entry.finding, causes.get(entry.rule.id), informing) for entry in by_cost]
     return [f for f in findings if f.caused_by is None] + [f for f in findings if f.caused_by is not None]
+
+
+def _as_effect(finding: Finding, cause: str | None, informing: Collection[str]) -> Finding:
+    """The finding with its ``cause``: what follows from one that only informs does not warn either."""
+    severity = "info" if cause in informing else finding.severity
+    return msgspec.structs.replace(finding, caused_by=cause, severity=severity)
 
 
 def _explains(effect: Effect, cause: Fired, entry: Fired, context: Mapping[str, Any]) -> bool:
     if effect.rule == ANY:
         if cause.finding.severity == "info" or cause.finding.costs_ms_per_step is None:
             return False
-    elif effect.rule != cause.rule.id or (cause.only_informs and entry.finding.severity != "info"):
+    elif effect.rule != cause.rule.id:
+        return False
+    elif cause.only_informs and cause.stands_out and entry.finding.severity != "info":
+        # Single steps of a short window are no reason for what all its steps show.
         return False
     if effect.when is None:
         return True

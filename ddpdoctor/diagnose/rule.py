@@ -119,6 +119,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Fixed severity, for what has no price; otherwise it follows from the cost."""
     severity_most: Literal["warning", "info"] | None = None
     """Upper bound, for costs that are a ceiling rather than a promise."""
+    informs_when: str | None = None
+    """CEL: where it holds, the finding is an information whatever it costs."""
     ceiling: bool = False
     """Whether the price is the most that can be saved, of which nobody can say how much will be: no network is free."""
     applies: list[Applies] = []
@@ -265,6 +267,8 @@ def _expressions(rule: Rule) -> list[tuple[str, str]]:
     found = [("when", rule.when)]
     if rule.costs_ms is not None:
         found.append(("costs_ms", rule.costs_ms))
+    if rule.informs_when is not None:
+        found.append(("informs_when", rule.informs_when))
     found += [(f"applies[{i}].when", entry.when) for i, entry in enumerate(rule.applies)]
     found += [(f"effect_of[{i}].when", e.when) for i, e in enumerate(rule.effects) if e.when is not None]
     found += [(f"fixes[{i}].when", fix.when) for i, fix in enumerate(rule.fixes) if fix.when is not None]

@@ -43,7 +43,9 @@ def verdict(outcome: Outcome, *, coverage: Coverage, matched: bool = True) -> tu
     look = f"{steps} of {ranks} looked at"
     if outcome.skipped:
         look += f"; {len(outcome.skipped)} rules could not look"
-    told = next((f for f in outcome.findings if f.share is not None and f.share >= share), None)
+    told = next(
+        (f for f in outcome.findings if (f.share or 0.0) >= share or f.rule in outcome.informing), None
+    )
     if told is not None:
         # What is told without a warning may take much of the step all the same: a machine shared with others.
         return True, Verdict(

@@ -139,6 +139,8 @@ def test_the_greatest_of_several_costs_counts() -> None:
         ({"costs": "shared.data"}, "critical"),
         ({"costs": "shared.data", "severity_most": "warning"}, "warning"),
         ({"costs": "late.data"}, "warning"),
+        ({"costs": "shared.data", "informs_when": "cost.share > 0.2"}, "info"),
+        ({"costs": "shared.data", "informs_when": "cost.share > 0.4"}, "critical"),
         ({"costs_ms": "2.0"}, "info"),
         ({"severity": "critical"}, "critical"),
         ({}, "info"),
@@ -232,14 +234,33 @@ def test_findings_stand_by_cost_and_effects_below() -> None:
     ]
 
 
-def test_what_may_only_inform_stands_below_what_warns_and_explains_no_warning() -> None:
+@pytest.mark.parametrize("bound", [{"severity_most": "info"}, {"informs_when": "job.ranks_seen == 2.0"}])
+def test_what_may_only_inform_stands_below_what_warns(bound: dict[str, str]) -> None:
+    outcome = run(rule("a/noise", costs="late.data", **bound), rule("a/small", costs_ms="8.0"))
+    assert [(f.rule, f.severity) for f in outcome.findings] == [("a/small", "warning"), ("a/noise", "info")]
+
+
+def test_what_follows_from_an_information_does_not_warn() -> None:
     outcome = run(
         rule("a/noise", costs="late.data", severity_most="info"),
         rule("a/small", costs_ms="15.0", effect_of=["a/noise"]),
     )
     assert [(f.rule, f.severity, f.caused_by) for f in outcome.findings] == [
-        ("a/small", "warning", None),
         ("a/noise", "info", None),
+        ("a/small", "info", "a/noise"),
+    ]
+
+
+def test_single_steps_of_a_short_window_explain_no_warning() -> None:
+    facts = FACTS | {"late": {"data": {"ms_per_step": 10.0, "ranks": [1], "stands_out_in": [7]}}}
+    outcome = run(
+        rule("a/once", costs="late.data"),
+        rule("a/small", costs_ms="15.0", effect_of=["a/once"]),
+        facts=facts,
+    )
+    assert [(f.rule, f.severity, f.caused_by) for f in outcome.findings] == [
+        ("a/small", "warning", None),
+        ("a/once", "info", None),
     ]
 
 
@@ -372,3 +393,9 @@ def test_one_late_step_is_in_the_verdict_of_a_job_that_is_healthy_otherwise() ->
         run(rule("a/late", costs="late.data"), facts=outstanding(3)), coverage=Coverage(7, 2)
     )
     assert healthy and said.rule is None and said.headline.endswith("but once: a headline")
+
+
+def test_what_only_informs_here_is_noted_beside_that_nothing_warns() -> None:
+    quiet = rule("a/quiet", severity="warning", informs_when="job.ranks_seen == 2.0")
+    healthy, said = verdict(run(quiet), coverage=Coverage(50, 2))
+    assert healthy and said.headline.endswith("but note: a headline")

@@ -28,6 +28,9 @@ class NoLines:
     def gap(self, components, positions, steps):
         return None
 
+    def in_common(self, components, steps):
+        return None
+
 
 def work_array(cycles, syncs, ranks, **components_ms):
     """[N, K, R, C] ns; each component is a scalar or an array that broadcasts to [N, K, R]."""

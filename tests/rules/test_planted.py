@@ -84,7 +84,7 @@ def test_what_takes_much_of_the_step_without_a_warning_is_not_called_nothing() -
     [
         ("dataloader/one-rank-late", {"late": {"data": {"ms_per_step": 8.0, "ranks": [1]}}}),
         ("dataloader/starved", {"shared": {"data": {"ms_per_step": 8.0}}}),
-        ("rank-imbalance/slow-compute", {"late": {"compute": {"ms_per_step": 8.0, "ranks": [1]}}}),
+        ("rank-imbalance/slow-compute", {"late": {"compute": {"ms_per_step": 12.0, "ranks": [1]}}}),
         (
             "rank-imbalance/uneven-work",
             {

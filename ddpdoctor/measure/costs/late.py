@@ -13,12 +13,17 @@ import numpy as np
 from ddpdoctor.measure.attribution import Attribution, component, unseen
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.numerics import Array, Value, fair_shares
+from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import without_work
+from ddpdoctor.measure.sourcelines import joined
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, Components, LateCause
 
+from .checkpoints import as_often_as_saved
 from .computelate import cause_of_computing_longer
 from .context import Context, Costs
+from .merge import grown
 from .onephase import only_phase
+from .shared import different_work
 
 
 @dataclass(frozen=True)
@@ -54,6 +59,8 @@ class _Removal:
     work: list[Array]
     """[N, K, R] ns per group."""
     components: Components
+    of_each: bool = False
+    """Whether each rank does other work of that kind, at lines of its own."""
 
 
 def late_work(context: Context) -> Costs:
@@ -75,7 +82,14 @@ def late_work(context: Context) -> Costs:
     if computing is not None:
         costs[cause_of_computing_longer(computing, context.graph, context.throttled_ranks)] = computing
     everything = [sum(works) for works in zip(*(removal.work for removal in removals.values()), strict=True)]
-    costs[LateCause.TOTAL] = pricing.cost([without_work(everything)], everything)
+    total = pricing.cost([without_work(everything)], everything)
+    saving = costs.get(LateCause.CHECKPOINT)
+    if saving is not None:
+        often = costs[LateCause.CHECKPOINT] = as_often_as_saved(context, saving)
+        more_ms = often.ms_per_step - saving.ms_per_step
+        if more_ms:
+            total = grown(total, often, total.ms_per_step + more_ms, pricing.mean_ns / 1e6 + more_ms)
+    costs[LateCause.TOTAL] = total
     return {f"late.{cause}": cost for cause, cost in costs.items()}
 
 
@@ -95,6 +109,11 @@ def _removals(context: Context) -> dict[LateCause, _Removal]:
         seen = removals.get(LateCause.UNKNOWN)
         whole = [a + b for a, b in zip(seen.work, before_window, strict=True)] if seen else before_window
         removals[LateCause.UNKNOWN] = _Removal(whole, LATE_COMPONENTS[LateCause.UNKNOWN])
+    apart = different_work(context)
+    if apart is not None:
+        host = removals.get(LateCause.HOST)
+        whole = [a + b for a, b in zip(host.work, apart, strict=True)] if host else apart
+        removals[LateCause.HOST] = _Removal(whole, LATE_COMPONENTS[LateCause.HOST], of_each=True)
     if attribution.in_turn:
         together = [amount.sum(axis=-1) for amount in attribution.in_turn]
         components = tuple(c for kind in attribution.causes_in_turn for c in LATE_COMPONENTS[kind])
@@ -113,6 +132,8 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
         told["phase"] = only_phase(context.graph, positions)
     if cause in attribution.stands_out_in or cause != LateCause.DATA:
         told["stands_out_in"] = attribution.stands_out_in.get(cause, [])
+    if removal.of_each and positions:
+        told["where"] = _lines_of_each(context, removal, positions)
     cost = context.pricing.cost(
         [without_work(removal.work)],
         _when_late(context, cause, removal),
@@ -148,6 +169,15 @@ def _over_all_steps(cost: Cost, context: Context) -> Cost:
         speedup=measured_ms / max(measured_ms - saved_ms, 1e-3),
         steps_seen=cost.steps_seen + quiet,
     )
+
+
+def _lines_of_each(context: Context, removal: _Removal, positions: Sequence[int]) -> list[Where]:
+    """Where each of these ranks does its own work, the one with most of it first."""
+    weight = sum((of_group.sum(axis=(0, 1)) for of_group in removal.work), np.zeros(len(context.graph.ranks)))
+    lines: list[Where] = []
+    for position in sorted(positions, key=lambda position: -weight[position]):
+        lines = joined(lines, context.lines.work(removal.components, [position], context.pricing.steps)[:1])
+    return lines
 
 
 def _stragglers(work: Sequence[Array], world: int) -> list[int]:

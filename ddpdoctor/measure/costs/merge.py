@@ -37,7 +37,7 @@ def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
                 base = before if isinstance(before, Cost) else msgspec.structs.replace(price, ranks=None)
                 whole_ms = (_ms(before) if before is not None else 0.0) + _ms(price)
                 whole_ms -= _ms(known) if known is not None else 0.0
-                merged[_TOTAL] = _of_length(base, price, whole_ms, mean_ms or whole_ms)
+                merged[_TOTAL] = grown(base, price, whole_ms, mean_ms or whole_ms)
     return merged
 
 
@@ -69,7 +69,7 @@ def _ms(price: Cost | float) -> float:
     return price.ms_per_step if isinstance(price, Cost) else price
 
 
-def _of_length(cost: Cost, more: Cost, ms: float, mean_ms: float) -> Cost:
+def grown(cost: Cost, more: Cost, ms: float, mean_ms: float) -> Cost:
     """``cost`` grown to ``ms`` by what ``more`` has beyond it, and as unsure as both."""
     unsure = {**dict.fromkeys(("low_ms_per_step", "high_ms_per_step")), **together(cost, more, ms)}
     return msgspec.structs.replace(

@@ -8,7 +8,7 @@ import numpy as np
 
 from ddpdoctor.measure.attribution import component
 from ddpdoctor.measure.facts import Cost
-from ddpdoctor.measure.graph import CycleGroup, Graph
+from ddpdoctor.measure.graph import CycleGroup, Graph, LikeSegments
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.replay import (
     common_part,
@@ -23,27 +23,40 @@ from ddpdoctor.measure.taxonomy import (
     SHARED_SYNCS,
     SHARED_TRANSFERS,
     Components,
+    LateCause,
     SharedCause,
     SyncKind,
 )
 
+from .checkpoints import as_often_as_saved
 from .context import Context, Costs
 from .price import set_by_hosts
 from .whatif import reduced_again, without_reductions
 
+_OWN_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
+"""What a script does by itself, which may be one thing on one rank and another on the next."""
+MOSTLY_THE_SAME = 0.8
+"""Part of the ranks' stack samples that lies at lines where all of them are, from which on they are taken to do the same: counting
+errors and noise hide one in five."""
+DIFFERENT = 0.5
+"""The same part, below which they do different things: the larger half tells, as elsewhere."""
+LEAST_DIFFERENT = 0.05
+"""Part of the step that such work must take to be told: what rules warn of. Any loop spends less than that at lines of its own."""
 USUAL_TRANSFER = 0.4
 """Quantile of the transfers over the cycles that counts as what the transfer itself needs: as of gains, see ``price``."""
 
 
 def shared_work(context: Context) -> Costs:
     """``shared.*`` of each kind of work; the first batches of an epoch have a pricer of their own."""
-    return _known(
-        {
-            cause: common_work(context, components)
-            for cause, components in SHARED_COMPONENTS.items()
-            if cause != SharedCause.DATA_EPOCH_START
-        }
-    )
+    costs = {
+        cause: common_work(context, components, told_apart=cause in _OWN_CODE)
+        for cause, components in SHARED_COMPONENTS.items()
+        if cause != SharedCause.DATA_EPOCH_START
+    }
+    saving = costs[SharedCause.CHECKPOINT]
+    if saving is not None:
+        costs[SharedCause.CHECKPOINT] = as_often_as_saved(context, saving)
+    return _known(costs)
 
 
 def shared_synchronisations(context: Context) -> Costs:
@@ -79,22 +92,54 @@ def starved_of_cpu(context: Context) -> Costs:
     return _known({SharedCause.CPU_STARVED: context.pricing.cost([without_work(removed)], removed)})
 
 
-def common_work(context: Context, components: Components) -> Cost | None:
+def common_work(context: Context, components: Components, *, told_apart: bool = False) -> Cost | None:
     """What all ranks spend on this work. Where it takes long now on this rank, now on that one, as chance has it, all of it:
-    else the part that the ranks have in common, without the stragglers' excess."""
+    else the part that the ranks have in common, without the stragglers' excess. Where it is ``told_apart``, what two ranks do
+    is common only if it is of one kind, and at the same lines."""
     attribution = context.attribution
     by_chance = {c for kind in attribution.by_chance for c in LATE_COMPONENTS[kind]}
     everybody = by_chance.issuperset(components)
+    kinds = [(each,) for each in components] if told_apart else [components]
     removed, alone = [], []
     for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
-        work, own, excess = component([*_work_and_alone(group, components), claimed], components)
-        for of_all, part in ((removed, work), (alone, own)):
-            of_all.append(
-                np.clip(part, 0, None) if everybody else common_part(part - excess, own - excess, group.like)
-            )
+        both = _work_and_alone(group, components)
+        parts = [_in_common(component([*both, claimed], kind), everybody, group.like) for kind in kinds]
+        removed.append(sum(part for part, _ in parts))
+        alone.append(sum(part for _, part in parts))
     if not sum(float(work.sum()) for work in removed):
         return None
+    same = context.lines.in_common(components, context.pricing.steps) if told_apart else None
+    if same is not None and same < MOSTLY_THE_SAME:
+        removed, alone = [same * work for work in removed], [same * work for work in alone]
     return context.pricing.cost([without_work(removed, alone)], removed, components)
+
+
+def _in_common(of_kind: Sequence[Array], everybody: bool, like: LikeSegments | None) -> tuple[Array, Array]:
+    """[N, K, R] ns, twice: of the work, and of what each rank would have by itself. ``of_kind``: both, and the stragglers' excess."""
+    work, own, excess = of_kind
+    if everybody:
+        return np.clip(work, 0, None), np.clip(own, 0, None)
+    return common_part(work - excess, own - excess, like), common_part(own - excess, own - excess, like)
+
+
+def different_work(context: Context) -> list[Array] | None:
+    """[N, K, R] ns per group: what ranks spend alike on code of their own, but each at other lines, so that none is late for the
+    others and the step is as long as if one were. None where most of it lies at the same lines, or that is not known."""
+    graph, components = context.graph, LATE_COMPONENTS[LateCause.HOST]
+    if len(graph.ranks) < 2 or not context.speaks_of_hosts:
+        return None
+    same = context.lines.in_common(components, context.pricing.steps)
+    if same is None or same >= DIFFERENT:
+        return None
+    work = [component([group.work], components)[0] for group in graph.groups]
+    claimed = component(context.attribution.claimed, components)
+    alike = [
+        common_part(own - more, own - more, group.like)
+        for group, own, more in zip(graph.groups, work, claimed, strict=True)
+    ]
+    apart = [(1.0 - same) * common for common in alike]
+    mean_ns = float(np.concatenate([of_group.sum(axis=1) for of_group in apart]).mean())
+    return apart if mean_ns >= LEAST_DIFFERENT * graph.mean_cycle_ns else None
 
 
 def exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:

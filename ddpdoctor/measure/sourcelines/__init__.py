@@ -8,6 +8,6 @@ which of them speaks.
 from .of_logs import LogSourceLines
 from .of_windows import WindowSourceLines
 from .protocol import SourceLines
-from .ranking import Frame, ranked
+from .ranking import Frame, joined, ranked
 
-__all__ = ["Frame", "LogSourceLines", "SourceLines", "WindowSourceLines", "ranked"]
+__all__ = ["Frame", "LogSourceLines", "SourceLines", "WindowSourceLines", "joined", "ranked"]

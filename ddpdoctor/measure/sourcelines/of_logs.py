@@ -18,7 +18,7 @@ from ddpdoctor.measure.taxonomy import Component, SyncKind
 from .callers import Path, paths_in, with_callers
 from .gaps import gaps_of_log, lies_in_gaps, main_gap
 from .ranking import MOST_LINES, Frame, frame_of, joined, ranked
-from .samples import SampleCounts, beyond, callers_of, common_of, counted, kinds_of, scale_of
+from .samples import SampleCounts, beyond, callers_of, common_of, counted, kinds_of, same_lines, scale_of
 
 _FEWEST_SAMPLES = 3
 """Samples below which a line may be there by chance."""
@@ -77,6 +77,14 @@ class LogSourceLines:
         chosen, others = self._chosen_and_others(positions)
         found = self._main_gap(chosen, others, components, {int(step) for step in steps})
         return None if found is None else words_of(found)
+
+    def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
+        """By the samples of each rank; None where one has too few."""
+        wanted = {int(step) for step in steps}
+        each = [self._counted([log], components, wanted, None) for log in self.logs]
+        if min((counts.samples for counts in each), default=0) < _ENOUGH_SAMPLES:
+            return None
+        return same_lines(each)
 
     def _chosen_and_others(self, positions: Sequence[int] | None) -> tuple[list[RankLog], list[RankLog]]:
         if positions is None:

@@ -73,6 +73,10 @@ class WindowSourceLines:
         found = self._main_gap(components, positions)
         return None if found is None else words_of(found)
 
+    def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
+        """A few steps do not tell."""
+        return None
+
     def _main_gap(self, components: Sequence[Component], positions: Sequence[int] | None) -> Gap | None:
         if not lies_in_gaps(components):
             return None

@@ -30,3 +30,7 @@ class SourceLines(Protocol):
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> str | None:
         """Between which phases of a training step most of this kind of work lies, in words; None where it lies in no gap."""
+
+    def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
+        """Part of what the ranks alike spend on this kind of work in these steps that they spend at the same lines; None where that
+        is not known."""

@@ -174,16 +174,37 @@ def common_of(together: SampleCounts, each: Sequence[SampleCounts]) -> SampleCou
     counting error: what one rank does more is not common."""
     at: dict[Frame, float] = {}
     outside: dict[Frame, float] = {}
-    for frame in dict.fromkeys(frame for counts in each for frame in counts.at):
-        middle = sorted(counts.at.get(frame, 0.0) for counts in each)[(len(each) - 1) // 2]
-        most = middle + _COUNTING_SIGMAS * sqrt(middle) + 1.0
-        at[frame] = outside[frame] = 0.0
-        for counts in each:
-            own = counts.at.get(frame, 0.0)
-            kept = min(1.0, most / own) if own else 0.0
-            at[frame] += kept * own
-            outside[frame] += kept * counts.outside.get(frame, 0.0)
+    for frame, kept in _kept(each).items():
+        at[frame] = sum(part * counts.at.get(frame, 0.0) for part, counts in zip(kept, each, strict=True))
+        outside[frame] = sum(
+            part * counts.outside.get(frame, 0.0) for part, counts in zip(kept, each, strict=True)
+        )
     return replace(together, at=at, outside=outside)
+
+
+def same_lines(each: Sequence[SampleCounts]) -> float:
+    """Part of what the ranks have alike that lies at lines which all have: of each rank no more counts than the (lower) median
+    rank has."""
+    wholes = [sum(counts.at.values()) for counts in each]
+    middle = sorted(wholes)[(len(each) - 1) // 2]
+    kept = _kept(each)
+    same = [
+        sum(parts[rank] * counts.at.get(frame, 0.0) for frame, parts in kept.items())
+        for rank, counts in enumerate(each)
+    ]
+    alike = [min(whole, middle) for whole in wholes]
+    return min(1.0, sum(map(min, same, alike)) / max(sum(alike), 1e-9))
+
+
+def _kept(each: Sequence[SampleCounts]) -> dict[Frame, list[float]]:
+    """Part of each rank's samples at a line that is common to the ranks."""
+    kept: dict[Frame, list[float]] = {}
+    for frame in dict.fromkeys(frame for counts in each for frame in counts.at):
+        own = [counts.at.get(frame, 0.0) for counts in each]
+        middle = sorted(own)[(len(each) - 1) // 2]
+        most = middle + _COUNTING_SIGMAS * sqrt(middle) + 1.0
+        kept[frame] = [min(1.0, most / count) if count else 0.0 for count in own]
+    return kept
 
 
 def beyond(mine: SampleCounts, theirs: SampleCounts, fewest: int) -> dict[Frame, float]:

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, covered, subtract, union
+from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, covered, subtract, union, union_of
 from ddpdoctor.measure.phases import NO_GAPS, Gaps, gaps_between
 from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX, Component
 from ddpdoctor.rundir import EventKind
 
+from .preparations import prepared_for
 from .record import Event
 from .step import Step
 
@@ -38,6 +39,8 @@ _PHASES: dict[str, Component] = {
     EventKind.OPTIMIZER: Component.OPTIMIZER,
 }
 """Kind of event → the phase of a training step that it is."""
+_MEETINGS = (EventKind.BARRIER, EventKind.COLLECTIVE, EventKind.WAIT)
+"""Kinds of events in which ranks wait for each other between phases."""
 _Spans = dict[Component, list[tuple[int, int]]]
 
 
@@ -94,8 +97,24 @@ def activities_of(
         table = np.array(spans.pop(component, []), float).reshape(-1, 2)
         recorded = union(table[:, 0], table[:, 1])
         sets[component] = subtract(recorded, taken)
-        taken = union(np.concatenate((taken[0], recorded[0])), np.concatenate((taken[1], recorded[1])))
+        taken = union_of(taken, recorded)
+    saves = sets[Component.CHECKPOINT]
+    if len(saves[0]):
+        prepared = prepared_for(saves, gaps, union_of(taken, _meetings(steps, origin_ns)))
+        sets[Component.CHECKPOINT] = union_of(saves, prepared)
     return Activities(origin_ns, sets, gaps)
+
+
+def _meetings(steps: Sequence[Step], origin_ns: int) -> Intervals:
+    """Where the rank may wait for others between its phases."""
+    times = [
+        (step.start_of(event) - origin_ns, step.end_of(event) - origin_ns)
+        for step in steps
+        for event in step.events
+        if event.kind in _MEETINGS
+    ]
+    table = np.array(times, float).reshape(-1, 2)
+    return union(table[:, 0], table[:, 1])
 
 
 def _gaps(steps: Sequence[Step], origin_ns: int) -> Gaps:

@@ -42,7 +42,7 @@ _DISTURBED_BY = (*AROUND_WINDOW, Mark.USER_PROFILER)
 _MISSING = "missing on a rank"
 _DISTURBED = "disturbed by the profiler"
 _EVALUATION = "evaluation"
-_WARM_UP = "warm-up"
+WARM_UP = "warm-up"
 _IN_WINDOW = "inside the profiled window"
 
 Everywhere = Mapping[int, Sequence[Step]]
@@ -63,7 +63,7 @@ def chosen_and_why(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
     reasons = {
         **_no_training(logs, everywhere),
         **dict.fromkeys(anywhere - set(everywhere), _MISSING),
-        **dict.fromkeys(_warm_up(everywhere), _WARM_UP),
+        **dict.fromkeys(_warm_up(everywhere), WARM_UP),
         **dict.fromkeys(_suspended(everywhere), SUSPENDED),
     }
     candidates = set(everywhere) - set(reasons)

@@ -23,6 +23,8 @@ class Kind:
 
 HOST = ("rank-imbalance/host-work",)
 PYTHON = ("host/python-work",)
+BETWEEN = (*PYTHON, "host/outside-work")
+"""Of operators between the phases on all ranks, that no training step needs there."""
 OUTSIDE = ("before", "after")
 HEAVY = ("allreduce/communication-bound", "allreduce/not-overlapped", "allreduce/slow-transfer")
 KINDS = {
@@ -33,7 +35,7 @@ KINDS = {
     "wait-one": Kind(True, OUTSIDE, ("sleep",), HOST, weight=3),
     "wait-all": Kind(False, OUTSIDE, ("sleep",), PYTHON, weight=1),
     "gap-compute-one": Kind(True, OUTSIDE, ("products",), HOST, weight=3),
-    "gap-compute-all": Kind(False, OUTSIDE, ("products",), PYTHON, weight=1),
+    "gap-compute-all": Kind(False, OUTSIDE, ("products",), BETWEEN, weight=1),
     "forward-one": Kind(True, ("forward",), ("products", "loop"), ("rank-imbalance/slow-compute",), weight=3),
     "uneven": Kind(True, (), (), ("rank-imbalance/uneven-work",), weight=2),
     "checkpoint": Kind(True, ("after",), ("bytes",), ("sync/checkpoint",), weight=1),

@@ -52,13 +52,13 @@ HOST_MS = 6.0
 TORCH = "/usr/lib/python3/site-packages/torch/optim/optimizer.py"
 
 
-def write_samples(folder, rank, innermost="train.py"):
-    """A sample each 0.7 ms of the run, all at line 44 of the user's script."""
+def write_samples(folder, rank, innermost="train.py", line=44):
+    """A sample each 0.7 ms of the run, all at this line of the user's script."""
     steps = [
         json.loads(line) for line in (rank_folder(folder, rank) / "steps.jsonl").read_text().splitlines()
     ]
     first, last = (next(s["t"][i] for s in of if "t" in s) for i, of in ((0, steps), (1, steps[::-1])))
-    lines = [{"where": 7, "file": "train.py", "line": 44, "function": "main"}]
+    lines = [{"where": 7, "file": "train.py", "line": line, "function": "main"}]
     lines += [{"where": 8, "file": innermost, "line": 1, "function": "inner"}]
     lines += [{"t": t, "s": [[0, 7, 8]]} for t in range(first, last, 700_000)]
     (rank_folder(folder, rank) / "samples.jsonl").write_text(
@@ -87,3 +87,20 @@ def test_what_torch_does_itself_is_no_python_of_the_loop_s(tmp_path):
 
 def test_a_line_of_one_rank_is_not_common_to_all(tmp_path):
     assert host_line(tmp_path, [2]) == []
+
+
+@pytest.mark.parametrize("lines", [(44, 45), (44, 44)])
+def test_what_two_ranks_do_at_different_lines_is_not_common_to_all(tmp_path, lines):
+    folder = record(tmp_path / "run", Job(world=2, host=HOST_MS))
+    for rank, line in enumerate(lines):
+        write_samples(folder, rank, line=line)
+    found, _ = measured(folder)
+    cost = found.facts.shared.host
+    if lines[0] == lines[1]:
+        assert cost.ms_per_step == pytest.approx(HOST_MS, rel=0.05)
+        assert found.facts.late.host is None
+    else:
+        assert cost is None or cost.ms_per_step < 0.1 * HOST_MS
+        late = found.facts.late.host
+        assert late.ranks == [0, 1] and late.ms_per_step == pytest.approx(HOST_MS, rel=0.1)
+        assert {where.line for where in late.where} == set(lines)

@@ -1,0 +1,63 @@
+"""How often checkpoints come: as often as they were recorded, in whichever steps.
+
+Few steps have one, and some of those are set aside, as the profiler or an evaluation disturbed them. What is measured says what a
+checkpoint costs; how many there were, the step logs say of all steps.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+
+from ddpdoctor.measure.facts import Cost
+from ddpdoctor.measure.numerics import Mask, persistence
+from ddpdoctor.measure.steplog import SUSPENDED, WARM_UP, chosen_and_why, recorded_everywhere
+from ddpdoctor.rundir import EventKind
+
+from .context import Context
+
+_MEANS = (
+    "ms_per_step",
+    "low_ms_per_step",
+    "high_ms_per_step",
+    "alone_ms_per_step",
+    "remaining_ms_per_step",
+    "own_ms",
+    "typical_ms",
+)
+"""Fields of a cost that are means over the steps."""
+
+
+def as_often_as_saved(context: Context, cost: Cost) -> Cost:
+    """What checkpoints cost, spread over all steps but those of the warm-up. ``share`` then refers to the mean step with as many."""
+    if context.graph.source != "step-log" or not context.logs:
+        return cost
+    reasons = chosen_and_why(context.logs)[1]
+    settled = {
+        number: steps
+        for number, steps in recorded_everywhere(context.logs).items()
+        if reasons.get(number) not in (WARM_UP, SUSPENDED)
+    }
+    numbers = np.array(list(settled), np.int64)
+    saved: Mask = np.array(
+        [
+            any(event.kind == EventKind.SAVE for step in steps for event in step.events)
+            for steps in settled.values()
+        ],
+        bool,
+    )
+    measured = np.isin(numbers, context.pricing.steps)
+    if not (saved & measured).any():
+        return cost
+    factor = float(saved.mean() / saved[measured].mean())
+    mean_ms = context.pricing.mean_ns / 1e6
+    step_ms = mean_ms + (factor - 1.0) * cost.ms_per_step
+    saved_ms = factor * mean_ms * (1.0 - 1.0 / cost.speedup)
+    known = {name: getattr(cost, name) for name in _MEANS}
+    return msgspec.structs.replace(
+        cost,
+        **{name: factor * value for name, value in known.items() if value is not None},
+        share=factor * cost.ms_per_step / step_ms,
+        speedup=step_ms / max(step_ms - saved_ms, 1e-3),
+        **persistence(numbers, saved).as_facts(),
+    )
