@@ -104,7 +104,9 @@ class Window:
     def _since_step(self, moments: Ints, at: Ints) -> Ints:
         starts = np.array([start for _, start, _ in self.steps], np.int64)
         since = np.concatenate(([self.span[0]], starts))[np.searchsorted(starts, at, side="right")]
-        before: Ints = np.searchsorted(moments, at, side="right") - np.searchsorted(moments, since, side="left")
+        before: Ints = np.searchsorted(moments, at, side="right") - np.searchsorted(
+            moments, since, side="left"
+        )
         return before.clip(min=0)
 
 
