@@ -5,21 +5,22 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
-from rich.console import Console
 
-from ddpdoctor import report
-from ddpdoctor.analysis import analyze
 from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
 from ddpdoctor.cli.progress import reading_traces
-from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.severities import SEVERITIES
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnose.diagnosis import Diagnosis
+
+    Writer = Callable[[Diagnosis, Path], None]
 
 EXIT_FAIL_ON = 1
-Writer = Callable[[Diagnosis, Path], None]
 
 
 @click.command("analyze")
@@ -105,6 +106,10 @@ def command(
       ddpdoctor analyze 'traces/rank*.json.gz' --fail-on warning --json diagnosis.json
     """
     named = {"--html": html, "--json": json_file, "--markdown": markdown, "--sarif": sarif, "--junit": junit}
+    from rich.console import Console
+
+    from ddpdoctor import report
+
     check_outputs(paths, named)
     reading = {
         "jobs": jobs,
@@ -138,6 +143,9 @@ def command(
 
 
 def _diagnosis(paths: tuple[str, ...], rules: tuple[Path, ...], reading: dict[str, Any]) -> Diagnosis:
+    from ddpdoctor import report
+    from ddpdoctor.analysis import analyze
+
     if len(paths) == 1 and report.holds_diagnosis(Path(paths[0])):
         return report.read_diagnosis(Path(paths[0]))
     with reading_traces() as progress:

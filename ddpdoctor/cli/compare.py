@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
 
-from ddpdoctor.analysis import analyze
 from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
 from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.cli.say import say
-from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.report.compare import Comparison, compare
-from ddpdoctor.report.compare_output import print_comparison, write_comparison_html, write_comparison_json
-from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnose.diagnosis import Diagnosis
+    from ddpdoctor.report.compare import Comparison
 
 EXIT_REGRESSION = 1
 
@@ -58,6 +57,11 @@ def command(
       ddpdoctor compare ddpdoctor-runs/before ddpdoctor-runs/after
       ddpdoctor compare baseline.json ddpdoctor-runs/after --fail-on-regression 5
     """
+    from rich.console import Console
+
+    from ddpdoctor.report.compare import compare
+    from ddpdoctor.report.compare_output import print_comparison, write_comparison_html, write_comparison_json
+
     check_outputs([before, after], {"--html": html, "--json": json_file})
     comparison = compare(_diagnosis(before, job), _diagnosis(after, job))
     if json_file is not None:
@@ -71,6 +75,9 @@ def command(
 
 
 def _diagnosis(path: str, job: int | None) -> Diagnosis:
+    from ddpdoctor.analysis import analyze
+    from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
+
     file = Path(path)
     if holds_diagnosis(file):
         return read_diagnosis(file)

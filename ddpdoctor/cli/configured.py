@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddpdoctor.analysis import Options, Progress
 from ddpdoctor.cli.say import say
-from ddpdoctor.diagnose.config import Config, check_config, load_config
-from ddpdoctor.diagnose.load import load_rules
+
+if TYPE_CHECKING:
+    from ddpdoctor.analysis import Options, Progress
+    from ddpdoctor.diagnose.config import Config
 
 
 def own_config() -> Config:
     """The configuration here or above; a note on stderr for each file that was passed over as somebody else's."""
+    from ddpdoctor.diagnose.config import load_config
+
     config = load_config(Path.cwd())
     for sentence in config.refused:
         say(f"Note: {sentence}", err=True)
@@ -28,6 +31,10 @@ def configured(progress: Progress | None = None, rules: Sequence[Path] = (), **r
     ``rules``: further folders of rules. ``reading``: other fields of :class:`Options`, as a command line gives them.
     Raises DdpDoctorError where a file cannot be read, or names a rule or threshold that does not exist.
     """
+    from ddpdoctor.analysis import Options
+    from ddpdoctor.diagnose.config import check_config
+    from ddpdoctor.diagnose.load import load_rules
+
     config = own_config()
     loaded = load_rules([*config.rules, *rules])
     check_config(config, loaded)

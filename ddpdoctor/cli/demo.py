@@ -9,7 +9,6 @@ from pathlib import Path
 
 import click
 
-from ddpdoctor.cli.recorded import Presentation, run_and_present
 from ddpdoctor.demo import FAULTS, JOB, find_fault
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import RunOptions
@@ -56,6 +55,8 @@ def command(fault: str, out: Path | None, steps: int, list_faults: bool) -> None
             "the demo trains a real model and needs PyTorch in this environment: pip install torch, "
             "or in a checkout of ddpdoctor: pip install '.[torch]'."
         )
+    from ddpdoctor.cli.recorded import Presentation, run_and_present
+
     click.echo(f"Planted fault {chosen.name}: {chosen.description}", err=True)
     # -P: nothing is imported from the folder that we happen to be in, which may be anybody's.
     launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]

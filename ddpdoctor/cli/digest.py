@@ -10,16 +10,6 @@ import click
 from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import TRACE_FILE, RunDirectory, is_run_directory, recover
-from ddpdoctor.trace import find_traces
-from ddpdoctor.trace.digest import (
-    TRACE_DIGEST,
-    copy_records,
-    discard,
-    lies_within,
-    loose_targets,
-    write_digests,
-)
 
 
 @click.command("digest")
@@ -49,6 +39,10 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
       ddpdoctor digest /local/traces --out /shared/digest
       ddpdoctor analyze /shared/digest
     """
+    from ddpdoctor.rundir import is_run_directory
+    from ddpdoctor.trace import find_traces
+    from ddpdoctor.trace.digest import discard, loose_targets, write_digests
+
     target = out or _default(paths)
     runs = [path for path in paths if is_run_directory(path)]
     if runs and len(paths) > 1:
@@ -74,6 +68,9 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
 
 def _recorded(run: str, target: Path) -> tuple[dict[str, Path], dict[str, int]]:
     """Copies the records of a run directory; where the digest of each trace goes, and its rank."""
+    from ddpdoctor.rundir import TRACE_FILE, RunDirectory, recover
+    from ddpdoctor.trace.digest import TRACE_DIGEST, copy_records, lies_within
+
     for sentence in recover(run):
         say(f"Note: {sentence}", err=True)
     for sentence in copy_records(run, target):

@@ -7,14 +7,11 @@ from pathlib import Path
 
 import click
 
-from ddpdoctor.analysis import conclude, prepare
 from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.outputs import check_outputs, to_stdout
 from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.measure.export import recorded_tables
-from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_parquet, write_timeline
 
 TABLES = ("steps", "collectives", "events")
 
@@ -54,6 +51,10 @@ def command(
     named = {"--timeline": timeline}
     if parquet is not None:
         named |= {f"--parquet {name}": parquet / f"{name}.parquet" for name in TABLES}
+    from ddpdoctor.analysis import conclude, prepare
+    from ddpdoctor.measure.export import recorded_tables
+    from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_parquet, write_timeline
+
     check_outputs(paths, named)
     aside = to_stdout([timeline])
     with reading_traces() as progress:

@@ -8,13 +8,6 @@ from pathlib import Path
 
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.report.read import holds_diagnosis
-from ddpdoctor.report.replace import is_stdout
-from ddpdoctor.rundir import is_recorded_file, run_directories
-from ddpdoctor.trace import find_traces
-from ddpdoctor.trace.formats import is_trace
-from ddpdoctor.trace.operations import find_operations
-from ddpdoctor.trace.sources import is_url
 
 
 def check_outputs(inputs: Sequence[str], outputs: Mapping[str, Path | None]) -> None:
@@ -23,6 +16,8 @@ def check_outputs(inputs: Sequence[str], outputs: Mapping[str, Path | None]) -> 
     Raises DdpDoctorError where one is an input or belongs to a recording, or two are the same file. What is no
     regular file, such as /dev/null, may be named as often as one likes.
     """
+    from ddpdoctor.report.replace import is_stdout
+
     seen: dict[object, str] = {}
     for option, path in outputs.items():
         if path is None:
@@ -42,11 +37,15 @@ def check_outputs(inputs: Sequence[str], outputs: Mapping[str, Path | None]) -> 
 
 def to_stdout(outputs: Iterable[Path | None]) -> bool:
     """Whether one of ``outputs`` is standard output, where nothing else may then stand."""
+    from ddpdoctor.report.replace import is_stdout
+
     return any(path is not None and is_stdout(path) for path in outputs)
 
 
 def say_written(outputs: Iterable[Path | None]) -> None:
     """Name the files that were written, on stderr where standard output is one of ``outputs``."""
+    from ddpdoctor.report.replace import is_stdout
+
     files = [path for path in outputs if path is not None]
     for path in files:
         if not is_stdout(path):
@@ -54,6 +53,9 @@ def say_written(outputs: Iterable[Path | None]) -> None:
 
 
 def _check(inputs: Sequence[str], option: str, path: Path) -> None:
+    from ddpdoctor.rundir import is_recorded_file
+    from ddpdoctor.trace.sources import is_url
+
     if is_recorded_file(os.path.realpath(path)):
         raise DdpDoctorError(f"{option} {path} would write into a recorded run: name another file.")
     if any(_reads(given, path) for given in inputs if not is_url(given)):
@@ -62,6 +64,12 @@ def _check(inputs: Sequence[str], option: str, path: Path) -> None:
 
 def _reads(given: str, path: Path) -> bool:
     """Whether the input ``given`` (a file, folder or pattern) has the file ``path`` read."""
+    from ddpdoctor.report.read import holds_diagnosis
+    from ddpdoctor.rundir import run_directories
+    from ddpdoctor.trace import find_traces
+    from ddpdoctor.trace.formats import is_trace
+    from ddpdoctor.trace.operations import find_operations
+
     if not path.exists():
         return False
     if Path(given).is_dir():

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from ddpdoctor.cli.configured import own_config
-from ddpdoctor.diagnose.load import RuleSet, load_rules, read_folder
-from ddpdoctor.diagnose.rule import Rule, read_rule
-from ddpdoctor.diagnose.selftest import run_tests
 from ddpdoctor.errors import RuleError
 from ddpdoctor.plain import plain
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.text import Text
+
+    from ddpdoctor.diagnose.load import RuleSet
+    from ddpdoctor.diagnose.rule import Rule
 
 _folders = click.option(
     *("--rules", "folders"),
@@ -46,6 +48,9 @@ def list_command(folders: tuple[Path, ...]) -> None:
     Example:
       ddpdoctor rules list --rules our-rules
     """
+    from rich.console import Console
+    from rich.table import Table
+
     table = Table("rule", "question", box=None)
     for rule in _rules(folders).rules.values():
         table.add_row(_cell(rule.id), _cell(rule.question))
@@ -62,6 +67,8 @@ def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
     Example:
       ddpdoctor rules show allreduce/small-buckets
     """
+    from rich.console import Console
+
     rules = _rules(folders)
     rule = rules.rules.get(rule_id)
     if rule is None:
@@ -80,6 +87,11 @@ def test_command(path: Path | None) -> None:
       ddpdoctor rules test
       ddpdoctor rules test our-rules/dataloader/our-cache.yaml
     """
+    from rich.console import Console
+
+    from ddpdoctor.diagnose.load import load_rules
+    from ddpdoctor.diagnose.selftest import run_tests
+
     pack = load_rules(entry_points=path is None)
     console = Console(highlight=False)
     passed = failed = 0
@@ -97,11 +109,16 @@ def test_command(path: Path | None) -> None:
 
 
 def _rules(folders: tuple[Path, ...]) -> RuleSet:
+    from ddpdoctor.diagnose.load import load_rules
+
     configured = [Path(folder) for folder in own_config().rules]
     return load_rules([*configured, *folders])
 
 
 def _at(path: Path) -> dict[str, Rule]:
+    from ddpdoctor.diagnose.load import read_folder
+    from ddpdoctor.diagnose.rule import read_rule
+
     if path.is_dir():
         return read_folder(path)
     rule_id = f"{path.resolve().parent.name}/{path.stem}"
@@ -109,6 +126,9 @@ def _at(path: Path) -> dict[str, Rule]:
 
 
 def _show(rule: Rule, console: Console) -> None:
+    from rich.table import Table
+    from rich.text import Text
+
     console.print(Text(plain(rule.id), style="bold"))
     console.print(_cell(rule.question))
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0))
@@ -132,6 +152,8 @@ def _show(rule: Rule, console: Console) -> None:
 
 def _cell(text: str) -> Text:
     """Text that rich does not take for markup: CEL has brackets, and rule files may be anybody's."""
+    from rich.text import Text
+
     return Text(plain(text))
 
 

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import click
 
-from ddpdoctor.cli.recorded import Presentation, run_and_present
 from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
 
 
@@ -74,6 +73,8 @@ def command(
       ddpdoctor run --out runs/big --profile-steps 200:210 -- accelerate launch train.py
       srun --ntasks-per-node 8 ddpdoctor run -- python train.py
     """
+    from ddpdoctor.cli.recorded import Presentation, run_and_present
+
     options = RunOptions(
         out=out,
         profile=not no_profile,

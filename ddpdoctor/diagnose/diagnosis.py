@@ -18,9 +18,9 @@ from ddpdoctor.measure.summary import (
     Timeline,
     WindowCost,
 )
+from ddpdoctor.severities import SEVERITIES
 
 DIAGNOSIS_SCHEMA = "ddpdoctor.diagnosis/1"
-SEVERITIES = ("critical", "warning", "info")
 
 __all__ = [
     "DIAGNOSIS_SCHEMA",

@@ -5,9 +5,16 @@ The launcher is a guest in front of somebody's production job. It adds nothing t
 each signal on once, ends as the job ends, and where its own part fails the job goes on without it.
 """
 
-from ddpdoctor.launch.child import CommandNotStartedError, ExitStatus
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.deferred import deferred
 from ddpdoctor.launch.options import RunOptions, parse_address, parse_step_range
-from ddpdoctor.launch.session import Outcome, run_job
+
+if TYPE_CHECKING:
+    from ddpdoctor.launch.child import CommandNotStartedError, ExitStatus
+    from ddpdoctor.launch.session import Outcome, run_job
 
 __all__ = [
     "CommandNotStartedError",
@@ -18,3 +25,8 @@ __all__ = [
     "parse_step_range",
     "run_job",
 ]
+
+__getattr__ = deferred(
+    __name__,
+    {"CommandNotStartedError": "child", "ExitStatus": "child", "Outcome": "session", "run_job": "session"},
+)

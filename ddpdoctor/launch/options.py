@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir.privacy import mask_text
 
 
 @dataclass(frozen=True)
@@ -29,6 +28,8 @@ class RunOptions:
 
     def as_document(self) -> dict[str, Any]:
         """The options as the manifest stores them."""
+        from ddpdoctor.rundir.privacy import mask_text
+
         document = asdict(self)
         document["out"] = None if self.out is None else mask_text(str(self.out))
         return document

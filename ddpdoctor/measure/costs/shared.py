@@ -104,8 +104,8 @@ def common_work(context: Context, components: Components, *, told_apart: bool = 
     for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
         both = _work_and_alone(group, components)
         parts = [_in_common(component([*both, claimed], kind), everybody, group.like) for kind in kinds]
-        removed.append(sum(part for part, _ in parts))
-        alone.append(sum(part for _, part in parts))
+        removed.append(np.sum([part for part, _ in parts], axis=0))
+        alone.append(np.sum([part for _, part in parts], axis=0))
     if not sum(float(work.sum()) for work in removed):
         return None
     same = context.lines.in_common(components, context.pricing.steps) if told_apart else None

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array, Ints
+from ddpdoctor.measure.numerics import Array, Ints, Mask
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.measure.window import UNKNOWN_STEP, Window, arrivals, step_of_collectives
 
@@ -37,32 +38,60 @@ class MatchedCollectives:
     step: Ints
     """[M] the step as the hosts that launched it know it, by majority."""
 
-    def members(self, m: int) -> Ints:
-        """Positions of the ranks that take part."""
-        return np.flatnonzero(self.rows[m] >= 0)
+    @cached_property
+    def member(self) -> Mask:
+        """[M, R] which ranks take part."""
+        return self.rows >= 0
 
-    def first(self, m: int) -> tuple[Window, int]:
-        """The first member's window, and the row in its collectives: what it says of the collective holds for all."""
-        position = int(self.members(m)[0])
-        return self.windows[position], int(self.rows[m, position])
-
-    def sync(self, m: int) -> Sync:
-        """What kind of synchronisation it is, and whose."""
-        window, row = self.first(m)
-        issued = int(window.collectives.issued[row])
-        return Sync(
-            kind=window.collectives.kind[row],
-            name=window.collectives.operation[row],
-            members=tuple(int(position) for position in self.members(m)),
-            micro=window.micro_batch(issued),
-            group=window.collectives.group[row],
-            update=window.update(issued),
+    @cached_property
+    def syncs(self) -> Sequence[Sync]:
+        """[M] what kind of synchronisation each is, and whose; one object for all that are alike."""
+        _, first, alike = np.unique(
+            np.packbits(self.member, axis=1), axis=0, return_index=True, return_inverse=True
         )
+        members = [tuple(np.flatnonzero(self.member[m]).tolist()) for m in first]
+        alike, known = alike.reshape(-1), dict[Sync, Sync]()
+        syncs = np.empty(len(self.rows), object)
+        for window, chosen, rows in self._told_by():
+            comms = window.collectives
+            micros = window.micro_batches(comms.issued[rows]).tolist()
+            updates = window.updates_before(comms.issued[rows]).tolist()
+            for m, row, micro, update in zip(chosen.tolist(), rows.tolist(), micros, updates, strict=True):
+                sync = Sync(
+                    kind=comms.kind[row],
+                    name=comms.operation[row],
+                    members=members[alike[m]],
+                    micro=micro,
+                    group=comms.group[row],
+                    update=update,
+                )
+                syncs[m] = known.setdefault(sync, sync)
+        return list(syncs)
 
-    def message_bytes(self, m: int) -> float:
-        """Bytes that a rank contributes; NaN where unknown."""
-        window, row = self.first(m)
-        return float(window.collectives.bytes[row])
+    @cached_property
+    def message_bytes(self) -> Array:
+        """[M] bytes that a rank contributes; NaN where unknown."""
+        told = np.full(len(self.rows), np.nan)
+        for window, chosen, rows in self._told_by():
+            told[chosen] = window.collectives.bytes[rows]
+        return told
+
+    @cached_property
+    def reduces_gradients(self) -> Mask:
+        """[M]"""
+        reduces = np.zeros(len(self.rows), bool)
+        for window, chosen, rows in self._told_by():
+            kind = window.collectives.kind
+            reduces[chosen] = [kind[row] == SyncKind.GRADIENTS for row in rows.tolist()]
+        return reduces
+
+    def _told_by(self) -> Iterator[tuple[Window, Ints, Ints]]:
+        """Windows, the collectives whose first member each is, and their rows: what it says of one holds for all."""
+        first = self.member.argmax(axis=1)
+        for r, window in enumerate(self.windows):
+            chosen = np.flatnonzero(first == r)
+            if len(chosen):
+                yield window, chosen, self.rows[chosen, r]
 
 
 def matched_collectives(windows: Sequence[Window], rows: Ints) -> MatchedCollectives:
@@ -97,11 +126,14 @@ def _steps(windows: Sequence[Window], rows: Ints) -> Ints:
 
 def _majority(told: Ints) -> Ints:
     """[M] the most frequent of the known steps [M, R] of those who take part."""
-    steps = np.empty(len(told), np.int64)
-    for m, line in enumerate(told):
-        votes = line[line != _NO_PART].tolist()
-        known = [vote for vote in votes if vote != UNKNOWN_STEP] or votes
-        steps[m] = max(set(known), key=known.count)
+    votes = told != _NO_PART
+    known = votes & (told != UNKNOWN_STEP)
+    votes = np.where(known.any(axis=1)[:, None], known, votes)
+    most = np.iinfo(np.int64).max
+    steps: Ints = np.where(votes, told, most).min(axis=1, initial=most)
+    for m in np.flatnonzero(((told != steps[:, None]) & votes).any(axis=1)):
+        of_ranks = told[m, votes[m]].tolist()
+        steps[m] = max(set(of_ranks), key=of_ranks.count)
     return steps
 
 
@@ -110,7 +142,7 @@ class Cycle:
     """One cycle: which collectives it holds, and after which it begins."""
 
     step: int
-    after: Sequence[int] | None
+    after: Ints | None
     """Of each rank, the collective at whose end its cycle begins; None: the cycle begins with the window."""
     body: Sequence[int]
     """In order of their last arrivals, or of those of the cycles that are alike."""
@@ -139,7 +171,7 @@ def _by_sequence(matched: MatchedCollectives, cycles: Sequence[Cycle]) -> dict[t
         seen: Counter[Sync] = Counter()
         place: dict[tuple[Sync, int], int] = {}
         for m in cycle.body:
-            sync = matched.sync(m)
+            sync = matched.syncs[m]
             seen[sync] += 1
             place[sync, seen[sync]] = m
         alike[frozenset(place)].append((cycle, place))
@@ -151,7 +183,7 @@ def _by_sequence(matched: MatchedCollectives, cycles: Sequence[Cycle]) -> dict[t
         usual = np.argsort(np.median(since - since.min(axis=1, keepdims=True), axis=0), kind="stable")
         for (cycle, _), body in zip(same, bodies[:, usual], strict=True):
             own = body.tolist() if _may_be_in_order(matched, body) else cycle.body
-            sequences[tuple(matched.sync(m) for m in own)].append(Cycle(cycle.step, cycle.after, own))
+            sequences[tuple(matched.syncs[m] for m in own)].append(Cycle(cycle.step, cycle.after, own))
     return dict(sequences)
 
 
@@ -167,16 +199,18 @@ def _may_be_in_order(matched: MatchedCollectives, body: Ints) -> bool:
 def cut_into_cycles(matched: MatchedCollectives) -> Cut:
     """Cycles from the end of one step's last collective of all to the end of the next one's."""
     order = np.argsort(matched.last_arrival, kind="stable")
-    by_step: dict[int, list[int]] = defaultdict(list)
-    for m in order:
-        by_step[int(matched.step[m])].append(int(m))
-    steps = sorted(step for step in by_step if step != UNKNOWN_STEP)
-    lasts = {step: _lasts(matched, by_step[step]) for step in steps}
+    place = np.empty(len(order), np.int64)
+    place[order] = np.arange(len(order))
+    by_step = order[np.argsort(matched.step[order], kind="stable")]
+    numbers, begins = np.unique(matched.step[by_step], return_index=True)
+    of_steps = dict(zip(numbers.tolist(), np.split(by_step, begins[1:]), strict=True))
+    steps = [step for step in of_steps if step != UNKNOWN_STEP]
+    lasts = {step: _lasts(matched, of_steps[step]) for step in steps}
     cycles = []
     for before, step in pairwise(steps):
         after, last = lasts[before], lasts[step]
         if after is not None and last is not None and step == before + 1:
-            body = _between(matched, order, after, last)
+            body = _between(matched, order, place, after, last)
             if _holds_all(matched, body):
                 cycles.append(Cycle(step, after, body))
     if cycles:
@@ -187,42 +221,35 @@ def cut_into_cycles(matched: MatchedCollectives) -> Cut:
     return _whole_window(matched, [int(m) for m in order], steps)
 
 
-def _lasts(matched: MatchedCollectives, of_step: Sequence[int]) -> list[int] | None:
+def _lasts(matched: MatchedCollectives, of_step: Ints) -> Ints | None:
     """Where each rank's cycle ends: its last reduction of gradients in the step, else its last collective.
 
     Where all ranks reduce together that is one and the same; with tensor parallelism each group has its
     own. None where a rank has no collective in the step.
     """
-    for candidates in ([m for m in of_step if _reduces_gradients(matched, m)], of_step):
-        last = {int(position): m for m in candidates for position in matched.members(m)}
-        if len(last) == len(matched.windows):
-            return [last[position] for position in range(len(last))]
+    for candidates in (of_step[matched.reduces_gradients[of_step]], of_step):
+        member = matched.member[candidates]
+        if member.any(axis=0).all():
+            lasts: Ints = candidates[len(candidates) - 1 - member[::-1].argmax(axis=0)]
+            return lasts
     return None
 
 
 def _holds_all(matched: MatchedCollectives, body: Sequence[int]) -> bool:
     """Whether every rank has a part in one of these. Where steps were mistaken on a rank, its last collective of one may lie
     behind that of the next, with nothing between."""
-    return bool((matched.rows[list(body)] >= 0).any(axis=0).all())
+    return bool(matched.member[list(body)].any(axis=0).all())
 
 
-def _reduces_gradients(matched: MatchedCollectives, m: int) -> bool:
-    window, row = matched.first(m)
-    return window.collectives.kind[row] == SyncKind.GRADIENTS
-
-
-def _between(
-    matched: MatchedCollectives, order: Ints, after: Sequence[int], last: Sequence[int]
-) -> list[int]:
-    """The collectives, in ``order``, behind each member's one in ``after`` and up to its one in ``last``."""
-    place = np.empty(len(order), np.int64)
-    place[order] = np.arange(len(order))
+def _between(matched: MatchedCollectives, order: Ints, place: Ints, after: Ints, last: Ints) -> list[int]:
+    """The collectives, in ``order``, behind each member's one in ``after`` and up to its one in ``last``; ``place`` is that of
+    each in ``order``."""
     low, high = place[after], place[last]
-    return [
-        int(m)
-        for m in order[low.min() : high.max() + 1]
-        if all(low[r] < place[m] <= high[r] for r in matched.members(m))
-    ]
+    near = order[low.min() : high.max() + 1]
+    at = place[near][:, None]
+    within = (low < at) & (at <= high) | ~matched.member[near]
+    between: list[int] = near[within.all(axis=1)].tolist()
+    return between
 
 
 def _whole_window(matched: MatchedCollectives, order: Sequence[int], steps: Sequence[int]) -> Cut:
@@ -230,7 +257,7 @@ def _whole_window(matched: MatchedCollectives, order: Sequence[int], steps: Sequ
     collective of all. What hosts that were ahead of their devices had launched before the one step is not of it: there
     the cycle begins at the last collective of all that is.
     """
-    full = [m for m in order if len(matched.members(m)) == len(matched.windows)]
+    full = [m for m in order if matched.member[m].all()]
     if not full:
         return Cut({})
     body = [m for m in order if matched.last_arrival[m] <= matched.last_arrival[full[-1]]]
@@ -239,7 +266,7 @@ def _whole_window(matched: MatchedCollectives, order: Sequence[int], steps: Sequ
         earlier = [m for m in body[:own] if m in full]
         if earlier and own < len(body):
             since = body[body.index(earlier[-1]) + 1 :]
-            cycle = Cycle(steps[0], [earlier[-1]] * len(matched.windows), since)
-            return Cut({tuple(matched.sync(m) for m in since): [cycle]})
+            cycle = Cycle(steps[0], np.full(len(matched.windows), earlier[-1]), since)
+            return Cut({tuple(matched.syncs[m] for m in since): [cycle]})
     cycle = Cycle(steps[0] if steps else 0, None, body)
-    return Cut({tuple(matched.sync(m) for m in body): [cycle]}, whole_window=True)
+    return Cut({tuple(matched.syncs[m] for m in body): [cycle]}, whole_window=True)

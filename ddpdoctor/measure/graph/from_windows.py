@@ -144,20 +144,17 @@ def _bounds(window: Window) -> Sequence[tuple[int, int, int]]:
     return [(number, start, end) for number, start, end in window.steps if end > start]
 
 
-def _micro_batches(window: Window, start: int, end: int) -> float:
-    inside = int(((window.forwards >= start) & (window.forwards < end)).sum())
-    return float(inside) if inside else np.nan
-
-
 def _rank_steps(window: Window) -> RankSteps:
     steps = window.steps
     unknown = np.full(len(steps), np.nan)
+    bounds = np.array([(start, end) for _, start, end in steps], np.int64).reshape(-1, 2)
+    forwards = np.diff(np.searchsorted(window.forwards, bounds), axis=1)[:, 0]
     return RankSteps(
         steps=np.array([number for number, _, _ in steps], np.int64),
         start=np.array([start for _, start, _ in steps], float),
         end=np.array([end for _, _, end in steps], float),
         samples=unknown,
         run_delay=unknown,
-        micro_batches=np.array([_micro_batches(window, start, end) for _, start, end in steps], float),
+        micro_batches=np.where(forwards > 0, forwards, np.nan),
         elements=np.array([window.elements.get(number, np.nan) for number, _, _ in steps], float),
     )

@@ -110,13 +110,13 @@ class CycleGroup:
     """[K, R] from 0 to 1: how sure the timeline is that the rank's computation waits for the collective (see
     :mod:`.dependencies`)."""
 
-    @property
+    @cached_property
     def last_arrival(self) -> Array:
         """[N, K] when the last member arrives."""
         latest: Array = np.nanmax(self.arrival, axis=2)
         return latest
 
-    @property
+    @cached_property
     def common_end(self) -> Array:
         """[N, K] when the synchronisation is over: the median of the members' own ends, not before the last
         arrival.
@@ -125,17 +125,17 @@ class CycleGroup:
         """
         return np.maximum(nan_median(self.end, axis=2), self.last_arrival)
 
-    @property
+    @cached_property
     def transfer(self) -> Array:
         """[N, K] ns from the last arrival to the common end."""
         return self.common_end - self.last_arrival
 
-    @property
+    @cached_property
     def lag(self) -> Array:
         """[N, K, R] own end minus common end; negative where a rank goes on before the others."""
         return self.end - self.common_end[:, :, None]
 
-    @property
+    @cached_property
     def wait(self) -> Array:
         """[N, K, R] ns from own arrival to the last arrival."""
         return self.last_arrival[:, :, None] - self.arrival

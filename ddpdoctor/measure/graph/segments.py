@@ -92,7 +92,7 @@ def cycle_group(
         arrival=arrival,
         end=end,
         work=work,
-        message_bytes=np.array([[matched.message_bytes(m) for m in cycle.body] for cycle in cycles]),
+        message_bytes=matched.message_bytes[bodies],
         hidden=hidden,
         ahead=_ahead(windows, segments, ready, hidden),
         carried=_carried(windows, cycles, matched),
@@ -111,10 +111,7 @@ def _begin(cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:
     """[N, R] where each rank's cycle begins; the windows' clock begins at the first event of any rank."""
     ranks = np.arange(len(matched.windows))
     return np.array(
-        [
-            np.zeros(len(ranks)) if cycle.after is None else matched.end[np.asarray(cycle.after), ranks]
-            for cycle in cycles
-        ]
+        [np.zeros(len(ranks)) if cycle.after is None else matched.end[cycle.after, ranks] for cycle in cycles]
     )
 
 

@@ -63,9 +63,10 @@ def transfers(graph: Graph) -> list[Transfer]:
         for k, sync in enumerate(group.syncs):
             operation = classify.communication_operation(sync.name) or sync.name
             ranks = len(sync.members)
-            for n in np.flatnonzero((group.message_bytes[:, k] > 0) & (taken_ns[:, k] > 0)):
-                size = float(group.message_bytes[n, k])
-                known.append(Transfer(operation, size, float(taken_ns[n, k]), ranks))
+            sizes, times_ns = group.message_bytes[:, k], taken_ns[:, k]
+            told = (sizes > 0) & (times_ns > 0)
+            pairs = zip(sizes[told].tolist(), times_ns[told].tolist(), strict=True)
+            known += [Transfer(operation, size, ns, ranks) for size, ns in pairs]
     return known
 
 

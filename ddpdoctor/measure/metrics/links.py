@@ -108,14 +108,19 @@ def _transfers_of_like_groups(graph: Graph, hosts: Sequence[str]) -> dict[Alike,
     """Transfers of each group, ns, among the groups that make the same transfer."""
     alike: dict[Alike, dict[Members, list[float]]] = defaultdict(lambda: defaultdict(list))
     for group in graph.groups:
+        places: dict[Members, list[int]] = defaultdict(list)
         for k, sync in enumerate(group.syncs):
+            places[sync.members].append(k)
+        numbers = dict.fromkeys(places, -1)
+        for k, sync in enumerate(group.syncs):
+            number = numbers[sync.members] = numbers[sync.members] + 1
             if sync.kind == SyncKind.BARRIER or len(sync.members) < 2:
                 continue
             operation = classify.communication_operation(sync.name) or sync.name
-            transfer_ns = _transfer(group, k)
+            own = places[sync.members]
+            transfer_ns = _transfer(group, k, own[number - 1] if number else None)
             spanned = len({hosts[position] for position in sync.members})
-            own = [j for j, other in enumerate(group.syncs) if other.members == sync.members]
-            place = (own.index(k), len(own))
+            place = (number, len(own))
             for n, size in enumerate(group.message_bytes[:, k].tolist()):
                 if size != 0:
                     same = (operation, size if size > 0 else place, len(sync.members), spanned)
@@ -123,15 +128,14 @@ def _transfers_of_like_groups(graph: Graph, hosts: Sequence[str]) -> dict[Alike,
     return alike
 
 
-def _transfer(group: CycleGroup, k: int) -> Array:
-    """[N] ns from when all members were ready (on a device, had started) and their group's previous collective was over: what
-    runs in other groups meanwhile is no queue for it."""
+def _transfer(group: CycleGroup, k: int, before: int | None) -> Array:
+    """[N] ns from when all members were ready (on a device, had started) and their group's previous collective, ``before``, was
+    over: what runs in other groups meanwhile is no queue for it."""
     sync = group.syncs[k]
     members = list(sync.members)
     own = group.arrival if group.on_device or group.ready is None else group.ready
     ready = own[:, k, members].max(axis=1)
-    before = [j for j, other in enumerate(group.syncs[:k]) if other.members == sync.members]
-    if before:
-        ready = np.maximum(ready, group.end[:, before[-1], members].max(axis=1))
+    if before is not None:
+        ready = np.maximum(ready, group.end[:, before, members].max(axis=1))
     taken: Array = np.clip(np.median(group.end[:, k, members], axis=1) - ready, 0, None)
     return taken

@@ -75,12 +75,10 @@ def transmissions_of(group: CycleGroup) -> list[Transmission]:
     beside = np.zeros_like(ready) if group.beside is None else group.beside
     behind = np.full(ready.shape, -1) if group.behind is None else group.behind
     queued = group.arrival - np.take_along_axis(group.end, np.maximum(behind, 0), axis=1)
+    last_of = {run: k for k, run in enumerate(runs) if gradients[k]}
     transmissions = []
     for k, sync in enumerate(group.syncs):
         members = list(sync.members)
-        more = any(
-            later and run == runs[k] for later, run in zip(gradients[k + 1 :], runs[k + 1 :], strict=True)
-        )
         transmissions.append(
             Transmission(
                 members=members,
@@ -90,7 +88,7 @@ def transmissions_of(group: CycleGroup) -> list[Transmission]:
                 lag=lag[:, k, members],
                 end=group.end[:, k, members],
                 beside=beside[:, k, members],
-                holds=not (gradients[k] and more),
+                holds=not gradients[k] or last_of[runs[k]] == k,
                 dependent=none[members] if group.dependent is None else group.dependent[k, members],
                 message_bytes=group.message_bytes[:, k],
                 number=k,
@@ -102,7 +100,7 @@ def transmissions_of(group: CycleGroup) -> list[Transmission]:
     return transmissions
 
 
-def when_ready(group: CycleGroup, removed: Array) -> Array:
+def when_ready(group: CycleGroup, transmissions: Sequence[Transmission], removed: Array) -> Array:
     """[N, K, R] ns: ``removed`` work at the collectives for which it made the rank ready later.
 
     What is removed is told by segments, which end when a rank's part of a collective starts. Others, whose part waits in the
@@ -115,7 +113,7 @@ def when_ready(group: CycleGroup, removed: Array) -> Array:
     late = np.nan_to_num(np.clip(group.ready - _middle(group.ready), 0, None))
     takes_part = ~np.isnan(group.ready)
     passing = np.ones(removed.shape[1:])
-    for k, transmission in enumerate(transmissions_of(group)):
+    for k, transmission in enumerate(transmissions):
         passing[k, transmission.members] = 0.0 if transmission.holds else 1.0 - transmission.dependent
     following = np.zeros_like(removed)
     for k in range(removed.shape[1] - 2, -1, -1):

@@ -56,7 +56,7 @@ def replay(group: CycleGroup, scenario: Scenario) -> Array:
     """[N] ns: the length of each cycle in the scenario."""
     if group.on_device:
         measured = transmissions_of(group)
-        removed = when_ready(group, scenario.removed)
+        removed = when_ready(group, measured, scenario.removed)
         changed = [_changed(transmission, k, scenario, removed) for k, transmission in enumerate(measured)]
         return length_ns(group, changed, scenario.relief)
     ready = group.begin.copy()

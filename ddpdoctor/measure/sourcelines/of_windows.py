@@ -13,6 +13,7 @@ from ddpdoctor.measure.phases import Gap, words_of
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.taxonomy import DEVICE_WORK, Component, SyncKind
 from ddpdoctor.measure.window import WAITED_FOR, Window
+from ddpdoctor.trace import RankTrace
 
 from .annotations import Annotations, annotations_of
 from .callers import Way, by_line, heaviest
@@ -188,14 +189,23 @@ def _waiting_call(windows: Sequence[Window], kinds: Sequence[str]) -> str | None
         rows, cost_ns = waits_of(window, kinds)
         if not len(rows):
             continue
-        operators = np.flatnonzero(
-            trace.category_mask("cpu_op") & trace.name_mask(lambda n: n.startswith("aten::"))
-        )
         heaviest = np.argsort(-cost_ns)[:LOOKED_UP]
-        for row, cost in zip(rows[heaviest], cost_ns[heaviest], strict=True):
-            start = trace.start_ns[row]
-            around = (trace.start_ns[operators] <= start) & (start < trace.end_ns[operators])
-            around &= trace.lane[operators] == trace.lane[row]
-            outermost = operators[around][np.argsort(trace.start_ns[operators[around]], kind="stable")][:1]
-            calls[trace.name_of(int(outermost[0] if len(outermost) else row))] += int(cost)
+        for row, cost in zip(_outermost(trace, rows[heaviest]), cost_ns[heaviest], strict=True):
+            calls[trace.name_of(int(row))] += int(cost)
     return calls.most_common(1)[0][0] if calls else None
+
+
+def _outermost(trace: RankTrace, rows: Ints) -> Ints:
+    """For each event of the host the first operator of its thread that is open when it starts, else the event itself."""
+    found = rows.copy()
+    operators = trace.category_mask("cpu_op") & trace.name_mask(lambda n: n.startswith("aten::"))
+    for lane in np.unique(trace.lane[rows]):
+        of_lane = np.flatnonzero(operators & (trace.lane == lane))
+        asked = np.flatnonzero(trace.lane[rows] == lane)
+        at = trace.start_ns[rows[asked]]
+        # The first that ends later is the one with which the latest end so far goes beyond.
+        place = np.searchsorted(np.maximum.accumulate(trace.end_ns[of_lane]), at, side="right")
+        asked, at, place = (values[place < len(of_lane)] for values in (asked, at, place))
+        is_open = trace.start_ns[of_lane[place]] <= at
+        found[asked[is_open]] = of_lane[place[is_open]]
+    return found

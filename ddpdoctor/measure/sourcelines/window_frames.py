@@ -91,9 +91,15 @@ def _frames_at(window: Window, times: NDArray[Any], weights: NDArray[Any]) -> Co
     rows = np.flatnonzero(trace.category_mask("python_function") & (trace.lane == main_lane(trace)))
     start, end = trace.start_ns[rows], trace.end_ns[rows]
     heaviest = np.argsort(-weights)[:LOOKED_UP]
-    for time, weight in zip(times.astype(np.int64)[heaviest], weights[heaviest], strict=True):
-        open_rows = rows[(start <= time) & (time < end)]
-        way = _way_of_user([trace.name_of(row) for row in open_rows[::-1]])
+    moments = times.astype(np.int64)[heaviest]
+    order = np.argsort(moments, kind="stable")
+    first, until = (np.searchsorted(moments[order], edge) for edge in (start, end))
+    open_frames: list[list[int]] = [[] for _ in moments]
+    for frame in np.flatnonzero(until > first):
+        for place in range(first[frame], until[frame]):
+            open_frames[order[place]].append(rows[frame])
+    for frames, weight in zip(open_frames, weights[heaviest], strict=True):
+        way = _way_of_user([trace.name_of(row) for row in reversed(frames)])
         if way is not None:
             ways[way] += int(weight)
     return ways

@@ -92,20 +92,22 @@ class Window:
         """The window with one more component of work."""
         return replace(self, sets={**self.sets, name: intervals})
 
-    def micro_batch(self, at: int) -> int:
-        """Number, within its step, of the micro-batch to which a host time belongs; 0 where the trace shows
+    def micro_batches(self, at: Ints) -> Ints:
+        """[M] number, within its step, of the micro-batch to which each host time belongs; 0 where the trace shows
         no forward calls."""
-        return max(0, self._since_step(self.forwards, at) - 1)
+        return (self._since_step(self.forwards, at) - 1).clip(min=0)
 
-    def update(self, at: int) -> int:
-        """How many steps of optimizers began before a host time in its step."""
+    def updates_before(self, at: Ints) -> Ints:
+        """[M] how many steps of optimizers began before each host time in its step."""
         return self._since_step(self.updates, at)
 
-    def _since_step(self, moments: Ints, at: int) -> int:
-        starts = [start for _, start, _ in self.steps]
-        index = int(np.searchsorted(starts, at, side="right")) - 1
-        since = starts[index] if index >= 0 else self.span[0]
-        return int(((moments >= since) & (moments <= at)).sum())
+    def _since_step(self, moments: Ints, at: Ints) -> Ints:
+        starts = np.array([start for _, start, _ in self.steps], np.int64)
+        since = np.concatenate(([self.span[0]], starts))[np.searchsorted(starts, at, side="right")]
+        before: Ints = np.searchsorted(moments, at, side="right") - np.searchsorted(
+            moments, since, side="left"
+        )
+        return before.clip(min=0)
 
 
 def step_of(window: Window, at: Ints) -> Ints:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -133,10 +134,12 @@ class RankTrace:
         """Number of events."""
         return int(self.start_ns.shape[0])
 
-    @property
+    @cached_property
     def end_ns(self) -> IntColumn:
-        """End of each event, ns."""
-        return self.start_ns + self.duration_ns
+        """End of each event, ns; added up once and read only."""
+        ends = self.start_ns + self.duration_ns
+        ends.flags.writeable = False
+        return ends
 
     def name_of(self, row: int) -> str:
         """Name of the event in ``row``."""

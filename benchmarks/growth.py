@@ -1,0 +1,145 @@
+"""How each stage of the analysis grows with steps, collectives and ranks: a table, and a failure where it grows too fast.
+
+    python benchmarks/growth.py [--axis steps ...] [--most 2000] [--repetitions 3] [--plot FILE.svg]
+
+One axis grows at a time, the others stay small: windows of 5 to 2,000 steps, 4 to 400 collectives a step, 2 to 512 ranks;
+steps also with Python stacks, in the time format of before 2024, and as step logs. All jobs are generated. Each figure is the
+least CPU time
+of some processes. The slope of a stage is that of the logarithms of its seconds and of the events between the two largest sizes: 1 where
+twice the events take twice the time. Above 1.1, in a stage that takes long enough to tell, the benchmark fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from benchmarks.loading import matrix  # noqa: E402
+
+MOST_SLOPE = 1.1
+LEAST_S = 0.2
+"""CPU time at the largest size from which on a stage's slope is judged: shorter ones are mostly start and scatter."""
+STAGES_PROGRAM = ROOT / "benchmarks" / "loading" / "stages.py"
+
+
+@dataclass(frozen=True)
+class Axis:
+    """What grows, and how a job of that size is made."""
+
+    sizes: Sequence[int]
+    make: Callable[[Path, int], None]
+
+
+AXES = {
+    "steps": Axis((5, 50, 500, 2000), lambda place, n: matrix.traces(place, steps=n)),
+    "steps, with stacks": Axis((5, 50, 500), lambda place, n: matrix.traces(place, steps=n, stacks=True)),
+    "steps, old times": Axis((5, 50, 500), lambda place, n: matrix.traces(place, steps=n, old=True)),
+    "collectives a step": Axis((4, 40, 400), lambda place, n: matrix.traces(place, collectives=n)),
+    "ranks": Axis((2, 8, 64, 512), lambda place, n: matrix.traces(place, ranks=n, steps=4)),
+    "steps of logs": Axis((50, 500, 5000, 20000), lambda place, n: matrix.logs(place, 2, n)),
+    "ranks of logs": Axis((2, 8, 64, 512), lambda place, n: matrix.logs(place, n, 50)),
+}
+
+
+@dataclass(frozen=True)
+class Point:
+    """One size of one axis."""
+
+    size: int
+    events: int
+    """Rows of traces; steps of logs where there are no traces."""
+    peak_mb: float
+    cpu_s: dict[str, float]
+
+
+def main() -> int:
+    """Measure; 1 where a stage grows too fast."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--axis", nargs="*", choices=list(AXES), default=list(AXES))
+    parser.add_argument("--most", type=int, default=10**9, help="leave out larger sizes")
+    parser.add_argument("--repetitions", type=int, default=3)
+    parser.add_argument("--plot", type=Path, help="SVG of seconds by events")
+    options = parser.parse_args()
+    measured: dict[str, list[Point]] = {}
+    for name in options.axis:
+        sizes = [size for size in AXES[name].sizes if size <= options.most]
+        measured[name] = [point(AXES[name], size, options.repetitions) for size in sizes]
+        print_table(name, measured[name])
+    if options.plot is not None:
+        options.plot.write_text(
+            matrix.plot({n: [(p.events, sum(p.cpu_s.values())) for p in m] for n, m in measured.items()})
+        )
+    steep = [line for name, points in measured.items() for line in too_steep(name, points)]
+    print("\n".join(steep) or f"no slope above {MOST_SLOPE}")
+    return 1 if steep else 0
+
+
+def point(axis: Axis, size: int, repetitions: int) -> Point:
+    """The least seconds of each stage."""
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-bench-") as folder:
+        place = Path(folder) / "job"
+        axis.make(place, size)
+        environment = {
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "OMP_NUM_THREADS": "1",
+            "XDG_CACHE_HOME": str(Path(folder) / "cache"),
+        }
+        command = [sys.executable, str(STAGES_PROGRAM), str(place)]
+        runs = []
+        for _ in range(repetitions):
+            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
+            runs.append(json.loads(done.stdout))
+    least = {stage: min(run["cpu_s"][stage] for run in runs) for stage in runs[0]["cpu_s"]}
+    return Point(size, runs[0]["rows"] or runs[0]["steps"], max(run["peak_mb"] for run in runs), least)
+
+
+def slope(before: Point, after: Point, stage: str) -> float:
+    """How the stage's seconds grow with the events; NaN where there is nothing to compare."""
+    less, more = before.cpu_s[stage], after.cpu_s[stage]
+    if less <= 0 or more <= 0 or after.events <= before.events:
+        return math.nan
+    return math.log(more / less) / math.log(after.events / before.events)
+
+
+def too_steep(name: str, points: Sequence[Point]) -> list[str]:
+    """One line for each stage whose slope is too large to be chance."""
+    if len(points) < 2:
+        return []
+    last, before = points[-1], points[-2]
+    return [
+        f"FAILED: {stage} grows with {name} by a slope of {slope(before, last, stage):.2f}"
+        for stage, seconds in last.cpu_s.items()
+        if seconds >= LEAST_S and slope(before, last, stage) > MOST_SLOPE
+    ]
+
+
+def print_table(name: str, points: Sequence[Point]) -> None:
+    """Markdown: CPU seconds of each stage and size, seconds for a million events of the largest, and the slope."""
+    print(f"\n| {name}: | " + " | ".join(f"{p.size:,}" for p in points) + " | s a million | slope |")
+    print("| --- |" + " --- |" * (len(points) + 2))
+    print("| events | " + " | ".join(f"{p.events:,}" for p in points) + " | | |")
+    for stage in points[-1].cpu_s:
+        if points[-1].cpu_s[stage] < 0.005:
+            continue
+        seconds = " | ".join(f"{p.cpu_s[stage]:.3f}" for p in points)
+        grows = f"{slope(points[-2], points[-1], stage):.2f}" if len(points) > 1 else ""
+        print(f"| {stage} | {seconds} | {points[-1].cpu_s[stage] / points[-1].events * 1e6:.2f} | {grows} |")
+    print("| peak MB | " + " | ".join(f"{p.peak_mb:.0f}" for p in points) + " | | |", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

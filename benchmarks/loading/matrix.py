@@ -1,0 +1,102 @@
+"""Generated jobs of any size for ``benchmarks/growth.py``, and its plot."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from benchmarks.long_run import write_run
+from tests.generator import Config, Plant, generate
+
+_COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8e5ea2", "#c77d0a", "#4d4d4d", "#0a9396")
+
+
+def traces(
+    place: Path,
+    *,
+    ranks: int = 2,
+    steps: int = 20,
+    collectives: int = 4,
+    stacks: bool = False,
+    old: bool = False,
+) -> None:
+    """Traces of a job on accelerators, eight ranks a host, with one slow rank; ``old``: times as before 2024."""
+    config = Config(
+        world_size=ranks,
+        hosts=(8,) * (ranks // 8) if ranks >= 8 else (),
+        steps=steps,
+        forward_kernels=10,
+        backward_kernels=max(20, collectives),
+        bucket_bytes=(5_000_000,) * collectives,
+        plants=(Plant("slow_data", ranks=(ranks - 1,), ms=4.0),),
+    )
+    generate(config, place)
+    if stacks or old:
+        for file in place.rglob("*.json*"):
+            _rewritten(file, stacks, old)
+
+
+def logs(place: Path, ranks: int, steps: int) -> None:
+    """A run directory without traces, its logs whole."""
+    write_run(place, ranks, steps, whole=True)
+
+
+def plot(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
+    """SVG: CPU seconds by events, both logarithmic; a dashed line grows as the events do."""
+    points = [point for line in lines.values() for point in line]
+    left, right = (edge(math.log10(x) for x, _ in points) for edge in (min, max))
+    low, high = (edge(math.log10(y) for _, y in points) for edge in (min, max))
+
+    def at(x: float, y: float) -> str:
+        across = 60 + 540 * (math.log10(x) - left) / (right - left)
+        return f"{across:.1f},{350 - 320 * (math.log10(y) - low) / (high - low):.1f}"
+
+    drawn = [
+        '<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 840 390" font-family="sans-serif" font-size="12">',
+        '<rect width="840" height="390" fill="white"/>',
+        f'<text x="60" y="380">{10**left:,.0f} to {10**right:,.0f} events (rows of traces, steps of logs)</text>',
+        f'<text x="60" y="20">{10**low:.2g} to {10**high:.2g} CPU s, both axes logarithmic</text>',
+    ]
+    for number, (name, line) in enumerate(lines.items()):
+        colour = _COLOURS[number % len(_COLOURS)]
+        path = " ".join(at(x, y) for x, y in line)
+        drawn.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
+        drawn += [
+            f'<circle cx="{place[0]}" cy="{place[1]}" r="3" fill="{colour}"/>'
+            for place in (at(x, y).split(",") for x, y in line)
+        ]
+        drawn.append(f'<text x="620" y="{40 + 18 * number}" fill="{colour}">{name}</text>')
+    highest = 10 ** min(right, left + high - low)
+    ideal = f"{at(10**left, 10**low)} {at(highest, 10 ** (low + math.log10(highest) - left))}"
+    drawn.append(f'<polyline points="{ideal}" fill="none" stroke="#999" stroke-dasharray="4 4"/>')
+    return "\n".join([*drawn, "</svg>\n"])
+
+
+def _rewritten(file: Path, stacks: bool, old: bool) -> None:
+    packed = file.suffix == ".gz"
+    text = file.read_bytes()
+    document = json.loads(gzip.decompress(text) if packed else text)
+    events: list[dict[str, Any]] = document["traceEvents"]
+    if stacks:
+        document["with_stack"] = 1
+        events += [
+            {**event, "cat": "python_function", "name": f"{source}({line}): {function}", "args": {}}
+            for event in events
+            if event.get("cat") == "cpu_op"
+            for source, line, function in (
+                ("train.py", 40, "main"),
+                ("torch/nn/modules/module.py", 1500, "_call_impl"),
+            )
+        ]
+    if old:
+        base_us = document.pop("baseTimeNanoseconds") // 1000
+        for event in events:
+            if "ts" in event:
+                event["ts"] = base_us + int(event["ts"])
+                event["dur"] = int(event.get("dur", 0))
+    whole = json.dumps(document).encode()
+    file.write_bytes(gzip.compress(whole, 6) if packed else whole)

@@ -1,0 +1,75 @@
+"""One analysis, its CPU seconds by stage as JSON. Runs in a process of its own for each measurement.
+
+The stages are those of the road from paths to a diagnosis; what a stage has called in another one counts there.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ddpdoctor.analysis import Options, analyze, road
+from ddpdoctor.measure import flow
+
+STAGES = {
+    "read": (road, "load"),
+    "windows": (road, "windows_of"),
+    "align logs": (flow, "align_logs"),
+    "graphs": (flow, "build_graphs"),
+    "attribution": (flow, "attribute"),
+    "prices": (flow, "price_all"),
+    "other measures": (road, "measure"),
+    "judge": (road, "judged"),
+}
+"""Where the road takes each stage from."""
+
+
+class Clock:
+    """CPU seconds of this process by stage, those of a stage within another one apart."""
+
+    def __init__(self) -> None:
+        self.spent_s = dict.fromkeys(STAGES, 0.0)
+        self._within = [0.0]
+
+    def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """``function``, whose time counts as ``stage``."""
+
+        def call(*arguments: Any, **named: Any) -> Any:
+            self._within.append(0.0)
+            began_s = time.process_time()
+            try:
+                return function(*arguments, **named)
+            finally:
+                took_s = time.process_time() - began_s
+                self.spent_s[stage] += took_s - self._within.pop()
+                self._within[-1] += took_s
+
+        return call
+
+
+def main(place: str) -> None:
+    """Analyse what lies at ``place``."""
+    clock = Clock()
+    for stage, (module, name) in STAGES.items():
+        setattr(module, name, clock.timed(stage, getattr(module, name)))
+    counted: list[int] = []
+    load = road.load
+
+    def counting(*arguments: Any) -> Any:
+        inputs = load(*arguments)
+        counted.append(sum(trace.size for trace in inputs.traces))
+        counted.append(sum(len(log.steps) for log in inputs.logs))
+        return inputs
+
+    road.load = counting
+    analyze([place], Options(cache=False, jobs=1))
+    peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps({"rows": counted[0], "steps": counted[1], "peak_mb": peak_mb, "cpu_s": clock.spent_s}))
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
