@@ -179,7 +179,7 @@ _WHERE_IT_IS: Mapping[str, Check] = {
     **dict.fromkeys(("at_ns", "step_since_ns"), _moment),
     **dict.fromkeys(("step", "evaluations", "events"), _count),
     "pid": _process,
-    "exhausted": _flag,
+    **dict.fromkeys(("exhausted", "evaluating"), _flag),
     "frames": _FRAMES,
     "user": _FRAMES,
     "groups": _groups,
