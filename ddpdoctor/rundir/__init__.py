@@ -23,7 +23,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 """
 
 from .asking import ask
-from .carrier import Carrier, has_carrier, remove_root
+from .carrier import SENTINEL, Carrier, has_carrier, remove_root
 from .compaction import DiskBudget, rank_budget
 from .draining import PATIENCE_S, BusyError, discard, drain, recover, spools_in
 from .files import (
@@ -40,6 +40,7 @@ from .files import (
     write_whole,
 )
 from .handover import RAW_FILE, TooLargeError
+from .hostdocs import carry_host_documents, keep_host_document
 from .layout import (
     DIAGNOSIS_FILE,
     ENDING_FILE,
@@ -88,7 +89,7 @@ from .stops import (
 )
 from .target import run_of, target_of
 from .typed import fitting
-from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
+from .waiting import Waiting, newer_in, reason_of, unsaved_sentence, waiting_in
 
 __all__ = [
     "COMMON_FIELDS",
@@ -112,6 +113,7 @@ __all__ = [
     "REPORT_FILE",
     "RUN_SCHEMA",
     "SAMPLES_FILE",
+    "SENTINEL",
     "STALL_FILE",
     "STALL_SCHEMA",
     "STANDING_FILE",
@@ -144,6 +146,7 @@ __all__ = [
     "Waiting",
     "ask",
     "bounded_lines",
+    "carry_host_documents",
     "discard",
     "drain",
     "fitting",
@@ -155,9 +158,11 @@ __all__ = [
     "is_recorded_file",
     "is_regular",
     "is_run_directory",
+    "keep_host_document",
     "make_private_folder",
     "make_spool_root",
     "new_run_id",
+    "newer_in",
     "note_sources",
     "open_regular",
     "own_roots_prefix",

@@ -27,6 +27,7 @@ from .handover import (
     copy_last_words,
     take_trace,
 )
+from .hostdocs import carry_host_documents
 from .layout import (
     SAMPLES_FILE,
     STEPS_FILE,
@@ -68,6 +69,10 @@ def recover(run: str) -> list[str]:
     waiting: list[Waiting] = []
     failure = None
     deadline_s = time.monotonic() + PATIENCE_S
+    try:
+        carry_host_documents(spool_root(run), run)
+    except OSError:
+        pass  # there are none, or the run directory cannot take the ranks' records either
     for directory, target in spools_of(run):
         try:
             drain(directory, target=target, deadline_s=deadline_s, last_words=True)

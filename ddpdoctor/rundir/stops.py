@@ -68,6 +68,8 @@ class Phase(str, Enum):
     LOAD = "load"
     RENDEZVOUS = "rendezvous"
     """Making a process group, or asking its store."""
+    COMPILE = "compile"
+    """``torch.compile`` at work."""
     DEBUGGER = "debugger"
     """Somebody looks at it with pdb, or it waits for somebody to type."""
     OTHER = "other"

@@ -175,7 +175,7 @@ def _groups(value: Any) -> bool:
 _RAISED = _with(type=_text, message=_text, relation=_text, frames=_FRAMES)
 _WHERE_IT_IS: Mapping[str, Check] = {
     **dict.fromkeys(("schema", "phase"), _text),
-    **dict.fromkeys(("rank",), _ranks),
+    **dict.fromkeys(("rank", "world_size"), _ranks),
     **dict.fromkeys(("at_ns", "step_since_ns"), _moment),
     **dict.fromkeys(("step", "evaluations", "events"), _count),
     "pid": _process,

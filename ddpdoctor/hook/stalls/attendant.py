@@ -45,7 +45,7 @@ class Attendant:
         self._stop = threading.Event()
         self._faults: Optional[Faults] = None
         self._answered = 0
-        self._raised = False
+        self._raised = self._told = False
         self._last_step = -1
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-attendant", daemon=True
@@ -73,7 +73,11 @@ class Attendant:
         step = self._session.recorder.step
         if step == self._last_step:
             self._session.spool.keep_document(PROGRESS_FILE, self._whereabouts.document(PROGRESS_SCHEMA))
+            self._told = True
             self._answer(self._session.spool.asked())
+        elif self._told:
+            self._told = False
+            self._session.spool.withdraw(PROGRESS_FILE)
         self._last_step = step
 
     def _answer(self, request: int) -> None:

@@ -63,11 +63,17 @@ for _place in _PLACES:
     _BY_NAME[_place.rpartition("/")[2]].append(_place)
 
 
+_COMPILING = ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/compile_fx.py")
+"""What is called from here compiles, whatever it calls."""
+
+
 def phase_of(frames: Sequence[Sequence[Any]]) -> Phase:
     """Of (file, line, function), innermost first: the phase of the innermost one that belongs to one."""
     if frames and frames[0][0] == UNCOUNTED_FILE and not _is_of_collectives(frames[1:2]):
         # Of what is wrapped, only the wait for an asynchronous collective has no Python in it.
         return Phase.WAIT
+    if any(file.endswith(_COMPILING) for file, _, _ in frames):
+        return Phase.COMPILE
     for file, _, function in frames:
         found = _phase(file, function)
         if found is not None:

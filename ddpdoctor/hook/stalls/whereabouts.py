@@ -44,6 +44,7 @@ class Whereabouts:
         return {
             "schema": schema,
             "rank": self._session.rank,
+            "world_size": self._session.world_size,
             "pid": os.getpid(),
             "at_ns": time.time_ns(),
             "step": recorder.step,
