@@ -109,11 +109,7 @@ def _diagnose_hanging(presentation: Presentation, run: Path) -> str:
     """Analyse ``run`` while its job hangs: the report is written; returns a sentence for the user."""
     try:
         failed = _written(_diagnosis_of(run, presentation), run)
-        return (
-            failed[0]
-            if failed
-            else f"report: {run / REPORT_FILE}, until the job ends; `ddpdoctor watch {run}` follows it."
-        )
+        return failed[0] if failed else f"report: {run / REPORT_FILE}"
     except BaseException as error:
         return f"what the ranks did last is in {run}; it could not be analysed yet: {type(error).__name__}: {error}"
 

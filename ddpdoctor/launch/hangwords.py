@@ -14,6 +14,7 @@ _MOST_NAMED = 3
 """Ranks that are told one by one; the report has all."""
 _FAULT_BYTES = 1 << 20
 _FAULT_LINE = re.compile(r'^  File "([^"]*)", line ([0-9]+) in (\S+)', re.MULTILINE)
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3.", "<")
 _DOES = {
     Phase.DATA: "waiting for a batch",
     Phase.FORWARD: "in the forward",
@@ -70,14 +71,17 @@ def _of(rank: WatchedRank) -> str:
 
 
 def _fault_place(rank: WatchedRank) -> str:
-    """The innermost line of the thread that started Python, which faulthandler writes last."""
+    """The innermost line, of the job's own code where there is one, of Python's first thread, which faulthandler writes last."""
     try:
         with (Path(rank.spool) / FAULTS_FILE).open("rb") as source:
             text = source.read(_FAULT_BYTES).decode(errors="replace")
     except OSError:
         return ""
-    found = _FAULT_LINE.search(text.rpartition("(most recent call first):")[2])
-    return f"{Path(found[1]).name}:{found[2]} ({found[3][:60]})" if found else ""
+    places = list(_FAULT_LINE.finditer(text.rpartition("(most recent call first):")[2]))
+    own = [place for place in places if not any(part in place[1] for part in _LIBRARIES)]
+    for found in own or places:
+        return f"{Path(found[1]).name}:{found[2]} ({found[3][:60]})"
+    return ""
 
 
 def _seconds(seconds: float) -> str:

@@ -23,6 +23,8 @@ _FRESH_S = 5.0
 """A rank that has not said where it is for so long does not answer: it does so once a second."""
 _BUSY_CORES = 0.2
 """One that uses less sleeps: threads that look around in intervals take a few hundredths."""
+_METRICS_S = 30.0
+"""What an evaluation does between two uses of the model: metrics of a batch, or of some."""
 _MOVING_BYTES_PER_S = 64 << 10
 """What a rank reads and writes beyond logs when it makes a checkpoint, be it to slow storage."""
 
@@ -47,6 +49,7 @@ class WatchedRank:
     """Read and written by it, likewise."""
     end: dict[str, Any] | None = None
     """What is known of its process's end; None while it lives."""
+    _evaluated_s: float | None = None
     _done: int = 0
     _handle: int = -1
     _last: tuple[float, float, int] = (0.0, 0.0, 0)
@@ -103,7 +106,7 @@ class WatchedRank:
             self._note_end()
 
     def _note_end(self) -> None:
-        status = procfs.exit_status(self.pid)
+        status = procfs.exit_status(self.pid, self._handle)
         code = None if status is None else os.waitstatus_to_exitcode(status)
         self.end = {
             "rank": self.rank,
@@ -143,7 +146,8 @@ class WatchedRank:
 
     @property
     def busy(self) -> bool:
-        return self.cores >= _BUSY_CORES
+        """Whether it computes, or would if it got a processor."""
+        return self.cores >= _BUSY_CORES or self.state == "R"
 
     @property
     def suspended(self) -> bool:
@@ -162,13 +166,16 @@ class WatchedRank:
             return self.phase
         if self.phase == Phase.COMPILE and self.busy:
             return self.phase
-        if (
-            self.progress.get("evaluating")
-            and self.phase in (Phase.EVALUATION, Phase.DATA)
-            and (moves or self.busy)
-        ):
-            return Phase.EVALUATION.value
-        return None
+        return Phase.EVALUATION.value if self._evaluates() and (moves or self.busy) else None
+
+    def _evaluates(self) -> bool:
+        """Whether its models are in evaluation mode, and were used in it not long ago."""
+        if not self.progress.get("evaluating"):
+            self._evaluated_s = None
+            return False
+        if self._evaluated_s is None or self.phase in (Phase.EVALUATION, Phase.DATA):
+            self._evaluated_s = time.monotonic()
+        return time.monotonic() - self._evaluated_s < _METRICS_S
 
     @property
     def signs(self) -> tuple[Any, ...]:
