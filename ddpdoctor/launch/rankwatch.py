@@ -81,7 +81,11 @@ class WatchedRank:
             self.ended = False
         if data.rfind(_END) > (found[-1].start() if found else -1):
             self.ended = True
-        if self.alive:
+        if self.end is not None:
+            # What it wrote last is read after its process has ended.
+            self.end["step"] = self.steps
+            self.end["in_order"] = self.end["in_order"] or self.ended
+        else:
             self._look_at_process()
         return bool(found)
 
