@@ -81,11 +81,12 @@ class _Ending:
     def go_on(self, pid: int) -> None:
         """Signal the process ``pid``, which was not waited for yet, if it is time to."""
         now_s = time.monotonic()
-        if self._kill_at_s is None:
-            self._kill_at_s = now_s + _GRACE_S
-            os.kill(pid, signal.SIGTERM)
-        elif now_s >= self._kill_at_s:
-            os.kill(pid, signal.SIGKILL)
+        first, self._kill_at_s = self._kill_at_s is None, self._kill_at_s or now_s + _GRACE_S
+        if first or now_s >= self._kill_at_s:
+            try:
+                os.kill(pid, signal.SIGTERM if first else signal.SIGKILL)
+            except OSError:
+                pass  # a job that became another user, by sudo, takes no signal from this one
 
 
 class NoProcessError(OSError):

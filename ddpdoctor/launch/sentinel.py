@@ -137,7 +137,7 @@ class _Watch:
         if self._options.hang_after_s == 0:
             return
         if self._stall is not None:
-            self._go_on(self._stall, stepped, current)
+            self._go_on(self._stall, current)
         else:
             self._suspect(current)
 
@@ -215,16 +215,20 @@ class _Watch:
             "process": process_document(rank.pid) if rank.alive else None,
         }
 
-    def _go_on(self, stall: dict[str, Any], stepped: bool, current: list[WatchedRank]) -> None:
-        if stepped:
-            stall.update(state=Standstill.RESUMED.value, resumed_ns=time.time_ns())
+    def _go_on(self, stall: dict[str, Any], current: list[WatchedRank]) -> None:
+        if self._progress.got_on:
+            stall.update(
+                state=Standstill.RESUMED.value,
+                resumed_ns=time.time_ns(),
+                paused_in=self._progress.paused_in,
+            )
             self._write_stall(stall)
             summary = {
                 key: stall[key] for key in ("silent_since_ns", "detected_ns", "silent_s", "resumed_ns")
             }
             self._earlier = [*self._earlier, summary][-_MOST_EARLIER:]
             self._stall = self._kill_at_s = None
-            say(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s without a step.")
+            say(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
         elif self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
             self._kill_at_s = None
             stall["state"] = Standstill.KILLED.value

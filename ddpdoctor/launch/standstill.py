@@ -56,6 +56,8 @@ class Progress:
         self.silent_s = self.longest_gap_s = 0.0
         self._since_step_s = 0.0
         self._steps_seen = 0
+        self.got_on = False
+        """Whether the last look showed something new."""
         self.paused_in: str | None = None
         """In what phase, other than a step's usual ones, a rank gets on."""
 
@@ -77,7 +79,8 @@ class Progress:
         suspended = any(rank.suspended for rank in ranks)
         if suspended:
             self._since_step_s = 0.0
-        if stepped or moved or suspended or self.paused_in is not None or not ranks:
+        self.got_on = stepped or moved or self.paused_in is not None
+        if self.got_on or suspended or not ranks:
             self.silent_s = 0.0
 
     def suspicion(self, ranks: Sequence[WatchedRank]) -> Suspicion | None:
