@@ -85,6 +85,9 @@ class WatchedRank:
             # What it wrote last is read after its process has ended.
             self.end["step"] = self.steps
             self.end["in_order"] = self.end["in_order"] or self.ended
+        elif found and self._handle >= 0:
+            # It gets on, and its end will be told: nothing else is asked for, once a second, all along the job.
+            self.state, self.progress, self._last = "", {}, (0.0, 0.0, 0)
         else:
             self._look_at_process()
         return bool(found)

@@ -52,7 +52,7 @@ class Progress:
         """``after_s`` is what the user asked for; None: by the job's own history."""
         self._asked_s, self._tuning = after_s, tuning
         self._looked_s: float | None = None
-        self._signs: tuple[Any, ...] = ()
+        self._signs: dict[int, tuple[Any, ...]] = {}
         self.silent_s = self.longest_gap_s = 0.0
         self._since_step_s = 0.0
         self._steps_seen = 0
@@ -67,8 +67,9 @@ class Progress:
         self._looked_s = now_s
         self.silent_s += passed_s
         self._since_step_s += passed_s
-        self.paused_in = next((phase for rank in ranks if (phase := rank.works_in) is not None), None)
-        signs = tuple((rank.pid, rank.steps, rank.signs) for rank in ranks)
+        working = (rank.works_in for rank in ([] if stepped else ranks))
+        self.paused_in = next((phase for phase in working if phase is not None), None)
+        signs = {rank.pid: rank.signs for rank in ranks}
         moved, self._signs = _moved(self._signs, signs), signs
         if stepped:
             if self._steps_seen:
@@ -76,7 +77,7 @@ class Progress:
                 self.longest_gap_s = max(self.longest_gap_s, self._since_step_s)
             self._steps_seen += 1
             self._since_step_s = 0.0
-        suspended = any(rank.suspended for rank in ranks)
+        suspended = not stepped and any(rank.suspended for rank in ranks)
         if suspended:
             self._since_step_s = 0.0
         self.got_on = stepped or moved or self.paused_in is not None
@@ -114,10 +115,9 @@ class Progress:
         return after_s
 
 
-def _moved(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+def _moved(before: dict[int, tuple[Any, ...]], now: dict[int, tuple[Any, ...]]) -> bool:
     """Whether a rank has said something new of itself; to say nothing any more is not new."""
-    known = {pid: signs for pid, _, signs in before}
-    return any(signs and known.get(pid) not in (None, (), signs) for pid, _, signs in now)
+    return any(signs and before.get(pid) not in (None, (), signs) for pid, signs in now.items())
 
 
 def _is_through(ranks: Sequence[WatchedRank]) -> bool:
