@@ -9,12 +9,6 @@ from ..patching import UNCOUNTED_FILE
 
 ANY: FrozenSet[str] = frozenset()
 """All functions of a file."""
-_COLLECTIVES = frozenset(
-    "all_gather all_gather_coalesced all_gather_into_tensor all_gather_single _all_gather_base all_gather_object all_reduce "
-    "all_reduce_coalesced all_to_all all_to_all_single broadcast broadcast_object_list gather gather_object recv "
-    "recv_object_list reduce reduce_scatter reduce_scatter_tensor reduce_scatter_single _reduce_scatter_base scatter "
-    "scatter_object_list send send_object_list batch_isend_irecv isend irecv".split()
-)
 _PLACES: Dict[str, Tuple[Tuple[FrozenSet[str], Phase], ...]] = {
     "torch/utils/data/dataloader.py": (
         (frozenset(["__next__", "__iter__", "__init__", "_reset"]), Phase.DATA),
@@ -30,13 +24,13 @@ _PLACES: Dict[str, Tuple[Tuple[FrozenSet[str], Phase], ...]] = {
     ),
     "torch/distributed/distributed_c10d.py": (
         (frozenset(["barrier", "monitored_barrier"]), Phase.BARRIER),
-        (_COLLECTIVES, Phase.COLLECTIVE),
         (
             frozenset(
                 ["init_process_group", "new_group", "_new_process_group_helper", "_store_based_barrier"]
             ),
             Phase.RENDEZVOUS,
         ),
+        (ANY, Phase.COLLECTIVE),
     ),
     "torch/distributed/utils.py": (
         (frozenset(["_verify_param_shape_across_processes", "_sync_module_states"]), Phase.COLLECTIVE),
