@@ -14,6 +14,7 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.view import price
+from ddpdoctor.rundir import Standstill, read_stops
 from ddpdoctor.telemetry import LiveRun, data_wait_ms, step_ms
 
 RECENT_STEPS = 20
@@ -22,6 +23,8 @@ MOST_ROWS = 16
 """Most ranks shown: those that come last."""
 SPARK_STEPS = 50
 SPARKS = "▁▂▃▄▅▆▇█"
+SILENT_S, SILENT_STEPS = 10.0, 10
+"""Without a step for so long, and so many steps' time, a job deserves a look, whatever it does."""
 LATE_SHARE = 0.05
 """Lateness of a rank above this share of the step stands out: what makes a finding a warning."""
 
@@ -44,7 +47,7 @@ class Opinion:
 
 def frame(run: LiveRun, opinion: Opinion, *, gone: bool = False) -> RenderableType:
     """Everything to show, top to bottom; ``gone``: the launcher was killed, so nothing more will come."""
-    parts: list[RenderableType] = [_state(run, gone), _verdict(opinion, run.ended or gone)]
+    parts: list[RenderableType] = [_state(run, gone), *_silence(run), _verdict(opinion, run.ended or gone)]
     if run.ranks:
         parts += [Text(""), _pace(run), *_sparkline(run), Text(""), _rank_table(run)]
         more = len(run.ranks) - MOST_ROWS
@@ -76,6 +79,29 @@ def _state(run: LiveRun, gone: bool) -> Text:
     else:
         state = f"running for {lasted}" if lasted else "running"
     return Text.assemble((plain(str(run.path)), "bold"), f"  {state}")
+
+
+def _silence(run: LiveRun) -> list[Text]:
+    """How long no rank has finished a step, where that is long for this job; and who does not wait, once they were asked."""
+    silent_s = run.silent_s()
+    times = [ms for live in run.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
+    if silent_s is None or silent_s < max(SILENT_S, SILENT_STEPS * max(times, default=0.0) / 1e3):
+        return []
+    found = [Text(f"no rank has finished a step for {_whole_seconds(silent_s)}", style="bold red")]
+    stops = read_stops(str(run.path), [])
+    lasting = [
+        host.stall for host in stops.hosts if host.stall and host.stall.get("state") == Standstill.LASTS
+    ]
+    for each in [rank for stall in lasting for rank in stall.get("ranks") or []][:MOST_ROWS]:
+        stop = next((stop for stop in stops.ranks if stop.rank == each.get("rank")), None)
+        document = (stop.standing or stop.progress or {}) if stop else {}
+        place = next(iter(document.get("user") or document.get("frames") or []), None)
+        where = f" at {place[0]}:{place[1]} ({place[2]})" if place and len(place) == 3 else ""
+        does = "waits" if each.get("waits") else "stands" if each.get("answered") else "does not answer"
+        found.append(
+            Text(plain(f"rank {each.get('rank')} {does}{where}"), style="dim" if each.get("waits") else "red")
+        )
+    return found
 
 
 def _whole_seconds(duration_s: float) -> str:

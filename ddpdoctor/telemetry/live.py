@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bisect
 import statistics
+import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -145,6 +146,12 @@ class LiveRank:
             elif line.end:
                 self.ended = True
 
+    def since_last_step_s(self) -> float | None:
+        """How long ago the newest step ended, by this machine's clock; None before the first one, and once the rank has ended."""
+        if self.ended or not self.steps:
+            return None
+        return max(0.0, time.time() - self.steps[-1].end_ns / 1e9)
+
     def recent(self, count: int) -> list[LiveStep]:
         """The newest ``count`` steps, without the first of all: it holds the start of the job."""
         return [step for step in list(self.steps)[-count:] if step.number > 0]
@@ -211,6 +218,11 @@ class LiveRun:
     def ended(self) -> bool:
         """Whether the launcher has written that its command ended."""
         return self.manifest.get("ended_ns") is not None
+
+    def silent_s(self) -> float | None:
+        """How long ago any rank that has not ended finished a step; None where none has, or the job has ended."""
+        since = [] if self.ended else [live.since_last_step_s() for live in self.ranks.values()]
+        return min((seconds for seconds in since if seconds is not None), default=None)
 
     @property
     def world_size(self) -> int:

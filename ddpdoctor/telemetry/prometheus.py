@@ -27,6 +27,10 @@ RECENT_STEPS = 20
 
 RANK_METRICS: Mapping[str, tuple[str, str]] = {
     "ddpdoctor_steps_total": ("counter", "Optimizer steps that the rank has completed."),
+    "ddpdoctor_since_last_step_seconds": (
+        "gauge",
+        "How long ago the rank finished its newest step: it grows while the job hangs.",
+    ),
     "ddpdoctor_step_seconds": ("gauge", "Median step time of the rank over its newest steps."),
     "ddpdoctor_late_seconds": (
         "gauge",
@@ -93,6 +97,7 @@ def _samples(run: LiveRun, host: str) -> Iterator[Sample]:
 def _rank_samples(live: LiveRank, late_ms: float | None, used: Mapping[str, Any]) -> Iterator[Sample]:
     labels = {"host": live.host, "rank": str(live.rank)}
     yield "ddpdoctor_steps_total", labels, live.steps_total
+    yield "ddpdoctor_since_last_step_seconds", labels, live.since_last_step_s()
     yield "ddpdoctor_step_seconds", labels, _scaled(step_ms(live, RECENT_STEPS), 1e-3)
     yield "ddpdoctor_late_seconds", labels, _scaled(late_ms, 1e-3)
     yield "ddpdoctor_data_wait_seconds", labels, _scaled(data_wait_ms(live, RECENT_STEPS), 1e-3)

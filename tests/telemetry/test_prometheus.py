@@ -25,6 +25,8 @@ PROMTOOL, PROMETHEUS = shutil.which("promtool"), shutil.which("prometheus")
 def run():
     live = LiveRun(RUN)
     live.look()
+    for rank in live.ranks.values():
+        rank.ended = False
     live.samples["host1"]["ranks"] = {"1": {"cpu_percent": 140.0, "rss_bytes": 5e8}}
     live.samples["host1"]["gpus"] = [
         {
@@ -59,6 +61,16 @@ def test_every_metric_is_there_with_base_units(run):
     assert 'ddpdoctor_gpu_utilization_ratio{host="host1",gpu="0"} 0.97' in text
     late = float(re.search(r'^ddpdoctor_late_seconds\{host="host1",rank="1"\} (.+)$', text, re.MULTILINE)[1])
     assert 0.02 < late < 0.06
+
+
+def test_the_time_since_the_last_step_ends_with_the_rank(run):
+    run.ranks[0].ended = True
+    found = re.findall(
+        r'^ddpdoctor_since_last_step_seconds\{host="host1",rank="(\d)"\}',
+        exposition(run, "host1"),
+        re.MULTILINE,
+    )
+    assert found == ["1"]
 
 
 def test_what_was_not_measured_has_no_line(run):

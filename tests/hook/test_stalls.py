@@ -1,0 +1,133 @@
+"""A rank that says where it stands: what it takes for that from the job, and what it leaves alone."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpdoctor.hook.environment import HookOptions, job_environment
+from ddpdoctor.launch.leftovers import drain_spools
+from ddpdoctor.rundir import make_spool_root
+
+from .recording import plain_environment
+
+STEPS = """
+import faulthandler, os, signal, sys, time
+import torch
+parameter = torch.nn.Parameter(torch.ones(4))
+optimizer = torch.optim.SGD([parameter], lr=0.1)
+def step():
+    parameter.sum().backward()
+    optimizer.step()
+step(); step()
+"""
+
+
+def run_script(tmp: Path, script: str, before: str = "") -> tuple[subprocess.CompletedProcess[str], Path]:
+    """A job of one process; its folder in the run directory."""
+    run = tmp / "run"
+    run.mkdir()
+    spool = make_spool_root(str(run))
+    options = HookOptions(profile_steps=None, hang_after_s=3.0)
+    process = subprocess.run(
+        [sys.executable, "-c", before + STEPS + script],
+        env=job_environment(str(run), spool, options, plain_environment()),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=tmp,
+        check=False,
+    )
+    drain_spools(Path(spool), run=run)
+    return process, run / "ranks" / "00000"
+
+
+def document(folder: Path, name: str) -> dict[str, Any]:
+    return json.loads((folder / name).read_text())
+
+
+def test_a_forked_child_ends(tmp_path) -> None:
+    """The timer's thread is not in it, and faulthandler's own end would wait for that."""
+    script = """
+time.sleep(1.5)
+pid = os.fork()
+if pid == 0:
+    sys.exit(3)
+ends = time.monotonic() + 20
+while time.monotonic() < ends and not (found := os.waitpid(pid, os.WNOHANG))[0]:
+    time.sleep(0.05)
+print(os.waitstatus_to_exitcode(found[1]) if found[0] else "hangs")
+os.kill(pid, signal.SIGKILL) if not found[0] else None
+"""
+    process, folder = run_script(tmp_path, script)
+    assert (process.returncode, process.stdout) == (0, "3\n"), process.stderr
+    assert document(folder, "ending.json")["how"] == "in_order"
+
+
+def test_the_jobs_own_timer_goes_off(tmp_path) -> None:
+    script = """
+mine = open("mine.txt", "w")
+faulthandler.dump_traceback_later(2.5, file=mine)
+time.sleep(4)
+"""
+    process, folder = run_script(tmp_path, script)
+    assert process.returncode == 0, process.stderr
+    assert "Timeout" in (tmp_path / "mine.txt").read_text()
+    assert not (folder / "faults.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("time.sleep(1); print(faulthandler.is_enabled()); faulthandler.enable()", "False\n"),
+        ("time.sleep(1); print(faulthandler.disable())", "False\n"),
+    ],
+)
+def test_the_jobs_own_handler(tmp_path, script: str, told: str) -> None:
+    process, folder = run_script(tmp_path, f"{script}\nimport ctypes; ctypes.string_at(0)")
+    assert (process.returncode, process.stdout) == (-11, told)
+    assert ("Segmentation fault" in process.stderr) is ("enable()" in script)
+    assert not (folder / "faults.txt").exists()
+
+
+def test_a_handler_of_the_jobs_is_not_replaced(tmp_path) -> None:
+    before = "import signal\nheard = []\nsignal.signal(signal.SIGBUS, lambda number, frame: heard.append(number))\n"
+    script = "time.sleep(1); os.kill(os.getpid(), signal.SIGBUS); print(heard == [signal.SIGBUS])"
+    process, _ = run_script(tmp_path, script, before)
+    assert (process.returncode, process.stdout) == (0, "True\n"), process.stderr
+
+
+def test_where_a_long_step_is(tmp_path) -> None:
+    """What it said last is kept of one that is killed in it."""
+    script = """
+def loading_forever():
+    time.sleep(3.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+loading_forever()
+"""
+    process, folder = run_script(tmp_path, script)
+    assert process.returncode == -9
+    progress = document(folder, "progress.json")
+    assert (progress["step"], progress["phase"], progress["world_size"]) == (2, "other", 1)
+    assert [function for _, _, function in progress["user"]][:1] == ["loading_forever"] or progress["frames"]
+    assert not (folder / "ending.json").exists()
+
+
+def test_a_prompts_errors_end_nobody(tmp_path) -> None:
+    """An error that was caught is none, whatever ``sys`` remembers of it."""
+    script = """
+def inner():
+    raise ValueError("caught")
+try:
+    inner()
+except ValueError as error:
+    sys.last_value = error
+"""
+    process, folder = run_script(tmp_path, f"sys.ps1 = '> '\n{script}")
+    assert process.returncode == 0
+    assert document(folder, "ending.json")["how"] == "in_order"

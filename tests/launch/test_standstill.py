@@ -1,0 +1,166 @@
+"""When a job is said to stand still: by what its ranks show, its own history, and what the user asked for."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from ddpdoctor.launch.rankwatch import WatchedRank
+from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
+
+WAITS = {"0": [36, -1, 35]}
+DONE = {"0": [35, -1, 35]}
+
+
+def a_rank(number: int, phase: str = "other", groups: Any = None, **fields: Any) -> WatchedRank:
+    """A rank that answers, in the midst of its job."""
+    rank = WatchedRank("", number, 1_000_000_000 + number, steps=30, state="S")
+    rank.progress = {
+        "at_ns": time.time_ns() + 10**12,
+        "phase": phase,
+        "groups": DONE if groups is None else groups,
+        **fields,
+    }
+    return rank
+
+
+def waiting(number: int) -> WatchedRank:
+    return a_rank(number, "backward", WAITS)
+
+
+def after(
+    ranks: list[WatchedRank], seconds: float, asked_s: float | None = 10.0, gaps: tuple[float, ...] = (1.0,)
+) -> Suspicion | None:
+    """What is thought of ``ranks`` that have shown nothing for ``seconds``, after steps with ``gaps`` between them."""
+    progress = Progress(asked_s, Tuning())
+    now_s = 0.0
+    progress.look(now_s, True, ranks)
+    for gap in gaps:
+        now_s = silent(progress, ranks, now_s, gap)
+        progress.look(now_s, True, ranks)
+    silent(progress, ranks, now_s, seconds)
+    return progress.suspicion(ranks)
+
+
+def silent(progress: Progress, ranks: list[WatchedRank], now_s: float, seconds: float) -> float:
+    ends_s = now_s + seconds
+    while now_s < ends_s:
+        now_s = min(now_s + 1.0, ends_s)
+        progress.look(now_s, False, ranks)
+    return now_s
+
+
+def test_the_one_that_does_not_wait_is_named() -> None:
+    found = after([waiting(0), a_rank(1), waiting(2)], 11)
+    assert found is not None
+    assert [rank.rank for rank in found.guilty] == [1] and [rank.rank for rank in found.waiting] == [0, 2]
+
+
+def test_one_whose_lock_is_kept_does_not_answer_and_is_named() -> None:
+    silent_one = a_rank(1)
+    silent_one.progress["at_ns"] = time.time_ns() - 10**11
+    found = after([waiting(0), silent_one], 11)
+    assert found is not None and [rank.rank for rank in found.guilty] == [1]
+
+
+def test_not_before_the_time_that_was_asked_for() -> None:
+    assert after([waiting(0), a_rank(1)], 9) is None
+
+
+@pytest.mark.parametrize(("silent_s", "told"), [(290, False), (310, False), (390, False), (410, True)])
+def test_by_default_the_jobs_own_longest_pause_counts(silent_s: float, told: bool) -> None:
+    assert (after([waiting(0), a_rank(1)], silent_s, None, (1.0, 40.0, 2.0)) is not None) is told
+
+
+def test_before_the_first_step_there_is_more_time() -> None:
+    ranks = [waiting(0), a_rank(1)]
+    progress = Progress(10.0, Tuning())
+    assert silent(progress, ranks, 0.0, 55) and progress.suspicion(ranks) is None
+    silent(progress, ranks, 55.0, 20)
+    assert progress.suspicion(ranks) is not None
+
+
+def test_who_is_suspended_is_waited_for() -> None:
+    stopped = a_rank(1)
+    stopped.state = "T"
+    assert after([waiting(0), stopped], 100) is None
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"phase": "evaluation", "evaluating": True},
+        {"phase": "data", "evaluating": True},
+        {"phase": "save"},
+        {"phase": "compile"},
+        {"phase": "debugger"},
+    ],
+)
+def test_who_gets_on_within_the_step_does_not_hang(fields: dict[str, Any]) -> None:
+    busy = a_rank(1, **fields)
+    busy.cores = 1.0
+    assert after([waiting(0), busy], 100) is None
+
+
+def test_metrics_between_two_forwards() -> None:
+    busy = a_rank(1, "evaluation", evaluating=True)
+    busy.cores = 1.0
+    assert busy.works_in == "evaluation"
+    busy.progress["phase"] = "other"
+    assert after([waiting(0), busy], 100) is None
+    busy.progress["evaluating"] = False
+    assert busy.works_in is None
+
+
+@pytest.mark.parametrize("phase", ["save", "data", "evaluation"])
+def test_who_is_there_and_does_nothing_hangs(phase: str) -> None:
+    assert after([waiting(0), a_rank(1, phase, evaluating=True)], 100) is not None
+
+
+def test_a_python_loop_that_others_wait_for() -> None:
+    busy = a_rank(1)
+    busy.cores = 1.0
+    assert after([waiting(0), busy], 11) is not None
+
+
+def test_nobody_is_kept_waiting_by_who_works() -> None:
+    busy = a_rank(0)
+    busy.cores = 1.0
+    assert after([busy], 100) is None
+
+
+def test_an_export_after_the_last_pass() -> None:
+    export, other = a_rank(0, exhausted=True), a_rank(1, "barrier", WAITS, exhausted=True)
+    export.cores = 1.0
+    assert after([export, other], 30) is None
+    assert after([export, other], 50) is not None
+    other.ended = True
+    assert after([export, other], 500) is None
+
+
+def test_what_ranks_do_within_a_step_counts() -> None:
+    ranks = [waiting(0), a_rank(1, events=0)]
+    progress = Progress(10.0, Tuning())
+    progress.look(0.0, True, ranks)
+    progress.look(1.0, True, ranks)
+    for second in range(2, 60):
+        ranks[1].progress["events"] = second
+        progress.look(float(second), False, ranks)
+    assert progress.suspicion(ranks) is None
+
+
+def test_a_watch_that_was_suspended_itself_counts_little_of_that() -> None:
+    ranks = [waiting(0), a_rank(1)]
+    progress = Progress(10.0, Tuning())
+    for now_s, stepped in ((0.0, True), (1.0, True), (500.0, False), (501.0, False)):
+        progress.look(now_s, stepped, ranks)
+    assert progress.suspicion(ranks) is None
+
+
+def test_a_dead_rank_is_not_waited_for_long() -> None:
+    dead = a_rank(1)
+    dead.end = {"signal": 9, "code": None, "in_order": False}
+    found = after([waiting(0), dead], 35, None)
+    assert found is not None and [rank.rank for rank in found.guilty] == [1]

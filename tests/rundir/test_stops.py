@@ -1,0 +1,141 @@
+"""What a job that stopped leaves: on its way to the run directory, and read there, whoever wrote it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddpdoctor.rundir import (
+    ENDING_FILE,
+    FAULTS_FILE,
+    PROGRESS_FILE,
+    STALL_FILE,
+    STANDING_FILE,
+    STEPS_FILE,
+    Spool,
+    ask,
+    carry_host_documents,
+    drain,
+    keep_host_document,
+    make_spool_root,
+    newer_in,
+    read_stops,
+    recover,
+)
+from tests.launch.launched import make_run
+
+PROGRESS = {
+    "schema": "ddpdoctor.progress/1",
+    "rank": 1,
+    "pid": 4242,
+    "at_ns": 10**18,
+    "step": 40,
+    "phase": "data",
+    "frames": [["/a/t.py", 57, "load"]],
+    "groups": {"0": [26, -1, 25]},
+}
+
+
+@pytest.fixture
+def spool(tmp_path: Path):
+    run = make_run(tmp_path / "run")
+    root = make_spool_root(str(run))
+    found = Spool(root, 1, str(run))
+    found.write(STEPS_FILE, b'{"step":0,"t":[1,2],"thin":true}\n')
+    yield found
+    if Path(found.directory).exists():
+        drain(found.directory, remove=True)
+    for name in os.listdir(root):
+        os.unlink(os.path.join(root, name))
+    os.rmdir(root)
+
+
+def rank_folder(tmp: Path) -> Path:
+    return tmp / "run" / "ranks" / "00001"
+
+
+def test_last_words_are_carried_once_somebody_asks(tmp_path, spool) -> None:
+    """Storage is not written to each second of a long step."""
+    spool.keep_document(PROGRESS_FILE, PROGRESS)
+    drain(spool.directory)
+    assert not (rank_folder(tmp_path) / PROGRESS_FILE).exists()
+    ask(spool.directory, 3)
+    assert spool.asked() == 3
+    drain(spool.directory)
+    assert (rank_folder(tmp_path) / PROGRESS_FILE).exists()
+    spool.keep_document(STANDING_FILE, {**PROGRESS, "schema": "ddpdoctor.standing/1", "request": 3})
+    drain(spool.directory)
+    found = read_stops(str(tmp_path / "run"), []).ranks[0]
+    assert found.progress is not None and found.standing is not None and found.standing["request"] == 3
+    assert (Path(spool.directory) / STANDING_FILE).exists()
+
+
+@pytest.mark.parametrize("how", ["remove", "recover"])
+def test_last_words_of_a_dead_rank(tmp_path, spool, how: str) -> None:
+    spool.keep_document(PROGRESS_FILE, PROGRESS)
+    spool.keep_document(ENDING_FILE, {**PROGRESS, "schema": "ddpdoctor.ending/1", "how": "in_order"})
+    handle = spool.open_text(FAULTS_FILE)
+    os.write(handle, b"Fatal Python error: Segmentation fault\n")
+    os.close(handle)
+    drain(spool.directory, remove=True) if how == "remove" else recover(str(tmp_path / "run"))
+    (found,) = read_stops(str(tmp_path / "run"), []).ranks
+    assert found.progress is not None and found.progress["groups"] == {"0": [26, -1, 25]}
+    assert found.ending is not None and found.faults.startswith("Fatal")
+    assert Path(spool.directory).exists() is (how == "recover")
+
+
+def test_a_hosts_documents_are_carried_once(tmp_path, spool) -> None:
+    root, run, known = os.path.dirname(spool.directory), str(tmp_path / "run"), dict[str, int]()
+    stall = {"schema": "ddpdoctor.stall/1", "host": "../host a", "state": "lasts", "ranks": []}
+    keep_host_document(root, STALL_FILE, stall)
+    carry_host_documents(root, run, known)
+    written = tmp_path / "run" / "hosts" / ".._host_a" / STALL_FILE
+    assert json.loads(written.read_text()) == stall
+    written.unlink()
+    carry_host_documents(root, run, known)
+    assert not written.exists()
+
+
+def test_what_was_carried_meanwhile_is_passed_over(tmp_path, spool) -> None:
+    data, done = newer_in(spool.directory, STEPS_FILE, 0)
+    assert data.startswith(b'{"step":0') and newer_in(spool.directory, STEPS_FILE, done) == (b"", done)
+    for number in range(1, 4):
+        spool.write(STEPS_FILE, b'{"step":%d,"pad":"%s"}\n' % (number, b"x" * 50_000))
+    drain(spool.directory)
+    data, end = newer_in(spool.directory, STEPS_FILE, done)
+    assert data.startswith(b'{"step":3') and end > done
+
+
+@pytest.mark.parametrize(
+    ("fields", "left"),
+    [
+        ({"frames": [["a", "b", {}]]}, {"frames"}),
+        ({"groups": {"0": ["x"]}}, {"groups"}),
+        ({"pid": -1, "step": "many"}, {"pid", "step"}),
+    ],
+)
+def test_fields_of_other_types_are_left_out_and_told(
+    tmp_path, fields: dict[str, Any], left: set[str]
+) -> None:
+    folder = rank_folder(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / PROGRESS_FILE).write_text(json.dumps({**PROGRESS, **fields}))
+    notes: list[Any] = []
+    (found,) = read_stops(str(tmp_path / "run"), notes).ranks
+    assert found.progress is not None and set(PROGRESS) - set(found.progress) == left
+    assert len(notes) == 1 and all(name in str(notes[0]) for name in left)
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"schema":"else"}', "[" * 10_000])
+def test_what_is_no_document_is_told(tmp_path, text: str) -> None:
+    folder = rank_folder(tmp_path)
+    folder.mkdir(parents=True)
+    (folder / STANDING_FILE).write_text(text)
+    (folder / FAULTS_FILE).symlink_to("/etc/passwd")
+    notes: list[Any] = []
+    (found,) = read_stops(str(tmp_path / "run"), notes).ranks
+    assert found.standing is None and found.faults == "" and len(notes) == 1
