@@ -8,7 +8,7 @@ from typing import Any, Callable, Dict, Mapping
 from .files import ignored, short
 from .notes import Note
 
-_Check = Callable[[Any], bool]
+Check = Callable[[Any], bool]
 _MOST_RANKS = 10_000_000
 """No job has so many: a world size beyond it was not written by the hook."""
 _LATEST_NS = 1 << 62
@@ -52,7 +52,7 @@ def _mapping(value: Any) -> bool:
     return isinstance(value, dict)
 
 
-def _list_of(check: _Check) -> _Check:
+def _list_of(check: Check) -> Check:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
@@ -60,16 +60,16 @@ def _texts(value: Any) -> bool:
     return isinstance(value, dict) and all(map(_text, value.values()))
 
 
-def _with(**fields: _Check) -> _Check:
+def _with(**fields: Check) -> Check:
     return lambda value: isinstance(value, dict) and not _misfits(value, fields)
 
 
-def _numbered(check: _Check) -> _Check:
+def _numbered(check: Check) -> Check:
     """``check``, and no null for the ``id``, which the place in the list stands for where there is none."""
     return lambda value: check(value) and value.get("id", 0) is not None
 
 
-def _misfits(document: Mapping[str, Any], fields: Mapping[str, _Check]) -> Dict[str, Any]:
+def _misfits(document: Mapping[str, Any], fields: Mapping[str, Check]) -> Dict[str, Any]:
     return {
         name: document[name]
         for name, check in fields.items()
@@ -77,7 +77,7 @@ def _misfits(document: Mapping[str, Any], fields: Mapping[str, _Check]) -> Dict[
     }
 
 
-MANIFEST: Mapping[str, _Check] = {
+MANIFEST: Mapping[str, Check] = {
     **dict.fromkeys(("schema", "ddpdoctor", "cwd", "host", "python", "platform", "job_id", "run_id"), _text),
     **dict.fromkeys(("exit_code", "signal"), _whole),
     **dict.fromkeys(("started_ns", "ended_ns"), _moment),
@@ -105,7 +105,7 @@ _LOADER = _with(
     **dict.fromkeys(("sampler", "dataset"), _text),
 )
 
-RANK: Mapping[str, _Check] = {
+RANK: Mapping[str, Check] = {
     **dict.fromkeys(
         ("schema", "host", "boot", "backend", "python", "torch", "cuda", "nccl", "job_id"), _text
     ),
@@ -126,7 +126,7 @@ RANK: Mapping[str, _Check] = {
     "notes": _list_of(_text),
 }
 
-TELEMETRY_HEADER: Mapping[str, _Check] = {
+TELEMETRY_HEADER: Mapping[str, Check] = {
     **dict.fromkeys(("schema", "host"), _text),
     "started_ns": _moment,
     "host_facts": _with(
@@ -140,7 +140,7 @@ TELEMETRY_HEADER: Mapping[str, _Check] = {
         )
     ),
 }
-TELEMETRY_SAMPLE: Mapping[str, _Check] = {
+TELEMETRY_SAMPLE: Mapping[str, Check] = {
     "host": _with(
         **dict.fromkeys(("cpu_percent", "iowait_percent", "memory_used_bytes"), _number), network=_mapping
     ),
@@ -153,12 +153,98 @@ TELEMETRY_SAMPLE: Mapping[str, _Check] = {
         lambda value: isinstance(value, dict) and _count(value.get("index")) and not _misfits(value, _GPU)
     ),
 }
-_GPU: Mapping[str, _Check] = {
+_GPU: Mapping[str, Check] = {
     **dict.fromkeys(("gpu_utilization_percent", "memory_used_bytes"), _number),
     **dict.fromkeys(("power_watts", "temperature_celsius"), _number),
     "throttle_reasons": _list_of(_text),
     "processes": _list_of(_with(pid=_process)),
     "xid_errors": _list_of(lambda value: _text(value) or _whole(value)),
+}
+
+
+_FRAME = _list_of(lambda value: _text(value) or _count(value) or value is None)
+"""File, line and function of a place in code; the line may be unknown."""
+_FRAMES = _list_of(_FRAME)
+
+
+def _groups(value: Any) -> bool:
+    """By the group's name: numbers of the last collective enqueued, started and completed, -1 for none or unknown."""
+    return isinstance(value, dict) and all(map(_list_of(_whole), value.values()))
+
+
+_RAISED = _with(type=_text, message=_text, relation=_text, frames=_FRAMES)
+_WHERE_IT_IS: Mapping[str, Check] = {
+    **dict.fromkeys(("schema", "phase"), _text),
+    **dict.fromkeys(("rank",), _ranks),
+    **dict.fromkeys(("at_ns", "step_since_ns"), _moment),
+    **dict.fromkeys(("step", "evaluations", "events"), _count),
+    "pid": _process,
+    "exhausted": _flag,
+    "frames": _FRAMES,
+    "user": _FRAMES,
+    "groups": _groups,
+}
+PROGRESS: Mapping[str, Check] = _WHERE_IT_IS
+STANDING: Mapping[str, Check] = {
+    **_WHERE_IT_IS,
+    "request": _count,
+    "threads": _list_of(
+        _with(
+            **dict.fromkeys(("name",), _text),
+            **dict.fromkeys(("native_id",), _count),
+            **dict.fromkeys(("daemon", "training"), _flag),
+            frames=_FRAMES,
+        )
+    ),
+    "last": _list_of(_with(kind=_text, operation=_text, group=_text, bytes=_count, end_ns=_moment)),
+    "loaders": _list_of(_with(loader=_whole, workers=_list_of(_process), outstanding=_count)),
+    "raised": _list_of(_RAISED),
+    "errors": _list_of(_text),
+}
+ENDING: Mapping[str, Check] = {
+    **_WHERE_IT_IS,
+    "how": _text,
+    "raised": _list_of(_RAISED),
+}
+_TASK: Mapping[str, Check] = {
+    **dict.fromkeys(("pid", "tid"), _process),
+    **dict.fromkeys(("name", "state", "wchan", "syscall"), _text),
+    **dict.fromkeys(("cpu_ms", "run_delay_ms", "rss_bytes"), _number),
+    **dict.fromkeys(("read_bytes", "written_bytes", "read_chars", "written_chars"), _count),
+}
+_PROCESS = _with(**_TASK, threads=_list_of(_with(**_TASK)), children=_list_of(_with(**_TASK)), tracer=_count)
+STALL: Mapping[str, Check] = {
+    **dict.fromkeys(("schema", "host", "state", "boot", "on_hang", "paused_in"), _text),
+    **dict.fromkeys(("detected_ns", "silent_since_ns", "looked_ns", "resumed_ns"), _moment),
+    **dict.fromkeys(("silent_s", "after_s", "longest_gap_s"), _number),
+    "request": _count,
+    "ranks": _list_of(
+        _with(
+            rank=_ranks,
+            pid=_process,
+            **dict.fromkeys(("alive", "answered", "in_order", "waits"), _flag),
+            phase=_text,
+            **dict.fromkeys(("step",), _count),
+            **dict.fromkeys(("last_step_ns",), _moment),
+            process=_PROCESS,
+        )
+    ),
+    "earlier": _list_of(
+        _with(silent_since_ns=_moment, detected_ns=_moment, silent_s=_number, resumed_ns=_moment)
+    ),
+}
+ENDS: Mapping[str, Check] = {
+    **dict.fromkeys(("schema", "host", "boot"), _text),
+    **dict.fromkeys(("oom_kills",), _count),
+    "ends": _list_of(
+        _with(
+            rank=_ranks,
+            pid=_process,
+            seen_ns=_moment,
+            **dict.fromkeys(("code", "signal", "oom_kills", "step"), _count),
+            **dict.fromkeys(("in_order",), _flag),
+        )
+    ),
 }
 
 
@@ -168,7 +254,7 @@ def is_moment(value: Any) -> bool:
 
 
 def fitting(
-    document: Dict[str, Any], fields: Mapping[str, _Check], path: str, notes: "list[Note]"
+    document: Dict[str, Any], fields: Mapping[str, Check], path: str, notes: "list[Note]"
 ) -> Dict[str, Any]:
     """``document`` of ``path`` without the fields whose types are not those of ``fields``; one note names them."""
     wrong = _misfits(document, fields)

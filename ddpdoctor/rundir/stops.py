@@ -1,0 +1,182 @@
+"""How ranks stopped: what a run directory holds of a job that hangs, and of ranks that died or raised.
+
+Of each rank, written in its own process, by threads that do not train::
+
+    RUN/ranks/<rank>/progress.json      where it is, once a second while a step lasts longer than that
+    RUN/ranks/<rank>/standing.json      stacks of all threads, when the launcher asked because the job seemed to hang
+    RUN/ranks/<rank>/hang_flight.json   torch's flight recorder at that moment, as torch gives it
+    RUN/ranks/<rank>/faults.txt         what faulthandler wrote: at a fatal signal, and where Python's lock was kept for long
+    RUN/ranks/<rank>/ending.json        how its Python ended: in order, or by which exception; none where it was killed
+
+Of each host, written by the launcher's side, which needs nothing of the rank for it::
+
+    RUN/hosts/<host>/stall.json         a standstill: since when, and each rank's process as the kernel sees it
+    RUN/hosts/<host>/ends.json          how the ranks' processes ended: exit code, signal, out of memory
+
+All of it may be missing. Documents are replaced as a whole; what :func:`read_stops` gives has only fields of the types that they
+should have. ``docs/formats.md`` describes the fields.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any, Dict, List, Mapping, Optional
+
+from .files import folders_in, read_bounded, read_json
+from .layout import parse_rank_directory
+from .notes import Note
+from .typed import ENDING, ENDS, PROGRESS, STALL, STANDING, Check, fitting
+
+PROGRESS_FILE, PROGRESS_SCHEMA = "progress.json", "ddpdoctor.progress/1"
+STANDING_FILE, STANDING_SCHEMA = "standing.json", "ddpdoctor.standing/1"
+HANG_FLIGHT_FILE = "hang_flight.json"
+FAULTS_FILE = "faults.txt"
+ENDING_FILE, ENDING_SCHEMA = "ending.json", "ddpdoctor.ending/1"
+STALL_FILE, STALL_SCHEMA = "stall.json", "ddpdoctor.stall/1"
+ENDS_FILE, ENDS_SCHEMA = "ends.json", "ddpdoctor.ends/1"
+
+MOST_FAULTS_BYTES = 1 << 20
+"""A fault's text of a hundred threads with a hundred frames each has less."""
+
+
+class Phase(str, Enum):
+    """In what the training thread is, by the functions on its stack: the innermost of these."""
+
+    DATA = "data"
+    """Waiting for, or making, a batch of a DataLoader."""
+    FORWARD = "forward"
+    EVALUATION = "evaluation"
+    """Forwards without gradients."""
+    BACKWARD = "backward"
+    """With it the wait for the reduction of the gradients."""
+    OPTIMIZER = "optimizer"
+    COLLECTIVE = "collective"
+    """Called from Python, but for barriers."""
+    BARRIER = "barrier"
+    WAIT = "wait"
+    """For an asynchronous collective."""
+    SAVE = "save"
+    LOAD = "load"
+    RENDEZVOUS = "rendezvous"
+    """Making a process group, or asking its store."""
+    DEBUGGER = "debugger"
+    """Somebody looks at it with pdb, or it waits for somebody to type."""
+    OTHER = "other"
+    """Code of the user's, or of a library: the frames say which."""
+
+
+class End(str, Enum):
+    """How a rank's Python ended, by its own account."""
+
+    IN_ORDER = "in_order"
+    """The interpreter was left without an exception that nobody caught; the exit code need not be 0."""
+    EXCEPTION = "exception"
+
+
+class Standstill(str, Enum):
+    """What became of a standstill."""
+
+    LASTS = "lasts"
+    RESUMED = "resumed"
+    """A rank has finished a step since."""
+    ENDED = "ended"
+    """The job ended in it."""
+    KILLED = "killed"
+    """The launcher ended the job, as it was asked to."""
+
+
+@dataclass(frozen=True)
+class RankStop:
+    """What one recording of a rank holds; documents are None where there are none."""
+
+    rank: int
+    repeat: int
+    path: str
+    progress: Optional[Dict[str, Any]] = None
+    standing: Optional[Dict[str, Any]] = None
+    ending: Optional[Dict[str, Any]] = None
+    flight: Optional[str] = None
+    """Path of ``hang_flight.json``."""
+    faults: str = ""
+    """The text of ``faults.txt``, its first megabyte."""
+
+
+@dataclass(frozen=True)
+class HostStop:
+    """What the launcher's side of one host holds."""
+
+    host: str
+    """Name of its folder."""
+    stall: Optional[Dict[str, Any]] = None
+    ends: Optional[Dict[str, Any]] = None
+
+
+@dataclass(frozen=True)
+class Stops:
+    """All of a run's."""
+
+    ranks: List[RankStop] = field(default_factory=list)
+    hosts: List[HostStop] = field(default_factory=list)
+
+
+def read_stops(run: str, notes: List[Note]) -> Stops:
+    """What ``run`` holds of all this; what is there and broken is told in ``notes``. Never raises."""
+    ranks = []
+    for name, path in _folders(os.path.join(run, "ranks")):
+        number = parse_rank_directory(name)
+        if number is not None:
+            ranks.append(_rank_stop(number[0], number[1], path, notes))
+    hosts = [
+        HostStop(
+            name,
+            _document(path, STALL_FILE, STALL_SCHEMA, STALL, notes),
+            _document(path, ENDS_FILE, ENDS_SCHEMA, ENDS, notes),
+        )
+        for name, path in _folders(os.path.join(run, "hosts"))
+    ]
+    return Stops(ranks, hosts)
+
+
+def _rank_stop(rank: int, repeat: int, path: str, notes: List[Note]) -> RankStop:
+    flight = os.path.join(path, HANG_FLIGHT_FILE)
+    return RankStop(
+        rank,
+        repeat,
+        path,
+        _document(path, PROGRESS_FILE, PROGRESS_SCHEMA, PROGRESS, notes),
+        _document(path, STANDING_FILE, STANDING_SCHEMA, STANDING, notes),
+        _document(path, ENDING_FILE, ENDING_SCHEMA, ENDING, notes),
+        flight if os.path.lexists(flight) else None,
+        _text(os.path.join(path, FAULTS_FILE)),
+    )
+
+
+def _document(
+    folder: str, name: str, schema: str, fields: Mapping[str, Check], notes: List[Note]
+) -> Optional[Dict[str, Any]]:
+    path = os.path.join(folder, name)
+    if not os.path.lexists(path):
+        return None
+    found = read_json(path, notes)
+    if found is None:
+        return None
+    if found.get("schema") != schema:
+        notes.append(Note(f"{path} is of another schema ({str(found.get('schema'))[:40]}) and left out."))
+        return None
+    return fitting(found, fields, path, notes)
+
+
+def _text(path: str) -> str:
+    try:
+        return read_bounded(path, MOST_FAULTS_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def _folders(path: str) -> "List[tuple[str, str]]":
+    try:
+        return [(name, os.path.join(path, name)) for name in folders_in(path)]
+    except (OSError, ValueError):
+        return []
