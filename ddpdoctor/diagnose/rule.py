@@ -119,6 +119,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Fixed severity, for what has no price; otherwise it follows from the cost."""
     severity_most: Literal["warning", "info"] | None = None
     """Upper bound, for costs that are a ceiling rather than a promise."""
+    stops: bool = False
+    """Whether it says that the job stopped: that stands above whatever costs time."""
     ceiling: bool = False
     """Whether the price is the most that can be saved, of which nobody can say how much will be: no network is free."""
     applies: list[Applies] = []

@@ -1,0 +1,179 @@
+"""From all who wait to those that nobody else keeps: a rank that is missing in one group because it waits in another is a victim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .groups import Table
+from .recording import Operation, Recording
+from .waiting import Partner, Stuck, partners_of, stuck_collectives, unfinished
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    peers: int = 3
+    """So many ranks that wait at the same collective must have issued more, all of them the same, before one that did not is
+    told to have stopped by itself: the hosts of two may just run ahead of their devices by different amounts."""
+
+
+_TUNING = _Tuning()
+_LOGS = 0
+"""The rank that reads results by itself, to print them, in most jobs: that it stops before others says nothing."""
+
+
+class Why(StrEnum):
+    """By what a rank is found to be a root."""
+
+    NOT_ISSUED = "not issued"
+    """Its recording shows that it has not issued the collective, and that it waits for nobody."""
+    STOPPED_EARLY = "stopped early"
+    """It waits, too, but those that wait for the same went on issuing and it did not."""
+    NO_RECORDING = "no recording"
+    """All others are there, and it left none, or an old one."""
+    CIRCLE = "circle"
+    """It and others wait for each other."""
+    UNFINISHED = "unfinished"
+    """It has collectives pending that all others have finished."""
+    NO_MESSAGE = "no message"
+    """It has not issued its part of a send or receive."""
+
+
+@dataclass(frozen=True)
+class Root:
+    """A rank that keeps others, and is kept by none."""
+
+    rank: int
+    why: Why
+    stuck: Stuck | None
+    """The first collective at which others wait for it."""
+    unfinished: tuple[Operation, ...] = ()
+    """What it has pending and others have finished: its device, or what watches it, had stopped by then."""
+    partner: int | None = None
+    """Who waits for its message."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Who keeps the job."""
+
+    roots: list[Root]
+    missed: list[Stuck]
+    whole: list[Stuck]
+    """Collectives at which all members stand."""
+
+
+def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame:
+    """Follow all that wait to the roots."""
+    missed, whole = stuck_collectives(tables, recordings)
+    partners = partners_of(recordings)
+    excuses = _Excuses(tables, missed, partners, recordings)
+    behind = {rank: _unfinished(tables, rank) for rank in recordings}
+    roots: dict[int, Root] = {}
+    for stuck in missed:
+        for rank in stuck.missing:
+            why = excuses.why_root(rank, stuck)
+            if why is not None and rank not in roots:
+                roots[rank] = Root(rank, why, stuck, behind[rank])
+    for stuck in missed:
+        if not any(rank in roots for rank in stuck.missing) and not excuses.follows(stuck, roots):
+            for rank in stuck.unknown:
+                roots.setdefault(rank, Root(rank, Why.NO_RECORDING, stuck))
+    if not roots and missed:
+        circle = {rank for stuck in missed for rank in stuck.missing}
+        for stuck in missed:
+            for rank in stuck.missing:
+                roots.setdefault(rank, Root(rank, Why.CIRCLE, stuck, behind[rank]))
+        roots = {rank: root for rank, root in roots.items() if rank in circle}
+    if not roots:
+        roots = _of_devices(behind, recordings) or _of_messages(partners, recordings)
+    return Blame(sorted(roots.values(), key=lambda root: root.rank), missed, whole)
+
+
+class _Excuses:
+    """Why a rank that is missing somewhere need not be at fault."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        missed: Sequence[Stuck],
+        partners: Mapping[int, list[Partner]],
+        recordings: Mapping[int, Recording],
+    ) -> None:
+        self.tables = {table.key: table for table in tables}
+        self.waits: dict[int, list[Stuck]] = {}
+        for stuck in missed:
+            for rank in stuck.waiting:
+                self.waits.setdefault(rank, []).append(stuck)
+        self.partners = partners
+        self.recordings = recordings
+
+    def why_root(self, rank: int, stuck: Stuck) -> Why | None:
+        """Why ``rank``, missing at ``stuck``, is a root; None where it waits for others itself."""
+        if self._awaits_message(rank):
+            return None
+        held = [wait for wait in self.waits.get(rank, ()) if set(wait.absent) - {rank}]
+        if not held:
+            return Why.NOT_ISSUED
+        early = rank != _LOGS and all(self._went_on(wait, rank, stuck) for wait in held)
+        return Why.STOPPED_EARLY if early else None
+
+    def _awaits_message(self, rank: int) -> bool:
+        for partner in self.partners.get(rank, ()):
+            waits = self.waits.get(partner.rank, ())
+            if partner.lacks or any(rank not in wait.absent for wait in waits):
+                return True
+        return False
+
+    def _went_on(self, wait: Stuck, rank: int, stuck: Stuck) -> bool:
+        """Whether those that wait at ``wait`` as ``rank`` does issued ``stuck`` all the same, and all came as far."""
+        if wait.group == stuck.group and wait.sequence >= stuck.sequence:
+            return False
+        peers = [each for each in stuck.waiting if each in wait.waiting and each != rank]
+        seats = self.tables[stuck.group].seats
+        return len(peers) >= _TUNING.peers and len({seats[each].last for each in stuck.waiting}) == 1
+
+    def follows(self, stuck: Stuck, roots: Mapping[int, Root]) -> bool:
+        """Whether those that miss ``stuck`` wait, by whatever way, for one of the ``roots``."""
+        seen: set[int] = set()
+        todo = list(stuck.missing)
+        while todo:
+            rank = todo.pop()
+            if rank in seen:
+                continue
+            seen.add(rank)
+            held = {other for wait in self.waits.get(rank, ()) for other in wait.absent}
+            held.update(partner.rank for partner in self.partners.get(rank, ()))
+            if held & roots.keys():
+                return True
+            todo += held - seen
+        return False
+
+
+def _unfinished(tables: Sequence[Table], rank: int) -> tuple[Operation, ...]:
+    found = (op for table in tables if rank in table.seats for op in unfinished(table, rank))
+    return tuple(sorted(found, key=lambda operation: operation.order))
+
+
+def _of_devices(
+    behind: Mapping[int, tuple[Operation, ...]], recordings: Mapping[int, Recording]
+) -> dict[int, Root]:
+    """Ranks whose devices lag where all have issued everything: less than half of them, or nothing is told."""
+    lagging = [rank for rank, operations in behind.items() if operations]
+    if not 0 < len(lagging) < len(recordings) / 2:
+        return {}
+    return {rank: Root(rank, Why.UNFINISHED, None, behind[rank]) for rank in lagging}
+
+
+def _of_messages(
+    partners: Mapping[int, list[Partner]], recordings: Mapping[int, Recording]
+) -> dict[int, Root]:
+    """Ranks whose part of a send or receive is missing and that have no part of another pending."""
+    roots = {}
+    for rank, others in partners.items():
+        for other in others:
+            if other.lacks and not any(each.lacks for each in partners.get(other.rank, ())):
+                why = Why.NO_MESSAGE if other.rank in recordings else Why.NO_RECORDING
+                roots.setdefault(other.rank, Root(other.rank, why, None, partner=rank))
+    return roots
