@@ -22,8 +22,8 @@ from ddpdoctor.rundir import (
 from ddpdoctor.stall import Dumps, find_dumps
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, TraceSet, find_traces, load_traces
-from ddpdoctor.trace.sources import is_url
 from ddpdoctor.trace.digest import trace_digest
+from ddpdoctor.trace.sources import is_url
 
 from .options import Options
 

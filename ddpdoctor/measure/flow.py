@@ -27,8 +27,8 @@ from ddpdoctor.measure.costs import (
     what_if_facts,
 )
 from ddpdoctor.measure.facts import Facts, GpuFacts
-from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.graph import Graph, Graphs, all_set_aside, build_graphs, python_parts
+from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.metrics import (
     bandwidth_points,
     bucket_facts,

@@ -18,8 +18,7 @@ _POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 """Signals by which a launcher, a scheduler or a person ends a job."""
 _EFFECT = re.compile(
     r"connection (?:reset|closed|refused|was aborted)|closed by (?:remote )?peer|broken pipe|timed? ?out|socket|remote process exited"
-    r"|recvValue failed|failed to recv|store->|tcpstore|nccl communicator was aborted|DistNetworkError|DistStoreError|sequence number mismatch"
-    r"|heartbeat",
+    r"|recvValue failed|failed to recv|store->|tcpstore|nccl communicator was aborted|DistNetworkError|DistStoreError|heartbeat",
     re.IGNORECASE,
 )
 """What ranks say of others that are gone, or do not answer."""
@@ -31,8 +30,8 @@ _UNUSED = re.compile(
     re.IGNORECASE,
 )
 _DEVICE = re.compile(
-    r"CUDA error|cudaError|HIP error|hipError|device-side assert|uncorrectable (?:ECC|NVLink)|illegal memory access|unspecified launch failure"
-    r"|CUBLAS_STATUS_EXECUTION|CUDNN_STATUS_EXECUTION|unhandled cuda error",
+    r"CUDA error|cudaError|HIP error|hipError|device-side assert|uncorrectable (?:ECC|NVLink)|illegal memory access"
+    r"|unspecified launch failure|CUBLAS_STATUS_EXECUTION|CUDNN_STATUS_EXECUTION|unhandled cuda error",
     re.IGNORECASE,
 )
 _MOST_MESSAGE = 300
@@ -136,7 +135,7 @@ def _whole_text(each: RankEvidence) -> str:
 
 
 def _is_effect(each: RankEvidence) -> bool:
-    return bool(_EFFECT.search(_whole_text(each))) and not _fact_of(each) != "raised"
+    return bool(_EFFECT.search(_whole_text(each))) and _fact_of(each) == "raised"
 
 
 def _fact_of(each: RankEvidence) -> str:

@@ -80,12 +80,10 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
         if not any(rank in roots for rank in stuck.missing) and not excuses.follows(stuck, roots):
             for rank in stuck.unknown:
                 roots.setdefault(rank, Root(rank, Why.NO_RECORDING, stuck))
-    if not roots and missed:
-        circle = {rank for stuck in missed for rank in stuck.missing}
+    if not roots:
         for stuck in missed:
             for rank in stuck.missing:
                 roots.setdefault(rank, Root(rank, Why.CIRCLE, stuck, behind[rank]))
-        roots = {rank: root for rank, root in roots.items() if rank in circle}
     if not roots:
         roots = _of_devices(behind, recordings) or _of_messages(partners, recordings)
     return Blame(sorted(roots.values(), key=lambda root: root.rank), missed, whole)
@@ -170,7 +168,7 @@ def _of_messages(
     partners: Mapping[int, list[Partner]], recordings: Mapping[int, Recording]
 ) -> dict[int, Root]:
     """Ranks whose part of a send or receive is missing and that have no part of another pending."""
-    roots = {}
+    roots: dict[int, Root] = {}
     for rank, others in partners.items():
         for other in others:
             if other.lacks and not any(each.lacks for each in partners.get(other.rank, ())):

@@ -91,7 +91,8 @@ def _rank_of(name: str) -> int | None:
 def _files(path: str) -> Iterator[str]:
     """The files that ``path`` stands for: itself, those of a folder, those of a pattern."""
     if not Path(path).is_dir():
-        yield from ([path] if Path(path).is_file() else sorted(filter(os.path.isfile, glob.glob(path))))
+        found = [path] if Path(path).is_file() else sorted(glob.glob(path))  # noqa: PTH207
+        yield from (file for file in found if Path(file).is_file())
         return
     for parent, folders, names in os.walk(path):
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))

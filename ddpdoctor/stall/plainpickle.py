@@ -29,6 +29,7 @@ _MOST_DIGITS_BYTES = 16
 _BINGET, _LONG_BINGET, _BINPUT, _LONG_BINPUT, _MEMOIZE = 0x68, 0x6A, 0x71, 0x72, 0x94
 _BININT, _BININT1, _BININT2, _LONG1, _BINFLOAT = 0x4A, 0x4B, 0x4D, 0x8A, 0x47
 _BINUNICODE, _SHORT_BINUNICODE, _BINUNICODE8 = 0x58, 0x8C, 0x8D
+_STRINGS = (_BINUNICODE, _SHORT_BINUNICODE, _BINUNICODE8)
 _EMPTY_DICT, _EMPTY_LIST, _EMPTY_TUPLE, _POP_MARK = 0x7D, 0x5D, 0x29, 0x28
 _APPENDS, _APPEND, _SETITEMS, _SETITEM, _TUPLE = 0x65, 0x61, 0x75, 0x73, 0x74
 _STOP, _PROTO, _FRAME = 0x2E, 0x80, 0x95
@@ -69,7 +70,7 @@ def _value(data: bytes) -> Any:
         elif code == _BINPUT:
             memo[data[at]] = stack[-1]
             at += 1
-        elif code == _BINUNICODE or code == _SHORT_BINUNICODE or code == _BINUNICODE8:
+        elif code in _STRINGS:
             text, at = _text(data, code, at)
             stack.append(text)
         elif code == _EMPTY_LIST:

@@ -115,12 +115,12 @@ def _hang(
     if mismatch is not None:
         return _of_mismatch(mismatch, run)
     roots = found.roots
-    if only_dumps and roots and all(root.why is Why.NO_RECORDING for root in roots):
-        if len(recordings) * 2 < len(run.ranks):
-            notes.append(
-                "Fewer than half of the job's ranks left a dump, so that nobody can be named: collect those of all."
-            )
-            roots = []
+    unseen = only_dumps and all(root.why is Why.NO_RECORDING for root in roots)
+    if roots and unseen and len(recordings) * 2 < len(run.ranks):
+        notes.append(
+            "Fewer than half of the job's ranks left a dump, so that nobody can be named: collect those of all."
+        )
+        roots = []
     if roots:
         return _of_roots(roots, run, only_dumps)
     if not only_dumps:
