@@ -68,7 +68,7 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
     """Follow all that wait to the roots."""
     missed, whole = stuck_collectives(tables, recordings)
     partners = partners_of(recordings)
-    excuses = _Excuses(tables, missed, partners, recordings)
+    excuses = _Excuses(tables, missed, partners)
     behind = {rank: _unfinished(tables, rank) for rank in recordings}
     roots: dict[int, Root] = {}
     for stuck in missed:
@@ -97,7 +97,6 @@ class _Excuses:
         tables: Sequence[Table],
         missed: Sequence[Stuck],
         partners: Mapping[int, list[Partner]],
-        recordings: Mapping[int, Recording],
     ) -> None:
         self.tables = {table.key: table for table in tables}
         self.waits: dict[int, list[Stuck]] = {}
@@ -105,17 +104,28 @@ class _Excuses:
             for rank in stuck.waiting:
                 self.waits.setdefault(rank, []).append(stuck)
         self.partners = partners
-        self.recordings = recordings
+        self.beside = _components(tables)
 
     def why_root(self, rank: int, stuck: Stuck) -> Why | None:
-        """Why ``rank``, missing at ``stuck``, is a root; None where it waits for others itself."""
+        """Why ``rank``, missing at ``stuck``, is a root; None where it waits for others itself.
+
+        Where those that are kept by the same went on issuing, it is not that which stopped it.
+        """
+        held = [wait for wait in self.waits.get(rank, ()) if set(wait.absent) - {rank}]
+        beside = self._is_beside(rank)
         if self._awaits_message(rank):
             return None
-        held = [wait for wait in self.waits.get(rank, ()) if set(wait.absent) - {rank}]
-        if not held:
+        if not held and not beside:
             return Why.NOT_ISSUED
-        early = rank != _LOGS and all(self._went_on(wait, rank, stuck) for wait in held)
-        return Why.STOPPED_EARLY if early else None
+        if _LOGS in stuck.missing:
+            return None
+        peers = [set(stuck.waiting) & set(wait.waiting) for wait in held]
+        if beside:
+            peers.append(set(stuck.waiting) & set(self.beside[rank]))
+        went_on = all(len(each - {rank}) >= _TUNING.peers for each in peers)
+        seats = self.tables[stuck.group].seats
+        alike = len({seats[each].last for each in stuck.waiting}) == 1
+        return Why.STOPPED_EARLY if went_on and alike else None
 
     def _awaits_message(self, rank: int) -> bool:
         for partner in self.partners.get(rank, ()):
@@ -124,13 +134,14 @@ class _Excuses:
                 return True
         return False
 
-    def _went_on(self, wait: Stuck, rank: int, stuck: Stuck) -> bool:
-        """Whether those that wait at ``wait`` as ``rank`` does issued ``stuck`` all the same, and all came as far."""
-        if wait.group == stuck.group and wait.sequence >= stuck.sequence:
-            return False
-        peers = [each for each in stuck.waiting if each in wait.waiting and each != rank]
-        seats = self.tables[stuck.group].seats
-        return len(peers) >= _TUNING.peers and len({seats[each].last for each in stuck.waiting}) == 1
+    def _is_beside(self, rank: int) -> bool:
+        """Whether it stands in a collective that all members have issued, and one of those is kept by somebody else."""
+        return any(self._is_kept(other, rank) for other in self.beside.get(rank, ()) if other != rank)
+
+    def _is_kept(self, rank: int, by_other_than: int) -> bool:
+        keepers = {absent for wait in self.waits.get(rank, ()) for absent in wait.absent}
+        keepers.update(partner.rank for partner in self.partners.get(rank, ()) if partner.lacks)
+        return bool(keepers) and by_other_than not in keepers
 
     def follows(self, stuck: Stuck, roots: Mapping[int, Root]) -> bool:
         """Whether those that miss ``stuck`` wait, by whatever way, for one of the ``roots``."""
@@ -147,6 +158,20 @@ class _Excuses:
                 return True
             todo += held - seen
         return False
+
+
+def _components(tables: Sequence[Table]) -> dict[int, list[int]]:
+    """Rank → all that it is bound to by collectives that every member has issued and none has finished, by whatever way."""
+    bound: dict[int, list[int]] = {}
+    for table in tables:
+        seats = list(table.seats.values())
+        if len(seats) < len(table.members) or not set.intersection(*(set(s.pending) for s in seats)):
+            continue
+        lists = {id(bound[rank]): bound[rank] for rank in table.seats if rank in bound}
+        merged = [rank for each in lists.values() for rank in each]
+        merged += [rank for rank in table.seats if rank not in bound]
+        bound.update(dict.fromkeys(merged, merged))
+    return bound
 
 
 def _unfinished(tables: Sequence[Table], rank: int) -> tuple[Operation, ...]:

@@ -158,19 +158,23 @@ def _difference(
         return (
             Difference.DTYPE
             if mine[0][1] != theirs[0][1]
-            else _shape_or_order(mine, theirs, my_next, their_next)
+            else _of_one_kind(mine, theirs, my_next, their_next)
         )
     if my_next is not None and my_next == theirs:
         return Difference.ORDER if their_next == mine else Difference.EXTRA
     return Difference.LACKING if their_next is not None and their_next == mine else Difference.OPERATION
 
 
-def _shape_or_order(
+def _of_one_kind(
     mine: _Signature, theirs: _Signature, my_next: _Signature | None, their_next: _Signature | None
 ) -> Difference:
     if my_next == theirs and their_next == mine:
         return Difference.ORDER
-    return Difference.SHAPE
+    if my_next == their_next:
+        return Difference.SHAPE
+    if my_next == theirs:
+        return Difference.EXTRA
+    return Difference.LACKING if their_next == mine else Difference.SHAPE
 
 
 def _at(table: Table, rank: int, sequence: int) -> _Signature | None:
