@@ -94,6 +94,11 @@ class RunEvidence:
     oom_kills: int
     notes: list[Note]
 
+    def stood(self, each: RankEvidence) -> bool:
+        """Whether a rank was there when the job stood: what ended later was ended by somebody's watchdog, or by hand."""
+        late = each.gone_ns is not None and self.detected_ns is not None and each.gone_ns > self.detected_ns
+        return self.hangs and (late or not each.is_gone)
+
 
 def evidence_of(runs: Sequence[RunDirectory], logs: Sequence[RankLog], notes: list[Note]) -> RunEvidence:
     """Put together what run directories of one job hold of each rank that is analysed."""

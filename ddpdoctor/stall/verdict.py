@@ -108,7 +108,7 @@ def _hang(
     only_dumps: bool,
 ) -> dict[str, StopFacts]:
     """Why ranks stand of which none died or raised."""
-    alive = [each for each in run.ranks.values() if not each.is_gone]
+    alive = [each for each in run.ranks.values() if run.stood(each)]
     if alive and all(each.phase == Phase.RENDEZVOUS for each in alive):
         return {"rendezvous": _simple(run, [], alive, "wait for a process group to be made")}
     mismatch = next(iter(first_differences(tables)), None)
@@ -235,7 +235,7 @@ def _missing(rank: int, stuck: Stuck, recording: Recording | None) -> str:
 
 def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
     """Without flight recorders that tell: who waits for others, and who does something else."""
-    alive = [each for each in run.ranks.values() if not each.is_gone]
+    alive = [each for each in run.ranks.values() if run.stood(each)]
     busy = [each for each in alive if each.waits is False]
     waiting = [each for each in alive if each.waits]
     ended = [each for each in alive if each.in_order]
@@ -343,7 +343,7 @@ def _activity(each: RankEvidence) -> Activity | None:
 
 
 def _standing(each: RankEvidence, guilty: Iterable[int], run: RunEvidence) -> Standing:
-    activity = None if each.is_gone else _activity(each)
+    activity = _activity(each) if run.stood(each) else None
     since = each.seen_ns - each.step_since_ns if each.seen_ns and each.step_since_ns else None
     return Standing(
         rank=each.rank,
@@ -352,14 +352,16 @@ def _standing(each: RankEvidence, guilty: Iterable[int], run: RunEvidence) -> St
         step=each.step,
         phase=phase_words(each.phase),
         collective=_last_collective(each),
-        state=_state(each, activity),
+        state=_state(each, activity, each.rank in guilty),
         since_s=run.since_s if since is None or since < 0 else max(since / 1e9, run.since_s or 0.0),
         where=_last_at(each),
         stack=list(each.stack[:MOST_FRAMES]),
     )
 
 
-def _state(each: RankEvidence, activity: Activity | None) -> str | None:
+def _state(each: RankEvidence, activity: Activity | None, guilty: bool) -> str | None:
+    if activity is not None:
+        return activity.says
     if each.raised:
         return f"raised {each.raised[0].get('type') or 'an exception'}"
     if each.signal is not None:
@@ -368,15 +370,13 @@ def _state(each: RankEvidence, activity: Activity | None) -> str | None:
         return f"ended with exit code {each.code}"
     if each.in_order:
         return "has ended in order"
-    if activity is not None:
-        return activity.says
     if each.waits:
         return "waits for other ranks"
     recording = each.recording
     if recording is None:
         return "left no dump" if not each.stack and each.phase is None else None
     if any(o.pending for o in (*recording.operations, *recording.messages)):
-        return "has collectives pending"
+        return "has collectives pending" if guilty else "waits for other ranks"
     return "has nothing pending"
 
 

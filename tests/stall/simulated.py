@@ -100,7 +100,12 @@ def _meeting(job: Job, rank: int, place: int) -> Any:
 
 
 def documents(
-    job: Job, *, only_active: bool = True, kept: int = 2000, without: tuple[str, ...] = (), frames: bool = False
+    job: Job,
+    *,
+    only_active: bool = True,
+    kept: int = 2000,
+    without: tuple[str, ...] = (),
+    frames: bool = False,
 ) -> dict[int, dict[str, Any]]:
     """The dump of each rank that leaves one, without the keys named in ``without``."""
     ranks = run(job)
@@ -134,7 +139,9 @@ def documents(
             "entries": [entry | {"pg_id": numbers[entry["process_group"][0]]} for entry in entries],
         }
         found[rank] = {
-            key: [{k: v for k, v in e.items() if k not in without} for e in value] if key == "entries" else value
+            key: [{k: v for k, v in e.items() if k not in without} for e in value]
+            if key == "entries"
+            else value
             for key, value in document.items()
             if key not in without
         }
@@ -181,7 +188,11 @@ def _entries(job: Job, rank: int, state: _Rank, frames: bool) -> list[dict[str, 
 
 def _frames(op: Op) -> list[dict[str, Any]]:
     return [
-        {"name": op.name, "filename": "/opt/lib/python3.11/site-packages/torch/distributed/c10d.py", "line": 3},
+        {
+            "name": op.name,
+            "filename": "/opt/lib/python3.11/site-packages/torch/distributed/c10d.py",
+            "line": 3,
+        },
         {"name": "step", "filename": "/work/train.py", "line": op.line},
         {"name": "main", "filename": "/work/train.py", "line": 99},
     ]
@@ -192,7 +203,9 @@ def write(folder: Path, job: Job, *, form: str = "pickle", **how: Any) -> str:
     folder.mkdir(parents=True, exist_ok=True)
     for rank, document in documents(job, **how).items():
         if form == "json":
-            text = json.dumps(document | {"pg_status": _as_text(document.get("pg_status", {}))}, sort_keys=True)
+            text = json.dumps(
+                document | {"pg_status": _as_text(document.get("pg_status", {}))}, sort_keys=True
+            )
             (folder / f"nccl_trace_rank_{rank}.json").write_text(text)
         else:
             (folder / f"_dump_{rank}").write_bytes(pickle.dumps(document, 2))

@@ -85,7 +85,13 @@ def test_data_parallel_ranks(tmp_path, world, sync):
 
 @pytest.mark.parametrize(
     "without",
-    [("pg_config",), ("pg_status",), ("pg_config", "pg_status"), ("retired", "timeout_ms", "is_p2p"), ("record_id",)],
+    [
+        ("pg_config",),
+        ("pg_status",),
+        ("pg_config", "pg_status"),
+        ("retired", "timeout_ms", "is_p2p"),
+        ("record_id",),
+    ],
     ids=str,
 )
 def test_older_versions_lack_keys(tmp_path, without):
