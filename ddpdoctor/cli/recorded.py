@@ -5,14 +5,18 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.apart import DiedError, bound_memory, run_apart, take_interrupts_as_exceptions
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import Outcome, RunOptions, run_job
 from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnose.diagnosis import Diagnosis
 
 _LEAST_LIMIT_S, _LIMIT_SHARE = 600.0, 0.1
 """What the analysis may take: a share of the job's own time, or ten minutes if that is more."""
@@ -39,7 +43,8 @@ def run_and_present(
     Raises DdpDoctorError before the job is started where the run directory must not be written to.
     """
     began_s = time.monotonic()
-    outcome = run_job(command, options, environment, warn=_say)
+    diagnose = partial(_diagnose_hanging, presentation) if presentation.analysis else None
+    outcome = run_job(command, options, environment, warn=_say, diagnose=diagnose)
     limit_s = max(_LEAST_LIMIT_S, (time.monotonic() - began_s) * _LIMIT_SHARE)
     try:
         take_interrupts_as_exceptions()
@@ -90,23 +95,50 @@ def _diagnose(run: Path, presentation: Presentation) -> None:
     """
     from rich.console import Console
 
+    from ddpdoctor.report import print_terminal
+
+    diagnosis = _diagnosis_of(run, presentation)
+    if not presentation.quiet:
+        print_terminal(diagnosis, Console(stderr=True))
+    _say_all(_written(diagnosis, run))
+    if (run / REPORT_FILE).exists():
+        _say(f"report: {run / REPORT_FILE}")
+
+
+def _diagnose_hanging(presentation: Presentation, run: Path) -> str:
+    """Analyse ``run`` while its job hangs: the report is written; returns a sentence for the user."""
+    try:
+        failed = _written(_diagnosis_of(run, presentation), run)
+        return (
+            failed[0]
+            if failed
+            else f"report: {run / REPORT_FILE}, until the job ends; `ddpdoctor watch {run}` follows it."
+        )
+    except BaseException as error:
+        return f"what the ranks did last is in {run}; it could not be analysed yet: {type(error).__name__}: {error}"
+
+
+def _diagnosis_of(run: Path, presentation: Presentation) -> Diagnosis:
     from ddpdoctor.analysis import analyze
     from ddpdoctor.cli.configured import configured
     from ddpdoctor.cli.progress import reading_traces
-    from ddpdoctor.report import print_terminal, write_html, write_json
 
     bound_memory()
     with reading_traces() as progress:
-        diagnosis = analyze([str(run)], configured(progress, source_text=presentation.source_text))
-    if not presentation.quiet:
-        print_terminal(diagnosis, Console(stderr=True))
+        return analyze([str(run)], configured(progress, source_text=presentation.source_text))
+
+
+def _written(diagnosis: Diagnosis, run: Path) -> list[str]:
+    """Write the diagnosis and its report into the run directory; what could not be written, in sentences."""
+    from ddpdoctor.report import write_html, write_json
+
+    failed = []
     for write, path in ((write_json, run / DIAGNOSIS_FILE), (write_html, run / REPORT_FILE)):
         try:
             write(diagnosis, path)
         except Exception as error:
-            _say(f"{path} could not be written: {_words(error)}")
-    if (run / REPORT_FILE).exists():
-        _say(f"report: {run / REPORT_FILE}")
+            failed.append(f"{path} could not be written: {_words(error)}")
+    return failed
 
 
 def _words(error: Exception) -> str:

@@ -46,6 +46,20 @@ from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
     metavar="[HOST:]PORT",
     help="Serve metrics of the running job at http://HOST:PORT/metrics. [default HOST: 127.0.0.1]",
 )
+@click.option(
+    *("--hang-after",),
+    type=click.FloatRange(min=0),
+    metavar="S",
+    help="Say that the job hangs, and where, after S seconds in which no rank finishes a step; 0: never. "
+    "[default: 300, or ten times its longest pause]",
+)
+@click.option(
+    *("--on-hang",),
+    type=click.Choice(["report", "kill"]),
+    default=RunOptions.on_hang,
+    show_default=True,
+    help="What to do about a job that hangs: report it, or report it and end the job.",
+)
 @click.option("--no-analysis", is_flag=True, help="Record only; `ddpdoctor analyze RUN` diagnoses later.")
 @click.option("--no-source-text", is_flag=True, help="Show no text of source lines, only where they are.")
 @click.option("-q", "--quiet", is_flag=True, help="Say only where the report is.")
@@ -58,6 +72,8 @@ def command(
     telemetry_interval: float,
     no_telemetry: bool,
     prometheus: str | None,
+    hang_after: float | None,
+    on_hang: str,
     no_analysis: bool,
     no_source_text: bool,
     quiet: bool,
@@ -82,6 +98,8 @@ def command(
         telemetry=not no_telemetry,
         telemetry_interval_s=telemetry_interval,
         prometheus=None if prometheus is None else parse_address(prometheus),
+        hang_after_s=hang_after,
+        on_hang=on_hang,
     )
     run_and_present(
         job, options, Presentation(analysis=not no_analysis, quiet=quiet, source_text=not no_source_text)

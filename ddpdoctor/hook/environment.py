@@ -10,11 +10,14 @@ SPOOL = "DDPDOCTOR_SPOOL"
 PROFILE_STEPS = "DDPDOCTOR_PROFILE_STEPS"
 MAX_TRACE_MB = "DDPDOCTOR_MAX_TRACE_MB"
 LAUNCHER_PID = "DDPDOCTOR_LAUNCHER_PID"
+HANG_AFTER = "DDPDOCTOR_HANG_AFTER_S"
 
 DEFAULT_PROFILE_STEPS = (10, 15)
 """Past the bucket rebuild, the caching allocator's growth and most autotuning, yet early enough for short jobs."""
 DEFAULT_MAX_TRACE_MB = 256
 """Of each rank: the traces of a thousand are 256 GB then, which a shared file system takes."""
+DEFAULT_HANG_AFTER_S = 300.0
+"""Half of the shortest time after which a collective's own timeout ends a job (NCCL's ten minutes, Gloo's thirty)."""
 
 SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 """The one folder that goes on the job's path."""
@@ -28,6 +31,8 @@ class HookOptions(NamedTuple):
     max_trace_mb: int = DEFAULT_MAX_TRACE_MB
     """Most that one rank's trace may take on disk, in MB of 10^6 bytes."""
     launcher_pid: Optional[int] = None
+    hang_after_s: float = DEFAULT_HANG_AFTER_S
+    """Without a step for so long, the job may hang; 0: nobody watches."""
 
 
 def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[str, str]) -> Dict[str, str]:
@@ -43,6 +48,7 @@ def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[st
     environment[SPOOL] = spool
     environment[PROFILE_STEPS] = f"{steps[0]}:{steps[1]}" if steps else ""
     environment[MAX_TRACE_MB] = str(options.max_trace_mb)
+    environment[HANG_AFTER] = f"{options.hang_after_s:g}"
     if options.launcher_pid is not None:
         environment[LAUNCHER_PID] = str(options.launcher_pid)
     # Kineto reports each start and stop on the job's stderr at a level that only a number above 5 silences.
@@ -65,3 +71,11 @@ def max_trace_bytes(environment: Mapping[str, str]) -> int:
     """Most bytes that this rank's trace may take on disk."""
     text = environment.get(MAX_TRACE_MB, "")
     return (int(text) if text.isdigit() else DEFAULT_MAX_TRACE_MB) * 1_000_000
+
+
+def hang_after_s(environment: Mapping[str, str]) -> float:
+    """Without a step for so long the job may hang; 0 where nobody watches."""
+    try:
+        return max(0.0, float(environment.get(HANG_AFTER, "0")))
+    except ValueError:
+        return 0.0

@@ -46,13 +46,19 @@ class Part:
 
 def words_of(error: BaseException) -> str:
     """The error in one line, without what its text may hold of URLs and options: it goes into rank.json."""
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def text_of(error: BaseException) -> str:
+    """The error's own words, masked; nothing where its __str__ raises."""
     try:
         # Its patterns take 20 ms, which a process without errors is spared.
         from ..rundir.privacy import mask_text
 
-        return mask_text(f"{type(error).__name__}: {error}")
+        return mask_text(str(error))
     except Exception:
-        return type(error).__name__  # one whose __str__ raises
+        return ""
 
 
 _parts: Dict[str, Part] = {}

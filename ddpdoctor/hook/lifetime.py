@@ -17,6 +17,7 @@ from . import environment, guard, services
 from .patching import guarded
 from .profiling import close_left_open
 from .recording import Session, active
+from .stalls import forget_faults
 
 _MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Variables in which launchers of several processes say how many they start: torchrun, Slurm, Open MPI, MPICH."""
@@ -98,6 +99,7 @@ def disarm() -> None:
 def forget() -> None:
     """In a forked child: the recording is the parent's. The child may still become a rank of its own."""
     active.stop()
+    forget_faults()
     del _alone[:]
     guard.reset()
     for reset in at_fork:
@@ -106,6 +108,9 @@ def forget() -> None:
 
 def _at_exit() -> None:
     try:
+        session = active.session
+        if session is not None and session.recorder.pid == os.getpid():
+            guarded(guard.part("end of the job"), services.tell_end)(session)
         disarm()
     except Exception as error:
         guard.part("end of the job").failed(error)

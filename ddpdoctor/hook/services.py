@@ -11,6 +11,7 @@ from .guard import part
 from .patching import guarded
 from .profiling import Sampler, Window
 from .recording import LAST_SETTINGS_STEP, Session
+from .stalls import Attendant
 
 _PART = part("step log")
 _COPYING_S = 0.5
@@ -25,6 +26,7 @@ class Services:
     def __init__(self, session: Session) -> None:
         self.sampler = Sampler(session)
         self.window = Window(session, session.writer)
+        self.attendant = Attendant(session)
 
 
 _running: Dict[int, Services] = {}
@@ -45,6 +47,7 @@ def start(session: Session) -> None:
     session.stepping.on_step.append(guarded(services.window.part, services.window.at_step))
     session.writer.document_changed.set()
     services.sampler.start()
+    services.attendant.start()
 
 
 def flush(session: Session, ending: bool = False) -> None:
@@ -62,6 +65,7 @@ def flush(session: Session, ending: bool = False) -> None:
     session.recorder.write_now(f"{{{LineField.END.key}true{LineField.TIME_NS.next_key}{time.time_ns()}}}\n")
     if ending:
         services.sampler.stop(deadline_s)
+        services.attendant.stop()
     services.sampler.write_out(deadline_s)
     if not session.writer.flush(deadline_s, ending):
         _tell_what_waits(session)
@@ -87,6 +91,13 @@ def _tell_what_waits(session: Session) -> None:
         f"{words}; it waits in {session.spool.directory}, and `ddpdoctor analyze {session.run}` fetches it."
     )
     part("end of the job").failed(TimeoutError(words), words, told)
+
+
+def tell_end(session: Session) -> None:
+    """The interpreter is left: write down how."""
+    services = _running.get(id(session))
+    if services is not None:
+        services.attendant.tell_end()
 
 
 def stop(session: Session) -> None:

@@ -33,6 +33,8 @@ _KEPT = frozenset(
 _FORWARDED = signal.valid_signals() - _KEPT
 _ENDING = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
 _DYING_S = 1.0
+_GRACE_S = 45.0
+"""More than torchrun gives its ranks before it kills them (30 s)."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,22 @@ class CommandNotStartedError(Exception):
         self.exit_code = exit_code
 
 
+class _Ending:
+    """The end of a job that was asked for here."""
+
+    def __init__(self) -> None:
+        self._kill_at_s: float | None = None
+
+    def go_on(self, pid: int) -> None:
+        """Signal the process ``pid``, which was not waited for yet, if it is time to."""
+        now_s = time.monotonic()
+        if self._kill_at_s is None:
+            self._kill_at_s = now_s + _GRACE_S
+            os.kill(pid, signal.SIGTERM)
+        elif now_s >= self._kill_at_s:
+            os.kill(pid, signal.SIGKILL)
+
+
 class NoProcessError(OSError):
     """The system allows no further process (``ulimit -u``, a container's limit)."""
 
@@ -90,6 +108,7 @@ class Child:
         signal.pthread_sigmask(signal.SIG_BLOCK, [*_FORWARDED, signal.SIGCHLD])
         self._witness = GroupWitness(_FORWARDED)
         self._asked_to_stop = False
+        self._ending: _Ending | None = None
         try:
             self.pid = self._start(list(command), dict(environment))
         except NoProcessError:
@@ -130,11 +149,17 @@ class Child:
         """Pass signals on until the command has ended."""
         while (status := self._reap()) is None:
             self._stop_along()
+            if self._ending is not None:
+                self._ending.go_on(self.pid)
             received = signal.sigtimedwait([*_FORWARDED, signal.SIGCHLD], 1.0)
             if received is not None and received.si_signo != signal.SIGCHLD:
                 self._pass_on(received)
         code = os.waitstatus_to_exitcode(status)
         return ExitStatus(code, None) if code >= 0 else ExitStatus(None, -code)
+
+    def end(self) -> None:
+        """Have the job be ended, by ``wait``, as a scheduler would: SIGTERM, and SIGKILL where it goes on. For any thread."""
+        self._ending = self._ending or _Ending()
 
     def _reap(self) -> int | None:
         """The job's wait status, once it has ended.

@@ -6,7 +6,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ddpdoctor.hook.environment import DEFAULT_PROFILE_STEPS, HookOptions, job_environment
+from ddpdoctor.hook.environment import (
+    DEFAULT_HANG_AFTER_S,
+    DEFAULT_PROFILE_STEPS,
+    HookOptions,
+    job_environment,
+)
 from ddpdoctor.launch.options import RunOptions
 
 LAUNCHER_VARIABLE = "DDPDOCTOR_LAUNCHER"
@@ -23,5 +28,6 @@ def child_environment(
         profile_steps=(options.profile_steps or DEFAULT_PROFILE_STEPS) if options.profile else None,
         max_trace_mb=options.max_trace_mb,
         launcher_pid=os.getpid(),
+        hang_after_s=DEFAULT_HANG_AFTER_S if options.hang_after_s is None else options.hang_after_s,
     )
     return {**job_environment(str(run), str(spool), hook_options, base), LAUNCHER_VARIABLE: marker}

@@ -7,19 +7,17 @@ a rank its job could not, nor with the launcher the command that the user waits 
 
 from __future__ import annotations
 
-import json
 import os
-import select
-import signal
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
+from ddpdoctor.launch.beside import IN_ORDER, Beside, is_told_to_end, say
 from ddpdoctor.launch.leftovers import is_over
-from ddpdoctor.launch.patience import LOOK_S, Patience, beating, hold_no_streams, leave
+from ddpdoctor.launch.patience import LOOK_S, beating
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import (
     RANK_FILE,
@@ -29,6 +27,7 @@ from ddpdoctor.rundir import (
     Note,
     NoteCode,
     OtherRunError,
+    carry_host_documents,
     drain,
     rank_budget,
     read_json,
@@ -42,76 +41,30 @@ _AFTER_LAUNCHER_S = 60.0
 """How long the ranks may take to end whose launcher was killed; torchrun gives them 30 s."""
 _STOPPING_S = 3.5
 """More than telemetry and metrics take to end, unless they never do."""
-_IN_ORDER = b"."
-"""Sent by a launcher whose job has ended; one that was killed sends nothing."""
-_NICENESS = 5
-"""The job's own processes come first where processors are short."""
 
 
 class Keeper:
     """The launcher's side of it. For the main thread."""
 
     def __init__(self, run: Path, root: Path, watch: HostWatch) -> None:
-        self._run, self._root, self._watch = run, root, watch
-        self._pid = self._orders = 0
         self._notes: list[Note] = []
-        self._patience: Patience | None = None
-        self._reader: threading.Thread | None = None
+        self._beside = Beside("keeper", lambda orders, writer: _Kept(run, root, orders, writer).keep(watch))
 
     def start(self, warn: Callable[[str], None], patience_s: float) -> None:
         """Start the process. What it has to say while the job runs goes to ``warn``. Raises OSError."""
-        orders, self._orders = os.pipe()
-        answers, writer = os.pipe()
-        self._pid = os.fork()
-        if self._pid == 0:
-            _live(self._run, self._root, self._watch, orders, writer)
-        os.close(orders)
-        os.close(writer)
-        self._patience = Patience(self._pid, patience_s)
-        self._reader = threading.Thread(
-            target=self._listen, args=(answers, self._patience, warn), name="ddpdoctor-keeper", daemon=True
-        )
-        self._reader.start()
 
-    def _listen(self, answers: int, patience: Patience, warn: Callable[[str], None]) -> None:
-        with os.fdopen(answers, "rb") as lines:
-            for line in lines:
-                patience.renew()
-                said = json.loads(line) if line.strip() else {}
-                if "warn" in said:
-                    warn(said["warn"])
-                self._notes += [Note(text, NoteCode(code)) for text, code in said.get("notes", [])]
+        def told(said: dict[str, Any]) -> None:
+            if "warn" in said:
+                warn(said["warn"])
+            self._notes += [Note(text, NoteCode(code)) for text, code in said.get("notes", [])]
+
+        self._beside.start(told, patience_s)
 
     def end(self) -> list[Note]:
         """Have it bring what it does to an end. Returns what went wrong with the telemetry. Raises
         NoAnswerError where it does not get on: it is left behind then."""
-        if self._reader is None or self._patience is None:
-            return []
-        try:
-            os.write(self._orders, _IN_ORDER)
-        except OSError:
-            pass  # it has died
-        os.close(self._orders)
-        self._patience.renew()
-        try:
-            while self._reader.is_alive():
-                self._reader.join(LOOK_S)
-                if self._reader.is_alive():
-                    self._patience.ask()
-        finally:
-            leave(self._pid)
+        self._beside.end()
         return self._notes
-
-
-def _live(run: Path, root: Path, watch: HostWatch, orders: int, writer: int) -> NoReturn:
-    try:
-        # Whoever signals a whole group, as a terminal does, means the job.
-        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
-        hold_no_streams([orders, writer])
-        os.nice(_NICENESS)
-        _Kept(run, root, orders, writer).keep(watch)
-    finally:
-        os._exit(0)
 
 
 class _Kept:
@@ -124,12 +77,10 @@ class _Kept:
         self._carrier = Carrier(str(root))
         self._budgets: dict[str, DiskBudget] = {}
         self._told: set[str] = set()
+        self._carried: dict[str, int] = {}
 
     def _say(self, **what: Any) -> None:
-        try:
-            os.write(self._writer, json.dumps(what).encode() + b"\n")
-        except OSError:
-            pass  # the launcher is gone
+        say(self._writer, **what)
 
     def _note(self, *notes: Note) -> None:
         self._say(notes=[(note.text, note.code.value) for note in notes])
@@ -142,13 +93,13 @@ class _Kept:
             return
         while not self._is_told_to_end(PERIOD_S):
             self._carry()
-        if os.read(self._orders, 1) != _IN_ORDER:
+        if os.read(self._orders, 1) != IN_ORDER:
             self._outlive()
         self._do_beating(partial(self._stop, watch))
         self._carrier.release()
 
     def _is_told_to_end(self, patience_s: float) -> bool:
-        return bool(select.select([self._orders], [], [], patience_s)[0])
+        return is_told_to_end(self._orders, patience_s)
 
     def _do_beating(self, work: Callable[[], None]) -> bool:
         """Do ``work`` in a thread; False where it goes on for long after the job's end, and is left behind."""
@@ -183,6 +134,10 @@ class _Kept:
     def _carry(self) -> None:
         if not self._carrier.take():
             return  # another launcher of this host has one that does
+        try:
+            carry_host_documents(str(self._root), str(self._run), self._carried)
+        except OSError as error:
+            self._tell(error)
         for spool in spools_in(str(self._root)):
             try:
                 over = is_over(spool)

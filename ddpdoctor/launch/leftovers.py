@@ -16,6 +16,7 @@ from ddpdoctor.rundir import (
     RANK_FILE,
     OtherRunError,
     Waiting,
+    carry_host_documents,
     discard,
     drain,
     own_roots_prefix,
@@ -148,9 +149,9 @@ def _signal(pids: list[int], number: int) -> None:
             pass
 
 
-def drain_spools(root: Path, beat: Callable[[], None] = lambda: None) -> list[str]:
+def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path | None = None) -> list[str]:
     """Copy what ranks left below ``root`` to the run directory; spools of dead ranks are removed. ``beat`` is called while
-    it gets on.
+    it gets on. ``run`` is where they belong, for what is no rank's.
 
     Returns a sentence where the run directory cannot take it.
 
@@ -174,6 +175,11 @@ def drain_spools(root: Path, beat: Callable[[], None] = lambda: None) -> list[st
             else:
                 waiting.setdefault(run_of(target), []).append(waiting_in(spool, target))
                 failure = error
+    if run is not None:
+        try:
+            carry_host_documents(str(root), str(run))
+        except OSError as error:
+            failure = failure or error
     remove_root(str(root))
     sentences = [
         f"What was recorded last could not be copied: {target} is gone." for target in sorted(gone) if target

@@ -27,6 +27,11 @@ class RunOptions:
     prometheus: tuple[str, int] | None = None
     """(host, port) at which this launcher serves metrics while the job runs."""
 
+    hang_after_s: float | None = None
+    """Without a step for so long, the job is said to hang; None: by its own history, 0: never."""
+    on_hang: str = "report"
+    """``report``, or ``kill``: the job is ended."""
+
     def as_document(self) -> dict[str, Any]:
         """The options as the manifest stores them."""
         document = asdict(self)

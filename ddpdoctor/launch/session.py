@@ -39,6 +39,7 @@ from ddpdoctor.launch.leftovers import (
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.patience import Beat, NoAnswerError, bounded
 from ddpdoctor.launch.privacy import mask_command
+from ddpdoctor.launch.sentinel import Sentinel
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import RUN_SCHEMA, Note, NoteCode, make_spool_root, new_run_id, note_sources
 from ddpdoctor.rundir.privacy import mask_text, recorded_environment
@@ -74,12 +75,14 @@ def run_job(
     options: RunOptions,
     environment: Mapping[str, str] | None = None,
     warn: Callable[[str], None] = lambda sentence: None,
+    diagnose: Callable[[Path], str] | None = None,
 ) -> Outcome:
     """Run ``command`` with the recording switched on and wait for its end.
 
     For the main thread, before any other is started.
 
-    ``environment`` is the job's (default: ours). Raises DdpDoctorError before the job is started where
+    ``environment`` is the job's (default: ours). ``diagnose`` analyses the run while the job hangs, and returns a sentence for the
+    user. Raises DdpDoctorError before the job is started where
     ``options.out`` must not be written to. Whatever else fails on our side costs the recording, never the
     job: it is said through ``warn`` and in ``notes``.
     """
@@ -105,7 +108,7 @@ def run_job(
             f"nothing is recorded and the job runs alone, because the run directory cannot be made: {error}."
         )
         return _run_unrecorded(command, base, warn)
-    return _Recording(place, options, base).run(command, base, warn)
+    return _Recording(place, options, base, diagnose).run(command, base, warn)
 
 
 def _run_unrecorded(
@@ -141,11 +144,23 @@ class _Gathered(NamedTuple):
 class _Recording:
     """A run directory being filled."""
 
-    def __init__(self, place: _Place, options: RunOptions, base: dict[str, str]) -> None:
+    def __init__(
+        self,
+        place: _Place,
+        options: RunOptions,
+        base: dict[str, str],
+        diagnose: Callable[[Path], str] | None,
+    ) -> None:
         self.launch, self.spool = place
         launch = self.launch
         self.ranks = HostRanks(launch.run, launch.host)
         self.keeper = Keeper(launch.run, self.spool, HostWatch(launch.run, launch.host, self.ranks, options))
+        self.sentinel = Sentinel(
+            self.spool,
+            launch.host,
+            options,
+            None if diagnose is None or not launch.owner else partial(diagnose, launch.run),
+        )
         self.marker = f"{launch.host}:{launch.record.stem}:{launch.document['started_ns']}"
         self.environment = child_environment(base, launch.run, self.spool, self.marker, options)
         self.notes: list[str] = []
@@ -167,6 +182,10 @@ class _Recording:
             self.keeper.start(warn, _ANSWER_S)
         except OSError as error:
             self.notes.append(f"No telemetry: {error}.")
+        try:
+            self.sentinel.start(warn, child.end)
+        except OSError as error:
+            self.notes.append(f"Nobody watches whether the job hangs: {error}.")
         status = child.wait()
         try:
             recorded = self._finish(command, status)
@@ -186,6 +205,7 @@ class _Recording:
         Each stage is done in a process of its own, which can be left behind.
         """
         ended_ns = time.time_ns()
+        self.sentinel.end()
         self.telemetry_notes = self.keeper.end()
         for stage in (
             partial(self._settle, status),
@@ -242,7 +262,7 @@ class _Recording:
         return _Gathered([told] if ended else [])
 
     def _collect(self, beat: Beat) -> _Gathered:
-        unsaved = drain_spools(self.spool, beat)
+        unsaved = drain_spools(self.spool, beat, self.launch.run)
         drain_stale_spools(self.spool)
         folders = [tempfile.gettempdir(), *map(str, (self.launch.run / "ranks").glob("*"))]
         clear_raw_folders(folders, self.launch.document["run_id"], is_alive)

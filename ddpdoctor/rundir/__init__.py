@@ -15,12 +15,15 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
         samples.jsonl                       where the training thread was, sampled now and then
         trace.json.gz                       the profiler window
         flight.json                         torch's flight recorder at the window's end
+        progress.json, standing.json, hang_flight.json, faults.txt, ending.json        of a rank that stopped, see ``stops``
+    RUN/hosts/<host>/stall.json, ends.json                                              the same, seen from outside
     RUN/diagnosis.json, RUN/report.html     written by the analysis
 
 ``docs/formats.md`` describes the fields.
 """
 
-from .carrier import Carrier, has_carrier, remove_root
+from .asking import ask
+from .carrier import SENTINEL, Carrier, has_carrier, remove_root
 from .compaction import DiskBudget, rank_budget
 from .draining import PATIENCE_S, BusyError, discard, drain, recover, spools_in
 from .files import (
@@ -37,15 +40,23 @@ from .files import (
     write_whole,
 )
 from .handover import RAW_FILE, TooLargeError
+from .hostdocs import carry_host_documents, keep_host_document
 from .layout import (
     DIAGNOSIS_FILE,
+    ENDING_FILE,
+    ENDS_FILE,
+    FAULTS_FILE,
     FLIGHT_FILE,
+    HANG_FLIGHT_FILE,
     MANIFEST_FILE,
+    PROGRESS_FILE,
     RANK_FILE,
     RANK_SCHEMA,
     REPORT_FILE,
     RUN_SCHEMA,
     SAMPLES_FILE,
+    STALL_FILE,
+    STANDING_FILE,
     STEPS_FILE,
     STEPS_SCHEMA,
     TELEMETRY_FILE,
@@ -62,24 +73,51 @@ from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run
 from .sources import hash_of, note_sources, read_sources, source_bytes
 from .spool import Spool, make_spool_root, own_roots_prefix, pid_namespace, spool_root
 from .stepevents import COMMON_FIELDS, FIELDS_OF, HELD_NS, EventField, EventKind, LineField, Mark, renamed
+from .stops import (
+    ENDING_SCHEMA,
+    ENDS_SCHEMA,
+    PROGRESS_SCHEMA,
+    STALL_SCHEMA,
+    STANDING_SCHEMA,
+    End,
+    HostStop,
+    Phase,
+    RankStop,
+    Standstill,
+    Stops,
+    read_stops,
+)
 from .target import run_of, target_of
 from .typed import fitting
-from .waiting import Waiting, reason_of, unsaved_sentence, waiting_in
+from .waiting import Waiting, newer_in, reason_of, unsaved_sentence, waiting_in
 
 __all__ = [
     "COMMON_FIELDS",
     "DIAGNOSIS_FILE",
+    "ENDING_FILE",
+    "ENDING_SCHEMA",
+    "ENDS_FILE",
+    "ENDS_SCHEMA",
+    "FAULTS_FILE",
     "FIELDS_OF",
     "FLIGHT_FILE",
+    "HANG_FLIGHT_FILE",
     "HELD_NS",
     "MANIFEST_FILE",
     "PATIENCE_S",
+    "PROGRESS_FILE",
+    "PROGRESS_SCHEMA",
     "RANK_FILE",
     "RANK_SCHEMA",
     "RAW_FILE",
     "REPORT_FILE",
     "RUN_SCHEMA",
     "SAMPLES_FILE",
+    "SENTINEL",
+    "STALL_FILE",
+    "STALL_SCHEMA",
+    "STANDING_FILE",
+    "STANDING_SCHEMA",
     "STEPS_FILE",
     "STEPS_SCHEMA",
     "TELEMETRY_FILE",
@@ -87,20 +125,28 @@ __all__ = [
     "BusyError",
     "Carrier",
     "DiskBudget",
+    "End",
     "EventField",
     "EventKind",
+    "HostStop",
     "LineField",
     "Mark",
     "NotOursError",
     "Note",
     "NoteCode",
     "OtherRunError",
+    "Phase",
     "RankRecord",
+    "RankStop",
     "RunDirectory",
     "Spool",
+    "Standstill",
+    "Stops",
     "TooLargeError",
     "Waiting",
+    "ask",
     "bounded_lines",
+    "carry_host_documents",
     "discard",
     "drain",
     "fitting",
@@ -112,9 +158,11 @@ __all__ = [
     "is_recorded_file",
     "is_regular",
     "is_run_directory",
+    "keep_host_document",
     "make_private_folder",
     "make_spool_root",
     "new_run_id",
+    "newer_in",
     "note_sources",
     "open_regular",
     "own_roots_prefix",
@@ -127,6 +175,7 @@ __all__ = [
     "read_manifest",
     "read_rank",
     "read_sources",
+    "read_stops",
     "reading",
     "reason_of",
     "recorded_notes",

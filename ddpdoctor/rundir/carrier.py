@@ -5,16 +5,19 @@ from __future__ import annotations
 
 import os
 
+from .hostdocs import HOST_DOCUMENTS
 from .owned import lock_now, open_file, private_folder, unlock
 
 _FILE = "carrier"
+SENTINEL = "sentinel"
+"""The file of the office of watching for hangs."""
 
 
 class Carrier:
-    """This process, once it has taken the office."""
+    """This process, once it has taken the office; or, by the name of its file, another one that one process of a host has."""
 
-    def __init__(self, root: str) -> None:
-        self._root = root
+    def __init__(self, root: str, file: str = _FILE) -> None:
+        self._root, self._file = root, file
         self._handle = -1
 
     def take(self) -> bool:
@@ -23,7 +26,7 @@ class Carrier:
             return True
         try:
             with private_folder(self._root) as within:
-                handle = open_file(_FILE, within, os.O_RDWR | os.O_CREAT)
+                handle = open_file(self._file, within, os.O_RDWR | os.O_CREAT)
                 if lock_now(handle):
                     self._handle = handle
                 else:
@@ -62,8 +65,10 @@ def remove_root(root: str) -> None:
     """Remove the root of a run's spools where it holds none. Never raises."""
     try:
         with private_folder(root) as within:
-            if os.listdir(within) == [_FILE]:
-                os.unlink(_FILE, dir_fd=within)
+            names = os.listdir(within)
+            if not set(names) - {_FILE, SENTINEL, *HOST_DOCUMENTS}:
+                for name in names:
+                    os.unlink(name, dir_fd=within)
         os.rmdir(root)
     except OSError:
         pass

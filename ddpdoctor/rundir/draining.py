@@ -16,7 +16,18 @@ from typing import Callable, Iterator, Optional
 
 from .compaction import DiskBudget, stream_end
 from .compaction import clear as clear_thinned
-from .handover import CARRIED_FILE, DOCUMENTS, HANDOVER_FILE, add_trouble, copy_documents, take_trace
+from .handover import (
+    CARRIED_FILE,
+    DOCUMENTS,
+    HANDOVER_FILE,
+    LAST_WORDS,
+    QUESTION_FILE,
+    add_trouble,
+    copy_documents,
+    copy_last_words,
+    take_trace,
+)
+from .hostdocs import carry_host_documents
 from .layout import (
     SAMPLES_FILE,
     STEPS_FILE,
@@ -58,9 +69,13 @@ def recover(run: str) -> list[str]:
     waiting: list[Waiting] = []
     failure = None
     deadline_s = time.monotonic() + PATIENCE_S
+    try:
+        carry_host_documents(spool_root(run), run)
+    except OSError:
+        pass  # there are none, or the run directory cannot take the ranks' records either
     for directory, target in spools_of(run):
         try:
-            drain(directory, target=target, deadline_s=deadline_s)
+            drain(directory, target=target, deadline_s=deadline_s, last_words=True)
         except (FileNotFoundError, OtherRunError):
             continue
         except OSError as error:
@@ -108,6 +123,7 @@ def drain(
     deadline_s: Optional[float] = None,
     budget: Optional[DiskBudget] = None,
     beat: Callable[[], None] = lambda: None,
+    last_words: bool = False,
 ) -> str:
     """Copy what a rank's spool holds into its run directory; with ``remove``, delete the spool afterwards. Returns the
     rank's folder there.
@@ -115,7 +131,8 @@ def drain(
     Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another
     run by now (OtherRunError) or not of this user, or when somebody else still copies at ``deadline_s``, monotonic,
     (BusyError); nothing is lost then. ``target`` is where the rank's folder is now; None: where it was.
-    ``budget`` is what the step log may take there; ``beat`` is called while it gets on.
+    ``budget`` is what the step log may take there; ``beat`` is called while it gets on. ``last_words``: whatever the rank has
+    written of where it stands is wanted, asked for or not.
     """
     root = os.path.dirname(directory)
     with opened_spool(directory) as here:
@@ -129,6 +146,7 @@ def drain(
                     target = _claimed(target, directory, here, run)
                     with folder("ranks", run) as ranks, folder(os.path.basename(target), ranks) as place:
                         _copy_all(here, place, beat)
+                        copy_last_words(here, place, remove or last_words)
                         if remove:
                             clear_thinned(place)
                         elif budget is not None:
@@ -219,7 +237,7 @@ def _copy(
 
 def _clear(spool: int) -> None:
     """Delete the files of a spool that a rank or a copy makes; any other stays, and the folder with it."""
-    known = DOCUMENTS | {TARGET_FILE, _LOCK_FILE, CARRIED_FILE, HANDOVER_FILE}
+    known = DOCUMENTS | LAST_WORDS | {TARGET_FILE, _LOCK_FILE, CARRIED_FILE, HANDOVER_FILE, QUESTION_FILE}
     for name in os.listdir(spool):
         if name in known or name.rpartition(".")[0] in _STREAMS or name.endswith(".tmp"):
             os.unlink(name, dir_fd=spool)

@@ -2,7 +2,10 @@
 
 ::
 
-    <spool>/rank.json, flight.json     as they are to be in the run directory; gone once they are there
+    <spool>/rank.json, flight.json     as they are to be in the run directory; gone once they are there; and ending.json
+    <spool>/progress.json, standing.json, hang_flight.json, faults.txt
+                                       of a rank that stopped: copied when somebody asked, or nobody writes here any more
+    <spool>/question                   the number of what the launcher's side asks the rank
     <spool>/trace.handover             where the trace lies uncompressed, what is to stand before it, how large it may become
     <spool>/carried.json               what became of it: the rank, which has to say so in rank.json, may be gone by then
 """
@@ -15,12 +18,24 @@ import os
 import time
 from typing import Any, Callable, Dict
 
-from .layout import FLIGHT_FILE, RANK_FILE, TRACE_FILE
+from .layout import (
+    ENDING_FILE,
+    FAULTS_FILE,
+    FLIGHT_FILE,
+    HANG_FLIGHT_FILE,
+    PROGRESS_FILE,
+    RANK_FILE,
+    STANDING_FILE,
+    TRACE_FILE,
+)
 from .owned import open_file, private_folder, read_file, replace_file
 
 HANDOVER_FILE = "trace.handover"
 CARRIED_FILE = "carried.json"
-DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE])
+DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE, ENDING_FILE])
+LAST_WORDS = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE])
+"""Those that stay in the spool, where the launcher's side reads them whatever becomes of the run directory's storage."""
+QUESTION_FILE = "question"
 RAW_FILE = "trace.json"
 _CHUNK = 1 << 20
 _LEVEL = 3
@@ -52,6 +67,29 @@ def copy_documents(spool: int, place: int) -> None:
             data = _with_news(data, _carried(spool))
         replace_file(name, place, data, mode=0o666)
         os.unlink(name, dir_fd=spool)
+
+
+def copy_last_words(spool: int, place: int, over: bool) -> None:
+    """Bring to the rank's open folder what a rank that stopped has written, where somebody has asked it, or where it is
+    ``over``: nobody writes to the spool any more. Raises OSError."""
+    mark = [_changed_ns(name, spool) for name in (QUESTION_FILE, STANDING_FILE, FAULTS_FILE)]
+    if not over and (mark[0] is None or _carried(spool).get("last_words") == mark):
+        return
+    for name in sorted(LAST_WORDS):
+        try:
+            data = read_file(name, spool)
+        except FileNotFoundError:
+            continue
+        if data:
+            replace_file(name, place, data, mode=0o666)
+    _tell(spool, {**_carried(spool), "last_words": mark})
+
+
+def _changed_ns(name: str, spool: int) -> "int | None":
+    try:
+        return os.stat(name, dir_fd=spool, follow_symlinks=False).st_mtime_ns
+    except FileNotFoundError:
+        return None
 
 
 def take_trace(spool: int, place: int, beat: Callable[[], None]) -> None:

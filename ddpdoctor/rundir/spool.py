@@ -22,12 +22,14 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import json
 import mmap
 import os
 import tempfile
 import time
 from typing import Any, Iterator
 
+from .asking import question_in
 from .handover import hand_over_trace
 from .owned import make_private_folder, open_file, private_folder, replace_file
 from .run_id import run_id
@@ -199,6 +201,27 @@ class Spool:
         """Have ``data`` replace the document of that ``name`` in the run directory, once it can. Raises OSError."""
         with private_folder(self._root) as root, private_folder(self._name, root) as here:
             replace_file(name, here, data)
+
+    def keep_document(self, name: str, document: dict[str, Any]) -> None:
+        """The same of a JSON document."""
+        self.keep(name, json.dumps(document, separators=(",", ":"), default=str).encode())
+
+    def withdraw(self, name: str) -> None:
+        """Have nobody read the document of that ``name`` any more. Raises OSError."""
+        with private_folder(self._root) as root, private_folder(self._name, root) as here:
+            try:
+                os.unlink(name, dir_fd=here)
+            except FileNotFoundError:
+                pass
+
+    def open_text(self, name: str) -> int:
+        """A descriptor of a file here to whose end text is written. Raises OSError."""
+        with private_folder(self._root) as root, private_folder(self._name, root) as here:
+            return open_file(name, here, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def asked(self) -> int:
+        """The number of the last question of the launcher's side, see :func:`.asking.ask`; 0 where there is none. Never raises."""
+        return question_in(self.directory)
 
     def hand_over_trace(self, raw: str, header: dict[str, Any], max_bytes: int) -> None:
         """Leave the profiler's trace in the private folder ``raw``, see :mod:`.handover`. Raises OSError."""

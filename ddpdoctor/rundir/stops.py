@@ -25,6 +25,7 @@ from enum import Enum
 from typing import Any, Dict, List, Mapping, Optional
 
 from .files import folders_in, read_bounded, read_json
+<<<<<<< HEAD
 from .layout import parse_rank_directory
 from .notes import Note
 from .typed import ENDING, ENDS, PROGRESS, STALL, STANDING, Check, fitting
@@ -36,6 +37,26 @@ FAULTS_FILE = "faults.txt"
 ENDING_FILE, ENDING_SCHEMA = "ending.json", "ddpdoctor.ending/1"
 STALL_FILE, STALL_SCHEMA = "stall.json", "ddpdoctor.stall/1"
 ENDS_FILE, ENDS_SCHEMA = "ends.json", "ddpdoctor.ends/1"
+=======
+from .layout import (
+    ENDING_FILE,
+    ENDS_FILE,
+    FAULTS_FILE,
+    HANG_FLIGHT_FILE,
+    PROGRESS_FILE,
+    STALL_FILE,
+    STANDING_FILE,
+    parse_rank_directory,
+)
+from .notes import Note
+from .typed import ENDING, ENDS, PROGRESS, STALL, STANDING, Check, fitting
+
+PROGRESS_SCHEMA = "ddpdoctor.progress/1"
+STANDING_SCHEMA = "ddpdoctor.standing/1"
+ENDING_SCHEMA = "ddpdoctor.ending/1"
+STALL_SCHEMA = "ddpdoctor.stall/1"
+ENDS_SCHEMA = "ddpdoctor.ends/1"
+>>>>>>> hang_rec
 
 MOST_FAULTS_BYTES = 1 << 20
 """A fault's text of a hundred threads with a hundred frames each has less."""
@@ -61,6 +82,11 @@ class Phase(str, Enum):
     LOAD = "load"
     RENDEZVOUS = "rendezvous"
     """Making a process group, or asking its store."""
+<<<<<<< HEAD
+=======
+    COMPILE = "compile"
+    """``torch.compile`` at work."""
+>>>>>>> hang_rec
     DEBUGGER = "debugger"
     """Somebody looks at it with pdb, or it waits for somebody to type."""
     OTHER = "other"

@@ -175,11 +175,11 @@ def _groups(value: Any) -> bool:
 _RAISED = _with(type=_text, message=_text, relation=_text, frames=_FRAMES)
 _WHERE_IT_IS: Mapping[str, Check] = {
     **dict.fromkeys(("schema", "phase"), _text),
-    **dict.fromkeys(("rank",), _ranks),
+    **dict.fromkeys(("rank", "world_size"), _ranks),
     **dict.fromkeys(("at_ns", "step_since_ns"), _moment),
     **dict.fromkeys(("step", "evaluations", "events"), _count),
     "pid": _process,
-    "exhausted": _flag,
+    **dict.fromkeys(("exhausted", "evaluating"), _flag),
     "frames": _FRAMES,
     "user": _FRAMES,
     "groups": _groups,

@@ -68,6 +68,15 @@ class Cgroup:
                     free.append(max(limit - max(used - files, 0), 0))
         return min(free, default=None)
 
+    def oom_kills(self) -> int | None:
+        """How often the kernel has ended a process of the own level because memory was short; None where it does not count."""
+        for level in self._memory[:1]:
+            for name in ("memory.events", "memory.oom_control"):
+                count = _stat(level / name).get("oom_kill")
+                if count is not None:
+                    return count
+        return None
+
     def sample(self) -> dict[str, object]:
         """Cumulative throttling at the level whose quota bites most, and the memory in use at the own one."""
         stats = [stat for level in self._cpu if "nr_periods" in (stat := _stat(level / "cpu.stat"))]

@@ -7,6 +7,17 @@ numbers that all ranks share; saving it, and looking at stacks, is done by threa
 
 from . import other_profilers
 from .sampler import Sampler
+from .stacks import Place, can_be_read, stack_of
+from .trace_file import flight_recorder
 from .window import Window, close_left_open
 
-__all__ = ["Sampler", "Window", "close_left_open", "other_profilers"]
+__all__ = [
+    "Place",
+    "Sampler",
+    "Window",
+    "can_be_read",
+    "close_left_open",
+    "flight_recorder",
+    "other_profilers",
+    "stack_of",
+]

@@ -126,14 +126,14 @@ def _report_failure(session: Session, report: Callable[..., None], error: Except
         pass
 
 
-def flight_recorder() -> Optional[bytes]:
-    """The flight recorder's entries as JSON, without stacks; None where this torch keeps none."""
+def flight_recorder(collectives: bool = True) -> Optional[bytes]:
+    """The flight recorder's entries as JSON, without stacks, or only its counters; None where this torch keeps none."""
     from torch._C import _distributed_c10d as c10d
 
     for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
         dump = getattr(c10d, name, None)
         if dump is not None:
-            data = dump(includeCollectives=True, onlyActive=False)
+            data = dump(includeCollectives=collectives, onlyActive=False)
             return data.encode() if isinstance(data, str) else bytes(data)
     return None
 

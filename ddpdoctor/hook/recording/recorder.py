@@ -123,6 +123,11 @@ class Recorder:
         """When the current step began, perf_counter_ns."""
         return self._start[_CLOCK]
 
+    @property
+    def evaluations(self) -> int:
+        """Forwards without gradients in the current step, as far as they are recorded."""
+        return self._evaluations[2]
+
     def record_whole(self) -> None:
         """Record the current step, which has just begun, and those after it in full, until ``always_full`` is unset."""
         if not active.full:

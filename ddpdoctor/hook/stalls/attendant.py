@@ -1,0 +1,116 @@
+"""The thread beside the training thread that says where that one stands."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Optional
+
+from ...rundir import (
+    ENDING_FILE,
+    ENDING_SCHEMA,
+    FAULTS_FILE,
+    HANG_FLIGHT_FILE,
+    PROGRESS_FILE,
+    PROGRESS_SCHEMA,
+    STANDING_FILE,
+    STANDING_SCHEMA,
+    End,
+)
+from .. import environment
+from ..guard import part
+from ..patching import guarded
+from ..recording import Session
+from .faults import Faults
+from .phases import phase_of
+from .raised import described, uncaught
+from .whereabouts import Whereabouts, flight
+
+PERIOD_S = 1.0
+"""Between two looks: what 30 to 100 us cost so often is a hundredth of a percent."""
+_LEAST_FAULT_S = 1.5
+"""More than a period: the timer must not go off between two looks."""
+_END_S = 0.2
+"""More than a look takes."""
+_PART = part("watching for hangs")
+
+
+class Attendant:
+    """Of one recording."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._whereabouts = Whereabouts(session)
+        self._after_s = environment.hang_after_s(os.environ)
+        self._stop = threading.Event()
+        self._faults: Optional[Faults] = None
+        self._answered = 0
+        self._raised = self._told = False
+        self._last_step = -1
+        self._thread = threading.Thread(
+            target=guarded(_PART, self._run), name="ddpdoctor-attendant", daemon=True
+        )
+
+    def start(self) -> None:
+        """Start the thread, unless nobody watches for hangs."""
+        if self._after_s:
+            self._thread.start()
+
+    def _run(self) -> None:
+        handle = self._session.spool.open_text(FAULTS_FILE)
+        self._faults = Faults(handle, max(_LEAST_FAULT_S, self._after_s / 2))
+        while not (self._stop.is_set() or _PART.off):
+            self._faults.rearm()
+            if self._stop.wait(PERIOD_S):
+                break
+            guarded(_PART, self._look)()
+        self._faults.stop()
+
+    def _look(self) -> None:
+        if not self._raised and uncaught() is not None:
+            self._raised = True
+            self.tell_end()
+        step = self._session.recorder.step
+        if step == self._last_step:
+            self._session.spool.keep_document(PROGRESS_FILE, self._whereabouts.document(PROGRESS_SCHEMA))
+            self._told = True
+            self._answer(self._session.spool.asked())
+        elif self._told:
+            self._told = False
+            self._session.spool.withdraw(PROGRESS_FILE)
+        self._last_step = step
+
+    def _answer(self, request: int) -> None:
+        if request <= self._answered:
+            return
+        self._answered = request
+        document = self._whereabouts.standing(STANDING_SCHEMA)
+        error = uncaught()
+        document.update(request=request, raised=[] if error is None else described(error))
+        self._session.spool.keep_document(STANDING_FILE, document)
+        entries = flight(self._session)
+        if entries is not None:
+            self._session.spool.keep(HANG_FLIGHT_FILE, entries)
+
+    def tell_end(self) -> None:
+        """The interpreter is left: write down how. The exception may be told before that, where other threads keep the process."""
+        error = uncaught()
+        document = self._whereabouts.counts(ENDING_SCHEMA)
+        document["how"] = (End.IN_ORDER if error is None else End.EXCEPTION).value
+        if error is not None:
+            document["raised"] = raised = described(error)
+            document["phase"] = phase_of(raised[0]["frames"]).value
+        self._session.spool.keep_document(ENDING_FILE, document)
+
+    def stop(self) -> None:
+        """End the thread."""
+        self._stop.set()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=_END_S)
+        if self._faults is not None:
+            self._faults.stop()
+        try:
+            # Where it was last is of interest only of one that does not end like this.
+            self._session.spool.withdraw(PROGRESS_FILE)
+        except OSError:
+            pass

@@ -1,0 +1,96 @@
+"""A process beside the launcher, in which something can be done that the launcher must never wait for."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+from ddpdoctor.launch.patience import LOOK_S, Patience, hold_no_streams, leave
+
+IN_ORDER = b"."
+"""Sent by a launcher whose job has ended; one that was killed sends nothing."""
+_NICENESS = 5
+"""The job's own processes come first where processors are short."""
+
+Work = Callable[[int, int], None]
+"""Done in the process, with the open files by which the launcher says that the job has ended, and by which it is answered."""
+
+
+class Beside:
+    """The launcher's side of it. For the main thread."""
+
+    def __init__(self, name: str, work: Work) -> None:
+        self._name, self._work = name, work
+        self._pid = self._orders = 0
+        self._patience: Patience | None = None
+        self._reader: threading.Thread | None = None
+
+    def start(self, told: Callable[[dict[str, Any]], None], patience_s: float) -> None:
+        """Start the process. What it says goes to ``told``, in a thread. Raises OSError."""
+        orders, self._orders = os.pipe()
+        answers, writer = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _live(self._work, orders, writer)
+        os.close(orders)
+        os.close(writer)
+        self._patience = Patience(self._pid, patience_s)
+        self._reader = threading.Thread(
+            target=_listen, args=(answers, self._patience, told), name=f"ddpdoctor-{self._name}", daemon=True
+        )
+        self._reader.start()
+
+    def end(self) -> None:
+        """Have it bring what it does to an end. Raises NoAnswerError where it does not get on: it is left behind then."""
+        if self._reader is None or self._patience is None:
+            return
+        try:
+            os.write(self._orders, IN_ORDER)
+        except OSError:
+            pass  # it has died
+        os.close(self._orders)
+        self._patience.renew()
+        try:
+            while self._reader.is_alive():
+                self._reader.join(LOOK_S)
+                if self._reader.is_alive():
+                    self._patience.ask()
+        finally:
+            leave(self._pid)
+
+
+def _listen(answers: int, patience: Patience, told: Callable[[dict[str, Any]], None]) -> None:
+    with os.fdopen(answers, "rb") as lines:
+        for line in lines:
+            patience.renew()
+            if line.strip():
+                told(json.loads(line))
+
+
+def _live(work: Work, orders: int, writer: int) -> NoReturn:
+    try:
+        # Whoever signals a whole group, as a terminal does, means the job.
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        hold_no_streams([orders, writer])
+        os.nice(_NICENESS)
+        work(orders, writer)
+    finally:
+        os._exit(0)
+
+
+def say(writer: int, **what: Any) -> None:
+    """Tell the launcher; nobody listens where it is gone."""
+    try:
+        os.write(writer, json.dumps(what).encode() + b"\n")
+    except OSError:
+        pass
+
+
+def is_told_to_end(orders: int, patience_s: float) -> bool:
+    """Whether the launcher has said that its job has ended, or is gone."""
+    return bool(select.select([orders], [], [], patience_s)[0])

@@ -1,0 +1,86 @@
+"""A standstill in sentences, for the terminal."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddpdoctor.launch.rankwatch import WatchedRank
+from ddpdoctor.launch.standstill import Suspicion
+from ddpdoctor.rundir import FAULTS_FILE, Phase
+
+_MOST_NAMED = 3
+"""Ranks that are told one by one; the report has all."""
+_FAULT_BYTES = 1 << 20
+_FAULT_LINE = re.compile(r'^  File "([^"]*)", line ([0-9]+) in (\S+)', re.MULTILINE)
+_DOES = {
+    Phase.DATA: "waiting for a batch",
+    Phase.FORWARD: "in the forward",
+    Phase.EVALUATION: "in an evaluation",
+    Phase.BACKWARD: "in the backward",
+    Phase.OPTIMIZER: "in the optimizer",
+    Phase.COLLECTIVE: "in a collective",
+    Phase.BARRIER: "in a barrier",
+    Phase.WAIT: "waiting for a collective",
+    Phase.SAVE: "saving a checkpoint",
+    Phase.LOAD: "loading a checkpoint",
+    Phase.RENDEZVOUS: "waiting for a process group",
+    Phase.COMPILE: "in torch.compile",
+}
+
+
+def hang_sentences(suspicion: Suspicion, here: str) -> list[str]:
+    """That a job stands still, and who stands where. ``here`` is added where the job has ranks elsewhere, too."""
+    longest_s = suspicion.longest_gap_s
+    before = f" (its longest pause before was {_seconds(longest_s)})" if longest_s else ""
+    since = f"no rank{here} has finished a step for {_seconds(suspicion.silent_s)}{before}"
+    return [f"{since}: the job seems to hang.", _who(suspicion)]
+
+
+def _who(suspicion: Suspicion) -> str:
+    if not suspicion.guilty:
+        return f"all ranks wait for others: {_named(suspicion.waiting)}."
+    waiting = ", ".join(str(rank.rank) for rank in suspicion.waiting[:8])
+    more = " ..." if len(suspicion.waiting) > 8 else ""
+    many = len(suspicion.waiting) > 1
+    rest = f"; rank{'s' if many else ''} {waiting}{more} wait{'' if many else 's'}" if waiting else ""
+    return f"{_named(suspicion.guilty)}{rest}."
+
+
+def _named(ranks: Sequence[WatchedRank]) -> str:
+    told = "; ".join(map(_of, ranks[:_MOST_NAMED]))
+    return told + (f"; and {len(ranks) - _MOST_NAMED} more" if len(ranks) > _MOST_NAMED else "")
+
+
+def _of(rank: WatchedRank) -> str:
+    whom = f"rank {rank.rank} (process {rank.pid})"
+    if rank.end is not None:
+        how = f"was ended by signal {rank.end['signal']}" if rank.end["signal"] is not None else "has ended"
+        if rank.end["code"]:
+            how = f"ended with exit code {rank.end['code']}"
+        return f"{whom} {how} in step {rank.steps}"
+    if not rank.answers:
+        place = _fault_place(rank)
+        where = f", at {place}" if place else ""
+        return f"{whom} does not answer in step {rank.steps}{where}: something keeps Python's lock"
+    does = _DOES.get(Phase(rank.phase), "") if rank.phase in set(Phase) else ""
+    place = rank.where()
+    return f"{whom} is {f'at {place} ' if place else ''}in step {rank.steps}{f', {does}' if does else ''}"
+
+
+def _fault_place(rank: WatchedRank) -> str:
+    """The innermost line of the thread that started Python, which faulthandler writes last."""
+    try:
+        with (Path(rank.spool) / FAULTS_FILE).open("rb") as source:
+            text = source.read(_FAULT_BYTES).decode(errors="replace")
+    except OSError:
+        return ""
+    found = _FAULT_LINE.search(text.rpartition("(most recent call first):")[2])
+    return f"{Path(found[1]).name}:{found[2]} ({found[3][:60]})" if found else ""
+
+
+def _seconds(seconds: float) -> str:
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    return f"{seconds:.0f} s" if seconds < 600 else f"{seconds / 60:.0f} minutes"

@@ -1,0 +1,127 @@
+"""A process as the kernel sees it: what it waits for, how much it computed, read and wrote. Asks nothing of the process itself."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+_MOST_TASKS = 64
+"""Threads and children that are told of one process."""
+_TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
+_IO = {
+    "rchar": "read_chars",
+    "wchar": "written_chars",
+    "read_bytes": "read_bytes",
+    "write_bytes": "written_bytes",
+}
+
+
+def task_document(place: Path) -> dict[str, Any] | None:
+    """Of ``/proc/<pid>``, or of a thread below it; None where it is gone. What may not be read is left out."""
+    stat = _stat(place)
+    if stat is None:
+        return None
+    name, fields = stat
+    found: dict[str, Any] = {
+        "name": name,
+        "state": fields[0],
+        "cpu_ms": (int(fields[11]) + int(fields[12])) * _TICK_MS,
+    }
+    for key in ("wchan", "syscall"):
+        text = _text(place / key).strip()
+        if text not in ("", "0"):
+            found[key] = text[:200]
+    try:
+        found["run_delay_ms"] = int(_text(place / "schedstat").split()[1]) / 1e6
+    except (IndexError, ValueError):
+        pass
+    return found
+
+
+def process_document(pid: int) -> dict[str, Any] | None:
+    """Of a process, with its threads and children; None where it is gone."""
+    place = Path(f"/proc/{pid}")
+    found = task_document(place)
+    if found is None:
+        return None
+    found["rss_bytes"] = _rss_bytes(place)
+    found["tracer"] = tracer_of(pid)
+    found.update(io_counts(pid))
+    threads = [
+        (tid, task_document(place / "task" / str(tid))) for tid in _numbers(place / "task")[:_MOST_TASKS]
+    ]
+    found["threads"] = [{"tid": tid, **task} for tid, task in threads if task is not None]
+    children = [(child, task_document(Path(f"/proc/{child}"))) for child in children_of(pid)[:_MOST_TASKS]]
+    found["children"] = [{"pid": child, **task} for child, task in children if task is not None]
+    return {key: value for key, value in found.items() if value is not None}
+
+
+def state_of(pid: int) -> str:
+    """The letter of a process's state, "" where it is gone."""
+    stat = _stat(Path(f"/proc/{pid}"))
+    return "" if stat is None else stat[1][0]
+
+
+def cpu_s(pid: int) -> float:
+    """What a process has computed so far, s; 0 where it is gone."""
+    stat = _stat(Path(f"/proc/{pid}"))
+    return 0.0 if stat is None else (int(stat[1][11]) + int(stat[1][12])) * _TICK_MS / 1e3
+
+
+def io_counts(pid: int) -> dict[str, int]:
+    """What a process has read and written so far; empty where that may not be known."""
+    found = {}
+    for line in _text(Path(f"/proc/{pid}/io")).splitlines():
+        name, _, number = line.partition(": ")
+        if name in _IO and number.isdigit():
+            found[_IO[name]] = int(number)
+    return found
+
+
+def tracer_of(pid: int) -> int:
+    """Process id of the debugger that is attached, 0 for none."""
+    for line in _text(Path(f"/proc/{pid}/status")).splitlines():
+        if line.startswith("TracerPid:"):
+            return int(line.split()[1])
+    return 0
+
+
+def children_of(pid: int) -> list[int]:
+    """Process ids of a process's children, of all its threads."""
+    found: list[int] = []
+    for tid in _numbers(Path(f"/proc/{pid}/task")):
+        found += [int(child) for child in _text(Path(f"/proc/{pid}/task/{tid}/children")).split()]
+    return sorted(found)
+
+
+def exit_status(pid: int) -> int | None:
+    """The wait status of a process that has ended and that its parent has not asked for yet; None where it can't be known."""
+    stat = _stat(Path(f"/proc/{pid}"))
+    # Without the right to know it is 0, as it is for one that ended well: then it says nothing.
+    return int(stat[1][49]) if stat is not None and stat[1][0] in "ZX" and len(stat[1]) > 49 else None
+
+
+def _stat(place: Path) -> tuple[str, list[str]] | None:
+    """The name, and the fields behind it, of which the state is the first."""
+    head, bracket, tail = _text(place / "stat").rpartition(")")
+    return (head.partition("(")[2], tail.split()) if bracket else None
+
+
+def _rss_bytes(place: Path) -> int | None:
+    fields = _text(place / "statm").split()
+    return int(fields[1]) * os.sysconf("SC_PAGE_SIZE") if len(fields) > 1 else None
+
+
+def _numbers(place: Path) -> list[int]:
+    try:
+        return sorted(int(entry.name) for entry in place.iterdir() if entry.name.isdigit())
+    except OSError:
+        return []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

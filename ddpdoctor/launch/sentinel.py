@@ -1,0 +1,272 @@
+"""The process beside the launcher that watches whether the job gets on, and how its ranks end.
+
+It reads what ranks write to memory, and /proc, and writes to memory: neither storage that hangs, which may be why the job
+does, nor a rank that does not answer keeps it. It may be killed or stopped; the job and the launcher then go on without it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.launch.beside import IN_ORDER, Beside, is_told_to_end, say
+from ddpdoctor.launch.diagnosing import Diagnosing
+from ddpdoctor.launch.hangwords import hang_sentences
+from ddpdoctor.launch.options import RunOptions
+from ddpdoctor.launch.patience import NoAnswerError
+from ddpdoctor.launch.procfs import process_document
+from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
+from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
+from ddpdoctor.rundir import (
+    ENDS_FILE,
+    ENDS_SCHEMA,
+    SENTINEL,
+    STALL_FILE,
+    STALL_SCHEMA,
+    STANDING_FILE,
+    Carrier,
+    Standstill,
+    ask,
+    keep_host_document,
+    read_json,
+)
+
+PERIOD_S = 1.0
+"""Between two looks: each costs 0.2 ms a rank."""
+_ANSWERS_S = 5.0
+"""Until ranks that were asked have answered: their attendants look once a second, where processors are short more rarely."""
+_AGAIN_S = 30.0
+"""Between two updates of what is written of a standstill that lasts."""
+_END_S = 0.3
+"""Times five, where it is not the kernel that keeps it: so long the end of a job waits for this process."""
+_AFTER_LAUNCHER_S = 60.0
+"""How long the ranks may take to end whose launcher was killed."""
+_KILL_AFTER_S = 60.0
+"""For the report of a job that is to be ended: it tells more of one that still stands."""
+_MOST_EARLIER = 20
+"""Standstills from which the job went on that are remembered."""
+
+
+class Sentinel:
+    """The launcher's side of it. For the main thread."""
+
+    def __init__(
+        self, root: Path, host: str, options: RunOptions, diagnose: Callable[[], str] | None
+    ) -> None:
+        """``diagnose`` analyses the run while the job hangs, in a process of its own, and returns a sentence for the user."""
+        self._beside = Beside(
+            "sentinel", lambda orders, writer: _Watch(root, host, options, diagnose, orders, writer).watch()
+        )
+
+    def start(self, warn: Callable[[str], None], end_job: Callable[[], None]) -> None:
+        """Start the process; ``end_job`` is called where the job hangs and the user wants it to be ended then. Raises OSError."""
+
+        def told(said: dict[str, Any]) -> None:
+            if "warn" in said:
+                warn(said["warn"])
+            if said.get("end_job"):
+                end_job()
+
+        self._beside.start(told, _END_S)
+
+    def end(self) -> None:
+        """Have it write down how the ranks ended; where it does not get on, without that."""
+        try:
+            self._beside.end()
+        except NoAnswerError:
+            pass
+
+
+class _Watch:
+    """The process's own side."""
+
+    def __init__(
+        self,
+        root: Path,
+        host: str,
+        options: RunOptions,
+        diagnose: Callable[[], str] | None,
+        orders: int,
+        writer: int,
+    ) -> None:
+        self._root, self._options = str(root), options
+        self._orders, self._writer = orders, writer
+        self._head = {"host": host, "boot": _boot()}
+        self._office = Carrier(self._root, SENTINEL)
+        self._ranks = HostWatchedRanks(self._root)
+        self._progress = Progress(options.hang_after_s, Tuning())
+        self._diagnosing = None if diagnose is None else Diagnosing(diagnose)
+        self._request = 0
+        self._asked_s: float | None = None
+        self._stall: dict[str, Any] | None = None
+        """What is written of the standstill that lasts."""
+        self._written_s = 0.0
+        self._kill_at_s: float | None = None
+        self._earlier: list[dict[str, Any]] = []
+        self._ends: dict[str, Any] = {}
+
+    def watch(self) -> None:
+        """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
+        while not is_told_to_end(self._orders, 0):
+            self._ranks.wait(PERIOD_S, [self._orders, *self._diagnosing_handles()])
+            self._turn()
+        if os.read(self._orders, 1) != IN_ORDER:
+            deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
+            while time.monotonic() < deadline_s and any(rank.alive for rank in self._ranks.known.values()):
+                self._ranks.wait(PERIOD_S, [])
+                self._turn()
+        self._finish()
+        self._office.release()
+
+    def _diagnosing_handles(self) -> list[int]:
+        return [] if self._diagnosing is None else self._diagnosing.handles
+
+    def _turn(self) -> None:
+        if not self._office.take():
+            return  # another launcher of this host has one that does
+        stepped = self._ranks.look()
+        current = self._ranks.current()
+        self._progress.look(time.monotonic(), stepped, current)
+        self._write_ends()
+        if self._diagnosing is not None and (sentence := self._diagnosing.sentence()) is not None:
+            say(self._writer, warn=sentence)
+            self._kill_at_s = None if self._kill_at_s is None else time.monotonic()
+        if self._options.hang_after_s == 0:
+            return
+        if self._stall is not None:
+            self._go_on(self._stall, stepped, current)
+        else:
+            self._suspect(current)
+
+    def _suspect(self, current: list[WatchedRank]) -> None:
+        suspicion = self._progress.suspicion(current)
+        if suspicion is None:
+            self._asked_s = None
+        elif self._asked_s is None:
+            self._asked_s = time.monotonic()
+            self._request += 1
+            for rank in current:
+                if rank.alive:
+                    self._ask(rank)
+        elif all(map(self._has_answered, suspicion.waiting + suspicion.guilty)) or (
+            time.monotonic() - self._asked_s > _ANSWERS_S
+        ):
+            self._asked_s = None
+            self._declare(suspicion, current)
+
+    def _ask(self, rank: WatchedRank) -> None:
+        try:
+            ask(rank.spool, self._request)
+        except OSError:
+            pass  # it has gone meanwhile
+
+    def _has_answered(self, rank: WatchedRank) -> bool:
+        if not rank.alive:
+            return True
+        document = read_json(str(Path(rank.spool) / STANDING_FILE), []) or {}
+        return document.get("request") == self._request
+
+    def _declare(self, suspicion: Suspicion, current: list[WatchedRank]) -> None:
+        now_ns = time.time_ns()
+        last_ns = max((rank.last_step_ns for rank in current if rank.last_step_ns is not None), default=None)
+        self._stall = {
+            "schema": STALL_SCHEMA,
+            **self._head,
+            "state": Standstill.LASTS.value,
+            "silent_since_ns": now_ns - int(suspicion.silent_s * 1e9) if last_ns is None else last_ns,
+            "detected_ns": now_ns,
+            "resumed_ns": None,
+            "after_s": suspicion.after_s,
+            "longest_gap_s": suspicion.longest_gap_s,
+            "paused_in": None,
+            "on_hang": self._options.on_hang,
+            "request": self._request,
+            "ranks": [self._rank_document(rank) for rank in current],
+            "earlier": self._earlier,
+        }
+        self._write_stall(self._stall)
+        for sentence in hang_sentences(suspicion, self._here(current)):
+            say(self._writer, warn=sentence)
+        if self._diagnosing is not None:
+            self._diagnosing.start()
+        if self._options.on_hang == "kill" and (suspicion.guilty or not self._here(current)):
+            # Where all ranks of this host wait for others elsewhere, it is for the launcher there to end the job.
+            self._kill_at_s = time.monotonic() + (_KILL_AFTER_S if self._diagnosing is not None else 0.0)
+
+    def _here(self, current: list[WatchedRank]) -> str:
+        """Words for a job that has ranks on other hosts."""
+        sizes = [size for rank in current if isinstance(size := rank.progress.get("world_size"), int)]
+        return " of this host" if max(sizes, default=0) > len(current) else ""
+
+    def _rank_document(self, rank: WatchedRank) -> dict[str, Any]:
+        return {
+            "rank": rank.rank,
+            "pid": rank.pid,
+            "alive": rank.alive,
+            "answered": rank.alive and self._has_answered(rank),
+            "in_order": rank.ended or bool(rank.end and rank.end["in_order"]),
+            "waits": rank.waits,
+            "phase": rank.phase or None,
+            "step": rank.steps,
+            "last_step_ns": rank.last_step_ns,
+            "process": process_document(rank.pid) if rank.alive else None,
+        }
+
+    def _go_on(self, stall: dict[str, Any], stepped: bool, current: list[WatchedRank]) -> None:
+        if stepped:
+            stall.update(state=Standstill.RESUMED.value, resumed_ns=time.time_ns())
+            self._write_stall(stall)
+            summary = {
+                key: stall[key] for key in ("silent_since_ns", "detected_ns", "silent_s", "resumed_ns")
+            }
+            self._earlier = [*self._earlier, summary][-_MOST_EARLIER:]
+            self._stall = self._kill_at_s = None
+            say(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s without a step.")
+        elif self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
+            self._kill_at_s = None
+            stall["state"] = Standstill.KILLED.value
+            self._write_stall(stall)
+            say(self._writer, warn="the job is ended, as --on-hang kill asks for.", end_job=True)
+        elif time.monotonic() - self._written_s > _AGAIN_S:
+            stall["ranks"] = [self._rank_document(rank) for rank in current]
+            self._write_stall(stall)
+
+    def _write_stall(self, stall: dict[str, Any]) -> None:
+        now_ns = time.time_ns()
+        stall["looked_ns"] = now_ns
+        stall["silent_s"] = round((now_ns - stall["silent_since_ns"]) / 1e9, 3)
+        self._written_s = time.monotonic()
+        self._keep(STALL_FILE, stall)
+
+    def _write_ends(self) -> None:
+        ends = self._ranks.ends()
+        if ends["ends"] and ends != self._ends:
+            self._ends = ends
+            self._keep(ENDS_FILE, {"schema": ENDS_SCHEMA, **self._head, **ends})
+
+    def _keep(self, name: str, document: dict[str, Any]) -> None:
+        try:
+            keep_host_document(self._root, name, document)
+        except OSError:
+            pass  # its memory is full, or gone
+
+    def _finish(self) -> None:
+        if self._office.take():
+            self._ranks.look()
+            self._write_ends()
+            if self._stall is not None:
+                if self._stall["state"] == Standstill.LASTS.value:
+                    self._stall["state"] = Standstill.ENDED.value
+                self._write_stall(self._stall)
+        if self._diagnosing is not None:
+            self._diagnosing.leave()
+
+
+def _boot() -> str | None:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return None

@@ -1,0 +1,122 @@
+"""Whether a job stands still: from what its ranks show at each look, and what was usual for it so far.
+
+A step of any rank is progress. So is, within a long step, what ranks have begun and finished in it, an evaluation or a checkpoint that
+moves, a compiler at work, and a rank that somebody has suspended: of those nobody says that they hang.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ddpdoctor.launch.rankwatch import WatchedRank
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """What decides."""
+
+    after_s: float = 300.0
+    """Half of the shortest time after which a collective's own timeout ends a job (NCCL's ten minutes, Gloo's thirty)."""
+    times_longest: float = 10.0
+    """Of the job's own longest pause: an evaluation on more data than the last one takes a few times as long."""
+    times_before_first: float = 3.0
+    """Before the first step a job builds its data set, its model and what it compiles, and nothing of it is known."""
+    least_before_first_s: float = 60.0
+    """The same, for whoever asks for a short time: to import a framework from shared storage takes a minute."""
+    after_death_s: float = 30.0
+    """Where a rank has died and others wait for it; torchrun ends those within a second."""
+    times_after_last: float = 4.0
+    """Where every rank is through with its data and one works: it may export what was trained."""
+    most_pause_s: float = 2.0
+    """Between two looks; beyond it this process itself was suspended, and with it, maybe, the job."""
+
+
+@dataclass(frozen=True)
+class Suspicion:
+    """A job that stands still."""
+
+    silent_s: float
+    after_s: float
+    longest_gap_s: float
+    guilty: tuple[WatchedRank, ...]
+    """Those that do not wait for others; empty where all do, or none does."""
+    waiting: tuple[WatchedRank, ...]
+
+
+class Progress:
+    """Of one host's ranks."""
+
+    def __init__(self, after_s: float | None, tuning: Tuning) -> None:
+        """``after_s`` is what the user asked for; None: by the job's own history."""
+        self._asked_s, self._tuning = after_s, tuning
+        self._looked_s: float | None = None
+        self._signs: tuple[Any, ...] = ()
+        self.silent_s = self.longest_gap_s = 0.0
+        self._since_step_s = 0.0
+        self._steps_seen = 0
+        self.paused_in: str | None = None
+        """In what phase, other than a step's usual ones, a rank gets on."""
+
+    def look(self, now_s: float, stepped: bool, ranks: Sequence[WatchedRank]) -> None:
+        """Take in what a look at ``now_s``, monotonic, showed."""
+        passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, self._tuning.most_pause_s)
+        self._looked_s = now_s
+        self.silent_s += passed_s
+        self._since_step_s += passed_s
+        self.paused_in = next((phase for rank in ranks if (phase := rank.works_in) is not None), None)
+        signs = tuple((rank.pid, rank.steps, rank.signs) for rank in ranks)
+        moved, self._signs = _moved(self._signs, signs), signs
+        if stepped:
+            if self._steps_seen:
+                # What comes before the first step is of another kind.
+                self.longest_gap_s = max(self.longest_gap_s, self._since_step_s)
+            self._steps_seen += 1
+            self._since_step_s = 0.0
+        suspended = any(rank.suspended for rank in ranks)
+        if suspended:
+            self._since_step_s = 0.0
+        if stepped or moved or suspended or self.paused_in is not None or not ranks:
+            self.silent_s = 0.0
+
+    def suspicion(self, ranks: Sequence[WatchedRank]) -> Suspicion | None:
+        """What is to be thought of it now; None where nothing is."""
+        left = [rank for rank in ranks if rank.alive and not rank.ended]
+        waiting = tuple(rank for rank in left if rank.waits)
+        guilty = tuple(rank for rank in left if not rank.waits)
+        dead = tuple(rank for rank in ranks if rank.end is not None and not rank.end["in_order"])
+        after_s = self._after_s(left, waiting, dead)
+        if not left or self.silent_s < after_s:
+            return None
+        if not waiting and (any(rank.busy for rank in left) or len(left) < len(ranks) or _is_through(left)):
+            # Nobody is kept waiting, and somebody works, or is alone with the end of the job.
+            return None
+        return Suspicion(self.silent_s, after_s, self.longest_gap_s, (*dead, *guilty), waiting)
+
+    def _after_s(
+        self, left: Sequence[WatchedRank], waiting: Sequence[WatchedRank], dead: Sequence[WatchedRank]
+    ) -> float:
+        tuning = self._tuning
+        asked_s = self._asked_s
+        after_s = (
+            max(tuning.after_s, tuning.times_longest * self.longest_gap_s) if asked_s is None else asked_s
+        )
+        if not self._steps_seen:
+            return max(after_s * tuning.times_before_first, tuning.least_before_first_s)
+        if dead and waiting and any(rank.end and rank.end["signal"] is not None for rank in dead):
+            return min(after_s, tuning.after_death_s)
+        if any(rank.busy and not rank.waits for rank in left) and _is_through(left):
+            return after_s * tuning.times_after_last
+        return after_s
+
+
+def _moved(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    """Whether a rank has said something new of itself; to say nothing any more is not new."""
+    known = {pid: signs for pid, _, signs in before}
+    return any(signs and known.get(pid) not in (None, (), signs) for pid, _, signs in now)
+
+
+def _is_through(ranks: Sequence[WatchedRank]) -> bool:
+    """Whether all have come to the end of their data in the step in progress."""
+    return all(rank.progress.get("exhausted") is True for rank in ranks)

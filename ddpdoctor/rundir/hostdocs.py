@@ -1,0 +1,45 @@
+"""What the launcher's side says of a host's ranks that stopped, on its way to the run directory.
+
+It is written where the spools are, for whoever watches over a job must not wait for storage, and carried with them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any, Dict, Optional
+
+from .layout import ENDS_FILE, STALL_FILE, host_directory
+from .owned import folder, private_folder, read_file, replace_file
+
+HOST_DOCUMENTS = (STALL_FILE, ENDS_FILE)
+
+
+def keep_host_document(root: str, name: str, document: Dict[str, Any]) -> None:
+    """Have ``document`` replace the one of that ``name``, of the host that its ``host`` names. Raises OSError."""
+    with private_folder(root) as within:
+        replace_file(name, within, json.dumps(document, separators=(",", ":"), default=str).encode())
+
+
+def carry_host_documents(root: str, run: str, known: Optional[Dict[str, int]] = None) -> None:
+    """Copy what waits below ``root`` to the folders of the hosts that it is of. ``known`` remembers between two calls what was
+    copied. Raises OSError."""
+    with private_folder(root) as within:
+        for name in HOST_DOCUMENTS:
+            try:
+                changed_ns = os.stat(name, dir_fd=within, follow_symlinks=False).st_mtime_ns
+                if known is not None and known.get(name) == changed_ns:
+                    continue
+                data = read_file(name, within)
+                host = json.loads(data).get("host")
+            except (FileNotFoundError, ValueError, AttributeError):
+                continue
+            _copy(data, name, host_directory(run, str(host)))
+            if known is not None:
+                known[name] = changed_ns
+
+
+def _copy(data: bytes, name: str, place: str) -> None:
+    os.makedirs(place, exist_ok=True)
+    with folder(place) as handle:
+        replace_file(name, handle, data, mode=0o666)

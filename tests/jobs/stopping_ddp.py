@@ -1,0 +1,133 @@
+"""A small DDP job of which one rank stops in one of several ways, or merely seems to.
+
+``--how`` names it, ``--at`` the step, ``--for-s`` for how long; the job ends by itself where that is over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import re
+import signal
+import threading
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+NEVER = threading.Lock()
+NEVER.acquire()
+
+
+def asleep_in_a_lock(seconds: float) -> None:
+    NEVER.acquire(timeout=seconds)
+
+
+def in_a_loop(seconds: float) -> None:
+    ends = time.monotonic() + seconds
+    turns = 0
+    while time.monotonic() < ends:
+        turns += 1
+
+
+def in_c_with_the_lock(seconds: float) -> None:
+    # The first call is cut short by any signal of the process's own.
+    ctypes.PyDLL(None).sleep(int(seconds))
+
+
+def in_a_pattern(seconds: float) -> None:
+    re.match(r"(a+)+$", "a" * 60 + "b")
+
+
+def extra_barrier(seconds: float) -> None:
+    dist.barrier()
+
+
+def raising(seconds: float) -> None:
+    try:
+        raise KeyError("sample 17")
+    except KeyError as error:
+        raise ValueError("a bad sample at https://user:hidden@example.org/17") from error
+
+
+def raising_beside_a_thread(seconds: float) -> None:
+    threading.Thread(target=asleep_in_a_lock, args=(seconds,), name="uploader").start()
+    raising(seconds)
+
+
+def killed(seconds: float) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def segfault(seconds: float) -> None:
+    ctypes.string_at(0)
+
+
+def long_evaluation(seconds: float, model: nn.Module) -> None:
+    model.eval()
+    ends = time.monotonic() + seconds
+    with torch.no_grad():
+        while time.monotonic() < ends:
+            model.module(torch.ones(64, 256))
+            torch.mm(torch.ones(600, 600), torch.ones(600, 600))
+    model.train()
+
+
+def slow_checkpoint(seconds: float) -> None:
+    class Slow:
+        """A file to which a megabyte takes a while."""
+
+        def __init__(self) -> None:
+            self.file = open(os.devnull, "wb")  # noqa: SIM115
+
+        def write(self, data: bytes) -> int:
+            ends = time.monotonic() + seconds
+            while time.monotonic() < ends:
+                self.file.write(bytes(1 << 20))
+                self.file.flush()
+                time.sleep(0.05)
+            return len(data)
+
+        def flush(self) -> None:
+            pass
+
+    torch.save({"weights": torch.ones(8)}, Slow(), _use_new_zipfile_serialization=False)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--how", default="no")
+    parser.add_argument("--at", type=int, default=30)
+    parser.add_argument("--rank", type=int, default=1)
+    parser.add_argument("--for-s", type=float, default=60)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--step-s", type=float, default=0.02)
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for step in range(options.steps):
+        if step == options.at and rank == options.rank and options.how != "no":
+            way = globals()[options.how]
+            if options.how == "long_evaluation":
+                way(options.for_s, model)
+            else:
+                way(options.for_s)
+        time.sleep(options.step_s)
+        loss = model(torch.ones(8, 256)).sum()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    if rank == 0:
+        print(f"took {options.steps} steps", flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
