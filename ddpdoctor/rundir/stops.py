@@ -25,19 +25,6 @@ from enum import Enum
 from typing import Any, Dict, List, Mapping, Optional
 
 from .files import folders_in, read_bounded, read_json
-<<<<<<< HEAD
-from .layout import parse_rank_directory
-from .notes import Note
-from .typed import ENDING, ENDS, PROGRESS, STALL, STANDING, Check, fitting
-
-PROGRESS_FILE, PROGRESS_SCHEMA = "progress.json", "ddpdoctor.progress/1"
-STANDING_FILE, STANDING_SCHEMA = "standing.json", "ddpdoctor.standing/1"
-HANG_FLIGHT_FILE = "hang_flight.json"
-FAULTS_FILE = "faults.txt"
-ENDING_FILE, ENDING_SCHEMA = "ending.json", "ddpdoctor.ending/1"
-STALL_FILE, STALL_SCHEMA = "stall.json", "ddpdoctor.stall/1"
-ENDS_FILE, ENDS_SCHEMA = "ends.json", "ddpdoctor.ends/1"
-=======
 from .layout import (
     ENDING_FILE,
     ENDS_FILE,
@@ -56,7 +43,6 @@ STANDING_SCHEMA = "ddpdoctor.standing/1"
 ENDING_SCHEMA = "ddpdoctor.ending/1"
 STALL_SCHEMA = "ddpdoctor.stall/1"
 ENDS_SCHEMA = "ddpdoctor.ends/1"
->>>>>>> hang_rec
 
 MOST_FAULTS_BYTES = 1 << 20
 """A fault's text of a hundred threads with a hundred frames each has less."""
@@ -82,11 +68,8 @@ class Phase(str, Enum):
     LOAD = "load"
     RENDEZVOUS = "rendezvous"
     """Making a process group, or asking its store."""
-<<<<<<< HEAD
-=======
     COMPILE = "compile"
     """``torch.compile`` at work."""
->>>>>>> hang_rec
     DEBUGGER = "debugger"
     """Somebody looks at it with pdb, or it waits for somebody to type."""
     OTHER = "other"

@@ -26,6 +26,7 @@ _BY_PHASE = {
     Phase.LOAD: Activity("checkpoint", "reads a checkpoint"),
     Phase.BARRIER: Activity("barrier", "stands in a barrier"),
     Phase.RENDEZVOUS: Activity("rendezvous", "waits for a process group to be made"),
+    Phase.COMPILE: Activity("compile", "compiles with torch.compile"),
     Phase.DEBUGGER: Activity("debugger", "stands in a debugger"),
 }
 _PHASE_WORDS = {
@@ -40,6 +41,7 @@ _PHASE_WORDS = {
     Phase.SAVE: "writing a checkpoint",
     Phase.LOAD: "reading a checkpoint",
     Phase.RENDEZVOUS: "making a process group",
+    Phase.COMPILE: "torch.compile",
     Phase.DEBUGGER: "a debugger",
     Phase.OTHER: "other code",
 }

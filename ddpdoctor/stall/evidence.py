@@ -25,7 +25,7 @@ from .frames import faulting_stack, lines_of, place_of
 from .recording import GroupKey, Recording
 
 _WAITS = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT, Phase.RENDEZVOUS))
-_GOES_ON = frozenset((Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.DEBUGGER))
+_GOES_ON = frozenset((Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE, Phase.DEBUGGER))
 """Phases that may last as long as they like."""
 
 

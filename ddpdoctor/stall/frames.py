@@ -15,6 +15,7 @@ MOST_CALLERS = 8
 MOST_FRAMES = 64
 """Of a stack that a report carries."""
 _FAULT_FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d+) in (.+)$', re.MULTILINE)
+_FATAL, _TIMEOUT = "Fatal Python error", "Timeout ("
 _FAULT_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*\n", re.MULTILINE)
 
 
@@ -51,13 +52,13 @@ def distinct_places(places: Sequence[Where | None]) -> list[Where]:
 
 
 def faulting_stack(text: str) -> list[CodeLine]:
-    """The thread that faulthandler names first, in what it wrote last: the one with the fault, or with Python's lock."""
-    threads = _FAULT_THREAD.split(text)
-    begins = [match.start() for match in _FAULT_THREAD.finditer(text)]
-    if not begins:
+    """What the training thread was in when faulthandler last wrote: the thread with the fault, or where it wrote because Python's
+    lock was kept, the thread that started Python, which it writes last."""
+    fatal, timeout = text.rfind(_FATAL), text.rfind(_TIMEOUT)
+    if max(fatal, timeout) < 0:
         return []
-    marks = [text.rfind(mark) for mark in ("Fatal Python error", "Timeout (")]
-    last = max(marks)
-    which = next((number for number, begin in enumerate(begins) if begin > last), 0)
-    found = _FAULT_FRAME.findall(threads[which + 1])[:MOST_FRAMES]
+    threads = _FAULT_THREAD.split(text[max(fatal, timeout) :])[1:]
+    if not threads:
+        return []
+    found = _FAULT_FRAME.findall(threads[0] if fatal > timeout else threads[-1])[:MOST_FRAMES]
     return [CodeLine(file, int(line), function) for file, line, function in found]
