@@ -42,7 +42,6 @@ ALLOWED = {
 DOORS = {
     ("launch", "ddpdoctor.hook.environment"): "the names of the variables by which launcher and hook talk",
     ("report", "ddpdoctor.measure.facts"): "the types of the facts that a Diagnosis is made of",
-    ("report", "ddpdoctor.measure.hangfacts"): "where each rank of a job that stopped stands",
     ("report", "ddpdoctor.measure.places"): "the lines of code that findings name",
     ("report", "ddpdoctor.measure.taxonomy"): "the parts of a step, which reports name and colour",
 }

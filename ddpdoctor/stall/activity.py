@@ -63,7 +63,7 @@ _WAITS_IN = (
         ),
         _STORAGE,
     ),
-    (re.compile(r"pipe_|do_wait|wait4|waitid"), _PIPE),
+    (re.compile(r"^(?:pipe_|anon_pipe|do_wait|kernel_wait|wait4)"), _PIPE),
     (re.compile(r"sk_wait|tcp_|inet_|unix_stream|wait_woken|skb_"), _NETWORK),
 )
 """Functions of the kernel in which a thread waits, as ``/proc/<pid>/wchan`` names them."""

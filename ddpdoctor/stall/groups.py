@@ -47,14 +47,15 @@ class Table:
         return next((operations[0] for operations in issued if operations), None)
 
 
-def tables_of(recordings: Sequence[Recording]) -> list[Table]:
-    """A table for each group of two ranks and more in which anything was recorded."""
+def tables_of(recordings: Sequence[Recording], everybody: Sequence[int]) -> list[Table]:
+    """A table for each group of two ranks and more in which anything was recorded. ``everybody``: the job's ranks, who are the
+    default group where no recording tells its members."""
     named = _named(recordings)
     tables: dict[GroupKey, Table] = {}
     for key in {key for keys in named.values() for key in keys}:
         members = key.members
         if members is None:
-            members = tuple(r.rank for r in recordings) if _is_default(key) else ()
+            members = tuple(everybody) if _is_default(key) else ()
         tables[key] = Table(key, members, told=key.members is not None)
     counted = _counted(recordings, named)
     for recording in recordings:
@@ -90,7 +91,7 @@ def _seat(
 ) -> None:
     """Give the recording's rank its seats in ``tables``."""
     for key, table in tables.items():
-        if recording.rank in (key.members or ()) or (key.members is None and _is_default(key)):
+        if recording.rank in (key.members or table.members):
             table.seats[recording.rank] = Seat()
     for operation in recording.operations:
         key = _resolved(operation.group, recording.rank, named)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -13,15 +13,15 @@ from ddpdoctor.measure.hangfacts import HangFacts, Standing, StopFacts
 from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir.stops import Phase
 
-from .activity import Activity, activity_of, phase_words
 from .causes import ends_of
 from .chains import Blame, Root, Why, blame
 from .dumps import Dumps
 from .evidence import RankEvidence, RunEvidence
-from .frames import MOST_FRAMES, distinct_places, place_of
+from .frames import distinct_places, place_of
 from .groups import Table, expected_ranks, tables_of
 from .mismatches import Difference, Mismatch, first_differences
 from .recording import Operation, Recording
+from .standing import activity, last_at, standing_of
 from .waiting import Stuck
 
 _MOST_EVIDENCE = 12
@@ -69,7 +69,7 @@ def of_run(run: RunEvidence) -> Verdict:
 
 def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Verdict:
     recordings = {rank: each.recording for rank, each in run.ranks.items() if each.recording is not None}
-    tables = tables_of(list(recordings.values()))
+    tables = tables_of(list(recordings.values()), list(run.ranks))
     found = blame(tables, recordings)
     ends = ends_of(run)
     causes = dict(ends.causes)
@@ -89,7 +89,7 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
         effects=ends.effects,
         **causes,
     )
-    standing = [_standing(each, guilty, run) for _, each in sorted(run.ranks.items())] if causes else []
+    standing = [standing_of(each, guilty, run) for _, each in sorted(run.ranks.items())] if causes else []
     return Verdict(facts, standing, notes)
 
 
@@ -169,7 +169,7 @@ def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict
     """Ranks that did not come, by what each of them does."""
     ranks = [run.ranks[root.rank] for root in roots]
     stuck = min((root.stuck for root in roots if root.stuck), key=lambda s: s.since_ns or 0, default=None)
-    activities = [_activity(each) for each in ranks]
+    activities = [activity(each) for each in ranks]
     named = next((each for each in activities if each is not None), None)
     barrier = next((each for each in ranks if each.phase == Phase.BARRIER), None)
     stop = StopFacts(
@@ -179,7 +179,7 @@ def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict
         says=named.says if named else None,
         since_s=run.since_s,
         step=_first_step(ranks),
-        where=distinct_places([_last_at(each) for each in ranks]),
+        where=distinct_places([last_at(each) for each in ranks]),
         evidence=[text for root in roots for text in _seen(root, run.ranks[root.rank])][:_MOST_EVIDENCE],
         **(_of_stuck(stuck, run) if stuck else _of_message(roots, run)),
     )
@@ -242,7 +242,7 @@ def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
     if ended and waiting:
         return {"uneven": _simple(run, ended, waiting, "has left its training loop")}
     if busy and (waiting or found.whole):
-        named = next((a for a in map(_activity, busy) if a is not None), None)
+        named = next((a for a in map(activity, busy) if a is not None), None)
         stop = _simple(run, busy, waiting, named.says if named else None, named.name if named else None)
         return {"uneven" if any(each.exhausted for each in busy) else "not_reached": stop}
     places = {(each.phase, each.where.file, each.where.line) for each in waiting if each.where}
@@ -254,10 +254,10 @@ def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
     if found.whole:
         return {"together": _together(found.whole[0], run)}
     stop = _simple(run, [], alive, None)
-    activities = {a.name: a for a in map(_activity, alive) if a is not None}
+    activities = {a.name: a for a in map(activity, alive) if a is not None}
     if busy and len(activities) == 1:
-        ((name, activity),) = activities.items()
-        stop = msgspec.structs.replace(stop, doing=name, says=activity.says)
+        ((name, does),) = activities.items()
+        stop = msgspec.structs.replace(stop, doing=name, says=does.says)
     return {"unexplained": stop}
 
 
@@ -326,66 +326,6 @@ def _of_message(roots: Sequence[Root], run: RunEvidence) -> dict[str, Any]:
 
 def _called_at(each: RankEvidence, operation: Operation) -> Where | None:
     return place_of(operation.frames) or each.where
-
-
-def _last_at(each: RankEvidence) -> Where | None:
-    """Where a rank is, or called the last collective that it is known to have issued."""
-    if each.where is not None or each.recording is None:
-        return each.where
-    issued = sorted((*each.recording.operations, *each.recording.messages), key=lambda o: o.order)
-    return next((place for o in reversed(issued) if (place := place_of(o.frames))), None)
-
-
-def _activity(each: RankEvidence) -> Activity | None:
-    return activity_of(
-        each.phase, each.stack, each.process, answered=each.answered, keeps_lock=each.keeps_lock
-    )
-
-
-def _standing(each: RankEvidence, guilty: Iterable[int], run: RunEvidence) -> Standing:
-    activity = _activity(each) if run.stood(each) else None
-    since = each.seen_ns - each.step_since_ns if each.seen_ns and each.step_since_ns else None
-    return Standing(
-        rank=each.rank,
-        host=each.host,
-        guilty=each.rank in guilty,
-        step=each.step,
-        phase=phase_words(each.phase),
-        collective=_last_collective(each),
-        state=_state(each, activity, each.rank in guilty),
-        since_s=run.since_s if since is None or since < 0 else max(since / 1e9, run.since_s or 0.0),
-        where=_last_at(each),
-        stack=list(each.stack[:MOST_FRAMES]),
-    )
-
-
-def _state(each: RankEvidence, activity: Activity | None, guilty: bool) -> str | None:
-    if activity is not None:
-        return activity.says
-    if each.raised:
-        return f"raised {each.raised[0].get('type') or 'an exception'}"
-    if each.signal is not None:
-        return f"ended by signal {each.signal}"
-    if each.is_gone and each.code is not None:
-        return f"ended with exit code {each.code}"
-    if each.in_order:
-        return "has ended in order"
-    if each.waits:
-        return "waits for other ranks"
-    recording = each.recording
-    if recording is None:
-        return "left no dump" if not each.stack and each.phase is None else None
-    if any(o.pending for o in (*recording.operations, *recording.messages)):
-        return "has collectives pending" if guilty else "waits for other ranks"
-    return "has nothing pending"
-
-
-def _last_collective(each: RankEvidence) -> str | None:
-    recording = each.recording
-    if recording is None or not (recording.operations or recording.messages):
-        return None
-    last = max((*recording.operations[-1:], *recording.messages[-1:]), key=lambda each: each.order)
-    return f"{last.name} number {last.sequence} of {last.group.words}"
 
 
 def _first_step(ranks: Sequence[RankEvidence]) -> int | None:

@@ -55,7 +55,7 @@ def run(job: Job) -> dict[int, _Rank]:
     ranks = {rank: _Rank() for rank in job.programs}
     moved = True
     while moved:
-        moved = any([_issue(job, rank, ranks[rank]) for rank in ranks])
+        moved = sum(_issue(job, rank, ranks[rank]) for rank in ranks) > 0
         heads = {rank: _heads(job, rank, ranks[rank]) for rank in ranks}
         waiting: dict[Any, list[tuple[int, int]]] = defaultdict(list)
         for rank, places in heads.items():
