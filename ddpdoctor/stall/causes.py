@@ -34,8 +34,10 @@ _DEVICE = re.compile(
     r"|unspecified launch failure|CUBLAS_STATUS_EXECUTION|CUDNN_STATUS_EXECUTION|unhandled cuda error",
     re.IGNORECASE,
 )
-_MOST_MESSAGE = 300
-"""Letters of an exception's text that a report shows."""
+_MOST_MESSAGE, _MOST_EFFECT = 300, 120
+"""Letters of an exception's text that a report shows, of a cause and of an effect."""
+_SOURCE = re.compile(r"\[/[^\]]*\] ?")
+"""Where in torch's own source an error was made."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,7 @@ def _deaths(run: RunEvidence) -> list[RankEvidence]:
     """Ranks whose processes ended by something that is neither an exception nor the end of the job, the first ones."""
     gone = [each for each in run.ranks.values() if each.is_gone and not each.raised]
     by_force = [each for each in gone if each.signal is not None and each.signal not in _POLITE]
-    by_code = [each for each in gone if each.code and not each.in_order]
+    by_code = [each for each in gone if each.code]
     found = [each for each in (*by_force, *by_code) if _in_time(run, each.gone_ns)]
     if found or len(gone) == len(run.ranks):
         return found
@@ -173,4 +175,5 @@ def _raised_at(each: RankEvidence) -> Where | None:
 
 def _then(each: RankEvidence) -> str:
     why = "an effect: it lost the others" if _is_effect(each) else "later than the cause"
-    return f"Rank {each.rank} then raised {_text(each.raised[0])[:_MOST_MESSAGE]} ({why})."
+    text = _SOURCE.sub("", _text(each.raised[0]))
+    return f"Rank {each.rank} then raised {text[:_MOST_EFFECT].strip()} ({why})."

@@ -21,7 +21,7 @@ from ddpdoctor.rundir.stops import (
 )
 
 from .dumps import read_dump
-from .frames import faulting_stack, lines_of, place_of
+from .frames import faulting_stack, is_users, lines_of, place_of
 from .recording import GroupKey, Recording
 
 _WAITS = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT, Phase.RENDEZVOUS))
@@ -189,7 +189,8 @@ def _of(
         process=seen.get("process") or {},
         answered=seen.get("answered"),
         waits=waits,
-        in_order=bool(seen.get("in_order") or ended.get("in_order") or ending.get("how") == End.IN_ORDER),
+        in_order=not raised
+        and bool(seen.get("in_order") or ended.get("in_order") or ending.get("how") == End.IN_ORDER),
         exhausted=bool(newest.get("exhausted")),
         raised=raised,
         raised_ns=ending.get("at_ns") if raised else None,
@@ -210,11 +211,15 @@ def _stack(
     if fault:
         return fault, place_of(fault)
     stack = lines_of(newest.get("frames"))
+    raised = newest.get("raised") or ()
+    if raised and not stack:
+        stack = lines_of(raised[0].get("frames"))
     where = place_of(lines_of(newest.get("user"))) or place_of(stack)
-    if where is None and log is not None and len(log.samples):
+    if where is None and not raised and log is not None and len(log.samples):
         number = int(log.samples[-1, 1])
-        if int(log.samples[-1, 0]) > (_last_end_ns(log) or 0):
-            where = log.sample_where.get(number)
+        seen = log.sample_where.get(number)
+        if seen is not None and is_users(seen) and int(log.samples[-1, 0]) > (_last_end_ns(log) or 0):
+            where = seen
     return stack, where
 
 

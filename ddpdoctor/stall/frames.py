@@ -8,14 +8,16 @@ from typing import Any
 
 from ddpdoctor.measure.places import CodeLine, Where
 
-_LIBRARY = re.compile(r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|^<")
-"""Files that are no part of the user's program."""
+_LIBRARY = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|[/\\]ddpdoctor[/\\]hook[/\\]|^<"
+)
+"""Files that are no part of the user's program; our own threads are seen where faulthandler writes."""
 MOST_CALLERS = 8
 """Above a line; as many as stack samples keep."""
 MOST_FRAMES = 64
 """Of a stack that a report carries."""
 _FAULT_FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d+) in (.+)$', re.MULTILINE)
-_FATAL, _TIMEOUT = "Fatal Python error", "Timeout ("
+_FATAL, _TIMEOUT, _CURRENT = "Fatal Python error", "Timeout (", "Current thread 0x"
 _FAULT_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*\n", re.MULTILINE)
 
 
@@ -57,8 +59,11 @@ def faulting_stack(text: str) -> list[CodeLine]:
     fatal, timeout = text.rfind(_FATAL), text.rfind(_TIMEOUT)
     if max(fatal, timeout) < 0:
         return []
-    threads = _FAULT_THREAD.split(text[max(fatal, timeout) :])[1:]
+    told = text[max(fatal, timeout) :]
+    threads = _FAULT_THREAD.split(told)[1:]
     if not threads:
         return []
-    found = _FAULT_FRAME.findall(threads[0] if fatal > timeout else threads[-1])[:MOST_FRAMES]
+    current = told.rfind(_CURRENT)
+    thread = _FAULT_THREAD.split(told[current:])[1] if fatal > timeout and current >= 0 else threads[-1]
+    found = _FAULT_FRAME.findall(thread)[:MOST_FRAMES]
     return [CodeLine(file, int(line), function) for file, line, function in found]

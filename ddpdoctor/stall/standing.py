@@ -30,7 +30,6 @@ def last_at(each: RankEvidence) -> Where | None:
 def standing_of(each: RankEvidence, guilty: Iterable[int], run: RunEvidence) -> Standing:
     """Its row in the table of where each rank is."""
     does = activity(each) if run.stood(each) else None
-    since = each.seen_ns - each.step_since_ns if each.seen_ns and each.step_since_ns else None
     return Standing(
         rank=each.rank,
         host=each.host,
@@ -39,10 +38,18 @@ def standing_of(each: RankEvidence, guilty: Iterable[int], run: RunEvidence) -> 
         phase=phase_words(each.phase),
         collective=_last_collective(each),
         state=_state(each, does, each.rank in guilty, run.stood(each)),
-        since_s=run.since_s if since is None or since < 0 else max(since / 1e9, run.since_s or 0.0),
+        since_s=_stood_s(each, run),
         where=last_at(each),
         stack=list(each.stack[:MOST_FRAMES]),
     )
+
+
+def _stood_s(each: RankEvidence, run: RunEvidence) -> float | None:
+    """For how long it stands in its step; None of a job that did not hang."""
+    if not run.stood(each):
+        return None
+    since = each.seen_ns - each.step_since_ns if each.seen_ns and each.step_since_ns else 0
+    return max(since / 1e9, run.since_s or 0.0) or None
 
 
 def _state(each: RankEvidence, does: Activity | None, guilty: bool, stood: bool) -> str | None:
