@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from ddpdoctor.diagnose.rule import Common, FixText, Rule, Threshold
 from ddpdoctor.diagnose.schema import PUBLISHED, json_schema
 from ddpdoctor.diagnose.selftest import outcome_of
 from ddpdoctor.measure.facts import Cost, Facts
+from ddpdoctor.measure.hangfacts import StopFacts
 from ddpdoctor.measure.places import Where
 
 DOCS = Path(__file__).parent
@@ -93,7 +95,7 @@ def facts_page() -> str:
             parts.append(f"## {group}\n\n{(kind.__doc__ or '').strip()}\n\n{_fields(kind, f'{group}.')}")
         else:
             parts.append(f"## {group}\n\n{facts_view.doc_of(group)}")
-    for kind in (Cost, Where):
+    for kind in (Cost, StopFacts, Where):
         parts.append(f"## Type {kind.__name__}\n\n{(kind.__doc__ or '').strip()}\n\n{_fields(kind, '')}")
     return "\n\n".join(parts) + "\n"
 
@@ -105,7 +107,7 @@ def _fields(kind: type[msgspec.Struct], prefix: str) -> str:
         plain = (
             hint.__name__
             if isinstance(hint, type) and "[" not in str(hint)
-            else str(hint).replace("ddpdoctor.measure.facts.", "")
+            else re.sub(r"ddpdoctor\.measure\.\w+\.", "", str(hint))
         )
         text = _cell(docs.get((kind.__name__, name), "")).replace("``", "`")
         rows.append(f"| `{prefix}{name}` | {plain} | {facts_view.unit_of(name)} | {text} |")

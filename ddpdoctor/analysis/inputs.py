@@ -19,9 +19,11 @@ from ddpdoctor.rundir import (
     recover,
     run_directories,
 )
+from ddpdoctor.stall import Dumps, find_dumps
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
-from ddpdoctor.trace import RankTrace, find_traces, load_traces
+from ddpdoctor.trace import RankTrace, TraceSet, find_traces, load_traces
 from ddpdoctor.trace.digest import trace_digest
+from ddpdoctor.trace.sources import is_url
 
 from .options import Options
 
@@ -36,6 +38,8 @@ class Inputs:
     telemetry: dict[str, Telemetry]
     """By host."""
     notes: list[Note]
+    dumps: Dumps
+    """Of torch's flight recorder, that others collected."""
 
 
 @dataclass(frozen=True)
@@ -83,7 +87,9 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
     """Read everything at the paths. Raises UnusableInput where there are traces and none can be used."""
     folders = [path for path in paths if is_run_directory(path)]
     runs = _read_runs(folders)
-    traces = _read_traces(runs, [path for path in paths if path not in folders], options)
+    others = [path for path in paths if path not in folders]
+    dumps = find_dumps([path for path in others if not is_url(path)])
+    traces = _read_traces(runs, [path for path in others if path not in dumps.files], options, dumps)
     recorded = sorted((log for run in runs for log in run.logs), key=lambda log: log.rank)
     logs, set_clocks = put_in_order(recorded)
     return Inputs(
@@ -92,20 +98,32 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
         traces=traces.traces,
         telemetry={host: telemetry for run in runs for host, telemetry in run.telemetry.items()},
         notes=[*(note for run in runs for note in run.notes), *traces.notes, *map(Note, set_clocks)],
+        dumps=dumps,
     )
 
 
 def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
     """Why there is nothing to measure in ``inputs``, for whoever asked for a diagnosis."""
     where = ", ".join(paths)
+    if inputs.dumps.notes:
+        return f"{where}: {inputs.dumps.notes[0]}"
     if not inputs.runs:
-        return f"{where}: nothing to analyse: neither a run directory of ddpdoctor nor a profiler trace."
+        return f"{where}: nothing to analyse: neither a run directory of ddpdoctor nor a profiler trace nor a flight recorder dump."
     reasons = [note for note in inputs.notes if note.code in (NoteCode.NO_RANK, NoteCode.UNREADABLE)]
     if reasons and not inputs.logs:
         return f"{where}: {reasons[0]}"
     reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
     more = f" ({inputs.notes[0]})" if inputs.notes else ""
     return f"{where}: {reason}. The command may not have started a PyTorch job, or ended before its first optimizer step{more}."
+
+
+def _loose(others: Sequence[str], dumps: Dumps) -> TraceSet | None:
+    try:
+        return find_traces(others)
+    except UnusableInput:
+        if not dumps.files:
+            raise
+        return None
 
 
 def _read_runs(folders: Sequence[str]) -> list[_Run]:
@@ -141,12 +159,12 @@ def _of_interest(notes: list[Note], ranks: Sequence[RankRecord]) -> list[Note]:
     return [note for note in notes if note.code != NoteCode.NO_GPU]
 
 
-def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options) -> _Traces:
-    """The windows of the recorded ranks, or their digests, and the traces at ``others``."""
+def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options, dumps: Dumps) -> _Traces:
+    """The windows of the recorded ranks, or their digests, and the traces at ``others``, where ``dumps`` were found, too."""
     recorded = [record for run in runs for record in run.directory.ranks]
     places = [(record.trace or trace_digest(record.path), record.rank) for record in recorded]
     ranks = {file: rank for file, rank in places if file is not None}
-    loose = find_traces(others) if others else None
+    loose = _loose(others, dumps) if others else None
     files = list(dict.fromkeys([*ranks, *(loose.files if loose is not None else ())]))
     passed_over = [Note(sentence) for sentence in (loose.notes if loose is not None else ())]
     if not files:

@@ -18,6 +18,7 @@ from ddpdoctor.diagnose.diagnosis import (
     RankSummary,
     Series,
     Speaker,
+    Standing,
     Steps,
     TelemetrySeries,
     Timeline,
@@ -47,11 +48,17 @@ class Measured:
     window: WindowCost | None = None
     speaker: Speaker | None = None
     ranks: list[RankSummary] = field(default_factory=list)
+    standing: list[Standing] = field(default_factory=list)
     series: Series = field(default_factory=Series)
     timeline: Timeline | None = None
     bandwidth: list[BandwidthPoint] = field(default_factory=list)
     telemetry: list[TelemetrySeries] = field(default_factory=list)
     hta: dict[str, Any] | None = None
+
+
+_NOBODY_WAITS = (
+    "Cannot tell: these flight recorder dumps show no rank for which others wait, and no training steps."
+)
 
 
 def judged(measured: Measured, options: Options) -> Diagnosis:
@@ -69,7 +76,12 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         tree,
     )
     matched = bool(facts.communication.matched) or not facts.communication.unmatched
-    healthy, sentence = verdict(outcome, coverage=measured.coverage, matched=matched)
+    healthy, sentence = verdict(
+        outcome,
+        coverage=measured.coverage,
+        matched=matched,
+        stopped=_NOBODY_WAITS if facts.hang.looked and facts.hang.state is None else None,
+    )
     told = [note.text for note in measured.notes]
     return Diagnosis(
         tool_version=__version__,
@@ -86,6 +98,7 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         skipped=outcome.skipped,
         speaker=measured.speaker,
         ranks=measured.ranks,
+        standing=measured.standing,
         series=measured.series,
         timeline=measured.timeline,
         waterfall=waterfall(facts.steps.mean_ms, outcome),

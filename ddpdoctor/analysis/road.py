@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Speaker
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import moved_trace
+from ddpdoctor.measure.facts import Facts, JobFacts
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.metrics import telemetry_series, window_cost
 from ddpdoctor.measure.steplog import PROFILED, RankLog
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.rundir import Note, is_run_directory
+from ddpdoctor.stall import Verdict, evidence_of, of_dumps, of_run
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
@@ -32,6 +34,8 @@ class Prepared:
     inputs: Inputs
     logs: list[RankLog]
     windows: list[Window]
+    stopped: Verdict
+    """Whether and how the job stopped."""
 
 
 def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagnosis:
@@ -53,9 +57,20 @@ def prepare(paths: Sequence[str], options: Options) -> Prepared:
     places = with_runs_below(paths)
     inputs = load(places, options)
     logs = [log for log in inputs.logs if log.steps]
-    if not inputs.traces and not logs:
+    stopped = _stopped(inputs)
+    if not inputs.traces and not logs and not inputs.dumps.recordings and stopped.facts.state is None:
         raise UnusableInput(why_nothing(places, inputs))
-    return Prepared(places, inputs, logs, windows_of(inputs))
+    return Prepared(places, inputs, logs, windows_of(inputs), stopped)
+
+
+def _stopped(inputs: Inputs) -> Verdict:
+    """Whether and how the job stopped, by dumps that others collected or else by the run's own records."""
+    if inputs.dumps.files or not inputs.runs:
+        return of_dumps(inputs.dumps)
+    notes: list[Note] = []
+    evidence = evidence_of(inputs.runs, inputs.logs, notes)
+    verdict = of_run(evidence)
+    return replace(verdict, notes=[*(str(note) for note in notes), *verdict.notes])
 
 
 def conclude(prepared: Prepared, options: Options) -> Diagnosis:
@@ -83,9 +98,11 @@ def _window(trace: RankTrace, log: RankLog | None) -> Window:
 
 def _measured(prepared: Prepared, options: Options) -> Measured:
     """A run or traces, in numbers."""
-    inputs = prepared.inputs
+    inputs, stopped = prepared.inputs, prepared.stopped
+    if not prepared.logs and not prepared.windows:
+        return _measured_end(prepared)
     hta = _hta(inputs, options)
-    measurement = measure(prepared.logs, prepared.windows, inputs.telemetry)
+    measurement = measure(prepared.logs, prepared.windows, inputs.telemetry, stopped.facts)
     facts, seen = measurement.facts, measurement.graphs.speaking.ranks
     manifest = inputs.runs[0].manifest if inputs.runs else {}
     return Measured(
@@ -93,16 +110,43 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
         facts=facts,
         coverage=Coverage(facts.steps.measured, len(seen)),
         set_aside=measurement.set_aside,
-        notes=[*inputs.notes, *map(Note, measurement.notes)],
+        notes=[*inputs.notes, *map(Note, (*stopped.notes, *measurement.notes))],
         job=job_of(inputs, facts.job, seen, manifest),
         window=window_cost(measurement.logs, facts.steps.median_ms),
         speaker=Speaker(measurement.graphs.speaker, measurement.graphs.why),
         ranks=measurement.ranks,
+        standing=stopped.standing,
         series=measurement.series,
         timeline=measurement.timeline,
         bandwidth=measurement.bandwidth,
         telemetry=telemetry_series(inputs.telemetry, manifest.get("started_ns")),
         hta=hta,
+    )
+
+
+def _measured_end(prepared: Prepared) -> Measured:
+    """A job of which nothing is known but how it stopped."""
+    inputs, stopped = prepared.inputs, prepared.stopped
+    manifest = inputs.runs[0].manifest if inputs.runs else {}
+    ranks = [each.rank for each in inputs.dumps.recordings] or [log.rank for log in inputs.logs]
+    infos = [log.record.info for log in inputs.logs]
+    worlds = [info["world_size"] for info in infos if info.get("world_size")]
+    facts = Facts(
+        job=JobFacts(
+            world_size=max(worlds, default=None) or inputs.dumps.world_size,
+            ranks_seen=len(ranks),
+            backend=next((str(i["backend"]) for i in infos if i.get("backend")), inputs.dumps.backend),
+        ),
+        hang=stopped.facts,
+    )
+    return Measured(
+        source=prepared.paths,
+        facts=facts,
+        coverage=Coverage(0, len(ranks)),
+        set_aside={},
+        notes=[*inputs.notes, *map(Note, stopped.notes)],
+        job=job_of(inputs, facts.job, ranks, manifest),
+        standing=stopped.standing,
     )
 
 

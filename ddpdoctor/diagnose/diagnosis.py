@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.summary import (
     BandwidthPoint,
@@ -38,6 +39,7 @@ __all__ = [
     "SkippedRule",
     "Span",
     "Speaker",
+    "Standing",
     "Steps",
     "TelemetrySeries",
     "Timeline",
@@ -194,6 +196,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     checked: list[CheckedRule] = []
     skipped: list[SkippedRule] = []
     ranks: list[RankSummary] = []
+    standing: list[Standing] = []
+    """Where each rank was last seen, of a job that stopped."""
     series: Series = Series()
     timeline: Timeline | None = None
     waterfall: list[WaterfallBar] = []

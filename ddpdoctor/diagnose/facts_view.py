@@ -14,10 +14,10 @@ import msgspec
 
 from ddpdoctor.diagnose.kept import Kept
 from ddpdoctor.measure import facts as facts_module
-from ddpdoctor.measure import taxonomy
+from ddpdoctor.measure import hangfacts, taxonomy
 from ddpdoctor.measure.facts import Cost, Facts
 
-_DOCUMENTED = tuple(str(module.__file__) for module in (facts_module, taxonomy))
+_DOCUMENTED = tuple(str(module.__file__) for module in (facts_module, hangfacts, taxonomy))
 _FACTS_OF = {"LateCause": "LateFacts", "SharedCause": "SharedFacts"}
 """Causes of the taxonomy → the struct that has a fact for each."""
 
@@ -36,6 +36,7 @@ UNITS = (
     ("_per_step", "per step"),
     ("speedup", "x"),
     ("_steps", "steps"),
+    ("_s", "s"),
 )
 """Ends of a fact's name and the unit that each stands for; the first that fits counts."""
 

@@ -49,6 +49,8 @@ def ordered(
     """Return causes by cost, then effects by cost with ``caused_by``; broken conditions go to ``errors``."""
 
     def weight(entry: Fired) -> float:
+        if entry.rule.stops:
+            return inf
         # What has no price ranks where a cost of its severity would begin.
         floor = {"critical": thresholds["critical_share"], "warning": thresholds["warning_share"]}
         least = floor.get(entry.finding.severity, 0.0) if entry.rule.severity else 0.0

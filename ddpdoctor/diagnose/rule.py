@@ -121,6 +121,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Upper bound, for costs that are a ceiling rather than a promise."""
     informs_when: str | None = None
     """CEL: where it holds, the finding is an information whatever it costs."""
+    stops: bool = False
+    """Whether it says that the job stopped: that stands above whatever costs time."""
     ceiling: bool = False
     """Whether the price is the most that can be saved, of which nobody can say how much will be: no network is free."""
     applies: list[Applies] = []

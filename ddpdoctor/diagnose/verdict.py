@@ -9,8 +9,12 @@ _LEAST_STEPS = 2
 """Of ranks whose collectives could not be matched."""
 
 
-def verdict(outcome: Outcome, *, coverage: Coverage, matched: bool = True) -> tuple[bool, Verdict]:
+def verdict(
+    outcome: Outcome, *, coverage: Coverage, matched: bool = True, stopped: str | None = None
+) -> tuple[bool, Verdict]:
     """Return ``(healthy, verdict)``. Healthy means that rules looked at measured steps and none warns.
+
+    ``stopped``: what to say where only the job's end could be looked at, and nothing was found there.
 
     ``matched``: the collectives of the ranks, where there are several, could be brought together.
     """
@@ -22,6 +26,8 @@ def verdict(outcome: Outcome, *, coverage: Coverage, matched: bool = True) -> tu
     if top is not None:
         return False, Verdict(top.rule, outcome.headlines[top.rule])
     looked = len(outcome.checked) + len(outcome.findings)
+    if coverage.steps == 0 and stopped is not None:
+        return False, Verdict(None, stopped)
     if coverage.steps == 0 or looked == 0:
         return False, Verdict(
             None, "Cannot tell: no training steps were measured, so no rule could look for lost time."

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from .hangfacts import HangFacts
 from .places import Where
 from .taxonomy import LateCause, SharedCause
 
@@ -393,5 +394,6 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     host: HostFacts = HostFacts()
     pipeline: PipelineFacts = PipelineFacts()
     what_if: WhatIfFacts = WhatIfFacts()
+    hang: HangFacts = HangFacts()
     breakdown: dict[str, float] = {}
     """Share of the critical step time per part; sums to 1."""

@@ -28,6 +28,7 @@ from ddpdoctor.measure.costs import (
 )
 from ddpdoctor.measure.facts import Facts, GpuFacts
 from ddpdoctor.measure.graph import Graph, Graphs, all_set_aside, build_graphs, python_parts
+from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.metrics import (
     bandwidth_points,
     bucket_facts,
@@ -74,15 +75,19 @@ class Measurement:
 
 
 def measure(
-    logs: Sequence[RankLog], windows: Sequence[Window], telemetry: Mapping[str, HostTelemetry]
+    logs: Sequence[RankLog],
+    windows: Sequence[Window],
+    telemetry: Mapping[str, HostTelemetry],
+    hang: HangFacts | None = None,
 ) -> Measurement:
-    """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both."""
+    """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how it
+    stopped, which is found elsewhere."""
     aligned, set_clocks = align_logs(logs)
     recorded, suspended = set_suspended_aside(aligned, telemetry)
     graphs = build_graphs(recorded, with_bucket_sizes(windows, _bucket_bytes(recorded)))
     aside = all_set_aside(graphs.told, recorded)
     gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
-    facts = _facts(graphs, _context(graphs, gpu, telemetry), gpu, telemetry, aside)
+    facts = _facts(graphs, _context(graphs, gpu, telemetry), gpu, telemetry, aside, hang or HangFacts())
     return Measurement(
         facts=facts,
         graphs=graphs,
@@ -143,6 +148,7 @@ def _facts(
     gpu: GpuFacts,
     telemetry: Mapping[str, HostTelemetry],
     set_aside: Mapping[str, int],
+    hang: HangFacts,
 ) -> Facts:
     """Every group of facts, each built by one call."""
     logs, windows, graph = graphs.logs, graphs.windows, graphs.speaking
@@ -166,6 +172,7 @@ def _facts(
         gpu=gpu,
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),
         what_if=what_if_facts(context, graphs.window, cap_bytes),
+        hang=hang,
         breakdown=critical_breakdown(graph),
     )
 

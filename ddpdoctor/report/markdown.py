@@ -9,7 +9,9 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import place
+from ddpdoctor.report.job_view import Table
 from ddpdoctor.report.replace import write_whole
+from ddpdoctor.report.standing_view import SHORT, standing_table
 from ddpdoctor.report.view import price, subtitle
 
 TOP = 3
@@ -25,6 +27,9 @@ def render_markdown(diagnosis: Diagnosis) -> str:
     """The diagnosis as GitHub-flavoured Markdown."""
     blocks = [f"## {escape(diagnosis.verdict.headline)}"]
     blocks += [escape(line) for line in (price(diagnosis), subtitle(diagnosis)) if line]
+    standing = standing_table(diagnosis, SHORT)
+    if standing is not None:
+        blocks.append(_rows(standing))
     if diagnosis.findings:
         blocks.append(_table(diagnosis.findings))
     blocks += [_finding(finding) for finding in diagnosis.findings[:TOP] if finding.severity != "info"]
@@ -61,6 +66,11 @@ def code(text: str) -> str:
     ticks = "`" * (1 + max((len(run) for run in re.findall("`+", line)), default=0))
     pad = " " if "`" in line else ""
     return f"{ticks}{pad}{line.replace('|', chr(92) + '|')}{pad}{ticks}"
+
+
+def _rows(table: Table) -> str:
+    lines = [table.head, ["---"] * len(table.head), *([escape(cell) for cell in row] for row in table.rows)]
+    return "\n".join([f"**{escape(table.title)}**", "", *(f"| {' | '.join(line)} |" for line in lines)])
 
 
 def _table(findings: list[Finding]) -> str:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis, Series
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Series, Where
 from ddpdoctor.report.json_output import plain_value
 from ddpdoctor.report.redact_names import (
     StandIns,
@@ -107,19 +107,30 @@ def _placed(
     for series in diagnosis.telemetry:
         name = source_host(series.source)
         telemetry.append(replace(series, source=host(name) + series.source[len(name) :]))
-    findings = []
-    for finding in diagnosis.findings:
-        where = [
-            replace(
-                one,
-                file=inside(one.file),
-                callers=tuple(replace(each, file=inside(each.file)) for each in one.callers),
-            )
-            for one in finding.where
-        ]
-        findings.append(replace(finding, where=where))
-    source = [inside(path) for path in diagnosis.source]
-    return replace(diagnosis, job=job, ranks=ranks, telemetry=telemetry, findings=findings, source=source)
+
+    def line(one: Where) -> Where:
+        callers = tuple(replace(each, file=inside(each.file)) for each in one.callers)
+        return replace(one, file=inside(one.file), callers=callers)
+
+    findings = [replace(one, where=[line(where) for where in one.where]) for one in diagnosis.findings]
+    standing = [
+        replace(
+            one,
+            host=host(one.host) if one.host else one.host,
+            where=line(one.where) if one.where else None,
+            stack=[replace(each, file=inside(each.file)) for each in one.stack],
+        )
+        for one in diagnosis.standing
+    ]
+    return replace(
+        diagnosis,
+        job=job,
+        ranks=ranks,
+        telemetry=telemetry,
+        findings=findings,
+        standing=standing,
+        source=[inside(path) for path in diagnosis.source],
+    )
 
 
 def _is_absolute(path: str) -> bool:

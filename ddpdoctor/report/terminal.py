@@ -11,6 +11,7 @@ from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import evidence_words, place
+from ddpdoctor.report.standing_view import SHORT, stacks, standing_table
 from ddpdoctor.report.view import main_finding, price, subtitle
 
 FINDINGS, NOTES = 8, 3
@@ -69,6 +70,7 @@ def print_terminal(
             _line(
                 console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim"
             )
+    _standing(diagnosis, console, verbose)
     main = main_finding(diagnosis)
     for finding in diagnosis.findings if verbose else [main] if main is not None else []:
         _finding(finding, console, verbose)
@@ -136,6 +138,26 @@ def _table(findings: list[Finding], *, wide: bool) -> Table:
             Text(plain(where)),
         )
     return table
+
+
+def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
+    """Where each rank of a job that stopped is."""
+    found = standing_table(diagnosis) if verbose else standing_table(diagnosis, SHORT)
+    if found is None:
+        return
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in found.head:
+        table.add_column(name, overflow="fold", no_wrap=name in ("rank", "step", "for"))
+    for row in found.rows:
+        table.add_row(*(Text(plain(cell), style="bold" if row[0].startswith("→") else "") for cell in row))
+    console.print()
+    _line(console, found.title, "bold")
+    console.print(table)
+    for stack in stacks(diagnosis) if verbose else []:
+        console.print()
+        _line(console, f"{stack.title}:", "bold")
+        for line in stack.lines:
+            console.print(Text(plain(f"  {line}")), soft_wrap=True)
 
 
 def _range(finding: Finding) -> str:

@@ -16,6 +16,7 @@ from ddpdoctor.report.charts.timeline import TimelineChart, timeline
 from ddpdoctor.report.charts.waterfall import WaterfallRow, waterfall
 from ddpdoctor.report.finding_view import FindingView, Prose, finding_views
 from ddpdoctor.report.job_view import Group, Table, command_line, flat, hta_tables, job_groups
+from ddpdoctor.report.standing_view import Stack, stacks, standing_table
 
 LEAST_FOR_QUANTILES = 5
 """Fewest steps of which a median and a 95th percentile are told."""
@@ -43,6 +44,9 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     bandwidth: Bandwidth | None
     telemetry: list[LineChart]
     rank_table: Table | None
+    standing: Table | None
+    """Where each rank of a job that stopped is."""
+    stacks: list[Stack]
     checked: list[CheckedRule]
     skipped: list[SkippedRule]
     notes: list[Prose]
@@ -72,6 +76,8 @@ def page(diagnosis: Diagnosis) -> Page:
         bandwidth=bandwidth(diagnosis),
         telemetry=telemetry(diagnosis),
         rank_table=_rank_table(diagnosis),
+        standing=standing_table(diagnosis),
+        stacks=stacks(diagnosis),
         checked=diagnosis.checked,
         skipped=diagnosis.skipped,
         notes=[words.pieces(note) for note in diagnosis.notes],

@@ -1,0 +1,67 @@
+"""Where each rank of a job that stopped was last seen: one table, and the stacks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Standing
+from ddpdoctor.report import words
+from ddpdoctor.report.finding_view import place
+from ddpdoctor.report.job_view import Table
+
+ROWS = 64
+"""Most ranks of the table; all are in the report's data."""
+SHORT = 12
+"""Most ranks where it is to be short."""
+
+
+class Stack(msgspec.Struct, frozen=True):
+    """What a rank's training thread was in, the innermost first."""
+
+    title: str
+    lines: list[str]
+
+
+def standing_table(diagnosis: Diagnosis, most: int = ROWS) -> Table | None:
+    """A row a rank, those at fault first; None where the job did not stop. Columns that nothing is known of are left out."""
+    if not diagnosis.standing:
+        return None
+    shown = _first(diagnosis.standing, most)
+    columns = [
+        ("rank", [f"{'→ ' if each.guilty else ''}{each.rank}" for each in shown]),
+        ("host", [each.host or words.ABSENT for each in shown]),
+        ("step", [words.ABSENT if each.step is None else str(each.step) for each in shown]),
+        ("in", [each.phase or words.ABSENT for each in shown]),
+        ("state", [each.state or words.ABSENT for each in shown]),
+        ("for", [words.seconds(each.since_s) for each in shown]),
+        ("last collective", [each.collective or words.ABSENT for each in shown]),
+        ("line", [place(each.where).short if each.where else words.ABSENT for each in shown]),
+    ]
+    several = len({each.host for each in shown}) > 1
+    told = [
+        (name, cells)
+        for name, cells in columns
+        if set(cells) != {words.ABSENT} and (name != "host" or several)
+    ]
+    left = len(diagnosis.standing) - len(shown)
+    title = "Where each rank is" + (f" ({left} more in the report's data)" if left else "")
+    rows = [list(row) for row in zip(*(cells for _, cells in told), strict=True)]
+    return Table(title, [name for name, _ in told], rows)
+
+
+def stacks(diagnosis: Diagnosis) -> list[Stack]:
+    """The stacks that are known, those of ranks at fault first."""
+    return [
+        Stack(
+            f"Rank {each.rank}{', at fault' if each.guilty else ''}",
+            [f"{line.file}:{line.line} {line.function}" for line in each.stack],
+        )
+        for each in _first(diagnosis.standing, ROWS)
+        if each.stack
+    ]
+
+
+def _first(standing: Sequence[Standing], most: int) -> list[Standing]:
+    return sorted(standing, key=lambda each: (not each.guilty, each.rank))[:most]

@@ -1,0 +1,16 @@
+"""Jobs that stopped. What a run directory holds of each rank's end, and dumps of torch's flight recorder, become facts of the
+family ``hang``: who is at fault, at which line, in which collective the others wait.
+
+    dumps ─► recordings ─► groups ─► who waits for whom ─► the roots ┐
+                                └─► the first difference             ├─► HangFacts, where each rank stands
+    run directory ─► evidence of each rank ─► deaths, exceptions     ┘
+
+A dump is read without Python's unpickler. Who waits is no culprit: the roots are those that keep others and are kept by none.
+What a rank did not record is unknown, and nobody is accused by it but where all others are there.
+"""
+
+from .dumps import Dumps, find_dumps
+from .evidence import evidence_of
+from .verdict import Verdict, of_dumps, of_run
+
+__all__ = ["Dumps", "Verdict", "evidence_of", "find_dumps", "of_dumps", "of_run"]

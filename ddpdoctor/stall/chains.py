@@ -1,0 +1,202 @@
+"""From all who wait to those that nobody else keeps: a rank that is missing in one group because it waits in another is a victim."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .groups import Table
+from .recording import Operation, Recording
+from .waiting import Partner, Stuck, partners_of, stuck_collectives, unfinished
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    peers: int = 3
+    """So many ranks that wait at the same collective must have issued more, all of them the same, before one that did not is
+    told to have stopped by itself: the hosts of two may just run ahead of their devices by different amounts."""
+
+
+_TUNING = _Tuning()
+_LOGS = 0
+"""The rank that reads results by itself, to print them, in most jobs: that it stops before others says nothing."""
+
+
+class Why(StrEnum):
+    """By what a rank is found to be a root."""
+
+    NOT_ISSUED = "not issued"
+    """Its recording shows that it has not issued the collective, and that it waits for nobody."""
+    STOPPED_EARLY = "stopped early"
+    """It waits, too, but those that wait for the same went on issuing and it did not."""
+    NO_RECORDING = "no recording"
+    """All others are there, and it left none, or an old one."""
+    CIRCLE = "circle"
+    """It and others wait for each other."""
+    UNFINISHED = "unfinished"
+    """It has collectives pending that all others have finished."""
+    NO_MESSAGE = "no message"
+    """It has not issued its part of a send or receive."""
+
+
+@dataclass(frozen=True)
+class Root:
+    """A rank that keeps others, and is kept by none."""
+
+    rank: int
+    why: Why
+    stuck: Stuck | None
+    """The first collective at which others wait for it."""
+    unfinished: tuple[Operation, ...] = ()
+    """What it has pending and others have finished: its device, or what watches it, had stopped by then."""
+    partner: int | None = None
+    """Who waits for its message."""
+
+
+@dataclass(frozen=True)
+class Blame:
+    """Who keeps the job."""
+
+    roots: list[Root]
+    missed: list[Stuck]
+    whole: list[Stuck]
+    """Collectives at which all members stand."""
+
+
+def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame:
+    """Follow all that wait to the roots."""
+    missed, whole = stuck_collectives(tables, recordings)
+    partners = partners_of(recordings)
+    excuses = _Excuses(tables, missed, partners)
+    behind = {rank: _unfinished(tables, rank) for rank in recordings}
+    roots: dict[int, Root] = {}
+    for stuck in missed:
+        for rank in stuck.missing:
+            why = excuses.why_root(rank, stuck)
+            if why is not None and rank not in roots:
+                roots[rank] = Root(rank, why, stuck, behind[rank])
+    for stuck in missed:
+        if not any(rank in roots for rank in stuck.missing) and not excuses.follows(stuck, roots):
+            for rank in stuck.unknown:
+                roots.setdefault(rank, Root(rank, Why.NO_RECORDING, stuck))
+    if not roots:
+        for stuck in missed:
+            for rank in stuck.missing:
+                roots.setdefault(rank, Root(rank, Why.CIRCLE, stuck, behind[rank]))
+    if not roots:
+        roots = _of_devices(behind, recordings) or _of_messages(partners, recordings)
+    return Blame(sorted(roots.values(), key=lambda root: root.rank), missed, whole)
+
+
+class _Excuses:
+    """Why a rank that is missing somewhere need not be at fault."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        missed: Sequence[Stuck],
+        partners: Mapping[int, list[Partner]],
+    ) -> None:
+        self.tables = {table.key: table for table in tables}
+        self.waits: dict[int, list[Stuck]] = {}
+        for stuck in missed:
+            for rank in stuck.waiting:
+                self.waits.setdefault(rank, []).append(stuck)
+        self.partners = partners
+        self.beside = _components(tables)
+
+    def why_root(self, rank: int, stuck: Stuck) -> Why | None:
+        """Why ``rank``, missing at ``stuck``, is a root; None where it waits for others itself.
+
+        Where those that are kept by the same went on issuing, it is not that which stopped it.
+        """
+        held = [wait for wait in self.waits.get(rank, ()) if set(wait.absent) - {rank}]
+        beside = self._is_beside(rank)
+        if self._awaits_message(rank):
+            return None
+        if not held and not beside:
+            return Why.NOT_ISSUED
+        if _LOGS in stuck.missing:
+            return None
+        peers = [set(stuck.waiting) & set(wait.waiting) for wait in held]
+        if beside:
+            peers.append(set(stuck.waiting) & set(self.beside[rank]))
+        went_on = all(len(each - {rank}) >= _TUNING.peers for each in peers)
+        seats = self.tables[stuck.group].seats
+        alike = len({seats[each].last for each in stuck.waiting}) == 1
+        return Why.STOPPED_EARLY if went_on and alike else None
+
+    def _awaits_message(self, rank: int) -> bool:
+        for partner in self.partners.get(rank, ()):
+            waits = self.waits.get(partner.rank, ())
+            if partner.lacks or any(rank not in wait.absent for wait in waits):
+                return True
+        return False
+
+    def _is_beside(self, rank: int) -> bool:
+        """Whether it stands in a collective that all members have issued, and one of those is kept by somebody else."""
+        return any(self._is_kept(other, rank) for other in self.beside.get(rank, ()) if other != rank)
+
+    def _is_kept(self, rank: int, by_other_than: int) -> bool:
+        keepers = {absent for wait in self.waits.get(rank, ()) for absent in wait.absent}
+        keepers.update(partner.rank for partner in self.partners.get(rank, ()) if partner.lacks)
+        return bool(keepers) and by_other_than not in keepers
+
+    def follows(self, stuck: Stuck, roots: Mapping[int, Root]) -> bool:
+        """Whether those that miss ``stuck`` wait, by whatever way, for one of the ``roots``."""
+        seen: set[int] = set()
+        todo = list(stuck.missing)
+        while todo:
+            rank = todo.pop()
+            if rank in seen:
+                continue
+            seen.add(rank)
+            held = {other for wait in self.waits.get(rank, ()) for other in wait.absent}
+            held.update(partner.rank for partner in self.partners.get(rank, ()))
+            if held & roots.keys():
+                return True
+            todo += held - seen
+        return False
+
+
+def _components(tables: Sequence[Table]) -> dict[int, list[int]]:
+    """Rank → all that it is bound to by collectives that every member has issued and none has finished, by whatever way."""
+    bound: dict[int, list[int]] = {}
+    for table in tables:
+        seats = list(table.seats.values())
+        if len(seats) < len(table.members) or not set.intersection(*(set(s.pending) for s in seats)):
+            continue
+        lists = {id(bound[rank]): bound[rank] for rank in table.seats if rank in bound}
+        merged = [rank for each in lists.values() for rank in each]
+        merged += [rank for rank in table.seats if rank not in bound]
+        bound.update(dict.fromkeys(merged, merged))
+    return bound
+
+
+def _unfinished(tables: Sequence[Table], rank: int) -> tuple[Operation, ...]:
+    found = (op for table in tables if rank in table.seats for op in unfinished(table, rank))
+    return tuple(sorted(found, key=lambda operation: operation.order))
+
+
+def _of_devices(
+    behind: Mapping[int, tuple[Operation, ...]], recordings: Mapping[int, Recording]
+) -> dict[int, Root]:
+    """Ranks whose devices lag where all have issued everything: less than half of them, or nothing is told."""
+    lagging = [rank for rank, operations in behind.items() if operations]
+    if not 0 < len(lagging) < len(recordings) / 2:
+        return {}
+    return {rank: Root(rank, Why.UNFINISHED, None, behind[rank]) for rank in lagging}
+
+
+def _of_messages(
+    partners: Mapping[int, list[Partner]], recordings: Mapping[int, Recording]
+) -> dict[int, Root]:
+    """Ranks whose part of a send or receive is missing and that have no part of another pending."""
+    roots: dict[int, Root] = {}
+    for rank, others in partners.items():
+        for other in others:
+            if other.lacks and not any(each.lacks for each in partners.get(other.rank, ())):
+                why = Why.NO_MESSAGE if other.rank in recordings else Why.NO_RECORDING
+                roots.setdefault(other.rank, Root(other.rank, why, None, partner=rank))
+    return roots

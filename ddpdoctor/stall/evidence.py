@@ -1,0 +1,271 @@
+"""All that a run directory holds of each rank's end: its own records, the kernel's view of it, how its process ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.rundir import Note, RunDirectory
+from ddpdoctor.rundir.stops import (
+    End,
+    HostStop,
+    Phase,
+    RankStop,
+    Standstill,
+    Stops,
+    read_stops,
+)
+
+from .dumps import read_dump
+from .frames import faulting_stack, is_users, lines_of, place_of
+from .recording import GroupKey, Recording
+
+_WAITS = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT, Phase.RENDEZVOUS))
+_GOES_ON = frozenset((Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE, Phase.DEBUGGER))
+"""Phases that may last as long as they like."""
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    least_s: float = 30.0
+    """Nobody watched whether a job without a word on its standstill stood: below this, compilers and caches stand as long."""
+    usual_gaps: float = 5.0
+    """The longest step of the run so often: no checkpoint and no evaluation that this job has had takes so much longer."""
+
+
+_TUNING = _Tuning()
+
+
+@dataclass(frozen=True)
+class RankEvidence:
+    """One rank, where it was last seen. What is not known is None, or empty."""
+
+    rank: int
+    host: str | None = None
+    step: int | None = None
+    step_since_ns: int | None = None
+    seen_ns: int | None = None
+    """When the rank itself was last asked."""
+    phase: str | None = None
+    stack: Sequence[CodeLine] = ()
+    where: Where | None = None
+    process: Mapping[str, Any] = field(default_factory=dict)
+    answered: bool | None = None
+    waits: bool | None = None
+    in_order: bool = False
+    exhausted: bool = False
+    raised: Sequence[Mapping[str, Any]] = ()
+    raised_ns: int | None = None
+    code: int | None = None
+    signal: int | None = None
+    gone_ns: int | None = None
+    """When its process was found to be gone."""
+    oom_kills: int = 0
+    faults: str = ""
+    recording: Recording | None = None
+
+    @property
+    def is_gone(self) -> bool:
+        return self.gone_ns is not None
+
+    @property
+    def keeps_lock(self) -> bool:
+        """Whether faulthandler found that a thread of it kept Python's lock."""
+        return self.faults.rfind("Timeout (") > self.faults.rfind("Fatal Python error")
+
+
+@dataclass(frozen=True)
+class RunEvidence:
+    """A run, as far as it stopped."""
+
+    ranks: dict[int, RankEvidence]
+    hangs: bool
+    """Whether it stood, and not because it did something that takes long."""
+    lasts: bool
+    """Whether it still did when it was last looked at."""
+    detected_ns: int | None
+    since_s: float | None
+    step: int | None
+    exit_code: int | None
+    oom_kills: int
+    notes: list[Note]
+
+    def stood(self, each: RankEvidence) -> bool:
+        """Whether a rank was there when the job stood: what ended later was ended by somebody's watchdog, or by hand."""
+        late = each.gone_ns is not None and self.detected_ns is not None and each.gone_ns > self.detected_ns
+        return self.hangs and (late or not each.is_gone)
+
+
+def evidence_of(runs: Sequence[RunDirectory], logs: Sequence[RankLog], notes: list[Note]) -> RunEvidence:
+    """Put together what run directories of one job hold of each rank that is analysed."""
+    manifest = runs[0].manifest
+    records = [record for run in runs for record in run.ranks]
+    stops = _all_stops(runs, notes)
+    chosen = {(record.rank, record.repeat): record for record in records}
+    by_rank = {stop.rank: stop for stop in stops.ranks if not chosen or (stop.rank, stop.repeat) in chosen}
+    hosts = {record.rank: record.host for record in records}
+    steps = {log.rank: log for log in logs}
+    seen = _by_rank(stops.hosts, "stall", "ranks")
+    ended = _by_rank(stops.hosts, "ends", "ends")
+    everybody = sorted({*by_rank, *hosts, *steps, *seen, *ended})
+    ranks = {
+        rank: _of(
+            rank,
+            hosts.get(rank),
+            by_rank.get(rank),
+            seen.get(rank, {}),
+            ended.get(rank, {}),
+            steps.get(rank),
+            notes,
+        )
+        for rank in everybody
+    }
+    stalls = [host.stall for host in stops.hosts if host.stall]
+    since_s = _stood_s(stalls, ranks, logs, manifest)
+    known = [each.step for each in ranks.values() if each.step is not None]
+    return RunEvidence(
+        ranks,
+        hangs=since_s is not None,
+        lasts=any(stall.get("state") == Standstill.LASTS for stall in stalls)
+        and not manifest.get("ended_ns"),
+        detected_ns=min((s["detected_ns"] for s in stalls if s.get("detected_ns")), default=None),
+        since_s=since_s,
+        step=max(known, default=None),
+        exit_code=manifest.get("exit_code"),
+        oom_kills=sum(int((host.ends or {}).get("oom_kills") or 0) for host in stops.hosts),
+        notes=notes,
+    )
+
+
+def _all_stops(runs: Sequence[RunDirectory], notes: list[Note]) -> Stops:
+    each = [read_stops(run.path, notes) for run in runs]
+    return Stops([r for stops in each for r in stops.ranks], [h for stops in each for h in stops.hosts])
+
+
+def _by_rank(hosts: Sequence[HostStop], document: str, rows: str) -> dict[int, dict[str, Any]]:
+    found = {}
+    for host in hosts:
+        for row in (getattr(host, document) or {}).get(rows) or ():
+            if isinstance(row.get("rank"), int):
+                found[row["rank"]] = row | {"host": host.host}
+    return found
+
+
+def _of(
+    rank: int,
+    host: str | None,
+    stop: RankStop | None,
+    seen: Mapping[str, Any],
+    ended: Mapping[str, Any],
+    log: RankLog | None,
+    notes: list[Note],
+) -> RankEvidence:
+    documents = [each for each in (stop.ending, stop.standing, stop.progress) if each] if stop else []
+    newest = max(documents, key=lambda each: each.get("at_ns") or 0, default={})
+    ending = (stop.ending if stop else None) or {}
+    faults = stop.faults if stop else ""
+    stack, where = _stack(newest, faults, log)
+    phase = newest.get("phase") or seen.get("phase")
+    raised = ending.get("raised") or () if ending.get("how") == End.EXCEPTION else newest.get("raised") or ()
+    step = next((s for s in (newest.get("step"), seen.get("step"), ended.get("step")) if s is not None), None)
+    if step is None and log is not None and log.steps:
+        step = log.steps[-1].number + 1
+    waits = seen.get("waits")
+    if waits is None and phase is not None:
+        waits = phase in _WAITS or (phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file)
+    return RankEvidence(
+        rank=rank,
+        host=host or seen.get("host") or ended.get("host"),
+        step=step,
+        step_since_ns=newest.get("step_since_ns") or seen.get("last_step_ns") or _last_end_ns(log),
+        seen_ns=newest.get("at_ns") or _last_sample_ns(log),
+        phase=phase,
+        stack=stack,
+        where=where,
+        process=seen.get("process") or {},
+        answered=seen.get("answered"),
+        waits=waits,
+        in_order=not raised
+        and bool(seen.get("in_order") or ended.get("in_order") or ending.get("how") == End.IN_ORDER),
+        exhausted=bool(newest.get("exhausted")),
+        raised=raised,
+        raised_ns=ending.get("at_ns") if raised else None,
+        code=ended.get("code"),
+        signal=ended.get("signal"),
+        gone_ns=ended.get("seen_ns") if ended else None,
+        oom_kills=int(ended.get("oom_kills") or 0),
+        faults=faults,
+        recording=_recording(rank, stop, newest, notes),
+    )
+
+
+def _stack(
+    newest: Mapping[str, Any], faults: str, log: RankLog | None
+) -> tuple[list[CodeLine], Where | None]:
+    """Where the training thread is: by faulthandler where it had to speak, by its own records, or by the last stack sample."""
+    fault = faulting_stack(faults)
+    if fault:
+        return fault, place_of(fault)
+    stack = lines_of(newest.get("frames"))
+    raised = newest.get("raised") or ()
+    if raised and not stack:
+        stack = lines_of(raised[0].get("frames"))
+    where = place_of(lines_of(newest.get("user"))) or place_of(stack)
+    if where is None and not raised and log is not None and len(log.samples):
+        number = int(log.samples[-1, 1])
+        seen = log.sample_where.get(number)
+        if seen is not None and is_users(seen) and int(log.samples[-1, 0]) > (_last_end_ns(log) or 0):
+            where = seen
+    return stack, where
+
+
+def _last_end_ns(log: RankLog | None) -> int | None:
+    return log.steps[-1].end_ns if log is not None and log.steps else None
+
+
+def _last_sample_ns(log: RankLog | None) -> int | None:
+    return int(log.samples[-1, 0]) if log is not None and len(log.samples) else None
+
+
+def _recording(
+    rank: int, stop: RankStop | None, newest: Mapping[str, Any], notes: list[Note]
+) -> Recording | None:
+    """The rank's flight recorder; where it could not give that, what is known of its groups' numbers."""
+    if stop is not None and stop.flight is not None:
+        read = read_dump(stop.flight, rank)
+        if isinstance(read, Recording):
+            return read
+        notes.append(Note(read))
+    groups = newest.get("groups") or {}
+    counts = {GroupKey(name): numbers[0] for name, numbers in groups.items() if numbers and numbers[0] >= 0}
+    if not counts:
+        return None
+    path = str(Path(stop.path)) if stop is not None else ""
+    return Recording(rank, path, "", {}, [], [], enqueued=counts)
+
+
+def _stood_s(
+    stalls: Sequence[Mapping[str, Any]],
+    ranks: Mapping[int, RankEvidence],
+    logs: Sequence[RankLog],
+    manifest: Mapping[str, Any],
+) -> float | None:
+    """For how long nothing went on; None where something did, or did what takes long."""
+    if stalls:
+        stood = [s for s in stalls if s.get("state") != Standstill.RESUMED and not s.get("paused_in")]
+        if len(stood) < len(stalls):
+            return None
+        return max((float(stall.get("silent_s") or 0.0) for stall in stood), default=0.0)
+    if manifest.get("ended_ns") or not ranks:
+        return None
+    seen = [(each.seen_ns, each.step_since_ns) for each in ranks.values()]
+    stood_s = [(at - since) / 1e9 for at, since in seen if at is not None and since is not None]
+    longest = max((step.length_ns / 1e9 for log in logs for step in log.steps), default=0.0)
+    going_on = any(each.phase in _GOES_ON for each in ranks.values())
+    if going_on or not stood_s or max(stood_s) < max(_TUNING.least_s, _TUNING.usual_gaps * longest):
+        return None
+    return max(stood_s)

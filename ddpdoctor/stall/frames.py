@@ -1,0 +1,69 @@
+"""Stacks as dumps and run directories have them → lines of the user's program, with those that called them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from ddpdoctor.measure.places import CodeLine, Where
+
+_LIBRARY = re.compile(
+    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|[/\\]ddpdoctor[/\\]hook[/\\]|^<"
+)
+"""Files that are no part of the user's program; our own threads are seen where faulthandler writes."""
+MOST_CALLERS = 8
+"""Above a line; as many as stack samples keep."""
+MOST_FRAMES = 64
+"""Of a stack that a report carries."""
+_FAULT_FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d+) in (.+)$', re.MULTILINE)
+_FATAL, _TIMEOUT, _CURRENT = "Fatal Python error", "Timeout (", "Current thread 0x"
+_FAULT_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*\n", re.MULTILINE)
+
+
+def lines_of(frames: Any) -> list[CodeLine]:
+    """``[[file, line, function], ...]`` of a run directory, the innermost first."""
+    return [CodeLine(str(file), int(line or 0), str(function)) for file, line, function in _whole(frames)]
+
+
+def _whole(frames: Any) -> list[list[Any]]:
+    return [frame for frame in frames or () if isinstance(frame, list) and len(frame) == 3][:MOST_FRAMES]
+
+
+def is_users(line: CodeLine) -> bool:
+    """Whether it is of the user's program, as far as its path tells."""
+    return _LIBRARY.search(line.file) is None
+
+
+def place_of(stack: Sequence[CodeLine]) -> Where | None:
+    """The innermost line of the user's in a stack, with its callers."""
+    own = [line for line in stack if is_users(line)]
+    if not own:
+        return None
+    first, *callers = own
+    return Where(first.file, first.line, first.function, callers=tuple(callers[:MOST_CALLERS]))
+
+
+def distinct_places(places: Sequence[Where | None]) -> list[Where]:
+    """``places`` without those that are there already."""
+    seen: dict[tuple[str, int], Where] = {}
+    for place in places:
+        if place is not None:
+            seen.setdefault((place.file, place.line), place)
+    return list(seen.values())
+
+
+def faulting_stack(text: str) -> list[CodeLine]:
+    """What the training thread was in when faulthandler last wrote: the thread with the fault, or where it wrote because Python's
+    lock was kept, the thread that started Python, which it writes last."""
+    fatal, timeout = text.rfind(_FATAL), text.rfind(_TIMEOUT)
+    if max(fatal, timeout) < 0:
+        return []
+    told = text[max(fatal, timeout) :]
+    threads = _FAULT_THREAD.split(told)[1:]
+    if not threads:
+        return []
+    current = told.rfind(_CURRENT)
+    thread = _FAULT_THREAD.split(told[current:])[1] if fatal > timeout and current >= 0 else threads[-1]
+    found = _FAULT_FRAME.findall(thread)[:MOST_FRAMES]
+    return [CodeLine(file, int(line), function) for file, line, function in found]

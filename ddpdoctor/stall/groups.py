@@ -1,0 +1,147 @@
+"""All recordings by process group: how far each member came, and what it has pending there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from .recording import GroupKey, Operation, Recording
+
+_DEFAULT = ("0", "default_pg")
+"""Name and description of the group of all ranks."""
+
+
+@dataclass
+class Seat:
+    """One member of a group, by its own recording."""
+
+    by_sequence: dict[int, list[Operation]] = field(default_factory=dict)
+    """What it issued; several operations of one number are one coalesced collective."""
+    pending: dict[int, Operation] = field(default_factory=dict)
+    last: int | None = None
+    """Number of the last collective that it issued; None where the recording has none of the group."""
+
+    def before(self, sequence: int) -> Operation | None:
+        """The last operation before ``sequence`` that is still recorded."""
+        known = [number for number in self.by_sequence if number < sequence]
+        return self.by_sequence[max(known)][0] if known else None
+
+
+@dataclass
+class Table:
+    """A process group with a seat for each member that has a recording."""
+
+    key: GroupKey
+    members: tuple[int, ...]
+    seats: dict[int, Seat] = field(default_factory=dict)
+    told: bool = True
+    """Whether a recording tells the members, or they are those that were seen."""
+
+    @property
+    def unrecorded(self) -> list[int]:
+        return [rank for rank in self.members if rank not in self.seats]
+
+    def operation(self, sequence: int, ranks: Iterable[int]) -> Operation | None:
+        """What the first of ``ranks`` issued under this number."""
+        issued = (self.seats[rank].by_sequence.get(sequence) for rank in ranks if rank in self.seats)
+        return next((operations[0] for operations in issued if operations), None)
+
+
+def tables_of(recordings: Sequence[Recording], everybody: Sequence[int]) -> list[Table]:
+    """A table for each group of two ranks and more in which anything was recorded. ``everybody``: the job's ranks, who are the
+    default group where no recording tells its members."""
+    named = _named(recordings)
+    tables: dict[GroupKey, Table] = {}
+    for key in {key for keys in named.values() for key in keys}:
+        members = key.members
+        if members is None:
+            members = tuple(everybody) if _is_default(key) else ()
+        tables[key] = Table(key, members, told=key.members is not None)
+    counted = _counted(recordings, named)
+    for recording in recordings:
+        _seat(recording, tables, named, counted)
+    for table in tables.values():
+        if not table.told and not table.members:
+            table.members = tuple(sorted(table.seats))
+        table.seats = {rank: seat for rank, seat in table.seats.items() if rank in table.members}
+    return [tables[key] for key in sorted(tables, key=_order) if len(tables[key].members) > 1]
+
+
+def _counted(recordings: Sequence[Recording], named: dict[str, list[GroupKey]]) -> set[GroupKey]:
+    """The groups in which torch's own count is that of the collectives: sends and receives count there, too."""
+    fits: dict[GroupKey, bool] = {}
+    for recording in recordings:
+        last: dict[GroupKey, int] = {}
+        for operation in recording.operations:
+            last[operation.group] = max(operation.sequence, last.get(operation.group, -1))
+        mixed = {message.group for message in recording.messages}
+        for group, count in recording.enqueued.items():
+            key = _resolved(group, recording.rank, named)
+            fits[key] = fits.get(key, True) and group not in mixed and last.get(group, count) == count
+        for group in mixed:
+            fits[_resolved(group, recording.rank, named)] = False
+    return {key for key, whole in fits.items() if whole}
+
+
+def _seat(
+    recording: Recording,
+    tables: dict[GroupKey, Table],
+    named: dict[str, list[GroupKey]],
+    counted: set[GroupKey],
+) -> None:
+    """Give the recording's rank its seats in ``tables``."""
+    for key, table in tables.items():
+        if recording.rank in (key.members or table.members):
+            table.seats[recording.rank] = Seat()
+    for operation in recording.operations:
+        key = _resolved(operation.group, recording.rank, named)
+        seat = tables[key].seats.setdefault(recording.rank, Seat())
+        seat.by_sequence.setdefault(operation.sequence, []).append(operation)
+        if operation.pending:
+            seat.pending.setdefault(operation.sequence, operation)
+        seat.last = max(seat.last if seat.last is not None else -1, operation.sequence)
+    for group, count in recording.enqueued.items():
+        key = _resolved(group, recording.rank, named)
+        found = tables[key].seats.get(recording.rank)
+        if found is not None and key in counted:
+            found.last = max(count, found.last if found.last is not None else -1)
+
+
+def _named(recordings: Sequence[Recording]) -> dict[str, list[GroupKey]]:
+    """The groups that anybody knows, by name; those with members stand for those without."""
+    keys: dict[str, dict[GroupKey, None]] = {}
+    for recording in recordings:
+        issued = (operation.group for operation in recording.operations)
+        for key in (*recording.groups.values(), *issued, *recording.enqueued):
+            keys.setdefault(key.name, {})[key] = None
+    return {name: [k for k in found if k.members] or list(found) for name, found in keys.items()}
+
+
+def _resolved(key: GroupKey, rank: int, named: dict[str, list[GroupKey]]) -> GroupKey:
+    """The group of this name that ``rank`` is in."""
+    known = named.get(key.name, [])
+    if key in known:
+        return key
+    return next((other for other in known if rank in (other.members or ())), known[0] if known else key)
+
+
+def _is_default(key: GroupKey) -> bool:
+    return key.name in _DEFAULT or key.description in _DEFAULT
+
+
+def _order(key: GroupKey) -> tuple[int, str]:
+    return (int(key.name) if key.name.isdecimal() and len(key.name) < 19 else -1, key.name)
+
+
+def expected_ranks(recordings: Sequence[Recording]) -> list[int]:
+    """All ranks of the job, as far as any group's members tell."""
+    ranks: set[int] = {recording.rank for recording in recordings}
+    for members in _members(recordings):
+        ranks.update(members)
+    return sorted(ranks)
+
+
+def _members(recordings: Sequence[Recording]) -> Iterator[tuple[int, ...]]:
+    for members in {key.members for recording in recordings for key in recording.groups.values()}:
+        if members:
+            yield members

@@ -1,0 +1,182 @@
+"""The first place at which members of a group issued different collectives, and who is the odd one there."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from .groups import Seat, Table
+from .recording import GroupKey, Operation
+
+
+class Difference(StrEnum):
+    """What differs."""
+
+    EXTRA = "extra"
+    """The odd ranks issue one that the others do not, and go on as they do."""
+    LACKING = "lacking"
+    """The odd ranks leave one out."""
+    ORDER = "order"
+    """Both are issued, in another order."""
+    OPERATION = "operation"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+
+
+@dataclass(frozen=True)
+class Mismatch:
+    """The first difference of a group."""
+
+    group: GroupKey
+    sequence: int
+    difference: Difference
+    odd: tuple[int, ...]
+    """Ranks that differ from most others, or from what the group did before; all where neither tells."""
+    others: tuple[int, ...]
+    by_rank: dict[int, Operation]
+
+    @property
+    def since_ns(self) -> int | None:
+        moments = [each.created_ns for each in self.by_rank.values() if each.created_ns is not None]
+        return max(moments, default=None)
+
+
+_Signature = tuple[tuple[str, tuple[str, ...], int], ...]
+
+_INPUTS_ALIKE = frozenset(
+    ("all_reduce", "all_reduce_barrier", "broadcast", "reduce", "allreduce_coalesced", "_all_gather_base")
+)
+"""Collectives to which all ranks must bring as many elements."""
+_OUTPUTS_ALIKE = frozenset(("all_gather", "_reduce_scatter_base"))
+"""Those from which all must get as many. Of the others (all_to_all, gather, scatter) each rank may have its own sizes."""
+_ONLY_NAMES = frozenset(("barrier", "all_reduce_barrier"))
+"""What they move is nobody's data."""
+
+
+def first_differences(tables: Sequence[Table]) -> list[Mismatch]:
+    """One for each group that stands at or behind a difference, the first one first."""
+    found = (_first(table) for table in tables)
+    return sorted((each for each in found if each is not None), key=lambda each: each.since_ns or 0)
+
+
+def _first(table: Table) -> Mismatch | None:
+    seats = {rank: seat for rank, seat in table.seats.items() if seat.by_sequence}
+    pending = [max(seat.pending) for seat in seats.values() if seat.pending]
+    if len(seats) < 2 or not pending:
+        return None
+    for sequence in sorted({number for seat in seats.values() for number in seat.by_sequence}):
+        if sequence > max(pending):
+            return None
+        issued = {r: seat.by_sequence[sequence] for r, seat in seats.items() if sequence in seat.by_sequence}
+        signatures = {rank: _signature(operations) for rank, operations in issued.items()}
+        if len(set(signatures.values())) > 1:
+            return _judged(table, sequence, signatures, {r: each[0] for r, each in issued.items()})
+    return None
+
+
+def _signature(operations: Sequence[Operation]) -> _Signature:
+    """What must be the same on all ranks."""
+    return tuple((each.name, _dtypes(each), _elements(each)) for each in operations)
+
+
+def _dtypes(operation: Operation) -> tuple[str, ...]:
+    empty = operation.inputs and operation.input_elements == 0
+    return () if operation.name in _ONLY_NAMES or empty else tuple(sorted(set(operation.input_dtypes)))
+
+
+def _elements(operation: Operation) -> int:
+    if operation.name in _ONLY_NAMES:
+        return -1
+    if operation.name in _INPUTS_ALIKE:
+        return operation.input_elements
+    return operation.output_elements if operation.name in _OUTPUTS_ALIKE else -1
+
+
+def _judged(
+    table: Table, sequence: int, signatures: dict[int, _Signature], issued: dict[int, Operation]
+) -> Mismatch:
+    counts = Counter(signatures.values())
+    (usual, most), *rest = counts.most_common()
+    if rest and rest[0][1] == most:
+        usual = _usual(table, sequence, counts) or usual
+        told = _usual(table, sequence, counts) is not None
+    else:
+        told = True
+    odd = tuple(sorted(rank for rank, each in signatures.items() if not told or each != usual))
+    others = tuple(sorted(rank for rank in signatures if rank not in odd))
+    return Mismatch(
+        table.key,
+        sequence,
+        _difference(table, sequence, odd or tuple(signatures), others, signatures),
+        odd,
+        others,
+        issued,
+    )
+
+
+def _usual(table: Table, sequence: int, counts: Counter[_Signature]) -> _Signature | None:
+    """The one of the signatures that came more often in this place before, after the same collective; None where none did."""
+    before: Counter[_Signature] = Counter()
+    ever: Counter[_Signature] = Counter()
+    for seat in table.seats.values():
+        last = seat.before(sequence)
+        here = _signature([last]) if last is not None else None
+        for previous, signature in _pairs(seat, sequence):
+            ever[signature] += 1
+            if previous == here:
+                before[signature] += 1
+    for history in (before, ever):
+        ranked = sorted(counts, key=lambda each: history[each], reverse=True)
+        if history[ranked[0]] > history[ranked[1]]:
+            return ranked[0]
+    return None
+
+
+def _pairs(seat: Seat, sequence: int) -> Iterator[tuple[_Signature | None, _Signature]]:
+    """Each collective before ``sequence`` with the one before it."""
+    previous: _Signature | None = None
+    for number in sorted(number for number in seat.by_sequence if number < sequence):
+        signature = _signature(seat.by_sequence[number])
+        yield previous, signature
+        previous = signature
+
+
+def _difference(
+    table: Table,
+    sequence: int,
+    odd: tuple[int, ...],
+    others: tuple[int, ...],
+    signatures: dict[int, _Signature],
+) -> Difference:
+    one = odd[0]
+    other = others[0] if others else next(r for r in odd if signatures[r] != signatures[one])
+    mine, theirs = (_at(table, rank, sequence) for rank in (one, other))
+    my_next, their_next = (_at(table, rank, sequence + 1) for rank in (one, other))
+    if mine and theirs and mine[0][0] == theirs[0][0]:
+        return (
+            Difference.DTYPE
+            if mine[0][1] != theirs[0][1]
+            else _of_one_kind(mine, theirs, my_next, their_next)
+        )
+    if my_next is not None and my_next == theirs:
+        return Difference.ORDER if their_next == mine else Difference.EXTRA
+    return Difference.LACKING if their_next is not None and their_next == mine else Difference.OPERATION
+
+
+def _of_one_kind(
+    mine: _Signature, theirs: _Signature, my_next: _Signature | None, their_next: _Signature | None
+) -> Difference:
+    if my_next == theirs and their_next == mine:
+        return Difference.ORDER
+    if my_next == their_next:
+        return Difference.SHAPE
+    if my_next == theirs:
+        return Difference.EXTRA
+    return Difference.LACKING if their_next == mine else Difference.SHAPE
+
+
+def _at(table: Table, rank: int, sequence: int) -> _Signature | None:
+    operations = table.seats[rank].by_sequence.get(sequence)
+    return _signature(operations) if operations else None

@@ -1,0 +1,174 @@
+"""Pickles of plain values, without Python's unpickler: nothing in them can name a class, call anything or ask for much memory.
+
+torch's flight recorder writes dicts, lists, tuples, strings, whole numbers, truth values and None. Those are read here, by the few
+opcodes that make them; whatever else a file holds is refused with the reason.
+"""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+MOST_BYTES = 64 << 20
+"""A dump of 20,000 collectives with their stacks has half of it."""
+_MOST_VALUES = 20_000_000
+"""Opcodes that are followed: an empty list takes one byte in a file and sixty in memory."""
+
+_MARK = object()
+_CALLS = {
+    **dict.fromkeys((0x63, 0x93, 0x69), "it names a class or a function"),
+    **dict.fromkeys((0x52, 0x81, 0x92, 0x62, 0x6F), "it asks for a call"),
+    **dict.fromkeys((0x50, 0x51), "it refers to something outside the file"),
+    **dict.fromkeys((0x82, 0x83, 0x84), "it uses an extension"),
+}
+"""Opcodes by which a pickle could run code, and what each of them says."""
+_CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False}
+_TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
+_MOST_DIGITS_BYTES = 16
+"""Of a whole number; those of a dump have eight."""
+_BINGET, _LONG_BINGET, _BINPUT, _LONG_BINPUT, _MEMOIZE = 0x68, 0x6A, 0x71, 0x72, 0x94
+_BININT, _BININT1, _BININT2, _LONG1, _BINFLOAT = 0x4A, 0x4B, 0x4D, 0x8A, 0x47
+_BINUNICODE, _SHORT_BINUNICODE, _BINUNICODE8 = 0x58, 0x8C, 0x8D
+_STRINGS = (_BINUNICODE, _SHORT_BINUNICODE, _BINUNICODE8)
+_EMPTY_DICT, _EMPTY_LIST, _EMPTY_TUPLE, _POP_MARK = 0x7D, 0x5D, 0x29, 0x28
+_APPENDS, _APPEND, _SETITEMS, _SETITEM, _TUPLE = 0x65, 0x61, 0x75, 0x73, 0x74
+_STOP, _PROTO, _FRAME = 0x2E, 0x80, 0x95
+_WORD, _LONG_WORD = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
+_SIGNED, _SHORT = struct.Struct("<i").unpack_from, struct.Struct("<H").unpack_from
+_DOUBLE = struct.Struct(">d").unpack_from
+
+
+class NotPlainError(ValueError):
+    """The file is no pickle of plain values; the text says why, as part of a sentence."""
+
+
+def read_plain(data: bytes) -> Any:
+    """The value pickled in ``data``. Raises :class:`NotPlainError`."""
+    if len(data) > MOST_BYTES:
+        raise NotPlainError(f"it is larger than {MOST_BYTES >> 20} MiB")
+    try:
+        return _value(data)
+    except (IndexError, struct.error):
+        raise NotPlainError("it is cut off") from None
+    except (TypeError, AttributeError, KeyError, UnicodeDecodeError):
+        raise NotPlainError("it is damaged") from None
+
+
+def _value(data: bytes) -> Any:
+    """One pass over the opcodes, the most frequent ones first: a dump has hundreds of thousands."""
+    stack: list[Any] = []
+    memo: dict[int, Any] = {}
+    at = 0
+    for _ in range(_MOST_VALUES):
+        code = data[at]
+        at += 1
+        if code == _BINGET:
+            stack.append(memo[data[at]])
+            at += 1
+        elif code == _POP_MARK:
+            stack.append(_MARK)
+        elif code == _BINPUT:
+            memo[data[at]] = stack[-1]
+            at += 1
+        elif code in _STRINGS:
+            text, at = _text(data, code, at)
+            stack.append(text)
+        elif code == _EMPTY_LIST:
+            stack.append([])
+        elif code == _APPENDS:
+            values = _since_mark(stack)
+            list.extend(stack[-1], values)
+        elif code == _LONG_BINGET:
+            stack.append(memo[_WORD(data, at)[0]])
+            at += 4
+        elif code == _LONG_BINPUT:
+            memo[_WORD(data, at)[0]] = stack[-1]
+            at += 4
+        elif code == _MEMOIZE:
+            memo[len(memo)] = stack[-1]
+        elif code == _EMPTY_DICT:
+            stack.append({})
+        elif code == _SETITEMS:
+            values = _since_mark(stack)
+            dict.update(stack[-1], zip(values[::2], values[1::2], strict=False))
+        elif code in _CONSTANTS:
+            stack.append(_CONSTANTS[code])
+        elif code == _STOP:
+            return stack.pop()
+        elif code == _PROTO:
+            at += 1
+        elif code == _FRAME:
+            at += 8
+        elif code in (_BININT, _BININT1, _BININT2, _LONG1, _BINFLOAT):
+            number, at = _number(data, code, at)
+            stack.append(number)
+        else:
+            _build(stack, code)
+    raise NotPlainError("it holds more values than any flight recorder keeps")
+
+
+def _text(data: bytes, code: int, at: int) -> tuple[str, int]:
+    """The string whose length stands at ``at``, and where it ends."""
+    if code == _BINUNICODE:
+        begin = at + 4
+        length = _WORD(data, at)[0]
+    elif code == _SHORT_BINUNICODE:
+        begin, length = at + 1, data[at]
+    else:
+        begin = at + 8
+        length = _LONG_WORD(data, at)[0]
+    if begin + length > len(data):
+        raise IndexError
+    return data[begin : begin + length].decode(), begin + length
+
+
+def _number(data: bytes, code: int, at: int) -> tuple[float, int]:
+    """The number at ``at``, and where it ends."""
+    if code == _BININT1:
+        return data[at], at + 1
+    if code == _BININT2:
+        return _SHORT(data, at)[0], at + 2
+    if code == _BININT:
+        return _SIGNED(data, at)[0], at + 4
+    if code == _BINFLOAT:
+        return _DOUBLE(data, at)[0], at + 8
+    length = data[at]
+    end = at + 1 + length
+    if length > _MOST_DIGITS_BYTES:
+        raise NotPlainError("it holds a number of more than 128 bits")
+    if end > len(data):
+        raise IndexError
+    return int.from_bytes(data[at + 1 : end], "little", signed=True), end
+
+
+def _build(stack: list[Any], code: int) -> None:
+    """The rarer containers."""
+    if code in _TUPLES:
+        many = _TUPLES[code]
+        if len(stack) < many:
+            raise IndexError
+        stack[-many:] = [tuple(stack[-many:])]
+    elif code == _EMPTY_TUPLE:
+        stack.append(())
+    elif code == _TUPLE:
+        stack.append(tuple(_since_mark(stack)))
+    elif code == _APPEND:
+        value = stack.pop()
+        list.append(stack[-1], value)
+    elif code == _SETITEM:
+        value, key = stack.pop(), stack.pop()
+        dict.__setitem__(stack[-1], key, value)
+    else:
+        raise NotPlainError(_CALLS.get(code, "it holds more than plain values"))
+
+
+def _since_mark(stack: list[Any]) -> list[Any]:
+    """What was put on the stack since the last mark, which goes with it."""
+    place = len(stack) - 1
+    while stack[place] is not _MARK:
+        place -= 1
+        if place < 0:
+            raise IndexError
+    values = stack[place + 1 :]
+    del stack[place:]
+    return values

@@ -1,0 +1,279 @@
+"""One rank's flight recorder as it was dumped, whatever version of torch wrote it: groups, and what was issued in each."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from math import prod
+from typing import Any
+
+from ddpdoctor.measure.places import CodeLine
+
+MOST_ENTRIES = 1_000_000
+"""Of one dump; torch keeps 2,000 unless told otherwise."""
+_MOST_RANKS = 1_000_000
+_LATEST = 1 << 62
+"""Of numbers and moments in nanoseconds: the year 2116."""
+_P2P = re.compile(r"(send|recv)\b(?: (\d+)(->|<-)(\d+))?")
+_COALESCED = "coalesced"
+_FINISHED = "completed"
+
+
+class NoDumpError(ValueError):
+    """The document is no flight recorder's; the text says why, as part of a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One operation that a rank issued."""
+
+    group: GroupKey
+    sequence: int
+    """Of the group's collectives; a send or receive has that of the last one before it."""
+    name: str
+    """``all_reduce``, ``send 0->1``: torch's name without the backend's."""
+    backend: str
+    inputs: tuple[tuple[int, ...], ...]
+    outputs: tuple[tuple[int, ...], ...]
+    input_dtypes: tuple[str, ...]
+    pending: bool
+    """Issued and not finished."""
+    started: bool | None
+    """Whether the device has begun it; None where nobody noted that."""
+    created_ns: int | None
+    order: int
+    """Place among all that the rank issued."""
+    pair: tuple[int, int] | None = None
+    """Of a send or receive: sender and receiver, by their place in the group."""
+    frames: tuple[CodeLine, ...] = ()
+    """Innermost first."""
+
+    @property
+    def input_elements(self) -> int:
+        return sum(map(prod, self.inputs))
+
+    @property
+    def output_elements(self) -> int:
+        return sum(map(prod, self.outputs))
+
+
+@dataclass(frozen=True, slots=True)
+class GroupKey:
+    """A process group. Ranks that split a group may have several of one name, of which each rank knows its own."""
+
+    name: str
+    description: str = ""
+    members: tuple[int, ...] | None = None
+    """Global ranks, where the dump tells them."""
+
+    @property
+    def words(self) -> str:
+        """As a report names it."""
+        described = self.description if self.description not in ("", "undefined") else ""
+        return f"{described} ({self.name})" if described and described != self.name else self.name
+
+
+@dataclass(frozen=True)
+class Recording:
+    """One rank's dump."""
+
+    rank: int
+    path: str
+    version: str
+    groups: dict[str, GroupKey]
+    """By name: those that the rank is in."""
+    operations: list[Operation]
+    """Collectives, in the order in which they were issued."""
+    messages: list[Operation]
+    """Sends and receives."""
+    enqueued: dict[GroupKey, int] = field(default_factory=dict)
+    """What was issued last in a group, by torch's own count, which takes in sends and receives."""
+    first_ns: int | None = None
+    """When the oldest operation that the dump holds was issued."""
+    forgotten: bool = False
+    """Whether older operations were overwritten."""
+    written_ns: int | None = None
+
+    @property
+    def last_ns(self) -> int | None:
+        """When the rank last issued anything that the dump tells of."""
+        moments = [each.created_ns for each in (*self.operations[-1:], *self.messages[-1:])]
+        return max((moment for moment in moments if moment is not None), default=None)
+
+
+def recording_of(document: Any, rank: int, path: str, written_ns: int | None = None) -> Recording:
+    """The dump in ``document``. Raises :class:`NoDumpError`."""
+    if isinstance(document, list):
+        document = {"entries": document}
+    if not isinstance(document, Mapping) or not isinstance(document.get("entries", ()), list | tuple):
+        raise NoDumpError("it is no dump of torch's flight recorder")
+    if not document.keys() & {"entries", "pg_config", "pg_status", "version"}:
+        raise NoDumpError("it is no dump of torch's flight recorder")
+    groups = _groups(document.get("pg_config"))
+    collectives: list[Operation] = []
+    messages: list[Operation] = []
+    ids: dict[int, GroupKey] = {}
+    entries = [e for e in document.get("entries", ()) if isinstance(e, Mapping)][:MOST_ENTRIES]
+    for entry in entries:
+        operation = _operation(entry, groups, len(collectives) + len(messages))
+        if operation is None:
+            continue
+        number = entry.get("pg_id")
+        if isinstance(number, int):
+            ids[number] = operation.group
+        is_message = bool(entry.get("is_p2p")) or operation.pair is not None or _is_message(operation.name)
+        (messages if is_message else collectives).append(operation)
+    collectives = _without_batches(collectives, messages)
+    enqueued = _status(document.get("pg_status"), groups, ids)
+    oldest = min((_whole(entry.get("record_id", entry.get("id"))) or 0 for entry in entries), default=0)
+    moments = [each.created_ns for each in (*collectives, *messages) if each.created_ns is not None]
+    return Recording(
+        rank=rank,
+        path=path,
+        version=str(document.get("version", ""))[:20],
+        groups=groups,
+        operations=collectives,
+        messages=messages,
+        enqueued=enqueued,
+        first_ns=min(moments, default=None),
+        forgotten=oldest > 0,
+        written_ns=written_ns,
+    )
+
+
+def _is_message(name: str) -> bool:
+    return _P2P.match(name) is not None
+
+
+def _without_batches(collectives: list[Operation], messages: list[Operation]) -> list[Operation]:
+    """``collectives`` without the entries that end a batch of sends and receives: not all ranks of the group take part."""
+    batches = {(each.group, each.sequence) for each in messages}
+    return [
+        each for each in collectives if each.name != _COALESCED or (each.group, each.sequence) not in batches
+    ]
+
+
+def _groups(config: Any) -> dict[str, GroupKey]:
+    if not isinstance(config, Mapping):
+        return {}
+    found = {}
+    for name, about in config.items():
+        if not isinstance(about, Mapping):
+            continue
+        members = _members(about.get("ranks"))
+        if members:
+            found[str(name)] = GroupKey(str(name), str(about.get("desc") or ""), members)
+    return found
+
+
+def _members(ranks: Any) -> tuple[int, ...] | None:
+    """Global ranks, which torch writes as the text of a list."""
+    if isinstance(ranks, str):
+        try:
+            ranks = json.loads(ranks)
+        except ValueError:
+            return None
+    if not isinstance(ranks, list | tuple) or not all(_whole(each) is not None for each in ranks):
+        return None
+    return tuple(int(each) for each in ranks) if all(0 <= each < _MOST_RANKS for each in ranks) else None
+
+
+def _operation(entry: Mapping[str, Any], groups: Mapping[str, GroupKey], order: int) -> Operation | None:
+    group = entry.get("process_group")
+    name, description = str(entry.get("pg_name", entry.get("pg_id", ""))), ""
+    if isinstance(group, list | tuple) and group:
+        name, description = str(group[0]), str(group[1]) if len(group) > 1 else ""
+    sequence = _whole(entry.get("collective_seq_id", entry.get("seq_id")))
+    called = entry.get("profiling_name")
+    if sequence is None or not isinstance(called, str):
+        return None
+    backend, _, operation = called[:200].rpartition(":")
+    pair = _P2P.match(operation)
+    state = entry.get("state")
+    started = True if state == "started" or _whole(entry.get("time_discovered_started_ns")) else None
+    return Operation(
+        group=groups.get(name) or GroupKey(name, description),
+        sequence=sequence,
+        name=operation,
+        backend=backend,
+        inputs=_sizes(entry.get("input_sizes")),
+        outputs=_sizes(entry.get("output_sizes")),
+        input_dtypes=_texts(entry.get("input_dtypes")),
+        pending=state != _FINISHED and not entry.get("retired"),
+        started=started,
+        created_ns=_whole(entry.get("time_created_ns")),
+        order=order,
+        pair=_pair(pair),
+        frames=_frames(entry.get("frames")),
+    )
+
+
+def _pair(found: re.Match[str] | None) -> tuple[int, int] | None:
+    """Sender and receiver of ``send 0->1`` or ``recv 1<-0``."""
+    if found is None or found[3] is None:
+        return None
+    left, right = int(found[2][:9]), int(found[4][:9])
+    return (left, right) if found[3] == "->" else (right, left)
+
+
+def _status(status: Any, groups: Mapping[str, GroupKey], ids: Mapping[int, GroupKey]) -> dict[GroupKey, int]:
+    """Torch's own counts by group."""
+    if not isinstance(status, Mapping):
+        return {}
+    by_id = {number: about for key, about in status.items() if (number := _whole(key)) is not None}
+    enqueued = {}
+    for number, group in _keys_of(sorted(by_id), groups, ids).items():
+        about = by_id[number]
+        count = _whole(about.get("last_enqueued_collective")) if isinstance(about, Mapping) else None
+        if count is not None and count >= 0:
+            enqueued[group] = count
+    return enqueued
+
+
+def _keys_of(
+    numbers: list[int], groups: Mapping[str, GroupKey], ids: Mapping[int, GroupKey]
+) -> dict[int, GroupKey]:
+    """Number of a group within its process → the group. Both are given out in the order in which groups are made, so that they
+    belong together where there are as many, unless what was issued says otherwise."""
+    known = {number: ids[number] for number in numbers if number in ids}
+    names = [name for name in groups if name.isdecimal()]
+    if len(names) != len(groups) or len(names) != len(numbers):
+        return known
+    paired = dict(zip(numbers, (groups[name] for name in sorted(names, key=int)), strict=True))
+    return paired if all(paired[number] == key for number, key in known.items()) else known
+
+
+def _whole(value: Any) -> int | None:
+    """A whole number, which JSON may hold as text."""
+    if isinstance(value, str) and re.fullmatch(r"-?\d{1,19}", value):
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if -1 <= value < _LATEST else None
+
+
+def _sizes(sizes: Any) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(sizes, list | tuple):
+        return ()
+    return tuple(
+        tuple(number for each in size if (number := _whole(each)) is not None)
+        for size in sizes
+        if isinstance(size, list | tuple)
+    )
+
+
+def _texts(values: Any) -> tuple[str, ...]:
+    return tuple(str(value)[:40] for value in values) if isinstance(values, list | tuple) else ()
+
+
+def _frames(frames: Any) -> tuple[CodeLine, ...]:
+    return tuple(_lines(frames)) if isinstance(frames, list | tuple) else ()
+
+
+def _lines(frames: Iterable[Any]) -> Iterable[CodeLine]:
+    for frame in frames:
+        if isinstance(frame, Mapping) and isinstance(frame.get("filename"), str):
+            line = _whole(frame.get("line"))
+            yield CodeLine(frame["filename"], line or 0, str(frame.get("name", "")))

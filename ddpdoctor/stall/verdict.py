@@ -1,0 +1,358 @@
+"""Evidence of all ranks, or flight recorder dumps alone → facts of the family ``hang``, and where each rank stands."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.measure.hangfacts import HangFacts, Standing, StopFacts
+from ddpdoctor.measure.places import Where
+from ddpdoctor.rundir.stops import Phase
+
+from .causes import ends_of
+from .chains import Blame, Root, Why, blame
+from .dumps import Dumps
+from .evidence import RankEvidence, RunEvidence
+from .frames import distinct_places, place_of
+from .groups import Table, expected_ranks, tables_of
+from .mismatches import Difference, Mismatch, first_differences
+from .recording import Operation, Recording
+from .standing import activity, last_at, standing_of
+from .waiting import Stuck
+
+_MOST_EVIDENCE = 12
+"""Sentences of a finding."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What stopped, and where each rank stands."""
+
+    facts: HangFacts
+    standing: list[Standing]
+    notes: list[str]
+
+
+def of_dumps(dumps: Dumps) -> Verdict:
+    """The verdict on dumps without any run of ours."""
+    run = RunEvidence(
+        {each.rank: RankEvidence(each.rank, recording=each) for each in dumps.recordings},
+        hangs=True,
+        lasts=False,
+        detected_ns=None,
+        since_s=None,
+        step=None,
+        exit_code=None,
+        oom_kills=0,
+        notes=[],
+    )
+    everybody = expected_ranks(dumps.recordings)
+    without = [rank for rank in everybody if rank not in run.ranks]
+    notes = list(dumps.notes)
+    if without:
+        notes.append(f"{_ranks(without)} left no flight recorder dump that could be read.")
+    ranks = run.ranks | {rank: RankEvidence(rank) for rank in without}
+    return _stopped(replace(run, ranks=ranks), notes, only_dumps=True)
+
+
+def of_run(run: RunEvidence) -> Verdict:
+    """The verdict on a recorded run."""
+    failed = any(each.raised or each.signal or each.code for each in run.ranks.values())
+    if not run.hangs and not failed and not run.exit_code:
+        return Verdict(HangFacts(looked=True), [], [])
+    return _stopped(run, [])
+
+
+def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Verdict:
+    recordings = {rank: each.recording for rank, each in run.ranks.items() if each.recording is not None}
+    tables = tables_of(list(recordings.values()), list(run.ranks))
+    found = blame(tables, recordings)
+    ends = ends_of(run)
+    causes = dict(ends.causes)
+    if causes:
+        causes = {name: _with_waiting(cause, found, run) for name, cause in causes.items()}
+    elif run.hangs:
+        causes = _hang(run, tables, found, recordings, notes, only_dumps)
+    elif run.exit_code:
+        causes = {"unexplained": StopFacts(message=f"exit code {run.exit_code}", step=run.step)}
+    guilty = {rank for cause in causes.values() for rank in cause.ranks or ()}
+    facts = HangFacts(
+        looked=True,
+        state=("hangs" if run.hangs else "failed") if causes else None,
+        since_s=run.since_s,
+        step=run.step,
+        exit_code=run.exit_code or None,
+        effects=ends.effects,
+        **causes,
+    )
+    standing = [standing_of(each, guilty, run) for _, each in sorted(run.ranks.items())] if causes else []
+    return Verdict(facts, standing, notes)
+
+
+def _with_waiting(cause: StopFacts, found: Blame, run: RunEvidence) -> StopFacts:
+    """``cause`` with the collective at which the others wait for its ranks."""
+    stuck = next((s for s in found.missed if set(s.absent) & set(cause.ranks or ())), None)
+    return cause if stuck is None else msgspec.structs.replace(cause, **_of_stuck(stuck, run))
+
+
+def _hang(
+    run: RunEvidence,
+    tables: Sequence[Table],
+    found: Blame,
+    recordings: Mapping[int, Recording],
+    notes: list[str],
+    only_dumps: bool,
+) -> dict[str, StopFacts]:
+    """Why ranks stand of which none died or raised."""
+    alive = [each for each in run.ranks.values() if run.stood(each)]
+    if alive and all(each.phase == Phase.RENDEZVOUS for each in alive):
+        return {"rendezvous": _simple(run, [], alive, "wait for a process group to be made")}
+    mismatch = next(iter(first_differences(tables)), None)
+    if mismatch is not None:
+        return _of_mismatch(mismatch, run)
+    roots = found.roots
+    unseen = only_dumps and all(root.why is Why.NO_RECORDING for root in roots)
+    if roots and unseen and len(recordings) * 2 < len(run.ranks):
+        notes.append(
+            "Fewer than half of the job's ranks left a dump, so that nobody can be named: collect those of all."
+        )
+        roots = []
+    if roots:
+        return _of_roots(roots, run, only_dumps)
+    if not only_dumps:
+        return _of_waits(run, found)
+    if found.whole:
+        return {"together": _together(found.whole[0], run)}
+    notes.append("No rank waits for another in these flight recorder dumps.")
+    return {}
+
+
+def _of_mismatch(found: Mismatch, run: RunEvidence) -> dict[str, StopFacts]:
+    odd = [run.ranks[rank] for rank in found.odd]
+    one = found.by_rank[found.odd[0]]
+    rank = found.others[0] if found.others else found.odd[-1]
+    other = found.by_rank[rank]
+    stop = StopFacts(
+        ranks=list(found.odd),
+        waiting_ranks=list(found.others),
+        group=found.group.words,
+        collective=other.name,
+        sequence=found.sequence,
+        tensors=_tensors(other),
+        unlike=_words(one),
+        kind=found.difference.value,
+        since=_moment(found.since_ns),
+        since_s=run.since_s,
+        step=_first_step(odd),
+        where=distinct_places([_called_at(each, found.by_rank[each.rank]) for each in odd]),
+        waits_at=distinct_places([_called_at(run.ranks[each], found.by_rank[each]) for each in found.others]),
+        evidence=[_issued(number, operation) for number, operation in sorted(found.by_rank.items())][
+            :_MOST_EVIDENCE
+        ],
+    )
+    if found.difference is not Difference.ORDER and any(each.exhausted for each in odd):
+        return {"uneven": stop}
+    return {"different": stop}
+
+
+def _issued(rank: int, operation: Operation) -> str:
+    place = place_of(operation.frames)
+    at = f" at {place.file}:{place.line}" if place else ""
+    return f"Rank {rank} issued {_words(operation)} as number {operation.sequence} of the group{at}."
+
+
+def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict[str, StopFacts]:
+    """Ranks that did not come, by what each of them does."""
+    ranks = [run.ranks[root.rank] for root in roots]
+    stuck = min((root.stuck for root in roots if root.stuck), key=lambda s: s.since_ns or 0, default=None)
+    activities = [activity(each) for each in ranks]
+    named = next((each for each in activities if each is not None), None)
+    barrier = next((each for each in ranks if each.phase == Phase.BARRIER), None)
+    stop = StopFacts(
+        ranks=[root.rank for root in roots],
+        kind=roots[0].why.value,
+        doing=named.name if named else _device_stands(roots),
+        says=named.says if named else None,
+        since_s=run.since_s,
+        step=_first_step(ranks),
+        where=distinct_places([last_at(each) for each in ranks]),
+        evidence=[text for root in roots for text in _seen(root, run.ranks[root.rank])][:_MOST_EVIDENCE],
+        **(_of_stuck(stuck, run) if stuck else _of_message(roots, run)),
+    )
+    if any(each.exhausted or each.in_order for each in ranks):
+        return {"uneven": stop}
+    if barrier is not None and stop.collective not in (None, "barrier", "all_reduce_barrier"):
+        return {"different": msgspec.structs.replace(stop, kind=Difference.EXTRA.value, unlike="barrier")}
+    return {"not_reached": stop}
+
+
+def _device_stands(roots: Sequence[Root]) -> str | None:
+    return "device" if all(root.unfinished for root in roots) else None
+
+
+def _seen(root: Root, each: RankEvidence) -> list[str]:
+    """What shows that a rank is a root, a sentence each."""
+    said = []
+    recording = each.recording
+    if root.stuck is not None and root.why in (Why.NOT_ISSUED, Why.STOPPED_EARLY, Why.CIRCLE):
+        said.append(_missing(root.rank, root.stuck, recording))
+    if root.why is Why.STOPPED_EARLY:
+        said.append(f"Rank {root.rank} waits as others do, but those issued more meanwhile.")
+    if root.why is Why.CIRCLE:
+        said.append(f"Rank {root.rank} itself waits for a rank that waits for it.")
+    if root.why is Why.NO_RECORDING:
+        said.append(
+            f"All others are there; of rank {root.rank} there is no flight recorder dump of that time."
+        )
+    if root.why is Why.NO_MESSAGE:
+        said.append(
+            f"Rank {root.rank} has not issued its part of a message that rank {root.partner} has pending."
+        )
+    if root.unfinished:
+        first, many = root.unfinished[0], len(root.unfinished)
+        more = f" and {many - 1} more" if many > 1 else ""
+        said.append(
+            f"Rank {root.rank} has {_words(first)} number {first.sequence} of {first.group.words}{more} pending, which others have "
+            "finished: its device, or the thread that watches it, had stopped before."
+        )
+    elif recording is not None and recording.operations and not any(o.pending for o in recording.operations):
+        said.append(f"Everything that rank {root.rank} issued is finished.")
+    return said
+
+
+def _missing(rank: int, stuck: Stuck, recording: Recording | None) -> str:
+    last = None
+    if recording is not None:
+        issued = [o.sequence for o in recording.operations if o.group == stuck.group]
+        last = max(issued, default=recording.enqueued.get(stuck.group))
+    known = f"; its last there is number {last}" if last is not None else ""
+    return f"Rank {rank} has not issued {stuck.operation.name} number {stuck.sequence} of {stuck.group.words}{known}."
+
+
+def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
+    """Without flight recorders that tell: who waits for others, and who does something else."""
+    alive = [each for each in run.ranks.values() if run.stood(each)]
+    busy = [each for each in alive if each.waits is False]
+    waiting = [each for each in alive if each.waits]
+    ended = [each for each in alive if each.in_order]
+    if ended and waiting:
+        return {"uneven": _simple(run, ended, waiting, "has left its training loop")}
+    if busy and (waiting or found.whole):
+        named = next((a for a in map(activity, busy) if a is not None), None)
+        stop = _simple(run, busy, waiting, named.says if named else None, named.name if named else None)
+        return {"uneven" if any(each.exhausted for each in busy) else "not_reached": stop}
+    places = {(each.phase, each.where.file, each.where.line) for each in waiting if each.where}
+    barriers = [each for each in waiting if each.phase == Phase.BARRIER]
+    if barriers and len(barriers) < len(waiting) and len(places) > 1:
+        others = [each for each in waiting if each.phase != Phase.BARRIER]
+        stop = _simple(run, barriers, others, "stands in a barrier", "barrier")
+        return {"different": msgspec.structs.replace(stop, kind=Difference.EXTRA.value, unlike="barrier")}
+    if found.whole:
+        return {"together": _together(found.whole[0], run)}
+    stop = _simple(run, [], alive, None)
+    activities = {a.name: a for a in map(activity, alive) if a is not None}
+    if busy and len(activities) == 1:
+        ((name, does),) = activities.items()
+        stop = msgspec.structs.replace(stop, doing=name, says=does.says)
+    return {"unexplained": stop}
+
+
+def _simple(
+    run: RunEvidence,
+    guilty: Sequence[RankEvidence],
+    waiting: Sequence[RankEvidence],
+    says: str | None,
+    doing: str | None = None,
+) -> StopFacts:
+    return StopFacts(
+        ranks=sorted(each.rank for each in guilty) or None,
+        waiting_ranks=sorted(each.rank for each in waiting),
+        doing=doing,
+        says=says,
+        since_s=run.since_s,
+        step=_first_step(guilty or waiting),
+        where=distinct_places([each.where for each in guilty or waiting]),
+        waits_at=distinct_places([each.where for each in waiting]) if guilty else [],
+    )
+
+
+def _together(stuck: Stuck, run: RunEvidence) -> StopFacts:
+    fields = _of_stuck(stuck, run)
+    places = fields.pop("waits_at")
+    return StopFacts(
+        ranks=None,
+        since_s=run.since_s,
+        step=_first_step([run.ranks[rank] for rank in stuck.waiting]),
+        where=places,
+        **fields,
+    )
+
+
+def _of_stuck(stuck: Stuck, run: RunEvidence) -> dict[str, Any]:
+    operation = stuck.operation
+    waiting = [run.ranks[rank] for rank in stuck.waiting if rank in run.ranks]
+    return {
+        "waiting_ranks": list(stuck.waiting),
+        "group": stuck.group.words,
+        "collective": operation.name,
+        "sequence": stuck.sequence,
+        "tensors": _tensors(operation),
+        "since": _moment(stuck.since_ns),
+        "waits_at": distinct_places([_called_at(each, operation) for each in waiting]),
+    }
+
+
+def _of_message(roots: Sequence[Root], run: RunEvidence) -> dict[str, Any]:
+    """Of ranks for whose messages others wait, or whose devices lag."""
+    partners = sorted({root.partner for root in roots if root.partner is not None})
+    first = next((root.unfinished[0] for root in roots if root.unfinished), None)
+    told: dict[str, Any] = {"waiting_ranks": partners}
+    for partner in partners[:1]:
+        recording = run.ranks[partner].recording
+        first = next((m for m in (recording.messages if recording else ()) if m.pending), first)
+    if first is not None:
+        told |= {
+            "group": first.group.words,
+            "collective": first.name,
+            "sequence": first.sequence,
+            "tensors": _tensors(first),
+        }
+    return told
+
+
+def _called_at(each: RankEvidence, operation: Operation) -> Where | None:
+    return place_of(operation.frames) or each.where
+
+
+def _first_step(ranks: Sequence[RankEvidence]) -> int | None:
+    return min((each.step for each in ranks if each.step is not None), default=None)
+
+
+def _moment(at_ns: int | None) -> str | None:
+    """A moment in words, to the second."""
+    if not at_ns:
+        return None
+    return datetime.fromtimestamp(at_ns / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+
+
+def _words(operation: Operation) -> str:
+    tensors = _tensors(operation)
+    return f"{operation.name} of {tensors}" if tensors else operation.name
+
+
+def _tensors(operation: Operation) -> str | None:
+    sizes = ", ".join("x".join(map(str, size)) or "a number" for size in operation.inputs[:3])
+    if not sizes:
+        return None
+    more = f" and {len(operation.inputs) - 3} more" if len(operation.inputs) > 3 else ""
+    dtypes = " ".join(dict.fromkeys(operation.input_dtypes))
+    return f"{sizes}{more}{' ' if dtypes else ''}{dtypes}"
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8])) + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+    return f"Rank {shown}" if len(ranks) == 1 else f"Ranks {shown}"

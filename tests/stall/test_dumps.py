@@ -1,0 +1,138 @@
+"""Reading flight recorder dumps: the real ones, and bad ones, each of which costs one sentence."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.analysis import analyze
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.report.html import render_html
+from ddpdoctor.report.markdown import render_markdown
+from ddpdoctor.stall import find_dumps, of_dumps
+from ddpdoctor.stall.plainpickle import NotPlainError, read_plain
+
+from .simulated import data_parallel, write
+
+REAL = Path(__file__).parent / "real"
+
+
+@pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])
+def test_both_guilty_ranks_of_real_jobs_are_named_with_group_and_collective(case):
+    diagnosis = analyze([str(REAL / case)])
+    finding = diagnosis.findings[0]
+    assert (finding.rule, finding.ranks) == ("hang/not-reached", [9, 14])
+    stop = diagnosis.facts["hang"]["not_reached"]
+    assert (stop["group"], stop["collective"]) == ("EXPERT_MODEL_PARALLEL_GROUP (72)", "all_to_all")
+    assert (stop["doing"] == "device") is (case == "gpu_error_2nd")
+    assert stop["tensors"] == "2048x5120 BFloat16"
+    assert "Where each rank is" in render_html(diagnosis)
+    assert "| → 9 |" in render_markdown(diagnosis)
+
+
+def test_real_dumps_read_as_pickle_reads_them():
+    class Refusing(pickle.Unpickler):
+        def find_class(self, module, name):
+            raise AssertionError((module, name))
+
+    for file in REAL.glob("*/_dump_*"):
+        with file.open("rb") as source:
+            assert read_plain(file.read_bytes()) == Refusing(source).load()
+
+
+@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+def test_plain_values_of_every_protocol(protocol):
+    value = {
+        "a": [1, 255, 70_000, -1, 2**62, (), (1,), (1, 2, 3, 4)],
+        "b": {"é" * 300: None, 1: 1.5, 0: False},
+    }
+    assert read_plain(pickle.dumps(value, protocol)) == value
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (pickle.dumps(os.system), "class or a function"),
+        (pickle.dumps({1, 2}, 2), "class or a function"),
+        (b"\x80\x02cos\nsystem\n(X\x02\x00\x00\x00lstR.", "class or a function"),
+        (b"\x80\x02K\x01K\x02R.", "asks for a call"),
+        (b"\x80\x02", "cut off"),
+        (b"\x80\x02X\xff\xff\xff\x7fabc.", "cut off"),
+        (b"\x80\x02\x8a\xff" + b"\x01" * 255 + b".", "128 bits"),
+        (b"\x80\x02e.", "cut off"),
+        (b"\x80\x02K\x01(K\x02e.", "damaged"),
+        (pickle.dumps({"entries": [1] * 999})[:500], "cut off"),
+    ],
+)
+def test_what_is_not_plain_is_refused_with_the_reason(data, why):
+    with pytest.raises(NotPlainError, match=why):
+        read_plain(data)
+
+
+def test_bad_dumps_cost_a_sentence_each_and_the_rest_is_analysed(tmp_path):
+    folder = Path(write(tmp_path, replace(data_parallel(8), host_stops={3: 10})))
+    whole = (folder / "_dump_5").read_bytes()
+    (folder / "_dump_4").write_bytes(whole[: len(whole) // 2])
+    (folder / "_dump_5").write_bytes(pickle.dumps(os.system))
+    (folder / "_dump_6").write_bytes(pickle.dumps({"weights": [1, 2]}, 2))
+    (folder / "_dump_7").write_bytes(b"")
+    (folder / "events_12").write_bytes(b"something else")
+    verdict = of_dumps(find_dumps([str(folder)]))
+    assert verdict.facts.not_reached.ranks == [3]
+    told = [note for note in verdict.notes if "left out" in note or "is empty" in note]
+    assert len(told) == 4
+    for number, why in ((4, "cut off"), (5, "class or a function"), (6, "no dump"), (7, "is empty")):
+        assert any(f"_dump_{number}" in note and why in note for note in told)
+
+
+def test_only_bad_dumps_are_an_error_with_the_reason(tmp_path):
+    (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(os.system))
+    with pytest.raises(UnusableInput, match="class or a function"):
+        analyze([str(tmp_path)])
+
+
+def test_absurd_documents_are_read_as_far_as_they_make_sense(tmp_path):
+    entry = {
+        "collective_seq_id": "x",
+        "profiling_name": 7,
+        "process_group": 3,
+        "input_sizes": "no",
+        "frames": [{}],
+    }
+    good = {"collective_seq_id": 1, "profiling_name": "nccl:all_reduce", "process_group": ["0"], "state": 5}
+    for rank, document in enumerate(
+        [
+            {
+                "version": [],
+                "entries": [entry, 5, good],
+                "pg_config": {"0": {"ranks": "[0, 1"}},
+                "pg_status": {"0": 3},
+            },
+            {
+                "version": "9",
+                "entries": [good | {"time_created_ns": 10**40}],
+                "pg_config": [],
+                "pg_status": [],
+            },
+        ]
+    ):
+        (tmp_path / f"nccl_trace_rank_{rank}.json").write_text(json.dumps(document))
+    assert len(find_dumps([str(tmp_path)]).recordings) == 2
+    analyze([str(tmp_path)])
+
+
+def test_a_dump_from_before_says_nothing_of_what_came_later(tmp_path):
+    """Rank 2 dumped at an earlier timeout and was killed later: its dump is old, and it is the one without a recording."""
+    job = replace(data_parallel(4), host_stops={2: 10})
+    folder = Path(write(tmp_path, job))
+    early = 1_758_580_000_000_000_000 - 3600 * 10**9
+    document = pickle.loads((folder / "_dump_2").read_bytes())
+    document["entries"] = []
+    (folder / "_dump_2").write_bytes(pickle.dumps(document, 2))
+    os.utime(folder / "_dump_2", ns=(early, early))
+    assert of_dumps(find_dumps([str(folder)])).facts.not_reached.ranks == [2]
