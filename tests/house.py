@@ -120,7 +120,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "lifetime": ("services", "profiling", "recording", "patching", "guard", "environment"),
         "patches": ("lifetime", "profiling", "recording", "job", "patching", "guard", "finder"),
         "marks": ("lifetime", "recording", "patching", "guard"),
-        "install": ("patches", "patching", "guard"),
+        "trial": ("services", "lifetime", "recording", "job", "patching", "guard", "environment"),
+        "install": ("trial", "patches", "patching", "guard", "environment"),
     },
     "trace": {
         "sources": (),

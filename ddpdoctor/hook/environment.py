@@ -10,6 +10,8 @@ SPOOL = "DDPDOCTOR_SPOOL"
 PROFILE_STEPS = "DDPDOCTOR_PROFILE_STEPS"
 MAX_TRACE_MB = "DDPDOCTOR_MAX_TRACE_MB"
 LAUNCHER_PID = "DDPDOCTOR_LAUNCHER_PID"
+TRIAL = "DDPDOCTOR_TRIAL"
+"""Set by ``try`` alone: the settings to change and the number of steps, as JSON."""
 
 DEFAULT_PROFILE_STEPS = (10, 15)
 """Past the bucket rebuild, the caching allocator's growth and most autotuning, yet early enough for short jobs."""
