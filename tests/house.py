@@ -17,12 +17,14 @@ ALLOWED = {
     "diagnose": ("measure", "rundir", "errors", "aside", "cachefolder", "plain"),
     "report": ("diagnose", "rundir", "errors", "deferred", "plain"),
     "launch": ("rundir", "telemetry", "errors", "parentdeath"),
+    "experiment": ("diagnose", "measure", "rundir", "errors"),
     "demo": ("errors",),
     "analysis": ("rundir", "telemetry", "trace", "measure", "diagnose", "report", "errors"),
     "cli": (
         "rundir",
         "telemetry",
         "launch",
+        "experiment",
         "demo",
         "analysis",
         "measure",
@@ -40,6 +42,7 @@ ALLOWED = {
 
 DOORS = {
     ("launch", "ddpdoctor.hook.environment"): "the names of the variables by which launcher and hook talk",
+    ("experiment", "ddpdoctor.hook.environment"): "the name of the variable that asks for a trial",
     ("report", "ddpdoctor.measure.facts"): "the types of the facts that a Diagnosis is made of",
     ("report", "ddpdoctor.measure.places"): "the lines of code that findings name",
     ("report", "ddpdoctor.measure.taxonomy"): "the parts of a step, which reports name and colour",

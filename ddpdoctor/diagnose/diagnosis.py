@@ -111,6 +111,8 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     snippet: str | None = None
     trade_off: str | None = None
     docs: list[str] = []
+    settings: dict[str, str] = {}
+    """What ``ddpdoctor try`` changes to try it, by the names of its settings."""
 
 
 class Coverage(msgspec.Struct, frozen=True):
@@ -144,6 +146,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     coverage: Coverage
     evidence: list[Evidence] = []
     fixes: list[Fix] = []
+    bound: dict[str, str] = {}
+    """What ``ddpdoctor try`` changes to measure what mending it could bring at most."""
     caused_by: str | None = None
     """Rule id of the finding of which this is an effect."""
     limits: str = ""
