@@ -22,6 +22,7 @@ from .job import job_of
 from .judge import Measured, judged
 from .options import Options
 from .sources import with_source_text
+from .trials import with_trials
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ def prepare(paths: Sequence[str], options: Options) -> Prepared:
 
 def conclude(prepared: Prepared, options: Options) -> Diagnosis:
     """Measure and diagnose."""
-    diagnosis = judged(_measured(prepared, options), options)
+    diagnosis = with_trials(judged(_measured(prepared, options), options), prepared.inputs.runs)
     if not options.source_text:
         return diagnosis
     return with_source_text(diagnosis, [run.path for run in prepared.inputs.runs])

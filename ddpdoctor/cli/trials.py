@@ -46,6 +46,11 @@ class _TryCommand(click.Command):
     metavar="NAME=VALUE",
     help="Try this; several are tried one by one, and together. `--list` names them.",
 )
+@click.option(
+    "--tune",
+    type=click.Choice(["loader", "ddp"]),
+    help="Walk through workers and prefetching, or bucket sizes; what is slow is left early.",
+)
 @click.option("--bounds", is_flag=True, help="With --all: also measure what mending could bring at most.")
 @click.option("--list", "listed", is_flag=True, help="List what can be set, and end.")
 @click.option(
@@ -85,6 +90,7 @@ def command(
     run: str | None,
     everything: bool,
     settings: tuple[str, ...],
+    tune: str | None,
     bounds: bool,
     listed: bool,
     steps: int | None,
@@ -107,13 +113,15 @@ def command(
       ddpdoctor try ddpdoctor-runs/20260101T120000Z-train --all -- torchrun --nproc-per-node 8 train.py
       ddpdoctor try --set loader.num_workers=4 --set ddp.bucket_cap_mb=50 -- torchrun --nproc-per-node 8 train.py
     """
-    from ddpdoctor.experiment import of_settings, parse_setting
+    from ddpdoctor.experiment import of_settings, parse_setting, tuning
 
     job: list[str] = ctx.meta["ddpdoctor.job"]
     if listed:
         _list_settings()
         return
     chosen = of_settings([parse_setting(text) for text in settings])
+    if tune is not None:
+        chosen += tuning(tune, _ranks_here(job))
     if run is None and not chosen:
         raise DdpDoctorError(
             "say what to try: a run directory, or --set NAME=VALUE (`ddpdoctor try --list` names them)."
@@ -129,7 +137,11 @@ def command(
             "nothing that RUN's findings suggest can be tried from outside: name a setting with --set."
         )
     _measure(
-        job, proposals, diagnosis, run, _Wishes(steps, rounds, budget, where == "copy", json_file, patch)
+        job,
+        proposals,
+        diagnosis,
+        run,
+        _Wishes(steps, rounds, budget, where == "copy", json_file, patch, tune is not None),
     )
 
 
@@ -144,9 +156,10 @@ class _Wishes:
         copy: bool,
         json_file: Path | None,
         patch: Path | None,
+        halving: bool,
     ) -> None:
         self.steps, self.rounds, self.budget_s, self.copy = steps, rounds, budget_s, copy
-        self.json_file, self.patch = json_file, patch
+        self.json_file, self.patch, self.halving = json_file, patch, halving
 
 
 def _diagnosis(run: str) -> Diagnosis:
@@ -207,6 +220,7 @@ def _measure(
         steps=wishes.steps or _steps(step_ms),
         budget=Budget(wishes.budget_s),
         step_ms=step_ms,
+        halving=wishes.halving,
         **({} if wishes.rounds is None else {"rounds": wishes.rounds}),
     )
     experiment = Experiment(plan, lambda words: say(f"ddpdoctor: {words}", err=True))
@@ -227,6 +241,16 @@ def _measure(
         raise SystemExit(130)
     if answer.baseline.median_ms is None:
         raise UnusableInput(f"the job as it is could not be measured: {answer.baseline.failed[0]}")
+
+
+def _ranks_here(job: Sequence[str]) -> int:
+    """Ranks that the command starts on this host, as far as its words tell; else one."""
+    for option, value in zip(job, [*job[1:], ""], strict=True):
+        name, equals, own = option.partition("=")
+        if name.lstrip("-").replace("_", "-") in ("nproc-per-node", "num-processes", "n", "np"):
+            number = own if equals else value
+            return int(number) if number.isdecimal() else 1
+    return 1
 
 
 def _as_interrupt(number: int, frame: Any) -> NoReturn:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.diagnose.tried import Answer
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.summary import (
     BandwidthPoint,
@@ -207,6 +208,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Which recording speaks of causes; null for tables of operations."""
     facts: dict[str, Any] = {}
     """Every fact by its path, for those who want the numbers."""
+    tried: Answer | None = None
+    """What changes of the job brought that ``ddpdoctor try`` measured; null where none were."""
     hta: dict[str, Any] | None = None
     """HolisticTraceAnalysis's own results, where asked for."""
 

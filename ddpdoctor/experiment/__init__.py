@@ -5,7 +5,7 @@ step time with its interval, what was expected of it, and a verdict. Each trial 
 number of steps; what the hook changes in it is in :mod:`ddpdoctor.hook.trial`. The way::
 
     settings     what can be changed, and what that may do to results
-    proposals    which of it a diagnosis suggests, and what it is expected to bring
+    proposals    which of it a diagnosis suggests, and what it is expected to bring; tuning: what to walk through
     running      one trial: the job for some steps, its step times, what was applied, what the model had become
     measuring    trials in turn until the intervals part, or the time is up
     judging      from step times to intervals and verdicts; parity of results
@@ -28,6 +28,7 @@ from .patches import patch_of
 from .proposals import Proposal, of_settings, proposals
 from .running import Budget, Command
 from .settings import Setting, parse_setting, setting_of
+from .tuning import tuning
 
 __all__ = [
     "MEASURED_FROM",
@@ -49,5 +50,6 @@ __all__ = [
     "proposals",
     "read_answer",
     "setting_of",
+    "tuning",
     "write_answer",
 ]

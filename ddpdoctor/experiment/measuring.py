@@ -32,6 +32,8 @@ class Plan:
     steps: int
     budget: Budget
     rounds: int = MOST_ROUNDS
+    halving: bool = False
+    """After each round the slower half of the variants is left: a search, where one is to be found."""
     step_ms: float | None = None
     """Of the run that the proposals come from: their expectations are shares of it."""
 
@@ -44,6 +46,8 @@ class _Arm:
     rounds: list[Round] = field(default_factory=list)
     decided: str = ""
     """The verdict, once more trials would not change it."""
+    left: bool = False
+    """Others were faster in the first rounds."""
 
 
 class Experiment:
@@ -59,7 +63,7 @@ class Experiment:
         """A B A C A ..., the order of the variants turned round in every other round."""
         before = self._as_it_is()
         for number in range(self._plan.rounds):
-            arms = [arm for arm in self._arms if not arm.decided]
+            arms = [arm for arm in self._arms if not arm.decided and not arm.left]
             for arm in arms if number % 2 == 0 else reversed(arms):
                 if self._baseline_fails():
                     self._notes.append(
@@ -72,6 +76,16 @@ class Experiment:
                     )
                     return
                 before = self._measure(arm, before)
+            if self._plan.halving:
+                self._leave_slower_half()
+
+    def _leave_slower_half(self) -> None:
+        """Successive halving (Jamieson and Talwalkar, AISTATS 2016): what is slow after few trials gets no more of them. A variant
+        is decided early as well as late: all that were faster, or are not known to be otherwise, stay."""
+        running = [arm for arm in self._arms if arm.decided in ("", "faster") and not arm.left]
+        by_speed = sorted(running, key=lambda arm: change_of(ratios(arm.rounds))[0])
+        for arm in by_speed[max(1, (len(by_speed) + 1) // 2) :]:
+            arm.left = True
 
     def _as_it_is(self) -> Trial:
         trial = run_trial(self._plan.command, {}, self._plan.steps, self._limit_s())
@@ -163,6 +177,8 @@ def _why(arm: _Arm, trials: Sequence[Trial], ends: Sequence[float] | None) -> st
         return trials[-1].refused
     if not trials:
         return "there was no time for a trial"
+    if not arm.decided and arm.left:
+        return "left out of further rounds: others were faster"
     if not arm.decided and ends is None:
         return f"{len(trials)} of the {MEASURED_FROM} rounds that a verdict needs"
     return "" if arm.decided else "trials differ by more than what the change brings: more of them would tell"

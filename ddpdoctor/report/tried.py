@@ -5,16 +5,48 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+import msgspec
+import rich.table
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ddpdoctor.diagnose.tried import Answer, Variant
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
+from ddpdoctor.report.job_view import Table
 
 STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied": "yellow"}
 _UNDECIDED = "cannot be told yet"
+
+
+class TriedView(msgspec.Struct, frozen=True, kw_only=True):
+    """The table of what was tried."""
+
+    baseline: str
+    table: Table
+    """Of each variant: the change, expected and measured ms, and the verdict with what else there is to say."""
+    best: str
+    notes: list[str]
+
+
+def tried_view(answer: Answer) -> TriedView:
+    """What the reports show of it."""
+    baseline = answer.baseline
+    rows = [
+        [
+            shown_settings(variant),
+            "" if variant.expected_ms is None else words.significant(variant.expected_ms),
+            milliseconds(variant.median_ms, variant.interval_ms),
+            ": ".join(part for part in (shown_verdict(variant), remark(variant)) if part),
+        ]
+        for variant in answer.variants
+    ]
+    return TriedView(
+        baseline=milliseconds(baseline.median_ms, baseline.interval_ms),
+        table=Table("What was tried", ["change", "expected ms", "measured ms (95 %)", "verdict"], rows),
+        best=_best(answer),
+        notes=[plain(note) for note in (*baseline.failed[:1], *answer.notes)],
+    )
 
 
 class Proposed(Protocol):
@@ -92,26 +124,23 @@ def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
 
 def print_answer(answer: Answer, console: Console) -> None:
     """The table, and the best change."""
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("change", overflow="fold")
-    table.add_column("expected ms", justify="right", no_wrap=True)
-    table.add_column("measured ms (95 %)", justify="right", no_wrap=True)
-    table.add_column("verdict", overflow="fold")
-    baseline = answer.baseline
-    table.add_row("as it is", "", milliseconds(baseline.median_ms, baseline.interval_ms), "")
-    for variant in answer.variants:
-        expected = "" if variant.expected_ms is None else words.significant(variant.expected_ms)
-        said = Text(shown_verdict(variant), style=STYLES.get(variant.verdict, ""))
-        if remark(variant):
-            said.append(f": {remark(variant)}", style="dim")
-        table.add_row(
-            shown_settings(variant), expected, milliseconds(variant.median_ms, variant.interval_ms), said
-        )
+    view = tried_view(answer)
+    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for number, name in enumerate(view.table.head):
+        right = number in (1, 2)
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    table.add_row("as it is", "", view.baseline, "")
+    for row, variant in zip(view.table.rows, answer.variants, strict=True):
+        table.add_row(*row[:-1], Text(row[-1], style=STYLES.get(variant.verdict, "")))
     console.print(table)
-    for note in [*baseline.failed[:1], *answer.notes]:
-        console.print(Text(plain(note), style="dim"))
+    for note in view.notes:
+        console.print(Text(note, style="dim"))
+    if view.best:
+        console.print(Text(view.best, style="bold"))
+
+
+def _best(answer: Answer) -> str:
     best = answer.best()
-    if best is not None and best.change is not None:
-        console.print(
-            Text(f"Best: {shown_settings(best)}, {1 / (1 + best.change):.2f} times as fast.", style="bold")
-        )
+    if best is None or best.change is None:
+        return ""
+    return f"Best: {shown_settings(best)}, {1 / (1 + best.change):.2f} times as fast."
