@@ -19,12 +19,14 @@ ALLOWED = {
     "diagnose": ("measure", "rundir", "errors", "aside", "cachefolder", "plain", "severities"),
     "report": ("diagnose", "rundir", "errors", "deferred", "plain"),
     "launch": ("rundir", "telemetry", "errors", "parentdeath", "deferred"),
+    "experiment": ("diagnose", "measure", "rundir", "errors"),
     "demo": ("errors",),
     "analysis": ("rundir", "telemetry", "trace", "measure", "stall", "diagnose", "report", "errors"),
     "cli": (
         "rundir",
         "telemetry",
         "launch",
+        "experiment",
         "demo",
         "analysis",
         "measure",
@@ -43,6 +45,7 @@ ALLOWED = {
 
 DOORS = {
     ("launch", "ddpdoctor.hook.environment"): "the names of the variables by which launcher and hook talk",
+    ("experiment", "ddpdoctor.hook.environment"): "the name of the variable that asks for a trial",
     ("report", "ddpdoctor.measure.facts"): "the types of the facts that a Diagnosis is made of",
     ("report", "ddpdoctor.measure.places"): "the lines of code that findings name",
     ("report", "ddpdoctor.measure.taxonomy"): "the parts of a step, which reports name and colour",
@@ -127,7 +130,8 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "lifetime": ("services", "stalls", "profiling", "recording", "patching", "guard", "environment"),
         "patches": ("lifetime", "profiling", "recording", "job", "patching", "guard", "finder"),
         "marks": ("lifetime", "recording", "patching", "guard"),
-        "install": ("patches", "patching", "guard"),
+        "trial": ("services", "lifetime", "recording", "job", "patching", "guard", "environment"),
+        "install": ("trial", "patches", "patching", "guard", "environment"),
     },
     "trace": {
         "sources": (),

@@ -24,6 +24,7 @@ from .job import job_of
 from .judge import Measured, judged
 from .options import Options
 from .sources import with_source_text
+from .trials import with_trials
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,7 @@ def _stopped(inputs: Inputs) -> Verdict:
 
 def conclude(prepared: Prepared, options: Options) -> Diagnosis:
     """Measure and diagnose."""
-    diagnosis = judged(_measured(prepared, options), options)
+    diagnosis = with_trials(judged(_measured(prepared, options), options), prepared.inputs.runs)
     if not options.source_text:
         return diagnosis
     return with_source_text(diagnosis, [run.path for run in prepared.inputs.runs])

@@ -21,12 +21,15 @@ VERBS = {
     "analyze": "Diagnose recorded runs, or profiler traces",
     "digest": "Make small files of traces, to analyze elsewhere",
     "compare": "Compare two recordings of a job",
+    "try": "Measure what a change to a job brings, before the script is edited",
     "export": "Put all ranks on one clock: Perfetto, Parquet, CSV",
     "rules": "The knowledge behind the findings",
     "demo": "Train a small model with a planted fault, diagnose it",
     "completion": "Print the completion script for a shell",
 }
 """Said here, so that ``ddpdoctor --help`` need not load them all."""
+MODULES = {"try": "trials"}
+"""Of commands whose name is a word of the language."""
 EXIT_UNUSABLE = 2
 TRACEBACK = "DDPDOCTOR_TRACEBACK"
 """Variable of the environment that, set to anything, shows where a defect of ours is."""
@@ -52,7 +55,7 @@ class LazyGroup(click.Group):
         """The click command of a verb, None where there is no such verb."""
         if cmd_name not in VERBS:
             return None
-        found = importlib.import_module(f"ddpdoctor.cli.{cmd_name}").command
+        found = importlib.import_module(f"ddpdoctor.cli.{MODULES.get(cmd_name, cmd_name)}").command
         assert isinstance(found, click.Command)
         return found
 

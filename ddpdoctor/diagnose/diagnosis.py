@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.diagnose.tried import Answer
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.summary import (
@@ -113,6 +114,8 @@ class Fix(msgspec.Struct, frozen=True, kw_only=True):
     snippet: str | None = None
     trade_off: str | None = None
     docs: list[str] = []
+    settings: dict[str, str] = {}
+    """What ``ddpdoctor try`` changes to try it, by the names of its settings."""
 
 
 class Coverage(msgspec.Struct, frozen=True):
@@ -146,6 +149,8 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     coverage: Coverage
     evidence: list[Evidence] = []
     fixes: list[Fix] = []
+    bound: dict[str, str] = {}
+    """What ``ddpdoctor try`` changes to measure what mending it could bring at most."""
     caused_by: str | None = None
     """Rule id of the finding of which this is an effect."""
     limits: str = ""
@@ -207,6 +212,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Which recording speaks of causes; null for tables of operations."""
     facts: dict[str, Any] = {}
     """Every fact by its path, for those who want the numbers."""
+    tried: Answer | None = None
+    """What changes of the job brought that ``ddpdoctor try`` measured; null where none were."""
     hta: dict[str, Any] | None = None
     """HolisticTraceAnalysis's own results, where asked for."""
 

@@ -222,6 +222,7 @@ class _Run:
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
             evidence=self._evidence(),
             fixes=self._fixes(names),
+            bound=self.rule.bound,
             limits=" ".join(rule.limits.split()),
         )
 
@@ -338,4 +339,5 @@ def _fix(fix: FixText, names: dict[str, Any]) -> Fix:
         snippet=None if fix.snippet is None else words.render_snippet(fix.snippet, names),
         trade_off=None if fix.trade_off is None else words.render(fix.trade_off, names),
         docs=fix.docs,
+        settings={name: words.render(text, names) for name, text in fix.settings.items()},
     )

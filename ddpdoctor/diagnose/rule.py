@@ -59,6 +59,8 @@ class FixText(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     snippet: str | None = None
     trade_off: str | None = None
     docs: list[str] = []
+    settings: dict[str, str] = {}
+    """What ``ddpdoctor try`` changes to try it: by the name of a setting, its value, a template."""
 
 
 class RuleTest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -141,6 +143,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     where_leads: bool = False
     """Whether that line stands before those that the cost names: where it is a setting that costs the time."""
     fixes: list[FixText]
+    bound: dict[str, str] = {}
+    """What ``ddpdoctor try`` changes to imitate a job without the cause: settings, none of which a job can train with."""
     thresholds: dict[str, Threshold] = {}
     tests: list[RuleTest]
 
@@ -284,6 +288,7 @@ def _templates(rule: Rule) -> list[tuple[str, str]]:
             text = getattr(fix, name)
             if text is not None:
                 found.append((f"fixes[{i}].{name}", text))
+        found += [(f"fixes[{i}].settings.{name}", text) for name, text in fix.settings.items()]
     return found
 
 

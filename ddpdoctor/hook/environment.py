@@ -11,6 +11,8 @@ PROFILE_STEPS = "DDPDOCTOR_PROFILE_STEPS"
 MAX_TRACE_MB = "DDPDOCTOR_MAX_TRACE_MB"
 LAUNCHER_PID = "DDPDOCTOR_LAUNCHER_PID"
 HANG_AFTER = "DDPDOCTOR_HANG_AFTER_S"
+TRIAL = "DDPDOCTOR_TRIAL"
+"""Set by ``try`` alone: the settings to change and the number of steps, as JSON."""
 
 DEFAULT_PROFILE_STEPS = (10, 15)
 """Past the bucket rebuild, the caching allocator's growth and most autotuning, yet early enough for short jobs."""

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 
+from .environment import TRIAL
 from .guard import part
 from .patches import PARTS
 from .patching import skip_module, torch_patches
@@ -18,6 +20,8 @@ def install() -> None:
         except Exception as error:
             part(name).failed(error)
     importlib.import_module(".marks", __package__)
+    if TRIAL in os.environ:
+        importlib.import_module(".trial", __package__).install(torch_patches)
     _keep_from_compiler()
 
 

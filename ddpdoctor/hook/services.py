@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Dict
+from typing import Callable, Dict, List
 
 from ..rundir import LineField
 from . import settings
@@ -29,6 +29,8 @@ class Services:
         self.attendant = Attendant(session)
 
 
+at_start: List[Callable[[Session], None]] = []
+"""Called with each session that begins, once it knows its settings."""
 _running: Dict[int, Services] = {}
 """By the id of their session."""
 
@@ -44,6 +46,8 @@ def start(session: Session) -> None:
             session.writer.document_changed.set()
 
     session.stepping.on_step.append(guarded(_PART, at_step))
+    for begin in at_start:
+        guarded(_PART, begin)(session)
     session.stepping.on_step.append(guarded(services.window.part, services.window.at_step))
     session.writer.document_changed.set()
     services.sampler.start()

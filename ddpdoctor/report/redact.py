@@ -39,7 +39,7 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     Paths inside the project and inside libraries become relative, all others a stand-in.
     Numbers, rules, kernel names and the user's own file and function names inside the project stay.
     """
-    worded = _without_series(without_source_text(diagnosis))
+    worded = _without_words_of_trials(_without_series(without_source_text(diagnosis)))
     texts = list(_strings(msgspec.to_builtins(worded, enc_hook=plain_value)))
     stand_ins = StandIns()
     root = project_root(worded)
@@ -74,6 +74,16 @@ def without_source_text(diagnosis: Diagnosis) -> Diagnosis:
         for finding in diagnosis.findings
     ]
     return replace(diagnosis, findings=findings)
+
+
+def _without_words_of_trials(diagnosis: Diagnosis) -> Diagnosis:
+    """Without the command that was tried, and the job's own error messages."""
+    tried, replace = diagnosis.tried, msgspec.structs.replace
+    if tried is None:
+        return diagnosis
+    variants = [replace(each, why="" if each.verdict == "failed" else each.why) for each in tried.variants]
+    baseline = replace(tried.baseline, failed=[])
+    return replace(diagnosis, tried=replace(tried, command=[], baseline=baseline, variants=variants))
 
 
 def _placed(

@@ -12,6 +12,7 @@ from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import evidence_words, place
 from ddpdoctor.report.standing_view import SHORT, stacks, standing_table
+from ddpdoctor.report.tried import print_answer
 from ddpdoctor.report.view import main_finding, price, subtitle
 
 FINDINGS, NOTES = 8, 3
@@ -74,6 +75,9 @@ def print_terminal(
     main = main_finding(diagnosis)
     for finding in diagnosis.findings if verbose else [main] if main is not None else []:
         _finding(finding, console, verbose)
+    if diagnosis.tried is not None:
+        console.print()
+        print_answer(diagnosis.tried, console)
     _closing(diagnosis, console, verbose)
 
 

@@ -17,6 +17,7 @@ from ddpdoctor.report.charts.waterfall import WaterfallRow, waterfall
 from ddpdoctor.report.finding_view import FindingView, Prose, finding_views
 from ddpdoctor.report.job_view import Group, Table, command_line, flat, hta_tables, job_groups
 from ddpdoctor.report.standing_view import Stack, stacks, standing_table
+from ddpdoctor.report.tried import TriedView, tried_view
 
 LEAST_FOR_QUANTILES = 5
 """Fewest steps of which a median and a 95th percentile are told."""
@@ -54,6 +55,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     reproduce: list[str]
     facts: list[tuple[str, str]]
     hta: list[Table]
+    tried: TriedView | None
     tool_version: str
 
 
@@ -85,6 +87,7 @@ def page(diagnosis: Diagnosis) -> Page:
         reproduce=reproduce(diagnosis),
         facts=flat(diagnosis.facts),
         hta=hta_tables(diagnosis.hta),
+        tried=None if diagnosis.tried is None else tried_view(diagnosis.tried),
         tool_version=diagnosis.tool_version,
     )
 

@@ -9,6 +9,7 @@ from .built import note_built
 from .loaders import Loaders
 from .models import Model, Models, OpenForward, data_parallel_built
 from .numbered import MOST_LISTED, Listed, Numbered
+from .sharing import asks_for_worker
 from .sizes import batch_size, input_elements
 from .source_lines import MOST_FRAMES, Kinds, Lines, calling_frame
 from .torch_objects import (
@@ -32,6 +33,7 @@ __all__ = [
     "Models",
     "Numbered",
     "OpenForward",
+    "asks_for_worker",
     "batch_size",
     "calling_frame",
     "data_parallel_built",

@@ -1,0 +1,28 @@
+"""What ``ddpdoctor try`` measured for a run, beside its diagnosis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.diagnose.tried import TRIALS_FILE, read_answer
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.rundir import RunDirectory
+
+
+def with_trials(diagnosis: Diagnosis, runs: Sequence[RunDirectory]) -> Diagnosis:
+    """The same diagnosis, with the trials that lie in the first of ``runs``; a file that cannot be read becomes a note."""
+    for run in runs[:1]:
+        file = Path(run.path) / TRIALS_FILE
+        try:
+            return msgspec.structs.replace(diagnosis, tried=read_answer(file))
+        except FileNotFoundError:
+            break
+        except (UnusableInput, OSError) as error:
+            return msgspec.structs.replace(
+                diagnosis, notes=[*diagnosis.notes, f"Trials are left out: {error}"]
+            )
+    return diagnosis

@@ -1,0 +1,321 @@
+"""``ddpdoctor try``: what a change to the job brings, measured."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from ddpdoctor.cli.say import say
+from ddpdoctor.errors import DdpDoctorError, UnusableInput
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnose.diagnosis import Diagnosis
+    from ddpdoctor.experiment import Answer, Proposal
+
+_STEPS, _LEAST_STEPS, _MOST_STEPS = 60, 40, 400
+_TRIAL_S = 8.0
+"""Of training that a trial is to hold, where the run tells how long a step takes: enough for a median within 1 or 2 %."""
+_BUDGET_S = 900.0
+
+
+class _TryCommand(click.Command):
+    """Everything behind ``--`` is the job's."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Keep the job's words from click."""
+        ours, job = args, list[str]()
+        if "--" in args:
+            place = args.index("--")
+            ours, job = args[:place], args[place + 1 :]
+        ctx.meta["ddpdoctor.job"] = job
+        return super().parse_args(ctx, ours)
+
+
+@click.command("try", cls=_TryCommand, options_metavar="[OPTIONS] [-- COMMAND [ARGS]...]")
+@click.argument("run", required=False, metavar="[RUN]")
+@click.option("--all", "everything", is_flag=True, help="Try everything that RUN's findings suggest.")
+@click.option(
+    "--set",
+    "settings",
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Try this; several are tried one by one, and together. `--list` names them.",
+)
+@click.option(
+    "--tune",
+    type=click.Choice(["loader", "ddp"]),
+    help="Walk through workers and prefetching, or bucket sizes; what is slow is left early.",
+)
+@click.option("--bounds", is_flag=True, help="With --all: also measure what mending could bring at most.")
+@click.option("--list", "listed", is_flag=True, help="List what can be set, and end.")
+@click.option(
+    "--steps",
+    type=click.IntRange(min=12),
+    metavar="N",
+    help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_LEAST_STEPS} to {_MOST_STEPS}]",
+)
+@click.option(
+    "--rounds", type=click.IntRange(1, 50), metavar="N", help="At most so many trials of each change."
+)
+@click.option(
+    "--budget",
+    type=click.FloatRange(min=1),
+    default=_BUDGET_S,
+    show_default=True,
+    metavar="S",
+    help="Seconds that all trials together may take.",
+)
+@click.option(
+    "--cwd",
+    "where",
+    type=click.Choice(["here", "copy"]),
+    default="here",
+    show_default=True,
+    help="Run trials in the working directory, or each in a copy of it.",
+)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), metavar="F", help="Write the answer as JSON."
+)
+@click.option(
+    "--patch", type=click.Path(path_type=Path), metavar="F", help="Write the best change as a unified diff."
+)
+@click.pass_context
+def command(
+    ctx: click.Context,
+    run: str | None,
+    everything: bool,
+    settings: tuple[str, ...],
+    tune: str | None,
+    bounds: bool,
+    listed: bool,
+    steps: int | None,
+    rounds: int | None,
+    budget: float,
+    where: str,
+    json_file: Path | None,
+    patch: Path | None,
+) -> None:
+    """Run the job again for some steps, as it is and with a change, in turn, and say what the change brings.
+
+    The script stays as it is: ddpdoctor changes the settings in the running job, and ends each trial between two steps. A trial
+    does what the job does until then: files that it writes, and services that it tells, see every trial.
+
+    RUN is a run directory, a diagnosis.json or a report. Without a command, what could be tried is listed.
+
+    \b
+    Examples:
+      ddpdoctor try ddpdoctor-runs/20260101T120000Z-train
+      ddpdoctor try ddpdoctor-runs/20260101T120000Z-train --all -- torchrun --nproc-per-node 8 train.py
+      ddpdoctor try --set loader.num_workers=4 --set ddp.bucket_cap_mb=50 -- torchrun --nproc-per-node 8 train.py
+    """
+    from ddpdoctor.experiment import of_settings, parse_setting, tuning
+
+    job: list[str] = ctx.meta["ddpdoctor.job"]
+    if listed:
+        _list_settings()
+        return
+    chosen = of_settings([parse_setting(text) for text in settings])
+    if tune is not None:
+        chosen += tuning(tune, _ranks_here(job))
+    if run is None and not chosen:
+        raise DdpDoctorError(
+            "say what to try: a run directory, or --set NAME=VALUE (`ddpdoctor try --list` names them)."
+        )
+    diagnosis = None if run is None else _diagnosis(run)
+    suggested = [] if diagnosis is None else _proposals(diagnosis, bounds)
+    if not job:
+        _list_proposals(suggested, chosen)
+        return
+    proposals = [*chosen, *(suggested if everything or not chosen else [])]
+    if not proposals:
+        raise DdpDoctorError(
+            "nothing that RUN's findings suggest can be tried from outside: name a setting with --set."
+        )
+    _measure(
+        job,
+        proposals,
+        diagnosis,
+        run,
+        _Wishes(steps, rounds, budget, where == "copy", json_file, patch, tune is not None),
+    )
+
+
+class _Wishes:
+    """How to measure, and what to write."""
+
+    def __init__(
+        self,
+        steps: int | None,
+        rounds: int | None,
+        budget_s: float,
+        copy: bool,
+        json_file: Path | None,
+        patch: Path | None,
+        halving: bool,
+    ) -> None:
+        self.steps, self.rounds, self.budget_s, self.copy = steps, rounds, budget_s, copy
+        self.json_file, self.patch, self.halving = json_file, patch, halving
+
+
+def _diagnosis(run: str) -> Diagnosis:
+    from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
+    from ddpdoctor.rundir import DIAGNOSIS_FILE
+
+    for file in (Path(run) / DIAGNOSIS_FILE, Path(run)):
+        if holds_diagnosis(file):
+            return read_diagnosis(file)
+    from ddpdoctor.analysis import analyze
+    from ddpdoctor.cli.configured import configured
+    from ddpdoctor.cli.progress import reading_traces
+
+    with reading_traces() as progress:
+        return analyze([run], configured(progress))
+
+
+def _proposals(diagnosis: Diagnosis, bounds: bool) -> list[Proposal]:
+    from ddpdoctor.experiment import proposals
+
+    return proposals(diagnosis, bounds=bounds)
+
+
+def _list_settings() -> None:
+    from ddpdoctor.experiment.settings import SETTINGS
+
+    for setting in SETTINGS.values():
+        click.echo(f"{setting.name:30} {setting.says}: {setting.takes} ({setting.results.value})")
+    click.echo(
+        "env.VARIABLE                   an environment variable of NCCL, Gloo, CUDA, OpenMP and the like"
+    )
+
+
+def _list_proposals(suggested: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
+    from ddpdoctor.report import tried
+
+    tried.print_proposals([*chosen, *suggested], click.echo)
+
+
+def _measure(
+    job: list[str],
+    proposals: Sequence[Proposal],
+    diagnosis: Diagnosis | None,
+    run: str | None,
+    wishes: _Wishes,
+) -> None:
+    from rich.console import Console
+
+    from ddpdoctor.experiment import Budget, Command, Experiment, Plan, write_answer
+    from ddpdoctor.launch.inherited import inherited_environment
+    from ddpdoctor.launch.privacy import mask_command
+    from ddpdoctor.report import tried
+
+    step_ms = diagnosis.steps.mean_ms if diagnosis is not None else None
+    plan = Plan(
+        command=Command(job, inherited_environment(), wishes.copy),
+        proposals=proposals,
+        steps=wishes.steps or _steps(step_ms),
+        budget=Budget(wishes.budget_s),
+        step_ms=step_ms,
+        halving=wishes.halving,
+        **({} if wishes.rounds is None else {"rounds": wishes.rounds}),
+    )
+    experiment = Experiment(plan, lambda words: say(f"ddpdoctor: {words}", err=True))
+    interrupted = False
+    signal.signal(signal.SIGTERM, _as_interrupt)
+    try:
+        experiment.run()
+    except KeyboardInterrupt:
+        interrupted = True
+    answer = experiment.answer(mask_command(job))
+    tried.print_answer(answer, Console(stderr=False))
+    for file in _files(run, wishes.json_file):
+        write_answer(answer, file)
+        say(f"written: {file}", err=True)
+    if wishes.patch is not None:
+        _write_patch(answer, diagnosis, wishes.patch)
+    if interrupted:
+        raise SystemExit(130)
+    if answer.baseline.median_ms is None:
+        raise UnusableInput(f"the job as it is could not be measured: {answer.baseline.failed[0]}")
+
+
+def _ranks_here(job: Sequence[str]) -> int:
+    """Ranks that the command starts on this host, as far as its words tell; else one."""
+    for option, value in zip(job, [*job[1:], ""], strict=True):
+        name, equals, own = option.partition("=")
+        if name.lstrip("-").replace("_", "-") in ("nproc-per-node", "num-processes", "n", "np"):
+            number = own if equals else value
+            return int(number) if number.isdecimal() else 1
+    return 1
+
+
+def _as_interrupt(number: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+def _steps(step_ms: float | None) -> int:
+    if not step_ms:
+        return _STEPS
+    return max(_LEAST_STEPS, min(_MOST_STEPS, round(_TRIAL_S * 1e3 / step_ms)))
+
+
+def _files(run: str | None, json_file: Path | None) -> list[Path]:
+    from ddpdoctor.experiment import TRIALS_FILE
+    from ddpdoctor.rundir import MANIFEST_FILE
+
+    found = [] if json_file is None else [json_file]
+    if run is not None and (Path(run) / MANIFEST_FILE).is_file():
+        place = Path(run) / TRIALS_FILE
+        if place.exists():  # what was measured before is kept
+            earlier = next(
+                name
+                for number in range(1, 1 << 20)
+                if not (name := place.with_name(f"trials-{number}.json")).exists()
+            )
+            place.rename(earlier)
+        found.append(place)
+    return found
+
+
+def _write_patch(answer: Answer, diagnosis: Diagnosis | None, path: Path) -> None:
+    from ddpdoctor.experiment import patch_of
+
+    best = answer.best()
+    if best is None:
+        say("ddpdoctor: no change was faster, so there is no patch.", err=True)
+        return
+    places = [] if diagnosis is None else _places(diagnosis, best.settings)
+    for file, line in places:
+        try:
+            diff = patch_of(Path(file).read_text("utf-8"), _relative(file), line, best.settings)
+        except (OSError, UnicodeDecodeError):
+            continue
+        if diff is not None:
+            path.write_text(diff, "utf-8")
+            say(f"written: {path}", err=True)
+            return
+    say(
+        "ddpdoctor: no patch: the line of the constructor is not known, or its arguments are not written out there.",
+        err=True,
+    )
+
+
+def _places(diagnosis: Diagnosis, settings: Any) -> list[tuple[str, int]]:
+    """Where the things were built that a setting belongs to."""
+    kinds = {name.partition(".")[0] for name in settings}
+    facts: dict[str, Any] = diagnosis.facts
+    found = []
+    for kind, path in (("loader", "loader.where"), ("ddp", "ddp.where")):
+        known = facts.get(path) if kind in kinds else None
+        if isinstance(known, dict) and known.get("file"):
+            found.append((str(known["file"]), int(known.get("line") or 0)))
+    return found
+
+
+def _relative(file: str) -> str:
+    path = os.path.relpath(file)
+    return file.lstrip("/") if path.startswith("..") else path

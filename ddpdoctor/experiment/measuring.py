@@ -1,0 +1,190 @@
+"""Trials in turn, the baseline between them, until each variant is decided or the time is up."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import ddpdoctor
+from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
+
+from .judging import MEASURED_FROM, Round, change_of, interval, parity, ratios, verdict
+from .proposals import Proposal
+from .running import Budget, Command, Trial, run_trial
+from .settings import Results, setting_of
+
+Said = Callable[[str], None]
+MOST_ROUNDS = 7
+_FAILED_BASELINES = 2
+_LEAST_LIMIT_S, _LONGER = 180.0, 6.0
+"""What a trial may take: so many times the baseline's, and not less. A variant may build or try things first."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to measure, and how."""
+
+    command: Command
+    proposals: Sequence[Proposal]
+    steps: int
+    budget: Budget
+    rounds: int = MOST_ROUNDS
+    halving: bool = False
+    """After each round the slower half of the variants is left: a search, where one is to be found."""
+    step_ms: float | None = None
+    """Of the run that the proposals come from: their expectations are shares of it."""
+
+
+@dataclass
+class _Arm:
+    """A variant, and its trials."""
+
+    proposal: Proposal
+    rounds: list[Round] = field(default_factory=list)
+    decided: str = ""
+    """The verdict, once more trials would not change it."""
+    left: bool = False
+    """Others were faster in the first rounds."""
+
+
+class Experiment:
+    """The trials of a plan. :meth:`answer` may be asked for at any time, also when :meth:`run` was interrupted."""
+
+    def __init__(self, plan: Plan, said: Said) -> None:
+        self._plan, self._said = plan, said
+        self._baseline: list[Trial] = []
+        self._arms = [_Arm(proposal) for proposal in plan.proposals]
+        self._notes: list[str] = []
+
+    def run(self) -> None:
+        """A B A C A ..., the order of the variants turned round in every other round."""
+        before = self._as_it_is()
+        for number in range(self._plan.rounds):
+            arms = [arm for arm in self._arms if not arm.decided and not arm.left]
+            for arm in arms if number % 2 == 0 else reversed(arms):
+                if self._baseline_fails():
+                    self._notes.append(
+                        "The job as it is does not get through a trial, so nothing can be compared with it."
+                    )
+                    return
+                if not self._has_time():
+                    self._notes.append(
+                        f"The time was up after {number} whole round{'' if number == 1 else 's'}."
+                    )
+                    return
+                before = self._measure(arm, before)
+            if self._plan.halving:
+                self._leave_slower_half()
+
+    def _leave_slower_half(self) -> None:
+        """Successive halving (Jamieson and Talwalkar, AISTATS 2016): what is slow after few trials gets no more of them. A variant
+        is decided early as well as late: all that were faster, or are not known to be otherwise, stay."""
+        running = [arm for arm in self._arms if arm.decided in ("", "faster") and not arm.left]
+        by_speed = sorted(running, key=lambda arm: change_of(ratios(arm.rounds))[0])
+        for arm in by_speed[max(1, (len(by_speed) + 1) // 2) :]:
+            arm.left = True
+
+    def _as_it_is(self) -> Trial:
+        trial = run_trial(self._plan.command, {}, self._plan.steps, self._limit_s())
+        self._baseline.append(trial)
+        self._said(f"as it is: {_told(trial)}")
+        return trial
+
+    def _measure(self, arm: _Arm, before: Trial) -> Trial:
+        """One round of a variant; the baseline behind it, which is the next one's before it."""
+        trial = run_trial(self._plan.command, arm.proposal.settings, self._plan.steps, self._limit_s())
+        refused = trial.refused
+        self._said(
+            f"{arm.proposal.words}: {_told(trial) if trial.why or not refused else f'not applied ({refused})'}"
+        )
+        if trial.why or refused:
+            arm.decided = "failed" if trial.why else "not applied"
+            arm.rounds.append(Round(before, trial, before))
+            return before
+        after = self._as_it_is()
+        arm.rounds.append(Round(before, trial, after))
+        arm.decided = verdict(change_of(ratios(arm.rounds))[1]) or ""
+        return after
+
+    def _baseline_fails(self) -> bool:
+        return sum(bool(trial.why) for trial in self._baseline) >= min(_FAILED_BASELINES, len(self._baseline))
+
+    def _has_time(self) -> bool:
+        return self._plan.budget.left_s > 2 * max(trial.took_s for trial in self._baseline)
+
+    def _limit_s(self) -> float:
+        known = [trial.took_s for trial in self._baseline if not trial.why]
+        limit_s = max(_LEAST_LIMIT_S, _LONGER * max(known)) if known else self._plan.budget.total_s
+        return max(1.0, min(limit_s, self._plan.budget.left_s))
+
+    def answer(self, command: Sequence[str]) -> Answer:
+        """What is known so far; ``command`` masked."""
+        medians = [float(np.median(trial.step_ms)) for trial in self._baseline if len(trial.step_ms)]
+        middle, ends = interval(medians) if medians else (None, None)
+        baseline = Baseline(
+            median_ms=middle,
+            interval_ms=ends,
+            steps=sum(len(trial.step_ms) for trial in self._baseline),
+            trials=len(self._baseline),
+            failed=[trial.why for trial in self._baseline if trial.why],
+        )
+        return Answer(
+            tool_version=ddpdoctor.__version__,
+            created_ns=time.time_ns(),
+            command=list(command),
+            steps_each=self._plan.steps,
+            baseline=baseline,
+            variants=[self._variant(arm, middle) for arm in self._arms],
+            notes=self._notes,
+        )
+
+    def _variant(self, arm: _Arm, baseline_ms: float | None) -> Variant:
+        proposal = arm.proposal
+        trials = [each.trial for each in arm.rounds]
+        settings = [setting_of(name) for name in proposal.settings]
+        logs = ratios(arm.rounds)
+        change, ends = change_of(logs) if logs else (None, None)
+        share, bounds = proposal.expected_share, proposal.expected_share_range
+        known = baseline_ms if baseline_ms is not None else self._plan.step_ms
+        return Variant(
+            settings=dict(proposal.settings),
+            finding=proposal.finding,
+            bound=any(setting.is_bound for setting in settings),
+            expected_ms=None if share is None or known is None else known * share,
+            expected_range_ms=None if bounds is None or known is None else [known * each for each in bounds],
+            median_ms=None if change is None or baseline_ms is None else baseline_ms * (1 + change),
+            interval_ms=None
+            if ends is None or baseline_ms is None
+            else [baseline_ms * (1 + end) for end in ends],
+            change=change,
+            change_interval=ends,
+            steps=sum(len(trial.step_ms) for trial in trials),
+            trials=len(trials),
+            verdict=arm.decided or "same",
+            why=_why(arm, trials, ends),
+            results=max((setting.results for setting in settings), key=list(Results).index).value,
+            parity=parity(self._baseline, trials),
+        )
+
+
+def _why(arm: _Arm, trials: Sequence[Trial], ends: Sequence[float] | None) -> str:
+    if trials and arm.decided == "failed":
+        return trials[-1].why
+    if trials and arm.decided == "not applied":
+        return trials[-1].refused
+    if not trials:
+        return "there was no time for a trial"
+    if not arm.decided and arm.left:
+        return "left out of further rounds: others were faster"
+    if not arm.decided and ends is None:
+        return f"{len(trials)} of the {MEASURED_FROM} rounds that a verdict needs"
+    return "" if arm.decided else "trials differ by more than what the change brings: more of them would tell"
+
+
+def _told(trial: Trial) -> str:
+    if trial.why:
+        return f"failed, {trial.why}"
+    return f"{np.median(trial.step_ms):.1f} ms a step ({len(trial.step_ms)} steps)"

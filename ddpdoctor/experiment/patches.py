@@ -1,0 +1,124 @@
+"""The lines to edit for a setting, as a unified diff against the user's file. Nothing is applied here.
+
+Only what can be done without a doubt: the constructor's call stands on the line that was recorded, and the argument is a literal
+keyword there, or is missing and can be added as one. The patched text must parse, and the call in it must hold the value.
+"""
+
+from __future__ import annotations
+
+import ast
+import difflib
+from collections.abc import Mapping
+from typing import Any
+
+_KINDS = {"loader": ("DataLoader",), "ddp": ("DistributedDataParallel", "DDP")}
+_ARGUMENTS = {
+    "loader": ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory"),
+    "ddp": (
+        "bucket_cap_mb",
+        "gradient_as_bucket_view",
+        "static_graph",
+        "find_unused_parameters",
+        "broadcast_buffers",
+    ),
+}
+
+
+def patch_of(text: str, path: str, line: int, settings: Mapping[str, Any]) -> str | None:
+    """The diff that gives the constructor called at ``line`` of ``text`` these settings; None where that cannot be done so, or
+    there is nothing to change."""
+    kinds = {name.partition(".")[0] for name in settings}
+    if len(kinds) != 1 or (kind := kinds.pop()) not in _KINDS:
+        return None
+    arguments = {name.partition(".")[2]: value for name, value in settings.items()}
+    if not set(arguments) <= set(_ARGUMENTS[kind]):
+        return None
+    changed = text
+    for argument, value in arguments.items():
+        call = _call(changed, line, kind)
+        edited = None if call is None else _edited(changed, call, argument, value)
+        if edited is None:
+            return None
+        changed = edited
+    call = _call(changed, line, kind)
+    if changed == text or call is None or not _holds(call, arguments):
+        return None
+    before, after = text.splitlines(keepends=True), changed.splitlines(keepends=True)
+    return "".join(difflib.unified_diff(before, after, f"a/{path}", f"b/{path}"))
+
+
+def _call(text: str, line: int, kind: str) -> ast.Call | None:
+    """The one call of such a constructor that begins at, or spans, a line."""
+    try:
+        tree = ast.parse(text)
+    except (SyntaxError, ValueError):
+        return None
+    found = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call)
+        and _name(node.func) in _KINDS[kind]
+        and node.lineno <= line <= (node.end_lineno or node.lineno)
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def _name(function: ast.expr) -> str | None:
+    if isinstance(function, ast.Attribute):
+        return function.attr
+    return function.id if isinstance(function, ast.Name) else None
+
+
+def _edited(text: str, call: ast.Call, argument: str, value: Any) -> str | None:
+    given = [keyword for keyword in call.keywords if keyword.arg == argument]
+    lines = text.splitlines(keepends=True)
+    if given:
+        node = given[0].value
+        if not isinstance(node, ast.Constant) and not _is_number(node):
+            return None
+        return _replaced(lines, node, repr(value))
+    if any(keyword.arg is None for keyword in call.keywords):
+        return None  # **options may hold it
+    last = max(
+        [*call.args, *(keyword.value for keyword in call.keywords)],
+        key=lambda each: (each.end_lineno, each.end_col_offset),
+        default=None,
+    )
+    if last is None or any(isinstance(each, ast.Starred) for each in call.args):
+        return None
+    row, column = (
+        (last.end_lineno or 1) - 1,
+        _column(lines[(last.end_lineno or 1) - 1], last.end_col_offset or 0),
+    )
+    lines[row] = f"{lines[row][:column]}, {argument}={value!r}{lines[row][column:]}"
+    return "".join(lines)
+
+
+def _is_number(node: ast.expr) -> bool:
+    return isinstance(node, ast.UnaryOp) and isinstance(node.operand, ast.Constant)
+
+
+def _replaced(lines: list[str], node: ast.expr, new: str) -> str | None:
+    if node.lineno != node.end_lineno:
+        return None
+    row = node.lineno - 1
+    begin, end = _column(lines[row], node.col_offset), _column(lines[row], node.end_col_offset or 0)
+    lines[row] = lines[row][:begin] + new + lines[row][end:]
+    return "".join(lines)
+
+
+def _column(line: str, utf8: int) -> int:
+    """Of a column in bytes, as ast counts, the one in letters."""
+    return len(line.encode()[:utf8].decode("utf-8", "ignore"))
+
+
+def _holds(call: ast.Call, arguments: Mapping[str, Any]) -> bool:
+    given = {keyword.arg: keyword.value for keyword in call.keywords}
+    for name, value in arguments.items():
+        node = given.get(name)
+        try:
+            if node is None or ast.literal_eval(node) != value:
+                return False
+        except ValueError:
+            return False
+    return True

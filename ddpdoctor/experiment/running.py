@@ -1,0 +1,211 @@
+"""One trial: the job for some steps, recorded in a folder of its own, which goes with it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddpdoctor.hook.environment import TRIAL
+from ddpdoctor.measure.numerics import Array
+from ddpdoctor.rundir import STEPS_FILE, LineField, RankRecord, RunDirectory
+
+from .settings import ENVIRONMENT
+
+WARM_UP_SHARE, LEAST_WARM_UP = 0.25, 5
+"""Of a trial's steps, left out at its beginning: threads, caches and the loader's queue fill up."""
+_END_S = 20.0
+"""Between asking a trial to end and ending it."""
+_LOG_BYTES = 64 << 10
+_ERROR = re.compile(r"^\s*(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Killed)\b.*)$")
+_ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+@dataclass(frozen=True)
+class Command:
+    """The job."""
+
+    words: Sequence[str]
+    environment: Mapping[str, str]
+    copy: bool = False
+    """Each trial in a copy of the working directory, so that what it writes there by relative paths goes with it."""
+
+
+@dataclass(frozen=True)
+class Budget:
+    """How long all trials together may take, and each."""
+
+    total_s: float
+    began_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def left_s(self) -> float:
+        """Until it is used up."""
+        return self.total_s - (time.monotonic() - self.began_s)
+
+
+@dataclass(frozen=True)
+class Trial:
+    """What one run of the job for some steps has shown."""
+
+    step_ms: Array
+    """Step times, warm-up left out: of each step the median over the ranks. Empty where it failed."""
+    changes: dict[str, dict[str, Any]]
+    """By setting, what became of it on the rank that applied it least."""
+    parameters: dict[str, Any] | None
+    losses: list[float | None]
+    took_s: float
+    why: str = ""
+    """Why it failed."""
+
+    @property
+    def refused(self) -> str:
+        """Why a setting was not applied, in words; empty where all were."""
+        told = [
+            f"{name}: {change.get('why') or 'nothing that it belongs to was built'}"
+            for name, change in self.changes.items()
+            if change.get("state") != "applied"
+        ]
+        return "; ".join(told)
+
+
+def run_trial(command: Command, settings: Mapping[str, Any], steps: int, limit_s: float) -> Trial:
+    """Run the job with these settings. Nothing of it is left: no process, no file of ours."""
+    began_s = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-trial-") as scratch:
+        folder = Path(scratch)
+        why = _run(command, settings, steps, limit_s, folder)
+        return _read(folder / "run", why, steps, settings, time.monotonic() - began_s)
+
+
+def _run(command: Command, settings: Mapping[str, Any], steps: int, limit_s: float, folder: Path) -> str:
+    """Why it failed; empty where it did not."""
+    in_rank = {name: value for name, value in settings.items() if not name.startswith(f"{ENVIRONMENT}.")}
+    variables = {
+        name.partition(".")[2]: str(value)
+        for name, value in settings.items()
+        if name.startswith(f"{ENVIRONMENT}.")
+    }
+    environment = {**command.environment, **variables, TRIAL: json.dumps({"set": in_rank, "steps": steps})}
+    where = Path.cwd()
+    if command.copy:
+        where = folder / "copy"
+        shutil.copytree(Path.cwd(), where, symlinks=True, ignore_dangling_symlinks=True)
+    recorder = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from ddpdoctor.cli import main; main()"
+    ours = [sys.executable, "-c", recorder, "run", "--no-analysis", "--no-profile", "--no-telemetry", "-q"]
+    log = folder / "output"
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            [*ours, "--out", str(folder / "run"), "--", *command.words],
+            env=environment,
+            cwd=where,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(timeout=limit_s)
+        except subprocess.TimeoutExpired:
+            return f"it had not ended after {limit_s:.0f} s"
+        finally:
+            _end(process)
+    return "" if code == 0 else _words_of(log, code)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """The recorder and all that it started."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_END_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+
+
+def _words_of(log: Path, code: int) -> str:
+    """The last error that the job has printed, else how it ended."""
+    with log.open("rb") as source:
+        source.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        lines = source.read().decode("utf-8", "replace").splitlines()
+    errors = [found.group(1) for line in lines if (found := _ERROR.match(line))]
+    own = [error for error in errors if "ChildFailedError" not in error]
+    ended = f"it ended with signal {-code}" if code < 0 else f"it ended with exit code {code}"
+    return f"{ended}: {own[0][:300]}" if own else ended
+
+
+def _read(run: Path, why: str, steps: int, settings: Mapping[str, Any], took_s: float) -> Trial:
+    recorded = RunDirectory.open(str(run)) if run.is_dir() else None
+    ranks = recorded.ranks if recorded is not None else []
+    told = [rank.info.get("trial") for rank in ranks if isinstance(rank.info.get("trial"), dict)]
+    documents: list[dict[str, Any]] = [each for each in told if each is not None]
+    changes = {
+        name: _least_applied([each.get("changes", {}).get(name, {}) for each in documents])
+        for name in settings
+        if not name.startswith(f"{ENVIRONMENT}.")
+    }
+    step_ms = step_times(ranks)
+    if not ranks and not why:
+        why = "no rank was recorded"
+    elif documents and all(each.get("ended") for each in documents):
+        why = ""  # a launcher may complain that its ranks have left
+    if not why and not len(step_ms):
+        done = max((int(each.get("steps") or 0) for each in documents), default=0)
+        why = f"the job ended after {done} steps, which are too few to measure"
+    first = documents[0] if documents else {}
+    return Trial(
+        np.empty(0) if why else step_ms,
+        changes,
+        first.get("parameters") if first.get("ended") else None,
+        list(first.get("losses") or []),
+        took_s,
+        why,
+    )
+
+
+def _least_applied(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    order = ("refused", "not seen", "applied")
+    known = [dict(each) for each in found if each.get("state") in order]
+    return min(known, key=lambda each: order.index(each["state"]), default={})
+
+
+def step_times(ranks: Sequence[RankRecord]) -> Array:
+    """[N] ms of each step behind the warm-up: from the end of the one before to its own, the median over the ranks."""
+    of_step: dict[int, list[float]] = defaultdict(list)
+    for rank in ranks:
+        before: tuple[int, int] | None = None
+        for step, end in _ends(rank):
+            if before is not None and before[0] + 1 == step:
+                of_step[step].append((end - before[1]) / 1e6)
+            before = step, end
+    numbers = sorted(of_step)
+    times = np.array([np.median(of_step[number]) for number in numbers])
+    warm_up = max(LEAST_WARM_UP, round(WARM_UP_SHARE * len(times)))
+    return times[warm_up:]
+
+
+def _ends(rank: RankRecord) -> Iterator[tuple[int, int]]:
+    """(step, epoch ns of its end) of each step of a rank's log."""
+    try:
+        for line in rank.lines(STEPS_FILE):
+            with contextlib.suppress(ValueError, TypeError, IndexError, KeyError, AttributeError):
+                entry = json.loads(line)
+                if LineField.STEP.value in entry:
+                    yield int(entry[LineField.STEP.value]), int(entry[LineField.TIME_NS.value][1])
+    except OSError:
+        return

@@ -1,0 +1,165 @@
+"""What a trial can change, what values it takes, and what it may do to results."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from difflib import get_close_matches
+from enum import Enum
+from typing import Any
+
+from ddpdoctor.errors import DdpDoctorError
+
+ENVIRONMENT = "env"
+_ENVIRONMENT_NAMES = re.compile(
+    r"(NCCL|GLOO|TORCH|TP|FI|UCX|OMP|MKL|OPENBLAS|NUMEXPR|KMP|GOMP|CUDA|CUBLAS|CUDNN|PYTORCH|MALLOC|NVIDIA|HSA|RCCL|TOKENIZERS)_[A-Z0-9_]+"
+)
+"""Variables that set how fast a job runs. Others (PATH, LD_PRELOAD, our own) would make it another job."""
+
+
+class Results(Enum):
+    """What a setting does to the numbers that the job computes."""
+
+    SAME = "bits stay the same"
+    LAST_BITS = "the last bits may change"
+    OTHER = "results change"
+    MEANINGLESS = "for measuring only: the job does not train any more"
+
+
+class SettingError(DdpDoctorError):
+    """A setting that there is not, or a value that it does not take."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One thing that can be changed from outside of the script."""
+
+    name: str
+    says: str
+    takes: str
+    """The values, in words."""
+    parse: Callable[[str], Any]
+    """From text; raises ValueError."""
+    results: Results = Results.SAME
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it imitates a job without a cause, to measure what mending that could bring at most."""
+        return self.results is Results.MEANINGLESS
+
+
+def _truth(text: str) -> bool:
+    values = {
+        "true": True,
+        "yes": True,
+        "1": True,
+        "on": True,
+        "false": False,
+        "no": False,
+        "0": False,
+        "off": False,
+    }
+    return values[text.lower()]
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise ValueError(text)
+        return value
+
+    return parse
+
+
+def _size(text: str) -> float:
+    value = float(text)
+    if not 0 < value < 1 << 20:
+        raise ValueError(text)
+    return value
+
+
+def _one_of(*values: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in values:
+            raise ValueError(text)
+        return text
+
+    return parse
+
+
+def _switch(name: str, says: str, results: Results = Results.SAME) -> Setting:
+    return Setting(name, says, "true or false", _truth, results)
+
+
+_LAST, _OTHER, _NONE = Results.LAST_BITS, Results.OTHER, Results.MEANINGLESS
+SETTINGS = {
+    setting.name: setting
+    for setting in (
+        Setting("loader.num_workers", "worker processes of each DataLoader", "0 or more", _count(0)),
+        Setting("loader.prefetch_factor", "batches that each worker prepares ahead", "1 or more", _count(1)),
+        _switch("loader.persistent_workers", "workers stay between epochs"),
+        _switch("loader.pin_memory", "batches in page-locked memory, so that copies run beside computation"),
+        Setting("ddp.bucket_cap_mb", "MB of gradients that DDP reduces together", "above 0", _size, _LAST),
+        _switch("ddp.gradient_as_bucket_view", "gradients are views of the buckets: one copy less"),
+        _switch("ddp.static_graph", "DDP may assume the same graph in each step"),
+        _switch("ddp.find_unused_parameters", "DDP looks for parameters without gradient in each step"),
+        _switch("ddp.broadcast_buffers", "rank 0's buffers go to all before each forward", _OTHER),
+        Setting(
+            "ddp.comm_hook", "gradients travel in 16 bits", "fp16 or bf16", _one_of("fp16", "bf16"), _OTHER
+        ),
+        _switch("ddp.accumulate", "gradients are reduced in the last micro-batch alone, by no_sync", _LAST),
+        Setting(
+            "amp.autocast", "the forward in mixed precision", "bf16 or fp16", _one_of("bf16", "fp16"), _OTHER
+        ),
+        _switch("optimizer.foreach", "one kernel for many parameters", _LAST),
+        _switch("optimizer.fused", "one kernel for the whole update", _LAST),
+        Setting("torch.threads", "threads of torch's operators on CPUs", "1 or more", _count(1), _LAST),
+        Setting(
+            "torch.matmul_precision",
+            "precision of float32 matrix products (high: TF32)",
+            "highest, high or medium",
+            _one_of("highest", "high", "medium"),
+            _OTHER,
+        ),
+        _switch("torch.cudnn_benchmark", "cuDNN tries its algorithms and keeps the fastest", _LAST),
+        Setting("cpu.affinity", "each rank on its own share of the cores", "spread", _one_of("spread")),
+        _switch("loader.instant", "batches that were made once are given again, at no cost", _NONE),
+        _switch("ddp.no_sync", "gradients are never reduced", _NONE),
+        Setting("sync.barriers", "the script's barriers return at once", "skip", _one_of("skip"), _NONE),
+    )
+}
+
+
+def setting_of(name: str) -> Setting:
+    """The setting of this name. Raises SettingError."""
+    if name in SETTINGS:
+        return SETTINGS[name]
+    kind, _, variable = name.partition(".")
+    if kind == ENVIRONMENT:
+        if not _ENVIRONMENT_NAMES.fullmatch(variable):
+            raise SettingError(
+                f"{name}: only variables that tune libraries can be tried, such as env.NCCL_BUFFSIZE."
+            )
+        return Setting(name, f"environment variable {variable}", "any text", str, Results.LAST_BITS)
+    near = get_close_matches(name, SETTINGS, 1)
+    also = f" Did you mean {near[0]}?" if near else f" There are {', '.join(SETTINGS)} and env.VARIABLE."
+    raise SettingError(f"{name} is no setting that can be tried.{also}")
+
+
+def parse_setting(text: str) -> tuple[str, Any]:
+    """(name, value) of ``NAME=VALUE``. Raises SettingError."""
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise SettingError(f"--set {text}: give a name and a value, as in loader.num_workers=4.")
+    return name.strip(), parsed(name.strip(), value.strip())
+
+
+def parsed(name: str, text: str) -> Any:
+    """The value of a setting. Raises SettingError."""
+    setting = setting_of(name)
+    try:
+        return setting.parse(text)
+    except (ValueError, KeyError, OverflowError):
+        raise SettingError(f"{name}={text}: it takes {setting.takes}.") from None

@@ -1,0 +1,54 @@
+"""A trial: the job as it is but for some settings, for a bounded number of steps, to measure what a change would bring.
+
+In come, by the environment, names of settings with their values, and a number of steps; out go the changed settings, in
+constructors (``constructors``), around calls (``calls``) and in the process (``switches``), each read back from the thing it was set
+in, and the end of the job between two steps (``ending``). What became of each is in rank.json, under ``trial``.
+
+Only a process that was started for a trial comes here. What cannot be changed as asked is told and left as it is.
+"""
+
+from __future__ import annotations
+
+import os
+
+from .. import services
+from ..environment import TRIAL
+from ..guard import part
+from ..patching import Patches, guarded
+from ..recording import Session
+from . import calls, constructors, ending, switches
+from .asked import read
+
+__all__ = ["NAMES", "install"]
+
+NAMES = (*constructors.NAMES, *calls.NAMES, *switches.NAMES)
+"""Settings that a trial can change in a rank. Environment variables are the launcher's to set."""
+
+
+def install(patches: Patches) -> None:
+    """Change what is asked for, from here on. Nothing where this process belongs to no trial."""
+    trial = read(os.environ.get(TRIAL, ""))
+    if trial is None:
+        return
+    for room in (constructors, calls, switches):
+        try:
+            room.install(trial, patches)
+        except Exception as error:
+            part("trial").failed(error)
+    losses = ending.watch_losses(patches)
+
+    def begin(session: Session) -> None:
+        session.document["trial"] = trial.document
+        switches.apply_in_rank(trial)
+        before = session.stepping.at_every_step
+
+        def at_step(step: int) -> None:
+            if before is not None:
+                before(step)
+            trial.document["steps"] = step
+            if step >= trial.steps:
+                ending.end(session, trial, losses)
+
+        session.stepping.at_every_step = guarded(part("trial"), at_step)
+
+    services.at_start.append(begin)

@@ -1,0 +1,197 @@
+"""Settings that are not arguments: hooks of DDP, when it reduces, what it computes in, barriers, and data that is at hand."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, Callable, Dict, List, Optional
+from weakref import WeakKeyDictionary
+
+from ..guard import part
+from ..patching import Patches, around, cell_of, not_compiled
+from ..recording import active
+from .asked import Trial
+
+_PART = part("trial")
+
+NAMES = (
+    "ddp.comm_hook",
+    "ddp.no_sync",
+    "ddp.accumulate",
+    "amp.autocast",
+    "loader.instant",
+    "sync.barriers",
+)
+_BATCHES_KEPT = 8
+"""What a loader gives again and again: so many batches that caches of the processor do not hold one alone."""
+_LEARNT_STEPS = 3
+"""Optimizer steps after which it is known how many backwards each has."""
+
+
+def install(trial: Trial, patches: Patches) -> None:
+    """Wrap what is asked for, and nothing else."""
+    from torch.nn.parallel import DistributedDataParallel as Ddp
+
+    asked = trial.settings
+    if "ddp.comm_hook" in asked:
+        hook = _comm_hook(trial, str(asked["ddp.comm_hook"]))
+        patches.attribute(Ddp, "_pre_forward", around(Ddp._pre_forward, _PART, hook))
+    if asked.get("ddp.no_sync"):
+        patches.attribute(Ddp, "_pre_forward", around(Ddp._pre_forward, _PART, _never_reduces(trial)))
+    if asked.get("ddp.accumulate"):
+        patches.attribute(
+            Ddp, "_pre_forward", around(Ddp._pre_forward, _PART, _Accumulation(trial).before_forward)
+        )
+    if "amp.autocast" in asked:
+        patches.attribute(Ddp, "_run_ddp_forward", _in_autocast(trial, Ddp._run_ddp_forward))
+    if asked.get("loader.instant"):
+        _make_instant(trial, patches)
+    if asked.get("sync.barriers") == "skip":
+        _skip_barriers(trial, patches)
+
+
+def _comm_hook(trial: Trial, kind: str) -> Callable[[Any, Any], None]:
+    """At the first forward: by then the script has registered its own, if it has one."""
+    seen: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
+
+    def before_forward(args: Any, kwargs: Any) -> None:
+        ddp = args[0]
+        if ddp in seen:
+            return
+        seen[ddp] = True
+        if getattr(ddp, "_comm_hooks", None) or ddp.logger._get_ddp_logging_data().strs_map.get("comm_hook"):
+            trial.refuse("ddp.comm_hook", "the script registers a hook of its own")
+            return
+        from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+
+        hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
+        ddp.register_comm_hook(None, hooks[kind])
+        trial.set_to("ddp.comm_hook", None, kind)
+
+    return before_forward
+
+
+def _never_reduces(trial: Trial) -> Callable[[Any, Any], None]:
+    def before_forward(args: Any, kwargs: Any) -> None:
+        ddp = args[0]
+        was = ddp.require_backward_grad_sync
+        ddp.require_backward_grad_sync = False
+        trial.set_to("ddp.no_sync", not was, not ddp.require_backward_grad_sync)
+
+    return before_forward
+
+
+class _Accumulation:
+    """Gradients are reduced in the last backward before an optimizer step alone: the others' are summed up first."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._steps, self._forwards = -1, 0
+        self._learnt: List[int] = []
+
+    def before_forward(self, args: Any, kwargs: Any) -> None:
+        """Called in each forward of a DDP module; there is one."""
+        ddp, session = args[0], active.session
+        import torch
+
+        if session is None or not torch.is_grad_enabled():
+            return
+        steps = session.stepping.optimizer_steps
+        if steps != self._steps:
+            if self._steps >= 0:
+                self._learnt.append(self._forwards)
+            self._steps, self._forwards = steps, 0
+        self._forwards += 1
+        if len(self._learnt) < _LEARNT_STEPS:
+            return
+        usual = self._learnt[1:_LEARNT_STEPS]
+        if min(usual) != max(usual):
+            self._trial.refuse("ddp.accumulate", "the number of backwards changes from step to step")
+            return
+        if usual[0] < 2:
+            self._trial.refuse("ddp.accumulate", "each optimizer step has one backward")
+            return
+        if self._forwards == 1:
+            self._trial.set_to("ddp.accumulate", not ddp.require_backward_grad_sync, True)
+        ddp.require_backward_grad_sync = self._forwards >= usual[0]
+
+
+_DTYPES = {"bf16": "bfloat16", "fp16": "float16"}
+
+
+def _in_autocast(trial: Trial, original: Callable[..., Any]) -> Callable[..., Any]:
+    import torch
+
+    kind = str(trial.settings["amp.autocast"])
+
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        device = next((each.device.type for each in self.module.parameters()), "cpu")
+        was = torch.is_autocast_cpu_enabled() if device == "cpu" else torch.is_autocast_enabled()
+        if was:
+            trial.refuse("amp.autocast", "the script uses autocast already")
+            return original(self, *args, **kwargs)
+        with torch.autocast(device, getattr(torch, _DTYPES[kind])):
+            trial.set_to("amp.autocast", None, kind)
+            return original(self, *args, **kwargs)
+
+    not_compiled(forward)
+    return forward
+
+
+def _make_instant(trial: Trial, patches: Patches) -> None:
+    """Batches that were made once are given again: what a loader costs at least, nothing."""
+    from torch.utils.data import dataloader
+
+    iterator = dataloader._BaseDataLoaderIter
+    original = iterator.__next__
+    kept: Dict[int, List[Any]] = {}
+    given: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
+
+    @functools.wraps(original)
+    def following(self: Any) -> Any:
+        number = given.get(self, 0)
+        given[self] = number + 1
+        batches = kept.setdefault(_loader_of(self), [])
+        if len(batches) < _BATCHES_KEPT:
+            batches.append(original(self))
+            return batches[-1]
+        length = _batches_of(self)
+        if length is not None and number >= length:
+            raise StopIteration
+        trial.set_to("loader.instant", False, True)
+        return batches[number % _BATCHES_KEPT]
+
+    patches.attribute(iterator, "__next__", following)
+
+
+def _loader_of(iterator: Any) -> int:
+    """Iterators of one loader, epoch after epoch, share its sampler."""
+    return id(getattr(iterator, "_index_sampler", iterator))
+
+
+def _batches_of(iterator: Any) -> Optional[int]:
+    try:
+        return len(iterator._index_sampler)
+    except (AttributeError, TypeError, NotImplementedError):
+        return None
+
+
+def _skip_barriers(trial: Trial, patches: Patches) -> None:
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d as c10d
+
+    cell = cell_of(c10d.barrier)
+    original: Callable[..., Any] = c10d.barrier if cell is None else cell.cell_contents
+
+    @functools.wraps(original)
+    def barrier(*args: Any, **kwargs: Any) -> Any:
+        if active.session is None:  # what a framework does before its first step may need it
+            return original(*args, **kwargs)
+        trial.set_to("sync.barriers", "kept", "skip")
+        return None
+
+    if cell is not None:
+        patches.cell(cell, barrier)
+        return
+    for module in (dist, c10d):
+        patches.attribute(module, "barrier", barrier)

@@ -1,0 +1,163 @@
+"""Settings that are arguments of constructors: of data loaders, DDP modules and optimizers."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from typing import Any, Callable, Dict, Optional
+
+from ..guard import part
+from ..job import asks_for_worker
+from ..patching import Patches, not_compiled
+from .asked import Trial
+
+_PART = part("trial")
+
+LOADER = ("num_workers", "prefetch_factor", "persistent_workers", "pin_memory")
+DDP = (
+    "bucket_cap_mb",
+    "gradient_as_bucket_view",
+    "static_graph",
+    "find_unused_parameters",
+    "broadcast_buffers",
+)
+OPTIMIZER = ("foreach", "fused")
+NAMES = (
+    *(f"loader.{name}" for name in LOADER),
+    *(f"ddp.{name}" for name in DDP),
+    *(f"optimizer.{name}" for name in OPTIMIZER),
+)
+
+_MB = 1 << 20
+_Given = Dict[str, Any]
+"""The arguments of a call by name, defaults included."""
+_Choose = Callable[[Trial, _Given], Dict[str, Any]]
+"""Which of them to change, and to what."""
+_ReadBack = Callable[[Any, str], Any]
+"""What a setting of the object is now."""
+
+
+def install(trial: Trial, patches: Patches) -> None:
+    """Wrap the constructors whose arguments are asked for."""
+    import torch
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader
+
+    if any(name in trial.of("loader") for name in LOADER):
+        _wrap(DataLoader, "loader", _loader_arguments, getattr, trial, patches)
+    if any(name in trial.of("ddp") for name in DDP):
+        _wrap(DistributedDataParallel, "ddp", _as_asked(DDP), _of_ddp, trial, patches)
+    if trial.of("optimizer"):
+        for optimizer in vars(torch.optim).values():
+            if inspect.isclass(optimizer) and issubclass(optimizer, torch.optim.Optimizer):
+                if (
+                    "__init__" in vars(optimizer)
+                    and "foreach" in inspect.signature(optimizer.__init__).parameters
+                ):
+                    _wrap(optimizer, "optimizer", _optimizer_arguments, _of_optimizer, trial, patches)
+
+
+def _wrap(
+    owner: Any, kind: str, choose: _Choose, read_back: _ReadBack, trial: Trial, patches: Patches
+) -> None:
+    original = owner.__init__
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def construct(self: Any, *args: Any, **kwargs: Any) -> None:
+        given, changed = _changed(signature, choose, trial, (self, *args), kwargs)
+        if not changed:
+            original(self, *args, **kwargs)
+            return
+        arguments = signature.bind(self, *args, **kwargs)
+        arguments.arguments.update(changed)
+        original(*arguments.args, **arguments.kwargs)
+        for name in changed:
+            if f"{kind}.{name}" in trial.settings:
+                trial.set_to(f"{kind}.{name}", given.get(name), read_back(self, name))
+
+    not_compiled(construct)
+    patches.attribute(owner, "__init__", construct)
+
+
+def _changed(
+    signature: inspect.Signature, choose: _Choose, trial: Trial, args: Any, kwargs: Any
+) -> "tuple[_Given, Dict[str, Any]]":
+    try:
+        bound = signature.bind(*args, **kwargs)
+        bound.apply_defaults()
+        given = dict(bound.arguments)
+        return given, {
+            name: value for name, value in choose(trial, given).items() if name in signature.parameters
+        }
+    except Exception as error:  # a call that the original refuses too, with its own words
+        _PART.failed(error)
+        return {}, {}
+
+
+def _as_asked(names: "tuple[str, ...]") -> _Choose:
+    def choose(trial: Trial, given: _Given) -> Dict[str, Any]:
+        return {name: value for name, value in trial.of("ddp").items() if name in names}
+
+    return choose
+
+
+def _of_ddp(ddp: Any, name: str) -> Any:
+    if name == "bucket_cap_mb":
+        return ddp.bucket_bytes_cap / _MB
+    if name == "broadcast_buffers":
+        return bool(ddp.broadcast_buffers)
+    return bool(getattr(ddp, name))
+
+
+def _optimizer_arguments(trial: Trial, given: _Given) -> Dict[str, Any]:
+    asked = trial.of("optimizer")
+    # torch refuses both at once.
+    if asked.get("fused"):
+        return {**asked, "foreach": asked.get("foreach")}
+    if asked.get("foreach"):
+        return {**asked, "fused": asked.get("fused")}
+    return asked
+
+
+def _of_optimizer(optimizer: Any, name: str) -> Any:
+    return optimizer.defaults.get(name)
+
+
+def _loader_arguments(trial: Trial, given: _Given) -> Dict[str, Any]:
+    """Arguments that fit together: without workers there is nothing to prefetch, and no worker to keep."""
+    asked = {name: value for name, value in trial.of("loader").items() if name in LOADER}
+    why = _refused_workers(asked.get("num_workers"), given)
+    if why:
+        trial.refuse("loader.num_workers", why)
+        del asked["num_workers"]
+    if asked.get("pin_memory") and not _has_accelerator():
+        trial.refuse("loader.pin_memory", "there is no accelerator to copy to")
+        del asked["pin_memory"]
+    if not asked.get("num_workers", given.get("num_workers")):
+        for name in ("prefetch_factor", "persistent_workers"):
+            if asked.pop(name, None):
+                trial.refuse(f"loader.{name}", "the loader has no workers")
+        if given.get("num_workers"):
+            asked.update(
+                prefetch_factor=None, persistent_workers=False, timeout=0, multiprocessing_context=None
+            )
+    return asked
+
+
+def _refused_workers(workers: Optional[int], given: _Given) -> Optional[str]:
+    from torch.utils.data import IterableDataset
+
+    data = given.get("dataset")
+    if workers is None or workers <= 1 or not isinstance(data, IterableDataset) or asks_for_worker(data):
+        return None
+    return (
+        f"{type(data).__name__} is iterable and does not ask torch.utils.data.get_worker_info() for its share: "
+        "each worker would give every sample again"
+    )
+
+
+def _has_accelerator() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available() or getattr(torch, "xpu", torch.cuda).is_available())

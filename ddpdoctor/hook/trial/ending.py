@@ -1,0 +1,125 @@
+"""The end of a trial, between two steps, on all ranks at the same one; and what the model had become by then."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from typing import Any, Dict, Iterator, List, NoReturn, Optional
+
+from .. import lifetime
+from ..guard import part
+from ..patching import Patches, around
+from ..recording import Session
+from . import switches
+from .asked import Trial
+
+_PART = part("trial")
+_MOST_LOSSES = 512
+"""The first of a trial: of a scalar each."""
+_TOGETHER_S = 10.0
+"""So long a rank waits for the others to reach the same step, before it ends without them."""
+_LOOK_S = 0.02
+
+
+def watch_losses(patches: Patches) -> List[Any]:
+    """What the backwards to come begin with, each copied on its own device: nothing waits for it."""
+    import torch
+
+    losses: List[Any] = []
+
+    def before(args: Any, kwargs: Any) -> None:
+        loss = args[0] if args else kwargs.get("tensors")
+        if len(losses) < _MOST_LOSSES and isinstance(loss, torch.Tensor) and loss.numel() == 1:
+            losses.append(loss.detach().clone())
+
+    patches.attribute(torch.autograd, "backward", around(torch.autograd.backward, _PART, before))
+    return losses
+
+
+def end(session: Session, trial: Trial, losses: List[Any]) -> NoReturn:
+    """Write everything down and leave the process: the script's own end, and what it does there, are not reached."""
+    try:
+        switches.read_again(trial)
+        trial.document["parameters"] = _parameters(session)
+        trial.document["losses"] = [_number(loss) for loss in losses]
+        trial.document["ended"] = True
+        _wait_for_others(session)
+    except Exception as error:
+        _PART.failed(error)
+    try:
+        lifetime.disarm()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        _end_children()
+    finally:
+        os._exit(0)
+
+
+def _parameters(session: Session) -> Dict[str, Any]:
+    """A hash of all parameters' bytes, in the order of the modules, and their norm in double precision."""
+    digest, squares, count = hashlib.sha256(), 0.0, 0
+    for parameter in _all_parameters(session):
+        values = parameter.detach().cpu().contiguous()
+        digest.update(values.flatten().view(_bytes()).numpy().tobytes())
+        squares += float(values.double().pow(2).sum())
+        count += values.numel()
+    return {"sha256": digest.hexdigest(), "norm": math.sqrt(squares), "count": count}
+
+
+def _bytes() -> Any:
+    import torch
+
+    return torch.uint8
+
+
+def _all_parameters(session: Session) -> Iterator[Any]:
+    seen = set()
+    modules = [reference() for reference, _ in session.models.known.listed]
+    optimizers = [reference() for reference, _ in session.optimizers.listed]
+    of_modules = [parameter for each in modules if each is not None for parameter in each.parameters()]
+    of_optimizers = [
+        parameter
+        for each in optimizers
+        if each is not None
+        for group in getattr(each, "param_groups", [])
+        for parameter in group["params"]
+    ]
+    for parameter in of_modules or of_optimizers:
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            yield parameter
+
+
+def _number(loss: Any) -> Optional[float]:
+    value = float(loss)
+    return value if math.isfinite(value) else None
+
+
+def _wait_for_others(session: Session) -> None:
+    """A rank that leaves while another still receives from it would break that one's step. Whoever holds the store leaves last."""
+    if session.world_size < 2:
+        return
+    from torch.distributed import distributed_c10d as c10d
+
+    store = c10d._get_default_store()
+    keys = [f"ddpdoctor/trial/{rank}" for rank in range(session.world_size)]
+    store.set(keys[session.rank], "ended")
+    deadline_s = time.monotonic() + _TOGETHER_S
+    while not store.check(keys):
+        if time.monotonic() > deadline_s:
+            raise TimeoutError("other ranks did not reach the trial's last step")
+        time.sleep(_LOOK_S)
+    if session.rank == 0:
+        time.sleep(10 * _LOOK_S)
+
+
+def _end_children() -> None:
+    """Workers of loaders: nobody is left to end them."""
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    for child in multiprocessing.active_children():
+        child.kill()

@@ -1,0 +1,146 @@
+"""What was tried: a table of measured changes, beside what was expected of each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import msgspec
+import rich.table
+from rich.console import Console
+from rich.text import Text
+
+from ddpdoctor.diagnose.tried import Answer, Variant
+from ddpdoctor.plain import plain
+from ddpdoctor.report import words
+from ddpdoctor.report.job_view import Table
+
+STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied": "yellow"}
+_UNDECIDED = "cannot be told yet"
+
+
+class TriedView(msgspec.Struct, frozen=True, kw_only=True):
+    """The table of what was tried."""
+
+    baseline: str
+    table: Table
+    """Of each variant: the change, expected and measured ms, and the verdict with what else there is to say."""
+    best: str
+    notes: list[str]
+
+
+def tried_view(answer: Answer) -> TriedView:
+    """What the reports show of it."""
+    baseline = answer.baseline
+    rows = [
+        [
+            shown_settings(variant),
+            "" if variant.expected_ms is None else words.significant(variant.expected_ms),
+            milliseconds(variant.median_ms, variant.interval_ms),
+            ": ".join(part for part in (shown_verdict(variant), remark(variant)) if part),
+        ]
+        for variant in answer.variants
+    ]
+    return TriedView(
+        baseline=milliseconds(baseline.median_ms, baseline.interval_ms),
+        table=Table("What was tried", ["change", "expected ms", "measured ms (95 %)", "verdict"], rows),
+        best=_best(answer),
+        notes=[plain(note) for note in (*baseline.failed[:1], *answer.notes)],
+    )
+
+
+class Proposed(Protocol):
+    """A change that could be tried."""
+
+    @property
+    def words(self) -> str:
+        """Its settings."""
+
+    @property
+    def title(self) -> str:
+        """What it does, in words."""
+
+    @property
+    def finding(self) -> str | None:
+        """Rule that suggests it."""
+
+    @property
+    def expected_share(self) -> float | None:
+        """What of the step is left, as far as anybody said."""
+
+
+def print_proposals(proposals: Sequence[Proposed], echo: Callable[[str], None]) -> None:
+    """What could be tried, and what each is expected to bring."""
+    if not proposals:
+        echo("Nothing that the findings suggest can be tried from outside of the script.")
+        return
+    for proposal in proposals:
+        expected = (
+            ""
+            if proposal.expected_share is None
+            else f"  (expected: {proposal.expected_share:.0%} of the step time)"
+        )
+        echo(f"{proposal.words}{expected}")
+        if proposal.finding:
+            echo(f"    {plain(proposal.finding)}: {plain(proposal.title)}")
+    echo("To measure them: ddpdoctor try RUN --all -- COMMAND")
+
+
+def shown_settings(variant: Variant) -> str:
+    """As the command line takes them."""
+    values = {
+        name: str(value).lower() if isinstance(value, bool) else value
+        for name, value in variant.settings.items()
+    }
+    return plain(" ".join(f"{name}={value}" for name, value in values.items()))
+
+
+def shown_verdict(variant: Variant) -> str:
+    """The verdict, with its size where there is one."""
+    if variant.verdict in ("faster", "slower") and variant.change is not None:
+        return f"{variant.verdict}, {variant.change:+.0%}"
+    return _UNDECIDED if variant.verdict == "same" and variant.why else variant.verdict
+
+
+def remark(variant: Variant) -> str:
+    """What else there is to say of a variant."""
+    said = [variant.why]
+    if variant.bound:
+        said.append("imitated: this is the most that can be won, no job trains like that")
+    if variant.kept_promise is False:
+        said.append("not what was expected")
+    if variant.verdict == "faster" and variant.parity is not None and variant.parity.same_bits is False:
+        said.append(f"other bits in the parameters ({variant.results})")
+    return plain("; ".join(part for part in said if part))
+
+
+def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
+    """A step time with its interval."""
+    if middle is None:
+        return ""
+    shown = words.significant(middle)
+    return shown if ends is None else f"{shown} ({words.significant(ends[0])}–{words.significant(ends[1])})"
+
+
+def print_answer(answer: Answer, console: Console) -> None:
+    """The table, and the best change."""
+    view = tried_view(answer)
+    table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for number, name in enumerate(view.table.head):
+        right = number in (1, 2)
+        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+    table.add_row("as it is", "", view.baseline, "")
+    for row, variant in zip(view.table.rows, answer.variants, strict=True):
+        table.add_row(*row[:-1], Text(row[-1], style=STYLES.get(variant.verdict, "")))
+    console.print(table)
+    for note in view.notes:
+        console.print(Text(note, style="dim"))
+    if view.best:
+        console.print(Text(view.best, style="bold"))
+
+
+def _best(answer: Answer) -> str:
+    best = answer.best()
+    if best is None or best.change is None:
+        return ""
+    return f"Best: {shown_settings(best)}, {1 / (1 + best.change):.2f} times as fast."
