@@ -100,12 +100,13 @@ def common_work(context: Context, components: Components, *, told_apart: bool = 
     by_chance = {c for kind in attribution.by_chance for c in LATE_COMPONENTS[kind]}
     everybody = by_chance.issuperset(components)
     kinds = [(each,) for each in components] if told_apart else [components]
-    removed, alone = [], []
+    removed: list[Array] = []
+    alone: list[Array] = []
     for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
         both = _work_and_alone(group, components)
         parts = [_in_common(component([*both, claimed], kind), everybody) for kind in kinds]
-        removed.append(sum(part for part, _ in parts))
-        alone.append(sum(part for _, part in parts))
+        removed.append(np.sum([part for part, _ in parts], axis=0))
+        alone.append(np.sum([part for _, part in parts], axis=0))
     if not sum(float(work.sum()) for work in removed):
         return None
     same = context.lines.in_common(components, context.pricing.steps) if told_apart else None
