@@ -253,11 +253,8 @@ def test_what_follows_from_an_information_does_not_warn() -> None:
 
 def test_single_steps_of_a_short_window_explain_no_warning() -> None:
     facts = FACTS | {"late": {"data": {"ms_per_step": 10.0, "ranks": [1], "stands_out_in": [7]}}}
-    outcome = run(
-        rule("a/once", costs="late.data"),
-        rule("a/small", costs_ms="15.0", effect_of=["a/once"]),
-        facts=facts,
-    )
+    small = rule("a/small", costs_ms="15.0", effect_of=["a/once"])
+    outcome = run(rule("a/once", costs="late.data"), small, facts=facts)
     assert [(f.rule, f.severity, f.caused_by) for f in outcome.findings] == [
         ("a/small", "warning", None),
         ("a/once", "info", None),
@@ -396,6 +393,6 @@ def test_one_late_step_is_in_the_verdict_of_a_job_that_is_healthy_otherwise() ->
 
 
 def test_what_only_informs_here_is_noted_beside_that_nothing_warns() -> None:
-    quiet = rule("a/quiet", severity="warning", informs_when="job.ranks_seen == 2.0")
-    healthy, said = verdict(run(quiet), coverage=Coverage(50, 2))
+    noted = run(rule("a/quiet", severity="warning", informs_when="job.ranks_seen == 2.0"))
+    healthy, said = verdict(noted, coverage=Coverage(50, 2))
     assert healthy and said.headline.endswith("but note: a headline")
