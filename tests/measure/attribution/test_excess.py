@@ -251,3 +251,12 @@ def test_two_ranks_in_two_cycles_that_repeat(cycles):
 @pytest.mark.parametrize("jitter", [0.003, 0.03])
 def test_nobody_late_in_two_cycles(jitter):
     assert not [s for s in range(50) if late_of(simple(2, cycles=2, seed=s, jitter=jitter, host=1.0))]
+
+
+@pytest.mark.parametrize("cycles", [2, 3])
+def test_half_of_four_ranks_in_a_few_cycles_that_repeat(cycles):
+    """Two late ranks of four make the ranks' scatter as large as what they are late by; that it repeats still tells."""
+    late = late_of(simple(4, cycles=cycles, jitter=0.003, host=on(1, 4, 3.0) + on(2, 4, 3.0)))
+    assert late["host"].ranks == [1, 2] and late["host"].ms_per_step == pytest.approx(3.0, rel=0.1)
+    for seed in range(20):
+        assert not late_of(simple(4, cycles=cycles, seed=seed, jitter=0.06, host=1.0))
