@@ -85,7 +85,8 @@ def common_work(context: Context, components: Components) -> Cost | None:
     attribution = context.attribution
     by_chance = {c for kind in attribution.by_chance for c in LATE_COMPONENTS[kind]}
     everybody = by_chance.issuperset(components)
-    removed, alone = [], []
+    removed: list[Array] = []
+    alone: list[Array] = []
     for group, claimed in zip(context.graph.groups, attribution.claimed, strict=True):
         work, own, excess = component([*_work_and_alone(group, components), claimed], components)
         for of_all, part in ((removed, work), (alone, own)):
