@@ -36,6 +36,8 @@ class Tuning:
     its width or rate by a factor of two."""
     fewest: int = 3
     """Transfers of a group in a size class: of two, one may be an accident and its median half of that."""
+    mostly: float = 0.5
+    """Part of the places, of more than which a group whose sizes are not known must be slower."""
     as_much: float = 1.1
     """Times the computation of another group's ranks up to which theirs is the same: a device that is throttled is slower by more, as are
     stages that hold another part of a model."""
@@ -52,6 +54,7 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
     Empty where there are like groups and none is slower; None where groups cannot be compared."""
     compared = False
     slow_groups: set[Members] = set()
+    places, slow_places = Counter[Members](), Counter[Members]()
     computed_ns = _computed_ns(graph)
     for (_, size, _, _), groups in _transfers_of_like_groups(graph, hosts).items():
         known = {members: np.array(ns) for members, ns in groups.items() if len(ns) >= _TUNING.fewest}
@@ -60,9 +63,16 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
         if isinstance(size, tuple) and not _replicas(known, computed_ns):
             continue
         compared = True
-        slow_groups.update(_slower_than_others(known))
+        slow = list(_slower_than_others(known))
+        if isinstance(size, tuple):
+            places.update(known.keys())
+            slow_places.update(slow)
+        else:
+            slow_groups.update(slow)
     if not compared:
         return None
+    # A slow link slows whatever goes over it; a single place may hold other messages, which no size tells apart.
+    slow_groups.update(of for of, slower in slow_places.items() if slower > _TUNING.mostly * places[of])
     times_slow = Counter(position for members in slow_groups for position in members)
     most = max(times_slow.values(), default=0)
     return sorted(graph.ranks[position] for position, times in times_slow.items() if times == most)

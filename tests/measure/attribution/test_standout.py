@@ -234,7 +234,7 @@ def test_the_diagnosis_of_pauses_in_turn(tmp_path):
     generate(planted(*pauses), tmp_path)
     first = analyze(str(tmp_path), Options(cache=False, jobs=1)).findings[0]
     assert (first.rule, first.ranks, first.severity) == ("rank-imbalance/alternating", None, "warning")
-    assert "in 4 of 7 recorded steps" in first.explanation and "cannot tell how often" in first.explanation
+    assert "in 4 of 8 recorded steps" in first.explanation and "cannot tell how often" in first.explanation
 
 
 @pytest.mark.parametrize("steps", [(4,), (2, 5)])

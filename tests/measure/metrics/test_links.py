@@ -49,6 +49,18 @@ def test_groups_are_compared_by_place_where_no_size_was_recorded(slow, expected,
     assert slow_link_ranks(graph, [""] * 4) == (expected if compared else None)
 
 
+def test_a_single_longer_message_of_unknown_size_is_no_slow_link():
+    """Two groups, three reductions each, of which one differs: over a slow link all would take longer."""
+    syncs = [
+        Sync(SyncKind.GRADIENTS, "allreduce", members, group=f"data{members[0]}")
+        for _ in range(3)
+        for members in ((0, 1), (2, 3))
+    ]
+    work = work_array(8, 6, 4, backward=2.5)
+    graph = graph_of(cycles_of(syncs, work, np.array([2.0, 4.0, 2.0, 2.0, 2.0, 2.0])))
+    assert slow_link_ranks(graph, [""] * 4) == []
+
+
 def test_one_group_of_all_ranks_leaves_it_open(tmp_path):
     plants = (Plant("slow_link", factor=3.0),)
     generate(Config(steps=3, plants=plants, forward_kernels=20, backward_kernels=40), tmp_path / "traces")
