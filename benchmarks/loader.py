@@ -29,11 +29,14 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.loading.inputs import SHARED, blown_up, generated, size_mb  # noqa: E402
+from benchmarks.loading.inputs import SHARED, blown_up, generated, repeated, size_mb  # noqa: E402
 from benchmarks.loading.processes import Cost, in_turns, median_and_range  # noqa: E402
 
 PARTS = ROOT / "benchmarks" / "loading"
 BLOWN_UP_FROM = SHARED / "hta" / "nccl_parser_config" / "nccl_data.json.gz"
+REPEATED_FROM = SHARED / "torchrec" / "sst_sleep_pl_dense_after_backward_2"
+REPEATED = ((2, 300), (8, 75))
+"""Ranks, and how often the events of each are repeated: 440 MB of JSON either way, times as before 2024."""
 PUBLIC = (
     "torchrec/sst_long_a2a_optimizer_4",
     "torchrec/sst_sleep_pl_dense_after_backward_2",
@@ -69,6 +72,7 @@ def main() -> None:
             large = folder / "blown-up" / "rank0.json.gz"
             apart(blown_up, BLOWN_UP_FROM, large, options.megabytes * 10**6)
             against_hta(large.parent, options.hta_python, options.repetitions)
+            repeated_traces(folder, options.hta_python, options.repetitions)
             against_the_floor(large, options.simdjson, folder, options.repetitions)
         else:
             print(f"skipped: comparison with HTA and with the floor ({SHARED} is not here)")
@@ -93,6 +97,27 @@ def against_hta(large: Path, hta_python: str | None, repetitions: int) -> None:
             table(in_turns(commands, repetitions, ENVIRONMENT), OURS)
         except RuntimeError as error:
             print(f"  skipped: {str(error).splitlines()[-1]}")
+
+
+def repeated_traces(folder: Path, hta_python: str | None, repetitions: int) -> None:
+    """Many steps with many collectives: the whole analysis against HTA and against decompressing and decoding alone."""
+    floor_python = hta_python if hta_python is not None and has_hta(hta_python) else None
+    print(
+        "load and full analysis of many repeated steps, against HTA and against the floor (msgspec in two processes)"
+    )
+    for ranks, times in REPEATED:
+        place = folder / f"{ranks}-ranks-{times}-times"
+        apart(repeated, REPEATED_FROM, place, ranks, times)
+        files = sorted(map(str, place.iterdir()))
+        commands = {
+            OURS: analysis(place),
+            "floor": [floor_python or sys.executable, str(PARTS / "msgspec_side.py"), *files],
+        }
+        if floor_python is not None:
+            commands["HTA"] = [floor_python, str(PARTS / "hta_side.py"), str(place)]
+        heading(place)
+        table(in_turns(commands, repetitions, ENVIRONMENT), OURS)
+        shutil.rmtree(place)
 
 
 def has_hta(python: str) -> bool:

@@ -1,13 +1,19 @@
-"""Decompress a trace and decode it at once with msgspec into typed events, without columns."""
+"""Decompress traces and decode each at once with msgspec into typed events, without columns; several in two processes."""
 
 from __future__ import annotations
 
 import gc
 import sys
 import zlib
+from multiprocessing import Pool
 from pathlib import Path
 
 import msgspec
+
+try:
+    from isal.isal_zlib import decompress
+except ImportError:
+    from zlib import decompress
 
 from ddpdoctor.trace.formats.kineto.events import Event
 
@@ -18,9 +24,19 @@ class Document(msgspec.Struct):
     traceEvents: list[Event]  # noqa: N815
 
 
-if __name__ == "__main__":
+def events_of(file: str) -> int:
+    """How many there are in ``file``."""
     gc.disable()
-    data = Path(sys.argv[1]).read_bytes()
+    data = Path(file).read_bytes()
     if data.startswith(b"\x1f\x8b"):
-        data = zlib.decompress(data, wbits=31)
-    print(len(msgspec.json.decode(data, type=Document).traceEvents))
+        data = decompress(data, wbits=zlib.MAX_WBITS | 16)
+    return len(msgspec.json.decode(data, type=Document).traceEvents)
+
+
+if __name__ == "__main__":
+    files = sys.argv[1:]
+    if len(files) == 1:
+        print(events_of(files[0]))
+    else:
+        with Pool(2) as pool:
+            print(sum(pool.map(events_of, files, chunksize=1)))
