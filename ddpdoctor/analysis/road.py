@@ -11,6 +11,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import moved_trace
 from ddpdoctor.measure.facts import Facts, JobFacts
 from ddpdoctor.measure.flow import measure
+from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.metrics import telemetry_series, window_cost
 from ddpdoctor.measure.steplog import PROFILED, RankLog
 from ddpdoctor.measure.window import Window, read_window
@@ -66,8 +67,10 @@ def prepare(paths: Sequence[str], options: Options) -> Prepared:
 
 def _stopped(inputs: Inputs) -> Verdict:
     """Whether and how the job stopped, by dumps that others collected or else by the run's own records."""
-    if inputs.dumps.files or not inputs.runs:
+    if inputs.dumps.files:
         return of_dumps(inputs.dumps)
+    if not inputs.runs:
+        return Verdict(HangFacts(), [], [])
     notes: list[Note] = []
     evidence = evidence_of(inputs.runs, inputs.logs, notes)
     verdict = of_run(evidence)

@@ -13,6 +13,9 @@ from ddpdoctor.demo import FAULTS, JOB, find_fault
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import RunOptions
 
+_HANG_AFTER_S = 10.0
+"""Long beside the demo's steps, short beside a reader's patience."""
+
 
 @click.command("demo")
 @click.option(
@@ -61,4 +64,8 @@ def command(fault: str, out: Path | None, steps: int, list_faults: bool) -> None
     # -P: nothing is imported from the folder that we happen to be in, which may be anybody's.
     launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     job = [*launcher, str(JOB), "--fault", chosen.name, "--steps", str(steps)]
-    run_and_present(job, RunOptions(out=out), Presentation(), {"OMP_NUM_THREADS": "1", **os.environ})
+    options = RunOptions(out=out)
+    if chosen.hangs:
+        options = RunOptions(out=out, hang_after_s=_HANG_AFTER_S, on_hang="kill")
+        click.echo(f"It will hang; {_HANG_AFTER_S:.0f} s later it is diagnosed and ended.", err=True)
+    run_and_present(job, options, Presentation(), {"OMP_NUM_THREADS": "1", **os.environ})

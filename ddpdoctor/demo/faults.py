@@ -18,6 +18,8 @@ class Fault:
     """Id of the rule that must be the verdict; None where the job is healthy."""
     ranks: tuple[int, ...] | None = None
     """The culprits; None where all ranks are alike."""
+    hangs: bool = False
+    """Whether the job does not end by itself."""
 
 
 FAULTS = (
@@ -49,6 +51,9 @@ FAULTS = (
     Fault("checkpoint", "Rank 0 saves a checkpoint every 5 steps.", "sync/checkpoint", (0,)),
     Fault("uneven-batch", "Rank 1 gets twice the batch.", "rank-imbalance/uneven-work", (1,)),
     Fault("gc", "Rank 1 collects garbage every other step.", "rank-imbalance/garbage-collection", (1,)),
+    Fault(
+        "hang", "Rank 1 takes a lock in step 60 that it holds already.", "hang/not-reached", (1,), hangs=True
+    ),
     Fault("intermittent", "Rank 1 is slow in every tenth step.", "rank-imbalance/intermittent", (1,)),
 )
 

@@ -9,6 +9,7 @@ Each of them is a piece of code as one finds it in the wild, and nothing here kn
 import argparse
 import gc
 import tempfile
+import threading
 import time
 import zlib
 from pathlib import Path
@@ -207,6 +208,21 @@ def save_checkpoint(folder: Path, step: int, model: nn.Module, optimizer: Optimi
     torch.save(state, folder / "checkpoint.pt")
 
 
+counting = threading.Lock()
+
+
+def count_batch() -> None:
+    """Count under a lock, and tell about it under the same lock."""
+    with counting:
+        tell_count()
+
+
+def tell_count() -> None:
+    """Waits for the lock that its caller holds."""
+    with counting:
+        print("counted", flush=True)
+
+
 def train(fault: str, steps: int, folder: Path) -> None:
     """The whole training run of this rank."""
     rank, world_size = dist.get_rank(), dist.get_world_size()
@@ -225,6 +241,8 @@ def train(fault: str, steps: int, folder: Path) -> None:
             train_step(step, next(batches), model, optimizer, loss_function, fault)
         if fault == "checkpoint" and rank == 0 and step % 5 == 4:
             save_checkpoint(folder, step, model, optimizer)
+        if fault == "hang" and rank == 1 and step == 60:
+            count_batch()
         if fault == "gc" and rank == 1 and step % 2 == 1:
             gc.collect()
         if rank == 0 and (step + 1) % 20 == 0:

@@ -11,11 +11,9 @@ from typing import Any
 from ddpdoctor.measure.hangfacts import StopFacts
 from ddpdoctor.measure.places import Where
 
-from .evidence import RankEvidence, RunEvidence
+from .evidence import POLITE, RankEvidence, RunEvidence
 from .frames import distinct_places, lines_of, place_of
 
-_POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-"""Signals by which a launcher, a scheduler or a person ends a job."""
 _EFFECT = re.compile(
     r"connection (?:reset|closed|refused|was aborted)|closed by (?:remote )?peer|broken pipe|timed? ?out|socket|remote process exited"
     r"|recvValue failed|failed to recv|store->|tcpstore|nccl communicator was aborted|DistNetworkError|DistStoreError|heartbeat",
@@ -83,12 +81,12 @@ def _in_time(run: RunEvidence, at_ns: int | None) -> bool:
 def _deaths(run: RunEvidence) -> list[RankEvidence]:
     """Ranks whose processes ended by something that is neither an exception nor the end of the job, the first ones."""
     gone = [each for each in run.ranks.values() if each.is_gone and not each.raised]
-    by_force = [each for each in gone if each.signal is not None and each.signal not in _POLITE]
-    by_code = [each for each in gone if each.code]
+    by_force = [each for each in gone if each.signal is not None and each.signal not in POLITE]
+    by_code = [each for each in gone if each.code and each.code - 128 not in POLITE]
     found = [each for each in (*by_force, *by_code) if _in_time(run, each.gone_ns)]
     if found or len(gone) == len(run.ranks):
         return found
-    politely = [each for each in gone if each.signal in _POLITE and _in_time(run, each.gone_ns)]
+    politely = [each for each in gone if each.signal in POLITE and _in_time(run, each.gone_ns)]
     return politely if run.hangs else []
 
 

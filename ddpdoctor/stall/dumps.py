@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ddpdoctor.rundir.files import parsed, read_bounded
 
 from .groups import expected_ranks
 from .plainpickle import MOST_BYTES, NotPlainError, read_plain
-from .recording import NoDumpError, Recording, recording_of
+from .recording import GroupKey, NoDumpError, Recording, recording_of
 
 _NAMED = re.compile(r"(?:.*[^0-9])?(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?", re.IGNORECASE)
 """``_dump_9``, ``nccl_trace_rank_9``, ``rank9.json``: the last number is the rank."""
@@ -68,14 +68,14 @@ def find_dumps(paths: Sequence[str]) -> Dumps:
     return Dumps([newest[rank] for rank in sorted(newest)], frozenset(files), tuple(notes))
 
 
-def read_dump(path: str, rank: int) -> Recording | str:
-    """The dump in the file ``path``, or a sentence that says why there is none."""
+def read_dump(path: str, rank: int, known: Mapping[str, GroupKey] | None = None) -> Recording | str:
+    """The dump in the file ``path``, or a sentence that says why there is none; ``known`` are groups that it need not tell."""
     try:
         data = read_bounded(path, MOST_BYTES, follow=True)
         if not data:
             return f"{path} is empty: rank {rank} was ended before it wrote its dump."
         document = read_plain(data) if _PICKLE.match(data) else parsed(data)[0]
-        return recording_of(document, rank, path, os.stat(path).st_mtime_ns)  # noqa: PTH116
+        return recording_of(document, rank, path, os.stat(path).st_mtime_ns, known)  # noqa: PTH116
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
     except (NotPlainError, NoDumpError, ValueError) as error:

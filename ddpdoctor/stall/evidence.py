@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,9 +23,11 @@ from ddpdoctor.rundir.stops import (
 
 from .dumps import read_dump
 from .frames import faulting_stack, is_users, lines_of, place_of
-from .recording import GroupKey, Recording
+from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording
 
 _WAITS = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT, Phase.RENDEZVOUS))
+POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+"""Signals by which a launcher, a scheduler or a person ends a job."""
 _GOES_ON = frozenset((Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE, Phase.DEBUGGER))
 """Phases that may last as long as they like."""
 
@@ -108,13 +111,20 @@ def evidence_of(runs: Sequence[RunDirectory], logs: Sequence[RankLog], notes: li
     chosen = {(record.rank, record.repeat): record for record in records}
     by_rank = {stop.rank: stop for stop in stops.ranks if not chosen or (stop.rank, stop.repeat) in chosen}
     hosts = {record.rank: record.host for record in records}
+    infos = {record.rank: record.info for record in records}
     steps = {log.rank: log for log in logs}
     seen = _by_rank(stops.hosts, "stall", "ranks")
-    ended = _by_rank(stops.hosts, "ends", "ends")
+    pids = {record.rank: record.info.get("pid") for record in records}
+    ended = {
+        rank: row
+        for rank, row in _by_rank(stops.hosts, "ends", "ends").items()
+        if pids.get(rank) in (None, row.get("pid"))
+    }
     everybody = sorted({*by_rank, *hosts, *steps, *seen, *ended})
     ranks = {
         rank: _of(
             rank,
+            infos.get(rank, {}),
             hosts.get(rank),
             by_rank.get(rank),
             seen.get(rank, {}),
@@ -135,10 +145,16 @@ def evidence_of(runs: Sequence[RunDirectory], logs: Sequence[RankLog], notes: li
         detected_ns=min((s["detected_ns"] for s in stalls if s.get("detected_ns")), default=None),
         since_s=since_s,
         step=max(known, default=None),
-        exit_code=manifest.get("exit_code"),
+        exit_code=None if _was_asked_to_end(manifest) else manifest.get("exit_code"),
         oom_kills=sum(int((host.ends or {}).get("oom_kills") or 0) for host in stops.hosts),
         notes=notes,
     )
+
+
+def _was_asked_to_end(manifest: Mapping[str, Any]) -> bool:
+    """Whether a person or a scheduler ended the job."""
+    code = manifest.get("exit_code") or 0
+    return manifest.get("signal") in POLITE or code - 128 in POLITE or -code in POLITE
 
 
 def _all_stops(runs: Sequence[RunDirectory], notes: list[Note]) -> Stops:
@@ -157,6 +173,7 @@ def _by_rank(hosts: Sequence[HostStop], document: str, rows: str) -> dict[int, d
 
 def _of(
     rank: int,
+    info: Mapping[str, Any],
     host: str | None,
     stop: RankStop | None,
     seen: Mapping[str, Any],
@@ -171,6 +188,8 @@ def _of(
     stack, where = _stack(newest, faults, log)
     phase = newest.get("phase") or seen.get("phase")
     raised = ending.get("raised") or () if ending.get("how") == End.EXCEPTION else newest.get("raised") or ()
+    if raised and raised[0].get("type") == KeyboardInterrupt.__name__:
+        raised = ()
     step = next((s for s in (newest.get("step"), seen.get("step"), ended.get("step")) if s is not None), None)
     if step is None and log is not None and log.steps:
         step = log.steps[-1].number + 1
@@ -199,7 +218,7 @@ def _of(
         gone_ns=ended.get("seen_ns") if ended else None,
         oom_kills=int(ended.get("oom_kills") or 0),
         faults=faults,
-        recording=_recording(rank, stop, newest, notes),
+        recording=_recording(rank, info, stop, newest, notes),
     )
 
 
@@ -232,20 +251,39 @@ def _last_sample_ns(log: RankLog | None) -> int | None:
 
 
 def _recording(
-    rank: int, stop: RankStop | None, newest: Mapping[str, Any], notes: list[Note]
+    rank: int, info: Mapping[str, Any], stop: RankStop | None, newest: Mapping[str, Any], notes: list[Note]
 ) -> Recording | None:
     """The rank's flight recorder; where it could not give that, what is known of its groups' numbers."""
+    known = _groups_of(info)
     if stop is not None and stop.flight is not None:
-        read = read_dump(stop.flight, rank)
+        read = read_dump(stop.flight, rank, known)
         if isinstance(read, Recording):
             return read
         notes.append(Note(read))
     groups = newest.get("groups") or {}
-    counts = {GroupKey(name): numbers[0] for name, numbers in groups.items() if numbers and numbers[0] >= 0}
+    counts = {
+        known.get(name, GroupKey(name)): numbers[0]
+        for name, numbers in groups.items()
+        if numbers and numbers[0] >= 0
+    }
     if not counts:
         return None
     path = str(Path(stop.path)) if stop is not None else ""
-    return Recording(rank, path, "", {}, [], [], enqueued=counts)
+    return Recording(rank, path, "", known, [], [], enqueued=counts)
+
+
+def _groups_of(info: Mapping[str, Any]) -> dict[str, GroupKey]:
+    """The process groups that a rank itself told of; Gloo's recorder does not tell their members."""
+    found = {}
+    for group in info.get("process_groups") or ():
+        name, members = group.get("name"), group.get("ranks")
+        if (
+            isinstance(name, str)
+            and isinstance(members, list)
+            and all(isinstance(each, int) for each in members)
+        ):
+            found[name] = GroupKey(name, DEFAULT_DESCRIPTION if name == "0" else "", tuple(members))
+    return found
 
 
 def _stood_s(

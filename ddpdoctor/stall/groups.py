@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from .recording import GroupKey, Operation, Recording
+from .recording import DEFAULT_DESCRIPTION, GroupKey, Operation, Recording
 
-_DEFAULT = ("0", "default_pg")
+_DEFAULT = ("0", DEFAULT_DESCRIPTION)
 """Name and description of the group of all ranks."""
 
 

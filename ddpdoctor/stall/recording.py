@@ -14,6 +14,8 @@ from ddpdoctor.measure.places import CodeLine
 MOST_ENTRIES = 1_000_000
 """Of one dump; torch keeps 2,000 unless told otherwise."""
 _MOST_RANKS = 1_000_000
+DEFAULT_DESCRIPTION = "default_pg"
+"""torch's description of the group of all ranks."""
 _LATEST = 1 << 62
 """Of numbers and moments in nanoseconds: the year 2116."""
 _P2P = re.compile(r"(send|recv)\b(?: (\d+)(->|<-)(\d+))?")
@@ -103,15 +105,21 @@ class Recording:
         return max((moment for moment in moments if moment is not None), default=None)
 
 
-def recording_of(document: Any, rank: int, path: str, written_ns: int | None = None) -> Recording:
-    """The dump in ``document``. Raises :class:`NoDumpError`."""
+def recording_of(
+    document: Any,
+    rank: int,
+    path: str,
+    written_ns: int | None = None,
+    known: Mapping[str, GroupKey] | None = None,
+) -> Recording:
+    """The dump in ``document``; ``known`` are groups that it need not tell. Raises :class:`NoDumpError`."""
     if isinstance(document, list):
         document = {"entries": document}
     if not isinstance(document, Mapping) or not isinstance(document.get("entries", ()), list | tuple):
         raise NoDumpError("it is no dump of torch's flight recorder")
     if not document.keys() & {"entries", "pg_config", "pg_status", "version"}:
         raise NoDumpError("it is no dump of torch's flight recorder")
-    groups = _groups(document.get("pg_config"))
+    groups = {**(known or {}), **_groups(document.get("pg_config"))}
     collectives: list[Operation] = []
     messages: list[Operation] = []
     ids: dict[int, GroupKey] = {}

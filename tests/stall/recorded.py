@@ -10,6 +10,8 @@ from typing import Any
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 
 HEALTHY = Path(__file__).parents[2] / "fixtures" / "healthy"
+FIRST_PID = 16_509
+"""That of rank 0 in the recorded run."""
 NOW_NS = 1_795_228_900_000_000_000
 TRAIN = "/job/train.py"
 TORCH = "/venv/lib/python3.11/site-packages/torch"
@@ -48,7 +50,7 @@ class Stopped:
         document = {
             "schema": f"ddpdoctor.{name}/1",
             "rank": rank,
-            "pid": 100 + rank,
+            "pid": FIRST_PID + rank,
             "at_ns": NOW_NS,
             "step": 40,
         }
@@ -63,7 +65,8 @@ class Stopped:
 
     def seen(self, rank: int, process: dict[str, Any], **more: Any) -> Stopped:
         self.stalled.append(
-            {"rank": rank, "pid": 100 + rank, "alive": True, "answered": True, "process": process} | more
+            {"rank": rank, "pid": FIRST_PID + rank, "alive": True, "answered": True, "process": process}
+            | more
         )
         return self
 
@@ -79,7 +82,7 @@ class Stopped:
 
     def ended(self, rank: int, **how: Any) -> Stopped:
         self.gone.append(
-            {"rank": rank, "pid": 100 + rank, "seen_ns": NOW_NS - 300_000_000_000, "step": 40} | how
+            {"rank": rank, "pid": FIRST_PID + rank, "seen_ns": NOW_NS - 300_000_000_000, "step": 40} | how
         )
         self._write("hosts/host1/ends.json", {"schema": "ddpdoctor.ends/1", "ends": self.gone})
         return self

@@ -173,6 +173,13 @@ def test_only_the_waiting_rank_was_recorded(tmp_path):
     assert main_finding(diagnosis).ranks is None
 
 
+def test_a_job_that_somebody_ended_has_not_failed(tmp_path):
+    run = Stopped(tmp_path / "run", exit_code=130)
+    run.raised(0, "KeyboardInterrupt", "").raised(1, "KeyboardInterrupt", "")
+    diagnosis = diagnosed(run.ended(0, signal=2).ended(1, code=130))
+    assert not [finding.rule for finding in diagnosis.findings if finding.rule.startswith("hang/")]
+
+
 @pytest.mark.parametrize(
     "run",
     [
