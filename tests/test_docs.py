@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from pathlib import Path
 
@@ -41,7 +40,8 @@ def test_files_that_the_architecture_names_exist():
 
 def option_names(verb: str) -> set[str]:
     """Options of a command and of its subcommands."""
-    command = importlib.import_module(f"ddpdoctor.cli.{verb}").command
+    command = cli.get_command(click.Context(cli), verb)
+    assert command is not None
     commands = [command, *getattr(command, "commands", {}).values()]
     found = {
         name for each in commands for option in each.params for name in (*option.opts, *option.secondary_opts)
