@@ -241,7 +241,7 @@ def test_source_files_that_do_not_answer_cost_their_text_alone(tmp_path):
     patched = "import ddpdoctor.launch.session as s, time; s.note_sources = lambda *_: time.sleep(600)"
     python, flag, code, *rest = DDPDOCTOR_RUN
     command = [python, flag, f"{code.rpartition(';')[0]}; {patched}; main()", *rest, "--out", "run", "--"]
-    job = [*TORCHRUN, "2", TINY, "6"]
+    job = [*TORCHRUN, "2", TINY, "--steps", "6"]
     done = subprocess.run(
         [*command, *job],
         cwd=tmp_path,
