@@ -160,6 +160,7 @@ INSIDES: dict[tuple[str, str], str] = {
     ("tests/measure/sourcelines/test_of_windows.py", "ddpdoctor.measure.sourcelines.of_windows"): "its bound",
     ("tests/measure/costs/test_sureness.py", "ddpdoctor.measure.costs.sureness"): "ranges of made series",
     ("tests/measure/costs/test_whatif.py", "ddpdoctor.measure.costs.whatif"): "single scenarios",
+    ("tests/hook/test_phases.py", "ddpdoctor.hook.stalls.phases"): "stacks as torch makes them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.stacks"): "stacks as the sampler reads them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.window"): "what it calls of torch is replaced",
     ("tests/hook/test_thinning.py", "ddpdoctor.hook.recording.thinning"): "its constants",

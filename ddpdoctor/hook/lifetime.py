@@ -24,6 +24,7 @@ _MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SI
 
 at_fork: List[Callable[[], None]] = []
 """Called in a forked child: what was in progress is the parent's."""
+_PART = guard.part("end of the job")
 
 _alone: List[bool] = []
 """Whether this process may be recorded without a process group; found out once."""
@@ -110,10 +111,10 @@ def _at_exit() -> None:
     try:
         session = active.session
         if session is not None and session.recorder.pid == os.getpid():
-            guarded(guard.part("end of the job"), services.tell_end)(session)
+            guarded(_PART, services.tell_end)(session)
         disarm()
     except Exception as error:
-        guard.part("end of the job").failed(error)
+        _PART.failed(error)
 
 
 def watch_process() -> None:
