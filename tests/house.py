@@ -164,7 +164,6 @@ INSIDES: dict[tuple[str, str], str] = {
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.stacks"): "stacks as the sampler reads them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.window"): "what it calls of torch is replaced",
     ("tests/hook/test_thinning.py", "ddpdoctor.hook.recording.thinning"): "its constants",
-    ("tests/hook/test_phases.py", "ddpdoctor.hook.stalls.phases"): "what a stack tells of the phase, asked of stacks alone",
     (
         "benchmarks/loading",
         "ddpdoctor.trace.formats.kineto",
