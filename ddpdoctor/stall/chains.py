@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -69,7 +69,7 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
     missed, whole = stuck_collectives(tables, recordings)
     partners = partners_of(recordings)
     excuses = _Excuses(tables, missed, partners)
-    behind = {rank: _unfinished(tables, rank) for rank in recordings}
+    behind = _unfinished(tables, recordings)
     roots: dict[int, Root] = {}
     for stuck in missed:
         for rank in stuck.missing:
@@ -174,9 +174,12 @@ def _components(tables: Sequence[Table]) -> dict[int, list[int]]:
     return bound
 
 
-def _unfinished(tables: Sequence[Table], rank: int) -> tuple[Operation, ...]:
-    found = (op for table in tables if rank in table.seats for op in unfinished(table, rank))
-    return tuple(sorted(found, key=lambda operation: operation.order))
+def _unfinished(tables: Sequence[Table], ranks: Iterable[int]) -> dict[int, tuple[Operation, ...]]:
+    found: dict[int, list[Operation]] = {rank: [] for rank in ranks}
+    for table in tables:
+        for rank, operations in unfinished(table).items():
+            found[rank] += operations
+    return {rank: tuple(sorted(each, key=lambda op: op.order)) for rank, each in found.items()}
 
 
 def _of_devices(

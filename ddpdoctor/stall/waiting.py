@@ -124,14 +124,19 @@ def _with_all(table: Table) -> Stuck | None:
     return _stuck(table, min(shared), [], [])[0] if shared else None
 
 
-def unfinished(table: Table, rank: int) -> list[Operation]:
-    """What ``rank`` has pending and other members have finished: its part of it is done, and nothing of it noted that."""
-    others = [seat for other, seat in table.seats.items() if other != rank]
-    return [
-        operation
-        for number, operation in sorted(table.seats[rank].pending.items())
-        if any(number not in seat.pending and (seat.last or -1) >= number for seat in others)
-    ]
+def unfinished(table: Table) -> dict[int, list[Operation]]:
+    """By rank, what it has pending and other members have finished: its part of it is done, and nothing of it noted that."""
+    seats = table.seats
+    pending = {number for seat in seats.values() for number in seat.pending}
+    done = {
+        number
+        for number in pending
+        if any(number not in seat.pending and (seat.last or -1) >= number for seat in seats.values())
+    }
+    return {
+        rank: [operation for number, operation in seat.pending.items() if number in done]
+        for rank, seat in seats.items()
+    }
 
 
 @dataclass(frozen=True)
