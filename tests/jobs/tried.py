@@ -58,7 +58,7 @@ def main() -> None:
     net = nn.Sequential(nn.Linear(64, 256), nn.ReLU(), nn.Linear(256, 10))
     model = DistributedDataParallel(net, find_unused_parameters=True)
     if options.own_hook:
-        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     if options.iterable or options.sharded:
         loader = DataLoader(Sharded() if options.sharded else Stream(), batch_size=8)

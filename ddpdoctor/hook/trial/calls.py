@@ -64,7 +64,11 @@ def _comm_hook(trial: Trial, kind: str) -> Callable[[Any, Any], None]:
         from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
         hooks = {"fp16": default_hooks.fp16_compress_hook, "bf16": default_hooks.bf16_compress_hook}
-        ddp.register_comm_hook(None, hooks[kind])
+        try:
+            ddp.register_comm_hook(None, hooks[kind])
+        except Exception as error:  # bf16 needs a GPU
+            trial.refuse("ddp.comm_hook", f"{type(error).__name__}: {error}")
+            return
         trial.set_to("ddp.comm_hook", None, kind)
 
     return before_forward
