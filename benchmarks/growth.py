@@ -3,10 +3,10 @@
     python benchmarks/growth.py [--axis steps ...] [--most 2000] [--repetitions 3] [--plot FILE.svg]
 
 One axis grows at a time, the others stay small: windows of 5 to 2,000 steps, 4 to 400 collectives a step, 2 to 512 ranks;
-steps also with Python stacks, in the time format of before 2024, and as step logs. All jobs are generated. Each figure is the
-least CPU time
-of some processes. The slope of a stage is that of the logarithms of its seconds and of the events between the two largest sizes: 1 where
-twice the events take twice the time. Above 1.1, in a stage that takes long enough to tell, the benchmark fails.
+steps also with Python stacks, in the time format of before 2024, and as step logs. All jobs are generated. Each figure is
+the least CPU time of some processes. The slope of a stage is that of the logarithms of its seconds and of the events
+between the two largest sizes: 1 where twice the events take twice the time. Above 1.1, in a stage that takes long enough
+to tell, the benchmark fails.
 """
 
 from __future__ import annotations
