@@ -12,8 +12,6 @@ from ddpdoctor.stall import find_dumps, of_dumps
 
 from .simulated import Job, Op, data_parallel, pipelined, write
 
-REAL = Path(__file__).parent / "real"
-
 
 def facts_of(folder: Path, job: Job, **how):
     return of_dumps(find_dumps([write(folder, job, **how)])).facts
