@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import NoReturn
 
 import click
 
@@ -15,6 +18,9 @@ from ddpdoctor.launch import RunOptions
 
 _HANG_AFTER_S = 10.0
 """Long beside the demo's steps, short beside a reader's patience."""
+
+_TRIED_STEPS = 60
+"""Of each trial: some seconds of the demo's small model."""
 
 
 @click.command("demo")
@@ -39,14 +45,16 @@ _HANG_AFTER_S = 10.0
     metavar="N",
     help="Optimizer steps to train.",
 )
+@click.option("--try", "tries", is_flag=True, help="Then measure what its fixes bring, by `ddpdoctor try`.")
 @click.option("--list", "list_faults", is_flag=True, help="List the faults and end.")
-def command(fault: str, out: Path | None, steps: int, list_faults: bool) -> None:
+def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: bool) -> None:
     """Train a small model on two CPU ranks with a planted fault, under `ddpdoctor run`, and diagnose it.
 
     \b
     Examples:
       ddpdoctor demo
       ddpdoctor demo --fault barrier --out demo-barrier
+      ddpdoctor demo --fault slow-data --try
     """
     if list_faults:
         for known in FAULTS:
@@ -60,12 +68,37 @@ def command(fault: str, out: Path | None, steps: int, list_faults: bool) -> None
         )
     from ddpdoctor.cli.recorded import Presentation, run_and_present
 
+    if tries:
+        _run_and_try(chosen.name, out, steps)
     click.echo(f"Planted fault {chosen.name}: {chosen.description}", err=True)
-    # -P: nothing is imported from the folder that we happen to be in, which may be anybody's.
-    launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    job = [*launcher, str(JOB), "--fault", chosen.name, "--steps", str(steps)]
+    job = _job(chosen.name, steps)
     options = RunOptions(out=out)
     if chosen.hangs:
         options = RunOptions(out=out, hang_after_s=_HANG_AFTER_S, on_hang="kill")
         click.echo(f"It will hang; {_HANG_AFTER_S:.0f} s later it is diagnosed and ended.", err=True)
     run_and_present(job, options, Presentation(), {"OMP_NUM_THREADS": "1", **os.environ})
+
+
+def _job(fault: str, steps: int) -> list[str]:
+    """The command; -P: nothing is imported from the folder that we happen to be in, which may be anybody's."""
+    launcher = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    return [*launcher, str(JOB), "--fault", fault, "--steps", str(steps)]
+
+
+def _run_and_try(fault: str, out: Path | None, steps: int) -> NoReturn:
+    """The demo, and then what its findings suggest, as a user would have both."""
+    if steps < _TRIED_STEPS:
+        raise DdpDoctorError(f"a trial takes {_TRIED_STEPS} steps: give --steps {_TRIED_STEPS} or more.")
+    from ddpdoctor.experiment import own_command
+
+    run = out or Path("ddpdoctor-runs") / time.strftime("%Y%m%dT%H%M%SZ-demo", time.gmtime())
+    ours = own_command()
+    environment = {"OMP_NUM_THREADS": "1", **os.environ}
+    demo = [*ours, "demo", "--fault", fault, "--out", str(run), "--steps", str(steps)]
+    code = subprocess.run(demo, env=environment, check=False).returncode
+    if code:
+        raise SystemExit(code)
+    trials = [*ours, "try", str(run), "--all", "--bounds", "--rounds", "3", "--steps", str(_TRIED_STEPS)]
+    raise SystemExit(
+        subprocess.run([*trials, "--", *_job(fault, steps)], env=environment, check=False).returncode
+    )

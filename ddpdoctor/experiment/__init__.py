@@ -26,7 +26,7 @@ from .judging import MEASURED_FROM
 from .measuring import Experiment, Plan, Said
 from .patches import patch_of
 from .proposals import Proposal, of_settings, proposals
-from .running import Budget, Command
+from .running import Budget, Command, own_command
 from .settings import Setting, parse_setting, setting_of
 from .tuning import tuning
 
@@ -45,6 +45,7 @@ __all__ = [
     "Setting",
     "Variant",
     "of_settings",
+    "own_command",
     "parse_setting",
     "patch_of",
     "proposals",

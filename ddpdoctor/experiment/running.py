@@ -32,7 +32,13 @@ _END_S = 20.0
 """Between asking a trial to end and ending it."""
 _LOG_BYTES = 64 << 10
 _ERROR = re.compile(r"^\s*(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Killed)\b.*)$")
-_ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def own_command() -> list[str]:
+    """This very ddpdoctor as a command. -P: nothing is imported from the folder that we happen to be in, which may be anybody's."""
+    root = Path(__file__).resolve().parent.parent.parent
+    code = f"import sys; sys.path.insert(0, {str(root)!r}); from ddpdoctor.cli import main; main()"
+    return [sys.executable, "-P", "-c", code]
 
 
 @dataclass(frozen=True)
@@ -105,8 +111,7 @@ def _run(command: Command, settings: Mapping[str, Any], steps: int, limit_s: flo
     if command.copy:
         where = folder / "copy"
         shutil.copytree(Path.cwd(), where, symlinks=True, ignore_dangling_symlinks=True)
-    recorder = f"import sys; sys.path.insert(0, {str(_ROOT)!r}); from ddpdoctor.cli import main; main()"
-    ours = [sys.executable, "-c", recorder, "run", "--no-analysis", "--no-profile", "--no-telemetry", "-q"]
+    ours = [*own_command(), "run", "--no-analysis", "--no-profile", "--no-telemetry", "-q"]
     log = folder / "output"
     with log.open("wb") as output:
         process = subprocess.Popen(
