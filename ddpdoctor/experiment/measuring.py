@@ -163,7 +163,7 @@ class Experiment:
             change_interval=ends,
             steps=sum(len(trial.step_ms) for trial in trials),
             trials=len(trials),
-            verdict=arm.decided or "same",
+            verdict=arm.decided or ("same" if trials else "not applied"),
             why=_why(arm, trials, ends),
             results=max((setting.results for setting in settings), key=list(Results).index).value,
             parity=parity(self._baseline, trials),
