@@ -187,16 +187,14 @@ def _list_settings() -> None:
     from ddpdoctor.experiment.settings import SETTINGS
 
     for setting in SETTINGS.values():
-        click.echo(f"{setting.name:30} {setting.says}: {setting.takes} ({setting.results.value})")
-    click.echo(
-        "env.VARIABLE                   an environment variable of NCCL, Gloo, CUDA, OpenMP and the like"
-    )
+        say(f"{setting.name:30} {setting.says}: {setting.takes} ({setting.results.value})")
+    say("env.VARIABLE                   an environment variable of NCCL, Gloo, CUDA, OpenMP and the like")
 
 
 def _list_proposals(suggested: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
     from ddpdoctor.report import tried
 
-    tried.print_proposals([*chosen, *suggested], click.echo)
+    tried.print_proposals([*chosen, *suggested], say)
 
 
 def _measure(
