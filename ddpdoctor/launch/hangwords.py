@@ -61,6 +61,8 @@ def _of(rank: WatchedRank) -> str:
         if rank.end["code"]:
             how = f"ended with exit code {rank.end['code']}"
         return f"{whom} {how} in step {rank.steps}"
+    if rank.suspended:
+        return f"{whom} was suspended (SIGSTOP) in step {rank.steps}"
     if not rank.answers:
         place = _fault_place(rank)
         where = f", at {place}" if place else ""

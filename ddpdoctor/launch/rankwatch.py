@@ -17,6 +17,10 @@ from ddpdoctor.telemetry.cgroup import Cgroup
 
 _STEP = re.compile(rb'^\{"step":([0-9]{1,15}),"t":\[([0-9]{1,19}),([0-9]{1,19})\]', re.MULTILINE)
 _END = b'{"end":true'
+_OWN = (Phase.DATA, Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE)
+"""Phases in which a rank is with itself, whatever collectives it has on their way."""
+LONG_PHASES = (Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE)
+"""Phases that may take many steps' time."""
 _WAITING = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT))
 """Phases in which a rank waits for others, whatever is known of its collectives."""
 _FRESH_S = 5.0
@@ -71,6 +75,11 @@ class WatchedRank:
     def handle(self) -> int:
         """Readable once the process has ended; -1 where nobody tells."""
         return self._handle
+
+    @property
+    def in_long_phase(self) -> bool:
+        """Whether it is in one that takes long in a healthy job too, whether or not anything shows that it gets on."""
+        return self.phase in LONG_PHASES
 
     def look(self) -> bool:
         """Bring all up to date; whether a step was finished since the last look."""
@@ -144,7 +153,7 @@ class WatchedRank:
     @property
     def waits(self) -> bool:
         """Whether it waits for other ranks, as far as it answers."""
-        if not self.answers:
+        if not self.answers or self.phase in _OWN:
             return False
         groups = self.progress.get("groups")
         if isinstance(groups, dict) and any(map(_has_open, groups.values())):
@@ -158,9 +167,14 @@ class WatchedRank:
 
     @property
     def suspended(self) -> bool:
-        """Whether somebody has stopped it, or looks into it with a debugger."""
+        """Whether somebody has stopped it."""
+        return self.alive and self.state == "T"
+
+    @property
+    def debugged(self) -> bool:
+        """Whether somebody looks into it with a debugger."""
         return self.alive and (
-            self.state in ("T", "t") or self.phase == Phase.DEBUGGER or procfs.tracer_of(self.pid) != 0
+            self.state == "t" or self.phase == Phase.DEBUGGER or procfs.tracer_of(self.pid) != 0
         )
 
     @property

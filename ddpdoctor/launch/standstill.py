@@ -27,6 +27,11 @@ class Tuning:
     """The same, for whoever asks for a short time: to import a framework from shared storage takes a minute."""
     after_death_s: float = 30.0
     """Where a rank has died and others wait for it; torchrun ends those within a second."""
+    times_in_long_phase: float = 5.0
+    """Where the rank that others wait for evaluates, saves, loads or compiles: that takes long in healthy jobs, and may show nothing
+    meanwhile, as while slow storage takes a checkpoint. Of the default time, 25 minutes."""
+    most_suspended_s: float = 90.0
+    """A rank that somebody has suspended is not said to hang before: to look at it takes a minute, and is healthy."""
     times_after_last: float = 4.0
     """Where every rank is through with its data and one works: it may export what was trained."""
     most_pause_s: float = 2.0
@@ -54,7 +59,7 @@ class Progress:
         self._looked_s: float | None = None
         self._signs: dict[int, tuple[Any, ...]] = {}
         self.silent_s = self.longest_gap_s = 0.0
-        self._since_step_s = 0.0
+        self._since_step_s = self._suspended_s = 0.0
         self._steps_seen = 0
         self.got_on = False
         """Whether the last look showed something new."""
@@ -78,6 +83,9 @@ class Progress:
             self._steps_seen += 1
             self._since_step_s = 0.0
         suspended = not stepped and any(rank.suspended for rank in ranks)
+        debugged = not stepped and any(rank.debugged for rank in ranks)
+        self._suspended_s = self._suspended_s + passed_s if suspended else 0.0
+        suspended = debugged or (suspended and self._suspended_s < self._tuning.most_suspended_s)
         if suspended:
             self._since_step_s = 0.0
         self.got_on = stepped or moved or self.paused_in is not None
@@ -112,6 +120,8 @@ class Progress:
             return min(after_s, tuning.after_death_s)
         if any(rank.busy and not rank.waits for rank in left) and _is_through(left):
             return after_s * tuning.times_after_last
+        if any(rank.in_long_phase and not rank.waits for rank in left):
+            return after_s * tuning.times_in_long_phase
         return after_s
 
 

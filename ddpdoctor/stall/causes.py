@@ -66,11 +66,33 @@ def ends_of(run: RunEvidence) -> Ends:
         del causes["died"]
         effects += [f"Rank {each.rank} was then ended." for each in dead]
     named = {rank for cause in causes.values() for rank in cause.ranks or ()}
-    if not causes and not run.hangs and raised:
+    gone = [each for each in run.ranks.values() if each.in_order and not each.raised and each.signal is None]
+    if not causes and raised and gone and all(_left_early(each, raised) for each in gone):
+        causes["uneven"] = _left(gone, raised)
+        named = {each.rank for each in gone}
+    elif not causes and not run.hangs and raised:
         causes["raised"] = _exception(raised, kind="connection")
         named = {each.rank for each in raised}
     effects += [_then(each) for each in raised if each.rank not in named]
     return Ends(causes, effects)
+
+
+def _left_early(each: RankEvidence, raised: Sequence[RankEvidence]) -> bool:
+    """Whether it ended in order in an earlier step than those that then lost it."""
+    return each.step is not None and all(other.step is None or other.step >= each.step for other in raised)
+
+
+def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopFacts:
+    """Ranks that were through with their work while the others went on."""
+    return StopFacts(
+        ranks=sorted(each.rank for each in gone),
+        waiting_ranks=sorted(each.rank for each in raised),
+        kind="left",
+        says="ended in order",
+        step=min((each.step for each in gone if each.step is not None), default=None),
+        where=distinct_places([each.where for each in gone]),
+        waits_at=distinct_places([_raised_at(each) for each in raised]),
+    )
 
 
 def _in_time(run: RunEvidence, at_ns: int | None) -> bool:

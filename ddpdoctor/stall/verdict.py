@@ -183,7 +183,11 @@ def _of_roots(roots: Sequence[Root], run: RunEvidence, only_dumps: bool) -> dict
         evidence=[text for root in roots for text in _seen(root, run.ranks[root.rank])][:_MOST_EVIDENCE],
         **(_of_stuck(stuck, run) if stuck else _of_message(roots, run)),
     )
-    if any(each.exhausted or each.in_order for each in ranks):
+    absent = {root.rank for root in roots}
+    others = [each for rank, each in run.ranks.items() if rank not in absent]
+    if any(each.exhausted or each.in_order for each in ranks) and not (
+        others and all(each.exhausted for each in others)
+    ):
         return {"uneven": stop}
     if barrier is not None and stop.collective not in (None, "barrier", "all_reduce_barrier"):
         return {"different": msgspec.structs.replace(stop, kind=Difference.EXTRA.value, unlike="barrier")}

@@ -85,7 +85,21 @@ def test_before_the_first_step_there_is_more_time() -> None:
 def test_who_is_suspended_is_waited_for() -> None:
     stopped = a_rank(1)
     stopped.state = "T"
-    assert after([waiting(0), stopped], 100) is None
+    assert after([waiting(0), stopped], 80) is None
+    found = after([waiting(0), stopped], 110)
+    assert found is not None and [rank.rank for rank in found.guilty] == [1]
+
+
+@pytest.mark.parametrize("phase", ["evaluation", "save", "load"])
+def test_phases_that_take_long_in_healthy_jobs_are_given_longer(phase: str) -> None:
+    """Nothing shows that they get on: slow storage, or a computation elsewhere."""
+    quiet = a_rank(1, phase)
+    assert after([waiting(0), quiet], 45) is None
+    assert after([waiting(0), quiet], 55) is not None
+
+
+def test_who_evaluates_does_not_wait_whatever_it_has_on_its_way() -> None:
+    assert not a_rank(0, "evaluation", WAITS).waits
 
 
 @pytest.mark.parametrize(
@@ -109,7 +123,7 @@ def test_metrics_between_two_forwards() -> None:
     busy.cores = 1.0
     assert busy.works_in == "evaluation"
     busy.progress["phase"] = "other"
-    assert after([waiting(0), busy], 100) is None
+    assert after([waiting(0), busy], 80) is None
     busy.progress["evaluating"] = False
     assert busy.works_in is None
 
