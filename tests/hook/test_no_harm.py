@@ -113,7 +113,10 @@ def test_an_error_in_the_users_sitecustomize_shows_as_ever(tmp_path) -> None:
 def test_a_python_without_torch_is_left_alone(tmp_path) -> None:
     code = "import sys; print(sorted(name for name in sys.modules if name.startswith('_ddpdoctor')))"
     recorded = run_recorded(tmp_path, [sys.executable, "-c", code])
-    assert recorded.process.stdout == "['_ddpdoctor', '_ddpdoctor.hook', '_ddpdoctor.hook.finder']\n"
+    assert (
+        recorded.process.stdout
+        == "['_ddpdoctor', '_ddpdoctor.hook', '_ddpdoctor.hook.faulttimer', '_ddpdoctor.hook.finder']\n"
+    )
     assert recorded.folders() == []
 
 
