@@ -80,7 +80,7 @@ def print_proposals(proposals: Sequence[Proposed], echo: Callable[[str], None]) 
             if proposal.expected_share is None
             else f"  (expected: {proposal.expected_share:.0%} of the step time)"
         )
-        echo(f"{proposal.words}{expected}")
+        echo(f"{plain(proposal.words)}{expected}")
         if proposal.finding:
             echo(f"    {plain(proposal.finding)}: {plain(proposal.title)}")
     echo("To measure them: ddpdoctor try RUN --all -- COMMAND")
@@ -99,7 +99,7 @@ def shown_verdict(variant: Variant) -> str:
     """The verdict, with its size where there is one."""
     if variant.verdict in ("faster", "slower") and variant.change is not None:
         return f"{variant.verdict}, {variant.change:+.0%}"
-    return _UNDECIDED if variant.verdict == "same" and variant.why else variant.verdict
+    return _UNDECIDED if variant.verdict == "same" and variant.why else plain(variant.verdict)
 
 
 def remark(variant: Variant) -> str:
@@ -131,7 +131,7 @@ def print_answer(answer: Answer, console: Console) -> None:
         table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
     table.add_row("as it is", "", view.baseline, "")
     for row, variant in zip(view.table.rows, answer.variants, strict=True):
-        table.add_row(*row[:-1], Text(row[-1], style=STYLES.get(variant.verdict, "")))
+        table.add_row(*map(Text, row[:-1]), Text(row[-1], style=STYLES.get(variant.verdict, "")))
     console.print(table)
     for note in view.notes:
         console.print(Text(note, style="dim"))
