@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,7 +15,7 @@ from ddpdoctor.errors import DdpDoctorError, UnusableInput
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.experiment import Answer, Proposal
+    from ddpdoctor.experiment import Answer, Proposal, Variant
 
 _STEPS, _LEAST_STEPS, _MOST_STEPS = 60, 40, 400
 _TRIAL_S = 8.0
@@ -234,7 +234,7 @@ def _measure(
         write_answer(answer, file)
         say(f"written: {file}", err=True)
     if wishes.patch is not None:
-        _write_patch(answer, diagnosis, wishes.patch)
+        _write_patch(answer, diagnosis, job, wishes.patch)
     if interrupted:
         raise SystemExit(130)
     if answer.baseline.median_ms is None:
@@ -279,19 +279,21 @@ def _files(run: str | None, json_file: Path | None) -> list[Path]:
     return found
 
 
-def _write_patch(answer: Answer, diagnosis: Diagnosis | None, path: Path) -> None:
+def _write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
     from ddpdoctor.experiment import patch_of
 
     best = answer.best()
     if best is None:
         say("ddpdoctor: no change was faster, so there is no patch.", err=True)
         return
-    places = [] if diagnosis is None else _places(diagnosis, best.settings)
-    for file, line in places:
+    for file, line in _places(diagnosis, best, job):
+        if not Path(file).is_file():  # a device or a pipe has no end
+            continue
         try:
-            diff = patch_of(Path(file).read_text("utf-8"), _relative(file), line, best.settings)
+            text = Path(file).read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             continue
+        diff = patch_of(text, _relative(file), line, best.settings)
         if diff is not None:
             path.write_text(diff, "utf-8")
             say(f"written: {path}", err=True)
@@ -302,16 +304,23 @@ def _write_patch(answer: Answer, diagnosis: Diagnosis | None, path: Path) -> Non
     )
 
 
-def _places(diagnosis: Diagnosis, settings: Any) -> list[tuple[str, int]]:
-    """Where the things were built that a setting belongs to."""
-    kinds = {name.partition(".")[0] for name in settings}
-    facts: dict[str, Any] = diagnosis.facts
-    found = []
-    for kind, path in (("loader", "loader.where"), ("ddp", "ddp.where")):
-        known = facts.get(path) if kind in kinds else None
-        if isinstance(known, dict) and known.get("file"):
-            found.append((str(known["file"]), int(known.get("line") or 0)))
-    return found
+def _places(
+    diagnosis: Diagnosis | None, best: Variant, job: Sequence[str]
+) -> Iterator[tuple[str, int | None]]:
+    """Where the thing may have been built that the settings belong to, the likeliest first; the script that the command starts
+    last, with no line."""
+    if diagnosis is not None:
+        for kind in ("loader", "ddp"):
+            if any(name.startswith(f"{kind}.") for name in best.settings):
+                known = diagnosis.facts.get(kind)
+                where = known.get("where") if isinstance(known, dict) else None
+                if isinstance(where, dict) and isinstance(where.get("file"), str):
+                    line = where.get("line")
+                    yield where["file"], line if isinstance(line, int) else 0
+        own = [finding for finding in diagnosis.findings if finding.rule == best.finding]
+        others = [finding for finding in diagnosis.findings if finding.rule != best.finding]
+        yield from ((place.file, place.line) for finding in (*own, *others) for place in finding.where)
+    yield from ((word, None) for word in job if word.endswith(".py"))
 
 
 def _relative(file: str) -> str:
