@@ -230,7 +230,8 @@ def _measure(
         interrupted = True
     answer = experiment.answer(mask_command(job))
     tried.print_answer(answer, Console(stderr=False))
-    for file in _files(run, wishes.json_file):
+    measured = any(variant.trials for variant in answer.variants)
+    for file in _files(run if measured else None, wishes.json_file):
         write_answer(answer, file)
         say(f"written: {file}", err=True)
     if wishes.patch is not None:

@@ -21,6 +21,7 @@ MOST_ROUNDS = 7
 _FAILED_BASELINES = 2
 _LEAST_LIMIT_S, _LONGER = 180.0, 6.0
 """What a trial may take: so many times the baseline's, and not less. A variant may build or try things first."""
+_MOST_WHY = 2000
 
 
 @dataclass(frozen=True)
@@ -48,6 +49,10 @@ class _Arm:
     """The verdict, once more trials would not change it."""
     left: bool = False
     """Others were faster in the first rounds."""
+
+    def judge(self) -> None:
+        """The verdict of the rounds so far."""
+        self.decided = verdict(change_of(ratios(self.rounds))[1]) or ""
 
 
 class Experiment:
@@ -104,9 +109,11 @@ class Experiment:
             arm.decided = "failed" if trial.why else "not applied"
             arm.rounds.append(Round(before, trial, before))
             return before
+        arm.rounds.append(Round(before, trial, before))  # kept where an interrupt comes before the next
+        arm.judge()
         after = self._as_it_is()
-        arm.rounds.append(Round(before, trial, after))
-        arm.decided = verdict(change_of(ratios(arm.rounds))[1]) or ""
+        arm.rounds[-1] = Round(before, trial, after)
+        arm.judge()
         return after
 
     def _baseline_fails(self) -> bool:
@@ -145,7 +152,7 @@ class Experiment:
         proposal = arm.proposal
         trials = [each.trial for each in arm.rounds]
         settings = [setting_of(name) for name in proposal.settings]
-        logs = ratios(arm.rounds)
+        logs = [] if arm.decided == "not applied" else ratios(arm.rounds)
         change, ends = change_of(logs) if logs else (None, None)
         share, bounds = proposal.expected_share, proposal.expected_share_range
         known = baseline_ms if baseline_ms is not None else self._plan.step_ms
@@ -172,11 +179,11 @@ class Experiment:
 
 def _why(arm: _Arm, trials: Sequence[Trial], ends: Sequence[float] | None) -> str:
     if trials and arm.decided == "failed":
-        return trials[-1].why
+        return trials[-1].why[:_MOST_WHY]
     if trials and arm.decided == "not applied":
-        return trials[-1].refused
+        return trials[-1].refused[:_MOST_WHY]
     if not trials:
-        return "there was no time for a trial"
+        return "no trial of it came to an end"
     if not arm.decided and arm.left:
         return "left out of further rounds: others were faster"
     if not arm.decided and ends is None:

@@ -181,3 +181,22 @@ def _runs_below(process: Path, folder: Path) -> bool:
         return os.readlink(process / "cwd").startswith(str(folder))
     except OSError:
         return False
+
+
+def test_an_answer_without_any_trial_leaves_the_earlier_one_in_its_place(tmp_path, monkeypatch):
+    from ddpdoctor.cli import trials
+    from ddpdoctor.experiment import Experiment, Proposal
+
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "trials.json").write_text("finished")
+
+    def run(self) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Experiment, "run", run)
+    monkeypatch.setattr(signal, "signal", lambda *given: None)
+    wishes = trials._Wishes(None, None, 60.0, False, None, None, False)
+    with pytest.raises(SystemExit):
+        trials._measure(["true"], [Proposal(WORKERS)], None, str(tmp_path), wishes)
+    assert (tmp_path / "trials.json").read_text() == "finished"
+    assert len(list(tmp_path.iterdir())) == 2
