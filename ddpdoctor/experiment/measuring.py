@@ -13,7 +13,7 @@ from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
 
 from .judging import MEASURED_FROM, Round, change_of, interval, parity, ratios, verdict
 from .proposals import Proposal
-from .running import Budget, Command, Trial, run_trial
+from .running import DEFAULT_PREFETCH, LEAST_WARM_UP, Budget, Command, Trial, run_trial
 from .settings import Results, setting_of
 
 Said = Callable[[str], None]
@@ -22,6 +22,9 @@ _FAILED_BASELINES = 2
 _LEAST_LIMIT_S, _LONGER = 180.0, 6.0
 """What a trial may take: so many times the baseline's, and not less. A variant may build or try things first."""
 _MOST_WHY = 2000
+_QUEUES = 4
+"""A trial is as long as so many of a loader's full queues, of which one is left out: if a whole one stands ready as measuring
+begins, the median is still that of steps that had to wait."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +66,11 @@ class Experiment:
         self._baseline: list[Trial] = []
         self._arms = [_Arm(proposal) for proposal in plan.proposals]
         self._notes: list[str] = []
+        self._steps = max(plan.steps, self._steps_for(()))
 
     def run(self) -> None:
         """A B A C A ..., the order of the variants turned round in every other round."""
-        before = self._as_it_is()
+        before = self._first()
         for number in range(self._plan.rounds):
             arms = [arm for arm in self._arms if not arm.decided and not arm.left]
             for arm in arms if number % 2 == 0 else reversed(arms):
@@ -84,6 +88,37 @@ class Experiment:
             if self._plan.halving:
                 self._leave_slower_half()
 
+    def _first(self) -> Trial:
+        """The baseline's first trial: it tells which loaders the job has, and so how long trials must be."""
+        first = self._as_it_is()
+        needed = self._steps_for(first.loaders)
+        if not first.why and first.ended_after is None and needed > self._steps and self._has_time():
+            self._steps = needed
+            self._baseline.clear()  # another number of steps makes another model
+            first = self._as_it_is()
+        if self._steps > self._plan.steps:
+            self._note(
+                f"Trials took {self._steps} steps instead of {self._plan.steps}: batches that loaders prepare ahead would "
+                "flatter shorter ones."
+            )
+        if first.ended_after is not None:
+            self._note(f"The job came to its own end after {first.ended_after} of {self._steps} steps.")
+        return first
+
+    def _note(self, words: str) -> None:
+        self._notes.append(words)
+        self._said(words)
+
+    def _steps_for(self, loaders: Sequence[tuple[int, int]]) -> int:
+        """Steps of a trial that outlast every queue: once for the warm-up, and three times to be measured."""
+        given = loaders or ((0, DEFAULT_PREFETCH),)
+        queued = 0
+        for settings in [{}, *(arm.proposal.settings for arm in self._arms)]:
+            for workers, ahead in given:
+                of_loader = settings.get("loader.num_workers", workers)
+                queued = max(queued, of_loader * settings.get("loader.prefetch_factor", ahead))
+        return LEAST_WARM_UP + _QUEUES * queued if queued else 0
+
     def _leave_slower_half(self) -> None:
         """Successive halving (Jamieson and Talwalkar, AISTATS 2016): what is slow after few trials gets no more of them. A variant
         is decided early as well as late: all that were faster, or are not known to be otherwise, stay."""
@@ -93,14 +128,14 @@ class Experiment:
             arm.left = True
 
     def _as_it_is(self) -> Trial:
-        trial = run_trial(self._plan.command, {}, self._plan.steps, self._limit_s())
+        trial = run_trial(self._plan.command, {}, self._steps, self._limit_s())
         self._baseline.append(trial)
         self._said(f"as it is: {_told(trial)}")
         return trial
 
     def _measure(self, arm: _Arm, before: Trial) -> Trial:
         """One round of a variant; the baseline behind it, which is the next one's before it."""
-        trial = run_trial(self._plan.command, arm.proposal.settings, self._plan.steps, self._limit_s())
+        trial = run_trial(self._plan.command, arm.proposal.settings, self._steps, self._limit_s())
         refused = trial.refused
         self._said(
             f"{arm.proposal.words}: {_told(trial) if trial.why or not refused else f'not applied ({refused})'}"
@@ -142,7 +177,7 @@ class Experiment:
             tool_version=ddpdoctor.__version__,
             created_ns=time.time_ns(),
             command=list(command),
-            steps_each=self._plan.steps,
+            steps_each=self._steps,
             baseline=baseline,
             variants=[self._variant(arm, middle) for arm in self._arms],
             notes=self._notes,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from ddpdoctor.experiment import Budget, Command, Experiment, Plan, Proposal, measuring
+from ddpdoctor.experiment import Budget, Command, Experiment, Plan, Proposal, measuring, running
 from ddpdoctor.experiment.running import Trial
 
 WORKERS = {"loader.num_workers": 2}
@@ -60,3 +60,36 @@ def test_what_was_not_applied_has_no_time(imagined):
     experiment.run()
     (variant,) = experiment.answer([]).variants
     assert (variant.verdict, variant.median_ms, variant.change) == ("not applied", None, None)
+
+
+def test_trials_outlast_the_queue_of_the_workers_that_are_tried(imagined):
+    experiment = imagined(
+        trial(20.0), KeyboardInterrupt(), settings={"loader.num_workers": 16, "loader.prefetch_factor": 4}
+    )
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert [steps for _, steps in imagined.asked] == [261, 261]
+    assert "261 steps instead of 40" in experiment.answer([]).notes[0]
+
+
+def test_loaders_of_the_job_itself_lengthen_trials_and_its_first_one_is_made_again(imagined):
+    own = trial(20.0, loaders=((8, 2),))
+    experiment = imagined(own, own, KeyboardInterrupt(), settings={"loader.prefetch_factor": 4})
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert [steps for _, steps in imagined.asked] == [40, 133, 133]
+    assert experiment.answer([]).baseline.trials == 1
+
+
+def test_a_job_that_ends_by_itself_is_remarked(imagined):
+    experiment = imagined(trial(20.0, ended_after=30), KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert "after 30 of 40 steps" in experiment.answer([]).notes[0]
+
+
+def test_what_workers_prepared_ahead_is_left_out(monkeypatch):
+    times = [(0, 0), *((step, step * 10_000_000) for step in range(1, 101))]
+    monkeypatch.setattr(running, "_ends", lambda rank: iter(times))
+    assert len(running.step_times([None])) == 75
+    assert len(running.step_times([None], 64)) == 36
