@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from collections.abc import Iterator, Sequence
@@ -21,6 +22,13 @@ _STEPS, _LEAST_STEPS, _MOST_STEPS = 60, 40, 400
 _TRIAL_S = 8.0
 """Of training that a trial is to hold, where the run tells how long a step takes: enough for a median within 1 or 2 %."""
 _BUDGET_S = 900.0
+
+
+def _finite(ctx: click.Context, option: click.Parameter, value: float) -> float:
+    """nan is neither below nor above any bound."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no number of seconds.")
+    return value
 
 
 class _TryCommand(click.Command):
@@ -55,7 +63,7 @@ class _TryCommand(click.Command):
 @click.option("--list", "listed", is_flag=True, help="List what can be set, and end.")
 @click.option(
     "--steps",
-    type=click.IntRange(min=12),
+    type=click.IntRange(12, 1_000_000),
     metavar="N",
     help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_LEAST_STEPS} to {_MOST_STEPS}]",
 )
@@ -65,6 +73,7 @@ class _TryCommand(click.Command):
 @click.option(
     "--budget",
     type=click.FloatRange(min=1),
+    callback=_finite,
     default=_BUDGET_S,
     show_default=True,
     metavar="S",
@@ -113,6 +122,7 @@ def command(
       ddpdoctor try ddpdoctor-runs/20260101T120000Z-train --all -- torchrun --nproc-per-node 8 train.py
       ddpdoctor try --set loader.num_workers=4 --set ddp.bucket_cap_mb=50 -- torchrun --nproc-per-node 8 train.py
     """
+    from ddpdoctor.diagnose.tried import MOST_SETTINGS, MOST_VARIANTS
     from ddpdoctor.experiment import of_settings, parse_setting, tuning
 
     job: list[str] = ctx.meta["ddpdoctor.job"]
@@ -129,12 +139,21 @@ def command(
     diagnosis = None if run is None else _diagnosis(run)
     suggested = [] if diagnosis is None else _proposals(diagnosis, bounds)
     if not job:
-        _list_proposals(suggested, chosen)
+        _list_proposals(
+            suggested,
+            chosen,
+            run,
+            [*(f"--set {text}" for text in settings), *([f"--tune {tune}"] if tune else [])],
+        )
         return
     proposals = [*chosen, *(suggested if everything or not chosen else [])]
     if not proposals:
         raise DdpDoctorError(
             "nothing that RUN's findings suggest can be tried from outside: name a setting with --set."
+        )
+    if len(proposals) > MOST_VARIANTS or any(len(each.settings) > MOST_SETTINGS for each in proposals):
+        raise DdpDoctorError(
+            f"that is too much at once: at most {MOST_VARIANTS} changes, of {MOST_SETTINGS} settings each."
         )
     _measure(
         job,
@@ -191,10 +210,14 @@ def _list_settings() -> None:
     say("env.VARIABLE                   an environment variable of NCCL, Gloo, CUDA, OpenMP and the like")
 
 
-def _list_proposals(suggested: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
+def _list_proposals(
+    suggested: Sequence[Proposal], chosen: Sequence[Proposal], run: str | None, asked: Sequence[str]
+) -> None:
     from ddpdoctor.report import tried
 
-    tried.print_proposals([*chosen, *suggested], say)
+    every = ["--all"] if suggested else []
+    words = ["ddpdoctor try", *([] if run is None else ["RUN"]), *asked, *every, "-- COMMAND"]
+    tried.print_proposals([*chosen, *suggested], say, " ".join(words))
 
 
 def _measure(

@@ -18,6 +18,10 @@ _ENVIRONMENT_NAMES = re.compile(
 """Variables that set how fast a job runs. Others (PATH, LD_PRELOAD, our own) would make it another job."""
 
 
+MOST = 1024
+"""Of workers, batches and threads: more would bring the machine down before they tell anything."""
+
+
 class Results(Enum):
     """What a setting does to the numbers that the job computes."""
 
@@ -66,7 +70,7 @@ def _truth(text: str) -> bool:
 def _count(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         value = int(text)
-        if value < least:
+        if not least <= value <= MOST:
             raise ValueError(text)
         return value
 
@@ -97,8 +101,10 @@ _LAST, _OTHER, _NONE = Results.LAST_BITS, Results.OTHER, Results.MEANINGLESS
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("loader.num_workers", "worker processes of each DataLoader", "0 or more", _count(0)),
-        Setting("loader.prefetch_factor", "batches that each worker prepares ahead", "1 or more", _count(1)),
+        Setting("loader.num_workers", "worker processes of each DataLoader", f"0 to {MOST}", _count(0)),
+        Setting(
+            "loader.prefetch_factor", "batches that each worker prepares ahead", f"1 to {MOST}", _count(1)
+        ),
         _switch("loader.persistent_workers", "workers stay between epochs"),
         _switch("loader.pin_memory", "batches in page-locked memory, so that copies run beside computation"),
         Setting("ddp.bucket_cap_mb", "MB of gradients that DDP reduces together", "above 0", _size, _LAST),
@@ -115,7 +121,7 @@ SETTINGS = {
         ),
         _switch("optimizer.foreach", "one kernel for many parameters", _LAST),
         _switch("optimizer.fused", "one kernel for the whole update", _LAST),
-        Setting("torch.threads", "threads of torch's operators on CPUs", "1 or more", _count(1), _LAST),
+        Setting("torch.threads", "threads of torch's operators on CPUs", f"1 to {MOST}", _count(1), _LAST),
         Setting(
             "torch.matmul_precision",
             "precision of float32 matrix products (high: TF32)",

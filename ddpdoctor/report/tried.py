@@ -16,6 +16,7 @@ from ddpdoctor.report import words
 from ddpdoctor.report.job_view import Table
 
 STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied": "yellow"}
+TITLE = "Tried on the job itself"
 _UNDECIDED = "cannot be told yet"
 
 
@@ -36,14 +37,14 @@ def tried_view(answer: Answer) -> TriedView:
         [
             shown_settings(variant),
             "" if variant.expected_ms is None else words.significant(variant.expected_ms),
-            milliseconds(variant.median_ms, variant.interval_ms),
+            "" if variant.verdict == "not applied" else milliseconds(variant.median_ms, variant.interval_ms),
             ": ".join(part for part in (shown_verdict(variant), remark(variant)) if part),
         ]
         for variant in answer.variants
     ]
     return TriedView(
         baseline=milliseconds(baseline.median_ms, baseline.interval_ms),
-        table=Table("What was tried", ["change", "expected ms", "measured ms (95 %)", "verdict"], rows),
+        table=Table(TITLE, ["change", "expected ms", "measured ms (95 %)", "verdict"], rows),
         best=_best(answer),
         notes=[plain(note) for note in (*baseline.failed[:1], *answer.notes)],
     )
@@ -69,8 +70,8 @@ class Proposed(Protocol):
         """What of the step is left, as far as anybody said."""
 
 
-def print_proposals(proposals: Sequence[Proposed], echo: Callable[[str], None]) -> None:
-    """What could be tried, and what each is expected to bring."""
+def print_proposals(proposals: Sequence[Proposed], echo: Callable[[str], None], measured_by: str) -> None:
+    """What could be tried, and what each is expected to bring; ``measured_by`` is the command that tells."""
     if not proposals:
         echo("Nothing that the findings suggest can be tried from outside of the script.")
         return
@@ -83,7 +84,7 @@ def print_proposals(proposals: Sequence[Proposed], echo: Callable[[str], None]) 
         echo(f"{plain(proposal.words)}{expected}")
         if proposal.finding:
             echo(f"    {plain(proposal.finding)}: {plain(proposal.title)}")
-    echo("To measure them: ddpdoctor try RUN --all -- COMMAND")
+    echo(f"To measure them: {measured_by}")
 
 
 def shown_settings(variant: Variant) -> str:

@@ -51,11 +51,17 @@ def test_the_list_and_what_is_refused(tmp_path):
         ([], "say what to try"),
         (["--set", "loader.num_wokers=4"], "Did you mean loader.num_workers?"),
         (["--set", "env.LD_PRELOAD=x", "--", "true"], "only variables that tune"),
+        (["--set", "loader.num_workers=1025", "--", "true"], "it takes 0 to 1024"),
     ):
         refused = tried(tmp_path, *arguments)
         assert refused.returncode == 2
         assert says in refused.stderr
         assert refused.stderr.count("\n") == 1
+    endless = tried(tmp_path, "--budget", "nan", "--set", "torch.threads=1", "--", "true")
+    assert endless.returncode == 2
+    assert "no number of seconds" in endless.stderr
+    hinted = tried(tmp_path, "--set", "torch.threads=1")
+    assert hinted.stdout.endswith("To measure them: ddpdoctor try --set torch.threads=1 -- COMMAND\n")
 
 
 SCRIPT = """\

@@ -12,6 +12,8 @@ from rich.console import Console
 from ddpdoctor.diagnose.tried import Answer, Baseline, Variant, fault_of, read_answer, write_answer
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.report import sound
+from ddpdoctor.report.markdown import render_markdown
+from ddpdoctor.report.terminal import print_terminal
 from ddpdoctor.report.tried import print_answer
 from tests.report import samples
 
@@ -87,3 +89,19 @@ def test_an_answer_is_read_as_written_and_a_flood_is_not(tmp_path):
 def test_a_diagnosis_with_trials_that_cannot_be_is_refused():
     sick = msgspec.structs.replace(samples.minimal(), tried=answer(changed(verdict="?")))
     assert "a verdict" in (sound.fault_of(sick) or "")
+
+
+def test_markdown_and_the_terminal_show_the_table_below_its_heading():
+    refused = changed(verdict="not applied", why="the loader has | no workers", median_ms=12.0)
+    diagnosis = msgspec.structs.replace(
+        samples.sick(), tried=answer(GOOD, refused, notes=["The time was up."])
+    )
+    text = render_markdown(diagnosis)
+    assert "**Tried on the job itself**" in text
+    assert "| as it is |  | 20.0 |  |" in text
+    assert "| loader.num\\_workers=4 |  | 10.0 | faster, -50% |" in text
+    assert "|  |  | not applied: the loader has \\| no workers |" in text
+    assert "The time was up." in text
+    out = io.StringIO()
+    print_terminal(diagnosis, Console(file=out, width=160))
+    assert "Tried on the job itself\n" in out.getvalue().replace(" \n", "\n")
