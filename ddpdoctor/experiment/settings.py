@@ -20,6 +20,7 @@ _ENVIRONMENT_NAMES = re.compile(
 
 MOST = 1024
 """Of workers, batches and threads: more would bring the machine down before they tell anything."""
+_MOST_TEXT = 2000
 
 
 class Results(Enum):
@@ -82,6 +83,12 @@ def _size(text: str) -> float:
     if not 0 < value < 1 << 20:
         raise ValueError(text)
     return value
+
+
+def _text(text: str) -> str:
+    if len(text) > _MOST_TEXT or "\0" in text:
+        raise ValueError(text)
+    return text
 
 
 def _one_of(*values: str) -> Callable[[str], str]:
@@ -148,7 +155,13 @@ def setting_of(name: str) -> Setting:
             raise SettingError(
                 f"{name}: only variables that tune libraries can be tried, such as env.NCCL_BUFFSIZE."
             )
-        return Setting(name, f"environment variable {variable}", "any text", str, Results.LAST_BITS)
+        return Setting(
+            name,
+            f"environment variable {variable}",
+            f"a text of at most {_MOST_TEXT:,} letters",
+            _text,
+            Results.LAST_BITS,
+        )
     near = get_close_matches(name, SETTINGS, 1)
     also = f" Did you mean {near[0]}?" if near else f" There are {', '.join(SETTINGS)} and env.VARIABLE."
     raise SettingError(f"{name} is no setting that can be tried.{also}")
@@ -168,4 +181,4 @@ def parsed(name: str, text: str) -> Any:
     try:
         return setting.parse(text)
     except (ValueError, KeyError, OverflowError):
-        raise SettingError(f"{name}={text}: it takes {setting.takes}.") from None
+        raise SettingError(f"{name}={text[:80]}: it takes {setting.takes}.") from None

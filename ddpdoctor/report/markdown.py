@@ -12,7 +12,7 @@ from ddpdoctor.report.finding_view import place
 from ddpdoctor.report.job_view import Table
 from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.standing_view import SHORT, standing_table
-from ddpdoctor.report.tried import TriedView, tried_view
+from ddpdoctor.report.tried import TITLE, TriedView, tried_view
 from ddpdoctor.report.view import price, subtitle
 
 TOP = 3
@@ -78,7 +78,7 @@ def _rows(table: Table) -> str:
 
 def _tried(view: TriedView) -> list[str]:
     as_it_is = ["as it is", "", view.baseline, ""]
-    rows = _rows(Table(view.table.title, view.table.head, [as_it_is, *view.table.rows]))
+    rows = _rows(Table(TITLE, view.table.head, [as_it_is, *view.table.rows]))
     return [rows, *(escape(line) for line in (*view.notes, view.best) if line)]
 
 

@@ -44,7 +44,7 @@ def tried_view(answer: Answer) -> TriedView:
     ]
     return TriedView(
         baseline=milliseconds(baseline.median_ms, baseline.interval_ms),
-        table=Table(TITLE, ["change", "expected ms", "measured ms (95 %)", "verdict"], rows),
+        table=Table("What was tried", ["change", "expected ms", "measured ms (95 %)", "verdict"], rows),
         best=_best(answer),
         notes=[plain(note) for note in (*baseline.failed[:1], *answer.notes)],
     )

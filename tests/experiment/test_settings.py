@@ -38,6 +38,7 @@ def test_values(text, value):
         ("env.LD_PRELOAD=x.so", "only variables that tune"),
         ("env.DDPDOCTOR_RUN=x", "only variables that tune"),
         ("speed=fast", "no setting"),
+        (f"env.NCCL_ALGO={'x' * 3000}", "at most 2,000 letters"),
     ],
 )
 def test_what_is_refused_says_what_would_be_right(text, says):
