@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -15,12 +16,19 @@ from ddpdoctor.errors import DdpDoctorError, UnusableInput
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.experiment import Answer, Proposal
+    from ddpdoctor.experiment import Answer, Proposal, Variant
 
 _STEPS, _LEAST_STEPS, _MOST_STEPS = 60, 40, 400
 _TRIAL_S = 8.0
 """Of training that a trial is to hold, where the run tells how long a step takes: enough for a median within 1 or 2 %."""
 _BUDGET_S = 900.0
+
+
+def _finite(ctx: click.Context, option: click.Parameter, value: float) -> float:
+    """nan is neither below nor above any bound."""
+    if not math.isfinite(value):
+        raise click.BadParameter(f"{value} is no number of seconds.")
+    return value
 
 
 class _TryCommand(click.Command):
@@ -55,7 +63,7 @@ class _TryCommand(click.Command):
 @click.option("--list", "listed", is_flag=True, help="List what can be set, and end.")
 @click.option(
     "--steps",
-    type=click.IntRange(min=12),
+    type=click.IntRange(12, 1_000_000),
     metavar="N",
     help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_LEAST_STEPS} to {_MOST_STEPS}]",
 )
@@ -65,6 +73,7 @@ class _TryCommand(click.Command):
 @click.option(
     "--budget",
     type=click.FloatRange(min=1),
+    callback=_finite,
     default=_BUDGET_S,
     show_default=True,
     metavar="S",
@@ -113,6 +122,7 @@ def command(
       ddpdoctor try ddpdoctor-runs/20260101T120000Z-train --all -- torchrun --nproc-per-node 8 train.py
       ddpdoctor try --set loader.num_workers=4 --set ddp.bucket_cap_mb=50 -- torchrun --nproc-per-node 8 train.py
     """
+    from ddpdoctor.diagnose.tried import MOST_SETTINGS, MOST_VARIANTS
     from ddpdoctor.experiment import of_settings, parse_setting, tuning
 
     job: list[str] = ctx.meta["ddpdoctor.job"]
@@ -129,12 +139,21 @@ def command(
     diagnosis = None if run is None else _diagnosis(run)
     suggested = [] if diagnosis is None else _proposals(diagnosis, bounds)
     if not job:
-        _list_proposals(suggested, chosen)
+        _list_proposals(
+            suggested,
+            chosen,
+            run,
+            [*(f"--set {text}" for text in settings), *([f"--tune {tune}"] if tune else [])],
+        )
         return
     proposals = [*chosen, *(suggested if everything or not chosen else [])]
     if not proposals:
         raise DdpDoctorError(
             "nothing that RUN's findings suggest can be tried from outside: name a setting with --set."
+        )
+    if len(proposals) > MOST_VARIANTS or any(len(each.settings) > MOST_SETTINGS for each in proposals):
+        raise DdpDoctorError(
+            f"that is too much at once: at most {MOST_VARIANTS} changes, of {MOST_SETTINGS} settings each."
         )
     _measure(
         job,
@@ -191,10 +210,14 @@ def _list_settings() -> None:
     say("env.VARIABLE                   an environment variable of NCCL, Gloo, CUDA, OpenMP and the like")
 
 
-def _list_proposals(suggested: Sequence[Proposal], chosen: Sequence[Proposal]) -> None:
+def _list_proposals(
+    suggested: Sequence[Proposal], chosen: Sequence[Proposal], run: str | None, asked: Sequence[str]
+) -> None:
     from ddpdoctor.report import tried
 
-    tried.print_proposals([*chosen, *suggested], say)
+    every = ["--all"] if suggested else []
+    words = ["ddpdoctor try", *([] if run is None else ["RUN"]), *asked, *every, "-- COMMAND"]
+    tried.print_proposals([*chosen, *suggested], say, " ".join(words))
 
 
 def _measure(
@@ -230,11 +253,12 @@ def _measure(
         interrupted = True
     answer = experiment.answer(mask_command(job))
     tried.print_answer(answer, Console(stderr=False))
-    for file in _files(run, wishes.json_file):
+    measured = any(variant.trials for variant in answer.variants)
+    for file in _files(run if measured else None, wishes.json_file):
         write_answer(answer, file)
         say(f"written: {file}", err=True)
     if wishes.patch is not None:
-        _write_patch(answer, diagnosis, wishes.patch)
+        _write_patch(answer, diagnosis, job, wishes.patch)
     if interrupted:
         raise SystemExit(130)
     if answer.baseline.median_ms is None:
@@ -279,19 +303,21 @@ def _files(run: str | None, json_file: Path | None) -> list[Path]:
     return found
 
 
-def _write_patch(answer: Answer, diagnosis: Diagnosis | None, path: Path) -> None:
+def _write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
     from ddpdoctor.experiment import patch_of
 
     best = answer.best()
     if best is None:
         say("ddpdoctor: no change was faster, so there is no patch.", err=True)
         return
-    places = [] if diagnosis is None else _places(diagnosis, best.settings)
-    for file, line in places:
+    for file, line in _places(diagnosis, best, job):
+        if not Path(file).is_file():  # a device or a pipe has no end
+            continue
         try:
-            diff = patch_of(Path(file).read_text("utf-8"), _relative(file), line, best.settings)
+            text = Path(file).read_text("utf-8")
         except (OSError, UnicodeDecodeError):
             continue
+        diff = patch_of(text, _relative(file), line, best.settings)
         if diff is not None:
             path.write_text(diff, "utf-8")
             say(f"written: {path}", err=True)
@@ -302,16 +328,23 @@ def _write_patch(answer: Answer, diagnosis: Diagnosis | None, path: Path) -> Non
     )
 
 
-def _places(diagnosis: Diagnosis, settings: Any) -> list[tuple[str, int]]:
-    """Where the things were built that a setting belongs to."""
-    kinds = {name.partition(".")[0] for name in settings}
-    facts: dict[str, Any] = diagnosis.facts
-    found = []
-    for kind, path in (("loader", "loader.where"), ("ddp", "ddp.where")):
-        known = facts.get(path) if kind in kinds else None
-        if isinstance(known, dict) and known.get("file"):
-            found.append((str(known["file"]), int(known.get("line") or 0)))
-    return found
+def _places(
+    diagnosis: Diagnosis | None, best: Variant, job: Sequence[str]
+) -> Iterator[tuple[str, int | None]]:
+    """Where the thing may have been built that the settings belong to, the likeliest first; the script that the command starts
+    last, with no line."""
+    if diagnosis is not None:
+        for kind in ("loader", "ddp"):
+            if any(name.startswith(f"{kind}.") for name in best.settings):
+                known = diagnosis.facts.get(kind)
+                where = known.get("where") if isinstance(known, dict) else None
+                if isinstance(where, dict) and isinstance(where.get("file"), str):
+                    line = where.get("line")
+                    yield where["file"], line if isinstance(line, int) else 0
+        own = [finding for finding in diagnosis.findings if finding.rule == best.finding]
+        others = [finding for finding in diagnosis.findings if finding.rule != best.finding]
+        yield from ((place.file, place.line) for finding in (*own, *others) for place in finding.where)
+    yield from ((word, None) for word in job if word.endswith(".py"))
 
 
 def _relative(file: str) -> str:

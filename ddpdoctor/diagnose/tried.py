@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,11 @@ TRIALS_SCHEMA = "ddpdoctor.trials/1"
 TRIALS_FILE = "trials.json"
 VERDICTS = ("faster", "same", "slower", "failed", "not applied")
 _MOST_BYTES = 16 << 20
+MOST_VARIANTS, MOST_SETTINGS = 200, 64
+_MOST_TEXT, _MOST_WORD, _MOST_LISTED = 4000, 128 << 10, 10_000
+"""Letters of a text, and of a word of the command, which Linux takes no longer; entries of a list."""
+_MOST_NUMBER = 1e18
+_LATEST_NS = 1 << 62
 
 
 class Baseline(msgspec.Struct, frozen=True, kw_only=True):
@@ -114,4 +120,79 @@ def read_answer(path: Path) -> Answer:
         raise UnusableInput(
             f"{path} is of schema {answer.schema[:80]}, this ddpdoctor reads {TRIALS_SCHEMA}."
         )
+    fault = fault_of(answer)
+    if fault is not None:
+        raise UnusableInput(f"{path} holds no trials that can be: {fault}.")
     return answer
+
+
+def fault_of(answer: Answer) -> str | None:
+    """What in ``answer`` no experiment can have found, in words; None where all can be."""
+    return next(_faults(answer), None)
+
+
+def _faults(answer: Answer) -> Iterator[str]:
+    if len(answer.variants) > MOST_VARIANTS:
+        yield f"more than {MOST_VARIANTS} variants"
+    if max(len(answer.command), len(answer.notes), len(answer.baseline.failed)) > _MOST_LISTED:
+        yield f"a list of more than {_MOST_LISTED:,} entries"
+    if any(len(word) > _MOST_WORD for word in answer.command):
+        yield "a word of the command that is too long"
+    if not 0 <= (answer.created_ns or 0) <= _LATEST_NS:
+        yield "created_ns out of range"
+    baseline = answer.baseline
+    yield from _long([answer.tool_version, *answer.notes, *baseline.failed])
+    yield from _odd_numbers([baseline.median_ms, *(baseline.interval_ms or [])])
+    yield from _odd_interval(baseline.interval_ms)
+    if (baseline.median_ms or 0.0) < 0:
+        yield "a step time below 0"
+    counts = [answer.steps_each, baseline.steps, baseline.trials]
+    for variant in answer.variants:
+        yield from _variant_faults(variant)
+        counts += [variant.steps, variant.trials]
+    if any(not 0 <= count <= _MOST_NUMBER for count in counts):
+        yield "a count out of range"
+
+
+def _variant_faults(variant: Variant) -> Iterator[str]:
+    if variant.verdict not in VERDICTS:
+        yield f"a verdict that is none of {', '.join(VERDICTS)}"
+    if len(variant.settings) > MOST_SETTINGS:
+        yield f"a variant of more than {MOST_SETTINGS} settings"
+    if not all(isinstance(value, bool | int | float | str) for value in variant.settings.values()):
+        yield "a setting that is neither a number nor a text"
+    values = variant.settings.values()
+    says = [] if variant.parity is None else [variant.parity.says]
+    yield from _long(
+        [variant.finding or "", variant.why, variant.results, *says, *variant.settings]
+        + [value for value in values if isinstance(value, str)]
+    )
+    intervals = (variant.interval_ms, variant.expected_range_ms, variant.change_interval)
+    for ends in intervals:
+        yield from _odd_interval(ends)
+    times = [variant.expected_ms, variant.median_ms]
+    numbers = [*times, variant.change, *(end for ends in intervals for end in ends or [])]
+    yield from _odd_numbers([*numbers, *(value for value in values if isinstance(value, int | float))])
+    if any((time or 0.0) < 0 for time in times) or (variant.change is not None and variant.change <= -1):
+        yield "a step time below 0"
+    if variant.parity is not None:
+        if len(variant.parity.losses) > _MOST_LISTED or any(len(pair) > 2 for pair in variant.parity.losses):
+            yield "losses that are no list of pairs"
+        yield from _odd_numbers(
+            [variant.parity.norm_differs, *(loss for pair in variant.parity.losses for loss in pair)]
+        )
+
+
+def _long(texts: list[str]) -> Iterator[str]:
+    if any(len(text) > _MOST_TEXT for text in texts):
+        yield f"a text of more than {_MOST_TEXT} letters"
+
+
+def _odd_interval(ends: list[float] | None) -> Iterator[str]:
+    if ends is not None and (len(ends) != 2 or not ends[0] <= ends[1]):
+        yield "an interval that is none"
+
+
+def _odd_numbers(numbers: list[float | None]) -> Iterator[str]:
+    if any(number is not None and not -_MOST_NUMBER <= number <= _MOST_NUMBER for number in numbers):
+        yield "a number out of range"

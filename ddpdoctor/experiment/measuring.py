@@ -13,7 +13,7 @@ from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
 
 from .judging import MEASURED_FROM, Round, change_of, interval, parity, ratios, verdict
 from .proposals import Proposal
-from .running import Budget, Command, Trial, run_trial
+from .running import DEFAULT_PREFETCH, LEAST_WARM_UP, Budget, Command, Trial, run_trial
 from .settings import Results, setting_of
 
 Said = Callable[[str], None]
@@ -21,6 +21,10 @@ MOST_ROUNDS = 7
 _FAILED_BASELINES = 2
 _LEAST_LIMIT_S, _LONGER = 180.0, 6.0
 """What a trial may take: so many times the baseline's, and not less. A variant may build or try things first."""
+_MOST_WHY = 2000
+_QUEUES = 4
+"""A trial is as long as so many of a loader's full queues, of which one is left out: if a whole one stands ready as measuring
+begins, the median is still that of steps that had to wait."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,10 @@ class _Arm:
     left: bool = False
     """Others were faster in the first rounds."""
 
+    def judge(self) -> None:
+        """The verdict of the rounds so far."""
+        self.decided = verdict(change_of(ratios(self.rounds))[1]) or ""
+
 
 class Experiment:
     """The trials of a plan. :meth:`answer` may be asked for at any time, also when :meth:`run` was interrupted."""
@@ -58,10 +66,11 @@ class Experiment:
         self._baseline: list[Trial] = []
         self._arms = [_Arm(proposal) for proposal in plan.proposals]
         self._notes: list[str] = []
+        self._steps = max(plan.steps, self._steps_for(()))
 
     def run(self) -> None:
         """A B A C A ..., the order of the variants turned round in every other round."""
-        before = self._as_it_is()
+        before = self._first()
         for number in range(self._plan.rounds):
             arms = [arm for arm in self._arms if not arm.decided and not arm.left]
             for arm in arms if number % 2 == 0 else reversed(arms):
@@ -79,6 +88,37 @@ class Experiment:
             if self._plan.halving:
                 self._leave_slower_half()
 
+    def _first(self) -> Trial:
+        """The baseline's first trial: it tells which loaders the job has, and so how long trials must be."""
+        first = self._as_it_is()
+        needed = self._steps_for(first.loaders)
+        if not first.why and first.ended_after is None and needed > self._steps and self._has_time():
+            self._steps = needed
+            self._baseline.clear()  # another number of steps makes another model
+            first = self._as_it_is()
+        if self._steps > self._plan.steps:
+            self._note(
+                f"Trials took {self._steps} steps instead of {self._plan.steps}: batches that loaders prepare ahead would "
+                "flatter shorter ones."
+            )
+        if first.ended_after is not None:
+            self._note(f"The job came to its own end after {first.ended_after} of {self._steps} steps.")
+        return first
+
+    def _note(self, words: str) -> None:
+        self._notes.append(words)
+        self._said(words)
+
+    def _steps_for(self, loaders: Sequence[tuple[int, int]]) -> int:
+        """Steps of a trial that outlast every queue: once for the warm-up, and three times to be measured."""
+        given = loaders or ((0, DEFAULT_PREFETCH),)
+        queued = 0
+        for settings in [{}, *(arm.proposal.settings for arm in self._arms)]:
+            for workers, ahead in given:
+                of_loader = settings.get("loader.num_workers", workers)
+                queued = max(queued, of_loader * settings.get("loader.prefetch_factor", ahead))
+        return LEAST_WARM_UP + _QUEUES * queued if queued else 0
+
     def _leave_slower_half(self) -> None:
         """Successive halving (Jamieson and Talwalkar, AISTATS 2016): what is slow after few trials gets no more of them. A variant
         is decided early as well as late: all that were faster, or are not known to be otherwise, stay."""
@@ -88,14 +128,14 @@ class Experiment:
             arm.left = True
 
     def _as_it_is(self) -> Trial:
-        trial = run_trial(self._plan.command, {}, self._plan.steps, self._limit_s())
+        trial = run_trial(self._plan.command, {}, self._steps, self._limit_s())
         self._baseline.append(trial)
         self._said(f"as it is: {_told(trial)}")
         return trial
 
     def _measure(self, arm: _Arm, before: Trial) -> Trial:
         """One round of a variant; the baseline behind it, which is the next one's before it."""
-        trial = run_trial(self._plan.command, arm.proposal.settings, self._plan.steps, self._limit_s())
+        trial = run_trial(self._plan.command, arm.proposal.settings, self._steps, self._limit_s())
         refused = trial.refused
         self._said(
             f"{arm.proposal.words}: {_told(trial) if trial.why or not refused else f'not applied ({refused})'}"
@@ -104,9 +144,11 @@ class Experiment:
             arm.decided = "failed" if trial.why else "not applied"
             arm.rounds.append(Round(before, trial, before))
             return before
+        arm.rounds.append(Round(before, trial, before))  # kept where an interrupt comes before the next
+        arm.judge()
         after = self._as_it_is()
-        arm.rounds.append(Round(before, trial, after))
-        arm.decided = verdict(change_of(ratios(arm.rounds))[1]) or ""
+        arm.rounds[-1] = Round(before, trial, after)
+        arm.judge()
         return after
 
     def _baseline_fails(self) -> bool:
@@ -135,7 +177,7 @@ class Experiment:
             tool_version=ddpdoctor.__version__,
             created_ns=time.time_ns(),
             command=list(command),
-            steps_each=self._plan.steps,
+            steps_each=self._steps,
             baseline=baseline,
             variants=[self._variant(arm, middle) for arm in self._arms],
             notes=self._notes,
@@ -145,7 +187,7 @@ class Experiment:
         proposal = arm.proposal
         trials = [each.trial for each in arm.rounds]
         settings = [setting_of(name) for name in proposal.settings]
-        logs = ratios(arm.rounds)
+        logs = [] if arm.decided == "not applied" else ratios(arm.rounds)
         change, ends = change_of(logs) if logs else (None, None)
         share, bounds = proposal.expected_share, proposal.expected_share_range
         known = baseline_ms if baseline_ms is not None else self._plan.step_ms
@@ -172,11 +214,11 @@ class Experiment:
 
 def _why(arm: _Arm, trials: Sequence[Trial], ends: Sequence[float] | None) -> str:
     if trials and arm.decided == "failed":
-        return trials[-1].why
+        return trials[-1].why[:_MOST_WHY]
     if trials and arm.decided == "not applied":
-        return trials[-1].refused
+        return trials[-1].refused[:_MOST_WHY]
     if not trials:
-        return "there was no time for a trial"
+        return "no trial of it came to an end"
     if not arm.decided and arm.left:
         return "left out of further rounds: others were faster"
     if not arm.decided and ends is None:

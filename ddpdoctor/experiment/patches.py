@@ -1,6 +1,7 @@
 """The lines to edit for a setting, as a unified diff against the user's file. Nothing is applied here.
 
-Only what can be done without a doubt: the constructor's call stands on the line that was recorded, and the argument is a literal
+Only what can be done without a doubt: the constructor's call stands on the line that was recorded (or is the only one of
+the script), and the argument is a literal
 keyword there, or is missing and can be added as one. The patched text must parse, and the call in it must hold the value.
 """
 
@@ -24,9 +25,9 @@ _ARGUMENTS = {
 }
 
 
-def patch_of(text: str, path: str, line: int, settings: Mapping[str, Any]) -> str | None:
-    """The diff that gives the constructor called at ``line`` of ``text`` these settings; None where that cannot be done so, or
-    there is nothing to change."""
+def patch_of(text: str, path: str, line: int | None, settings: Mapping[str, Any]) -> str | None:
+    """The diff that gives the constructor called at ``line`` of ``text`` these settings, without a line the only one there;
+    None where that cannot be done so, or there is nothing to change."""
     kinds = {name.partition(".")[0] for name in settings}
     if len(kinds) != 1 or (kind := kinds.pop()) not in _KINDS:
         return None
@@ -47,18 +48,18 @@ def patch_of(text: str, path: str, line: int, settings: Mapping[str, Any]) -> st
     return "".join(difflib.unified_diff(before, after, f"a/{path}", f"b/{path}"))
 
 
-def _call(text: str, line: int, kind: str) -> ast.Call | None:
-    """The one call of such a constructor that begins at, or spans, a line."""
+def _call(text: str, line: int | None, kind: str) -> ast.Call | None:
+    """The one call of such a constructor that begins at, or spans, a line; of the whole text without a line."""
     try:
         tree = ast.parse(text)
-    except (SyntaxError, ValueError):
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
     found = [
         node
         for node in ast.walk(tree)
         if isinstance(node, ast.Call)
         and _name(node.func) in _KINDS[kind]
-        and node.lineno <= line <= (node.end_lineno or node.lineno)
+        and (line is None or node.lineno <= line <= (node.end_lineno or node.lineno))
     ]
     return found[0] if len(found) == 1 else None
 

@@ -27,7 +27,10 @@ from ddpdoctor.rundir import STEPS_FILE, LineField, RankRecord, RunDirectory
 from .settings import ENVIRONMENT
 
 WARM_UP_SHARE, LEAST_WARM_UP = 0.25, 5
-"""Of a trial's steps, left out at its beginning: threads, caches and the loader's queue fill up."""
+"""Of a trial's steps, left out at its beginning: threads and caches fill up. What a loader's workers prepared meanwhile is left out
+besides."""
+DEFAULT_PREFETCH = 2
+"""Of torch's loaders with workers."""
 _END_S = 20.0
 """Between asking a trial to end and ending it."""
 _LOG_BYTES = 64 << 10
@@ -77,6 +80,10 @@ class Trial:
     took_s: float
     why: str = ""
     """Why it failed."""
+    loaders: tuple[tuple[int, int], ...] = ()
+    """(workers, batches that each prepares ahead) of the loaders that the job had."""
+    ended_after: int | None = None
+    """Steps, where the job came to its own end before the trial did."""
 
     @property
     def refused(self) -> str:
@@ -164,13 +171,14 @@ def _read(run: Path, why: str, steps: int, settings: Mapping[str, Any], took_s: 
         for name in settings
         if not name.startswith(f"{ENVIRONMENT}.")
     }
-    step_ms = step_times(ranks)
+    loaders = tuple(sorted({pair for rank in ranks for pair in _loaders(rank.info)}))
+    step_ms = step_times(ranks, max((workers * ahead for workers, ahead in loaders), default=0))
+    done = max((int(each.get("steps") or 0) for each in documents), default=0)
     if not ranks and not why:
         why = "no rank was recorded"
     elif documents and all(each.get("ended") for each in documents):
         why = ""  # a launcher may complain that its ranks have left
     if not why and not len(step_ms):
-        done = max((int(each.get("steps") or 0) for each in documents), default=0)
         why = f"the job ended after {done} steps, which are too few to measure"
     first = documents[0] if documents else {}
     return Trial(
@@ -180,7 +188,18 @@ def _read(run: Path, why: str, steps: int, settings: Mapping[str, Any], took_s: 
         list(first.get("losses") or []),
         took_s,
         why,
+        loaders,
+        done if documents and not why and done < steps else None,
     )
+
+
+def _loaders(info: Mapping[str, Any]) -> Iterator[tuple[int, int]]:
+    listed = info.get("loaders")
+    for each in listed if isinstance(listed, list) else []:
+        if isinstance(each, dict):
+            workers, ahead = each.get("num_workers"), each.get("prefetch_factor")
+            if isinstance(workers, int) and workers > 0:
+                yield workers, ahead if isinstance(ahead, int) and ahead > 0 else DEFAULT_PREFETCH
 
 
 def _least_applied(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -189,8 +208,9 @@ def _least_applied(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return min(known, key=lambda each: order.index(each["state"]), default={})
 
 
-def step_times(ranks: Sequence[RankRecord]) -> Array:
-    """[N] ms of each step behind the warm-up: from the end of the one before to its own, the median over the ranks."""
+def step_times(ranks: Sequence[RankRecord], queued: int = 0) -> Array:
+    """[N] ms of each step behind the warm-up: from the end of the one before to its own, the median over the ranks. ``queued``
+    batches may stand ready as the warm-up ends; so many steps are left out at least."""
     of_step: dict[int, list[float]] = defaultdict(list)
     for rank in ranks:
         before: tuple[int, int] | None = None
@@ -200,7 +220,7 @@ def step_times(ranks: Sequence[RankRecord]) -> Array:
             before = step, end
     numbers = sorted(of_step)
     times = np.array([np.median(of_step[number]) for number in numbers])
-    warm_up = max(LEAST_WARM_UP, round(WARM_UP_SHARE * len(times)))
+    warm_up = max(LEAST_WARM_UP, queued, round(WARM_UP_SHARE * len(times)))
     return times[warm_up:]
 
 

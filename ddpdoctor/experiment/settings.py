@@ -18,6 +18,11 @@ _ENVIRONMENT_NAMES = re.compile(
 """Variables that set how fast a job runs. Others (PATH, LD_PRELOAD, our own) would make it another job."""
 
 
+MOST = 1024
+"""Of workers, batches and threads: more would bring the machine down before they tell anything."""
+_MOST_TEXT = 2000
+
+
 class Results(Enum):
     """What a setting does to the numbers that the job computes."""
 
@@ -66,7 +71,7 @@ def _truth(text: str) -> bool:
 def _count(least: int) -> Callable[[str], int]:
     def parse(text: str) -> int:
         value = int(text)
-        if value < least:
+        if not least <= value <= MOST:
             raise ValueError(text)
         return value
 
@@ -78,6 +83,12 @@ def _size(text: str) -> float:
     if not 0 < value < 1 << 20:
         raise ValueError(text)
     return value
+
+
+def _text(text: str) -> str:
+    if len(text) > _MOST_TEXT or "\0" in text:
+        raise ValueError(text)
+    return text
 
 
 def _one_of(*values: str) -> Callable[[str], str]:
@@ -97,8 +108,10 @@ _LAST, _OTHER, _NONE = Results.LAST_BITS, Results.OTHER, Results.MEANINGLESS
 SETTINGS = {
     setting.name: setting
     for setting in (
-        Setting("loader.num_workers", "worker processes of each DataLoader", "0 or more", _count(0)),
-        Setting("loader.prefetch_factor", "batches that each worker prepares ahead", "1 or more", _count(1)),
+        Setting("loader.num_workers", "worker processes of each DataLoader", f"0 to {MOST}", _count(0)),
+        Setting(
+            "loader.prefetch_factor", "batches that each worker prepares ahead", f"1 to {MOST}", _count(1)
+        ),
         _switch("loader.persistent_workers", "workers stay between epochs"),
         _switch("loader.pin_memory", "batches in page-locked memory, so that copies run beside computation"),
         Setting("ddp.bucket_cap_mb", "MB of gradients that DDP reduces together", "above 0", _size, _LAST),
@@ -115,7 +128,7 @@ SETTINGS = {
         ),
         _switch("optimizer.foreach", "one kernel for many parameters", _LAST),
         _switch("optimizer.fused", "one kernel for the whole update", _LAST),
-        Setting("torch.threads", "threads of torch's operators on CPUs", "1 or more", _count(1), _LAST),
+        Setting("torch.threads", "threads of torch's operators on CPUs", f"1 to {MOST}", _count(1), _LAST),
         Setting(
             "torch.matmul_precision",
             "precision of float32 matrix products (high: TF32)",
@@ -142,7 +155,13 @@ def setting_of(name: str) -> Setting:
             raise SettingError(
                 f"{name}: only variables that tune libraries can be tried, such as env.NCCL_BUFFSIZE."
             )
-        return Setting(name, f"environment variable {variable}", "any text", str, Results.LAST_BITS)
+        return Setting(
+            name,
+            f"environment variable {variable}",
+            f"a text of at most {_MOST_TEXT:,} letters",
+            _text,
+            Results.LAST_BITS,
+        )
     near = get_close_matches(name, SETTINGS, 1)
     also = f" Did you mean {near[0]}?" if near else f" There are {', '.join(SETTINGS)} and env.VARIABLE."
     raise SettingError(f"{name} is no setting that can be tried.{also}")
@@ -162,4 +181,4 @@ def parsed(name: str, text: str) -> Any:
     try:
         return setting.parse(text)
     except (ValueError, KeyError, OverflowError):
-        raise SettingError(f"{name}={text}: it takes {setting.takes}.") from None
+        raise SettingError(f"{name}={text[:80]}: it takes {setting.takes}.") from None

@@ -12,6 +12,7 @@ from ddpdoctor.report.finding_view import place
 from ddpdoctor.report.job_view import Table
 from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.standing_view import SHORT, standing_table
+from ddpdoctor.report.tried import TITLE, TriedView, tried_view
 from ddpdoctor.report.view import price, subtitle
 
 TOP = 3
@@ -33,6 +34,8 @@ def render_markdown(diagnosis: Diagnosis) -> str:
     if diagnosis.findings:
         blocks.append(_table(diagnosis.findings))
     blocks += [_finding(finding) for finding in diagnosis.findings[:TOP] if finding.severity != "info"]
+    if diagnosis.tried is not None:
+        blocks += _tried(tried_view(diagnosis.tried))
     blocks += ["\n".join(f"- {escape(note)}" for note in diagnosis.notes)] if diagnosis.notes else []
     looked = f"{words.count(len(diagnosis.checked), 'rule')} found nothing, "
     looked += f"{len(diagnosis.skipped)} could not look."
@@ -71,6 +74,12 @@ def code(text: str) -> str:
 def _rows(table: Table) -> str:
     lines = [table.head, ["---"] * len(table.head), *([escape(cell) for cell in row] for row in table.rows)]
     return "\n".join([f"**{escape(table.title)}**", "", *(f"| {' | '.join(line)} |" for line in lines)])
+
+
+def _tried(view: TriedView) -> list[str]:
+    as_it_is = ["as it is", "", view.baseline, ""]
+    rows = _rows(Table(TITLE, view.table.head, [as_it_is, *view.table.rows]))
+    return [rows, *(escape(line) for line in (*view.notes, view.best) if line)]
 
 
 def _table(findings: list[Finding]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from ddpdoctor.diagnose import tried
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 
 MOST_RANKS = 10_000_000
@@ -54,6 +55,8 @@ def _faults(diagnosis: Diagnosis) -> Iterator[str]:
             yield "findings: a coverage below 0"
     if any(not -0.01 <= share <= 1.01 for share in diagnosis.breakdown.values()):
         yield "breakdown: a share that is not between 0 and 1"
+    if diagnosis.tried is not None and (fault := tried.fault_of(diagnosis.tried)) is not None:
+        yield f"tried: {fault}"
 
 
 def _numbers(value: Any, place: str, depth: int) -> Iterator[str]:

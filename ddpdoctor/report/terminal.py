@@ -12,7 +12,7 @@ from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import evidence_words, place
 from ddpdoctor.report.standing_view import SHORT, stacks, standing_table
-from ddpdoctor.report.tried import print_answer
+from ddpdoctor.report.tried import TITLE, print_answer
 from ddpdoctor.report.view import main_finding, price, subtitle
 
 FINDINGS, NOTES = 8, 3
@@ -77,6 +77,7 @@ def print_terminal(
         _finding(finding, console, verbose)
     if diagnosis.tried is not None:
         console.print()
+        _line(console, TITLE, "bold")
         print_answer(diagnosis.tried, console)
     _closing(diagnosis, console, verbose)
 

@@ -16,6 +16,7 @@ from ddpdoctor.report import words
 from ddpdoctor.report.job_view import Table
 
 STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied": "yellow"}
+TITLE = "Tried on the job itself"
 _UNDECIDED = "cannot be told yet"
 
 
@@ -36,7 +37,7 @@ def tried_view(answer: Answer) -> TriedView:
         [
             shown_settings(variant),
             "" if variant.expected_ms is None else words.significant(variant.expected_ms),
-            milliseconds(variant.median_ms, variant.interval_ms),
+            "" if variant.verdict == "not applied" else milliseconds(variant.median_ms, variant.interval_ms),
             ": ".join(part for part in (shown_verdict(variant), remark(variant)) if part),
         ]
         for variant in answer.variants
@@ -69,8 +70,8 @@ class Proposed(Protocol):
         """What of the step is left, as far as anybody said."""
 
 
-def print_proposals(proposals: Sequence[Proposed], echo: Callable[[str], None]) -> None:
-    """What could be tried, and what each is expected to bring."""
+def print_proposals(proposals: Sequence[Proposed], echo: Callable[[str], None], measured_by: str) -> None:
+    """What could be tried, and what each is expected to bring; ``measured_by`` is the command that tells."""
     if not proposals:
         echo("Nothing that the findings suggest can be tried from outside of the script.")
         return
@@ -80,10 +81,10 @@ def print_proposals(proposals: Sequence[Proposed], echo: Callable[[str], None]) 
             if proposal.expected_share is None
             else f"  (expected: {proposal.expected_share:.0%} of the step time)"
         )
-        echo(f"{proposal.words}{expected}")
+        echo(f"{plain(proposal.words)}{expected}")
         if proposal.finding:
             echo(f"    {plain(proposal.finding)}: {plain(proposal.title)}")
-    echo("To measure them: ddpdoctor try RUN --all -- COMMAND")
+    echo(f"To measure them: {measured_by}")
 
 
 def shown_settings(variant: Variant) -> str:
@@ -99,7 +100,7 @@ def shown_verdict(variant: Variant) -> str:
     """The verdict, with its size where there is one."""
     if variant.verdict in ("faster", "slower") and variant.change is not None:
         return f"{variant.verdict}, {variant.change:+.0%}"
-    return _UNDECIDED if variant.verdict == "same" and variant.why else variant.verdict
+    return _UNDECIDED if variant.verdict == "same" and variant.why else plain(variant.verdict)
 
 
 def remark(variant: Variant) -> str:
@@ -131,7 +132,7 @@ def print_answer(answer: Answer, console: Console) -> None:
         table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
     table.add_row("as it is", "", view.baseline, "")
     for row, variant in zip(view.table.rows, answer.variants, strict=True):
-        table.add_row(*row[:-1], Text(row[-1], style=STYLES.get(variant.verdict, "")))
+        table.add_row(*map(Text, row[:-1]), Text(row[-1], style=STYLES.get(variant.verdict, "")))
     console.print(table)
     for note in view.notes:
         console.print(Text(note, style="dim"))

@@ -10,9 +10,16 @@ import sys
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from ddpdoctor.cli.trials import _write_patch
+from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
+from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
+from ddpdoctor.measure.places import Where
 from tests.hook.recording import JOBS, TORCHRUN, plain_environment
+from tests.report import samples
 
 ROOT = Path(__file__).parents[2]
 OURS = [
@@ -44,11 +51,62 @@ def test_the_list_and_what_is_refused(tmp_path):
         ([], "say what to try"),
         (["--set", "loader.num_wokers=4"], "Did you mean loader.num_workers?"),
         (["--set", "env.LD_PRELOAD=x", "--", "true"], "only variables that tune"),
+        (["--set", "loader.num_workers=1025", "--", "true"], "it takes 0 to 1024"),
     ):
         refused = tried(tmp_path, *arguments)
         assert refused.returncode == 2
         assert says in refused.stderr
         assert refused.stderr.count("\n") == 1
+    endless = tried(tmp_path, "--budget", "nan", "--set", "torch.threads=1", "--", "true")
+    assert endless.returncode == 2
+    assert "no number of seconds" in endless.stderr
+    hinted = tried(tmp_path, "--set", "torch.threads=1")
+    assert hinted.stdout.endswith("To measure them: ddpdoctor try --set torch.threads=1 -- COMMAND\n")
+
+
+SCRIPT = """\
+loader = DataLoader(data, num_workers=0)
+checked = DataLoader(held_back)
+model = DistributedDataParallel(net, bucket_cap_mb=25)
+"""
+WORKERS = {"loader.num_workers": 4}
+
+
+def patched(tmp_path, settings: dict[str, object], diagnosis, script: str = SCRIPT) -> str | None:
+    (tmp_path / "train.py").write_text(script)
+    best = Variant(settings=settings, finding="dataloader/few", verdict="faster", change=-0.5, trials=3)
+    answer = Answer(baseline=Baseline(median_ms=20.0), variants=[best])
+    diff = tmp_path / "a.diff"
+    _write_patch(answer, diagnosis, ["torchrun", str(tmp_path / "train.py"), "--lr", "1"], diff)
+    return diff.read_text() if diff.exists() else None
+
+
+@pytest.mark.parametrize(
+    ("settings", "holds"),
+    [
+        (WORKERS, "+loader = DataLoader(data, num_workers=4)"),
+        ({"ddp.bucket_cap_mb": 50.0}, "bucket_cap_mb=50.0"),
+    ],
+)
+def test_a_patch_is_made_where_the_facts_say_that_the_thing_was_built(tmp_path, settings, holds):
+    file = str(tmp_path / "train.py")
+    facts = Facts(
+        loader=LoaderFacts(where=Where(file, 1, "main")), ddp=DdpFacts(where=Where(file, 3, "main"))
+    )
+    diagnosis = msgspec.structs.replace(samples.minimal(), facts=facts_view.tree(facts))
+    assert holds in (patched(tmp_path, settings, diagnosis) or "")
+
+
+def test_without_facts_a_finding_may_name_the_line_and_without_a_run_the_script_its_only_call(tmp_path):
+    finding = msgspec.structs.replace(
+        samples.sick().findings[0], where=[Where(str(tmp_path / "train.py"), 1, "main")]
+    )
+    named = msgspec.structs.replace(samples.minimal(), findings=[finding])
+    assert "num_workers=4" in (patched(tmp_path, WORKERS, named) or "")
+    (tmp_path / "a.diff").unlink()
+    assert patched(tmp_path, WORKERS, None) is None  # of two loaders, nobody said which
+    one = SCRIPT.replace("checked = DataLoader(held_back)\n", "")
+    assert "num_workers=4" in (patched(tmp_path, WORKERS, None, one) or "")
 
 
 @pytest.mark.torchrun
@@ -129,3 +187,22 @@ def _runs_below(process: Path, folder: Path) -> bool:
         return os.readlink(process / "cwd").startswith(str(folder))
     except OSError:
         return False
+
+
+def test_an_answer_without_any_trial_leaves_the_earlier_one_in_its_place(tmp_path, monkeypatch):
+    from ddpdoctor.cli import trials
+    from ddpdoctor.experiment import Experiment, Proposal
+
+    (tmp_path / "manifest.json").write_text("{}")
+    (tmp_path / "trials.json").write_text("finished")
+
+    def run(self) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Experiment, "run", run)
+    monkeypatch.setattr(signal, "signal", lambda *given: None)
+    wishes = trials._Wishes(None, None, 60.0, False, None, None, False)
+    with pytest.raises(SystemExit):
+        trials._measure(["true"], [Proposal(WORKERS)], None, str(tmp_path), wishes)
+    assert (tmp_path / "trials.json").read_text() == "finished"
+    assert len(list(tmp_path.iterdir())) == 2

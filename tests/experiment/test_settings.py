@@ -27,8 +27,8 @@ def test_values(text, value):
     ("text", "says"),
     [
         ("loader.num_workers", "NAME"),
-        ("loader.num_workers=many", "0 or more"),
-        ("loader.num_workers=-1", "0 or more"),
+        ("loader.num_workers=many", "0 to 1024"),
+        ("loader.num_workers=-1", "0 to 1024"),
         ("loader.num_wokers=4", "loader.num_workers"),
         ("ddp.comm_hook=fp8", "fp16 or bf16"),
         ("ddp.bucket_cap_mb=nan", "above 0"),
@@ -38,6 +38,7 @@ def test_values(text, value):
         ("env.LD_PRELOAD=x.so", "only variables that tune"),
         ("env.DDPDOCTOR_RUN=x", "only variables that tune"),
         ("speed=fast", "no setting"),
+        (f"env.NCCL_ALGO={'x' * 3000}", "at most 2,000 letters"),
     ],
 )
 def test_what_is_refused_says_what_would_be_right(text, says):

@@ -1,0 +1,95 @@
+"""Trials in turn, of jobs that are only imagined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from ddpdoctor.experiment import Budget, Command, Experiment, Plan, Proposal, measuring, running
+from ddpdoctor.experiment.running import Trial
+
+WORKERS = {"loader.num_workers": 2}
+
+
+def trial(level_ms: float, **known: object) -> Trial:
+    changes = {name: {"state": "applied"} for name in WORKERS}
+    return Trial(np.full(40, level_ms), changes, None, [], 0.0, **known)
+
+
+@pytest.fixture
+def imagined(monkeypatch) -> Callable[..., Experiment]:
+    """An experiment whose trials are given; an exception among them is raised in its place."""
+
+    def experiment(*given: Trial | BaseException, steps: int = 40, settings=WORKERS) -> Experiment:
+        left = list(given)
+
+        def run_trial(command, settings, steps, limit_s) -> Trial:
+            asked.append((dict(settings), steps))
+            following = left.pop(0)
+            if isinstance(following, BaseException):
+                raise following
+            return following
+
+        monkeypatch.setattr(measuring, "run_trial", run_trial)
+        return Experiment(
+            Plan(Command([], {}), [Proposal(settings)], steps, Budget(60.0)), lambda words: None
+        )
+
+    asked: list[tuple[dict[str, object], int]] = []
+    experiment.asked = asked
+    return experiment
+
+
+def test_an_interrupt_keeps_the_trial_whose_second_baseline_never_ran(imagined):
+    experiment = imagined(trial(20.0), trial(10.0), KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    (variant,) = experiment.answer([]).variants
+    assert (variant.trials, variant.verdict) == (1, "same")
+    assert variant.median_ms == pytest.approx(10.0)
+    assert "1 of the 3 rounds" in variant.why
+
+
+def test_what_was_not_applied_has_no_time(imagined):
+    refused = Trial(
+        np.full(40, 10.0), {"loader.num_workers": {"state": "refused", "why": "x"}}, None, [], 0.0
+    )
+    experiment = imagined(trial(20.0), refused)
+    experiment.run()
+    (variant,) = experiment.answer([]).variants
+    assert (variant.verdict, variant.median_ms, variant.change) == ("not applied", None, None)
+
+
+def test_trials_outlast_the_queue_of_the_workers_that_are_tried(imagined):
+    experiment = imagined(
+        trial(20.0), KeyboardInterrupt(), settings={"loader.num_workers": 16, "loader.prefetch_factor": 4}
+    )
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert [steps for _, steps in imagined.asked] == [261, 261]
+    assert "261 steps instead of 40" in experiment.answer([]).notes[0]
+
+
+def test_loaders_of_the_job_itself_lengthen_trials_and_its_first_one_is_made_again(imagined):
+    own = trial(20.0, loaders=((8, 2),))
+    experiment = imagined(own, own, KeyboardInterrupt(), settings={"loader.prefetch_factor": 4})
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert [steps for _, steps in imagined.asked] == [40, 133, 133]
+    assert experiment.answer([]).baseline.trials == 1
+
+
+def test_a_job_that_ends_by_itself_is_remarked(imagined):
+    experiment = imagined(trial(20.0, ended_after=30), KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert "after 30 of 40 steps" in experiment.answer([]).notes[0]
+
+
+def test_what_workers_prepared_ahead_is_left_out(monkeypatch):
+    times = [(0, 0), *((step, step * 10_000_000) for step in range(1, 101))]
+    monkeypatch.setattr(running, "_ends", lambda rank: iter(times))
+    assert len(running.step_times([None])) == 75
+    assert len(running.step_times([None], 64)) == 36
