@@ -93,6 +93,58 @@ def test_bad_dumps_cost_a_sentence_each_and_the_rest_is_analysed(tmp_path):
         assert any(f"_dump_{number}" in note and why in note for note in told)
 
 
+def shared(levels: int, kind: type = list):
+    """A value of a few bytes that is without end once it is followed."""
+    value = kind(["A" * 100] * 10)
+    for _ in range(levels):
+        value = kind([value] * 10)
+    return value
+
+
+@pytest.mark.parametrize(
+    "field", ["process_group", "input_dtypes", "input_sizes", "frames", "pg_name", "retired"]
+)
+def test_a_value_that_refers_to_its_parts_without_end_is_refused(tmp_path, field):
+    entry = {"collective_seq_id": 1, "profiling_name": "nccl:all_reduce", field: shared(25)}
+    (tmp_path / "_dump_0").write_bytes(pickle.dumps({"entries": [entry]}, 2))
+    found = find_dumps([str(tmp_path)])
+    assert not found.recordings
+    assert "more values than" in found.notes[0]
+
+
+def test_a_value_in_itself_and_a_key_without_end_are_refused():
+    circle: list = []
+    circle.append(circle)
+    with pytest.raises(NotPlainError, match="refers to itself"):
+        read_plain(pickle.dumps(circle, 2))
+    with pytest.raises(NotPlainError, match="damaged"):
+        read_plain(pickle.dumps([{(): 1}, {("a",): 1}], 2))
+
+
+def test_containers_where_texts_belong_are_left_out(tmp_path):
+    bad = shared(4)
+    entry = {
+        "collective_seq_id": 1,
+        "profiling_name": "nccl:all_reduce",
+        "process_group": [bad, bad],
+        "input_dtypes": [bad, "Float"],
+        "frames": [{"filename": "/job/train.py", "name": bad, "line": bad}, {"filename": None}],
+    }
+    config = {
+        "0": {"ranks": "[" * 100_000 + "]" * 100_000, "desc": bad},
+        "1": {"ranks": "[0, 1]", "desc": bad},
+    }
+    document = {"version": bad, "entries": [entry], "pg_config": config}
+    (tmp_path / "_dump_0").write_bytes(pickle.dumps(document, 2))
+    (recording,) = find_dumps([str(tmp_path)]).recordings
+    (operation,) = recording.operations
+    assert (recording.version, operation.group.name, operation.input_dtypes) == ("", "", ("Float",))
+    assert [(line.file, line.line, line.function) for line in operation.frames] == [("/job/train.py", 0, "")]
+    assert [(name, key.description, key.members) for name, key in recording.groups.items()] == [
+        ("1", "", (0, 1))
+    ]
+
+
 def test_only_bad_dumps_are_an_error_with_the_reason(tmp_path):
     (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(os.system))
     with pytest.raises(UnusableInput, match="class or a function"):
