@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddpdoctor.analysis import analyze
+from ddpdoctor.analysis import analyze, road
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.measure.places import CodeLine
 from ddpdoctor.report.html import render_html
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.stall import find_dumps, of_dumps
+from ddpdoctor.stall.frames import lines_of
 from ddpdoctor.stall.plainpickle import NotPlainError, read_plain
 
+from .recorded import Stopped
 from .simulated import data_parallel, write
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "hangs"
@@ -35,6 +39,18 @@ def test_both_guilty_ranks_of_real_jobs_are_named_with_group_and_collective(case
     assert stop["tensors"] == "2048x5120 BFloat16"
     assert "Where each rank is" in render_html(diagnosis)
     assert "| → 9 |" in render_markdown(diagnosis)
+
+
+@needs_real
+@pytest.mark.parametrize("lost", range(16))
+@pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])
+def test_a_lost_dump_does_not_hide_those_whose_dumps_show_that_they_did_not_come(tmp_path, case, lost):
+    for file in (REAL / case).glob("_dump_*"):
+        if file.name != f"_dump_{lost}":
+            shutil.copy2(file, tmp_path)
+    verdict = of_dumps(find_dumps([str(tmp_path)]))
+    assert verdict.facts.not_reached.ranks == [rank for rank in (9, 14) if rank != lost]
+    assert f"Rank {lost} left no flight recorder dump that could be read." in verdict.notes
 
 
 @needs_real
@@ -191,3 +207,30 @@ def test_a_dump_from_before_says_nothing_of_what_came_later(tmp_path):
     (folder / "_dump_2").write_bytes(pickle.dumps(document, 2))
     os.utime(folder / "_dump_2", ns=(early, early))
     assert of_dumps(find_dumps([str(folder)])).facts.not_reached.ranks == [2]
+
+
+@pytest.mark.parametrize("line", ["x", -5, [1], None])
+def test_frames_of_any_kind_cost_no_diagnosis(line):
+    frames = [["/job/train.py", line, "main"], [None, None, None], ["/job/train.py", 7, "main"], 3]
+    assert lines_of(frames)[-1] == CodeLine("/job/train.py", 7, "main")
+    assert {each.line for each in lines_of(frames)} <= {0, 7}
+    assert lines_of("abc") == []
+
+
+def test_a_stop_that_cannot_be_analysed_is_a_note(tmp_path, monkeypatch):
+    def broken(*_):
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(road, "of_run", broken)
+    diagnosis = analyze([str(Stopped(tmp_path / "run").path)])
+    assert "What stopped could not be analysed: RecursionError: too deep." in diagnosis.notes
+    assert diagnosis.steps.measured > 0
+
+
+@pytest.mark.parametrize("text", ['{"traceEvents":[]}', '{"traceEvents":[', ""])
+def test_a_bad_trace_beside_dumps_is_a_note(tmp_path, text):
+    folder = Path(write(tmp_path, replace(data_parallel(4), host_stops={2: 10})))
+    (folder / "trace_0.json").write_text(text)
+    diagnosis = analyze([str(folder)])
+    assert diagnosis.facts["hang"]["not_reached"]["ranks"] == [2]
+    assert any("trace_0.json" in note for note in diagnosis.notes)
