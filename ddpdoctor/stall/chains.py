@@ -76,6 +76,11 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
             why = excuses.why_root(rank, stuck)
             if why is not None and rank not in roots:
                 roots[rank] = Root(rank, why, stuck, behind[rank])
+    for stuck in [each for each in missed if roots.keys() & set(each.missing)]:
+        for rank in stuck.missing:
+            why = excuses.why_root(rank, stuck, beside_root=True)
+            if why is not None and rank not in roots:
+                roots[rank] = Root(rank, why, stuck, behind[rank])
     if not roots:
         # A dump that is not there may be lost or unreadable: that names nobody beside those whose own dumps do.
         roots = {
@@ -109,14 +114,15 @@ class _Excuses:
         self.partners = partners
         self.beside = _components(tables)
 
-    def why_root(self, rank: int, stuck: Stuck) -> Why | None:
+    def why_root(self, rank: int, stuck: Stuck, beside_root: bool = False) -> Why | None:
         """Why ``rank``, missing at ``stuck``, is a root; None where it waits for others itself.
 
-        Where those that are kept by the same went on issuing, it is not that which stopped it.
+        Where those that are kept by the same went on issuing, it is not that which stopped it. ``beside_root``: a root is missing
+        there, too, so that a message of a rank without a recording is no excuse by itself.
         """
         held = [wait for wait in self.waits.get(rank, ()) if set(wait.absent) - {rank}]
         beside = self._is_beside(rank)
-        if self._awaits_message(rank, seen=True):
+        if self._awaits_message(rank, seen=True, all_lack=not beside_root):
             return None
         perhaps = self._awaits_message(rank)
         if not held and not beside and not perhaps:
@@ -133,10 +139,11 @@ class _Excuses:
         alike = len({seats[each].last for each in stuck.waiting}) == 1
         return Why.STOPPED_EARLY if went_on and alike else None
 
-    def _awaits_message(self, rank: int, seen: bool = False) -> bool:
-        """Whether a message for it is kept by others; ``seen``: only by those whose recordings show that."""
+    def _awaits_message(self, rank: int, seen: bool = False, all_lack: bool = True) -> bool:
+        """Whether a message for it is kept by others; ``seen``: only by those whose recordings show that they are kept, and of
+        ranks without a recording only where ``all_lack``."""
         for partner in self.partners.get(rank, ()):
-            if partner.lacks and (not seen or partner.rank in self.recorded):
+            if partner.lacks and (all_lack or partner.rank in self.recorded):
                 return True
             waits = self.waits.get(partner.rank, ())
             if any(rank not in wait.absent and (wait.missing or not seen) for wait in waits):
