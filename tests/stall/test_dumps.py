@@ -234,3 +234,23 @@ def test_a_bad_trace_beside_dumps_is_a_note(tmp_path, text):
     diagnosis = analyze([str(folder)])
     assert diagnosis.facts["hang"]["not_reached"]["ranks"] == [2]
     assert any("trace_0.json" in note for note in diagnosis.notes)
+
+
+def test_what_is_named_as_a_dump_and_is_none_costs_a_sentence(tmp_path):
+    folder = Path(write(tmp_path, replace(data_parallel(8), host_stops={3: 10})))
+    for rank in (5, 6):
+        (folder / f"_dump_{rank}").unlink()
+    os.mkfifo(folder / "_dump_5")
+    (folder / "_dump_6").symlink_to("nowhere")
+    (folder / "_dump_-1").write_bytes((folder / "_dump_1").read_bytes())
+    verdict = of_dumps(find_dumps([str(folder)]))
+    assert verdict.facts.not_reached.ranks == [3]
+    for rank in (5, 6):
+        assert any(f"_dump_{rank} is left out" in note for note in verdict.notes)
+    assert not any("several" in note for note in verdict.notes)
+
+
+@pytest.mark.parametrize("silent_s", [-5.0, 1e300])
+def test_times_that_cannot_be_are_left_out(tmp_path, silent_s):
+    run = Stopped(tmp_path / "run").rank(0, "other", []).stall(silent_s=silent_s)
+    assert analyze([str(run.path)]).facts["hang"]["since_s"] in (None, 0.0)
