@@ -180,7 +180,7 @@ def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options, 
             job=options.job,
         )
     except UnusableInput as error:
-        if not any(run.logs for run in runs):
+        if not dumps.recordings and not any(run.logs for run in runs):
             raise
         return _Traces([], [*passed_over, Note(str(error))])
     told = [*loaded.notes, *(reason for _, reason in loaded.failed)]

@@ -27,6 +27,9 @@ from .options import Options
 from .sources import with_source_text
 from .trials import with_trials
 
+_MOST_WHY = 200
+"""Letters of an error's text."""
+
 
 @dataclass(frozen=True)
 class Prepared:
@@ -66,7 +69,19 @@ def prepare(paths: Sequence[str], options: Options) -> Prepared:
 
 
 def _stopped(inputs: Inputs) -> Verdict:
-    """Whether and how the job stopped, by dumps that others collected or else by the run's own records."""
+    """Whether and how the job stopped; whatever files that others wrote hold, the rest of the diagnosis stands."""
+    try:
+        return _verdict(inputs)
+    except Exception as error:  # Files of a job that broke, or of anybody, are read here.
+        why = " ".join(str(error).split())[:_MOST_WHY]
+        kind = type(error).__name__
+        return Verdict(
+            HangFacts(), [], [f"What stopped could not be analysed: {kind}{': ' if why else ''}{why}."]
+        )
+
+
+def _verdict(inputs: Inputs) -> Verdict:
+    """By dumps that others collected or else by the run's own records."""
     if inputs.dumps.files:
         return of_dumps(inputs.dumps)
     if not inputs.runs:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -68,7 +68,7 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
     """Follow all that wait to the roots."""
     missed, whole = stuck_collectives(tables, recordings)
     partners = partners_of(recordings)
-    excuses = _Excuses(tables, missed, partners)
+    excuses = _Excuses(tables, missed, partners, recordings)
     behind = _unfinished(tables, recordings)
     roots: dict[int, Root] = {}
     for stuck in missed:
@@ -76,10 +76,16 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
             why = excuses.why_root(rank, stuck)
             if why is not None and rank not in roots:
                 roots[rank] = Root(rank, why, stuck, behind[rank])
-    for stuck in missed:
-        if not any(rank in roots for rank in stuck.missing) and not excuses.follows(stuck, roots):
-            for rank in stuck.unknown:
-                roots.setdefault(rank, Root(rank, Why.NO_RECORDING, stuck))
+    for stuck in [each for each in missed if roots.keys() & set(each.missing)]:
+        for rank in stuck.missing:
+            why = excuses.why_root(rank, stuck, beside_root=True)
+            if why is not None and rank not in roots:
+                roots[rank] = Root(rank, why, stuck, behind[rank])
+    if not roots:
+        # A dump that is not there may be lost or unreadable: that names nobody beside those whose own dumps do.
+        roots = {
+            rank: Root(rank, Why.NO_RECORDING, stuck) for stuck in reversed(missed) for rank in stuck.unknown
+        }
     if not roots:
         for stuck in missed:
             for rank in stuck.missing:
@@ -97,7 +103,9 @@ class _Excuses:
         tables: Sequence[Table],
         missed: Sequence[Stuck],
         partners: Mapping[int, list[Partner]],
+        recorded: Container[int],
     ) -> None:
+        self.recorded = recorded
         self.tables = {table.key: table for table in tables}
         self.waits: dict[int, list[Stuck]] = {}
         for stuck in missed:
@@ -106,31 +114,39 @@ class _Excuses:
         self.partners = partners
         self.beside = _components(tables)
 
-    def why_root(self, rank: int, stuck: Stuck) -> Why | None:
+    def why_root(self, rank: int, stuck: Stuck, beside_root: bool = False) -> Why | None:
         """Why ``rank``, missing at ``stuck``, is a root; None where it waits for others itself.
 
-        Where those that are kept by the same went on issuing, it is not that which stopped it.
+        Where those that are kept by the same went on issuing, it is not that which stopped it. ``beside_root``: a root is missing
+        there, too, so that a message of a rank without a recording is no excuse by itself.
         """
         held = [wait for wait in self.waits.get(rank, ()) if set(wait.absent) - {rank}]
         beside = self._is_beside(rank)
-        if self._awaits_message(rank):
+        if self._awaits_message(rank, seen=True, all_lack=not beside_root):
             return None
-        if not held and not beside:
+        perhaps = self._awaits_message(rank)
+        if not held and not beside and not perhaps:
             return Why.NOT_ISSUED
         if _LOGS in stuck.missing:
             return None
         peers = [set(stuck.waiting) & set(wait.waiting) for wait in held]
         if beside:
             peers.append(set(stuck.waiting) & set(self.beside[rank]))
+        if perhaps:
+            peers.append({each for each in stuck.waiting if self._awaits_message(each)})
         went_on = all(len(each - {rank}) >= _TUNING.peers for each in peers)
         seats = self.tables[stuck.group].seats
         alike = len({seats[each].last for each in stuck.waiting}) == 1
         return Why.STOPPED_EARLY if went_on and alike else None
 
-    def _awaits_message(self, rank: int) -> bool:
+    def _awaits_message(self, rank: int, seen: bool = False, all_lack: bool = True) -> bool:
+        """Whether a message for it is kept by others; ``seen``: only by those whose recordings show that they are kept, and of
+        ranks without a recording only where ``all_lack``."""
         for partner in self.partners.get(rank, ()):
+            if partner.lacks and (all_lack or partner.rank in self.recorded):
+                return True
             waits = self.waits.get(partner.rank, ())
-            if partner.lacks or any(rank not in wait.absent for wait in waits):
+            if any(rank not in wait.absent and (wait.missing or not seen) for wait in waits):
                 return True
         return False
 
@@ -142,22 +158,6 @@ class _Excuses:
         keepers = {absent for wait in self.waits.get(rank, ()) for absent in wait.absent}
         keepers.update(partner.rank for partner in self.partners.get(rank, ()) if partner.lacks)
         return bool(keepers) and by_other_than not in keepers
-
-    def follows(self, stuck: Stuck, roots: Mapping[int, Root]) -> bool:
-        """Whether those that miss ``stuck`` wait, by whatever way, for one of the ``roots``."""
-        seen: set[int] = set()
-        todo = list(stuck.missing)
-        while todo:
-            rank = todo.pop()
-            if rank in seen:
-                continue
-            seen.add(rank)
-            held = {other for wait in self.waits.get(rank, ()) for other in wait.absent}
-            held.update(partner.rank for partner in self.partners.get(rank, ()))
-            if held & roots.keys():
-                return True
-            todo += held - seen
-        return False
 
 
 def _components(tables: Sequence[Table]) -> dict[int, list[int]]:

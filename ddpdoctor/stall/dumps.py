@@ -15,10 +15,12 @@ from .groups import expected_ranks
 from .plainpickle import MOST_BYTES, NotPlainError, read_plain
 from .recording import GroupKey, NoDumpError, Recording, recording_of
 
-_NAMED = re.compile(r"(?:.*[^0-9])?(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?", re.IGNORECASE)
-"""``_dump_9``, ``nccl_trace_rank_9``, ``rank9.json``: the last number is the rank."""
+_NAMED = re.compile(r"(?:.*[^0-9])?(?<!_-)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?", re.IGNORECASE)
+"""``_dump_9``, ``nccl_trace_rank_9``, ``rank9.json``: the last number is the rank; ``_dump_-1`` is nobody's."""
 _MEANT = re.compile(r"dump|trace|flight|nccl|(?:^|[^a-z])fr[_-]|rank", re.IGNORECASE)
 """What names of dumps have in them: a pickle of another name is not taken for one."""
+_DUMP = re.compile(r"dump|flight|nccl", re.IGNORECASE)
+"""What is named so and is no file, such as a FIFO or a link to nothing, is told of."""
 _HEAD_BYTES = 1 << 16
 _JSON_MARKS = (b'"collective_seq_id"', b'"pg_config"', b'"record_id"', b'"nccl_version"', b'"pg_status"')
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
@@ -98,11 +100,13 @@ def _files(path: str) -> Iterator[str]:
         folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
         for name in sorted(names)[:MOST_FILES]:
             file = Path(parent, name)
-            if not name.startswith(".") and file.is_file():
+            if not name.startswith(".") and (file.is_file() or _DUMP.search(name)):
                 yield str(file)
 
 
 def _looks_like_one(file: str) -> bool:
+    if not Path(file).is_file():
+        return True
     try:
         with open(file, "rb") as source:  # noqa: PTH123
             head = source.read(_HEAD_BYTES)

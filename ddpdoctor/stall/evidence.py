@@ -36,6 +36,8 @@ _GOES_ON = frozenset((Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE, P
 class _Tuning:
     least_s: float = 30.0
     """Nobody watched whether a job without a word on its standstill stood: below this, compilers and caches stand as long."""
+    most_s: float = 366 * 86_400.0
+    """Nobody waits longer for a job that stands: such a time is no time."""
     usual_gaps: float = 5.0
     """The longest step of the run so often: no checkpoint and no evaluation that this job has had takes so much longer."""
 
@@ -297,7 +299,8 @@ def _stood_s(
         stood = [s for s in stalls if s.get("state") != Standstill.RESUMED and not s.get("paused_in")]
         if len(stood) < len(stalls):
             return None
-        return max((float(stall.get("silent_s") or 0.0) for stall in stood), default=0.0)
+        told = [float(stall.get("silent_s") or 0.0) for stall in stood]
+        return max((silent_s for silent_s in told if 0 <= silent_s < _TUNING.most_s), default=0.0)
     if manifest.get("ended_ns") or not ranks:
         return None
     seen = [(each.seen_ns, each.step_since_ns) for each in ranks.values()]

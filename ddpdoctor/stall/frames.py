@@ -16,18 +16,23 @@ MOST_CALLERS = 8
 """Above a line; as many as stack samples keep."""
 MOST_FRAMES = 64
 """Of a stack that a report carries."""
-_FAULT_FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d+) in (.+)$', re.MULTILINE)
+_FAULT_FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d{1,9}) in (.+)$', re.MULTILINE)
 _FATAL, _TIMEOUT, _CURRENT = "Fatal Python error", "Timeout (", "Current thread 0x"
 _FAULT_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*\n", re.MULTILINE)
 
 
 def lines_of(frames: Any) -> list[CodeLine]:
     """``[[file, line, function], ...]`` of a run directory, the innermost first."""
-    return [CodeLine(str(file), int(line or 0), str(function)) for file, line, function in _whole(frames)]
+    kept = [frame for frame in frames if _is_frame(frame)] if isinstance(frames, list) else []
+    return [CodeLine(file, line or 0, function or "") for file, line, function in kept[:MOST_FRAMES]]
 
 
-def _whole(frames: Any) -> list[list[Any]]:
-    return [frame for frame in frames or () if isinstance(frame, list) and len(frame) == 3][:MOST_FRAMES]
+def _is_frame(frame: Any) -> bool:
+    if not isinstance(frame, list) or len(frame) != 3:
+        return False
+    file, line, function = frame
+    named = isinstance(file, str) and bool(file) and isinstance(function, str | None)
+    return named and (line is None or (isinstance(line, int) and line >= 0))
 
 
 def is_users(line: CodeLine) -> bool:

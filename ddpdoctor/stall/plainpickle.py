@@ -12,7 +12,10 @@ from typing import Any
 MOST_BYTES = 64 << 20
 """A dump of 20,000 collectives with their stacks has half of it."""
 _MOST_VALUES = 20_000_000
-"""Opcodes that are followed: an empty list takes one byte in a file and sixty in memory."""
+"""Opcodes that are followed: an empty list takes one byte in a file and sixty in memory. So many values, too, with those that
+the file holds once and refers to often counted each time: who reads the value meets all of them."""
+_LETTERS_A_VALUE = 256
+"""Letters of a string that weigh as much as a value."""
 
 _MARK = object()
 _CALLS = {
@@ -22,6 +25,8 @@ _CALLS = {
     **dict.fromkeys((0x82, 0x83, 0x84), "it uses an extension"),
 }
 """Opcodes by which a pickle could run code, and what each of them says."""
+_KEYS = frozenset((str, int, float, bool, type(None)))
+"""Types of a dict's keys. The hash of a tuple of tuples may take forever."""
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
 _MOST_DIGITS_BYTES = 16
@@ -47,7 +52,9 @@ def read_plain(data: bytes) -> Any:
     if len(data) > MOST_BYTES:
         raise NotPlainError(f"it is larger than {MOST_BYTES >> 20} MiB")
     try:
-        return _value(data)
+        value = _value(data)
+        _weigh(value)
+        return value
     except (IndexError, struct.error):
         raise NotPlainError("it is cut off") from None
     except (TypeError, AttributeError, KeyError, UnicodeDecodeError):
@@ -90,6 +97,8 @@ def _value(data: bytes) -> Any:
             stack.append({})
         elif code == _SETITEMS:
             values = _since_mark(stack)
+            if not _KEYS.issuperset(map(type, values[::2])):
+                raise NotPlainError("it is damaged")
             dict.update(stack[-1], zip(values[::2], values[1::2], strict=False))
         elif code in _CONSTANTS:
             stack.append(_CONSTANTS[code])
@@ -105,6 +114,43 @@ def _value(data: bytes) -> Any:
         else:
             _build(stack, code)
     raise NotPlainError("it holds more values than any flight recorder keeps")
+
+
+def _weigh(value: Any) -> None:
+    """Refuse what refers to itself, or to its parts so often that it is larger than any dump."""
+    weights: dict[int, int] = {}
+    todo: list[Any] = [value]
+    while todo:
+        each = todo[-1]
+        found = weights.get(id(each))
+        if found is not None:
+            todo.pop()
+            if found == 0:
+                weights[id(each)] = _weight(each, weights)
+            continue
+        if isinstance(each, dict):
+            parts = [part for part in each.values() if isinstance(part, list | tuple | dict)]
+        elif isinstance(each, list | tuple):
+            parts = [part for part in each if isinstance(part, list | tuple | dict)]
+        else:
+            return
+        weights[id(each)] = 0
+        if any(weights.get(id(part)) == 0 for part in parts):
+            raise NotPlainError("it refers to itself")
+        todo += {id(part): part for part in parts if id(part) not in weights}.values()
+
+
+def _weight(container: Any, weights: dict[int, int]) -> int:
+    weight = 1
+    parts = (*container, *container.values()) if isinstance(container, dict) else container
+    for part in parts:
+        if isinstance(part, str):
+            weight += 1 + len(part) // _LETTERS_A_VALUE
+        else:
+            weight += weights.get(id(part), 1)
+    if weight > _MOST_VALUES:
+        raise NotPlainError("it holds more values than any flight recorder keeps")
+    return weight
 
 
 def _text(data: bytes, code: int, at: int) -> tuple[str, int]:
@@ -157,6 +203,8 @@ def _build(stack: list[Any], code: int) -> None:
         list.append(stack[-1], value)
     elif code == _SETITEM:
         value, key = stack.pop(), stack.pop()
+        if type(key) not in _KEYS:
+            raise NotPlainError("it is damaged")
         dict.__setitem__(stack[-1], key, value)
     else:
         raise NotPlainError(_CALLS.get(code, "it holds more than plain values"))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -10,10 +9,16 @@ from math import prod
 from typing import Any
 
 from ddpdoctor.measure.places import CodeLine
+from ddpdoctor.rundir.files import parsed
 
 MOST_ENTRIES = 1_000_000
 """Of one dump; torch keeps 2,000 unless told otherwise."""
 _MOST_RANKS = 1_000_000
+_MOST_MEMBERS = 4_000_000
+"""Of all groups of one dump together."""
+_MOST_LETTERS, _MOST_PATH = 200, 4096
+"""Of a name, and of a file's; what is longer is none."""
+_MOST_TENSORS, _MOST_DIMENSIONS, _MOST_FRAMES = 4096, 64, 512
 DEFAULT_DESCRIPTION = "default_pg"
 """torch's description of the group of all ranks."""
 _LATEST = 1 << 62
@@ -69,6 +74,11 @@ class GroupKey:
     description: str = ""
     members: tuple[int, ...] | None = None
     """Global ranks, where the dump tells them."""
+
+    def __hash__(self) -> int:
+        """Without most of the members: keys are looked up once for each operation, and a group may have many."""
+        members = self.members or ()
+        return hash((self.name, self.description, len(members), members[:1]))
 
     @property
     def words(self) -> str:
@@ -140,7 +150,7 @@ def recording_of(
     return Recording(
         rank=rank,
         path=path,
-        version=str(document.get("version", ""))[:20],
+        version=_text(document.get("version"))[:20],
         groups=groups,
         operations=collectives,
         messages=messages,
@@ -166,13 +176,15 @@ def _without_batches(collectives: list[Operation], messages: list[Operation]) ->
 def _groups(config: Any) -> dict[str, GroupKey]:
     if not isinstance(config, Mapping):
         return {}
-    found = {}
-    for name, about in config.items():
-        if not isinstance(about, Mapping):
+    found, left = {}, _MOST_MEMBERS
+    for key, about in config.items():
+        name = _text(key)
+        if not isinstance(about, Mapping) or (not name and key != ""):
             continue
         members = _members(about.get("ranks"))
-        if members:
-            found[str(name)] = GroupKey(str(name), str(about.get("desc") or ""), members)
+        if members and len(members) <= left:
+            left -= len(members)
+            found[name] = GroupKey(name, _text(about.get("desc")), members)
     return found
 
 
@@ -180,19 +192,20 @@ def _members(ranks: Any) -> tuple[int, ...] | None:
     """Global ranks, which torch writes as the text of a list."""
     if isinstance(ranks, str):
         try:
-            ranks = json.loads(ranks)
+            ranks = parsed(ranks.encode())[0]
         except ValueError:
             return None
-    if not isinstance(ranks, list | tuple) or not all(_whole(each) is not None for each in ranks):
+    if not isinstance(ranks, list | tuple) or len(ranks) > _MOST_RANKS:
         return None
-    return tuple(int(each) for each in ranks) if all(0 <= each < _MOST_RANKS for each in ranks) else None
+    members = [number for each in ranks if (number := _whole(each)) is not None and 0 <= number < _MOST_RANKS]
+    return tuple(members) if len(members) == len(ranks) else None
 
 
 def _operation(entry: Mapping[str, Any], groups: Mapping[str, GroupKey], order: int) -> Operation | None:
     group = entry.get("process_group")
-    name, description = str(entry.get("pg_name", entry.get("pg_id", ""))), ""
+    name, description = _text(entry.get("pg_name", entry.get("pg_id"))), ""
     if isinstance(group, list | tuple) and group:
-        name, description = str(group[0]), str(group[1]) if len(group) > 1 else ""
+        name, description = _text(group[0]), _text(group[1]) if len(group) > 1 else ""
     sequence = _whole(entry.get("collective_seq_id", entry.get("seq_id")))
     called = entry.get("profiling_name")
     if sequence is None or not isinstance(called, str):
@@ -262,26 +275,35 @@ def _whole(value: Any) -> int | None:
     return value if -1 <= value < _LATEST else None
 
 
+def _text(value: Any, most: int = _MOST_LETTERS) -> str:
+    """A text or a number as text; empty for all else: a container's text may be without bounds."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(value) if abs(value) < _LATEST else ""
+    return value if isinstance(value, str) and len(value) <= most else ""
+
+
 def _sizes(sizes: Any) -> tuple[tuple[int, ...], ...]:
     if not isinstance(sizes, list | tuple):
         return ()
     return tuple(
-        tuple(number for each in size if (number := _whole(each)) is not None)
-        for size in sizes
+        tuple(number for each in size[:_MOST_DIMENSIONS] if (number := _whole(each)) is not None)
+        for size in sizes[:_MOST_TENSORS]
         if isinstance(size, list | tuple)
     )
 
 
 def _texts(values: Any) -> tuple[str, ...]:
-    return tuple(str(value)[:40] for value in values) if isinstance(values, list | tuple) else ()
+    if not isinstance(values, list | tuple):
+        return ()
+    return tuple(text[:40] for value in values[:_MOST_TENSORS] if (text := _text(value)))
 
 
 def _frames(frames: Any) -> tuple[CodeLine, ...]:
-    return tuple(_lines(frames)) if isinstance(frames, list | tuple) else ()
+    return tuple(_lines(frames[:_MOST_FRAMES])) if isinstance(frames, list | tuple) else ()
 
 
 def _lines(frames: Iterable[Any]) -> Iterable[CodeLine]:
     for frame in frames:
-        if isinstance(frame, Mapping) and isinstance(frame.get("filename"), str):
-            line = _whole(frame.get("line"))
-            yield CodeLine(frame["filename"], line or 0, str(frame.get("name", "")))
+        file = frame.get("filename") if isinstance(frame, Mapping) else None
+        if isinstance(file, str) and 0 < len(file) <= _MOST_PATH:
+            yield CodeLine(file, max(_whole(frame.get("line")) or 0, 0), _text(frame.get("name"), _MOST_PATH))

@@ -210,7 +210,7 @@ def _seen(root: Root, each: RankEvidence) -> list[str]:
         said.append(f"Rank {root.rank} itself waits for a rank that waits for it.")
     if root.why is Why.NO_RECORDING:
         said.append(
-            f"All others are there; of rank {root.rank} there is no flight recorder dump of that time."
+            f"Rank {root.rank} left no dump of that time, and no other rank's dump explains the hang."
         )
     if root.why is Why.NO_MESSAGE:
         said.append(

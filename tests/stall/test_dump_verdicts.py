@@ -53,6 +53,21 @@ def test_killed_ranks_leave_no_dump(tmp_path, guilty):
     assert all(each.state == "left no dump" for each in verdict.standing if each.guilty)
 
 
+@pytest.mark.parametrize("guilty", [(0,), (3,), (8,)], ids=str)
+@pytest.mark.parametrize("place", [1, 9])
+def test_killed_ranks_are_named_rather_than_those_that_await_their_messages(tmp_path, guilty, place):
+    job = replace(pipelined(), host_stops=dict.fromkeys(guilty, place), killed=guilty)
+    assert named(tmp_path, job) == list(guilty)
+
+
+@pytest.mark.parametrize("guilty", [(12, 13), (15,), (9, 14)], ids=str)
+@pytest.mark.parametrize("lost", [0, 3, 5, 8, 11])
+def test_a_lost_dump_accuses_nobody_where_others_show_who_did_not_come(tmp_path, guilty, lost):
+    folder = write(tmp_path, replace(pipelined(), host_stops=dict.fromkeys(guilty, 14)))
+    Path(folder, f"_dump_{lost}").unlink()
+    assert of_dumps(find_dumps([folder])).facts.not_reached.ranks == list(guilty)
+
+
 def test_one_of_two_stops_a_little_later_and_waits_for_the_other_itself(tmp_path):
     """Rank 14 issues one collective more than rank 9 before it stops: it waits there, too, but its peers issued more."""
     program = [Op("72", "all_to_all", stream=0) for _ in range(6)]

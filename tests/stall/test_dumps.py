@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from ddpdoctor.analysis import analyze
+from ddpdoctor.analysis import analyze, road
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.measure.places import CodeLine
 from ddpdoctor.report.html import render_html
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.stall import find_dumps, of_dumps
+from ddpdoctor.stall.frames import lines_of
 from ddpdoctor.stall.plainpickle import NotPlainError, read_plain
 
+from .recorded import Stopped
 from .simulated import data_parallel, write
 
 REAL = Path(__file__).resolve().parents[3] / "shared" / "hangs"
@@ -35,6 +39,18 @@ def test_both_guilty_ranks_of_real_jobs_are_named_with_group_and_collective(case
     assert stop["tensors"] == "2048x5120 BFloat16"
     assert "Where each rank is" in render_html(diagnosis)
     assert "| → 9 |" in render_markdown(diagnosis)
+
+
+@needs_real
+@pytest.mark.parametrize("lost", range(16))
+@pytest.mark.parametrize("case", ["gpu_error_2nd", "lock_gil_1st"])
+def test_a_lost_dump_does_not_hide_those_whose_dumps_show_that_they_did_not_come(tmp_path, case, lost):
+    for file in (REAL / case).glob("_dump_*"):
+        if file.name != f"_dump_{lost}":
+            shutil.copy2(file, tmp_path)
+    verdict = of_dumps(find_dumps([str(tmp_path)]))
+    assert verdict.facts.not_reached.ranks == [rank for rank in (9, 14) if rank != lost]
+    assert f"Rank {lost} left no flight recorder dump that could be read." in verdict.notes
 
 
 @needs_real
@@ -93,6 +109,58 @@ def test_bad_dumps_cost_a_sentence_each_and_the_rest_is_analysed(tmp_path):
         assert any(f"_dump_{number}" in note and why in note for note in told)
 
 
+def shared(levels: int, kind: type = list):
+    """A value of a few bytes that is without end once it is followed."""
+    value = kind(["A" * 100] * 10)
+    for _ in range(levels):
+        value = kind([value] * 10)
+    return value
+
+
+@pytest.mark.parametrize(
+    "field", ["process_group", "input_dtypes", "input_sizes", "frames", "pg_name", "retired"]
+)
+def test_a_value_that_refers_to_its_parts_without_end_is_refused(tmp_path, field):
+    entry = {"collective_seq_id": 1, "profiling_name": "nccl:all_reduce", field: shared(25)}
+    (tmp_path / "_dump_0").write_bytes(pickle.dumps({"entries": [entry]}, 2))
+    found = find_dumps([str(tmp_path)])
+    assert not found.recordings
+    assert "more values than" in found.notes[0]
+
+
+def test_a_value_in_itself_and_a_key_without_end_are_refused():
+    circle: list = []
+    circle.append(circle)
+    with pytest.raises(NotPlainError, match="refers to itself"):
+        read_plain(pickle.dumps(circle, 2))
+    with pytest.raises(NotPlainError, match="damaged"):
+        read_plain(pickle.dumps([{(): 1}, {("a",): 1}], 2))
+
+
+def test_containers_where_texts_belong_are_left_out(tmp_path):
+    bad = shared(4)
+    entry = {
+        "collective_seq_id": 1,
+        "profiling_name": "nccl:all_reduce",
+        "process_group": [bad, bad],
+        "input_dtypes": [bad, "Float"],
+        "frames": [{"filename": "/job/train.py", "name": bad, "line": bad}, {"filename": None}],
+    }
+    config = {
+        "0": {"ranks": "[" * 100_000 + "]" * 100_000, "desc": bad},
+        "1": {"ranks": "[0, 1]", "desc": bad},
+    }
+    document = {"version": bad, "entries": [entry], "pg_config": config}
+    (tmp_path / "_dump_0").write_bytes(pickle.dumps(document, 2))
+    (recording,) = find_dumps([str(tmp_path)]).recordings
+    (operation,) = recording.operations
+    assert (recording.version, operation.group.name, operation.input_dtypes) == ("", "", ("Float",))
+    assert [(line.file, line.line, line.function) for line in operation.frames] == [("/job/train.py", 0, "")]
+    assert [(name, key.description, key.members) for name, key in recording.groups.items()] == [
+        ("1", "", (0, 1))
+    ]
+
+
 def test_only_bad_dumps_are_an_error_with_the_reason(tmp_path):
     (tmp_path / "nccl_trace_rank_0").write_bytes(pickle.dumps(os.system))
     with pytest.raises(UnusableInput, match="class or a function"):
@@ -139,3 +207,50 @@ def test_a_dump_from_before_says_nothing_of_what_came_later(tmp_path):
     (folder / "_dump_2").write_bytes(pickle.dumps(document, 2))
     os.utime(folder / "_dump_2", ns=(early, early))
     assert of_dumps(find_dumps([str(folder)])).facts.not_reached.ranks == [2]
+
+
+@pytest.mark.parametrize("line", ["x", -5, [1], None])
+def test_frames_of_any_kind_cost_no_diagnosis(line):
+    frames = [["/job/train.py", line, "main"], [None, None, None], ["/job/train.py", 7, "main"], 3]
+    assert lines_of(frames)[-1] == CodeLine("/job/train.py", 7, "main")
+    assert {each.line for each in lines_of(frames)} <= {0, 7}
+    assert lines_of("abc") == []
+
+
+def test_a_stop_that_cannot_be_analysed_is_a_note(tmp_path, monkeypatch):
+    def broken(*_):
+        raise RecursionError("too deep")
+
+    monkeypatch.setattr(road, "of_run", broken)
+    diagnosis = analyze([str(Stopped(tmp_path / "run").path)])
+    assert "What stopped could not be analysed: RecursionError: too deep." in diagnosis.notes
+    assert diagnosis.steps.measured > 0
+
+
+@pytest.mark.parametrize("text", ['{"traceEvents":[]}', '{"traceEvents":[', ""])
+def test_a_bad_trace_beside_dumps_is_a_note(tmp_path, text):
+    folder = Path(write(tmp_path, replace(data_parallel(4), host_stops={2: 10})))
+    (folder / "trace_0.json").write_text(text)
+    diagnosis = analyze([str(folder)])
+    assert diagnosis.facts["hang"]["not_reached"]["ranks"] == [2]
+    assert any("trace_0.json" in note for note in diagnosis.notes)
+
+
+def test_what_is_named_as_a_dump_and_is_none_costs_a_sentence(tmp_path):
+    folder = Path(write(tmp_path, replace(data_parallel(8), host_stops={3: 10})))
+    for rank in (5, 6):
+        (folder / f"_dump_{rank}").unlink()
+    os.mkfifo(folder / "_dump_5")
+    (folder / "_dump_6").symlink_to("nowhere")
+    (folder / "_dump_-1").write_bytes((folder / "_dump_1").read_bytes())
+    verdict = of_dumps(find_dumps([str(folder)]))
+    assert verdict.facts.not_reached.ranks == [3]
+    for rank in (5, 6):
+        assert any(f"_dump_{rank} is left out" in note for note in verdict.notes)
+    assert not any("several" in note for note in verdict.notes)
+
+
+@pytest.mark.parametrize("silent_s", [-5.0, 1e300])
+def test_times_that_cannot_be_are_left_out(tmp_path, silent_s):
+    run = Stopped(tmp_path / "run").rank(0, "other", []).stall(silent_s=silent_s)
+    assert analyze([str(run.path)]).facts["hang"]["since_s"] in (None, 0.0)
