@@ -40,6 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--marks", type=Path, metavar="F", nargs="+", default=[], help="take also the marks that --json wrote"
     )
     parser.add_argument("--write", type=Path, metavar="PAGE", help="write a page of all marks")
+    parser.add_argument("--remark", default="", metavar="TEXT", help="a sentence at the page's head")
     chosen = parser.parse_args(arguments)
     real, generated = chosen.real or 0, chosen.generated or 0
     if chosen.real is None and chosen.generated is None and not chosen.judge and not chosen.marks:
@@ -66,7 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         result = {"totals": totals(marks), "cases": [dataclasses.asdict(each) for each in marks]}
         chosen.json.write_text(json.dumps(result, indent=1))
     if chosen.write:
-        chosen.write.write_text(page(marks), encoding="utf-8")
+        chosen.write.write_text(page(marks, chosen.remark), encoding="utf-8")
     return 0
 
 

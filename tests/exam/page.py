@@ -52,9 +52,9 @@ its network: where 5 % of the step or more are transfer that already starts as e
 """
 
 
-def page(marks: Sequence[Mark]) -> str:
-    """The whole page about ``marks``."""
-    parts = [HEAD]
+def page(marks: Sequence[Mark], remark: str = "") -> str:
+    """The whole page about ``marks``; ``remark`` says what else a reader should know of how they came about."""
+    parts = [HEAD, *([f"**{remark}**\n"] if remark else [])]
     for half, title in HALVES.items():
         of_half = sorted((each for each in marks if each.half == half), key=lambda each: each.seed)
         if of_half:
