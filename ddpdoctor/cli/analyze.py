@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ddpdoctor.cli.configured import chosen_job, configured
+from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
 from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.errors import DdpDoctorError
@@ -143,11 +144,10 @@ def command(
 
 
 def _diagnosis(paths: tuple[str, ...], rules: tuple[Path, ...], reading: dict[str, Any]) -> Diagnosis:
-    from ddpdoctor import report
     from ddpdoctor.analysis import analyze
 
-    if len(paths) == 1 and report.holds_diagnosis(Path(paths[0])):
-        return report.read_diagnosis(Path(paths[0]))
+    if len(paths) == 1:
+        return diagnosis_at(paths[0], rules, **reading)
     with reading_traces() as progress:
         return analyze(list(paths), configured(progress, rules, **reading))
 

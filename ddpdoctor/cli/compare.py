@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.configured import chosen_job, configured
+from ddpdoctor.cli.configured import chosen_job
+from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
-from ddpdoctor.cli.progress import reading_traces
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
 
 if TYPE_CHECKING:
-    from ddpdoctor.diagnose.diagnosis import Diagnosis
     from ddpdoctor.report.compare import Comparison
 
 EXIT_REGRESSION = 1
@@ -63,7 +62,7 @@ def command(
     from ddpdoctor.report.compare_output import print_comparison, write_comparison_html, write_comparison_json
 
     check_outputs([before, after], {"--html": html, "--json": json_file})
-    comparison = compare(_diagnosis(before, job), _diagnosis(after, job))
+    comparison = compare(diagnosis_at(before, job=job), diagnosis_at(after, job=job))
     if json_file is not None:
         write_comparison_json(comparison, json_file)
     if html is not None:
@@ -72,17 +71,6 @@ def command(
     say_written((html, json_file))
     if percent is not None:
         _gate(comparison, percent)
-
-
-def _diagnosis(path: str, job: int | None) -> Diagnosis:
-    from ddpdoctor.analysis import analyze
-    from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
-
-    file = Path(path)
-    if holds_diagnosis(file):
-        return read_diagnosis(file)
-    with reading_traces() as progress:
-        return analyze(path, configured(progress, job=job))
 
 
 def _gate(comparison: Comparison, percent: float) -> None:

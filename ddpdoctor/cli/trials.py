@@ -6,11 +6,14 @@ import math
 import os
 import signal
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ddpdoctor.cli.diagnosed import diagnosis_at
+from ddpdoctor.cli.outputs import check_outputs
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 
@@ -123,12 +126,13 @@ def command(
       ddpdoctor try --set loader.num_workers=4 --set ddp.bucket_cap_mb=50 -- torchrun --nproc-per-node 8 train.py
     """
     from ddpdoctor.diagnose.tried import MOST_SETTINGS, MOST_VARIANTS
-    from ddpdoctor.experiment import of_settings, parse_setting, tuning
+    from ddpdoctor.experiment import of_settings, parse_setting, proposals, tuning
 
     job: list[str] = ctx.meta["ddpdoctor.job"]
     if listed:
         _list_settings()
         return
+    check_outputs([] if run is None else [run], {"--json": json_file, "--patch": patch})
     chosen = of_settings([parse_setting(text) for text in settings])
     if tune is not None:
         chosen += tuning(tune, _ranks_here(job))
@@ -137,7 +141,7 @@ def command(
             "say what to try: a run directory, or --set NAME=VALUE (`ddpdoctor try --list` names them)."
         )
     diagnosis = None if run is None else _diagnosis(run)
-    suggested = [] if diagnosis is None else _proposals(diagnosis, bounds)
+    suggested = [] if diagnosis is None else proposals(diagnosis, bounds=bounds)
     if not job:
         _list_proposals(
             suggested,
@@ -146,60 +150,44 @@ def command(
             [*(f"--set {text}" for text in settings), *([f"--tune {tune}"] if tune else [])],
         )
         return
-    proposals = [*chosen, *(suggested if everything or not chosen else [])]
-    if not proposals:
+    tried = [*chosen, *(suggested if everything or not chosen else [])]
+    if not tried:
         raise DdpDoctorError(
             "nothing that RUN's findings suggest can be tried from outside: name a setting with --set."
         )
-    if len(proposals) > MOST_VARIANTS or any(len(each.settings) > MOST_SETTINGS for each in proposals):
+    if len(tried) > MOST_VARIANTS or any(len(each.settings) > MOST_SETTINGS for each in tried):
         raise DdpDoctorError(
             f"that is too much at once: at most {MOST_VARIANTS} changes, of {MOST_SETTINGS} settings each."
         )
     _measure(
         job,
-        proposals,
+        tried,
         diagnosis,
         run,
         _Wishes(steps, rounds, budget, where == "copy", json_file, patch, tune is not None),
     )
 
 
+@dataclass(frozen=True)
 class _Wishes:
     """How to measure, and what to write."""
 
-    def __init__(
-        self,
-        steps: int | None,
-        rounds: int | None,
-        budget_s: float,
-        copy: bool,
-        json_file: Path | None,
-        patch: Path | None,
-        halving: bool,
-    ) -> None:
-        self.steps, self.rounds, self.budget_s, self.copy = steps, rounds, budget_s, copy
-        self.json_file, self.patch, self.halving = json_file, patch, halving
+    steps: int | None
+    rounds: int | None
+    budget_s: float
+    copy: bool
+    json_file: Path | None
+    patch: Path | None
+    halving: bool
 
 
 def _diagnosis(run: str) -> Diagnosis:
-    from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
+    """That of the run directory itself where it was made, else a new one."""
+    from ddpdoctor.report.read import holds_diagnosis
     from ddpdoctor.rundir import DIAGNOSIS_FILE
 
-    for file in (Path(run) / DIAGNOSIS_FILE, Path(run)):
-        if holds_diagnosis(file):
-            return read_diagnosis(file)
-    from ddpdoctor.analysis import analyze
-    from ddpdoctor.cli.configured import configured
-    from ddpdoctor.cli.progress import reading_traces
-
-    with reading_traces() as progress:
-        return analyze([run], configured(progress))
-
-
-def _proposals(diagnosis: Diagnosis, bounds: bool) -> list[Proposal]:
-    from ddpdoctor.experiment import proposals
-
-    return proposals(diagnosis, bounds=bounds)
+    made = Path(run) / DIAGNOSIS_FILE
+    return diagnosis_at(str(made) if holds_diagnosis(made) else run)
 
 
 def _list_settings() -> None:

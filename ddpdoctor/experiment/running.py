@@ -107,12 +107,8 @@ def run_trial(command: Command, settings: Mapping[str, Any], steps: int, limit_s
 
 def _run(command: Command, settings: Mapping[str, Any], steps: int, limit_s: float, folder: Path) -> str:
     """Why it failed; empty where it did not."""
-    in_rank = {name: value for name, value in settings.items() if not name.startswith(f"{ENVIRONMENT}.")}
-    variables = {
-        name.partition(".")[2]: str(value)
-        for name, value in settings.items()
-        if name.startswith(f"{ENVIRONMENT}.")
-    }
+    in_rank = {name: value for name, value in settings.items() if not _is_variable(name)}
+    variables = {name.partition(".")[2]: str(settings[name]) for name in settings if _is_variable(name)}
     environment = {**command.environment, **variables, TRIAL: json.dumps({"set": in_rank, "steps": steps})}
     where = Path.cwd()
     if command.copy:
@@ -139,6 +135,11 @@ def _run(command: Command, settings: Mapping[str, Any], steps: int, limit_s: flo
     return "" if code == 0 else _words_of(log, code)
 
 
+def _is_variable(name: str) -> bool:
+    """Whether a setting is a variable of the job's environment, which nobody need read back."""
+    return name.startswith(f"{ENVIRONMENT}.")
+
+
 def _end(process: subprocess.Popen[bytes]) -> None:
     """The recorder and all that it started."""
     if process.poll() is None:
@@ -147,11 +148,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait(timeout=_END_S)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
+    with contextlib.suppress(
+        subprocess.TimeoutExpired
+    ):  # not even that ends one whose storage does not answer
+        process.wait(timeout=_END_S)
 
 
 def _words_of(log: Path, code: int) -> str:
-    """The last error that the job has printed, else how it ended."""
+    """How the job ended, with the first error among the last that it has printed."""
     with log.open("rb") as source:
         source.seek(max(0, log.stat().st_size - _LOG_BYTES))
         lines = source.read().decode("utf-8", "replace").splitlines()
@@ -164,12 +168,11 @@ def _words_of(log: Path, code: int) -> str:
 def _read(run: Path, why: str, steps: int, settings: Mapping[str, Any], took_s: float) -> Trial:
     recorded = RunDirectory.open(str(run)) if run.is_dir() else None
     ranks = recorded.ranks if recorded is not None else []
-    told = [rank.info.get("trial") for rank in ranks if isinstance(rank.info.get("trial"), dict)]
-    documents: list[dict[str, Any]] = [each for each in told if each is not None]
+    documents = [trial for rank in ranks if isinstance(trial := rank.info.get("trial"), dict)]
     changes = {
         name: _least_applied([each.get("changes", {}).get(name, {}) for each in documents])
         for name in settings
-        if not name.startswith(f"{ENVIRONMENT}.")
+        if not _is_variable(name)
     }
     loaders = tuple(sorted({pair for rank in ranks for pair in _loaders(rank.info)}))
     step_ms = step_times(ranks, max((workers * ahead for workers, ahead in loaders), default=0))

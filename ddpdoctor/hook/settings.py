@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..rundir import RANK_SCHEMA
+from ..rundir import RANK_SCHEMA, boot_id
 from ..rundir.privacy import recorded_environment
 from .guard import part
 from .job import (
@@ -36,7 +36,7 @@ def at_start(session: Session) -> Dict[str, Any]:
         "local_rank": _number("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
         "world_size": session.world_size,
         "host": socket.gethostname(),
-        "boot": _boot(),
+        "boot": boot_id(),
         "pid": os.getpid(),
         "attempt": _number("TORCHELASTIC_RESTART_COUNT") or 0,
         "job_id": _job_id(),
@@ -54,15 +54,6 @@ def at_start(session: Session) -> Dict[str, Any]:
     _fill(document, device)
     _fill(document, process_groups)
     return document
-
-
-def _boot() -> Optional[str]:
-    """What the kernel calls this start of the machine: two machines may have one name, but each has a clock of its own."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id") as source:
-            return source.read(64).strip()
-    except OSError:
-        return None
 
 
 def after_first_steps(session: Session) -> None:

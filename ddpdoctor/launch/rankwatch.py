@@ -11,12 +11,16 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.launch import procfs
-from ddpdoctor.rundir import PROGRESS_FILE, STEPS_FILE, Phase, newer_in, read_json, spools_in
+from ddpdoctor.rundir import PROGRESS_FILE, STEPS_FILE, LineField, Phase, newer_in, read_json, spools_in
 from ddpdoctor.rundir.layout import parse_rank_directory
 from ddpdoctor.telemetry.cgroup import Cgroup
 
-_STEP = re.compile(rb'^\{"step":([0-9]{1,15}),"t":\[([0-9]{1,19}),([0-9]{1,19})\]', re.MULTILINE)
-_END = b'{"end":true'
+_STEP = re.compile(
+    rb"^\{%b([0-9]{1,15})%b\[([0-9]{1,19}),([0-9]{1,19})\]"
+    % (LineField.STEP.key.encode(), LineField.TIME_NS.next_key.encode()),
+    re.MULTILINE,
+)
+_END = f"{{{LineField.END.key}true".encode()
 _OWN = (Phase.DATA, Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE)
 """Phases in which a rank is with itself, whatever collectives it has on their way."""
 LONG_PHASES = (Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE)

@@ -30,6 +30,7 @@ from ddpdoctor.rundir import (
     Carrier,
     Standstill,
     ask,
+    boot_id,
     keep_host_document,
     read_json,
 )
@@ -94,7 +95,7 @@ class _Watch:
     ) -> None:
         self._root, self._options = str(root), options
         self._orders, self._writer = orders, writer
-        self._head = {"host": host, "boot": _boot()}
+        self._head = {"host": host, "boot": boot_id()}
         self._office = Carrier(self._root, SENTINEL)
         self._ranks = HostWatchedRanks(self._root)
         self._progress = Progress(options.hang_after_s, Tuning())
@@ -267,10 +268,3 @@ class _Watch:
                 self._write_stall(self._stall)
         if self._diagnosing is not None:
             self._diagnosing.leave()
-
-
-def _boot() -> str | None:
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    except OSError:
-        return None

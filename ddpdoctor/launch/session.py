@@ -165,7 +165,7 @@ class _Recording:
         self.environment = child_environment(base, launch.run, self.spool, self.marker, options)
         self.notes: list[str] = []
         self.unsaved: list[str] = []
-        self.telemetry_notes: list[Note] = []
+        self.manifest_notes: list[Note] = []
         """For the manifest only: a missing GPU is nothing to tell every user of a CPU job."""
 
     def run(self, command: Sequence[str], base: dict[str, str], warn: Callable[[str], None]) -> Outcome:
@@ -206,7 +206,7 @@ class _Recording:
         """
         ended_ns = time.time_ns()
         self.sentinel.end()
-        self.telemetry_notes = self.keeper.end()
+        self.manifest_notes = self.keeper.end()
         for stage in (
             partial(self._settle, status),
             self._collect,
@@ -232,7 +232,7 @@ class _Recording:
         if self.launch.owner and not recorded and self.launch.run.exists():
             notes.append(_no_rank(command))
             said.append(notes[-1].text)
-        notes += self.telemetry_notes
+        notes += self.manifest_notes
         try:
             self.launch.finish(
                 ended_ns=ended_ns,
@@ -285,7 +285,7 @@ class _Recording:
                 if isinstance(error, NoAnswerError)
                 else f"{type(error).__name__}: {error}"
             )
-            self.telemetry_notes.append(
+            self.manifest_notes.append(
                 Note(f"The report shows no source text: the job's files could not be read ({why}).")
             )
 

@@ -23,6 +23,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 """
 
 from .asking import ask
+from .boot import boot_id
 from .carrier import SENTINEL, Carrier, has_carrier, remove_root
 from .compaction import DiskBudget, rank_budget
 from .draining import PATIENCE_S, BusyError, discard, drain, recover, spools_in
@@ -145,6 +146,7 @@ __all__ = [
     "TooLargeError",
     "Waiting",
     "ask",
+    "boot_id",
     "bounded_lines",
     "carry_host_documents",
     "discard",

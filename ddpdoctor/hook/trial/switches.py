@@ -7,7 +7,6 @@ from typing import Any, Callable, Dict, Tuple
 
 from ..guard import part
 from ..job import job_torch
-from ..patching import Patches
 from .asked import Trial
 
 _PART = part("trial")
@@ -59,10 +58,6 @@ _SWITCHES: Dict[str, Tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "cpu.affinity": (_affinity, _set_affinity),
 }
 NAMES = tuple(_SWITCHES)
-
-
-def install(trial: Trial, patches: Patches) -> None:
-    """Nothing yet: the process may turn out not to be a rank."""
 
 
 def apply_in_rank(trial: Trial) -> None:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array, Mask, scatter_of
+from ddpdoctor.measure.numerics import Array, Mask, scatter_of, undisturbed
 from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, RECORDED, Component, LateCause
 
 from .comparison import Comparison
@@ -50,8 +50,6 @@ class StandoutTuning:
     """Part of the least outlier that nothing else may reach: the tail of noise has values of all sizes in between."""
     fewest_cycles: int = 2
     """Cycles from which on another one says what is usual; the other ranks say it as well."""
-    undisturbed: float = 0.25
-    """Quantile that stands for an undisturbed cycle, as elsewhere."""
     fewest_in_turn: int = 3
     """Cycles from which on pauses that meet any rank are told: a pattern's fewest."""
     fewest_ranks_in_turn: int = 2
@@ -141,10 +139,8 @@ def _is_told(late_ns: Array, duration_ns: Array) -> bool:
 
 
 def _beyond_usual(values: Array) -> Array:
-    """[cycles, R] beyond the rank's own undisturbed cycle: one that it had, so that of few cycles one long one is no part of
-    it."""
-    usual: Array = np.quantile(values, STANDOUT.undisturbed, axis=0, method="lower")
-    return values - usual
+    """[cycles, R] beyond the rank's own undisturbed cycle."""
+    return values - undisturbed(values, its_own=True)
 
 
 def _common(beyond: Array) -> Array:

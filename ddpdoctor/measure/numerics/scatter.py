@@ -28,7 +28,8 @@ def median_error(scatter: Array, count: int) -> Array:
     return error
 
 
-def undisturbed(values: Array) -> Array:
-    """[R] of [cycles, R]: each rank's undisturbed cycle, its lower quartile."""
-    quartile: Array = np.quantile(values, _UNDISTURBED, axis=0)
+def undisturbed(values: Array, *, its_own: bool = False) -> Array:
+    """[R] of [cycles, R]: each rank's undisturbed cycle, its lower quartile; with ``its_own`` a cycle that it had, so that of few
+    cycles one long one is no part of it."""
+    quartile: Array = np.quantile(values, _UNDISTURBED, axis=0, method="lower" if its_own else "linear")
     return quartile

@@ -1,0 +1,14 @@
+"""What the kernel calls this start of the machine."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+
+def boot_id() -> Optional[str]:
+    """Two machines may have one name, but each has a clock of its own, and a start of its own; None where nobody tells."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id") as source:
+            return source.read(64).strip()
+    except OSError:
+        return None
