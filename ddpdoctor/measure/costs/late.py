@@ -13,6 +13,7 @@ import numpy as np
 from ddpdoctor.measure.attribution import Attribution, component, unseen
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.numerics import Array, Value, fair_shares
+from ddpdoctor.measure.phases import word_of
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.replay import without_work
 from ddpdoctor.measure.sourcelines import joined
@@ -71,18 +72,23 @@ def late_work(context: Context) -> Costs:
         {cause: removal.work for cause, removal in removals.items()},
         lambda work: float(pricing.gains_ns([without_work(work)]).mean()),
     )
-    costs = {
+    in_cycles = {
         cause: _cost(context, cause, removal, parts[cause])
         for cause, removal in removals.items()
         if parts[cause].part_ns / pricing.mean_ns >= _TUNING.least_share
     }
-    if not costs:
+    if not in_cycles:
         return {}
+    costs = {
+        cause: _over_all_steps(cost, context) if cost.stands_out_in else cost
+        for cause, cost in in_cycles.items()
+    }
+    everything = [sum(works) for works in zip(*(removal.work for removal in removals.values()), strict=True)]
+    part = sum(cost.ms_per_step for cost in costs.values()) / sum(c.ms_per_step for c in in_cycles.values())
+    total = _shrunk(pricing.cost([without_work(everything)], everything), part, pricing.mean_ns / 1e6)
     computing = costs.pop(LateCause.COMPUTE, None)
     if computing is not None:
         costs[cause_of_computing_longer(computing, context.graph, context.throttled_ranks)] = computing
-    everything = [sum(works) for works in zip(*(removal.work for removal in removals.values()), strict=True)]
-    total = pricing.cost([without_work(everything)], everything)
     saving = costs.get(LateCause.CHECKPOINT)
     if saving is not None:
         often = costs[LateCause.CHECKPOINT] = as_often_as_saved(context, saving)
@@ -128,13 +134,14 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
         told["period_steps"] = len(context.graph.ranks) if attribution.rotates else None
         told["kinds"] = list(attribution.causes_in_turn)
     positions = None if in_turn else _stragglers(removal.work, len(context.graph.ranks))
-    if cause == LateCause.COMPUTE and positions:
-        told["phase"] = only_phase(context.graph, positions)
+    phase = only_phase(context.graph, positions) if cause == LateCause.COMPUTE and positions else None
+    if phase is not None:
+        told["phase"], told["lines_of"] = word_of(phase), (phase,)
     if cause in attribution.stands_out_in or cause != LateCause.DATA:
         told["stands_out_in"] = attribution.stands_out_in.get(cause, [])
     if removal.of_each and positions:
         told["where"] = _lines_of_each(context, removal, positions)
-    cost = context.pricing.cost(
+    return context.pricing.cost(
         [without_work(removal.work)],
         _when_late(context, cause, removal),
         removal.components,
@@ -142,7 +149,6 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
         part=part,
         **told,
     )
-    return _over_all_steps(cost, context) if cost.stands_out_in else cost
 
 
 def _over_all_steps(cost: Cost, context: Context) -> Cost:
@@ -159,15 +165,16 @@ def _over_all_steps(cost: Cost, context: Context) -> Cost:
         return cost
     most_ns = float(np.median(usual)) + _TUNING.shows * lost_ns
     quiet = sum(ns <= most_ns for step, ns in longest.items() if step not in known)
-    part = graph.cycles / (graph.cycles + quiet)
+    spread = _shrunk(cost, graph.cycles / (graph.cycles + quiet), measured_ms)
+    return msgspec.structs.replace(spread, steps_seen=cost.steps_seen + quiet)
+
+
+def _shrunk(cost: Cost, part: float, measured_ms: float) -> Cost:
+    """What costs only this part of it, in a step of this length."""
     shrunk = {name: ms * part for name in _IN_MS if (ms := getattr(cost, name)) is not None}
     saved_ms = shrunk["ms_per_step"]
     return msgspec.structs.replace(
-        cost,
-        **shrunk,
-        share=saved_ms / measured_ms,
-        speedup=measured_ms / max(measured_ms - saved_ms, 1e-3),
-        steps_seen=cost.steps_seen + quiet,
+        cost, **shrunk, share=saved_ms / measured_ms, speedup=measured_ms / max(measured_ms - saved_ms, 1e-3)
     )
 
 

@@ -14,8 +14,7 @@ import numpy as np
 
 from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.numerics import Array, median_error, scatter_of
-from ddpdoctor.measure.phases import word_of
-from ddpdoctor.measure.taxonomy import INDEX, PHASES
+from ddpdoctor.measure.taxonomy import INDEX, PHASES, Component
 
 
 @dataclass(frozen=True)
@@ -32,7 +31,7 @@ class _Tuning:
 _TUNING = _Tuning()
 
 
-def only_phase(graph: Graph, positions: Sequence[int]) -> str | None:
+def only_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
     """The phase in which alone these ranks compute longer; None where others are longer too, or cannot tell."""
     others = [position for position in range(len(graph.ranks)) if position not in positions]
     if not others or not positions:
@@ -49,11 +48,7 @@ def only_phase(graph: Graph, positions: Sequence[int]) -> str | None:
         return None
     slower = excess / typical * float(np.median(usual[:, rest].sum(axis=1)))
     told = slower >= _TUNING.least * excess
-    return (
-        word_of(PHASES[longest])
-        if told and _most(more[:, rest].sum(axis=1)) <= _TUNING.part * slower
-        else None
-    )
+    return PHASES[longest] if told and _most(more[:, rest].sum(axis=1)) <= _TUNING.part * slower else None
 
 
 def _most(values: Array) -> float:

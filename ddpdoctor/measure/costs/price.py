@@ -91,6 +91,7 @@ class Pricing:
         usually: bool = False,
         part: Value | None = None,
         where: list[Where] | None = None,
+        lines_of: Components = (),
         operation: str | None = None,
         **told: Any,
     ) -> Cost:
@@ -99,7 +100,7 @@ class Pricing:
         ``spent`` [N, K, R or 1] ns per group is the time that goes into the cause, whose work is of these ``components``,
         and ``positions`` the stragglers (None: all ranks are concerned). With ``usually`` a cycle gains no more than cycles
         usually do. ``part`` is the cause's share of what several causes save together. ``where``, ``operation`` and ``told``
-        are fields of the :class:`Cost` that the caller knows better.
+        are fields of the :class:`Cost` that the caller knows better; ``lines_of``, those of the components whose lines are meant.
         """
         gains = self._gains_ns(self.graph, changes, usually)
         gain_ns = max(0.0, float(gains.mean()))
@@ -118,7 +119,7 @@ class Pricing:
                 "occurrence_ms": float(np.median(per_cycle[hit])) / 1e6 if hit.any() else None,
                 **self._when(hit).as_facts(),
                 "stands_out_in": self._single_steps(components, hit, gain_ns),
-                "where": self._where(components, positions, hit) if where is None else where,
+                "where": self._where(lines_of or components, positions, hit) if where is None else where,
                 "gap": self.lines.gap(components, positions, self._when_hit(hit)) if components else None,
                 "operation": operation or self.lines.operation(components, positions),
                 **told,
@@ -198,7 +199,7 @@ class Pricing:
     def _where(self, components: Components, positions: Sequence[int] | None, hit: Mask) -> list[Where]:
         if not components:
             return []
-        return self.lines.work(components, positions, self._when_hit(hit))
+        return self.lines.work(components, positions, self._when_hit(hit), or_else=self.steps)
 
     def _when_hit(self, hit: Mask) -> Ints:
         """The steps in which it happens, where there are any."""

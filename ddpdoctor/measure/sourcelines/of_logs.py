@@ -17,6 +17,7 @@ from ddpdoctor.measure.taxonomy import Component, SyncKind
 
 from .callers import Path, paths_in, with_callers
 from .gaps import gaps_of_log, lies_in_gaps, main_gap
+from .holding import Holders
 from .ranking import MOST_LINES, Frame, frame_of, joined, ranked
 from .samples import SampleCounts, beyond, callers_of, common_of, counted, kinds_of, same_lines, scale_of
 
@@ -44,6 +45,10 @@ class LogSourceLines:
     def _paths(self) -> dict[Frame, Counter[Path]]:
         return paths_in(self.logs)
 
+    @cached_property
+    def _holders(self) -> Holders:
+        return Holders(self.logs)
+
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """Lines that call synchronisations of these kinds."""
         calls: Counter[Frame] = Counter()
@@ -61,13 +66,19 @@ class LogSourceLines:
         return None
 
     def work(
-        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
+        self,
+        components: Sequence[Component],
+        positions: Sequence[int] | None,
+        steps: Ints,
+        or_else: Ints | None = None,
     ) -> list[Where]:
         """Lines of this kind of work: sampled ones where there are enough samples, else the recorded call's."""
         wanted = {int(step) for step in steps}
         chosen, others = self._chosen_and_others(positions)
         called = with_callers(_called(chosen, components, wanted), self._paths)
         sampled = self._sampled(chosen, others, components, wanted)
+        if not sampled and or_else is not None:
+            sampled = self._sampled(chosen, others, components, {int(step) for step in or_else})
         return joined(sampled, called) if sampled else called[:MOST_LINES]
 
     def gap(
@@ -114,8 +125,6 @@ class LogSourceLines:
         """Most sampled lines, in samples per second of steps, less what the other ranks show at the same line."""
         gap = self._main_gap(logs, others, components, wanted)
         mine = self._counted(logs, components, wanted, gap)
-        if mine.samples < _FEWEST_SAMPLES:
-            return []
         if Component.HOST in components and not others:
             mine = common_of(mine, [self._counted([log], components, wanted, gap) for log in logs])
         theirs = self._counted(others, components, wanted, gap)
@@ -131,7 +140,7 @@ class LogSourceLines:
     def _counted(
         self, logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int], gap: Gap | None
     ) -> SampleCounts:
-        return counted(logs, components, wanted, self._python_parts, gap)
+        return counted(logs, components, wanted, self._python_parts, self._holders, gap)
 
 
 def _called(logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int]) -> list[Where]:

@@ -51,7 +51,11 @@ class WindowSourceLines:
         return joined(_told(launched), _told(waited))
 
     def work(
-        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
+        self,
+        components: Sequence[Component],
+        positions: Sequence[int] | None,
+        steps: Ints,
+        or_else: Ints | None = None,
     ) -> list[Where]:
         """User frames open during this kind of work; of what late ranks' devices do, those that take longer there than the
         rest does. None where all do alike: then it is no line, but what runs it."""

@@ -14,9 +14,14 @@ class SourceLines(Protocol):
     """Knows the user's source lines behind the measurements."""
 
     def work(
-        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
+        self,
+        components: Sequence[Component],
+        positions: Sequence[int] | None,
+        steps: Ints,
+        or_else: Ints | None = None,
     ) -> list[Where]:
-        """Lines where these ranks (None: all) spend this kind of work in these steps, most time first."""
+        """Lines where these ranks (None: all) spend this kind of work in these steps, most time first; where too few samples were
+        taken in them, ``or_else`` in those."""
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """Lines that call synchronisations of these kinds, or wait there for a device that then idles, most first."""

@@ -12,9 +12,11 @@ import numpy as np
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.steplog import RankLog, Sample, Step, samples_by_step
 from ddpdoctor.measure.taxonomy import IN_GAPS, Component
-from ddpdoctor.rundir import HELD_NS, EventKind
+from ddpdoctor.rundir import EventKind
 
 from .callers import Path, distinct
+from .fewsamples import most_likely
+from .holding import TORCH, Held, Holders, Shown, moment_of
 from .ranking import Frame, frame_of
 
 EVENTS: dict[Component, tuple[EventKind, ...]] = {
@@ -42,12 +44,6 @@ _INSIDE_EVENTS = (
 _AFTER_COLLECTION_NS = 2_000_000
 """The thread that takes samples cannot run during a collection. It does as soon as that is over, and still finds the
 line that collected."""
-_TORCH = ("/site-packages/torch/", "/dist-packages/torch/")
-"""What the path of a file of torch's contains."""
-_ASKED_FOR_NS = 4_900_000
-"""Python asks a thread for its lock where another one has waited for 5 ms (``sys.getswitchinterval``)."""
-_BETWEEN_LOOKS_NS = 700_000
-"""In which the thread that looks closely does not want the lock."""
 _COUNTING_SIGMAS = 2.0
 """Counts scatter by their square root: a line stands out by twice that."""
 
@@ -61,7 +57,7 @@ class SampleCounts:
     outside: Mapping[Frame, float]
     """Those of them whose innermost frame is not torch's."""
     behind: Mapping[Frame, float]
-    """Those of which only the line is known that follows on what was done."""
+    """Those of which only the line is known that follows, see :mod:`.holding`."""
     paths: Mapping[Frame, Mapping[Path, float]]
     """Those at each line, by the lines that called it."""
     samples: int
@@ -83,10 +79,11 @@ def counted(
     components: Sequence[Component],
     wanted: set[int],
     python_parts: Mapping[int, Mapping[int, float]],
+    holders: Holders,
     gap: Gap | None = None,
 ) -> SampleCounts:
     """Count the samples of the ``wanted`` steps, those of one ``gap`` between phases where it is given. ``python_parts``: by
-    rank and line, how much a sample counts for where Python work is meant, and no operators."""
+    rank and line, how much a sample counts for where Python work is meant, and no operators; ``holders``: those of all ranks."""
     tally = _Tally()
     samples, taken, seconds, step_count = 0, 0, 0.0, 0
     only_python = Component.HOST in components and set(components).isdisjoint(IN_GAPS)
@@ -97,14 +94,19 @@ def counted(
         by_step = samples_by_step(log.samples, steps)
         taken_here = sum(len(of_step) for _, of_step in by_step)
         taken += taken_here
-        weigh = _Weigher(log, tally, python_parts[log.rank] if only_python else {})
+        held, shown = Held(holders), holders.shown[log.rank]
         for sample in _samples_in(_in_gap(log, by_step, gap), components):
-            samples += log.sample_where.get(sample[1]) is not None
-            weigh.sample(sample)
+            place = shown.get((sample[1], sample[2]))
+            if place is not None:
+                samples += 1
+                held.sample(place, sample)
         if log.looked_ns:
             looked_ns = log.looked_ns * _part(steps, log.steps)
             looks = _samples_in(_in_gap(log, samples_by_step(log.closer, steps), gap), components)
-            weigh.close_looks(looks, taken_here / looked_ns)
+            known = ((shown[look[1], look[2]], look) for look in looks if (look[1], look[2]) in shown)
+            held.close_looks(known, taken_here / looked_ns)
+        of_rank = python_parts[log.rank] if only_python else {}
+        _tell(held, tally, {shown[key]: of_rank[key[0]] for key in shown if key[0] in of_rank})
     return SampleCounts(
         tally.at, tally.outside, tally.behind, tally.paths, samples, taken, seconds, step_count
     )
@@ -122,45 +124,15 @@ class _Tally:
     )
 
 
-@dataclass(frozen=True)
-class _Weigher:
-    """Puts one rank's samples where they belong.
-
-    One that had to wait for Python's lock is of what kept the lock: where the thread was asked for it, that is the line which it
-    shows; where it let go of it by itself, some line before. Samples at random moments thus see all of such work but its last 5 ms.
-    Looks in close succession begin to wait when it begins, and the first of them that it has to be asked for stands for those.
-    """
-
-    log: RankLog
-    tally: _Tally
-    parts: Mapping[int, float]
-
-    def sample(self, sample: Sample) -> None:
-        """Count a sample of a random moment."""
-        held_ns = sample[3]
-        self._add(sample, 1.0, self.tally.behind if HELD_NS <= held_ns < _ASKED_FOR_NS else self.tally.at)
-
-    def close_looks(self, looks: Iterable[Sample], per_ns: float) -> None:
-        """Count looks, in their order. ``per_ns``: samples of random moments per ns of looking closely."""
-        asked_ns = None
-        for look in looks:
-            if look[3] < _ASKED_FOR_NS:
-                continue
-            goes_on = asked_ns is not None and look[0] - look[3] - asked_ns < HELD_NS + _BETWEEN_LOOKS_NS
-            asked_ns = look[0]
-            if not goes_on:
-                self._add(look, _ASKED_FOR_NS * per_ns, self.tally.at)
-
-    def _add(self, sample: Sample, weight: float, lines: defaultdict[Frame, float]) -> None:
-        where = self.log.sample_where.get(sample[1])
-        if where is None:
-            return
-        frame, weight = frame_of(where), weight * self.parts.get(sample[1], 1.0)
-        lines[frame] += weight
-        self.tally.paths[frame][where.callers] += weight
-        place = self.log.sample_where.get(sample[2])
-        if lines is self.tally.at and place is not None and not any(part in place.file for part in _TORCH):
-            self.tally.outside[frame] += weight
+def _tell(held: Held, tally: _Tally, parts: Mapping[Shown, float]) -> None:
+    """Put one rank's samples where they belong."""
+    for counts, lines in zip(held.settled(), (tally.at, tally.behind), strict=True):
+        for place, count in counts.items():
+            frame, weight = frame_of(place.stack[-1]), count * parts.get(place, 1.0)
+            lines[frame] += weight
+            tally.paths[frame][place.stack[-2::-1]] += weight
+            if lines is tally.at and place.innermost not in (None, TORCH):
+                tally.outside[frame] += weight
 
 
 def _part(steps: Sequence[Step], of: Sequence[Step]) -> float:
@@ -209,9 +181,14 @@ def _kept(each: Sequence[SampleCounts]) -> dict[Frame, list[float]]:
 
 def beyond(mine: SampleCounts, theirs: SampleCounts, fewest: int) -> dict[Frame, float]:
     """Samples at each line beyond those of other ranks in as much time, where they stand out of the counting error, and are
-    ``fewest`` at least; where there is none, at the lines that follow."""
+    ``fewest`` at least; where there is none, at the line that is most likely what these ranks do more; else at the lines that
+    follow."""
     scale = scale_of(mine, theirs)
-    return _net(mine.at, theirs.at, scale, fewest) or _net(mine.behind, theirs.behind, scale, fewest)
+    return (
+        _net(mine.at, theirs.at, scale, fewest)
+        or most_likely(mine.at, theirs.at, scale)
+        or _net(mine.behind, theirs.behind, scale, fewest)
+    )
 
 
 def _net(
@@ -248,7 +225,7 @@ def _samples_in(
     for step, samples in by_step:
         events = [event for event in step.events if event.kind in _INSIDE_EVENTS]
         for sample in samples:
-            time_ns = sample[0] - step.start_ns
+            time_ns = moment_of(sample) - step.start_ns
             inside = [
                 event.kind
                 for event in events
@@ -276,7 +253,7 @@ def _in_gap(
     wanted = gaps.kinds.index(gap)
     kept = []
     for step, samples in by_step:
-        kinds = gaps.kind_at(np.array([sample[0] - origin_ns for sample in samples]))
+        kinds = gaps.kind_at(np.array([moment_of(sample) - origin_ns for sample in samples]))
         kept.append((step, [sample for sample, kind in zip(samples, kinds, strict=True) if kind == wanted]))
     return kept
 

@@ -18,6 +18,14 @@ GROUPS = tuple(
     for group, members in (("even", (0, 2)), ("odd", (1, 3)), ("0", ()))
 )
 QUICK = tuple(Kind("allreduce", 0.05, work_ms=0.3 + 0.01 * (place % 7)) for place in range(30))
+EVEN = Job(
+    kinds=(Kind("allreduce", 2.0), Kind("allreduce", 3.0)),
+    steps=20,
+    cut=(0, 22, -18, 26),
+    lateness_ms=0.02,
+    **CLOCKS,
+)
+"""Steps as long as each other, beginning up to 13 apart: seven or fewer are in all windows, and each fits beside its neighbours'."""
 JOBS = {
     "spread ends": Job(),
     "lost events": Job(lost=0.05, steps=40),
@@ -32,6 +40,7 @@ JOBS = {
     "groups on clocks": Job(kinds=GROUPS, lost=0.02, **CLOCKS),
     "quick ones": Job(kinds=QUICK, lost=0.02, cut=CUT),
     "quick ones on clocks": Job(kinds=QUICK, lost=0.02, **CLOCKS),
+    "clocks, and windows that begin in different steps": EVEN,
     "numbers": Job(lost=0.05, numbered=True, cut=CUT, **CLOCKS),
     "numbers without step marks": Job(lost=0.05, numbered=True, cut=CUT, marked=False, **CLOCKS),
     "numbers that begin anew": Job(lost=0.05, numbered=True, renumbered=20, cut=CUT),

@@ -56,6 +56,7 @@ def test_a_rank_that_is_late_in_some_recorded_steps(plant, cause, steps, tmp_pat
     without_ms = sum(truth.plants[0].step_us_without) / STEPS / 1e3
     whole_ms = (truth.mean_step_us / 1e3 - without_ms) * STEPS
     assert cost.ms_per_step * cost.steps_seen == pytest.approx(whole_ms, rel=0.1)
+    assert measurement.facts.late.total.ms_per_step == pytest.approx(cost.ms_per_step, rel=0.02)
 
 
 def test_what_strikes_now_this_rank_now_that_one_accuses_nobody(tmp_path):

@@ -13,13 +13,17 @@ import pytest
 
 from tests.measure.recorded import Job, late_facts, measured, plant, record
 
-SLOW, BEHIND, ELSEWHERE = 18, 57, 99
+SLOW, CALL, BEHIND, ELSEWHERE = 18, 55, 57, 99
 FAIR_NS, PERIOD_NS, LOOK_NS = 5_000_000, 20_000_000, 700_000
 
 
 def places():
-    lines = ((SLOW, "slow"), (BEHIND, "main"), (ELSEWHERE, "main"))
-    return [{"where": line, "file": "train.py", "line": line, "function": name} for line, name in lines]
+    """The slow function is called a few lines above the line behind the work."""
+    lines = ((CALL, "main", {}), (SLOW, "slow", {"by": CALL}), (BEHIND, "main", {}), (ELSEWHERE, "main", {}))
+    return [
+        {"where": line, "file": "train.py", "line": line, "function": name, **above}
+        for line, name, above in lines
+    ]
 
 
 def works_of(folder, rank, work_ns):
@@ -85,3 +89,75 @@ def test_long_work_needs_no_close_look(tmp_path, closer):
 @pytest.mark.parametrize("closer", [False, True])
 def test_of_work_that_is_never_seen_from_within_the_line_behind_it_is_told(tmp_path, closer):
     assert named(tmp_path, 4.0, closer) == [BEHIND]
+
+
+def of_places(folder, rank, rows):
+    """A rank's samples, as (moment, line, innermost line, ns waited); ``places`` by number."""
+    first = rows[0][0]
+    lines = [
+        *places(),
+        {
+            "where": 2,
+            "file": "/venv/lib/python3.11/site-packages/torch/_ops.py",
+            "line": 1279,
+            "function": "op",
+        },
+        {
+            "t": first,
+            "s": [[at - first, line, innermost] for at, line, innermost, _ in rows],
+            "h": [held_ns for *_, held_ns in rows],
+        },
+    ]
+    (folder / "ranks" / f"{rank:05d}" / "samples.jsonl").write_text(
+        "".join(json.dumps(line) + "\n" for line in lines)
+    )
+
+
+def lines_told(tmp_path, samples_of, work_ms=4.0):
+    """Of rank 1, which works longer, where ``samples_of(rank, works)`` gives each rank's samples."""
+    folder = record(tmp_path / "run", Job(steps=120, extra=plant(1, host=work_ms)))
+    for rank in range(4):
+        works = works_of(folder, rank, int(work_ms * 1e6))[0]
+        of_places(folder, rank, samples_of(rank, works))
+    found, _ = measured(folder)
+    return [where.line for where in late_facts(found)["host"].where]
+
+
+@pytest.mark.parametrize("holder", [1, 3])
+def test_what_lets_go_of_the_lock_is_not_what_kept_it(tmp_path, holder):
+    """One rank was asked for the lock in the work once; all other samples of it show the call behind it."""
+
+    def samples(rank, works):
+        others = [(begin + 100, ELSEWHERE, ELSEWHERE, 0) for begin, _ in works]
+        if rank == holder:
+            others[3] = (works[3][1], SLOW, SLOW, 5_200_000)
+        behind = [(end, BEHIND, 2, 2_000_000) for _, end in works[5::10]] if rank == 1 else []
+        return sorted([*others, *behind])
+
+    assert lines_told(tmp_path, samples) == [SLOW]
+
+
+def test_a_call_that_mostly_lets_go_kept_nothing_when_somebody_waited_long_there(tmp_path):
+    def samples(rank, works):
+        rows = [(begin + 100, ELSEWHERE, ELSEWHERE, 0) for begin, _ in works]
+        if rank == 1:
+            rows += [(end, BEHIND, 2, 2_000_000) for _, end in works[5::10]]
+            rows += [(end, BEHIND, 2, 8_700_000) for _, end in works[8::40]]
+            rows += [(end - 1000, SLOW, SLOW, 5_200_000) for _, end in works[9::40]]
+        return sorted(rows)
+
+    assert lines_told(tmp_path, samples) == [SLOW]
+
+
+@pytest.mark.parametrize(
+    ("counts", "told"), [({SLOW: 3}, [SLOW]), ({SLOW: 3, BEHIND: 1}, [SLOW]), ({SLOW: 2, BEHIND: 2}, [])]
+)
+def test_few_samples_tell_the_line_if_no_other_is_likely(tmp_path, counts, told):
+    def samples(rank, works):
+        rows = [(begin + 100, ELSEWHERE, ELSEWHERE, 0) for begin, _ in works]
+        lines = [line for line, count in counts.items() for _ in range(count)] if rank == 1 else []
+        return sorted(
+            [*rows, *((end - 1000, line, line, 0) for (_, end), line in zip(works[7:], lines, strict=False))]
+        )
+
+    assert lines_told(tmp_path, samples) == told

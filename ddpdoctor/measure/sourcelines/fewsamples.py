@@ -1,0 +1,69 @@
+"""Which line it is that some ranks run and others do not, where samples are too few for any line to stand out by itself.
+
+That these ranks do more is known by then, from what was timed in every step; samples only say where. So the lines are weighed
+against each other, and against one that no sample met. If line i is where the excess of E samples lies, its count is that of its
+usual rate plus a Poisson number of mean E, and every other line's is that of its usual rate. What the other ranks' count o says
+of that rate is the Gamma distribution of shape o + a; a count at the usual rate is then negative binomial (Gelman et al., Bayesian
+Data Analysis, section 2.6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, lgamma, log
+
+from .ranking import Frame
+
+
+@dataclass(frozen=True)
+class _Tuning:
+    likely: float = 0.8
+    """Probability from which on a line is named: four times as likely as all others and what was not seen together."""
+    fewest: float = 2.0
+    """Samples beyond the other ranks' that a named line has at least: one meets any line."""
+    rate_shape: float = 0.3
+    """a: lines that other ranks never showed are mostly rare. Between Jeffreys' 0.5 and none."""
+
+
+_TUNING = _Tuning()
+
+
+def most_likely(
+    mine: Mapping[Frame, float], theirs: Mapping[Frame, float], scale: float
+) -> dict[Frame, float]:
+    """The line with its samples beyond ``theirs``, which are multiplied by ``scale`` to be those of as much time; {} where there
+    are no other ranks, or no line is likely enough."""
+    if scale <= 0:
+        return {}
+    net = {frame: count - scale * theirs.get(frame, 0.0) for frame, count in mine.items()}
+    excess = max(sum(mine.values()) - scale * sum(theirs.values()), *net.values(), 0.0) if net else 0.0
+    best = max(net, key=lambda frame: net[frame], default=None)
+    if best is None or net[best] < _TUNING.fewest:
+        return {}
+    odds = {frame: _odds(round(mine[frame]), round(theirs.get(frame, 0.0)), scale, excess) for frame in net}
+    likely = odds[best] / (sum(odds.values()) + exp(-excess))
+    return {best: net[best]} if likely >= _TUNING.likely else {}
+
+
+def _odds(count: int, other: int, scale: float, excess: float) -> float:
+    """By how much likelier a line's count is if the excess lies there than if it does not."""
+    usual = [_usual(n, other, scale) for n in range(count + 1)]
+    with_excess = sum(usual[n] * _poisson(count - n, excess) for n in range(count + 1))
+    return with_excess / max(usual[count], 1e-300)
+
+
+def _usual(count: int, other: int, scale: float) -> float:
+    """Probability of a count where other ranks in 1 / ``scale`` times as much time have ``other``."""
+    shape, part = other + _TUNING.rate_shape, 1.0 / (1.0 + scale)
+    return exp(
+        lgamma(count + shape)
+        - lgamma(shape)
+        - lgamma(count + 1)
+        + shape * log(part)
+        + count * log(1.0 - part)
+    )
+
+
+def _poisson(count: int, mean: float) -> float:
+    return exp(count * log(mean) - mean - lgamma(count + 1)) if mean > 0 else float(count == 0)

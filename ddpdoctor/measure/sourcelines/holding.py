@@ -1,0 +1,167 @@
+"""Samples that had to wait for Python's lock: whose line was it that kept the lock?
+
+A sample is due at a random moment, and is taken when its thread gets the lock. Where it had to *ask* for that (5 ms), it shows the line
+that kept the lock. Where the thread let go of the lock by itself, at a call into torch or the system, the sample shows that call:
+what kept the lock ran just before. If a line before it, on the same way through the program, was seen to keep the lock at other times,
+on whatever rank, it was that line; else only the line that *follows* is known. A call at which the lock is mostly let go is
+taken to keep it never.
+
+Looks in close succession begin to wait when such work begins, and the first of them that has to ask stands for the work's first
+5 ms. So do, in all steps, the samples that were followed by a call: the larger of the two counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from ddpdoctor.measure.places import CodeLine
+from ddpdoctor.measure.steplog import RankLog, Sample
+from ddpdoctor.rundir import HELD_NS
+
+ASKED_NS = 5_000_000
+"""Python asks a thread for its lock where another one has waited for so long (``sys.getswitchinterval``), never earlier."""
+_BETWEEN_LOOKS_NS = 700_000
+"""In which the thread that looks closely does not want the lock."""
+
+_LEAST_SEEN = 0.1
+"""Samples in which a call was asked for the lock, of those that it let in by itself: work of 5.5 ms is asked in one of ten, and
+what ends as it is asked shows the next call now and then."""
+
+Stack = tuple[CodeLine, ...]
+"""The user's lines, the outermost first."""
+
+
+TORCH = CodeLine("torch", 0, "")
+_TORCH_FILES = ("/site-packages/torch/", "/dist-packages/torch/")
+"""What the path of a file of torch's contains."""
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a sample shows."""
+
+    stack: Stack
+    innermost: CodeLine | None
+    """Also where it is a library's; ``TORCH`` for all of torch's, which lets go of the lock in every operator."""
+
+
+def moment_of(sample: Sample) -> int:
+    """When the thread did what a sample is of, epoch ns: where it is of what ran before the line that it shows, when it was due."""
+    return sample[0] - sample[3] if HELD_NS <= sample[3] < ASKED_NS else sample[0]
+
+
+def _shown_in(log: RankLog) -> dict[tuple[int, int], Shown]:
+    lines = {number: CodeLine(at.file, at.line, at.function) for number, at in log.sample_where.items()}
+    innermost_lines = {
+        number: TORCH if any(t in at.file for t in _TORCH_FILES) else at for number, at in lines.items()
+    }
+    pairs = {(row[1], row[2]) for table in (log.samples, log.closer) for row in table[:, :3].tolist()}
+    return {
+        (user, innermost): Shown(
+            (*reversed(log.sample_where[user].callers), lines[user]), innermost_lines.get(innermost)
+        )
+        for user, innermost in pairs
+        if user in log.sample_where
+    }
+
+
+class Holders:
+    """The lines that were seen to keep Python's lock, of all ranks of a run."""
+
+    def __init__(self, logs: Sequence[RankLog]) -> None:
+        self.shown = {log.rank: _shown_in(log) for log in logs}
+        """Of each rank, what a sample shows, by the numbers of its two lines."""
+        asked: Counter[Shown] = Counter()
+        following: Counter[Shown] = Counter()
+        for log in logs:
+            shown = self.shown[log.rank]
+            for sample in (*log.samples.tolist(), *log.closer.tolist()):
+                place = shown.get((sample[1], sample[2]))
+                if place is not None and sample[3] >= HELD_NS:
+                    (asked if sample[3] >= ASKED_NS else following)[place] += 1
+        at_line: Counter[Stack] = Counter()
+        for place, count in following.items():
+            at_line[place.stack] += count
+        self._letting_go = {
+            place
+            for place in (*following, *asked)
+            if following[place] >= asked[place] or asked[place] < _LEAST_SEEN * at_line[place.stack]
+        }
+        self._keep = {place: count for place, count in asked.items() if place not in self._letting_go}
+        self._before: dict[Stack, dict[Shown, float]] = {}
+
+    def follows(self, place: Shown, held_ns: int) -> bool:
+        """Whether a sample that waited so long is of what ran before the place that it shows."""
+        return held_ns >= HELD_NS and (held_ns < ASKED_NS or place in self._letting_go)
+
+    def before(self, stack: Stack) -> dict[Shown, float]:
+        """What keeps the lock just before the program comes here, each place with its share; {} where it was never seen."""
+        if stack not in self._before:
+            apart = {
+                place: distance
+                for place in self._keep
+                if (distance := _apart(stack, place.stack)) is not None
+            }
+            least = min(apart.values(), default=None)
+            nearest = [place for place, distance in apart.items() if distance == least]
+            whole = sum(self._keep[place] for place in nearest)
+            self._before[stack] = {place: self._keep[place] / whole for place in nearest}
+        return self._before[stack]
+
+
+@dataclass(frozen=True)
+class Held:
+    """Samples of one rank: how many are of which line."""
+
+    holders: Holders
+    at: Counter[Shown] = field(default_factory=Counter)
+    following: Counter[Shown] = field(default_factory=Counter)
+    looked: dict[Shown, float] = field(default_factory=dict)
+    """First looks that had to ask, in samples of random moments."""
+
+    def sample(self, place: Shown, sample: Sample) -> None:
+        """Count a sample of a random moment."""
+        (self.following if self.holders.follows(place, sample[3]) else self.at)[place] += 1
+
+    def close_looks(self, looks: Iterable[tuple[Shown, Sample]], per_ns: float) -> None:
+        """Count looks, in their order. ``per_ns``: samples of random moments per ns of looking closely."""
+        asked_ns = None
+        for place, (taken_ns, _, _, held_ns) in looks:
+            if held_ns < HELD_NS or self.holders.follows(place, held_ns):
+                continue
+            goes_on = asked_ns is not None and taken_ns - held_ns - asked_ns < HELD_NS + _BETWEEN_LOOKS_NS
+            asked_ns = taken_ns
+            if not goes_on:
+                self.looked[place] = self.looked.get(place, 0.0) + ASKED_NS * per_ns
+
+    def settled(self) -> tuple[dict[Shown, float], dict[Shown, float]]:
+        """(Samples by the place that they are of, those of which only the place is known that follows.)"""
+        before: dict[Shown, float] = {}
+        unknown: dict[Shown, float] = {}
+        for place, count in self.following.items():
+            shares = self.holders.before(place.stack)
+            for holder, share in shares.items():
+                before[holder] = before.get(holder, 0.0) + count * share
+            if not shares:
+                unknown[place] = count
+        places = dict.fromkeys((*self.at, *self.looked, *before))
+        at = {
+            place: self.at.get(place, 0) + max(self.looked.get(place, 0.0), before.get(place, 0.0))
+            for place in places
+        }
+        return at, unknown
+
+
+def _apart(follower: Stack, holder: Stack) -> tuple[int, bool, int] | None:
+    """How far before: what the program ran within more calls in common is nearer; then what stands above it in their function, by
+    lines, and what stands below it last, as in a loop. None where nothing says which comes first."""
+    common = 0
+    for a, b in zip(follower, holder, strict=False):
+        if (a.file, a.function) != (b.file, b.function):
+            break
+        if a.line != b.line:
+            return -common, b.line > a.line, a.line - b.line
+        common += 1
+    return (-common, False, 0) if common else None
