@@ -24,6 +24,7 @@ VERBS = {
     "try": "Measure what a change to a job brings, before the script is edited",
     "export": "Put all ranks on one clock: Perfetto, Parquet, CSV",
     "rules": "The knowledge behind the findings",
+    "doctor": "Say what this machine and the job's Python allow",
     "demo": "Train a small model with a planted fault, diagnose it",
     "completion": "Print the completion script for a shell",
 }

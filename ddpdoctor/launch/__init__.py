@@ -13,14 +13,18 @@ from ddpdoctor.deferred import deferred
 from ddpdoctor.launch.options import RunOptions, parse_address, parse_step_range
 
 if TYPE_CHECKING:
+    from ddpdoctor.launch.checkup import Check, CheckState, checks_for
     from ddpdoctor.launch.child import CommandNotStartedError, ExitStatus
     from ddpdoctor.launch.session import Outcome, run_job
 
 __all__ = [
+    "Check",
+    "CheckState",
     "CommandNotStartedError",
     "ExitStatus",
     "Outcome",
     "RunOptions",
+    "checks_for",
     "parse_address",
     "parse_step_range",
     "run_job",
@@ -28,5 +32,13 @@ __all__ = [
 
 __getattr__ = deferred(
     __name__,
-    {"CommandNotStartedError": "child", "ExitStatus": "child", "Outcome": "session", "run_job": "session"},
+    {
+        "Check": "checkup",
+        "CheckState": "checkup",
+        "CommandNotStartedError": "child",
+        "ExitStatus": "child",
+        "Outcome": "session",
+        "checks_for": "checkup",
+        "run_job": "session",
+    },
 )

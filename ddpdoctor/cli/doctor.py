@@ -1,0 +1,58 @@
+"""``ddpdoctor doctor``: what this machine and the job's Python allow."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ddpdoctor.cli.say import say
+
+SCHEMA = "ddpdoctor.doctor/1"
+_EXIT_NOTHING = 1
+
+
+@click.command("doctor", context_settings={"allow_interspersed_args": False})
+@click.option(
+    "--json",
+    "json_file",
+    type=click.Path(path_type=Path),
+    metavar="F",
+    help="Write what was found; - is stdout.",
+)
+@click.argument("job", nargs=-1, type=click.UNPROCESSED, metavar="[[--] COMMAND [ARGS]...]")
+def command(json_file: Path | None, job: tuple[str, ...]) -> None:
+    """Say what this machine and the job's Python allow, and what a recording here would lack.
+
+    COMMAND is the job's; it is not run, only the Python that it starts is asked. Without one, that of the torchrun on
+    the path. Exit code 0: a job can be recorded here; 1: it cannot.
+
+    \b
+    Examples:
+      ddpdoctor doctor
+      ddpdoctor doctor -- torchrun --nproc-per-node 8 train.py
+      ddpdoctor doctor --json - -- /opt/conda/bin/python
+    """
+    import msgspec
+
+    from ddpdoctor.launch import CheckState, checks_for
+    from ddpdoctor.report.replace import is_stdout, write_whole
+
+    checks = checks_for(job)
+    ready = all(check.state != CheckState.NO for check in checks)
+    if json_file is not None:
+        document = msgspec.json.encode({"schema": SCHEMA, "ready": ready, "checks": checks})
+        write_whole(json_file, msgspec.json.format(document, indent=1))
+    if json_file is None or not is_stdout(json_file):
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            say(f"{check.state:4}  {check.name:{width}}  {check.words}")
+        say(_conclusion([check.name for check in checks if check.state == CheckState.NO]))
+    if not ready:
+        raise click.exceptions.Exit(_EXIT_NOTHING)
+
+
+def _conclusion(missing: list[str]) -> str:
+    if missing:
+        return f"A job cannot be recorded here yet: see {' and '.join(missing)}."
+    return "A job can be recorded here: ddpdoctor run -- COMMAND"

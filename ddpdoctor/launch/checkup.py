@@ -1,0 +1,262 @@
+"""What this machine and the job's Python allow: what a recording would hold, and what it would lack."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ddpdoctor.launch.directory import RUNS_FOLDER
+from ddpdoctor.launch.jobpython import asked, interpreter_of
+from ddpdoctor.telemetry import HostSampler, NvmlSampler
+
+_OLDEST_PYTHON, _OLDEST_TORCH = (3, 9), (2, 1)
+_GB = 1e9
+_LITTLE_SHM_BYTES = 1_000_000_000
+"""A container gets 64 MB unless told otherwise; the batches of a few loader workers take hundreds."""
+_LITTLE_DISK_BYTES = 2_000_000_000
+"""A rank's trace may take 256 MB."""
+_SLOW_CLOCK_NS = 500.0
+"""A system call instead of a register: a step reads the clock some ten times."""
+_READINGS = 2000
+_NETWORK_STORAGE = (
+    "nfs",
+    "cifs",
+    "smb",
+    "lustre",
+    "gpfs",
+    "fuse",
+    "ceph",
+    "beegfs",
+    "9p",
+    "virtiofs",
+    "wekafs",
+)
+
+
+class CheckState(StrEnum):
+    """What a check found."""
+
+    OK = "ok"
+    NOTE = "note"
+    """A recording works and lacks something, or the job itself may suffer."""
+    NO = "no"
+    """Nothing can be recorded."""
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at."""
+
+    name: str
+    state: CheckState
+    words: str
+
+
+def checks_for(command: Sequence[str]) -> list[Check]:
+    """All checks, for the job that ``command`` starts, else for the Python that a job here would most likely use.
+
+    Raises DdpDoctorError where there is no such command. Nothing is written but to a temporary folder.
+    """
+    told = asked(interpreter := interpreter_of(command))
+    host = HostSampler().facts
+    checks: tuple[tuple[str, Callable[[], tuple[CheckState, str]]], ...] = (
+        ("Job's Python", lambda: _python(told, interpreter)),
+        ("PyTorch", lambda: _torch(told)),
+        ("GPUs", lambda: _gpus(told)),
+        ("Cores", lambda: _cores(host)),
+        ("Memory", lambda: _memory(host)),
+        ("Shared memory", _shared_memory),
+        ("Clock", _clock),
+        ("Processes", _processes),
+        ("Run directory", _run_directory),
+        ("Network", lambda: _network(host)),
+    )
+    return [_checked(name, check) for name, check in checks]
+
+
+def _checked(name: str, check: Callable[[], tuple[CheckState, str]]) -> Check:
+    try:
+        state, words = check()
+    except (OSError, ValueError, TypeError, psutil.Error) as error:
+        state, words = CheckState.NOTE, f"could not be looked at: {error}"
+    return Check(name, state, words)
+
+
+def _python(told: dict[str, Any], interpreter: str) -> tuple[CheckState, str]:
+    if "python" not in told:
+        return CheckState.NO, f"{interpreter}: {told.get('error', 'no answer')}"
+    version, where = told["python"], told.get("executable") or interpreter
+    if _numbers(version) < _OLDEST_PYTHON:
+        return CheckState.NO, f"{version}, {where}: recording needs {_dotted(_OLDEST_PYTHON)} or newer"
+    if not told.get("hook"):
+        return (
+            CheckState.NO,
+            f"{version}, {where}: does not load the recorder (is it started with -S, -E or -I?)",
+        )
+    return CheckState.OK, f"{version}, {where}; the recorder loads"
+
+
+def _torch(told: dict[str, Any]) -> tuple[CheckState, str]:
+    version = told.get("torch")
+    if version is None:
+        return CheckState.NO, f"not found ({told.get('error', 'no answer')}): name the job's command after --"
+    if not told.get("distributed"):
+        return CheckState.NO, f"{version} without torch.distributed: no rank can be told from another"
+    backends = told.get("backends") or []
+    words = f"{version}, {'CUDA or ROCm ' + told['cuda'] if told.get('cuda') else 'for CPUs'}, backends {', '.join(backends)}"
+    if _numbers(version) < _OLDEST_TORCH:
+        return CheckState.NO, f"{words}: recording needs {_dotted(_OLDEST_TORCH)} or newer"
+    if told.get("devices") and "CUDA" not in (told.get("profiler") or []):
+        return CheckState.NOTE, f"{words}; its profiler cannot see GPUs (no CUPTI): no kernels in the window"
+    return CheckState.OK, words
+
+
+def _gpus(told: dict[str, Any]) -> tuple[CheckState, str]:
+    sampler = NvmlSampler()
+    names = [str(gpu.get("name") or "GPU") for gpu in sampler.static]
+    seen = told.get("devices") or 0
+    if names:
+        kinds = ", ".join(f"{names.count(name)} x {name}" for name in dict.fromkeys(names))
+        lacks = f"; {sampler.notes[0].text}" if sampler.notes else ""
+        if not seen:
+            return CheckState.NOTE, f"{kinds}, but the job's PyTorch sees none"
+        return (
+            CheckState.NOTE if lacks else CheckState.OK
+        ), f"{kinds}, {seen} for the job; clocks, power and links by NVML{lacks}"
+    if seen:
+        return (
+            CheckState.NOTE,
+            f"{seen} for the job, but no NVML: no clocks, power, throttling or links are recorded",
+        )
+    return CheckState.NOTE, "none: a job here runs on CPUs"
+
+
+def _cores(host: dict[str, Any]) -> tuple[CheckState, str]:
+    usable = host.get("cpu_count_usable") or os.cpu_count() or 1
+    limit = host.get("cgroup_cpu_limit_cores")
+    words = f"{usable} of {host.get('cpu_count_logical') or usable} usable"
+    if limit is not None and limit < usable:
+        return (
+            CheckState.NOTE,
+            f"{words}, held to {limit:g} by a container's limit: keep ranks x threads below that",
+        )
+    load = os.getloadavg()[0]
+    if load > usable / 2:
+        return (
+            CheckState.NOTE,
+            f"{words}; others keep {load:.1f} of them busy now, which would show in every step",
+        )
+    return CheckState.OK, f"{words}, no limit of a container"
+
+
+def _memory(host: dict[str, Any]) -> tuple[CheckState, str]:
+    memory = psutil.virtual_memory()
+    limit = host.get("cgroup_memory_limit_bytes")
+    words = f"{memory.available / _GB:.1f} GB free of {memory.total / _GB:.1f} GB"
+    if limit is not None and limit < memory.total:
+        return CheckState.OK, f"{words}, held to {limit / _GB:.1f} GB by a container's limit"
+    return CheckState.OK, words
+
+
+def _shared_memory() -> tuple[CheckState, str]:
+    place = Path("/dev/shm")
+    if not os.access(place, os.W_OK):
+        return CheckState.NOTE, f"{place} is not writable: records wait in the temporary folder, on disk"
+    usage = shutil.disk_usage(place)
+    words = f"{place}: {usage.free / _GB:.2f} GB free of {usage.total / _GB:.2f} GB"
+    if usage.free < _LITTLE_SHM_BYTES:
+        return CheckState.NOTE, f"{words}; loader workers may be killed for want of it (docker: --shm-size)"
+    return CheckState.OK, words
+
+
+def _clock() -> tuple[CheckState, str]:
+    try:
+        source = Path("/sys/devices/system/clocksource/clocksource0/current_clocksource").read_text().strip()
+    except OSError:
+        source = "source unknown"
+    start = time.perf_counter_ns()
+    for _ in range(_READINGS):
+        time.monotonic_ns()
+    each_ns = (time.perf_counter_ns() - start) / _READINGS
+    words = f"{source}, {each_ns:.0f} ns a reading"
+    if each_ns > _SLOW_CLOCK_NS:
+        return CheckState.NOTE, f"{words}: slow, so recording a step costs more here"
+    return CheckState.OK, words
+
+
+def _processes() -> tuple[CheckState, str]:
+    lacking = [
+        name
+        for name, file in (
+            ("what a process waits in", "wchan"),
+            ("its system call", "syscall"),
+            ("its I/O", "io"),
+        )
+        if not _readable(Path("/proc/self") / file)
+    ]
+    if not Path("/proc/self/stat").exists():
+        return CheckState.NOTE, "/proc is not there: of a job that hangs, only stacks can be told"
+    if lacking:
+        return CheckState.NOTE, f"of a job that hangs, {', '.join(lacking)} cannot be read"
+    return CheckState.OK, "their state can be read, for jobs that hang"
+
+
+def _run_directory() -> tuple[CheckState, str]:
+    place = Path(RUNS_FOLDER) if Path(RUNS_FOLDER).is_dir() else Path.cwd()
+    shown = f"./{RUNS_FOLDER}"
+    if not os.access(place, os.W_OK | os.X_OK):
+        return CheckState.NO, f"{shown} cannot be written: give `run` another place with --out"
+    free, kind = shutil.disk_usage(place).free, _file_system(place.resolve())
+    words = f"{shown}: {free / _GB:.0f} GB free, {kind}"
+    if free < _LITTLE_DISK_BYTES:
+        return CheckState.NOTE, f"{words}; a rank's trace takes up to 0.26 GB (--max-trace-mb)"
+    if kind.startswith(_NETWORK_STORAGE):
+        return CheckState.OK, f"{words}: shared storage, which ranks never wait for"
+    return CheckState.OK, words
+
+
+def _network(host: dict[str, Any]) -> tuple[CheckState, str]:
+    links = {
+        name: link
+        for name, link in (host.get("network_interfaces") or {}).items()
+        if link.get("up") and name != "lo" and not name.startswith(("veth", "docker", "br-"))
+    }
+    told = [
+        f"{name} {speed / 1e9:g} Gb/s" if (speed := link.get("speed_bits_per_s")) else name
+        for name, link in sorted(links.items())
+    ]
+    rdma = sorted(host.get("rdma_ports") or {})
+    words = f"{', '.join(told) or 'no interface is up'}; {'RDMA ' + ', '.join(rdma) if rdma else 'no RDMA'}"
+    return CheckState.OK, words
+
+
+def _file_system(place: Path) -> str:
+    """The type of the mount that holds ``place``."""
+    mounts = [part for part in psutil.disk_partitions(all=True) if place.is_relative_to(part.mountpoint)]
+    return max(mounts, key=lambda part: len(part.mountpoint)).fstype if mounts else "file system unknown"
+
+
+def _readable(file: Path) -> bool:
+    try:
+        file.read_bytes()
+    except OSError:
+        return False
+    return True
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    """(2, 13) of ``2.13.0+cpu``; (0, 0) where it is no version."""
+    parts = version.split(".")[:2]
+    return tuple(int(part) for part in parts) if all(part.isdecimal() for part in parts) else (0, 0)
+
+
+def _dotted(version: tuple[int, ...]) -> str:
+    return ".".join(map(str, version))

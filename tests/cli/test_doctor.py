@@ -1,0 +1,77 @@
+"""``ddpdoctor doctor``: what it says of this machine, of other Pythons, and of a command that is not there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+CHECKS = (
+    *("Job's Python", "PyTorch", "GPUs", "Cores", "Memory", "Shared memory", "Clock", "Processes"),
+    *("Run directory", "Network"),
+)
+
+
+def doctor(*arguments, cwd):
+    return subprocess.run(
+        [sys.executable, "-m", "ddpdoctor", "doctor", *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+
+
+def script(path: Path, *lines: str) -> str:
+    path.write_text("\n".join(lines) + "\n")
+    path.chmod(0o755)
+    return str(path)
+
+
+def test_this_machine_in_ten_lines(tmp_path):
+    pytest.importorskip("torch")
+    done = doctor("--", sys.executable, "train.py", cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == ""
+    *lines, conclusion = done.stdout.splitlines()
+    assert [line[6:].split("  ")[0] for line in lines] == list(CHECKS)
+    assert "the recorder loads" in lines[0] and "gloo" in lines[1]
+    assert conclusion == "A job can be recorded here: ddpdoctor run -- COMMAND"
+    assert list(tmp_path.iterdir()) == [], "looking writes nothing"
+
+
+def test_the_python_is_that_which_the_launcher_s_first_line_names(tmp_path):
+    wrapper = script(tmp_path / "python-of-mine", "#!/bin/sh", f'exec "{sys.executable}" "$@"')
+    launcher = script(tmp_path / "launch", f"#!{wrapper}", "raise SystemExit('must not be run')")
+    done = doctor("--json", "-", "--", launcher, cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert told["schema"] == "ddpdoctor.doctor/1" and told["ready"] == (done.returncode == 0)
+    python = told["checks"][0]
+    assert python["state"] == "ok" and sys.executable in python["words"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "check", "words"),
+    [
+        (["#!/bin/sh", f'exec "{sys.executable}" -S "$@"'], "PyTorch", "not found"),
+        (["#!/bin/sh", f'exec "{sys.executable}" -I "$@"'], "Job's Python", "does not load the recorder"),
+        (["#!/bin/sh", "echo 'no licence' >&2; exit 3"], "Job's Python", "ended with code 3: no licence"),
+    ],
+)
+def test_a_python_that_cannot_record(tmp_path, lines, check, words):
+    done = doctor("--", script(tmp_path / "python-odd", *lines), cwd=tmp_path)
+    assert done.returncode == 1
+    said = next(line for line in done.stdout.splitlines() if check in line)
+    assert said.startswith("no ") and words in said
+    assert (
+        "cannot be recorded here yet" in done.stdout.splitlines()[-1]
+        and check in done.stdout.splitlines()[-1]
+    )
+
+
+def test_a_command_that_is_not_there_gets_one_sentence(tmp_path):
+    done = doctor("--", "torchrum", cwd=tmp_path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "ddpdoctor: torchrum: no such command here.\n"
