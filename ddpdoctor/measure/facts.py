@@ -267,7 +267,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     longest_wait_ms: float | None = None
     """The same on the rank that waits longest."""
     ready_batches: float | None = None
-    """Mean number of batches that stood ready in the queue."""
+    """Mean number of batches that stood ready in the queue, on the rank with the fewest."""
 
 
 class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -55,15 +55,18 @@ def _wait_ms(log: RankLog) -> float | None:
 
 
 def _ready_batches(logs: Sequence[RankLog]) -> float | None:
-    """Mean number of batches that stood ready when one was asked for, where the loader tells."""
-    ready = [
-        event.batches_ready
+    """Mean number of batches that stood ready when one was asked for, on the rank with the fewest, where the loader tells: while
+    others wait for that rank, theirs make batches in advance."""
+    each = [
+        [
+            event.batches_ready
+            for step in log.steps
+            for event in step.events
+            if event.kind == EventKind.DATA and event.batches_ready >= 0
+        ]
         for log in logs
-        for step in log.steps
-        for event in step.events
-        if event.kind == EventKind.DATA and event.batches_ready >= 0
     ]
-    return float(np.mean(ready)) if ready else None
+    return min((float(np.mean(of_rank)) for of_rank in each if of_rank), default=None)
 
 
 def _shown(windows: Sequence[Window]) -> LoaderFacts:

@@ -1,0 +1,13 @@
+"""What is told of the data loaders."""
+
+from __future__ import annotations
+
+from tests.measure.recorded import Job, measured, record
+
+
+def test_batches_that_stand_ready_while_a_rank_waits_for_another_are_none_of_its_own(tmp_path):
+    job = Job(world=2, steps=60, worker=lambda rank: 4.0 if rank == 0 else 40.0)
+    found, _ = measured(record(tmp_path / "one", job))
+    assert found.facts.loader.ready_batches < 0.2
+    found, _ = measured(record(tmp_path / "none", job.changed(worker=lambda rank: 4.0)))
+    assert found.facts.loader.ready_batches > 1.0
