@@ -87,8 +87,9 @@ def _are_of_one_job(runs: Sequence[str]) -> bool:
 def load(paths: Sequence[str], options: Options) -> Inputs:
     """Read everything at the paths. Raises UnusableInput where there are traces and none can be used."""
     folders = [path for path in paths if is_run_directory(path)]
+    recorded_at = set(folders)
     runs = _read_runs(folders, options.progress)
-    others = [path for path in paths if path not in folders]
+    others = [path for path in paths if path not in recorded_at]
     dumps = find_dumps([path for path in others if not is_url(path)])
     traces = _read_traces(runs, [path for path in others if path not in dumps.files], options, dumps)
     recorded = sorted((log for run in runs for log in run.logs), key=lambda log: log.rank)
@@ -171,6 +172,7 @@ def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options, 
     passed_over = [Note(sentence) for sentence in (loose.notes if loose is not None else ())]
     if not files:
         return _Traces([], passed_over)
+    named = set(loose.files) if loose is not None else set()
     told = counted(options.progress, Stage.TRACES)
     told(0, len(files))
     try:
@@ -178,7 +180,7 @@ def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options, 
             files,
             jobs=options.jobs,
             cache=options.cache,
-            ranks={file: rank for file, rank in ranks.items() if loose is None or file not in loose.files},
+            ranks={file: rank for file, rank in ranks.items() if file not in named},
             progress=told,
             engine=options.engine,
             job=options.job,
