@@ -87,7 +87,8 @@ def read_traces(
 
     ``jobs``: processes at most (default: one a processor). ``progress(done, total)`` is called after each
     file. ``ranks``: rank by file, where the caller knows it. ``cache``: use and fill the cache of parsed
-    columns, where reading takes longer than that. ``engine``: where files are read, see :func:`open_engine` (default: processes of this machine).
+    columns, where reading takes longer than that. ``engine``: where files are read, see :func:`open_engine`
+    (default: processes of this machine).
     """
     known = ranks or {}
     keep = cache and _worth_keeping(files)
