@@ -2,11 +2,12 @@
 
     python benchmarks/growth.py [--axis steps ...] [--most 2000] [--repetitions 3] [--plot FILE.svg]
 
-One axis grows at a time, the others stay small: windows of 5 to 2,000 steps, 4 to 400 collectives a step, 2 to 512 ranks;
-steps also with Python stacks, in the time format of before 2024, and as step logs. All jobs are generated. Each figure is
-the least CPU time of some processes. The slope of a stage is that of the logarithms of its seconds and of the events
-between the two largest sizes: 1 where twice the events take twice the time. Above 1.1, in a stage that takes long enough
-to tell, the benchmark fails.
+One axis grows at a time, the others stay small: windows of 5 to 2,000 steps, 4 to 400 collectives a step, 2 to 512 ranks,
+5,000 to 150,000 distinct names of events; steps also with Python stacks, in the time format of before 2024, and as step
+logs; of a run directory of 1,000 to 30,000 ranks, listing and opening. All jobs are generated. Each figure is the median
+CPU time of some processes, and all sizes of an axis take turns. The slope of a stage is that of the logarithms of its
+seconds and of the events between the two largest sizes, told as the median over the turns (least to most): 1 where twice
+the events take twice the time. Above 1.1 in every turn, in a stage that takes long enough to tell, the benchmark fails.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
@@ -39,6 +42,8 @@ class Axis:
 
     sizes: Sequence[int]
     make: Callable[[Path, int], None]
+    only: str = "analysis"
+    """What of it is done, see ``loading/stages.py``."""
 
 
 AXES = {
@@ -49,6 +54,8 @@ AXES = {
     "ranks": Axis((2, 8, 64, 512), lambda place, n: matrix.traces(place, ranks=n, steps=4)),
     "steps of logs": Axis((50, 500, 5000, 20000), lambda place, n: matrix.logs(place, 2, n)),
     "ranks of logs": Axis((2, 8, 64, 512), lambda place, n: matrix.logs(place, n, 50)),
+    "distinct names": Axis((5_000, 50_000, 150_000), matrix.names),
+    "rank folders": Axis((1_000, 10_000, 30_000), matrix.folders, only="opening"),
 }
 
 
@@ -60,7 +67,13 @@ class Point:
     events: int
     """Rows of traces; steps of logs where there are no traces."""
     peak_mb: float
-    cpu_s: dict[str, float]
+    turns: Sequence[dict[str, float]]
+    """CPU seconds by stage of each turn."""
+
+    @property
+    def cpu_s(self) -> dict[str, float]:
+        """Of each stage, the median of the turns."""
+        return {stage: median(turn[stage] for turn in self.turns) for stage in self.turns[0]}
 
 
 def main() -> int:
@@ -76,7 +89,7 @@ def main() -> int:
     measured: dict[str, list[Point]] = {}
     for name in options.axis:
         sizes = [size for size in AXES[name].sizes if size <= options.most]
-        measured[name] = [point(AXES[name], size, options.repetitions) for size in sizes]
+        measured[name] = points_of(AXES[name], sizes, options.repetitions)
         print_table(name, measured[name])
     if options.plot is not None:
         options.plot.write_text(
@@ -87,32 +100,45 @@ def main() -> int:
     return 1 if steep else 0
 
 
-def point(axis: Axis, size: int, repetitions: int) -> Point:
-    """The least seconds of each stage."""
+def points_of(axis: Axis, sizes: Sequence[int], repetitions: int) -> list[Point]:
+    """All sizes in turn, so that what else the machine does meets them alike."""
     with tempfile.TemporaryDirectory(prefix="ddpdoctor-bench-") as folder:
-        place = Path(folder) / "job"
-        axis.make(place, size)
+        places = [Path(folder) / str(size) for size in sizes]
+        for place, size in zip(places, sizes, strict=True):
+            axis.make(place, size)
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
             "OMP_NUM_THREADS": "1",
             "XDG_CACHE_HOME": str(Path(folder) / "cache"),
         }
-        command = [sys.executable, str(STAGES_PROGRAM), str(place)]
-        runs = []
+        runs: list[list[Any]] = [[] for _ in sizes]
         for _ in range(repetitions):
-            done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
-            runs.append(json.loads(done.stdout))
-    least = {stage: min(run["cpu_s"][stage] for run in runs) for stage in runs[0]["cpu_s"]}
-    return Point(size, runs[0]["rows"] or runs[0]["steps"], max(run["peak_mb"] for run in runs), least)
+            for place, of_size in zip(places, runs, strict=True):
+                command = [sys.executable, str(STAGES_PROGRAM), str(place), axis.only]
+                done = subprocess.run(command, stdout=subprocess.PIPE, check=True, env=environment)
+                of_size.append(json.loads(done.stdout))
+    return [
+        Point(
+            size,
+            of_size[0]["rows"] or of_size[0]["steps"],
+            max(run["peak_mb"] for run in of_size),
+            [run["cpu_s"] for run in of_size],
+        )
+        for size, of_size in zip(sizes, runs, strict=True)
+    ]
 
 
-def slope(before: Point, after: Point, stage: str) -> float:
-    """How the stage's seconds grow with the events; NaN where there is nothing to compare."""
-    less, more = before.cpu_s[stage], after.cpu_s[stage]
-    if less <= 0 or more <= 0 or after.events <= before.events:
-        return math.nan
-    return math.log(more / less) / math.log(after.events / before.events)
+def slopes(before: Point, after: Point, stage: str) -> list[float]:
+    """How the stage's seconds grow with the events, in each turn, from the least; NaN where there is nothing to compare."""
+    if after.events <= before.events:
+        return [math.nan]
+    grown = [
+        more[stage] / less[stage]
+        for less, more in zip(before.turns, after.turns, strict=True)
+        if less[stage] > 0 and more[stage] > 0
+    ]
+    return sorted(math.log(times) / math.log(after.events / before.events) for times in grown) or [math.nan]
 
 
 def too_steep(name: str, points: Sequence[Point]) -> list[str]:
@@ -121,10 +147,15 @@ def too_steep(name: str, points: Sequence[Point]) -> list[str]:
         return []
     last, before = points[-1], points[-2]
     return [
-        f"FAILED: {stage} grows with {name} by a slope of {slope(before, last, stage):.2f}"
+        f"FAILED: {stage} grows with {name} by a slope of {told(slopes(before, last, stage))}"
         for stage, seconds in last.cpu_s.items()
-        if seconds >= LEAST_S and slope(before, last, stage) > MOST_SLOPE
+        if seconds >= LEAST_S and min(slopes(before, last, stage)) > MOST_SLOPE
     ]
+
+
+def told(of_turns: Sequence[float]) -> str:
+    """``0.98 (0.91 to 1.04)``"""
+    return f"{median(of_turns):.2f} ({min(of_turns):.2f} to {max(of_turns):.2f})"
 
 
 def print_table(name: str, points: Sequence[Point]) -> None:
@@ -136,7 +167,7 @@ def print_table(name: str, points: Sequence[Point]) -> None:
         if points[-1].cpu_s[stage] < 0.005:
             continue
         seconds = " | ".join(f"{p.cpu_s[stage]:.3f}" for p in points)
-        grows = f"{slope(points[-2], points[-1], stage):.2f}" if len(points) > 1 else ""
+        grows = told(slopes(points[-2], points[-1], stage)) if len(points) > 1 else ""
         print(f"| {stage} | {seconds} | {points[-1].cpu_s[stage] / points[-1].events * 1e6:.2f} | {grows} |")
     print("| peak MB | " + " | ".join(f"{p.peak_mb:.0f}" for p in points) + " | | |", flush=True)
 

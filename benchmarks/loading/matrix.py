@@ -9,9 +9,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.long_run import write_run
+from benchmarks.long_run import EPOCH_NS, lines, write_run
+from ddpdoctor.rundir import MANIFEST_FILE, RANK_FILE, RANK_SCHEMA, RUN_SCHEMA, STEPS_FILE, new_run_id
 from tests.generator import Config, Plant, generate
 
+_NAMES_A_STEP = 100
+"""Operators and kernels that a step of the generated job has at least, on both ranks."""
 _COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8e5ea2", "#c77d0a", "#4d4d4d", "#0a9396")
 
 
@@ -37,12 +40,35 @@ def traces(
     generate(config, place)
     if stacks or old:
         for file in place.rglob("*.json*"):
-            _rewritten(file, stacks, old)
+            _rewritten(file, stacks=stacks, old=old)
 
 
 def logs(place: Path, ranks: int, steps: int) -> None:
     """A run directory without traces, its logs whole."""
     write_run(place, ranks, steps, whole=True)
+
+
+def names(place: Path, distinct: int) -> None:
+    """Traces of so many distinct names of operators and kernels."""
+    traces(place, steps=max(5, distinct // _NAMES_A_STEP))
+    files = sorted(place.rglob("*.json*"))
+    for file in files:
+        _rewritten(file, distinct=distinct // len(files))
+
+
+def folders(place: Path, ranks: int) -> None:
+    """A run directory of many ranks with a step each."""
+    place.mkdir()
+    document = {"schema": RUN_SCHEMA, "run_id": new_run_id(), "world_size": ranks, "ended_ns": EPOCH_NS}
+    (place / MANIFEST_FILE).write_text(json.dumps(document))
+    described = {"schema": RANK_SCHEMA, "world_size": ranks, "pid": 1, "device": "cpu", "backend": "gloo"}
+    log = b"".join(lines(0, 1))
+    for rank in range(ranks):
+        own = {**described, "rank": rank, "local_rank": rank % 8, "host": f"node{rank // 8}"}
+        folder = place / "ranks" / f"{rank:05d}"
+        folder.mkdir(parents=True)
+        (folder / RANK_FILE).write_text(json.dumps(own))
+        (folder / STEPS_FILE).write_bytes(log)
 
 
 def plot(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
@@ -76,7 +102,7 @@ def plot(lines: Mapping[str, Sequence[tuple[int, float]]]) -> str:
     return "\n".join([*drawn, "</svg>\n"])
 
 
-def _rewritten(file: Path, stacks: bool, old: bool) -> None:
+def _rewritten(file: Path, *, stacks: bool = False, old: bool = False, distinct: int = 0) -> None:
     packed = file.suffix == ".gz"
     text = file.read_bytes()
     document = json.loads(gzip.decompress(text) if packed else text)
@@ -92,6 +118,14 @@ def _rewritten(file: Path, stacks: bool, old: bool) -> None:
                 ("torch/nn/modules/module.py", 1500, "_call_impl"),
             )
         ]
+    plain = [
+        event
+        for event in events
+        if (event.get("cat") == "cpu_op" and event["name"].startswith("aten::"))
+        or (event.get("cat") == "kernel" and not event["name"].startswith("nccl"))
+    ]
+    for number, event in zip(range(distinct), plain, strict=False):
+        event["name"] += f"<{file.name}, {number}>"
     if old:
         base_us = document.pop("baseTimeNanoseconds") // 1000
         for event in events:

@@ -1,6 +1,9 @@
 """One analysis, its CPU seconds by stage as JSON. Runs in a process of its own for each measurement.
 
-The stages are those of the road from paths to a diagnosis; what a stage has called in another one counts there.
+    python benchmarks/loading/stages.py PLACE [analysis | opening]
+
+The stages are those of the road from paths to a diagnosis, or those of listing and opening a run; what a stage has called
+in another one counts there.
 """
 
 from __future__ import annotations
@@ -9,21 +12,29 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from ddpdoctor.analysis import Options, analyze, road
 from ddpdoctor.measure import flow
+from ddpdoctor.rundir import RunDirectory
 
 STAGES = {
-    "read": (road, "load"),
-    "windows": (road, "windows_of"),
-    "align logs": (flow, "align_logs"),
-    "graphs": (flow, "build_graphs"),
-    "attribution": (flow, "attribute"),
-    "prices": (flow, "price_all"),
-    "other measures": (road, "measure"),
-    "judge": (road, "judged"),
+    "analysis": {
+        "read": (road, "load"),
+        "windows": (road, "windows_of"),
+        "align logs": (flow, "align_logs"),
+        "graphs": (flow, "build_graphs"),
+        "attribution": (flow, "attribute"),
+        "prices": (flow, "price_all"),
+        "other measures": (road, "measure"),
+        "judge": (road, "judged"),
+    },
+    "opening": {
+        "list": (road, "with_runs_below"),
+        "open": (RunDirectory, "open"),
+        "read": (road, "load"),
+    },
 }
 """Where the road takes each stage from."""
 
@@ -31,8 +42,8 @@ STAGES = {
 class Clock:
     """CPU seconds of this process by stage, those of a stage within another one apart."""
 
-    def __init__(self) -> None:
-        self.spent_s = dict.fromkeys(STAGES, 0.0)
+    def __init__(self, stages: Iterable[str]) -> None:
+        self.spent_s = dict.fromkeys(stages, 0.0)
         self._within = [0.0]
 
     def timed(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -51,11 +62,11 @@ class Clock:
         return call
 
 
-def main(place: str) -> None:
-    """Analyse what lies at ``place``."""
-    clock = Clock()
-    for stage, (module, name) in STAGES.items():
-        setattr(module, name, clock.timed(stage, getattr(module, name)))
+def main(place: str, only: str = "analysis") -> None:
+    """Analyse what lies at ``place``, or only open it."""
+    clock = Clock(STAGES[only])
+    for stage, (owner, name) in STAGES[only].items():
+        setattr(owner, name, clock.timed(stage, getattr(owner, name)))
     counted: list[int] = []
     load = road.load
 
@@ -66,10 +77,14 @@ def main(place: str) -> None:
         return inputs
 
     road.load = counting
-    analyze([place], Options(cache=False, jobs=1))
+    options = Options(cache=False, jobs=1)
+    if only == "opening":
+        road.load(road.with_runs_below([place]), options)
+    else:
+        analyze([place], options)
     peak_mb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"rows": counted[0], "steps": counted[1], "peak_mb": peak_mb, "cpu_s": clock.spent_s}))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

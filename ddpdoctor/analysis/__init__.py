@@ -12,7 +12,7 @@ has their sentences.
 import ddpdoctor.report  # noqa: F401 (a diagnosis shows itself in notebooks from then on)
 
 from .inputs import Inputs, load
-from .options import Options, Progress
+from .options import Options
 from .road import Prepared, analyze, conclude, prepare
 
-__all__ = ["Inputs", "Options", "Prepared", "Progress", "analyze", "conclude", "load", "prepare"]
+__all__ = ["Inputs", "Options", "Prepared", "analyze", "conclude", "load", "prepare"]

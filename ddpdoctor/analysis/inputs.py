@@ -19,6 +19,7 @@ from ddpdoctor.rundir import (
     recover,
     run_directories,
 )
+from ddpdoctor.stages import Progress, Stage, counted
 from ddpdoctor.stall import Dumps, find_dumps
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, TraceSet, find_traces, load_traces
@@ -86,8 +87,9 @@ def _are_of_one_job(runs: Sequence[str]) -> bool:
 def load(paths: Sequence[str], options: Options) -> Inputs:
     """Read everything at the paths. Raises UnusableInput where there are traces and none can be used."""
     folders = [path for path in paths if is_run_directory(path)]
-    runs = _read_runs(folders)
-    others = [path for path in paths if path not in folders]
+    recorded_at = set(folders)
+    runs = _read_runs(folders, options.progress)
+    others = [path for path in paths if path not in recorded_at]
     dumps = find_dumps([path for path in others if not is_url(path)])
     traces = _read_traces(runs, [path for path in others if path not in dumps.files], options, dumps)
     recorded = sorted((log for run in runs for log in run.logs), key=lambda log: log.rank)
@@ -126,11 +128,12 @@ def _loose(others: Sequence[str], dumps: Dumps) -> TraceSet | None:
         return None
 
 
-def _read_runs(folders: Sequence[str]) -> list[_Run]:
+def _read_runs(folders: Sequence[str], progress: Progress) -> list[_Run]:
     unsaved = [recover(folder) for folder in folders]
     directories = [RunDirectory.open(folder) for folder in folders]
     runs = []
-    for directory, sentences, read in zip(directories, unsaved, read_logs(directories), strict=True):
+    told = counted(progress, Stage.LOGS)
+    for directory, sentences, read in zip(directories, unsaved, read_logs(directories, told), strict=True):
         telemetry = {host: read_telemetry(Path(file)) for host, file in directory.telemetry.items()}
         notes = [
             *(Note(f"{sentence} This diagnosis has read it there.") for sentence in sentences),
@@ -169,13 +172,16 @@ def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options, 
     passed_over = [Note(sentence) for sentence in (loose.notes if loose is not None else ())]
     if not files:
         return _Traces([], passed_over)
+    named = set(loose.files) if loose is not None else set()
+    told = counted(options.progress, Stage.TRACES)
+    told(0, len(files))
     try:
         loaded = load_traces(
             files,
             jobs=options.jobs,
             cache=options.cache,
-            ranks={file: rank for file, rank in ranks.items() if loose is None or file not in loose.files},
-            progress=options.progress,
+            ranks={file: rank for file, rank in ranks.items() if file not in named},
+            progress=told,
             engine=options.engine,
             job=options.job,
         )
@@ -183,5 +189,5 @@ def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options, 
         if not dumps.recordings and not any(run.logs for run in runs):
             raise
         return _Traces([], [*passed_over, Note(str(error))])
-    told = [*loaded.notes, *(reason for _, reason in loaded.failed)]
-    return _Traces(loaded.traces, [*passed_over, *map(Note, told)])
+    noticed = [*loaded.notes, *(reason for _, reason in loaded.failed)]
+    return _Traces(loaded.traces, [*passed_over, *map(Note, noticed)])

@@ -30,6 +30,7 @@ from ddpdoctor.diagnose.verdict import verdict
 from ddpdoctor.diagnose.waterfall import waterfall
 from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.rundir import Note
+from ddpdoctor.stages import Stage
 
 from .options import Options
 
@@ -63,6 +64,7 @@ _NOBODY_WAITS = (
 
 def judged(measured: Measured, options: Options) -> Diagnosis:
     """The diagnosis of ``measured`` by the rules of ``options``."""
+    options.progress(Stage.RULES, None)
     facts = measured.facts
     tree = facts_view.tree(facts)
     outcome = without_contradictions(

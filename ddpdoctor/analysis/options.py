@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddpdoctor.diagnose.load import RuleSet
-
-Progress = Callable[[int, int], None]
-"""Called with the number of traces that are read, and of all."""
+from ddpdoctor.stages import Progress, untold
 
 
 @dataclass(frozen=True)
@@ -32,4 +30,5 @@ class Options:
     hta: bool = False
     source_text: bool = True
     """Whether findings show the text of their lines, where the files are here and as the run had them."""
-    progress: Progress | None = None
+    progress: Progress = untold
+    """Is told of each stage as it begins, and of what is done of it."""

@@ -16,6 +16,7 @@ from ddpdoctor.measure.metrics import telemetry_series, window_cost
 from ddpdoctor.measure.steplog import PROFILED, RankLog
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.rundir import Note, is_run_directory
+from ddpdoctor.stages import Progress, Stage, counted, untold
 from ddpdoctor.stall import Verdict, evidence_of, of_dumps, of_run
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
@@ -65,7 +66,7 @@ def prepare(paths: Sequence[str], options: Options) -> Prepared:
     stopped = _stopped(inputs)
     if not inputs.traces and not logs and not inputs.dumps.recordings and stopped.facts.state is None:
         raise UnusableInput(why_nothing(places, inputs))
-    return Prepared(places, inputs, logs, windows_of(inputs), stopped)
+    return Prepared(places, inputs, logs, windows_of(inputs, options.progress), stopped)
 
 
 def _stopped(inputs: Inputs) -> Verdict:
@@ -100,11 +101,15 @@ def conclude(prepared: Prepared, options: Options) -> Diagnosis:
     return with_source_text(diagnosis, [run.path for run in prepared.inputs.runs])
 
 
-def windows_of(inputs: Inputs) -> list[Window]:
+def windows_of(inputs: Inputs, progress: Progress = untold) -> list[Window]:
     """Each trace reduced; for recorded ranks with the steps of their own log, which know better than marks in
     the trace."""
     logs: dict[int | None, RankLog] = {log.rank: log for log in inputs.logs}
-    return [_window(trace, logs.get(trace.meta.rank)) for trace in inputs.traces]
+    told, windows = counted(progress, Stage.ALIGN), []
+    for done, trace in enumerate(inputs.traces):
+        told(done, len(inputs.traces))
+        windows.append(_window(trace, logs.get(trace.meta.rank)))
+    return windows
 
 
 def _window(trace: RankTrace, log: RankLog | None) -> Window:
@@ -121,7 +126,7 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
     if not prepared.logs and not prepared.windows:
         return _measured_end(prepared)
     hta = _hta(inputs, options)
-    measurement = measure(prepared.logs, prepared.windows, inputs.telemetry, stopped.facts)
+    measurement = measure(prepared.logs, prepared.windows, inputs.telemetry, stopped.facts, options.progress)
     facts, seen = measurement.facts, measurement.graphs.speaking.ranks
     manifest = inputs.runs[0].manifest if inputs.runs else {}
     return Measured(

@@ -10,7 +10,6 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.measure.places import SourceText, Where
 from ddpdoctor.rundir import hash_of, read_sources, source_bytes
-from ddpdoctor.rundir.privacy import mask_text
 
 AROUND = 2
 """Lines before and after."""
@@ -45,6 +44,8 @@ def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:
             return where
         first = max(1, where.line - AROUND)
         shown = lines[first - 1 : where.line + AROUND]
+        from ddpdoctor.rundir.privacy import mask_text
+
         text = SourceText(first, [mask_text(line.rstrip("\r")[:_MOST_LETTERS]) for line in shown])
         return msgspec.structs.replace(where, text=text)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +13,10 @@ import click
 from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
-from ddpdoctor.cli.progress import reading_traces
+from ddpdoctor.cli.progress import shown_progress
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.severities import SEVERITIES
+from ddpdoctor.stages import Stage, untold
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
@@ -107,10 +109,6 @@ def command(
       ddpdoctor analyze 'traces/rank*.json.gz' --fail-on warning --json diagnosis.json
     """
     named = {"--html": html, "--json": json_file, "--markdown": markdown, "--sarif": sarif, "--junit": junit}
-    from rich.console import Console
-
-    from ddpdoctor import report
-
     check_outputs(paths, named)
     reading = {
         "jobs": jobs,
@@ -121,6 +119,10 @@ def command(
         "source_text": not no_source_text,
     }
     diagnosis = _diagnosis(paths, rules, reading)
+    from rich.console import Console
+
+    from ddpdoctor import report
+
     if redacted:
         diagnosis = report.redact(diagnosis)
     if no_source_text:
@@ -132,9 +134,7 @@ def command(
         (lambda: report.write_sarif, sarif),
         (lambda: report.write_junit, junit),
     ]
-    for writer, path in outputs:
-        if path is not None:
-            _write(writer(), diagnosis, path)
+    _write_all([(writer, path) for writer, path in outputs if path is not None], diagnosis)
     console = Console(stderr=to_stdout(named.values()))
     report.print_terminal(diagnosis, console, quiet=quiet, verbose=verbose)
     if not quiet:
@@ -144,12 +144,23 @@ def command(
 
 
 def _diagnosis(paths: tuple[str, ...], rules: tuple[Path, ...], reading: dict[str, Any]) -> Diagnosis:
-    from ddpdoctor.analysis import analyze
-
     if len(paths) == 1:
         return diagnosis_at(paths[0], rules, **reading)
-    with reading_traces() as progress:
+    with shown_progress() as progress:
+        from ddpdoctor.analysis import analyze
+
         return analyze(list(paths), configured(progress, rules, **reading))
+
+
+def _write_all(outputs: Sequence[tuple[Callable[[], Writer], Path]], diagnosis: Diagnosis) -> None:
+    if not outputs:
+        return
+    # Nothing else may stand in a report on standard output, which may be the same terminal.
+    alone = to_stdout(path for _, path in outputs)
+    with nullcontext(untold) if alone else shown_progress() as progress:
+        for done, (writer, path) in enumerate(outputs):
+            progress(Stage.REPORT, done / len(outputs))
+            _write(writer(), diagnosis, path)
 
 
 def _write(write: Writer, diagnosis: Diagnosis, path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddpdoctor.cli.configured import configured
-from ddpdoctor.cli.progress import reading_traces
+from ddpdoctor.cli.progress import shown_progress
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 def diagnosis_at(path: str, rules: Sequence[Path] = (), **reading: Any) -> Diagnosis:
     """What ``path``, a diagnosis.json or a report, holds; else what the analysis says of it, with fields of
     :class:`ddpdoctor.analysis.Options`. Raises DdpDoctorError."""
-    from ddpdoctor.analysis import analyze
-    from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
+    with shown_progress() as progress:
+        from ddpdoctor.analysis import analyze
+        from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
 
-    if holds_diagnosis(Path(path)):
-        return read_diagnosis(Path(path))
-    with reading_traces() as progress:
+        if holds_diagnosis(Path(path)):
+            return read_diagnosis(Path(path))
         return analyze([path], configured(progress, rules, **reading))

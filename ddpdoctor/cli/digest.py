@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
-from ddpdoctor.cli.progress import reading_traces
+from ddpdoctor.cli.progress import shown_progress
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.stages import Stage, counted
 
 
 @click.command("digest")
@@ -47,13 +48,13 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     runs = [path for path in paths if is_run_directory(path)]
     if runs and len(paths) > 1:
         raise click.UsageError("a run directory is digested alone: one command for each.")
-    with reading_traces() as progress:
+    with shown_progress() as progress:
         if runs:
             targets, ranks = _recorded(runs[0], target)
         else:
             targets, ranks = loose_targets(find_traces(paths).files, target), {}
         try:
-            digest = write_digests(targets, ranks=ranks, jobs=jobs, progress=progress)
+            digest = write_digests(targets, ranks=ranks, jobs=jobs, progress=counted(progress, Stage.TRACES))
         except BaseException:
             if runs:
                 discard(target)

@@ -9,7 +9,7 @@ import click
 
 from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.outputs import check_outputs, to_stdout
-from ddpdoctor.cli.progress import reading_traces
+from ddpdoctor.cli.progress import shown_progress
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
 
@@ -57,7 +57,7 @@ def command(
 
     check_outputs(paths, named)
     aside = to_stdout([timeline])
-    with reading_traces() as progress:
+    with shown_progress() as progress:
         options = configured(progress, job=job)
         prepared = prepare(list(paths), options)
         diagnosis = conclude(prepared, options)

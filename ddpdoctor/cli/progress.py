@@ -1,36 +1,47 @@
-"""The progress bar of commands that may take longer than a second."""
+"""The progress of commands that may take longer than a second."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
+
+from ddpdoctor.stages import Progress, Stage, untold
 
 
 @contextmanager
-def reading_traces() -> Iterator[Callable[[int, int], None] | None]:
-    """A bar on stderr; call what it gives with (files done, files in all). None where stderr is no terminal.
-
-    Once all files are read, and where there are none, the bar says that they are being measured.
-    """
+def shown_progress() -> Iterator[Progress]:
+    """A line on stderr with the stage of the analysis, what is done of it and the time since the start; nothing where stderr
+    is no terminal."""
     if not sys.stderr.isatty():
-        yield None
+        yield untold
         return
+    from rich import progress as rich_progress
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as progress:
-        bar = progress.add_task("measuring", total=None)
+    columns = (
+        rich_progress.SpinnerColumn(),
+        rich_progress.TextColumn("{task.description}"),
+        rich_progress.TimeElapsedColumn(),
+    )
+    # Standard output is another file, perhaps, in which a report is to stand.
+    with rich_progress.Progress(
+        *columns, console=Console(stderr=True), transient=True, redirect_stdout=False
+    ) as line:
+        # Until the analysis itself is loaded.
+        task = line.add_task("starting", total=None)
+        shown: list[Stage] = []
 
-        def show(done: int, total: int) -> None:
-            what = "reading traces" if done < total else "measuring"
-            progress.update(bar, description=what, completed=done, total=total)
+        def show(stage: Stage, part: float | None) -> None:
+            begins = shown != [stage]
+            shown[:] = [stage]
+            line.update(task, description=_words(stage, part), refresh=begins)
 
         yield show
+
+
+def _words(stage: Stage, part: float | None) -> str:
+    """``2/7 reading traces, 40 %``."""
+    stages = list(Stage)
+    done = "" if part is None else f", {part:.0%}".replace("%", " %")
+    return f"{stages.index(stage) + 1}/{len(stages)} {stage}{done}"

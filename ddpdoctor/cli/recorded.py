@@ -117,10 +117,10 @@ def _diagnose_hanging(presentation: Presentation, run: Path) -> str:
 def _diagnosis_of(run: Path, presentation: Presentation) -> Diagnosis:
     from ddpdoctor.analysis import analyze
     from ddpdoctor.cli.configured import configured
-    from ddpdoctor.cli.progress import reading_traces
+    from ddpdoctor.cli.progress import shown_progress
 
     bound_memory()
-    with reading_traces() as progress:
+    with shown_progress() as progress:
         return analyze([str(run)], configured(progress, source_text=presentation.source_text))
 
 

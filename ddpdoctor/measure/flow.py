@@ -15,6 +15,7 @@ from ddpdoctor.measure.caveats import caveats
 from ddpdoctor.measure.costs import (
     SEARCH,
     Context,
+    Costs,
     MessageCost,
     RareSource,
     ReducerCosts,
@@ -55,6 +56,7 @@ from ddpdoctor.measure.summary import BandwidthPoint, RankSummary, Series, Timel
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, with_bucket_sizes
+from ddpdoctor.stages import Progress, Stage, counted, untold
 
 
 @dataclass(frozen=True)
@@ -79,22 +81,29 @@ def measure(
     windows: Sequence[Window],
     telemetry: Mapping[str, HostTelemetry],
     hang: HangFacts | None = None,
+    progress: Progress = untold,
 ) -> Measurement:
     """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how it
     stopped, which is found elsewhere."""
+    progress(Stage.ALIGN, None)
     aligned, set_clocks = align_logs(logs)
     recorded, suspended = set_suspended_aside(aligned, telemetry)
     graphs = build_graphs(recorded, with_bucket_sizes(windows, _bucket_bytes(recorded)))
     aside = all_set_aside(graphs.told, recorded)
+    progress(Stage.MEASURE, None)
     gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
-    facts = _facts(graphs, _context(graphs, gpu, telemetry), gpu, telemetry, aside, hang or HangFacts())
+    context = _context(graphs, gpu, telemetry)
+    ranks = _summaries(graphs)
+    over_time = series(graphs.log if graphs.log is not None else graphs.speaking)
+    drawn = timeline(graphs.speaking, graphs.logs, graphs.windows)
+    costs = price_all(context, counted(progress, Stage.PRICE))
     return Measurement(
-        facts=facts,
+        facts=_facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts()),
         graphs=graphs,
         logs=recorded,
-        ranks=_summaries(graphs),
-        series=series(graphs.log if graphs.log is not None else graphs.speaking),
-        timeline=timeline(graphs.speaking, graphs.logs, graphs.windows),
+        ranks=ranks,
+        series=over_time,
+        timeline=drawn,
         bandwidth=bandwidth_points(graphs.window) if graphs.window is not None else [],
         notes=[*set_clocks, *suspended, *outstanding(graphs.told), *caveats(graphs)],
         set_aside=aside,
@@ -145,6 +154,7 @@ def _rare_sources(graphs: Graphs) -> list[RareSource]:
 def _facts(
     graphs: Graphs,
     context: Context,
+    costs: Costs,
     gpu: GpuFacts,
     telemetry: Mapping[str, HostTelemetry],
     set_aside: Mapping[str, int],
@@ -152,7 +162,6 @@ def _facts(
 ) -> Facts:
     """Every group of facts, each built by one call."""
     logs, windows, graph = graphs.logs, graphs.windows, graphs.speaking
-    costs = price_all(context)
     cap_bytes = favoured_cap_bytes(context, costs)
     return Facts(
         job=job_facts(logs, windows),

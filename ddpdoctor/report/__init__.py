@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 from ddpdoctor.deferred import deferred
 from ddpdoctor.diagnose.diagnosis import Diagnosis, shown_in_notebooks_by
 
-from .redact import redact, without_source_text
-
 if TYPE_CHECKING:
     from .html import render_html, write_html
     from .json_output import json_schema, to_json, write_json
@@ -19,6 +17,7 @@ if TYPE_CHECKING:
     from .markdown import render_markdown, write_markdown
     from .notebook import notebook_html
     from .read import holds_diagnosis, read_diagnosis
+    from .redaction import redact, without_source_text
     from .sarif import to_sarif, write_sarif
     from .terminal import print_terminal
 
@@ -48,11 +47,13 @@ _PLACES = {
     "notebook_html": "notebook",
     "print_terminal": "terminal",
     "read_diagnosis": "read",
+    "redact": "redaction",
     "render_html": "html",
     "render_junit": "junit",
     "render_markdown": "markdown",
     "to_json": "json_output",
     "to_sarif": "sarif",
+    "without_source_text": "redaction",
     "write_html": "html",
     "write_json": "json_output",
     "write_junit": "junit",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import msgspec
@@ -48,7 +47,11 @@ def read_diagnosis(path: str | os.PathLike[str]) -> Diagnosis:
     start = data[:512].lstrip(b"\xef\xbb\xbf \t\r\n")
     if not start:
         raise UnusableInput(f"{name}: the file is empty; write the report again")
-    return _decode(_from_html(data, name) if start.startswith(b"<") else data, name)
+    if not start.startswith(b"<"):
+        return _decode(data, name)
+    from ddpdoctor.report.carried import carried_in
+
+    return _decode(carried_in(data, name), name)
 
 
 def _decode(data: bytes, name: str) -> Diagnosis:
@@ -88,39 +91,3 @@ def _wrong_schema(schema: str, name: str) -> str:
         f"{name}: schema {schema[:80]!r} is not {DIAGNOSIS_SCHEMA}; "
         "give a ddpdoctor report or its diagnosis.json"
     )
-
-
-class _Carrier(HTMLParser):
-    """Finds the JSON, and whether the file that ought to hold it is one of ours."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=False)
-        self.is_report = False
-        self.is_whole = False
-        self.pieces: list[str] = []
-        self._inside = False
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        given = dict(attrs)
-        if tag == "meta" and given.get("name") == "generator":
-            self.is_report = (given.get("content") or "").split(" ")[0] == GENERATOR
-        self._inside = tag == "script" and given.get("id") == SCRIPT_ID
-
-    def handle_data(self, data: str) -> None:
-        if self._inside:
-            self.pieces.append(data)
-
-    def handle_endtag(self, tag: str) -> None:
-        if tag == "script" and self._inside:
-            self.is_whole, self._inside = True, False
-
-
-def _from_html(data: bytes, name: str) -> bytes:
-    parser = _Carrier()
-    parser.feed(data.decode("utf-8", "replace"))
-    parser.close()
-    if parser.is_whole:
-        return "".join(parser.pieces).strip().encode()
-    if parser.is_report or parser.pieces:
-        raise UnusableInput(f"{name}: the report is cut off half way; write or copy it again")
-    raise UnusableInput(f"{name}: an HTML page, but not a ddpdoctor report (it carries no diagnosis)")

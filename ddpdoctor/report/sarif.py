@@ -14,7 +14,7 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import words
-from ddpdoctor.report.redact import LIBRARY, project_root
+from ddpdoctor.report.redaction import LIBRARY, project_root
 from ddpdoctor.report.replace import write_whole
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"

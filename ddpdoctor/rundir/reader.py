@@ -244,15 +244,14 @@ def _head_of(path: str) -> dict[str, Any]:
 
 def _tell_machines_apart(records: list[RankRecord], notes: list[Note]) -> None:
     """Where machines share a name, as ``localhost``, have their ranks name them apart: each has a clock of its own."""
-    machines: dict[str, list[str]] = {}
+    machines: dict[str, dict[str, int]] = {}
     for record in records:
-        if record.info.get("boot"):
-            known = machines.setdefault(record.host, [])
-            if record.info["boot"] not in known:
-                known.append(record.info["boot"])
+        if boot := record.info.get("boot"):
+            known = machines.setdefault(record.host, {})
+            known.setdefault(boot, len(known))
     for record in records:
         name, boot = record.host, record.info.get("boot")
-        if boot and (place := machines[name].index(boot)):
+        if boot and (place := machines[name][boot]):
             record.info["host"] = f"{name}-{place + 1}"
     shared = [name for name, boots in machines.items() if len(boots) > 1]
     notes += [
@@ -278,11 +277,13 @@ def _choose(records: list[RankRecord], notes: list[Note]) -> list[RankRecord]:
         chosen = jobs[max(jobs, key=lambda key: (sum(r.recorded_bytes for r in jobs[key]), key[1]))]
     numbers = {record.repeat for record in chosen or nameless[:1]}
     best: dict[int, RankRecord] = {}
-    for record in [*chosen, *(other for other in nameless if other.repeat in numbers)]:
+    for record in chosen:
         kept = best.get(record.rank)
-        better = kept is None or record.recorded_bytes > kept.recorded_bytes
-        if better and (kept is None or record in chosen):
+        if kept is None or record.recorded_bytes > kept.recorded_bytes:
             best[record.rank] = record
+    for record in nameless:
+        if record.repeat in numbers:
+            best.setdefault(record.rank, record)
     left_out = len(records) - len(best)
     if left_out:
         notes.append(

@@ -1,6 +1,7 @@
 """What a project sets for itself holds for every command that diagnoses, and progress is shown to terminals."""
 
 import contextlib
+import json
 import os
 import pty
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 from ddpdoctor.analysis import analyze
 from ddpdoctor.cli.configured import configured
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.stages import Stage
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "fixtures" / "slow-data-one-rank"
@@ -64,8 +66,8 @@ def read_all(terminal: int, shown: list[bytes]) -> None:
             shown.append(data)
 
 
-def test_progress_goes_to_a_terminal_on_stderr_and_nowhere_else():
-    command = [sys.executable, "-m", "ddpdoctor", "analyze", "-q", str(RUN)]
+def on_terminal(command: list[str]) -> tuple[subprocess.CompletedProcess[str], str]:
+    """``command`` with a terminal as stderr, and what that showed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
     ours, theirs = pty.openpty()
     shown: list[bytes] = []
@@ -75,7 +77,24 @@ def test_progress_goes_to_a_terminal_on_stderr_and_nowhere_else():
     os.close(theirs)
     reader.join()
     os.close(ours)
+    return done, b"".join(shown).decode()
+
+
+def test_progress_goes_to_a_terminal_on_stderr_and_nowhere_else(tmp_path):
+    command = [sys.executable, "-m", "ddpdoctor", "analyze", "-q", str(RUN)]
+    done, shown = on_terminal([*command, "--json", str(tmp_path / "diagnosis.json")])
     assert done.returncode == 0 and done.stdout.startswith("Rank 1 waits") and done.stdout.count("\n") == 1
-    assert b"measuring" in b"".join(shown) or b"reading traces" in b"".join(shown)
-    piped = subprocess.run(command, capture_output=True, text=True, env=environment)
+    stages = [f"{number}/{len(Stage)} {stage}" for number, stage in enumerate(Stage, 1)]
+    places = [shown.find(stage) for stage in ("starting", *stages)]
+    assert -1 not in places and places == sorted(places)
+    assert f"{stages[0]}, 0 %" in shown
+    piped = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     assert piped.stderr == ""
+
+
+def test_a_report_on_standard_output_stands_there_alone():
+    done, shown = on_terminal([sys.executable, "-m", "ddpdoctor", "analyze", str(RUN), "--json", "-"])
+    assert done.returncode == 0 and json.loads(done.stdout)["source"] == [str(RUN)]
+    assert Stage.RULES in shown and Stage.REPORT not in shown

@@ -129,7 +129,7 @@ def _warm(seeds: Path) -> None:
         "report.html",
     ):
         importlib.import_module(f"ddpdoctor.{name}")
-    for name in ("report.sarif", "report.junit", "report.markdown", "report.redact", "measure.pipeline"):
+    for name in ("report.sarif", "report.junit", "report.markdown", "report.redaction", "measure.pipeline"):
         importlib.import_module(f"ddpdoctor.{name}")
     for name in ("jinja2.sandbox", "cel", "polars", "yaml"):
         importlib.import_module(name)

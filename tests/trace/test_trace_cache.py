@@ -112,7 +112,18 @@ def test_no_cache_leaves_nothing_behind(tmp_path, home):
     assert not home.exists()
 
 
-def test_concurrent_processes(tmp_path, home, monkeypatch):
+@pytest.fixture
+def all_worth_it(monkeypatch):
+    monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_KEEPING_BYTES", 0)
+
+
+def test_what_is_read_in_no_time_is_not_kept(tmp_path, home):
+    path = write(tmp_path / "a.json", document(CONTENT))
+    assert load_traces([path], cache=True).traces[0].size == 61
+    assert not home.exists()
+
+
+def test_concurrent_processes(tmp_path, home, monkeypatch, all_worth_it):
     monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_PROCESSES_BYTES", 0)
     path = write(tmp_path / "a.json", document(CONTENT))
     copies = [path, *(shutil.copy(path, tmp_path / f"{i}.json") for i in range(3))]
@@ -160,7 +171,7 @@ def test_the_oldest_entries_go_first(tmp_path, home, monkeypatch):
     assert not entry_of(paths[0]).exists() and entry_of(paths[1]).exists() and entry_of(paths[2]).exists()
 
 
-def test_entries_are_no_traces_and_errors_stay_errors(tmp_path, home):
+def test_entries_are_no_traces_and_errors_stay_errors(tmp_path, home, all_worth_it):
     path = write(tmp_path / "a.json", document(CONTENT))
     load_traces([path], cache=True)
     with pytest.raises(UnusableInput):

@@ -12,12 +12,12 @@ from collections.abc import Callable
 from .arrivals import arrival_facts
 from .buckets import (
     BucketSavings,
-    bucket_costs,
     bucket_savings,
     disturbed_ns,
     exposed_ns,
     favoured_cap,
     favoured_cap_bytes,
+    transfer_costs,
 )
 from .context import Context, Costs, MessageCost, Price, RareSource, ReducerCosts
 from .epochstarts import epoch_starts
@@ -27,7 +27,6 @@ from .merge import late_facts, merge, number, shared_facts
 from .rare import lost_share, rare_costs, rare_pauses
 from .search import SEARCH, unused_parameter_search
 from .shared import (
-    exposed_transfers,
     redundant_reductions,
     shared_synchronisations,
     shared_work,
@@ -43,10 +42,9 @@ PRICERS: tuple[Pricer, ...] = (
     shared_work,
     epoch_starts,
     shared_synchronisations,
-    exposed_transfers,
     redundant_reductions,
     starved_of_cpu,
-    bucket_costs,
+    transfer_costs,
 )
 """Who prices what by replays of the graph that speaks; asked where it has cycles. Where two price one cause, the larger price
 stands; of equal ones the first."""
@@ -54,10 +52,15 @@ PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, lone_evaluations, unus
 """Who prices by the recordings themselves; asked in any case, after those."""
 
 
-def price_all(context: Context) -> Costs:
-    """What all causes cost, each once."""
+def price_all(context: Context, progress: Callable[[int, int], None] | None = None) -> Costs:
+    """What all causes cost, each once; ``progress(done, total)`` is called before each pricer is asked."""
     pricers = [*(PRICERS if context.graph.groups else ()), *PRICERS_OF_RECORDINGS]
-    return merge((pricer(context) for pricer in pricers), context.mean_step_ms)
+    priced = []
+    for done, pricer in enumerate(pricers):
+        if progress is not None:
+            progress(done, len(pricers))
+        priced.append(pricer(context))
+    return merge(priced, context.mean_step_ms)
 
 
 __all__ = [

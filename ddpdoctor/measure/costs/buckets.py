@@ -20,7 +20,7 @@ from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import COMPUTATION, SharedCause, SyncKind
 
 from .context import Context, Costs, MessageCost
-from .shared import exposed_transfer, usual_transfer
+from .shared import exposed_transfers, usual_transfer
 from .sureness import part_of
 
 
@@ -87,10 +87,12 @@ class _Reduction:
         )
 
 
-def bucket_costs(context: Context) -> Costs:
-    """``shared.small_buckets`` and ``shared.no_overlap``."""
-    savings = _saved(context)
+def transfer_costs(context: Context) -> Costs:
+    """``shared.*`` of exposed transfers; and of that of gradients ``shared.small_buckets`` and ``shared.no_overlap``."""
+    exposed = exposed_transfers(context)
+    savings = _saved(context, exposed.get(SharedCause.COMMUNICATION))
     costs = {
+        **exposed,
         SharedCause.SMALL_BUCKETS: savings.small_buckets,
         SharedCause.NO_OVERLAP: savings.no_overlap,
     }
@@ -110,17 +112,17 @@ def _favoured_cap(reduction: _Reduction) -> float:
     )
 
 
-def _saved(context: Context) -> BucketSavings:
+def _saved(context: Context, communication: Cost | None) -> BucketSavings:
+    """``communication``: the price of the gradients' exposed transfer."""
     facts = context.reductions
     if facts.backward_ms is None:
         facts = replace(facts, backward_ms=_likely_backward_ms(context))
     if _reduction(facts, context.message) is None:
-        communication = exposed_transfer(context, SyncKind.GRADIENTS)
         return BucketSavings(no_overlap=_beside_backward(context, facts, communication))
     return bucket_savings(
         facts,
         context.message,
-        exposed_transfer(context, SyncKind.GRADIENTS),
+        communication,
         context.pricing.mean_ns / 1e6,
         issue_ns=float(np.median(context.reducer.issue_ns or (0.0,))),
         disturbed_ms=disturbed_ns(context.graph) / 1e6 if context.speaks_of_hosts else 0.0,

@@ -69,11 +69,12 @@ def lone_evaluations(context: Context) -> Costs:
 def _find(logs: Sequence[RankLog]) -> _LoneEvaluations | None:
     training = [log.main_loaders for log in logs]
     together = undisturbed(logs)
-    lengths_ns, evaluating = [], []
-    for _, steps in together:
-        ranks = tuple(p for p, step in enumerate(steps) if evaluates(step, training[p]))
-        lengths_ns.append(np.median([steps[p].length_ns for p in ranks or range(len(steps))]))
-        evaluating.append(ranks)
+    evaluating = [
+        tuple(p for p, step in enumerate(steps) if evaluates(step, training[p])) for _, steps in together
+    ]
+    if not any(evaluating):
+        return None
+    lengths_ns = _lengths_ns([steps for _, steps in together], evaluating)
     alone = Counter(ranks for ranks in evaluating if ranks and 2 * len(ranks) <= len(logs))
     usual = [length for length, ranks in zip(lengths_ns, evaluating, strict=True) if not ranks]
     if not alone or not usual:
@@ -85,8 +86,18 @@ def _find(logs: Sequence[RankLog]) -> _LoneEvaluations | None:
         np.array([number for number, _ in together]),
         [steps for _, steps in together],
         hit,
-        np.where(hit, np.clip(np.array(lengths_ns) - np.median(usual), 0, None), 0.0),
+        np.where(hit, np.clip(lengths_ns - np.median(usual), 0, None), 0.0),
     )
+
+
+def _lengths_ns(together: Sequence[Sequence[Step]], evaluating: Sequence[tuple[int, ...]]) -> Array:
+    """[N] of each step the median rank's, of those that evaluate where some do."""
+    each = np.array([[step.length_ns for step in steps] for steps in together], float)
+    lengths: Array = np.median(each, axis=1)
+    for n, ranks in enumerate(evaluating):
+        if ranks:
+            lengths[n] = np.median(each[n, list(ranks)])
+    return lengths
 
 
 def _where(logs: Sequence[RankLog], alone: _LoneEvaluations) -> list[Where]:

@@ -73,13 +73,7 @@ class Pricing:
 
     def gains_ns(self, changes: Sequence[Change]) -> Array:
         """[cycles] ns that each cycle is shorter with the changes."""
-        return self._gains_ns(self.graph, changes, usually=False)
-
-    def _gains_ns(self, graph: Graph, changes: Sequence[Change], usually: bool) -> Array:
-        """The same of a variant of the graph; with ``usually`` no more than cycles usually gain."""
-        measured_ns = self.measured_ns if graph is self.graph else replay_all(graph)
-        gains: Array = measured_ns - replay_all(graph, changes)
-        return np.minimum(gains, np.quantile(gains, _TUNING.usual_gain)) if usually else gains
+        return _gains_ns(self.graph, self.measured_ns, changes, usually=False)
 
     def cost(
         self,
@@ -102,7 +96,7 @@ class Pricing:
         usually do. ``part`` is the cause's share of what several causes save together. ``where``, ``operation`` and ``told``
         are fields of the :class:`Cost` that the caller knows better; ``lines_of``, those of the components whose lines are meant.
         """
-        gains = self._gains_ns(self.graph, changes, usually)
+        gains = _gains_ns(self.graph, self.measured_ns, changes, usually)
         gain_ns = max(0.0, float(gains.mean()))
         either_ns = self._either_way_ns(changes, usually)
         ends_ns = self._range_ns(gains, either_ns or ())
@@ -160,21 +154,24 @@ class Pricing:
         if not self._decided:
             return None
         waiting, going_on = (
-            max(0.0, float(self._gains_ns(graph, changes, usually).mean())) for graph in self._decided
+            max(0.0, float(_gains_ns(graph, measured_ns, changes, usually).mean()))
+            for graph, measured_ns in self._decided
         )
         matters = abs(waiting - going_on) > _TUNING.close * max(waiting, going_on)
         return (waiting, going_on) if matters else None
 
     @cached_property
-    def _decided(self) -> list[Graph]:
-        """The graph with every close dependency taken to be one, and to be none; [] where none is close."""
+    def _decided(self) -> list[tuple[Graph, Array]]:
+        """The graph with every close dependency taken to be one, and to be none, each with its cycles as they are then; [] where
+        none is close."""
         sure = [group.dependent for group in self.graph.groups if group.dependent is not None]
         if not any(((of_group > 0) & (of_group < 1)).any() for of_group in sure):
             return []
-        return [
+        graphs = [
             replace(self.graph, groups=[group.decided(waits) for group in self.graph.groups])
             for waits in (True, False)
         ]
+        return [(graph, replay_all(graph)) for graph in graphs]
 
     def _beside_ms(self, own_ns: float, components: Components) -> float | None:
         """Of making batches, which a loader's workers do beside the step; None where the machine is not known, too."""
@@ -216,6 +213,13 @@ class Pricing:
         others = [position for position in range(len(self.graph.ranks)) if position not in positions]
         typical_ms = float(np.median(work[others])) / 1e6 if others else None
         return float(work[list(positions)].mean()) / 1e6, typical_ms
+
+
+def _gains_ns(graph: Graph, measured_ns: Array, changes: Sequence[Change], usually: bool) -> Array:
+    """[cycles] ns that each cycle of a graph, ``measured_ns`` long, is shorter with the changes; with ``usually`` no more than
+    cycles usually gain."""
+    gains: Array = measured_ns - replay_all(graph, changes)
+    return np.minimum(gains, np.quantile(gains, _TUNING.usual_gain)) if usually else gains
 
 
 def _if_decided(

@@ -64,9 +64,9 @@ def shared_synchronisations(context: Context) -> Costs:
     return _known({cause: _without_syncs(context, kind) for cause, kind in SHARED_SYNCS.items()})
 
 
-def exposed_transfers(context: Context) -> Costs:
-    """``shared.*`` of transfers that come back in every step with nothing to hide them."""
-    return _known({cause: exposed_transfer(context, kind) for cause, kind in SHARED_TRANSFERS.items()})
+def exposed_transfers(context: Context) -> dict[SharedCause, Cost | None]:
+    """Transfers that come back in every step with nothing to hide them, by cause."""
+    return {cause: _exposed_transfer(context, kind) for cause, kind in SHARED_TRANSFERS.items()}
 
 
 def redundant_reductions(context: Context) -> Costs:
@@ -143,7 +143,7 @@ def different_work(context: Context) -> list[Array] | None:
     return apart if mean_ns >= LEAST_DIFFERENT * graph.mean_cycle_ns else None
 
 
-def exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
+def _exposed_transfer(context: Context, kind: SyncKind) -> Cost | None:
     """Exposed transfer that comes back in every step. What goes beyond it in some steps is a disturbance (a busy CPU or
     link), and no reason to change the job."""
     taken = [usual_transfer(group, kind) for group in context.graph.groups]

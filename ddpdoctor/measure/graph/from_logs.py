@@ -3,14 +3,23 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array, Intervals, covered
-from ddpdoctor.measure.steplog import Activities, MatchedSync, RankLog, Step, chosen_and_why, match_syncs
+from ddpdoctor.measure.steplog import (
+    Activities,
+    MatchedSync,
+    RankLog,
+    Step,
+    SyncPoint,
+    chosen_and_why,
+    match_syncs,
+)
 from ddpdoctor.measure.taxonomy import IN_GAPS, INDEX, Component, LateCause, SyncKind
 from ddpdoctor.rundir import EventKind
 
@@ -74,6 +83,7 @@ class _Cycle:
     syncs: Sequence[MatchedSync]
 
 
+_ARRIVAL, _END = attrgetter("arrival_ns"), attrgetter("end_ns")
 _Cycles = dict[tuple[Sync, ...], list[_Cycle]]
 """Those that are alike in their synchronisations."""
 
@@ -151,21 +161,24 @@ class _Builder:
     def group(self, syncs: tuple[Sync, ...], cycles: Sequence[_Cycle]) -> CycleGroup:
         """Cycles that are alike in their synchronisations."""
         world = len(self.activities)
-        begin = np.full((len(cycles), world), np.nan)
         arrival = np.full((len(cycles), len(syncs), world), np.nan)
         end = np.full((len(cycles), len(syncs), world), np.nan)
         message = np.full((len(cycles), len(syncs)), np.nan)
-        for n, cycle in enumerate(cycles):
-            for position, point in cycle.before.points.items():
-                begin[n, position] = point.end_ns - self.origin_ns
-            for k, sync in enumerate(cycle.syncs):
-                message[n, k] = sync.first.message_bytes or np.nan
-                for position, point in sync.points.items():
-                    arrival[n, k, position] = point.arrival_ns - self.origin_ns
-                    end[n, k, position] = max(point.end_ns, point.arrival_ns) - self.origin_ns
+        begin = self._since([cycle.before for cycle in cycles], _END)
+        for k, sync in enumerate(syncs):
+            members, alike = list(sync.members), [cycle.syncs[k] for cycle in cycles]
+            message[:, k] = [each.first.message_bytes or np.nan for each in alike]
+            arrived = self._since(alike, _ARRIVAL)
+            arrival[:, k, members] = arrived
+            end[:, k, members] = np.maximum(self._since(alike, _END), arrived)
         work = self._work(begin, arrival, end)
         numbers = np.array([cycle.step for cycle in cycles])
         return CycleGroup(syncs, numbers, begin, arrival, end, work, message)
+
+    def _since(self, syncs: Sequence[MatchedSync], time: Callable[[SyncPoint], int]) -> Array:
+        """[N, members] ns after the origin: a ``time`` of the parts of synchronisations that have the same members."""
+        times = [[time(point) for point in sync.points.values()] for sync in syncs]
+        return (np.array(times, np.int64) - self.origin_ns).astype(float)
 
     def alone(self, logs: Sequence[RankLog], measured: set[int]) -> list[CycleGroup]:
         """Cycles of ranks that never meet: cut at the ends of the optimizer's steps."""

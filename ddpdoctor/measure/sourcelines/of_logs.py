@@ -148,13 +148,15 @@ def _called(logs: Sequence[RankLog], components: Sequence[Component], wanted: se
     kinds = kinds_of(components)
     calls: Counter[Frame] = Counter()
     for log in logs:
+        by_line: Counter[int] = Counter()
         for step in log.steps:
-            if step.number not in wanted:
-                continue
-            for event in step.events:
-                where = log.where.get(event.where)
-                if event.kind in kinds and where is not None:
-                    calls[frame_of(where)] += max(event.duration_ns, 1)
+            if step.number in wanted:
+                for event in step.events:
+                    if event.kind in kinds:
+                        by_line[event.where] += max(event.duration_ns, 1)
+        for line, spent_ns in by_line.items():
+            if (where := log.where.get(line)) is not None:
+                calls[frame_of(where)] += spent_ns
     return ranked(calls)
 
 

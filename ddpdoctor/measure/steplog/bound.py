@@ -58,7 +58,7 @@ def bound_of(records: Sequence[RankRecord]) -> Bound:
     sizes = [record.recorded_bytes for record in records]
     ranks = max(len(records), 1)
     thinned = [numbers for record in records if (numbers := thinned_steps(record.path))]
-    if not thinned and sum(sizes) <= MOST_BYTES and max(sizes, default=0) <= MOST_STEPS * _LEAST_LINE_BYTES:
+    if not thinned and sum(sizes) <= MOST_BYTES and not any(map(_has_many_steps, records, sizes)):
         return Bound(most_samples=MOST_SAMPLES // ranks)
     present: Ranges = []
     shared: Ranges | None = None
@@ -75,6 +75,16 @@ def bound_of(records: Sequence[RankRecord]) -> Bound:
     return Bound(
         kept, recorded - size_of(kept), 4 * max(MOST_BYTES // ranks, _LEAST_BYTES), MOST_SAMPLES // ranks
     )
+
+
+def _has_many_steps(record: RankRecord, size: int) -> bool:
+    """Whether the log of ``size`` bytes may hold more steps than are read: its lines are counted where it is long enough."""
+    if size <= MOST_STEPS * _LEAST_LINE_BYTES:
+        return False
+    try:
+        return sum(1 for _ in record.lines(STEPS_FILE)) > MOST_STEPS
+    except OSError:
+        return True
 
 
 def _numbers(record: RankRecord) -> tuple[Ranges, int]:

@@ -16,12 +16,9 @@ class MatchedSync:
 
     key: Key
     points: Mapping[int, SyncPoint]
-    """By position of the log."""
-
-    @property
-    def first(self) -> SyncPoint:
-        """The point of the lowest position, for what is the same on all."""
-        return self.points[min(self.points)]
+    """By position of the log, in rising order."""
+    first: SyncPoint
+    """The point of the lowest position, for what is the same on all."""
 
     @property
     def last_arrival_ns(self) -> int:
@@ -44,7 +41,7 @@ def match_syncs(logs: Sequence[RankLog]) -> tuple[list[MatchedSync], int]:
     matched, unmatched = [], 0
     for key, points in by_key.items():
         if len(points) == len(members[key[:2]]) and _alike(points):
-            matched.append(MatchedSync(key, points))
+            matched.append(MatchedSync(key, points, next(iter(points.values()))))
         else:
             unmatched += len(points)
     matched.sort(key=lambda sync: sync.last_arrival_ns)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -41,22 +41,34 @@ class RunLogs:
     notes: Sequence[str]
 
 
-def read_logs(runs: Sequence[RunDirectory]) -> list[RunLogs]:
-    """The step logs of a job that was recorded to ``runs``, with one bound for all; of each rank the first."""
+def read_logs(
+    runs: Sequence[RunDirectory], progress: Callable[[int, int], None] | None = None
+) -> list[RunLogs]:
+    """The step logs of a job that was recorded to ``runs``, with one bound for all; of each rank the first.
+
+    ``progress(done, total)`` is called with the number of ranks, first with none.
+    """
     first: dict[int, RankRecord] = {}
     for run in runs:
         for record in run.ranks:
             first.setdefault(record.rank, record)
+    if progress is not None and first:
+        progress(0, len(first))
     bound = bound_of(list(first.values()))
-    return [_run_logs(run, first, bound) for run in runs]
+    read: dict[int, RankLog] = {}
+    for rank, record in first.items():
+        read[rank] = read_rank_log(record, bound)
+        if progress is not None:
+            progress(len(read), len(first))
+    return [_of_run(run, first, read) for run in runs]
 
 
-def _run_logs(run: RunDirectory, first: dict[int, RankRecord], bound: Bound) -> RunLogs:
+def _of_run(run: RunDirectory, first: dict[int, RankRecord], read: dict[int, RankLog]) -> RunLogs:
     logs: list[RankLog] = []
     notes: list[str] = []
     for record in run.ranks:
         if first[record.rank] is record:
-            logs.append(read_rank_log(record, bound))
+            logs.append(read[record.rank])
             notes += logs[-1].notes
         else:
             notes.append(

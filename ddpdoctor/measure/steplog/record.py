@@ -5,6 +5,7 @@ Anybody may have written a run directory: a number that no rank can have recorde
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import msgspec
@@ -89,16 +90,22 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
     @property
     def reductions(self) -> tuple[Reduction, ...]:
         """The DDP modules whose gradients were reduced in this backward pass."""
-        own = Reduction(self.module, bool(self.synced), self.ready_ns, self.forward_end_ns)
-        return tuple(each for each in (own, *self.also) if each.counts)
+        own: tuple[Reduction, ...] = ()
+        if self.synced and self.module >= 0:
+            own = (Reduction(self.module, True, self.ready_ns, self.forward_end_ns),)
+        return (*own, *(each for each in self.also if each.counts)) if self.also else own
 
     @property
     def gradients_ready_ns(self) -> int:
         """When the last gradient of this backward pass was ready, by the reducer's own times and at its end the latest; ns
         after the start of its step."""
+        return self.ready_by(self.reductions)
+
+    def ready_by(self, reductions: Sequence[Reduction]) -> int:
+        """The same of its ``reductions``, where they are known already."""
         ready = [
             (each.forward_end_ns if each.forward_end_ns is not None else self.start_ns) + max(each.ready_ns)
-            for each in self.reductions
+            for each in reductions
             if each.ready_ns
         ]
         return min(max(ready, default=self.end_ns), self.end_ns)

@@ -122,7 +122,7 @@ def _warm_up(everywhere: Everywhere) -> list[int]:
 
 def disturbed(step: Step) -> bool:
     """Whether a profiler, ours or the job's, was opened, closed or saved in this step."""
-    return any(mark in _DISTURBED_BY for mark in step.marks)
+    return bool(step.marks) and any(mark in _DISTURBED_BY for mark in step.marks)
 
 
 def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:
@@ -141,6 +141,7 @@ def evaluates(step: Step, main: Collection[int]) -> bool:
     """Whether the job evaluates in this step: a forward without gradients, or batches of another loader than the ``main``
     ones."""
     return any(
-        event.kind == EventKind.EVALUATION or (event.gives_batch and main and event.loader not in main)
+        event.kind == EventKind.EVALUATION
+        or (event.kind == EventKind.DATA and main and event.loader not in main and event.gives_batch)
         for event in step.events
     )

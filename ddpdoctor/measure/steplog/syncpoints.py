@@ -12,7 +12,7 @@ import msgspec
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.rundir import EventKind
 
-from .record import Event
+from .record import Event, Reduction
 from .step import Step
 
 Key = tuple[str, str, int]
@@ -31,6 +31,7 @@ POINT_TO_POINT = (
 )
 _OF_SHARDS = ("all_gather_into_tensor", "all_gather_single", "reduce_scatter_tensor", "reduce_scatter_single")
 """With which FSDP and DeepSpeed gather parameters and scatter gradients, by both names that torch has for them."""
+_CALLS = frozenset((EventKind.COLLECTIVE, EventKind.BARRIER))
 ROOTED = ("broadcast", "broadcast_object_list", "scatter", "scatter_object_list")
 
 
@@ -69,12 +70,10 @@ class _Job:
         # deepspeed is also imported by libraries that only could use it.
         return cls(sizes, bool(modules), bool(info.get("fsdp") or (info.get("deepspeed") and not modules)))
 
-    def gradient_bytes(self, event: Event) -> float | None:
+    def gradient_bytes(self, reductions: Sequence[Reduction]) -> float | None:
         """Of all modules that are reduced in a backward pass; None where they are not known."""
         known = range(len(self.module_bytes))
-        return (
-            sum(self.module_bytes[each.module] for each in event.reductions if each.module in known) or None
-        )
+        return sum(self.module_bytes[each.module] for each in reductions if each.module in known) or None
 
 
 class _Numbers:
@@ -115,28 +114,30 @@ def _of_backwards(step: Step, numbers: _Numbers, job: _Job) -> Iterator[SyncPoin
         if not reduced:
             continue
         module = reduced[0].module
-        updates = [other for other in step.events if other.kind == EventKind.OPTIMIZER]
+        updates = [other.start_ns for other in step.events if other.kind == EventKind.OPTIMIZER]
         yield SyncPoint(
             numbers.next("ddp", str(module)),
             SyncKind.GRADIENTS,
             "DDP gradients",
             step.number,
-            step.start_ns + event.gradients_ready_ns,
+            step.start_ns + event.ready_by(reduced),
             step.end_of(event),
             micro=micro,
-            update=sum(other.start_ns < event.start_ns for other in updates),
+            update=sum(start_ns < event.start_ns for start_ns in updates),
             group=f"ddp{module}",
-            message_bytes=job.gradient_bytes(event),
+            message_bytes=job.gradient_bytes(reduced),
             where=event.where,
         )
 
 
 def _of_calls(step: Step, numbers: _Numbers, job: _Job) -> Iterator[SyncPoint]:
     """Collectives called from Python. One that does not block is met where it is waited for."""
+    if not any(event.kind in _CALLS for event in step.events):
+        return
     phases = _Phases.of(step, job)
     pending: Event | None = None
     for event in step.events:
-        if event.kind in (EventKind.COLLECTIVE, EventKind.BARRIER) and event.operation not in POINT_TO_POINT:
+        if event.kind in _CALLS and event.operation not in POINT_TO_POINT:
             if event.is_async:
                 pending = event
             else:

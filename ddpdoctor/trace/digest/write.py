@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import io
 import os
-import secrets
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -87,6 +86,8 @@ def _written(target: Path, trace: RankTrace) -> Path:
     write_archive(packed, trace)
     data = packed.getvalue()
     place = target if target.name == TRACE_DIGEST else _marked(target, data)
+    import secrets
+
     aside = place.with_name(f"{place.name}.{secrets.token_hex(4)}.part")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ ddpdoctor installed and see the files under the same absolute paths (or by URL).
 from __future__ import annotations
 
 import importlib
-import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from .worker import Result, Task, load_here
 KINDS = ("dask", "ray")
 LOOPBACK = "127.0.0.1"
 """Where a cluster of our own listens: whoever reaches it can run code as the user."""
-_log = logging.getLogger(__name__)
 
 
 class Engine(Protocol):
@@ -82,7 +80,11 @@ def tell_of_own_cluster(kind: str, where: str, guarded: bool = False) -> None:
             "which asks nobody for a password: while the traces are read, every user who can reach that address can run "
             "code as you"
         )
-    _log.warning("ddpdoctor: a %s cluster was started on this machine at %s, %s.", kind, where, whom)
+    import logging
+
+    logging.getLogger(__name__).warning(
+        "ddpdoctor: a %s cluster was started on this machine at %s, %s.", kind, where, whom
+    )
 
 
 def absolute(task: Task) -> tuple[str, int | None, bool]:

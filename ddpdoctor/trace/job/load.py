@@ -16,6 +16,10 @@ from .select import one_job
 
 _WORTH_PROCESSES_BYTES = 8 << 20
 """Compressed size of all files from which on processes are started: about a second of reading."""
+_WORTH_KEEPING_BYTES = 16 << 20
+"""JSON of all files from which on their columns are kept: less is read anew in the time that opening kept columns takes."""
+_PACKED = 12
+"""Times its compressed size that a profiler's JSON has, about."""
 
 
 @dataclass
@@ -83,10 +87,12 @@ def read_traces(
 
     ``jobs``: processes at most (default: one a processor). ``progress(done, total)`` is called after each
     file. ``ranks``: rank by file, where the caller knows it. ``cache``: use and fill the cache of parsed
-    columns. ``engine``: where files are read, see :func:`open_engine` (default: processes of this machine).
+    columns, where reading takes longer than that. ``engine``: where files are read, see :func:`open_engine`
+    (default: processes of this machine).
     """
     known = ranks or {}
-    work = [Task(i, file, known.get(file), cache) for i, file in enumerate(files)]
+    keep = cache and _worth_keeping(files)
+    work = [Task(i, file, known.get(file), keep) for i, file in enumerate(files)]
     for done, result in enumerate(_engine(files, jobs, engine).results(work), 1):
         number, trace, reason = result
         yield (number, *_without_secrets(files[number], trace, reason))
@@ -116,6 +122,14 @@ def _worth_it(files: Sequence[str], workers: int) -> bool:
         return False
     sizes = [_size(file) for file in files]
     return sum(sizes) > _WORTH_PROCESSES_BYTES
+
+
+def _worth_keeping(files: Sequence[str]) -> bool:
+    """A file that comes by a network is."""
+    if any(map(is_url, files)):
+        return True
+    text_bytes = sum(_size(file) * (_PACKED if file.endswith((".gz", ".zst")) else 1) for file in files)
+    return text_bytes > _WORTH_KEEPING_BYTES
 
 
 def _size(file: str) -> int:

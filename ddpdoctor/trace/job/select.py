@@ -129,14 +129,16 @@ def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
     spans = {rank: [_span(t) for t in ts] for rank, ts in by_rank.items()}
     chosen = []
     for rank, candidates in by_rank.items():
+        if len(candidates) == 1:
+            chosen += candidates
+            continue
         others = [there for other, there in spans.items() if other != rank]
         best = max(candidates, key=lambda t: (_shared(_span(t), others), _span(t)[1], t.size))
         chosen.append(best)
-        if len(candidates) > 1:
-            notes.append(
-                f"Rank {rank} has {len(candidates)} traces: {best.meta.source} is used, "
-                "the latest that the ranks share."
-            )
+        notes.append(
+            f"Rank {rank} has {len(candidates)} traces: {best.meta.source} is used, "
+            "the latest that the ranks share."
+        )
     return chosen
 
 

@@ -6,7 +6,6 @@ What reads Parquet can be made to abort its process by what it reads, so another
 from __future__ import annotations
 
 import functools
-import subprocess
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -97,6 +96,8 @@ def _fault(path: str) -> str:
 
 @functools.cache
 def _tried(path: str, size: int, mtime_ns: int) -> str:
+    import subprocess
+
     try:
         done = subprocess.run(
             [sys.executable, "-P", "-c", _TRIAL, path, *sorted(COLUMNS)],

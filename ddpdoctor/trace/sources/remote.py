@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, BinaryIO, cast
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir.privacy import mask_text
 
 _BLOCK_BYTES = 4 << 20
 """Read ahead at a time, about fsspec's own default: a request to a store takes as long as some megabytes of its answer."""
@@ -18,7 +17,16 @@ Hugging Face."""
 
 def shown(url: str) -> str:
     """``url`` without the passwords and tokens that it may hold, for notes and reports."""
-    return mask_text(url) if is_url(url) else url
+    if not is_url(url):
+        return url
+    return _masked(url)
+
+
+def _masked(text: str) -> str:
+    # Its patterns take as long to compile as a small trace to read.
+    from ddpdoctor.rundir.privacy import mask_text
+
+    return mask_text(text)
 
 
 def is_url(path: str) -> bool:
@@ -89,4 +97,4 @@ def _filesystem(url: str) -> tuple[Any, str]:
 
 def _first_line(error: BaseException) -> str:
     text = str(error).strip().splitlines()
-    return mask_text(text[0]) if text else type(error).__name__
+    return _masked(text[0]) if text else type(error).__name__

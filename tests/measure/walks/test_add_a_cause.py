@@ -93,7 +93,7 @@ def test_a_cause_is_a_member_a_pricer_and_a_rule(package: Path) -> None:
     edit(measure / "costs" / "__init__.py", "from .merge import", "from .logcost import logging_cost\n")
     edit(
         measure / "costs" / "__init__.py",
-        "    bucket_costs,\n)\n",
+        "    starved_of_cpu,\n    transfer_costs,\n)\n",
         "    logging_cost,\n",
     )
     (package / "rules" / "host" / "logging.yaml").write_text(RULE)
