@@ -25,8 +25,8 @@ from tests.trace.trace_files import SHARED
 
 OPTIONS = Options(cache=False, jobs=1)
 RECORDED = ("kernel", "gpu_memcpy", "gpu_memset", "cuda_runtime", "cuda_driver", "cpu_op", "user_annotation")
-PRICE_MS, PRICE_SHARE = 0.05, 0.03
-"""Prices may differ by so much: operators without a namespace pass for annotations, and sizes are known of fewer collectives."""
+PRICE_MS, PRICE_SHARE = 0.01, 0.001
+"""Prices may differ by so much."""
 
 PUBLIC = [
     "torchrec/sst_sleep_pl_dense_after_backward_2",
@@ -122,7 +122,8 @@ def test_public_traces(name, tmp_path):
 def test_public_traces_in_an_old_schema(name, tmp_path):
     if not (SHARED / name).exists():
         pytest.skip("the public traces are not here")
-    ours, theirs = both(traces_of(SHARED / name), tmp_path, OLD)
+    traces = [replace(t, meta=replace(t.meta, devices=())) for t in traces_of(SHARED / name)]
+    ours, theirs = both(traces, tmp_path, OLD)
     assert_same(ours, theirs)
     assert theirs.job.ranks_seen == ours.job.ranks_seen, "by the names of the files"
 

@@ -84,7 +84,7 @@ def test_values_of_other_types_are_absent(path):
     device = trace.category_mask("kernel")
     assert (trace.stream[device] == -1).sum() == (trace.device[device] == -1).sum() == 1
     assert "" in {trace.names[i] for i in trace.name[device]}
-    assert count(trace, "cpu_op") == 29, "a thread that is no number is no thread of the process"
+    assert count(trace, "cpu_op") == 28, "one without a text, and one of no thread of the process"
 
 
 def test_names_of_tables_and_columns_are_taken_as_they_are(path):
