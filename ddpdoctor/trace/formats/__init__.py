@@ -1,11 +1,12 @@
 """Formats of profiler traces, a folder each: a file goes in, one rank's columns come out.
 
 The door of each folder is a :class:`Format`: ``recognises`` tells its own files by their name or first bytes, ``read``
-makes columns of one. A folder is a format by being here; nothing else lists it. What none recognises is read as Kineto's
-JSON, whose reader says what is wrong with it: a trace of another program is refused with a sentence.
+makes columns of one; where a file may hold several ranks, ``parts`` gives each an address. A folder is a format by being here;
+nothing else lists it. What none recognises is read as Kineto's JSON, whose reader says what is wrong with it: a trace of
+another program is refused with a sentence.
 """
 
 from .candidate import HEAD_BYTES, Candidate
-from .registry import Format, is_trace, load_trace
+from .registry import Format, file_of, is_trace, load_trace, parts_of
 
-__all__ = ["HEAD_BYTES", "Candidate", "Format", "is_trace", "load_trace"]
+__all__ = ["HEAD_BYTES", "Candidate", "Format", "file_of", "is_trace", "load_trace", "parts_of"]

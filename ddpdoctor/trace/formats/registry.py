@@ -33,6 +33,18 @@ class Format(Protocol):
         ...
 
 
+class HoldsSeveral(Protocol):
+    """What the door of a format has besides whose files may hold several ranks."""
+
+    def parts(self, path: str) -> Sequence[str]:
+        """An address for each rank in the file at ``path``, which ``read`` takes; none where it holds one, or is no such file."""
+        ...
+
+    def file_of(self, path: str) -> str:
+        """The file of which ``path`` is a part; ``path`` where it is none."""
+        ...
+
+
 def load_trace(path: str, rank: int | None = None) -> RankTrace:
     """Reads one profiler trace, of any format, from a local path or a URL that fsspec knows.
 
@@ -46,6 +58,21 @@ def is_trace(path: str) -> bool:
     """Whether a file, by its name or its first bytes, is a profiler trace of any format."""
     candidate = Candidate(path)
     return any(each.recognises(candidate) for each in _formats(tuple(formats.__path__)).values())
+
+
+def parts_of(path: str) -> Sequence[str]:
+    """What is to be read of a file: an address for each of its ranks, where it holds several, else the file itself."""
+    return next((parts for each in _holding_several() if (parts := each.parts(path))), (path,))
+
+
+def file_of(path: str) -> str:
+    """The file in which that lies which :func:`parts_of` gave."""
+    return next((file for each in _holding_several() if (file := each.file_of(path)) != path), path)
+
+
+def _holding_several() -> list[HoldsSeveral]:
+    known = _formats(tuple(formats.__path__)).values()
+    return [cast(HoldsSeveral, each) for each in known if hasattr(each, "parts")]
 
 
 def _format_of(candidate: Candidate) -> Format:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of
-from ddpdoctor.trace.formats import is_trace
+from ddpdoctor.trace.formats import is_trace, parts_of
 from ddpdoctor.trace.sources import expand_url, is_url
 
 _MOST_NAMED = 3
@@ -20,7 +20,8 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class TraceSet:
-    """Files that hold profiler traces, in sorted order, and what was left out on the way, a sentence each."""
+    """Files that hold profiler traces, in sorted order, a file of several ranks once for each (:func:`parts_of`); and what was left
+    out on the way, a sentence each."""
 
     files: tuple[str, ...]
     notes: tuple[str, ...] = ()
@@ -47,12 +48,13 @@ def find_traces(paths: Sequence[str]) -> TraceSet:
     if not files:
         raise UnusableInput(
             f"No profiler trace in {', '.join(paths) or 'an empty list of paths'}: "
-            f"expected torch.profiler's .json, .json.gz or .json.zst files{_such_as(ignored)}."
+            "expected torch.profiler's .json, .json.gz or .json.zst files, or .sqlite files that Nsight Systems exported"
+            f"{_such_as(ignored)}."
         )
     if ignored:
         many = f"{len(ignored)} JSON file(s)"
         notes.append(f"{many} hold no profiler events and were passed over{_named(ignored)}.")
-    return TraceSet(tuple(files), tuple(notes))
+    return TraceSet(tuple(part for file in files for part in parts_of(file)), tuple(notes))
 
 
 def _named(ignored: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import RankTrace, Shared, is_archive
 from ddpdoctor.trace.engines import Engine, Processes, Result, Task, open_engine
+from ddpdoctor.trace.formats import file_of
 from ddpdoctor.trace.sources import is_url, shown
 
 from .select import one_job
@@ -136,7 +137,7 @@ def _size(file: str) -> int:
     if is_url(file):
         return _WORTH_PROCESSES_BYTES
     try:
-        return Path(file).stat().st_size
+        return Path(file_of(file)).stat().st_size
     except OSError:
         return 0
 

@@ -14,6 +14,7 @@ from .interner import Interner
 
 _LONGEST_LABEL = 1 << 10
 """Characters that are kept of what a thread is called."""
+_ASCEND = "Ascend Hardware"
 MOST_LANES = 100_000
 """A job that starts a thread in each step has some thousands."""
 
@@ -24,6 +25,8 @@ class LaneTable:
     def __init__(self) -> None:
         self._seen = Interner()
         self._thread_names: dict[tuple[str, str], str] = {}
+        self.of_ascend = False
+        """Whether a process is named as torch_npu's profiler names the NPU."""
 
     def ids(self, pairs: list[tuple[Any, Any]]) -> IdColumn:
         """Lane of each event; to be put through the table of :meth:`finish` in the end."""
@@ -38,6 +41,8 @@ class LaneTable:
     def label(self, metadata: Iterable[Event | ExactEvent]) -> None:
         """Keeps the thread names among the metadata events ("ph": "M")."""
         for event in metadata:
+            if event.name == "process_name" and event.args is not None and event.args.name == _ASCEND:
+                self.of_ascend = True
             if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
                 label = event.args.name.strip()[:_LONGEST_LABEL]
                 self._thread_names[_text(event.pid), _text(event.tid)] = label

@@ -1,0 +1,238 @@
+"""Plain tables of an SQLite file that anybody may have written.
+
+The file is opened read-only and as one that nobody changes, so that no journal beside it is looked at. What a schema can hold
+beside tables (views, triggers, virtual tables, generated columns, functions in indexes) is never asked: SQLite is
+told to refuse it. A table has no more rows than fit into the file, a value no more than some megabytes, and all of it no more time
+than its size can need. A value of another type than expected is absent.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.rundir import reason_of
+from ddpdoctor.trace.columns import IntColumn
+
+MISSING = np.iinfo(np.int64).min
+"""Stands where a number is absent."""
+LONGEST_TEXT = 1 << 15
+"""Characters that are read of a text: names of kernels made of templates have some thousands."""
+
+_BATCH_ROWS = 1 << 16
+_LEAST_ROW_BYTES = 8
+"""A row of an event has at least its length, its header, two times and a name."""
+_LONGEST_VALUE_BYTES = 64 << 20
+"""Logs of the job's output lie among the strings, but no event refers to them."""
+_LEAST_S = 120.0
+_BYTES_PER_S = 500_000
+"""On one busy processor it is twenty million."""
+_MOST_S = 4 * 3600.0
+"""A file of holes has any size."""
+_ASKED_AT_ONCE = 500
+"""Numbers in one question; SQLite takes some thousands."""
+_INSTRUCTIONS = 200_000
+"""Of SQLite's machine, between two looks at the clock: some milliseconds."""
+_BROKEN = (sqlite3.Error, UnicodeError)
+"""What reading raises; names of a damaged schema are no text, and SQLite quotes them."""
+_SELECTS = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ))
+_FUNCTIONS = frozenset(("substr", "typeof", "coalesce", "length"))
+_PRAGMAS = frozenset(("table_xinfo",))
+_SETTINGS = ("trusted_schema = OFF", "cell_size_check = ON", "mmap_size = 0", "query_only = ON")
+
+Batch = dict[str, Any]
+"""Column → numbers (int64, :data:`MISSING` where absent) or a list of texts or bytes (None where absent)."""
+
+
+class DamagedError(Exception):
+    """The file cannot be read on; the text says what it does, as after its name: "is damaged"."""
+
+
+class Database:
+    """Tables of one file. To be closed by ``with``."""
+
+    def __init__(self, path: str) -> None:
+        """Raises :class:`UnusableInput` where ``path`` cannot be opened as SQLite."""
+        self.path = path
+        try:
+            size = Path(path).stat().st_size
+            uri = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
+            self._connection = sqlite3.connect(uri, uri=True)
+        except OSError as error:
+            raise UnusableInput(f"{path} cannot be read: {reason_of(error).lower()}.") from None
+        except sqlite3.Error as error:
+            raise UnusableInput(f"{path} cannot be opened: {error}.") from None
+        self._most_rows = size // _LEAST_ROW_BYTES
+        self._until_s = time.monotonic() + min(_LEAST_S + size / _BYTES_PER_S, _MOST_S)
+        try:
+            self._prepare()
+            self.tables: dict[str, frozenset[str]] = {}
+            self._keyed: set[str] = set()
+            self._find_tables()
+        except (*_BROKEN, DamagedError):
+            self.close()
+            raise UnusableInput(f"{path} is a damaged SQLite file: export it again.") from None
+
+    def _prepare(self) -> None:
+        connection = self._connection
+        connection.text_factory = lambda data: data.decode("utf-8", "replace")
+        connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE_BYTES)
+        for setting in _SETTINGS:
+            connection.execute(f"PRAGMA {setting}")
+        connection.set_progress_handler(lambda: time.monotonic() > self._until_s, _INSTRUCTIONS)
+        connection.set_authorizer(_allowed)
+
+    def __enter__(self) -> Database:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Releases the file."""
+        self._connection.close()
+
+    def _find_tables(self) -> None:
+        """Name and columns of each table that is nothing but one."""
+        listed = self._rows("SELECT name, sql FROM sqlite_master WHERE type = 'table'", ())
+        for name, sql in [(row[0], row[1]) for batch in listed for row in batch]:
+            if not isinstance(name, str) or not isinstance(sql, str) or "\0" in name:
+                continue
+            if not sql.lstrip().upper().startswith("CREATE TABLE"):
+                continue
+            try:
+                columns = self._connection.execute(f"PRAGMA table_xinfo({_quoted(name)})").fetchall()
+            except _BROKEN:
+                continue
+            if all(hidden == 0 for *_, hidden in columns):
+                self.tables[name] = frozenset(str(column[1]) for column in columns)
+                if [str(column[1]) for column in columns if column[5]] == ["id"]:
+                    self._keyed.add(name)
+
+    def has(self, table: str, *columns: str) -> bool:
+        """Whether there is this table with these columns."""
+        return table in self.tables and self.tables[table].issuperset(columns)
+
+    def batches(
+        self,
+        table: str,
+        numbers: Sequence[str] = (),
+        texts: Sequence[str] = (),
+        raw: Sequence[str] = (),
+        where: str = "",
+        values: Sequence[int] = (),
+    ) -> Iterator[Batch]:
+        """The rows of ``table`` in their order, those for which ``where`` holds; none where there is no such table.
+
+        A column that the table lacks is absent in each row. ``raw`` are read as bytes. Raises :class:`DamagedError`.
+        """
+        if table not in self.tables:
+            return
+        own = self.tables[table]
+        asked = [
+            *(f"e.{_quoted(name)}" if name in own else "NULL" for name in (*numbers, *raw)),
+            *(f"substr(e.{_quoted(name)}, 1, {LONGEST_TEXT})" if name in own else "NULL" for name in texts),
+        ]
+        sql = f"SELECT {', '.join(asked)} FROM {_quoted(table)} AS e NOT INDEXED"
+        for rows in self._rows(sql + (f" WHERE {where}" if where else ""), values):
+            columns = list(zip(*rows, strict=True))
+            batch: Batch = {}
+            for name in numbers:
+                batch[name] = as_numbers(columns.pop(0))
+            for name in raw:
+                batch[name] = [value if isinstance(value, bytes) else None for value in columns.pop(0)]
+            for name in texts:
+                batch[name] = [value if isinstance(value, str) else None for value in columns.pop(0)]
+            yield batch
+
+    def strings(self, ids: Sequence[int]) -> dict[int, str]:
+        """What the numbers of the file's names stand for, as far as it tells. Raises :class:`DamagedError`."""
+        found: dict[int, str] = {}
+        if not self.has("StringIds", "id", "value") or not ids:
+            return found
+        sql = f"SELECT id, substr(value, 1, {LONGEST_TEXT}) FROM StringIds"
+        left = iter(ids)
+        while some := tuple(islice(left, _ASKED_AT_ONCE)):
+            keyed = "StringIds" in self._keyed
+            which = f" WHERE id IN ({', '.join('?' * len(some))})" if keyed else ""
+            for rows in self._rows(sql + which, some if keyed else ()):
+                found.update((k, v) for k, v in rows if isinstance(k, int) and isinstance(v, str))
+            if not keyed:
+                break
+        return found
+
+    def small(self, table: str, *columns: str, most: int = 100_000) -> list[tuple[Any, ...]]:
+        """The first rows of a table that describes something, as they are; [] where it lacks one of the columns."""
+        if not self.has(table, *columns):
+            return []
+        asked = ", ".join(
+            f"CASE typeof({_quoted(c)}) WHEN 'integer' THEN {_quoted(c)} ELSE substr({_quoted(c)}, 1, {LONGEST_TEXT}) END"
+            for c in columns
+        )
+        try:
+            rows = self._rows(f"SELECT {asked} FROM {_quoted(table)} NOT INDEXED LIMIT {most}", ())
+            return [row for batch in rows for row in batch]
+        except DamagedError:
+            return []
+
+    def _rows(self, sql: str, values: Sequence[int]) -> Iterator[list[tuple[Any, ...]]]:
+        seen = 0
+        try:
+            cursor = self._connection.execute(sql, values)
+            cursor.arraysize = _BATCH_ROWS
+            while rows := cursor.fetchmany():
+                seen += len(rows)
+                if seen > self._most_rows:
+                    raise DamagedError("holds more rows than it has room for")
+                yield rows
+        except sqlite3.OperationalError as error:
+            if "interrupted" in str(error):
+                raise DamagedError("takes longer to read than a file of its size can") from None
+            raise DamagedError(f"cannot be read on ({error})") from None
+        except sqlite3.Error as error:
+            raise DamagedError(f"is damaged ({error})") from None
+        except UnicodeError:
+            raise DamagedError("is damaged") from None
+
+
+def _allowed(
+    action: int, first: str | None, second: str | None, _database: object, through: str | None
+) -> int:
+    """Whether SQLite may do what a statement asks: read tables, by none of the file's own views and triggers."""
+    if through is not None:
+        return sqlite3.SQLITE_DENY
+    if action in _SELECTS:
+        return sqlite3.SQLITE_OK
+    if action == sqlite3.SQLITE_FUNCTION:
+        return sqlite3.SQLITE_OK if (second or "").lower() in _FUNCTIONS else sqlite3.SQLITE_DENY
+    if action == sqlite3.SQLITE_PRAGMA:
+        return sqlite3.SQLITE_OK if first in _PRAGMAS else sqlite3.SQLITE_DENY
+    return sqlite3.SQLITE_DENY
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'
+
+
+def as_numbers(values: Sequence[Any]) -> IntColumn:
+    """Whole numbers as a column; :data:`MISSING` for all else."""
+    try:
+        return (
+            np.fromiter(values, np.int64, len(values))
+            if set(map(type, values)) == {int}
+            else _cleaned(values)
+        )
+    except OverflowError:
+        return _cleaned(values)
+
+
+def _cleaned(values: Sequence[Any]) -> IntColumn:
+    kept = [value if type(value) is int else MISSING for value in values]
+    return np.fromiter(kept, np.int64, len(kept))

@@ -1,0 +1,179 @@
+"""Of which rank, job, host and clock a process is, as far as its file tells.
+
+NCCL's own description of a communicator knows the rank; else the variables under which a launcher started Nsight Systems once
+for each rank; else torchrun's options, where Nsight Systems ran torchrun: it starts the ranks of a host in their order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from ddpdoctor.trace.columns import LIMIT_NS
+from ddpdoctor.trace.sources import MOST_RANKS, rank_of_name
+
+from .database import Database
+from .payloads import RANK, RANKS, Fields
+
+_LAUNCHERS = (
+    ("RANK", "WORLD_SIZE"),
+    ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"),
+    ("PMI_RANK", "PMI_SIZE"),
+    ("PMIX_RANK", ""),
+    ("SLURM_PROCID", "SLURM_NTASKS"),
+)
+"""Variables that torchrun, mpirun and srun set for each of the processes that they start: the rank, and how many there are."""
+_TORCHRUN = re.compile(r"(?:^|[/\s])torchrun\b|torch\.distributed\.(?:run|launch)\b")
+_OPTION = r"--{}(?:=|\s+)(\d{{1,7}})(?![\d:])"
+_NODES, _NODE_RANK = (re.compile(_OPTION.format(name)) for name in ("nnodes", r"node[-_]rank"))
+_NORMALISED_FROM_NS = 1_000_000_000_000_000_000
+"""Times later than this count from 1970: the export was asked for it."""
+_LONGEST_TEXT = 1 << 10
+_MOST_DEVICES = 1024
+_DEVICE = {
+    "id": "id",
+    "name": "name",
+    "totalMemory": "totalGlobalMem",
+    "smCount": "numSms",
+    "computeMajor": "computeMajor",
+    "computeMinor": "computeMinor",
+}
+"""Columns of the table of GPUs, and what Kineto calls the same."""
+_VERSIONS = {
+    "EXPORT_PRODUCT_VERSION": "nsight_systems_version",
+    "EXPORT_SCHEMA_VERSION": "nsight_systems_schema_version",
+}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Which rank a process is."""
+
+    rank: int | None
+    said_by: str
+    """As :attr:`TraceMeta.rank_from`."""
+    world_size: int | None
+
+
+class Capture:
+    """What a file says of how it was made."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+        self._said = _texts(database.small("META_DATA_CAPTURE", "name", "value"))
+        self._export = dict(_texts(database.small("META_DATA_EXPORT", "name", "value")))
+        self._system = dict(_texts(database.small("TARGET_INFO_SYSTEM_ENV", "name", "value")))
+
+    @cached_property
+    def environment(self) -> Mapping[str, str]:
+        """Of the process that Nsight Systems started."""
+        pairs = [text.partition("=") for text in self._system.get("DeviceEnvironment", "").split(";")]
+        own = [text.partition("=") for name, text in self._said if name == "PROCESS_0:ENVIRONMENT_VARIABLE"]
+        return {name: value.strip('"') for name, _, value in (*pairs, *own) if name}
+
+    @cached_property
+    def command(self) -> str:
+        """What Nsight Systems started."""
+        words = ("PROCESS_0:COMMAND", "PROCESS_0:ARGUMENT")
+        return " ".join(text for name, text in self._said if name.startswith(words))
+
+    @property
+    def host(self) -> str | None:
+        """The machine's name."""
+        name = self._system.get("Hostname") or self.environment.get("HOSTNAME")
+        return name[:_LONGEST_TEXT] if name else None
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Of what made the file."""
+        return {
+            ours: self._export[key][:_LONGEST_TEXT] for key, ours in _VERSIONS.items() if key in self._export
+        }
+
+    @property
+    def devices(self) -> tuple[dict[str, Any], ...]:
+        """The machine's GPUs."""
+        known = [column for column in _DEVICE if self._database.has("TARGET_INFO_GPU", column)]
+        rows = self._database.small("TARGET_INFO_GPU", *known, most=_MOST_DEVICES) if known else []
+        return tuple(
+            {
+                _DEVICE[name]: value
+                for name, value in zip(known, row, strict=True)
+                if _is_property(name, value)
+            }
+            for row in rows
+        )
+
+    def clock(self, earliest_ns: int) -> tuple[int, str]:
+        """(What all times are counted from, which clock that makes them), see :class:`TraceMeta`."""
+        if earliest_ns >= _NORMALISED_FROM_NS:
+            return 0, "epoch"
+        began = next(
+            iter(self._database.small("TARGET_INFO_SESSION_START_TIME", "utcEpochNs", most=1)), (None,)
+        )[0]
+        if not isinstance(began, int):
+            return 0, "relative"
+        begins = next(iter(self._database.small("ANALYSIS_DETAILS", "startTime", most=1)), (0,))[0]
+        base_ns = began - (begins if isinstance(begins, int) else 0)
+        return (base_ns, "epoch") if 0 <= base_ns < LIMIT_NS else (0, "relative")
+
+    def place(self, path: str, number: int, count: int, made: Sequence[Fields]) -> Place:
+        """Of the process with this ``number`` among the ``count`` ranks of the file at ``path``; ``made`` are the communicators that
+        it made."""
+        world = self._world(count)
+        if (told := _by_nccl(made, world, count)) is not None:
+            return told
+        if count == 1:
+            for variable, size in _LAUNCHERS:
+                if (rank := _number(self.environment.get(variable))) is not None:
+                    return Place(rank, "distributedInfo", _number(self.environment.get(size)) or world)
+        if world is not None and (node := self._node(world, count)) is not None:
+            return Place(node * count + number, "distributedInfo", world)
+        if count > 1:  # the file's name is not that of one rank
+            return Place(None, "distributedInfo", world)
+        named = rank_of_name(path)
+        return Place(named, "" if named is None else "file name", world)
+
+    def _world(self, count: int) -> int | None:
+        """How many ranks torchrun starts on all hosts, each of which has as many as this one."""
+        if not _TORCHRUN.search(self.command):
+            return None
+        if "--nnodes" not in self.command:
+            return count
+        nodes = _NODES.search(self.command)
+        return int(nodes[1]) * count if nodes else None
+
+    def _node(self, world: int, count: int) -> int | None:
+        """The number of this host among those of torchrun; None where a rendezvous gave it."""
+        if world == count:
+            return 0
+        said = _NODE_RANK.search(self.command)
+        node = int(said[1]) if said else _number(self.environment.get("PET_NODE_RANK"))
+        return node if node is not None and node * count < world else None
+
+
+def _by_nccl(made: Sequence[Fields], world: int | None, count: int) -> Place | None:
+    """By the communicator of all ranks; one of some of them numbers them anew."""
+    told = [(one[RANKS], one[RANK]) for one in made if RANKS in one and RANK in one]
+    size = max((ranks for ranks, _ in told), default=0)
+    numbers = {rank for ranks, rank in told if ranks == size}
+    if len(numbers) != 1 or size < max(count, world or 0) or size >= MOST_RANKS:
+        return None
+    rank = numbers.pop()
+    return Place(rank, "distributedInfo", size) if 0 <= rank < size else None
+
+
+def _number(text: str | None) -> int | None:
+    number = int(text) if text is not None and text.isascii() and text.isdigit() and len(text) < 8 else None
+    return number if number is not None and number < MOST_RANKS else None
+
+
+def _texts(rows: Sequence[tuple[Any, ...]]) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in rows if isinstance(name, str) and isinstance(value, str)]
+
+
+def _is_property(name: str, value: object) -> bool:
+    return isinstance(value, str) if name == "name" else type(value) is int and 0 <= value < LIMIT_NS

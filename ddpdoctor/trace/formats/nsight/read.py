@@ -1,0 +1,188 @@
+"""One process of an export → one rank's columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.trace.columns import Lane, RankTrace, TraceMeta
+from ddpdoctor.trace.sources import is_url, shown
+
+from .address import address, is_sqlite, split
+from .build import LaneKey, Rows, Table
+from .database import DamagedError, Database
+from .device import Device
+from .host import add_calls
+from .identity import Capture
+from .nccl import with_collectives
+from .payloads import RANKS
+from .processes import Process, ranks_in, thread_of
+from .ranges import Ranges, read_ranges
+from .steps import are_marked, steps_of
+from .tables import GRAPHS, OF_EXPORTS, THREADS
+from .texts import ANNOTATION
+
+_LONGEST_LABEL = 1 << 10
+
+
+def read(path: str, rank: int | None) -> RankTrace:
+    """See :class:`ddpdoctor.trace.formats.Format`."""
+    if is_url(path):
+        raise UnusableInput(
+            f"{shown(path)}: a database cannot be read from there: copy it to this machine first."
+        )
+    file, number = split(path)
+    if not is_sqlite(file):
+        raise UnusableInput(
+            f"{file} is no SQLite database: export the report again with nsys export --type sqlite."
+        )
+    try:
+        processes = ranks_in(file)
+    except DamagedError as error:
+        raise UnusableInput(f"{file} {error}: export the report again.") from None
+    with Database(file) as database:
+        if OF_EXPORTS.isdisjoint(database.tables):
+            raise UnusableInput(f"{file} is an SQLite database, but no export of Nsight Systems.")
+        if not processes:
+            raise UnusableInput(
+                f"{file} holds no kernel and no NVTX range: record with nsys profile --trace=cuda,nvtx."
+            )
+        if number is None and len(processes) > 1:
+            raise UnusableInput(
+                f"{file} holds {len(processes)} ranks: name one of them, such as {address(file, 0, len(processes))}."
+            )
+        if (number or 0) >= len(processes):
+            raise UnusableInput(f"{path}: the file holds {len(processes)} rank(s) only.")
+        return _Reading(path, file, database, processes, number or 0).trace(rank)
+
+
+class _Reading:
+    """The reading of one process."""
+
+    def __init__(
+        self, path: str, file: str, database: Database, processes: tuple[Process, ...], number: int
+    ) -> None:
+        self._path, self._file, self._database = path, file, database
+        self._number, self._count = number, len(processes)
+        self._process = processes[number]
+        self._table = Table()
+        self._broken: list[str] = []
+
+    def trace(self, rank: int | None) -> RankTrace:
+        """All that the process did. Raises :class:`UnusableInput` where nothing can be read of it."""
+        ranges = self._fill()
+        if not self._table.rows:
+            why = self._broken[0] if self._broken else "holds no event with a begin and an end"
+            raise UnusableInput(f"{self._path} {why}.")
+        marked = self._mark_steps(ranges)
+        made = [one for one in ranges.calls.payload if RANKS in one]
+        meta = self._meta(rank, made, marked)
+        lanes = _Lanes(self._database, self._process.pid)
+        trace = self._table.finish(meta, lanes.of)
+        trace = replace(trace, meta=replace(meta, record_shapes=bool((trace.shapes >= 0).any())))
+        return with_collectives(trace, ranges.calls, made, lanes.threads)
+
+    def _fill(self) -> Ranges:
+        """Reads the tables one by one; one that is damaged costs what came after in it."""
+        key = self._process.key
+        by_thread, by_process = (
+            ("", "") if key is None else ('(e."globalTid" >> 24) = ?', '(e."globalPid" >> 24) = ?')
+        )
+        values = () if key is None else (key,)
+        ranges = Ranges.none()
+        readings: tuple[Callable[[], None], ...] = (
+            lambda: Device(self._database, by_process, values).add_to(self._table),
+            lambda: add_calls(self._database, by_thread, values, self._table),
+            lambda: read_ranges(self._database, by_thread, values, self._table, ranges),
+        )
+        for reading in readings:
+            try:
+                reading()
+            except DamagedError as error:
+                self._broken.append(str(error))
+        return ranges
+
+    def _mark_steps(self, ranges: Ranges) -> bool:
+        """Whether steps are marked, by names that are known everywhere or by those that are made so here."""
+        if are_marked(ranges.annotations):
+            return True
+        steps = steps_of(ranges.annotations)
+        if steps is None:
+            return False
+        self._table.add(
+            Rows(
+                category=ANNOTATION,
+                name=[f"ProfilerStep#{number}" for number in steps.number],
+                start=steps.start,
+                duration=steps.end - steps.start,
+                thread=steps.thread,
+            )
+        )
+        return True
+
+    def _meta(self, rank: int | None, made: list[dict[str, int]], marked: bool) -> TraceMeta:
+        capture = Capture(self._database)
+        base_ns, clock = capture.clock(self._table.earliest_ns() or 0)
+        place = capture.place(self._file, self._number, self._count, made)
+        return TraceMeta(
+            source=self._path,
+            rank=place.rank if rank is None else rank,
+            rank_from=place.said_by if rank is None else "run directory",
+            world_size=place.world_size,
+            backend="nccl" if self._process.communicates and self._process.devices else None,
+            host=capture.host,
+            devices=capture.devices,
+            base_ns=base_ns,
+            clock=clock,
+            versions=capture.versions,
+            truncated=bool(self._broken),
+            notes=tuple(self._notes(marked, place.rank)),
+        )
+
+    def _notes(self, marked: bool, rank: int | None) -> Iterator[str]:
+        for why in dict.fromkeys(self._broken):
+            yield f"{self._path} {why}: what was read before is used, {self._table.rows} events in all."
+        if self._table.left_out:
+            yield f"{self._path}: {self._table.left_out} event(s) without a usable time were left out."
+        if self._number or rank:
+            return  # what holds for all ranks is said once
+        if not marked:
+            yield (
+                f"{self._file}: no NVTX range marks the steps: they are told by the optimizer's kernels, where these stand out. "
+                'Push a range such as "step 12" around each, or train under torch.autograd.profiler.emit_nvtx().'
+            )
+        if next(iter(self._database.batches(GRAPHS, ("start",))), None) is not None:
+            yield (
+                f"{self._file}: CUDA graphs were recorded as wholes, and what runs in them, collectives too, is not told apart: "
+                "record with --cuda-graph-trace=node."
+            )
+
+
+class _Lanes:
+    """Threads and streams with their names."""
+
+    def __init__(self, database: Database, pid: int) -> None:
+        self.threads: dict[int, int] = {}
+        """Global number of a thread → its lane."""
+        self._pid = str(pid)
+        named = (
+            database.small("ThreadNames", "globalTid", "nameId") if database.has(THREADS, "nameId") else []
+        )
+        self._names = {
+            thread: name for thread, name in named if isinstance(thread, int) and isinstance(name, int)
+        }
+        self._texts = database.strings(sorted(set(self._names.values())))
+        self._seen = 0
+
+    def of(self, key: LaneKey) -> Lane:
+        """The lane of a thread or a stream; they are asked in the order of their numbers."""
+        kind, number = key
+        if kind is None:
+            self.threads[number] = self._seen
+            label = self._texts.get(self._names.get(number, -1), "")[:_LONGEST_LABEL]
+            lane = Lane(self._pid, str(thread_of(number)), label)
+        else:
+            lane = Lane(str(kind), str(number), f"stream {number}" if number >= 0 else "")
+        self._seen += 1
+        return lane

@@ -1,0 +1,107 @@
+"""Steps by ranges that a script pushes itself: numbered ones (``iter 12``), else one that encloses each step.
+
+What PyTorch's profiler and step annotations are called is known everywhere (:mod:`ddpdoctor.trace.classify`), and optimizers
+annotate their steps under ``emit_nvtx``; only where neither is there, ranges of other names are looked at.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from ddpdoctor.trace import classify
+from ddpdoctor.trace.columns import IntColumn
+
+from .ranges import Marks
+
+_NUMBERED = re.compile(
+    r"(?P<what>.*?(?<![a-z])(?:step|iter|iteration|batch)s?[\s_#:=.(\[-]*)(?P<number>\d{1,9})[\])]?\s*$",
+    re.IGNORECASE | re.DOTALL,
+)
+_WHOLE = re.compile(
+    r"(?:\[pl\]\[(?:profile|module)\])?.{0,40}(?<![a-z])(?:run_training_batch|training_step|train_step|train_batch|train_iter(?:ation)?)$"
+    r"|(?:step|iter|iteration|train_loop_body)$",
+    re.IGNORECASE,
+)
+"""Names of ranges around a whole step, Lightning's among them."""
+_NO_STEP = re.compile(r"micro|valid|val_|eval|test|optimizer|lr_|sched", re.IGNORECASE)
+"""Ranges of a part of a step, or beside them."""
+_LONGEST_NAME = 200
+_FEWEST = 2
+
+
+@dataclass(frozen=True)
+class Steps:
+    """Steps that ranges tell; times as in the file."""
+
+    number: Sequence[int]
+    start: IntColumn
+    end: IntColumn
+    thread: IntColumn
+
+
+def are_marked(marks: Marks) -> bool:
+    """Whether the annotations say themselves what a step is."""
+    return any(
+        classify.step_number(name) is not None or classify.is_optimizer_step(name)
+        for name in set(marks.names)
+    )
+
+
+def steps_of(marks: Marks) -> Steps | None:
+    """The steps that the names of ``marks`` suggest; None where none are alike."""
+    numbered: dict[tuple[int, str], list[int]] = defaultdict(list)
+    whole: dict[tuple[int, str], list[int]] = defaultdict(list)
+    number_of: dict[int, int] = {}
+    for row, (name, thread) in enumerate(zip(marks.names, marks.thread, strict=True)):
+        if len(name) > _LONGEST_NAME or _NO_STEP.search(name):
+            continue
+        if match := _NUMBERED.match(name):
+            number_of[row] = int(match["number"])
+            numbered[thread, match["what"]].append(row)
+        elif _WHOLE.match(name):
+            whole[thread, name].append(row)
+    counted = [
+        rows
+        for rows in (_in_time(rows, marks) for rows in numbered.values())
+        if _count_up(rows, number_of, marks)
+    ]
+    if counted:
+        rows = max(counted, key=lambda rows: _length(rows, marks))
+        return _steps(rows, [number_of[row] for row in rows], marks)
+    alike = [rows for rows in (_in_time(rows, marks) for rows in whole.values()) if _follow(rows, marks)]
+    if alike:
+        rows = max(alike, key=lambda rows: _length(rows, marks))
+        return _steps(rows, list(range(len(rows))), marks)
+    return None
+
+
+def _in_time(rows: Sequence[int], marks: Marks) -> list[int]:
+    return sorted(rows, key=marks.start.__getitem__)
+
+
+def _count_up(rows: Sequence[int], number_of: dict[int, int], marks: Marks) -> bool:
+    """Whether one range follows the other, each with a higher number."""
+    numbers = [number_of[row] for row in rows]
+    return _follow(rows, marks) and all(a < b for a, b in pairwise(numbers))
+
+
+def _follow(rows: Sequence[int], marks: Marks) -> bool:
+    apart = all(marks.end[a] <= marks.start[b] for a, b in pairwise(rows))
+    return len(rows) >= _FEWEST and apart
+
+
+def _length(rows: Sequence[int], marks: Marks) -> int:
+    return sum(marks.end[row] - marks.start[row] for row in rows)
+
+
+def _steps(rows: Sequence[int], numbers: Sequence[int], marks: Marks) -> Steps:
+    start, end, thread = (
+        np.array([values[row] for row in rows], np.int64) for values in (marks.start, marks.end, marks.thread)
+    )
+    return Steps(numbers, start, end, thread)
