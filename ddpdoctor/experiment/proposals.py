@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
+from ddpdoctor.diagnose.facts_view import lookup
 
 from .settings import SettingError, parsed, setting_of
 
@@ -69,9 +70,25 @@ def _expecting(diagnosis: Diagnosis, finding: Finding, title: str, settings: Map
         return Proposal(settings, finding.rule, title)
     ends = finding.costs_ms_per_step_range
     share_range = None if ends is None else (_left(step_ms, ends[1]), _left(step_ms, ends[0]))
-    if finding.at_most:
+    beside_ms = _beside_ms(diagnosis, finding, settings)
+    if beside_ms is not None and beside_ms < cost_ms:
+        # What the machine has cores for, and nobody promises the whole of it.
+        cost_ms, share_range = beside_ms, (_left(step_ms, beside_ms), 1.0)
+    elif finding.at_most:
         share_range = (share_range[0] if share_range else _left(step_ms, cost_ms), 1.0)
     return Proposal(settings, finding.rule, title, _left(step_ms, cost_ms), share_range)
+
+
+def _beside_ms(diagnosis: Diagnosis, finding: Finding, settings: Mapping[str, Any]) -> float | None:
+    """What workers save, who make batches beside the step and no fewer of them; None where that is another change, or unknown."""
+    if not settings.get("loader.num_workers"):
+        return None
+    for entry in finding.evidence:
+        group, _, name = entry.fact.rpartition(".")
+        if name == "ms_per_step":
+            found = lookup(diagnosis.facts, f"{group}.beside_ms_per_step")
+            return found if isinstance(found, float) else None
+    return None
 
 
 def _left(step_ms: float, saved_ms: float) -> float:

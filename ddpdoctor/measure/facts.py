@@ -35,7 +35,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Upper end of that range, never above the mean step."""
     beside_ms_per_step: float | None = None
     """What of it is saved where the same work is done beside the step and not less of it, as by a loader's workers, with the
-    cores that stood idle; null where that is unknown, and where nothing is moved."""
+    cores that stood idle; time in which nothing computed needs none. Null where that is unknown, and where nothing is moved."""
     share: float
     """``ms_per_step`` / mean step time."""
     speedup: float
@@ -268,6 +268,9 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The same on the rank that waits longest."""
     ready_batches: float | None = None
     """Mean number of batches that stood ready in the queue."""
+    computing_share: float | None = None
+    """Part of the time in ``next`` in which the process computed or waited for a core, on the rank that waits longest; the rest
+    it slept, as while storage answers. Null where workers make the batches, and where it was not recorded."""
 
 
 class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):
