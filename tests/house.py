@@ -19,7 +19,7 @@ ALLOWED = {
     "diagnose": ("measure", "rundir", "errors", "aside", "cachefolder", "plain", "severities"),
     "report": ("diagnose", "rundir", "errors", "deferred", "plain"),
     "launch": ("rundir", "telemetry", "errors", "parentdeath", "deferred"),
-    "experiment": ("diagnose", "measure", "rundir", "errors"),
+    "experiment": ("diagnose", "measure", "rundir", "errors", "parentdeath"),
     "demo": ("errors",),
     "analysis": ("rundir", "telemetry", "trace", "measure", "stall", "diagnose", "report", "errors"),
     "cli": (
@@ -45,7 +45,10 @@ ALLOWED = {
 
 DOORS = {
     ("launch", "ddpdoctor.hook.environment"): "the names of the variables by which launcher and hook talk",
-    ("experiment", "ddpdoctor.hook.environment"): "the name of the variable that asks for a trial",
+    (
+        "experiment",
+        "ddpdoctor.hook.environment",
+    ): "the names of the variables that ask for a trial and a recording",
     ("report", "ddpdoctor.measure.facts"): "the types of the facts that a Diagnosis is made of",
     ("report", "ddpdoctor.measure.places"): "the lines of code that findings name",
     ("report", "ddpdoctor.measure.taxonomy"): "the parts of a step, which reports name and colour",

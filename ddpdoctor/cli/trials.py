@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ddpdoctor.cli.diagnosed import diagnosis_at
-from ddpdoctor.cli.outputs import check_outputs
+from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 
@@ -217,10 +218,11 @@ def _measure(
 ) -> None:
     from rich.console import Console
 
-    from ddpdoctor.experiment import Budget, Command, Experiment, Plan, write_answer
+    from ddpdoctor.experiment import Budget, Command, Experiment, Plan, as_json
     from ddpdoctor.launch.inherited import inherited_environment
     from ddpdoctor.launch.privacy import mask_command
     from ddpdoctor.report import tried
+    from ddpdoctor.report.replace import write_whole
 
     step_ms = diagnosis.steps.mean_ms if diagnosis is not None else None
     plan = Plan(
@@ -240,11 +242,12 @@ def _measure(
     except KeyboardInterrupt:
         interrupted = True
     answer = experiment.answer(mask_command(job))
-    tried.print_answer(answer, Console(stderr=False))
-    measured = any(variant.trials for variant in answer.variants)
-    for file in _files(run if measured else None, wishes.json_file):
-        write_answer(answer, file)
-        say(f"written: {file}", err=True)
+    tried.print_answer(answer, Console(stderr=to_stdout([wishes.json_file, wishes.patch])))
+    if run is not None and any(variant.trials for variant in answer.variants):
+        _keep(answer, Path(run))
+    if wishes.json_file is not None:
+        write_whole(wishes.json_file, as_json(answer))
+        say_written([wishes.json_file], err=True)
     if wishes.patch is not None:
         _write_patch(answer, diagnosis, job, wishes.patch)
     if interrupted:
@@ -273,26 +276,31 @@ def _steps(step_ms: float | None) -> int:
     return max(_LEAST_STEPS, min(_MOST_STEPS, round(_TRIAL_S * 1e3 / step_ms)))
 
 
-def _files(run: str | None, json_file: Path | None) -> list[Path]:
-    from ddpdoctor.experiment import TRIALS_FILE
+def _keep(answer: Answer, run: Path) -> None:
+    """Beside the diagnosis of a run directory; what was measured before is kept."""
+    from ddpdoctor.experiment import TRIALS_FILE, write_answer
     from ddpdoctor.rundir import MANIFEST_FILE
 
-    found = [] if json_file is None else [json_file]
-    if run is not None and (Path(run) / MANIFEST_FILE).is_file():
-        place = Path(run) / TRIALS_FILE
-        if place.exists():  # what was measured before is kept
-            earlier = next(
-                name
-                for number in range(1, 1 << 20)
-                if not (name := place.with_name(f"trials-{number}.json")).exists()
-            )
-            place.rename(earlier)
-        found.append(place)
-    return found
+    if not (run / MANIFEST_FILE).is_file():
+        return
+    place, earlier = run / TRIALS_FILE, None
+    try:
+        if place.exists():
+            names = (place.with_name(f"trials-{number}.json") for number in range(1, 1 << 20))
+            earlier = place.rename(next(name for name in names if not name.exists()))
+        write_answer(answer, place)
+    except OSError as error:
+        if earlier is not None:
+            with contextlib.suppress(OSError):
+                earlier.rename(place)
+        say(f"ddpdoctor: {place} cannot be written ({error.strerror or error}).", err=True)
+        return
+    say(f"written: {place}", err=True)
 
 
 def _write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
     from ddpdoctor.experiment import patch_of
+    from ddpdoctor.report.replace import write_whole
 
     best = answer.best()
     if best is None:
@@ -307,8 +315,8 @@ def _write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str]
             continue
         diff = patch_of(text, _relative(file), line, best.settings)
         if diff is not None:
-            path.write_text(diff, "utf-8")
-            say(f"written: {path}", err=True)
+            write_whole(path, diff)
+            say_written([path], err=True)
             return
     say(
         "ddpdoctor: no patch: the line of the constructor is not known, or its arguments are not written out there.",

@@ -105,9 +105,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
+def as_json(answer: Answer) -> bytes:
+    """As it stands in a file."""
+    return msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n"
+
+
 def write_answer(answer: Answer, path: Path) -> None:
     """As JSON, whole or not at all. Raises OSError."""
-    write_whole(str(path), msgspec.json.format(msgspec.json.encode(answer), indent=2) + b"\n")
+    write_whole(str(path), as_json(answer))
 
 
 def read_answer(path: Path) -> Answer:

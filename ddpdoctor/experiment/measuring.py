@@ -13,7 +13,7 @@ from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
 
 from .judging import MEASURED_FROM, Round, change_of, interval, parity, ratios, verdict
 from .proposals import Proposal
-from .running import DEFAULT_PREFETCH, LEAST_WARM_UP, Budget, Command, Trial, run_trial
+from .running import DEFAULT_PREFETCH, LEAST_WARM_UP, MOST_QUEUED, Budget, Command, Trial, run_trial
 from .settings import Results, setting_of
 
 Said = Callable[[str], None]
@@ -66,6 +66,8 @@ class Experiment:
         self._baseline: list[Trial] = []
         self._arms = [_Arm(proposal) for proposal in plan.proposals]
         self._notes: list[str] = []
+        self._queued = 0
+        """Batches that loaders prepare ahead at most, in any variant."""
         self._steps = max(plan.steps, self._steps_for(()))
 
     def run(self) -> None:
@@ -101,6 +103,13 @@ class Experiment:
                 f"Trials took {self._steps} steps instead of {self._plan.steps}: batches that loaders prepare ahead would "
                 "flatter shorter ones."
             )
+        if self._queued > MOST_QUEUED:
+            self._note(
+                f"Up to {self._queued:,} batches are prepared ahead, of which trials outlast {MOST_QUEUED}: many workers may look "
+                "faster here than they stay."
+            )
+        if first.left_out:
+            self._note(first.left_out)
         if first.ended_after is not None:
             self._note(f"The job came to its own end after {first.ended_after} of {self._steps} steps.")
         return first
@@ -110,14 +119,15 @@ class Experiment:
         self._said(words)
 
     def _steps_for(self, loaders: Sequence[tuple[int, int]]) -> int:
-        """Steps of a trial that outlast every queue: once for the warm-up, and three times to be measured."""
+        """Steps of a trial that outlast every queue, up to a bound: once for the warm-up, and three times to be measured."""
         given = loaders or ((0, DEFAULT_PREFETCH),)
         queued = 0
         for settings in [{}, *(arm.proposal.settings for arm in self._arms)]:
             for workers, ahead in given:
                 of_loader = settings.get("loader.num_workers", workers)
                 queued = max(queued, of_loader * settings.get("loader.prefetch_factor", ahead))
-        return LEAST_WARM_UP + _QUEUES * queued if queued else 0
+        self._queued = queued
+        return LEAST_WARM_UP + _QUEUES * min(queued, MOST_QUEUED) if queued else 0
 
     def _leave_slower_half(self) -> None:
         """Successive halving (Jamieson and Talwalkar, AISTATS 2016): what is slow after few trials gets no more of them. A variant

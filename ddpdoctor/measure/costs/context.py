@@ -82,7 +82,9 @@ class Context:
     @cached_property
     def pricing(self) -> Pricing:
         """Replays of ``graph`` as costs."""
-        return Pricing(self.graph, self.lines, short=self.attribution.short, cores=self.cores, asleep=self.asleep)
+        return Pricing(
+            self.graph, self.lines, short=self.attribution.short, cores=self.cores, asleep=self.asleep
+        )
 
     def transfer_beside_ns(self, graph: Graph, gain_ns: float) -> float:
         """What of ``gain_ns`` is left where transfers of ``graph`` run beside the computation: on hosts, whose cores do both, as
