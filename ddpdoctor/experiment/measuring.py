@@ -11,7 +11,7 @@ import numpy as np
 import ddpdoctor
 from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
 
-from .judging import MEASURED_FROM, Round, change_of, interval, parity, ratios, verdict
+from .judging import MEASURED_FROM, Round, change_of, interval, level_ms, parity, ratios, verdict
 from .proposals import Proposal
 from .running import DEFAULT_PREFETCH, LEAST_WARM_UP, MOST_QUEUED, Budget, Command, Trial, run_trial
 from .settings import Results, setting_of
@@ -53,9 +53,14 @@ class _Arm:
     left: bool = False
     """Others were faster in the first rounds."""
 
+    @property
+    def ratios(self) -> list[float]:
+        """Of the rounds so far, see :func:`.judging.ratios`."""
+        return ratios(self.rounds, self.proposal.in_some_steps)
+
     def judge(self) -> None:
         """The verdict of the rounds so far."""
-        self.decided = verdict(change_of(ratios(self.rounds))[1]) or ""
+        self.decided = verdict(change_of(self.ratios)[1]) or ""
 
 
 class Experiment:
@@ -68,7 +73,7 @@ class Experiment:
         self._notes: list[str] = []
         self._queued = 0
         """Batches that loaders prepare ahead at most, in any variant."""
-        self._steps = max(plan.steps, self._steps_for(()))
+        self._steps = max([plan.steps, self._steps_for(()), *(each.least_steps for each in plan.proposals)])
 
     def run(self) -> None:
         """A B A C A ..., the order of the variants turned round in every other round."""
@@ -100,8 +105,12 @@ class Experiment:
             first = self._as_it_is()
         if self._steps > self._plan.steps:
             self._note(
-                f"Trials took {self._steps} steps instead of {self._plan.steps}: batches that loaders prepare ahead would "
-                "flatter shorter ones."
+                f"Trials took {self._steps} steps instead of {self._plan.steps}: "
+                + (
+                    "what comes in some steps only is to come a few times."
+                    if any(each.least_steps >= self._steps for each in self._plan.proposals)
+                    else "batches that loaders prepare ahead would flatter shorter ones."
+                )
             )
         if self._queued > MOST_QUEUED:
             self._note(
@@ -133,7 +142,7 @@ class Experiment:
         """Successive halving (Jamieson and Talwalkar, AISTATS 2016): what is slow after few trials gets no more of them. A variant
         is decided early as well as late: all that were faster, or are not known to be otherwise, stay."""
         running = [arm for arm in self._arms if arm.decided in ("", "faster") and not arm.left]
-        by_speed = sorted(running, key=lambda arm: change_of(ratios(arm.rounds))[0])
+        by_speed = sorted(running, key=lambda arm: change_of(arm.ratios)[0])
         for arm in by_speed[max(1, (len(by_speed) + 1) // 2) :]:
             arm.left = True
 
@@ -174,8 +183,7 @@ class Experiment:
 
     def answer(self, command: Sequence[str]) -> Answer:
         """What is known so far; ``command`` masked."""
-        medians = [float(np.median(trial.step_ms)) for trial in self._baseline if len(trial.step_ms)]
-        middle, ends = interval(medians) if medians else (None, None)
+        middle, ends = self._baseline_ms(rare=False)
         baseline = Baseline(
             median_ms=middle,
             interval_ms=ends,
@@ -189,15 +197,21 @@ class Experiment:
             command=list(command),
             steps_each=self._steps,
             baseline=baseline,
-            variants=[self._variant(arm, middle) for arm in self._arms],
+            variants=[self._variant(arm) for arm in self._arms],
             notes=self._notes,
         )
 
-    def _variant(self, arm: _Arm, baseline_ms: float | None) -> Variant:
+    def _baseline_ms(self, rare: bool) -> tuple[float | None, list[float] | None]:
+        """(Step time of the job as it is, its interval), as far as they are known."""
+        levels = [level_ms(trial, rare) for trial in self._baseline if len(trial.step_ms)]
+        return interval(levels) if levels else (None, None)
+
+    def _variant(self, arm: _Arm) -> Variant:
         proposal = arm.proposal
+        baseline_ms, _ = self._baseline_ms(proposal.in_some_steps)
         trials = [each.trial for each in arm.rounds]
         settings = [setting_of(name) for name in proposal.settings]
-        logs = [] if arm.decided == "not applied" else ratios(arm.rounds)
+        logs = [] if arm.decided == "not applied" else arm.ratios
         change, ends = change_of(logs) if logs else (None, None)
         share, bounds = proposal.expected_share, proposal.expected_share_range
         known = baseline_ms if baseline_ms is not None else self._plan.step_ms
@@ -211,6 +225,7 @@ class Experiment:
             interval_ms=None
             if ends is None or baseline_ms is None
             else [baseline_ms * (1 + end) for end in ends],
+            baseline_mean_ms=baseline_ms if proposal.in_some_steps else None,
             change=change,
             change_interval=ends,
             steps=sum(len(trial.step_ms) for trial in trials),

@@ -131,6 +131,8 @@ def shown_verdict(variant: Variant) -> str:
 def remark(variant: Variant) -> str:
     """What else there is to say of a variant."""
     said = [variant.why]
+    if variant.baseline_mean_ms is not None and variant.median_ms is not None:
+        said.append(f"means of all steps, {words.significant(variant.baseline_mean_ms)} ms as it is")
     if variant.bound:
         said.append("imitated: this is the most that can be won, no job trains like that")
     if variant.kept_promise is False:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -79,6 +80,67 @@ def test_loaders_of_the_job_itself_lengthen_trials_and_its_first_one_is_made_aga
         experiment.run()
     assert [steps for _, steps in imagined.asked] == [40, 133, 133]
     assert experiment.answer([]).baseline.trials == 1
+
+
+def test_more_workers_than_any_queue_is_outlasted_by_make_no_endless_trials(imagined):
+    experiment = imagined(trial(20.0), KeyboardInterrupt(), settings={"loader.num_workers": 1024})
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert [steps for _, steps in imagined.asked] == [517, 517]
+    assert "Up to 2,048 batches are prepared ahead" in experiment.answer([]).notes[1]
+
+
+def test_a_change_of_what_is_in_some_steps_is_told_by_means(imagined):
+    stalls = np.full(40, 20.0)
+    stalls[::10] = 120.0
+    as_it_is, even = replace(trial(0.0), step_ms=stalls), trial(20.0)
+    experiment = imagined(as_it_is, even, as_it_is, even, as_it_is, even, as_it_is)
+    experiment._arms[0].proposal = replace(experiment._arms[0].proposal, in_some_steps=True)
+    experiment.run()
+    answer = experiment.answer([])
+    (variant,) = answer.variants
+    assert answer.baseline.median_ms == pytest.approx(20.0)
+    assert variant.baseline_mean_ms == pytest.approx(30.0)
+    assert (variant.verdict, variant.median_ms) == ("faster", pytest.approx(20.0))
+
+
+def test_what_a_copy_lacks_is_remarked(imagined):
+    experiment = imagined(trial(20.0, left_out="The copy lacks a pipe."), KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert experiment.answer([]).notes == ["The copy lacks a pipe."]
+
+
+def test_ranks_that_disagree_have_not_applied_a_setting():
+    applied, refused = {"state": "applied"}, {"state": "refused", "why": "x"}
+    unseen = {"state": "not seen"}
+    assert running._least_applied([applied, refused, unseen]) == refused
+    assert running._least_applied([applied, unseen]) == unseen
+    assert running._least_applied([{}, applied]) == applied
+    assert running._least_applied([]) == {}
+
+
+def test_how_a_job_ended_is_told_by_its_own_error_or_by_the_signal_of_a_rank(tmp_path):
+    log = tmp_path / "output"
+    log.write_text(
+        "[rank1]: Traceback (most recent call last):\n"
+        "[rank1]: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    )
+    assert "exit code 1: RuntimeError: DataLoader worker" in running._words_of(log, 1)
+    log.write_text("  exitcode  : -9 (pid: 4)\n  traceback : Signal 9 (SIGKILL) received by PID 4\n")
+    assert running._words_of(log, 1).startswith("a rank was ended by SIGKILL, as the kernel does")
+    log.write_text("")
+    assert running._words_of(log, -15) == "it ended with signal 15"
+
+
+def test_a_folder_that_takes_nothing_is_an_answer(monkeypatch):
+    def full(*given: object, **more: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(running.tempfile, "mkdtemp", full)
+    found = running.run_trial(Command(["true"], {}), {}, 20, 5.0)
+    assert found.why == "it cannot be recorded: No space left on device (TMPDIR names another place)"
 
 
 def test_a_job_that_ends_by_itself_is_remarked(imagined):
