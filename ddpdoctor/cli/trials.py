@@ -237,6 +237,7 @@ def _measure(
     experiment = Experiment(plan, lambda words: say(f"ddpdoctor: {words}", err=True))
     interrupted = False
     signal.signal(signal.SIGTERM, _as_interrupt)
+    signal.signal(signal.SIGINT, _as_interrupt)
     try:
         experiment.run()
     except KeyboardInterrupt:
@@ -267,6 +268,9 @@ def _ranks_here(job: Sequence[str]) -> int:
 
 
 def _as_interrupt(number: int, frame: Any) -> NoReturn:
+    """Once: a second one would leave the trial's processes where the first has them ended."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 

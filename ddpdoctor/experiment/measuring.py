@@ -88,7 +88,7 @@ class Experiment:
                     return
                 if not self._has_time():
                     self._notes.append(
-                        f"The time was up after {number} whole round{'' if number == 1 else 's'}."
+                        f"The time was up after {number} whole round{'' if number == 1 else 's'}: --budget gives more."
                     )
                     return
                 before = self._measure(arm, before)
@@ -166,7 +166,8 @@ class Experiment:
         arm.rounds.append(Round(before, trial, before))  # kept where an interrupt comes before the next
         arm.judge()
         after = self._as_it_is()
-        arm.rounds[-1] = Round(before, trial, after)
+        # The very first trial reads files from disk that later ones find in memory.
+        arm.rounds[-1] = Round(after if before is self._baseline[0] else before, trial, after)
         arm.judge()
         return after
 
@@ -187,8 +188,8 @@ class Experiment:
         baseline = Baseline(
             median_ms=middle,
             interval_ms=ends,
-            steps=sum(len(trial.step_ms) for trial in self._baseline),
-            trials=len(self._baseline),
+            steps=sum(len(trial.step_ms) for trial in self._compared),
+            trials=len(self._compared),
             failed=[trial.why for trial in self._baseline if trial.why],
         )
         return Answer(
@@ -201,9 +202,14 @@ class Experiment:
             notes=self._notes,
         )
 
+    @property
+    def _compared(self) -> list[Trial]:
+        """The baseline's trials without the very first, if there are others."""
+        return self._baseline[1:] or self._baseline
+
     def _baseline_ms(self, rare: bool) -> tuple[float | None, list[float] | None]:
         """(Step time of the job as it is, its interval), as far as they are known."""
-        levels = [level_ms(trial, rare) for trial in self._baseline if len(trial.step_ms)]
+        levels = [level_ms(trial, rare) for trial in self._compared if len(trial.step_ms)]
         return interval(levels) if levels else (None, None)
 
     def _variant(self, arm: _Arm) -> Variant:

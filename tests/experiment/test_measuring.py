@@ -53,6 +53,16 @@ def test_an_interrupt_keeps_the_trial_whose_second_baseline_never_ran(imagined):
     assert "1 of the 3 rounds" in variant.why
 
 
+def test_the_first_trial_warms_the_files_up_and_is_compared_with_nothing(imagined):
+    cold, warm = trial(60.0), trial(20.0)
+    experiment = imagined(cold, warm, warm, warm, warm, warm, warm)
+    experiment.run()
+    answer = experiment.answer([])
+    assert (answer.baseline.median_ms, answer.baseline.trials) == (pytest.approx(20.0), 3)
+    assert answer.variants[0].change == pytest.approx(0.0)
+    assert answer.variants[0].verdict == "same"
+
+
 def test_what_was_not_applied_has_no_time(imagined):
     refused = Trial(
         np.full(40, 10.0), {"loader.num_workers": {"state": "refused", "why": "x"}}, None, [], 0.0
