@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import math
-import os
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
+from ddpdoctor.cli.apart import take_interrupts_as_exceptions
 from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
+from ddpdoctor.cli.patched import write_patch
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.experiment import Answer, Proposal, Variant
+    from ddpdoctor.experiment import Answer, Proposal
 
 _STEPS, _LEAST_STEPS, _MOST_STEPS = 60, 40, 400
 _TRIAL_S = 8.0
@@ -236,8 +236,7 @@ def _measure(
     )
     experiment = Experiment(plan, lambda words: say(f"ddpdoctor: {words}", err=True))
     interrupted = False
-    signal.signal(signal.SIGTERM, _as_interrupt)
-    signal.signal(signal.SIGINT, _as_interrupt)
+    take_interrupts_as_exceptions()  # a second one would leave what the first has ended in good order
     try:
         experiment.run()
     except KeyboardInterrupt:
@@ -250,7 +249,7 @@ def _measure(
         write_whole(wishes.json_file, as_json(answer))
         say_written([wishes.json_file], err=True)
     if wishes.patch is not None:
-        _write_patch(answer, diagnosis, job, wishes.patch)
+        write_patch(answer, diagnosis, job, wishes.patch)
     if interrupted:
         raise SystemExit(130)
     if answer.baseline.median_ms is None:
@@ -265,13 +264,6 @@ def _ranks_here(job: Sequence[str]) -> int:
             number = own if equals else value
             return int(number) if number.isdecimal() else 1
     return 1
-
-
-def _as_interrupt(number: int, frame: Any) -> NoReturn:
-    """Once: a second one would leave the trial's processes where the first has them ended."""
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    raise KeyboardInterrupt
 
 
 def _steps(step_ms: float | None) -> int:
@@ -300,53 +292,3 @@ def _keep(answer: Answer, run: Path) -> None:
         say(f"ddpdoctor: {place} cannot be written ({error.strerror or error}).", err=True)
         return
     say(f"written: {place}", err=True)
-
-
-def _write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
-    from ddpdoctor.experiment import patch_of
-    from ddpdoctor.report.replace import write_whole
-
-    best = answer.best()
-    if best is None:
-        say("ddpdoctor: no change was faster, so there is no patch.", err=True)
-        return
-    for file, line in _places(diagnosis, best, job):
-        if not Path(file).is_file():  # a device or a pipe has no end
-            continue
-        try:
-            text = Path(file).read_text("utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
-        diff = patch_of(text, _relative(file), line, best.settings)
-        if diff is not None:
-            write_whole(path, diff)
-            say_written([path], err=True)
-            return
-    say(
-        "ddpdoctor: no patch: the line of the constructor is not known, or its arguments are not written out there.",
-        err=True,
-    )
-
-
-def _places(
-    diagnosis: Diagnosis | None, best: Variant, job: Sequence[str]
-) -> Iterator[tuple[str, int | None]]:
-    """Where the thing may have been built that the settings belong to, the likeliest first; the script that the command starts
-    last, with no line."""
-    if diagnosis is not None:
-        for kind in ("loader", "ddp"):
-            if any(name.startswith(f"{kind}.") for name in best.settings):
-                known = diagnosis.facts.get(kind)
-                where = known.get("where") if isinstance(known, dict) else None
-                if isinstance(where, dict) and isinstance(where.get("file"), str):
-                    line = where.get("line")
-                    yield where["file"], line if isinstance(line, int) else 0
-        own = [finding for finding in diagnosis.findings if finding.rule == best.finding]
-        others = [finding for finding in diagnosis.findings if finding.rule != best.finding]
-        yield from ((place.file, place.line) for finding in (*own, *others) for place in finding.where)
-    yield from ((word, None) for word in job if word.endswith(".py"))
-
-
-def _relative(file: str) -> str:
-    path = os.path.relpath(file)
-    return file.lstrip("/") if path.startswith("..") else path

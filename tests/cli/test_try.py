@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.cli.trials import _write_patch
+from ddpdoctor.cli.patched import write_patch
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
@@ -57,7 +57,7 @@ def patched(tmp_path, settings: dict[str, object], diagnosis, script: str = SCRI
     best = Variant(settings=settings, finding="dataloader/few", verdict="faster", change=-0.5, trials=3)
     answer = Answer(baseline=Baseline(median_ms=20.0), variants=[best])
     diff = tmp_path / "a.diff"
-    _write_patch(answer, diagnosis, ["torchrun", str(tmp_path / "train.py"), "--lr", "1"], diff)
+    write_patch(answer, diagnosis, ["torchrun", str(tmp_path / "train.py"), "--lr", "1"], diff)
     return diff.read_text() if diff.exists() else None
 
 
