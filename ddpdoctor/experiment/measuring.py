@@ -13,7 +13,17 @@ from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
 
 from .judging import MEASURED_FROM, Round, change_of, interval, level_ms, parity, ratios, verdict
 from .proposals import Proposal
-from .running import DEFAULT_PREFETCH, LEAST_WARM_UP, MOST_QUEUED, Budget, Command, Trial, run_trial
+from .running import (
+    DEFAULT_PREFETCH,
+    LEAST_WARM_UP,
+    MOST_QUEUED,
+    BlocksError,
+    Budget,
+    Command,
+    Trial,
+    run_blocks,
+    run_trial,
+)
 from .settings import Results, setting_of
 
 Said = Callable[[str], None]
@@ -22,6 +32,8 @@ _FAILED_BASELINES = 2
 _LEAST_LIMIT_S, _LONGER = 180.0, 6.0
 """What a trial may take: so many times the baseline's, and not less. A variant may build or try things first."""
 _MOST_WHY = 2000
+OF_BLOCKS = ("loader.num_workers", "loader.prefetch_factor", "loader.persistent_workers")
+"""What can be changed in the middle of a job."""
 _QUEUES = 4
 """A trial is as long as so many of a loader's full queues, of which one is left out: if a whole one stands ready as measuring
 begins, the median is still that of steps that had to wait."""
@@ -73,14 +85,23 @@ class Experiment:
         self._notes: list[str] = []
         self._queued = 0
         """Batches that loaders prepare ahead at most, in any variant."""
+        self._in_blocks = False
         self._steps = max([plan.steps, self._steps_for(()), *(each.least_steps for each in plan.proposals)])
 
     def run(self) -> None:
         """A B A C A ..., the order of the variants turned round in every other round."""
         before = self._first()
+        self._in_blocks = self._plan.halving and all(
+            set(arm.proposal.settings) <= set(OF_BLOCKS) for arm in self._arms
+        )
         for number in range(self._plan.rounds):
             arms = [arm for arm in self._arms if not arm.decided and not arm.left]
-            for arm in arms if number % 2 == 0 else reversed(arms):
+            if number % 2:
+                arms.reverse()
+            if self._in_blocks and arms and self._has_time() and not self._baseline_fails():
+                self._in_blocks = self._round_in_one_job(arms)
+                arms = [] if self._in_blocks else arms
+            for arm in arms:
                 if self._baseline_fails():
                     self._notes.append(
                         "The job as it is does not get through a trial, so nothing can be compared with it."
@@ -94,6 +115,27 @@ class Experiment:
                 before = self._measure(arm, before)
             if self._plan.halving:
                 self._leave_slower_half()
+
+    def _round_in_one_job(self, arms: Sequence[_Arm]) -> bool:
+        """A round of all variants in blocks of steps of one job, which starts once; False where that cannot be."""
+        blocks = [block for arm in arms for block in ({}, dict(arm.proposal.settings))]
+        try:
+            limit_s = min(self._plan.budget.left_s, len(blocks) * self._limit_s())
+            trials = run_blocks(self._plan.command, [*blocks, {}], self._steps, limit_s)
+        except BlocksError as error:
+            self._note(f"Each trial is a job of its own: within one, loaders cannot be changed ({error}).")
+            return False
+        if len(trials) != len(blocks) + 1:
+            self._note(f"Each trial is a job of its own: {trials[0].why}.")
+            return False
+        for number, arm in enumerate(arms):
+            before, trial, after = trials[2 * number : 2 * number + 3]
+            # In its first block the job itself warms up.
+            arm.rounds.append(Round(before if number else after, trial, after))
+            arm.judge()
+            self._said(f"{arm.proposal.words}: {_told(trial)}, beside {_told(after)} as it is")
+        self._baseline += trials[2::2]
+        return True
 
     def _first(self) -> Trial:
         """The baseline's first trial: it tells which loaders the job has, and so how long trials must be."""

@@ -15,7 +15,7 @@ WORKERS = {"loader.num_workers": 2}
 
 
 def trial(level_ms: float, **known: object) -> Trial:
-    changes = {name: {"state": "applied"} for name in WORKERS}
+    changes = known.pop("changes", {name: {"state": "applied"} for name in WORKERS})
     return Trial(np.full(40, level_ms), changes, None, [], 0.0, **known)
 
 
@@ -23,7 +23,9 @@ def trial(level_ms: float, **known: object) -> Trial:
 def imagined(monkeypatch) -> Callable[..., Experiment]:
     """An experiment whose trials are given; an exception among them is raised in its place."""
 
-    def experiment(*given: Trial | BaseException, steps: int = 40, settings=WORKERS) -> Experiment:
+    def experiment(
+        *given: Trial | BaseException, steps: int = 40, settings=WORKERS, searched=(), in_blocks=()
+    ) -> Experiment:
         left = list(given)
 
         def run_trial(command, settings, steps, limit_s) -> Trial:
@@ -33,12 +35,23 @@ def imagined(monkeypatch) -> Callable[..., Experiment]:
                 raise following
             return following
 
+        def run_blocks(command, blocks, steps, limit_s) -> list[Trial]:
+            jobs.append([dict(block) for block in blocks])
+            following = left_in_blocks.pop(0)
+            if isinstance(following, BaseException):
+                raise following
+            return [following.get(tuple(block.values()), trial(20.0)) for block in blocks]
+
+        left_in_blocks = list(in_blocks)
         monkeypatch.setattr(measuring, "run_trial", run_trial)
-        return Experiment(
-            Plan(Command([], {}), [Proposal(settings)], steps, Budget(60.0)), lambda words: None
-        )
+        monkeypatch.setattr(measuring, "run_blocks", run_blocks)
+        proposals = [Proposal(each) for each in searched or [settings]]
+        plan = Plan(Command([], {}), proposals, steps, Budget(60.0), halving=bool(searched))
+        return Experiment(plan, lambda words: None)
 
     asked: list[tuple[dict[str, object], int]] = []
+    jobs: list[list[dict[str, object]]] = []
+    experiment.jobs = jobs
     experiment.asked = asked
     return experiment
 
@@ -112,6 +125,33 @@ def test_a_change_of_what_is_in_some_steps_is_told_by_means(imagined):
     assert answer.baseline.median_ms == pytest.approx(20.0)
     assert variant.baseline_mean_ms == pytest.approx(30.0)
     assert (variant.verdict, variant.median_ms) == ("faster", pytest.approx(20.0))
+
+
+SEARCHED = [{"loader.num_workers": number} for number in (1, 2, 4)]
+
+
+def test_a_search_of_loaders_is_one_job_a_round_and_the_slow_are_left(imagined):
+    levels = {(1,): trial(15.0), (2,): trial(9.0), (4,): trial(10.0)}
+    experiment = imagined(trial(60.0), searched=SEARCHED, in_blocks=[levels] * 7)
+    experiment.run()
+    assert len(imagined.asked) == 1  # the job as it is, which tells what loaders there are
+    assert imagined.jobs[0] == [{}, SEARCHED[0], {}, SEARCHED[1], {}, SEARCHED[2], {}]
+    assert imagined.jobs[1] == [{}, SEARCHED[2], {}, SEARCHED[1], {}]
+    answer = experiment.answer([])
+    assert answer.baseline.median_ms == pytest.approx(20.0)
+    best = answer.best()
+    assert best is not None and best.settings == SEARCHED[1]
+    assert answer.variants[0].why == "left out of further rounds: others were faster"
+
+
+def test_where_loaders_cannot_be_changed_within_a_job_each_trial_is_one(imagined):
+    error = running.BlocksError("Stream is iterable: it would begin again")
+    given = [trial(20.0, changes={"loader.num_workers": {"state": "applied"}})] * 40
+    experiment = imagined(*given, searched=SEARCHED, in_blocks=[error])
+    experiment.run()
+    assert "Stream is iterable" in experiment.answer([]).notes[0]
+    assert len(imagined.jobs) == 1
+    assert len(imagined.asked) > 7
 
 
 def test_what_a_copy_lacks_is_remarked(imagined):
