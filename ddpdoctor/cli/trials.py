@@ -234,6 +234,12 @@ def _measure(
         halving=wishes.halving,
         **({} if wishes.rounds is None else {"rounds": wishes.rounds}),
     )
+    changes = "1 change" if len(proposals) == 1 else f"{len(proposals)} changes"
+    say(
+        f"ddpdoctor: {changes} to be measured, in trials of {plan.steps} steps each, in turn with the job as it is, in at most "
+        f"{wishes.budget_s / 60:.0f} min.",
+        err=True,
+    )
     experiment = Experiment(plan, lambda words: say(f"ddpdoctor: {words}", err=True))
     interrupted = False
     take_interrupts_as_exceptions()  # a second one would leave what the first has ended in good order
