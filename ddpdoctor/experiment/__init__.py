@@ -28,7 +28,7 @@ from .judging import MEASURED_FROM
 from .measuring import Experiment, Plan, Said
 from .patches import patch_of
 from .proposals import Proposal, of_settings, proposals
-from .running import Budget, Command, own_command
+from .running import Budget, Command, own_command, run_trial
 from .settings import Setting, parse_setting, setting_of
 from .tuning import tuning
 
@@ -53,6 +53,7 @@ __all__ = [
     "patch_of",
     "proposals",
     "read_answer",
+    "run_trial",
     "setting_of",
     "tuning",
     "write_answer",
