@@ -111,7 +111,7 @@ def _run_and_try(fault: Fault, out: Path | None, steps: int) -> NoReturn:
     # Where no setting mends it, what mending it could bring at most.
     which = ["--all"] if proposals(diagnosis) else ["--all", "--bounds"]
     trials = ["try", str(run), *which, "--rounds", str(_TRIED_ROUNDS), "--steps", str(_TRIED_STEPS)]
-    say(f"Now its fixes, measured: ddpdoctor {shlex.join(trials)} -- torchrun ...", err=True)
+    say(f"Now what its fixes bring, measured: ddpdoctor {shlex.join(trials)} -- torchrun ...", err=True)
     os.execve(ours[0], [*ours, *trials, "--", *_job(fault.name, _ENDLESS)], environment)
 
 
