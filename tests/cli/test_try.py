@@ -17,10 +17,9 @@ from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
+from tests.cli.trying import JOB, OURS, nothing_left, tried
 from tests.hook.recording import plain_environment
 from tests.report import samples
-
-from .trying import JOB, OURS, nothing_left, tried
 
 
 def test_the_list_and_what_is_refused(tmp_path):

@@ -9,11 +9,10 @@ import sys
 import pytest
 
 from ddpdoctor.hook.environment import TRIAL, HookOptions
+from tests.cli.trying import JOB, nothing_left, tried
 from tests.hook.recording import JOBS, Recorded, run_recorded
 from tests.launch.launched import clean_environment, program_of, python_with
 from tests.launch.test_storage import mounted, needs_root
-
-from .trying import JOB, nothing_left, tried
 
 pytestmark = [pytest.mark.torchrun]
 FRAMEWORKS = JOBS / "frameworks"
