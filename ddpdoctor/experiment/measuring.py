@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -86,6 +86,8 @@ class Experiment:
         self._queued = 0
         """Batches that loaders prepare ahead at most, in any variant."""
         self._in_blocks = False
+        self._of_block_s = 0.0
+        """What each block of the last such job took."""
         self._steps = max([plan.steps, self._steps_for(()), *(each.least_steps for each in plan.proposals)])
 
     def run(self) -> None:
@@ -98,7 +100,7 @@ class Experiment:
             arms = [arm for arm in self._arms if not arm.decided and not arm.left]
             if number % 2:
                 arms.reverse()
-            if self._in_blocks and arms and self._has_time() and not self._baseline_fails():
+            if self._in_blocks and self._has_time_for_blocks(len(arms)) and not self._baseline_fails():
                 self._in_blocks = self._round_in_one_job(arms)
                 arms = [] if self._in_blocks else arms
             for arm in arms:
@@ -134,8 +136,13 @@ class Experiment:
             arm.rounds.append(Round(before if number else after, trial, after))
             arm.judge()
             self._said(f"{arm.proposal.words}: {_told(trial)}, beside {_told(after)} as it is")
-        self._baseline += trials[2::2]
+        self._of_block_s = trials[0].took_s / len(trials)
+        self._baseline += [replace(trial, took_s=self._of_block_s) for trial in trials[2::2]]
         return True
+
+    def _has_time_for_blocks(self, arms: int) -> bool:
+        needed_s = (2 * arms + 1) * self._of_block_s
+        return arms > 0 and self._has_time() and self._plan.budget.left_s > needed_s
 
     def _first(self) -> Trial:
         """The baseline's first trial: it tells which loaders the job has, and so how long trials must be."""

@@ -89,7 +89,8 @@ def test_a_trial_in_a_copy_writes_nothing_where_the_job_lies(tmp_path):
 @needs_root
 def test_an_answer_that_finds_no_room_is_one_sentence(tmp_path):
     with mounted(tmp_path / "full", "size=16k") as full:
-        (full / "filled").write_bytes(b"x" * 8192)
+        with pytest.raises(OSError, match="No space left"):
+            (full / "filled").write_bytes(b"x" * (1 << 20))
         arguments = ["--set", "torch.threads=1", "--json", str(full / "answer.json")]
         failed = tried(tmp_path, *arguments, "--", sys.executable, "-c", "raise SystemExit(3)")
         assert failed.returncode == 2
