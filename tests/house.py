@@ -166,6 +166,11 @@ INSIDES: dict[tuple[str, str], str] = {
     ("tests/hook/test_phases.py", "ddpdoctor.hook.stalls.phases"): "stacks as torch makes them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.stacks"): "stacks as the sampler reads them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.window"): "what it calls of torch is replaced",
+    (
+        "tests/measure/costs/test_beside.py",
+        "ddpdoctor.measure.costs.price",
+    ): "one cause on a machine of so many cores",
+    ("tests/hook/trial/test_blocks.py", "ddpdoctor.hook.trial.asked"): "a trial without a job",
     ("tests/hook/test_thinning.py", "ddpdoctor.hook.recording.thinning"): "its constants",
     (
         "benchmarks/loading",

@@ -68,8 +68,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     period_steps: int | None = None
     """Distance between occurrences, where periodic."""
     stands_out_in: list[int] = []
-    """Steps that stand far out of all others in a short window, which cannot tell how often such steps come; empty where
-    more than that speaks for the cause. On devices without step logs only."""
+    """Steps far out of all others in a short window, which cannot tell how often they come; empty where more speaks for the cause."""
     kinds: list[str] = []
     """Kinds of work that make ranks late in turn (``turns`` only): those under ``late``."""
     where: list[Where] = []
@@ -269,8 +268,7 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     ready_batches: float | None = None
     """Mean number of batches that stood ready in the queue."""
     computing_share: float | None = None
-    """Part of the time in ``next`` in which the process computed or waited for a core, on the rank that waits longest; the rest
-    it slept, as while storage answers. Null where workers make the batches, and where it was not recorded."""
+    """Part of ``next`` in which the longest waiting rank computed or wanted a core, and did not sleep; null with workers."""
 
 
 class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):

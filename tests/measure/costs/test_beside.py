@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.measure.costs.price import Pricing
 from ddpdoctor.measure.metrics import Cores, asleep_shares
-from ddpdoctor.measure.steplog.record import Event
+from ddpdoctor.measure.steplog import Event
 from ddpdoctor.measure.taxonomy import Component
 
 BUSY = Cores(job=0.5, idle=0.1, ranks=2, computing=2.0)
