@@ -113,16 +113,16 @@ class _GoesOn:
 
 def _going_on(loader: Any, old: Any) -> Any:
     """A new iterator of the loader, from where ``old`` has come to."""
-    from torch.utils.data import DataLoader
+    from torch.utils.data import dataloader
 
-    original = vars(DataLoader)["_index_sampler"]
+    loaders: Any = dataloader.DataLoader
+    original = vars(loaders)["_index_sampler"]
     sampler = _GoesOn(old._index_sampler, old._sampler_iter)
-    of_loader = property(lambda each: sampler if each is loader else original.fget(each))
-    DataLoader._index_sampler = of_loader
+    loaders._index_sampler = property(lambda each: sampler if each is loader else original.fget(each))
     try:
         return loader._get_iterator()
     finally:
-        DataLoader._index_sampler = original
+        loaders._index_sampler = original
 
 
 def install(trial: Trial, patches: Patches) -> None:
