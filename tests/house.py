@@ -20,7 +20,7 @@ ALLOWED = {
     "diagnose": ("measure", "rundir", "errors", "aside", "cachefolder", "plain", "severities"),
     "report": ("diagnose", "rundir", "errors", "deferred", "plain"),
     "launch": ("rundir", "telemetry", "errors", "parentdeath", "deferred"),
-    "experiment": ("diagnose", "measure", "rundir", "errors"),
+    "experiment": ("diagnose", "measure", "rundir", "errors", "parentdeath"),
     "demo": ("errors",),
     "analysis": (
         "rundir",
@@ -57,7 +57,10 @@ ALLOWED = {
 
 DOORS = {
     ("launch", "ddpdoctor.hook.environment"): "the names of the variables by which launcher and hook talk",
-    ("experiment", "ddpdoctor.hook.environment"): "the name of the variable that asks for a trial",
+    (
+        "experiment",
+        "ddpdoctor.hook.environment",
+    ): "the names of the variables that ask for a trial and a recording",
     ("report", "ddpdoctor.measure.facts"): "the types of the facts that a Diagnosis is made of",
     ("report", "ddpdoctor.measure.places"): "the lines of code that findings name",
     ("report", "ddpdoctor.measure.taxonomy"): "the parts of a step, which reports name and colour",
@@ -175,6 +178,11 @@ INSIDES: dict[tuple[str, str], str] = {
     ("tests/hook/test_phases.py", "ddpdoctor.hook.stalls.phases"): "stacks as torch makes them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.stacks"): "stacks as the sampler reads them",
     ("tests/hook/profiling", "ddpdoctor.hook.profiling.window"): "what it calls of torch is replaced",
+    (
+        "tests/measure/costs/test_beside.py",
+        "ddpdoctor.measure.costs.price",
+    ): "one cause on a machine of so many cores",
+    ("tests/hook/trial/test_blocks.py", "ddpdoctor.hook.trial.asked"): "a trial without a job",
     ("tests/hook/test_thinning.py", "ddpdoctor.hook.recording.thinning"): "its constants",
     (
         "benchmarks/loading",

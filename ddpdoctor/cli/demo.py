@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import shlex
 import subprocess
 import sys
 import time
@@ -12,15 +14,18 @@ from typing import NoReturn
 
 import click
 
-from ddpdoctor.demo import FAULTS, JOB, find_fault
+from ddpdoctor.cli.say import say
+from ddpdoctor.demo import FAULTS, JOB, Fault, find_fault
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import RunOptions
 
 _HANG_AFTER_S = 10.0
 """Long beside the demo's steps, short beside a reader's patience."""
 
-_TRIED_STEPS = 60
+_TRIED_STEPS, _TRIED_ROUNDS = 80, 3
 """Of each trial: some seconds of the demo's small model."""
+_ENDLESS = 10_000
+"""Steps of a job that its trial ends."""
 
 
 @click.command("demo")
@@ -54,7 +59,7 @@ def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: 
     Examples:
       ddpdoctor demo
       ddpdoctor demo --fault barrier --out demo-barrier
-      ddpdoctor demo --fault slow-data --try
+      ddpdoctor demo --try
     """
     if list_faults:
         for known in FAULTS:
@@ -69,7 +74,7 @@ def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: 
     from ddpdoctor.cli.recorded import Presentation, run_and_present
 
     if tries:
-        _run_and_try(chosen.name, out, steps)
+        _run_and_try(chosen, out, steps)
     click.echo(f"Planted fault {chosen.name}: {chosen.description}", err=True)
     job = _job(chosen.name, steps)
     options = RunOptions(out=out)
@@ -85,20 +90,33 @@ def _job(fault: str, steps: int) -> list[str]:
     return [*launcher, str(JOB), "--fault", fault, "--steps", str(steps)]
 
 
-def _run_and_try(fault: str, out: Path | None, steps: int) -> NoReturn:
+def _run_and_try(fault: Fault, out: Path | None, steps: int) -> NoReturn:
     """The demo, and then what its findings suggest, as a user would have both."""
-    if steps < _TRIED_STEPS:
-        raise DdpDoctorError(f"a trial takes {_TRIED_STEPS} steps: give --steps {_TRIED_STEPS} or more.")
-    from ddpdoctor.experiment import own_command
+    if fault.hangs:
+        raise DdpDoctorError("what a job that hangs lacks is no setting: there is nothing to try.")
+    from ddpdoctor.cli.diagnosed import diagnosis_at
+    from ddpdoctor.experiment import own_command, proposals
+    from ddpdoctor.rundir import DIAGNOSIS_FILE
 
     run = out or Path("ddpdoctor-runs") / time.strftime("%Y%m%dT%H%M%SZ-demo", time.gmtime())
-    ours = own_command()
-    environment = {"OMP_NUM_THREADS": "1", **os.environ}
-    demo = [*ours, "demo", "--fault", fault, "--out", str(run), "--steps", str(steps)]
-    code = subprocess.run(demo, env=environment, check=False).returncode
+    ours, environment = own_command(), {"OMP_NUM_THREADS": "1", **os.environ}
+    demo = [*ours, "demo", "--fault", fault.name, "--out", str(run), "--steps", str(steps)]
+    code = _code_of(subprocess.Popen(demo, env=environment))
     if code:
         raise SystemExit(code)
-    trials = [*ours, "try", str(run), "--all", "--bounds", "--rounds", "3", "--steps", str(_TRIED_STEPS)]
-    raise SystemExit(
-        subprocess.run([*trials, "--", *_job(fault, steps)], env=environment, check=False).returncode
-    )
+    diagnosis = diagnosis_at(str(run / DIAGNOSIS_FILE))
+    if not proposals(diagnosis, bounds=True):
+        say("Nothing that these findings suggest can be tried from outside of the script.", err=True)
+        raise SystemExit(0)
+    # Where no setting mends it, what mending it could bring at most.
+    which = ["--all"] if proposals(diagnosis) else ["--all", "--bounds"]
+    trials = ["try", str(run), *which, "--rounds", str(_TRIED_ROUNDS), "--steps", str(_TRIED_STEPS)]
+    say(f"Now what its fixes bring, measured: ddpdoctor {shlex.join(trials)} -- torchrun ...", err=True)
+    os.execve(ours[0], [*ours, *trials, "--", *_job(fault.name, _ENDLESS)], environment)
+
+
+def _code_of(process: subprocess.Popen[bytes]) -> int:
+    """Its exit code. An interrupt from the keyboard reaches it as well, and it ends in its own good order."""
+    while True:
+        with contextlib.suppress(KeyboardInterrupt):
+            return process.wait()

@@ -42,14 +42,14 @@ def to_stdout(outputs: Iterable[Path | None]) -> bool:
     return any(path is not None and is_stdout(path) for path in outputs)
 
 
-def say_written(outputs: Iterable[Path | None]) -> None:
-    """Name the files that were written, on stderr where standard output is one of ``outputs``."""
+def say_written(outputs: Iterable[Path | None], *, err: bool = False) -> None:
+    """Name the files that were written, on stderr where standard output is one of ``outputs``, or with ``err``."""
     from ddpdoctor.report.replace import is_stdout
 
     files = [path for path in outputs if path is not None]
     for path in files:
         if not is_stdout(path):
-            say(f"written: {path}", err=to_stdout(files))
+            say(f"written: {path}", err=err or to_stdout(files))
 
 
 def _check(inputs: Sequence[str], option: str, path: Path) -> None:

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-import os
-import signal
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 import click
 
+from ddpdoctor.cli.apart import take_interrupts_as_exceptions
 from ddpdoctor.cli.diagnosed import diagnosis_at
-from ddpdoctor.cli.outputs import check_outputs
+from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
+from ddpdoctor.cli.patched import write_patch
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 
 if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
-    from ddpdoctor.experiment import Answer, Proposal, Variant
+    from ddpdoctor.experiment import Answer, Proposal
 
 _STEPS, _LEAST_STEPS, _MOST_STEPS = 60, 40, 400
 _TRIAL_S = 8.0
@@ -217,10 +218,11 @@ def _measure(
 ) -> None:
     from rich.console import Console
 
-    from ddpdoctor.experiment import Budget, Command, Experiment, Plan, write_answer
+    from ddpdoctor.experiment import Budget, Command, Experiment, Plan, as_json
     from ddpdoctor.launch.inherited import inherited_environment
     from ddpdoctor.launch.privacy import mask_command
     from ddpdoctor.report import tried
+    from ddpdoctor.report.replace import write_whole
 
     step_ms = diagnosis.steps.mean_ms if diagnosis is not None else None
     plan = Plan(
@@ -232,21 +234,28 @@ def _measure(
         halving=wishes.halving,
         **({} if wishes.rounds is None else {"rounds": wishes.rounds}),
     )
+    changes = "1 change" if len(proposals) == 1 else f"{len(proposals)} changes"
+    say(
+        f"ddpdoctor: {changes} to be measured, in trials of {plan.steps} steps each, in turn with the job as it is, in at most "
+        f"{wishes.budget_s / 60:.0f} min.",
+        err=True,
+    )
     experiment = Experiment(plan, lambda words: say(f"ddpdoctor: {words}", err=True))
     interrupted = False
-    signal.signal(signal.SIGTERM, _as_interrupt)
+    take_interrupts_as_exceptions()  # a second one would leave what the first has ended in good order
     try:
         experiment.run()
     except KeyboardInterrupt:
         interrupted = True
     answer = experiment.answer(mask_command(job))
-    tried.print_answer(answer, Console(stderr=False))
-    measured = any(variant.trials for variant in answer.variants)
-    for file in _files(run if measured else None, wishes.json_file):
-        write_answer(answer, file)
-        say(f"written: {file}", err=True)
+    tried.print_answer(answer, Console(stderr=to_stdout([wishes.json_file, wishes.patch])))
+    if run is not None and any(variant.trials for variant in answer.variants):
+        _keep(answer, Path(run))
+    if wishes.json_file is not None:
+        write_whole(wishes.json_file, as_json(answer))
+        say_written([wishes.json_file], err=True)
     if wishes.patch is not None:
-        _write_patch(answer, diagnosis, job, wishes.patch)
+        write_patch(answer, diagnosis, job, wishes.patch)
     if interrupted:
         raise SystemExit(130)
     if answer.baseline.median_ms is None:
@@ -263,78 +272,29 @@ def _ranks_here(job: Sequence[str]) -> int:
     return 1
 
 
-def _as_interrupt(number: int, frame: Any) -> NoReturn:
-    raise KeyboardInterrupt
-
-
 def _steps(step_ms: float | None) -> int:
     if not step_ms:
         return _STEPS
     return max(_LEAST_STEPS, min(_MOST_STEPS, round(_TRIAL_S * 1e3 / step_ms)))
 
 
-def _files(run: str | None, json_file: Path | None) -> list[Path]:
-    from ddpdoctor.experiment import TRIALS_FILE
+def _keep(answer: Answer, run: Path) -> None:
+    """Beside the diagnosis of a run directory; what was measured before is kept."""
+    from ddpdoctor.experiment import TRIALS_FILE, write_answer
     from ddpdoctor.rundir import MANIFEST_FILE
 
-    found = [] if json_file is None else [json_file]
-    if run is not None and (Path(run) / MANIFEST_FILE).is_file():
-        place = Path(run) / TRIALS_FILE
-        if place.exists():  # what was measured before is kept
-            earlier = next(
-                name
-                for number in range(1, 1 << 20)
-                if not (name := place.with_name(f"trials-{number}.json")).exists()
-            )
-            place.rename(earlier)
-        found.append(place)
-    return found
-
-
-def _write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
-    from ddpdoctor.experiment import patch_of
-
-    best = answer.best()
-    if best is None:
-        say("ddpdoctor: no change was faster, so there is no patch.", err=True)
+    if not (run / MANIFEST_FILE).is_file():
         return
-    for file, line in _places(diagnosis, best, job):
-        if not Path(file).is_file():  # a device or a pipe has no end
-            continue
-        try:
-            text = Path(file).read_text("utf-8")
-        except (OSError, UnicodeDecodeError):
-            continue
-        diff = patch_of(text, _relative(file), line, best.settings)
-        if diff is not None:
-            path.write_text(diff, "utf-8")
-            say(f"written: {path}", err=True)
-            return
-    say(
-        "ddpdoctor: no patch: the line of the constructor is not known, or its arguments are not written out there.",
-        err=True,
-    )
-
-
-def _places(
-    diagnosis: Diagnosis | None, best: Variant, job: Sequence[str]
-) -> Iterator[tuple[str, int | None]]:
-    """Where the thing may have been built that the settings belong to, the likeliest first; the script that the command starts
-    last, with no line."""
-    if diagnosis is not None:
-        for kind in ("loader", "ddp"):
-            if any(name.startswith(f"{kind}.") for name in best.settings):
-                known = diagnosis.facts.get(kind)
-                where = known.get("where") if isinstance(known, dict) else None
-                if isinstance(where, dict) and isinstance(where.get("file"), str):
-                    line = where.get("line")
-                    yield where["file"], line if isinstance(line, int) else 0
-        own = [finding for finding in diagnosis.findings if finding.rule == best.finding]
-        others = [finding for finding in diagnosis.findings if finding.rule != best.finding]
-        yield from ((place.file, place.line) for finding in (*own, *others) for place in finding.where)
-    yield from ((word, None) for word in job if word.endswith(".py"))
-
-
-def _relative(file: str) -> str:
-    path = os.path.relpath(file)
-    return file.lstrip("/") if path.startswith("..") else path
+    place, earlier = run / TRIALS_FILE, None
+    try:
+        if place.exists():
+            names = (place.with_name(f"trials-{number}.json") for number in range(1, 1 << 20))
+            earlier = place.rename(next(name for name in names if not name.exists()))
+        write_answer(answer, place)
+    except OSError as error:
+        if earlier is not None:
+            with contextlib.suppress(OSError):
+                earlier.rename(place)
+        say(f"ddpdoctor: {place} cannot be written ({error.strerror or error}).", err=True)
+        return
+    say(f"written: {place}", err=True)

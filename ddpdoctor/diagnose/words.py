@@ -159,17 +159,35 @@ def beside_others(cost: Mapping[str, Any]) -> str:
     )
 
 
-def workers(now: int | None, wait_ms: float, mean_ms: float, after_ms: float, cores: float | None) -> int:
+_ASLEEP_SHARE = 0.1
+"""A process that computes for less than this part of its time finds a core among others that are busy."""
+_WAITS_SHARE, _BUSY = 0.5, 0.8
+"""Workers that wait for most of their time cost little: there may be so many that each need be at work for this part of the time,
+and a batch that takes longer than others is no wait yet."""
+
+
+def workers(
+    now: int | None,
+    wait_ms: float,
+    mean_ms: float,
+    after_ms: float,
+    cores: float | None,
+    computing: float | None = None,
+) -> int:
     """Loader workers per rank that keep up with training.
 
     A batch takes ``wait_ms`` where the training process makes it (``now`` is 0); where ``now`` workers
     together make one per step, it takes one of them ``now`` x ``mean_ms``. Training uses one every
-    ``after_ms``. At most ``cores`` (idle per rank, None if unknown) and 16, but always more than ``now``.
+    ``after_ms``. At most 16, and as many as ``cores`` (idle per rank, None if unknown) have room for, each of which computes
+    ``computing`` (0 to 1, None if unknown) of its time; but always more than ``now``.
     """
     batch_ms = now * mean_ms if now else wait_ms
+    waits = computing is not None and computing < _WAITS_SHARE
+    pace_ms = max(after_ms, 0.05 * mean_ms) * (_BUSY if waits else 1.0)
     # At least two, because one worker alone cannot even out batches that take longer than others.
-    needed = max(math.ceil(batch_ms / max(after_ms, 0.05 * mean_ms)), 2)
-    most = 16 if cores is None else min(16, int(cores))
+    needed = max(math.ceil(batch_ms / pace_ms), 2)
+    asleep = computing is not None and computing < _ASLEEP_SHARE
+    most = 16 if cores is None or asleep else min(16, int(cores / (computing or 1.0)))
     return max(min(needed, most), (now or 0) + 1)
 
 

@@ -7,6 +7,7 @@ number of steps; what the hook changes in it is in :mod:`ddpdoctor.hook.trial`. 
     settings     what can be changed, and what that may do to results
     proposals    which of it a diagnosis suggests, and what it is expected to bring; tuning: what to walk through
     running      one trial: the job for some steps, its step times, what was applied, what the model had become
+    processes    its processes, ended with all that they started; copies: the working directory, for a trial of its own
     measuring    trials in turn until the intervals part, or the time is up
     judging      from step times to intervals and verdicts; parity of results
     patches      the lines to edit, as a unified diff
@@ -18,6 +19,7 @@ from ddpdoctor.diagnose.tried import (
     Answer,
     Baseline,
     Variant,
+    as_json,
     read_answer,
     write_answer,
 )
@@ -26,7 +28,7 @@ from .judging import MEASURED_FROM
 from .measuring import Experiment, Plan, Said
 from .patches import patch_of
 from .proposals import Proposal, of_settings, proposals
-from .running import Budget, Command, own_command
+from .running import Budget, Command, own_command, run_trial
 from .settings import Setting, parse_setting, setting_of
 from .tuning import tuning
 
@@ -44,12 +46,14 @@ __all__ = [
     "Said",
     "Setting",
     "Variant",
+    "as_json",
     "of_settings",
     "own_command",
     "parse_setting",
     "patch_of",
     "proposals",
     "read_answer",
+    "run_trial",
     "setting_of",
     "tuning",
     "write_answer",

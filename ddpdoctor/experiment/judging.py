@@ -45,13 +45,18 @@ class Round(NamedTuple):
     after: Trial
 
 
-def ratios(rounds: Sequence[Round]) -> list[float]:
-    """Logarithms of each trial's median over that of the baseline around it."""
+def level_ms(trial: Trial, rare: bool = False) -> float:
+    """Its median step; with ``rare`` its mean step, which holds what is in some steps only."""
+    return float(np.mean(trial.step_ms) if rare else np.median(trial.step_ms))
+
+
+def ratios(rounds: Sequence[Round], rare: bool = False) -> list[float]:
+    """Logarithms of each trial's level over that of the baseline around it."""
     found = []
     for before, trial, after in rounds:
-        beside = [float(np.median(each.step_ms)) for each in (before, after) if len(each.step_ms)]
+        beside = [level_ms(each, rare) for each in (before, after) if len(each.step_ms)]
         if len(trial.step_ms) and beside:
-            found.append(math.log(float(np.median(trial.step_ms)) / (sum(beside) / len(beside))))
+            found.append(math.log(level_ms(trial, rare) / (sum(beside) / len(beside))))
     return found
 
 

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 import ddpdoctor
 from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
 
-from .judging import MEASURED_FROM, Round, change_of, interval, parity, ratios, verdict
+from .judging import MEASURED_FROM, Round, change_of, interval, level_ms, parity, ratios, verdict
 from .proposals import Proposal
-from .running import DEFAULT_PREFETCH, LEAST_WARM_UP, Budget, Command, Trial, run_trial
+from .running import (
+    DEFAULT_PREFETCH,
+    LEAST_WARM_UP,
+    MOST_QUEUED,
+    BlocksError,
+    Budget,
+    Command,
+    Trial,
+    run_blocks,
+    run_trial,
+)
 from .settings import Results, setting_of
 
 Said = Callable[[str], None]
@@ -22,6 +32,8 @@ _FAILED_BASELINES = 2
 _LEAST_LIMIT_S, _LONGER = 180.0, 6.0
 """What a trial may take: so many times the baseline's, and not less. A variant may build or try things first."""
 _MOST_WHY = 2000
+OF_BLOCKS = ("loader.num_workers", "loader.prefetch_factor", "loader.persistent_workers")
+"""What can be changed in the middle of a job."""
 _QUEUES = 4
 """A trial is as long as so many of a loader's full queues, of which one is left out: if a whole one stands ready as measuring
 begins, the median is still that of steps that had to wait."""
@@ -53,9 +65,14 @@ class _Arm:
     left: bool = False
     """Others were faster in the first rounds."""
 
+    @property
+    def ratios(self) -> list[float]:
+        """Of the rounds so far, see :func:`.judging.ratios`."""
+        return ratios(self.rounds, self.proposal.in_some_steps)
+
     def judge(self) -> None:
         """The verdict of the rounds so far."""
-        self.decided = verdict(change_of(ratios(self.rounds))[1]) or ""
+        self.decided = verdict(change_of(self.ratios)[1]) or ""
 
 
 class Experiment:
@@ -66,14 +83,27 @@ class Experiment:
         self._baseline: list[Trial] = []
         self._arms = [_Arm(proposal) for proposal in plan.proposals]
         self._notes: list[str] = []
-        self._steps = max(plan.steps, self._steps_for(()))
+        self._queued = 0
+        """Batches that loaders prepare ahead at most, in any variant."""
+        self._in_blocks = False
+        self._of_block_s = 0.0
+        """What each block of the last such job took."""
+        self._steps = max([plan.steps, self._steps_for(()), *(each.least_steps for each in plan.proposals)])
 
     def run(self) -> None:
         """A B A C A ..., the order of the variants turned round in every other round."""
         before = self._first()
+        self._in_blocks = self._plan.halving and all(
+            set(arm.proposal.settings) <= set(OF_BLOCKS) for arm in self._arms
+        )
         for number in range(self._plan.rounds):
             arms = [arm for arm in self._arms if not arm.decided and not arm.left]
-            for arm in arms if number % 2 == 0 else reversed(arms):
+            if number % 2:
+                arms.reverse()
+            if self._in_blocks and self._has_time_for_blocks(len(arms)) and not self._baseline_fails():
+                self._in_blocks = self._round_in_one_job(arms)
+                arms = [] if self._in_blocks else arms
+            for arm in arms:
                 if self._baseline_fails():
                     self._notes.append(
                         "The job as it is does not get through a trial, so nothing can be compared with it."
@@ -81,12 +111,38 @@ class Experiment:
                     return
                 if not self._has_time():
                     self._notes.append(
-                        f"The time was up after {number} whole round{'' if number == 1 else 's'}."
+                        f"The time was up after {number} whole round{'' if number == 1 else 's'}: --budget gives more."
                     )
                     return
                 before = self._measure(arm, before)
             if self._plan.halving:
                 self._leave_slower_half()
+
+    def _round_in_one_job(self, arms: Sequence[_Arm]) -> bool:
+        """A round of all variants in blocks of steps of one job, which starts once; False where that cannot be."""
+        blocks = [block for arm in arms for block in ({}, dict(arm.proposal.settings))]
+        try:
+            limit_s = min(self._plan.budget.left_s, len(blocks) * self._limit_s())
+            trials = run_blocks(self._plan.command, [*blocks, {}], self._steps, limit_s)
+        except BlocksError as error:
+            self._note(f"Each trial is a job of its own: within one, loaders cannot be changed ({error}).")
+            return False
+        if len(trials) != len(blocks) + 1:
+            self._note(f"Each trial is a job of its own: {trials[0].why}.")
+            return False
+        for number, arm in enumerate(arms):
+            before, trial, after = trials[2 * number : 2 * number + 3]
+            # In its first block the job itself warms up.
+            arm.rounds.append(Round(before if number else after, trial, after))
+            arm.judge()
+            self._said(f"{arm.proposal.words}: {_told(trial)}, beside {_told(after)} as it is")
+        self._of_block_s = trials[0].took_s / len(trials)
+        self._baseline += [replace(trial, took_s=self._of_block_s) for trial in trials[2::2]]
+        return True
+
+    def _has_time_for_blocks(self, arms: int) -> bool:
+        needed_s = (2 * arms + 1) * self._of_block_s
+        return arms > 0 and self._has_time() and self._plan.budget.left_s > needed_s
 
     def _first(self) -> Trial:
         """The baseline's first trial: it tells which loaders the job has, and so how long trials must be."""
@@ -98,9 +154,20 @@ class Experiment:
             first = self._as_it_is()
         if self._steps > self._plan.steps:
             self._note(
-                f"Trials took {self._steps} steps instead of {self._plan.steps}: batches that loaders prepare ahead would "
-                "flatter shorter ones."
+                f"Trials took {self._steps} steps instead of {self._plan.steps}: "
+                + (
+                    "what comes in some steps only is to come a few times."
+                    if any(each.least_steps >= self._steps for each in self._plan.proposals)
+                    else "batches that loaders prepare ahead would flatter shorter ones."
+                )
             )
+        if self._queued > MOST_QUEUED:
+            self._note(
+                f"Up to {self._queued:,} batches are prepared ahead, of which trials outlast {MOST_QUEUED}: many workers may look "
+                "faster here than they stay."
+            )
+        if first.left_out:
+            self._note(first.left_out)
         if first.ended_after is not None:
             self._note(f"The job came to its own end after {first.ended_after} of {self._steps} steps.")
         return first
@@ -110,20 +177,21 @@ class Experiment:
         self._said(words)
 
     def _steps_for(self, loaders: Sequence[tuple[int, int]]) -> int:
-        """Steps of a trial that outlast every queue: once for the warm-up, and three times to be measured."""
+        """Steps of a trial that outlast every queue, up to a bound: once for the warm-up, and three times to be measured."""
         given = loaders or ((0, DEFAULT_PREFETCH),)
         queued = 0
         for settings in [{}, *(arm.proposal.settings for arm in self._arms)]:
             for workers, ahead in given:
                 of_loader = settings.get("loader.num_workers", workers)
                 queued = max(queued, of_loader * settings.get("loader.prefetch_factor", ahead))
-        return LEAST_WARM_UP + _QUEUES * queued if queued else 0
+        self._queued = queued
+        return LEAST_WARM_UP + _QUEUES * min(queued, MOST_QUEUED) if queued else 0
 
     def _leave_slower_half(self) -> None:
         """Successive halving (Jamieson and Talwalkar, AISTATS 2016): what is slow after few trials gets no more of them. A variant
         is decided early as well as late: all that were faster, or are not known to be otherwise, stay."""
         running = [arm for arm in self._arms if arm.decided in ("", "faster") and not arm.left]
-        by_speed = sorted(running, key=lambda arm: change_of(ratios(arm.rounds))[0])
+        by_speed = sorted(running, key=lambda arm: change_of(arm.ratios)[0])
         for arm in by_speed[max(1, (len(by_speed) + 1) // 2) :]:
             arm.left = True
 
@@ -147,7 +215,8 @@ class Experiment:
         arm.rounds.append(Round(before, trial, before))  # kept where an interrupt comes before the next
         arm.judge()
         after = self._as_it_is()
-        arm.rounds[-1] = Round(before, trial, after)
+        # The very first trial reads files from disk that later ones find in memory.
+        arm.rounds[-1] = Round(after if before is self._baseline[0] else before, trial, after)
         arm.judge()
         return after
 
@@ -164,13 +233,12 @@ class Experiment:
 
     def answer(self, command: Sequence[str]) -> Answer:
         """What is known so far; ``command`` masked."""
-        medians = [float(np.median(trial.step_ms)) for trial in self._baseline if len(trial.step_ms)]
-        middle, ends = interval(medians) if medians else (None, None)
+        middle, ends = self._baseline_ms(rare=False)
         baseline = Baseline(
             median_ms=middle,
             interval_ms=ends,
-            steps=sum(len(trial.step_ms) for trial in self._baseline),
-            trials=len(self._baseline),
+            steps=sum(len(trial.step_ms) for trial in self._compared),
+            trials=len(self._compared),
             failed=[trial.why for trial in self._baseline if trial.why],
         )
         return Answer(
@@ -179,15 +247,26 @@ class Experiment:
             command=list(command),
             steps_each=self._steps,
             baseline=baseline,
-            variants=[self._variant(arm, middle) for arm in self._arms],
+            variants=[self._variant(arm) for arm in self._arms],
             notes=self._notes,
         )
 
-    def _variant(self, arm: _Arm, baseline_ms: float | None) -> Variant:
+    @property
+    def _compared(self) -> list[Trial]:
+        """The baseline's trials without the very first, if there are others."""
+        return self._baseline[1:] or self._baseline
+
+    def _baseline_ms(self, rare: bool) -> tuple[float | None, list[float] | None]:
+        """(Step time of the job as it is, its interval), as far as they are known."""
+        levels = [level_ms(trial, rare) for trial in self._compared if len(trial.step_ms)]
+        return interval(levels) if levels else (None, None)
+
+    def _variant(self, arm: _Arm) -> Variant:
         proposal = arm.proposal
+        baseline_ms, _ = self._baseline_ms(proposal.in_some_steps)
         trials = [each.trial for each in arm.rounds]
         settings = [setting_of(name) for name in proposal.settings]
-        logs = [] if arm.decided == "not applied" else ratios(arm.rounds)
+        logs = [] if arm.decided == "not applied" else arm.ratios
         change, ends = change_of(logs) if logs else (None, None)
         share, bounds = proposal.expected_share, proposal.expected_share_range
         known = baseline_ms if baseline_ms is not None else self._plan.step_ms
@@ -201,6 +280,7 @@ class Experiment:
             interval_ms=None
             if ends is None or baseline_ms is None
             else [baseline_ms * (1 + end) for end in ends],
+            baseline_mean_ms=baseline_ms if proposal.in_some_steps else None,
             change=change,
             change_interval=ends,
             steps=sum(len(trial.step_ms) for trial in trials),

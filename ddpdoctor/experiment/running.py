@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
-import shutil
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +20,8 @@ from ddpdoctor.hook.environment import TRIAL
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.rundir import STEPS_FILE, LineField, RankRecord, RunDirectory
 
+from .copies import copied
+from .processes import run_to_end
 from .settings import ENVIRONMENT
 
 WARM_UP_SHARE, LEAST_WARM_UP = 0.25, 5
@@ -31,9 +29,11 @@ WARM_UP_SHARE, LEAST_WARM_UP = 0.25, 5
 besides."""
 DEFAULT_PREFETCH = 2
 """Of torch's loaders with workers."""
-_END_S = 20.0
-"""Between asking a trial to end and ending it."""
+MOST_QUEUED = 128
+"""Batches that stand ready, of those that trials are made to outlast: with more, a trial would take longer than anybody waits."""
 _LOG_BYTES = 64 << 10
+_SIGNAL = re.compile(r"Signal \d+ \((SIG[A-Z]+)\) received by PID")
+"""torchrun's words on a rank that was ended."""
 _ERROR = re.compile(r"^\s*(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Killed)\b.*)$")
 
 
@@ -84,6 +84,8 @@ class Trial:
     """(workers, batches that each prepares ahead) of the loaders that the job had."""
     ended_after: int | None = None
     """Steps, where the job came to its own end before the trial did."""
+    left_out: str = ""
+    """What a copy of the working directory lacks, in a sentence."""
 
     @property
     def refused(self) -> str:
@@ -98,60 +100,68 @@ class Trial:
 
 def run_trial(command: Command, settings: Mapping[str, Any], steps: int, limit_s: float) -> Trial:
     """Run the job with these settings. Nothing of it is left: no process, no file of ours."""
-    began_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="ddpdoctor-trial-") as scratch:
-        folder = Path(scratch)
-        why = _run(command, settings, steps, limit_s, folder)
-        return _read(folder / "run", why, steps, settings, time.monotonic() - began_s)
-
-
-def _run(command: Command, settings: Mapping[str, Any], steps: int, limit_s: float, folder: Path) -> str:
-    """Why it failed; empty where it did not."""
     in_rank = {name: value for name, value in settings.items() if not _is_variable(name)}
     variables = {name.partition(".")[2]: str(settings[name]) for name in settings if _is_variable(name)}
-    environment = {**command.environment, **variables, TRIAL: json.dumps({"set": in_rank, "steps": steps})}
-    where = Path.cwd()
+    with_variables = replace(command, environment={**command.environment, **variables})
+    asked = {"set": in_rank, "steps": steps}
+    (trial,) = _recorded(with_variables, asked, limit_s, lambda run, why: [_read(run, why, steps, settings)])
+    return trial
+
+
+def run_blocks(
+    command: Command, blocks: Sequence[Mapping[str, Any]], steps: int, limit_s: float
+) -> list[Trial]:
+    """Run the job once, with other settings of its loaders in each block of so many steps; a trial of each block, as if it had
+    been a job by itself. Raises :class:`BlocksError` where the job cannot be tried so."""
+    asked = {
+        "set": {},
+        "steps": steps * len(blocks),
+        "blocks": [{"set": dict(each), "steps": steps} for each in blocks],
+    }
+    return _recorded(command, asked, limit_s, lambda run, why: _read_blocks(run, why, steps, blocks))
+
+
+class BlocksError(Exception):
+    """The job cannot be tried in blocks of one run."""
+
+
+def _recorded(
+    command: Command, asked: Mapping[str, Any], limit_s: float, read: Callable[[Path, str], list[Trial]]
+) -> list[Trial]:
+    """What ``read`` makes of the job's run directory, and of why it failed; empty where it did not."""
+    began_s = time.monotonic()
+    try:
+        with tempfile.TemporaryDirectory(prefix="ddpdoctor-trial-", ignore_cleanup_errors=True) as scratch:
+            folder = Path(scratch)
+            why, left_out = _run(command, asked, limit_s, folder)
+            trials, took_s = read(folder / "run", why), time.monotonic() - began_s
+            return [replace(trial, left_out=left_out, took_s=took_s) for trial in trials]
+    except OSError as error:
+        why = f"it cannot be recorded: {error.strerror or error} (TMPDIR names another place)"
+        return [Trial(np.empty(0), {}, None, [], time.monotonic() - began_s, why)]
+
+
+def _run(command: Command, asked: Mapping[str, Any], limit_s: float, folder: Path) -> tuple[str, str]:
+    """(Why it failed, what it did without); empty where it did not, and where nothing was left out."""
+    environment = {**command.environment, TRIAL: json.dumps(asked)}
+    where, left_out = Path.cwd(), ""
     if command.copy:
         where = folder / "copy"
-        shutil.copytree(Path.cwd(), where, symlinks=True, ignore_dangling_symlinks=True)
-    ours = [*own_command(), "run", "--no-analysis", "--no-profile", "--no-telemetry", "-q"]
-    log = folder / "output"
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            [*ours, "--out", str(folder / "run"), "--", *command.words],
-            env=environment,
-            cwd=where,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
         try:
-            code = process.wait(timeout=limit_s)
-        except subprocess.TimeoutExpired:
-            return f"it had not ended after {limit_s:.0f} s"
-        finally:
-            _end(process)
-    return "" if code == 0 else _words_of(log, code)
+            left_out = copied(Path.cwd(), where, folder)
+        except OSError as error:
+            return f"the working directory cannot be copied: {error.strerror or error}", ""
+    ours = [*own_command(), "run", "--no-analysis", "--no-profile", "--no-telemetry", "-q"]
+    words = [*ours, "--out", str(folder / "run"), "--", *command.words]
+    code, why = run_to_end(words, environment, where, folder / "output", folder / "run", limit_s)
+    if code is not None and code != 0:
+        why = _words_of(folder / "output", code)
+    return why, left_out
 
 
 def _is_variable(name: str) -> bool:
     """Whether a setting is a variable of the job's environment, which nobody need read back."""
     return name.startswith(f"{ENVIRONMENT}.")
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """The recorder and all that it started."""
-    if process.poll() is None:
-        process.terminate()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(timeout=_END_S)
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
-    with contextlib.suppress(
-        subprocess.TimeoutExpired
-    ):  # not even that ends one whose storage does not answer
-        process.wait(timeout=_END_S)
 
 
 def _words_of(log: Path, code: int) -> str:
@@ -162,20 +172,50 @@ def _words_of(log: Path, code: int) -> str:
     errors = [found.group(1) for line in lines if (found := _ERROR.match(line))]
     own = [error for error in errors if "ChildFailedError" not in error]
     ended = f"it ended with signal {-code}" if code < 0 else f"it ended with exit code {code}"
+    if not own and (signals := _SIGNAL.findall("\n".join(lines))):
+        hint = ", as the kernel does where memory runs out" if signals[0] == "SIGKILL" else ""
+        return f"a rank was ended by {signals[0]}{hint}"
     return f"{ended}: {own[0][:300]}" if own else ended
 
 
-def _read(run: Path, why: str, steps: int, settings: Mapping[str, Any], took_s: float) -> Trial:
+def _opened(run: Path) -> tuple[list[RankRecord], list[dict[str, Any]]]:
+    """The ranks, and what they say of the trial."""
     recorded = RunDirectory.open(str(run)) if run.is_dir() else None
-    ranks = recorded.ranks if recorded is not None else []
-    documents = [trial for rank in ranks if isinstance(trial := rank.info.get("trial"), dict)]
+    ranks = list(recorded.ranks) if recorded is not None else []
+    return ranks, [trial for rank in ranks if isinstance(trial := rank.info.get("trial"), dict)]
+
+
+def _read_blocks(run: Path, why: str, steps: int, blocks: Sequence[Mapping[str, Any]]) -> list[Trial]:
+    ranks, documents = _opened(run)
+    told = [each.get("blocks") for each in documents]
+    if not told or not all(isinstance(each, list) and len(each) == len(blocks) for each in told):
+        raise BlocksError(why or "no rank was recorded")
+    of_step, found = _by_step(ranks), []
+    for number, settings in enumerate(blocks):
+        change = _least_applied([each[number] for each in told if isinstance(each, list)])
+        if change.get("state") == "refused":
+            raise BlocksError(str(change.get("why")))
+        times = [of_step[step] for step in range(number * steps, (number + 1) * steps) if step in of_step]
+        if len(times) < steps - 1 or (settings and change.get("state") != "applied"):
+            raise BlocksError(why or "the job came to its end, or to another loop, too early")
+        queued = settings.get("loader.num_workers", 0) * settings.get(
+            "loader.prefetch_factor", DEFAULT_PREFETCH
+        )
+        changes = {name: {"state": "applied"} for name in settings}
+        found.append(Trial(_behind_warm_up(times, min(queued, MOST_QUEUED)), changes, None, [], 0.0))
+    return found
+
+
+def _read(run: Path, why: str, steps: int, settings: Mapping[str, Any]) -> Trial:
+    ranks, documents = _opened(run)
     changes = {
         name: _least_applied([each.get("changes", {}).get(name, {}) for each in documents])
         for name in settings
         if not _is_variable(name)
     }
     loaders = tuple(sorted({pair for rank in ranks for pair in _loaders(rank.info)}))
-    step_ms = step_times(ranks, max((workers * ahead for workers, ahead in loaders), default=0))
+    queued = max((workers * ahead for workers, ahead in loaders), default=0)
+    step_ms = step_times(ranks, min(queued, MOST_QUEUED))
     done = max((int(each.get("steps") or 0) for each in documents), default=0)
     if not ranks and not why:
         why = "no rank was recorded"
@@ -189,7 +229,7 @@ def _read(run: Path, why: str, steps: int, settings: Mapping[str, Any], took_s: 
         changes,
         first.get("parameters") if first.get("ended") else None,
         list(first.get("losses") or []),
-        took_s,
+        0.0,
         why,
         loaders,
         done if documents and not why and done < steps else None,
@@ -214,6 +254,15 @@ def _least_applied(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 def step_times(ranks: Sequence[RankRecord], queued: int = 0) -> Array:
     """[N] ms of each step behind the warm-up: from the end of the one before to its own, the median over the ranks. ``queued``
     batches may stand ready as the warm-up ends; so many steps are left out at least."""
+    of_step = _by_step(ranks)
+    return _behind_warm_up([of_step[number] for number in sorted(of_step)], queued)
+
+
+def _behind_warm_up(times: Sequence[float], queued: int) -> Array:
+    return np.array(times[max(LEAST_WARM_UP, queued, round(WARM_UP_SHARE * len(times))) :])
+
+
+def _by_step(ranks: Sequence[RankRecord]) -> dict[int, float]:
     of_step: dict[int, list[float]] = defaultdict(list)
     for rank in ranks:
         before: tuple[int, int] | None = None
@@ -221,10 +270,7 @@ def step_times(ranks: Sequence[RankRecord], queued: int = 0) -> Array:
             if before is not None and before[0] + 1 == step:
                 of_step[step].append((end - before[1]) / 1e6)
             before = step, end
-    numbers = sorted(of_step)
-    times = np.array([np.median(of_step[number]) for number in numbers])
-    warm_up = max(LEAST_WARM_UP, queued, round(WARM_UP_SHARE * len(times)))
-    return times[warm_up:]
+    return {number: float(np.median(times)) for number, times in of_step.items()}
 
 
 def _ends(rank: RankRecord) -> Iterator[tuple[int, int]]:

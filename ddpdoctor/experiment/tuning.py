@@ -7,6 +7,8 @@ import os
 from .proposals import Proposal
 
 _WORKERS = (1, 2, 4, 8, 16)
+_LEAST_WALKED = 4
+"""Workers that only wait, as for storage, need no core."""
 _PREFETCH = (2, 4)
 _BUCKETS_MB = (1.0, 5.0, 25.0, 100.0)
 TUNED = ("loader", "ddp")
@@ -18,7 +20,7 @@ def tuning(kind: str, ranks_here: int) -> list[Proposal]:
     if kind == "ddp":
         return [Proposal({"ddp.bucket_cap_mb": size}) for size in _BUCKETS_MB]
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    most = max(2, 2 * cores // max(ranks_here, 1))
+    most = max(_LEAST_WALKED, 2 * cores // max(ranks_here, 1))
     return [
         Proposal(
             {

@@ -35,7 +35,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Upper end of that range, never above the mean step."""
     beside_ms_per_step: float | None = None
     """What of it is saved where the same work is done beside the step and not less of it, as by a loader's workers, with the
-    cores that stood idle; null where that is unknown, and where nothing is moved."""
+    cores that stood idle; time in which nothing computed needs none. Null where that is unknown, and where nothing is moved."""
     share: float
     """``ms_per_step`` / mean step time."""
     speedup: float
@@ -68,8 +68,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     period_steps: int | None = None
     """Distance between occurrences, where periodic."""
     stands_out_in: list[int] = []
-    """Steps that stand far out of all others in a short window, which cannot tell how often such steps come; empty where
-    more than that speaks for the cause. On devices without step logs only."""
+    """Steps far out of all others in a short window, which cannot tell how often they come; empty where more speaks for the cause."""
     kinds: list[str] = []
     """Kinds of work that make ranks late in turn (``turns`` only): those under ``late``."""
     where: list[Where] = []
@@ -268,6 +267,8 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The same on the rank that waits longest."""
     ready_batches: float | None = None
     """Mean number of batches that stood ready in the queue, on the rank with the fewest."""
+    computing_share: float | None = None
+    """Part of ``next`` in which the longest waiting rank computed or wanted a core, and did not sleep; null with workers."""
 
 
 class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):

@@ -31,6 +31,7 @@ from ddpdoctor.measure.facts import Facts, GpuFacts
 from ddpdoctor.measure.graph import Graph, Graphs, all_set_aside, build_graphs, python_parts
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.metrics import (
+    asleep_shares,
     bandwidth_points,
     bucket_facts,
     communication_facts,
@@ -132,6 +133,7 @@ def _context(graphs: Graphs, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetr
         message=MessageCost(latency_us, bytes_per_ns),
         speaks_of_hosts=graphs.log_speaks,
         cores=host_cores(telemetry, logs),
+        asleep=asleep_shares(logs),
     )
 
 

@@ -79,7 +79,8 @@ def _rows(table: Table) -> str:
 def _tried(view: TriedView) -> list[str]:
     as_it_is = ["as it is", "", view.baseline, ""]
     rows = _rows(Table(TITLE, view.table.head, [as_it_is, *view.table.rows]))
-    return [rows, *(escape(line) for line in (*view.notes, view.best) if line)]
+    losses = [] if view.losses is None else [_rows(view.losses)]
+    return [rows, *(escape(line) for line in (*view.notes, view.best) if line), *losses]
 
 
 def _table(findings: list[Finding]) -> str:

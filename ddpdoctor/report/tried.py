@@ -18,6 +18,8 @@ from ddpdoctor.report.job_view import Table
 STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied": "yellow"}
 TITLE = "Tried on the job itself"
 _UNDECIDED = "cannot be told yet"
+_LOSSES_SHOWN, _LOSSES_OF = 8, 6
+"""Rows, and changes beside the job as it is."""
 
 
 class TriedView(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +30,8 @@ class TriedView(msgspec.Struct, frozen=True, kw_only=True):
     """Of each variant: the change, expected and measured ms, and the verdict with what else there is to say."""
     best: str
     notes: list[str]
+    losses: Table | None = None
+    """Of some backward passes from the first to the last, of the job as it is and of each change; None where none were seen."""
 
 
 def tried_view(answer: Answer) -> TriedView:
@@ -47,7 +51,28 @@ def tried_view(answer: Answer) -> TriedView:
         table=Table("What was tried", ["change", "expected ms", "measured ms (95 %)", "verdict"], rows),
         best=_best(answer),
         notes=[plain(note) for note in (*baseline.failed[:1], *answer.notes)],
+        losses=_losses(answer),
     )
+
+
+def _losses(answer: Answer) -> Table | None:
+    """Side by side: whether a change trains on as the job does shows there first."""
+    trains = [each for each in answer.variants if not each.bound]
+    seen = [(each, each.parity.losses) for each in trains if each.parity and each.parity.losses][:_LOSSES_OF]
+    if not seen:
+        return None
+    count = min(len(pairs) for _, pairs in seen)
+    chosen = sorted({round(part * (count - 1) / (_LOSSES_SHOWN - 1)) for part in range(_LOSSES_SHOWN)})
+    rows = [
+        [str(number + 1), _loss(seen[0][1][number][:1]), *(_loss(pairs[number][1:]) for _, pairs in seen)]
+        for number in chosen
+    ]
+    head = ["backward", "as it is", *(shown_settings(variant) for variant, _ in seen)]
+    return Table("Losses of rank 0", head, rows)
+
+
+def _loss(value: Sequence[float | None]) -> str:
+    return "" if not value or value[0] is None else f"{value[0]:.6g}"
 
 
 class Proposed(Protocol):
@@ -106,6 +131,8 @@ def shown_verdict(variant: Variant) -> str:
 def remark(variant: Variant) -> str:
     """What else there is to say of a variant."""
     said = [variant.why]
+    if variant.baseline_mean_ms is not None and variant.median_ms is not None:
+        said.append(f"means of all steps, {words.significant(variant.baseline_mean_ms)} ms as it is")
     if variant.bound:
         said.append("imitated: this is the most that can be won, no job trains like that")
     if variant.kept_promise is False:

@@ -84,6 +84,9 @@ class EventField(_Name):
     """Samples of a batch; how many forwards, or further events, there were."""
     BATCHES_READY = "q"
     """Batches that workers had ready."""
+    ASLEEP_NS = "z"
+    """Of a loader without workers: how long, in this ``next()``, nothing of the process computed and the thread did not wait
+    for a CPU either, as while storage answers. In a few steps a second."""
     EXHAUSTED = "end"
     """Whether the loader had no batch left: the pass is over."""
     MODULE = "m"
@@ -135,6 +138,7 @@ FIELDS_OF: Dict[EventKind, Tuple[EventField, ...]] = {
         EventField.LOADER,
         EventField.COUNT,
         EventField.BATCHES_READY,
+        EventField.ASLEEP_NS,
         EventField.EXHAUSTED,
     ),
     EventKind.ITERATION: (EventField.LOADER,),

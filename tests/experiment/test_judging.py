@@ -47,6 +47,14 @@ def test_the_interval_holds_the_truth():
     assert held >= 0.92 * 400
 
 
+def test_what_is_in_some_steps_only_shows_in_their_mean():
+    stalls = np.full(40, 20.0)
+    stalls[::10] = 120.0
+    found = [Round(trial(stalls), trial(np.full(40, 20.0)), trial(stalls))] * 3
+    assert change_of(ratios(found))[0] == 0.0
+    assert abs(change_of(ratios(found, rare=True))[0] - (20 / 30 - 1)) < 1e-9
+
+
 def test_two_rounds_decide_nothing():
     change, ends = change_of(ratios(rounds_of(2, -0.5, np.random.default_rng(4))))
     assert change < -0.3

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ WORKERS = {"loader.num_workers": 2}
 
 
 def trial(level_ms: float, **known: object) -> Trial:
-    changes = {name: {"state": "applied"} for name in WORKERS}
+    changes = known.pop("changes", {name: {"state": "applied"} for name in WORKERS})
     return Trial(np.full(40, level_ms), changes, None, [], 0.0, **known)
 
 
@@ -22,7 +23,9 @@ def trial(level_ms: float, **known: object) -> Trial:
 def imagined(monkeypatch) -> Callable[..., Experiment]:
     """An experiment whose trials are given; an exception among them is raised in its place."""
 
-    def experiment(*given: Trial | BaseException, steps: int = 40, settings=WORKERS) -> Experiment:
+    def experiment(
+        *given: Trial | BaseException, steps: int = 40, settings=WORKERS, searched=(), in_blocks=()
+    ) -> Experiment:
         left = list(given)
 
         def run_trial(command, settings, steps, limit_s) -> Trial:
@@ -32,12 +35,23 @@ def imagined(monkeypatch) -> Callable[..., Experiment]:
                 raise following
             return following
 
+        def run_blocks(command, blocks, steps, limit_s) -> list[Trial]:
+            jobs.append([dict(block) for block in blocks])
+            following = left_in_blocks.pop(0)
+            if isinstance(following, BaseException):
+                raise following
+            return [following.get(tuple(block.values()), trial(20.0)) for block in blocks]
+
+        left_in_blocks = list(in_blocks)
         monkeypatch.setattr(measuring, "run_trial", run_trial)
-        return Experiment(
-            Plan(Command([], {}), [Proposal(settings)], steps, Budget(60.0)), lambda words: None
-        )
+        monkeypatch.setattr(measuring, "run_blocks", run_blocks)
+        proposals = [Proposal(each) for each in searched or [settings]]
+        plan = Plan(Command([], {}), proposals, steps, Budget(60.0), halving=bool(searched))
+        return Experiment(plan, lambda words: None)
 
     asked: list[tuple[dict[str, object], int]] = []
+    jobs: list[list[dict[str, object]]] = []
+    experiment.jobs = jobs
     experiment.asked = asked
     return experiment
 
@@ -50,6 +64,16 @@ def test_an_interrupt_keeps_the_trial_whose_second_baseline_never_ran(imagined):
     assert (variant.trials, variant.verdict) == (1, "same")
     assert variant.median_ms == pytest.approx(10.0)
     assert "1 of the 3 rounds" in variant.why
+
+
+def test_the_first_trial_warms_the_files_up_and_is_compared_with_nothing(imagined):
+    cold, warm = trial(60.0), trial(20.0)
+    experiment = imagined(cold, warm, warm, warm, warm, warm, warm)
+    experiment.run()
+    answer = experiment.answer([])
+    assert (answer.baseline.median_ms, answer.baseline.trials) == (pytest.approx(20.0), 3)
+    assert answer.variants[0].change == pytest.approx(0.0)
+    assert answer.variants[0].verdict == "same"
 
 
 def test_what_was_not_applied_has_no_time(imagined):
@@ -79,6 +103,94 @@ def test_loaders_of_the_job_itself_lengthen_trials_and_its_first_one_is_made_aga
         experiment.run()
     assert [steps for _, steps in imagined.asked] == [40, 133, 133]
     assert experiment.answer([]).baseline.trials == 1
+
+
+def test_more_workers_than_any_queue_is_outlasted_by_make_no_endless_trials(imagined):
+    experiment = imagined(trial(20.0), KeyboardInterrupt(), settings={"loader.num_workers": 1024})
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert [steps for _, steps in imagined.asked] == [517, 517]
+    assert "Up to 2,048 batches are prepared ahead" in experiment.answer([]).notes[1]
+
+
+def test_a_change_of_what_is_in_some_steps_is_told_by_means(imagined):
+    stalls = np.full(40, 20.0)
+    stalls[::10] = 120.0
+    as_it_is, even = replace(trial(0.0), step_ms=stalls), trial(20.0)
+    experiment = imagined(as_it_is, even, as_it_is, even, as_it_is, even, as_it_is)
+    experiment._arms[0].proposal = replace(experiment._arms[0].proposal, in_some_steps=True)
+    experiment.run()
+    answer = experiment.answer([])
+    (variant,) = answer.variants
+    assert answer.baseline.median_ms == pytest.approx(20.0)
+    assert variant.baseline_mean_ms == pytest.approx(30.0)
+    assert (variant.verdict, variant.median_ms) == ("faster", pytest.approx(20.0))
+
+
+SEARCHED = [{"loader.num_workers": number} for number in (1, 2, 4)]
+
+
+def test_a_search_of_loaders_is_one_job_a_round_and_the_slow_are_left(imagined):
+    levels = {(1,): trial(15.0), (2,): trial(9.0), (4,): trial(10.0)}
+    experiment = imagined(trial(60.0), searched=SEARCHED, in_blocks=[levels] * 7)
+    experiment.run()
+    assert len(imagined.asked) == 1  # the job as it is, which tells what loaders there are
+    assert imagined.jobs[0] == [{}, SEARCHED[0], {}, SEARCHED[1], {}, SEARCHED[2], {}]
+    assert imagined.jobs[1] == [{}, SEARCHED[2], {}, SEARCHED[1], {}]
+    answer = experiment.answer([])
+    assert answer.baseline.median_ms == pytest.approx(20.0)
+    best = answer.best()
+    assert best is not None and best.settings == SEARCHED[1]
+    assert answer.variants[0].why == "left out of further rounds: others were faster"
+
+
+def test_where_loaders_cannot_be_changed_within_a_job_each_trial_is_one(imagined):
+    error = running.BlocksError("Stream is iterable: it would begin again")
+    given = [trial(20.0, changes={"loader.num_workers": {"state": "applied"}})] * 40
+    experiment = imagined(*given, searched=SEARCHED, in_blocks=[error])
+    experiment.run()
+    assert "Stream is iterable" in experiment.answer([]).notes[0]
+    assert len(imagined.jobs) == 1
+    assert len(imagined.asked) > 7
+
+
+def test_what_a_copy_lacks_is_remarked(imagined):
+    experiment = imagined(trial(20.0, left_out="The copy lacks a pipe."), KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert experiment.answer([]).notes == ["The copy lacks a pipe."]
+
+
+def test_ranks_that_disagree_have_not_applied_a_setting():
+    applied, refused = {"state": "applied"}, {"state": "refused", "why": "x"}
+    unseen = {"state": "not seen"}
+    assert running._least_applied([applied, refused, unseen]) == refused
+    assert running._least_applied([applied, unseen]) == unseen
+    assert running._least_applied([{}, applied]) == applied
+    assert running._least_applied([]) == {}
+
+
+def test_how_a_job_ended_is_told_by_its_own_error_or_by_the_signal_of_a_rank(tmp_path):
+    log = tmp_path / "output"
+    log.write_text(
+        "[rank1]: Traceback (most recent call last):\n"
+        "[rank1]: RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed.\n"
+        "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
+    )
+    assert "exit code 1: RuntimeError: DataLoader worker" in running._words_of(log, 1)
+    log.write_text("  exitcode  : -9 (pid: 4)\n  traceback : Signal 9 (SIGKILL) received by PID 4\n")
+    assert running._words_of(log, 1).startswith("a rank was ended by SIGKILL, as the kernel does")
+    log.write_text("")
+    assert running._words_of(log, -15) == "it ended with signal 15"
+
+
+def test_a_folder_that_takes_nothing_is_an_answer(monkeypatch):
+    def full(*given: object, **more: object) -> str:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(running.tempfile, "mkdtemp", full)
+    found = running.run_trial(Command(["true"], {}), {}, 20, 5.0)
+    assert found.why == "it cannot be recorded: No space left on device (TMPDIR names another place)"
 
 
 def test_a_job_that_ends_by_itself_is_remarked(imagined):

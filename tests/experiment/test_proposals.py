@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Finding, Fix, Job, Steps, Verdict
+from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Evidence, Finding, Fix, Job, Steps, Verdict
 from ddpdoctor.diagnose.load import load_rules
-from ddpdoctor.experiment import proposals
+from ddpdoctor.experiment import of_settings, proposals
 from ddpdoctor.experiment.settings import setting_of
 
 
@@ -49,6 +50,31 @@ def test_expectations_are_shares_of_the_step():
 def test_a_ceiling_may_bring_nothing():
     (one,) = proposals(diagnosis(finding("a", 40.0, {"ddp.comm_hook": "fp16"}, at_most=True)))
     assert one.expected_share_range == pytest.approx((0.6, 1.0))
+
+
+def test_workers_are_expected_to_bring_what_the_cores_allow():
+    priced = [Evidence("shared.data.ms_per_step", 40.0, "ms", "")]
+    found = diagnosis(
+        finding("dataloader/starved", 40.0, {"loader.num_workers": "4"}, evidence=priced),
+        finding("sync/checkpoint", 40.0, {"loader.prefetch_factor": "4"}, evidence=priced),
+    )
+    tight = msgspec.structs.replace(found, facts={"shared": {"data": {"beside_ms_per_step": 10.0}}})
+    assert [each.expected_share for each in proposals(tight)] == pytest.approx([0.9, 0.6])
+    assert proposals(tight)[0].expected_share_range == pytest.approx((0.9, 1.0))
+    assert [each.expected_share for each in proposals(found)] == pytest.approx([0.6, 0.6])
+
+
+def test_what_comes_now_and_then_is_measured_in_trials_that_hold_it_and_by_their_mean():
+    priced = [Evidence("shared.data_epoch_start.ms_per_step", 40.0, "ms", "")]
+    settings = {"loader.persistent_workers": "true"}
+    rare = finding("dataloader/worker-restart", 40.0, settings, evidence=priced, persistence="periodic")
+    facts = {"shared": {"data_epoch_start": {"steps_hit": 5, "steps_seen": 100}}}
+    (one,) = proposals(msgspec.structs.replace(diagnosis(rare), facts=facts))
+    assert (one.in_some_steps, one.least_steps) == (True, 120)
+    (always,) = proposals(diagnosis(finding("a", 40.0, settings, persistence="always")))
+    assert (always.in_some_steps, always.least_steps) == (False, 0)
+    asked = of_settings([("loader.persistent_workers", True), ("loader.num_workers", 4)])
+    assert [each.in_some_steps for each in asked] == [True, False, False]
 
 
 def test_the_same_change_is_tried_once_and_bounds_only_if_asked():

@@ -6,8 +6,11 @@ import json
 import statistics
 from typing import Any
 
+import numpy as np
 import pytest
 
+from ddpdoctor.experiment.judging import parity
+from ddpdoctor.experiment.running import Trial
 from ddpdoctor.experiment.settings import ENVIRONMENT, SETTINGS
 from ddpdoctor.hook.environment import TRIAL, HookOptions
 from ddpdoctor.hook.trial import NAMES
@@ -130,6 +133,44 @@ def test_instant_data_takes_the_wait_away(tmp_path):
     assert states(trials(recorded)[0]) == {"loader.instant": "applied"}
     lengths = [end - start for start, end in (step["t"] for step in recorded.steps(0))]
     assert statistics.median(lengths[-10:]) < 0.6 * statistics.median(lengths[1:7])
+
+
+def parity_of(tmp_path, settings: dict[str, Any], *arguments: str):
+    """Of two trials of the job as it is, and one with the settings."""
+    found = []
+    for number, chosen in enumerate(({}, {}, settings)):
+        (tmp_path / str(number)).mkdir()
+        first = trials(tried(tmp_path / str(number), chosen, *arguments))[0]
+        assert set(states(first).values()) <= {"applied"}, first
+        found.append(Trial(np.ones(3), {}, first["parameters"], first["losses"], 1.0))
+    return parity(found[:2], found[2:])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("draws", ["item", "worker", "sampler"])
+def test_workers_that_change_what_is_drawn_are_told_by_the_bits(tmp_path, draws):
+    """Random items, a script that seeds each worker, and a sampler that follows the training that a queue runs ahead of."""
+    found = parity_of(tmp_path, {"loader.num_workers": 2}, "--draws", draws)
+    assert found is not None and found.same_bits is False
+    assert found.losses and any(ours != theirs for ours, theirs in found.losses)
+
+
+def test_a_job_without_a_loader_has_nothing_to_change(tmp_path):
+    found = trials(tried(tmp_path, {"loader.num_workers": 2}, "--no-loader"))
+    assert [states(trial) for trial in found] == [{"loader.num_workers": "not seen"}] * 2
+    assert all(trial["ended"] for trial in found)
+
+
+def test_every_loader_of_a_job_is_changed(tmp_path):
+    recorded = tried(tmp_path, {"loader.num_workers": 1}, "--second")
+    for rank, trial in enumerate(trials(recorded)):
+        assert set(states(trial).values()) == {"applied"}
+        assert [each["num_workers"] for each in recorded.info(rank)["loaders"]] == [1, 1]
+
+
+def test_ranks_may_disagree_on_what_can_be_changed(tmp_path):
+    found = trials(tried(tmp_path, {"loader.num_workers": 2}, "--iterable-on", "1"))
+    assert [states(trial)["loader.num_workers"] for trial in found] == ["applied", "refused"]
 
 
 def test_a_job_that_ends_before_its_trial(tmp_path):

@@ -1,6 +1,7 @@
 """A DDP job whose settings can be tried: a loader that waits, two micro-batches if asked, barriers.
 
-    torchrun --nproc-per-node 2 tried.py [--iterable | --sharded] [--own-hook] [--micro 2] [--barrier] [--batches N] [--wait-ms M]
+    torchrun --nproc-per-node 2 tried.py [--iterable | --sharded] [--own-hook] [--micro 2] [--barrier] [--batches N]
+        [--wait-ms M | --busy-ms M] [--iterable-on 1] [--second] [--no-loader] [--draws item | worker | sampler]
 
 At its end it writes END into its working directory, which no trial may reach.
 """
@@ -8,6 +9,7 @@ At its end it writes END into its working directory, which no trial may reach.
 from __future__ import annotations
 
 import argparse
+import random
 import time
 from pathlib import Path
 
@@ -20,15 +22,37 @@ from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDa
 
 
 class Items(Dataset):
-    def __init__(self, length: int, wait_ms: float) -> None:
-        self.length, self.wait_s = length, wait_ms / 1e3
+    def __init__(self, length: int, wait_ms: float, busy_ms: float, draws: str) -> None:
+        self.length, self.wait_s, self.busy_s, self.draws = length, wait_ms / 1e3, busy_ms / 1e3, draws
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, int]:
         time.sleep(self.wait_s)
-        return torch.full((64,), float(index % 17)), index % 10
+        until_s = time.thread_time() + self.busy_s
+        while time.thread_time() < until_s:
+            pass
+        item = torch.full((64,), float(index % 17))
+        if self.draws == "item":
+            item += torch.rand(64)
+        elif self.draws == "worker":
+            item += random.random()
+        return item, index % 10
+
+
+def seeded_by_worker(number: int) -> None:
+    random.seed(number)
+
+
+class Growing(DistributedSampler):
+    """Goes on to harder items as training gets on, of which a loader that runs ahead knows less."""
+
+    steps_taken = 0
+
+    def __iter__(self):
+        for index in super().__iter__():
+            yield (index + 3 * Growing.steps_taken) % len(self.dataset)
 
 
 class Stream(IterableDataset):
@@ -47,8 +71,12 @@ class Sharded(IterableDataset):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for switch in ("--iterable", "--sharded", "--own-hook", "--barrier", "--fails-with-workers"):
+    switches = ("--iterable", "--sharded", "--own-hook", "--barrier", "--fails-with-workers", "--second")
+    for switch in (*switches, "--no-loader"):
         parser.add_argument(switch, action="store_true")
+    parser.add_argument("--iterable-on", type=int)
+    parser.add_argument("--draws", default="")
+    parser.add_argument("--busy-ms", type=float, default=0.0)
     parser.add_argument("--micro", type=int, default=1)
     parser.add_argument("--batches", type=int, default=400)
     parser.add_argument("--wait-ms", type=float, default=0.0)
@@ -60,11 +88,21 @@ def main() -> None:
     if options.own_hook:
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    if options.iterable or options.sharded:
+    random.seed(7)
+    length = 8 * options.batches * dist.get_world_size()
+    data = Items(length, options.wait_ms, options.busy_ms, options.draws)
+    if options.no_loader:
+        loader = [(torch.full((8, 64), 1.0), torch.zeros(8, dtype=torch.long))] * options.batches
+    elif options.iterable or options.sharded or options.iterable_on == dist.get_rank():
         loader = DataLoader(Sharded() if options.sharded else Stream(), batch_size=8)
     else:
-        data = Items(8 * options.batches * dist.get_world_size(), options.wait_ms)
-        loader = DataLoader(data, 8, sampler=DistributedSampler(data, shuffle=False), num_workers=0)
+        sampler = Growing if options.draws == "sampler" else DistributedSampler
+        begin = seeded_by_worker if options.draws == "worker" else None
+        loader = DataLoader(
+            data, 8, sampler=sampler(data, shuffle=False), num_workers=0, worker_init_fn=begin
+        )
+    if options.second:
+        next(iter(DataLoader(Items(64, 0.0, 0.0, ""), 8)))
     if options.fails_with_workers and loader.num_workers:
         raise RuntimeError("this data set cannot be sent to workers")
     for number, (inputs, labels) in enumerate(loader, start=1):
@@ -72,6 +110,7 @@ def main() -> None:
         if number % options.micro == 0:
             optimizer.step()
             optimizer.zero_grad()
+            Growing.steps_taken += 1
         if options.barrier:
             dist.barrier()
     Path("END").write_text("reached")

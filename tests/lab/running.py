@@ -7,9 +7,11 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
+from types import MappingProxyType
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis
@@ -84,7 +86,14 @@ def recorded_before(folder: Path) -> Recorded | None:
     return Recorded(runs[-1], folder / "train.py", analyze(str(runs[-1]))) if runs else None
 
 
-def record(folder: Path, job: Job, plants: list[Plant], random: Random, neighbours: int = 0) -> Recorded:
+def record(
+    folder: Path,
+    job: Job,
+    plants: list[Plant],
+    random: Random,
+    neighbours: int = 0,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Recorded:
     """Run and diagnose. Raises RuntimeError with the job's last words where it ended ill twice."""
     script = write(folder, job, plants)
     more = tuple(argument for plant in plants for argument in plant.arguments)
@@ -106,7 +115,13 @@ def record(folder: Path, job: Job, plants: list[Plant], random: Random, neighbou
                 *line,
             ]
             done = subprocess.run(
-                whole, env=environment(), cwd=folder, capture_output=True, text=True, timeout=240, check=False
+                whole,
+                env={**environment(), **variables},
+                cwd=folder,
+                capture_output=True,
+                text=True,
+                timeout=240,
+                check=False,
             )
             (folder / "command.txt").write_text(shlex.join(whole) + "\n")
             (folder / "output.txt").write_text(done.stdout + done.stderr)

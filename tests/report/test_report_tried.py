@@ -9,12 +9,12 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from ddpdoctor.diagnose.tried import Answer, Baseline, Variant, fault_of, read_answer, write_answer
+from ddpdoctor.diagnose.tried import Answer, Baseline, Parity, Variant, fault_of, read_answer, write_answer
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.report import sound
+from ddpdoctor.report import render_html, sound
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.terminal import print_terminal
-from ddpdoctor.report.tried import print_answer
+from ddpdoctor.report.tried import print_answer, tried_view
 from tests.report import samples
 
 GOOD = Variant(settings={"loader.num_workers": 4}, verdict="faster", change=-0.5, median_ms=10.0, trials=3)
@@ -84,6 +84,26 @@ def test_an_answer_is_read_as_written_and_a_flood_is_not(tmp_path):
     file.write_text(json.dumps(document).replace('"HUGE"', "1e999"))
     with pytest.raises(UnusableInput):
         read_answer(file)
+
+
+def test_losses_stand_side_by_side_where_a_change_trains():
+    def with_losses(*pairs: list[float | None], **more: object) -> Variant:
+        return changed(parity=Parity(losses=list(pairs)), **more)
+
+    pairs = [[1.0 - 0.01 * number, 1.0 - 0.02 * number] for number in range(40)]
+    bound = with_losses(*pairs, bound=True, settings={"ddp.no_sync": True})
+    table = tried_view(answer(with_losses(*pairs), with_losses(*pairs[:20], [None, 0.5]), bound)).losses
+    assert table is not None
+    assert table.head == ["backward", "as it is", "loader.num_workers=4", "loader.num_workers=4"]
+    assert [row[0] for row in table.rows] == ["1", "4", "7", "10", "12", "15", "18", "21"]
+    assert table.rows[0] == ["1", "1", "1", "1"]
+    assert table.rows[-1] == ["21", "0.8", "0.6", "0.5"]
+    assert tried_view(answer(GOOD, with_losses())).losses is None
+    single = tried_view(answer(with_losses([1.0, None]))).losses
+    assert single is not None and single.rows == [["1", "1", ""]]
+    diagnosis = msgspec.structs.replace(samples.sick(), tried=answer(with_losses(*pairs)))
+    assert "**Losses of rank 0**" in render_markdown(diagnosis)
+    assert "Losses of rank 0, backward by backward" in render_html(diagnosis)
 
 
 def test_a_diagnosis_with_trials_that_cannot_be_is_refused():

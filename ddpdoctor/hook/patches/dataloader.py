@@ -17,6 +17,7 @@ _DATA = EventKind.DATA.opening
 _ITERATION = EventKind.ITERATION.opening + EventField.LOADER.next_key
 _WHERE, _LOADER = EventField.WHERE.next_key, EventField.LOADER.next_key
 _COUNT, _READY = EventField.COUNT.next_key, EventField.BATCHES_READY.next_key
+_ASLEEP = EventField.ASLEEP_NS.next_key
 _EXHAUSTED = f"{EventField.EXHAUSTED.next_key}true"
 
 
@@ -40,19 +41,25 @@ def _after_iter(token: Tuple[Any, int, Optional[int]], result: Any) -> None:
         current.recorder.add(start, end - start, f"{_ITERATION}{number}{fields}")
 
 
-def _before_next(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, str]]:
-    recorder = active.recorder
+def _before_next(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, str, int]]:
+    recorder, iterator = active.recorder, args[0]
     if recorder is None or recorder.thread != get_ident():
         return None
-    return args[0], perf_counter_ns(), recorder.lines.caller() + _waiting(args[0])
+    # Of workers, this process's clocks tell nothing.
+    awake = recorder.awake_ns() if getattr(iterator, "_num_workers", -1) == 0 else -1
+    return iterator, perf_counter_ns(), recorder.lines.caller() + _waiting(iterator), awake
 
 
-def _after_next(token: Tuple[Any, int, str], result: Any) -> None:
+def _after_next(token: Tuple[Any, int, str, int], result: Any) -> None:
     end = perf_counter_ns()
-    iterator, start, fields = token
+    iterator, start, fields, awake = token
     current = active.session
     if current is None:
         return
+    if awake >= 0:
+        awake_since = current.recorder.awake_ns() - awake
+        if awake_since >= 0:
+            fields += f"{_ASLEEP}{max(0, end - start - awake_since)}"
     number = current.loaders.of_iterator(iterator)
     if number >= 0:
         fields += f"{_LOADER}{number}"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import re
 from threading import get_ident, get_native_id
-from time import perf_counter_ns, thread_time_ns, time_ns
+from time import perf_counter_ns, process_time_ns, thread_time_ns, time_ns
 from typing import List, Optional, Tuple
 
 from ...rundir import STEPS_FILE, STEPS_SCHEMA, EventField, EventKind, LineField, Spool
@@ -164,6 +164,17 @@ class Recorder:
             except (OSError, IndexError, ValueError):
                 self._schedstat = -1
         return at, len(self.events), thread_time_ns(), -1
+
+    def awake_ns(self) -> int:
+        """How long, so far, the process has computed and its training thread waited for a CPU; -1 where unknown, or not read to
+        save time: only in steps whose counters are read at both ends."""
+        if self._schedstat < 0 or self.step & self._counters_mask != 1:
+            return -1
+        try:
+            # All threads of the process: a batch may be made by others than the one that waits for it.
+            return process_time_ns() + int(os.pread(self._schedstat, 64, 0).split()[1])
+        except (OSError, IndexError, ValueError):
+            return -1
 
     def charge(self, ns: int) -> None:
         """Count time that was spent on recording elsewhere than in ``end_step``."""

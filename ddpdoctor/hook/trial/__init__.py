@@ -2,7 +2,8 @@
 
 In come, by the environment, names of settings with their values, and a number of steps; out go the changed settings, in
 constructors (``constructors``), around calls (``calls``) and in the process (``switches``), each read back from the thing it was set
-in, and the end of the job between two steps (``ending``). What became of each is in rank.json, under ``trial``.
+in, loaders with other workers in each of several blocks of steps (``blocks``), and the end of the job between two steps
+(``ending``). What became of each is in rank.json, under ``trial``.
 
 Only a process that was started for a trial comes here. What cannot be changed as asked is told and left as it is.
 """
@@ -16,7 +17,7 @@ from ..environment import TRIAL
 from ..guard import part
 from ..patching import Patches, guarded
 from ..recording import Session
-from . import calls, constructors, ending, switches
+from . import blocks, calls, constructors, ending, switches
 from .asked import read
 
 __all__ = ["NAMES", "install"]
@@ -30,7 +31,7 @@ def install(patches: Patches) -> None:
     trial = read(os.environ.get(TRIAL, ""))
     if trial is None:
         return
-    for room in (constructors, calls):
+    for room in (constructors, calls, blocks):
         try:
             room.install(trial, patches)
         except Exception as error:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Optional
+from typing import Any, Dict, Optional, Sequence
 
 
 class Trial:
     """The settings asked for, by name. ``document`` is what rank.json says of the trial."""
 
-    def __init__(self, settings: Dict[str, Any], steps: int) -> None:
+    def __init__(self, settings: Dict[str, Any], steps: int, blocks: Sequence[Dict[str, Any]] = ()) -> None:
         self.settings = settings
         self.steps = steps
         """After so many, the job ends."""
+        self.blocks = blocks
+        """One after the other: ``steps``, and the settings of loaders, ``set``, in them."""
         self.changes: Dict[str, Dict[str, Any]] = {
             name: {"asked": value, "state": "not seen"} for name, value in settings.items()
         }
@@ -22,6 +24,8 @@ class Trial:
             "ended": False,
             "changes": self.changes,
         }
+        if blocks:
+            self.document["blocks"] = [{"state": "not seen", "why": ""} for _ in blocks]
 
     def of(self, prefix: str) -> Dict[str, Any]:
         """Settings whose names begin with ``prefix`` and a dot, without those."""
@@ -61,9 +65,9 @@ def read(text: str) -> Optional[Trial]:
     """The trial that the launcher's variable asks for; None where it asks for none, or is malformed."""
     try:
         asked = json.loads(text)
-        settings, steps = asked["set"], asked["steps"]
+        settings, steps, blocks = asked["set"], asked["steps"], asked.get("blocks", [])
     except (ValueError, TypeError, KeyError, RecursionError):
         return None
     if not isinstance(settings, dict) or type(steps) is not int or steps < 1:
         return None
-    return Trial(settings, steps)
+    return Trial(settings, steps, blocks)

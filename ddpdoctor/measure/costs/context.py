@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -76,11 +76,15 @@ class Context:
 
     cores: Cores | None = None
     """What the host with the fewest to spare has of them; None: unknown, and prices do not depend on it."""
+    asleep: Mapping[int, float] = field(default_factory=dict)
+    """By rank, the part of making batches in which nothing computes, as far as it is known."""
 
     @cached_property
     def pricing(self) -> Pricing:
         """Replays of ``graph`` as costs."""
-        return Pricing(self.graph, self.lines, short=self.attribution.short, cores=self.cores)
+        return Pricing(
+            self.graph, self.lines, short=self.attribution.short, cores=self.cores, asleep=self.asleep
+        )
 
     def transfer_beside_ns(self, graph: Graph, gain_ns: float) -> float:
         """What of ``gain_ns`` is left where transfers of ``graph`` run beside the computation: on hosts, whose cores do both, as

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -48,6 +48,8 @@ class Pricing:
     """A window on devices is all that is known of the job."""
     cores: Cores | None = None
     """What the host with the fewest to spare has of them; None where unknown."""
+    asleep: Mapping[int, float] = field(default_factory=dict)
+    """By rank, the part of making batches in which nothing computes, as far as it is known."""
 
     @cached_property
     def mean_ns(self) -> float:
@@ -105,7 +107,7 @@ class Pricing:
         own_ms, typical_ms = self._time_spent_ms(spent, components, positions)
         return Cost(
             **{
-                **self._saving(gain_ns, ends_ns, part, components),
+                **self._saving(gain_ns, ends_ns, part, components, positions),
                 **_if_decided(gain_ns, part, either_ns),
                 "ranks": None if positions is None else [self.graph.ranks[p] for p in positions],
                 "own_ms": own_ms,
@@ -134,6 +136,7 @@ class Pricing:
         ends_ns: tuple[float, float] | None,
         part: Value | None,
         components: Components,
+        positions: Sequence[int] | None,
     ) -> dict[str, Any]:
         """The fields of a cost that say how much it is, and how sure that is."""
         own_ns = gain_ns if part is None else part.part_ns
@@ -141,7 +144,7 @@ class Pricing:
         return {
             "ms_per_step": own_ns / 1e6,
             **range_fields(gain_ns, ends_ns, *others_ns),
-            "beside_ms_per_step": self._beside_ms(own_ns, components),
+            "beside_ms_per_step": self._beside_ms(own_ns, components, positions),
             "share": own_ns / self.mean_ns,
             "speedup": self.mean_ns / max(self.mean_ns - gain_ns, 1.0),
             "alone_ms_per_step": None if part is None else part.first_ns / 1e6,
@@ -173,11 +176,16 @@ class Pricing:
         ]
         return [(graph, replay_all(graph)) for graph in graphs]
 
-    def _beside_ms(self, own_ns: float, components: Components) -> float | None:
-        """Of making batches, which a loader's workers do beside the step; None where the machine is not known, too."""
+    def _beside_ms(
+        self, own_ns: float, components: Components, positions: Sequence[int] | None
+    ) -> float | None:
+        """Of making batches, which a loader's workers do beside the step; None where the machine is not known, too. What nothing
+        computes in needs no core: workers wait for storage beside a busy machine's steps as well."""
         if self.cores is None or Component.DATA not in components:
             return None
-        return self.beside_ns(own_ns) / 1e6
+        ranks = self.graph.ranks if positions is None else [self.graph.ranks[p] for p in positions]
+        asleep = min((self.asleep.get(rank, 0.0) for rank in ranks), default=0.0)
+        return max(self.beside_ns(own_ns), asleep * own_ns) / 1e6
 
     def _when(self, hit: Mask) -> Persistence:
         order = np.argsort(self.steps, kind="stable")

@@ -22,7 +22,7 @@ from .gpus import gpu_facts
 from .hosts import host_facts
 from .job import job_facts
 from .links import slow_link_ranks
-from .loader import loader_facts
+from .loader import asleep_shares, loader_facts
 from .messages import message_cost
 from .profilercost import window_cost
 from .reducer import reducer_work
@@ -35,6 +35,7 @@ __all__ = [
     "SLOW_STEP",
     "Cores",
     "Reductions",
+    "asleep_shares",
     "bandwidth_points",
     "behind",
     "bucket_facts",

@@ -29,6 +29,8 @@ def _stated(logs: Sequence[RankLog]) -> LoaderFacts:
     if rank is None:
         return LoaderFacts(wait_ms=median_ms, longest_wait_ms=longest_ms)
     log, settings = rank
+    asleep = asleep_shares(logs)
+    slowest = max(logs, key=lambda log: _wait_ms(log) or 0.0)
     return LoaderFacts(
         num_workers=settings.get("num_workers"),
         prefetch_factor=settings.get("prefetch_factor"),
@@ -42,6 +44,7 @@ def _stated(logs: Sequence[RankLog]) -> LoaderFacts:
         wait_ms=median_ms,
         longest_wait_ms=longest_ms,
         ready_batches=_ready_batches(logs),
+        computing_share=1 - asleep[slowest.rank] if slowest.rank in asleep else None,
     )
 
 
@@ -52,6 +55,23 @@ def _wait_ms(log: RankLog) -> float | None:
         for step in log.steps[WARM_UP_STEPS:]
     ]
     return float(np.mean([sum(of_step) for of_step in waits_ns])) / 1e6 if any(waits_ns) else None
+
+
+def asleep_shares(logs: Sequence[RankLog]) -> dict[int, float]:
+    """By rank, the part of the time in ``next`` in which its process neither computed nor waited for a core, of the batches of
+    which that was recorded. Ranks of which none was are left out."""
+    shares = {}
+    for log in logs:
+        told = [
+            event
+            for step in log.steps[WARM_UP_STEPS:]
+            for event in step.events
+            if event.gives_batch and event.asleep_ns >= 0
+        ]
+        whole_ns = sum(event.duration_ns for event in told)
+        if whole_ns:
+            shares[log.rank] = min(sum(event.asleep_ns for event in told) / whole_ns, 1.0)
+    return shares
 
 
 def _ready_batches(logs: Sequence[RankLog]) -> float | None:

@@ -63,6 +63,7 @@ class Event(msgspec.Struct, frozen=True, gc=False, rename=renamed(EventField)):
     count: Id = -1
     elements: Id = -1
     batches_ready: Id = -1
+    asleep_ns: Id = -1
     exhausted: bool = False
     module: Id = -1
     synced: bool | None = None

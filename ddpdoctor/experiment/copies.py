@@ -1,0 +1,69 @@
+"""The working directory as a trial has it to itself: a copy, without what a copy cannot be of."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+from ddpdoctor.rundir import is_run_directory
+
+_RUN, _SPECIAL, _CLOSED = "recorded run", "pipe, socket or device", "entry that may not be read"
+
+
+def copied(source: Path, target: Path, apart: Path) -> str:
+    """Copy ``source`` to ``target``, but not the folder ``apart``, which may lie in it. What was left out, in a sentence; empty
+    where nothing was. Raises OSError."""
+    left: Counter[str] = Counter()
+
+    def leave(folder: str, names: Sequence[str]) -> list[str]:
+        found = []
+        for name in names:
+            path = Path(folder, name)
+            kind = _kind(path)
+            if kind is not None:
+                left[kind] += 1
+            if kind is not None or os.path.realpath(path) == own:
+                found.append(name)
+        return found
+
+    def copy(file: str, to: str) -> None:
+        try:
+            shutil.copy2(file, to)
+        except PermissionError:
+            left[_CLOSED] += 1
+        except FileNotFoundError:  # it has gone meanwhile
+            if os.path.lexists(file):
+                raise
+
+    own = os.path.realpath(apart)
+    try:
+        shutil.copytree(
+            source, target, symlinks=True, ignore_dangling_symlinks=True, ignore=leave, copy_function=copy
+        )
+    except shutil.Error as error:
+        raise OSError(str(error.args[0][0][2])) from None
+    told = [f"{count} {kind if count == 1 else _plural(kind)}" for kind, count in left.items()]
+    return f"The copy of the working directory lacks {' and '.join(told)}." if told else ""
+
+
+def _kind(path: Path) -> str | None:
+    """What of it cannot, or had better not, be copied; None where it can."""
+    try:
+        mode = path.lstat().st_mode
+    except OSError:
+        return _CLOSED
+    if stat.S_ISDIR(mode):
+        if not os.access(path, os.R_OK | os.X_OK):
+            return _CLOSED
+        return _RUN if is_run_directory(str(path)) else None
+    return None if stat.S_ISREG(mode) or stat.S_ISLNK(mode) else _SPECIAL
+
+
+def _plural(kind: str) -> str:
+    return {_RUN: "recorded runs", _SPECIAL: "pipes, sockets or devices"}.get(
+        kind, "entries that may not be read"
+    )

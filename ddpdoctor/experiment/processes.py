@@ -1,0 +1,136 @@
+"""A trial's processes: started apart from ours, watched while they run, and ended with all that they started."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import psutil
+
+from ddpdoctor.hook.environment import RUN
+from ddpdoctor.parentdeath import die_with_parent
+from ddpdoctor.rundir import discard, remove_root, spool_root, spools_in
+
+_END_S = 20.0
+"""Between asking a trial to end and ending it."""
+_LOOK_S = 0.1
+_WATCHED_EVERY = 5
+"""Looks at whether it has ended for each at what it has used up."""
+_LEAST_LEFT, _OF_BEGINNING = 0.03, 0.25
+"""Of the machine's memory, and of what was free as the trial began: with less than both left, the kernel would soon choose a
+process to end, and it need not be one of the trial's."""
+_CGROUP = Path("/sys/fs/cgroup")
+
+
+class _Room(NamedTuple):
+    left: int
+    whole: int
+
+
+class Watch:
+    """How much memory, and shared memory, is left while a trial with many workers runs."""
+
+    def __init__(self) -> None:
+        self._least = {
+            name: min(_LEAST_LEFT * room.whole, _OF_BEGINNING * room.left) for name, room in _rooms()
+        }
+
+    def says(self) -> str:
+        """Why the trial had better end; empty where there is room."""
+        for name, room in _rooms():
+            if room.left < self._least.get(name, 0):
+                return f"it left only {room.left / 1e6:.0f} MB of {name}, and was ended"
+        return ""
+
+
+def _rooms() -> Iterator[tuple[str, _Room]]:
+    memory = psutil.virtual_memory()
+    left, whole = memory.available, memory.total
+    with contextlib.suppress(OSError, ValueError, IndexError):  # a container may have less
+        most = int((_CGROUP / "memory.max").read_text())
+        cached = (_CGROUP / "memory.stat").read_text().partition("inactive_file ")[2].split()[0]
+        used = int((_CGROUP / "memory.current").read_text()) - int(cached)
+        left, whole = min(left, most - used), min(whole, most)
+    yield "memory", _Room(left, whole)
+    with contextlib.suppress(OSError):
+        shared = os.statvfs("/dev/shm")
+        yield "/dev/shm", _Room(shared.f_bavail * shared.f_frsize, shared.f_blocks * shared.f_frsize)
+
+
+def run_to_end(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    where: Path,
+    log: Path,
+    run: Path,
+    limit_s: float,
+) -> tuple[int | None, str]:
+    """(Exit code, why there is none) of a command that records into ``run`` and prints into ``log``. Nothing that it started
+    is left, nor what it kept in memory. Raises OSError where it cannot be started."""
+    libc, watch = ctypes.CDLL(None), Watch()
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=environment,
+            cwd=where,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=lambda: die_with_parent(signal.SIGTERM, libc),  # where we are killed, it ends
+        )
+    try:
+        return _wait(process, limit_s, watch)
+    finally:
+        _end(process, run)
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float, watch: Watch) -> tuple[int | None, str]:
+    deadline_s, looks = time.monotonic() + limit_s, 0
+    while process.poll() is None:
+        if time.monotonic() > deadline_s:
+            return None, f"it had not ended after {limit_s:.0f} s"
+        looks += 1
+        if looks % _WATCHED_EVERY == 0 and (says := watch.says()):
+            return None, says
+        time.sleep(_LOOK_S)
+    return process.returncode, ""
+
+
+def _end(process: subprocess.Popen[bytes], run: Path) -> None:
+    """The recorder, and all that it started, of which ranks and their workers have sessions of their own."""
+    if process.poll() is None:
+        process.terminate()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_END_S)
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+    left = list(_recorded_into(run))
+    for each in left:
+        with contextlib.suppress(psutil.Error):
+            each.kill()
+    # Not even SIGKILL ends a process whose storage does not answer.
+    psutil.wait_procs(left, timeout=_END_S)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(timeout=_END_S)
+    root = spool_root(str(run))
+    for spool in spools_in(root):
+        with contextlib.suppress(OSError):
+            discard(spool)
+    remove_root(root)
+
+
+def _recorded_into(run: Path) -> Iterator[psutil.Process]:
+    """Processes that carry the name of this run directory, which is of one trial only, in their environment."""
+    marker = f"{RUN}={run}".encode()
+    for each in psutil.process_iter():
+        with contextlib.suppress(OSError):
+            if marker in Path(f"/proc/{each.pid}/environ").read_bytes().split(b"\0"):
+                yield each

@@ -1,0 +1,152 @@
+"""Loaders with other workers from some step on: a search walks through them without starting the job anew.
+
+A training loop holds an iterator, which cannot be given other workers. Its ``__next__`` hands over to one that was built with them
+and goes on in the same sampler, from where the first one's queue had come to: no sample is given twice, those in the queue are lost.
+"""
+
+from __future__ import annotations
+
+import functools
+from bisect import bisect_right
+from itertools import accumulate
+from typing import Any, Dict, Iterator
+from weakref import WeakKeyDictionary, ref
+
+from ..guard import part
+from ..patching import Patches
+from .asked import Trial
+
+_PART = part("trial")
+SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers")
+
+
+class Walk:
+    """Which block of steps a trial is in, and the iterators that give the batches of those that loops hold."""
+
+    def __init__(self, trial: Trial) -> None:
+        self._trial = trial
+        self._ends = list(accumulate(block["steps"] for block in trial.blocks))
+        self._loaders: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
+        self._settings: "WeakKeyDictionary[Any, Dict[str, Any]]" = WeakKeyDictionary()
+        """Of each loader, as the script has it."""
+        self._current: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
+        self._blocks: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
+        """Of each loop's iterator, in which block it was looked at last."""
+        self._off = False
+
+    @property
+    def block(self) -> int:
+        """The one in progress, by the steps that were taken."""
+        return min(bisect_right(self._ends, self._trial.document["steps"]), len(self._ends) - 1)
+
+    def began(self, loader: Any, iterator: Any) -> None:
+        """A loop begins to iterate over a loader; with ``persistent_workers`` the same iterator serves loop after loop."""
+        if loader not in self._settings:
+            self._settings[loader] = {name: getattr(loader, name) for name in SETTINGS}
+        self._loaders[iterator] = ref(loader)
+        self._current.pop(iterator, None)
+        self._blocks[iterator] = -1
+
+    def giving(self, iterator: Any) -> Any:
+        """The iterator whose turn it is in the place of one that a loop holds."""
+        if not self._off and iterator in self._loaders and self._blocks[iterator] != self.block:
+            self._blocks[iterator] = self.block
+            try:
+                self._switch(iterator)
+            except Exception as error:
+                self._off = True
+                self._tell("refused", f"{type(error).__name__}: {error}")
+        return self._current.get(iterator, iterator)
+
+    def _asked(self) -> Dict[str, Any]:
+        return {
+            name.partition(".")[2]: value for name, value in self._trial.blocks[self.block]["set"].items()
+        }
+
+    def _switch(self, iterator: Any) -> None:
+        from torch.utils.data import IterableDataset
+
+        loader = self._loaders[iterator]()
+        if loader is None:
+            return
+        if isinstance(loader.dataset, IterableDataset):
+            self._off = True
+            self._tell("refused", f"{type(loader.dataset).__name__} is iterable: it would begin again")
+            return
+        wanted = {**self._settings[loader], **self._asked()}
+        if not wanted["num_workers"]:
+            wanted.update(prefetch_factor=None, persistent_workers=False)
+        elif wanted["prefetch_factor"] is None:
+            wanted["prefetch_factor"] = 2
+        old = self._current.get(iterator, iterator)
+        if {name: getattr(loader, name) for name in SETTINGS} != wanted:
+            for name, value in wanted.items():
+                object.__setattr__(loader, name, value)  # the loader's own refuses some
+            self._current[iterator] = new = _going_on(loader, old)
+            if hasattr(old, "_shutdown_workers"):
+                old._shutdown_workers()
+            if getattr(loader, "_iterator", None) is old:
+                loader._iterator = None  # the next loop is to begin with workers of its own
+            if new._num_workers != wanted["num_workers"]:
+                self._tell("refused", f"it still has {new._num_workers} workers")
+                return
+        self._tell("applied", "")
+
+    def _tell(self, state: str, why: str) -> None:
+        told = self._trial.document["blocks"][self.block]
+        if told["state"] != "refused":
+            told.update(state=state, why=why)
+
+
+class _GoesOn:
+    """A sampler in the middle of its pass."""
+
+    def __init__(self, sampler: Any, live: Iterator[Any]) -> None:
+        self._sampler, self._live = sampler, live
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._live
+
+    def __len__(self) -> int:
+        return len(self._sampler)
+
+
+def _going_on(loader: Any, old: Any) -> Any:
+    """A new iterator of the loader, from where ``old`` has come to."""
+    from torch.utils.data import dataloader
+
+    loaders: Any = dataloader.DataLoader
+    original = vars(loaders)["_index_sampler"]
+    sampler = _GoesOn(old._index_sampler, old._sampler_iter)
+    loaders._index_sampler = property(lambda each: sampler if each is loader else original.fget(each))
+    try:
+        return loader._get_iterator()
+    finally:
+        loaders._index_sampler = original
+
+
+def install(trial: Trial, patches: Patches) -> None:
+    """Watch loaders, where the trial has blocks."""
+    if not trial.blocks:
+        return
+    from torch.utils.data import dataloader
+
+    walk = Walk(trial)
+    iterator, loader = dataloader._BaseDataLoaderIter, dataloader.DataLoader
+    begin, following = loader.__iter__, iterator.__next__
+
+    @functools.wraps(begin)
+    def began(self: Any) -> Any:
+        found = begin(self)
+        try:
+            walk.began(self, found)
+        except Exception as error:
+            _PART.failed(error)
+        return found
+
+    @functools.wraps(following)
+    def give(self: Any) -> Any:
+        return following(walk.giving(self))
+
+    patches.attribute(loader, "__iter__", began)
+    patches.attribute(iterator, "__next__", give)

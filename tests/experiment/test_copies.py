@@ -1,0 +1,59 @@
+"""A copy of a working directory, with what cannot be copied in it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+
+import pytest
+
+from ddpdoctor.experiment.copies import copied
+
+
+def test_what_lies_in_a_working_directory_goes_along_and_what_cannot_is_told(tmp_path):
+    here = tmp_path / "here"
+    (here / "data").mkdir(parents=True)
+    (here / "data" / "a.bin").write_bytes(b"12")
+    (here / "train.py").symlink_to("data/a.bin")
+    (here / "gone").symlink_to("nowhere")
+    os.mkfifo(here / "pipe")
+    run = here / "ddpdoctor-runs" / "one"
+    run.mkdir(parents=True)
+    (run / "manifest.json").write_text('{"schema": "ddpdoctor.run/1"}')
+    apart = here / "ddpdoctor-trial-x"
+    apart.mkdir()
+    told = copied(here, apart / "copy", apart)
+    assert told == "The copy of the working directory lacks 1 recorded run and 1 pipe, socket or device." or (
+        told == "The copy of the working directory lacks 1 pipe, socket or device and 1 recorded run."
+    )
+    copy = apart / "copy"
+    assert sorted(path.name for path in copy.iterdir()) == ["data", "ddpdoctor-runs", "gone", "train.py"]
+    assert list((copy / "ddpdoctor-runs").iterdir()) == []
+    assert (copy / "train.py").read_bytes() == b"12"
+
+
+def test_a_whole_copy_says_nothing(tmp_path):
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "a").write_text("x")
+    assert copied(tmp_path / "here", tmp_path / "copy", tmp_path / "copy") == ""
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read_is_left_out(tmp_path):
+    here = tmp_path / "here"
+    (here / "closed").mkdir(parents=True)
+    (here / "closed").chmod(0)
+    (here / "secret").write_text("x")
+    (here / "secret").chmod(0)
+    assert "2 entries that may not be read" in copied(here, tmp_path / "copy", tmp_path)
+
+
+def test_storage_that_takes_no_more_is_one_error(tmp_path, monkeypatch):
+    def full(file: str, to: str) -> None:
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "here").mkdir()
+    (tmp_path / "here" / "a").write_text("x")
+    monkeypatch.setattr(shutil, "copy2", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        copied(tmp_path / "here", tmp_path / "copy", tmp_path)

@@ -1,0 +1,88 @@
+"""What is left of a trial's processes, however they end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddpdoctor.experiment import processes
+from ddpdoctor.experiment.processes import Watch, run_to_end
+from ddpdoctor.hook.environment import RUN
+from ddpdoctor.rundir import make_spool_root
+
+SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
+LEAVES_ONE = "import os, subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
+
+
+def ended(tmp_path: Path, command: list[str], limit_s: float = 60.0) -> tuple[int | None, str]:
+    run = tmp_path / "run"
+    run.mkdir(exist_ok=True)
+    environment = {**os.environ, RUN: str(run)}
+    return run_to_end(command, environment, tmp_path, tmp_path / "output", run, limit_s)
+
+
+def left(tmp_path: Path) -> list[int]:
+    """Processes that carry the name of the run."""
+    return [process.pid for process in processes._recorded_into(tmp_path / "run")]
+
+
+def test_a_rank_in_a_session_of_its_own_is_ended_with_its_launcher(tmp_path):
+    spool = Path(make_spool_root(str(tmp_path / "run")))
+    assert ended(tmp_path, [sys.executable, "-c", LEAVES_ONE, *SLEEPER]) == (0, "")
+    assert left(tmp_path) == []
+    assert not spool.exists()
+
+
+def test_what_takes_too_long_is_ended_and_what_it_printed_is_there(tmp_path):
+    code, why = ended(tmp_path, ["sh", "-c", "echo begun; sleep 600"], limit_s=5.0)
+    assert (code, why) == (None, "it had not ended after 5 s")
+    assert (tmp_path / "output").read_text() == "begun\n"
+    assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["memory", "/dev/shm"])
+def test_a_trial_that_leaves_no_memory_is_ended_and_says_so(tmp_path, monkeypatch, name):
+    rooms = iter([[(name, processes._Room(900, 1000))]])
+    monkeypatch.setattr(processes, "_rooms", lambda: next(rooms, [(name, processes._Room(10, 1000))]))
+    code, why = ended(tmp_path, SLEEPER)
+    assert code is None
+    assert why == f"it left only 0 MB of {name}, and was ended"
+    assert left(tmp_path) == []
+
+
+def test_a_machine_that_had_little_left_before_is_no_trial_s_fault(monkeypatch):
+    monkeypatch.setattr(processes, "_rooms", lambda: [("memory", processes._Room(20, 1000))])
+    assert Watch().says() == ""
+
+
+def test_this_machine_s_memory_is_known():
+    rooms = dict(processes._rooms())
+    assert 0 < rooms["memory"].left <= rooms["memory"].whole <= psutil.virtual_memory().total
+
+
+def test_where_we_are_killed_the_trial_ends_as_well(tmp_path):
+    (tmp_path / "run").mkdir()
+    code = f"""
+import sys
+sys.path.insert(0, {str(Path(__file__).parents[2])!r})
+from tests.experiment.test_processes import SLEEPER, ended
+from pathlib import Path
+ended(Path({str(tmp_path)!r}), SLEEPER)
+"""
+    ours = subprocess.Popen([sys.executable, "-c", code])
+    while len(left(tmp_path)) < 1:
+        assert ours.poll() is None
+        time.sleep(0.05)
+    ours.send_signal(signal.SIGKILL)
+    ours.wait()
+    deadline_s = time.monotonic() + 60
+    while left(tmp_path) and time.monotonic() < deadline_s:
+        time.sleep(0.05)
+    assert left(tmp_path) == []

@@ -1,0 +1,36 @@
+"""Whether a loader without workers computes its batches, or waits for them."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddpdoctor.hook.environment import HookOptions
+
+from .recording import Recorded, one_rank, run_recorded
+
+pytestmark = [pytest.mark.torchrun]
+
+
+def batches(recorded: Recorded) -> list[dict[str, int]]:
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    return [event for event in recorded.events(0, "data") if "z" in event]
+
+
+def asleep_share(told: list[dict[str, int]]) -> float:
+    return sum(event["z"] for event in told) / sum(event["d"] for event in told)
+
+
+@pytest.mark.parametrize(("arguments", "asleep"), [(["--wait-ms", "2"], True), (["--busy-ms", "2"], False)])
+def test_a_loader_that_waits_is_told_from_one_that_computes(tmp_path, arguments, asleep):
+    command = one_rank("tried.py", "--batches", "60", *arguments)
+    told = batches(run_recorded(tmp_path, command, HookOptions(profile_steps=None)))
+    assert len(told) >= 5
+    assert all(0 <= event["z"] <= event["d"] for event in told)
+    assert (asleep_share(told) > 0.6) is asleep
+
+
+def test_of_workers_nothing_is_told(tmp_path):
+    command = one_rank("plain_ddp.py", "--workers", "1", "--steps", "60")
+    recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=None))
+    assert batches(recorded) == []
+    assert recorded.info(0)["loaders"][0]["num_workers"] == 1

@@ -1,0 +1,52 @@
+"""The faults that settings can mend, and the page of what became of them."""
+
+from __future__ import annotations
+
+import ast
+
+import pytest
+
+from .planting import written
+from .tries import REPAIRS, page, row
+
+MEASURED = {
+    "set": {"loader.num_workers": 4},
+    "expected_ms": 12.0,
+    "expected_range_ms": [11.0, 13.0],
+    "median_ms": 12.5,
+    "interval_ms": [12.2, 12.8],
+    "change": -0.5,
+    "baseline_mean_ms": None,
+}
+
+
+def outcome(twin_ms: float = 12.0, **changed: object) -> dict[str, object]:
+    answer = {"baseline": {"median_ms": 25.0}, "variants": [{**MEASURED, **changed}]}
+    twin = {"median": twin_ms, "mean": twin_ms + 5}
+    return {"name": "a", "says": "b", "twin_ms": [twin, twin], "answer": answer, "error": []}
+
+
+@pytest.mark.parametrize("repair", REPAIRS, ids=lambda repair: repair.name)
+def test_every_repair_can_be_written_and_differs_from_its_twin(repair):
+    faulty = written(repair.script, [repair.both, repair.fault])
+    twin = written(repair.script, [repair.both])
+    ast.parse(faulty)
+    ast.parse(twin)
+    assert faulty != twin or repair.variables
+
+
+def test_a_row_tells_what_is_mended_and_what_was_promised():
+    near = row(outcome())
+    assert near is not None and near.mended and near.kept
+    far = row(outcome(twin_ms=11.0, interval_ms=[13.5, 14.0]))
+    assert far is not None and not far.mended and far.kept is False
+    by_mean = row(outcome(baseline_mean_ms=30.0))
+    assert by_mean is not None and (by_mean.as_it_is_ms, by_mean.twin_ms) == (30.0, 17.0)
+    assert row({**outcome(), "answer": None}) is None
+
+
+def test_the_page_counts_misses():
+    text = page([outcome(), outcome(twin_ms=5.0), {**outcome(), "answer": None, "error": ["no"]}])
+    assert "1 of 3 faults are mended" in text
+    assert "2 of 2 promises are kept" in text
+    assert "| a: b | | no | | | | no | |" in text
