@@ -15,7 +15,8 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
         samples.jsonl                       where the training thread was, sampled now and then
         trace.json.gz                       the profiler window
         flight.json                         torch's flight recorder at the window's end
-        progress.json, standing.json, hang_flight.json, faults.txt, ending.json        of a rank that stopped, see ``stops``
+        progress.json, standing.json, hang_flight.json, faults.txt, ending.json, calls.jsonl
+                                            of a rank that stopped, see ``stops``
     RUN/hosts/<host>/stall.json, ends.json                                              the same, seen from outside
     RUN/diagnosis.json, RUN/report.html     written by the analysis
 
@@ -43,6 +44,7 @@ from .files import (
 from .handover import RAW_FILE, TooLargeError
 from .hostdocs import carry_host_documents, keep_host_document
 from .layout import (
+    CALLS_FILE,
     DIAGNOSIS_FILE,
     ENDING_FILE,
     ENDS_FILE,
@@ -73,8 +75,20 @@ from .reader import RankRecord, RunDirectory, read_manifest, read_rank
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .sources import hash_of, note_sources, read_sources, source_bytes
 from .spool import Spool, make_spool_root, own_roots_prefix, pid_namespace, spool_root
-from .stepevents import COMMON_FIELDS, FIELDS_OF, HELD_NS, EventField, EventKind, LineField, Mark, renamed
+from .stepevents import (
+    COMMON_FIELDS,
+    FIELDS_OF,
+    HELD_NS,
+    CallField,
+    EventField,
+    EventKind,
+    LineField,
+    Mark,
+    renamed,
+)
 from .stops import (
+    CALL_SLOT_BYTES,
+    CALL_SLOTS,
     ENDING_SCHEMA,
     ENDS_SCHEMA,
     PROGRESS_SCHEMA,
@@ -93,6 +107,9 @@ from .typed import fitting
 from .waiting import Waiting, newer_in, reason_of, unsaved_sentence, waiting_in
 
 __all__ = [
+    "CALLS_FILE",
+    "CALL_SLOTS",
+    "CALL_SLOT_BYTES",
     "COMMON_FIELDS",
     "DIAGNOSIS_FILE",
     "ENDING_FILE",
@@ -124,6 +141,7 @@ __all__ = [
     "TELEMETRY_FILE",
     "TRACE_FILE",
     "BusyError",
+    "CallField",
     "Carrier",
     "DiskBudget",
     "End",

@@ -160,6 +160,15 @@ FIELDS_OF: Dict[EventKind, Tuple[EventField, ...]] = {
 """What an event of each kind may have besides."""
 
 
+class CallField(_Name):
+    """The fields of a line of ``calls.jsonl``, beside those of an event and ``LineField.STEP``."""
+
+    OPEN = "open"
+    """1 until the call has returned; of an asynchronous one for good."""
+    NUMBER = "call"
+    """Counted from the recording's begin."""
+
+
 class Mark(_Name):
     """What a step of ours, or the user's own profiler, has in its ``marks``: it is not like the others."""
 

@@ -21,6 +21,7 @@ from ddpdoctor.rundir.stops import (
     read_stops,
 )
 
+from .calls import Call, Usual, calls_of, usual_calls
 from .dumps import read_dump
 from .frames import faulting_stack, is_users, lines_of, place_of
 from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording
@@ -28,6 +29,7 @@ from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording
 _WAITS = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT, Phase.RENDEZVOUS))
 POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 """Signals by which a launcher, a scheduler or a person ends a job."""
+_BY_EXCEPTION = (End.EXCEPTION, End.RAISING)
 _GOES_ON = frozenset((Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE, Phase.DEBUGGER))
 """Phases that may last as long as they like."""
 
@@ -72,6 +74,13 @@ class RankEvidence:
     oom_kills: int = 0
     faults: str = ""
     recording: Recording | None = None
+    calls: tuple[Call, ...] = ()
+    """Collectives that it called from Python in its last step."""
+
+    @property
+    def calls_open(self) -> bool:
+        """Whether it has not come back from the last one."""
+        return bool(self.calls) and not self.calls[-1].returned
 
     @property
     def is_gone(self) -> bool:
@@ -98,6 +107,9 @@ class RunEvidence:
     exit_code: int | None
     oom_kills: int
     notes: list[Note]
+    backend: str | None = None
+    usual: Usual = field(default_factory=lambda: usual_calls([]))
+    """What ranks called in the steps before."""
 
     def stood(self, each: RankEvidence) -> bool:
         """Whether a rank was there when the job stood: what ended later was ended by somebody's watchdog, or by hand."""
@@ -150,6 +162,8 @@ def evidence_of(runs: Sequence[RunDirectory], logs: Sequence[RankLog], notes: li
         exit_code=None if _was_asked_to_end(manifest) else manifest.get("exit_code"),
         oom_kills=sum(int((host.ends or {}).get("oom_kills") or 0) for host in stops.hosts),
         notes=notes,
+        backend=next((str(info["backend"]) for info in infos.values() if info.get("backend")), None),
+        usual=usual_calls(logs),
     )
 
 
@@ -183,13 +197,13 @@ def _of(
     log: RankLog | None,
     notes: list[Note],
 ) -> RankEvidence:
-    documents = [each for each in (stop.ending, stop.standing, stop.progress) if each] if stop else []
+    ending = _ending(stop, ended, log)
+    documents = [each for each in (ending, stop.standing, stop.progress) if each] if stop else []
     newest = max(documents, key=lambda each: each.get("at_ns") or 0, default={})
-    ending = (stop.ending if stop else None) or {}
     faults = stop.faults if stop else ""
     stack, where = _stack(newest, faults, log)
     phase = newest.get("phase") or seen.get("phase")
-    raised = ending.get("raised") or () if ending.get("how") == End.EXCEPTION else newest.get("raised") or ()
+    raised = ending.get("raised") or () if ending.get("how") in _BY_EXCEPTION else newest.get("raised") or ()
     if raised and raised[0].get("type") == KeyboardInterrupt.__name__:
         raised = ()
     step = next((s for s in (newest.get("step"), seen.get("step"), ended.get("step")) if s is not None), None)
@@ -221,7 +235,19 @@ def _of(
         oom_kills=int(ended.get("oom_kills") or 0),
         faults=faults,
         recording=_recording(rank, info, stop, newest, notes),
+        calls=calls_of(stop.calls if stop else (), step, log),
     )
+
+
+def _ending(stop: RankStop | None, ended: Mapping[str, Any], log: RankLog | None) -> Mapping[str, Any]:
+    """How the rank says that it ended; nothing where it went on from what it had raised."""
+    ending = (stop.ending if stop else None) or {}
+    if ending.get("how") != End.RAISING:
+        return ending
+    later = [log.steps[-1].number + 1] if log is not None and log.steps else []
+    later += [ended["step"]] if ended.get("step") is not None else []
+    went_on = ended.get("in_order") or max(later, default=0) > (ending.get("step") or 0)
+    return {} if went_on or not ended else ending
 
 
 def _stack(

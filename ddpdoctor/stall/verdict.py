@@ -15,6 +15,7 @@ from ddpdoctor.rundir.stops import Phase
 
 from .causes import ends_of
 from .chains import Blame, Root, Why, blame
+from .disagreement import disagreement
 from .dumps import Dumps
 from .evidence import RankEvidence, RunEvidence
 from .frames import distinct_places, place_of
@@ -72,8 +73,10 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
     tables = tables_of(list(recordings.values()), list(run.ranks))
     found = blame(tables, recordings)
     ends = ends_of(run)
-    causes = dict(ends.causes)
-    if causes:
+    causes, effects = dict(ends.causes), ends.effects
+    if causes.keys() <= {"died", "raised"} and (different := disagreement(run)) is not None:
+        causes, effects = {"different": different}, []
+    elif causes:
         causes = {name: _with_waiting(cause, found, run) for name, cause in causes.items()}
     elif run.hangs:
         causes = _hang(run, tables, found, recordings, notes, only_dumps)
@@ -86,7 +89,7 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
         since_s=run.since_s,
         step=run.step,
         exit_code=run.exit_code or None,
-        effects=ends.effects,
+        effects=effects,
         **causes,
     )
     standing = [standing_of(each, guilty, run) for _, each in sorted(run.ranks.items())] if causes else []

@@ -7,6 +7,7 @@ import threading
 from typing import Optional
 
 from ...rundir import (
+    CALLS_FILE,
     ENDING_FILE,
     ENDING_SCHEMA,
     FAULTS_FILE,
@@ -112,5 +113,7 @@ class Attendant:
         try:
             # Where it was last is of interest only of one that does not end like this.
             self._session.spool.withdraw(PROGRESS_FILE)
+            if uncaught() is None:
+                self._session.spool.withdraw(CALLS_FILE)
         except OSError:
             pass
