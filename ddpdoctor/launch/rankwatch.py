@@ -11,7 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.launch import procfs
-from ddpdoctor.rundir import PROGRESS_FILE, STEPS_FILE, LineField, Phase, newer_in, read_json, spools_in
+from ddpdoctor.rundir import (
+    LONG_PHASES,
+    PROGRESS_FILE,
+    STEPS_FILE,
+    WAITING_PHASES,
+    LineField,
+    Phase,
+    newer_in,
+    read_json,
+    spools_in,
+)
 from ddpdoctor.rundir.layout import parse_rank_directory
 from ddpdoctor.telemetry.cgroup import Cgroup
 
@@ -21,12 +31,8 @@ _STEP = re.compile(
     re.MULTILINE,
 )
 _END = f"{{{LineField.END.key}true".encode()
-_OWN = (Phase.DATA, Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE)
+_OWN = LONG_PHASES | {Phase.DATA}
 """Phases in which a rank is with itself, whatever collectives it has on their way."""
-LONG_PHASES = (Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE)
-"""Phases that may take many steps' time."""
-_WAITING = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT))
-"""Phases in which a rank waits for others, whatever is known of its collectives."""
 _FRESH_S = 5.0
 """A rank that has not said where it is for so long does not answer: it does so once a second."""
 _BUSY_CORES = 0.2
@@ -162,7 +168,7 @@ class WatchedRank:
         groups = self.progress.get("groups")
         if isinstance(groups, dict) and any(map(_has_open, groups.values())):
             return True
-        return self.phase in _WAITING or (self.phase == Phase.BACKWARD and not groups and not self.busy)
+        return self.phase in WAITING_PHASES or (self.phase == Phase.BACKWARD and not groups and not self.busy)
 
     @property
     def busy(self) -> bool:

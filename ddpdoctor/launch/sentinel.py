@@ -62,8 +62,12 @@ class Sentinel:
             "sentinel", lambda orders, writer: _Watch(root, host, options, diagnose, orders, writer).watch()
         )
 
-    def start(self, warn: Callable[[str], None], end_job: Callable[[], None]) -> None:
-        """Start the process; ``end_job`` is called where the job hangs and the user wants it to be ended then. Raises OSError."""
+    def start(self) -> None:
+        """Start the process. Raises OSError."""
+        self._beside.start()
+
+    def listen(self, warn: Callable[[str], None], end_job: Callable[[], None]) -> None:
+        """What it has to say goes to ``warn``; ``end_job`` is called where the job hangs and the user wants it to be ended then."""
 
         def told(said: dict[str, Any]) -> None:
             if "warn" in said:
@@ -71,7 +75,7 @@ class Sentinel:
             if said.get("end_job"):
                 end_job()
 
-        self._beside.start(told, _END_S)
+        self._beside.listen(told, _END_S)
 
     def end(self) -> None:
         """Have it write down how the ranks ended; where it does not get on, without that."""

@@ -179,13 +179,15 @@ class _Recording:
             self._give_up()
             return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
         try:
-            self.keeper.start(warn, _ANSWER_S)
+            self.keeper.start()
         except OSError as error:
             self.notes.append(f"No telemetry: {error}.")
         try:
-            self.sentinel.start(warn, child.end)
+            self.sentinel.start()
         except OSError as error:
             self.notes.append(f"Nobody watches whether the job hangs: {error}.")
+        self.keeper.listen(warn, _ANSWER_S)
+        self.sentinel.listen(warn, child.end)
         status = child.wait()
         try:
             recorded = self._finish(command, status)

@@ -71,6 +71,7 @@ from .layout import (
 )
 from .notes import Note, NoteCode, recorded_notes
 from .owned import NotOursError, make_private_folder
+from .phases import LONG_PHASES, WAITING_PHASES, Phase, phase_words
 from .reader import RankRecord, RunDirectory, read_manifest, read_rank
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .sources import hash_of, note_sources, read_sources, source_bytes
@@ -96,7 +97,6 @@ from .stops import (
     STANDING_SCHEMA,
     End,
     HostStop,
-    Phase,
     RankStop,
     Standstill,
     Stops,
@@ -121,6 +121,7 @@ __all__ = [
     "FLIGHT_FILE",
     "HANG_FLIGHT_FILE",
     "HELD_NS",
+    "LONG_PHASES",
     "MANIFEST_FILE",
     "PATIENCE_S",
     "PROGRESS_FILE",
@@ -140,6 +141,7 @@ __all__ = [
     "STEPS_SCHEMA",
     "TELEMETRY_FILE",
     "TRACE_FILE",
+    "WAITING_PHASES",
     "BusyError",
     "CallField",
     "Carrier",
@@ -187,6 +189,7 @@ __all__ = [
     "open_regular",
     "own_roots_prefix",
     "parsed",
+    "phase_words",
     "pid_namespace",
     "rank_budget",
     "read_bounded",

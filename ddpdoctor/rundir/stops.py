@@ -53,34 +53,6 @@ MOST_FAULTS_BYTES = 1 << 20
 """A fault's text of a hundred threads with a hundred frames each has less."""
 
 
-class Phase(str, Enum):
-    """In what the training thread is, by the functions on its stack: the innermost of these."""
-
-    DATA = "data"
-    """Waiting for, or making, a batch of a DataLoader."""
-    FORWARD = "forward"
-    EVALUATION = "evaluation"
-    """Forwards without gradients."""
-    BACKWARD = "backward"
-    """With it the wait for the reduction of the gradients."""
-    OPTIMIZER = "optimizer"
-    COLLECTIVE = "collective"
-    """Called from Python, but for barriers."""
-    BARRIER = "barrier"
-    WAIT = "wait"
-    """For an asynchronous collective."""
-    SAVE = "save"
-    LOAD = "load"
-    RENDEZVOUS = "rendezvous"
-    """Making a process group, or asking its store."""
-    COMPILE = "compile"
-    """``torch.compile`` at work."""
-    DEBUGGER = "debugger"
-    """Somebody looks at it with pdb, or it waits for somebody to type."""
-    OTHER = "other"
-    """Code of the user's, or of a library: the frames say which."""
-
-
 class End(str, Enum):
     """How a rank's Python ended, by its own account."""
 

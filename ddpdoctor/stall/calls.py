@@ -11,16 +11,24 @@ from typing import Any
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import CALL_SLOTS, CallField, EventField, EventKind, LineField
-from ddpdoctor.rundir.stops import Phase
+from ddpdoctor.rundir.phases import Phase
 
 _GRADIENTS = "all_reduce of gradients"
 """What a rank calls that stands in a backward pass."""
 _INPUTS_ALIKE = frozenset(
-    "all_reduce all_reduce_coalesced broadcast reduce all_gather all_gather_into_tensor reduce_scatter_tensor".split()
+    [
+        "all_reduce",
+        "all_reduce_coalesced",
+        "broadcast",
+        "reduce",
+        "all_gather",
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+    ]
 )
 """Functions to which all ranks must bring as many bytes."""
 _MESSAGES = frozenset(
-    "send recv isend irecv batch_isend_irecv send_object_list recv_object_list".split()
+    ["send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list"]
 )
 """Those that two ranks call, each another one."""
 _OF_CALLS = (EventKind.COLLECTIVE, EventKind.BARRIER)
@@ -53,12 +61,12 @@ class Call:
 
     @property
     def words(self) -> str:
-        return self.operation if self.size_bytes is None else f"{self.operation} of {self.size_bytes:,.0f} bytes"
+        return (
+            self.operation if self.size_bytes is None else f"{self.operation} of {self.size_bytes:,.0f} bytes"
+        )
 
 
-def _call(
-    operation: str, group: str, size: float | None, where: Where | None, returned: bool
-) -> Call | None:
+def _call(operation: str, group: str, size: float | None, where: Where | None, returned: bool) -> Call | None:
     if operation in _MESSAGES or not operation:
         return None
     return Call(operation, group, size if operation in _INPUTS_ALIKE else None, where, returned)
@@ -136,7 +144,9 @@ def gradients(where: Where | None) -> Call:
     return Call(_GRADIENTS, "0", None, where, False)
 
 
-def disagreeing(by_rank: Mapping[int, Sequence[Call]], pending: Mapping[int, Call], usual: Usual) -> list[int]:
+def disagreeing(
+    by_rank: Mapping[int, Sequence[Call]], pending: Mapping[int, Call], usual: Usual
+) -> list[int]:
     """The ranks whose calls of one step do not go with those of the others; all of them where nothing tells who is at fault, none
     where all go together. ``pending``: what each of them had not returned from."""
     if len({call.key for call in pending.values()}) < 2 and len(pending) > 1:

@@ -16,7 +16,9 @@ from .frames import distinct_places
 from .mismatches import Difference
 
 _GLOO = "gloo"
-_SIZES = re.compile(r"op\.preamble|enforce fail at .*gloo|EnforceNotMet|(?:size|shape|type)s? (?:mismatch|do(?:es)? not match)")
+_SIZES = re.compile(
+    r"op\.preamble|enforce fail at .*gloo|EnforceNotMet|(?:size|shape|type)s? (?:mismatch|do(?:es)? not match)"
+)
 """What Gloo says where it raises instead."""
 
 
@@ -34,7 +36,10 @@ def disagreement(run: RunEvidence) -> StopFacts | None:
         return None
     others = [rank for rank in sorted(run.ranks) if rank not in odd]
     one = pending[odd[0]]
-    other = next((pending[rank] for rank in (*others, *odd[1:]) if rank in pending and pending[rank].key != one.key), None)
+    other = next(
+        (pending[rank] for rank in (*others, *odd[1:]) if rank in pending and pending[rank].key != one.key),
+        None,
+    )
     return StopFacts(
         ranks=sorted(odd),
         waiting_ranks=others,
@@ -44,7 +49,8 @@ def disagreement(run: RunEvidence) -> StopFacts | None:
         step=step,
         where=distinct_places([_place(run.ranks[rank], pending) for rank in odd]),
         waits_at=distinct_places([_place(run.ranks[rank], pending) for rank in others if rank in pending]),
-        evidence=[_called(rank, pending[rank]) for rank in sorted(pending)] + [_met(each) for each in victims],
+        evidence=[_called(rank, pending[rank]) for rank in sorted(pending)]
+        + [_met(each) for each in victims],
     )
 
 

@@ -11,10 +11,10 @@ from typing import Any
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import Note, RunDirectory
+from ddpdoctor.rundir.phases import LONG_PHASES, WAITING_PHASES, Phase
 from ddpdoctor.rundir.stops import (
     End,
     HostStop,
-    Phase,
     RankStop,
     Standstill,
     Stops,
@@ -26,11 +26,10 @@ from .dumps import read_dump
 from .frames import faulting_stack, is_users, lines_of, place_of
 from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording
 
-_WAITS = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT, Phase.RENDEZVOUS))
 POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 """Signals by which a launcher, a scheduler or a person ends a job."""
 _BY_EXCEPTION = (End.EXCEPTION, End.RAISING)
-_GOES_ON = frozenset((Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE, Phase.DEBUGGER))
+_GOES_ON = LONG_PHASES | {Phase.DEBUGGER}
 """Phases that may last as long as they like."""
 
 
@@ -211,7 +210,9 @@ def _of(
         step = log.steps[-1].number + 1
     waits = seen.get("waits")
     if waits is None and phase is not None:
-        waits = phase in _WAITS or (phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file)
+        waits = phase in WAITING_PHASES or (
+            phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file
+        )
     return RankEvidence(
         rank=rank,
         host=host or seen.get("host") or ended.get("host"),

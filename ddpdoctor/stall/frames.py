@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.rundir.packages import is_library
 
-_LIBRARY = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|[/\\]ddpdoctor[/\\]hook[/\\]|^<"
-)
-"""Files that are no part of the user's program; our own threads are seen where faulthandler writes."""
 MOST_CALLERS = 8
 """Above a line; as many as stack samples keep."""
 MOST_FRAMES = 64
@@ -37,7 +34,7 @@ def _is_frame(frame: Any) -> bool:
 
 def is_users(line: CodeLine) -> bool:
     """Whether it is of the user's program, as far as its path tells."""
-    return _LIBRARY.search(line.file) is None
+    return not is_library(line.file)
 
 
 def place_of(stack: Sequence[CodeLine]) -> Where | None:

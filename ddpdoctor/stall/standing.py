@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.places import Where
+from ddpdoctor.rundir.phases import phase_words
 
-from .activity import Activity, activity_of, phase_words
+from .activity import Activity, activity_of
 from .evidence import RankEvidence, RunEvidence
 from .frames import MOST_FRAMES, place_of
 

@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.measure.hangfacts import HangFacts, Standing, StopFacts
 from ddpdoctor.measure.places import Where
-from ddpdoctor.rundir.stops import Phase
+from ddpdoctor.rundir.phases import Phase
 
 from .causes import ends_of
 from .chains import Blame, Root, Why, blame
@@ -86,6 +86,7 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
     facts = HangFacts(
         looked=True,
         state=("hangs" if run.hangs else "failed") if causes else None,
+        lasts=None if only_dumps else run.lasts,
         since_s=run.since_s,
         step=run.step,
         exit_code=run.exit_code or None,

@@ -206,7 +206,8 @@ def install(patches: Patches) -> None:
                 if vars(module).get(name) is function:
                     patches.attribute(module, name, timed)
     work = c10d.Work
-    patches.attribute(work, "wait", around(work.wait, _PART, _before_wait, _after_wait, active, note_raising))
+    wait = around(work.wait, _PART, _before_wait, _after_wait, active, raising_in(Phase.WAIT))
+    patches.attribute(work, "wait", wait)
 
 
 def _timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:

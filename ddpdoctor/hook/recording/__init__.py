@@ -14,4 +14,13 @@ from .session import LAST_SETTINGS_STEP, Session
 from .stepping import IN_BACKWARD
 from .writer import Writer
 
-__all__ = ["IN_BACKWARD", "LAST_SETTINGS_STEP", "Session", "Writer", "active", "backwards", "raising_in", "recording_here"]
+__all__ = [
+    "IN_BACKWARD",
+    "LAST_SETTINGS_STEP",
+    "Session",
+    "Writer",
+    "active",
+    "backwards",
+    "raising_in",
+    "recording_here",
+]
