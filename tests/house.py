@@ -129,7 +129,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "stalls": ("profiling", "recording", "job", "patching", "guard", "environment", "faulttimer"),
         "services": ("settings", "stalls", "profiling", "recording", "patching", "guard"),
         "lifetime": ("services", "stalls", "profiling", "recording", "patching", "guard", "environment"),
-        "patches": ("lifetime", "profiling", "recording", "job", "patching", "guard", "finder"),
+        "patches": ("lifetime", "stalls", "profiling", "recording", "job", "patching", "guard", "finder"),
         "marks": ("lifetime", "recording", "patching", "guard"),
         "trial": ("services", "lifetime", "recording", "job", "patching", "guard", "environment"),
         "install": ("trial", "patches", "patching", "guard", "environment"),

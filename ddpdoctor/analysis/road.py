@@ -12,7 +12,7 @@ from ddpdoctor.measure.align import moved_trace
 from ddpdoctor.measure.facts import Facts, JobFacts
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.hangfacts import HangFacts
-from ddpdoctor.measure.metrics import telemetry_series, window_cost
+from ddpdoctor.measure.metrics import device_errors, telemetry_series, window_cost
 from ddpdoctor.measure.steplog import PROFILED, RankLog
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.rundir import Note, is_run_directory
@@ -85,7 +85,8 @@ def _verdict(inputs: Inputs) -> Verdict:
     if not inputs.runs:
         return of_dumps(inputs.dumps) if inputs.dumps.files else Verdict(HangFacts(), [], [])
     notes: list[Note] = []
-    own = of_run(evidence_of(inputs.runs, inputs.logs, notes))
+    devices = device_errors(inputs.logs, inputs.telemetry)
+    own = of_run(evidence_of(inputs.runs, inputs.logs, notes, devices))
     said = [*(str(note) for note in notes), *own.notes]
     if inputs.dumps.recordings and (own.facts.state is None or own.facts.unexplained is not None):
         collected = of_dumps(inputs.dumps)

@@ -21,7 +21,9 @@ def hang_sentences(suspicion: Suspicion, here: str) -> list[str]:
     """That a job stands still, and who stands where. ``here`` is added where the job has ranks elsewhere, too."""
     longest_s = suspicion.longest_gap_s
     before = f" (its longest pause before was {_seconds(longest_s)})" if longest_s else ""
-    since = f"no rank{here} has finished a step for {_seconds(suspicion.silent_s)}{before}"
+    nobody = not any(rank.joined for rank in (*suspicion.guilty, *suspicion.waiting))
+    what = "joined its process group" if nobody else "finished a step"
+    since = f"no rank{here} has {what} for {_seconds(suspicion.silent_s)}{before}"
     return [f"{since}: the job seems to hang.", _who(suspicion)]
 
 
@@ -46,7 +48,11 @@ def _of(rank: WatchedRank) -> str:
         how = f"was ended by signal {rank.end['signal']}" if rank.end["signal"] is not None else "has ended"
         if rank.end["code"]:
             how = f"ended with exit code {rank.end['code']}"
-        return f"{whom} {how} in step {rank.steps}"
+        return f"{whom} {how} {f'in step {rank.steps}' if rank.joined else 'before it joined'}"
+    if not rank.joined:
+        place = rank.where()
+        at = f", at {place}" if place else ""
+        return f"{whom} {'waits in' if rank.waits else 'has not called'} init_process_group{at}"
     if rank.suspended:
         return f"{whom} was suspended (SIGSTOP) in step {rank.steps}"
     if not rank.answers:

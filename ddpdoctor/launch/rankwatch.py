@@ -8,7 +8,7 @@ import select
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ddpdoctor.launch import procfs
 from ddpdoctor.rundir import (
@@ -47,6 +47,8 @@ _MOVING_BYTES_PER_S = 64 << 10
 class WatchedRank:
     """One recording of a rank on this host."""
 
+    joined: ClassVar[bool] = True
+    """Whether it has joined its process group."""
     spool: str
     rank: int
     pid: int
@@ -176,6 +178,11 @@ class WatchedRank:
         return self.cores >= _BUSY_CORES or self.state == "R"
 
     @property
+    def moves(self) -> bool:
+        """Whether it reads or writes more than logs."""
+        return self.moved_bytes_per_s >= _MOVING_BYTES_PER_S
+
+    @property
     def suspended(self) -> bool:
         """Whether somebody has stopped it."""
         return self.alive and self.state == "T"
@@ -192,12 +199,11 @@ class WatchedRank:
         """The phase, other than a step's usual ones, in which it gets on; None where it does not."""
         if not self.alive or self.waits:
             return None
-        moves = self.moved_bytes_per_s >= _MOVING_BYTES_PER_S
-        if self.phase in (Phase.SAVE, Phase.LOAD) and (moves or self.busy):
+        if self.phase in (Phase.SAVE, Phase.LOAD) and (self.moves or self.busy):
             return self.phase
         if self.phase == Phase.COMPILE and self.busy:
             return self.phase
-        return Phase.EVALUATION.value if self._evaluates() and (moves or self.busy) else None
+        return Phase.EVALUATION.value if self._evaluates() and (self.moves or self.busy) else None
 
     def _evaluates(self) -> bool:
         """Whether its models are in evaluation mode, and were used in it not long ago."""

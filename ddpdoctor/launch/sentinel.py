@@ -20,6 +20,7 @@ from ddpdoctor.launch.patience import NoAnswerError
 from ddpdoctor.launch.procfs import process_document
 from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
 from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
+from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.rundir import (
     ENDS_FILE,
     ENDS_SCHEMA,
@@ -102,6 +103,7 @@ class _Watch:
         self._head = {"host": host, "boot": boot_id()}
         self._office = Carrier(self._root, SENTINEL)
         self._ranks = HostWatchedRanks(self._root)
+        self._door = Door(self._root)
         self._progress = Progress(options.hang_after_s, Tuning())
         self._diagnosing = None if diagnose is None else Diagnosing(diagnose)
         self._request = 0
@@ -133,7 +135,8 @@ class _Watch:
         if not self._office.take():
             return  # another launcher of this host has one that does
         stepped = self._ranks.look()
-        current = self._ranks.current()
+        self._door.look([rank.pid for rank in self._ranks.known.values()])
+        current = self._current()
         self._progress.look(time.monotonic(), stepped, current)
         self._write_ends()
         if self._diagnosing is not None and (sentence := self._diagnosing.sentence()) is not None:
@@ -145,6 +148,12 @@ class _Watch:
             self._go_on(self._stall, current)
         else:
             self._suspect(current)
+
+    def _current(self) -> list[WatchedRank]:
+        """The ranks of this host, those that have not joined among them."""
+        joined = self._ranks.current()
+        found = [*joined, *self._door.current([rank.rank for rank in joined])]
+        return sorted(found, key=lambda rank: rank.rank)
 
     def _suspect(self, current: list[WatchedRank]) -> None:
         suspicion = self._progress.suspicion(current)
@@ -163,6 +172,9 @@ class _Watch:
             self._declare(suspicion, current)
 
     def _ask(self, rank: WatchedRank) -> None:
+        if isinstance(rank, UnjoinedRank):
+            rank.ask()
+            return
         try:
             ask(rank.spool, self._request)
         except OSError:
@@ -171,6 +183,8 @@ class _Watch:
     def _has_answered(self, rank: WatchedRank) -> bool:
         if not rank.alive:
             return True
+        if isinstance(rank, UnjoinedRank):
+            return bool(rank.faults)
         document = read_json(str(Path(rank.spool) / STANDING_FILE), []) or {}
         return document.get("request") == self._request
 
@@ -215,9 +229,10 @@ class _Watch:
             "in_order": rank.ended or bool(rank.end and rank.end["in_order"]),
             "waits": rank.waits,
             "phase": rank.phase or None,
-            "step": rank.steps,
+            "step": rank.steps if rank.joined else None,
             "last_step_ns": rank.last_step_ns,
             "process": process_document(rank.pid) if rank.alive else None,
+            **({"joined": False, "faults": rank.faults} if isinstance(rank, UnjoinedRank) else {}),
         }
 
     def _go_on(self, stall: dict[str, Any], current: list[WatchedRank]) -> None:
@@ -252,6 +267,7 @@ class _Watch:
 
     def _write_ends(self) -> None:
         ends = self._ranks.ends()
+        ends["ends"] += self._door.ends()
         if ends["ends"] and ends != self._ends:
             self._ends = ends
             self._keep(ENDS_FILE, {"schema": ENDS_SCHEMA, **self._head, **ends})
@@ -265,6 +281,7 @@ class _Watch:
     def _finish(self) -> None:
         if self._office.take():
             self._ranks.look()
+            self._door.look([rank.pid for rank in self._ranks.known.values()])
             self._write_ends()
             if self._stall is not None:
                 if self._stall["state"] == Standstill.LASTS.value:

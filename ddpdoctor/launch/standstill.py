@@ -22,7 +22,8 @@ class Tuning:
     times_longest: float = 10.0
     """Of the job's own longest pause: an evaluation on more data than the last one takes a few times as long."""
     times_before_first: float = 3.0
-    """Before the first step a job builds its data set, its model and what it compiles, and nothing of it is known."""
+    """Before the first step a job builds its data set, its model and what it compiles, and nothing of it is known: so much longer,
+    as long as a rank that others wait for computes, reads or writes."""
     least_before_first_s: float = 60.0
     """The same, for whoever asks for a short time: to import a framework from shared storage takes a minute."""
     after_death_s: float = 30.0
@@ -89,7 +90,8 @@ class Progress:
         if suspended:
             self._since_step_s = 0.0
         self.got_on = stepped or moved or self.paused_in is not None
-        if self.got_on or suspended or not ranks:
+        early = any(not rank.joined for rank in ranks) and not any(rank.waits for rank in ranks)
+        if self.got_on or suspended or early or not ranks:
             self.silent_s = 0.0
 
     def suspicion(self, ranks: Sequence[WatchedRank]) -> Suspicion | None:
@@ -115,6 +117,9 @@ class Progress:
             max(tuning.after_s, tuning.times_longest * self.longest_gap_s) if asked_s is None else asked_s
         )
         if not self._steps_seen:
+            works = [rank for rank in left if not rank.waits and (rank.busy or rank.moves)]
+            if asked_s is not None and waiting and not works:
+                return asked_s
             return max(after_s * tuning.times_before_first, tuning.least_before_first_s)
         if dead and waiting and any(rank.end and rank.end["signal"] is not None for rank in dead):
             return min(after_s, tuning.after_death_s)

@@ -225,6 +225,9 @@ class LineField(_Name):
     LINE = "line"
     FUNCTION = "function"
 
+    EVALUATED = "evaluated"
+    """Number of a step in which all models of the job were in evaluation mode, and had not been before; by a look each second."""
+
     DEVICE = "device"
     """Times of a step on its device: the step's number. With it ``DEVICE_START_NS`` and ``DEVICE_TIMES_NS``."""
     DEVICE_START_NS = "at"

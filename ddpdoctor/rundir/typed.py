@@ -230,8 +230,8 @@ STALL: Mapping[str, Check] = {
         _with(
             rank=_ranks,
             pid=_process,
-            **dict.fromkeys(("alive", "answered", "in_order", "waits"), _flag),
-            phase=_text,
+            **dict.fromkeys(("alive", "answered", "in_order", "waits", "joined"), _flag),
+            **dict.fromkeys(("phase", "faults"), _text),
             **dict.fromkeys(("step",), _count),
             **dict.fromkeys(("last_step_ns",), _moment),
             process=_PROCESS,
@@ -251,6 +251,7 @@ ENDS: Mapping[str, Check] = {
             seen_ns=_moment,
             **dict.fromkeys(("code", "signal", "oom_kills", "step"), _count),
             **dict.fromkeys(("in_order",), _flag),
+            raised=_list_of(_RAISED),
         )
     ),
 }

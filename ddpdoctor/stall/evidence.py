@@ -23,7 +23,7 @@ from ddpdoctor.rundir.stops import (
 
 from .calls import Call, Usual, calls_of, usual_calls
 from .dumps import read_dump
-from .frames import faulting_stack, is_users, lines_of, place_of
+from .frames import faulting_stack, first_thread_stack, is_users, lines_of, place_of
 from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording
 
 POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
@@ -60,6 +60,8 @@ class RankEvidence:
     stack: Sequence[CodeLine] = ()
     where: Where | None = None
     process: Mapping[str, Any] = field(default_factory=dict)
+    joined: bool = True
+    """Whether it had joined its process group, or nothing says that it had not."""
     answered: bool | None = None
     waits: bool | None = None
     in_order: bool = False
@@ -109,6 +111,8 @@ class RunEvidence:
     backend: str | None = None
     usual: Usual = field(default_factory=lambda: usual_calls([]))
     """What ranks called in the steps before."""
+    devices: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """By rank, errors that were counted on its device."""
 
     def stood(self, each: RankEvidence) -> bool:
         """Whether a rank was there when the job stood: what ended later was ended by somebody's watchdog, or by hand."""
@@ -116,8 +120,14 @@ class RunEvidence:
         return self.hangs and (late or not each.is_gone)
 
 
-def evidence_of(runs: Sequence[RunDirectory], logs: Sequence[RankLog], notes: list[Note]) -> RunEvidence:
-    """Put together what run directories of one job hold of each rank that is analysed."""
+def evidence_of(
+    runs: Sequence[RunDirectory],
+    logs: Sequence[RankLog],
+    notes: list[Note],
+    devices: Mapping[int, Sequence[str]] | None = None,
+) -> RunEvidence:
+    """Put together what run directories of one job hold of each rank that is analysed. ``devices``: by rank, errors that were
+    counted on its device."""
     manifest = runs[0].manifest
     records = [record for run in runs for record in run.ranks]
     stops = _all_stops(runs, notes)
@@ -163,6 +173,7 @@ def evidence_of(runs: Sequence[RunDirectory], logs: Sequence[RankLog], notes: li
         notes=notes,
         backend=next((str(info["backend"]) for info in infos.values() if info.get("backend")), None),
         usual=usual_calls(logs),
+        devices=devices or {},
     )
 
 
@@ -200,9 +211,14 @@ def _of(
     documents = [each for each in (ending, stop.standing, stop.progress) if each] if stop else []
     newest = max(documents, key=lambda each: each.get("at_ns") or 0, default={})
     faults = stop.faults if stop else ""
-    stack, where = _stack(newest, faults, log)
+    joined = seen.get("joined") is not False
+    told = first_thread_stack(seen.get("faults") or "")
+    stack, where = _stack(newest, faults, log) if joined else (told, place_of(told))
     phase = newest.get("phase") or seen.get("phase")
+    if not joined and seen.get("waits"):
+        phase = Phase.RENDEZVOUS
     raised = ending.get("raised") or () if ending.get("how") in _BY_EXCEPTION else newest.get("raised") or ()
+    raised = raised or ended.get("raised") or ()
     if raised and raised[0].get("type") == KeyboardInterrupt.__name__:
         raised = ()
     step = next((s for s in (newest.get("step"), seen.get("step"), ended.get("step")) if s is not None), None)
@@ -223,13 +239,14 @@ def _of(
         stack=stack,
         where=where,
         process=seen.get("process") or {},
-        answered=seen.get("answered"),
+        joined=joined,
+        answered=seen.get("answered") if joined else None,
         waits=waits,
         in_order=not raised
         and bool(seen.get("in_order") or ended.get("in_order") or ending.get("how") == End.IN_ORDER),
         exhausted=bool(newest.get("exhausted")),
         raised=raised,
-        raised_ns=ending.get("at_ns") if raised else None,
+        raised_ns=ending.get("at_ns") or ended.get("seen_ns") if raised else None,
         code=ended.get("code"),
         signal=ended.get("signal"),
         gone_ns=ended.get("seen_ns") if ended else None,

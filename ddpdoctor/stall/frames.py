@@ -55,6 +55,17 @@ def distinct_places(places: Sequence[Where | None]) -> list[Where]:
     return list(seen.values())
 
 
+def first_thread_stack(text: str) -> list[CodeLine]:
+    """What Python's first thread was in when faulthandler last wrote, of which it writes last."""
+    threads = _FAULT_THREAD.split(text)[1:]
+    return _stack_in(threads[-1]) if threads else []
+
+
+def _stack_in(thread: str) -> list[CodeLine]:
+    found = _FAULT_FRAME.findall(thread)[:MOST_FRAMES]
+    return [CodeLine(file, int(line), function) for file, line, function in found]
+
+
 def faulting_stack(text: str) -> list[CodeLine]:
     """What the training thread was in when faulthandler last wrote: the thread with the fault, or where it wrote because Python's
     lock was kept, the thread that started Python, which it writes last."""
@@ -62,10 +73,9 @@ def faulting_stack(text: str) -> list[CodeLine]:
     if max(fatal, timeout) < 0:
         return []
     told = text[max(fatal, timeout) :]
-    threads = _FAULT_THREAD.split(told)[1:]
-    if not threads:
-        return []
     current = told.rfind(_CURRENT)
-    thread = _FAULT_THREAD.split(told[current:])[1] if fatal > timeout and current >= 0 else threads[-1]
-    found = _FAULT_FRAME.findall(thread)[:MOST_FRAMES]
-    return [CodeLine(file, int(line), function) for file, line, function in found]
+    stack = []
+    if fatal > timeout and current >= 0:
+        stack = _stack_in(_FAULT_THREAD.split(told[current:])[1])
+    # A thread that is none of Python's has none.
+    return stack or first_thread_stack(told)

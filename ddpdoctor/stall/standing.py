@@ -15,9 +15,13 @@ from .frames import MOST_FRAMES, place_of
 
 def activity(each: RankEvidence) -> Activity | None:
     """What a rank does, by all that is known of it."""
-    return activity_of(
+    found = activity_of(
         each.phase, each.stack, each.process, answered=each.answered, keeps_lock=each.keeps_lock
     )
+    if each.joined or each.waits:
+        return found
+    says = "has not called init_process_group"
+    return Activity("unjoined", f"{says}: it {found.says}" if found else says)
 
 
 def last_at(each: RankEvidence) -> Where | None:
