@@ -17,7 +17,7 @@ from . import environment, guard, services
 from .patching import guarded
 from .profiling import close_left_open
 from .recording import Session, active
-from .stalls import forget_door, forget_faults, leave_door, stand_at_door, tell_end_at_door
+from .stalls import ends_by, forget_door, forget_faults, leave_door, stand_at_door, tell_end_at_door
 
 _MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Variables in which launchers of several processes say how many they start: torchrun, Slurm, Open MPI, MPICH."""
@@ -109,12 +109,19 @@ def forget() -> None:
         reset()
 
 
+def tell_end(error: Optional[BaseException] = None) -> None:
+    """The process is about to end, by ``error`` where somebody has caught that for it: write down how."""
+    if error is not None:
+        ends_by(error)
+    session = active.session
+    if session is not None and session.recorder.pid == os.getpid():
+        guarded(_PART, services.tell_end)(session)
+    tell_end_at_door()
+
+
 def _at_exit() -> None:
     try:
-        session = active.session
-        if session is not None and session.recorder.pid == os.getpid():
-            guarded(_PART, services.tell_end)(session)
-        tell_end_at_door()
+        tell_end()
         disarm()
     except Exception as error:
         _PART.failed(error)

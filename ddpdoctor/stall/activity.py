@@ -47,7 +47,7 @@ _WAITS_IN = (
         ),
         _STORAGE,
     ),
-    (re.compile(r"^(?:pipe_|anon_pipe|do_wait|kernel_wait|wait4)"), _PIPE),
+    (re.compile(r"^(?:pipe_|anon_pipe|wait_for_partner|fifo_open|do_wait|kernel_wait|wait4)"), _PIPE),
     (re.compile(r"sk_wait|tcp_|inet_|unix_stream|wait_woken|skb_"), _NETWORK),
 )
 """Functions of the kernel in which a thread waits, as ``/proc/<pid>/wchan`` names them."""

@@ -113,6 +113,8 @@ class RunEvidence:
     """What ranks called in the steps before."""
     devices: Mapping[int, Sequence[str]] = field(default_factory=dict)
     """By rank, errors that were counted on its device."""
+    looked_ns: int | None = None
+    """When it was last looked at."""
 
     def stood(self, each: RankEvidence) -> bool:
         """Whether a rank was there when the job stood: what ended later was ended by somebody's watchdog, or by hand."""
@@ -174,6 +176,7 @@ def evidence_of(
         backend=next((str(info["backend"]) for info in infos.values() if info.get("backend")), None),
         usual=usual_calls(logs),
         devices=devices or {},
+        looked_ns=max((s["looked_ns"] for s in stalls if s.get("looked_ns")), default=None),
     )
 
 

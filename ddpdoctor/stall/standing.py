@@ -53,8 +53,10 @@ def _stood_s(each: RankEvidence, run: RunEvidence) -> float | None:
     """For how long it stands in its step; None of a job that did not hang."""
     if not run.stood(each):
         return None
-    since = each.seen_ns - each.step_since_ns if each.seen_ns and each.step_since_ns else 0
-    return max(since / 1e9, run.since_s or 0.0) or None
+    looked_ns = run.looked_ns or each.seen_ns
+    if looked_ns and each.step_since_ns and looked_ns > each.step_since_ns:
+        return (looked_ns - each.step_since_ns) / 1e9
+    return run.since_s or None
 
 
 def _state(each: RankEvidence, does: Activity | None, guilty: bool, stood: bool) -> str | None:

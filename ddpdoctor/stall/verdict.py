@@ -15,6 +15,7 @@ from ddpdoctor.rundir.phases import Phase
 
 from .causes import ends_of
 from .chains import Blame, Root, Why, blame
+from .devices import of_devices
 from .disagreement import disagreement
 from .dumps import Dumps
 from .evidence import RankEvidence, RunEvidence
@@ -82,7 +83,7 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
         causes = _hang(run, tables, found, recordings, notes, only_dumps)
     elif run.exit_code:
         causes = {"unexplained": StopFacts(message=f"exit code {run.exit_code}", step=run.step)}
-    causes = _of_devices(causes, run)
+    causes = of_devices(causes, run)
     guilty = {rank for cause in causes.values() for rank in cause.ranks or ()}
     facts = HangFacts(
         looked=True,
@@ -96,28 +97,6 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
     )
     standing = [standing_of(each, guilty, run) for _, each in sorted(run.ranks.items())] if causes else []
     return Verdict(facts, standing, notes)
-
-
-def _of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, StopFacts]:
-    """``causes``, of which one is the device's where errors were counted on those of all ranks that it names, or it names none."""
-    if not causes or not run.devices:
-        return causes
-    counted = [
-        f"NVML counted on the device of rank {rank}: {', '.join(errors)}."
-        for rank, errors in sorted(run.devices.items())
-    ]
-    (name, first), *rest = causes.items()
-    named = set(first.ranks or run.devices)
-    if rest or not named <= set(run.devices):
-        told = msgspec.structs.replace(first, evidence=[*first.evidence, *counted])
-        return {**causes, name: told}
-    errors = [error for rank in sorted(named) for error in run.devices[rank]]
-    message = first.message if name == "device" else ", ".join(dict.fromkeys(errors))
-    return {
-        "device": msgspec.structs.replace(
-            first, ranks=sorted(named), message=message, evidence=[*first.evidence, *counted]
-        )
-    }
 
 
 def _with_waiting(cause: StopFacts, found: Blame, run: RunEvidence) -> StopFacts:
