@@ -32,9 +32,10 @@ class UnjoinedRank(WatchedRank):
         if self.end is None:
             self._look_at_process()
             self.progress = {}
+        if self.end is None or "raised" not in self.end:
             self.said = read_door(self.spool)
-            if self.end is not None:
-                self.end.update(step=None, raised=self.said.about.get("raised") or [])
+        if self.end is not None:
+            self.end.update(step=None, raised=self.said.about.get("raised") or [])
         return False
 
     @property

@@ -39,7 +39,7 @@ def open_door(root: str, rank: int) -> Tuple[int, str]:
         return open_file(name, within, flags), os.path.join(root, name)
 
 
-def say_at_door(handle: int, **about: Any) -> None:
+def say_at_door(handle: int, /, **about: Any) -> None:
     """Add to what is known. Raises OSError."""
     os.write(handle, json.dumps(about, separators=(",", ":"), default=str).encode() + b"\n")
 

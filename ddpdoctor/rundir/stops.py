@@ -178,7 +178,11 @@ def _calls(path: str) -> List[Dict[str, Any]]:
             call = parsed(line.strip(b"\0 "))[0]
         except ValueError:
             continue
-        if isinstance(call, dict) and not misfits(call, CALL) and CallField.NUMBER.value in call:
+        if (
+            isinstance(call, dict)
+            and not misfits(call, CALL)
+            and call.get(CallField.NUMBER.value) is not None
+        ):
             found.append(call)
     return sorted(found, key=lambda call: int(call[CallField.NUMBER.value]))
 

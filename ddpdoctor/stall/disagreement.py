@@ -73,7 +73,9 @@ def _pending(each: RankEvidence, run: RunEvidence) -> Call | None:
 
 
 def _place(each: RankEvidence, pending: Mapping[int, Call]) -> Where | None:
-    return each.where or pending[each.rank].where
+    """Where its stack shows it; else where the call came from."""
+    called = pending[each.rank].where if each.rank in pending else None
+    return (each.where if each.stack else None) or called or each.where
 
 
 def _kind(one: Call, other: Call | None, run: RunEvidence) -> Difference:

@@ -224,9 +224,9 @@ def _of(
     raised = raised or ended.get("raised") or ()
     if raised and raised[0].get("type") == KeyboardInterrupt.__name__:
         raised = ()
-    step = next((s for s in (newest.get("step"), seen.get("step"), ended.get("step")) if s is not None), None)
-    if step is None and log is not None and log.steps:
-        step = log.steps[-1].number + 1
+    # Each of them looked at another moment, and was cut off at another one; steps only grow.
+    steps = [newest.get("step"), seen.get("step"), ended.get("step"), _next_step(log)]
+    step = max((each for each in steps if each is not None), default=None)
     waits = seen.get("waits")
     if waits is None and phase is not None:
         waits = phase in WAITING_PHASES or (
@@ -265,9 +265,8 @@ def _ending(stop: RankStop | None, ended: Mapping[str, Any], log: RankLog | None
     ending = (stop.ending if stop else None) or {}
     if ending.get("how") != End.RAISING:
         return ending
-    later = [log.steps[-1].number + 1] if log is not None and log.steps else []
-    later += [ended["step"]] if ended.get("step") is not None else []
-    went_on = ended.get("in_order") or max(later, default=0) > (ending.get("step") or 0)
+    later = max(_next_step(log) or 0, ended.get("step") or 0)
+    went_on = ended.get("in_order") or later > (ending.get("step") or 0)
     return {} if went_on or not ended else ending
 
 
@@ -289,6 +288,10 @@ def _stack(
         if seen is not None and is_users(seen) and int(log.samples[-1, 0]) > (_last_end_ns(log) or 0):
             where = seen
     return stack, where
+
+
+def _next_step(log: RankLog | None) -> int | None:
+    return log.steps[-1].number + 1 if log is not None and log.steps else None
 
 
 def _last_end_ns(log: RankLog | None) -> int | None:

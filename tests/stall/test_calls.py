@@ -10,7 +10,7 @@ import pytest
 
 from ddpdoctor.analysis import analyze
 
-from .recorded import NOW_NS, REDUCING, TORCH, TRAIN, Stopped, main_finding
+from .recorded import FIRST_PID, NOW_NS, REDUCING, TORCH, TRAIN, Stopped, main_finding
 
 SMALL = {"op": "all_reduce", "b": 64, "w": 90}
 LARGE = {"op": "all_reduce", "b": 200_000, "w": 91}
@@ -112,14 +112,11 @@ def test_of_three_the_two_that_do_alike_are_right_without_any_step_before(tmp_pa
     run = Called(tmp_path / "run")
     third = run.path / "ranks/00002"
     third.mkdir()
-    for name in ("rank.json", "steps.jsonl"):
-        text = (
-            (run.path / "ranks/00001" / name)
-            .read_text()
-            .replace('"rank": 1', '"rank": 2')
-            .replace('"rank":1', '"rank":2')
-        )
-        (third / name).write_text(text)
+    for rank in range(3):
+        info = json.loads((run.path / f"ranks/{min(rank, 1):05d}/rank.json").read_text())
+        info |= {"rank": rank, "pid": FIRST_PID + rank, "world_size": 3}
+        (run.path / f"ranks/{rank:05d}/rank.json").write_text(json.dumps(info))
+    (third / "steps.jsonl").write_text((run.path / "ranks/00001/steps.jsonl").read_text())
     for path in run.path.glob("ranks/*/steps.jsonl"):
         lines = [json.loads(line) for line in path.read_text().splitlines()]
         path.write_text("\n".join(json.dumps(x) for x in lines if not x.get("ev")) + "\n")

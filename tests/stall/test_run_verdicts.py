@@ -295,7 +295,7 @@ def on_gpus(run: Stopped, *xids: list[int]) -> Stopped:
         "gpus": [{"index": 0}],
     }
     samples = [
-        {"t": NOW_NS - 10**10 + n, "gpus": [{"index": 0, "xid_errors": xid}]} for n, xid in enumerate(xids)
+        {"t_ns": NOW_NS - 10**10 + n, "gpus": [{"index": 0, "xid_errors": xid}]} for n, xid in enumerate(xids)
     ]
     for folder in (run.path / "hosts").iterdir():
         (folder / "telemetry.jsonl").write_text("\n".join(map(json.dumps, [header, *samples])) + "\n")

@@ -3,6 +3,7 @@ ends the process at once, so that nothing registered for the exit is run."""
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 from .. import lifetime
@@ -23,6 +24,5 @@ def _caught(raised: BaseException) -> None:
 
 def install(patches: Patches) -> None:
     """Wrap what runs in the new process; it is found there by its name."""
-    from torch.multiprocessing import spawn
-
+    spawn = importlib.import_module("torch.multiprocessing.spawn")  # the package has a function of that name
     patches.attribute(spawn, "_wrap", around(spawn._wrap, _PART, _before, failed=_caught))
