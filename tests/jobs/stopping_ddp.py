@@ -10,7 +10,6 @@ import ctypes
 import os
 import re
 import signal
-import sys
 import threading
 import time
 
@@ -94,14 +93,6 @@ def out_of_memory(seconds: float) -> None:
     taken = []
     while True:
         taken.append(b"x" * (32 << 20))
-
-
-def caught_by_a_program(seconds: float) -> None:
-    """As some programs do, which print the error themselves."""
-    try:
-        raising(seconds)
-    except ValueError:
-        sys.exit(3)
 
 
 def before_joining(seconds: float) -> None:
