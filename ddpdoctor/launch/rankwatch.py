@@ -79,6 +79,12 @@ class WatchedRank:
             if not procfs.state_of(self.pid):
                 self._note_end()
 
+    def close(self) -> None:
+        """Nobody asks for it any more."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
+
     @property
     def alive(self) -> bool:
         return self.end is None
@@ -146,9 +152,7 @@ class WatchedRank:
             "step": self.steps,
             "oom_kills": None,
         }
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        self.close()
 
     @property
     def answers(self) -> bool:
@@ -181,6 +185,11 @@ class WatchedRank:
     def moves(self) -> bool:
         """Whether it reads or writes more than logs."""
         return self.moved_bytes_per_s >= _MOVING_BYTES_PER_S
+
+    @property
+    def works(self) -> bool:
+        """Whether it does something of its own, as far as it says so or the kernel sees it."""
+        return not self.waits and (self.busy or self.moves or self.phase in _OWN)
 
     @property
     def suspended(self) -> bool:

@@ -152,6 +152,8 @@ class _Watch:
     def _current(self) -> list[WatchedRank]:
         """The ranks of this host, those that have not joined among them."""
         joined = self._ranks.current()
+        if any(rank.steps for rank in joined):
+            return joined  # a job that trains has all of its ranks
         found = [*joined, *self._door.current([rank.rank for rank in joined])]
         return sorted(found, key=lambda rank: rank.rank)
 
@@ -267,7 +269,7 @@ class _Watch:
 
     def _write_ends(self) -> None:
         ends = self._ranks.ends()
-        ends["ends"] += self._door.ends()
+        ends["ends"] += self._door.ends([rank.rank for rank in self._ranks.known.values()])
         if ends["ends"] and ends != self._ends:
             self._ends = ends
             self._keep(ENDS_FILE, {"schema": ENDS_SCHEMA, **self._head, **ends})

@@ -117,8 +117,7 @@ class Progress:
             max(tuning.after_s, tuning.times_longest * self.longest_gap_s) if asked_s is None else asked_s
         )
         if not self._steps_seen:
-            works = [rank for rank in left if not rank.waits and (rank.busy or rank.moves)]
-            if asked_s is not None and waiting and not works:
+            if asked_s is not None and waiting and not any(rank.works for rank in left):
                 return asked_s
             return max(after_s * tuning.times_before_first, tuning.least_before_first_s)
         if dead and waiting and any(rank.end and rank.end["signal"] is not None for rank in dead):

@@ -73,26 +73,28 @@ class Door:
     def __init__(self, root: str) -> None:
         self._root = root
         self.known: dict[str, UnjoinedRank] = {}
+        self._others: set[str] = set()
+        """Files of programs that ranks have started, which have their variables."""
 
     def look(self, joined: Collection[int]) -> None:
         """Bring all up to date; ``joined`` are the process ids of ranks."""
         there = at_door(self._root)
+        everybody = {*joined, *(pid for _, pid, _ in there)}
         for rank, pid, path in there:
-            if path not in self.known:
-                self.known[path] = UnjoinedRank(path, rank, pid)
-                self.known[path].open()
+            if path not in self.known and path not in self._others:
+                if everybody.isdisjoint(_ancestors(pid)):
+                    self.known[path] = UnjoinedRank(path, rank, pid)
+                    self.known[path].open()
+                else:
+                    self._others.add(path)
         paths = {path for _, _, path in there}
-        self.known = {
-            path: rank for path, rank in self.known.items() if path in paths and rank.pid not in joined
-        }
-        everybody = {*joined, *(rank.pid for rank in self.known.values())}
-        for path, rank in list(self.known.items()):
-            rank.look()
-            if rank.alive and not everybody.isdisjoint(_ancestors(rank.pid)):
-                # A program that a rank has started, which has its variables.
-                del self.known[path]
-            elif rank.end is not None and rank.end["in_order"]:
+        for path, found in list(self.known.items()):
+            found.look()
+            ended = found.end is not None and found.end["in_order"]
+            if ended:
                 close_door(path)
+            if ended or path not in paths or found.pid in joined:
+                found.close()
                 del self.known[path]
 
     def current(self, joined: Collection[int]) -> list[WatchedRank]:
@@ -101,9 +103,9 @@ class Door:
         newest = {rank.rank: rank for rank in living_last if rank.rank not in joined}
         return [newest[number] for number in sorted(newest)]
 
-    def ends(self) -> list[dict[str, Any]]:
-        """How those ended that have, and not in order."""
-        return [rank.end for rank in self.known.values() if rank.end is not None]
+    def ends(self, joined: Collection[int]) -> list[dict[str, Any]]:
+        """How those ended that have, and not in order; but for those whose numbers ``joined`` later."""
+        return [rank.end for rank in self.known.values() if rank.end is not None and rank.rank not in joined]
 
 
 def _ancestors(pid: int) -> Iterator[int]:

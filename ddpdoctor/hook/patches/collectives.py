@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Callable, Dict, Optional, Tuple
+from typing import Any, Callable, Optional, Tuple
 
 from ...rundir import EventField, EventKind, Phase
 from .. import lifetime
@@ -99,11 +99,8 @@ def _start_of(name: str) -> Before:
     peer_key = _PEER[name].next_key if name in _PEER else ""
 
     above = _FRAMES_ABOVE - (name in UNDECORATED)
-    known: Dict[Tuple[Any, ...], str] = {}
-    lifetime.at_fork.append(known.clear)
 
-    def fields_of(recorder: Any, args: Any, kwargs: Any, size: Optional[int]) -> str:
-        group = args[group_at] if len(args) > group_at else kwargs.get("group")
+    def fields_of(recorder: Any, args: Any, kwargs: Any, group: Any, size: Optional[int]) -> str:
         fields = f'{opening}{_group_name(group)}"{recorder.lines.caller()}'
         if size is not None and not is_barrier:
             fields += f"{_BYTES}{size}"
@@ -122,15 +119,18 @@ def _start_of(name: str) -> Before:
         if _depth.value:
             _depth.value += 1
             return 0, "", -1
+        group = args[group_at] if len(args) > group_at else kwargs.get("group")
         size = _bytes(args[tensor_at] if len(args) > tensor_at else kwargs.get("tensor"))
         if active.full:
-            fields = fields_of(recorder, args, kwargs, size)
+            fields = fields_of(recorder, args, kwargs, group, size)
         else:
-            frame = sys._getframe(above)
-            key = id(recorder), id(frame.f_code), frame.f_lasti, size
-            fields = known.get(key) or fields_of(recorder, args, kwargs, size)
-            if len(known) < _MOST_PLACES:
-                known[key] = fields
+            frame, known = sys._getframe(above), recorder.calls.known
+            key = name, id(frame.f_code), frame.f_lasti, id(group), kwargs.get("async_op"), size
+            fields = known.get(key) or ""
+            if not fields:
+                fields = fields_of(recorder, args, kwargs, group, size)
+                if len(known) < _MOST_PLACES:
+                    known[key] = fields
         if recorder.pending:
             # Whoever reads where this call came from must find the line's definition.
             recorder.write_now("")

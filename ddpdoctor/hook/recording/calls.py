@@ -8,7 +8,7 @@ written is marked once it has returned. Where nobody calls a collective from Pyt
 from __future__ import annotations
 
 import mmap
-from typing import Optional
+from typing import Any, Dict, Optional, Tuple
 
 from ...rundir import CALL_SLOT_BYTES, CALL_SLOTS, CALLS_FILE, CallField, LineField, Spool
 
@@ -29,6 +29,8 @@ class Calls:
         except OSError:
             pass  # storage is short: how the rank ended is told without them
         self._number = 0
+        self.known: Dict[Tuple[Any, ...], str] = {}
+        """For whoever calls ``begin``: the fields of calls that were made before, by what tells them apart."""
 
     def begin(self, step: int, fields: str) -> int:
         """A call with these fields of an event begins in ``step``. Returns what ``end`` wants."""

@@ -48,9 +48,9 @@ def _stand() -> None:
     if int(world_size) < 2 or not environment.hang_after_s(os.environ):
         return
     _door.handle, _door.path = open_door(root, int(rank))
-    number = signal.SIGRTMAX - _BELOW_LAST
+    number = getattr(signal, "SIGRTMAX", 0) - _BELOW_LAST
     blocked = signal.pthread_sigmask(signal.SIG_BLOCK, [])
-    if signal.getsignal(number) is signal.SIG_DFL and number not in blocked:
+    if number > 0 and signal.getsignal(number) is signal.SIG_DFL and number not in blocked:
         faulthandler.register(number, file=_door.handle, all_threads=True, chain=False)
         _door.number = int(number)
     say_at_door(
