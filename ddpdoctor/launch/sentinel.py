@@ -108,6 +108,7 @@ class _Watch:
         self._diagnosing = None if diagnose is None else Diagnosing(diagnose)
         self._request = 0
         self._asked_s: float | None = None
+        self._asked_for_others = False
         self._stall: dict[str, Any] | None = None
         """What is written of the standstill that lasts."""
         self._written_s = 0.0
@@ -161,17 +162,29 @@ class _Watch:
         suspicion = self._progress.suspicion(current)
         if suspicion is None:
             self._asked_s = None
+            self._ask_for_others(current)
         elif self._asked_s is None:
             self._asked_s = time.monotonic()
-            self._request += 1
-            for rank in current:
-                if rank.alive:
-                    self._ask(rank)
+            self._ask_all(current)
         elif all(map(self._has_answered, suspicion.waiting + suspicion.guilty)) or (
             time.monotonic() - self._asked_s > _ANSWERS_S
         ):
             self._asked_s = None
             self._declare(suspicion, current)
+
+    def _ask_for_others(self, current: list[WatchedRank]) -> None:
+        """Once, where nobody waits here and ranks of other hosts may: what these do is known then, whatever becomes of them."""
+        if self._progress.got_on:
+            self._asked_for_others = False
+        elif not self._asked_for_others and self._here(current) and self._progress.is_long(current):
+            self._asked_for_others = True
+            self._ask_all(current)
+
+    def _ask_all(self, current: list[WatchedRank]) -> None:
+        self._request += 1
+        for rank in current:
+            if rank.alive:
+                self._ask(rank)
 
     def _ask(self, rank: WatchedRank) -> None:
         if isinstance(rank, UnjoinedRank):

@@ -94,12 +94,15 @@ class Progress:
         if self.got_on or suspended or early or not ranks:
             self.silent_s = 0.0
 
+    def is_long(self, ranks: Sequence[WatchedRank]) -> bool:
+        """Whether nothing has shown for as long as would do, whoever waits for whom: others may do so elsewhere."""
+        left, waiting, dead = _sorted(ranks)
+        return bool(left) and self.silent_s >= self._after_s(left, waiting, dead)
+
     def suspicion(self, ranks: Sequence[WatchedRank]) -> Suspicion | None:
         """What is to be thought of it now; None where nothing is."""
-        left = [rank for rank in ranks if rank.alive and not rank.ended]
-        waiting = tuple(rank for rank in left if rank.waits)
+        left, waiting, dead = _sorted(ranks)
         guilty = tuple(rank for rank in left if not rank.waits)
-        dead = tuple(rank for rank in ranks if rank.end is not None and not rank.end["in_order"])
         after_s = self._after_s(left, waiting, dead)
         if not left or self.silent_s < after_s:
             return None
@@ -127,6 +130,16 @@ class Progress:
         if any(rank.in_long_phase and not rank.waits for rank in left):
             return after_s * tuning.times_in_long_phase
         return after_s
+
+
+def _sorted(
+    ranks: Sequence[WatchedRank],
+) -> tuple[list[WatchedRank], tuple[WatchedRank, ...], tuple[WatchedRank, ...]]:
+    """Those that are left, of them those that wait, and those that died."""
+    left = [rank for rank in ranks if rank.alive and not rank.ended]
+    waiting = tuple(rank for rank in left if rank.waits)
+    dead = tuple(rank for rank in ranks if rank.end is not None and not rank.end["in_order"])
+    return left, waiting, dead
 
 
 def _moved(before: dict[int, tuple[Any, ...]], now: dict[int, tuple[Any, ...]]) -> bool:

@@ -94,6 +94,18 @@ def test_before_the_first_step_who_asked_for_less_has_it_where_nobody_works() ->
     assert found is not None and [rank.rank for rank in found.guilty] == [1]
 
 
+def test_one_that_computes_alone_is_no_suspect_and_still_long_without_a_step() -> None:
+    """Ranks of another host may wait for it."""
+    busy = a_rank(0)
+    busy.cores = 1.0
+    progress = Progress(10.0, Tuning())
+    progress.look(0.0, True, [busy])
+    silent(progress, [busy], 0.0, 9)
+    assert not progress.is_long([busy])
+    silent(progress, [busy], 9.0, 3)
+    assert progress.is_long([busy]) and progress.suspicion([busy]) is None
+
+
 def test_as_long_as_nobody_waits_those_that_have_not_joined_are_building() -> None:
     ranks: list[WatchedRank] = [UnjoinedRank("", number, 1_000_000_000 + number) for number in (0, 1)]
     progress = Progress(10.0, Tuning())
