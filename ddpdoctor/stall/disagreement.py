@@ -26,7 +26,7 @@ def disagreement(run: RunEvidence) -> StopFacts | None:
     """Who called something else than the others, where a rank ended by that; None where none did, or all called the same."""
     victims = [each for each in run.ranks.values() if _ended_by_sizes(each)]
     step = max((each.step for each in victims if each.step is not None), default=None)
-    if step is None or run.backend != _GLOO:
+    if step is None or _GLOO not in (run.backend or ""):
         return None
     there = {rank: each for rank, each in run.ranks.items() if each.step == step}
     pending = {rank: call for rank, each in there.items() if (call := _pending(each, run)) is not None}
