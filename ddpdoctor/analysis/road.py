@@ -12,7 +12,7 @@ from ddpdoctor.measure.align import moved_trace
 from ddpdoctor.measure.facts import Facts, JobFacts
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.hangfacts import HangFacts
-from ddpdoctor.measure.metrics import telemetry_series, window_cost
+from ddpdoctor.measure.metrics import device_errors, telemetry_series, window_cost
 from ddpdoctor.measure.steplog import PROFILED, RankLog
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.rundir import Note, is_run_directory
@@ -82,15 +82,18 @@ def _stopped(inputs: Inputs) -> Verdict:
 
 
 def _verdict(inputs: Inputs) -> Verdict:
-    """By dumps that others collected or else by the run's own records."""
-    if inputs.dumps.files:
-        return of_dumps(inputs.dumps)
+    """By the run's own records, or where those explain nothing by dumps that others collected."""
     if not inputs.runs:
-        return Verdict(HangFacts(), [], [])
+        return of_dumps(inputs.dumps) if inputs.dumps.files else Verdict(HangFacts(), [], [])
     notes: list[Note] = []
-    evidence = evidence_of(inputs.runs, inputs.logs, notes)
-    verdict = of_run(evidence)
-    return replace(verdict, notes=[*(str(note) for note in notes), *verdict.notes])
+    devices = device_errors(inputs.logs, inputs.telemetry)
+    own = of_run(evidence_of(inputs.runs, inputs.logs, notes, devices))
+    said = [*(str(note) for note in notes), *own.notes]
+    if inputs.dumps.recordings and (own.facts.state is None or own.facts.unexplained is not None):
+        collected = of_dumps(inputs.dumps)
+        if collected.facts.state is not None:
+            return replace(collected, notes=[*said, *collected.notes])
+    return replace(own, notes=[*said, *inputs.dumps.notes])
 
 
 def conclude(prepared: Prepared, options: Options) -> Diagnosis:

@@ -63,7 +63,7 @@ def run_and_present(
 
 def _present(outcome: Outcome, presentation: Presentation, limit_s: float) -> None:
     _say_all(outcome.unsaved)
-    if outcome.run is None or not outcome.owner or not outcome.recorded_ranks:
+    if outcome.run is None or not outcome.owner or not (outcome.recorded_ranks or outcome.stopped):
         _say_all(outcome.notes)
     elif not presentation.analysis:
         _say_all(

@@ -49,7 +49,8 @@ from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
     *("--hang-after",),
     type=click.FloatRange(min=0),
     metavar="S",
-    help="Say that the job hangs, and where, after S seconds in which no rank finishes a step; 0: never. "
+    help="Say that the job hangs, and where, after S seconds in which no rank finishes a step; before the first step "
+    "after three times as long, and at least 60, unless ranks wait for one that does nothing. 0: never. "
     "[default: 300, or ten times its longest pause]",
 )
 @click.option(

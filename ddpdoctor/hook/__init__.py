@@ -12,7 +12,8 @@ The rooms and the modules beside them, each of which imports only what stands be
     profiling    the profiler window, and samples of source lines
     recording    from events to lines of the step log
     job          what the job is made of, by number
-    patching     how a function is wrapped; guard: what keeps our errors from the job; finder: a module's import is waited for;
+    patching     how a function is wrapped; guard: what keeps our errors from the job, interrupts: and the job's from us; finder: a
+                 module's import is waited for;
                  environment: what the launcher asks for
 
 The way of a record: a wrapper in ``patches`` appends an event to the :class:`recording.recorder.Recorder`,

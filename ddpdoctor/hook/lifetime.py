@@ -17,7 +17,7 @@ from . import environment, guard, services
 from .patching import guarded
 from .profiling import close_left_open
 from .recording import Session, active
-from .stalls import forget_faults
+from .stalls import ends_by, forget_door, forget_faults, leave_door, stand_at_door, tell_end_at_door
 
 _MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Variables in which launchers of several processes say how many they start: torchrun, Slurm, Open MPI, MPICH."""
@@ -41,6 +41,7 @@ def arm(rank: int, world_size: int) -> Optional[Session]:
     if not run or not place:
         return None
     session = _begun(rank, world_size, run, place)
+    leave_door()
     if session is not None:
         services.start(session)
         active.start(session)
@@ -101,24 +102,34 @@ def forget() -> None:
     """In a forked child: the recording is the parent's. The child may still become a rank of its own."""
     active.stop()
     forget_faults()
+    forget_door()
     del _alone[:]
     guard.reset()
     for reset in at_fork:
         reset()
 
 
+def tell_end(error: Optional[BaseException] = None) -> None:
+    """The process is about to end, by ``error`` where somebody has caught that for it: write down how."""
+    if error is not None:
+        ends_by(error)
+    session = active.session
+    if session is not None and session.recorder.pid == os.getpid():
+        guarded(_PART, services.tell_end)(session)
+    tell_end_at_door()
+
+
 def _at_exit() -> None:
     try:
-        session = active.session
-        if session is not None and session.recorder.pid == os.getpid():
-            guarded(_PART, services.tell_end)(session)
+        tell_end()
         disarm()
     except Exception as error:
         _PART.failed(error)
 
 
 def watch_process() -> None:
-    """Once per process: end the recording at exit, forget it in forked children."""
+    """Once per process: end the recording at exit, forget it in forked children, and say that it may become a rank."""
+    stand_at_door()
     # The one registered last is called first. A profiler that is still open where the interpreter ends crashes the process.
     atexit.register(guarded(guard.part("profiler window"), close_left_open))
     atexit.register(_at_exit)

@@ -4,6 +4,8 @@ A wrapper is seen by ``torch.compile``, which would trace it and crash on what i
 skipped, as ``torch._disable_dynamo(recursive=False)`` does it but without its import of ``torch._dynamo`` (a second, in jobs
 that never compile).
 
+What a signal handler of the job's raises while code of ours runs is the job's, and goes on to it (:mod:`.interrupts`).
+
 Nor does a wrapper show in what the job prints: its line is taken out of the traceback of an error that passes through it, and
 a warning raised in the original is attributed to the original's caller.
 """
@@ -15,6 +17,7 @@ import types
 from typing import Any, Callable, Iterator, Optional
 
 from .guard import Part
+from .interrupts import is_the_jobs
 
 Before = Callable[[Any, Any], Any]
 After = Callable[[Any, Any], None]
@@ -42,13 +45,18 @@ def _nothing(token: Any, result: Any) -> None:
 
 
 def around(
-    original: Callable[..., Any], part: Part, before: Before, after: After = _nothing, seen: Seen = always
+    original: Callable[..., Any],
+    part: Part,
+    before: Before,
+    after: After = _nothing,
+    seen: Seen = always,
+    failed: Optional[Callable[[BaseException], None]] = None,
 ) -> Callable[..., Any]:
     """``original`` between ``before(args, kwargs) -> token`` and ``after(token, result)``.
 
     There is no ``after`` where the token is None, and neither where ``seen.full`` is false as the call begins: pass ``active``
     for what is looked at only in steps recorded in full, which makes the others cheaper. ``after`` runs when the original
-    raises, too, with the exception as the result.
+    raises, too, with the exception as the result. ``failed`` gets that exception in any case, before the job does.
     """
 
     @functools.wraps(original)
@@ -58,15 +66,21 @@ def around(
             try:
                 token = before(args, kwargs)
             except Exception as error:
+                if is_the_jobs(error):
+                    raise
                 _failed(part, error)
         try:
             result = original(*args, **kwargs)
         except BaseException as raised:
-            if token is not None:
-                try:
+            try:
+                if token is not None:
                     after(token, raised)
-                except Exception as error:
-                    _failed(part, error)
+                if failed is not None and not part.off:
+                    failed(raised)
+            except Exception as error:
+                if is_the_jobs(error):
+                    raise
+                _failed(part, error)
             # Without the line of this wrapper, from Python 3.11 on: a bare raise goes on with what stands here.
             raised.__traceback__ = raised.__traceback__ and raised.__traceback__.tb_next
             raise
@@ -75,6 +89,8 @@ def around(
         try:
             after(token, result)
         except Exception as error:
+            if is_the_jobs(error):
+                raise
             _failed(part, error)
         return result
 
@@ -101,6 +117,8 @@ def guarded(part: Part, function: Callable[..., None], seen: Seen = always) -> C
             try:
                 function(*args, **kwargs)
             except Exception as error:
+                if is_the_jobs(error):
+                    raise
                 _failed(part, error)
 
     not_compiled(callback)

@@ -26,22 +26,31 @@ class Beside:
 
     def __init__(self, name: str, work: Work) -> None:
         self._name, self._work = name, work
-        self._pid = self._orders = 0
+        self._pid = self._orders = self._answers = 0
         self._patience: Patience | None = None
         self._reader: threading.Thread | None = None
 
-    def start(self, told: Callable[[dict[str, Any]], None], patience_s: float) -> None:
-        """Start the process. What it says goes to ``told``, in a thread. Raises OSError."""
+    def start(self) -> None:
+        """Start the process. All are started before anybody listens to one: who forks must have no other thread. Raises
+        OSError."""
         orders, self._orders = os.pipe()
-        answers, writer = os.pipe()
+        self._answers, writer = os.pipe()
         self._pid = os.fork()
         if self._pid == 0:
             _live(self._work, orders, writer)
         os.close(orders)
         os.close(writer)
+
+    def listen(self, told: Callable[[dict[str, Any]], None], patience_s: float) -> None:
+        """What it says goes to ``told`` from now on, in a thread. Nothing where it could not be started."""
+        if not self._pid:
+            return
         self._patience = Patience(self._pid, patience_s)
         self._reader = threading.Thread(
-            target=_listen, args=(answers, self._patience, told), name=f"ddpdoctor-{self._name}", daemon=True
+            target=_listen,
+            args=(self._answers, self._patience, told),
+            name=f"ddpdoctor-{self._name}",
+            daemon=True,
         )
         self._reader.start()
 

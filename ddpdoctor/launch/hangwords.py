@@ -8,34 +8,22 @@ from pathlib import Path
 
 from ddpdoctor.launch.rankwatch import WatchedRank
 from ddpdoctor.launch.standstill import Suspicion
-from ddpdoctor.rundir import FAULTS_FILE, Phase
+from ddpdoctor.rundir import FAULTS_FILE, phase_words
+from ddpdoctor.rundir.packages import is_library
 
 _MOST_NAMED = 3
 """Ranks that are told one by one; the report has all."""
 _FAULT_BYTES = 1 << 20
 _FAULT_LINE = re.compile(r'^  File "([^"]*)", line ([0-9]+) in (\S+)', re.MULTILINE)
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3.", "<")
-_DOES = {
-    Phase.DATA: "waiting for a batch",
-    Phase.FORWARD: "in the forward",
-    Phase.EVALUATION: "in an evaluation",
-    Phase.BACKWARD: "in the backward",
-    Phase.OPTIMIZER: "in the optimizer",
-    Phase.COLLECTIVE: "in a collective",
-    Phase.BARRIER: "in a barrier",
-    Phase.WAIT: "waiting for a collective",
-    Phase.SAVE: "saving a checkpoint",
-    Phase.LOAD: "loading a checkpoint",
-    Phase.RENDEZVOUS: "waiting for a process group",
-    Phase.COMPILE: "in torch.compile",
-}
 
 
 def hang_sentences(suspicion: Suspicion, here: str) -> list[str]:
     """That a job stands still, and who stands where. ``here`` is added where the job has ranks elsewhere, too."""
     longest_s = suspicion.longest_gap_s
     before = f" (its longest pause before was {_seconds(longest_s)})" if longest_s else ""
-    since = f"no rank{here} has finished a step for {_seconds(suspicion.silent_s)}{before}"
+    nobody = not any(rank.joined for rank in (*suspicion.guilty, *suspicion.waiting))
+    what = "joined its process group" if nobody else "finished a step"
+    since = f"no rank{here} has {what} for {_seconds(suspicion.silent_s)}{before}"
     return [f"{since}: the job seems to hang.", _who(suspicion)]
 
 
@@ -60,16 +48,24 @@ def _of(rank: WatchedRank) -> str:
         how = f"was ended by signal {rank.end['signal']}" if rank.end["signal"] is not None else "has ended"
         if rank.end["code"]:
             how = f"ended with exit code {rank.end['code']}"
-        return f"{whom} {how} in step {rank.steps}"
+        return f"{whom} {how} {f'in step {rank.steps}' if rank.joined else 'before it joined'}"
+    if not rank.joined:
+        place = rank.where()
+        at = f", at {place}" if place else ""
+        return f"{whom} {'waits in' if rank.waits else 'has not called'} init_process_group{at}"
     if rank.suspended:
         return f"{whom} was suspended (SIGSTOP) in step {rank.steps}"
     if not rank.answers:
         place = _fault_place(rank)
         where = f", at {place}" if place else ""
         return f"{whom} does not answer in step {rank.steps}{where}: something keeps Python's lock"
-    does = _DOES.get(Phase(rank.phase), "") if rank.phase in set(Phase) else ""
+    does = _does(phase_words(rank.phase) or "")
     place = rank.where()
     return f"{whom} is {f'at {place} ' if place else ''}in step {rank.steps}{f', {does}' if does else ''}"
+
+
+def _does(words: str) -> str:
+    return words if not words or words.partition(" ")[0].endswith("ing") else f"in {words}"
 
 
 def _fault_place(rank: WatchedRank) -> str:
@@ -80,7 +76,7 @@ def _fault_place(rank: WatchedRank) -> str:
     except OSError:
         return ""
     places = list(_FAULT_LINE.finditer(text.rpartition("(most recent call first):")[2]))
-    own = [place for place in places if not any(part in place[1] for part in _LIBRARIES)]
+    own = [place for place in places if not is_library(place[1])]
     for found in own or places:
         return f"{Path(found[1]).name}:{found[2]} ({found[3][:60]})"
     return ""

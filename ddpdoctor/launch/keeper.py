@@ -50,15 +50,19 @@ class Keeper:
         self._notes: list[Note] = []
         self._beside = Beside("keeper", lambda orders, writer: _Kept(run, root, orders, writer).keep(watch))
 
-    def start(self, warn: Callable[[str], None], patience_s: float) -> None:
-        """Start the process. What it has to say while the job runs goes to ``warn``. Raises OSError."""
+    def start(self) -> None:
+        """Start the process. Raises OSError."""
+        self._beside.start()
+
+    def listen(self, warn: Callable[[str], None], patience_s: float) -> None:
+        """What it has to say while the job runs goes to ``warn``."""
 
         def told(said: dict[str, Any]) -> None:
             if "warn" in said:
                 warn(said["warn"])
             self._notes += [Note(text, NoteCode(code)) for text, code in said.get("notes", [])]
 
-        self._beside.start(told, patience_s)
+        self._beside.listen(told, patience_s)
 
     def end(self) -> list[Note]:
         """Have it bring what it does to an end. Returns what went wrong with the telemetry. Raises

@@ -87,10 +87,18 @@ def io_counts(pid: int) -> dict[str, int]:
 
 def tracer_of(pid: int) -> int:
     """Process id of the debugger that is attached, 0 for none."""
-    for line in _text(Path(f"/proc/{pid}/status")).splitlines():
-        if line.startswith("TracerPid:"):
-            return int(line.split()[1])
-    return 0
+    return int(_status(pid, "TracerPid") or 0)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal."""
+    return bool(int(_status(pid, "SigCgt") or "0", 16) >> (number - 1) & 1)
+
+
+def parent_of(pid: int) -> int:
+    """Process id of a process's parent, 0 where it is gone."""
+    stat = _stat(Path(f"/proc/{pid}"))
+    return 0 if stat is None else int(stat[1][1])
 
 
 def children_of(pid: int) -> list[int]:
@@ -114,6 +122,13 @@ def exit_status(pid: int, handle: int) -> int | None:
     except (OSError, ValueError):
         return None
     return int(_INFO_CODE.unpack_from(told, 60)[0]) if _INFO_MASK.unpack_from(told)[0] & _INFO_EXIT else None
+
+
+def _status(pid: int, name: str) -> str:
+    for line in _text(Path(f"/proc/{pid}/status")).splitlines():
+        if line.startswith(f"{name}:"):
+            return line.split()[1]
+    return ""
 
 
 def _stat(place: Path) -> tuple[str, list[str]] | None:

@@ -8,10 +8,20 @@ import select
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from ddpdoctor.launch import procfs
-from ddpdoctor.rundir import PROGRESS_FILE, STEPS_FILE, LineField, Phase, newer_in, read_json, spools_in
+from ddpdoctor.rundir import (
+    LONG_PHASES,
+    PROGRESS_FILE,
+    STEPS_FILE,
+    WAITING_PHASES,
+    LineField,
+    Phase,
+    newer_in,
+    read_json,
+    spools_in,
+)
 from ddpdoctor.rundir.layout import parse_rank_directory
 from ddpdoctor.telemetry.cgroup import Cgroup
 
@@ -21,12 +31,8 @@ _STEP = re.compile(
     re.MULTILINE,
 )
 _END = f"{{{LineField.END.key}true".encode()
-_OWN = (Phase.DATA, Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE)
+_OWN = LONG_PHASES | {Phase.DATA}
 """Phases in which a rank is with itself, whatever collectives it has on their way."""
-LONG_PHASES = (Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE)
-"""Phases that may take many steps' time."""
-_WAITING = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT))
-"""Phases in which a rank waits for others, whatever is known of its collectives."""
 _FRESH_S = 5.0
 """A rank that has not said where it is for so long does not answer: it does so once a second."""
 _BUSY_CORES = 0.2
@@ -41,6 +47,8 @@ _MOVING_BYTES_PER_S = 64 << 10
 class WatchedRank:
     """One recording of a rank on this host."""
 
+    joined: ClassVar[bool] = True
+    """Whether it has joined its process group."""
     spool: str
     rank: int
     pid: int
@@ -70,6 +78,12 @@ class WatchedRank:
             self._handle = -1
             if not procfs.state_of(self.pid):
                 self._note_end()
+
+    def close(self) -> None:
+        """Nobody asks for it any more."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
     @property
     def alive(self) -> bool:
@@ -138,9 +152,7 @@ class WatchedRank:
             "step": self.steps,
             "oom_kills": None,
         }
-        if self._handle >= 0:
-            os.close(self._handle)
-            self._handle = -1
+        self.close()
 
     @property
     def answers(self) -> bool:
@@ -162,12 +174,22 @@ class WatchedRank:
         groups = self.progress.get("groups")
         if isinstance(groups, dict) and any(map(_has_open, groups.values())):
             return True
-        return self.phase in _WAITING or (self.phase == Phase.BACKWARD and not groups and not self.busy)
+        return self.phase in WAITING_PHASES or (self.phase == Phase.BACKWARD and not groups and not self.busy)
 
     @property
     def busy(self) -> bool:
         """Whether it computes, or would if it got a processor."""
         return self.cores >= _BUSY_CORES or self.state == "R"
+
+    @property
+    def moves(self) -> bool:
+        """Whether it reads or writes more than logs."""
+        return self.moved_bytes_per_s >= _MOVING_BYTES_PER_S
+
+    @property
+    def works(self) -> bool:
+        """Whether it does something of its own, as far as it says so or the kernel sees it."""
+        return not self.waits and (self.busy or self.moves or self.phase in _OWN)
 
     @property
     def suspended(self) -> bool:
@@ -186,12 +208,11 @@ class WatchedRank:
         """The phase, other than a step's usual ones, in which it gets on; None where it does not."""
         if not self.alive or self.waits:
             return None
-        moves = self.moved_bytes_per_s >= _MOVING_BYTES_PER_S
-        if self.phase in (Phase.SAVE, Phase.LOAD) and (moves or self.busy):
+        if self.phase in (Phase.SAVE, Phase.LOAD) and (self.moves or self.busy):
             return self.phase
         if self.phase == Phase.COMPILE and self.busy:
             return self.phase
-        return Phase.EVALUATION.value if self._evaluates() and (moves or self.busy) else None
+        return Phase.EVALUATION.value if self._evaluates() and (self.moves or self.busy) else None
 
     def _evaluates(self) -> bool:
         """Whether its models are in evaluation mode, and were used in it not long ago."""

@@ -20,6 +20,7 @@ from ddpdoctor.launch.patience import NoAnswerError
 from ddpdoctor.launch.procfs import process_document
 from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
 from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
+from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.rundir import (
     ENDS_FILE,
     ENDS_SCHEMA,
@@ -62,8 +63,12 @@ class Sentinel:
             "sentinel", lambda orders, writer: _Watch(root, host, options, diagnose, orders, writer).watch()
         )
 
-    def start(self, warn: Callable[[str], None], end_job: Callable[[], None]) -> None:
-        """Start the process; ``end_job`` is called where the job hangs and the user wants it to be ended then. Raises OSError."""
+    def start(self) -> None:
+        """Start the process. Raises OSError."""
+        self._beside.start()
+
+    def listen(self, warn: Callable[[str], None], end_job: Callable[[], None]) -> None:
+        """What it has to say goes to ``warn``; ``end_job`` is called where the job hangs and the user wants it to be ended then."""
 
         def told(said: dict[str, Any]) -> None:
             if "warn" in said:
@@ -71,7 +76,7 @@ class Sentinel:
             if said.get("end_job"):
                 end_job()
 
-        self._beside.start(told, _END_S)
+        self._beside.listen(told, _END_S)
 
     def end(self) -> None:
         """Have it write down how the ranks ended; where it does not get on, without that."""
@@ -98,10 +103,12 @@ class _Watch:
         self._head = {"host": host, "boot": boot_id()}
         self._office = Carrier(self._root, SENTINEL)
         self._ranks = HostWatchedRanks(self._root)
+        self._door = Door(self._root)
         self._progress = Progress(options.hang_after_s, Tuning())
         self._diagnosing = None if diagnose is None else Diagnosing(diagnose)
         self._request = 0
         self._asked_s: float | None = None
+        self._asked_for_others = False
         self._stall: dict[str, Any] | None = None
         """What is written of the standstill that lasts."""
         self._written_s = 0.0
@@ -129,7 +136,8 @@ class _Watch:
         if not self._office.take():
             return  # another launcher of this host has one that does
         stepped = self._ranks.look()
-        current = self._ranks.current()
+        self._door.look([rank.pid for rank in self._ranks.known.values()])
+        current = self._current()
         self._progress.look(time.monotonic(), stepped, current)
         self._write_ends()
         if self._diagnosing is not None and (sentence := self._diagnosing.sentence()) is not None:
@@ -142,23 +150,46 @@ class _Watch:
         else:
             self._suspect(current)
 
+    def _current(self) -> list[WatchedRank]:
+        """The ranks of this host, those that have not joined among them."""
+        joined = self._ranks.current()
+        if any(rank.steps for rank in joined):
+            return joined  # a job that trains has all of its ranks
+        found = [*joined, *self._door.current([rank.rank for rank in joined])]
+        return sorted(found, key=lambda rank: rank.rank)
+
     def _suspect(self, current: list[WatchedRank]) -> None:
         suspicion = self._progress.suspicion(current)
         if suspicion is None:
             self._asked_s = None
+            self._ask_for_others(current)
         elif self._asked_s is None:
             self._asked_s = time.monotonic()
-            self._request += 1
-            for rank in current:
-                if rank.alive:
-                    self._ask(rank)
+            self._ask_all(current)
         elif all(map(self._has_answered, suspicion.waiting + suspicion.guilty)) or (
             time.monotonic() - self._asked_s > _ANSWERS_S
         ):
             self._asked_s = None
             self._declare(suspicion, current)
 
+    def _ask_for_others(self, current: list[WatchedRank]) -> None:
+        """Once, where nobody waits here and ranks of other hosts may: what these do is known then, whatever becomes of them."""
+        if self._progress.got_on:
+            self._asked_for_others = False
+        elif not self._asked_for_others and self._here(current) and self._progress.is_long(current):
+            self._asked_for_others = True
+            self._ask_all(current)
+
+    def _ask_all(self, current: list[WatchedRank]) -> None:
+        self._request += 1
+        for rank in current:
+            if rank.alive:
+                self._ask(rank)
+
     def _ask(self, rank: WatchedRank) -> None:
+        if isinstance(rank, UnjoinedRank):
+            rank.ask()
+            return
         try:
             ask(rank.spool, self._request)
         except OSError:
@@ -167,6 +198,8 @@ class _Watch:
     def _has_answered(self, rank: WatchedRank) -> bool:
         if not rank.alive:
             return True
+        if isinstance(rank, UnjoinedRank):
+            return bool(rank.faults)
         document = read_json(str(Path(rank.spool) / STANDING_FILE), []) or {}
         return document.get("request") == self._request
 
@@ -211,9 +244,10 @@ class _Watch:
             "in_order": rank.ended or bool(rank.end and rank.end["in_order"]),
             "waits": rank.waits,
             "phase": rank.phase or None,
-            "step": rank.steps,
+            "step": rank.steps if rank.joined else None,
             "last_step_ns": rank.last_step_ns,
             "process": process_document(rank.pid) if rank.alive else None,
+            **({"joined": False, "faults": rank.faults} if isinstance(rank, UnjoinedRank) else {}),
         }
 
     def _go_on(self, stall: dict[str, Any], current: list[WatchedRank]) -> None:
@@ -248,6 +282,7 @@ class _Watch:
 
     def _write_ends(self) -> None:
         ends = self._ranks.ends()
+        ends["ends"] += self._door.ends([rank.rank for rank in self._ranks.known.values()])
         if ends["ends"] and ends != self._ends:
             self._ends = ends
             self._keep(ENDS_FILE, {"schema": ENDS_SCHEMA, **self._head, **ends})
@@ -261,6 +296,7 @@ class _Watch:
     def _finish(self) -> None:
         if self._office.take():
             self._ranks.look()
+            self._door.look([rank.pid for rank in self._ranks.known.values()])
             self._write_ends()
             if self._stall is not None:
                 if self._stall["state"] == Standstill.LASTS.value:

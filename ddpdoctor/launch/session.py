@@ -41,7 +41,16 @@ from ddpdoctor.launch.patience import Beat, NoAnswerError, bounded
 from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.launch.sentinel import Sentinel
 from ddpdoctor.launch.watch import HostWatch
-from ddpdoctor.rundir import RUN_SCHEMA, Note, NoteCode, make_spool_root, new_run_id, note_sources
+from ddpdoctor.rundir import (
+    ENDS_FILE,
+    RUN_SCHEMA,
+    STALL_FILE,
+    Note,
+    NoteCode,
+    make_spool_root,
+    new_run_id,
+    note_sources,
+)
 from ddpdoctor.rundir.privacy import mask_text, recorded_environment
 from ddpdoctor.rundir.raw_traces import clear_raw_folders
 
@@ -62,6 +71,8 @@ class Outcome:
     owner: bool = False
     """Whether this launcher is the one to analyse the run."""
     recorded_ranks: int = 0
+    stopped: bool = False
+    """Whether it is known how ranks stopped, be it before they joined their process group."""
     interrupted: bool = False
     """Whether somebody asked the launcher to end after its job had ended."""
     notes: list[str] = field(default_factory=list)
@@ -179,28 +190,32 @@ class _Recording:
             self._give_up()
             return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
         try:
-            self.keeper.start(warn, _ANSWER_S)
+            self.keeper.start()
         except OSError as error:
             self.notes.append(f"No telemetry: {error}.")
         try:
-            self.sentinel.start(warn, child.end)
+            self.sentinel.start()
         except OSError as error:
             self.notes.append(f"Nobody watches whether the job hangs: {error}.")
+        self.keeper.listen(warn, _ANSWER_S)
+        self.sentinel.listen(warn, child.end)
         status = child.wait()
         try:
-            recorded = self._finish(command, status)
+            recorded, stopped = self._finish(command, status)
         except NoAnswerError:
-            recorded = 0
+            recorded, stopped = 0, False
             self.unsaved.append(
                 f"{self.launch.run} does not answer: what it had not taken by then waits in {self.spool}, which is memory; "
                 f"once it does, `ddpdoctor analyze {self.launch.run}` fetches that."
             )
         interrupted = child.close()
         notes = [mask_text(note) for note in self.notes]
-        return Outcome(status, self.launch.run, self.launch.owner, recorded, interrupted, notes, self.unsaved)
+        return Outcome(
+            status, self.launch.run, self.launch.owner, recorded, stopped, interrupted, notes, self.unsaved
+        )
 
-    def _finish(self, command: Sequence[str], status: ExitStatus) -> int:
-        """Gather what the job left; the number of ranks recorded. Raises NoAnswerError.
+    def _finish(self, command: Sequence[str], status: ExitStatus) -> tuple[int, bool]:
+        """Gather what the job left; the number of ranks recorded, and whether it is known how ranks stopped. Raises NoAnswerError.
 
         Each stage is done in a process of its own, which can be left behind.
         """
@@ -221,15 +236,18 @@ class _Recording:
             except Exception as error:
                 self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
         self._note_sources()
-        recorded, notes = bounded(lambda beat: self._complete(command, status, ended_ns), _ANSWER_S)
+        recorded, stopped, notes = bounded(lambda beat: self._complete(command, status, ended_ns), _ANSWER_S)
         self.notes += notes
-        return recorded
+        return recorded, stopped
 
-    def _complete(self, command: Sequence[str], status: ExitStatus, ended_ns: int) -> tuple[int, list[str]]:
-        """The number of ranks recorded, and what else there is to say."""
+    def _complete(
+        self, command: Sequence[str], status: ExitStatus, ended_ns: int
+    ) -> tuple[int, bool, list[str]]:
+        """The number of ranks recorded, whether it is known how ranks stopped, and what else there is to say."""
         recorded, said = self.ranks.recorded(), list[str]()
         notes = [Note(sentence) for sentence in self.notes]
-        if self.launch.owner and not recorded and self.launch.run.exists():
+        stopped = any(any(self.launch.run.glob(f"hosts/*/{name}")) for name in (STALL_FILE, ENDS_FILE))
+        if self.launch.owner and not (recorded or stopped) and self.launch.run.exists():
             notes.append(_no_rank(command))
             said.append(notes[-1].text)
         notes += self.manifest_notes
@@ -243,7 +261,7 @@ class _Recording:
             )
         except OSError as error:
             said.append(f"{self.launch.run} could not be completed: {error}.")
-        return recorded, said
+        return recorded, stopped, said
 
     def _give_up(self) -> None:
         """Take back what was made for a job that has not started."""

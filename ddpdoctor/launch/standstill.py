@@ -22,7 +22,8 @@ class Tuning:
     times_longest: float = 10.0
     """Of the job's own longest pause: an evaluation on more data than the last one takes a few times as long."""
     times_before_first: float = 3.0
-    """Before the first step a job builds its data set, its model and what it compiles, and nothing of it is known."""
+    """Before the first step a job builds its data set, its model and what it compiles, and nothing of it is known: so much longer,
+    as long as a rank that others wait for computes, reads or writes."""
     least_before_first_s: float = 60.0
     """The same, for whoever asks for a short time: to import a framework from shared storage takes a minute."""
     after_death_s: float = 30.0
@@ -89,15 +90,19 @@ class Progress:
         if suspended:
             self._since_step_s = 0.0
         self.got_on = stepped or moved or self.paused_in is not None
-        if self.got_on or suspended or not ranks:
+        early = any(not rank.joined for rank in ranks) and not any(rank.waits for rank in ranks)
+        if self.got_on or suspended or early or not ranks:
             self.silent_s = 0.0
+
+    def is_long(self, ranks: Sequence[WatchedRank]) -> bool:
+        """Whether nothing has shown for as long as would do, whoever waits for whom: others may do so elsewhere."""
+        left, waiting, dead = _sorted(ranks)
+        return bool(left) and self.silent_s >= self._after_s(left, waiting, dead)
 
     def suspicion(self, ranks: Sequence[WatchedRank]) -> Suspicion | None:
         """What is to be thought of it now; None where nothing is."""
-        left = [rank for rank in ranks if rank.alive and not rank.ended]
-        waiting = tuple(rank for rank in left if rank.waits)
+        left, waiting, dead = _sorted(ranks)
         guilty = tuple(rank for rank in left if not rank.waits)
-        dead = tuple(rank for rank in ranks if rank.end is not None and not rank.end["in_order"])
         after_s = self._after_s(left, waiting, dead)
         if not left or self.silent_s < after_s:
             return None
@@ -115,6 +120,8 @@ class Progress:
             max(tuning.after_s, tuning.times_longest * self.longest_gap_s) if asked_s is None else asked_s
         )
         if not self._steps_seen:
+            if asked_s is not None and waiting and not any(rank.works for rank in left):
+                return asked_s
             return max(after_s * tuning.times_before_first, tuning.least_before_first_s)
         if dead and waiting and any(rank.end and rank.end["signal"] is not None for rank in dead):
             return min(after_s, tuning.after_death_s)
@@ -123,6 +130,16 @@ class Progress:
         if any(rank.in_long_phase and not rank.waits for rank in left):
             return after_s * tuning.times_in_long_phase
         return after_s
+
+
+def _sorted(
+    ranks: Sequence[WatchedRank],
+) -> tuple[list[WatchedRank], tuple[WatchedRank, ...], tuple[WatchedRank, ...]]:
+    """Those that are left, of them those that wait, and those that died."""
+    left = [rank for rank in ranks if rank.alive and not rank.ended]
+    waiting = tuple(rank for rank in left if rank.waits)
+    dead = tuple(rank for rank in ranks if rank.end is not None and not rank.end["in_order"])
+    return left, waiting, dead
 
 
 def _moved(before: dict[int, tuple[Any, ...]], now: dict[int, tuple[Any, ...]]) -> bool:

@@ -53,6 +53,8 @@ class HangFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Whether there is anything that would show it: a recorded run, or flight recorder dumps."""
     state: str | None = None
     """"hangs" (it did when it was looked at), "failed" (it ended, not in order); null where it did neither."""
+    lasts: bool | None = None
+    """Whether it still did when it was last looked at, so that its processes can be asked; null where nothing tells."""
     since_s: float | None = None
     """Time without progress, when it was last looked at."""
     step: int | None = None

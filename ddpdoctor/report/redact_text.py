@@ -10,7 +10,7 @@ import os.path
 import re
 from collections.abc import Callable
 
-LIBRARY = re.compile(r".*[/\\](site-packages|dist-packages|lib[/\\]python[\d.]+)[/\\]")
+from ddpdoctor.rundir.packages import LIBRARY
 
 _LETTER = r"[^\s'\"`,;:<>|()\[\]{}=/\\]"
 _VERB = r"(?:is|was|are|were|has|have|had|holds|cannot|could|does|did|will|wrote|took)\b"

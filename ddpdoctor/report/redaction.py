@@ -28,9 +28,10 @@ from ddpdoctor.report.redact_names import (
     unseen_hosts,
     user_names,
 )
-from ddpdoctor.report.redact_text import LIBRARY, is_public, relative_path, without_identifiers, without_paths
+from ddpdoctor.report.redact_text import is_public, relative_path, without_identifiers, without_paths
+from ddpdoctor.rundir.packages import LIBRARY
 
-__all__ = ["LIBRARY", "project_root", "redact", "without_source_text"]
+__all__ = ["project_root", "redact", "without_source_text"]
 
 
 def redact(diagnosis: Diagnosis) -> Diagnosis:

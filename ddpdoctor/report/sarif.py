@@ -14,8 +14,9 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import words
-from ddpdoctor.report.redaction import LIBRARY, project_root
+from ddpdoctor.report.redaction import project_root
 from ddpdoctor.report.replace import write_whole
+from ddpdoctor.rundir.packages import LIBRARY
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"critical": "error", "warning": "warning", "info": "note"}

@@ -15,7 +15,8 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
         samples.jsonl                       where the training thread was, sampled now and then
         trace.json.gz                       the profiler window
         flight.json                         torch's flight recorder at the window's end
-        progress.json, standing.json, hang_flight.json, faults.txt, ending.json        of a rank that stopped, see ``stops``
+        progress.json, standing.json, hang_flight.json, faults.txt, ending.json, calls.jsonl
+                                            of a rank that stopped, see ``stops``
     RUN/hosts/<host>/stall.json, ends.json                                              the same, seen from outside
     RUN/diagnosis.json, RUN/report.html     written by the analysis
 
@@ -43,6 +44,7 @@ from .files import (
 from .handover import RAW_FILE, TooLargeError
 from .hostdocs import carry_host_documents, keep_host_document
 from .layout import (
+    CALLS_FILE,
     DIAGNOSIS_FILE,
     ENDING_FILE,
     ENDS_FILE,
@@ -69,12 +71,25 @@ from .layout import (
 )
 from .notes import Note, NoteCode, recorded_notes
 from .owned import NotOursError, make_private_folder
+from .phases import LONG_PHASES, WAITING_PHASES, Phase, phase_words
 from .reader import RankRecord, RunDirectory, read_manifest, read_rank
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .sources import hash_of, note_sources, read_sources, source_bytes
 from .spool import Spool, make_spool_root, own_roots_prefix, pid_namespace, spool_root
-from .stepevents import COMMON_FIELDS, FIELDS_OF, HELD_NS, EventField, EventKind, LineField, Mark, renamed
+from .stepevents import (
+    COMMON_FIELDS,
+    FIELDS_OF,
+    HELD_NS,
+    CallField,
+    EventField,
+    EventKind,
+    LineField,
+    Mark,
+    renamed,
+)
 from .stops import (
+    CALL_SLOT_BYTES,
+    CALL_SLOTS,
     ENDING_SCHEMA,
     ENDS_SCHEMA,
     PROGRESS_SCHEMA,
@@ -82,7 +97,6 @@ from .stops import (
     STANDING_SCHEMA,
     End,
     HostStop,
-    Phase,
     RankStop,
     Standstill,
     Stops,
@@ -93,6 +107,9 @@ from .typed import fitting
 from .waiting import Waiting, newer_in, reason_of, unsaved_sentence, waiting_in
 
 __all__ = [
+    "CALLS_FILE",
+    "CALL_SLOTS",
+    "CALL_SLOT_BYTES",
     "COMMON_FIELDS",
     "DIAGNOSIS_FILE",
     "ENDING_FILE",
@@ -104,6 +121,7 @@ __all__ = [
     "FLIGHT_FILE",
     "HANG_FLIGHT_FILE",
     "HELD_NS",
+    "LONG_PHASES",
     "MANIFEST_FILE",
     "PATIENCE_S",
     "PROGRESS_FILE",
@@ -123,7 +141,9 @@ __all__ = [
     "STEPS_SCHEMA",
     "TELEMETRY_FILE",
     "TRACE_FILE",
+    "WAITING_PHASES",
     "BusyError",
+    "CallField",
     "Carrier",
     "DiskBudget",
     "End",
@@ -169,6 +189,7 @@ __all__ = [
     "open_regular",
     "own_roots_prefix",
     "parsed",
+    "phase_words",
     "pid_namespace",
     "rank_budget",
     "read_bounded",

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+from .door import is_of_door
 from .hostdocs import HOST_DOCUMENTS
 from .owned import lock_now, open_file, private_folder, unlock
 
@@ -66,7 +67,7 @@ def remove_root(root: str) -> None:
     try:
         with private_folder(root) as within:
             names = os.listdir(within)
-            if not set(names) - {_FILE, SENTINEL, *HOST_DOCUMENTS}:
+            if all(name in (_FILE, SENTINEL, *HOST_DOCUMENTS) or is_of_door(name) for name in names):
                 for name in names:
                     os.unlink(name, dir_fd=within)
         os.rmdir(root)

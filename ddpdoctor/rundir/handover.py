@@ -3,7 +3,7 @@
 ::
 
     <spool>/rank.json, flight.json     as they are to be in the run directory; gone once they are there; and ending.json
-    <spool>/progress.json, standing.json, hang_flight.json, faults.txt
+    <spool>/progress.json, standing.json, hang_flight.json, faults.txt, calls.jsonl
                                        of a rank that stopped: copied when somebody asked, or nobody writes here any more
     <spool>/question                   the number of what the launcher's side asks the rank
     <spool>/trace.handover             where the trace lies uncompressed, what is to stand before it, how large it may become
@@ -19,6 +19,7 @@ import time
 from typing import Any, Callable, Dict
 
 from .layout import (
+    CALLS_FILE,
     ENDING_FILE,
     FAULTS_FILE,
     FLIGHT_FILE,
@@ -33,7 +34,7 @@ from .owned import open_file, private_folder, read_file, replace_file
 HANDOVER_FILE = "trace.handover"
 CARRIED_FILE = "carried.json"
 DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE, ENDING_FILE])
-LAST_WORDS = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE])
+LAST_WORDS = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE, CALLS_FILE])
 """Those that stay in the spool, where the launcher's side reads them whatever becomes of the run directory's storage."""
 QUESTION_FILE = "question"
 RAW_FILE = "trace.json"

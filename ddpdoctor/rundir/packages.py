@@ -21,6 +21,17 @@ WELL_KNOWN = frozenset((
 _INSTALLED = re.compile(r".*[/\\](?:site|dist)-packages[/\\]([^/\\.]+)", re.DOTALL)
 
 
+LIBRARY = re.compile(r".*[/\\](site-packages|dist-packages|lib(?:64)?[/\\]python[\d.]+)[/\\]", re.DOTALL)
+"""The beginning of the path of a file of an installed package or of Python's own, with the folder that they lie in."""
+_OURS = re.compile(r".*[/\\]ddpdoctor[/\\]hook[/\\]", re.DOTALL)
+
+
+def is_library(file: str) -> bool:
+    """Whether the path of a file tells that it is no part of the user's program: an installed package's, Python's own, generated,
+    or of what records the job."""
+    return file.startswith("<") or LIBRARY.match(file) is not None or _OURS.match(file) is not None
+
+
 def is_well_known(file: str) -> bool:
     """Whether ``file`` lies in such a package, as it is installed."""
     found = _INSTALLED.match(file)

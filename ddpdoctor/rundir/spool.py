@@ -159,6 +159,7 @@ class Spool:
             with private_folder(self._name, within) as here:
                 replace_file(TARGET_FILE, here, os.fsencode(unclaimed_target(run)))
         self._streams: dict[str, _Segment] = {}
+        self._shared: list[_Segment] = []
         self._no_room_until_s = 0.0
         self.dropped = 0
         self.error: str | None = None
@@ -214,6 +215,13 @@ class Spool:
             except FileNotFoundError:
                 pass
 
+    def shared(self, name: str, size: int) -> mmap.mmap:
+        """Memory of ``size`` bytes, all NUL, that is the content of a new file here, whatever becomes of the process; until
+        ``close``. Raises OSError."""
+        with private_folder(self._root) as root, private_folder(self._name, root) as here:
+            self._shared.append(_Segment(name, here, 0, size))
+        return self._shared[-1].memory
+
     def open_text(self, name: str) -> int:
         """A descriptor of a file here to whose end text is written. Raises OSError."""
         with private_folder(self._root) as root, private_folder(self._name, root) as here:
@@ -235,8 +243,9 @@ class Spool:
 
     def close(self) -> None:
         """Close the segments; what they hold stays until it is drained."""
-        streams, self._streams = self._streams, {}
-        for segment in streams.values():
+        segments, self._streams = [*self._streams.values(), *self._shared], {}
+        self._shared.clear()
+        for segment in segments:
             segment.close()
 
 

@@ -164,6 +164,15 @@ FIELDS_OF: Dict[EventKind, Tuple[EventField, ...]] = {
 """What an event of each kind may have besides."""
 
 
+class CallField(_Name):
+    """The fields of a line of ``calls.jsonl``, beside those of an event and ``LineField.STEP``."""
+
+    OPEN = "open"
+    """1 until the call has returned; of an asynchronous one for good."""
+    NUMBER = "call"
+    """Counted from the recording's begin."""
+
+
 class Mark(_Name):
     """What a step of ours, or the user's own profiler, has in its ``marks``: it is not like the others."""
 
@@ -219,6 +228,9 @@ class LineField(_Name):
     FILE = "file"
     LINE = "line"
     FUNCTION = "function"
+
+    EVALUATED = "evaluated"
+    """Number of a step in which all models of the job were in evaluation mode, and had not been before; by a look each second."""
 
     DEVICE = "device"
     """Times of a step on its device: the step's number. With it ``DEVICE_START_NS`` and ``DEVICE_TIMES_NS``."""

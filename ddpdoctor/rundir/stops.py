@@ -7,6 +7,7 @@ Of each rank, written in its own process, by threads that do not train::
     RUN/ranks/<rank>/hang_flight.json   torch's flight recorder at that moment, as torch gives it
     RUN/ranks/<rank>/faults.txt         what faulthandler wrote: at a fatal signal, and where Python's lock was kept for long
     RUN/ranks/<rank>/ending.json        how its Python ended: in order, or by which exception; none where it was killed
+    RUN/ranks/<rank>/calls.jsonl        the last collectives that its training thread called, and which of them have not returned
 
 Of each host, written by the launcher's side, which needs nothing of the rank for it::
 
@@ -24,8 +25,9 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Dict, List, Mapping, Optional
 
-from .files import folders_in, read_bounded, read_json
+from .files import folders_in, parsed, read_bounded, read_json
 from .layout import (
+    CALLS_FILE,
     ENDING_FILE,
     ENDS_FILE,
     FAULTS_FILE,
@@ -36,7 +38,8 @@ from .layout import (
     parse_rank_directory,
 )
 from .notes import Note
-from .typed import ENDING, ENDS, PROGRESS, STALL, STANDING, Check, fitting
+from .stepevents import CallField
+from .typed import CALL, ENDING, ENDS, PROGRESS, STALL, STANDING, Check, fitting, misfits
 
 PROGRESS_SCHEMA = "ddpdoctor.progress/1"
 STANDING_SCHEMA = "ddpdoctor.standing/1"
@@ -44,36 +47,10 @@ ENDING_SCHEMA = "ddpdoctor.ending/1"
 STALL_SCHEMA = "ddpdoctor.stall/1"
 ENDS_SCHEMA = "ddpdoctor.ends/1"
 
+CALL_SLOTS, CALL_SLOT_BYTES = 8, 256
+"""Calls that are kept, and bytes of each: the name of a group is the longest part of it, and has some twenty letters."""
 MOST_FAULTS_BYTES = 1 << 20
 """A fault's text of a hundred threads with a hundred frames each has less."""
-
-
-class Phase(str, Enum):
-    """In what the training thread is, by the functions on its stack: the innermost of these."""
-
-    DATA = "data"
-    """Waiting for, or making, a batch of a DataLoader."""
-    FORWARD = "forward"
-    EVALUATION = "evaluation"
-    """Forwards without gradients."""
-    BACKWARD = "backward"
-    """With it the wait for the reduction of the gradients."""
-    OPTIMIZER = "optimizer"
-    COLLECTIVE = "collective"
-    """Called from Python, but for barriers."""
-    BARRIER = "barrier"
-    WAIT = "wait"
-    """For an asynchronous collective."""
-    SAVE = "save"
-    LOAD = "load"
-    RENDEZVOUS = "rendezvous"
-    """Making a process group, or asking its store."""
-    COMPILE = "compile"
-    """``torch.compile`` at work."""
-    DEBUGGER = "debugger"
-    """Somebody looks at it with pdb, or it waits for somebody to type."""
-    OTHER = "other"
-    """Code of the user's, or of a library: the frames say which."""
 
 
 class End(str, Enum):
@@ -82,6 +59,8 @@ class End(str, Enum):
     IN_ORDER = "in_order"
     """The interpreter was left without an exception that nobody caught; the exit code need not be 0."""
     EXCEPTION = "exception"
+    RAISING = "raising"
+    """It had not ended: a collective or a backward pass has raised, and what the program made of that is not known."""
 
 
 class Standstill(str, Enum):
@@ -110,6 +89,8 @@ class RankStop:
     """Path of ``hang_flight.json``."""
     faults: str = ""
     """The text of ``faults.txt``, its first megabyte."""
+    calls: List[Dict[str, Any]] = field(default_factory=list)
+    """Those of ``calls.jsonl``, the first one first; by the names on disk."""
 
 
 @dataclass(frozen=True)
@@ -159,6 +140,7 @@ def _rank_stop(rank: int, repeat: int, path: str, notes: List[Note]) -> RankStop
         _document(path, ENDING_FILE, ENDING_SCHEMA, ENDING, notes),
         flight if os.path.lexists(flight) else None,
         _text(os.path.join(path, FAULTS_FILE)),
+        _calls(os.path.join(path, CALLS_FILE)),
     )
 
 
@@ -182,6 +164,27 @@ def _text(path: str) -> str:
         return read_bounded(path, MOST_FAULTS_BYTES).decode(errors="replace")
     except OSError:
         return ""
+
+
+def _calls(path: str) -> List[Dict[str, Any]]:
+    """A slot that the rank's end cut short is passed over."""
+    try:
+        data = read_bounded(path, CALL_SLOTS * CALL_SLOT_BYTES)
+    except OSError:
+        return []
+    found = []
+    for line in data.split(b"\n"):
+        try:
+            call = parsed(line.strip(b"\0 "))[0]
+        except ValueError:
+            continue
+        if (
+            isinstance(call, dict)
+            and not misfits(call, CALL)
+            and call.get(CallField.NUMBER.value) is not None
+        ):
+            found.append(call)
+    return sorted(found, key=lambda call: int(call[CallField.NUMBER.value]))
 
 
 def _folders(path: str) -> "List[tuple[str, str]]":

@@ -7,6 +7,7 @@ from typing import Any, Callable, Dict, Mapping
 
 from .files import ignored, short
 from .notes import Note
+from .stepevents import CallField, EventField, LineField
 
 Check = Callable[[Any], bool]
 _MOST_RANKS = 10_000_000
@@ -61,7 +62,7 @@ def _texts(value: Any) -> bool:
 
 
 def _with(**fields: Check) -> Check:
-    return lambda value: isinstance(value, dict) and not _misfits(value, fields)
+    return lambda value: isinstance(value, dict) and not misfits(value, fields)
 
 
 def _numbered(check: Check) -> Check:
@@ -69,7 +70,8 @@ def _numbered(check: Check) -> Check:
     return lambda value: check(value) and value.get("id", 0) is not None
 
 
-def _misfits(document: Mapping[str, Any], fields: Mapping[str, Check]) -> Dict[str, Any]:
+def misfits(document: Mapping[str, Any], fields: Mapping[str, Check]) -> Dict[str, Any]:
+    """The fields of ``document`` that are not of the types they should have."""
     return {
         name: document[name]
         for name, check in fields.items()
@@ -136,7 +138,7 @@ TELEMETRY_HEADER: Mapping[str, Check] = {
         lambda value: (
             isinstance(value, dict)
             and _count(value.get("index"))
-            and not _misfits(value, {"memory_total_bytes": _number, "pcie_width_max": _number})
+            and not misfits(value, {"memory_total_bytes": _number, "pcie_width_max": _number})
         )
     ),
 }
@@ -150,7 +152,7 @@ TELEMETRY_SAMPLE: Mapping[str, Check] = {
         and all(_with(pid=_process, cpu_percent=_number, rss_bytes=_number)(used) for used in value.values())
     ),
     "gpus": _list_of(
-        lambda value: isinstance(value, dict) and _count(value.get("index")) and not _misfits(value, _GPU)
+        lambda value: isinstance(value, dict) and _count(value.get("index")) and not misfits(value, _GPU)
     ),
 }
 _GPU: Mapping[str, Check] = {
@@ -206,6 +208,12 @@ ENDING: Mapping[str, Check] = {
     "how": _text,
     "raised": _list_of(_RAISED),
 }
+CALL: Mapping[str, Check] = {
+    **dict.fromkeys((CallField.OPEN.value, CallField.NUMBER.value, LineField.STEP.value), _count),
+    **dict.fromkeys((EventField.WHERE.value, EventField.MESSAGE_BYTES.value), _count),
+    **dict.fromkeys((EventField.KIND.value, EventField.OPERATION.value, EventField.GROUP.value), _text),
+    EventField.IS_ASYNC.value: _flag,
+}
 _TASK: Mapping[str, Check] = {
     **dict.fromkeys(("pid", "tid"), _process),
     **dict.fromkeys(("name", "state", "wchan", "syscall"), _text),
@@ -222,8 +230,8 @@ STALL: Mapping[str, Check] = {
         _with(
             rank=_ranks,
             pid=_process,
-            **dict.fromkeys(("alive", "answered", "in_order", "waits"), _flag),
-            phase=_text,
+            **dict.fromkeys(("alive", "answered", "in_order", "waits", "joined"), _flag),
+            **dict.fromkeys(("phase", "faults"), _text),
             **dict.fromkeys(("step",), _count),
             **dict.fromkeys(("last_step_ns",), _moment),
             process=_PROCESS,
@@ -243,6 +251,7 @@ ENDS: Mapping[str, Check] = {
             seen_ns=_moment,
             **dict.fromkeys(("code", "signal", "oom_kills", "step"), _count),
             **dict.fromkeys(("in_order",), _flag),
+            raised=_list_of(_RAISED),
         )
     ),
 }
@@ -257,7 +266,7 @@ def fitting(
     document: Dict[str, Any], fields: Mapping[str, Check], path: str, notes: "list[Note]"
 ) -> Dict[str, Any]:
     """``document`` of ``path`` without the fields whose types are not those of ``fields``; one note names them."""
-    wrong = _misfits(document, fields)
+    wrong = misfits(document, fields)
     if not wrong:
         return document
     notes.append(ignored(path, [f"{name} ({short(value)})" for name, value in wrong.items()]))

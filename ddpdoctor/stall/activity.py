@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ddpdoctor.measure.places import CodeLine
-from ddpdoctor.rundir.stops import Phase
+from ddpdoctor.rundir.phases import Phase
 
 
 @dataclass(frozen=True)
@@ -29,22 +29,6 @@ _BY_PHASE = {
     Phase.COMPILE: Activity("compile", "compiles with torch.compile"),
     Phase.DEBUGGER: Activity("debugger", "stands in a debugger"),
 }
-_PHASE_WORDS = {
-    Phase.DATA: "waiting for data",
-    Phase.FORWARD: "forward",
-    Phase.EVALUATION: "evaluation",
-    Phase.BACKWARD: "backward",
-    Phase.OPTIMIZER: "optimizer",
-    Phase.COLLECTIVE: "a collective",
-    Phase.BARRIER: "a barrier",
-    Phase.WAIT: "waiting for a collective",
-    Phase.SAVE: "writing a checkpoint",
-    Phase.LOAD: "reading a checkpoint",
-    Phase.RENDEZVOUS: "making a process group",
-    Phase.COMPILE: "torch.compile",
-    Phase.DEBUGGER: "a debugger",
-    Phase.OTHER: "other code",
-}
 _LOCK = Activity("lock", "waits for a lock or for another thread")
 _SLEEP = Activity("sleep", "sleeps")
 _STORAGE = Activity("storage", "waits for storage")
@@ -63,7 +47,7 @@ _WAITS_IN = (
         ),
         _STORAGE,
     ),
-    (re.compile(r"^(?:pipe_|anon_pipe|do_wait|kernel_wait|wait4)"), _PIPE),
+    (re.compile(r"^(?:pipe_|anon_pipe|wait_for_partner|fifo_open|do_wait|kernel_wait|wait4)"), _PIPE),
     (re.compile(r"sk_wait|tcp_|inet_|unix_stream|wait_woken|skb_"), _NETWORK),
 )
 """Functions of the kernel in which a thread waits, as ``/proc/<pid>/wchan`` names them."""
@@ -81,14 +65,6 @@ _FILES = (
 _FUTEX = re.compile(r"futex")
 _READS = re.compile(r"^(?:0|1|2|17|18|19|20|74|75|257|267) ")
 """System calls on files: read, write, open, pread, pwrite, readv, writev, fsync, fdatasync, openat, readlinkat (x86-64)."""
-
-
-def phase_words(name: Any) -> str | None:
-    """A phase as reports name it; None for none that is known."""
-    try:
-        return _PHASE_WORDS[Phase(name)]
-    except (KeyError, ValueError):
-        return None
 
 
 def activity_of(

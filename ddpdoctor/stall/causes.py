@@ -132,7 +132,7 @@ def _death(dead: Sequence[RankEvidence], run: RunEvidence) -> StopFacts:
 
 
 def _fatal_line(faults: str) -> str:
-    return faults[faults.rfind("Fatal Python error") :].split("\n", 1)[0][:_MOST_MESSAGE]
+    return shortened(faults[faults.rfind("Fatal Python error") :].split("\n", 1)[0], _MOST_MESSAGE)
 
 
 def _signal_name(number: int) -> str:
@@ -145,6 +145,15 @@ def _signal_name(number: int) -> str:
 def _exceptions(run: RunEvidence) -> list[RankEvidence]:
     found = [each for each in run.ranks.values() if each.raised]
     return sorted(found, key=lambda each: (each.raised_ns is None, each.raised_ns or 0))
+
+
+def shortened(text: str, most: int) -> str:
+    """``text`` as far as whole words of it have room in ``most`` letters."""
+    text = text.strip()
+    if len(text) <= most:
+        return text
+    head = text[:most]
+    return f"{head.rpartition(' ')[0] or head} ..."
 
 
 def _text(raised: Mapping[str, Any]) -> str:
@@ -180,11 +189,13 @@ def _exception(ranks: Sequence[RankEvidence], kind: str | None = None) -> StopFa
     return StopFacts(
         ranks=sorted(each.rank for each in ranks),
         kind=kind or str(root.get("type") or "exception").rpartition(".")[2],
-        message=_text(root)[:_MOST_MESSAGE],
+        message=shortened(_text(root), _MOST_MESSAGE),
         step=first.step,
         where=distinct_places([_raised_at(each) for each in ranks]),
         evidence=[
-            f"It came from {_text(other)[:_MOST_MESSAGE]}." for other in first.raised[1:3] if _text(other)
+            f"It came from {shortened(_text(other), _MOST_MESSAGE)}."
+            for other in first.raised[1:3]
+            if _text(other)
         ],
     )
 
@@ -196,4 +207,4 @@ def _raised_at(each: RankEvidence) -> Where | None:
 def _then(each: RankEvidence) -> str:
     why = "an effect: it lost the others" if _is_effect(each) else "later than the cause"
     text = _SOURCE.sub("", _text(each.raised[0]))
-    return f"Rank {each.rank} then raised {text[:_MOST_EFFECT].strip()} ({why})."
+    return f"Rank {each.rank} then raised {shortened(text, _MOST_EFFECT)} ({why})."

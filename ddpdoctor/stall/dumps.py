@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ddpdoctor.rundir.files import parsed, read_bounded
 
@@ -26,6 +27,9 @@ _JSON_MARKS = (b'"collective_seq_id"', b'"pg_config"', b'"record_id"', b'"nccl_v
 _PICKLE = re.compile(rb"\x80[\x02-\x05]")
 MOST_FILES = 100_000
 """Of one folder."""
+_MOST_CONTAINERS, _MOST_VALUES = 2 << 20, 6 << 20
+"""Of a dump in JSON: lists and objects, and all values. One of 64 MiB as torch writes them has a quarter of that; a file of nothing
+but brackets would become a gigabyte of objects."""
 
 
 @dataclass(frozen=True)
@@ -76,13 +80,21 @@ def read_dump(path: str, rank: int, known: Mapping[str, GroupKey] | None = None)
         data = read_bounded(path, MOST_BYTES, follow=True)
         if not data:
             return f"{path} is empty: rank {rank} was ended before it wrote its dump."
-        document = read_plain(data) if _PICKLE.match(data) else parsed(data)[0]
+        document = read_plain(data) if _PICKLE.match(data) else _json(data)
         return recording_of(document, rank, path, os.stat(path).st_mtime_ns, known)  # noqa: PTH116
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
     except (NotPlainError, NoDumpError, ValueError) as error:
         reason = str(error)
     return f"{path} is left out as a flight recorder dump: {reason}."
+
+
+def _json(data: bytes) -> Any:
+    """Raises ValueError, with a reason in words."""
+    containers = data.count(b"[") + data.count(b"{")
+    if containers > _MOST_CONTAINERS or containers + data.count(b",") > _MOST_VALUES:
+        raise ValueError("it holds more values than any recorder writes")
+    return parsed(data)[0]
 
 
 def _rank_of(name: str) -> int | None:

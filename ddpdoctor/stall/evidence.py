@@ -11,24 +11,25 @@ from typing import Any
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import Note, RunDirectory
+from ddpdoctor.rundir.phases import LONG_PHASES, WAITING_PHASES, Phase
 from ddpdoctor.rundir.stops import (
     End,
     HostStop,
-    Phase,
     RankStop,
     Standstill,
     Stops,
     read_stops,
 )
 
+from .calls import Call, Usual, calls_of, usual_calls
 from .dumps import read_dump
-from .frames import faulting_stack, is_users, lines_of, place_of
+from .frames import faulting_stack, first_thread_stack, is_users, lines_of, place_of
 from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording
 
-_WAITS = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT, Phase.RENDEZVOUS))
 POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 """Signals by which a launcher, a scheduler or a person ends a job."""
-_GOES_ON = frozenset((Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE, Phase.DEBUGGER))
+_BY_EXCEPTION = (End.EXCEPTION, End.RAISING)
+_GOES_ON = LONG_PHASES | {Phase.DEBUGGER}
 """Phases that may last as long as they like."""
 
 
@@ -59,6 +60,8 @@ class RankEvidence:
     stack: Sequence[CodeLine] = ()
     where: Where | None = None
     process: Mapping[str, Any] = field(default_factory=dict)
+    joined: bool = True
+    """Whether it had joined its process group, or nothing says that it had not."""
     answered: bool | None = None
     waits: bool | None = None
     in_order: bool = False
@@ -72,6 +75,13 @@ class RankEvidence:
     oom_kills: int = 0
     faults: str = ""
     recording: Recording | None = None
+    calls: tuple[Call, ...] = ()
+    """Collectives that it called from Python in its last step."""
+
+    @property
+    def calls_open(self) -> bool:
+        """Whether it has not come back from the last one."""
+        return bool(self.calls) and not self.calls[-1].returned
 
     @property
     def is_gone(self) -> bool:
@@ -98,6 +108,13 @@ class RunEvidence:
     exit_code: int | None
     oom_kills: int
     notes: list[Note]
+    backend: str | None = None
+    usual: Usual = field(default_factory=lambda: usual_calls([]))
+    """What ranks called in the steps before."""
+    devices: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    """By rank, errors that were counted on its device."""
+    looked_ns: int | None = None
+    """When it was last looked at."""
 
     def stood(self, each: RankEvidence) -> bool:
         """Whether a rank was there when the job stood: what ended later was ended by somebody's watchdog, or by hand."""
@@ -105,8 +122,14 @@ class RunEvidence:
         return self.hangs and (late or not each.is_gone)
 
 
-def evidence_of(runs: Sequence[RunDirectory], logs: Sequence[RankLog], notes: list[Note]) -> RunEvidence:
-    """Put together what run directories of one job hold of each rank that is analysed."""
+def evidence_of(
+    runs: Sequence[RunDirectory],
+    logs: Sequence[RankLog],
+    notes: list[Note],
+    devices: Mapping[int, Sequence[str]] | None = None,
+) -> RunEvidence:
+    """Put together what run directories of one job hold of each rank that is analysed. ``devices``: by rank, errors that were
+    counted on its device."""
     manifest = runs[0].manifest
     records = [record for run in runs for record in run.ranks]
     stops = _all_stops(runs, notes)
@@ -150,6 +173,10 @@ def evidence_of(runs: Sequence[RunDirectory], logs: Sequence[RankLog], notes: li
         exit_code=None if _was_asked_to_end(manifest) else manifest.get("exit_code"),
         oom_kills=sum(int((host.ends or {}).get("oom_kills") or 0) for host in stops.hosts),
         notes=notes,
+        backend=next((str(info["backend"]) for info in infos.values() if info.get("backend")), None),
+        usual=usual_calls(logs),
+        devices=devices or {},
+        looked_ns=max((s["looked_ns"] for s in stalls if s.get("looked_ns")), default=None),
     )
 
 
@@ -183,21 +210,28 @@ def _of(
     log: RankLog | None,
     notes: list[Note],
 ) -> RankEvidence:
-    documents = [each for each in (stop.ending, stop.standing, stop.progress) if each] if stop else []
+    ending = _ending(stop, ended, log)
+    documents = [each for each in (ending, stop.standing, stop.progress) if each] if stop else []
     newest = max(documents, key=lambda each: each.get("at_ns") or 0, default={})
-    ending = (stop.ending if stop else None) or {}
     faults = stop.faults if stop else ""
-    stack, where = _stack(newest, faults, log)
+    joined = seen.get("joined") is not False
+    told = first_thread_stack(seen.get("faults") or "")
+    stack, where = _stack(newest, faults, log) if joined else (told, place_of(told))
     phase = newest.get("phase") or seen.get("phase")
-    raised = ending.get("raised") or () if ending.get("how") == End.EXCEPTION else newest.get("raised") or ()
+    if not joined and seen.get("waits"):
+        phase = Phase.RENDEZVOUS
+    raised = ending.get("raised") or () if ending.get("how") in _BY_EXCEPTION else newest.get("raised") or ()
+    raised = raised or ended.get("raised") or ()
     if raised and raised[0].get("type") == KeyboardInterrupt.__name__:
         raised = ()
-    step = next((s for s in (newest.get("step"), seen.get("step"), ended.get("step")) if s is not None), None)
-    if step is None and log is not None and log.steps:
-        step = log.steps[-1].number + 1
+    # Each of them looked at another moment, and was cut off at another one; steps only grow.
+    steps = [newest.get("step"), seen.get("step"), ended.get("step"), _next_step(log)]
+    step = max((each for each in steps if each is not None), default=None)
     waits = seen.get("waits")
     if waits is None and phase is not None:
-        waits = phase in _WAITS or (phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file)
+        waits = phase in WAITING_PHASES or (
+            phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file
+        )
     return RankEvidence(
         rank=rank,
         host=host or seen.get("host") or ended.get("host"),
@@ -208,20 +242,32 @@ def _of(
         stack=stack,
         where=where,
         process=seen.get("process") or {},
-        answered=seen.get("answered"),
+        joined=joined,
+        answered=seen.get("answered") if joined else None,
         waits=waits,
         in_order=not raised
         and bool(seen.get("in_order") or ended.get("in_order") or ending.get("how") == End.IN_ORDER),
         exhausted=bool(newest.get("exhausted")),
         raised=raised,
-        raised_ns=ending.get("at_ns") if raised else None,
+        raised_ns=ending.get("at_ns") or ended.get("seen_ns") if raised else None,
         code=ended.get("code"),
         signal=ended.get("signal"),
         gone_ns=ended.get("seen_ns") if ended else None,
         oom_kills=int(ended.get("oom_kills") or 0),
         faults=faults,
         recording=_recording(rank, info, stop, newest, notes),
+        calls=calls_of(stop.calls if stop else (), step, log),
     )
+
+
+def _ending(stop: RankStop | None, ended: Mapping[str, Any], log: RankLog | None) -> Mapping[str, Any]:
+    """How the rank says that it ended; nothing where it went on from what it had raised."""
+    ending = (stop.ending if stop else None) or {}
+    if ending.get("how") != End.RAISING:
+        return ending
+    later = max(_next_step(log) or 0, ended.get("step") or 0)
+    went_on = ended.get("in_order") or later > (ending.get("step") or 0)
+    return {} if went_on or not ended else ending
 
 
 def _stack(
@@ -242,6 +288,10 @@ def _stack(
         if seen is not None and is_users(seen) and int(log.samples[-1, 0]) > (_last_end_ns(log) or 0):
             where = seen
     return stack, where
+
+
+def _next_step(log: RankLog | None) -> int | None:
+    return log.steps[-1].number + 1 if log is not None and log.steps else None
 
 
 def _last_end_ns(log: RankLog | None) -> int | None:

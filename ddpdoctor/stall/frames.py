@@ -7,11 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.rundir.packages import is_library
 
-_LIBRARY = re.compile(
-    r"[/\\](?:site|dist)-packages[/\\]|[/\\]lib(?:64)?[/\\]python3[^/\\]*[/\\]|[/\\]ddpdoctor[/\\]hook[/\\]|^<"
-)
-"""Files that are no part of the user's program; our own threads are seen where faulthandler writes."""
 MOST_CALLERS = 8
 """Above a line; as many as stack samples keep."""
 MOST_FRAMES = 64
@@ -37,7 +34,7 @@ def _is_frame(frame: Any) -> bool:
 
 def is_users(line: CodeLine) -> bool:
     """Whether it is of the user's program, as far as its path tells."""
-    return _LIBRARY.search(line.file) is None
+    return not is_library(line.file)
 
 
 def place_of(stack: Sequence[CodeLine]) -> Where | None:
@@ -58,6 +55,17 @@ def distinct_places(places: Sequence[Where | None]) -> list[Where]:
     return list(seen.values())
 
 
+def first_thread_stack(text: str) -> list[CodeLine]:
+    """What Python's first thread was in when faulthandler last wrote, of which it writes last."""
+    threads = _FAULT_THREAD.split(text)[1:]
+    return _stack_in(threads[-1]) if threads else []
+
+
+def _stack_in(thread: str) -> list[CodeLine]:
+    found = _FAULT_FRAME.findall(thread)[:MOST_FRAMES]
+    return [CodeLine(file, int(line), function) for file, line, function in found]
+
+
 def faulting_stack(text: str) -> list[CodeLine]:
     """What the training thread was in when faulthandler last wrote: the thread with the fault, or where it wrote because Python's
     lock was kept, the thread that started Python, which it writes last."""
@@ -65,10 +73,9 @@ def faulting_stack(text: str) -> list[CodeLine]:
     if max(fatal, timeout) < 0:
         return []
     told = text[max(fatal, timeout) :]
-    threads = _FAULT_THREAD.split(told)[1:]
-    if not threads:
-        return []
     current = told.rfind(_CURRENT)
-    thread = _FAULT_THREAD.split(told[current:])[1] if fatal > timeout and current >= 0 else threads[-1]
-    found = _FAULT_FRAME.findall(thread)[:MOST_FRAMES]
-    return [CodeLine(file, int(line), function) for file, line, function in found]
+    stack = []
+    if fatal > timeout and current >= 0:
+        stack = _stack_in(_FAULT_THREAD.split(told[current:])[1])
+    # A thread that is none of Python's has none.
+    return stack or first_thread_stack(told)

@@ -6,17 +6,22 @@ from collections.abc import Iterable
 
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.places import Where
+from ddpdoctor.rundir.phases import phase_words
 
-from .activity import Activity, activity_of, phase_words
+from .activity import Activity, activity_of
 from .evidence import RankEvidence, RunEvidence
 from .frames import MOST_FRAMES, place_of
 
 
 def activity(each: RankEvidence) -> Activity | None:
     """What a rank does, by all that is known of it."""
-    return activity_of(
+    found = activity_of(
         each.phase, each.stack, each.process, answered=each.answered, keeps_lock=each.keeps_lock
     )
+    if each.joined or each.waits:
+        return found
+    says = "has not called init_process_group"
+    return Activity("unjoined", f"{says}: it {found.says}" if found else says)
 
 
 def last_at(each: RankEvidence) -> Where | None:
@@ -48,8 +53,10 @@ def _stood_s(each: RankEvidence, run: RunEvidence) -> float | None:
     """For how long it stands in its step; None of a job that did not hang."""
     if not run.stood(each):
         return None
-    since = each.seen_ns - each.step_since_ns if each.seen_ns and each.step_since_ns else 0
-    return max(since / 1e9, run.since_s or 0.0) or None
+    looked_ns = run.looked_ns or each.seen_ns
+    if looked_ns and each.step_since_ns and looked_ns > each.step_since_ns:
+        return (looked_ns - each.step_since_ns) / 1e9
+    return run.since_s or None
 
 
 def _state(each: RankEvidence, does: Activity | None, guilty: bool, stood: bool) -> str | None:

@@ -11,10 +11,12 @@ import msgspec
 
 from ddpdoctor.measure.hangfacts import HangFacts, Standing, StopFacts
 from ddpdoctor.measure.places import Where
-from ddpdoctor.rundir.stops import Phase
+from ddpdoctor.rundir.phases import Phase
 
 from .causes import ends_of
 from .chains import Blame, Root, Why, blame
+from .devices import of_devices
+from .disagreement import disagreement
 from .dumps import Dumps
 from .evidence import RankEvidence, RunEvidence
 from .frames import distinct_places, place_of
@@ -72,21 +74,25 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
     tables = tables_of(list(recordings.values()), list(run.ranks))
     found = blame(tables, recordings)
     ends = ends_of(run)
-    causes = dict(ends.causes)
-    if causes:
+    causes, effects = dict(ends.causes), ends.effects
+    if causes.keys() <= {"died", "raised"} and (different := disagreement(run)) is not None:
+        causes, effects = {"different": different}, []
+    elif causes:
         causes = {name: _with_waiting(cause, found, run) for name, cause in causes.items()}
     elif run.hangs:
         causes = _hang(run, tables, found, recordings, notes, only_dumps)
     elif run.exit_code:
         causes = {"unexplained": StopFacts(message=f"exit code {run.exit_code}", step=run.step)}
+    causes = of_devices(causes, run)
     guilty = {rank for cause in causes.values() for rank in cause.ranks or ()}
     facts = HangFacts(
         looked=True,
         state=("hangs" if run.hangs else "failed") if causes else None,
+        lasts=None if only_dumps else run.lasts,
         since_s=run.since_s,
         step=run.step,
         exit_code=run.exit_code or None,
-        effects=ends.effects,
+        effects=effects,
         **causes,
     )
     standing = [standing_of(each, guilty, run) for _, each in sorted(run.ranks.items())] if causes else []
@@ -248,6 +254,8 @@ def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
     if busy and (waiting or found.whole):
         named = next((a for a in map(activity, busy) if a is not None), None)
         stop = _simple(run, busy, waiting, named.says if named else None, named.name if named else None)
+        if not all(each.joined for each in busy):
+            stop = msgspec.structs.replace(stop, collective="init_process_group")
         return {"uneven" if any(each.exhausted for each in busy) else "not_reached": stop}
     places = {(each.phase, each.where.file, each.where.line) for each in waiting if each.where}
     barriers = [each for each in waiting if each.phase == Phase.BARRIER]

@@ -156,6 +156,16 @@ def test_ranks_of_spawn(tmp_path) -> None:
     assert [len(recorded.steps(rank)) for rank in (0, 1)] == [6, 6]
 
 
+@pytest.mark.torchrun
+def test_a_rank_of_spawn_that_raises(tmp_path) -> None:
+    """Its exception is caught there, to be told to the parent."""
+    recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "spawned.py"), "raises"])
+    assert recorded.process.returncode == 1 and "ValueError: a bad sample" in recorded.process.stderr
+    ending = json.loads((recorded.folder(1) / "ending.json").read_text())
+    assert (ending["how"], ending["raised"][0]["type"]) == ("exception", "ValueError")
+    assert ending["raised"][0]["frames"][0][2] == "reading"
+
+
 def test_a_job_of_one_process_is_recorded(tmp_path) -> None:
     recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "single.py")])
     assert recorded.process.stdout == "single done\n" and recorded.process.stderr == ""

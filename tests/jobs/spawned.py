@@ -1,5 +1,5 @@
 """Ranks started by ``torch.multiprocessing.spawn``: their rank is known only once they call
-``init_process_group``.
+``init_process_group``. With the argument ``raises`` one of them does.
 """
 
 from __future__ import annotations
@@ -16,6 +16,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 
+def reading() -> None:
+    raise ValueError("a bad sample")
+
+
 def work(rank: int, rendezvous: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{rendezvous}", rank=rank, world_size=2)
     model = DistributedDataParallel(nn.Linear(4, 4))
@@ -23,6 +27,8 @@ def work(rank: int, rendezvous: str) -> None:
     for _ in range(6):
         model(torch.randn(2, 4)).sum().backward()
         optimizer.step()
+    if rank == 1 and "raises" in sys.argv:
+        reading()
     dist.barrier()
     sys.stdout.flush()
     atexit._run_exitfuncs()

@@ -66,6 +66,40 @@ def segfault(seconds: float) -> None:
     ctypes.string_at(0)
 
 
+def in_storage(seconds: float) -> None:
+    """Writes to a file system that does not answer."""
+    with open(f"{os.environ['DDPDOCTOR_TEST_STORAGE']}/file", "w") as file:
+        file.write("x")
+
+
+class Killing(torch.utils.data.Dataset[torch.Tensor]):
+    """Of which the worker that makes the fourth sample is killed."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        if number == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return torch.ones(8)
+
+
+def worker_killed(seconds: float) -> None:
+    for _ in torch.utils.data.DataLoader(Killing(), batch_size=2, num_workers=1):
+        pass
+
+
+def out_of_memory(seconds: float) -> None:
+    taken = []
+    while True:
+        taken.append(b"x" * (32 << 20))
+
+
+def before_joining(seconds: float) -> None:
+    """Waits for something before it asks for its process group."""
+    time.sleep(seconds)
+
+
 def long_evaluation(seconds: float, model: nn.Module) -> None:
     model.eval()
     ends = time.monotonic() + seconds
@@ -106,13 +140,15 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--step-s", type=float, default=0.02)
     options = parser.parse_args()
+    if options.how == "before_joining" and int(os.environ["RANK"]) == options.rank:
+        before_joining(options.for_s)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(options.steps):
-        if step == options.at and rank == options.rank and options.how != "no":
+        if step == options.at and rank == options.rank and options.how not in ("no", "before_joining"):
             way = globals()[options.how]
             if options.how == "long_evaluation":
                 way(options.for_s, model)

@@ -137,6 +137,8 @@ def test_who_takes_long_and_gets_on(tmp_path, how: str) -> None:
     recorded, stops = stopping(tmp_path, how, for_s=10)
     assert (recorded.process.returncode, recorded.process.stdout) == (0, "took 60 steps\n")
     assert SAID not in recorded.process.stderr and stops.hosts[0].stall is None
+    evaluated = [line["evaluated"] for line in recorded.lines(1) if "evaluated" in line]
+    assert evaluated == ([30] if how == "long_evaluation" else [])
 
 
 def start(tmp: Path, *job: str) -> subprocess.Popen[str]:
@@ -151,7 +153,7 @@ def start(tmp: Path, *job: str) -> subprocess.Popen[str]:
     )
 
 
-def wait_for(found: Callable[[], Any], seconds: float = 60.0) -> Any:
+def wait_for(found: Callable[[], Any], seconds: float = 90.0) -> Any:
     ends_s = time.monotonic() + seconds
     while not (value := found()):
         assert time.monotonic() < ends_s

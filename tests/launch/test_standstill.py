@@ -9,6 +9,8 @@ import pytest
 
 from ddpdoctor.launch.rankwatch import WatchedRank
 from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
+from ddpdoctor.launch.unjoined import UnjoinedRank
+from ddpdoctor.rundir.door import AtDoor
 
 WAITS = {"0": [36, -1, 35]}
 DONE = {"0": [35, -1, 35]}
@@ -74,12 +76,46 @@ def test_by_default_the_jobs_own_longest_pause_counts(silent_s: float, told: boo
     assert (after([waiting(0), a_rank(1)], silent_s, None, (1.0, 40.0, 2.0)) is not None) is told
 
 
-def test_before_the_first_step_there_is_more_time() -> None:
+def test_before_the_first_step_there_is_more_time_for_who_works() -> None:
     ranks = [waiting(0), a_rank(1)]
+    ranks[1].cores = 1.0
     progress = Progress(10.0, Tuning())
     assert silent(progress, ranks, 0.0, 55) and progress.suspicion(ranks) is None
     silent(progress, ranks, 55.0, 20)
     assert progress.suspicion(ranks) is not None
+
+
+def test_before_the_first_step_who_asked_for_less_has_it_where_nobody_works() -> None:
+    ranks = [waiting(0), a_rank(1)]
+    progress = Progress(10.0, Tuning())
+    assert silent(progress, ranks, 0.0, 9) and progress.suspicion(ranks) is None
+    silent(progress, ranks, 9.0, 2)
+    found = progress.suspicion(ranks)
+    assert found is not None and [rank.rank for rank in found.guilty] == [1]
+
+
+def test_one_that_computes_alone_is_no_suspect_and_still_long_without_a_step() -> None:
+    """Ranks of another host may wait for it."""
+    busy = a_rank(0)
+    busy.cores = 1.0
+    progress = Progress(10.0, Tuning())
+    progress.look(0.0, True, [busy])
+    silent(progress, [busy], 0.0, 9)
+    assert not progress.is_long([busy])
+    silent(progress, [busy], 9.0, 3)
+    assert progress.is_long([busy]) and progress.suspicion([busy]) is None
+
+
+def test_as_long_as_nobody_waits_those_that_have_not_joined_are_building() -> None:
+    ranks: list[WatchedRank] = [UnjoinedRank("", number, 1_000_000_000 + number) for number in (0, 1)]
+    progress = Progress(10.0, Tuning())
+    now_s = silent(progress, ranks, 0.0, 1000)
+    assert progress.suspicion(ranks) is None
+    ranks[0].said = AtDoor({"joining_ns": 1})  # type: ignore[attr-defined]
+    silent(progress, ranks, now_s, 12)
+    found = progress.suspicion(ranks)
+    assert found is not None
+    assert ([rank.rank for rank in found.guilty], [rank.rank for rank in found.waiting]) == ([1], [0])
 
 
 def test_who_is_suspended_is_waited_for() -> None:

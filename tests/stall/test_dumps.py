@@ -6,6 +6,8 @@ import json
 import os
 import pickle
 import shutil
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -254,3 +256,17 @@ def test_what_is_named_as_a_dump_and_is_none_costs_a_sentence(tmp_path):
 def test_times_that_cannot_be_are_left_out(tmp_path, silent_s):
     run = Stopped(tmp_path / "run").rank(0, "other", []).stall(silent_s=silent_s)
     assert analyze([str(run.path)]).facts["hang"]["since_s"] in (None, 0.0)
+
+
+def test_a_file_of_brackets_costs_a_sentence_and_no_memory(tmp_path):
+    (tmp_path / "rank0.json").write_bytes(b'[{"record_id":1},' + b"[]," * 9_000_000 + b"[]]")
+    (tmp_path / "rank1.json").write_bytes(b'[{"record_id":1},' + b"1," * 9_000_000 + b"1]")
+    code = (
+        "import resource, sys; from ddpdoctor.stall import find_dumps\n"
+        f"found = find_dumps([{str(tmp_path)!r}])\n"
+        "print(*found.notes, sep='\\n'); print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    *notes, peak_mb = done.stdout.splitlines()
+    assert len(notes) == 2 and all("more values than any recorder writes" in note for note in notes)
+    assert int(peak_mb) < 400

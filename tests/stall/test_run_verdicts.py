@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 
 from ddpdoctor.analysis import analyze
+from ddpdoctor.stall.causes import shortened
 
-from .recorded import BARRIER, LOCKED, NOW_NS, REDUCING, TORCH, TRAIN, WAITING, Stopped, main_finding
+from .recorded import (
+    BARRIER,
+    FIRST_PID,
+    LOCKED,
+    NOW_NS,
+    REDUCING,
+    TORCH,
+    TRAIN,
+    WAITING,
+    Stopped,
+    main_finding,
+)
 
 FUTEX = {"state": "S", "wchan": "futex_wait_queue", "tracer": 0}
 
@@ -215,3 +230,132 @@ def test_two_hosts_of_which_each_wrote_its_own_directory(tmp_path):
     diagnosis = analyze([str(tmp_path / "a"), str(tmp_path / "b")])
     finding = main_finding(diagnosis)
     assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/not-reached", [1], 57)
+
+
+def unjoined(rank: int, waits: bool, line: int, state: str = "S") -> dict:
+    """As the launcher's side sees a rank that has not joined."""
+    faults = (
+        'Thread 0x00007f02 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 1 in wait\n\n'
+        f'Current thread 0x00007f01 (most recent call first):\n  File "{TRAIN}", line {line} in build\n'
+    )
+    process = {"state": state, "wchan": "ep_poll" if waits else "0", "tracer": 0}
+    return {
+        "rank": rank,
+        "pid": FIRST_PID + rank,
+        "alive": True,
+        "answered": True,
+        "waits": waits,
+        "process": process,
+    } | {
+        "joined": False,
+        "faults": faults,
+    }
+
+
+def without_ranks(tmp_path) -> Stopped:
+    run = Stopped(tmp_path / "run", ended=False)
+    shutil.rmtree(run.path / "ranks")
+    return run
+
+
+def test_a_rank_that_has_not_joined_is_named_with_its_line(tmp_path):
+    run = without_ranks(tmp_path)
+    run.stalled += [unjoined(0, True, 12), unjoined(1, False, 33, "R")]
+    diagnosis = diagnosed(run.stall("lasts"))
+    finding = main_finding(diagnosis)
+    assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/not-reached", [1], 33)
+    assert "has not called init_process_group: it goes on computing in Python" in diagnosis.verdict.headline
+    assert diagnosis.facts["hang"]["not_reached"]["waiting_ranks"] == [0]
+
+
+def test_all_that_are_there_wait_to_join(tmp_path):
+    run = without_ranks(tmp_path)
+    run.stalled += [unjoined(0, True, 12), unjoined(1, True, 12)]
+    finding = main_finding(diagnosed(run.stall("lasts")))
+    assert (finding.rule, finding.where[0].line) == ("hang/rendezvous", 12)
+
+
+def test_one_that_raised_before_it_joined(tmp_path):
+    run = without_ranks(tmp_path)
+    error = {"type": "ValueError", "message": "no such data", "frames": [[TRAIN, 21, "open_data"]]}
+    run.ended(1, code=1, step=None, raised=[error])
+    finding = main_finding(diagnosed(run))
+    assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/rank-raised", [1], 21)
+
+
+def on_gpus(run: Stopped, *xids: list[int]) -> Stopped:
+    """Rank 1 ran on the only GPU, on which these errors came."""
+    path = run.path / "ranks/00001/rank.json"
+    info = json.loads(path.read_text()) | {"device": "cuda:0", "backend": "nccl"}
+    path.write_text(json.dumps(info))
+    header = {
+        "schema": "ddpdoctor.telemetry/1",
+        "host": info["host"],
+        "started_ns": 1,
+        "gpus": [{"index": 0}],
+    }
+    samples = [
+        {"t_ns": NOW_NS - 10**10 + n, "gpus": [{"index": 0, "xid_errors": xid}]} for n, xid in enumerate(xids)
+    ]
+    for folder in (run.path / "hosts").iterdir():
+        (folder / "telemetry.jsonl").write_text("\n".join(map(json.dumps, [header, *samples])) + "\n")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("xids", "rule"), [(([], [79]), "hang/device-error"), (([], []), "hang/not-reached")]
+)
+def test_errors_counted_on_the_device_of_the_rank_that_does_not_come(tmp_path, xids, rule):
+    run = hung(tmp_path, [[TRAIN, 57, "load"]], FUTEX)
+    diagnosis = diagnosed(on_gpus(run, *xids))
+    finding = main_finding(diagnosis)
+    assert (finding.rule, finding.ranks, finding.where[0].line) == (rule, [1], 57)
+    if xids[1]:
+        assert diagnosis.facts["hang"]["device"]["message"] == "Xid 79"
+
+
+def test_errors_on_another_device_are_told_and_accuse_nobody(tmp_path):
+    run = Stopped(tmp_path / "run").raised(0, "ValueError", "bad sample 17").ended(0, code=1)
+    diagnosis = diagnosed(on_gpus(run, [], [31]))
+    finding = main_finding(diagnosis)
+    assert (finding.rule, finding.ranks) == ("hang/rank-raised", [0])
+    assert "Xid 31" in finding.explanation
+
+
+def test_a_text_is_cut_between_words():
+    assert shortened("one two three", 9) == "one two ..."
+    assert shortened("one two", 9) == "one two" and shortened("x" * 20, 9) == "x" * 9 + " ..."
+
+
+def test_advice_to_ask_a_process_only_while_there_is_one(tmp_path):
+    for state, asked in (("lasts", True), ("ended", False)):
+        run = (
+            Stopped(tmp_path / state, ended=state == "ended")
+            .rank(0, "backward", REDUCING)
+            .rank(1, "other", LOCKED)
+        )
+        run.seen(0, WAITING, waits=True).seen(1, FUTEX, waits=False).stall(state)
+        snippets = [fix.snippet or "" for fix in main_finding(diagnosed(run)).fixes]
+        assert any("py-spy" in snippet for snippet in snippets) is asked
+
+
+def test_all_stand_for_as_long_as_the_headline_says(tmp_path):
+    """However long ago each was asked itself."""
+    run = (
+        Stopped(tmp_path / "run")
+        .rank(0, "backward", REDUCING, at_ns=NOW_NS - 4 * 10**9)
+        .rank(1, "other", LOCKED)
+    )
+    run.seen(0, WAITING, waits=True).seen(1, FUTEX, waits=False).stall("killed", looked_ns=NOW_NS)
+    diagnosis = diagnosed(run)
+    assert {each.since_s for each in diagnosis.standing} == {310.0}
+
+
+def test_bad_dumps_beside_a_run_do_not_replace_its_verdict(tmp_path):
+    run = hung(tmp_path, LOCKED, FUTEX)
+    beside = tmp_path / "dumps"
+    beside.mkdir()
+    (beside / "nccl_trace_rank_0").write_bytes(b"\x80\x02broken")
+    diagnosis = analyze([str(run.path), str(beside)])
+    assert main_finding(diagnosis).rule == "hang/not-reached"
+    assert any("nccl_trace_rank_0" in note for note in diagnosis.notes)

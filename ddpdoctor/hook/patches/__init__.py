@@ -19,5 +19,6 @@ PARTS = (
     "checkpoints",
     "garbage",
     "user_profilers",
+    "spawned",
 )
 """The modules that are installed, in this order."""

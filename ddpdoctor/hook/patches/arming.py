@@ -10,11 +10,13 @@ from typing import Any, Optional
 from .. import lifetime
 from ..guard import part
 from ..patching import Patches, around, cell_of
+from ..stalls import joining
 
 _PART = part("arming")
 
 
 def _before_init(args: Any, kwargs: Any) -> Optional[bool]:
+    joining()
     return True
 
 

@@ -6,10 +6,10 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Optional, Tuple
 
-from ...rundir import EventKind
+from ...rundir import EventKind, Phase
 from ..guard import part
 from ..patching import Patches, around
-from ..recording import Session, active, backwards, recording_here
+from ..recording import Session, active, backwards, raising_in, recording_here
 from . import forwards, optimizers
 
 _PART = part("backward passes")
@@ -66,5 +66,5 @@ def install(patches: Patches) -> None:
     """Replace ``torch.autograd.backward``, which ``Tensor.backward`` looks up at each call."""
     import torch
 
-    wrapper = around(torch.autograd.backward, _PART, _before, _after, backwards)
+    wrapper = around(torch.autograd.backward, _PART, _before, _after, backwards, raising_in(Phase.BACKWARD))
     patches.attribute(torch.autograd, "backward", wrapper)

@@ -2,19 +2,23 @@
 
 torch decorates almost all of them; the replaced function sits in the decorator's closure, so that names imported earlier, the
 functions' identity and what ``torch.compile`` knows about them stay as they are. Collectives inside others are not counted.
+
+In every step, whether or not its events are recorded, each call is written down as it begins: see :mod:`..recording.calls`. Who
+calls the same again from the same place is not looked up a second time then.
 """
 
 from __future__ import annotations
 
+import sys
 from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Callable, Optional, Tuple
 
-from ...rundir import EventField, EventKind
+from ...rundir import EventField, EventKind, Phase
 from .. import lifetime
 from ..guard import part
 from ..patching import Before, Patches, around, cell_of
-from ..recording import active, recording_here
+from ..recording import active, raising_in, recording_here
 
 _PART = part("collectives")
 
@@ -61,8 +65,12 @@ _PEER = dict.fromkeys("reduce gather gather_object send isend".split(), EventFie
 _PEER.update(dict.fromkeys("broadcast broadcast_object_list scatter recv irecv".split(), EventField.SOURCE))
 """The argument that names one rank, behind the tensor. torch calls it as the step log does: ``dst``, ``src``."""
 
-_Token = Tuple[int, str]
-"""The start, perf_counter_ns, and the fields of the event."""
+_Token = Tuple[int, str, int]
+"""The start, perf_counter_ns, the fields of the event, and where the call was written down."""
+_MOST_PLACES = 10_000
+"""Calls, by place and size, whose fields are remembered, some 300 bytes each."""
+_FRAMES_ABOVE = 3
+"""From what runs as a call begins to who called torch: the wrapper and torch's decorator lie between."""
 
 
 class _Depth:
@@ -90,16 +98,10 @@ def _start_of(name: str) -> Before:
     peer = _PEER[name].value if name in _PEER else None
     peer_key = _PEER[name].next_key if name in _PEER else ""
 
-    def start(args: Any, kwargs: Any) -> Optional[_Token]:
-        recorder = active.recorder
-        if recorder is None or recorder.thread != get_ident():
-            return None
-        _depth.value += 1
-        if _depth.value > 1:
-            return 0, ""
-        group = args[group_at] if len(args) > group_at else kwargs.get("group")
+    above = _FRAMES_ABOVE - (name in UNDECORATED)
+
+    def fields_of(recorder: Any, args: Any, kwargs: Any, group: Any, size: Optional[int]) -> str:
         fields = f'{opening}{_group_name(group)}"{recorder.lines.caller()}'
-        size = _bytes(args[tensor_at] if len(args) > tensor_at else kwargs.get("tensor"))
         if size is not None and not is_barrier:
             fields += f"{_BYTES}{size}"
         if kwargs.get("async_op"):
@@ -108,7 +110,33 @@ def _start_of(name: str) -> Before:
             other = args[1] if len(args) > 1 else kwargs.get(peer)
             if type(other) is int:
                 fields += f"{peer_key}{other}"
-        return perf_counter_ns(), fields
+        return fields
+
+    def start(args: Any, kwargs: Any) -> Optional[_Token]:
+        recorder = active.recorder
+        if recorder is None or recorder.thread != get_ident():
+            return None
+        if _depth.value:
+            _depth.value += 1
+            return 0, "", -1
+        group = args[group_at] if len(args) > group_at else kwargs.get("group")
+        size = _bytes(args[tensor_at] if len(args) > tensor_at else kwargs.get("tensor"))
+        if active.full:
+            fields = fields_of(recorder, args, kwargs, group, size)
+        else:
+            frame, known = sys._getframe(above), recorder.calls.known
+            key = name, id(frame.f_code), frame.f_lasti, id(group), kwargs.get("async_op"), size
+            fields = known.get(key) or ""
+            if not fields:
+                fields = fields_of(recorder, args, kwargs, group, size)
+                if len(known) < _MOST_PLACES:
+                    known[key] = fields
+        if recorder.pending:
+            # Whoever reads where this call came from must find the line's definition.
+            recorder.write_now("")
+        _depth.value = 1
+        place = recorder.calls.begin(recorder.step, fields)
+        return perf_counter_ns() if active.full else 0, fields, place
 
     return start
 
@@ -136,20 +164,24 @@ def _bytes(value: Any) -> Optional[int]:
 def _end(token: _Token, result: Any) -> None:
     end = perf_counter_ns()
     _depth.value = max(0, _depth.value - 1)
-    start, fields = token
+    start, fields, place = token
     recorder = active.recorder
-    if fields and recorder is not None:
+    if not fields or recorder is None:
+        return
+    if start:
         recorder.add(start, end - start, fields)
+    if not (_ASYNC in fields or isinstance(result, BaseException)):
+        recorder.calls.end(place)
 
 
-def _before_wait(args: Any, kwargs: Any) -> Optional[_Token]:
+def _before_wait(args: Any, kwargs: Any) -> Optional[Tuple[int, str]]:
     recorder = active.recorder
     if recorder is None or _depth.value or not recording_here(recorder):
         return None
     return perf_counter_ns(), _WAIT + recorder.lines.caller()
 
 
-def _after_wait(token: _Token, result: Any) -> None:
+def _after_wait(token: Tuple[int, str], result: Any) -> None:
     end = perf_counter_ns()
     recorder = active.recorder
     if recorder is not None:
@@ -174,8 +206,10 @@ def install(patches: Patches) -> None:
                 if vars(module).get(name) is function:
                     patches.attribute(module, name, timed)
     work = c10d.Work
-    patches.attribute(work, "wait", around(work.wait, _PART, _before_wait, _after_wait, active))
+    wait = around(work.wait, _PART, _before_wait, _after_wait, active, raising_in(Phase.WAIT))
+    patches.attribute(work, "wait", wait)
 
 
 def _timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
-    return around(function, _PART, _start_of(name), _end, active)
+    failed = raising_in(Phase.BARRIER if name in _BARRIERS else Phase.COLLECTIVE)
+    return around(function, _PART, _start_of(name), _end, failed=failed)

@@ -16,6 +16,7 @@ from typing import List, Optional, Tuple
 from ...rundir import STEPS_FILE, STEPS_SCHEMA, EventField, EventKind, LineField, Spool
 from ..job import Kinds, Lines
 from .active import active
+from .calls import Calls
 from .thinning import BLOCK_STEPS, Thinning
 
 MOST_EVENTS = 256
@@ -74,6 +75,7 @@ class Recorder:
         self.pending: List[str] = [_SCHEMA_LINE]
         """Lines to be written before the next step's."""
         self.lines: Lines = Lines(kinds, self.pending.append)
+        self.calls = Calls(spool)
         self.thinning = Thinning()
         self._more = [0, 0]
         self._evaluations = [0, 0, 0]

@@ -2,10 +2,22 @@
 
 A thread beside the training thread, the *attendant*, writes down once a second where that one is while a step lasts longer than
 a second, and more where the launcher asks because no rank gets on. It needs Python's lock for that; where a thread keeps
-the lock, faulthandler's timer writes the stacks. What comes out stands in :mod:`ddpdoctor.rundir.stops`.
+the lock, faulthandler's timer writes the stacks. Before a rank has joined its process group it only says that it is there
+(``door``). What comes out stands in :mod:`ddpdoctor.rundir.stops`.
 """
 
 from .attendant import Attendant
+from .door import forget_door, joining, leave_door, stand_at_door, tell_end_at_door
 from .faults import forget_faults
+from .raised import ends_by
 
-__all__ = ["Attendant", "forget_faults"]
+__all__ = [
+    "Attendant",
+    "ends_by",
+    "forget_door",
+    "forget_faults",
+    "joining",
+    "leave_door",
+    "stand_at_door",
+    "tell_end_at_door",
+]

@@ -7,6 +7,7 @@ import threading
 from typing import Optional
 
 from ...rundir import (
+    CALLS_FILE,
     ENDING_FILE,
     ENDING_SCHEMA,
     FAULTS_FILE,
@@ -16,6 +17,7 @@ from ...rundir import (
     STANDING_FILE,
     STANDING_SCHEMA,
     End,
+    LineField,
 )
 from .. import environment
 from ..guard import part
@@ -46,7 +48,9 @@ class Attendant:
         self._faults: Optional[Faults] = None
         self._answered = 0
         self._raised = self._told = False
-        self._last_step = -1
+        self._last_step = self._evaluated = -1
+        self._trained = False
+        """Whether a model was seen in training mode."""
         self._thread = threading.Thread(
             target=guarded(_PART, self._run), name="ddpdoctor-attendant", daemon=True
         )
@@ -72,13 +76,25 @@ class Attendant:
             self.tell_end()
         step = self._session.recorder.step
         if step == self._last_step:
-            self._session.spool.keep_document(PROGRESS_FILE, self._whereabouts.document(PROGRESS_SCHEMA))
+            document = self._whereabouts.document(PROGRESS_SCHEMA)
+            self._session.spool.keep_document(PROGRESS_FILE, document)
+            self._note_evaluation(step, document["evaluating"])
             self._told = True
             self._answer(self._session.spool.asked())
         elif self._told:
             self._told = False
             self._session.spool.withdraw(PROGRESS_FILE)
+        if step != self._last_step:
+            self._trained = self._trained or not self._whereabouts.evaluates()
         self._last_step = step
+
+    def _note_evaluation(self, step: int, evaluating: bool) -> None:
+        """Have the step log say it: in a step of which only the times are recorded nothing else does, nor where the job calls
+        the module inside of DDP. A job that trains in evaluation mode all along does not evaluate."""
+        if evaluating and self._trained and step != self._evaluated:
+            self._evaluated = step
+            self._session.recorder.pending.append(f"{{{LineField.EVALUATED.key}{step}}}\n")
+        self._trained = self._trained or not evaluating
 
     def _answer(self, request: int) -> None:
         if request <= self._answered:
@@ -112,5 +128,7 @@ class Attendant:
         try:
             # Where it was last is of interest only of one that does not end like this.
             self._session.spool.withdraw(PROGRESS_FILE)
+            if uncaught() is None:
+                self._session.spool.withdraw(CALLS_FILE)
         except OSError:
             pass

@@ -15,8 +15,19 @@ _MOST_LETTERS = 2000
 """Of a message: that of an error in a kernel's compilation has thousands."""
 
 
+_ending: List[BaseException] = []
+"""That which is known to end the process, from whoever has caught it to that end."""
+
+
+def ends_by(error: BaseException) -> None:
+    """The process ends by this exception, although nobody will find it at the end."""
+    _ending[:] = [error]
+
+
 def uncaught() -> Optional[BaseException]:
     """That which ends, or has ended, the main thread; None where there is none. A prompt keeps errors that it goes on from."""
+    if _ending:
+        return _ending[0]
     error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
     if not isinstance(error, BaseException) or hasattr(sys, "ps1"):
         return None

@@ -58,7 +58,7 @@ class Whereabouts:
     def document(self, schema: str) -> Dict[str, Any]:
         """The same, with where the training thread is."""
         places = stack_of(self._session.recorder.thread) if can_be_read() else []
-        evaluating = self._evaluates()
+        evaluating = self.evaluates()
         phase = phase_of(frames_of(places, ours=True))
         if evaluating and phase is Phase.FORWARD:
             phase = Phase.EVALUATION
@@ -87,7 +87,7 @@ class Whereabouts:
             self.errors.append(f"{read.__name__.strip('_')}: {type(error).__name__}: {error}"[:300])
             return otherwise
 
-    def _evaluates(self) -> bool:
+    def evaluates(self) -> bool:
         """Whether all models of the job are in evaluation mode."""
         listed = islice(list(self._session.models.known.listed), MOST_THREADS)
         alive = [model for model in (reference() for reference, _ in listed) if model is not None]

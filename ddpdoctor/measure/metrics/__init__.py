@@ -24,6 +24,7 @@ from .job import job_facts
 from .links import slow_link_ranks
 from .loader import asleep_shares, loader_facts
 from .messages import message_cost
+from .nvml import device_errors
 from .profilercost import window_cost
 from .reducer import reducer_work
 from .search import search_ms
@@ -44,6 +45,7 @@ __all__ = [
     "critical_breakdown",
     "cycle_breakdown",
     "ddp_facts",
+    "device_errors",
     "gpu_facts",
     "host_cores",
     "host_facts",

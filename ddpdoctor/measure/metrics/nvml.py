@@ -102,6 +102,12 @@ def gpu_readings(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) ->
     )
 
 
+def device_errors(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> dict[int, list[str]]:
+    """Rank → what NVML counted on its GPU during the run, parts of sentences; only of those with any."""
+    found = {rank: _problems(hosts[host], index) for rank, (host, index) in rank_gpus(logs, hosts).items()}
+    return {rank: problems for rank, problems in found.items() if problems}
+
+
 def _largest(values: Sequence[float | None]) -> float | None:
     return max((value for value in values if value is not None), default=None)
 

@@ -19,7 +19,7 @@ from ddpdoctor.rundir.compaction import STEP_LINE
 from .bound import MOST_STEPS, Bound, bound_of
 from .log import RankLog
 from .record import LogRecord
-from .step import DeviceTimes, Step
+from .step import EVALUATED, DeviceTimes, Step
 
 _MOST_PLACES = 100_000
 """Source lines, notes and broken numbers of one log that are kept: no script has as many."""
@@ -107,6 +107,7 @@ class _StepsFile:
     steps: list[Step] = field(default_factory=list)
     where: dict[int, Where] = field(default_factory=dict)
     device_times: dict[int, DeviceTimes] = field(default_factory=dict)
+    evaluated: set[int] = field(default_factory=set)
     notes: list[str] = field(default_factory=list)
 
 
@@ -146,10 +147,14 @@ def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
         elif record.device is not None and record.device_times_ns:
             if bound.keeps(record.device) and len(read.device_times) <= MOST_STEPS:
                 read.device_times[record.device] = DeviceTimes(record.device_start_ns, record.device_times_ns)
+        elif record.evaluated is not None:
+            if bound.keeps(record.evaluated):
+                read.evaluated.add(record.evaluated)
         elif record.where is not None:
             _place(read.where, record)
         elif record.note and len(read.notes) < _MOST_NOTES:
             read.notes.append(f"Rank {rank.rank}: {record.note}")
+    read.steps = [step.marked(EVALUATED) if step.number in read.evaluated else step for step in read.steps]
     path = f"{rank.path}/{STEPS_FILE}"
     if odd:
         read.notes.append(f"{path}: {odd} steps that end before they begin left out.")

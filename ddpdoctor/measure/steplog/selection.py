@@ -11,7 +11,7 @@ import numpy as np
 from ddpdoctor.rundir import EventKind, Mark
 
 from .log import RankLog
-from .step import Step
+from .step import EVALUATED, Step
 
 
 @dataclass(frozen=True)
@@ -138,9 +138,9 @@ def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:
 
 
 def evaluates(step: Step, main: Collection[int]) -> bool:
-    """Whether the job evaluates in this step: a forward without gradients, or batches of another loader than the ``main``
-    ones."""
-    return any(
+    """Whether the job evaluates in this step: a forward without gradients, batches of another loader than the ``main`` ones, or
+    models in evaluation mode."""
+    return EVALUATED in step.marks or any(
         event.kind == EventKind.EVALUATION
         or (event.kind == EventKind.DATA and main and event.loader not in main and event.gives_batch)
         for event in step.events

@@ -8,6 +8,9 @@ import msgspec
 
 from .record import Event
 
+EVALUATED = "evaluated"
+"""A mark of a step that is given as it is read: all models of the job were in evaluation mode."""
+
 
 class Step(msgspec.Struct, frozen=True, gc=False):
     """One step of one rank. Its own times are epoch ns, those of its events ns after its start."""

@@ -1,0 +1,153 @@
+"""What watching for hangs costs all along a healthy job: processor time of whoever looks, and of writing a collective down.
+
+    python benchmarks/watching.py [--ranks 2] [--seconds 30]
+
+A job of small steps is run as users run it. Printed are, for each second of the job, the processor time of a rank's attendant (a
+thread beside the training thread), while steps are taken and while one lasts long, and of the sentinel (a process beside the
+launcher) by rank; and what is added to each collective that the training thread calls from Python, in a step of which only the
+times are recorded. Called in a row: in a real step, with other things in the caches, it is a few times as much.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+STEP_S = 0.02
+CALLS = 20_000
+_TICK_US = 1e6 / os.sysconf("SC_CLK_TCK")
+
+
+def main() -> None:
+    """Run the job and print what it cost."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=30.0, help="of steps, and as long of one step")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        work(options.seconds)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        launch(Path(folder), options.ranks, options.seconds)
+
+
+def launch(folder: Path, ranks: int, seconds: float) -> None:
+    run = [
+        sys.executable,
+        "-m",
+        "ddpdoctor",
+        "run",
+        "--out",
+        str(folder / "run"),
+        "--no-analysis",
+        "--no-profile",
+    ]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    job = [str(Path(__file__)), "--worker", "--seconds", str(seconds)]
+    process = subprocess.Popen(
+        [*run, "--hang-after", "100000", "--", *torchrun, *job],
+        cwd=folder,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not (folder / "steps").exists() and process.poll() is None:
+        time.sleep(0.1)
+    pid = sentinel_of(process.pid)
+    before = cpu_us(pid)
+    time.sleep(seconds * 0.9)
+    spent = cpu_us(pid) - before
+    _, said = process.communicate()
+    if process.returncode:
+        sys.exit(said)
+    print(f"{'sentinel, each rank, while steps are taken':<52} {spent / ranks / (seconds * 0.9):8.0f} us/s")
+
+
+def sentinel_of(launcher: int) -> int:
+    """The child of the launcher that holds the office of watching."""
+    for child in Path(f"/proc/{launcher}/task/{launcher}/children").read_text().split():
+        if any(
+            str(handle.readlink()).endswith("/sentinel") for handle in Path(f"/proc/{child}/fd").iterdir()
+        ):
+            return int(child)
+    sys.exit("nobody watches")
+
+
+def cpu_us(pid: int) -> float:
+    """What a process has computed; in the kernel's ticks, of 10 ms mostly."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) * _TICK_US
+
+
+def thread_us(name: str) -> float:
+    """What a thread of this process has computed."""
+    thread = next(each for each in threading.enumerate() if each.name == name)
+    return int(Path(f"/proc/self/task/{thread.native_id}/schedstat").read_text().split()[0]) / 1e3
+
+
+def work(seconds: float) -> None:
+    """One rank."""
+    import torch
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo")
+    parameter = torch.nn.Parameter(torch.ones(4))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+
+    def step() -> None:
+        parameter.sum().backward()
+        optimizer.step()
+
+    step()
+    dist.barrier()
+    Path("steps").touch()
+    attendant = "ddpdoctor-attendant"
+    began_s, before_us = time.monotonic(), thread_us(attendant)
+    while time.monotonic() - began_s < seconds:
+        time.sleep(STEP_S)
+        step()
+    stepping_us = (thread_us(attendant) - before_us) / (time.monotonic() - began_s)
+    before_us = thread_us(attendant)
+    time.sleep(seconds)
+    standing_us = (thread_us(attendant) - before_us) / seconds
+    if dist.get_rank() == 0:
+        print(f"{'attendant of a rank, while steps are taken':<52} {stepping_us:8.0f} us/s")
+        print(f"{'attendant of a rank, while one step lasts':<52} {standing_us:8.0f} us/s")
+        print(f"{'a collective called from Python, written down':<52} {a_call_us():8.2f} us")
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def a_call_us() -> float:
+    """What the wrapper adds to a call in a step of which only the times are recorded."""
+    import torch
+    from _ddpdoctor.hook.patches import collectives
+    from _ddpdoctor.hook.recording import active
+
+    def nothing(*args: Any, **kwargs: Any) -> None:
+        pass
+
+    active.record(full=False)
+    tensor = torch.ones(16)
+    timed = collectives._timed(nothing, "all_reduce")
+
+    def us_of(function: Any) -> float:
+        began_ns = time.perf_counter_ns()
+        for _ in range(CALLS):
+            function(tensor)
+        return (time.perf_counter_ns() - began_ns) / CALLS / 1e3
+
+    return min(us_of(timed) for _ in range(5)) - min(us_of(nothing) for _ in range(5))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Ranks that have not joined their process group: each has a file at the root of the spools while that lasts.
+
+::
+
+    <root>/unjoined-<rank>-<pid>     lines of JSON objects: what is known of it, when it asked to join, how it ended; between them
+                                     what faulthandler wrote of its stacks, when it was asked
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, field
+from typing import Any, Dict, List, Tuple
+
+from .files import parsed
+from .owned import open_file, private_folder, read_file
+
+_PREFIX = "unjoined-"
+_MOST_BYTES = 1 << 20
+"""As of the faults of a rank that has joined."""
+
+
+@dataclass(frozen=True)
+class AtDoor:
+    """What the file of one rank says."""
+
+    about: Dict[str, Any] = field(default_factory=dict)
+    """``rank``, ``world_size``, ``signal`` and ``handle`` of its faulthandler, ``joining_ns``, ``raised``; as far as they are
+    there, and of whatever type."""
+    faults: str = ""
+
+
+def open_door(root: str, rank: int) -> Tuple[int, str]:
+    """Make the file of this process; its descriptor and path. Raises OSError."""
+    name = f"{_PREFIX}{rank}-{os.getpid()}"
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with private_folder(root) as within:
+        return open_file(name, within, flags), os.path.join(root, name)
+
+
+def say_at_door(handle: int, /, **about: Any) -> None:
+    """Add to what is known. Raises OSError."""
+    os.write(handle, json.dumps(about, separators=(",", ":"), default=str).encode() + b"\n")
+
+
+def at_door(root: str) -> List[Tuple[int, int, str]]:
+    """Rank, process id and path of each such file, sorted. Never raises."""
+    try:
+        with private_folder(root) as within:
+            names = os.listdir(within)
+    except OSError:
+        return []
+    found = []
+    for name in names:
+        rank, _, pid = name[len(_PREFIX) :].partition("-")
+        if name.startswith(_PREFIX) and rank.isdigit() and pid.isdigit() and len(name) < 40:
+            found.append((int(rank), int(pid), os.path.join(root, name)))
+    return sorted(found)
+
+
+def read_door(path: str) -> AtDoor:
+    """What is there. Never raises."""
+    try:
+        with private_folder(os.path.dirname(path)) as within:
+            data = read_file(os.path.basename(path), within)[-_MOST_BYTES:]
+    except OSError:
+        return AtDoor()
+    about: Dict[str, Any] = {}
+    faults = []
+    for line in data.decode(errors="replace").splitlines():
+        if not line.startswith("{"):
+            faults.append(line)
+            continue
+        try:
+            document = parsed(line.encode())[0]
+        except ValueError:
+            continue
+        about.update(document if isinstance(document, dict) else {})
+    return AtDoor(about, "\n".join(faults))
+
+
+def close_door(path: str) -> None:
+    """Remove the file. Never raises."""
+    try:
+        with private_folder(os.path.dirname(path)) as within:
+            os.unlink(os.path.basename(path), dir_fd=within)
+    except OSError:
+        pass
+
+
+def is_of_door(name: str) -> bool:
+    """Whether a file of this name in a root is such a file."""
+    return name.startswith(_PREFIX)

@@ -1,0 +1,64 @@
+"""In what a rank's training thread is: names of phases, what they have in common, and words for them."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Phase(str, Enum):
+    """In what the training thread is, by the functions on its stack: the innermost of these."""
+
+    DATA = "data"
+    """Waiting for, or making, a batch of a DataLoader."""
+    FORWARD = "forward"
+    EVALUATION = "evaluation"
+    """Forwards without gradients."""
+    BACKWARD = "backward"
+    """With it the wait for the reduction of the gradients."""
+    OPTIMIZER = "optimizer"
+    COLLECTIVE = "collective"
+    """Called from Python, but for barriers."""
+    BARRIER = "barrier"
+    WAIT = "wait"
+    """For an asynchronous collective."""
+    SAVE = "save"
+    LOAD = "load"
+    RENDEZVOUS = "rendezvous"
+    """Making a process group, or asking its store."""
+    COMPILE = "compile"
+    """``torch.compile`` at work."""
+    DEBUGGER = "debugger"
+    """Somebody looks at it with pdb, or it waits for somebody to type."""
+    OTHER = "other"
+    """Code of the user's, or of a library: the frames say which."""
+
+
+WAITING_PHASES = frozenset((Phase.COLLECTIVE, Phase.BARRIER, Phase.WAIT, Phase.RENDEZVOUS))
+"""In which a rank waits for others, whatever else is known of it."""
+LONG_PHASES = frozenset((Phase.EVALUATION, Phase.SAVE, Phase.LOAD, Phase.COMPILE))
+"""That take many steps' time in healthy jobs, and show nothing meanwhile."""
+PHASE_WORDS = {
+    Phase.DATA: "waiting for data",
+    Phase.FORWARD: "forward",
+    Phase.EVALUATION: "evaluation",
+    Phase.BACKWARD: "backward",
+    Phase.OPTIMIZER: "optimizer",
+    Phase.COLLECTIVE: "a collective",
+    Phase.BARRIER: "a barrier",
+    Phase.WAIT: "waiting for a collective",
+    Phase.SAVE: "writing a checkpoint",
+    Phase.LOAD: "reading a checkpoint",
+    Phase.RENDEZVOUS: "making a process group",
+    Phase.COMPILE: "torch.compile",
+    Phase.DEBUGGER: "a debugger",
+    Phase.OTHER: "other code",
+}
+"""As a table names them."""
+
+
+def phase_words(name: object) -> str | None:
+    """A phase as reports name it; None for none that is known."""
+    try:
+        return PHASE_WORDS[Phase(name)]
+    except ValueError:
+        return None

@@ -1,0 +1,132 @@
+"""Ranks that have not joined their process group: seen, asked without any help of theirs, and let go."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.launch.unjoined import Door, UnjoinedRank
+from ddpdoctor.rundir import make_spool_root
+from ddpdoctor.rundir.door import at_door
+from tests.hook.recording import REPOSITORY
+
+from .launched import make_run
+
+AT_THE_DOOR = f"""
+import os, subprocess, sys, time
+sys.path.insert(0, {str(REPOSITORY)!r})
+from ddpdoctor.hook.stalls import door
+if os.environ.get("STANDS"):
+    door.stand_at_door()
+def building():
+    print("ready", flush=True)
+    while True:
+        pass
+def waiting():
+    door.joining()
+    print("ready", flush=True)
+    time.sleep(60)
+def starting():
+    subprocess.run([sys.executable, sys.argv[0], "building"], check=False)
+def raising():
+    door.tell_end_at_door()
+    raise ValueError("no such host")
+globals()[sys.argv[1]]()
+"""
+
+
+@pytest.fixture
+def host(tmp_path):
+    """The root of the spools of a run, and what starts a rank below it."""
+    root = make_spool_root(str(make_run(tmp_path / "run")))
+    script = tmp_path / "train.py"
+    script.write_text(AT_THE_DOOR)
+    started = []
+
+    def start(rank: int, does: str, **more: str) -> subprocess.Popen[str]:
+        variables = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "STANDS": "1"}
+        ours = {"DDPDOCTOR_SPOOL": root, "DDPDOCTOR_HANG_AFTER_S": "3"}
+        process = subprocess.Popen(
+            [sys.executable, str(script), does],
+            env={**os.environ, **variables, **ours, **more},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        started.append(process)
+        assert process.stdout is not None
+        if does != "raising":
+            assert process.stdout.readline() == "ready\n"
+        return process
+
+    yield root, start
+    for process in started:
+        process.kill()
+        process.wait()
+    for name in os.listdir(root):
+        os.unlink(os.path.join(root, name))
+    os.rmdir(root)
+
+
+def looked(root: str) -> dict[int, UnjoinedRank]:
+    door = Door(root)
+    door.look([])
+    return {rank.rank: rank for rank in door.known.values()}
+
+
+def answer(rank: UnjoinedRank) -> str:
+    rank.ask()
+    ends_s = time.monotonic() + 20
+    while not rank.where() and time.monotonic() < ends_s:
+        time.sleep(0.05)
+        rank.look()
+    return rank.where()
+
+
+def test_one_that_loops_says_where_and_one_that_waits_that_it_does(host) -> None:
+    root, start = host
+    start(0, "waiting"), start(1, "building")
+    ranks = looked(root)
+    assert [(rank.waits, rank.alive, rank.joined) for rank in ranks.values()] == [
+        (True, True, False),
+        (False, True, False),
+    ]
+    assert answer(ranks[1]).endswith("(building)") and answer(ranks[0]).endswith("(waiting)")
+    assert ranks[0].alive and ranks[1].alive
+
+
+def test_a_program_that_a_rank_has_started_is_none(host) -> None:
+    root, start = host
+    process = start(1, "starting")
+    assert [rank.pid for rank in looked(root).values()] == [process.pid]
+    assert len(at_door(root)) == 2
+    for _, pid, _ in at_door(root):
+        if pid != process.pid:
+            os.kill(pid, signal.SIGKILL)
+
+
+def test_nobody_is_sent_a_signal_that_it_does_not_wait_for(host) -> None:
+    """The file is a stranger's: the signal would end that process."""
+    root, start = host
+    process = start(1, "building", STANDS="")
+    (Path(root) / f"unjoined-1-{process.pid}").write_text('{"signal": 55, "handle": 1}\n')
+    looked(root)[1].ask()
+    time.sleep(0.2)
+    assert process.poll() is None
+
+
+def test_how_one_ended_is_known(host) -> None:
+    root, start = host
+    process = start(1, "raising")
+    door = Door(root)
+    door.look([])
+    process.wait()
+    door.look([])
+    (end,) = door.ends(joined=[0])
+    assert (end["rank"], end["pid"], end["in_order"], end["step"]) == (1, process.pid, False, None)
