@@ -69,6 +69,7 @@ from .layout import (
 )
 from .notes import Note, NoteCode, recorded_notes
 from .owned import NotOursError, make_private_folder
+from .presence import Present, present_ranks
 from .reader import RankRecord, RunDirectory, read_manifest, read_rank
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .sources import hash_of, note_sources, read_sources, source_bytes
@@ -137,6 +138,7 @@ __all__ = [
     "NoteCode",
     "OtherRunError",
     "Phase",
+    "Present",
     "RankRecord",
     "RankStop",
     "RunDirectory",
@@ -170,6 +172,7 @@ __all__ = [
     "own_roots_prefix",
     "parsed",
     "pid_namespace",
+    "present_ranks",
     "rank_budget",
     "read_bounded",
     "read_json",
