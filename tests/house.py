@@ -39,7 +39,7 @@ ALLOWED = {
         "parentdeath",
     ),
     "__main__": ("cli",),
-    "__init__": ("analysis", "diagnose"),
+    "__init__": ("analysis", "diagnose", "report"),
 }
 """Package or top-level module → what of ours it may import. Nothing imports upwards."""
 

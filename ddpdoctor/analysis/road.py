@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Speaker
@@ -15,6 +16,7 @@ from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.metrics import telemetry_series, window_cost
 from ddpdoctor.measure.steplog import PROFILED, RankLog
 from ddpdoctor.measure.window import Window, read_window
+from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
 from ddpdoctor.rundir import Note, is_run_directory
 from ddpdoctor.stall import Verdict, evidence_of, of_dumps, of_run
 from ddpdoctor.trace import RankTrace
@@ -55,6 +57,13 @@ def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagn
     if tables:
         return judged(_measured_operations(listed, tables), chosen)
     return conclude(prepare(listed, chosen), chosen)
+
+
+def analyze_or_read(paths: Sequence[str], options: Options) -> Diagnosis:
+    """The same; a single path that is a ``diagnosis.json`` or a report is read, not analysed. Raises DdpDoctorError."""
+    if len(paths) == 1 and holds_diagnosis(Path(paths[0])):
+        return read_diagnosis(Path(paths[0]))
+    return analyze(paths, options)
 
 
 def prepare(paths: Sequence[str], options: Options) -> Prepared:
