@@ -26,7 +26,7 @@ from .inputs import Inputs, load, why_nothing, with_runs_below
 from .job import job_of
 from .judge import Measured, judged
 from .options import Options
-from .sources import with_source_text
+from .sources import with_repository, with_source_text
 from .trials import with_trials
 
 _MOST_WHY = 200
@@ -104,6 +104,7 @@ def _verdict(inputs: Inputs) -> Verdict:
 def conclude(prepared: Prepared, options: Options) -> Diagnosis:
     """Measure and diagnose."""
     diagnosis = with_trials(judged(_measured(prepared, options), options), prepared.inputs.runs)
+    diagnosis = with_repository(diagnosis)
     if not options.source_text:
         return diagnosis
     return with_source_text(diagnosis, [run.path for run in prepared.inputs.runs])

@@ -79,6 +79,9 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     started_ns: int | None = None
     duration_s: float | None = None
     exit_code: int | None = None
+    folder_in_repository: str | None = None
+    """Where the folder that holds the user's lines lies in its repository, such as "training"; "" for the repository itself, null
+    where there was none at the analysis."""
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
@@ -153,6 +156,10 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What ``ddpdoctor try`` changes to measure what mending it could bring at most."""
     caused_by: str | None = None
     """Rule id of the finding of which this is an effect."""
+    question: str = ""
+    """What the rule asks, the same in every finding of it."""
+    read_more: str | None = None
+    """Address of a page about what the rule looks at, the same in every finding of it."""
     limits: str = ""
     """When this finding is wrong."""
 

@@ -156,6 +156,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return [self.costs] if isinstance(self.costs, str) else self.costs
 
     @property
+    def read_more(self) -> str | None:
+        """The first page that its fixes refer to."""
+        return next((page for fix in self.fixes for page in fix.docs), None)
+
+    @property
     def effects(self) -> list[Effect]:
         """``effect_of`` in its long form."""
         return [Effect(rule=entry) if isinstance(entry, str) else entry for entry in self.effect_of]
