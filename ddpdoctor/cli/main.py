@@ -12,6 +12,7 @@ from typing import NoReturn
 import click
 
 import ddpdoctor
+from ddpdoctor.cli.groups import Group
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.plain import plain, plain_lines
 
@@ -37,7 +38,7 @@ _MOST_LETTERS = 200
 _EXIT_INTERRUPTED = 130
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """Imports a command's file only when it is needed: ``run`` must start the job without loading the
     analysis.
     """

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ddpdoctor.diagnose.config import Config, check_config, load_config
