@@ -14,6 +14,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
         steps.jsonl                         one line a step
         samples.jsonl                       where the training thread was, sampled now and then
         trace.json.gz                       the profiler window
+        trace.1.json.gz, ...                windows that somebody asked for while the job ran
         flight.json                         torch's flight recorder at the window's end
         progress.json, standing.json, hang_flight.json, faults.txt, ending.json        of a rank that stopped, see ``stops``
     RUN/hosts/<host>/stall.json, ends.json                                              the same, seen from outside
@@ -22,7 +23,17 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 ``docs/formats.md`` describes the fields.
 """
 
-from .asking import ask
+from .asking import (
+    CAPTURE_SCHEMA,
+    MOST_CAPTURE_STEPS,
+    CaptureOrder,
+    answer_of,
+    ask,
+    forget_questions,
+    new_request,
+    order_capture,
+    question_in,
+)
 from .boot import boot_id
 from .carrier import SENTINEL, Carrier, has_carrier, remove_root
 from .compaction import DiskBudget, rank_budget
@@ -40,7 +51,14 @@ from .files import (
     write_json,
     write_whole,
 )
-from .handover import RAW_FILE, TooLargeError
+from .handover import (
+    CAPTURE_ANSWER,
+    CAPTURE_ORDER,
+    RAW_FILE,
+    STACKS_FILE,
+    STACKS_QUESTION,
+    TooLargeError,
+)
 from .hostdocs import carry_host_documents, keep_host_document
 from .layout import (
     DIAGNOSIS_FILE,
@@ -50,6 +68,7 @@ from .layout import (
     FLIGHT_FILE,
     HANG_FLIGHT_FILE,
     MANIFEST_FILE,
+    MOST_CAPTURES,
     PROGRESS_FILE,
     RANK_FILE,
     RANK_SCHEMA,
@@ -62,6 +81,7 @@ from .layout import (
     STEPS_SCHEMA,
     TELEMETRY_FILE,
     TRACE_FILE,
+    capture_file,
     host_directory,
     is_recorded_file,
     is_run_directory,
@@ -94,6 +114,9 @@ from .typed import fitting
 from .waiting import Waiting, newer_in, reason_of, unsaved_sentence, waiting_in
 
 __all__ = [
+    "CAPTURE_ANSWER",
+    "CAPTURE_ORDER",
+    "CAPTURE_SCHEMA",
     "COMMON_FIELDS",
     "DIAGNOSIS_FILE",
     "ENDING_FILE",
@@ -106,6 +129,8 @@ __all__ = [
     "HANG_FLIGHT_FILE",
     "HELD_NS",
     "MANIFEST_FILE",
+    "MOST_CAPTURES",
+    "MOST_CAPTURE_STEPS",
     "PATIENCE_S",
     "PROGRESS_FILE",
     "PROGRESS_SCHEMA",
@@ -116,6 +141,8 @@ __all__ = [
     "RUN_SCHEMA",
     "SAMPLES_FILE",
     "SENTINEL",
+    "STACKS_FILE",
+    "STACKS_QUESTION",
     "STALL_FILE",
     "STALL_SCHEMA",
     "STANDING_FILE",
@@ -125,6 +152,7 @@ __all__ = [
     "TELEMETRY_FILE",
     "TRACE_FILE",
     "BusyError",
+    "CaptureOrder",
     "Carrier",
     "DiskBudget",
     "End",
@@ -147,14 +175,17 @@ __all__ = [
     "Stops",
     "TooLargeError",
     "Waiting",
+    "answer_of",
     "ask",
     "boot_id",
     "bounded_lines",
+    "capture_file",
     "carry_host_documents",
     "discard",
     "drain",
     "fitting",
     "folders_in",
+    "forget_questions",
     "has_carrier",
     "hash_of",
     "host_directory",
@@ -165,14 +196,17 @@ __all__ = [
     "keep_host_document",
     "make_private_folder",
     "make_spool_root",
+    "new_request",
     "new_run_id",
     "newer_in",
     "note_sources",
     "open_regular",
+    "order_capture",
     "own_roots_prefix",
     "parsed",
     "pid_namespace",
     "present_ranks",
+    "question_in",
     "rank_budget",
     "read_bounded",
     "read_json",
