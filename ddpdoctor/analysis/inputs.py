@@ -117,6 +117,12 @@ def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
     return f"{where}: {reason}. The command may not have started a PyTorch job, or ended before its first optimizer step{more}."
 
 
+def _window_of(record: RankRecord, number: int | None) -> str | None:
+    if number is not None:
+        return record.capture(number)
+    return record.trace or trace_digest(record.path)
+
+
 def _loose(others: Sequence[str], dumps: Dumps) -> TraceSet | None:
     try:
         return find_traces(others)
@@ -162,7 +168,17 @@ def _of_interest(notes: list[Note], ranks: Sequence[RankRecord]) -> list[Note]:
 def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options, dumps: Dumps) -> _Traces:
     """The windows of the recorded ranks, or their digests, and the traces at ``others``, where ``dumps`` were found, too."""
     recorded = [record for run in runs for record in run.directory.ranks]
-    places = [(record.trace or trace_digest(record.path), record.rank) for record in recorded]
+    places = [(_window_of(record, options.window), record.rank) for record in recorded]
+    if options.window is not None and not any(file for file, _ in places):
+        captured = {c.get("number") for record in recorded for c in record.info.get("captures") or []}
+        known = (
+            f"there are {', '.join(map(str, sorted(captured)))}"
+            if captured
+            else "`ddpdoctor capture` makes them"
+        )
+        raise UnusableInput(
+            f"{', '.join(run.directory.path for run in runs) or 'nothing here'} has no window {options.window}: {known}."
+        )
     ranks = {file: rank for file, rank in places if file is not None}
     loose = _loose(others, dumps) if others else None
     files = list(dict.fromkeys([*ranks, *(loose.files if loose is not None else ())]))

@@ -14,7 +14,7 @@ from ddpdoctor.measure.facts import Facts, JobFacts
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.metrics import telemetry_series, window_cost
-from ddpdoctor.measure.steplog import PROFILED, RankLog
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
 from ddpdoctor.rundir import Note, is_run_directory
@@ -26,6 +26,7 @@ from .inputs import Inputs, load, why_nothing, with_runs_below
 from .job import job_of
 from .judge import Measured, judged
 from .options import Options
+from .profiled import profiled_in
 from .sources import with_repository, with_source_text
 from .trials import with_trials
 
@@ -120,7 +121,7 @@ def windows_of(inputs: Inputs) -> list[Window]:
 def _window(trace: RankTrace, log: RankLog | None) -> Window:
     if log is None:
         return read_window(trace)
-    profiled = [step for step in log.steps if PROFILED in step.marks] if trace.size else []
+    profiled = profiled_in(trace, log.steps)
     bounds = [(step.number, step.start_ns, step.end_ns) for step in profiled]
     return read_window(moved_trace(trace, profiled), bounds or None, log.host)
 

@@ -19,6 +19,8 @@ from ddpdoctor.plain import plain, plain_lines
 VERBS = {
     "run": "Run a job unchanged, record its ranks, diagnose it",
     "watch": "Show a run while its job runs",
+    "stacks": "Print where each rank of a running job is now",
+    "capture": "Profile some steps of a running job, on all ranks",
     "analyze": "Diagnose recorded runs, or profiler traces",
     "digest": "Make small files of traces, to analyze elsewhere",
     "compare": "Compare two recordings of a job",
