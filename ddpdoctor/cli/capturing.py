@@ -130,10 +130,10 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrde
         time.sleep(_LOOK_S)
     for rank in ranks:
         forget_questions(rank.spool, CAPTURE_ORDER)
-    for rank, state in states.items():
+    for number, state in states.items():
         if state.get("state") != _SAVED:
             why = state.get("why") or "the job ended before it was saved"
-            say(f"Note: rank {rank} has no trace of it: {why}.", err=True)
+            say(f"Note: rank {number} has no trace of it: {why}.", err=True)
     saved = sum(state.get("state") == _SAVED for state in states.values())
     if not saved:
         raise UnusableInput("no rank saved a trace.")

@@ -22,7 +22,7 @@ from .handover import CAPTURE_ANSWER, CAPTURE_ORDER, QUESTION_FILE, STACKS_FILE,
 from .layout import MOST_CAPTURES
 from .owned import open_file, private_folder, read_file, replace_file
 
-_MOST_DIGITS = 9
+_MOST_DIGITS, _MOST_NUMBER = 9, 999_999_999
 _MOST_ORDER_BYTES = 500
 _LAST_STEP = 1 << 53
 CAPTURE_SCHEMA = "ddpdoctor.capture/1"
@@ -69,7 +69,7 @@ def question_in(spool: str, question: str = QUESTION_FILE) -> int:
 
 def new_request() -> int:
     """A number that nobody has asked by for years."""
-    return int(time.time() * 10) % (10**_MOST_DIGITS - 1) + 1
+    return int(time.time() * 10) % _MOST_NUMBER + 1
 
 
 def order_capture(spool: str, order: CaptureOrder) -> None:
@@ -99,7 +99,7 @@ def _checked(found: Any) -> Optional[CaptureOrder]:
         return None
     order = CaptureOrder(**found)
     possible = (
-        0 < order.request < 10**_MOST_DIGITS
+        0 < order.request <= _MOST_NUMBER
         and 0 < order.number <= MOST_CAPTURES
         and 0 < order.first <= _LAST_STEP
         and 0 < order.steps <= MOST_CAPTURE_STEPS

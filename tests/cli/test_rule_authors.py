@@ -64,7 +64,7 @@ def test_what_was_mistyped_is_answered_with_what_may_have_been_meant(tmp_path, a
 
 def test_what_is_like_nothing_gets_no_suggestion(tmp_path):
     assert did_you_mean("zzzzzz", ["analyze", "run"]) == ""
-    assert did_you_mean("anal", ["analyze", "analyse", "run"]) == " Did you mean analyse or analyze?"
+    assert did_you_mean("analyz", ["analyze", "analyse", "run"]) == " Did you mean analyze or analyse?"
     code, _, err = doctor("qqqq", cwd=tmp_path)
     assert code == 2 and err.rstrip().endswith("No such command 'qqqq'.")
 
