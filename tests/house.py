@@ -115,7 +115,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "taxonomy",
         ),
         "pipeline": ("metrics", "numerics", "facts"),
-        "export": ("align", "window", "steplog", "numerics", "telemetry", "taxonomy"),
+        "export": ("align", "window", "steplog", "numerics", "places", "telemetry", "taxonomy"),
     },
     "hook": {
         "environment": (),
