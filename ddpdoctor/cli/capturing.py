@@ -41,8 +41,8 @@ def capture(run: Path, steps: int, first: int | None) -> None:
     recover(str(run))
     live = LiveRun(run)
     live.look()
-    here = {rank.rank for rank in ranks}
-    others = [rank for rank, each in live.ranks.items() if rank not in here and not each.ended]
+    here = {live.ranks[rank.rank].host for rank in ranks if rank.rank in live.ranks}
+    others = [each.rank for each in live.ranks.values() if each.host not in here and not each.ended]
     ahead = _first_step(list(live.ranks.values()))
     if others and first is None:
         raise UnusableInput(
@@ -117,15 +117,13 @@ def _ordered(ranks: Sequence[Present], order: CaptureOrder) -> None:
 def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrder) -> None:
     folders = {rank.rank: live.ranks[rank.rank].log.path.parent for rank in ranks if rank.rank in live.ranks}
     while True:
+        live.look()
         recover(str(run))
         states = {
             rank: next((c for c in _captures(folder) if c.get("number") == order.number), {})
             for rank, folder in folders.items()
         }
-        if all(state.get("state") in _OVER for state in states.values()):
-            break
-        live.look()
-        if live.ended:
+        if live.ended or all(state.get("state") in _OVER for state in states.values()):
             break
         time.sleep(_LOOK_S)
     for rank in ranks:
