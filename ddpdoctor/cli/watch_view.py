@@ -64,7 +64,11 @@ def frame(
     """Everything to show, top to bottom; ``gone``: the launcher was killed, so nothing more will come. ``now`` is where ranks of
     this host say that they are, ``keys`` whether they have an effect."""
     view = view or View()
-    parts: list[RenderableType] = [_state(run, gone), *_silence(run), _verdict(opinion, run.ended or gone)]
+    # What does not fit the terminal is cut off at the bottom.
+    told = f"q quit · s sort (by {view.sort.value}) · r reverse · p phases"
+    hint = [Text(told, style="dim")] if keys else []
+    over = run.ended or gone
+    parts: list[RenderableType] = [_state(run, gone), *hint, *_silence(run), _verdict(opinion, over)]
     if run.ranks:
         parts += [Text(""), _pace(run), *_sparkline(run), *phase_bar(run), Text("")]
         parts.append(rank_table(run, view, now or {}))
@@ -77,11 +81,6 @@ def frame(
     gpus = _gpu_table(run)
     if gpus is not None:
         parts += [Text(""), gpus]
-    if keys:
-        parts += [
-            Text(""),
-            Text(f"q quit · s sort (by {view.sort.value}) · r reverse · p phases", style="dim"),
-        ]
     return Group(*parts)
 
 

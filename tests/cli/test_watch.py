@@ -107,7 +107,7 @@ def test_keys_sort_show_phases_and_quit(tmp_path):
     shown("s sort (by lateness)")
     assert "backward" in "".join(seen) and "checkpoint" not in "".join(seen)
     os.write(ours, b"p")
-    shown("optimizer  ")
+    shown("optimizer")
     os.write(ours, b"q")
     assert watching.wait(30) == 0
     assert termios.tcgetattr(theirs)[3] == before[3]

@@ -48,15 +48,12 @@ def late_steps(collectives: pl.DataFrame, steps: pl.DataFrame) -> dict[int, set[
 
 
 def _median_of_others(values: Array) -> Array:
-    """[N, R] → [N, R]: for each the median of its row without it."""
+    """[N, R] → [N, R]: for each the median of its row without it; of an even number the upper one, as where most ranks are slow, slow
+    is usual."""
     places = np.argsort(np.argsort(values, axis=1), axis=1)
-    ordered, count = np.sort(values, axis=1), values.shape[1] - 1
-    pair = [
-        np.take_along_axis(ordered, middle + (middle >= places), axis=1)
-        for middle in ((count - 1) // 2, count // 2)
-    ]
-    half: Array = (pair[0] + pair[1]) / 2
-    return half
+    middle = (values.shape[1] - 1) // 2
+    upper: Array = np.take_along_axis(np.sort(values, axis=1), middle + (middle >= places), axis=1)
+    return upper
 
 
 def flame_graph(log: RankLog, late: Iterable[int]) -> dict[str, Any] | None:
