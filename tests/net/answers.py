@@ -24,7 +24,8 @@ INPUT = "{input}"
 def answer(group: str, name: str) -> dict[str, Any]:
     """``diagnosis.json`` of a case, or ``{"error": sentence}`` where the analysis refuses it.
 
-    Left out are the version of ddpdoctor, the time of the analysis, and where this machine has a repository; the path that was analysed is replaced wherever it occurs.
+    Left out are the version of ddpdoctor, the time of the analysis, and where this machine has a repository; the path that was
+    analysed is replaced wherever it occurs.
     All else stays, among it hosts, times and paths that were recorded.
     """
     with tempfile.TemporaryDirectory(prefix="net") as folder:
