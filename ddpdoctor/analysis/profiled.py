@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from ddpdoctor.measure.steplog import OPENED, PROFILED, Step
 from ddpdoctor.trace import RankTrace
 
 
 def profiled_in(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
-    """The steps of the window that shares most time with the trace; none where that holds nothing."""
+    """The steps of the window in which the trace's events lie; none where that holds nothing."""
     if not trace.size:
         return []
     windows: list[list[Step]] = []
@@ -20,11 +22,11 @@ def profiled_in(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
             windows[-1].append(step)
     if len(windows) <= 1:
         return windows[0] if windows else []
-    begin, end = int(trace.start_ns.min()), int(trace.start_ns.max())
+    middle = int(np.median(trace.start_ns))
 
-    def shared_ns(window: Sequence[Step]) -> int:
+    def away_ns(window: Sequence[Step]) -> int:
         # By the wall clock, as the trace has it.
-        first, last = (step.moved_ns for step in (window[0], window[-1]))
-        return min(end, window[-1].end_ns - last) - max(begin, window[0].start_ns - first)
+        begin = window[0].start_ns - window[0].moved_ns
+        return max(begin - middle, middle - (window[-1].end_ns - window[-1].moved_ns), 0)
 
-    return max(windows, key=shared_ns)
+    return min(windows, key=away_ns)
