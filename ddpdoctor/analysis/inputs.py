@@ -123,6 +123,20 @@ def _window_of(record: RankRecord, number: int | None) -> str | None:
     return record.trace or trace_digest(record.path)
 
 
+def _no_window(runs: Sequence[_Run], number: int) -> str:
+    captures = [
+        capture
+        for run in runs
+        for record in run.directory.ranks
+        for capture in record.info.get("captures") or []
+        if capture.get("state") == "saved"
+    ]
+    if not captures:
+        return f"there is no window {number}: `ddpdoctor capture RUN` opens windows in a job that runs."
+    known = ", ".join(str(number) for number in sorted({capture.get("number", 0) for capture in captures}))
+    return f"there is no window {number}: {', '.join(run.directory.path for run in runs)} has {known}."
+
+
 def _loose(others: Sequence[str], dumps: Dumps) -> TraceSet | None:
     try:
         return find_traces(others)
@@ -170,15 +184,7 @@ def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options, 
     recorded = [record for run in runs for record in run.directory.ranks]
     places = [(_window_of(record, options.window), record.rank) for record in recorded]
     if options.window is not None and not any(file for file, _ in places):
-        captured = {c.get("number") for record in recorded for c in record.info.get("captures") or []}
-        known = (
-            f"there are {', '.join(map(str, sorted(captured)))}"
-            if captured
-            else "`ddpdoctor capture` makes them"
-        )
-        raise UnusableInput(
-            f"{', '.join(run.directory.path for run in runs) or 'nothing here'} has no window {options.window}: {known}."
-        )
+        raise UnusableInput(_no_window(runs, options.window))
     ranks = {file: rank for file, rank in places if file is not None}
     loose = _loose(others, dumps) if others else None
     files = list(dict.fromkeys([*ranks, *(loose.files if loose is not None else ())]))
