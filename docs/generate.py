@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -104,11 +103,7 @@ def _fields(kind: type[msgspec.Struct], prefix: str) -> str:
     rows = ["| fact | type | unit | meaning |", "| --- | --- | --- | --- |"]
     docs = facts_view.attribute_docs()
     for name, hint in facts_view.fields_of(kind).items():
-        plain = (
-            hint.__name__
-            if isinstance(hint, type) and "[" not in str(hint)
-            else re.sub(r"ddpdoctor\.measure\.\w+\.", "", str(hint))
-        )
+        plain = facts_view.type_name(hint)
         text = _cell(docs.get((kind.__name__, name), "")).replace("``", "`")
         rows.append(f"| `{prefix}{name}` | {plain} | {facts_view.unit_of(name)} | {text} |")
     return "\n".join(rows)

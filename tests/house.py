@@ -8,6 +8,7 @@ ALLOWED = {
     "cachefolder": (),
     "deferred": (),
     "parentdeath": (),
+    "nearest": (),
     "plain": (),
     "severities": (),
     "stages": (),
@@ -17,7 +18,7 @@ ALLOWED = {
     "trace": ("rundir", "errors", "aside", "cachefolder", "parentdeath"),
     "measure": ("trace", "rundir", "errors", "deferred", "stages"),
     "stall": ("measure", "rundir"),
-    "diagnose": ("measure", "rundir", "errors", "aside", "cachefolder", "plain", "severities"),
+    "diagnose": ("measure", "rundir", "errors", "aside", "cachefolder", "nearest", "plain", "severities"),
     "report": ("diagnose", "rundir", "errors", "deferred", "plain"),
     "launch": ("rundir", "telemetry", "errors", "parentdeath", "deferred"),
     "experiment": ("diagnose", "measure", "rundir", "errors", "parentdeath"),
@@ -45,13 +46,14 @@ ALLOWED = {
         "report",
         "trace",
         "errors",
+        "nearest",
         "plain",
         "severities",
         "parentdeath",
         "stages",
     ),
     "__main__": ("cli",),
-    "__init__": ("analysis", "diagnose"),
+    "__init__": ("analysis", "diagnose", "report"),
 }
 """Package or top-level module → what of ours it may import. Nothing imports upwards."""
 
@@ -128,7 +130,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "taxonomy",
         ),
         "pipeline": ("metrics", "numerics", "facts"),
-        "export": ("align", "window", "steplog", "numerics", "telemetry", "taxonomy"),
+        "export": ("align", "window", "steplog", "numerics", "places", "telemetry", "taxonomy"),
     },
     "hook": {
         "environment": (),

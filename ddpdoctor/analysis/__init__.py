@@ -10,9 +10,23 @@ has their sentences.
 """
 
 import ddpdoctor.report  # noqa: F401 (a diagnosis shows itself in notebooks from then on)
+from ddpdoctor.stages import Progress
 
+from .frames import Frames, frames
 from .inputs import Inputs, load
 from .options import Options
-from .road import Prepared, analyze, conclude, prepare
+from .road import Prepared, analyze, analyze_or_read, conclude, prepare
 
-__all__ = ["Inputs", "Options", "Prepared", "analyze", "conclude", "load", "prepare"]
+__all__ = [
+    "Frames",
+    "Inputs",
+    "Options",
+    "Prepared",
+    "Progress",
+    "analyze",
+    "analyze_or_read",
+    "conclude",
+    "frames",
+    "load",
+    "prepare",
+]

@@ -119,6 +119,26 @@ def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
     return f"{where}: {reason}. The command may not have started a PyTorch job, or ended before its first optimizer step{more}."
 
 
+def _window_of(record: RankRecord, number: int | None) -> str | None:
+    if number is not None:
+        return record.capture(number)
+    return record.trace or trace_digest(record.path)
+
+
+def _no_window(runs: Sequence[_Run], number: int) -> str:
+    captures = [
+        capture
+        for run in runs
+        for record in run.directory.ranks
+        for capture in record.info.get("captures") or []
+        if capture.get("state") == "saved"
+    ]
+    if not captures:
+        return f"there is no window {number}: `ddpdoctor capture RUN` opens windows in a job that runs."
+    known = ", ".join(str(number) for number in sorted({capture.get("number", 0) for capture in captures}))
+    return f"there is no window {number}: {', '.join(run.directory.path for run in runs)} has {known}."
+
+
 def _loose(others: Sequence[str], dumps: Dumps) -> TraceSet | None:
     try:
         return find_traces(others)
@@ -165,7 +185,9 @@ def _of_interest(notes: list[Note], ranks: Sequence[RankRecord]) -> list[Note]:
 def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options, dumps: Dumps) -> _Traces:
     """The windows of the recorded ranks, or their digests, and the traces at ``others``, where ``dumps`` were found, too."""
     recorded = [record for run in runs for record in run.directory.ranks]
-    places = [(record.trace or trace_digest(record.path), record.rank) for record in recorded]
+    places = [(_window_of(record, options.window), record.rank) for record in recorded]
+    if options.window is not None and not any(file for file, _ in places):
+        raise UnusableInput(_no_window(runs, options.window))
     ranks = {file: rank for file, rank in places if file is not None}
     loose = _loose(others, dumps) if others else None
     files = list(dict.fromkeys([*ranks, *(loose.files if loose is not None else ())]))

@@ -25,6 +25,7 @@ from ddpdoctor.diagnose.diagnosis import (
     WindowCost,
 )
 from ddpdoctor.diagnose.engine import diagnose
+from ddpdoctor.diagnose.jsonvalue import without_numpy
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.diagnose.verdict import verdict
 from ddpdoctor.diagnose.waterfall import waterfall
@@ -85,7 +86,7 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         stopped=_NOBODY_WAITS if facts.hang.looked and facts.hang.state is None else None,
     )
     told = [note.text for note in measured.notes]
-    return Diagnosis(
+    diagnosis = Diagnosis(
         tool_version=__version__,
         created_ns=time.time_ns(),
         source=measured.source,
@@ -109,6 +110,7 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         facts=tree,
         hta=measured.hta,
     )
+    return without_numpy(diagnosis)
 
 
 def _suppressed(rules: Sequence[str], options: Options) -> list[str]:

@@ -27,6 +27,8 @@ class Options:
     """Where traces are read, see :func:`ddpdoctor.trace.engines.open_engine`; None: processes of this machine."""
     job: int | None = None
     """Which of several jobs, numbered as the refusal lists them; None: there must be one."""
+    window: int | None = None
+    """Which of the profiler windows that were asked for while the job ran, numbered from 1; None: the first of all."""
     hta: bool = False
     source_text: bool = True
     """Whether findings show the text of their lines, where the files are here and as the run had them."""

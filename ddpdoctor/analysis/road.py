@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Speaker
@@ -13,8 +14,9 @@ from ddpdoctor.measure.facts import Facts, JobFacts
 from ddpdoctor.measure.flow import measure
 from ddpdoctor.measure.hangfacts import HangFacts
 from ddpdoctor.measure.metrics import device_errors, telemetry_series, window_cost
-from ddpdoctor.measure.steplog import PROFILED, RankLog
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.window import Window, read_window
+from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
 from ddpdoctor.rundir import Note, is_run_directory
 from ddpdoctor.stages import Progress, Stage, counted, untold
 from ddpdoctor.stall import Verdict, evidence_of, of_dumps, of_run
@@ -25,7 +27,8 @@ from .inputs import Inputs, load, why_nothing, with_runs_below
 from .job import job_of
 from .judge import Measured, judged
 from .options import Options
-from .sources import with_source_text
+from .profiled import profiled_in
+from .sources import with_repository, with_source_text
 from .trials import with_trials
 
 _MOST_WHY = 200
@@ -56,6 +59,13 @@ def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagn
     if tables:
         return judged(_measured_operations(listed, tables), chosen)
     return conclude(prepare(listed, chosen), chosen)
+
+
+def analyze_or_read(paths: Sequence[str], options: Options) -> Diagnosis:
+    """The same; a single path that is a ``diagnosis.json`` or a report is read, not analysed. Raises DdpDoctorError."""
+    if len(paths) == 1 and holds_diagnosis(Path(paths[0])):
+        return read_diagnosis(Path(paths[0]))
+    return analyze(paths, options)
 
 
 def prepare(paths: Sequence[str], options: Options) -> Prepared:
@@ -99,6 +109,7 @@ def _verdict(inputs: Inputs) -> Verdict:
 def conclude(prepared: Prepared, options: Options) -> Diagnosis:
     """Measure and diagnose."""
     diagnosis = with_trials(judged(_measured(prepared, options), options), prepared.inputs.runs)
+    diagnosis = with_repository(diagnosis)
     if not options.source_text:
         return diagnosis
     return with_source_text(diagnosis, [run.path for run in prepared.inputs.runs])
@@ -118,7 +129,7 @@ def windows_of(inputs: Inputs, progress: Progress = untold) -> list[Window]:
 def _window(trace: RankTrace, log: RankLog | None) -> Window:
     if log is None:
         return read_window(trace)
-    profiled = [step for step in log.steps if PROFILED in step.marks] if trace.size else []
+    profiled = profiled_in(trace, log.steps)
     bounds = [(step.number, step.start_ns, step.end_ns) for step in profiled]
     return read_window(moved_trace(trace, profiled), bounds or None, log.host)
 

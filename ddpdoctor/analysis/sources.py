@@ -1,14 +1,17 @@
-"""The text of the lines that a diagnosis names, where the files are here and as the run had them."""
+"""The lines that a diagnosis names, where their files are here: what stands there, and where in its repository that is."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.measure.places import SourceText, Where
+from ddpdoctor.report.redaction import project_root
 from ddpdoctor.rundir import hash_of, read_sources, source_bytes
 
 AROUND = 2
@@ -16,6 +19,20 @@ AROUND = 2
 _MOST_LETTERS = 200
 """Of a line."""
 CHANGED = "the file has changed since the run"
+
+
+def with_repository(diagnosis: Diagnosis) -> Diagnosis:
+    """The same diagnosis with where the folder of the user's lines lies in its repository, where that is here."""
+    root = project_root(diagnosis)
+    if root is None:
+        return diagnosis
+    folder = Path(root)
+    for above in (folder, *folder.parents):
+        if os.path.lexists(above / ".git"):
+            inside = folder.relative_to(above).as_posix()
+            job = msgspec.structs.replace(diagnosis.job, folder_in_repository="" if inside == "." else inside)
+            return msgspec.structs.replace(diagnosis, job=job)
+    return diagnosis
 
 
 def with_source_text(diagnosis: Diagnosis, runs: Sequence[str]) -> Diagnosis:

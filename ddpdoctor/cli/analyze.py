@@ -68,6 +68,12 @@ EXIT_FAIL_ON = 1
     "environment names, else one that is started on this machine's loopback (needs ddpdoctor[dask] or [ray]).",
 )
 @chosen_job
+@click.option(
+    "--window",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Take the profiler window that `ddpdoctor capture` numbered so, not the first one.",
+)
 @click.option("--hta", is_flag=True, help="Add HolisticTraceAnalysis's own analyses (needs ddpdoctor[hta]).")
 @click.option(
     "--redact",
@@ -91,6 +97,7 @@ def command(
     no_cache: bool,
     engine: str | None,
     job: int | None,
+    window: int | None,
     hta: bool,
     redacted: bool,
     no_source_text: bool,
@@ -115,6 +122,7 @@ def command(
         "cache": not no_cache,
         "engine": engine,
         "job": job,
+        "window": window,
         "hta": hta,
         "source_text": not no_source_text,
     }

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -12,6 +15,9 @@ from ddpdoctor.cli.outputs import check_outputs, to_stdout
 from ddpdoctor.cli.progress import shown_progress
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
+
+if TYPE_CHECKING:
+    from ddpdoctor.measure.steplog import RankLog
 
 TABLES = ("steps", "collectives", "events")
 
@@ -30,10 +36,21 @@ TABLES = ("steps", "collectives", "events")
     metavar="DIR",
     help="Write steps.parquet, collectives.parquet and events.parquet.",
 )
+@click.option(
+    "--speedscope",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write the stack samples of each rank as a flame graph.",
+)
 @click.option("--steps", metavar="A:B", help="Only steps A to B-1.")
 @chosen_job
 def command(
-    paths: tuple[str, ...], timeline: Path | None, parquet: Path | None, steps: str | None, job: int | None
+    paths: tuple[str, ...],
+    timeline: Path | None,
+    parquet: Path | None,
+    speedscope: Path | None,
+    steps: str | None,
+    job: int | None,
 ) -> None:
     """Put all ranks of a run directory, or of profiler traces, on one clock.
 
@@ -44,15 +61,18 @@ def command(
     Examples:
       ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --timeline all-ranks.json.gz
       ddpdoctor export traces/ --timeline all-ranks.json.gz --steps 10:15 --parquet tables
+      ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --speedscope flames
     """
-    if timeline is None and parquet is None:
-        raise click.UsageError("nothing to write: give --timeline F, --parquet DIR, or both.")
+    if timeline is None and parquet is None and speedscope is None:
+        raise click.UsageError(
+            "nothing to write: give --timeline F, --parquet DIR or --speedscope DIR, or several."
+        )
     chosen = _range(steps)
     named = {"--timeline": timeline}
     if parquet is not None:
         named |= {f"--parquet {name}": parquet / f"{name}.parquet" for name in TABLES}
     from ddpdoctor.analysis import conclude, prepare
-    from ddpdoctor.measure.export import recorded_tables
+    from ddpdoctor.measure.export import late_steps, recorded_tables
     from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_parquet, write_timeline
 
     check_outputs(paths, named)
@@ -70,6 +90,14 @@ def command(
     if parquet is not None:
         for file in write_parquet(recorded, parquet):
             say(f"written: {file}", err=aside)
+    if speedscope is not None:
+        late = late_steps(recorded["collectives"], recorded["steps"])
+        wanted = set(recorded["steps"]["step"].to_list())
+        files = _write_flames(prepared.logs, late, wanted, speedscope)
+        if not files:
+            say("Note: no stack samples were recorded, so there is no flame graph.", err=True)
+        for file in files:
+            say(f"written: {file}", err=aside)
     if timeline is not None:
         fitting = steps_that_fit(recorded) if chosen is None else None
         if fitting is not None:
@@ -82,6 +110,27 @@ def command(
         say(f"written: {timeline}; open it in https://ui.perfetto.dev", err=aside)
     for note in found.notes:
         say(f"Note: {note}", err=True)
+
+
+def _write_flames(
+    logs: Sequence[RankLog], late: Mapping[int, set[int]], wanted: set[int], folder: Path
+) -> list[Path]:
+    """A file for each rank whose samples are known; the files."""
+    import msgspec
+
+    from ddpdoctor.measure.export import flame_graph
+    from ddpdoctor.report.replace import write_whole
+
+    written = []
+    for log in logs:
+        chosen = replace(log, steps=[step for step in log.steps if step.number in wanted])
+        document = flame_graph(chosen, late.get(log.rank, ()))
+        if document is not None:
+            folder.mkdir(parents=True, exist_ok=True)
+            file = folder / f"rank-{log.rank:05d}.speedscope.json"
+            write_whole(file, msgspec.json.encode(document))
+            written.append(file)
+    return written
 
 
 def _range(text: str | None) -> tuple[int, int] | None:

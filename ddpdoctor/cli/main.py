@@ -12,12 +12,15 @@ from typing import NoReturn
 import click
 
 import ddpdoctor
+from ddpdoctor.cli.groups import Group
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.plain import plain, plain_lines
 
 VERBS = {
     "run": "Run a job unchanged, record its ranks, diagnose it",
     "watch": "Show a run while its job runs",
+    "stacks": "Print where each rank of a running job is now",
+    "capture": "Profile some steps of a running job, on all ranks",
     "analyze": "Diagnose recorded runs, or profiler traces",
     "digest": "Make small files of traces, to analyze elsewhere",
     "compare": "Compare two recordings of a job",
@@ -38,7 +41,7 @@ _MOST_LETTERS = 200
 _EXIT_INTERRUPTED = 130
 
 
-class LazyGroup(click.Group):
+class LazyGroup(Group):
     """Imports a command's file only when it is needed: ``run`` must start the job without loading the
     analysis.
     """

@@ -52,9 +52,10 @@ def _places(
             if any(name.startswith(f"{kind}.") for name in best.settings):
                 known = diagnosis.facts.get(kind)
                 where = known.get("where") if isinstance(known, dict) else None
-                if isinstance(where, dict) and isinstance(where.get("file"), str):
+                file = where.get("file") if isinstance(where, dict) else None
+                if isinstance(where, dict) and isinstance(file, str):
                     line = where.get("line")
-                    yield where["file"], line if isinstance(line, int) else 0
+                    yield file, line if isinstance(line, int) else 0
         own = [finding for finding in diagnosis.findings if finding.rule == best.finding]
         others = [finding for finding in diagnosis.findings if finding.rule != best.finding]
         yield from ((place.file, place.line) for finding in (*own, *others) for place in finding.where)

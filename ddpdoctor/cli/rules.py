@@ -1,4 +1,4 @@
-"""``ddpdoctor rules``: list, show and test the rule pack."""
+"""``ddpdoctor rules``: list, show, test and begin rules, and the facts that they read."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpdoctor.cli.configured import own_config
+from ddpdoctor.cli.groups import Group
+from ddpdoctor.cli.rule_authors import facts_command, new_command
 from ddpdoctor.errors import RuleError
+from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain
 
 if TYPE_CHECKING:
@@ -27,7 +30,7 @@ _folders = click.option(
 )
 
 
-@click.group("rules")
+@click.group("rules", cls=Group)
 def command() -> None:
     """The knowledge behind the findings: one file per rule.
 
@@ -35,8 +38,14 @@ def command() -> None:
     Examples:
       ddpdoctor rules list
       ddpdoctor rules show dataloader/starved
+      ddpdoctor rules facts loader
+      ddpdoctor rules new ours/slow-steps
       ddpdoctor rules test our-rules
     """
+
+
+command.add_command(facts_command)
+command.add_command(new_command)
 
 
 @command.command("list")
@@ -72,7 +81,8 @@ def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
     rules = _rules(folders)
     rule = rules.rules.get(rule_id)
     if rule is None:
-        raise RuleError(f"there is no rule {rule_id!r}; `ddpdoctor rules list` shows all")
+        near = did_you_mean(rule_id, rules.rules)
+        raise RuleError(f"there is no rule {rule_id!r}; `ddpdoctor rules list` shows all.{near}")
     _show(rule, Console(highlight=False))
 
 

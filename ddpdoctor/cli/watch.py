@@ -21,9 +21,10 @@ from ddpdoctor.errors import UnusableInput
 )
 @click.option("--once", is_flag=True, help="Print one frame and end.")
 def command(run: Path, interval: float, once: bool) -> None:
-    """Show a run directory while its job runs: step times, late ranks, GPUs, and the verdict so far.
+    """Show a run directory while its job runs: step times, phases, late ranks, GPUs, and the verdict so far.
 
-    Ends when the job has ended; Ctrl-C ends it before. The job does not notice. A finished run is shown once.
+    Keys: q quits, s sorts the ranks, r reverses, p shows each rank's phases. Ends when the job has ended. The job
+    does not notice. A finished run is shown once.
 
     \b
     Examples:

@@ -4,29 +4,36 @@ from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from ddpdoctor.cli.watch_ranks import (
+    MOST_ROWS,
+    Sort,
+    View,
+    percent,
+    phase_bar,
+    plain_table,
+    rank_table,
+    size,
+    whole_seconds,
+)
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.view import price
 from ddpdoctor.rundir import Standstill, read_stops
-from ddpdoctor.telemetry import LiveRun, data_wait_ms, step_ms
+from ddpdoctor.telemetry import RECENT_STEPS, LiveRun, step_ms
 
-RECENT_STEPS = 20
-"""Newest steps over which medians are taken."""
-MOST_ROWS = 16
-"""Most ranks shown: those that come last."""
 SPARK_STEPS = 50
 SPARKS = "▁▂▃▄▅▆▇█"
 SILENT_S, SILENT_STEPS = 10.0, 10
 """Without a step for so long, and so many steps' time, a job deserves a look, whatever it does."""
-LATE_SHARE = 0.05
-"""Lateness of a rank above this share of the step stands out: what makes a finding a warning."""
 
 
 @dataclass(frozen=True)
@@ -45,14 +52,30 @@ class Opinion:
         return cls(diagnosis.verdict.headline, price(diagnosis), diagnosis.healthy, diagnosis.steps.measured)
 
 
-def frame(run: LiveRun, opinion: Opinion, *, gone: bool = False) -> RenderableType:
-    """Everything to show, top to bottom; ``gone``: the launcher was killed, so nothing more will come."""
-    parts: list[RenderableType] = [_state(run, gone), *_silence(run), _verdict(opinion, run.ended or gone)]
+def frame(
+    run: LiveRun,
+    opinion: Opinion,
+    *,
+    gone: bool = False,
+    now: Mapping[int, Mapping[str, Any]] | None = None,
+    view: View | None = None,
+    keys: bool = False,
+) -> RenderableType:
+    """Everything to show, top to bottom; ``gone``: the launcher was killed, so nothing more will come. ``now`` is where ranks of
+    this host say that they are, ``keys`` whether they have an effect."""
+    view = view or View()
+    # What does not fit the terminal is cut off at the bottom.
+    told = f"q quit · s sort (by {view.sort.value}) · r reverse · p phases"
+    hint = [Text(told, style="dim")] if keys else []
+    over = run.ended or gone
+    parts: list[RenderableType] = [_state(run, gone), *hint, *_silence(run), _verdict(opinion, over)]
     if run.ranks:
-        parts += [Text(""), _pace(run), *_sparkline(run), Text(""), _rank_table(run)]
+        parts += [Text(""), _pace(run), *_sparkline(run), *phase_bar(run), Text("")]
+        parts.append(rank_table(run, view, now or {}))
         more = len(run.ranks) - MOST_ROWS
         if more > 0:
-            parts.append(Text(f"and {words.count(more, 'rank')} that come earlier", style="dim"))
+            rest = "that come earlier" if view.sort in (Sort.RANK, Sort.LATE) else "below these"
+            parts.append(Text(f"and {words.count(more, 'rank')} {rest}", style="dim"))
         if len({live.host for live in run.ranks.values()}) > 1:
             parts.append(Text("lateness across hosts: clocks set by the ends of the steps", style="dim"))
     gpus = _gpu_table(run)
@@ -66,7 +89,7 @@ def _state(run: LiveRun, gone: bool) -> Text:
     started = manifest.get("started_ns")
     ended = manifest.get("ended_ns")
     # A clock that was set back in between may show an end before the beginning.
-    lasted = _whole_seconds(max(0, (ended or time.time_ns()) - started) / 1e9) if started else ""
+    lasted = whole_seconds(max(0, (ended or time.time_ns()) - started) / 1e9) if started else ""
     if gone:
         state = "its launcher was killed"
     elif ended:
@@ -87,7 +110,7 @@ def _silence(run: LiveRun) -> list[Text]:
     times = [ms for live in run.ranks.values() if (ms := step_ms(live, RECENT_STEPS)) is not None]
     if silent_s is None or silent_s < max(SILENT_S, SILENT_STEPS * max(times, default=0.0) / 1e3):
         return []
-    found = [Text(f"no rank has finished a step for {_whole_seconds(silent_s)}", style="bold red")]
+    found = [Text(f"no rank has finished a step for {whole_seconds(silent_s)}", style="bold red")]
     stops = read_stops(str(run.path), [])
     lasting = [
         host.stall for host in stops.hosts if host.stall and host.stall.get("state") == Standstill.LASTS
@@ -104,17 +127,13 @@ def _silence(run: LiveRun) -> list[Text]:
     return found
 
 
-def _whole_seconds(duration_s: float) -> str:
-    return words.seconds(duration_s) if duration_s >= 60 else f"{duration_s:.0f} s"
-
-
 def _verdict(opinion: Opinion, over: bool) -> Text:
     style = {True: "bold green", False: "bold red", None: "dim"}[opinion.healthy]
     text = Text(plain(opinion.headline), style=style)
     if opinion.price:
         text.append(f"\n{opinion.price}", style="default not bold")
     if opinion.healthy is not None and not over:
-        age = _whole_seconds(time.monotonic() - opinion.moment_s)
+        age = whole_seconds(time.monotonic() - opinion.moment_s)
         text.append(
             f"\nverdict so far, from {words.count(opinion.steps, 'step')}, {age} ago", style="dim not bold"
         )
@@ -149,32 +168,9 @@ def _sparkline(run: LiveRun) -> list[Text]:
     return [Text.assemble((bars, "blue"), (f"  up to {words.milliseconds(top)} a step", "dim"))]
 
 
-def _rank_table(run: LiveRun) -> Table:
-    table = _table("rank", "host", "step", "step time", "late by", "waits for data", "CPU", "memory")
-    late = run.lateness_ms(RECENT_STEPS)
-    order = sorted(run.ranks.values(), key=lambda live: -late.get(live.rank, 0.0))[:MOST_ROWS]
-    for live in sorted(order, key=lambda live: live.rank):
-        whole, behind = step_ms(live, RECENT_STEPS), late.get(live.rank)
-        sticks_out = behind is not None and whole is not None and behind > LATE_SHARE * whole
-        # What a rank used while it was dying is of no use.
-        sample = {} if run.ended else run.samples.get(live.host, {})
-        used = (sample.get("ranks") or {}).get(str(live.rank)) or {}
-        table.add_row(
-            str(live.rank),
-            Text(plain(live.host) or "?"),
-            f"{live.steps_total - 1:,}" if live.steps else "none yet",
-            _ms(whole),
-            Text(_ms(behind if behind is None else max(behind, 0.0)), style="bold red" if sticks_out else ""),
-            _ms(data_wait_ms(live, RECENT_STEPS)),
-            _percent(used.get("cpu_percent")),
-            _bytes(used.get("rss_bytes")),
-        )
-    return table
-
-
 def _gpu_table(run: LiveRun) -> Table | None:
     """The hosts' GPUs; None where NVML gave none."""
-    table = _table("GPU", "host", "utilisation", "memory used", "power", "temperature")
+    table = plain_table("GPU", "host", "utilisation", "memory used", "power", "temperature")
     for host, sample in sorted(run.samples.items()):
         for gpu in sample.get("gpus") or []:
             if table.row_count >= MOST_ROWS:
@@ -183,28 +179,9 @@ def _gpu_table(run: LiveRun) -> Table | None:
             table.add_row(
                 str(gpu.get("index")),
                 Text(plain(host)),
-                _percent(gpu.get("gpu_utilization_percent")),
-                _bytes(gpu.get("memory_used_bytes")),
+                percent(gpu.get("gpu_utilization_percent")),
+                size(gpu.get("memory_used_bytes")),
                 "–" if power is None else f"{power:.0f} W",
                 "–" if heat is None else f"{heat:.0f} °C",
             )
     return table if table.row_count else None
-
-
-def _table(*names: str) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    for name in names:
-        table.add_column(name, justify="left" if name == "host" else "right", no_wrap=name != "host")
-    return table
-
-
-def _ms(value: float | None) -> str:
-    return "–" if value is None else words.milliseconds(value)
-
-
-def _percent(value: float | None) -> str:
-    return "–" if value is None else f"{value:.0f} %"
-
-
-def _bytes(value: float | None) -> str:
-    return "–" if value is None else words.size(value)

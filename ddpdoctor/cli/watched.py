@@ -7,15 +7,18 @@ import socket
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.live import Live
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.cli.configured import configured
+from ddpdoctor.cli.keys import Keys, keys
+from ddpdoctor.cli.watch_ranks import View
 from ddpdoctor.cli.watch_view import Opinion, frame
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir import recover
+from ddpdoctor.rundir import present_ranks, recover
 from ddpdoctor.telemetry import LiveRun
 
 LEAST_PAUSE_S = 5.0
@@ -35,12 +38,13 @@ def watch(run: Path, interval_s: float, *, once: bool) -> None:
         return
     os.nice(19)
     try:
-        _follow(watched, console, interval_s)
+        with keys() as pressed:
+            _follow(watched, console, interval_s, pressed)
     except KeyboardInterrupt:
         return
 
 
-def _follow(watched: Watched, console: Console, interval_s: float) -> None:
+def _follow(watched: Watched, console: Console, interval_s: float, pressed: Keys) -> None:
     threading.Thread(target=watched.keep_thinking, daemon=True).start()
     if not console.is_terminal:
         while not watched.over:
@@ -50,11 +54,17 @@ def _follow(watched: Watched, console: Console, interval_s: float) -> None:
         watched.think()
         console.print(watched.frame())
         return
+    watched.keys = pressed.heard
     with Live(watched.frame(), console=console, auto_refresh=False) as live:
+        next_s = time.monotonic() + interval_s
         while not watched.over:
-            time.sleep(interval_s)
-            watched.look()
+            if watched.view.press(pressed.wait(max(0.0, next_s - time.monotonic()))):
+                return
+            if time.monotonic() >= next_s:
+                watched.look()
+                next_s = time.monotonic() + interval_s
             live.update(watched.frame(), refresh=True)
+        watched.keys = False
         watched.think()
         live.update(watched.frame(), refresh=True)
 
@@ -67,11 +77,18 @@ class Watched:
         self._options = configured(jobs=1)
         self._path, self._live = path, LiveRun(path)
         self._opinion = Opinion("no verdict yet: the first look at the recording is under way")
+        self._now: dict[int, dict[str, Any]] = {}
+        self.view = View()
+        """How the user wants to see the ranks."""
+        self.keys = False
+        """Whether keys have an effect, and are told."""
 
     def look(self) -> None:
         """Read what the ranks have recorded since the last look."""
         recover(str(self._path))
         self._live.look()
+        present = present_ranks(str(self._path))
+        self._now = {each.rank: progress for each in present if (progress := each.progress) is not None}
 
     @property
     def over(self) -> bool:
@@ -112,4 +129,5 @@ class Watched:
 
     def frame(self) -> RenderableType:
         """The view as of the last look."""
-        return frame(self._live, self._opinion, gone=not self._live.ended and self._launcher_is_gone())
+        gone = not self._live.ended and self._launcher_is_gone()
+        return frame(self._live, self._opinion, gone=gone, now=self._now, view=self.view, keys=self.keys)

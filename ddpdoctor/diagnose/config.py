@@ -14,6 +14,7 @@ import msgspec
 
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.nearest import did_you_mean
 
 CONFIG_FILE = "ddpdoctor.toml"
 _MOST_BYTES = 1 << 20
@@ -108,11 +109,14 @@ def check_config(config: Config, rules: RuleSet) -> None:
     families = {rule_id.partition("/")[0] + "/*" for rule_id in rules.rules}
     for rule_id in config.suppress:
         if rule_id not in rules.rules and rule_id not in families:
-            raise DdpDoctorError(f"configuration: suppress: no rule {rule_id!r}; see `ddpdoctor rules list`")
+            near = did_you_mean(rule_id, (*rules.rules, *families))
+            raise DdpDoctorError(
+                f"configuration: suppress: no rule {rule_id!r}; see `ddpdoctor rules list`.{near}"
+            )
     for rule_id, values in config.thresholds.items():
         if rule_id != COMMON and rule_id not in rules.rules:
             raise DdpDoctorError(
-                f"configuration: thresholds: no rule {rule_id!r}; see `ddpdoctor rules list`"
+                f"configuration: thresholds: no rule {rule_id!r}; see `ddpdoctor rules list`.{did_you_mean(rule_id, rules.rules)}"
             )
         known = set(rules.common.thresholds)
         known |= set(rules.rules[rule_id].thresholds) if rule_id != COMMON else set()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import msgspec
 
+from ddpdoctor.diagnose.jsonvalue import JsonValue
 from ddpdoctor.diagnose.tried import Answer
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.places import Where
@@ -73,12 +73,15 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     command: list[str] = []
     """Masked: no tokens, no passwords."""
     versions: dict[str, str] = {}
-    settings: dict[str, Any] = {}
+    settings: dict[str, JsonValue] = {}
     """DDP, DataLoader and thread settings by group, for the "job facts" section."""
     environment: dict[str, str] = {}
     started_ns: int | None = None
     duration_s: float | None = None
     exit_code: int | None = None
+    folder_in_repository: str | None = None
+    """Where the folder that holds the user's lines lies in its repository, such as "training"; "" for the repository itself, null
+    where there was none at the analysis."""
 
 
 class Steps(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,7 +104,7 @@ class Evidence(msgspec.Struct, frozen=True):
     """One number behind a finding."""
 
     fact: str
-    value: Any
+    value: JsonValue
     unit: str
     means: str
 
@@ -153,8 +156,17 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """What ``ddpdoctor try`` changes to measure what mending it could bring at most."""
     caused_by: str | None = None
     """Rule id of the finding of which this is an effect."""
+    question: str = ""
+    """What the rule asks, the same in every finding of it."""
+    read_more: str | None = None
+    """Address of a page about what the rule looks at, the same in every finding of it."""
     limits: str = ""
     """When this finding is wrong."""
+
+    def __repr__(self) -> str:
+        price = "" if self.costs_ms_per_step is None else f", {self.costs_ms_per_step:.3g} ms a step"
+        ranks = "" if self.ranks is None else f", of {len(self.ranks)} of the ranks"
+        return f"<Finding {self.rule}: {self.severity}{price}{ranks}>"
 
 
 class CheckedRule(msgspec.Struct, frozen=True):
@@ -210,12 +222,16 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     telemetry: list[TelemetrySeries] = []
     speaker: Speaker | None = None
     """Which recording speaks of causes; null for tables of operations."""
-    facts: dict[str, Any] = {}
+    facts: dict[str, JsonValue] = {}
     """Every fact by its path, for those who want the numbers."""
     tried: Answer | None = None
     """What changes of the job brought that ``ddpdoctor try`` measured; null where none were."""
-    hta: dict[str, Any] | None = None
+    hta: dict[str, JsonValue] | None = None
     """HolisticTraceAnalysis's own results, where asked for."""
+
+    def __repr__(self) -> str:
+        found = f"{len(self.findings)} finding{'' if len(self.findings) == 1 else 's'}"
+        return f"<Diagnosis: {self.verdict.headline} ({found}, {self.steps.measured} of {self.steps.count} steps measured)>"
 
     def _repr_html_(self) -> str | None:
         """What a notebook shows of it; None, and it shows the plain text, before :func:`shown_in_notebooks_by`."""

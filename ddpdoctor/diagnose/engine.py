@@ -224,6 +224,8 @@ class _Run:
             fixes=self._fixes(names),
             bound=self.rule.bound,
             limits=" ".join(rule.limits.split()),
+            question=" ".join(rule.question.split()),
+            read_more=rule.read_more,
         )
 
     def _names(self) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import types
 import typing
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -16,6 +16,7 @@ from ddpdoctor.diagnose.kept import Kept
 from ddpdoctor.measure import facts as facts_module
 from ddpdoctor.measure import hangfacts, taxonomy
 from ddpdoctor.measure.facts import Cost, Facts
+from ddpdoctor.measure.places import Where
 
 _DOCUMENTED = tuple(str(module.__file__) for module in (facts_module, hangfacts, taxonomy))
 _FACTS_OF = {"LateCause": "LateFacts", "SharedCause": "SharedFacts"}
@@ -102,6 +103,40 @@ def unknown_facts(nested: Mapping[str, Any], prefix: str = "") -> list[str]:
         elif isinstance(value, Mapping):
             found += unknown_facts(value, f"{path}.")
     return found
+
+
+class Described(NamedTuple):
+    """A fact as a rule's author needs it."""
+
+    path: str
+    kind: str
+    unit: str
+    means: str
+
+
+@functools.cache
+def all_facts() -> list[Described]:
+    """Every fact, those of costs with their fields, in the order of ``docs/facts.md``."""
+    return [fact for group, kind in fields_of(Facts).items() for fact in _described(group, kind)]
+
+
+def _described(path: str, kind: Any) -> list[Described]:
+    fact = Described(path, type_name(kind), unit_of(path), doc_of(path))
+    inside = fields_of(kind)
+    # A place in code is one value to a rule, which hands it to a filter as a whole.
+    below = (
+        []
+        if kind is Where
+        else [one for name in inside for one in _described(f"{path}.{name}", inside[name])]
+    )
+    return [fact, *below] if not inside or kind in (Cost, Where) else below
+
+
+def type_name(kind: Any) -> str:
+    """A fact's type in short: ``float``, ``Cost``, ``list[int]``."""
+    if isinstance(kind, type) and "[" not in str(kind):
+        return kind.__name__
+    return re.sub(r"ddpdoctor\.measure\.\w+\.", "", str(kind))
 
 
 @functools.cache

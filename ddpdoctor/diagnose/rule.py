@@ -11,6 +11,7 @@ from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.conditions import compiled, paths_read
 from ddpdoctor.diagnose.words import check_template
 from ddpdoctor.errors import RuleError
+from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.rundir import read_bounded
 
 
@@ -156,6 +157,11 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         return [self.costs] if isinstance(self.costs, str) else self.costs
 
     @property
+    def read_more(self) -> str | None:
+        """The first page that its fixes refer to."""
+        return next((page for fix in self.fixes for page in fix.docs), None)
+
+    @property
     def effects(self) -> list[Effect]:
         """``effect_of`` in its long form."""
         return [Effect(rule=entry) if isinstance(entry, str) else entry for entry in self.effect_of]
@@ -194,20 +200,26 @@ def checked_rule(content: bytes, path: Path, rule_id: str) -> Rule:
             ) from None
         for read in paths_read(expression):
             if not _is_readable(read):
-                raise RuleError(f"{path}: field `{field}`: there is no fact {read!r} (see docs/facts.md)")
+                raise RuleError(f"{path}: field `{field}`: {_no_fact(read)}")
     for field, template in _templates(rule):
         try:
             check_template(template)
         except Exception as error:
-            raise RuleError(f"{path}: field `{field}`: not a Jinja2 template: {error}") from None
+            wrong = "" if type(error) is ValueError else "not a Jinja2 template: "
+            raise RuleError(f"{path}: field `{field}`: {wrong}{error}") from None
     for field, fact in _paths(rule):
         if not facts_view.is_fact(fact):
-            raise RuleError(f"{path}: field `{field}`: there is no fact {fact!r} (see docs/facts.md)")
+            raise RuleError(f"{path}: field `{field}`: {_no_fact(fact)}")
     for number, test in enumerate(rule.tests):
         unknown = facts_view.unknown_facts(test.facts)
         if unknown:
-            raise RuleError(f"{path}: field `tests[{number}].facts`: there is no fact {unknown[0]!r}")
+            raise RuleError(f"{path}: field `tests[{number}].facts`: {_no_fact(unknown[0])}")
     return rule
+
+
+def _no_fact(path: str) -> str:
+    near = did_you_mean(path, (fact.path for fact in facts_view.all_facts()))
+    return f"there is no fact {path!r}.{near} `ddpdoctor rules facts` lists all."
 
 
 def checked_common(content: bytes, path: Path) -> Common:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
+from ddpdoctor.diagnose.jsonvalue import JsonValue
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import read_bounded, write_whole
 
@@ -52,7 +52,7 @@ class Parity(msgspec.Struct, frozen=True, kw_only=True):
 class Variant(msgspec.Struct, frozen=True, kw_only=True, rename={"settings": "set"}):
     """The job with something changed."""
 
-    settings: dict[str, Any]
+    settings: dict[str, JsonValue]
     finding: str | None = None
     """Rule of the finding that suggests it."""
     bound: bool = False

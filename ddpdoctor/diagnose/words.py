@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ddpdoctor.nearest import did_you_mean
 from ddpdoctor.plain import plain
 
 if TYPE_CHECKING:
@@ -240,8 +241,17 @@ def _environment() -> jinja2.Environment:
 
 
 def check_template(template: str) -> None:
-    """Raises jinja2.TemplateError where ``template`` does not parse."""
-    _environment().parse(template)
+    """Raises jinja2.TemplateError where ``template`` does not parse, ValueError where it uses a filter or a test that there is not."""
+    from jinja2 import nodes
+
+    environment = _environment()
+    parsed = environment.parse(template)
+    # Compiled, Jinja2 would pass over those within a condition, and stop at them while the report is made.
+    for kind, known in ((nodes.Filter, environment.filters), (nodes.Test, environment.tests)):
+        for used in parsed.find_all(kind):
+            if used.name not in known:
+                what = kind.__name__.lower()
+                raise ValueError(f"there is no {what} {used.name!r}.{did_you_mean(used.name, known)}")
 
 
 def render(template: str, names: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ from ..rundir import LineField
 from . import settings
 from .guard import part
 from .patching import guarded
-from .profiling import Sampler, Window
+from .profiling import Captures, Sampler, Window
 from .recording import LAST_SETTINGS_STEP, Session
 from .stalls import Attendant
 
@@ -26,7 +26,8 @@ class Services:
     def __init__(self, session: Session) -> None:
         self.sampler = Sampler(session)
         self.window = Window(session, session.writer)
-        self.attendant = Attendant(session)
+        self.captures = Captures(session, session.writer, self.window)
+        self.attendant = Attendant(session, self.captures)
 
 
 at_start: List[Callable[[Session], None]] = []
@@ -63,7 +64,7 @@ def flush(session: Session, ending: bool = False) -> None:
     if services is None:
         return
     begun_s = time.monotonic()
-    closing_s = _end_steps(session, services.window, begun_s + session.patience_s - _COPYING_S)
+    closing_s = _end_steps(session, services, begun_s + session.patience_s - _COPYING_S)
     deadline_s = max(begun_s + closing_s + session.patience_s, time.monotonic() + _NO_WAIT_S)
     session.document["ended_ns"] = time.time_ns()
     session.recorder.write_now(f"{{{LineField.END.key}true{LineField.TIME_NS.next_key}{time.time_ns()}}}\n")
@@ -77,16 +78,18 @@ def flush(session: Session, ending: bool = False) -> None:
     session.patience_s -= min(session.patience_s, max(0.0, waited_s - _NO_WAIT_S))
 
 
-def _end_steps(session: Session, window: Window, deadline_s: float) -> float:
+def _end_steps(session: Session, services: Services, deadline_s: float) -> float:
     """Nothing more comes of the steps so far; the window is waited for until ``deadline_s``, monotonic. How long torch took to
     close the profiler, s."""
-    closed_before_s = window.closing_s
+    window, captures = services.window, services.captures
+    closed_before_s = captures.closing_s
     session.stepping.finish()
     if session.devices is not None:
         session.devices.finish()
     settings.after_first_steps(session)
     guarded(window.part, window.finish)(deadline_s)
-    return window.closing_s - closed_before_s
+    captures.finish(deadline_s)
+    return captures.closing_s - closed_before_s
 
 
 def _tell_what_waits(session: Session) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.diagnose.facts_view import lookup
 from ddpdoctor.report import words
 from ddpdoctor.report.job_view import command_line, settings_groups
 
@@ -44,9 +45,9 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
 
 def batch_size(diagnosis: Diagnosis) -> float | None:
     """Samples per rank and step, gradient accumulation included; None where nothing tells."""
-    steps, loader = diagnosis.facts.get("steps") or {}, diagnosis.facts.get("loader") or {}
-    size = steps.get("batch_size") or loader.get("batch_size")
-    return float(size) * float(steps.get("micro_batches") or 1.0) if size else None
+    facts = diagnosis.facts
+    size = lookup(facts, "steps.batch_size") or lookup(facts, "loader.batch_size")
+    return float(size) * float(lookup(facts, "steps.micro_batches") or 1.0) if size else None
 
 
 def _text(value: object) -> str:

@@ -62,6 +62,8 @@ def redact(diagnosis: Diagnosis) -> Diagnosis:
     cleaned = _walk(plain, clean)
     # Addresses of documentation are public, and must stay usable.
     for finding, before in zip(cleaned["findings"], diagnosis.findings, strict=True):
+        if before.read_more and is_public(before.read_more):
+            finding["read_more"] = before.read_more
         for fix, fix_before in zip(finding["fixes"], before.fixes, strict=True):
             fix["docs"] = [link if is_public(link) else clean(link) for link in fix_before.docs]
     return _with_series(msgspec.convert(cleaned, Diagnosis), diagnosis)

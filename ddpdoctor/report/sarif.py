@@ -6,6 +6,8 @@ Format: https://docs.oasis-open.org/sarif/sarif/v2.1.0/sarif-v2.1.0.html
 from __future__ import annotations
 
 import os
+import re
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
@@ -20,25 +22,55 @@ from ddpdoctor.rundir.packages import LIBRARY
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"critical": "error", "warning": "warning", "info": "note"}
+HOME = "https://pypi.org/project/ddpdoctor/"
+"""Where somebody who sees a finding reads what made it."""
 ROOT = "PROJECT"
 """Name by which source lines refer to the project's folder: code hosts resolve it to the repository."""
 
 
+@dataclass(frozen=True)
+class _Place:
+    """Where the user's files lie: absolute paths below ``root``, or relative ones with ``before`` in front, are the repository's."""
+
+    root: str | None
+    before: str
+
+
 def to_sarif(diagnosis: Diagnosis) -> dict[str, Any]:
     """One run with one result per finding; findings without a source line have no location."""
-    root = project_root(diagnosis)
+    place = _place(diagnosis)
+    rules = list({f.rule: f for f in diagnosis.findings}.values())
     driver: dict[str, Any] = {
         "name": "ddpdoctor",
-        "rules": [_rule(finding) for finding in {f.rule: f for f in diagnosis.findings}.values()],
+        "informationUri": HOME,
+        "rules": [_rule(finding) for finding in rules],
     }
     if diagnosis.tool_version:
         driver["version"] = diagnosis.tool_version
+    indices = {finding.rule: index for index, finding in enumerate(rules)}
+    base: dict[str, Any] = {"description": {"text": "The folder of the repository."}}
+    if place.root is not None:
+        base["uri"] = f"file://{quote(place.root)}/"
     run: dict[str, Any] = {
         "tool": {"driver": driver},
         "columnKind": "unicodeCodePoints",
-        "results": [_result(finding, root) for finding in diagnosis.findings],
+        "originalUriBaseIds": {ROOT: base},
+        "results": [
+            {**_result(finding, place), "ruleIndex": indices[finding.rule]} for finding in diagnosis.findings
+        ],
     }
     return {"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}
+
+
+def _place(diagnosis: Diagnosis) -> _Place:
+    """The repository where it is known, else the folder that holds all of the user's lines."""
+    root, inside = project_root(diagnosis), diagnosis.job.folder_in_repository or ""
+    if root is None:
+        # Of a diagnosis without the paths above the project, its files are relative to that folder.
+        return _Place(None, f"{inside}/" if inside else "")
+    if inside and root.endswith(f"/{inside}"):
+        root = root.removesuffix(f"/{inside}")
+    return _Place(root, "")
 
 
 def write_sarif(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
@@ -47,13 +79,20 @@ def write_sarif(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
 
 
 def _rule(finding: Finding) -> dict[str, Any]:
-    rule: dict[str, Any] = {"id": finding.rule, "shortDescription": {"text": finding.title}}
-    if finding.limits:
-        rule["help"] = {"text": f"When this is wrong: {finding.limits}"}
+    """Constant texts: a code host shows them with every finding of the rule, in whatever run."""
+    rule: dict[str, Any] = {
+        "id": finding.rule,
+        "name": "".join(word.capitalize() for word in re.split(r"[^A-Za-z0-9]+", finding.rule)),
+        "shortDescription": {"text": finding.question or finding.rule},
+        "helpUri": finding.read_more or HOME,
+    }
+    help_lines = [finding.question]
+    help_lines += [f"When this is wrong: {finding.limits}"] if finding.limits else []
+    rule["help"] = {"text": "\n\n".join(filter(None, help_lines)) or finding.rule}
     return rule
 
 
-def _result(finding: Finding, root: str | None) -> dict[str, Any]:
+def _result(finding: Finding, place: _Place) -> dict[str, Any]:
     lines = [finding.title, finding.explanation]
     if finding.costs_ms_per_step is not None:
         cost = words.milliseconds(finding.costs_ms_per_step) + words.aside(words.cost_range(finding))
@@ -70,47 +109,47 @@ def _result(finding: Finding, root: str | None) -> dict[str, Any]:
         "ruleId": finding.rule,
         "level": LEVELS.get(finding.severity, "note"),
         "message": {"text": "\n\n".join(line for line in lines if line)},
-        "locations": [_location(where, root) for where in own],
+        "locations": [_location(where, place) for where in own],
         "properties": {name: value for name, value in properties.items() if value is not None},
     }
-    flows = [_flow(where, root) for where in own if where.callers]
+    flows = [_flow(where, place) for where in own if where.callers]
     if flows:
         result["codeFlows"] = flows
     return result
 
 
-def _flow(where: Where, root: str | None) -> dict[str, Any]:
+def _flow(where: Where, place: _Place) -> dict[str, Any]:
     """How the program came to a line, in its order: the outermost caller first."""
     return {
         "threadFlows": [
             {
                 "locations": [
-                    {"location": _location(place, root), "nestingLevel": level}
-                    for level, place in enumerate(reversed(where.way))
+                    {"location": _location(line, place), "nestingLevel": level}
+                    for level, line in enumerate(reversed(where.way))
                 ]
             }
         ]
     }
 
 
-def _location(where: CodeLine, root: str | None) -> dict[str, Any]:
+def _location(where: CodeLine, place: _Place) -> dict[str, Any]:
     artifact: dict[str, Any]
-    if root and where.file.startswith(root + "/"):
-        artifact = {"uri": quote(where.file[len(root) + 1 :]), "uriBaseId": ROOT}
+    if place.root and where.file.startswith(place.root + "/"):
+        artifact = {"uri": quote(where.file[len(place.root) + 1 :]), "uriBaseId": ROOT}
     elif where.file.startswith("/"):
         artifact = {"uri": f"file://{quote(where.file)}"}
     else:
-        artifact = {"uri": quote(where.file), "uriBaseId": ROOT}
-    place: dict[str, Any] = {"artifactLocation": artifact}
+        artifact = {"uri": quote(place.before + where.file), "uriBaseId": ROOT}
+    physical: dict[str, Any] = {"artifactLocation": artifact}
     if where.line > 0:
-        place["region"] = {"startLine": where.line}
+        physical["region"] = {"startLine": where.line}
         if isinstance(where, Where) and where.text:
-            place["contextRegion"] = {
+            physical["contextRegion"] = {
                 "startLine": where.text.first_line,
                 "endLine": where.text.first_line + len(where.text.lines) - 1,
                 "snippet": {"text": "\n".join(where.text.lines)},
             }
-    location: dict[str, Any] = {"physicalLocation": place}
+    location: dict[str, Any] = {"physicalLocation": physical}
     if where.function:
         location["logicalLocations"] = [{"name": where.function, "kind": "function"}]
     return location

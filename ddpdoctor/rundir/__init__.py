@@ -14,6 +14,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
         steps.jsonl                         one line a step
         samples.jsonl                       where the training thread was, sampled now and then
         trace.json.gz                       the profiler window
+        trace.1.json.gz, ...                windows that somebody asked for while the job ran
         flight.json                         torch's flight recorder at the window's end
         progress.json, standing.json, hang_flight.json, faults.txt, ending.json, calls.jsonl
                                             of a rank that stopped, see ``stops``
@@ -23,7 +24,17 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 ``docs/formats.md`` describes the fields.
 """
 
-from .asking import ask
+from .asking import (
+    CAPTURE_SCHEMA,
+    MOST_CAPTURE_STEPS,
+    CaptureOrder,
+    answer_of,
+    ask,
+    forget_questions,
+    new_request,
+    order_capture,
+    question_in,
+)
 from .boot import boot_id
 from .carrier import SENTINEL, Carrier, has_carrier, remove_root
 from .compaction import DiskBudget, rank_budget
@@ -41,7 +52,14 @@ from .files import (
     write_json,
     write_whole,
 )
-from .handover import RAW_FILE, TooLargeError
+from .handover import (
+    CAPTURE_ANSWER,
+    CAPTURE_ORDER,
+    RAW_FILE,
+    STACKS_FILE,
+    STACKS_QUESTION,
+    TooLargeError,
+)
 from .hostdocs import carry_host_documents, keep_host_document
 from .layout import (
     CALLS_FILE,
@@ -52,6 +70,7 @@ from .layout import (
     FLIGHT_FILE,
     HANG_FLIGHT_FILE,
     MANIFEST_FILE,
+    MOST_CAPTURES,
     PROGRESS_FILE,
     RANK_FILE,
     RANK_SCHEMA,
@@ -64,6 +83,7 @@ from .layout import (
     STEPS_SCHEMA,
     TELEMETRY_FILE,
     TRACE_FILE,
+    capture_file,
     host_directory,
     is_recorded_file,
     is_run_directory,
@@ -72,6 +92,7 @@ from .layout import (
 from .notes import Note, NoteCode, recorded_notes
 from .owned import NotOursError, make_private_folder
 from .phases import LONG_PHASES, WAITING_PHASES, Phase, phase_words
+from .presence import Present, present_ranks
 from .reader import RankRecord, RunDirectory, read_manifest, read_rank
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .sources import hash_of, note_sources, read_sources, source_bytes
@@ -110,6 +131,9 @@ __all__ = [
     "CALLS_FILE",
     "CALL_SLOTS",
     "CALL_SLOT_BYTES",
+    "CAPTURE_ANSWER",
+    "CAPTURE_ORDER",
+    "CAPTURE_SCHEMA",
     "COMMON_FIELDS",
     "DIAGNOSIS_FILE",
     "ENDING_FILE",
@@ -123,6 +147,8 @@ __all__ = [
     "HELD_NS",
     "LONG_PHASES",
     "MANIFEST_FILE",
+    "MOST_CAPTURES",
+    "MOST_CAPTURE_STEPS",
     "PATIENCE_S",
     "PROGRESS_FILE",
     "PROGRESS_SCHEMA",
@@ -133,6 +159,8 @@ __all__ = [
     "RUN_SCHEMA",
     "SAMPLES_FILE",
     "SENTINEL",
+    "STACKS_FILE",
+    "STACKS_QUESTION",
     "STALL_FILE",
     "STALL_SCHEMA",
     "STANDING_FILE",
@@ -144,6 +172,7 @@ __all__ = [
     "WAITING_PHASES",
     "BusyError",
     "CallField",
+    "CaptureOrder",
     "Carrier",
     "DiskBudget",
     "End",
@@ -157,6 +186,7 @@ __all__ = [
     "NoteCode",
     "OtherRunError",
     "Phase",
+    "Present",
     "RankRecord",
     "RankStop",
     "RunDirectory",
@@ -165,14 +195,17 @@ __all__ = [
     "Stops",
     "TooLargeError",
     "Waiting",
+    "answer_of",
     "ask",
     "boot_id",
     "bounded_lines",
+    "capture_file",
     "carry_host_documents",
     "discard",
     "drain",
     "fitting",
     "folders_in",
+    "forget_questions",
     "has_carrier",
     "hash_of",
     "host_directory",
@@ -183,14 +216,18 @@ __all__ = [
     "keep_host_document",
     "make_private_folder",
     "make_spool_root",
+    "new_request",
     "new_run_id",
     "newer_in",
     "note_sources",
     "open_regular",
+    "order_capture",
     "own_roots_prefix",
     "parsed",
     "phase_words",
     "pid_namespace",
+    "present_ranks",
+    "question_in",
     "rank_budget",
     "read_bounded",
     "read_json",

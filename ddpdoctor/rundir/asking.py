@@ -1,30 +1,131 @@
-"""What the launcher's side asks a rank: where it stands. By a file in its spool, which the rank's attendant looks for."""
+"""What somebody beside a rank asks it, by files in its spool, for which the rank's attendant looks once a second.
+
+::
+
+    <spool>/question          where it stands: the launcher's side asks, because no rank gets on; the answer is ``standing.json``
+    <spool>/stacks.question   the same for ``ddpdoctor stacks``, also of a rank that gets on; the answer is ``stacks.json``
+    <spool>/capture.order     a profiler window from a step on that all ranks reach later; the answer is ``capture.json``
+
+Of a spool only its own user can have written them: it is opened as :mod:`.owned` says, and what stands there is checked. Nothing is
+told through the job's process groups.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import time
+from contextlib import contextmanager
+from typing import Any, Dict, Iterator, NamedTuple, Optional
 
-from .handover import QUESTION_FILE
-from .owned import open_file, private_folder, replace_file
+from .handover import CAPTURE_ANSWER, CAPTURE_ORDER, QUESTION_FILE, STACKS_FILE, STACKS_QUESTION
+from .layout import MOST_CAPTURES
+from .owned import open_file, private_folder, read_file, replace_file
 
-_MOST_DIGITS = 9
+_MOST_DIGITS, _MOST_NUMBER = 9, 999_999_999
+_MOST_ORDER_BYTES = 500
+_LAST_STEP = 1 << 53
+CAPTURE_SCHEMA = "ddpdoctor.capture/1"
+MOST_CAPTURE_STEPS = 64
+"""Of one capture: the profiler keeps all of it in the memory of the rank."""
 
 
-def ask(spool: str, number: int) -> None:
-    """Ask the rank of this spool; a later question has a larger ``number``. Raises OSError."""
+class CaptureOrder(NamedTuple):
+    """A profiler window that somebody asks for while the job runs."""
+
+    request: int
+    """Tells this order from any other."""
+    number: int
+    """Of the window: its trace is ``trace.<number>.json.gz``."""
+    first: int
+    steps: int
+
+
+@contextmanager
+def _opened(spool: str) -> Iterator[int]:
     with (
         private_folder(os.path.dirname(spool)) as root,
         private_folder(os.path.basename(spool), root) as here,
     ):
-        replace_file(QUESTION_FILE, here, str(number).encode())
+        yield here
 
 
-def question_in(spool: str) -> int:
+def ask(spool: str, number: int, question: str = QUESTION_FILE) -> None:
+    """Ask the rank of this spool, by a ``number`` that it was not asked by before. Raises OSError."""
+    with _opened(spool) as here:
+        replace_file(question, here, str(number).encode())
+
+
+def question_in(spool: str, question: str = QUESTION_FILE) -> int:
     """The number of the last question to the rank of this spool; 0 where there is none. Never raises."""
     try:
-        handle = open_file(os.path.join(spool, QUESTION_FILE), None, os.O_RDONLY)
+        handle = open_file(os.path.join(spool, question), None, os.O_RDONLY)
     except OSError:
         return 0
     with open(handle, "rb") as source:
         text = source.read(_MOST_DIGITS)
     return int(text) if text.isdigit() else 0
+
+
+def new_request() -> int:
+    """A number that nobody has asked by for years."""
+    return int(time.time() * 10) % _MOST_NUMBER + 1
+
+
+def order_capture(spool: str, order: CaptureOrder) -> None:
+    """Ask the rank of this spool for a profiler window. Raises OSError."""
+    with _opened(spool) as here:
+        replace_file(CAPTURE_ORDER, here, json.dumps(order._asdict()).encode())
+
+
+def capture_ordered(spool: str) -> Optional[CaptureOrder]:
+    """The window that the rank of this spool was asked for; None where there is none, or what stands there is no order of this
+    user's. Never raises."""
+    if not os.path.lexists(os.path.join(spool, CAPTURE_ORDER)):
+        return None
+    try:
+        with _opened(spool) as here:
+            data = read_file(CAPTURE_ORDER, here)
+        found = json.loads(data) if len(data) <= _MOST_ORDER_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return None
+    return _checked(found)
+
+
+def _checked(found: Any) -> Optional[CaptureOrder]:
+    if not isinstance(found, dict) or set(found) != set(CaptureOrder._fields):
+        return None
+    if not all(isinstance(value, int) and not isinstance(value, bool) for value in found.values()):
+        return None
+    order = CaptureOrder(**found)
+    possible = (
+        0 < order.request <= _MOST_NUMBER
+        and 0 < order.number <= MOST_CAPTURES
+        and 0 < order.first <= _LAST_STEP
+        and 0 < order.steps <= MOST_CAPTURE_STEPS
+    )
+    return order if possible else None
+
+
+def answer_of(spool: str, answer: str, request: int) -> Optional[Dict[str, Any]]:
+    """What the rank of this spool has answered to ``request``; None where it has not. Never raises."""
+    try:
+        with _opened(spool) as here:
+            found = json.loads(read_file(answer, here))
+    except (OSError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and found.get("request") == request else None
+
+
+def forget_questions(spool: str, *names: str) -> None:
+    """Remove a question and its answer. Never raises."""
+    known = {STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER}
+    try:
+        with _opened(spool) as here:
+            for name in known.intersection(names):
+                try:
+                    os.unlink(name, dir_fd=here)
+                except FileNotFoundError:
+                    pass
+    except OSError:
+        pass

@@ -19,16 +19,17 @@ from .compaction import clear as clear_thinned
 from .handover import (
     CARRIED_FILE,
     DOCUMENTS,
-    HANDOVER_FILE,
     LAST_WORDS,
-    QUESTION_FILE,
+    QUESTIONS,
     add_trouble,
     copy_documents,
     copy_last_words,
-    take_trace,
+    handover_file,
+    take_traces,
 )
 from .hostdocs import carry_host_documents
 from .layout import (
+    MOST_CAPTURES,
     SAMPLES_FILE,
     STEPS_FILE,
     claim_rank_directory,
@@ -213,7 +214,7 @@ def _copy_all(spool: int, place: int, beat: Callable[[], None]) -> None:
         if stream in _STREAMS:
             _copy(parts, spool, stream, place, beat)
     copy_documents(spool, place)
-    take_trace(spool, place, beat)
+    take_traces(spool, place, beat)
 
 
 def _copy(
@@ -237,7 +238,8 @@ def _copy(
 
 def _clear(spool: int) -> None:
     """Delete the files of a spool that a rank or a copy makes; any other stays, and the folder with it."""
-    known = DOCUMENTS | LAST_WORDS | {TARGET_FILE, _LOCK_FILE, CARRIED_FILE, HANDOVER_FILE, QUESTION_FILE}
+    known = DOCUMENTS | LAST_WORDS | QUESTIONS | {TARGET_FILE, _LOCK_FILE, CARRIED_FILE}
+    known |= {handover_file(number) for number in range(MOST_CAPTURES + 1)}
     for name in os.listdir(spool):
         if name in known or name.rpartition(".")[0] in _STREAMS or name.endswith(".tmp"):
             os.unlink(name, dir_fd=spool)

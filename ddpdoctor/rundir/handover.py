@@ -7,6 +7,7 @@
                                        of a rank that stopped: copied when somebody asked, or nobody writes here any more
     <spool>/question                   the number of what the launcher's side asks the rank
     <spool>/trace.handover             where the trace lies uncompressed, what is to stand before it, how large it may become
+    <spool>/trace.<number>.handover    the same of a window that was asked for while the job ran
     <spool>/carried.json               what became of it: the rank, which has to say so in rank.json, may be gone by then
 """
 
@@ -24,10 +25,12 @@ from .layout import (
     FAULTS_FILE,
     FLIGHT_FILE,
     HANG_FLIGHT_FILE,
+    MOST_CAPTURES,
     PROGRESS_FILE,
     RANK_FILE,
     STANDING_FILE,
     TRACE_FILE,
+    capture_file,
 )
 from .owned import open_file, private_folder, read_file, replace_file
 
@@ -37,6 +40,10 @@ DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE, ENDING_FILE])
 LAST_WORDS = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE, CALLS_FILE])
 """Those that stay in the spool, where the launcher's side reads them whatever becomes of the run directory's storage."""
 QUESTION_FILE = "question"
+STACKS_QUESTION, STACKS_FILE = "stacks.question", "stacks.json"
+CAPTURE_ORDER, CAPTURE_ANSWER = "capture.order", "capture.json"
+QUESTIONS = frozenset([QUESTION_FILE, STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER])
+"""What others ask a rank, see :mod:`.asking`, and what of its answers stays in the spool."""
 RAW_FILE = "trace.json"
 _CHUNK = 1 << 20
 _LEVEL = 3
@@ -50,11 +57,16 @@ class TooLargeError(Exception):
     """The trace would take more than was allowed."""
 
 
-def hand_over_trace(spool: int, raw: str, header: Dict[str, Any], max_bytes: int) -> None:
-    """Leave the trace in the private folder ``raw`` to whoever carries; ``header``'s members are put first in it. Raises
-    OSError."""
+def hand_over_trace(spool: int, raw: str, header: Dict[str, Any], max_bytes: int, number: int = 0) -> None:
+    """Leave the trace in the private folder ``raw`` to whoever carries; ``header``'s members are put first in it. ``number`` is
+    that of a window that was asked for while the job runs. Raises OSError."""
     order = {"folder": raw, "header": header, "max_bytes": max_bytes}
-    replace_file(HANDOVER_FILE, spool, json.dumps(order, default=str).encode())
+    replace_file(handover_file(number), spool, json.dumps(order, default=str).encode())
+
+
+def handover_file(number: int) -> str:
+    """Name of the file by which a window's trace is handed over; 0 is the first window, for which nobody has to ask."""
+    return f"trace.{number}.handover" if number else HANDOVER_FILE
 
 
 def copy_documents(spool: int, place: int) -> None:
@@ -93,35 +105,46 @@ def _changed_ns(name: str, spool: int) -> "int | None":
         return None
 
 
-def take_trace(spool: int, place: int, beat: Callable[[], None]) -> None:
-    """Compress the trace that was handed over, if one was, into the rank's open folder, and say in rank.json what became of
-    it. Raises OSError where there is no room; it is tried again later then."""
+def take_traces(spool: int, place: int, beat: Callable[[], None]) -> None:
+    """Compress the traces that were handed over, if some were, into the rank's open folder, and say in rank.json what became of
+    them. Raises OSError where there is no room; it is tried again later then."""
+    there = set(os.listdir(spool))
+    for number in range(MOST_CAPTURES + 1):
+        if handover_file(number) in there:
+            _take_trace(spool, place, beat, number)
+
+
+def _take_trace(spool: int, place: int, beat: Callable[[], None], number: int) -> None:
+    handed_over = handover_file(number)
     try:
-        order = json.loads(read_file(HANDOVER_FILE, spool))
+        order = json.loads(read_file(handed_over, spool))
     except FileNotFoundError:
         return
     news = _carried(spool)
     if time.monotonic() < float(news.get("not_before_s") or 0.0):
         return
     try:
-        window = _compressed(order, place, beat)
+        window = _compressed(order, place, beat, capture_file(number) if number else TRACE_FILE)
     except OSError:
         _tell(spool, {**news, "not_before_s": time.monotonic() + _TRY_AGAIN_S})
         raise
-    news["window"] = window
+    if number:
+        news.setdefault("captures", {})[str(number)] = window
+    else:
+        news["window"] = window
     _tell(spool, news)
     replace_file(RANK_FILE, place, _with_news(read_file(RANK_FILE, place), news), mode=0o666)
-    os.unlink(HANDOVER_FILE, dir_fd=spool)
+    os.unlink(handed_over, dir_fd=spool)
 
 
-def _compressed(order: Dict[str, Any], place: int, beat: Callable[[], None]) -> Dict[str, Any]:
+def _compressed(order: Dict[str, Any], place: int, beat: Callable[[], None], name: str) -> Dict[str, Any]:
     """What rank.json is to say of the window."""
-    beside = f"{TRACE_FILE}.tmp"
+    beside = f"{name}.tmp"
     raw = str(order["folder"])
     with private_folder(raw) as source:
         try:
             size = _compress(source, place, beside, order["header"], int(order["max_bytes"]), beat)
-            os.replace(beside, TRACE_FILE, src_dir_fd=place, dst_dir_fd=place)
+            os.replace(beside, name, src_dir_fd=place, dst_dir_fd=place)
             window: Dict[str, Any] = {"state": "saved", "bytes": size}
         except TooLargeError as error:
             window = {"state": "skipped", "why": str(error)}
@@ -197,6 +220,8 @@ def _with_news(data: bytes, news: Dict[str, Any]) -> bytes:
     document = json.loads(data)
     if "window" in news:
         document["window"] = {**(document.get("window") or {}), **news["window"]}
+    for capture in document.get("captures") or []:
+        capture.update((news.get("captures") or {}).get(str(capture.get("number")), {}))
     if news.get("errors"):
         hook = document.setdefault("hook", {})
         hook["errors"] = list(dict.fromkeys([*hook.get("errors", []), *news["errors"]]))

@@ -17,6 +17,8 @@ RANK_FILE = "rank.json"
 STEPS_FILE = "steps.jsonl"
 SAMPLES_FILE = "samples.jsonl"
 TRACE_FILE = "trace.json.gz"
+MOST_CAPTURES = 20
+"""Profiler windows of one recording that are asked for while the job runs."""
 FLIGHT_FILE = "flight.json"
 PROGRESS_FILE = "progress.json"
 STANDING_FILE = "standing.json"
@@ -104,6 +106,11 @@ def claim_rank_directory(run: int, rank: int) -> str:
                 continue
             return name
     raise OSError(f"rank {rank} has been recorded {_MOST_REPEATS} times already")
+
+
+def capture_file(number: int) -> str:
+    """Name of the trace of such a window, which are numbered from 1."""
+    return f"trace.{number}.json.gz"
 
 
 def parse_rank_directory(name: str) -> tuple[int, int] | None:

@@ -20,6 +20,7 @@ from .layout import (
     STEPS_SCHEMA,
     TELEMETRY_FILE,
     TRACE_FILE,
+    capture_file,
     parse_rank_directory,
 )
 from .notes import Note, NoteCode
@@ -59,6 +60,10 @@ class RankRecord:
     def trace(self) -> str | None:
         """Path of the profiler window, None where there is none."""
         return self._file(TRACE_FILE)
+
+    def capture(self, number: int) -> str | None:
+        """Path of a profiler window that was asked for while the job ran, numbered from 1; None where there is none."""
+        return self._file(capture_file(number))
 
     @property
     def flight(self) -> str | None:

@@ -29,8 +29,8 @@ import tempfile
 import time
 from typing import Any, Iterator
 
-from .asking import question_in
-from .handover import hand_over_trace
+from .asking import CaptureOrder, capture_ordered, question_in
+from .handover import QUESTION_FILE, hand_over_trace
 from .owned import make_private_folder, open_file, private_folder, replace_file
 from .run_id import run_id
 from .target import TARGET_FILE, is_unclaimed, target_of, unclaimed_target
@@ -227,14 +227,19 @@ class Spool:
         with private_folder(self._root) as root, private_folder(self._name, root) as here:
             return open_file(name, here, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
 
-    def asked(self) -> int:
-        """The number of the last question of the launcher's side, see :func:`.asking.ask`; 0 where there is none. Never raises."""
-        return question_in(self.directory)
+    def asked(self, question: str = QUESTION_FILE) -> int:
+        """The number of the last question, of the launcher's side or another, see :func:`.asking.ask`; 0 where there is none. Never
+        raises."""
+        return question_in(self.directory, question)
 
-    def hand_over_trace(self, raw: str, header: dict[str, Any], max_bytes: int) -> None:
+    def capture_ordered(self) -> "CaptureOrder | None":
+        """The profiler window that somebody has asked for, see :mod:`.asking`. Never raises."""
+        return capture_ordered(self.directory)
+
+    def hand_over_trace(self, raw: str, header: dict[str, Any], max_bytes: int, number: int = 0) -> None:
         """Leave the profiler's trace in the private folder ``raw``, see :mod:`.handover`. Raises OSError."""
         with private_folder(self._root) as root, private_folder(self._name, root) as here:
-            hand_over_trace(here, raw, header, max_bytes)
+            hand_over_trace(here, raw, header, max_bytes, number)
 
     def claimed(self) -> str | None:
         """The rank's folder in the run directory; None where it has none yet. Raises OSError."""

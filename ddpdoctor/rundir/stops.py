@@ -121,8 +121,8 @@ def read_stops(run: str, notes: List[Note]) -> Stops:
     hosts = [
         HostStop(
             name,
-            _document(path, STALL_FILE, STALL_SCHEMA, STALL, notes),
-            _document(path, ENDS_FILE, ENDS_SCHEMA, ENDS, notes),
+            document_in(path, STALL_FILE, STALL_SCHEMA, STALL, notes),
+            document_in(path, ENDS_FILE, ENDS_SCHEMA, ENDS, notes),
         )
         for name, path in _folders(os.path.join(run, "hosts"))
     ]
@@ -135,18 +135,19 @@ def _rank_stop(rank: int, repeat: int, path: str, notes: List[Note]) -> RankStop
         rank,
         repeat,
         path,
-        _document(path, PROGRESS_FILE, PROGRESS_SCHEMA, PROGRESS, notes),
-        _document(path, STANDING_FILE, STANDING_SCHEMA, STANDING, notes),
-        _document(path, ENDING_FILE, ENDING_SCHEMA, ENDING, notes),
+        document_in(path, PROGRESS_FILE, PROGRESS_SCHEMA, PROGRESS, notes),
+        document_in(path, STANDING_FILE, STANDING_SCHEMA, STANDING, notes),
+        document_in(path, ENDING_FILE, ENDING_SCHEMA, ENDING, notes),
         flight if os.path.lexists(flight) else None,
         _text(os.path.join(path, FAULTS_FILE)),
         _calls(os.path.join(path, CALLS_FILE)),
     )
 
 
-def _document(
+def document_in(
     folder: str, name: str, schema: str, fields: Mapping[str, Check], notes: List[Note]
 ) -> Optional[Dict[str, Any]]:
+    """The document of that name, with only fields of the types that they should have; None where there is none. Never raises."""
     path = os.path.join(folder, name)
     if not os.path.lexists(path):
         return None

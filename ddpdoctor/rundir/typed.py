@@ -124,6 +124,7 @@ RANK: Mapping[str, Check] = {
     "threads": _with(torch=_whole, interop=_whole),
     "environment": _texts,
     "window": _with(state=_text, why=_text),
+    "captures": _list_of(_with(number=_count, state=_text, why=_text, steps=_list_of(_count))),
     "hook": _with(errors=_list_of(_text)),
     "notes": _list_of(_text),
 }

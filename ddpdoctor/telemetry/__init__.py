@@ -8,7 +8,8 @@ from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
     from .host import HOST_FIELDS, HostSampler
-    from .live import LiveRank, LiveRun, data_wait_ms, step_ms
+    from .live import RECENT_STEPS, LiveRank, LiveRun, data_wait_ms, phase_shares, step_ms
+    from .livestep import LivePhase
     from .lock import HostLock, acquire_host_lock
     from .nvml import NvmlSampler
     from .processes import RANK_FIELDS, ProcessTreeSampler
@@ -20,10 +21,12 @@ __all__ = [
     "HOST_FIELDS",
     "METRICS",
     "RANK_FIELDS",
+    "RECENT_STEPS",
     "TELEMETRY_SCHEMA",
     "Exporter",
     "HostLock",
     "HostSampler",
+    "LivePhase",
     "LiveRank",
     "LiveRun",
     "NvmlSampler",
@@ -32,6 +35,7 @@ __all__ = [
     "TelemetrySampler",
     "acquire_host_lock",
     "data_wait_ms",
+    "phase_shares",
     "read_telemetry",
     "start_exporter",
     "step_ms",
@@ -42,17 +46,20 @@ _PLACES = {
     "HOST_FIELDS": "host",
     "HostLock": "lock",
     "HostSampler": "host",
+    "LivePhase": "livestep",
     "LiveRank": "live",
     "LiveRun": "live",
     "METRICS": "prometheus",
     "NvmlSampler": "nvml",
     "ProcessTreeSampler": "processes",
     "RANK_FIELDS": "processes",
+    "RECENT_STEPS": "live",
     "TELEMETRY_SCHEMA": "sampler",
     "Telemetry": "reader",
     "TelemetrySampler": "sampler",
     "acquire_host_lock": "lock",
     "data_wait_ms": "live",
+    "phase_shares": "live",
     "read_telemetry": "reader",
     "start_exporter": "prometheus",
     "step_ms": "live",

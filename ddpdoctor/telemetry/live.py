@@ -13,30 +13,30 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 
 from ddpdoctor.rundir import (
     STEPS_FILE,
     TELEMETRY_FILE,
-    EventField,
-    EventKind,
-    LineField,
     folders_in,
     parsed,
     read_manifest,
     read_rank,
     reading,
-    renamed,
 )
 from ddpdoctor.rundir.compaction import stream_shift
 from ddpdoctor.rundir.typed import TELEMETRY_SAMPLE, fitting, is_moment
 
-_Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 62), le=1 << 62)]
+from .livestep import LivePhase, LiveStep, decode_line
 
 KEPT_STEPS = 200
 """Newest steps kept of each rank."""
+KEPT_FULL = 128
+"""Newest steps kept that were recorded in full: ranks that thin by different powers of two have some of them in common."""
+RECENT_STEPS = 20
+"""Newest steps over which medians are taken."""
 
 LOOK_BYTES = 8 << 20
 """Most read of one file at a look. A longer backlog (the first look at a long run) is passed over but for
@@ -44,46 +44,13 @@ its end."""
 
 
 @dataclass(frozen=True)
-class LiveStep:
-    """One step of one rank. Times in ns; absent parts None."""
+class Lateness:
+    """How late the ranks were, in the newest steps that all of them recorded in full."""
 
-    number: int
-    start_ns: int
-    end_ns: int
-    data_wait_ns: int | None
-    samples: int | None
-    arrival_ns: int | None
-    """Epoch ns at which this rank's last gradient was ready: on a GPU, when the host had issued it."""
-
-    @property
-    def duration_ms(self) -> float:
-        return (self.end_ns - self.start_ns) / 1e6
-
-
-class _Event(msgspec.Struct, rename=renamed(EventField)):
-    """What is read of an event of a step; :mod:`ddpdoctor.measure.steplog` reads all of it."""
-
-    kind: str
-    duration_ns: _Nanoseconds = 0
-    count: _Nanoseconds | None = None
-    exhausted: bool = False
-    synced: bool | None = None
-    ready_ns: list[_Nanoseconds] = []
-    forward_end_ns: _Nanoseconds | None = None
-
-
-class _Line(msgspec.Struct, rename=renamed(LineField)):
-    """A step, or the end of the recording."""
-
-    step: Annotated[int, msgspec.Meta(ge=0, le=1 << 53)] | None = None
-    time_ns: tuple[_Nanoseconds, _Nanoseconds] | int | None = None
-    # No bounds for the integer alone: msgspec 0.22 crashes in the garbage collection after it decoded such a union.
-    thin: bool = False
-    events: list[_Event] = []
-    end: bool = False
-
-
-_decode = msgspec.json.Decoder(_Line).decode
+    of_ranks_ms: dict[int, float] = field(default_factory=dict)
+    """Median by rank; empty where none are comparable."""
+    newest_ns: int = 0
+    """When the newest of those steps ended, epoch ns."""
 
 
 class Tail:
@@ -121,6 +88,8 @@ class LiveRank:
     pid: int | None
     log: Tail
     steps: deque[LiveStep] = field(default_factory=lambda: deque(maxlen=KEPT_STEPS))
+    in_full: deque[LiveStep] = field(default_factory=lambda: deque(maxlen=KEPT_FULL))
+    """Those whose events were recorded: of a job with short steps one block in up to 64. They stay until there are newer ones."""
     ended: bool = False
     """Whether its process group was destroyed or its process has ended in order."""
 
@@ -133,16 +102,15 @@ class LiveRank:
         """Take in the steps written since the last look; broken lines are passed over."""
         for text in self.log.new():
             try:
-                line = _decode(text)
+                line = decode_line(text)
             except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 continue
-            if (
-                line.step is not None
-                and isinstance(line.time_ns, tuple)
-                and line.time_ns[0] <= line.time_ns[1]
-            ):
-                self.steps.append(_step(line.step, line.time_ns, line))
+            step = line.as_step()
+            if step is not None:
+                self.steps.append(step)
                 self.ended = False
+                if step.full:
+                    self.in_full.append(step)
             elif line.end:
                 self.ended = True
 
@@ -150,27 +118,25 @@ class LiveRank:
         """How long ago the newest step ended, by this machine's clock; None before the first one, and once the rank has ended."""
         if self.ended or not self.steps:
             return None
-        return max(0.0, time.time() - self.steps[-1].end_ns / 1e9)
+        return age_s(self.steps[-1].end_ns)
 
     def recent(self, count: int) -> list[LiveStep]:
         """The newest ``count`` steps, without the first of all: it holds the start of the job."""
         return [step for step in list(self.steps)[-count:] if step.number > 0]
 
+    def recent_in_full(self, count: int) -> list[LiveStep]:
+        """The same of those that were recorded in full, however long ago."""
+        return [step for step in list(self.in_full)[-count:] if step.number > 0]
 
-def _step(number: int, times_ns: tuple[int, int], line: _Line) -> LiveStep:
-    waits, samples, arrival = None, None, None
-    for event in [] if line.thin else line.events:
-        if event.kind == EventKind.DATA and not event.exhausted:
-            waits = (waits or 0) + event.duration_ns
-            samples = (samples or 0) + event.count if event.count is not None else samples
-        elif (
-            event.kind == EventKind.BACKWARD
-            and event.synced
-            and event.ready_ns
-            and event.forward_end_ns is not None
-        ):
-            arrival = times_ns[0] + event.forward_end_ns + max(event.ready_ns)
-    return LiveStep(number, *times_ns, waits, samples, arrival)
+    def full_age_s(self) -> float | None:
+        """How long ago the newest step ended that was recorded in full, by this machine's clock; None where there is none."""
+        recent = self.recent_in_full(1)
+        return age_s(recent[0].end_ns) if recent else None
+
+
+def age_s(moment_ns: int) -> float:
+    """How long ago an epoch moment was, by this machine's clock."""
+    return max(0.0, time.time() - moment_ns / 1e9)
 
 
 class LiveRun:
@@ -183,6 +149,8 @@ class LiveRun:
         self.ranks: dict[int, LiveRank] = {}
         self.samples: dict[str, dict[str, Any]] = {}
         """Newest telemetry sample by host."""
+        self.lateness = Lateness()
+        """As of the newest steps that all ranks have recorded in full: it stays, and grows old, until there are newer ones."""
         self._telemetry: dict[str, Tail] = {}
         self._folders: set[str] = set()
 
@@ -194,6 +162,8 @@ class LiveRun:
                 self._add(folder)
         for rank in self.ranks.values():
             rank.look()
+        found = self.lateness_of(RECENT_STEPS)
+        self.lateness = found if found.of_ranks_ms else self.lateness
         for folder in _folders(self.path / "hosts"):
             tail = self._telemetry.setdefault(folder.name, Tail(folder / TELEMETRY_FILE))
             for line in tail.new():
@@ -209,6 +179,7 @@ class LiveRun:
         if info is None or rank is None:
             return
         self._folders.add(folder.name)
+        self.lateness = Lateness()
         self.ranks[rank] = LiveRank(
             rank, str(info.get("host") or ""), info.get("pid"), Tail(folder / STEPS_FILE)
         )
@@ -229,30 +200,34 @@ class LiveRun:
         """Ranks seen so far."""
         return len(self.ranks)
 
-    def lateness_ms(self, count: int) -> dict[int, float]:
-        """Median lateness of each rank over the newest ``count`` steps: its arrival at the reduction of the
-        gradients against the median of the other ranks', negative for those before it. Ranks that take turns
-        in being late come out near zero. Only steps that all ranks have recorded in full are compared; empty
-        where there are none, or one rank alone.
+    def lateness_of(self, count: int) -> Lateness:
+        """Median lateness of each rank over the newest ``count`` steps that all ranks have recorded in full: its arrival at the
+        reduction of the gradients against the median of the other ranks', negative for those before it. Ranks that take turns in
+        being late come out near zero. Empty where there are no such steps, or one rank alone.
         """
         arrivals = {
-            rank: {step.number: step for step in live.recent(count) if step.arrival_ns is not None}
+            rank: {
+                step.number: step for step in live.recent_in_full(KEPT_FULL) if step.arrival_ns is not None
+            }
             for rank, live in self.ranks.items()
         }
         if len(arrivals) < 2:
-            return {}
-        common = set.intersection(*(set(steps) for steps in arrivals.values()))
+            return Lateness()
+        common = sorted(set.intersection(*(set(steps) for steps in arrivals.values())))[-count:]
         late: dict[int, list[float]] = {rank: [] for rank in arrivals}
+        newest_ns = 0
         for number in common:
             at = {rank: steps[number] for rank, steps in arrivals.items()}
             if self._clock_was_set(at):
                 continue
+            newest_ns = max(newest_ns, *(step.end_ns for step in at.values()))
             shift = self._clock_shifts(at)
             arrived = {r: (s.arrival_ns or 0) - shift[self.ranks[r].host] for r, s in at.items()}
             order = sorted(arrived.values())
             for rank, moment in arrived.items():
                 late[rank].append((moment - _middle_of_others(order, moment)) / 1e6)
-        return {rank: statistics.median(values) for rank, values in late.items() if values}
+        medians = {rank: statistics.median(values) for rank, values in late.items() if values}
+        return Lateness(medians, newest_ns)
 
     def _clock_was_set(self, at: dict[int, LiveStep]) -> bool:
         """Whether ranks of one host read its clock before and behind a setting of it: their steps seem to end further apart
@@ -274,13 +249,14 @@ class LiveRun:
         return {host: moment - middle for host, moment in medians.items()}
 
     def samples_per_s(self, count: int) -> float | None:
-        """Samples of all ranks per second over the newest ``count`` steps; None where batches are unknown."""
+        """Samples of all ranks per second: of the batches in the newest ``count`` steps recorded in full, and the newest steps'
+        time; None where batches are unknown."""
         rates = []
         for live in self.ranks.values():
-            steps = [step for step in live.recent(count) if step.samples]
+            steps = [step for step in live.recent_in_full(count) if step.samples]
             if not steps:
                 return None
-            whole_ms = _median([step.duration_ms for step in live.recent(count)])
+            whole_ms = step_ms(live, count)
             rates.append(
                 statistics.fmean(step.samples or 0 for step in steps) / whole_ms * 1e3 if whole_ms else 0
             )
@@ -294,7 +270,17 @@ def step_ms(live: LiveRank, count: int) -> float | None:
 
 def data_wait_ms(live: LiveRank, count: int) -> float | None:
     """Median time per step in which the rank's training thread waited for data, in ms."""
-    return _median([s.data_wait_ns / 1e6 for s in live.recent(count) if s.data_wait_ns is not None])
+    return _median([s.data_wait_ns / 1e6 for s in live.recent_in_full(count) if s.data_wait_ns is not None])
+
+
+def phase_shares(live: LiveRank, count: int) -> dict[LivePhase, float]:
+    """What its training thread was in, as shares of the newest ``count`` steps that were recorded in full; empty where none were."""
+    spent: dict[LivePhase, int] = {}
+    for step in live.recent_in_full(count):
+        for phase, ns in step.phases_ns:
+            spent[phase] = spent.get(phase, 0) + ns
+    whole = sum(spent.values())
+    return {phase: ns / whole for phase, ns in spent.items()} if whole else {}
 
 
 def _middle_of_others(order: list[float], own: float) -> float:

@@ -17,13 +17,11 @@ from typing import Any
 
 from ddpdoctor.plain import plain_lines
 
-from .live import LiveRank, LiveRun, data_wait_ms, step_ms
+from .live import RECENT_STEPS, Lateness, LiveRank, LiveRun, age_s, data_wait_ms, step_ms
 
 LOOPBACK = "127.0.0.1"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _CLOSE_S = 1.0
-RECENT_STEPS = 20
-"""Newest steps over which medians are taken."""
 
 RANK_METRICS: Mapping[str, tuple[str, str]] = {
     "ddpdoctor_steps_total": ("counter", "Optimizer steps that the rank has completed."),
@@ -36,7 +34,12 @@ RANK_METRICS: Mapping[str, tuple[str, str]] = {
         "gauge",
         "How much later than the median of the others it reaches the gradient reduction.",
     ),
+    "ddpdoctor_late_age_seconds": ("gauge", "How long ago the newest step ended that late_seconds is of."),
     "ddpdoctor_data_wait_seconds": ("gauge", "Median time per step in which the rank waits for data."),
+    "ddpdoctor_recorded_age_seconds": (
+        "gauge",
+        "How long ago the newest step ended that the rank recorded in full: data waits and samples are of those.",
+    ),
     "ddpdoctor_rank_cpu_cores": ("gauge", "CPU cores in use by the rank and its children."),
     "ddpdoctor_rank_memory_bytes": ("gauge", "Resident memory of the rank and its children."),
 }
@@ -75,12 +78,12 @@ def exposition(run: LiveRun, host: str) -> str:
 
 def _samples(run: LiveRun, host: str) -> Iterator[Sample]:
     sample = run.samples.get(host, {})
-    late = run.lateness_ms(RECENT_STEPS)
+    late = run.lateness
     processes = sample.get("ranks") or {}
     for live in run.ranks.values():
         if live.host == host:
             used = processes.get(str(live.rank)) or {}
-            yield from _rank_samples(live, late.get(live.rank), used)
+            yield from _rank_samples(live, late, used)
     where, machine = {"host": host}, sample.get("host") or {}
     yield "ddpdoctor_samples_per_second", where, run.samples_per_s(RECENT_STEPS)
     yield "ddpdoctor_host_cpu_ratio", where, _scaled(machine.get("cpu_percent"), 0.01)
@@ -94,13 +97,16 @@ def _samples(run: LiveRun, host: str) -> Iterator[Sample]:
         yield "ddpdoctor_gpu_temperature_celsius", labels, gpu.get("temperature_celsius")
 
 
-def _rank_samples(live: LiveRank, late_ms: float | None, used: Mapping[str, Any]) -> Iterator[Sample]:
+def _rank_samples(live: LiveRank, late: Lateness, used: Mapping[str, Any]) -> Iterator[Sample]:
+    late_ms = late.of_ranks_ms.get(live.rank)
     labels = {"host": live.host, "rank": str(live.rank)}
     yield "ddpdoctor_steps_total", labels, live.steps_total
     yield "ddpdoctor_since_last_step_seconds", labels, live.since_last_step_s()
     yield "ddpdoctor_step_seconds", labels, _scaled(step_ms(live, RECENT_STEPS), 1e-3)
     yield "ddpdoctor_late_seconds", labels, _scaled(late_ms, 1e-3)
+    yield "ddpdoctor_late_age_seconds", labels, None if late_ms is None else age_s(late.newest_ns)
     yield "ddpdoctor_data_wait_seconds", labels, _scaled(data_wait_ms(live, RECENT_STEPS), 1e-3)
+    yield "ddpdoctor_recorded_age_seconds", labels, live.full_age_s()
     yield "ddpdoctor_rank_cpu_cores", labels, _scaled(used.get("cpu_percent"), 0.01)
     yield "ddpdoctor_rank_memory_bytes", labels, used.get("rss_bytes")
 

@@ -1,12 +1,16 @@
 """``ddpdoctor watch``, and the metrics of ``ddpdoctor run --prometheus``, on a job that runs meanwhile."""
 
+import fcntl
 import json
 import os
+import pty
 import re
 import shutil
 import socket
 import subprocess
 import sys
+import termios
+import threading
 import time
 import urllib.request
 from pathlib import Path
@@ -74,6 +78,48 @@ def test_many_ranks_and_gpus_fit_the_screen(tmp_path):
     assert code == 0 and len(out.splitlines()) < 40
     assert "and 24 ranks that come earlier" in out and re.search(r"^ +1 +host1", out, re.MULTILINE)
     assert re.search(r"^ +3 +host1 +97 % +16 GiB +– +–", out, re.MULTILINE)
+
+
+def test_keys_sort_show_phases_and_quit(tmp_path):
+    """On a terminal; it is as it was afterwards."""
+    run = tmp_path / "run"
+    shutil.copytree(RUN, run)
+    manifest = json.loads((run / "manifest.json").read_text())
+    manifest.update(ended_ns=None, exit_code=None, host="elsewhere")
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    ours, theirs = pty.openpty()
+    before = termios.tcgetattr(theirs)
+    terminal = {**ENVIRONMENT, "TERM": "xterm", "COLUMNS": "120", "LINES": "50"}
+    watching = subprocess.Popen(
+        [*DOCTOR, "watch", str(run)],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=terminal,
+        start_new_session=True,
+        preexec_fn=lambda: fcntl.ioctl(0, termios.TIOCSCTTY, 0),
+    )
+    seen = []
+    threading.Thread(target=read_all, args=(ours, seen), daemon=True).start()
+    shown = lambda text: until(lambda: text in "".join(seen))  # noqa: E731
+    shown("q quit · s sort (by rank)")
+    os.write(ours, b"s")
+    shown("s sort (by lateness)")
+    assert "backward" in "".join(seen) and "checkpoint" not in "".join(seen)
+    os.write(ours, b"p")
+    shown("optimizer")
+    os.write(ours, b"q")
+    assert watching.wait(30) == 0
+    assert termios.tcgetattr(theirs)[3] == before[3]
+
+
+def read_all(handle, seen):
+    while True:
+        try:
+            data = os.read(handle, 1 << 16)
+        except OSError:
+            return
+        seen.append(data.decode(errors="replace"))
 
 
 def free_port():

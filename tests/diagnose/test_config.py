@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ddpdoctor.diagnose.config import Config, check_config, load_config
@@ -135,3 +137,15 @@ def test_what_is_no_configuration_is_passed_over(tmp_path: Path, kind: str) -> N
         place.touch()
         os.truncate(place, 1 << 40)
     assert load_config(tmp_path) == Config()
+
+
+@pytest.mark.parametrize("page", ["ci.md", "formats.md"])
+def test_the_configurations_in_the_guides_are_accepted(page, tmp_path):
+    text = (Path(__file__).parents[2] / "docs" / page).read_text(encoding="utf-8")
+    blocks = [block for block in re.findall(r"```toml\n(.*?)```", text, re.DOTALL) if "suppress" in block]
+    assert blocks
+    for block in blocks:
+        (tmp_path / "ddpdoctor.toml").write_text(block)
+        config = load_config(tmp_path)
+        assert config.suppress
+        check_config(msgspec.structs.replace(config, rules=[]), load_rules())

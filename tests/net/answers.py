@@ -24,7 +24,8 @@ INPUT = "{input}"
 def answer(group: str, name: str) -> dict[str, Any]:
     """``diagnosis.json`` of a case, or ``{"error": sentence}`` where the analysis refuses it.
 
-    Left out are the version of ddpdoctor and the time of the analysis; the path that was analysed is replaced wherever it occurs.
+    Left out are the version of ddpdoctor, the time of the analysis, and where this machine has a repository; the path that was
+    analysed is replaced wherever it occurs.
     All else stays, among it hosts, times and paths that were recorded.
     """
     with tempfile.TemporaryDirectory(prefix="net") as folder:
@@ -36,6 +37,7 @@ def answer(group: str, name: str) -> dict[str, Any]:
     document = json.loads(to_json(diagnosis))
     del document["tool_version"], document["created_ns"]
     document["job"]["versions"].pop("ddpdoctor", None)
+    document["job"].pop("folder_in_repository")
     return _plain(document, str(place))
 
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import msgspec
 import pytest
 import samples
 
-from ddpdoctor.report import render_junit, to_sarif, write_junit, write_sarif
+from ddpdoctor.report import redact, render_junit, to_sarif, write_junit, write_sarif
 
 
 def test_sarif_shows_findings_at_their_lines(tmp_path):
@@ -41,9 +42,67 @@ def test_sarif_shows_findings_at_their_lines(tmp_path):
     assert first["properties"]["ranks"] == [1] and "ranks" not in second["properties"]
 
 
+def artifacts(value):
+    """All places of files in a log."""
+    if isinstance(value, dict):
+        found = [value["artifactLocation"]] if "artifactLocation" in value else []
+        return found + [place for item in value.values() for place in artifacts(item)]
+    return [place for item in value for place in artifacts(item)] if isinstance(value, list) else []
+
+
 @pytest.mark.parametrize("name", sorted(samples.ALL))
-def test_sarif_of_anything_is_json(name):
-    assert msgspec.json.encode(to_sarif(samples.ALL[name]()))
+def test_sarif_is_what_viewers_expect(name):
+    """What code hosts ask for, beyond what the standard's schema says."""
+    log = msgspec.json.decode(msgspec.json.encode(to_sarif(samples.ALL[name]())))
+    (run,) = log["runs"]
+    driver, bases = run["tool"]["driver"], run["originalUriBaseIds"]
+    assert urlsplit(driver["informationUri"]).scheme == "https"
+    assert all(base.get("uri", "file:///").endswith("/") for base in bases.values())
+    for rule in driver["rules"]:
+        assert urlsplit(rule["helpUri"]).scheme == "https" and rule["name"] != rule["id"]
+        assert rule["shortDescription"]["text"] and rule["help"]["text"]
+    for result in run["results"]:
+        assert driver["rules"][result["ruleIndex"]]["id"] == result["ruleId"] and result["message"]["text"]
+    for place in artifacts(run["results"]):
+        relative = not urlsplit(place["uri"]).scheme
+        assert relative == ("uriBaseId" in place) and not place["uri"].startswith("/")
+        assert not relative or place["uriBaseId"] in bases
+
+
+def test_the_texts_of_a_rule_are_the_same_in_every_run():
+    first = samples.sick().findings[0]
+    asked = msgspec.structs.replace(
+        first, question="Is one rank late?", read_more="https://docs.example.org/x"
+    )
+    other = msgspec.structs.replace(asked, title="Rank 7 waits 3 ms", explanation="", costs_ms_per_step=3.0)
+
+    def rules(finding):
+        log = to_sarif(msgspec.structs.replace(samples.sick(), findings=[finding]))
+        return log["runs"][0]["tool"]["driver"]["rules"]
+
+    assert rules(asked) == rules(other)
+    (rule,) = rules(asked)
+    assert rule["shortDescription"]["text"] == "Is one rank late?"
+    assert rule["helpUri"] == "https://docs.example.org/x"
+    assert rules(first)[0]["helpUri"].startswith("https://")
+
+
+def test_a_job_in_a_subfolder_of_its_repository_annotates_the_right_file():
+    sick = samples.sick()
+    inside = msgspec.structs.replace(sick.job, folder_in_repository="alice/work")
+    diagnosis = msgspec.structs.replace(sick, job=inside)
+
+    def first(log):
+        (run,) = log["runs"]
+        location = run["results"][0]["locations"][0]["physicalLocation"]["artifactLocation"]
+        return location["uri"], run["originalUriBaseIds"]["PROJECT"].get("uri")
+
+    assert first(to_sarif(sick)) == ("train.py", "file:///home/alice/work/")
+    assert first(to_sarif(diagnosis)) == ("alice/work/train.py", "file:///home/")
+    redacted = redact(
+        msgspec.structs.replace(sick, job=msgspec.structs.replace(inside, folder_in_repository="training"))
+    )
+    assert first(to_sarif(redacted)) == ("training/train.py", None)
 
 
 def test_sarif_without_findings_has_no_results():

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.telemetry import LiveRun, data_wait_ms, read_telemetry, step_ms
+from ddpdoctor.telemetry import LivePhase, LiveRun, data_wait_ms, phase_shares, read_telemetry, step_ms
 from ddpdoctor.telemetry import live as module
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -46,7 +46,7 @@ def test_a_recorded_run_reads_as_it_was():
     assert run.ended and sorted(run.ranks) == [0, 1]
     assert run.ranks[0].steps_total == run.ranks[1].steps_total == 100
     assert data_wait_ms(run.ranks[1], 50) > 30 > 5 > data_wait_ms(run.ranks[0], 50)
-    late = run.lateness_ms(50)
+    late = run.lateness_of(50).of_ranks_ms
     assert late[1] > 20 and late[0] == -late[1]
     assert 100 < run.samples_per_s(50) < 500
     assert run.samples, "the newest telemetry sample of the host"
@@ -56,7 +56,7 @@ def test_lateness_is_measured_at_the_reduction(tmp_path):
     for rank in range(4):
         write_rank(tmp_path, rank, late_ms=15.0 if rank == 2 else 0.0)
     run = looked(tmp_path)
-    assert run.lateness_ms(5) == {0: 0.0, 1: 0.0, 2: pytest.approx(15.0), 3: 0.0}
+    assert run.lateness_of(5).of_ranks_ms == {0: 0.0, 1: 0.0, 2: pytest.approx(15.0), 3: 0.0}
     assert step_ms(run.ranks[2], 5) == pytest.approx(100.0)
     assert run.samples_per_s(5) == pytest.approx(4 * 160.0)
 
@@ -66,13 +66,13 @@ def test_ranks_that_take_turns_are_not_late(tmp_path):
         log = write_rank(tmp_path, rank, steps=1)
         with log.open("a") as out:
             out.writelines(step_line(n, late_ms=20.0 if n % 2 == rank else 0.0) for n in range(1, 11))
-    assert looked(tmp_path).lateness_ms(10) == {0: pytest.approx(0.0), 1: pytest.approx(0.0)}
+    assert looked(tmp_path).lateness_of(10).of_ranks_ms == {0: pytest.approx(0.0), 1: pytest.approx(0.0)}
 
 
 def test_a_clock_that_is_ahead_makes_no_rank_late(tmp_path):
     for rank in range(4):
         write_rank(tmp_path, rank, host="ab"[rank // 2], clock_ns=(rank // 2) * 7_000_000)
-    late = looked(tmp_path).lateness_ms(5)
+    late = looked(tmp_path).lateness_of(5).of_ranks_ms
     assert all(abs(value) < 0.01 for value in late.values())
 
 
@@ -106,6 +106,76 @@ def test_thinned_steps_have_times_but_no_parts(tmp_path):
     assert data_wait_ms(run.ranks[0], 5) is None and run.samples_per_s(5) is None
 
 
+def thinned_line(number):
+    start = SECOND_NS + number * SECOND_NS // 10
+    return json.dumps({"step": number, "t": [start, start + SECOND_NS // 10], "thin": True}) + "\n"
+
+
+def write_thinned(run, rank, every, steps, late_ms=0.0):
+    """One block of eight steps in ``every`` is recorded in full."""
+    log = write_rank(run, rank, steps=0)
+    with log.open("a") as out:
+        for number in range(steps):
+            full = number // 8 % every == 0
+            out.write(step_line(number, late_ms) if full else thinned_line(number))
+
+
+def test_what_was_recorded_last_in_full_stays_and_grows_old(tmp_path):
+    for rank in range(2):
+        write_thinned(tmp_path, rank, every=64, steps=700, late_ms=15.0 * rank)
+    run = looked(tmp_path)
+    assert run.lateness.of_ranks_ms == {0: pytest.approx(-15.0), 1: pytest.approx(15.0)}
+    # The newest block in full holds the steps 512 to 519, and ended 18 s before the newest step.
+    assert run.lateness.newest_ns == SECOND_NS + 520 * SECOND_NS // 10
+    assert data_wait_ms(run.ranks[1], 20) == pytest.approx(3.0)
+    assert run.samples_per_s(20) == pytest.approx(2 * 160.0)
+
+
+def test_ranks_that_thin_differently_are_compared_where_both_were_recorded(tmp_path):
+    write_thinned(tmp_path, 0, every=1, steps=150)
+    write_thinned(tmp_path, 1, every=16, steps=150, late_ms=15.0)
+    run = looked(tmp_path)
+    assert run.lateness.of_ranks_ms[1] == pytest.approx(15.0)
+    assert run.lateness.newest_ns == SECOND_NS + 136 * SECOND_NS // 10
+
+
+def test_lateness_of_a_rank_that_was_restarted_is_not_its_old_one(tmp_path):
+    for rank in range(2):
+        write_rank(tmp_path, rank, late_ms=15.0 * rank)
+    run = looked(tmp_path)
+    assert run.lateness.of_ranks_ms
+    (tmp_path / "ranks" / "00000.1").mkdir()
+    (tmp_path / "ranks" / "00000.1" / "rank.json").write_text('{"rank": 0, "host": "a", "pid": 2}')
+    run.look()
+    assert run.lateness.of_ranks_ms == {}
+
+
+def test_the_phases_of_a_step_add_up_and_what_lies_within_is_taken_out(tmp_path):
+    folder = tmp_path / "ranks" / "00000"
+    folder.mkdir(parents=True)
+    (folder / "rank.json").write_text('{"rank": 0, "host": "a", "pid": 1}')
+    ms = 1_000_000
+    events = [
+        {"k": "fwd", "s": 20 * ms, "d": 30 * ms},
+        {"k": "data", "s": 0, "d": 10 * ms, "n": 4},
+        {"k": "coll", "s": 30 * ms, "d": 10 * ms},
+        {"k": "gc", "s": 22 * ms, "d": 5 * ms},
+        {"k": "bwd", "s": 50 * ms, "d": 40 * ms},
+        {"k": "opt", "s": 90 * ms, "d": 50 * ms},
+    ]
+    line = {"step": 1, "t": [SECOND_NS, SECOND_NS + 100 * ms], "ev": events}
+    (folder / "steps.jsonl").write_text(json.dumps(line) + "\n")
+    shares = phase_shares(looked(tmp_path).ranks[0], 5)
+    assert shares == {
+        LivePhase.DATA: pytest.approx(0.1),
+        LivePhase.OTHER: pytest.approx(0.1),
+        LivePhase.FORWARD: pytest.approx(0.2),
+        LivePhase.SYNC: pytest.approx(0.1),
+        LivePhase.BACKWARD: pytest.approx(0.4),
+        LivePhase.OPTIMIZER: pytest.approx(0.1),
+    }
+
+
 def test_a_restarted_rank_replaces_its_first_recording(tmp_path):
     write_rank(tmp_path, 0, steps=9)
     run = looked(tmp_path)
@@ -118,7 +188,12 @@ def test_a_restarted_rank_replaces_its_first_recording(tmp_path):
 
 def test_nothing_there_is_nothing_seen(tmp_path):
     run = looked(tmp_path / "missing")
-    assert not run.ranks and run.lateness_ms(5) == {} and run.samples_per_s(5) is None and not run.ended
+    assert (
+        not run.ranks
+        and run.lateness_of(5).of_ranks_ms == {}
+        and run.samples_per_s(5) is None
+        and not run.ended
+    )
 
 
 def test_a_clock_that_is_set_between_two_readings_makes_nobody_late(tmp_path):
@@ -128,8 +203,8 @@ def test_a_clock_that_is_set_between_two_readings_makes_nobody_late(tmp_path):
         with log.open("a") as lines:
             lines.write(step_line(9, 15.0 * rank, clock_ns=-10 * SECOND_NS * rank))
     run = looked(tmp_path)
-    assert run.lateness_ms(1) == {}
-    assert run.lateness_ms(2) == {0: pytest.approx(-15.0), 1: pytest.approx(15.0)}
+    assert run.lateness_of(1).of_ranks_ms == {}
+    assert run.lateness_of(2).of_ranks_ms == {0: pytest.approx(-15.0), 1: pytest.approx(15.0)}
 
 
 def test_telemetry_of_a_clock_that_was_set_back_goes_on(tmp_path):

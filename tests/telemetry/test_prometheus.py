@@ -8,6 +8,7 @@ import subprocess
 import time
 import urllib.error
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -118,10 +119,21 @@ def test_promtool_has_nothing_to_say(run):
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="no Prometheus on this machine")
 def test_a_real_prometheus_scrapes_it_and_answers_every_query_of_the_dashboard(exporter, tmp_path):
+    with prometheus(tmp_path, exporter.port) as port:
+        api = f"http://127.0.0.1:{port}/api/v1/query?query="
+        assert wait_for(lambda: result(api, "ddpdoctor_steps_total")) == {"0": 100.0, "1": 100.0}
+        for expression in expressions():
+            result(api, expression.replace("$host", ".*"))
+
+
+@contextmanager
+def prometheus(tmp_path, target, rules=()):
+    """A real one that scrapes a port once a second; its own port."""
     settings = {
-        "global": {"scrape_interval": "1s"},
+        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "rule_files": [str(tmp_path / name) for name in rules],
         "scrape_configs": [
-            {"job_name": "ddpdoctor", "static_configs": [{"targets": [f"127.0.0.1:{exporter.port}"]}]}
+            {"job_name": "ddpdoctor", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}
         ],
     }
     config = tmp_path / "prometheus.yml"
@@ -137,10 +149,7 @@ def test_a_real_prometheus_scrapes_it_and_answers_every_query_of_the_dashboard(e
     ]
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        api = f"http://127.0.0.1:{port}/api/v1/query?query="
-        assert wait_for(lambda: result(api, "ddpdoctor_steps_total")) == {"0": 100.0, "1": 100.0}
-        for expression in expressions():
-            result(api, expression.replace("$host", ".*"))
+        yield port
     finally:
         server.terminate()
         server.wait(30)
@@ -175,3 +184,131 @@ def test_the_dashboard_asks_for_what_is_exported_and_leaves_nothing_out():
     panels = json.loads(document)["panels"]
     assert len({panel["id"] for panel in panels}) == len(panels)
     assert all(panel["title"] and panel["fieldConfig"]["defaults"]["unit"] for panel in panels)
+
+
+ALERTS = ROOT / "docs" / "grafana" / "alerts.yml"
+STEP_NS = 27_000_000
+"""So short that a job records few of them in full: one block of eight in 64."""
+LATE_NS = 9_000_000
+BLOCK, EVERY = 8, 64
+
+
+class ShortSteps:
+    """A job of two ranks, of which rank 1 is late in every step, recorded as its hook does."""
+
+    def __init__(self, run):
+        self.logs, self.steps, self.start_ns = [], 0, time.time_ns()
+        for rank in range(2):
+            folder = run / "ranks" / f"{rank:05d}"
+            folder.mkdir(parents=True)
+            (folder / "rank.json").write_text(json.dumps({"rank": rank, "host": "a", "pid": 1}))
+            self.logs.append(folder / "steps.jsonl")
+
+    def go_on(self, until_s):
+        """Record the steps of the job's first ``until_s``."""
+        upto = int(until_s * 1e9) // STEP_NS
+        for rank, log in enumerate(self.logs):
+            with log.open("a") as out:
+                out.writelines(self.line(number, rank) for number in range(self.steps, upto))
+        self.steps = upto
+
+    def line(self, number, rank):
+        start = self.start_ns + number * STEP_NS
+        line = {"step": number, "t": [start, start + STEP_NS]}
+        if number // BLOCK % EVERY:
+            return json.dumps({**line, "thin": True}) + "\n"
+        events = [
+            {"k": "data", "s": 0, "d": 2_000_000, "n": 16},
+            {"k": "bwd", "s": 8_000_000, "d": 17_000_000, "sync": True, "base": 8_000_000},
+        ]
+        events[1]["ready"] = [3_000_000, 6_000_000 + rank * LATE_NS]
+        return json.dumps({**line, "ev": events}) + "\n"
+
+
+def scraped(tmp_path, monkeypatch, *, every_s, scrapes, stands_from=None):
+    """By series: what each scrape of such a job had; None where it had nothing."""
+    job, live = ShortSteps(tmp_path), LiveRun(tmp_path)
+    found = {}
+    for scrape in range(scrapes):
+        now_s = (scrape + 1) * every_s
+        job.go_on(now_s if stands_from is None else min(now_s, stands_from))
+        monkeypatch.setattr(time, "time", lambda now_s=now_s: job.start_ns / 1e9 + now_s)
+        live.look()
+        for line in exposition(live, "a").splitlines():
+            if not line.startswith("#"):
+                series, value = line.rsplit(" ", 1)
+                found.setdefault(series, [None] * scrapes)[scrape] = value
+    return found
+
+
+def test_no_scrape_of_a_job_with_short_steps_lacks_what_was_recorded(tmp_path, monkeypatch):
+    found = scraped(tmp_path, monkeypatch, every_s=5, scrapes=30)
+    assert found and all(None not in values for values in found.values())
+    late = [float(value) for value in found['ddpdoctor_late_seconds{host="a",rank="1"}']]
+    assert late == pytest.approx([LATE_NS / 1e9] * 30, rel=1e-3)
+    ages = [float(value) for value in found['ddpdoctor_late_age_seconds{host="a",rank="1"}']]
+    assert max(ages) < 2 * BLOCK * EVERY * STEP_NS / 1e9 and max(ages) > 5
+
+
+@pytest.mark.skipif(PROMTOOL is None, reason="no promtool on this machine")
+@pytest.mark.parametrize("stands_from", [None, 300.0])
+def test_the_documented_alert_fires_on_what_is_exported(tmp_path, monkeypatch, stands_from):
+    """Prometheus's own evaluation of the rule file: a series that a scrape lacks is stale. A job that hangs after five minutes
+    is told as one that hangs, and no longer as one with a late rank."""
+    run = tmp_path / "run"
+    found = scraped(run, monkeypatch, every_s=15, scrapes=120, stands_from=stands_from)
+    series = [
+        {"series": name, "values": " ".join("stale" if value is None else value for value in values)}
+        for name, values in found.items()
+    ]
+    expected = {
+        "RankLate": [{"exp_labels": {"host": "a", "rank": "1", "alertname": "RankLate"}}],
+        "JobHangs": [],
+    }
+    if stands_from is not None:
+        expected = {"RankLate": [], "JobHangs": [{"exp_labels": {"host": "a", "alertname": "JobHangs"}}]}
+    alerts = ALERTS.read_text()
+    (tmp_path / "alerts.yml").write_text(re.sub(r"\n +annotations:\n +summary: .*", "", alerts))
+    tests = {
+        "rule_files": ["alerts.yml"],
+        "evaluation_interval": "15s",
+        "tests": [
+            {
+                "interval": "15s",
+                "input_series": series,
+                "alert_rule_test": [
+                    {"eval_time": "25m", "alertname": name, "exp_alerts": alerts}
+                    for name, alerts in expected.items()
+                ],
+            }
+        ],
+    }
+    (tmp_path / "tests.yml").write_text(json.dumps(tests))
+    done = subprocess.run(
+        [PROMTOOL, "test", "rules", "tests.yml"], cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_alert_in_the_guide_is_the_one_in_the_file():
+    guide = (ROOT / "docs" / "monitoring.md").read_text()
+    expression = re.search(r"- alert: RankLate\n +expr: (.+)\n", guide)[1]
+    assert f"expr: {expression}\n" in ALERTS.read_text()
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="no Prometheus on this machine")
+def test_the_alert_fires_in_a_real_prometheus(tmp_path):
+    """As it stands in the file, but for how long it must hold."""
+    run = tmp_path / "run"
+    job = ShortSteps(run)
+    job.start_ns -= 60 * 10**9
+    job.go_on(60.0)
+    served = start_exporter(run, "a", ("127.0.0.1", 0), pytest.fail)
+    (tmp_path / "alerts.yml").write_text(ALERTS.read_text().replace("for: 10m", "for: 4s"))
+    try:
+        with prometheus(tmp_path, served.port, ["alerts.yml"]) as port:
+            ask = f"http://127.0.0.1:{port}/api/v1/query?query="
+            firing = 'ALERTS{alertname="RankLate",alertstate="firing"}'
+            assert wait_for(lambda: result(ask, firing)) == {"1": 1.0}
+    finally:
+        served.close()

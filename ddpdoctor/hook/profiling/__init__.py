@@ -6,12 +6,14 @@ numbers that all ranks share; saving it, and looking at stacks, is done by threa
 """
 
 from . import other_profilers
+from .captures import Captures
 from .sampler import Sampler
 from .stacks import Place, can_be_read, stack_of
 from .trace_file import flight_recorder
 from .window import Window, close_left_open
 
 __all__ = [
+    "Captures",
     "Place",
     "Sampler",
     "Window",

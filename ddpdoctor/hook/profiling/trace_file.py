@@ -34,9 +34,11 @@ class TraceJob:
         max_bytes: int,
         report: Callable[..., None],
         expected_bytes: int,
+        number: int = 0,
     ) -> None:
-        """``report(state, why)`` is called when it has failed; ``expected_bytes`` are those of the compressed trace. Call on the
-        training thread."""
+        """``report(state, why)`` is called when it has failed; ``expected_bytes`` are those of the compressed trace, ``number`` is
+        that of a window that was asked for. Call on the training thread."""
+        self._number = number
         self._session = session
         self._result = result
         self._max_bytes = max_bytes
@@ -59,7 +61,8 @@ class TraceJob:
 
     def _run(self) -> None:
         try:
-            self._keep_flight()
+            if not self._number:
+                self._keep_flight()
             local_rank = int(self._session.document.get("local_rank") or 0)
             self._hurry.wait(min(STAGGER_S * local_rank, MOST_STAGGER_S))
             self._save_trace()
@@ -87,7 +90,7 @@ class TraceJob:
         with raw_folder(base, self._session.run_id) as folder:
             self._result.save(os.path.join(folder.place, RAW_FILE))
             self._result = None
-            self._session.spool.hand_over_trace(folder.path, self._header, self._max_bytes)
+            self._session.spool.hand_over_trace(folder.path, self._header, self._max_bytes, self._number)
             folder.handed_over = True
 
 

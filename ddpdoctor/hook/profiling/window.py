@@ -1,4 +1,4 @@
-"""The profiler window: a few steps, the same on all ranks, seen by torch's own profiler.
+"""A profiler window: a few steps, the same on all ranks, seen by torch's own profiler.
 
 It is driven from the end of a step, on the training thread. Nothing is ever synchronised: where CUDA is in use the window
 stays open for one step more, so that the kernels of its last step have run. In rank.json it is ``waiting``, ``open``,
@@ -12,7 +12,7 @@ import threading
 import time
 from typing import Any, Dict, List, Optional
 
-from ...rundir import Mark
+from ...rundir import CaptureOrder, Mark
 from .. import environment
 from ..guard import part
 from ..job import job_torch
@@ -46,13 +46,20 @@ def close_left_open() -> None:
 
 
 class Window:
-    """Opens, closes and hands over the one profiler window of a recording."""
+    """Opens, closes and hands over one profiler window of a recording."""
 
-    def __init__(self, session: Session, writer: Writer) -> None:
+    def __init__(self, session: Session, writer: Writer, order: Optional[CaptureOrder] = None) -> None:
+        """``order``: somebody asks for it while the job runs; None for the first window, whose steps are the job's options."""
         self.part = _PART
         self._session = session
         self._writer = writer
-        self._steps = environment.profile_steps(os.environ)
+        self._number = 0 if order is None else order.number
+        self._taken_back = False
+        self._steps = (
+            environment.profile_steps(os.environ)
+            if order is None
+            else (order.first, order.first + order.steps)
+        )
         self._max_bytes = environment.max_trace_bytes(os.environ)
         self._first, self._stop = self._steps or (0, 0)
         self._state: Dict[str, Any] = {
@@ -68,11 +75,18 @@ class Window:
         """When collection ended, monotonic ns, while the profiler is still to be closed."""
         self._busy = ""
         """What is being done to the profiler: it stays so where an interrupt of the job comes in between."""
+        self._near = False
+        """Whether it was seen to come near."""
         self._nodes = self._step_nodes = 0
         """Number of the next node of the autograd graph as the window came near, and how many the step before it made."""
         self._activities: Any = None
         self._job: Optional[TraceJob] = None
-        session.document["window"] = self._state
+        if order is None:
+            session.document["window"] = self._state
+        else:
+            self._state["number"] = order.number
+            session.document.setdefault("captures", []).append(self._state)
+            writer.document_changed.set()
         if self._steps is None:
             self._set("skipped", "no steps were asked for")
         other_profilers.listeners.append(self._give_way)
@@ -81,6 +95,17 @@ class Window:
     def _set(self, state: str, why: Optional[str] = None, **more: Any) -> None:
         self._state.update(state=state, why=why or self._state.get("why"), **more)
         self._writer.document_changed.set()
+
+    @property
+    def is_under_way(self) -> bool:
+        """Whether it needs the ends of steps: it waits, is open, or its trace is being written in this process."""
+        state = self._state["state"]
+        saving = state == "saving" and self._job is not None and not self._job.handed_over
+        return self._ended != 0 or state in ("waiting", "open") or saving
+
+    def take_back(self) -> None:
+        """It is not wanted any more; once it is open, that changes nothing. For any thread."""
+        self._taken_back = True
 
     def at_step(self, step: int) -> None:
         """Step number ``step`` begins."""
@@ -114,11 +139,17 @@ class Window:
             if time.monotonic_ns() - self._ended >= SETTLE_NS:
                 self._close()
         elif state == "waiting":
-            if step == self._first - 1:
+            if self._taken_back:
+                recorder.always_full = False
+                self._set("skipped", "it was taken back")
+            elif step == self._first - 1:
                 self._nodes = node_number()
+                self._near = True
                 recorder.record_whole()
-            elif step >= self._first:
+            elif step >= self._first and (self._near or not self._number):
                 self._try_to_open(step)
+            elif step >= self._first:
+                self._set("skipped", f"it was asked for in step {step}, too late")
         elif state == "open":
             if step >= self._stop:
                 self._end(step)
@@ -126,10 +157,13 @@ class Window:
                 recorder.marks.append(Mark.PROFILED)
         elif state == "saving" and self._job is not None and not self._job.handed_over:
             recorder.marks.append(Mark.SAVING)
-        elif step > LAST_SETTINGS_STEP and not other_profilers.seen:
+        elif step > LAST_SETTINGS_STEP and not other_profilers.seen and not self._others_under_way():
             self._session.stepping.listening = False
         if other_profilers.seen and profiler_is_on():
             recorder.marks.append(Mark.USER_PROFILER)
+
+    def _others_under_way(self) -> bool:
+        return any(window.is_under_way for window in windows if window._session is self._session)
 
     def _try_to_open(self, step: int) -> None:
         recorder = self._session.recorder
@@ -187,7 +221,7 @@ class Window:
         self._session.recorder.marks.append(Mark.CLOSED)
         self._set("saving")
         expected = (self._stop - self._first) * self._step_nodes * BYTES_PER_NODE
-        self._job = TraceJob(self._session, result, self._max_bytes, self._set, expected)
+        self._job = TraceJob(self._session, result, self._max_bytes, self._set, expected, self._number)
         self._job.start()
 
     def _close_now(self) -> None:

@@ -14,6 +14,8 @@ from ...rundir import (
     HANG_FLIGHT_FILE,
     PROGRESS_FILE,
     PROGRESS_SCHEMA,
+    STACKS_FILE,
+    STACKS_QUESTION,
     STANDING_FILE,
     STANDING_SCHEMA,
     End,
@@ -22,6 +24,7 @@ from ...rundir import (
 from .. import environment
 from ..guard import part
 from ..patching import guarded
+from ..profiling import Captures
 from ..recording import Session
 from .faults import Faults
 from .phases import phase_of
@@ -40,13 +43,15 @@ _PART = part("watching for hangs")
 class Attendant:
     """Of one recording."""
 
-    def __init__(self, session: Session) -> None:
+    def __init__(self, session: Session, captures: Captures) -> None:
+        """``captures`` are the profiler windows that somebody may ask for."""
         self._session = session
+        self._captures = captures
         self._whereabouts = Whereabouts(session)
         self._after_s = environment.hang_after_s(os.environ)
         self._stop = threading.Event()
         self._faults: Optional[Faults] = None
-        self._answered = 0
+        self._answered = self._stacks_answered = 0
         self._raised = self._told = False
         self._last_step = self._evaluated = -1
         self._trained = False
@@ -68,6 +73,8 @@ class Attendant:
             if self._stop.wait(PERIOD_S):
                 break
             guarded(_PART, self._look)()
+            guarded(_PART, self._tell_stacks)()
+            guarded(_PART, self._captures.follow)()
         self._faults.stop()
 
     def _look(self) -> None:
@@ -95,6 +102,15 @@ class Attendant:
             self._evaluated = step
             self._session.recorder.pending.append(f"{{{LineField.EVALUATED.key}{step}}}\n")
         self._trained = self._trained or not evaluating
+
+    def _tell_stacks(self) -> None:
+        """For whoever watches a job that may well get on."""
+        request = self._session.spool.asked(STACKS_QUESTION)
+        if request and request != self._stacks_answered:
+            document = self._whereabouts.standing(STANDING_SCHEMA)
+            document["request"] = request
+            self._session.spool.keep_document(STACKS_FILE, document)
+        self._stacks_answered = request
 
     def _answer(self, request: int) -> None:
         if request <= self._answered:

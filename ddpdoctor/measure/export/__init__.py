@@ -11,17 +11,29 @@ from typing import TYPE_CHECKING
 from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
+    from .flames import flame_graph, late_steps
     from .hta import hta_results, hta_trace
     from .tables import COLLECTIVES, EVENTS, STEPS, recorded_tables
 
-__all__ = ["COLLECTIVES", "EVENTS", "STEPS", "hta_results", "hta_trace", "recorded_tables"]
+__all__ = [
+    "COLLECTIVES",
+    "EVENTS",
+    "STEPS",
+    "flame_graph",
+    "hta_results",
+    "hta_trace",
+    "late_steps",
+    "recorded_tables",
+]
 
 _PLACES = {
     "COLLECTIVES": "tables",
     "EVENTS": "tables",
     "STEPS": "tables",
+    "flame_graph": "flames",
     "hta_results": "hta",
     "hta_trace": "hta",
+    "late_steps": "flames",
     "recorded_tables": "tables",
 }
 __getattr__ = deferred(__name__, _PLACES)

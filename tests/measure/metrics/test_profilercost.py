@@ -37,3 +37,12 @@ def test_a_window_of_one_step_and_none():
 
 def test_a_profiler_of_the_job_is_not_ours():
     assert window_cost([log([10.0] * 20, marks={5: ["user_profiler"]})], 10.0) is None
+
+
+def test_a_window_that_was_asked_for_later_is_not_the_first_ones_cost():
+    marks = {**MARKS, 26: ["profiler_open", "profiled"], 27: ["profiled"]}
+    lengths = [10.0] * 30
+    lengths[10], lengths[26] = 40.0, 90.0
+    found = window_cost([log(lengths, marks=marks)], 10.0)
+    assert found is not None and (found.first, found.last) == (10, 12)
+    assert found.extra_ms == pytest.approx(30.0)

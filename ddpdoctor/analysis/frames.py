@@ -1,0 +1,61 @@
+"""What was recorded as data frames, for whoever asks questions of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import polars as pl
+
+from ddpdoctor.diagnose.diagnosis import RankSummary
+from ddpdoctor.measure.export import recorded_tables
+
+from .options import Options
+from .road import conclude, prepare
+
+
+@dataclass(frozen=True, repr=False)
+class Frames:
+    """All ranks of a job on one clock. Times are int64 ns since 1970, unless the traces have clocks of their own."""
+
+    steps: pl.DataFrame
+    """One row for each rank and step."""
+    collectives: pl.DataFrame
+    """One row for each rank and collective, with its wait for the last rank and its transfer."""
+    events: pl.DataFrame
+    """One row for each stretch of work."""
+    ranks: pl.DataFrame
+    """One row for each rank: its mean step, lateness, and the parts of its step in ms."""
+
+    def __repr__(self) -> str:
+        sizes = ", ".join(f"{each.name} {len(getattr(self, each.name)):,}" for each in fields(self))
+        return f"<Frames: rows of {sizes}>"
+
+
+_RANKS = {
+    "rank": pl.Int32,
+    "host": pl.String,
+    "device": pl.String,
+    "step_ms": pl.Float64,
+    "late_ms": pl.Float64,
+    "caused_wait_ms": pl.Float64,
+}
+"""What of a :class:`RankSummary` is a column; its breakdown has one for each part."""
+
+
+def frames(paths: Sequence[str], options: Options) -> Frames:
+    """Read, align and measure. Raises UnusableInput where there is nothing to measure."""
+    prepared = prepare(paths, options)
+    tables = recorded_tables(prepared.logs, prepared.windows, prepared.inputs.telemetry)
+    ranks = _of_ranks(conclude(prepared, options).ranks)
+    return Frames(tables.steps, tables.collectives, tables.events, ranks)
+
+
+def _of_ranks(ranks: Sequence[RankSummary]) -> pl.DataFrame:
+    parts = dict.fromkeys(part for each in ranks for part in each.breakdown_ms)
+    rows = [
+        {name: getattr(each, name) for name in _RANKS}
+        | {f"{part}_ms": each.breakdown_ms.get(part) for part in parts}
+        for each in ranks
+    ]
+    return pl.DataFrame(rows, schema=_RANKS | {f"{part}_ms": pl.Float64 for part in parts})

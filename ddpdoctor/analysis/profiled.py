@@ -1,0 +1,32 @@
+"""Which steps of a rank's log its trace is of: a recording may have several profiler windows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from ddpdoctor.measure.steplog import OPENED, PROFILED, Step
+from ddpdoctor.trace import RankTrace
+
+
+def profiled_in(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
+    """The steps of the window in which the trace's events lie; none where that holds nothing."""
+    if not trace.size:
+        return []
+    windows: list[list[Step]] = []
+    for step in steps:
+        if PROFILED in step.marks:
+            if OPENED in step.marks or not windows:
+                windows.append([])
+            windows[-1].append(step)
+    if len(windows) <= 1:
+        return windows[0] if windows else []
+    middle = int(np.median(trace.start_ns))
+
+    def away_ns(window: Sequence[Step]) -> int:
+        # By the wall clock, as the trace has it.
+        begin = window[0].start_ns - window[0].moved_ns
+        return max(begin - middle, middle - (window[-1].end_ns - window[-1].moved_ns), 0)
+
+    return min(windows, key=away_ns)

@@ -1,0 +1,55 @@
+"""Questions to the ranks of a job that runs on this host, and their answers."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.errors import UnusableInput
+from ddpdoctor.rundir import Present, answer_of, is_run_directory, present_ranks, read_manifest
+
+LOOK_S = 0.1
+
+
+def running_ranks(run: Path) -> list[Present]:
+    """Those whose processes live. Raises UnusableInput where there are none here, and says why."""
+    if not is_run_directory(str(run)):
+        raise UnusableInput(
+            f"{run} is no run directory of ddpdoctor: `ddpdoctor run --out {run} -- COMMAND` makes one."
+        )
+    found = [rank for rank in present_ranks(str(run)) if _lives(rank.pid)]
+    if found:
+        return found
+    manifest = read_manifest(str(run), []) or {}
+    if manifest.get("ended_ns") is not None:
+        raise UnusableInput(f"the job of {run} has ended: `ddpdoctor analyze {run}` says what was recorded.")
+    where = manifest.get("host")
+    raise UnusableInput(
+        f"no rank of {run} runs on this host, as this user{f'; it was started on {where}' if where else ''}. Ask where the ranks run."
+    )
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except OSError:
+        return False
+    return True
+
+
+def answers(
+    ranks: Sequence[Present], name: str, request: int, patience_s: float
+) -> Mapping[int, Mapping[str, Any]]:
+    """By rank what it has answered to ``request`` in the document ``name``, once all have, or after ``patience_s``."""
+    found: dict[int, Mapping[str, Any]] = {}
+    deadline_s = time.monotonic() + patience_s
+    while True:
+        for rank in ranks:
+            if rank.rank not in found and (answer := answer_of(rank.spool, name, request)) is not None:
+                found[rank.rank] = answer
+        if len(found) == len(ranks) or time.monotonic() >= deadline_s:
+            return found
+        time.sleep(LOOK_S)

@@ -1,0 +1,104 @@
+"""``ddpdoctor stacks``: where each rank of a running job is now."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+
+ANSWER_S = 5.0
+"""Ranks look for questions once a second, and more rarely where processors are short."""
+
+
+@click.command("stacks")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.option("-v", "--verbose", is_flag=True, help="All threads, and the frames of libraries.")
+def command(run: Path, verbose: bool) -> None:
+    """Print where each rank of a job that runs under `ddpdoctor run` is now. The job goes on.
+
+    Asks the ranks on this host. A rank that keeps Python's lock in C cannot answer.
+
+    \b
+    Examples:
+      ddpdoctor stacks ddpdoctor-runs/20260101T120000Z-train
+      ddpdoctor stacks ddpdoctor-runs/20260101T120000Z-train -v
+    """
+    from rich.console import Console
+    from rich.text import Text
+
+    from ddpdoctor.cli.asked import answers, running_ranks
+    from ddpdoctor.plain import plain
+    from ddpdoctor.rundir import (
+        FAULTS_FILE,
+        STACKS_FILE,
+        STACKS_QUESTION,
+        ask,
+        fitting,
+        forget_questions,
+        new_request,
+        read_bounded,
+    )
+    from ddpdoctor.rundir.typed import STANDING
+
+    ranks, request = running_ranks(run), new_request()
+    for rank in ranks:
+        ask(rank.spool, request, STACKS_QUESTION)
+    try:
+        found = answers(ranks, STACKS_FILE, request, ANSWER_S)
+    finally:
+        for rank in ranks:
+            forget_questions(rank.spool, STACKS_QUESTION, STACKS_FILE)
+    console = Console(highlight=False)
+
+    def line(text: str, style: str = "") -> None:
+        console.print(Text(plain(text), style=style), soft_wrap=True)
+
+    for rank in ranks:
+        answer = found.get(rank.rank)
+        if answer is None:
+            line(f"rank {rank.rank} (process {rank.pid}) does not answer.", "bold red")
+            try:
+                faults = read_bounded(str(Path(rank.spool) / FAULTS_FILE), 1 << 20).decode(errors="replace")
+            except OSError:
+                faults = ""
+            for text in faults.splitlines() or _WHY_NOT:
+                line(f"  {text}")
+            continue
+        told = fitting(dict(answer), STANDING, "", [])
+        line(f"rank {rank.rank} (process {rank.pid}) {_doing(told)}", "bold")
+        for text in _lines(told, verbose):
+            line(f"  {text}")
+
+
+_WHY_NOT = (
+    "A thread keeps Python's lock, or the job was started with --hang-after 0, which leaves out who would answer.",
+)
+
+
+def _doing(told: Mapping[str, Any]) -> str:
+    step, since_ns, at_ns = (told.get(name) for name in ("step", "step_since_ns", "at_ns"))
+    lasts = f" for {(at_ns - since_ns) / 1e9:.1f} s" if since_ns and at_ns and at_ns >= since_ns else ""
+    behind = time.time_ns() - at_ns if at_ns else 0
+    stale = f", {behind / 1e9:.0f} s ago" if behind > 10e9 else ""
+    in_step = "" if step is None else f"in step {step:,}{lasts}: "
+    return f"{in_step}{told.get('phase') or 'running'}{stale}"
+
+
+def _lines(told: Mapping[str, Any], verbose: bool) -> list[str]:
+    """Innermost first, as Python's own debuggers do not, and reports of ours do."""
+    if not verbose:
+        return _frames(told.get("user") or told.get("frames") or [])
+    found = []
+    for thread in told.get("threads") or [
+        {"name": "training", "training": True, "frames": told.get("frames")}
+    ]:
+        found.append(f"{thread.get('name') or 'thread'}{' (trains)' if thread.get('training') else ''}:")
+        found += [f"  {text}" for text in _frames(thread.get("frames") or [])]
+    return found
+
+
+def _frames(frames: Sequence[Sequence[Any]]) -> list[str]:
+    return [f"{frame[0]}:{frame[1]} {frame[2]}" for frame in frames if len(frame) == 3]

@@ -1,0 +1,204 @@
+"""The ranks of a running job as ``ddpdoctor watch`` lists them: how fast, how late, in which phase, and where now."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import PurePath
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from ddpdoctor.plain import plain
+from ddpdoctor.report import words
+from ddpdoctor.telemetry import (
+    RECENT_STEPS,
+    LivePhase,
+    LiveRank,
+    LiveRun,
+    data_wait_ms,
+    phase_shares,
+    step_ms,
+)
+
+MOST_ROWS = 16
+"""Most ranks shown."""
+LATE_SHARE = 0.05
+"""Lateness of a rank above this share of the step stands out: what makes a finding a warning."""
+BAR_LETTERS = 50
+COLOURS = {
+    LivePhase.DATA: "yellow",
+    LivePhase.FORWARD: "green",
+    LivePhase.BACKWARD: "blue",
+    LivePhase.OPTIMIZER: "magenta",
+    LivePhase.SYNC: "red",
+    LivePhase.EVALUATION: "cyan",
+    LivePhase.CHECKPOINT: "bright_red",
+    LivePhase.OTHER: "bright_black",
+}
+_LONG_S = 1.5
+"""A rank whose step lasts longer is said to be in it for so long."""
+
+
+class Sort(str, Enum):
+    """By what the ranks are ordered."""
+
+    RANK = "rank"
+    """Of many, those that come last, in order of their numbers."""
+    LATE = "lateness"
+    STEP = "step time"
+    DATA = "wait for data"
+    MEMORY = "memory"
+
+
+@dataclass
+class View:
+    """How the user wants to see the ranks."""
+
+    sort: Sort = Sort.RANK
+    reverse: bool = False
+    phases: bool = False
+    """The phases of each rank instead of times and resources."""
+
+    def press(self, key: str) -> bool:
+        """Do what ``key`` asks for; whether that is to end."""
+        if key == "s":
+            order = list(Sort)
+            self.sort = order[(order.index(self.sort) + 1) % len(order)]
+        elif key == "r":
+            self.reverse = not self.reverse
+        elif key == "p":
+            self.phases = not self.phases
+        return key == "q"
+
+
+def rank_table(run: LiveRun, view: View, now: Mapping[int, Mapping[str, Any]]) -> Table:
+    """The ranks in the order of the view; ``now`` is where those of this host say that they are."""
+    ranks = _ordered(run, view)
+    return _phase_table(ranks) if view.phases else _time_table(run, ranks, now)
+
+
+def _time_table(run: LiveRun, ranks: Sequence[LiveRank], now: Mapping[int, Mapping[str, Any]]) -> Table:
+    table = plain_table(
+        "rank", "host", "step", "step time", "late by", "waits for data", "CPU", "memory", "now"
+    )
+    for live in ranks:
+        whole, behind = step_ms(live, RECENT_STEPS), run.lateness.of_ranks_ms.get(live.rank)
+        sticks_out = behind is not None and whole is not None and behind > LATE_SHARE * whole
+        used = _used(run, live)
+        table.add_row(
+            str(live.rank),
+            Text(plain(live.host) or "?"),
+            f"{live.steps_total - 1:,}" if live.steps else "none yet",
+            _ms(whole),
+            Text(_ms(behind if behind is None else max(behind, 0.0)), style="bold red" if sticks_out else ""),
+            _ms(data_wait_ms(live, RECENT_STEPS)),
+            percent(used.get("cpu_percent")),
+            size(used.get("rss_bytes")),
+            Text(plain(_now(run, live, now.get(live.rank)))),
+        )
+    return table
+
+
+def _phase_table(ranks: Sequence[LiveRank]) -> Table:
+    shares = {live.rank: phase_shares(live, RECENT_STEPS) for live in ranks}
+    shown = [phase for phase in LivePhase if any(phase in each for each in shares.values())]
+    table = plain_table("rank", "host", *(phase.value for phase in shown))
+    for live in ranks:
+        cells = [percent(_times(shares[live.rank].get(phase), 100)) for phase in shown]
+        table.add_row(str(live.rank), Text(plain(live.host) or "?"), *cells)
+    return table
+
+
+def phase_bar(run: LiveRun) -> list[Text]:
+    """What the training threads were in, all ranks together, as a bar with its legend; nothing where no step was recorded in full."""
+    each = [shares for live in run.ranks.values() if (shares := phase_shares(live, RECENT_STEPS))]
+    if not each:
+        return []
+    mean = {phase: sum(shares.get(phase, 0.0) for shares in each) / len(each) for phase in LivePhase}
+    bar, legend = Text(), Text()
+    drawn = 0
+    for phase, share in mean.items():
+        letters = round(share * BAR_LETTERS)
+        letters = min(letters, BAR_LETTERS - drawn)
+        drawn += letters
+        bar.append("█" * letters, style=COLOURS[phase])
+        if letters:
+            legend.append("■ ", style=COLOURS[phase])
+            legend.append(f"{phase.value} {share:.0%}  ".replace("%", " %"))
+    return [bar, legend]
+
+
+def _ordered(run: LiveRun, view: View) -> list[LiveRank]:
+    late = run.lateness.of_ranks_ms
+    found = sorted(run.ranks.values(), key=lambda live: live.rank)
+    if view.sort is Sort.RANK:
+        last = sorted(found, key=lambda live: -late.get(live.rank, 0.0))[:MOST_ROWS]
+        return sorted(last, key=lambda live: live.rank, reverse=view.reverse)
+    values = {live.rank: _value(run, live, view.sort) for live in found}
+    known = [live for live in found if values[live.rank] is not None]
+    known.sort(key=lambda live: values[live.rank] or 0.0, reverse=not view.reverse)
+    return [*known, *(live for live in found if values[live.rank] is None)][:MOST_ROWS]
+
+
+def _value(run: LiveRun, live: LiveRank, sort: Sort) -> float | None:
+    if sort is Sort.LATE:
+        return run.lateness.of_ranks_ms.get(live.rank)
+    if sort is Sort.STEP:
+        return step_ms(live, RECENT_STEPS)
+    if sort is Sort.DATA:
+        return data_wait_ms(live, RECENT_STEPS)
+    return _used(run, live).get("rss_bytes")
+
+
+def _used(run: LiveRun, live: LiveRank) -> Mapping[str, Any]:
+    """What its process uses. What a rank used while it was dying is of no use."""
+    sample = {} if run.ended else run.samples.get(live.host, {})
+    return (sample.get("ranks") or {}).get(str(live.rank)) or {}
+
+
+def _now(run: LiveRun, live: LiveRank, progress: Mapping[str, Any] | None) -> str:
+    """Where it is: its phase and line where its step lasts long, else that it gets on."""
+    since_s = live.since_last_step_s()
+    if run.ended or live.ended:
+        return "ended"
+    lasts = f" for {whole_seconds(since_s)}" if since_s is not None and since_s >= _LONG_S else ""
+    if progress is None:
+        return f"in a step{lasts}" if lasts else ""
+    place = next(iter(progress.get("user") or progress.get("frames") or []), None)
+    line = f" {PurePath(str(place[0])).name}:{place[1]}" if place and len(place) == 3 else ""
+    return f"{progress.get('phase') or 'in a step'}{line}{lasts}"
+
+
+def plain_table(*names: str) -> Table:
+    """A table without lines: numbers to the right, words to the left."""
+    words_in = ("host", "now")
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    for name in names:
+        table.add_column(name, justify="left" if name in words_in else "right", no_wrap=name not in words_in)
+    return table
+
+
+def whole_seconds(duration_s: float) -> str:
+    """A duration without its fractions of a second."""
+    return words.seconds(duration_s) if duration_s >= 60 else f"{duration_s:.0f} s"
+
+
+def percent(value: float | None) -> str:
+    """A dash where it is unknown."""
+    return "–" if value is None else f"{value:.0f} %"
+
+
+def size(value: float | None) -> str:
+    """Of bytes; a dash where it is unknown."""
+    return "–" if value is None else words.size(value)
+
+
+def _ms(value: float | None) -> str:
+    return "–" if value is None else words.milliseconds(value)
+
+
+def _times(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor

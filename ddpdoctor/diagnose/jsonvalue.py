@@ -1,0 +1,50 @@
+"""Values as JSON has them: what a diagnosis holds where it cannot say more."""
+
+from __future__ import annotations
+
+from dataclasses import fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import msgspec
+import numpy as np
+
+if TYPE_CHECKING:
+    JsonValue = None | bool | int | float | str | list["JsonValue"] | dict[str, "JsonValue"]
+else:
+    JsonValue = Any  # msgspec knows no types that refer to themselves
+
+_Value = TypeVar("_Value")
+
+
+def without_numpy(value: _Value) -> _Value:
+    """The same with Python's own numbers and lists for those of numpy, at any depth; whatever holds none is not copied."""
+    plain: _Value = _plain(value)
+    return plain
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, dict):
+        pairs = [(_plain(key), _plain(item)) for key, item in value.items()]
+        same = all(
+            key is old and item is kept for (key, item), (old, kept) in zip(pairs, value.items(), strict=True)
+        )
+        return value if same else dict(pairs)
+    if isinstance(value, list | tuple):
+        items = [_plain(item) for item in value]
+        same = all(item is old for item, old in zip(items, value, strict=True))
+        return value if same else type(value)(items)
+    names: tuple[str, ...] = ()
+    if isinstance(value, msgspec.Struct):
+        names = value.__struct_fields__
+    elif is_dataclass(value) and not isinstance(value, type):
+        names = tuple(field.name for field in fields(value))
+    changed = {name: plain for name in names if (plain := _plain(old := getattr(value, name))) is not old}
+    if not changed:
+        return value
+    return (
+        msgspec.structs.replace(value, **changed)
+        if isinstance(value, msgspec.Struct)
+        else replace(value, **changed)
+    )

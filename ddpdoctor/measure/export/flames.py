@@ -1,0 +1,131 @@
+"""The stack samples of each rank as flame graphs: all of its steps, and those in which it came late against the others.
+
+Of a sample the user's lines are known, from the outermost that was kept to the one at which the thread was, and the innermost line of all.
+The format is that of speedscope (https://www.speedscope.app/file-format-schema.json), which reads it from a file, in the browser alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import PurePath
+from typing import Any
+
+import numpy as np
+import polars as pl
+
+from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.steplog import RankLog, samples_by_step
+
+SCHEMA = "https://www.speedscope.app/file-format-schema.json"
+LATE_SHARE = 0.05
+"""Of the median step: from there on lateness makes a warning."""
+
+
+def late_steps(collectives: pl.DataFrame, steps: pl.DataFrame) -> dict[int, set[int]]:
+    """By rank the steps in which it arrived late at a collective of all ranks, against the median of the others, by
+    ``LATE_SHARE`` of the median step. Both frames are those of :func:`recorded_tables`; empty for one rank alone.
+    """
+    ranks = sorted(collectives["rank"].unique().to_list())
+    if len(ranks) < 2 or steps.is_empty():
+        return {rank: set() for rank in ranks}
+    least_ns = LATE_SHARE * float(np.median((steps["end_ns"] - steps["start_ns"]).to_numpy()))
+    matched = collectives.filter(pl.col("last_arrival_ns").is_not_null() & pl.col("step").is_not_null())
+    # A collective's parts on all ranks have its last arrival in common.
+    wide = matched.pivot(
+        on="rank", index=["step", "last_arrival_ns"], values="arrival_ns", aggregate_function="first"
+    )
+    columns = [str(rank) for rank in ranks if str(rank) in wide.columns]
+    whole = wide.drop_nulls(columns)
+    if len(columns) < 2 or whole.is_empty():
+        return {rank: set() for rank in ranks}
+    arrivals = whole.select(columns).to_numpy().astype(np.float64)
+    arrivals -= arrivals.min(axis=1, keepdims=True)
+    late = arrivals - _median_of_others(arrivals) >= least_ns
+    numbers = whole["step"].to_numpy()
+    found = {int(name): set(numbers[late[:, i]].tolist()) for i, name in enumerate(columns)}
+    return {rank: found.get(rank, set()) for rank in ranks}
+
+
+def _median_of_others(values: Array) -> Array:
+    """[N, R] → [N, R]: for each the median of its row without it; of an even number the upper one, as where most ranks are slow, slow
+    is usual."""
+    places = np.argsort(np.argsort(values, axis=1), axis=1)
+    middle = (values.shape[1] - 1) // 2
+    upper: Array = np.take_along_axis(np.sort(values, axis=1), middle + (middle >= places), axis=1)
+    return upper
+
+
+def flame_graph(log: RankLog, late: Iterable[int]) -> dict[str, Any] | None:
+    """One rank's speedscope document; None where no samples were taken of its steps."""
+    late = set(late)
+    by_step = samples_by_step(log.samples, log.steps)
+    if not by_step:
+        return None
+    frames: dict[tuple[str, int, str], int] = {}
+    stacks = [
+        (
+            step.number,
+            [stack for sample in samples if (stack := _stack(log.sample_where, sample[1:3], frames))],
+        )
+        for step, samples in by_step
+    ]
+    lengths_ms = {step.number: step.length_ns / 1e6 for step in log.steps}
+    groups = [("all steps", set(lengths_ms))]
+    if late and not late >= set(lengths_ms):
+        groups += [("late steps", late & set(lengths_ms)), ("usual steps", set(lengths_ms) - late)]
+    profiles = [
+        profile
+        for name, numbers in groups
+        if (profile := _profile(f"rank {log.rank}: {name}", stacks, numbers, lengths_ms)) is not None
+    ]
+    if not profiles:
+        return None
+    return {
+        "$schema": SCHEMA,
+        "name": f"rank {log.rank}",
+        "exporter": "ddpdoctor",
+        "activeProfileIndex": 0,
+        "shared": {
+            "frames": [
+                {"name": f"{function} ({PurePath(file).name}:{line})", "file": file, "line": line}
+                for file, line, function in frames
+            ]
+        },
+        "profiles": profiles,
+    }
+
+
+def _profile(
+    name: str,
+    stacks: Sequence[tuple[int, Sequence[list[int]]]],
+    numbers: set[int],
+    lengths_ms: Mapping[int, float],
+) -> dict[str, Any] | None:
+    """The samples of some steps, weighed so that they add up to those steps' mean length, whatever their number."""
+    samples = sorted(stack for number, found in stacks if number in numbers for stack in found)
+    if not samples:
+        return None
+    mean_ms = sum(lengths_ms[number] for number in numbers) / len(numbers)
+    return {
+        "type": "sampled",
+        "name": f"{name} ({len(numbers):,}, {len(samples):,} samples; ms per step)",
+        "unit": "milliseconds",
+        "startValue": 0,
+        "endValue": mean_ms,
+        "samples": samples,
+        "weights": [mean_ms / len(samples)] * len(samples),
+    }
+
+
+def _stack(
+    known: Mapping[int, Where], lines: Sequence[int], frames: dict[tuple[str, int, str], int]
+) -> list[int]:
+    """Numbers of a sample's frames, the outermost first; ``frames`` gets those that are new."""
+    user, innermost = (known.get(line) for line in lines)
+    if user is None:
+        return []
+    places = [*reversed(user.callers), user]
+    if innermost is not None and (innermost.file, innermost.line) != (user.file, user.line):
+        places.append(innermost)
+    return [frames.setdefault((place.file, place.line, place.function), len(frames)) for place in places]

@@ -1,0 +1,44 @@
+"""The ranks of a run that record on this host now: their spools, and where each is, from memory and not from storage."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any, Dict, List, Optional
+
+from .draining import spools_of
+from .layout import PROGRESS_FILE, parse_rank_directory
+from .stops import PROGRESS_SCHEMA, document_in
+from .typed import PROGRESS
+
+
+@dataclass(frozen=True)
+class Present:
+    """A rank whose spool is there: it runs, or nobody has tidied up after it yet."""
+
+    rank: int
+    pid: int
+    spool: str
+
+    @property
+    def progress(self) -> Optional[Dict[str, Any]]:
+        """Where it is, as it wrote within the last second; None while its steps take less than one. Never raises."""
+        return document_in(self.spool, PROGRESS_FILE, PROGRESS_SCHEMA, PROGRESS, [])
+
+
+def present_ranks(run: str) -> List[Present]:
+    """Those of this host, by rank; of several processes of one rank, as an elastic restart leaves them, the newest. Never raises."""
+    found: Dict[int, Present] = {}
+    for spool, _ in sorted(spools_of(run), key=lambda each: _age(each[0])):
+        name, _, pid = os.path.basename(spool).partition("-")
+        number = parse_rank_directory(name)
+        if number is not None and pid.isdigit():
+            found[number[0]] = Present(number[0], int(pid), spool)
+    return [found[rank] for rank in sorted(found)]
+
+
+def _age(spool: str) -> float:
+    try:
+        return os.stat(spool).st_ctime
+    except OSError:
+        return 0.0

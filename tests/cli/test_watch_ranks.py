@@ -1,0 +1,73 @@
+"""The ranks as ``ddpdoctor watch`` lists them: their order, their phases, and where they are now."""
+
+import io
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ddpdoctor.cli.watch_ranks import Sort, View, phase_bar, rank_table
+from ddpdoctor.telemetry import LiveRun
+
+RUN = Path(__file__).parents[2] / "fixtures" / "slow-data-one-rank"
+
+
+@pytest.fixture
+def run():
+    """Rank 1 waits for data, and its job goes on."""
+    live = LiveRun(RUN)
+    live.look()
+    live.manifest["ended_ns"] = None
+    for rank in live.ranks.values():
+        rank.ended = False
+    return live
+
+
+def lines(drawn):
+    console = Console(file=io.StringIO(), width=200)
+    console.print(drawn)
+    return [line.split() for line in console.file.getvalue().splitlines()]
+
+
+def order(run, view):
+    return [line[0] for line in lines(rank_table(run, view, {}))[1:]]
+
+
+def test_ranks_are_sorted_by_what_the_user_asks_for(run):
+    assert order(run, View()) == ["0", "1"] and order(run, View(reverse=True)) == ["1", "0"]
+    for sort in (Sort.LATE, Sort.DATA, Sort.STEP):
+        assert order(run, View(sort=sort)) == ["1", "0"]
+        assert order(run, View(sort=sort, reverse=True)) == ["0", "1"]
+
+
+def test_of_whom_nothing_is_known_comes_last(run):
+    run.samples["host1"]["ranks"] = {"1": {"rss_bytes": 5e8}}
+    for reverse in (False, True):
+        assert order(run, View(sort=Sort.MEMORY, reverse=reverse)) == ["1", "0"]
+
+
+def test_keys_change_the_view_and_one_ends(run):
+    view = View()
+    assert [view.press("s") or view.sort for _ in Sort] == [*list(Sort)[1:], Sort.RANK]
+    assert not view.press("r") and view.reverse and not view.press("p") and view.phases
+    assert not view.press("x") and not view.press("") and view.press("q")
+
+
+def test_the_phases_of_each_rank_and_of_all(run):
+    heading, *rows = lines(rank_table(run, View(phases=True), {}))
+    assert heading == ["rank", "host", "data", "forward", "backward", "optimizer", "other"]
+    shares = {row[0]: [int(cell) for cell in row[2:] if cell != "%"] for row in rows}
+    assert shares["1"][0] > 50 > 5 > shares["0"][0] and shares["0"][2] > 50
+    assert all(97 <= sum(each) <= 103 for each in shares.values())
+    bar, legend = phase_bar(run)
+    assert set(bar.plain) == {"█"} and 48 <= len(bar.plain) <= 50
+    assert "■ data " in legend.plain and "■ backward " in legend.plain
+
+
+def test_where_a_rank_is_now_is_told_where_it_says_so(run):
+    said = {1: {"phase": "data", "user": [["/home/me/train.py", 57, "main"]], "frames": []}}
+    rows = {row[0]: " ".join(row) for row in lines(rank_table(run, View(), said))[1:]}
+    assert "data train.py:57 for" in rows["1"] and "in a step for" in rows["0"]
+    run.ranks[0].ended = True
+    rows = {row[0]: row for row in lines(rank_table(run, View(), said))[1:]}
+    assert rows["0"][-1] == "ended"

@@ -1,0 +1,129 @@
+"""What somebody beside a rank asks it: from its own user alone, and checked."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.rundir import (
+    CAPTURE_ANSWER,
+    CAPTURE_ORDER,
+    STACKS_FILE,
+    STACKS_QUESTION,
+    CaptureOrder,
+    Spool,
+    answer_of,
+    ask,
+    discard,
+    forget_questions,
+    make_spool_root,
+    new_request,
+    order_capture,
+    present_ranks,
+)
+
+ORDER = CaptureOrder(request=7, number=1, first=100, steps=8)
+
+
+@pytest.fixture
+def spool(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    made = Spool(make_spool_root(str(run)), 3, str(run))
+    yield made
+    made.close()
+    for name in os.listdir(made.directory):
+        os.unlink(Path(made.directory, name))
+    os.rmdir(made.directory)
+    os.rmdir(os.path.dirname(made.directory))
+
+
+def test_an_order_arrives_and_is_taken_back(spool):
+    assert spool.capture_ordered() is None
+    order_capture(spool.directory, ORDER)
+    assert spool.capture_ordered() == ORDER
+    forget_questions(spool.directory, CAPTURE_ORDER)
+    assert spool.capture_ordered() is None
+    forget_questions(spool.directory, CAPTURE_ORDER)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"steps": 0},
+        {"steps": 65},
+        {"steps": True},
+        {"steps": 8.0},
+        {"first": 0},
+        {"first": -5},
+        {"first": 1 << 60},
+        {"first": "100"},
+        {"number": 0},
+        {"number": 21},
+        {"request": 10**9},
+        {"more": 1},
+        {"request": None},
+    ],
+)
+def test_what_is_no_order_is_none(spool, changed):
+    written = json.dumps({**ORDER._asdict(), **changed})
+    Path(spool.directory, CAPTURE_ORDER).write_text(written)
+    assert spool.capture_ordered() is None
+
+
+@pytest.mark.parametrize("content", ["", "[]", "7", "{", "\0" * 40, "[" * 400, " " * 600, '{"request": NaN}'])
+def test_what_is_no_json_is_none(spool, content):
+    Path(spool.directory, CAPTURE_ORDER).write_text(content)
+    assert spool.capture_ordered() is None
+
+
+def test_an_order_that_somebody_else_could_have_written_is_none(spool, tmp_path):
+    place = Path(spool.directory, CAPTURE_ORDER)
+    elsewhere = tmp_path / "planted"
+    elsewhere.write_text(json.dumps(ORDER._asdict()))
+    place.symlink_to(elsewhere)
+    assert spool.capture_ordered() is None
+    place.unlink()
+    os.link(elsewhere, tmp_path / "second")
+    order_capture(spool.directory, ORDER)
+    os.chmod(spool.directory, 0o770)
+    assert spool.capture_ordered() is None
+    os.chmod(spool.directory, 0o700)
+    os.link(place, Path(spool.directory, "second.tmp"))
+    assert spool.capture_ordered() is None
+    Path(spool.directory, "second.tmp").unlink()
+    assert spool.capture_ordered() == ORDER
+
+
+def test_a_pipe_is_not_waited_for(spool):
+    os.mkfifo(Path(spool.directory, CAPTURE_ORDER))
+    assert spool.capture_ordered() is None
+
+
+def test_an_answer_is_of_its_question_alone(spool):
+    request = new_request()
+    ask(spool.directory, request, STACKS_QUESTION)
+    assert spool.asked(STACKS_QUESTION) == request and spool.asked() == 0
+    spool.keep_document(STACKS_FILE, {"request": request - 1})
+    assert answer_of(spool.directory, STACKS_FILE, request) is None
+    spool.keep_document(STACKS_FILE, {"request": request, "step": 4})
+    assert answer_of(spool.directory, STACKS_FILE, request) == {"request": request, "step": 4}
+
+
+def test_questions_go_with_the_spool(tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    root = make_spool_root(str(run))
+    made = Spool(root, 0, str(run))
+    assert [(each.rank, each.pid) for each in present_ranks(str(run))] == [(0, os.getpid())]
+    ask(made.directory, 5, STACKS_QUESTION)
+    order_capture(made.directory, ORDER)
+    for name in (STACKS_FILE, CAPTURE_ANSWER):
+        made.keep_document(name, {})
+    made.close()
+    discard(made.directory)
+    assert os.listdir(root) == []
+    os.rmdir(root)
