@@ -5,6 +5,7 @@ ranks and components of work; every recorded step is in it or has a reason. The 
 synchronisation, so cycles are independent, and both kinds of recording become one form that can be measured and replayed.
 """
 
+from .cutting import matched_collectives
 from .dependencies import Lane, dependence
 from .from_logs import graph_of_logs
 from .from_windows import graph_of_windows
@@ -33,6 +34,7 @@ __all__ = [
     "graph_of_windows",
     "issue_time_ns",
     "latent_in_windows",
+    "matched_collectives",
     "measured_steps",
     "operator_shares",
     "python_parts",

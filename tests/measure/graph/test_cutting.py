@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.measure.align import align_and_match
-from ddpdoctor.measure.graph.cutting import matched_collectives
+from ddpdoctor.measure.graph import matched_collectives
 from tests.measure.align.jobs import Job, recorded
 
 
