@@ -119,7 +119,8 @@ def windows_of(inputs: Inputs, progress: Progress = untold) -> list[Window]:
     """Each trace reduced; for recorded ranks with the steps of their own log, which know better than marks in
     the trace."""
     logs: dict[int | None, RankLog] = {log.rank: log for log in inputs.logs}
-    told, windows = counted(progress, Stage.ALIGN), []
+    told = counted(progress, Stage.ALIGN)
+    windows: list[Window] = []
     for done, trace in enumerate(inputs.traces):
         told(done, len(inputs.traces))
         windows.append(_window(trace, logs.get(trace.meta.rank)))

@@ -130,7 +130,7 @@ def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
     chosen = []
     for rank, candidates in by_rank.items():
         if len(candidates) == 1:
-            chosen += candidates
+            chosen.extend(candidates)
             continue
         others = [there for other, there in spans.items() if other != rank]
         best = max(candidates, key=lambda t: (_shared(_span(t), others), _span(t)[1], t.size))
