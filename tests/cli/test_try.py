@@ -123,6 +123,7 @@ def test_workers_are_faster_where_the_loader_waits_and_crashes_are_answers(tmp_p
     assert faster["median_ms"] < 0.7 * answer["baseline"]["median_ms"]
     assert faster["parity"]["same_bits"] is True
     assert not (tmp_path / "END").exists()
+    assert not list(tmp_path.glob("pymp-*"))
     nothing_left(tmp_path)
 
 

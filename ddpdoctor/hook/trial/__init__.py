@@ -41,6 +41,7 @@ def install(patches: Patches) -> None:
     def begin(session: Session) -> None:
         session.document["trial"] = trial.document
         switches.apply_in_rank(trial)
+        ending.share_temporary_folder()
         before = session.stepping.at_every_step
 
         def at_step(step: int) -> None:

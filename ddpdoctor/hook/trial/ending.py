@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import math
-import multiprocessing
+import multiprocessing.util
 import os
+import shutil
 import signal
 import sys
 import time
@@ -118,8 +119,17 @@ def _wait_for_others(session: Session) -> None:
         time.sleep(10 * _LOOK_S)
 
 
+def share_temporary_folder() -> None:
+    """Have this process and its workers keep their sockets in one folder: killed, workers cannot clear up behind themselves."""
+    try:
+        multiprocessing.util.get_temp_dir()
+    except Exception as error:
+        _PART.failed(error)
+
+
 def _end_children() -> None:
-    """Workers of loaders: nobody is left to end them."""
+    """Workers of loaders, nobody is left to end them, and the folder of all."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in multiprocessing.active_children():
         child.kill()
+    shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
