@@ -94,6 +94,26 @@ def _traces(folder: Path) -> None:
     shutil.rmtree(folder / "run")
 
 
+def _nsight(folder: Path) -> None:
+    """Two exports of Nsight Systems, one of them of two processes."""
+    from ddpdoctor.trace import find_traces, load_traces
+    from tests.trace.nsight_export import OLD, export
+
+    _traces(folder)
+    traces = load_traces(find_traces([str(folder / "traces")]).files, jobs=1).traces
+    export(folder / "report.sqlite", traces, command="torchrun --nproc-per-node 2 train.py")
+    export(folder / "rank0.sqlite", traces[:1], OLD)
+    shutil.rmtree(folder / "traces")
+
+
+def _inspector(folder: Path) -> None:
+    """What NCCL Inspector wrote of two ranks."""
+    from tests.trace.formats.test_trace_inspector import lines_of, write
+
+    for rank in (0, 1):
+        write(folder, rank, lines_of(rank, late=1, count=6))
+
+
 def _digest(folder: Path) -> None:
     from click.testing import CliRunner
 
@@ -188,6 +208,18 @@ KINDS = {
             ("traces/*",),
             (("analyze", "traces", *READ, *OUTPUTS), ("digest", "traces", "--out", "out/d", "--jobs", "1")),
         ),
+        Kind(
+            "nsight",
+            _nsight,
+            ("*.sqlite",),
+            (
+                ("analyze", "report.sqlite", *READ, *OUTPUTS),
+                ("analyze", "rank0.sqlite", *READ, *OUTPUTS),
+                ("digest", "report.sqlite", "--out", "out/d", "--jobs", "1"),
+            ),
+            named=True,
+        ),
+        Kind("inspector", _inspector, ("*.log",), (("analyze", ".", *READ, *OUTPUTS),)),
         Kind("digest", _digest, ("digest/ranks/*/trace.columns",), (("analyze", "digest", *READ, *OUTPUTS),)),
         Kind(
             "report",

@@ -267,11 +267,12 @@ def _range(
 
 
 def _emitted(trace: RankTrace, row: int, category: str) -> str:
-    """As ``emit_nvtx`` puts it; functions of the autograd engine and operators that need gradients have a number."""
+    """As ``emit_nvtx`` puts it: functions of the autograd engine, custom ones too, and operators that need gradients have a number."""
     name = trace.name_of(row)
     if category == "user_annotation" and row % 2:
         return name  # pushed by torch.cuda.nvtx
-    numbered = category == "cpu_op" and ("Backward" in name or (name.startswith("aten::") and row % 3))
+    custom = "::" not in name and not name.startswith(("detach", "record_param_comms"))
+    numbered = category == "cpu_op" and (custom or (name.startswith("aten::") and row % 3))
     text = f"{name}{f', seq = {row}' if numbered else ''}, op_id = {row + 1}"
     shapes = int(trace.shapes[row])
     if category == "cpu_op" and shapes >= 0 and re.fullmatch(r"[\[\]0-9,-]+", trace.names[shapes]):

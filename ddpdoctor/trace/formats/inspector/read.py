@@ -72,7 +72,7 @@ def recognises(candidate: Candidate) -> bool:
 
 
 def read(path: str, rank: int | None) -> RankTrace:
-    """See :class:`ddpdoctor.trace.formats.Format`. Plain, gzip or zstd."""
+    """See :class:`ddpdoctor.trace.formats.Format`."""
     source = Source(path)
     table = _Table()
     for text in _objects(source):

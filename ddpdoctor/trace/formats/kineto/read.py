@@ -34,8 +34,8 @@ def read(path: str, rank: int | None) -> RankTrace:
     if builder.lanes.of_ascend:
         # Its events have no categories there, so that a job on NPUs would be taken for one on CPUs.
         raise UnusableInput(
-            f"{path} is a timeline of Ascend's torch_npu.profiler, whose events on the NPU are not read: analyze a recording by "
-            "ddpdoctor run, whose step logs need no profiler."
+            f"{path} is a timeline of Ascend's torch_npu.profiler: what ran on the NPU has names of its own there, which ddpdoctor "
+            "does not know."
         )
     trace = builder.finish(meta_of(path, rank, base_ns, stream, builder))
     if is_foreign(stream.top, trace.categories, trace.names):

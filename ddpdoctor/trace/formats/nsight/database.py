@@ -38,6 +38,8 @@ _ASKED_AT_ONCE = 500
 """Numbers in one question; SQLite takes some thousands."""
 _INSTRUCTIONS = 200_000
 """Of SQLite's machine, between two looks at the clock: some milliseconds."""
+_BROKEN = (sqlite3.Error, UnicodeError)
+"""What reading raises; names of a damaged schema are no text, and SQLite quotes them."""
 _SELECTS = frozenset((sqlite3.SQLITE_SELECT, sqlite3.SQLITE_READ))
 _FUNCTIONS = frozenset(("substr", "typeof", "coalesce", "length"))
 _PRAGMAS = frozenset(("table_xinfo",))
@@ -72,7 +74,7 @@ class Database:
             self.tables: dict[str, frozenset[str]] = {}
             self._keyed: set[str] = set()
             self._find_tables()
-        except (sqlite3.Error, DamagedError):
+        except (*_BROKEN, DamagedError):
             self.close()
             raise UnusableInput(f"{path} is a damaged SQLite file: export it again.") from None
 
@@ -105,7 +107,7 @@ class Database:
                 continue
             try:
                 columns = self._connection.execute(f"PRAGMA table_xinfo({_quoted(name)})").fetchall()
-            except sqlite3.Error:
+            except _BROKEN:
                 continue
             if all(hidden == 0 for *_, hidden in columns):
                 self.tables[name] = frozenset(str(column[1]) for column in columns)
@@ -194,6 +196,8 @@ class Database:
             raise DamagedError(f"cannot be read on ({error})") from None
         except sqlite3.Error as error:
             raise DamagedError(f"is damaged ({error})") from None
+        except UnicodeError:
+            raise DamagedError("is damaged") from None
 
 
 def _allowed(

@@ -20,8 +20,8 @@ _NAMESPACE = re.compile(
     r"(?:aten|autograd|prims?|torch|torchvision|torchaudio|quantized|flash_attn|xformers|_?c10d(?:_functional)?)::"
 )
 """Of operators whose text says nothing else."""
-_FUNCTION = re.compile(r"record_param_comms$|[a-z]\w*_$|\w+Backward\d*$")
-"""Operators without a namespace: of the profiler, in place, and of the autograd engine."""
+_OPERATOR = re.compile(r"(?!FSDP::)[\w.]+::[\w.:]+$|record_param_comms$|detach$|[a-z]\w*_$|\w+Backward\d*$")
+"""Emitted names that are operators': of any library's namespace; without one those of the profiler, in place, and of autograd."""
 _LIBRARY = re.compile(r"nccl[A-Z]|cu(?:blas|dnn|sparse|solver|fft|tensor|rand)|cub::|thrust::|nvshmem|ucp?_")
 """Calls of libraries that NVIDIA's tools mark themselves."""
 _OF_A_RANK = (
@@ -63,4 +63,4 @@ def _is_operator(name: str, rest: str) -> bool:
     if is_annotation_name(name):
         return False
     numbered = rest.startswith(_FIELDS[0]) and not rest.startswith(", seq = -")
-    return numbered or _NAMESPACE.match(name) is not None or _FUNCTION.match(name) is not None
+    return numbered or _NAMESPACE.match(name) is not None or _OPERATOR.match(name) is not None
