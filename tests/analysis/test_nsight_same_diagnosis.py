@@ -1,12 +1,12 @@
 """The same job by Nsight Systems: public and made traces are written in its schema, and the diagnosis stays, finding by finding.
 
 What Nsight Systems cannot record is taken out of the traces first, so that both sides know the same: Python frames, annotations on the
-device, numbers and names of process groups, instants.
+device, numbers and names of process groups, instants, and the operator of a kernel whose launch is lost.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -14,11 +14,13 @@ import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis
-from ddpdoctor.trace import RankTrace, find_traces, load_traces
+from ddpdoctor.trace import Collectives, RankTrace, find_traces, load_traces
 from ddpdoctor.trace.columns import write_archive
 from tests.exam.gpu.draw import setup_of
 from tests.exam.gpu.simulate import run
-from tests.exam.gpu.trace import write
+from tests.exam.gpu.trace import number_collectives, write
+from tests.generator import generate
+from tests.generator.cases import case
 from tests.net import generated
 from tests.trace.nsight_export import NEW, OLD, described, export
 from tests.trace.trace_files import SHARED
@@ -48,26 +50,23 @@ PUBLIC = [
 def known_to_nsight(trace: RankTrace) -> RankTrace:
     """The trace without what Nsight Systems has no event for."""
     kept = np.flatnonzero(trace.category_mask(*RECORDED) & ~_instants(trace))
-    told = {kernel for kernel, *_ in described(trace)}
     place = {int(row): i for i, row in enumerate(kept)}
-    entries = [i for i, row in enumerate(trace.collectives.event) if int(row) in place and int(row) in told]
-    collectives = replace(
-        trace.collectives,
-        **{
-            name: getattr(trace.collectives, name)[entries]
-            for name in trace.collectives.__dataclass_fields__
-            if name != "event"
-        },
-        event=np.array([place[int(trace.collectives.event[i])] for i in entries], np.int32),
-    )
+    told = [(place[kernel], entry) for kernel, entry, *_ in described(trace)]
+    entries = [entry for _, entry in told]
+    columns = {
+        column.name: getattr(trace.collectives, column.name)[entries] for column in fields(trace.collectives)
+    }
+    columns["event"] = np.array([row for row, _ in told], np.int32)
+    collectives = Collectives(**columns)
     collectives.sequence[:] = -1
-    columns = ("name", "category", "lane", "start_ns", "duration_ns", "stream", "device", "correlation")
-    columns += ("external_id", "bytes", "shapes")
+    rows = ("name", "category", "lane", "start_ns", "duration_ns", "stream", "device", "correlation")
+    rows += ("bytes", "shapes")
     return replace(
         trace,
         meta=replace(trace.meta, process_groups=(), notes=(), torch_version=None),
         collectives=collectives,
-        **{name: getattr(trace, name)[kept] for name in columns},
+        external_id=np.full(len(kept), -1, np.int64),
+        **{name: getattr(trace, name)[kept] for name in rows},
     )
 
 
@@ -150,22 +149,29 @@ def test_all_made_traces(name, tmp_path):
 @pytest.mark.parametrize("seed", [8803, 8811, 8817, 8829])
 def test_jobs_of_another_simulator(seed, tmp_path):
     setup = setup_of(seed)
-    write(setup, run(setup), tmp_path / "made")
+    ranks = run(setup)
+    number_collectives(ranks)
+    write(setup, ranks, tmp_path / "made")
     assert_same(*both(traces_of(tmp_path / "made"), tmp_path, NEW))
 
 
 def test_all_ranks_of_a_host_in_one_file(tmp_path):
-    """As where Nsight Systems runs torchrun: the processes are told apart, and numbered by torchrun's options."""
-    traces = made_traces(MADE[2], tmp_path)
-    hosts: dict[str, list[RankTrace]] = {}
-    for trace in map(known_to_nsight, traces):
-        hosts.setdefault(str(trace.meta.host), []).append(trace)
-    assert len({len(of_host) for of_host in hosts.values()}) == 1, "torchrun starts as many on each host"
+    """As where Nsight Systems runs torchrun on two hosts whose clocks differ: the processes are told apart, numbered by torchrun's
+    options, and put on one clock."""
+    made = case("A", drift_ppm=20.0)
+    generate(made.config, tmp_path / "made")
+    config = made.config
+    traces = [
+        replace(trace, meta=replace(trace.meta, host=f"node{config.host_of(trace.meta.rank or 0)}"))
+        for trace in traces_of(tmp_path / "made")
+    ]
     (tmp_path / "reports").mkdir()
-    for node, of_host in enumerate(hosts.values()):
-        command = f"torchrun --nnodes={len(hosts)} --node-rank {node} train.py"
-        export(tmp_path / "reports" / f"report{node}.sqlite", of_host, NEW, command=command, payloads=False)
+    for node in (0, 1):
+        own = [trace for trace in map(known_to_nsight, traces) if trace.meta.host == f"node{node}"]
+        command = f"torchrun --nnodes=2 --node-rank {node} --nproc-per-node {len(own)} train.py"
+        export(tmp_path / "reports" / f"report{node}.sqlite", own, command=command)
     ours, _ = both(traces, tmp_path, NEW)
     theirs = analyze([str(tmp_path / "reports")], OPTIONS)
     assert_same(ours, theirs)
-    assert theirs.job.ranks_seen == ours.job.ranks_seen and theirs.job.world_size == ours.job.world_size
+    assert theirs.job.ranks_seen == ours.job.ranks_seen == [0, 1, 2, 3]
+    assert theirs.job.world_size == 4 and theirs.findings[0].ranks == [made.culprit]

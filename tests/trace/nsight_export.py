@@ -292,13 +292,8 @@ def _copy(name: str) -> dict[str, int | None]:
 
 def _nccl(file: _File, trace: RankTrace, threads: dict[int, int]) -> None:
     """NCCL's ranges around the calls that launched its kernels, of those whose metadata the trace has."""
-    calls = np.flatnonzero(trace.category_mask("cuda_runtime", "cuda_driver"))
-    by_number = dict(zip(trace.correlation[calls].tolist(), calls.tolist(), strict=True))
     made: set[int] = set()
-    for kernel, call_name, schema, moved, group, size in described(trace):
-        call = by_number.get(int(trace.correlation[kernel]))
-        if call is None:
-            continue
+    for _, _, call, call_name, schema, moved, group, size in described(trace):
         communicator = zlib.crc32(group.encode()) | 0xABCD_0000_0000
         thread = threads[int(trace.lane[call])]
         times = {"start": file.at(int(trace.start_ns[call])), "end": file.at(int(trace.end_ns[call]))}
@@ -313,14 +308,18 @@ def _nccl(file: _File, trace: RankTrace, threads: dict[int, int]) -> None:
         _range(file, times, call_name, thread, True, _payload(schema, packed))
 
 
-def described(trace: RankTrace) -> Iterator[tuple[int, str, int, int, str, int]]:
-    """(Kernel's row, NCCL's call, schema, bytes as NCCL counts them, group, its size) of what has metadata."""
+def described(trace: RankTrace) -> Iterator[tuple[int, int, int, str, int, int, str, int]]:
+    """(Kernel's row, its row in the collectives, that of the call that launched it, NCCL's call, schema, bytes as NCCL counts
+    them, group, its size) of what has metadata and a call that was recorded."""
+    calls = np.flatnonzero(trace.category_mask("cuda_runtime", "cuda_driver"))
+    by_number = dict(zip(trace.correlation[calls].tolist(), calls.tolist(), strict=True))
     own = {int(event): i for i, event in enumerate(trace.collectives.event)}
     outer = {int(trace.external_id[event]): i for event, i in own.items() if trace.external_id[event] >= 0}
     kernels = np.flatnonzero(classify.communication_kernels(trace))
     for kernel in kernels.tolist():
         entry = own.get(kernel, outer.get(int(trace.external_id[kernel]), -1))
-        if entry < 0:
+        call = by_number.get(int(trace.correlation[kernel]))
+        if entry < 0 or call is None:
             continue
         table = trace.collectives
         operation = classify.communication_operation(trace.names[table.operation[entry]])
@@ -332,6 +331,8 @@ def described(trace: RankTrace) -> Iterator[tuple[int, str, int, int, str, int]]
         name, schema = CALLS[operation]
         yield (
             kernel,
+            entry,
+            call,
             name,
             schema,
             max(0, moved),
