@@ -106,14 +106,6 @@ def _nsight(folder: Path) -> None:
     shutil.rmtree(folder / "traces")
 
 
-def _inspector(folder: Path) -> None:
-    """What NCCL Inspector wrote of two ranks."""
-    from tests.trace.formats.test_trace_inspector import lines_of, write
-
-    for rank in (0, 1):
-        write(folder, rank, lines_of(rank, late=1, count=6))
-
-
 def _digest(folder: Path) -> None:
     from click.testing import CliRunner
 
@@ -219,7 +211,6 @@ KINDS = {
             ),
             named=True,
         ),
-        Kind("inspector", _inspector, ("*.log",), (("analyze", ".", *READ, *OUTPUTS),)),
         Kind("digest", _digest, ("digest/ranks/*/trace.columns",), (("analyze", "digest", *READ, *OUTPUTS),)),
         Kind(
             "report",

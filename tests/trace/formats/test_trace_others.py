@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from pathlib import Path
 
@@ -46,6 +47,24 @@ def test_a_database_of_rocprof_is_told_by_its_tables(tmp_path):
     db.close()
     with pytest.raises(UnusableInput, match=r"ROCm's rocprofv3: record the steps with torch\.profiler"):
         load_trace(str(path))
+
+
+def test_lines_of_nccl_inspector_are_told_by_what_they_hold(tmp_path):
+    """As the plugin's README shows them."""
+    told = {
+        "coll": "AllReduce",
+        "coll_sn": 1407,
+        "coll_msg_size_bytes": 17179869184,
+        "coll_exec_time_us": 61974,
+    }
+    metadata = {"inspector_output_format_version": "v4.0", "hostname": "node1", "pid": 1639453}
+    header = {"id": "0x7f8c496ae9f661", "rank": 2, "n_ranks": 8, "nnodes": 1}
+    line = json.dumps({"header": header, "metadata": metadata, "coll_perf": told})
+    path = write(tmp_path / "node1-pid1639453.log", f"{line}\n{line}\n")
+    with pytest.raises(
+        UnusableInput, match="NCCL Inspector, which tells how long collectives took and nothing"
+    ):
+        load_trace(path)
 
 
 def test_they_cost_nothing_where_they_lie_beside_traces(tmp_path):

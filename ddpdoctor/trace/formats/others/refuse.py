@@ -47,6 +47,12 @@ _KINDS = (
         marks=(b"SQLite format 3\0", b"rocpd_"),
     ),
     _Kind(
+        (),
+        "is of NCCL Inspector, which tells how long collectives took and nothing of what ranks did in between: record the same steps "
+        "with torch.profiler or Nsight Systems.",
+        marks=(b'"header"', b'"coll_perf"', b'"coll_sn"'),
+    ),
+    _Kind(
         (".ncu-rep",),
         "is a report of Nsight Compute, which measures single kernels and no steps: record with Nsight Systems or torch.profiler.",
     ),
@@ -73,7 +79,7 @@ def read(path: str, rank: int | None) -> NoReturn:
 def _kind(candidate: Candidate) -> _Kind | None:
     name = candidate.path.lower()
     for kind in _KINDS:
-        if name.endswith(tuple(kind.endings)):
+        if kind.endings and name.endswith(tuple(kind.endings)):
             return kind
         if kind.marks and (head := candidate.head) and all(mark in head for mark in kind.marks):
             return kind
