@@ -136,16 +136,16 @@ class _Reading:
             clock=clock,
             versions=capture.versions,
             truncated=bool(self._broken),
-            notes=tuple(self._notes(marked)),
+            notes=tuple(self._notes(marked, place.rank)),
         )
 
-    def _notes(self, marked: bool) -> Iterator[str]:
+    def _notes(self, marked: bool, rank: int | None) -> Iterator[str]:
         for why in dict.fromkeys(self._broken):
             yield f"{self._path} {why}: what was read before is used, {self._table.rows} events in all."
         if self._table.left_out:
             yield f"{self._path}: {self._table.left_out} event(s) without a usable time were left out."
-        if self._number:
-            return  # what holds for all ranks of a file is said once
+        if self._number or rank:
+            return  # what holds for all ranks is said once
         if not marked:
             yield (
                 f"{self._file}: no NVTX range marks the steps: they are told by the optimizer's kernels, where these stand out. "
