@@ -6,6 +6,8 @@ import os
 import re
 import stat
 
+from ddpdoctor.trace.sources import open_binary
+
 _PART = re.compile(r"(?P<file>.+)#process-(?P<number>\d{1,6})", re.DOTALL)
 MAGIC = b"SQLite format 3\0"
 
@@ -33,7 +35,7 @@ def is_sqlite(path: str) -> bool:
     try:
         if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
             return False
-        with open(path, "rb") as stream:  # noqa: PTH123
+        with open_binary(path) as stream:
             return stream.read(len(MAGIC)) == MAGIC
     except (OSError, ValueError):
         return False

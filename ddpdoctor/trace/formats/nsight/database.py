@@ -34,6 +34,8 @@ _LONGEST_VALUE_BYTES = 64 << 20
 _LEAST_S = 120.0
 _BYTES_PER_S = 500_000
 """On one busy processor it is twenty million."""
+_MOST_S = 4 * 3600.0
+"""A file of holes has any size."""
 _ASKED_AT_ONCE = 500
 """Numbers in one question; SQLite takes some thousands."""
 _INSTRUCTIONS = 200_000
@@ -62,13 +64,13 @@ class Database:
         try:
             size = Path(path).stat().st_size
             uri = f"{Path(path).absolute().as_uri()}?mode=ro&immutable=1"
-            self._connection = sqlite3.connect(uri, uri=True, check_same_thread=False)
+            self._connection = sqlite3.connect(uri, uri=True)
         except OSError as error:
             raise UnusableInput(f"{path} cannot be read: {reason_of(error).lower()}.") from None
         except sqlite3.Error as error:
             raise UnusableInput(f"{path} cannot be opened: {error}.") from None
         self._most_rows = size // _LEAST_ROW_BYTES
-        self._until_s = time.monotonic() + _LEAST_S + size / _BYTES_PER_S
+        self._until_s = time.monotonic() + min(_LEAST_S + size / _BYTES_PER_S, _MOST_S)
         try:
             self._prepare()
             self.tables: dict[str, frozenset[str]] = {}

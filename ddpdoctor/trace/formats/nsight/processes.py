@@ -86,21 +86,30 @@ def thread_of(number: int) -> int:
 def _with_kernels(database: Database) -> Iterator[Process]:
     devices: dict[int, set[int]] = defaultdict(set)
     communicating: set[int] = set()
-    for table in (KERNELS, GRAPHS):
-        for batch in database.batches(table, ("globalPid", "deviceId", *NAMES)):
-            keys = process_of(batch["globalPid"])
-            names = next((batch[n] for n in NAMES if (batch[n] != MISSING).any()), batch[NAMES[0]])
-            combined = np.unique(np.stack((keys, batch["deviceId"], names)), axis=1)
-            told = database.strings([int(n) for n in np.unique(combined[2]) if n != MISSING])
-            for key, device, name in combined.T.tolist():
-                devices[key].add(device)
-                if classify.is_communication_kernel(told.get(name, "")):
-                    communicating.add(key)
+    try:
+        for key, device, name in _combinations(database):
+            devices[key].add(device)
+            if classify.is_communication_kernel(name):
+                communicating.add(key)
+    except DamagedError:
+        if not devices:
+            raise  # else its reader tells how far it came
     if set(devices) == {MISSING}:
         yield _only_process(database, devices[MISSING], bool(communicating))
         return
     for key in devices.keys() - {MISSING}:
         yield Process(key, tuple(sorted(devices[key] - {MISSING})), key in communicating)
+
+
+def _combinations(database: Database) -> Iterator[tuple[int, int, str]]:
+    """(Process, device, name of a kernel) as they occur, at least once."""
+    for table in (KERNELS, GRAPHS):
+        for batch in database.batches(table, ("globalPid", "deviceId", *NAMES)):
+            keys = process_of(batch["globalPid"])
+            names = next((batch[n] for n in NAMES if (batch[n] != MISSING).any()), batch[NAMES[0]])
+            told = database.strings([int(n) for n in np.unique(names) if n != MISSING])
+            for key, device, name in np.unique(np.stack((keys, batch["deviceId"], names)), axis=1).T.tolist():
+                yield key, device, told.get(name, "")
 
 
 def _only_process(database: Database, devices: set[int], communicates: bool) -> Process:
