@@ -95,7 +95,7 @@ class Table:
         if shapes is None or not any(shapes):
             return np.full(count, -1, np.int32)
         told = np.array([bool(text) for text in shapes])
-        ids = np.full(count, -1, np.int32)
+        ids: IdColumn = np.full(count, -1, np.int32)
         ids[told] = self._names.ids([text for text in shapes if text])
         return ids
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from ddpdoctor.trace import classify
-from ddpdoctor.trace.columns import Collectives, RankTrace
+from ddpdoctor.trace.columns import Collectives, IntColumn, RankTrace
 
 from .payloads import COMMUNICATOR, MESSAGE_BYTES, RANKS, Fields
 from .ranges import Marks
@@ -112,10 +112,11 @@ def _pairs(
             continue
         starts = np.array([one.start for one in launching], np.int64) + base_ns
         here = [(kernel, at) for kernel, (on, at) in launched.items() if on == lane]
-        places = np.searchsorted(starts, [at for _, at in here], side="right") - 1
+        moments: IntColumn = np.array([at for _, at in here], np.int64)
+        places: IntColumn = np.searchsorted(starts, moments, side="right") - 1
         found = [
-            (kernel, int(place))
-            for (kernel, at), place in zip(here, places, strict=True)
+            (kernel, place)
+            for (kernel, at), place in zip(here, places.tolist(), strict=True)
             if place >= 0 and at < launching[place].end + base_ns
         ]
         many = Counter(place for _, place in found)
@@ -142,7 +143,8 @@ def _launches(trace: RankTrace) -> dict[int, tuple[int, int]]:
 
 def _launching(own: Sequence[int], calls: Marks) -> Iterator[_Launching]:
     """The ranges of one thread in which NCCL launches, in order."""
-    depth, grouped = 0, []
+    depth = 0
+    grouped: list[int] = []
     for i in own:
         name = calls.names[i]
         if name == _BEGIN:

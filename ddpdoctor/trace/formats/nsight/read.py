@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from ddpdoctor.errors import UnusableInput
@@ -91,11 +91,12 @@ class _Reading:
         )
         values = () if key is None else (key,)
         ranges = Ranges.none()
-        for reading in (
+        readings: tuple[Callable[[], None], ...] = (
             lambda: Device(self._database, by_process, values).add_to(self._table),
             lambda: add_calls(self._database, by_thread, values, self._table),
             lambda: read_ranges(self._database, by_thread, values, self._table, ranges),
-        ):
+        )
+        for reading in readings:
             try:
                 reading()
             except DamagedError as error:
