@@ -111,7 +111,7 @@ def _pairs(
         if lane is None or not launching:
             continue
         starts = np.array([one.start for one in launching], np.int64) + base_ns
-        here = [(kernel, at) for kernel, (on, at) in launched.items() if on == lane]
+        here = launched.get(lane, [])
         moments: IntColumn = np.array([at for _, at in here], np.int64)
         places: IntColumn = np.searchsorted(starts, moments, side="right") - 1
         found = [
@@ -127,17 +127,17 @@ def _pairs(
                     yield kernel, call
 
 
-def _launches(trace: RankTrace) -> dict[int, tuple[int, int]]:
-    """Row of each communication kernel → lane and time of the call that launched it, where that was recorded."""
+def _launches(trace: RankTrace) -> dict[int, list[tuple[int, int]]]:
+    """Lane → (row of a communication kernel, time of the call that launched it) of those that were launched there."""
     kernels = np.flatnonzero(
         trace.category_mask("kernel") & trace.name_mask(classify.is_communication_kernel)
     )
     rows = np.flatnonzero(trace.category_mask(*_CALLS) & (trace.correlation >= 0))
     by_number: dict[int, int] = dict(zip(trace.correlation[rows].tolist(), rows.tolist(), strict=True))
-    found: dict[int, tuple[int, int]] = {}
+    found: dict[int, list[tuple[int, int]]] = defaultdict(list)
     for kernel, number in zip(kernels.tolist(), trace.correlation[kernels].tolist(), strict=True):
         if number >= 0 and (row := by_number.get(number)) is not None:
-            found[kernel] = int(trace.lane[row]), int(trace.start_ns[row])
+            found[int(trace.lane[row])].append((kernel, int(trace.start_ns[row])))
     return found
 
 
