@@ -109,7 +109,7 @@ class Table:
 
     def finish(self, meta: TraceMeta, lane_of: Callable[[LaneKey], Lane]) -> RankTrace:
         """The trace without its collectives, rows sorted, ``meta.base_ns`` added to all starts."""
-        columns = {
+        columns: dict[str, Any] = {
             name: np.concatenate(self._parts.pop(name)).astype(np.int32 if name in _NARROW else np.int64)
             for name in (*_NARROW, *_WIDE)
         }
