@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from posixpath import basename
 from typing import Any
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose.diagnosis import Job
 from ddpdoctor.measure.facts import JobFacts
+from ddpdoctor.measure.metrics import users_line
+from ddpdoctor.measure.steplog import RankLog
 
 from .inputs import Inputs
 
@@ -39,7 +42,7 @@ def job_of(
         device_names=sorted({str(name) for name in devices if name}),
         command=[str(part) for part in manifest.get("command") or []],
         versions=_versions(facts, first, manifest),
-        settings={name: first[name] for name in _SETTINGS if first.get(name)},
+        settings=_settings(inputs.logs, first),
         environment={str(name): str(value) for name, value in environment.items()},
         started_ns=started_ns,
         duration_s=(ended_ns - started_ns) / 1e9
@@ -47,6 +50,22 @@ def job_of(
         else None,
         exit_code=manifest.get("exit_code"),
     )
+
+
+def _settings(logs: Sequence[RankLog], first: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the first rank that has a document, ``first``; the numbers of source lines become the lines."""
+    log = next((log for log in logs if "rank" in log.record.info), None)
+    settings = {name: first[name] for name in _SETTINGS if first.get(name)}
+    return settings if log is None else {name: _with_lines(log, value) for name, value in settings.items()}
+
+
+def _with_lines(log: RankLog, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_lines(log, one) for one in value]
+    if not isinstance(value, Mapping) or "where" not in value:
+        return value
+    line = users_line(log, value["where"])
+    return {**value, "where": None if line is None else f"{basename(line.file)}:{line.line}"}
 
 
 def _versions(facts: JobFacts, first: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -57,7 +57,7 @@ class Measured:
 
 
 _NOBODY_WAITS = (
-    "Cannot tell: these flight recorder dumps show no rank for which others wait, and no training steps."
+    "Cannot tell: these flight recorder dumps show neither a rank that others wait for nor any training steps."
 )
 
 

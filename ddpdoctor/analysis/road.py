@@ -173,7 +173,7 @@ def _measured_operations(paths: Sequence[str], tables: Sequence[str]) -> Measure
     """A table of operations, in numbers: it has neither ranks' traces nor step logs, so what-if analysis is all there is."""
     if len(tables) > 1:
         raise UnusableInput(
-            f"{', '.join(paths)}: {len(tables)} tables of operations, each a job of its own; name one."
+            f"{', '.join(paths)}: {len(tables)} tables of operations, each for a separate job; name one."
         )
     from ddpdoctor.measure.pipeline import measure_stragglers, straggler_facts, summary_of
     from ddpdoctor.trace.operations import read_operations

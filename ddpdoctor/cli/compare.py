@@ -34,8 +34,8 @@ EXIT_REGRESSION = 1
     "percent",
     type=click.FloatRange(min=0),
     metavar="PERCENT",
-    help="Exit with 1 if the median step got longer by more than this, and not by chance; "
-    "with 2 if that cannot be told.",
+    help="Exit with 1 if the median step got longer by more than this, beyond chance; "
+    "with 2 if that cannot be decided.",
 )
 @chosen_job
 def command(

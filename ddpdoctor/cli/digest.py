@@ -24,7 +24,7 @@ from ddpdoctor.errors import UnusableInput
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Processes that read traces. [default: one per CPU]",
+    help="Processes to read traces with. [default: one per CPU]",
 )
 def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     """Make small files of a run directory or of traces, for analysis elsewhere.
@@ -46,7 +46,7 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     target = out or _default(paths)
     runs = [path for path in paths if is_run_directory(path)]
     if runs and len(paths) > 1:
-        raise click.UsageError("a run directory is digested alone: one command for each.")
+        raise click.UsageError("digest run directories one at a time.")
     with reading_traces() as progress:
         if runs:
             targets, ranks = _recorded(runs[0], target)
@@ -79,7 +79,7 @@ def _recorded(run: str, target: Path) -> tuple[dict[str, Path], dict[str, int]]:
     for record in RunDirectory.open(run).ranks:
         trace = Path(record.path, TRACE_FILE)
         if trace.is_symlink() and not lies_within(trace, run):
-            say(f"Note: {trace} is a link out of the run directory and was left out.", err=True)
+            say(f"Note: {trace} is a link out of the run directory and was skipped.", err=True)
         elif record.trace is not None:
             targets[record.trace] = target / Path(record.path).relative_to(run) / TRACE_DIGEST
             ranks[record.trace] = record.rank

@@ -23,7 +23,7 @@ _folders = click.option(
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     multiple=True,
     metavar="DIR",
-    help="Folder of further rules (<family>/<name>.yaml); may be given several times.",
+    help="Another folder of rules (<family>/<name>.yaml); may be repeated.",
 )
 
 

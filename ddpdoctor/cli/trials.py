@@ -55,15 +55,15 @@ class _TryCommand(click.Command):
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Try this; several are tried one by one, and together. `--list` names them.",
+    help="Try this setting; several are tried one by one, and together. `--list` names them.",
 )
 @click.option(
     "--tune",
     type=click.Choice(["loader", "ddp"]),
-    help="Walk through workers and prefetching, or bucket sizes; what is slow is left early.",
+    help="Search workers and prefetching, or bucket sizes; slow settings are dropped early.",
 )
-@click.option("--bounds", is_flag=True, help="With --all: also measure what mending could bring at most.")
-@click.option("--list", "listed", is_flag=True, help="List what can be set, and end.")
+@click.option("--bounds", is_flag=True, help="With --all: also measure what a fix could gain at most.")
+@click.option("--list", "listed", is_flag=True, help="List the settings and exit.")
 @click.option(
     "--steps",
     type=click.IntRange(12, 1_000_000),
@@ -71,7 +71,7 @@ class _TryCommand(click.Command):
     help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_LEAST_STEPS} to {_MOST_STEPS}]",
 )
 @click.option(
-    "--rounds", type=click.IntRange(1, 50), metavar="N", help="At most so many trials of each change."
+    "--rounds", type=click.IntRange(1, 50), metavar="N", help="Most trials of each change."
 )
 @click.option(
     "--budget",
@@ -80,7 +80,7 @@ class _TryCommand(click.Command):
     default=_BUDGET_S,
     show_default=True,
     metavar="S",
-    help="Seconds that all trials together may take.",
+    help="Most seconds for all trials together.",
 )
 @click.option(
     "--cwd",
@@ -153,11 +153,11 @@ def command(
     tried = [*chosen, *(suggested if everything or not chosen else [])]
     if not tried:
         raise DdpDoctorError(
-            "nothing that RUN's findings suggest can be tried from outside: name a setting with --set."
+            "nothing that RUN's findings suggest can be tried without editing the script: name a setting with --set."
         )
     if len(tried) > MOST_VARIANTS or any(len(each.settings) > MOST_SETTINGS for each in tried):
         raise DdpDoctorError(
-            f"that is too much at once: at most {MOST_VARIANTS} changes, of {MOST_SETTINGS} settings each."
+            f"too much at once: at most {MOST_VARIANTS} changes, of {MOST_SETTINGS} settings each."
         )
     _measure(
         job,
@@ -311,7 +311,7 @@ def _write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str]
             say(f"written: {path}", err=True)
             return
     say(
-        "ddpdoctor: no patch: the line of the constructor is not known, or its arguments are not written out there.",
+        "ddpdoctor: no patch: the constructor's line is unknown, or its arguments are not written out there.",
         err=True,
     )
 

@@ -17,9 +17,9 @@ from ddpdoctor.errors import UnusableInput
     default=1.0,
     show_default=True,
     metavar="S",
-    help="Seconds between two looks.",
+    help="Seconds between updates.",
 )
-@click.option("--once", is_flag=True, help="Print one frame and end.")
+@click.option("--once", is_flag=True, help="Print one frame and exit.")
 def command(run: Path, interval: float, once: bool) -> None:
     """Show a run directory while its job runs: step times, late ranks, GPUs, and the verdict so far.
 

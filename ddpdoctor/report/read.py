@@ -60,7 +60,7 @@ def _decode(data: bytes, name: str) -> Diagnosis:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if "truncated" in str(error):
-            raise UnusableInput(f"{name}: the file is cut off half way; write or copy it again") from error
+            raise UnusableInput(f"{name}: the file is cut off; write or copy it again") from error
         raise UnusableInput(
             f"{name}: this is neither a ddpdoctor report nor a diagnosis.json ({error})"
         ) from error
@@ -122,5 +122,5 @@ def _from_html(data: bytes, name: str) -> bytes:
     if parser.is_whole:
         return "".join(parser.pieces).strip().encode()
     if parser.is_report or parser.pieces:
-        raise UnusableInput(f"{name}: the report is cut off half way; write or copy it again")
+        raise UnusableInput(f"{name}: the report is cut off; write or copy it again")
     raise UnusableInput(f"{name}: an HTML page, but not a ddpdoctor report (it carries no diagnosis)")

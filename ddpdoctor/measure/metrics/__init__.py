@@ -30,6 +30,7 @@ from .search import search_ms
 from .steps import SLOW_STEP, outstanding, step_facts
 from .summaries import behind, lateness, rank_summaries, series
 from .timeline import timeline
+from .userlines import users_line
 
 __all__ = [
     "SLOW_STEP",
@@ -64,6 +65,7 @@ __all__ = [
     "telemetry_series",
     "timeline",
     "transfers",
+    "users_line",
     "wait_and_transfer_ms",
     "window_cost",
 ]

@@ -60,7 +60,7 @@ def _run_logs(run: RunDirectory, first: dict[int, RankRecord], bound: Bound) -> 
             notes += logs[-1].notes
         else:
             notes.append(
-                f"{record.path}: rank {record.rank} was read from another folder already and is left out."
+                f"{record.path}: rank {record.rank} was already read from another folder and is skipped."
             )
     return RunLogs(logs, notes)
 

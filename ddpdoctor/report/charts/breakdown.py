@@ -88,8 +88,8 @@ def _rank_bars(
     keys = sorted({key for rank in others for key in rank.breakdown_ms})
     average = {key: sum(rank.breakdown_ms.get(key, 0.0) for rank in others) / len(others) for key in keys}
     notes.append(
-        f"{len(known)} ranks: those that the findings name or that keep others waiting have a bar of "
-        f"their own, the other {len(others)} are averaged."
+        f"{len(known)} ranks: those that findings name or that keep others waiting have their own "
+        f"bars; the other {len(others)} are averaged."
     )
     bars = [(f"rank {rank.rank}", details[rank.rank], rank.breakdown_ms) for rank in shown]
     return [*bars, (f"{len(others)} others", "mean", average)]

@@ -65,7 +65,7 @@ def test_negative_durations_and_missing_names_are_counted(tmp_path):
     assert trace.size == 5 and trace.duration_ns.min() == 0
     assert [note.removeprefix(f"{path}: ") for note in trace.meta.notes] == [
         "2 event(s) without a usable duration (such as a negative one) count as instants.",
-        "1 event(s) without a name: what they did cannot be told.",
+        "1 event(s) without a name: what they did is unknown.",
     ]
 
 

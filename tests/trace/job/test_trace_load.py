@@ -237,7 +237,7 @@ def test_a_worker_that_hangs_is_given_up_and_the_rest_goes_on(tmp_path, always_p
     loaded = load_traces([stuck, *files], jobs=2)
     assert [t.meta.rank for t in loaded.traces] == [0, 1]
     assert loaded.failed == [
-        (stuck, f"{stuck}: the process that read it did not come to an end and was given up.")
+        (stuck, f"{stuck}: the process that read it did not finish and was given up.")
     ]
 
 

@@ -29,12 +29,12 @@ def read(path: str, rank: int | None) -> RankTrace:
         raise UnusableInput(_no_rows(path, stream, builder))
     if is_own_timeline(stream.top):
         raise UnusableInput(
-            f"{path} is a timeline that ddpdoctor exported: name the run or the traces that it was made of."
+            f"{path} is a timeline that ddpdoctor exported: name the run or the traces it was made from."
         )
     trace = builder.finish(meta_of(path, rank, base_ns, stream, builder))
     if is_foreign(stream.top, trace.categories, trace.names):
         raise UnusableInput(
-            f"{path} is no trace of the PyTorch profiler: it holds no torch operator, kernel, collective or "
+            f"{path} is not a PyTorch profiler trace: it has no torch operator, kernel, collective or "
             "profiler step."
         )
     return trace
