@@ -113,7 +113,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "taxonomy",
         ),
         "pipeline": ("metrics", "numerics", "facts"),
-        "export": ("align", "window", "steplog", "numerics", "telemetry", "taxonomy"),
+        "export": ("metrics", "align", "window", "steplog", "numerics", "telemetry", "taxonomy"),
     },
     "hook": {
         "environment": (),

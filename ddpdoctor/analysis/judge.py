@@ -56,9 +56,7 @@ class Measured:
     hta: dict[str, Any] | None = None
 
 
-_NOBODY_WAITS = (
-    "Cannot tell: these flight recorder dumps show neither a rank that others wait for nor any training steps."
-)
+_NOBODY_WAITS = "Cannot tell: these flight recorder dumps show neither a rank that others wait for nor any training steps."
 
 
 def judged(measured: Measured, options: Options) -> Diagnosis:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddpdoctor.cli.completing import runs
 from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
@@ -25,7 +26,7 @@ EXIT_FAIL_ON = 1
 
 
 @click.command("analyze")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
 @click.option(
     "--html", type=click.Path(path_type=Path), metavar="F", help="Write the report as one HTML file."
 )

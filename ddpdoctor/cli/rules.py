@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddpdoctor.cli.completing import rule_ids
 from ddpdoctor.cli.configured import own_config
 from ddpdoctor.errors import RuleError
 from ddpdoctor.plain import plain
@@ -58,7 +59,7 @@ def list_command(folders: tuple[Path, ...]) -> None:
 
 
 @command.command("show")
-@click.argument("rule_id", metavar="ID")
+@click.argument("rule_id", metavar="ID", shell_complete=rule_ids)
 @_folders
 def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
     """Show what a rule looks at, when it fires, and when it is wrong.

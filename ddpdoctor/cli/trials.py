@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ddpdoctor.cli.completing import runs, setting_names
 from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.outputs import check_outputs
 from ddpdoctor.cli.say import say
@@ -30,7 +31,7 @@ _BUDGET_S = 900.0
 def _finite(ctx: click.Context, option: click.Parameter, value: float) -> float:
     """nan is neither below nor above any bound."""
     if not math.isfinite(value):
-        raise click.BadParameter(f"{value} is no number of seconds.")
+        raise click.BadParameter(f"{value} is not a number of seconds.")
     return value
 
 
@@ -48,13 +49,14 @@ class _TryCommand(click.Command):
 
 
 @click.command("try", cls=_TryCommand, options_metavar="[OPTIONS] [-- COMMAND [ARGS]...]")
-@click.argument("run", required=False, metavar="[RUN]")
+@click.argument("run", required=False, metavar="[RUN]", shell_complete=runs)
 @click.option("--all", "everything", is_flag=True, help="Try everything that RUN's findings suggest.")
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
+    shell_complete=setting_names,
     help="Try this setting; several are tried one by one, and together. `--list` names them.",
 )
 @click.option(
@@ -70,9 +72,7 @@ class _TryCommand(click.Command):
     metavar="N",
     help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_LEAST_STEPS} to {_MOST_STEPS}]",
 )
-@click.option(
-    "--rounds", type=click.IntRange(1, 50), metavar="N", help="Most trials of each change."
-)
+@click.option("--rounds", type=click.IntRange(1, 50), metavar="N", help="Most trials of each change.")
 @click.option(
     "--budget",
     type=click.FloatRange(min=1),

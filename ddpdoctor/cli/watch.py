@@ -6,11 +6,12 @@ from pathlib import Path
 
 import click
 
+from ddpdoctor.cli.completing import runs
 from ddpdoctor.errors import UnusableInput
 
 
 @click.command("watch")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN", shell_complete=runs)
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.2),
@@ -35,6 +36,6 @@ def command(run: Path, interval: float, once: bool) -> None:
 
     if not is_run_directory(str(run)):
         raise UnusableInput(
-            f"{run} is no run directory of ddpdoctor: `ddpdoctor run --out {run} -- COMMAND` would make it one."
+            f"{run} is not a ddpdoctor run directory. To record one: `ddpdoctor run --out {run} -- COMMAND`."
         )
     watch(run, interval, once=once)

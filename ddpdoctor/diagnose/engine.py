@@ -278,7 +278,12 @@ class _Run:
         if self._stands_out() and len(cost["stands_out_in"]) < limit["outstanding_steps"]:
             return "info"
         once = self.coverage.steps < limit["critical_steps"]
-        if cost["share"] < limit["critical_share"] or rule.severity_most == "warning" or self._stands_out() or once:
+        if (
+            cost["share"] < limit["critical_share"]
+            or rule.severity_most == "warning"
+            or self._stands_out()
+            or once
+        ):
             return "warning"
         beside_ms = cost["beside_ms_per_step"]
         if beside_ms is not None and cost["ranks"] is None and beside_ms < limit["critical_share"] * mean_ms:

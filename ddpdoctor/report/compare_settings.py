@@ -41,7 +41,9 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
     ):
         if not old or not new:
             if bool(old) != bool(new):
-                notes.append(f"The {what} was recorded on one side only, and is assumed to be the same on both.")
+                notes.append(
+                    f"The {what} was recorded on one side only, and is assumed to be the same on both."
+                )
         elif not _same(old, new):
             differences.append(Change(what, _text(old), _text(new)))
     return differences, notes

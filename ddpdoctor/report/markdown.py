@@ -38,7 +38,6 @@ def render_markdown(diagnosis: Diagnosis) -> str:
         blocks += _tried(tried_view(diagnosis.tried))
     blocks += ["\n".join(f"- {escape(note)}" for note in diagnosis.notes)] if diagnosis.notes else []
 
-
     blocks.append(f"<sub>ddpdoctor {escape(diagnosis.tool_version)}. {words.looked(diagnosis)}</sub>")
     return "\n\n".join(blocks) + "\n"
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console
@@ -90,7 +91,22 @@ def print_terminal(
         console.print()
         _line(console, TITLE, "bold")
         print_answer(diagnosis.tried, console)
+    if diagnosis.hta is not None:
+        console.print()
+        _line(console, _hta(diagnosis.hta), "dim")
     _closing(diagnosis, console, verbose)
+
+
+def _hta(results: Mapping[str, Any]) -> str:
+    """What there is of HolisticTraceAnalysis, and where: its tables are too wide for a terminal."""
+    names = [
+        name.replace("_", " ") for name, rows in results.items() if name not in ("library", "notes") and rows
+    ]
+    notes = " ".join(str(note) for note in results.get("notes") or [])
+    if not names:
+        return f"HolisticTraceAnalysis found nothing. {notes}".rstrip()
+    told = f"HolisticTraceAnalysis: {', '.join(names)}: in the report (`--html F`) and diagnosis.json (`--json F`)."
+    return f"{told} {notes}".rstrip()
 
 
 def _line(console: Console, text: str, style: str = "") -> None:

@@ -54,9 +54,9 @@ def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
     notes: list[str] = []
     for rank, trace in _numbered(traces, notes):
         if not _device_rows(trace).any():
-            failures.setdefault(
-                ("", "the trace has no device events, and HTA uses nothing else"), []
-            ).append(rank)
+            failures.setdefault(("", "the trace has no device events, and HTA uses nothing else"), []).append(
+                rank
+            )
             continue
         # One container for each rank: inside of HTA, one rank without data would end the analysis of all.
         container = hta_trace({rank: trace})

@@ -30,7 +30,9 @@ _WHY = {
     Recording.WINDOW: "Hosts only issue work: the profiler window shows when their devices did it.",
 }
 _NO_LOGS = "There are no step logs, only traces."
-_NO_WINDOW = "No profiler window could be used: the step logs show when hosts issued work, not when devices did it."
+_NO_WINDOW = (
+    "No profiler window could be used: the step logs show when hosts issued work, not when devices did it."
+)
 
 
 @dataclass(frozen=True)

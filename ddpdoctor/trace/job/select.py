@@ -113,8 +113,7 @@ def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
         ordered = sorted(traces, key=lambda t: t.meta.source)
         return [replace(t, meta=replace(t.meta, rank=i)) for i, t in enumerate(ordered)]
     notes.append(
-        f"{len(nameless)} file(s) do not name their rank and were skipped, "
-        f"such as {nameless[0].meta.source}."
+        f"{len(nameless)} file(s) do not name their rank and were skipped, such as {nameless[0].meta.source}."
     )
     return [t for t in traces if t.meta.rank is not None]
 

@@ -236,9 +236,7 @@ def test_a_worker_that_hangs_is_given_up_and_the_rest_goes_on(tmp_path, always_p
     monkeypatch.setattr("ddpdoctor.trace.engines.processes._ANY_S", 1.0)
     loaded = load_traces([stuck, *files], jobs=2)
     assert [t.meta.rank for t in loaded.traces] == [0, 1]
-    assert loaded.failed == [
-        (stuck, f"{stuck}: the process that read it did not finish and was given up.")
-    ]
+    assert loaded.failed == [(stuck, f"{stuck}: the process that read it did not finish and was given up.")]
 
 
 def test_workers_import_nothing_from_the_folder_they_are_started_in(tmp_path, always_processes, monkeypatch):
