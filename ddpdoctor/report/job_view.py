@@ -75,7 +75,7 @@ def _versions(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     steps = diagnosis.steps
-    aside = ", ".join(f"{count:,} {reason}" for reason, count in steps.set_aside.items() if count)
+    aside = ", ".join(f"{reason}: {count:,}" for reason, count in steps.set_aside.items() if count)
     rows = [
         ("ddpdoctor", diagnosis.tool_version),
         ("Made", _moment(diagnosis.created_ns)),

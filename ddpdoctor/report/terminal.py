@@ -124,7 +124,7 @@ def _steps(diagnosis: Diagnosis) -> str:
     if steps.samples_per_s is not None:
         pieces.append(f"{words.significant(steps.samples_per_s)} samples/s")
     if steps.count:
-        pieces.append(f"{steps_measured(steps)} measured")
+        pieces.append(steps_measured(steps))
     return ", ".join(pieces)
 
 

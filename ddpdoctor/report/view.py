@@ -122,8 +122,9 @@ def price(diagnosis: Diagnosis) -> str:
     in_some = recorded and finding.persistence not in (None, "always")
     if cost_ms is not None:
         cost = words.milliseconds(cost_ms) + words.aside(words.cost_range(finding))
+        each = "the one recorded step" if diagnosis.steps.measured == 1 else "every step"
         pieces.append(
-            f"Over the recorded steps it costs {cost} a step" if in_some else f"It costs {cost} of every step"
+            f"Over the recorded steps it costs {cost} a step" if in_some else f"It costs {cost} of {each}"
         )
         if share is not None:
             pieces[-1] += f", {words.percent(share)} of the time"
@@ -175,11 +176,11 @@ def subtitle(diagnosis: Diagnosis) -> str:
 
 
 def steps_measured(steps: Steps) -> str:
-    """How many of the recorded steps are measured, and what became of the others: "47 of 60 steps (10 disturbed by the profiler,
-    3 warm-up)". The reasons add up."""
+    """How many of the recorded steps are measured, and what became of the others: "47 of 60 steps measured (disturbed by the
+    profiler: 10, warm-up: 3)". The reasons add up."""
     aside = sorted(steps.set_aside.items(), key=lambda entry: -entry[1])
-    told = ", ".join(f"{count:,} {reason}" for reason, count in aside if count)
-    return f"{steps.measured:,} of {words.count(steps.count, 'step')}{words.aside(told)}"
+    told = ", ".join(f"{reason}: {count:,}" for reason, count in aside if count)
+    return f"{steps.measured:,} of {words.count(steps.count, 'step')} measured{words.aside(told)}"
 
 
 def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:
