@@ -97,7 +97,7 @@ def _all_of(job: Mapping[str, Any]) -> str:
         return "the training process"
     if seen == 1:
         return "the one recorded rank"
-    return f"all {seen:.0f} recorded ranks" if seen and seen != world else "all ranks"
+    return f"all {seen:.0f} recorded ranks" if world is not None and 0 < seen < world else "all ranks"
 
 
 def _is_one(job: Mapping[str, Any]) -> bool:

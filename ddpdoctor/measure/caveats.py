@@ -50,7 +50,9 @@ def _not_whole(graphs: Graphs) -> Iterator[str]:
         "a rank whose events are missing": found.lost,
         "a rank that has no more of them although its window goes on": found.left,
     }
-    told = "; ".join(f"{count} {'lacks' if count == 1 else 'lack'} {who}" for who, count in reasons.items() if count)
+    told = "; ".join(
+        f"{count} {'lacks' if count == 1 else 'lack'} {who}" for who, count in reasons.items() if count
+    )
     yield f"{found.whole} of {found.whole + found.lacking} collectives in the window were found on all their ranks: {told}."
 
 

@@ -203,9 +203,9 @@ def everybody(job: Job) -> str:
     seen, world = len(job.ranks_seen), job.world_size
     if world == 1:
         return "the one rank"
-    if not seen or seen == world:
-        return "all ranks"
-    return "the one recorded" if seen == 1 else f"all {seen:,} recorded"
+    if seen == 1:
+        return "the one recorded"
+    return f"all {seen:,} recorded" if world is not None and 0 < seen < world else "all ranks"
 
 
 def rank_names(ranks: Sequence[int] | None, everybody: str = "all ranks") -> str:

@@ -15,8 +15,8 @@ def browser(name="RunTask", cat="toplevel"):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ({**browser(), "metadata": {"os-name": "Linux"}}, "is no trace of the PyTorch profiler"),
-        (browser("step 3", "blink.user_timing"), "is no trace of the PyTorch profiler"),
+        ({**browser(), "metadata": {"os-name": "Linux"}}, "is not a PyTorch profiler trace"),
+        (browser("step 3", "blink.user_timing"), "is not a PyTorch profiler trace"),
         (
             {"traceEvents": [{"ph": "B", "name": "a", "ts": 1}]},
             "none of its events has a begin and a duration",

@@ -119,7 +119,10 @@ def test_a_file_that_is_too_large_for_the_memory_is_named_and_the_rest_goes_on(t
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"},
     )
     assert done.stdout.strip() == f"[0, 1, 2] {tmp_path / 'huge.json.gz'}", done.stderr
-    assert "does not fit into the memory" in done.stderr or "the process that read it ended" in done.stderr
+    assert (
+        "does not fit in this machine's memory" in done.stderr
+        or "the process that read it ended" in done.stderr
+    )
 
 
 def test_nothing_usable_is_an_error_with_the_reason(tmp_path):
