@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from posixpath import basename
+from signal import Signals
 from typing import Any
 
 from ddpdoctor import __version__
@@ -17,7 +18,25 @@ from .inputs import Inputs
 
 _MOST_MISSING = 1000
 """Missing ranks that are listed; whoever misses more misses the job."""
+_FROM_OUTSIDE = (
+    Signals.SIGTERM,
+    Signals.SIGINT,
+    Signals.SIGHUP,
+    Signals.SIGUSR1,
+    Signals.SIGUSR2,
+    Signals.SIGXCPU,
+)
+"""What people and schedulers send to end a job."""
+_SHELL = 128
+"""Added to a signal's number in a shell's exit code."""
 _SETTINGS = ("ddp", "loaders", "optimizers", "threads", "process_groups")
+
+
+def ended_by(manifest: Mapping[str, Any]) -> str | None:
+    """The signal by which somebody ended the command, such as a scheduler whose time limit was reached; None where nobody did."""
+    number, code = manifest.get("signal"), manifest.get("exit_code") or 0
+    sent = {number, code - _SHELL, -code} if isinstance(code, int) else {number}
+    return next((each.name for each in _FROM_OUTSIDE if each in sent), None)
 
 
 def job_of(

@@ -22,6 +22,7 @@ from ddpdoctor.diagnose.diagnosis import (
     Steps,
     TelemetrySeries,
     Timeline,
+    Verdict,
     WindowCost,
 )
 from ddpdoctor.diagnose.engine import diagnose
@@ -45,6 +46,8 @@ class Measured:
     """Steps not measured, by reason."""
     notes: list[Note]
     job: Job
+    ended: str | None = None
+    """The signal by which somebody ended the job, where nothing worse stopped it."""
     window: WindowCost | None = None
     speaker: Speaker | None = None
     ranks: list[RankSummary] = field(default_factory=list)
@@ -80,6 +83,10 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         matched=matched,
         stopped=_NOBODY_WAITS if facts.hang.looked and facts.hang.state is None else None,
     )
+    if measured.ended is not None:
+        sentence = Verdict(
+            sentence.rule, f"The job was ended by {measured.ended}. Until then: {sentence.headline}"
+        )
     told = [note.text for note in measured.notes]
     return Diagnosis(
         tool_version=__version__,

@@ -21,7 +21,7 @@ from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
 from .inputs import Inputs, load, why_nothing, with_runs_below
-from .job import job_of
+from .job import ended_by, job_of
 from .judge import Measured, judged
 from .options import Options
 from .sources import with_source_text
@@ -131,6 +131,7 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
         set_aside=measurement.set_aside,
         notes=[*inputs.notes, *map(Note, (*stopped.notes, *measurement.notes))],
         job=job_of(inputs, facts.job, seen, manifest),
+        ended=None if stopped.facts.state else ended_by(manifest),
         window=window_cost(measurement.logs, facts.steps.median_ms),
         speaker=Speaker(measurement.graphs.speaker, measurement.graphs.why),
         ranks=measurement.ranks,
