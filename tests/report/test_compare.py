@@ -178,9 +178,14 @@ def test_the_breakdown_is_in_milliseconds_of_each_step():
 
 def test_settings_that_differ_are_listed_and_runs_own_names_are_not():
     old, new = samples.sick(), samples.sick()
-    names = (
-        "MASTER_PORT TORCHELASTIC_ERROR_FILE TORCHELASTIC_RESTART_COUNT SLURM_STEP_ID RANK PMIX_RANK".split()
-    )
+    names = [
+        "MASTER_PORT",
+        "TORCHELASTIC_ERROR_FILE",
+        "TORCHELASTIC_RESTART_COUNT",
+        "SLURM_STEP_ID",
+        "RANK",
+        "PMIX_RANK",
+    ]
     of_one_start = dict.fromkeys(names, "1")
     job = msgspec.structs.replace(
         new.job,
