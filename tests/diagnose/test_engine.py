@@ -4,68 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import msgspec
 import pytest
 
 from ddpdoctor.diagnose.diagnosis import Coverage
-from ddpdoctor.diagnose.engine import Outcome, diagnose
-from ddpdoctor.diagnose.load import RuleSet
-from ddpdoctor.diagnose.rule import Common, Rule
-from ddpdoctor.diagnose.selftest import completed
 from ddpdoctor.diagnose.verdict import verdict
-from ddpdoctor.measure.facts import Facts
-
-COMMON = msgspec.convert(
-    {
-        "thresholds": {
-            name: {"value": value, "source": "test"}
-            for name, value in {
-                "critical_share": 0.2,
-                "warning_share": 0.05,
-                "least_share": 0.01,
-                "tiny_step_ms": 2.0,
-                "tiny_cost_ms": 1.0,
-                "outstanding_steps": 2.0,
-                "critical_steps": 2.0,
-            }.items()
-        },
-        "cost_when": "cost.share >= t.least_share",
-        "cost_needs": ["steps.mean_ms"],
-        "close": "Either {{ cost.waiting_ms_per_step|ms }} or {{ cost.going_on_ms_per_step|ms }}.",
-        "short_window": {
-            "explain": "Seen in {{ cost.steps_seen }} steps only.",
-            "fix": {"title": "record more", "why": "to see how often"},
-        },
-    },
-    Common,
-)
-FACTS: dict[str, Any] = {
-    "job": {"ranks_seen": 2},
-    "steps": {"mean_ms": 100.0},
-    "loader": {"num_workers": 0, "where": {"file": "train.py", "line": 5, "function": "main"}},
-    "late": {"data": {"ms_per_step": 10.0, "ranks": [1]}},
-    "shared": {"data": {"ms_per_step": 30.0}},
-}
-
-
-def rule(rule_id: str, **fields: Any) -> Rule:
-    whole = {
-        "id": rule_id,
-        "title": "a title",
-        "question": "a question?",
-        "explain": "an explanation",
-        "headline": "a headline",
-        "limits": "never wrong",
-        "fixes": [],
-        "tests": [],
-    }
-    return msgspec.convert({**whole, **fields}, Rule)
-
-
-def run(*rules: Rule, facts: dict[str, Any] = FACTS, **options: Any) -> Outcome:
-    pack = RuleSet(COMMON, {entry.id: entry for entry in rules})
-    given = msgspec.convert(completed(facts), Facts)
-    return diagnose(given, pack, coverage=Coverage(steps=50, ranks=2), **options)
+from tests.diagnose.ruled import FACTS, rule, run
 
 
 def test_a_finding_carries_cost_ranks_line_and_evidence() -> None:
@@ -367,37 +310,6 @@ def test_single_steps_of_a_short_window_are_never_critical(steps: tuple[int, ...
     assert finding.severity == severity
     assert ("Seen in 7 steps only." in finding.explanation) is bool(steps)
     assert [fix.title for fix in finding.fixes] == (["record more"] if steps else [])
-
-
-def test_one_step_is_never_critical() -> None:
-    once = RuleSet(COMMON, {"a/b": rule("a/b", costs="shared.data")})
-    given = msgspec.convert(completed(FACTS), Facts)
-    found = [diagnose(given, once, coverage=Coverage(steps, 2)).findings[0].severity for steps in (1, 2)]
-    assert found == ["warning", "critical"]
-
-
-def test_a_price_may_be_a_ceiling_in_some_cases_only() -> None:
-    for when, ceiling in (("size(cost.where) == 0", True), ("size(cost.where) > 0", False)):
-        assert run(rule("a/b", costs="shared.data", ceiling_when=when)).findings[0].at_most is ceiling
-
-
-def test_findings_stand_by_cost_whatever_the_thresholds() -> None:
-    rules = [
-        rule("a/late", costs="late.data"),
-        rule("a/shared", costs="shared.data"),
-        rule("a/once", costs="shared.host"),
-    ]
-    facts = FACTS | {"shared": {**FACTS["shared"], "host": {"ms_per_step": 20.0}}}
-    for thresholds in (
-        {},
-        {"all": {"warning_share": 0.25, "critical_share": 0.5}},
-        {"a/shared": {"warning_share": 0.9, "critical_share": 0.95}},
-        {"a/late": {"critical_share": 0.01}},
-    ):
-        found = run(*rules, facts=facts, thresholds=thresholds).findings
-        assert [finding.rule for finding in found] == ["a/shared", "a/once", "a/late"], thresholds
-        suppressed = run(*rules, facts=facts, thresholds=thresholds, suppressed=["a/shared"]).findings
-        assert [finding.rule for finding in suppressed] == ["a/once", "a/late"], thresholds
 
 
 def test_a_price_that_is_close_says_so_and_what_it_is_either_way() -> None:
