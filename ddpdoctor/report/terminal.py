@@ -142,7 +142,9 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
         bar.append(("█" if coloured else PART_LETTERS[name]) * cells, style=style)
         if cells or share >= 0.005:
             mark = "■ " if coloured else f"{PART_LETTERS[name]} "
-            entries.append(Text.assemble((mark, style), f"{words.part(name)} {words.percent(share)}"))
+            entries.append(
+                Text.assemble((mark, style), f"{words.part(name, diagnosis.job)} {words.percent(share)}")
+            )
     console.print()
     put(console, bar)
     for line in _filled(entries, width):

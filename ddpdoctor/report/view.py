@@ -152,7 +152,7 @@ def _main_part(diagnosis: Diagnosis) -> str:
     if not diagnosis.breakdown:
         return ""
     name, share = max(diagnosis.breakdown.items(), key=lambda item: item[1])
-    return f", {words.percent(share)} of it {words.part(name)}"
+    return f", {words.percent(share)} of it {words.part(name, diagnosis.job)}"
 
 
 def subtitle(diagnosis: Diagnosis) -> str:

@@ -229,8 +229,16 @@ def looked(diagnosis: Diagnosis, more: str = "") -> str:
     return f"{found}; {len(diagnosis.skipped)} lacked data{more}." if diagnosis.skipped else f"{found}."
 
 
-def part(name: str) -> str:
-    """A part of the breakdown by its reader's name."""
+def is_whole(job: Job) -> bool:
+    """Whether all ranks of the job were recorded, as far as known: else nobody knows for whom collectives waited."""
+    return job.world_size is None or len(job.ranks_seen) >= job.world_size
+
+
+def part(name: str, job: Job | None = None) -> str:
+    """A part of the breakdown by its reader's name; what is transfer in a ``job`` whose ranks were all recorded may be waiting in
+    others."""
+    if name == Part.COMM_TRANSFER and job is not None and not is_whole(job):
+        return "transfer or waiting"
     return PART_LABELS.get(name, name.replace("_", " "))
 
 

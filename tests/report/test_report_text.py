@@ -163,6 +163,12 @@ def test_who_is_meant_by_all_ranks_is_said_where_not_all_were_recorded():
         assert who in shown(msgspec.structs.replace(samples.sick(), findings=[found], job=job))
 
 
+def test_transfer_may_be_waiting_where_not_all_ranks_were_recorded():
+    for world, told in ((2, "t transfer 3.0 %"), (8, "t transfer or waiting 3.0 %")):
+        job = msgspec.structs.replace(samples.sick().job, world_size=world)
+        assert told in shown(msgspec.structs.replace(samples.sick(), job=job))
+
+
 def test_results_of_other_libraries_are_announced():
     with_hta = msgspec.structs.replace(
         samples.sick(), hta={"overlap": [{"rank": 0}], "idle_time": [], "notes": ["No data."]}

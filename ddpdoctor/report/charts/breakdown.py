@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, RankSummary
-from ddpdoctor.measure.taxonomy import PARTS
+from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import percent_of
 from ddpdoctor.report.charts.step_times import notable_ranks
@@ -72,6 +72,10 @@ def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
                 segments=_segments(label, values, parts, longest, total),
                 cells=[show(values[name]) if values.get(name, 0) > 0 else "" for name in parts],
             )
+        )
+    if Part.COMM_TRANSFER in parts and not words.is_whole(diagnosis.job):
+        notes.append(
+            "Not all ranks were recorded: what is shown as transfer may be waiting for one of the others."
         )
     return Breakdown(rows=rows, parts=parts, notes=notes)
 
