@@ -222,13 +222,11 @@ def _environment() -> jinja2.Environment:
     environment.globals["workers"] = workers
 
     @jinja2.pass_context
-    def ranks_of_job(context: jinja2.runtime.Context, culprits: Sequence[int] | None) -> str:
+    def ranks_of_job(context: Any, culprits: Sequence[int] | None) -> str:
         return ranks(culprits, context.get("job"))
 
     @jinja2.pass_context
-    def verb_of_job(
-        context: jinja2.runtime.Context, culprits: Sequence[int] | None, one: str, many: str
-    ) -> str:
+    def verb_of_job(context: Any, culprits: Sequence[int] | None, one: str, many: str) -> str:
         return verb(culprits, one, many, context.get("job"))
 
     environment.filters.update(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import gzip
 import io
 import os
+from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -108,14 +109,14 @@ def steps_that_fit(tables: Mapping[str, pl.DataFrame], most: int = MOST_SLICES) 
 
 def _middle(tables: Mapping[str, pl.DataFrame]) -> int:
     """Position, among the steps' numbers in order, of the step around which to cut."""
-    numbers = tables["steps"]["step"].unique().sort()
+    numbers = tables["steps"]["step"].unique().sort().to_list()
     named = tables["details"] if "details" in tables else pl.DataFrame()
     kernels = named if named.is_empty() else named.filter(pl.col("track") != "sampled lines")
     if kernels.is_empty():
         return len(numbers) // 2
-    at = int(kernels["start_ns"].sort()[len(kernels) // 2])
-    before = tables["steps"].filter(pl.col("start_ns") <= at)["step"]
-    return int((numbers <= (before.max() if len(before) else numbers[0])).sum()) - 1
+    at = kernels["start_ns"].sort()[len(kernels) // 2]
+    before = tables["steps"].filter(pl.col("start_ns") <= at)["step"].to_list()
+    return max(bisect_right(numbers, max(before, default=numbers[0])) - 1, 0)
 
 
 def chrome_trace(
