@@ -130,7 +130,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "taxonomy",
         ),
         "pipeline": ("metrics", "numerics", "facts"),
-        "export": ("align", "window", "steplog", "numerics", "places", "telemetry", "taxonomy"),
+        "export": ("metrics", "align", "window", "steplog", "numerics", "places", "telemetry", "taxonomy"),
     },
     "hook": {
         "environment": (),

@@ -4,17 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
+from posixpath import basename
+from signal import Signals
 from typing import Any
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose.diagnosis import Job
 from ddpdoctor.measure.facts import JobFacts
+from ddpdoctor.measure.metrics import users_line
+from ddpdoctor.measure.steplog import RankLog
 
 from .inputs import Inputs
 
 _MOST_MISSING = 1000
 """Missing ranks that are listed; whoever misses more misses the job."""
+_FROM_OUTSIDE = (
+    Signals.SIGTERM,
+    Signals.SIGINT,
+    Signals.SIGHUP,
+    Signals.SIGUSR1,
+    Signals.SIGUSR2,
+    Signals.SIGXCPU,
+)
+"""What people and schedulers send to end a job."""
+_SHELL = 128
+"""Added to a signal's number in a shell's exit code."""
 _SETTINGS = ("ddp", "loaders", "optimizers", "threads", "process_groups")
+
+
+def ended_by(manifest: Mapping[str, Any]) -> str | None:
+    """The signal by which somebody ended the command, such as a scheduler whose time limit was reached; None where nobody did."""
+    number, code = manifest.get("signal"), manifest.get("exit_code") or 0
+    sent = {number, code - _SHELL, -code} if isinstance(code, int) else {number}
+    return next((each.name for each in _FROM_OUTSIDE if each in sent), None)
 
 
 def job_of(
@@ -39,7 +61,7 @@ def job_of(
         device_names=sorted({str(name) for name in devices if name}),
         command=[str(part) for part in manifest.get("command") or []],
         versions=_versions(facts, first, manifest),
-        settings={name: first[name] for name in _SETTINGS if first.get(name)},
+        settings=_settings(inputs.logs, first),
         environment={str(name): str(value) for name, value in environment.items()},
         started_ns=started_ns,
         duration_s=(ended_ns - started_ns) / 1e9
@@ -47,6 +69,22 @@ def job_of(
         else None,
         exit_code=manifest.get("exit_code"),
     )
+
+
+def _settings(logs: Sequence[RankLog], first: Mapping[str, Any]) -> dict[str, Any]:
+    """Of the first rank that has a document, ``first``; the numbers of source lines become the lines."""
+    log = next((log for log in logs if "rank" in log.record.info), None)
+    settings = {name: first[name] for name in _SETTINGS if first.get(name)}
+    return settings if log is None else {name: _with_lines(log, value) for name, value in settings.items()}
+
+
+def _with_lines(log: RankLog, value: Any) -> Any:
+    if isinstance(value, list):
+        return [_with_lines(log, one) for one in value]
+    if not isinstance(value, Mapping) or "where" not in value:
+        return value
+    line = users_line(log, value["where"])
+    return {**value, "where": None if line is None else f"{basename(line.file)}:{line.line}"}
 
 
 def _versions(facts: JobFacts, first: Mapping[str, Any], manifest: Mapping[str, Any]) -> dict[str, str]:

@@ -22,6 +22,7 @@ from ddpdoctor.diagnose.diagnosis import (
     Steps,
     TelemetrySeries,
     Timeline,
+    Verdict,
     WindowCost,
 )
 from ddpdoctor.diagnose.engine import diagnose
@@ -47,6 +48,8 @@ class Measured:
     """Steps not measured, by reason."""
     notes: list[Note]
     job: Job
+    ended: str | None = None
+    """The signal by which somebody ended the job, where nothing worse stopped it."""
     window: WindowCost | None = None
     speaker: Speaker | None = None
     ranks: list[RankSummary] = field(default_factory=list)
@@ -58,9 +61,7 @@ class Measured:
     hta: dict[str, Any] | None = None
 
 
-_NOBODY_WAITS = (
-    "Cannot tell: these flight recorder dumps show no rank for which others wait, and no training steps."
-)
+_NOBODY_WAITS = "Cannot tell: these flight recorder dumps show neither a rank that others wait for nor any training steps."
 
 
 def judged(measured: Measured, options: Options) -> Diagnosis:
@@ -85,6 +86,10 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         matched=matched,
         stopped=_NOBODY_WAITS if facts.hang.looked and facts.hang.state is None else None,
     )
+    if measured.ended is not None:
+        sentence = Verdict(
+            sentence.rule, f"The job was ended by {measured.ended}. Until then: {sentence.headline}"
+        )
     told = [note.text for note in measured.notes]
     diagnosis = Diagnosis(
         tool_version=__version__,

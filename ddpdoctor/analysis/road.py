@@ -24,7 +24,7 @@ from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
 from .inputs import Inputs, load, why_nothing, with_runs_below
-from .job import job_of
+from .job import ended_by, job_of
 from .judge import Measured, judged
 from .options import Options
 from .profiled import profiled_in
@@ -151,6 +151,7 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
         set_aside=measurement.set_aside,
         notes=[*inputs.notes, *map(Note, (*stopped.notes, *measurement.notes))],
         job=job_of(inputs, facts.job, seen, manifest),
+        ended=None if stopped.facts.state else ended_by(manifest),
         window=window_cost(measurement.logs, facts.steps.median_ms),
         speaker=Speaker(measurement.graphs.speaker, measurement.graphs.why),
         ranks=measurement.ranks,
@@ -193,7 +194,7 @@ def _measured_operations(paths: Sequence[str], tables: Sequence[str]) -> Measure
     """A table of operations, in numbers: it has neither ranks' traces nor step logs, so what-if analysis is all there is."""
     if len(tables) > 1:
         raise UnusableInput(
-            f"{', '.join(paths)}: {len(tables)} tables of operations, each a job of its own; name one."
+            f"{', '.join(paths)}: {len(tables)} tables of operations, each for a separate job; name one."
         )
     from ddpdoctor.measure.pipeline import measure_stragglers, straggler_facts, summary_of
     from ddpdoctor.trace.operations import read_operations

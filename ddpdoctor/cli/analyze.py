@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddpdoctor.cli.completing import runs
 from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
@@ -27,7 +28,7 @@ EXIT_FAIL_ON = 1
 
 
 @click.command("analyze")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
 @click.option(
     "--html", type=click.Path(path_type=Path), metavar="F", help="Write the report as one HTML file."
 )
@@ -35,7 +36,7 @@ EXIT_FAIL_ON = 1
     "--json", "json_file", type=click.Path(path_type=Path), metavar="F", help="Write diagnosis.json."
 )
 @click.option(
-    "--markdown", type=click.Path(path_type=Path), metavar="F", help="Write the text for a ticket's body."
+    "--markdown", type=click.Path(path_type=Path), metavar="F", help="Write Markdown, for a ticket."
 )
 @click.option(
     "--sarif", type=click.Path(path_type=Path), metavar="F", help="Write SARIF 2.1.0, for code hosts."
@@ -52,20 +53,20 @@ EXIT_FAIL_ON = 1
     multiple=True,
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Another folder of rules; may be given again.",
+    help="Another folder of rules; may be repeated.",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Processes that read traces. [default: one per CPU]",
+    help="Processes to read traces with. [default: one per CPU]",
 )
-@click.option("--no-cache", is_flag=True, help="Read traces anew, and keep nothing of them.")
+@click.option("--no-cache", is_flag=True, help="Read traces again, and cache nothing.")
 @click.option(
     "--engine",
     metavar="E",
-    help="Read traces on a cluster: dask://HOST:PORT, ray://HOST:PORT, or dask or ray alone for the one that the "
-    "environment names, else one that is started on this machine's loopback (needs ddpdoctor[dask] or [ray]).",
+    help="Read traces on a cluster: dask://HOST:PORT or ray://HOST:PORT; dask or ray alone means the one that the "
+    "environment names, or else a new one on this machine's loopback (needs ddpdoctor[dask] or [ray]).",
 )
 @chosen_job
 @click.option(
@@ -79,11 +80,11 @@ EXIT_FAIL_ON = 1
     "--redact",
     "redacted",
     is_flag=True,
-    help="Leave host names, user names, paths and arguments out of all outputs.",
+    help="Remove host names, user names, paths and arguments from all outputs.",
 )
-@click.option("--no-source-text", is_flag=True, help="Show no text of source lines, only where they are.")
-@click.option("-q", "--quiet", is_flag=True, help="Print the verdict alone.")
-@click.option("-v", "--verbose", is_flag=True, help="Print all that was checked and skipped too.")
+@click.option("--no-source-text", is_flag=True, help="Do not show source lines, only where they are.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only the verdict.")
+@click.option("-v", "--verbose", is_flag=True, help="Also print everything that was checked and skipped.")
 def command(
     paths: tuple[str, ...],
     html: Path | None,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddpdoctor.cli.completing import runs
 from ddpdoctor.cli.configured import chosen_job
 from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
@@ -21,8 +22,8 @@ EXIT_REGRESSION = 1
 
 
 @click.command("compare")
-@click.argument("before", metavar="BEFORE")
-@click.argument("after", metavar="AFTER")
+@click.argument("before", metavar="BEFORE", shell_complete=runs)
+@click.argument("after", metavar="AFTER", shell_complete=runs)
 @click.option(
     "--html", type=click.Path(path_type=Path), metavar="F", help="Write the comparison as one HTML file."
 )
@@ -34,8 +35,8 @@ EXIT_REGRESSION = 1
     "percent",
     type=click.FloatRange(min=0),
     metavar="PERCENT",
-    help="Exit with 1 if the median step got longer by more than this, and not by chance; "
-    "with 2 if that cannot be told.",
+    help="Exit with 1 if the median step got longer by more than this, beyond chance; "
+    "with 2 if that cannot be decided.",
 )
 @chosen_job
 def command(

@@ -53,5 +53,5 @@ chosen_job = click.option(
     "--job",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Which job to diagnose, where the traces are of several.",
+    help="Which job to diagnose, if the traces are from several.",
 )

@@ -50,8 +50,8 @@ _ENDLESS = 10_000
     metavar="N",
     help="Optimizer steps to train.",
 )
-@click.option("--try", "tries", is_flag=True, help="Then measure what its fixes bring, by `ddpdoctor try`.")
-@click.option("--list", "list_faults", is_flag=True, help="List the faults and end.")
+@click.option("--try", "tries", is_flag=True, help="Then measure what its fixes gain, with `ddpdoctor try`.")
+@click.option("--list", "list_faults", is_flag=True, help="List the faults and exit.")
 def command(fault: str, out: Path | None, steps: int, tries: bool, list_faults: bool) -> None:
     """Train a small model on two CPU ranks with a planted fault, under `ddpdoctor run`, and diagnose it.
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from ddpdoctor.cli.completing import runs
 from ddpdoctor.cli.progress import shown_progress
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
@@ -14,29 +15,29 @@ from ddpdoctor.stages import Stage, counted
 
 
 @click.command("digest")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
 @click.option(
     "--out",
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Where to write. [default: PATH-digest; traces-digest for several paths, patterns and URLs]",
+    help="Where to write. [default, in the working directory: NAME-digest; traces-digest for several paths, patterns and URLs]",
 )
 @click.option(
     "--jobs",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Processes that read traces. [default: one per CPU]",
+    help="Processes to read traces with. [default: one per CPU]",
 )
 def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
-    """Make small files of a run directory or of traces, for analysis elsewhere.
+    """Shrink a run directory or traces to small files, to analyze elsewhere.
 
-    Run it where the traces lie (on each host, if they lie on many), copy what it wrote to one place, and give
-    that to `analyze`, which finds what it would have found in the traces.
+    Run it where the traces are (on each host, if they are on several), copy its output to one place, and give
+    that to `analyze`: it finds what it would have found in the traces.
 
     \b
     Examples:
       ddpdoctor digest ddpdoctor-runs/20260101T120000Z-train
-      ddpdoctor analyze ddpdoctor-runs/20260101T120000Z-train-digest
+      ddpdoctor analyze 20260101T120000Z-train-digest
       ddpdoctor digest /local/traces --out /shared/digest
       ddpdoctor analyze /shared/digest
     """
@@ -47,7 +48,7 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     target = out or _default(paths)
     runs = [path for path in paths if is_run_directory(path)]
     if runs and len(paths) > 1:
-        raise click.UsageError("a run directory is digested alone: one command for each.")
+        raise click.UsageError("digest run directories one at a time.")
     with shown_progress() as progress:
         if runs:
             targets, ranks = _recorded(runs[0], target)
@@ -80,7 +81,7 @@ def _recorded(run: str, target: Path) -> tuple[dict[str, Path], dict[str, int]]:
     for record in RunDirectory.open(run).ranks:
         trace = Path(record.path, TRACE_FILE)
         if trace.is_symlink() and not lies_within(trace, run):
-            say(f"Note: {trace} is a link out of the run directory and was left out.", err=True)
+            say(f"Note: {trace} is a link out of the run directory and was skipped.", err=True)
         elif record.trace is not None:
             targets[record.trace] = target / Path(record.path).relative_to(run) / TRACE_DIGEST
             ranks[record.trace] = record.rank
@@ -88,5 +89,7 @@ def _recorded(run: str, target: Path) -> tuple[dict[str, Path], dict[str, int]]:
 
 
 def _default(paths: tuple[str, ...]) -> Path:
+    """Never beside the input, which may be somebody else's folder, or one that is not for such files."""
     alone = len(paths) == 1 and Path(paths[0]).exists()
-    return Path(f"{os.path.normpath(paths[0])}-digest" if alone else "traces-digest")
+    name = Path(os.path.realpath(paths[0])).name if alone else ""
+    return Path(f"{name or 'traces'}-digest")

@@ -1,4 +1,4 @@
-"""``ddpdoctor export``: all ranks on one clock, as a timeline for Perfetto or as tables."""
+"""``ddpdoctor export``: all ranks on one clock, as a timeline for Perfetto, or as tables in Parquet or CSV."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddpdoctor.cli.completing import runs
 from ddpdoctor.cli.configured import chosen_job, configured
 from ddpdoctor.cli.outputs import check_outputs, to_stdout
 from ddpdoctor.cli.progress import shown_progress
@@ -20,10 +21,12 @@ if TYPE_CHECKING:
     from ddpdoctor.measure.steplog import RankLog
 
 TABLES = ("steps", "collectives", "events")
+BY_NAME = ("details", "counters")
+"""On the timeline alone."""
 
 
 @click.command("export")
-@click.argument("paths", nargs=-1, required=True, metavar="PATH...")
+@click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
 @click.option(
     "--timeline",
     type=click.Path(path_type=Path),
@@ -42,6 +45,12 @@ TABLES = ("steps", "collectives", "events")
     metavar="DIR",
     help="Write the stack samples of each rank as a flame graph.",
 )
+@click.option(
+    "--csv",
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Write the same tables as CSV.",
+)
 @click.option("--steps", metavar="A:B", help="Only steps A to B-1.")
 @chosen_job
 def command(
@@ -49,31 +58,40 @@ def command(
     timeline: Path | None,
     parquet: Path | None,
     speedscope: Path | None,
+    csv: Path | None,
     steps: str | None,
     job: int | None,
 ) -> None:
-    """Put all ranks of a run directory, or of profiler traces, on one clock.
+    """Export all ranks of a run directory, or of profiler traces, on one clock.
 
     The timeline opens in https://ui.perfetto.dev: one process for each rank, with waiting for other ranks and
-    transferring as separate slices.
+    transferring as separate slices, annotations, operators, kernels and sampled lines below them.
 
     \b
     Examples:
       ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --timeline all-ranks.json.gz
       ddpdoctor export traces/ --timeline all-ranks.json.gz --steps 10:15 --parquet tables
+      ddpdoctor export traces/ --csv tables
       ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --speedscope flames
     """
-    if timeline is None and parquet is None and speedscope is None:
+    if timeline is None and parquet is None and csv is None and speedscope is None:
         raise click.UsageError(
-            "nothing to write: give --timeline F, --parquet DIR or --speedscope DIR, or several."
+            "nothing to write: give --timeline F, --parquet DIR, --csv DIR or --speedscope DIR."
         )
     chosen = _range(steps)
     named = {"--timeline": timeline}
-    if parquet is not None:
-        named |= {f"--parquet {name}": parquet / f"{name}.parquet" for name in TABLES}
+    for option, folder in (("parquet", parquet), ("csv", csv)):
+        if folder is not None:
+            named |= {f"--{option} {name}": folder / f"{name}.{option}" for name in TABLES}
     from ddpdoctor.analysis import conclude, prepare
     from ddpdoctor.measure.export import late_steps, recorded_tables
-    from ddpdoctor.report.timeline_export import cut_steps, steps_that_fit, write_parquet, write_timeline
+    from ddpdoctor.report.timeline_export import (
+        cut_steps,
+        steps_that_fit,
+        write_csv,
+        write_parquet,
+        write_timeline,
+    )
 
     check_outputs(paths, named)
     aside = to_stdout([timeline])
@@ -82,14 +100,16 @@ def command(
         prepared = prepare(list(paths), options)
         diagnosis = conclude(prepared, options)
         found = recorded_tables(prepared.logs, prepared.windows, prepared.inputs.telemetry)
-    recorded = {name: getattr(found, name) for name in TABLES}
+    recorded = {name: getattr(found, name) for name in (*TABLES, *BY_NAME)}
     if chosen is not None:
         recorded = cut_steps(recorded, *chosen)
         if recorded["steps"].is_empty():
             raise UnusableInput(f"{', '.join(paths)}: no step from {chosen[0]} to {chosen[1]} was recorded.")
-    if parquet is not None:
-        for file in write_parquet(recorded, parquet):
-            say(f"written: {file}", err=aside)
+    tables = {name: recorded[name] for name in TABLES}
+    files = write_parquet(tables, parquet) if parquet is not None else []
+    files += write_csv(tables, csv) if csv is not None else []
+    for file in files:
+        say(f"written: {file}", err=aside)
     if speedscope is not None:
         late = late_steps(recorded["collectives"], recorded["steps"])
         wanted = set(recorded["steps"]["step"].to_list())

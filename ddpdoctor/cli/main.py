@@ -17,18 +17,18 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.plain import plain, plain_lines
 
 VERBS = {
-    "run": "Run a job unchanged, record its ranks, diagnose it",
-    "watch": "Show a run while its job runs",
+    "run": "Run a job unchanged, record its ranks, and diagnose it",
+    "watch": "Show a run while the job is running",
     "stacks": "Print where each rank of a running job is now",
     "capture": "Profile some steps of a running job, on all ranks",
-    "analyze": "Diagnose recorded runs, or profiler traces",
-    "digest": "Make small files of traces, to analyze elsewhere",
+    "analyze": "Diagnose recorded runs or profiler traces",
+    "digest": "Shrink traces to small files, to analyze elsewhere",
     "compare": "Compare two recordings of a job",
-    "try": "Measure what a change to a job brings, before the script is edited",
-    "export": "Put all ranks on one clock: Perfetto, Parquet, CSV",
-    "rules": "The knowledge behind the findings",
+    "try": "Measure what a change gains, before you edit the script",
+    "export": "Export all ranks on one clock: Perfetto, Parquet, CSV",
+    "rules": "List, show and test the rules behind the findings",
     "doctor": "Say what this machine and the job's Python allow",
-    "demo": "Train a small model with a planted fault, diagnose it",
+    "demo": "Train a small model with a planted fault, and diagnose it",
     "completion": "Print the completion script for a shell",
 }
 """Said here, so that ``ddpdoctor --help`` need not load them all."""
@@ -138,7 +138,7 @@ def _defect(error: Exception) -> str:
     if os.environ.get(TRACEBACK):
         _put(plain_lines("".join(traceback.format_exception(error))))
     if isinstance(error, MemoryError):
-        return "there is not enough memory for this; nothing was written."
+        return "not enough memory; nothing was written."
     words = " ".join(str(error).split())[:_MOST_LETTERS]
     what = f"{type(error).__name__}: {words}" if words else type(error).__name__
     return (

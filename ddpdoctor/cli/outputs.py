@@ -59,7 +59,7 @@ def _check(inputs: Sequence[str], option: str, path: Path) -> None:
     if is_recorded_file(os.path.realpath(path)):
         raise DdpDoctorError(f"{option} {path} would write into a recorded run: name another file.")
     if any(_reads(given, path) for given in inputs if not is_url(given)):
-        raise DdpDoctorError(f"{option} {path} would overwrite what is to be read: name another file.")
+        raise DdpDoctorError(f"{option} {path} would overwrite an input: name another file.")
 
 
 def _reads(given: str, path: Path) -> bool:

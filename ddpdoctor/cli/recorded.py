@@ -50,7 +50,7 @@ def run_and_present(
         take_interrupts_as_exceptions()
         _present(outcome, presentation, limit_s)
     except KeyboardInterrupt:
-        _say(f"stopped before the end of the analysis; `ddpdoctor analyze {outcome.run}` does it again.")
+        _say(f"stopped before the analysis ended; `ddpdoctor analyze {outcome.run}` does it again.")
     except DiedError as error:
         _say(
             f"the analysis {error}. The recording is complete in {outcome.run}, and `ddpdoctor analyze {outcome.run}`, there or "

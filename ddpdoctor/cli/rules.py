@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ddpdoctor.cli.completing import rule_ids
 from ddpdoctor.cli.configured import own_config
 from ddpdoctor.cli.groups import Group
 from ddpdoctor.cli.rule_authors import facts_command, new_command
@@ -26,7 +27,7 @@ _folders = click.option(
     type=click.Path(path_type=Path, exists=True, file_okay=False),
     multiple=True,
     metavar="DIR",
-    help="Folder of further rules (<family>/<name>.yaml); may be given several times.",
+    help="Another folder of rules (<family>/<name>.yaml); may be repeated.",
 )
 
 
@@ -67,7 +68,7 @@ def list_command(folders: tuple[Path, ...]) -> None:
 
 
 @command.command("show")
-@click.argument("rule_id", metavar="ID")
+@click.argument("rule_id", metavar="ID", shell_complete=rule_ids)
 @_folders
 def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
     """Show what a rule looks at, when it fires, and when it is wrong.

@@ -29,7 +29,7 @@ from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
     default=RunOptions.max_trace_mb,
     show_default=True,
     metavar="N",
-    help="Most that the trace of one rank may take on disk, in MB; the window is shortened to fit.",
+    help="Most MB on disk for the trace of one rank; the window is shortened to fit.",
 )
 @click.option(
     *("--telemetry-interval",),
@@ -37,9 +37,9 @@ from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
     default=RunOptions.telemetry_interval_s,
     show_default=True,
     metavar="S",
-    help="Seconds between two samples of GPUs and host.",
+    help="Seconds between samples of GPUs and host.",
 )
-@click.option("--no-telemetry", is_flag=True, help="No samples of GPUs and host.")
+@click.option("--no-telemetry", is_flag=True, help="Do not sample GPUs and host.")
 @click.option(
     "--prometheus",
     metavar="[HOST:]PORT",
@@ -61,8 +61,8 @@ from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
     help="What to do about a job that hangs: report it, or report it and end the job.",
 )
 @click.option("--no-analysis", is_flag=True, help="Record only; `ddpdoctor analyze RUN` diagnoses later.")
-@click.option("--no-source-text", is_flag=True, help="Show no text of source lines, only where they are.")
-@click.option("-q", "--quiet", is_flag=True, help="Say only where the report is.")
+@click.option("--no-source-text", is_flag=True, help="Do not show source lines, only where they are.")
+@click.option("-q", "--quiet", is_flag=True, help="Print only where the report is.")
 @click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
 def command(
     out: Path | None,

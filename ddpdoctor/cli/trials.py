@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpdoctor.cli.apart import take_interrupts_as_exceptions
+from ddpdoctor.cli.completing import runs, setting_names
 from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
 from ddpdoctor.cli.patched import write_patch
@@ -31,7 +32,7 @@ _BUDGET_S = 900.0
 def _finite(ctx: click.Context, option: click.Parameter, value: float) -> float:
     """nan is neither below nor above any bound."""
     if not math.isfinite(value):
-        raise click.BadParameter(f"{value} is no number of seconds.")
+        raise click.BadParameter(f"{value} is not a number of seconds.")
     return value
 
 
@@ -49,31 +50,30 @@ class _TryCommand(click.Command):
 
 
 @click.command("try", cls=_TryCommand, options_metavar="[OPTIONS] [-- COMMAND [ARGS]...]")
-@click.argument("run", required=False, metavar="[RUN]")
+@click.argument("run", required=False, metavar="[RUN]", shell_complete=runs)
 @click.option("--all", "everything", is_flag=True, help="Try everything that RUN's findings suggest.")
 @click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Try this; several are tried one by one, and together. `--list` names them.",
+    shell_complete=setting_names,
+    help="Try this setting; several are tried one by one, and together. `--list` names them.",
 )
 @click.option(
     "--tune",
     type=click.Choice(["loader", "ddp"]),
-    help="Walk through workers and prefetching, or bucket sizes; what is slow is left early.",
+    help="Search workers and prefetching, or bucket sizes; slow settings are dropped early.",
 )
-@click.option("--bounds", is_flag=True, help="With --all: also measure what mending could bring at most.")
-@click.option("--list", "listed", is_flag=True, help="List what can be set, and end.")
+@click.option("--bounds", is_flag=True, help="With --all: also measure what a fix could gain at most.")
+@click.option("--list", "listed", is_flag=True, help="List the settings and exit.")
 @click.option(
     "--steps",
     type=click.IntRange(12, 1_000_000),
     metavar="N",
     help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_LEAST_STEPS} to {_MOST_STEPS}]",
 )
-@click.option(
-    "--rounds", type=click.IntRange(1, 50), metavar="N", help="At most so many trials of each change."
-)
+@click.option("--rounds", type=click.IntRange(1, 50), metavar="N", help="Most trials of each change.")
 @click.option(
     "--budget",
     type=click.FloatRange(min=1),
@@ -81,7 +81,7 @@ class _TryCommand(click.Command):
     default=_BUDGET_S,
     show_default=True,
     metavar="S",
-    help="Seconds that all trials together may take.",
+    help="Most seconds for all trials together.",
 )
 @click.option(
     "--cwd",
@@ -154,11 +154,11 @@ def command(
     tried = [*chosen, *(suggested if everything or not chosen else [])]
     if not tried:
         raise DdpDoctorError(
-            "nothing that RUN's findings suggest can be tried from outside: name a setting with --set."
+            "nothing that RUN's findings suggest can be tried without editing the script: name a setting with --set."
         )
     if len(tried) > MOST_VARIANTS or any(len(each.settings) > MOST_SETTINGS for each in tried):
         raise DdpDoctorError(
-            f"that is too much at once: at most {MOST_VARIANTS} changes, of {MOST_SETTINGS} settings each."
+            f"too much at once: at most {MOST_VARIANTS} changes, of {MOST_SETTINGS} settings each."
         )
     _measure(
         job,

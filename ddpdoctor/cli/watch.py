@@ -6,20 +6,21 @@ from pathlib import Path
 
 import click
 
+from ddpdoctor.cli.completing import runs
 from ddpdoctor.errors import UnusableInput
 
 
 @click.command("watch")
-@click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
+@click.argument("run", type=click.Path(path_type=Path), metavar="RUN", shell_complete=runs)
 @click.option(
     "--interval",
     type=click.FloatRange(min=0.2),
     default=1.0,
     show_default=True,
     metavar="S",
-    help="Seconds between two looks.",
+    help="Seconds between updates.",
 )
-@click.option("--once", is_flag=True, help="Print one frame and end.")
+@click.option("--once", is_flag=True, help="Print one frame and exit.")
 def command(run: Path, interval: float, once: bool) -> None:
     """Show a run directory while its job runs: step times, phases, late ranks, GPUs, and the verdict so far.
 
@@ -36,6 +37,6 @@ def command(run: Path, interval: float, once: bool) -> None:
 
     if not is_run_directory(str(run)):
         raise UnusableInput(
-            f"{run} is no run directory of ddpdoctor: `ddpdoctor run --out {run} -- COMMAND` would make it one."
+            f"{run} is not a ddpdoctor run directory. To record one: `ddpdoctor run --out {run} -- COMMAND`."
         )
     watch(run, interval, once=once)

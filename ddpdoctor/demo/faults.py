@@ -29,7 +29,10 @@ FAULTS = (
         "slow-data-one-rank", "Rank 1 reads its images from slow storage.", "dataloader/one-rank-late", (1,)
     ),
     Fault(
-        "slow-compute-one-rank", "Rank 1 repeats part of its forward.", "rank-imbalance/slow-compute", (1,)
+        "slow-compute-one-rank",
+        "Rank 1 repeats part of its forward pass.",
+        "rank-imbalance/slow-compute",
+        (1,),
     ),
     Fault(
         "rank0-host-work",

@@ -65,7 +65,7 @@ def _of_step_times(steps: Mapping[str, Any]) -> Iterator[str]:
     if mean <= 0 or median <= 0:
         yield f"a step takes {mean:.3g} ms on average, and {median:.3g} ms at the median"
     elif mean * _FAR < median:
-        yield f"a step takes {words.ms(mean)} on average, which is too little beside the median of {words.ms(median)}"
+        yield f"a step takes {words.ms(mean)} on average, which cannot be with a median of {words.ms(median)}"
 
 
 def _few_long_steps(
@@ -80,7 +80,7 @@ def _few_long_steps(
         if explained < _EXPLAINED * beyond and beyond >= thresholds["tiny_cost_ms"]:
             yield (
                 f"a step takes {words.ms(mean)} on average and {words.ms(median)} at the median, so a few steps take most of the "
-                "time, and no rule says why"
+                "time, and no rule explains why"
             )
 
 

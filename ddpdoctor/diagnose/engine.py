@@ -218,7 +218,7 @@ class _Run:
             share=cost["share"] if cost else None,
             speedup_if_fixed=cost["speedup"] if cost else None,
             speedup_if_fixed_range=_speedups(cost),
-            at_most=cost is not None and (rule.ceiling or rule.severity_most is not None),
+            at_most=cost is not None and (self._is_ceiling() or rule.severity_most is not None),
             coverage=Coverage(seen or self.coverage.steps, self.coverage.ranks),
             evidence=self._evidence(),
             fixes=self._fixes(names),
@@ -279,13 +279,23 @@ class _Run:
             return "info"
         if self._stands_out() and len(cost["stands_out_in"]) < limit["outstanding_steps"]:
             return "info"
-        if cost["share"] < limit["critical_share"] or rule.severity_most == "warning" or self._stands_out():
+        once = self.coverage.steps < limit["critical_steps"]
+        if (
+            cost["share"] < limit["critical_share"]
+            or rule.severity_most == "warning"
+            or self._stands_out()
+            or once
+        ):
             return "warning"
         beside_ms = cost["beside_ms_per_step"]
         if beside_ms is not None and cost["ranks"] is None and beside_ms < limit["critical_share"] * mean_ms:
             # The machine has no cores for more.
             return "warning"
         return "critical"
+
+    def _is_ceiling(self) -> bool:
+        when = self.rule.ceiling_when
+        return self.rule.ceiling or (when is not None and self._holds(when))
 
     def _evidence(self) -> list[Evidence]:
         found = []

@@ -30,7 +30,7 @@ def packaged_folder() -> Path:
         if (folder / COMMON_FILE).is_file():
             return folder
     raise RuleError(
-        f"no rule pack at {package / 'rules'}: the installation is incomplete; install ddpdoctor again"
+        f"no rule pack at {package / 'rules'}: the installation is incomplete; reinstall ddpdoctor"
     )
 
 

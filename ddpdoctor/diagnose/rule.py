@@ -128,6 +128,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Whether it says that the job stopped: that stands above whatever costs time."""
     ceiling: bool = False
     """Whether the price is the most that can be saved, of which nobody can say how much will be: no network is free."""
+    ceiling_when: str | None = None
+    """CEL: where it holds, the price is such a ceiling, and elsewhere what mending it saves."""
     applies: list[Applies] = []
     needs: list[str] = []
     """Facts without which the rule is skipped."""
@@ -285,8 +287,10 @@ def _expressions(rule: Rule) -> list[tuple[str, str]]:
     found = [("when", rule.when)]
     if rule.costs_ms is not None:
         found.append(("costs_ms", rule.costs_ms))
-    if rule.informs_when is not None:
-        found.append(("informs_when", rule.informs_when))
+    for name in ("informs_when", "ceiling_when"):
+        condition = getattr(rule, name)
+        if condition is not None:
+            found.append((name, condition))
     found += [(f"applies[{i}].when", entry.when) for i, entry in enumerate(rule.applies)]
     found += [(f"effect_of[{i}].when", e.when) for i, e in enumerate(rule.effects) if e.when is not None]
     found += [(f"fixes[{i}].when", fix.when) for i, fix in enumerate(rule.fixes) if fix.when is not None]

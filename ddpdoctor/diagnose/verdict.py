@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddpdoctor.diagnose import words
 from ddpdoctor.diagnose.diagnosis import Coverage, Verdict
 from ddpdoctor.diagnose.engine import Outcome
 
@@ -12,7 +13,7 @@ _LEAST_STEPS = 2
 def verdict(
     outcome: Outcome, *, coverage: Coverage, matched: bool = True, stopped: str | None = None
 ) -> tuple[bool, Verdict]:
-    """Return ``(healthy, verdict)``. Healthy means that rules looked at measured steps and none warns.
+    """Return ``(healthy, verdict)``. Healthy means that measured steps were checked and no rule warns.
 
     ``stopped``: what to say where only the job's end could be looked at, and nothing was found there.
 
@@ -30,34 +31,28 @@ def verdict(
         return False, Verdict(None, stopped)
     if coverage.steps == 0 or looked == 0:
         return False, Verdict(
-            None, "Cannot tell: no training steps were measured, so no rule could look for lost time."
+            None, "Cannot tell: no training steps were measured, so there was nothing to check."
         )
     if not matched and coverage.ranks > 1 and coverage.steps < _LEAST_STEPS:
         return False, Verdict(
             None,
             f"Cannot tell: the collectives of {coverage.ranks} ranks could not be matched, and fewer than two whole steps were "
-            "recorded on all of them.",
+            "recorded on all ranks.",
         )
     share = outcome.thresholds["warning_share"]
-    steps = f"{coverage.steps} step{'s' if coverage.steps != 1 else ''}"
-    ranks = f"{coverage.ranks} rank{'s' if coverage.ranks != 1 else ''}"
+    seen = f"{words.count(coverage.steps, 'step')} of {words.count(coverage.ranks, 'rank')}"
+    if outcome.skipped:
+        seen += f"; {len(outcome.skipped)} checks lacked data"
     if outcome.too_few:
         return True, Verdict(
-            None,
-            f"Nothing lasting found by {looked} rules, but once: {outcome.headlines[outcome.too_few[0]]}",
+            None, f"Nothing lasting was found ({seen}), but once: {outcome.headlines[outcome.too_few[0]]}"
         )
-    look = f"{steps} of {ranks} looked at"
-    if outcome.skipped:
-        look += f"; {len(outcome.skipped)} rules could not look"
     told = next(
         (f for f in outcome.findings if (f.share or 0.0) >= share or f.rule in outcome.informing), None
     )
     if told is not None:
         # What is told without a warning may take much of the step all the same: a machine shared with others.
-        return True, Verdict(
-            None, f"None of {looked} rules warns ({look}), but note: {outcome.headlines[told.rule]}"
-        )
+        return True, Verdict(None, f"No warnings ({seen}), but note: {outcome.headlines[told.rule]}")
     return True, Verdict(
-        None,
-        f"Healthy: none of {looked} rules found anything that costs {share * 100:g} % of a step ({look}).",
+        None, f"Healthy: {looked} checks found nothing that costs {share * 100:g} % of a step ({seen})."
     )

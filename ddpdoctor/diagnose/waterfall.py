@@ -18,5 +18,5 @@ def waterfall(mean_ms: float | None, outcome: Outcome) -> list[WaterfallBar]:
             ends_ms = None if finding.at_most else finding.costs_ms_per_step_range
             bars.append(WaterfallBar(finding.title, -saved, finding.rule, ends_ms))
             left -= saved
-    bars.append(WaterfallBar("without these", left))
+    bars.append(WaterfallBar("without these, at best", left))
     return bars

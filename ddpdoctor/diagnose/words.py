@@ -37,6 +37,8 @@ def size(value: float) -> str:
     return f"{value:.3g} TiB"
 
 
+_NAME = re.compile(r"[\w.:<>]+")
+"""An operation that needs no quotation marks in a sentence."""
 _LEAST_TOLD = 0.005
 _DIFFERS = 0.2
 
@@ -53,11 +55,11 @@ def count(value: float, noun: str) -> str:
     return f"{number(value)} {noun}" + ("" if value == 1 else "s")
 
 
-def ranks(culprits: Sequence[int] | None) -> str:
-    """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10", None -> "all ranks"; long
-    lists are cut."""
+def ranks(culprits: Sequence[int] | None, job: Mapping[str, Any] | None = None) -> str:
+    """[1] -> "rank 1", [1, 3, 5] -> "ranks 1, 3 and 5", [0, 8, 9, 10] -> "ranks 0 and 8 to 10", None -> "all ranks", or of a ``job``
+    of which not all were recorded "all 5 recorded ranks"; long lists are cut."""
     if not culprits:
-        return "all ranks"
+        return _all_of(job or {})
     if len(culprits) == 1:
         return f"rank {culprits[0]}"
     runs = runs_of(culprits)
@@ -78,22 +80,35 @@ def runs_of(numbers: Iterable[int]) -> list[list[int]]:
     return [part for run in runs for part in ([run] if len(run) > 2 else [[number] for number in run])]
 
 
-def verb(culprits: Sequence[int] | None, one: str, many: str) -> str:
+def verb(culprits: Sequence[int] | None, one: str, many: str, job: Mapping[str, Any] | None = None) -> str:
     """Return the verb's form that agrees with :func:`ranks`."""
-    return one if culprits and len(culprits) == 1 else many
+    return one if (len(culprits) == 1 if culprits else _is_one(job or {})) else many
 
 
 def everybody(job: Mapping[str, Any], many: str, one: str) -> str:
     """Who shares what all recorded ranks do, with the verb: "All ranks wait", "All 5 recorded ranks wait", "The one recorded rank
     waits", or of a job of one rank "The training process waits"."""
+    return sentence(f"{_all_of(job)} {one if _is_one(job) else many}")
+
+
+def _all_of(job: Mapping[str, Any]) -> str:
+    """What all ranks are called of which something is known. How many there are may not be known."""
     seen, world = job.get("ranks_seen") or 0, job.get("world_size")
     if world == 1:
-        return f"The training process {one}"
+        return "the training process"
     if seen == 1:
-        return f"The one recorded rank {one}"
-    if world is not None and 0 < seen < world:
-        return f"All {seen:.0f} recorded ranks {many}"
-    return f"All ranks {many}"
+        return "the one recorded rank"
+    return f"all {seen:.0f} recorded ranks" if world is not None and 0 < seen < world else "all ranks"
+
+
+def _is_one(job: Mapping[str, Any]) -> bool:
+    return job.get("world_size") == 1 or job.get("ranks_seen") == 1
+
+
+def condition(culprits: Sequence[int] | None) -> str:
+    """Code that holds on the culprits only: "rank == 2", "rank in (1, 3)"; of all ranks, on the first."""
+    chosen = sorted(culprits or [0])
+    return f"rank == {chosen[0]}" if len(chosen) == 1 else f"rank in ({', '.join(map(str, chosen))})"
 
 
 def others(culprits: Sequence[int] | None) -> str:
@@ -112,10 +127,13 @@ def line(where: Any) -> str:
     return f"{posixpath.basename(where['file'])}:{where['line']}{inside}"
 
 
-def at(where: Any) -> str:
-    """Like :func:`line`, as " at train.py:57 in main" to append to a sentence; "" where none is known."""
+def at(where: Any, operation: str | None = None) -> str:
+    """Like :func:`line`, as " at train.py:57 in main" to append to a sentence. Where no line is known, the annotation or operator
+    that is, as ' in "# sparse arch"'; "" where neither is."""
     text = line(where)
-    return f" at {text}" if text else ""
+    if text or not operation:
+        return f" at {text}" if text else ""
+    return f" in {operation}" if _NAME.fullmatch(operation) else f' in "{operation}"'
 
 
 def often(cost: Mapping[str, Any]) -> str:
@@ -123,6 +141,8 @@ def often(cost: Mapping[str, Any]) -> str:
     first, last, period = cost.get("first_step"), cost.get("last_step"), cost.get("period_steps")
     hit, seen = cost.get("steps_hit"), cost.get("steps_seen")
     persistence = cost.get("persistence")
+    if seen == 1:
+        return "in the one recorded step"
     if outstanding := cost.get("stands_out_in"):
         return f"in {len(outstanding)} of {seen} recorded steps ({_numbered(outstanding)})"
     if persistence == "periodic" and period:
@@ -131,8 +151,6 @@ def often(cost: Mapping[str, Any]) -> str:
         return f"in steps {first} to {last}"
     if persistence in ("random", "periodic", "range") and hit and seen:
         return f"in {hit} of {seen} steps"
-    if seen == 1:
-        return "in the one step that was looked at"
     return "in every step" if persistence == "always" else "in some steps"
 
 
@@ -155,8 +173,8 @@ def beside_others(cost: Mapping[str, Any]) -> str:
     if not whole or alone is None or remaining is None or remaining - alone < _DIFFERS * whole:
         return ""
     return (
-        f" Other ranks are late as well, for causes of their own: mended alone this saves {ms(alone)} a step, "
-        f"and {ms(remaining)} once those are mended."
+        f" Other ranks are late, too, for other causes: fixed alone, this saves {ms(alone)} a step, "
+        f"and {ms(remaining)} once those are fixed."
     )
 
 
@@ -221,14 +239,24 @@ def _environment() -> jinja2.Environment:
         autoescape=False,
     )
     environment.globals["workers"] = workers
+
+    @jinja2.pass_context
+    def ranks_of_job(context: Any, culprits: Sequence[int] | None) -> str:
+        return ranks(culprits, context.get("job"))
+
+    @jinja2.pass_context
+    def verb_of_job(context: Any, culprits: Sequence[int] | None, one: str, many: str) -> str:
+        return verb(culprits, one, many, context.get("job"))
+
     environment.filters.update(
         ms=ms,
         percent=percent,
         size=size,
         number=number,
         count=count,
-        ranks=ranks,
-        verb=verb,
+        ranks=ranks_of_job,
+        verb=verb_of_job,
+        condition=condition,
         everybody=everybody,
         others=others,
         line=line,

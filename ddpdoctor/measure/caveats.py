@@ -35,7 +35,7 @@ def _refused(graphs: Graphs) -> Iterator[str]:
     if window is not None and graphs.speaking is window and window.refused:
         yield (
             f"Collectives could not be matched over the ranks: {window.refused}. "
-            "Waiting and transfer cannot be told apart, and no rank is accused."
+            "Waiting and transfer cannot be told apart, and no rank is blamed."
         )
 
 
@@ -46,19 +46,21 @@ def _not_whole(graphs: Graphs) -> Iterator[str]:
     if found is None or not found.lacking:
         return
     reasons = {
-        "a rank whose window does not reach them": found.cut,
-        "a rank on which their events were not recorded": found.lost,
-        "a rank that had no more of them though its window goes on": found.left,
+        "a rank whose window does not cover them": found.cut,
+        "a rank whose events are missing": found.lost,
+        "a rank that has no more of them although its window goes on": found.left,
     }
-    told = "; ".join(f"{count} lack {who}" for who, count in reasons.items() if count)
-    yield f"{found.whole} of {found.whole + found.lacking} collectives of the window were found on all their ranks: {told}."
+    told = "; ".join(
+        f"{count} {'lacks' if count == 1 else 'lack'} {who}" for who, count in reasons.items() if count
+    )
+    yield f"{found.whole} of {found.whole + found.lacking} collectives in the window were found on all their ranks: {told}."
 
 
 def _one_rank(graphs: Graphs) -> Iterator[str]:
     if len(graphs.windows) == 1 and len(graphs.windows[0].collectives):
         yield (
-            "One rank only: whether its collectives waited for a late rank or transferred slowly cannot be told "
-            "from this trace. Collect the same steps on all ranks."
+            "One rank's trace cannot show whether its collectives were transferring or waiting for a late "
+            "rank. Record the same steps on all ranks."
         )
 
 
@@ -67,7 +69,7 @@ def _missing_ranks(graphs: Graphs) -> Iterator[str]:
     world = next((size for size in worlds if size), None)
     if world is not None and 1 < len(graphs.windows) < world:
         yield (
-            f"Traces of {len(graphs.windows)} of {world} ranks: a rank that is not here may have been the last to arrive, "
+            f"Traces of {len(graphs.windows)} of {world} ranks: a missing rank may have been the last to arrive, "
             "so transfer times are upper bounds."
         )
 
@@ -77,7 +79,7 @@ def _nameless(graphs: Graphs) -> Iterator[str]:
     if nameless:
         others = " and others" if len(nameless) > 1 else ""
         yield (
-            f"{nameless[0]}{others}: the trace does not say of which rank and job it is (no distributedInfo), so world size "
+            f"{nameless[0]}{others}: the trace does not name its rank and job (no distributedInfo), so world size "
             "and backend are unknown."
         )
 
@@ -88,8 +90,8 @@ def _hosts_unseen(graphs: Graphs) -> Iterator[str]:
     if unseen:
         which = "all ranks" if len(unseen) == len(devices) else f"{len(unseen)} of {len(devices)} ranks"
         yield (
-            f"The traces of {which} lack what the host did (operators, calls of the runtime): why a device idles there is "
-            "not known, nor how fast the host could issue a step, so prices are upper bounds."
+            f"The traces of {which} do not show what the host did (operators, runtime calls): why a device idles there is "
+            "unknown, and so is how fast the host could issue a step: prices are upper bounds."
         )
 
 
@@ -108,6 +110,6 @@ def _few_steps(graphs: Graphs) -> Iterator[str]:
         left_out = f", and {aside} more {'are' if aside > 1 else 'is'} left out" if aside else ""
         steps = "step is" if measured == 1 else "steps are"
         yield (
-            f"Only {measured} {steps} measured{left_out}: what happens in each of so few need not last, and what stops the job now and "
-            "then, or while it starts, is not among them. Record a longer run before anything is changed."
+            f"Only {measured} {steps} measured{left_out}: what happens in so few need not last, and what stops the job now and "
+            "then, or at the start, is missing. Record a longer run before you change anything."
         )

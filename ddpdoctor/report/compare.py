@@ -120,7 +120,7 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
     if before.steps.source != after.steps.source:
         notes.append(
             f"Step times come from the {before.steps.source} before and from the {after.steps.source} after; "
-            "the two are not cut at quite the same places."
+            "the two do not cut steps at exactly the same points."
         )
     findings = _findings(before, after, comparable=not differences)
     notes += _kept_promise(before, after, findings)
@@ -213,7 +213,7 @@ def _verdict(judgement: str, ratio: Ratio | None, sides: tuple[Side, Side], diff
     before, after = (words.milliseconds(side.median_ms) for side in sides)
     if judgement == "not comparable":
         what = "; ".join(f"{d.what}: {d.before} before, {d.after} after" for d in differences)
-        return f"Not comparable ({what}). Both are shown, and neither is called better."
+        return f"Not comparable ({what}). Both are shown, and neither is judged better."
     if ratio is None or ratio.low is None or ratio.high is None:
         return f"Too few steps to tell: median step {before} before, {after} after."
     interval = f"{100 * CONFIDENCE:.0f} % interval {ratio.low:.3f} to {ratio.high:.3f}"

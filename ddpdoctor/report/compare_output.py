@@ -16,6 +16,7 @@ from ddpdoctor.report import words
 from ddpdoctor.report.compare import Comparison, FindingChange, Side
 from ddpdoctor.report.html import inlined, page_environment
 from ddpdoctor.report.replace import write_whole
+from ddpdoctor.report.unbroken import put
 
 _STYLES = {"faster": "bold green", "slower": "bold red"}
 _STATUS_STYLES = {"resolved": "green", "new": "red", "changed": "yellow"}
@@ -66,15 +67,15 @@ def write_comparison_html(comparison: Comparison, path: str | os.PathLike[str]) 
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print the verdict and the tables. Fits 80 columns."""
-    console.print(Text(plain(comparison.verdict), style=_STYLES.get(comparison.judgement, "bold")))
+    """Print the verdict and the tables. Fits 80 columns, but breaks no id and no path."""
+    put(console, Text(plain(comparison.verdict), style=_STYLES.get(comparison.judgement, "bold")))
     for side, name in ((comparison.before, "before"), (comparison.after, "after")):
-        console.print(Text(plain(f"{name}: {', '.join(side.source)}: {side.headline}"), style="dim"))
+        put(console, Text(plain(f"{name}: {', '.join(side.source)}: {side.headline}"), style="dim"))
     for grid in grids(comparison):
         console.print()
-        console.print(_table(grid))
+        put(console, _table(grid))
     for note in comparison.notes:
-        console.print(Text(plain(f"Note: {note}"), style="dim"))
+        put(console, Text(plain(f"Note: {note}"), style="dim"))
 
 
 def grids(comparison: Comparison) -> list[Grid]:
@@ -96,7 +97,7 @@ def grids(comparison: Comparison) -> list[Grid]:
         ),
         Grid(
             "Findings",
-            ["finding", "what became of it", "before", "after"],
+            ["finding", "status", "before", "after"],
             [_finding_row(row) for row in comparison.findings],
             [_STATUS_STYLES.get(row.status, "") for row in comparison.findings],
         ),
@@ -171,7 +172,7 @@ def _table(grid: Grid) -> Table:
     )
     numbers = "change" in grid.head
     for index, name in enumerate(grid.head):
-        table.add_column(name, overflow="fold", justify="right" if numbers and index else "left")
+        table.add_column(name, justify="right" if numbers and index else "left")
     rows: Sequence[list[str]] = grid.rows if numbers or grid.styles else grid.rows[:_CHANGES]
     for index, row in enumerate(rows):
         style = grid.styles[index] if grid.styles else ""

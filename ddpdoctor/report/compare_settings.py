@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import msgspec
@@ -9,12 +10,16 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.diagnose.facts_view import lookup
 from ddpdoctor.report import words
-from ddpdoctor.report.job_view import command_line, settings_groups
+from ddpdoctor.report.job_view import BUILT_AT, command_line, settings_groups
 
 _SAME_BATCH = 0.01
 """Batches closer than this are the same: a mean over steps with a shorter last batch moves a little."""
-_EVERY_RUN = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_JOBID")
-"""Variables that differ between any two runs."""
+_EVERY_RUN = re.compile(
+    r"MASTER_ADDR|MASTER_PORT|TORCHELASTIC_(RUN_ID|ERROR_FILE|RESTART_COUNT|USE_AGENT_STORE)|TORCH_FR_DUMP_TEMP_FILE"
+    r"|SLURM_(JOB_?ID|STEP_ID|PROCID|LOCALID|NODEID|RESTART_COUNT)"
+    r"|(LOCAL_|NODE_|GROUP_|ROLE_)?RANK|MPI_LOCALRANKID|PMIX?_\w*(RANK|NAMESPACE|PORT|ID|FD|URI\d*)|OMPI_COMM_WORLD_\w*RANK|NCCL_COMM_ID"
+)
+"""Variables that differ between any two runs, and say nothing of either: addresses, ports, ids, files of one start."""
 _MOST_CHANGES = 60
 
 
@@ -37,7 +42,9 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
     ):
         if not old or not new:
             if bool(old) != bool(new):
-                notes.append(f"The {what} is recorded on one side only and taken to be the same on both.")
+                notes.append(
+                    f"The {what} was recorded on one side only, and is assumed to be the same on both."
+                )
         elif not _same(old, new):
             differences.append(Change(what, _text(old), _text(new)))
     return differences, notes
@@ -81,6 +88,6 @@ def _listed(diagnosis: Diagnosis) -> Mapping[str, str]:
     listed |= {f"version of {name}": version for name, version in job.versions.items()}
     for title, rows in settings_groups(job.settings):
         # A line of the script says where a setting was made, not what it is.
-        listed |= {f"{title}: {name}": value for name, value in rows if name not in ("id", "where")}
-    listed |= {name: value for name, value in job.environment.items() if name not in _EVERY_RUN}
+        listed |= {f"{title}: {name}": value for name, value in rows if name != BUILT_AT}
+    listed |= {name: value for name, value in job.environment.items() if not _EVERY_RUN.fullmatch(name)}
     return {name: value for name, value in listed.items() if value}

@@ -22,8 +22,8 @@ RANKS, POINTS, SPANS, SOURCES = 16, 120, 1500, 64
 """What a thinned copy keeps: ranks and points of the series, spans of the timeline, sources of telemetry."""
 
 NOTE = (
-    "The copy of the data inside this HTML report is thinned to keep the file small; "
-    "diagnosis.json (`--json`) holds all of it."
+    "The data inside this HTML report is thinned to keep the file small; "
+    "diagnosis.json (`--json`) has all of it."
 )
 
 

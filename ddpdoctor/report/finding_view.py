@@ -102,18 +102,32 @@ class FindingView(msgspec.Struct, frozen=True, kw_only=True):
     """Whether evidence and fixes are folded away: those of an effect, unless the verdict is about it."""
 
 
-def finding_views(findings: Sequence[Finding], main: str | None) -> list[FindingView]:
-    """All findings in their order, numbered, with effects pointing to their causes. ``main``: the verdict's rule."""
+def finding_views(findings: Sequence[Finding], main: str | None, everybody: str) -> list[FindingView]:
+    """All findings in their order, numbered, with effects pointing to their causes. ``main``: the verdict's rule;
+    ``everybody``: what all recorded ranks are called."""
     anchors = {finding.rule: f"finding-{index}" for index, finding in reversed(list(enumerate(findings, 1)))}
     titles = {finding.rule: finding.title for finding in reversed(findings)}
     return [
-        _view(finding, index, anchors, titles, folded=bool(finding.caused_by) and finding.rule != main)
+        _view(
+            finding,
+            index,
+            anchors,
+            titles,
+            everybody,
+            folded=bool(finding.caused_by) and finding.rule != main,
+        )
         for index, finding in enumerate(findings, 1)
     ]
 
 
 def _view(
-    finding: Finding, number: int, anchors: Mapping[str, str], titles: Mapping[str, str], *, folded: bool
+    finding: Finding,
+    number: int,
+    anchors: Mapping[str, str],
+    titles: Mapping[str, str],
+    everybody: str,
+    *,
+    folded: bool,
 ) -> FindingView:
     cause = None
     if finding.caused_by:
@@ -126,7 +140,7 @@ def _view(
         severity=finding.severity if finding.severity in SEVERITY_WORDS else "info",
         severity_word=SEVERITY_WORDS.get(finding.severity, finding.severity),
         title=words.pieces(finding.title),
-        ranks=words.rank_names(finding.ranks),
+        ranks=words.rank_names(finding.ranks, everybody),
         cost=most + words.milliseconds(cost)
         if cost is not None
         else "part of its cause"
@@ -135,7 +149,7 @@ def _view(
         cost_range=words.cost_range(finding),
         share="" if finding.share is None else words.percent(finding.share),
         share_percent=round(100 * min(max(finding.share or 0.0, 0.0), 1.0), 1),
-        speedup="" if finding.speedup_if_fixed is None else most + words.speedup(finding.speedup_if_fixed),
+        speedup=words.gain(finding, most),
         speedup_range=words.speedup_range(finding),
         facts=_facts(finding),
         explanation=words.paragraphs(finding.explanation),
@@ -153,6 +167,14 @@ def _view(
 def evidence_words(evidence: Evidence) -> str:
     """What a number behind a finding is."""
     return (evidence.means or words.fact(evidence.fact)).rstrip(".")
+
+
+def at_short(finding: Finding) -> str:
+    """The line that a finding names, for a table: ``train.py:57``. Where it names none, the annotation or operator that it does."""
+    if finding.where:
+        return place(finding.where[0]).short
+    named = (e.value for e in finding.evidence if e.fact.endswith(".operation"))
+    return next((one for one in named if isinstance(one, str)), "")
 
 
 def _facts(finding: Finding) -> list[tuple[str, str]]:

@@ -20,8 +20,8 @@ from ddpdoctor.report.read import SCRIPT_ID
 from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.view import page
 
-_BREAKS = re.compile(r"([_.])(?=[A-Za-z_])(?![^<]*>)")
-"""After an underscore or a dot within a name, outside of tags."""
+_BREAKS = re.compile(r"([_.])(?!\w{1,5}:\d)(?=[A-Za-z_])(?![^<]*>)")
+"""After an underscore or a dot within a name, outside of tags; not between a file and its suffix where a line follows."""
 
 
 @functools.cache

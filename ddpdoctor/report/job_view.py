@@ -15,6 +15,9 @@ from ddpdoctor.report import words
 ROWS = 200
 """Most rows shown of one nested group; the rest is in the report's data."""
 
+BUILT_AT = "built at"
+"""Name of the row that says on which line something was built."""
+
 GROUPS = 8
 """Most groups shown of one list."""
 
@@ -72,7 +75,7 @@ def _versions(diagnosis: Diagnosis) -> list[tuple[str, str]]:
 
 def _analysis_rows(diagnosis: Diagnosis) -> list[tuple[str, str]]:
     steps = diagnosis.steps
-    aside = ", ".join(f"{reason} {count:,}" for reason, count in steps.set_aside.items() if count)
+    aside = ", ".join(f"{reason}: {count:,}" for reason, count in steps.set_aside.items() if count)
     rows = [
         ("ddpdoctor", diagnosis.tool_version),
         ("Made", _moment(diagnosis.created_ns)),
@@ -112,15 +115,24 @@ def settings_groups(settings: Mapping[str, Any]) -> list[tuple[str, list[tuple[s
     for name, value in settings.items():
         title = name.replace("_", " ")
         if isinstance(value, Mapping):
-            grouped.append((title, flat(value)))
+            grouped.append((title, flat(_named(value))))
         elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
             numbered = [
                 (f"{title} {index}" if len(value) > 1 else title, item) for index, item in enumerate(value, 1)
             ]
-            grouped += [(label, flat(item)) for label, item in numbered[:GROUPS]]
+            grouped += [(label, flat(_named(item))) for label, item in numbered[:GROUPS]]
         else:
             alone.append((name, text(value)))
     return ([("Settings", alone)] if alone else []) + grouped
+
+
+def _named(value: Mapping[str, Any]) -> dict[str, Any]:
+    """A thing that the job built, less its number, which the title has, and less what is no word: older files have a line's number
+    where it was built."""
+    named = {BUILT_AT if name == "where" else name: item for name, item in value.items() if name != "id"}
+    if not isinstance(named.get(BUILT_AT), str):
+        named.pop(BUILT_AT, None)
+    return named
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:

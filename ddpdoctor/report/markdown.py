@@ -8,7 +8,7 @@ import re
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.finding_view import place
+from ddpdoctor.report.finding_view import at_short, place
 from ddpdoctor.report.job_view import Table
 from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.standing_view import SHORT, standing_table
@@ -32,14 +32,13 @@ def render_markdown(diagnosis: Diagnosis) -> str:
     if standing is not None:
         blocks.append(_rows(standing))
     if diagnosis.findings:
-        blocks.append(_table(diagnosis.findings))
+        blocks.append(_table(diagnosis.findings, words.everybody(diagnosis.job)))
     blocks += [_finding(finding) for finding in diagnosis.findings[:TOP] if finding.severity != "info"]
     if diagnosis.tried is not None:
         blocks += _tried(tried_view(diagnosis.tried))
     blocks += ["\n".join(f"- {escape(note)}" for note in diagnosis.notes)] if diagnosis.notes else []
-    looked = f"{words.count(len(diagnosis.checked), 'rule')} found nothing, "
-    looked += f"{len(diagnosis.skipped)} could not look."
-    blocks.append(f"<sub>ddpdoctor {escape(diagnosis.tool_version)}. {looked}</sub>")
+
+    blocks.append(f"<sub>ddpdoctor {escape(diagnosis.tool_version)}. {words.looked(diagnosis)}</sub>")
     return "\n\n".join(blocks) + "\n"
 
 
@@ -83,7 +82,7 @@ def _tried(view: TriedView) -> list[str]:
     return [rows, *(escape(line) for line in (*view.notes, view.best) if line), *losses]
 
 
-def _table(findings: list[Finding]) -> str:
+def _table(findings: list[Finding], everybody: str) -> str:
     lines = ["| finding | who | costs per step | if fixed | where |", "| --- | --- | --- | --- | --- |"]
     for finding in findings:
         most = "at most " if finding.at_most else ""
@@ -91,13 +90,12 @@ def _table(findings: list[Finding]) -> str:
         if finding.share is not None:
             ends = (words.cost_range(finding), words.percent(finding.share))
             cost = f"{most}{cost} ({', '.join(filter(None, ends))})"
-        where = code(place(finding.where[0]).short) if finding.where else ""
-        gain = most + words.speedup(finding.speedup_if_fixed) if finding.speedup_if_fixed is not None else ""
+        where = code(at_short(finding)) if at_short(finding) else ""
         cells = [
             f"{escape(finding.title)} ({escape(finding.severity)})",
-            words.rank_names(finding.ranks),
+            words.rank_names(finding.ranks, everybody),
             cost,
-            gain,
+            words.gain(finding, most),
             where,
         ]
         lines.append(f"| {' | '.join(cells)} |")

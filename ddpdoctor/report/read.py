@@ -63,7 +63,7 @@ def _decode(data: bytes, name: str) -> Diagnosis:
         ) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         if "truncated" in str(error):
-            raise UnusableInput(f"{name}: the file is cut off half way; write or copy it again") from error
+            raise UnusableInput(f"{name}: the file is cut off; write or copy it again") from error
         raise UnusableInput(
             f"{name}: this is neither a ddpdoctor report nor a diagnosis.json ({error})"
         ) from error

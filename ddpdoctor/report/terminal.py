@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -10,10 +14,11 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.finding_view import evidence_words, place
+from ddpdoctor.report.finding_view import at_short, evidence_words, place
 from ddpdoctor.report.standing_view import SHORT, stacks, standing_table
 from ddpdoctor.report.tried import TITLE, print_answer
-from ddpdoctor.report.view import main_finding, price, subtitle
+from ddpdoctor.report.unbroken import put
+from ddpdoctor.report.view import main_finding, price, steps_measured, subtitle
 
 FINDINGS, NOTES = 8, 3
 """Rows shown without ``verbose``."""
@@ -33,16 +38,22 @@ PART_STYLES = {
 }
 PART_LETTERS = {
     Part.DATA_WAIT: "d",
-    Part.H2D: "h",
+    Part.H2D: ">",
     Part.COMPUTE: "c",
     Part.COMM_WAIT: "w",
     Part.COMM_TRANSFER: "t",
     Part.BARRIER: "b",
-    Part.HOST: "p",
+    Part.HOST: "h",
     Part.CHECKPOINT: "k",
     Part.OTHER: "o",
 }
-"""Without colours a bar is drawn with letters, explained beneath it."""
+"""Without colours a bar is drawn with letters, explained beneath it; an arrow is what goes to the device."""
+_GAP = "   "
+"""Between two entries of the legend."""
+_APART = 2
+"""Columns of a table."""
+_MOST_WHO = 16
+"""Columns of the ranks, which may wrap."""
 
 
 def print_terminal(
@@ -50,7 +61,8 @@ def print_terminal(
 ) -> None:
     """Print the diagnosis: ``quiet`` the verdict alone, ``verbose`` every finding with its evidence.
 
-    Fits 80 columns; colours, or their absence, are the ``console``'s own affair (NO_COLOR, pipes).
+    Fits 80 columns, but breaks no word: whoever copies or greps an id, a path or ``file:line`` finds it whole, on a terminal and in
+    a pipe. Colours, or their absence, are the ``console``'s own affair (NO_COLOR, pipes).
     """
     style = "bold green" if diagnosis.healthy else "bold red"
     if quiet:
@@ -66,7 +78,7 @@ def print_terminal(
     if diagnosis.findings:
         console.print()
         shown = diagnosis.findings if verbose else diagnosis.findings[:FINDINGS]
-        console.print(_table(shown, wide=console.width >= WIDE))
+        put(console, _table(shown, console.width, words.everybody(diagnosis.job)))
         if len(shown) < len(diagnosis.findings):
             _line(
                 console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim"
@@ -79,12 +91,27 @@ def print_terminal(
         console.print()
         _line(console, TITLE, "bold")
         print_answer(diagnosis.tried, console)
+    if diagnosis.hta is not None:
+        console.print()
+        _line(console, _hta(diagnosis.hta), "dim")
     _closing(diagnosis, console, verbose)
 
 
+def _hta(results: Mapping[str, Any]) -> str:
+    """What there is of HolisticTraceAnalysis, and where: its tables are too wide for a terminal."""
+    names = [
+        name.replace("_", " ") for name, rows in results.items() if name not in ("library", "notes") and rows
+    ]
+    notes = " ".join(str(note) for note in results.get("notes") or [])
+    if not names:
+        return f"HolisticTraceAnalysis found nothing. {notes}".rstrip()
+    told = f"HolisticTraceAnalysis: {', '.join(names)}: in the report (`--html F`) and diagnosis.json (`--json F`)."
+    return f"{told} {notes}".rstrip()
+
+
 def _line(console: Console, text: str, style: str = "") -> None:
-    """Text that is never read as markup and never cut: names come from the user's program."""
-    console.print(Text(plain(text), style=style), soft_wrap=False)
+    """Text that is never read as markup: names come from the user's program."""
+    put(console, Text(plain(text), style=style))
 
 
 def _steps(diagnosis: Diagnosis) -> str:
@@ -97,7 +124,7 @@ def _steps(diagnosis: Diagnosis) -> str:
     if steps.samples_per_s is not None:
         pieces.append(f"{words.significant(steps.samples_per_s)} samples/s")
     if steps.count:
-        pieces.append(f"{steps.measured:,} of {words.count(steps.count, 'step')} measured")
+        pieces.append(steps_measured(steps))
     return ", ".join(pieces)
 
 
@@ -106,43 +133,75 @@ def _breakdown(diagnosis: Diagnosis, console: Console) -> None:
     width = min(console.width, 80) - 1
     shares = [(name, share) for name in PARTS if (share := diagnosis.breakdown.get(name, 0.0)) > 0]
     coloured = console.color_system is not None
-    bar, legend = Text(), Text()
+    bar, entries = Text(), []
     whole, so_far = sum(share for _, share in shares), 0.0
     for name, share in shares:
         cells = round(width * (so_far + share) / whole) - round(width * so_far / whole)
         so_far += share
         style = PART_STYLES[name]
         bar.append(("█" if coloured else PART_LETTERS[name]) * cells, style=style)
-        if share >= 0.005:
-            legend.append("■ " if coloured else f"{PART_LETTERS[name]} ", style=style)
-            legend.append(f"{words.part(name)} {words.percent(share)}".replace(" ", "\u00a0") + "   ")
+        if cells or share >= 0.005:
+            mark = "■ " if coloured else f"{PART_LETTERS[name]} "
+            entries.append(
+                Text.assemble((mark, style), f"{words.part(name, diagnosis.job)} {words.percent(share)}")
+            )
     console.print()
-    console.print(bar)
-    console.print(legend)
+    put(console, bar)
+    for line in _filled(entries, width):
+        put(console, line)
 
 
-def _table(findings: list[Finding], *, wide: bool) -> Table:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("finding", overflow="fold", ratio=None)
-    table.add_column("who", overflow="fold", max_width=14)
-    table.add_column("ms/step", justify="right", no_wrap=True)
-    if wide:
-        table.add_column("90 %", justify="right", no_wrap=True)
-    table.add_column("if fixed", justify="right", no_wrap=True)
-    table.add_column("where", overflow="fold", max_width=20)
-    for finding in findings:
-        cost, most = finding.costs_ms_per_step, "≤ " if finding.at_most else ""
-        where = place(finding.where[0]).short if finding.where else ""
+def _filled(entries: Iterable[Text], width: int) -> list[Text]:
+    """Lines of whole entries."""
+    lines: list[Text] = []
+    for entry in entries:
+        if lines and lines[-1].cell_len + len(_GAP) + entry.cell_len <= width:
+            lines[-1].append(_GAP).append_text(entry)
+        else:
+            lines.append(entry.copy())
+    return lines
+
+
+def _table(findings: list[Finding], width: int, everybody: str) -> Table:
+    """A row a finding. Where lines of the user's program do not fit beside the rest, each stands below its rule."""
+    head = ["finding", "who", "ms/step", *(["90 %"] if width >= WIDE else []), "if fixed", "where"]
+    rows = [_row(finding, everybody, wide=width >= WIDE) for finding in findings]
+    needed = _width([head, *rows])
+    if needed > width:
+        head = head[:-1]
+        rows = [[f"{row[0]}\n  {row[-1]}" if row[-1] else row[0], *row[1:-1]] for row in rows]
+        needed = _width([head, *rows])
+    table = Table(box=None, pad_edge=False, padding=(0, _APART, 0, 0), header_style="dim", width=needed)
+    for name in head:
+        numbers = name not in ("finding", "who", "where")
+        table.add_column(name, justify="right" if numbers else "left", no_wrap=name != "who")
+    for finding, row in zip(findings, rows, strict=True):
         style = SEVERITY_STYLES.get(finding.severity, "")
-        table.add_row(
-            Text(plain(f"{'↳ ' if finding.caused_by else ''}{finding.rule}"), style=style),
-            words.rank_names(finding.ranks),
-            "?" if cost is None else most + words.significant(cost),
-            *([_range(finding)] if wide else []),
-            "" if finding.speedup_if_fixed is None else most + words.speedup(finding.speedup_if_fixed),
-            Text(plain(where)),
-        )
+        table.add_row(Text(row[0], style=style), *(Text(cell) for cell in row[1:]))
     return table
+
+
+def _row(finding: Finding, everybody: str, *, wide: bool) -> list[str]:
+    cost, most = finding.costs_ms_per_step, "≤ " if finding.at_most else ""
+    cells = [
+        f"{'↳ ' if finding.caused_by else ''}{finding.rule}",
+        words.rank_names(finding.ranks, everybody),
+        "?" if cost is None else most + words.significant(cost),
+        *([_range(finding)] if wide else []),
+        words.gain(finding, most),
+        at_short(finding),
+    ]
+    return [plain(cell) for cell in cells]
+
+
+def _width(rows: list[list[str]]) -> int:
+    """Of a table of these rows, whose second column may wrap."""
+    widest = [
+        max(cell_len(line) for cell in cells for line in (cell.split("\n")))
+        for cells in zip(*rows, strict=True)
+    ]
+    widest[1] = min(widest[1], _MOST_WHO)
+    return sum(widest) + _APART * len(widest)
 
 
 def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
@@ -152,12 +211,12 @@ def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
         return
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for name in found.head:
-        table.add_column(name, overflow="fold", no_wrap=name in ("rank", "step", "for"))
+        table.add_column(name, no_wrap=name in ("rank", "step", "for", "line"))
     for row in found.rows:
         table.add_row(*(Text(plain(cell), style="bold" if row[0].startswith("→") else "") for cell in row))
     console.print()
     _line(console, found.title, "bold")
-    console.print(table)
+    put(console, table)
     for stack in stacks(diagnosis) if verbose else []:
         console.print()
         _line(console, f"{stack.title}:", "bold")
@@ -177,7 +236,7 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
     _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, "bold"))
     if finding.explanation:
         blocks = [plain(" ".join(block.split())) for block in finding.explanation.split("\n\n")]
-        console.print(Text("\n\n".join(blocks)))
+        put(console, Text("\n\n".join(blocks)))
     if verbose:
         for row in finding.evidence:
             _line(console, f"  {evidence_words(row)}: {words.quantity(row.value, row.unit)}")
@@ -233,8 +292,6 @@ def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
         )
     if diagnosis.checked or diagnosis.skipped:
         console.print()
-        checked, skipped = len(diagnosis.checked), len(diagnosis.skipped)
-        found = f"{words.count(checked, 'rule')} looked and found nothing"
-        _line(console, f"{found}, {skipped} could not look." if skipped else f"{found}.", "dim")
+        _line(console, words.looked(diagnosis, more="" if verbose else " (`-v` says why)"), "dim")
     for rule in diagnosis.skipped if verbose else []:
         _line(console, f"  {rule.rule}: {rule.why}", "dim")

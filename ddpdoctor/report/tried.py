@@ -14,6 +14,7 @@ from ddpdoctor.diagnose.tried import Answer, Variant
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.job_view import Table
+from ddpdoctor.report.unbroken import put
 
 STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied": "yellow"}
 TITLE = "Tried on the job itself"
@@ -98,7 +99,7 @@ class Proposed(Protocol):
 def print_proposals(proposals: Sequence[Proposed], echo: Callable[[str], None], measured_by: str) -> None:
     """What could be tried, and what each is expected to bring; ``measured_by`` is the command that tells."""
     if not proposals:
-        echo("Nothing that the findings suggest can be tried from outside of the script.")
+        echo("Nothing that the findings suggest can be tried without editing the script.")
         return
     for proposal in proposals:
         expected = (
@@ -134,11 +135,11 @@ def remark(variant: Variant) -> str:
     if variant.baseline_mean_ms is not None and variant.median_ms is not None:
         said.append(f"means of all steps, {words.significant(variant.baseline_mean_ms)} ms as it is")
     if variant.bound:
-        said.append("imitated: this is the most that can be won, no job trains like that")
+        said.append("imitated: the most a fix could gain; no job can train like this")
     if variant.kept_promise is False:
         said.append("not what was expected")
     if variant.verdict == "faster" and variant.parity is not None and variant.parity.same_bits is False:
-        said.append(f"other bits in the parameters ({variant.results})")
+        said.append(f"parameters differ in some bits ({variant.results})")
     return plain("; ".join(part for part in said if part))
 
 
@@ -156,15 +157,15 @@ def print_answer(answer: Answer, console: Console) -> None:
     table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for number, name in enumerate(view.table.head):
         right = number in (1, 2)
-        table.add_column(name, justify="right" if right else "left", no_wrap=right, overflow="fold")
+        table.add_column(name, justify="right" if right else "left", no_wrap=right)
     table.add_row("as it is", "", view.baseline, "")
     for row, variant in zip(view.table.rows, answer.variants, strict=True):
         table.add_row(*map(Text, row[:-1]), Text(row[-1], style=STYLES.get(variant.verdict, "")))
-    console.print(table)
+    put(console, table)
     for note in view.notes:
-        console.print(Text(note, style="dim"))
+        put(console, Text(note, style="dim"))
     if view.best:
-        console.print(Text(view.best, style="bold"))
+        put(console, Text(view.best, style="bold"))
 
 
 def _best(answer: Answer) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import CheckedRule, Diagnosis, Finding, SkippedRule
+from ddpdoctor.diagnose.diagnosis import CheckedRule, Diagnosis, Finding, SkippedRule, Steps
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.bandwidth import Bandwidth, bandwidth
 from ddpdoctor.report.charts.breakdown import Breakdown, breakdown
@@ -61,7 +61,7 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
 
 def page(diagnosis: Diagnosis) -> Page:
     """Everything that the HTML report shows."""
-    findings = finding_views(diagnosis.findings, diagnosis.verdict.rule)
+    findings = finding_views(diagnosis.findings, diagnosis.verdict.rule, words.everybody(diagnosis.job))
     return Page(
         healthy=diagnosis.healthy,
         title=f"ddpdoctor: {diagnosis.verdict.headline}",
@@ -113,29 +113,46 @@ def price(diagnosis: Diagnosis) -> str:
             if median is None
             else f"A step takes {words.milliseconds(median)} (median){_main_part(diagnosis)}."
         )
+    cost_ms, share = finding.costs_ms_per_step, finding.share
+    gain = words.gain(finding)
+    if finding.at_most:
+        return _ceiling(cost_ms, share, gain)
     pieces = []
-    in_some = diagnosis.steps.source == "trace" and finding.persistence not in (None, "always")
-    most = "at most " if finding.at_most else ""
-    if finding.costs_ms_per_step is not None:
-        cost = most + words.milliseconds(finding.costs_ms_per_step) + words.aside(words.cost_range(finding))
+    recorded = diagnosis.steps.source == "trace"
+    in_some = recorded and finding.persistence not in (None, "always")
+    if cost_ms is not None:
+        cost = words.milliseconds(cost_ms) + words.aside(words.cost_range(finding))
+        each = "the one recorded step" if diagnosis.steps.measured == 1 else "every step"
         pieces.append(
-            f"Over the recorded steps it costs {cost} a step" if in_some else f"It costs {cost} of every step"
+            f"Over the recorded steps it costs {cost} a step" if in_some else f"It costs {cost} of {each}"
         )
-        if finding.share is not None:
-            pieces[-1] += f", {most}{words.percent(finding.share)} of the time"
-            if 1 / 60 <= finding.share < 1 and not in_some and not most:
-                pieces[-1] += f" ({60 * finding.share:.0f} min of each hour)"
-    if finding.speedup_if_fixed is not None:
-        gain = most + words.speedup(finding.speedup_if_fixed) + words.aside(words.speedup_range(finding))
-        pieces.append(f"the job would run {gain} as fast without it")
+        if share is not None:
+            pieces[-1] += f", {words.percent(share)} of the time"
+            if 1 / 60 <= share < 1 and not recorded:
+                # Of a whole run: a trace of a few steps does not tell what an hour holds.
+                pieces[-1] += f" ({min(round(60 * share), 59)} min of each hour)"
+    if gain:
+        pieces.append(
+            f"the job would run {gain}{words.aside(words.speedup_range(finding))} as fast without it"
+        )
     return f"{'; '.join(pieces)}." if pieces else ""
+
+
+def _ceiling(cost_ms: float | None, share: float | None, gain: str) -> str:
+    """A price of which nobody can say how much will be saved: told as a bound, and not as a promise."""
+    if cost_ms is None:
+        return ""
+    told = f"Fixing it saves at most {words.milliseconds(cost_ms)} a step"
+    if share is not None:
+        told += f", {words.percent(share)} of the time"
+    return f"{told}, and makes the job at most {gain} as fast." if gain else f"{told}."
 
 
 def _main_part(diagnosis: Diagnosis) -> str:
     if not diagnosis.breakdown:
         return ""
     name, share = max(diagnosis.breakdown.items(), key=lambda item: item[1])
-    return f", {words.percent(share)} of it {words.part(name)}"
+    return f", {words.percent(share)} of it {words.part(name, diagnosis.job)}"
 
 
 def subtitle(diagnosis: Diagnosis) -> str:
@@ -156,6 +173,14 @@ def subtitle(diagnosis: Diagnosis) -> str:
     if "torch" in job.versions:
         pieces.append(f"torch {job.versions['torch']}")
     return " · ".join(pieces)
+
+
+def steps_measured(steps: Steps) -> str:
+    """How many of the recorded steps are measured, and what became of the others: "47 of 60 steps measured (disturbed by the
+    profiler: 10, warm-up: 3)". The reasons add up."""
+    aside = sorted(steps.set_aside.items(), key=lambda entry: -entry[1])
+    told = ", ".join(f"{reason}: {count:,}" for reason, count in aside if count)
+    return f"{steps.measured:,} of {words.count(steps.count, 'step')} measured{words.aside(told)}"
 
 
 def numbers(diagnosis: Diagnosis) -> list[tuple[str, str]]:

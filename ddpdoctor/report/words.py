@@ -7,12 +7,14 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ddpdoctor.diagnose.diagnosis import Finding
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Job
 from ddpdoctor.diagnose.words import runs_of
 from ddpdoctor.measure.taxonomy import Component, Part
 
 ABSENT = "not recorded"
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
+_MOST_SPEEDUP = 10
+"""Told as a number."""
 _ACRONYM = re.compile(r"\b(gpu|cpu|ddp|sm|h2d|nccl)\b")
 
 PART_LABELS: dict[str, str] = {
@@ -33,14 +35,14 @@ PART_LABELS: dict[str, str] = {
 
 RECORDINGS = {
     "host-log": "The step logs",
-    "device-log": "The step logs, in the devices' own time",
-    "window": "The profiled window",
+    "device-log": "The step logs, in device time",
+    "window": "The profiler window",
 }
 """What speaks of causes, see :class:`ddpdoctor.measure.summary.Speaker`."""
 
 PERSISTENCE = {
     "always": "in nearly every step",
-    "range": "in a run of neighbouring steps",
+    "range": "in consecutive steps",
     "periodic": "at regular intervals",
     "random": "in some steps, without a pattern",
 }
@@ -103,6 +105,21 @@ def speedup(value: float | None) -> str:
     return ABSENT if value is None else f"{value:.2f}×" if value < 3 else f"{significant(value, 2)}×"
 
 
+def gain(finding: Finding, most: str = "") -> str:
+    """How many times as fast the job would be: "7.1×", with ``most`` before it where that is a ceiling. Of what takes nearly all of
+    a step, an error of one per cent would double the number: beyond ten it is "over 10×", or as a ceiling nothing."""
+    value = finding.speedup_if_fixed
+    if value is None:
+        return ""
+    if finding.at_most:
+        return "" if value > _MOST_SPEEDUP else most + speedup(value)
+    return _bounded(value)
+
+
+def _bounded(value: float) -> str:
+    return f"over {_MOST_SPEEDUP}×" if value > _MOST_SPEEDUP else speedup(value)
+
+
 def cost_range(finding: Finding) -> str:
     """Where the saving lies, nine times in ten: "27 to 36 ms"; "" where that is not known, or a ceiling is all that is."""
     if finding.costs_ms_per_step_range is None or finding.at_most:
@@ -116,8 +133,8 @@ def speedup_range(finding: Finding) -> str:
     """The same of the speed-up: "1.41 to 1.66×"."""
     if finding.speedup_if_fixed_range is None or finding.at_most:
         return ""
-    low, high = (speedup(end) for end in finding.speedup_if_fixed_range)
-    return f"{low.removesuffix('×')} to {high}"
+    low, high = (_bounded(end) for end in finding.speedup_if_fixed_range)
+    return "" if low == high else f"{low.removesuffix('×')} to {high}"
 
 
 def aside(text: str) -> str:
@@ -181,10 +198,20 @@ def rank_numbers(ranks: Iterable[int]) -> str:
     return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs_of(ranks))
 
 
-def rank_names(ranks: Sequence[int] | None) -> str:
-    """The culprits in words; None means that all ranks are concerned."""
+def everybody(job: Job) -> str:
+    """What all ranks are called of which something is known: "all ranks", "all 2 recorded", "the one recorded"."""
+    seen, world = len(job.ranks_seen), job.world_size
+    if world == 1:
+        return "the one rank"
+    if seen == 1:
+        return "the one recorded"
+    return f"all {seen:,} recorded" if world is not None and 0 < seen < world else "all ranks"
+
+
+def rank_names(ranks: Sequence[int] | None, everybody: str = "all ranks") -> str:
+    """The culprits in words; None means that all ranks are concerned, who are called ``everybody``."""
     if ranks is None:
-        return "all ranks"
+        return everybody
     if not ranks:
         return "no rank in particular"
     return f"{'rank' if len(set(ranks)) == 1 else 'ranks'} {rank_numbers(ranks)}"
@@ -195,8 +222,23 @@ def count(number: int, noun: str, plural: str | None = None) -> str:
     return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
 
 
-def part(name: str) -> str:
-    """A part of the breakdown by its reader's name."""
+def looked(diagnosis: Diagnosis, more: str = "") -> str:
+    """How many rules found nothing, and how many could not look: "26 checks found nothing; 14 lacked data."; ``more`` where some
+    could not."""
+    found = f"{count(len(diagnosis.checked), 'check')} found nothing"
+    return f"{found}; {len(diagnosis.skipped)} lacked data{more}." if diagnosis.skipped else f"{found}."
+
+
+def is_whole(job: Job) -> bool:
+    """Whether all ranks of the job were recorded, as far as known: else nobody knows for whom collectives waited."""
+    return job.world_size is None or len(job.ranks_seen) >= job.world_size
+
+
+def part(name: str, job: Job | None = None) -> str:
+    """A part of the breakdown by its reader's name; what is transfer in a ``job`` whose ranks were all recorded may be waiting in
+    others."""
+    if name == Part.COMM_TRANSFER and job is not None and not is_whole(job):
+        return "transfer or waiting"
     return PART_LABELS.get(name, name.replace("_", " "))
 
 

@@ -23,7 +23,7 @@ _MOST_NESTED = 40
 """Levels; ours have six."""
 _LEAST_NUMBER, _MOST_NUMBER = -(1 << 63), (1 << 63) - 1
 _MOST_NAMED = 8
-_LINK = "it is a link, and links inside a run directory are not followed"
+_LINK = "it is a link, and links in a run directory are not followed"
 
 
 def write_json(path: str, document: Any) -> None:

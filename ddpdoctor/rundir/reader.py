@@ -27,7 +27,7 @@ from .notes import Note, NoteCode
 from .typed import MANIFEST, RANK, fitting
 from .waiting import reason_of, rest_of
 
-_LINK = "a link, and links inside a run directory are not followed"
+_LINK = "a link, and links in a run directory are not followed"
 _LONGEST_HEAD = 1 << 16
 _LONGEST_LINE = 4 << 20
 """A step with 256 events, each of them a backward pass over a thousand buckets, is written in less."""
@@ -232,7 +232,7 @@ def _say_schema(path: str, found: Any, known: str, notes: list[Note]) -> None:
     if found is not None and found != known:
         notes.append(
             Note(
-                f"{path} has the schema {str(found)[:60]}, this version reads {known}: what is told of it may be wrong."
+                f"{path} has the schema {str(found)[:60]}, this version reads {known}: what is said of it may be wrong."
             )
         )
 
@@ -260,7 +260,7 @@ def _tell_machines_apart(records: list[RankRecord], notes: list[Note]) -> None:
             record.info["host"] = f"{name}-{place + 1}"
     shared = [name for name, boots in machines.items() if len(boots) > 1]
     notes += [
-        Note(f"{len(machines[name])} machines are called {name}: they are told apart by a number.")
+        Note(f"{len(machines[name])} machines are named {name}: a number tells them apart.")
         for name in shared
     ]
 

@@ -189,7 +189,7 @@ class NvmlSampler:
             if code in (nv.NVML_ERROR_GPU_IS_LOST, nv.NVML_ERROR_RESET_REQUIRED) and not gpu.lost:
                 gpu.lost = True
                 self.notes.append(
-                    Note(f"NVML: GPU {gpu.index}: {text}, seen at {field}; it is not sampled from here on.")
+                    Note(f"NVML: GPU {gpu.index}: {text}, seen at {field}; it is no longer sampled.")
                 )
                 self._named.add(text)
                 return

@@ -122,7 +122,7 @@ def test_a_request_to_end_stops_the_analysis_at_once(tmp_path, number, group):
     (os.killpg if group else os.kill)(launcher.pid, number)
     said = ended(launcher, tmp_path)
     assert time.monotonic() - asked_s < 10
-    assert said.count("stopped before the end of the analysis") == 1 and AGAIN in said
+    assert said.count("stopped before the analysis ended") == 1 and AGAIN in said
 
 
 def test_an_analysis_that_will_not_stop_is_killed_and_a_second_signal_changes_nothing(tmp_path):
@@ -132,7 +132,7 @@ def test_an_analysis_that_will_not_stop_is_killed_and_a_second_signal_changes_no
     for _ in range(3):
         os.killpg(launcher.pid, signal.SIGTERM)
         time.sleep(0.05)
-    assert "stopped before the end of the analysis" in ended(launcher, tmp_path)
+    assert "stopped before the analysis ended" in ended(launcher, tmp_path)
 
 
 def test_what_the_analysis_started_ends_with_it(tmp_path):

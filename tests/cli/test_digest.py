@@ -21,11 +21,12 @@ TRACES = ROOT.parent / "shared" / "traces"
 FIXTURE = ROOT / "fixtures" / "slow-data-one-rank"
 
 
-def digest(*arguments):
+def digest(*arguments, cwd=None):
     return subprocess.run(
         [sys.executable, "-m", "ddpdoctor", "digest", *map(str, arguments)],
         capture_output=True,
         text=True,
+        cwd=cwd,
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
     )
 
@@ -51,15 +52,18 @@ def test_a_recorded_run(tmp_path):
     assert diagnosis_of(out, tmp_path) == diagnosis_of(run, tmp_path)
 
 
-def test_a_run_is_never_written_over(tmp_path):
-    shutil.copytree(FIXTURE, tmp_path / "run")
-    first, second = digest(tmp_path / "run"), digest(tmp_path / "run")
+def test_a_digest_stands_in_the_working_directory_and_is_never_written_over(tmp_path):
+    shutil.copytree(FIXTURE, tmp_path / "runs" / "run")
+    first, second = (digest("runs/run/", cwd=tmp_path) for _ in range(2))
     assert first.returncode == 0 and (tmp_path / "run-digest" / "manifest.json").is_file()
+    assert [file.name for file in (tmp_path / "runs").iterdir()] == ["run"], (
+        "nothing stands beside what was read"
+    )
     assert second.returncode == 2 and "exists already" in second.stderr
-    inside = digest(tmp_path / "run", "--out", tmp_path / "run" / "small")
+    inside = digest(tmp_path / "runs" / "run", "--out", tmp_path / "runs" / "run" / "small")
     assert inside.returncode == 2 and "lies in the run directory itself" in inside.stderr
-    both = digest(tmp_path / "run", tmp_path)
-    assert both.returncode == 2 and "one command for each" in both.stderr
+    both = digest(tmp_path / "runs" / "run", tmp_path)
+    assert both.returncode == 2 and "one at a time" in both.stderr
 
 
 def test_a_recorded_trace_that_cannot_be_used_goes_along_as_it_is(tmp_path):
@@ -118,7 +122,7 @@ def test_a_digest_of_a_run_carries_nothing_from_behind_a_link_out_of_it(tmp_path
     notes = done.stderr.splitlines()
     assert len(notes) == 5, notes
     for link in ("ranks/00001/trace.json.gz", "ranks/00001/flight.json", "notes.txt", "hosts/elsewhere"):
-        assert f"Note: {run / link} is a link out of the run directory and was left out." in notes
+        assert f"Note: {run / link} is a link out of the run directory and was skipped." in notes
     assert f"Note: {run / 'stuck.json'} is no file and was left out." in notes
     files = [file for file in out.rglob("*") if file.is_file()]
     assert not any(file.is_symlink() or b"private" in file.read_bytes() for file in files)

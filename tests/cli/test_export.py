@@ -34,7 +34,7 @@ def run(*arguments):
 def test_the_straggler_is_to_be_seen_on_the_timeline(tmp_path):
     timeline, folder = tmp_path / "t.json.gz", tmp_path / "tables"
     traces = TRACES / "torchrec" / "sst_sleep_pl_dense_after_backward_2"
-    code, out, err = run(traces, "--timeline", timeline, "--parquet", folder)
+    code, out, err = run(traces, "--timeline", timeline, "--parquet", folder, "--csv", folder)
     assert (code, err) == (0, "") and "ui.perfetto.dev" in out
     events = json.loads(gzip.decompress(timeline.read_bytes()))["traceEvents"]
     wait_ms = {
@@ -49,6 +49,14 @@ def test_the_straggler_is_to_be_seen_on_the_timeline(tmp_path):
     for name, schema in (("steps", STEPS), ("collectives", COLLECTIVES), ("events", EVENTS)):
         table = pl.read_parquet(folder / f"{name}.parquet")
         assert dict(table.schema) == schema and len(table) > 0
+        assert pl.read_csv(folder / f"{name}.csv", schema=schema).equals(table)
+    work = pl.read_parquet(folder / "events.parquet")
+    assert set(work["step"].drop_nulls().unique()) == {4, 5, 6}
+    # The culprit's second, blank among the measured work, has its name.
+    named = [e for e in events if e["pid"] == 3 and e["name"] == "# running sparse arch"]
+    assert max(e["dur"] for e in named) > 1e6 and {e["cat"] for e in named} == {"detail"}
+    tracks = {e["args"]["name"] for e in events if e["name"] == "thread_name" and e["pid"] == 3}
+    assert {"annotations", "operators"} <= tracks and any(track.startswith("stream ") for track in tracks)
     collectives = pl.read_parquet(folder / "collectives.parquet")
     assert (
         collectives["end_ns"] - collectives["arrival_ns"]
@@ -94,6 +102,10 @@ def test_a_recorded_run_shows_who_waits_for_whom(tmp_path):
     assert gradients["wait_ns"].median() > 15e6
     events = json.loads((tmp_path / "t.json").read_bytes())["traceEvents"]
     assert {e["name"] for e in events if e["ph"] == "X" and e["pid"] == 2} >= {"waiting for data", "forward"}
+    sampled = {e["name"] for e in events if e.get("cat") == "detail" and e["pid"] == 2}
+    assert any("read_from_slow_storage" in name for name in sampled)
+    counted = {e["name"].partition(": ")[2] for e in events if e["ph"] == "C"}
+    assert {"cpu", "memory used"} <= counted
     assert any(e.get("cat") == "finding" for e in events)
 
 

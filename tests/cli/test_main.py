@@ -111,7 +111,7 @@ def test_starting_a_job_and_asking_for_help_load_neither_torch_nor_the_analysis(
         ),
         (RecursionError("deep"), "stopped by a defect of ddpdoctor (RecursionError: deep). Please report it"),
         (AssertionError(), "stopped by a defect of ddpdoctor (AssertionError). Please report it"),
-        (MemoryError(), "there is not enough memory for this"),
+        (MemoryError(), "not enough memory"),
         (OSError("odd"), "odd."),
         (OSError(5, "Input/output error"), "input/output error."),
         (DdpDoctorError("a\n\x1b]52;c;Zm9v\x07b\u202ec"), "a �]52;c;Zm9v�b�c"),

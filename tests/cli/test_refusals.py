@@ -116,7 +116,7 @@ def test_files_that_are_passed_over_are_named(tmp_path):
     (tmp_path / "rank2.json").write_bytes('{"traceEvents": []}'.encode("utf-16"))
     (note,) = find_traces([str(tmp_path)]).notes
     assert note == (
-        "2 JSON file(s) hold no profiler events and were passed over: "
+        "2 JSON file(s) hold no profiler events and were skipped: "
         f"{tmp_path}/rank1.json.gz, {tmp_path}/rank2.json."
     )
     (tmp_path / "rank0.json.gz").unlink()

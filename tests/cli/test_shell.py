@@ -56,6 +56,24 @@ def test_bash_completes_commands_and_options(on_path):
 
     assert completed("ddpdoctor", "w") == ["watch"]
     assert "--fail-on" in completed("ddpdoctor", "analyze", "--f")
+    assert {"list", "show", "test"} <= set(completed("ddpdoctor", "rules", ""))
+    assert completed("ddpdoctor", "rules", "show", "dataloader/st") == ["dataloader/starved"]
+
+
+def test_bash_completes_runs_the_newest_first_and_files_where_there_are_none(on_path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def completed(*words):
+        asked = {"COMP_WORDS": " ".join(words), "COMP_CWORD": str(len(words) - 1)}
+        return run(["ddpdoctor"], **on_path, **asked, _DDPDOCTOR_COMPLETE="bash_complete").splitlines()
+
+    assert completed("ddpdoctor", "analyze", "x") == ["file,x"]
+    for name in ("20260101T120000Z-train", "20260102T120000Z-train"):
+        shutil.copytree(RUN, tmp_path / "ddpdoctor-runs" / name)
+    (tmp_path / "ddpdoctor-runs" / "20260103-notes").mkdir()
+    runs = [f"plain,ddpdoctor-runs/2026010{day}T120000Z-train" for day in (2, 1)]
+    assert completed("ddpdoctor", "analyze", "") == runs
+    assert completed("ddpdoctor", "compare", "before", "ddpdoctor-runs/20260101") == runs[1:]
 
 
 def test_the_module_runs_and_help_lists_every_command():
@@ -75,4 +93,4 @@ def test_quiet_is_the_verdict_alone_and_verbose_says_more():
     quiet = run([*DOCTOR, "analyze", "--quiet", str(RUN)])
     verbose = run([*DOCTOR, "analyze", "--verbose", str(RUN)])
     assert quiet.count("\n") == 1 and quiet.startswith("Rank 1 waits")
-    assert len(usual) < len(verbose) and "could not look" in verbose
+    assert len(usual) < len(verbose) and "lacked data" in verbose

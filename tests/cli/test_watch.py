@@ -46,7 +46,7 @@ def test_what_is_no_run_gets_one_sentence(tmp_path, name):
     (tmp_path / "empty").mkdir()
     code, out, err = doctor("watch", tmp_path / name)
     assert (code, out) == (2, "") and err.count("\n") == 1
-    assert f"{name} is no run directory of ddpdoctor" in err
+    assert f"{name} is not a ddpdoctor run directory" in err
 
 
 def test_a_run_without_steps_yet_and_one_whose_launcher_was_killed(tmp_path):

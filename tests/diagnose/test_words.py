@@ -49,6 +49,7 @@ def test_ranks() -> None:
         ({"persistence": "range", "first_step": 100, "last_step": 139}, "in steps 100 to 139"),
         ({"persistence": "random", "steps_hit": 12, "steps_seen": 118}, "in 12 of 118 steps"),
         ({"persistence": "random"}, "in some steps"),
+        ({"persistence": "always", "steps_seen": 1}, "in the one recorded step"),
         ({"stands_out_in": [22], "steps_seen": 7}, "in 1 of 7 recorded steps (step 22)"),
         (
             {
@@ -118,6 +119,32 @@ def test_a_text_with_nothing_to_fill_in_is_what_jinja_makes_of_it(text):
 
 def test_a_brace_alone_goes_to_jinja():
     assert words.render_snippet("{'a': 1} and {{ 1 + 1 }}{# unseen #}", {}) == "{'a': 1} and 2"
+
+
+def test_all_ranks_are_those_that_were_recorded() -> None:
+    assert words.ranks(None, {"ranks_seen": 1, "world_size": 300}) == "the one recorded rank"
+    assert words.ranks(None, {"ranks_seen": 5, "world_size": 8}) == "all 5 recorded ranks"
+    assert words.verb(None, "waits", "wait", {"ranks_seen": 1, "world_size": 8}) == "waits"
+    rendered = words.render(
+        "{{ none|ranks|sentence }} {{ none|verb('waits', 'wait') }}", {"job": {"ranks_seen": 1}}
+    )
+    assert rendered == "The one recorded rank waits"
+
+
+def test_where_no_line_is_known_the_annotation_says_where() -> None:
+    line = {"file": "a/train.py", "line": 5, "function": "main"}
+    assert words.at([line], "# sparse") == " at train.py:5 in main"
+    assert words.at([], "# sparse arch") == ' in "# sparse arch"'
+    assert words.at(None, "aten::item") == " in aten::item"
+    assert words.at([], None) == ""
+
+
+def test_code_for_the_ranks_at_hand() -> None:
+    assert [words.condition(ranks) for ranks in ([2], [3, 1], None)] == [
+        "rank == 2",
+        "rank in (1, 3)",
+        "rank == 0",
+    ]
 
 
 def test_everybody_is_who_was_recorded() -> None:

@@ -71,7 +71,7 @@ def test_another_schema_is_told(tmp_path, name, known, found):
     (run / name).write_text((run / name).read_text().replace(known, found))
     told = [note for note in map(str, RunDirectory.open(str(run)).notes) if "schema" in note]
     assert told == [
-        f"{run}/{name} has the schema {found}, this version reads {known}: what is told of it may be wrong."
+        f"{run}/{name} has the schema {found}, this version reads {known}: what is said of it may be wrong."
     ]
 
 

@@ -10,6 +10,9 @@ import pytest
 import samples
 from rich.console import Console
 
+from ddpdoctor.diagnose.diagnosis import Evidence
+from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import print_terminal, render_markdown
 
 ESCAPE = "\x1b"
@@ -41,7 +44,7 @@ def test_it_says_what_where_why_and_how():
         and "Trade-off:" in text
         and "Note: No GPU was found" in text.replace("\n", " ")
     )
-    assert "2 rules looked and found nothing, 1 could not look." in text
+    assert "2 checks found nothing; 1 lacked data (`-v` says why)." in text
 
 
 def test_a_healthy_job_is_told_calmly():
@@ -100,3 +103,76 @@ def test_markdown_escapes_what_programs_say():
 def test_markdown_of_a_healthy_and_of_an_empty_job():
     assert "|" not in render_markdown(samples.healthy())
     assert render_markdown(samples.minimal()).startswith("## Nothing found")
+
+
+def test_no_id_path_or_line_is_ever_broken():
+    long = "a_module_with_a_rather_long_name_for_the_table.py"
+    where = Where(file=f"/srv/projects/training/{long}", line=1234, function="main")
+    first = msgspec.structs.replace(
+        samples.sick().findings[0],
+        rule="rank-imbalance/garbage-collection",
+        ranks=[0, 2, 4, 6, 8],
+        where=[where],
+    )
+    sick = msgspec.structs.replace(
+        samples.sick(), findings=[first], notes=["/data/" + "x" * 90 + "/rank0.json is cut."]
+    )
+    for width in (40, 80):
+        text = shown(sick, width=width, verbose=True)
+        for whole in (
+            first.rule,
+            f"{long}:1234",
+            f"/srv/projects/training/{long}:1234",
+            "x" * 90 + "/rank0.json",
+        ):
+            assert any(whole in line for line in text.splitlines()), (width, whole)
+
+
+def test_each_letter_of_the_bar_has_its_entry_and_no_letter_stands_for_two():
+    shares = {part: 1 / len(PARTS) for part in PARTS}
+    few = {Part.COMPUTE: 0.99, Part.HOST: 0.004, Part.DATA_WAIT: 0.006}
+    for breakdown in (shares, few):
+        lines = shown(msgspec.structs.replace(samples.healthy(), breakdown=breakdown)).splitlines()
+        at = next(n for n, line in enumerate(lines) if len(line) > 70 and " " not in line)
+        legend = []
+        for line in lines[at + 1 : lines.index("", at)]:
+            legend += [entry[0] for entry in line.split("   ")]
+        assert set(lines[at]) <= set(legend) and len(set(legend)) == len(legend)
+
+
+def test_the_annotation_stands_in_the_table_where_no_line_is_known():
+    named = Evidence("late.host.operation", "# running sparse arch", "", "What is executed there")
+    found = msgspec.structs.replace(samples.sick().findings[0], where=[], evidence=[named])
+    row = next(
+        line
+        for line in shown(msgspec.structs.replace(samples.sick(), findings=[found])).splitlines()
+        if line.startswith(found.rule)
+    )
+    assert row.rstrip().endswith("# running sparse arch")
+
+
+def test_who_is_meant_by_all_ranks_is_said_where_not_all_were_recorded():
+    found = msgspec.structs.replace(samples.sick().findings[0], ranks=None)
+    for seen, world, who in (
+        (2, 2, "all ranks"),
+        (2, 128, "all 2 recorded"),
+        (1, 300, "the one recorded"),
+        (1, 1, "the one rank"),
+    ):
+        job = msgspec.structs.replace(samples.sick().job, world_size=world, ranks_seen=list(range(seen)))
+        assert who in shown(msgspec.structs.replace(samples.sick(), findings=[found], job=job))
+
+
+def test_transfer_may_be_waiting_where_not_all_ranks_were_recorded():
+    for world, told in ((2, "t transfer 3.0 %"), (8, "t transfer or waiting 3.0 %")):
+        job = msgspec.structs.replace(samples.sick().job, world_size=world)
+        assert told in shown(msgspec.structs.replace(samples.sick(), job=job))
+
+
+def test_results_of_other_libraries_are_announced():
+    with_hta = msgspec.structs.replace(
+        samples.sick(), hta={"overlap": [{"rank": 0}], "idle_time": [], "notes": ["No data."]}
+    )
+    text = " ".join(shown(with_hta).split())
+    assert "HolisticTraceAnalysis: overlap: in the report (`--html F`)" in text and "No data." in text
+    assert "HolisticTraceAnalysis" not in shown(samples.sick())

@@ -23,7 +23,7 @@ from ddpdoctor.report.charts.step_times import notable_ranks, step_times
 from ddpdoctor.report.charts.telemetry import telemetry
 from ddpdoctor.report.charts.timeline import SPANS, timeline
 from ddpdoctor.report.charts.waterfall import waterfall
-from ddpdoctor.report.view import page
+from ddpdoctor.report.view import page, steps_measured
 
 replace = msgspec.structs.replace
 
@@ -125,6 +125,39 @@ def test_a_price_is_told_with_its_range_and_a_ceiling_without_one():
     most = page(replace(sick, findings=[replace(sure, at_most=True)])).price
     assert "at most 44.8 ms" in most and "at most 7.1× as fast" in most
     assert " to " not in most and "min of each hour" not in most
+
+
+def test_a_gain_beyond_ten_is_no_number():
+    sick = samples.sick()
+    huge = replace(sick.findings[0], speedup_if_fixed=120.0, share=0.99)
+    told = page(replace(sick, findings=[huge]))
+    assert "over 10× as fast" in told.price and "(59 min of each hour)" in told.price
+    most = page(replace(sick, findings=[replace(huge, at_most=True)]))
+    assert "×" not in most.price and most.findings[0].speedup == ""
+
+
+def test_one_step_of_a_trace_is_not_every_step():
+    sick = samples.sick()
+    once = replace(sick, steps=replace(sick.steps, source="trace", measured=1, count=1, set_aside={}))
+    assert page(once).price.startswith("It costs 44.8 ms of the one recorded step, 87 % of the time; the job")
+
+
+def test_each_step_that_is_not_measured_has_its_reason_beside_the_count():
+    aside = {"thinned": 870, "warm-up": 3, "evaluation": 0}
+    steps = replace(samples.sick().steps, count=1200, measured=327, set_aside=aside)
+    assert steps_measured(steps) == "327 of 1,200 steps measured (thinned: 870, warm-up: 3)"
+
+
+def test_what_the_job_built_is_told_with_its_line_and_without_numbers_of_ours():
+    built = {
+        "ddp": [{"id": 0, "where": "train.py:31", "bucket_cap_mb": 25.0}],
+        "loaders": [{"id": 0, "where": 4}],
+    }
+    sick = samples.sick()
+    groups = page(replace(sick, job=replace(sick.job, settings=built))).job
+    rows = {group.title: dict(group.rows) for group in groups}
+    assert rows["ddp"] == {"built at": "train.py:31", "bucket_cap_mb": "25.0"}
+    assert "id" not in rows.get("loaders", {}) and "where" not in rows.get("loaders", {})
 
 
 def test_a_waterfall_without_a_last_total_gets_what_is_left():

@@ -53,9 +53,9 @@ def tables(steps=3, ranks=2):
                     1e6,
                 )
             )
-            rows["events"].append((rank, "step-log", "compute", "forward", at, 3 * MS))
+            rows["events"].append((rank, "step-log", step, "compute", "forward", at, 3 * MS))
             rows["events"].append(
-                (rank, "step-log", "compute", "backward", at + 3 * MS, arrival - at - 3 * MS)
+                (rank, "step-log", step, "compute", "backward", at + 3 * MS, arrival - at - 3 * MS)
             )
     schemas = {"steps": STEPS, "collectives": COLLECTIVES, "events": EVENTS}
     return {name: pl.DataFrame(rows[name], schema=schemas[name], orient="row") for name in rows}

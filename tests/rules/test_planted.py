@@ -66,7 +66,7 @@ def test_a_healthy_job_is_called_healthy() -> None:
     healthy, sentence = verdict(result, coverage=COVERAGE)
     assert healthy
     assert sentence.rule is None
-    assert sentence.headline.startswith("Healthy: none of ")
+    assert sentence.headline.startswith("Healthy: ")
     assert "100 steps of 4 ranks" in sentence.headline
     assert not result.findings
 
@@ -75,7 +75,7 @@ def test_what_takes_much_of_the_step_without_a_warning_is_not_called_nothing() -
     result = outcome(shared={"cpu_starved": {"ms_per_step": 30.0}}, host={"run_delay_share": 0.4})
     healthy, sentence = verdict(result, coverage=COVERAGE)
     assert healthy and [finding.severity for finding in result.findings] == ["info"]
-    assert "warns" in sentence.headline and "have no CPU for 30 ms" in sentence.headline
+    assert "No warnings" in sentence.headline and "have no CPU for 30 ms" in sentence.headline
     assert "Healthy" not in sentence.headline
 
 

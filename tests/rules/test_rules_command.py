@@ -37,7 +37,7 @@ def test_show_prints_brackets_of_a_condition_as_they_are(own_rule: Path) -> None
     result = CliRunner(env={"COLUMNS": "200"}).invoke(command, ["show", "ours/memory", *folder])
     assert result.exit_code == 0
     assert "size([gpu, host])" in result.output
-    assert "Wrong where" in result.output
+    assert "Wrong if" in result.output
 
 
 def test_show_of_an_unknown_rule_says_what_to_do() -> None:

@@ -68,7 +68,7 @@ def test_an_odd_file_costs_what_it_held_and_is_told(run, spoil, name):
 def test_a_link_is_named_as_one(run):
     link(run / RANK / "rank.json")
     (note,) = [note for note in map(str, RunDirectory.open(str(run)).notes) if "rank.json" in note]
-    assert "it is a link, and links inside a run directory are not followed" in note
+    assert "it is a link, and links in a run directory are not followed" in note
 
 
 @pytest.mark.parametrize("folder", ["ranks", RANK, "hosts", "hosts/host1"])
@@ -185,4 +185,4 @@ def test_machines_of_one_name_are_told_apart(tmp_path) -> None:
         path.write_text(json.dumps({**info, "host": "localhost", "boot": boot}))
     opened = RunDirectory.open(str(run))
     assert [record.host for record in opened.ranks] == ["localhost", "localhost-2"]
-    assert "2 machines are called localhost: they are told apart by a number." in map(str, opened.notes)
+    assert "2 machines are named localhost: a number tells them apart." in map(str, opened.notes)

@@ -181,7 +181,7 @@ def test_times_that_a_base_takes_out_of_range_are_left_out(tmp_path):
 def test_too_many_categories_are_no_trace(tmp_path):
     content = [event(cat=f"c{i}") for i in range(10_001)]
     _, reason = attempt(write(tmp_path / "t.json", document(content)), None, False)
-    assert "is no trace of a profiler: it names more than 10000 categories" in reason and "\n" not in reason
+    assert "is not a profiler trace: it names more than 10000 categories" in reason and "\n" not in reason
 
 
 def test_only_files_are_opened_and_a_fifo_waits_for_its_writer(tmp_path, monkeypatch):

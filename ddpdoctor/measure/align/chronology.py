@@ -73,7 +73,7 @@ def blocks(steps: Sequence[Step]) -> Ints:
 def _told(host: str, step: int, ns: int) -> str:
     how = f"was set {'forward' if ns > 0 else 'back'} by {lasting(abs(ns))}"
     slept = ", or the machine slept," if ns > 0 else ""
-    return f"The clock of host {host} {how}{slept} during step {step}. Step times come from the monotonic clock, which leaves that out."
+    return f"The clock of host {host} {how}{slept} during step {step}. Step times come from the monotonic clock, which is not affected."
 
 
 @dataclass(frozen=True)

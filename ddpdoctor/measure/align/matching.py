@@ -95,8 +95,8 @@ def _refused(
     possible = sum(int((spread.reached > 1).sum()) for _, spread in shared)
     if shared and several <= TUNING.least_matched * possible:
         return (
-            f"only {several} of {possible} collectives are found on several ranks: the windows do not overlap, events were "
-            "left out of the traces, or they are of different jobs"
+            f"only {several} of {possible} collectives are found on several ranks: the windows do not overlap, events are "
+            "missing from the traces, or they come from different jobs"
         )
     beside = _distances(windows, groups)
     apart, of_distance = [np.empty(0)], [np.empty(0)]

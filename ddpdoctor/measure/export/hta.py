@@ -54,9 +54,9 @@ def hta_results(traces: Sequence[RankTrace]) -> dict[str, Any]:
     notes: list[str] = []
     for rank, trace in _numbered(traces, notes):
         if not _device_rows(trace).any():
-            failures.setdefault(
-                ("", "the trace has no device events, and HTA looks at nothing else"), []
-            ).append(rank)
+            failures.setdefault(("", "the trace has no device events, and HTA uses nothing else"), []).append(
+                rank
+            )
             continue
         # One container for each rank: inside of HTA, one rank without data would end the analysis of all.
         container = hta_trace({rank: trace})
@@ -131,7 +131,7 @@ def _numbered(traces: Sequence[RankTrace], notes: list[str]) -> list[tuple[int, 
         if rank is None or rank in taken:
             rank = next(n for n in range(len(traces) + len(known) + 1) if n not in taken and n not in known)
             notes.append(
-                f"{PurePath(trace.meta.source).name}: shown as rank {rank}, for its own rank is not known or taken."
+                f"{PurePath(trace.meta.source).name}: shown as rank {rank}, because its own rank is unknown or taken."
             )
         taken.add(rank)
         result.append((rank, trace))
@@ -206,7 +206,7 @@ def _attempt(analysis: Callable[[Any, int], Records], container: Any, rank: int)
         what = " ".join(str(error).split())[:_LONGEST_REASON]
         return [], f"HTA failed with {type(error).__name__}: {what}".rstrip(": ")
     if not records:
-        return [], "there is no such event in the trace, or none that HTA knows by its name"
+        return [], "the trace has no such event, or none that HTA knows by name"
     return records, ""
 
 

@@ -8,18 +8,20 @@ when they ran.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 import polars as pl
 
 from ddpdoctor.measure.align import Matched, align_and_match, align_logs, set_suspended_aside
-from ddpdoctor.measure.numerics import Intervals
+from ddpdoctor.measure.numerics import Intervals, Ints
 from ddpdoctor.measure.steplog import MatchedSync, RankLog, SyncPoint, match_syncs
 from ddpdoctor.measure.taxonomy import DEVICE_COMPUTATION, NO_WORK
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.measure.window import Window, arrivals, step_of
+from ddpdoctor.measure.window import UNKNOWN_STEP, Window, arrivals, step_of
+
+from .details import counters, details
 
 LOG, TRACE = "step-log", "trace"
 
@@ -31,7 +33,7 @@ STEPS = {
     "end_ns": pl.Int64,
     "marks": pl.String,
 }
-"""One row for each rank and step. ``marks``: what was special, such as profiled; parted by commas."""
+"""One row for each rank and step. ``marks``: what was special, such as profiled; comma-separated."""
 
 COLLECTIVES = {
     "rank": pl.Int32,
@@ -55,6 +57,7 @@ is null outside the recorded steps."""
 EVENTS = {
     "rank": pl.Int32,
     "source": pl.String,
+    "step": pl.Int64,
     "track": pl.String,
     "name": pl.String,
     "start_ns": pl.Int64,
@@ -62,7 +65,8 @@ EVENTS = {
 }
 """One row for each stretch of work. ``track``: compute or host. ``name``: data, epoch_start, copy, forward
 (on a device: all computation but the optimizer's), backward, optimizer, collection (of garbage), checkpoint,
-device_sync and launch (a device idle because the host waited for it, or while the host issues work)."""
+device_sync and launch (a device idle because the host waited for it, or while the host issues work). ``step`` is that in which it
+begins, null outside the recorded steps."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,9 @@ class Tables:
     steps: pl.DataFrame
     collectives: pl.DataFrame
     events: pl.DataFrame
+    details: pl.DataFrame
+    counters: pl.DataFrame
+    """For timelines, see :mod:`.details`."""
     hosts: dict[int, str] = field(default_factory=dict)
     """Host name of each rank, where known."""
     notes: list[str] = field(default_factory=list)
@@ -81,7 +88,8 @@ def recorded_tables(
     recorded: Sequence[RankLog], windows: Sequence[Window], telemetry: Mapping[str, HostTelemetry]
 ) -> Tables:
     """Align and tabulate."""
-    aligned, notes = align_logs([log for log in recorded if log.steps])
+    given = [log for log in recorded if log.steps]
+    aligned, notes = align_logs(given)
     logs, _ = set_suspended_aside(aligned, telemetry)
     shown = any(window.on_device for window in windows) or not logs
     drawn, matched = align_and_match(windows if shown else [])
@@ -94,10 +102,17 @@ def recorded_tables(
         if not logs:
             steps += [(window.rank, TRACE, n, a, b, "") for n, a, b in window.steps]
     collectives = _window_collectives(drawn, matched) if drawn else _log_collectives(logs)
+    moved_ns = {
+        log.rank: log.steps[0].start_ns - was.steps[0].start_ns
+        for was, log in zip(given, aligned, strict=True)
+    }
+    detailed = drawn or [window.shifted(moved_ns.get(window.rank, 0)) for window in windows]
     return Tables(
         pl.DataFrame(steps, schema=STEPS, orient="row").sort("rank", "start_ns"),
         pl.DataFrame(collectives, schema=COLLECTIVES, orient="row").sort("rank", "arrival_ns"),
         pl.DataFrame(events, schema=EVENTS, orient="row").sort("rank", "source", "track", "start_ns"),
+        details(aligned, detailed),
+        counters(telemetry),
         {w.rank: w.host for w in windows if w.host} | {log.rank: log.host for log in logs if log.host},
         notes,
     )
@@ -109,26 +124,42 @@ def _log_steps(log: RankLog) -> list[tuple[object, ...]]:
 
 def _log_events(log: RankLog) -> list[tuple[object, ...]]:
     done = log.activities
+    numbers, starts, ends = (
+        np.array(column, np.int64)
+        for column in zip(*((s.number, s.start_ns, s.end_ns) for s in log.steps), strict=True)
+    )
+
+    def step_at(at: Ints) -> Ints:
+        index = (np.searchsorted(starts, at, side="right") - 1).clip(min=0)
+        return np.where((starts[index] <= at) & (at < ends[index]), numbers[index], UNKNOWN_STEP)
+
     return [
-        row for name, work in done.sets.items() for row in _rows(log.rank, LOG, name, work, done.origin_ns)
+        row
+        for name, work in done.sets.items()
+        for row in _rows(log.rank, LOG, name, work, done.origin_ns, step_at)
     ]
 
 
 def _window_events(window: Window) -> list[tuple[object, ...]]:
+    def step_at(at: Ints) -> Ints:
+        return step_of(window, at) if window.steps else np.full(len(at), UNKNOWN_STEP)
+
     return [
         row
         for name, work in window.sets.items()
         if name not in NO_WORK
-        for row in _rows(window.rank, TRACE, name, work, 0)
+        for row in _rows(window.rank, TRACE, name, work, 0, step_at)
     ]
 
 
-def _rows(rank: int, source: str, name: str, intervals: Intervals, origin: int) -> list[tuple[object, ...]]:
+def _rows(
+    rank: int, source: str, name: str, intervals: Intervals, origin: int, step_at: Callable[[Ints], Ints]
+) -> list[tuple[object, ...]]:
     track = "compute" if name in DEVICE_COMPUTATION else "host"
     starts, ends = (side.astype(np.int64) + origin for side in intervals)
     return [
-        (rank, source, track, name, start, end - start)
-        for start, end in zip(starts.tolist(), ends.tolist(), strict=True)
+        (rank, source, step if step != UNKNOWN_STEP else None, track, name, start, end - start)
+        for step, start, end in zip(step_at(starts).tolist(), starts.tolist(), ends.tolist(), strict=True)
     ]
 
 

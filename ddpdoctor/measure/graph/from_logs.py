@@ -32,7 +32,7 @@ _MOST_CELLS = 20_000_000
 """Bound on N x K x R x C, so that a long run of many ranks stays in memory (8 bytes each)."""
 
 _NO_SYNC = "no collective that all ranks share"
-_ONLY_TIMES = "only its times recorded"
+_ONLY_TIMES = "thinned"
 _NONE_BEFORE = "no measured step before it"
 _BOUNDED = "left out, to bound memory"
 

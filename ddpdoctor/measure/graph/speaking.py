@@ -25,12 +25,14 @@ class Recording(StrEnum):
 
 
 _WHY = {
-    Recording.HOST_LOG: "On a CPU the hosts' clocks tell when work was done, in every step of the run.",
-    Recording.DEVICE_LOG: "CUDA events tell when the devices did the work of every step, and no profiled window shows more.",
-    Recording.WINDOW: "A host only issues its device's work: the profiled window shows when it was done.",
+    Recording.HOST_LOG: "On CPUs, the hosts' clocks show when work was done, in every step of the run.",
+    Recording.DEVICE_LOG: "CUDA events show when devices did the work of every step, and no profiler window shows more.",
+    Recording.WINDOW: "Hosts only issue work: the profiler window shows when their devices did it.",
 }
-_NO_LOGS = "There are no step logs: the traces are all that was recorded."
-_NO_WINDOW = "No profiled window could be used: the step logs show when hosts issued work to their devices, not when it was done."
+_NO_LOGS = "There are no step logs, only traces."
+_NO_WINDOW = (
+    "No profiler window could be used: the step logs show when hosts issued work, not when devices did it."
+)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from .breakdown import critical_breakdown, cycle_breakdown, rank_breakdown
 from .buckets import Reductions, bucket_facts, reductions_of
 from .communication import communication_facts, wait_and_transfer_ms
 from .cores import Cores, host_cores
-from .curves import telemetry_series
+from .curves import readings, telemetry_series
 from .ddp import ddp_facts
 from .gpus import gpu_facts
 from .hosts import host_facts
@@ -31,6 +31,7 @@ from .search import search_ms
 from .steps import SLOW_STEP, outstanding, step_facts
 from .summaries import behind, lateness, rank_summaries, series
 from .timeline import timeline
+from .userlines import users_line
 
 __all__ = [
     "SLOW_STEP",
@@ -58,6 +59,7 @@ __all__ = [
     "outstanding",
     "rank_breakdown",
     "rank_summaries",
+    "readings",
     "reducer_work",
     "reductions_of",
     "search_ms",
@@ -67,6 +69,7 @@ __all__ = [
     "telemetry_series",
     "timeline",
     "transfers",
+    "users_line",
     "wait_and_transfer_ms",
     "window_cost",
 ]

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ddpdoctor.measure.summary import TelemetrySeries
-from ddpdoctor.measure.telemetry import Column, HostTelemetry
+from ddpdoctor.measure.telemetry import HostTelemetry
 
 _MOST_POINTS = 300
 """Of a curve: more than a chart of the report has room for."""
@@ -22,26 +23,34 @@ _GPU_FIELDS = (
 """Fields of the samples, each with its unit."""
 
 
+Reading = tuple[str, str, str, NDArray[np.int64], NDArray[np.float64]]
+"""Source, field and unit; times, epoch ns of the host's own clock, and values."""
+
+
+def readings(hosts: Mapping[str, HostTelemetry]) -> Iterator[Reading]:
+    """Everything that is drawn of the hosts and their GPUs, less what was never read."""
+    for name, host in hosts.items():
+        columns = [(name, field, unit, host.host_column(field)) for field, unit in _HOST_FIELDS]
+        for index in (int(gpu["index"]) for gpu in host.gpus):
+            source = f"{name} GPU {index}"
+            columns += [(source, field, unit, host.gpu_column(index, field)) for field, unit in _GPU_FIELDS]
+        for source, field, unit, (times, values) in columns:
+            if len(values) and not np.isnan(values).all():
+                yield source, field, unit, times, values
+
+
 def telemetry_series(hosts: Mapping[str, HostTelemetry], started_ns: int | None) -> list[TelemetrySeries]:
     """Curves of all hosts and their GPUs, thinned; times count from ``started_ns``, else from each host's first sample."""
-    curves = []
-    for name, host in hosts.items():
-        origin_ns = started_ns or int(host.header.get("started_ns") or 0)
-        for field, unit in _HOST_FIELDS:
-            curves.append(_curve(name, field, unit, host.host_column(field), origin_ns))
-        for gpu in host.gpus:
-            index = int(gpu["index"])
-            for field, unit in _GPU_FIELDS:
-                column = host.gpu_column(index, field)
-                curves.append(_curve(f"{name} GPU {index}", field, unit, column, origin_ns))
-    return [curve for curve in curves if curve is not None]
+    return [
+        _curve(reading, started_ns or int(host.header.get("started_ns") or 0))
+        for name, host in hosts.items()
+        for reading in readings({name: host})
+    ]
 
 
-def _curve(source: str, field: str, unit: str, column: Column, origin_ns: int) -> TelemetrySeries | None:
-    """Every so manieth reading; None where nothing was read."""
-    times, values = column
-    if not len(values) or np.isnan(values).all():
-        return None
+def _curve(reading: Reading, origin_ns: int) -> TelemetrySeries:
+    """Every so manieth reading."""
+    source, field, unit, times, values = reading
     stride = -(-len(values) // _MOST_POINTS)
     return TelemetrySeries(
         source=source,

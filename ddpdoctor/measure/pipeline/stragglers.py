@@ -218,7 +218,7 @@ def _usable(ops: Operations) -> tuple[Operations, int, list[str]]:
     if not known.all():
         names = ", ".join(name for name in ops.kinds if name not in KINDS)
         notes.append(
-            f"{ops.source}: {int((~known).sum())} operation(s) of unknown kind were left out: {names}."
+            f"{ops.source}: {int((~known).sum())} operation(s) of unknown kind were skipped: {names}."
         )
     chosen = places.only(known)
     whole = whole_steps(chosen)

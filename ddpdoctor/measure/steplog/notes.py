@@ -41,7 +41,7 @@ def _shorter(logs: Sequence[RankLog]) -> list[Note]:
     most = max((len(log.steps) for log in logs), default=0)
     return [
         Note(
-            f"Rank {log.rank} recorded {len(log.steps)} steps where others recorded {most}: "
+            f"Rank {log.rank} recorded {len(log.steps)} steps while others recorded {most}: "
             "only steps that all recorded are measured.",
             ranks=(log.rank,),
         )

@@ -72,7 +72,7 @@ def _of_run(run: RunDirectory, first: dict[int, RankRecord], read: dict[int, Ran
             notes += logs[-1].notes
         else:
             notes.append(
-                f"{record.path}: rank {record.rank} was read from another folder already and is left out."
+                f"{record.path}: rank {record.rank} was already read from another folder and is skipped."
             )
     return RunLogs(logs, notes)
 

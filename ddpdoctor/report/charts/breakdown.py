@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, RankSummary
-from ddpdoctor.measure.taxonomy import PARTS
+from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import percent_of
 from ddpdoctor.report.charts.step_times import notable_ranks
@@ -73,6 +73,10 @@ def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
                 cells=[show(values[name]) if values.get(name, 0) > 0 else "" for name in parts],
             )
         )
+    if Part.COMM_TRANSFER in parts and not words.is_whole(diagnosis.job):
+        notes.append(
+            "Not all ranks were recorded: what is shown as transfer may be waiting for one of the others."
+        )
     return Breakdown(rows=rows, parts=parts, notes=notes)
 
 
@@ -88,8 +92,8 @@ def _rank_bars(
     keys = sorted({key for rank in others for key in rank.breakdown_ms})
     average = {key: sum(rank.breakdown_ms.get(key, 0.0) for rank in others) / len(others) for key in keys}
     notes.append(
-        f"{len(known)} ranks: those that the findings name or that keep others waiting have a bar of "
-        f"their own, the other {len(others)} are averaged."
+        f"{len(known)} ranks: those that findings name or that keep others waiting have their own "
+        f"bars; the other {len(others)} are averaged."
     )
     bars = [(f"rank {rank.rank}", details[rank.rank], rank.breakdown_ms) for rank in shown]
     return [*bars, (f"{len(others)} others", "mean", average)]

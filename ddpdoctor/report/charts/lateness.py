@@ -80,7 +80,7 @@ def lateness(diagnosis: Diagnosis) -> HeatMap | None:
     height_px = max(6.0, min(18.0, 420 / len(cells)))
     notes = []
     if len(cells) < len(rows) or length > COLUMNS:
-        notes.append("Neighbouring ranks and steps share a cell, which shows the latest of them.")
+        notes.append("Neighbouring ranks and steps share a cell, which shows the latest.")
     worst = max(rows, key=lambda pair: sum(max(v, 0.0) for v in recorded(pair[1])))
     worst_ms = mean(recorded(worst[1]) or [0.0])
     return HeatMap(

@@ -95,7 +95,9 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
         return trace
     except (*_BROKEN, zipfile.BadZipFile) as error:
         why = f" ({error})" if isinstance(error, UnsoundTraceError) else ""
-        raise UnusableInput(f"{path} is no whole file of columns{why}: digest the trace again.") from error
+        raise UnusableInput(
+            f"{path} is not a complete file of columns{why}: digest the trace again."
+        ) from error
 
 
 def _parquet(table: object, columns: tuple[str, ...]) -> bytes:

@@ -48,7 +48,7 @@ def _copied(folder: Path, run: Path, out: Path) -> Iterator[str]:
             if entry.is_dir(follow_symlinks=False):
                 yield from _copied(source, run, target)
             elif entry.is_symlink() and not lies_within(source, run):
-                yield f"{source} is a link out of the run directory and was left out."
+                yield f"{source} is a link out of the run directory and was skipped."
             elif not entry.is_file():
                 yield f"{source} is no file and was left out."
             elif is_hollow(entry.stat()):

@@ -125,7 +125,7 @@ def _stuck(worker: _Worker) -> Result:
     return (
         task.number,
         None,
-        f"{task.file}: the process that read it did not come to an end and was given up.",
+        f"{task.file}: the process that read it did not finish and was given up.",
     )
 
 

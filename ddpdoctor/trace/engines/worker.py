@@ -42,7 +42,7 @@ def attempt(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None,
     except DdpDoctorError as error:
         return None, str(error)
     except MemoryError:
-        return None, f"{file} does not fit into the memory of this machine."
+        return None, f"{file} does not fit in this machine's memory."
     except RecursionError:
         return None, f"{file} cannot be read: it is nested too deeply."
     except Exception as error:  # one bad file must not cost the others

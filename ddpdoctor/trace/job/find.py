@@ -53,7 +53,7 @@ def find_traces(paths: Sequence[str]) -> TraceSet:
         )
     if ignored:
         many = f"{len(ignored)} JSON file(s)"
-        notes.append(f"{many} hold no profiler events and were passed over{_named(ignored)}.")
+        notes.append(f"{many} hold no profiler events and were skipped{_named(ignored)}.")
     return TraceSet(tuple(part for file in files for part in parts_of(file)), tuple(notes))
 
 
@@ -83,7 +83,7 @@ def _expand(path: str, notes: list[str]) -> list[str]:
         return [path]
     matches = sorted(f for f in glob.glob(path, recursive=True) if Path(f).is_file())  # noqa: PTH207
     if not matches:
-        raise UnusableInput(f"{path} does not exist, and no file matches it as a pattern.")
+        raise UnusableInput(f"{path} does not exist, and matches no file as a pattern.")
     return matches
 
 

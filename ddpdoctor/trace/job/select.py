@@ -28,7 +28,7 @@ def one_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list[Ra
     groups = sorted(_jobs(traces), key=_weight, reverse=True)
     if chosen is None and _differ(groups):
         raise UnusableInput(
-            f"The files are of different jobs: {_listed(groups)}. Choose one with --job N, or name its files."
+            f"The files come from different jobs: {_listed(groups)}. Choose one with --job N, or name its files."
         )
     if chosen is not None and not 1 <= chosen <= len(groups):
         raise UnusableInput(f"There is no job {chosen}; the files are of {_listed(groups)}.")
@@ -96,10 +96,10 @@ def _weight(group: list[RankTrace]) -> tuple[int, int, int]:
 def _left_out(kept: list[RankTrace], others: list[RankTrace]) -> str:
     first = others[0].meta.source
     return (
-        "The files are of more than one job or recording (they differ in world size or backend, "
+        "The files come from more than one job or recording (they differ in world size or backend, "
         f"or lie far apart in time): "
         f"the {len(kept)} that belong together are used, {len(others)} left out, such as {first}. "
-        "To analyse those, name their files, or choose with --job N."
+        "To analyse those, name their files or choose with --job N."
     )
 
 
@@ -109,12 +109,11 @@ def _numbered(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
     if not nameless or len(traces) == 1:
         return traces
     if len(nameless) == len(traces):
-        notes.append("No trace says which rank it is: the ranks are numbered in the order of the file names.")
+        notes.append("No trace names its rank: ranks are numbered in the order of the file names.")
         ordered = sorted(traces, key=lambda t: t.meta.source)
         return [replace(t, meta=replace(t.meta, rank=i)) for i, t in enumerate(ordered)]
     notes.append(
-        f"{len(nameless)} file(s) do not say which rank they are and were left out, "
-        f"such as {nameless[0].meta.source}."
+        f"{len(nameless)} file(s) do not name their rank and were skipped, such as {nameless[0].meta.source}."
     )
     return [t for t in traces if t.meta.rank is not None]
 
@@ -137,7 +136,7 @@ def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
         chosen.append(best)
         notes.append(
             f"Rank {rank} has {len(candidates)} traces: {best.meta.source} is used, "
-            "the latest that the ranks share."
+            "the latest that the ranks have in common."
         )
     return chosen
 

@@ -108,7 +108,7 @@ def _tried(path: str, size: int, mtime_ns: int) -> str:
             check=False,
         )
     except subprocess.TimeoutExpired:
-        return "the process that tried to did not come to an end"
+        return "the process that tried to did not finish"
     return f"the process that tried to was ended by signal {-done.returncode}" if done.returncode < 0 else ""
 
 

@@ -50,7 +50,7 @@ def read_operations(path: str) -> Operations:
     _check(path, whole)
     notes = []
     if lost := table.height - whole.height:
-        notes.append(f"{path}: {lost} operation(s) lack a time or a place and were left out.")
+        notes.append(f"{path}: {lost} operation(s) lack a time or a place and were skipped.")
     kinds = tuple(sorted(whole["optype"].unique().to_list()))
     position = {name: i for i, name in enumerate(kinds)}
     return Operations(
@@ -85,7 +85,7 @@ def _check(path: str, whole: pl.DataFrame) -> None:
     replays = sum(whole[name].n_unique() for name in ("dp_rank", "stage"))
     if replays * whole.height > _MOST_REPLAYED:
         raise UnusableInput(
-            f"{path} is too large to be analysed: {whole.height} operations, to be replayed {replays} times."
+            f"{path} is too large to analyse: {whole.height} operations, to be replayed {replays} times."
         )
     if not whole["duration"].max():
         raise UnusableInput(f"{path} holds no operation that takes any time.")

@@ -317,4 +317,4 @@ def test_unknown_kinds_and_tensor_parallel_twins_are_left_out_and_told():
     found = measure_stragglers(job.operations())
     assert (found.slowdown, found.slow_workers) == (plain.slowdown, plain.slow_workers)
     assert "4 rank(s) share a replica and stage" in found.notes[0]
-    assert "1 operation(s) of unknown kind were left out: coffee" in found.notes[1]
+    assert "1 operation(s) of unknown kind were skipped: coffee" in found.notes[1]

@@ -65,7 +65,7 @@ def test_a_damaged_digest_is_one_sentence(tmp_path, damage):
     if damage == "members":
         with zipfile.ZipFile(path, "w") as made:
             made.writestr("other", "x")
-    with pytest.raises(UnusableInput, match="is no whole file of columns") as raised:
+    with pytest.raises(UnusableInput, match="is not a complete file of columns") as raised:
         load_trace(path)
     assert path in str(raised.value) and "\n" not in str(raised.value)
 
@@ -155,7 +155,7 @@ def test_a_digest_of_what_cannot_be_is_one_sentence_and_the_others_are_read(tmp_
     loaded = load_traces([bad, good], jobs=1)
     assert [trace.meta.source for trace in loaded.traces] == [good]
     ((file, reason),) = loaded.failed
-    assert file == bad and "is no whole file of columns" in reason and "\n" not in reason
+    assert file == bad and "is not a complete file of columns" in reason and "\n" not in reason
 
 
 def test_a_link_is_not_digested_into_what_it_leads_to(tmp_path):

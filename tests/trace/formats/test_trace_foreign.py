@@ -15,8 +15,8 @@ def browser(name="RunTask", cat="toplevel"):
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ({**browser(), "metadata": {"os-name": "Linux"}}, "is no trace of the PyTorch profiler"),
-        (browser("step 3", "blink.user_timing"), "is no trace of the PyTorch profiler"),
+        ({**browser(), "metadata": {"os-name": "Linux"}}, "is not a PyTorch profiler trace"),
+        (browser("step 3", "blink.user_timing"), "is not a PyTorch profiler trace"),
         (
             {"traceEvents": [{"ph": "B", "name": "a", "ts": 1}]},
             "none of its events has a begin and a duration",
@@ -65,7 +65,7 @@ def test_negative_durations_and_missing_names_are_counted(tmp_path):
     assert trace.size == 5 and trace.duration_ns.min() == 0
     assert [note.removeprefix(f"{path}: ") for note in trace.meta.notes] == [
         "2 event(s) without a usable duration (such as a negative one) count as instants.",
-        "1 event(s) without a name: what they did cannot be told.",
+        "1 event(s) without a name: what they did is unknown.",
     ]
 
 

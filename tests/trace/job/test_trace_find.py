@@ -33,7 +33,7 @@ def test_folders_are_searched_by_content(tmp_path):
     found = find_traces([str(tmp_path)])
     assert sorted(found.files) == sorted(good)
     passed_over = tmp_path / "config.json"
-    assert found.notes == (f"1 JSON file(s) hold no profiler events and were passed over: {passed_over}.",)
+    assert found.notes == (f"1 JSON file(s) hold no profiler events and were skipped: {passed_over}.",)
 
 
 def test_patterns_and_single_files(tmp_path):

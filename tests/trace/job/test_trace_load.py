@@ -119,7 +119,10 @@ def test_a_file_that_is_too_large_for_the_memory_is_named_and_the_rest_goes_on(t
         env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "POLARS_MAX_THREADS": "1"},
     )
     assert done.stdout.strip() == f"[0, 1, 2] {tmp_path / 'huge.json.gz'}", done.stderr
-    assert "does not fit into the memory" in done.stderr or "the process that read it ended" in done.stderr
+    assert (
+        "does not fit in this machine's memory" in done.stderr
+        or "the process that read it ended" in done.stderr
+    )
 
 
 def test_nothing_usable_is_an_error_with_the_reason(tmp_path):
@@ -236,9 +239,7 @@ def test_a_worker_that_hangs_is_given_up_and_the_rest_goes_on(tmp_path, always_p
     monkeypatch.setattr("ddpdoctor.trace.engines.processes._ANY_S", 1.0)
     loaded = load_traces([stuck, *files], jobs=2)
     assert [t.meta.rank for t in loaded.traces] == [0, 1]
-    assert loaded.failed == [
-        (stuck, f"{stuck}: the process that read it did not come to an end and was given up.")
-    ]
+    assert loaded.failed == [(stuck, f"{stuck}: the process that read it did not finish and was given up.")]
 
 
 def test_workers_import_nothing_from_the_folder_they_are_started_in(tmp_path, always_processes, monkeypatch):

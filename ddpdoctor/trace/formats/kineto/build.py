@@ -111,7 +111,7 @@ class ColumnBuilder:
         ids = _named_ids(self._categories, [e.cat for e in rows])
         if len(self._categories) > _MOST_CATEGORIES or len(self.lanes) > MOST_LANES:
             raise UnusableInput(
-                f"{path} is no trace of a profiler: it names more than {_MOST_CATEGORIES} categories of events or "
+                f"{path} is not a profiler trace: it names more than {_MOST_CATEGORIES} categories of events or "
                 f"{MOST_LANES} threads and streams."
             )
         for raw in list(self._categories)[len(self._is_device) :]:

@@ -81,24 +81,24 @@ def _versions(top: dict[str, Any], job: dict[str, Any]) -> dict[str, str]:
 def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[str]:
     if stream.truncated:
         why = stream.source.broken or "ends before its list of events does"
-        yield f"{path} {why}: its {builder.rows} whole events are used, what came after is lost."
+        yield f"{path} {why}: its {builder.rows} whole events are used, the rest is lost."
     if stream.damages:
         places = "in one place" if stream.damages == 1 else f"in {stream.damages} places"
-        yield f"{path} is damaged {places}: what cannot be read there is left out, {builder.rows} whole events are used."
+        yield f"{path} is damaged {places}: unreadable parts are skipped, {builder.rows} whole events are used."
     if stream.oversized:
-        yield f"{path} holds {stream.oversized} event(s) longer than {LONGEST_EVENT_BYTES >> 20} MiB: they were passed over."
+        yield f"{path} holds {stream.oversized} event(s) longer than {LONGEST_EVENT_BYTES >> 20} MiB: they were skipped."
     if stream.top_unread:
-        yield f"{path} holds too much text before its events to be read: it may not be known of which rank it is."
+        yield f"{path} holds too much text before its events to be read: its rank may be unknown."
     if stream.repaired:
         yield f"{path} holds text that is not valid JSON (such as NaN or raw backslashes): it was repaired."
     if stream.lost_events:
-        yield f"{path}: {stream.lost_events} malformed event(s) were left out."
+        yield f"{path}: {stream.lost_events} malformed event(s) were skipped."
     if builder.without_duration:
         yield f"{path}: {builder.without_duration} event(s) without a usable duration (such as a negative one) count as instants."
     if builder.without_name:
-        yield f"{path}: {builder.without_name} event(s) without a name: what they did cannot be told."
+        yield f"{path}: {builder.without_name} event(s) without a name: what they did is unknown."
     if builder.without_time:
-        yield f"{path}: {builder.without_time} event(s) without a usable time were left out."
+        yield f"{path}: {builder.without_time} event(s) without a usable time were skipped."
     job = stream.top.get("distributedInfo")
     stated = {"baseTimeNanoseconds": (stream.top, LIMIT_NS)}
     if isinstance(job, dict):

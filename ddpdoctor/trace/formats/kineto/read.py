@@ -29,7 +29,7 @@ def read(path: str, rank: int | None) -> RankTrace:
         raise UnusableInput(_no_rows(path, stream, builder))
     if is_own_timeline(stream.top):
         raise UnusableInput(
-            f"{path} is a timeline that ddpdoctor exported: name the run or the traces that it was made of."
+            f"{path} is a timeline that ddpdoctor exported: name the run or the traces it was made from."
         )
     if builder.lanes.of_ascend:
         # Its events have no categories there, so that a job on NPUs would be taken for one on CPUs.
@@ -40,7 +40,7 @@ def read(path: str, rank: int | None) -> RankTrace:
     trace = builder.finish(meta_of(path, rank, base_ns, stream, builder))
     if is_foreign(stream.top, trace.categories, trace.names):
         raise UnusableInput(
-            f"{path} is no trace of the PyTorch profiler: it holds no torch operator, kernel, collective or "
+            f"{path} is not a PyTorch profiler trace: it has no torch operator, kernel, collective or "
             "profiler step."
         )
     return trace

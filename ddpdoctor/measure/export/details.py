@@ -1,0 +1,167 @@
+"""What a timeline shows beside the measured work: annotations, operators, kernels, sampled lines, and counters of the machines.
+
+Bounded, as a browser has to open it: of more than fits, the longest stand, and of each rank as many as of the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from posixpath import basename
+
+import numpy as np
+import polars as pl
+from numpy.typing import NDArray
+
+from ddpdoctor.measure.metrics import readings
+from ddpdoctor.measure.numerics import Ints
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.telemetry import HostTelemetry
+from ddpdoctor.measure.window import Window, main_lane
+from ddpdoctor.trace import RankTrace, classify
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """How much of it is kept."""
+
+    most_rows: int = 150_000
+    """Of all ranks together: with as many slices again of measured work, Perfetto opens the file within seconds."""
+    fewest_rows: int = 500
+    """Of a rank, however many there are."""
+    nested: int = 3
+    """Operators within operators: deeper ones are the launches of those above."""
+    most_letters: int = 120
+    """Of a name: templates of kernels take thousands."""
+    usual_gap: float = 3.0
+    """Times the usual distance of two samples beyond which the sampler looked away, and nothing is known."""
+    most_readings: int = 2_000
+    """Of one counter."""
+
+
+TUNING = Tuning()
+
+DETAILS = {
+    "rank": pl.Int32,
+    "track": pl.String,
+    "name": pl.String,
+    "start_ns": pl.Int64,
+    "duration_ns": pl.Int64,
+}
+"""One row for each of them. ``track``: annotations, operators (of the training thread; of others with their number), stream N (what
+a device did there, by the names of its kernels) or sampled lines (of the training thread, from stack samples)."""
+
+COUNTERS = {
+    "source": pl.String,
+    "field": pl.String,
+    "unit": pl.String,
+    "time_ns": pl.Int64,
+    "value": pl.Float64,
+}
+"""One row for each reading of a host or one of its GPUs."""
+
+
+def details(logs: Sequence[RankLog], windows: Sequence[Window]) -> pl.DataFrame:
+    """Of recordings on one clock."""
+    ranks = len({log.rank for log in logs} | {window.rank for window in windows})
+    most = max(TUNING.most_rows // max(ranks, 1), TUNING.fewest_rows)
+    tables = [_longest(pl.concat([*_of_window(window)]), most) for window in windows]
+    tables += [_longest(_sampled(log), most) for log in logs]
+    whole = pl.concat([_empty(), *tables])
+    return whole.sort("rank", "track", "start_ns")
+
+
+def counters(telemetry: Mapping[str, HostTelemetry]) -> pl.DataFrame:
+    """Of all hosts, each on its own clock."""
+    rows = [
+        (source, field, unit, time, value)
+        for source, field, unit, times, values in readings(telemetry)
+        for time, value in _thinned(times, values)
+    ]
+    return pl.DataFrame(rows, schema=COUNTERS, orient="row")
+
+
+def _thinned(times: Ints, values: NDArray[np.float64]) -> Iterator[tuple[int, float]]:
+    stride = -(-len(values) // TUNING.most_readings) or 1
+    known = ~np.isnan(values[::stride])
+    return zip(times[::stride][known].tolist(), values[::stride][known].tolist(), strict=True)
+
+
+def _empty() -> pl.DataFrame:
+    return pl.DataFrame(schema=DETAILS)
+
+
+def _longest(table: pl.DataFrame, most: int) -> pl.DataFrame:
+    return table if len(table) <= most else table.top_k(most, by="duration_ns")
+
+
+def _of_window(window: Window) -> Iterator[pl.DataFrame]:
+    trace = window.trace
+    yield _empty()
+    marks = trace.name_mask(lambda name: classify.step_number(name) is not None)
+    yield _rows(window, "annotations", np.flatnonzero(trace.category_mask("user_annotation") & ~marks))
+    operators = trace.category_mask("cpu_op") & ~marks
+    training = main_lane(trace)
+    for number, lane in enumerate(
+        sorted(np.unique(trace.lane[operators]).tolist(), key=lambda lane: lane != training)
+    ):
+        label = "operators" if lane == training else f"operators, thread {number + 1}"
+        yield _rows(window, label, _outer(trace, np.flatnonzero(operators & (trace.lane == lane))))
+    work = classify.device_work(trace)
+    for stream in np.unique(trace.stream[work]).tolist():
+        label = "device" if stream < 0 else f"stream {stream}"
+        yield _rows(window, label, np.flatnonzero(work & (trace.stream == stream)))
+
+
+def _rows(window: Window, track: str, rows: Ints) -> pl.DataFrame:
+    trace = window.trace
+    names = [trace.names[name][: TUNING.most_letters] for name in trace.name[rows].tolist()]
+    count = len(rows)
+    columns = {
+        "rank": np.full(count, window.rank, np.int32),
+        "track": [track] * count,
+        "name": names,
+        "start_ns": trace.start_ns[rows] + window.shifted_ns,
+        "duration_ns": trace.duration_ns[rows],
+    }
+    return pl.DataFrame(columns, schema=DETAILS).filter(pl.col("duration_ns") > 0)
+
+
+def _outer(trace: RankTrace, rows: Ints) -> Ints:
+    """Those of ``rows``, of one thread and in order, that lie in few others."""
+    open_until: list[int] = []
+    kept = []
+    ends = trace.end_ns[rows].tolist()
+    for row, start, end in zip(rows.tolist(), trace.start_ns[rows].tolist(), ends, strict=True):
+        while open_until and open_until[-1] <= start:
+            open_until.pop()
+        if len(open_until) < TUNING.nested:
+            kept.append(row)
+        open_until.append(end)
+    return np.array(kept, np.int64)
+
+
+def _sampled(log: RankLog) -> pl.DataFrame:
+    """Neighbouring samples of one line of the script as one row, up to the sample that saw another."""
+    samples = log.samples[log.samples[:, 1] >= 0] if len(log.samples) else log.samples
+    if len(samples) < 2:
+        return _empty()
+    times, lines = samples[:, 0], samples[:, 1]
+    apart = np.diff(times)
+    known = apart <= TUNING.usual_gap * float(np.median(apart))
+    begins = np.flatnonzero(np.append(True, (np.diff(lines) != 0) | ~known))
+    last = np.append(begins[1:], len(samples)) - 1
+    # Until the next sample, where the sampler did not look away.
+    until = np.where(
+        np.append(known, False)[last], times[np.minimum(last + 1, len(samples) - 1)], times[last]
+    )
+    where = [log.sample_where.get(line) for line in lines[begins].tolist()]
+    names = ["" if line is None else f"{basename(line.file)}:{line.line} {line.function}" for line in where]
+    columns = {
+        "rank": np.full(len(begins), log.rank, np.int32),
+        "track": ["sampled lines"] * len(begins),
+        "name": names,
+        "start_ns": times[begins],
+        "duration_ns": until - times[begins],
+    }
+    return pl.DataFrame(columns, schema=DETAILS).filter((pl.col("duration_ns") > 0) & (pl.col("name") != ""))

@@ -1,0 +1,43 @@
+"""How severe findings are, and in which order they stand, whatever the thresholds."""
+
+from __future__ import annotations
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import Coverage
+from ddpdoctor.diagnose.engine import diagnose
+from ddpdoctor.diagnose.load import RuleSet
+from ddpdoctor.diagnose.selftest import completed
+from ddpdoctor.measure.facts import Facts
+from tests.diagnose.ruled import COMMON, FACTS, rule, run
+
+
+def test_one_step_is_never_critical() -> None:
+    once = RuleSet(COMMON, {"a/b": rule("a/b", costs="shared.data")})
+    given = msgspec.convert(completed(FACTS), Facts)
+    found = [diagnose(given, once, coverage=Coverage(steps, 2)).findings[0].severity for steps in (1, 2)]
+    assert found == ["warning", "critical"]
+
+
+def test_a_price_may_be_a_ceiling_in_some_cases_only() -> None:
+    for when, ceiling in (("size(cost.where) == 0", True), ("size(cost.where) > 0", False)):
+        assert run(rule("a/b", costs="shared.data", ceiling_when=when)).findings[0].at_most is ceiling
+
+
+def test_findings_stand_by_cost_whatever_the_thresholds() -> None:
+    rules = [
+        rule("a/late", costs="late.data"),
+        rule("a/shared", costs="shared.data"),
+        rule("a/once", costs="shared.host"),
+    ]
+    facts = FACTS | {"shared": {**FACTS["shared"], "host": {"ms_per_step": 20.0}}}
+    for thresholds in (
+        {},
+        {"all": {"warning_share": 0.25, "critical_share": 0.5}},
+        {"a/shared": {"warning_share": 0.9, "critical_share": 0.95}},
+        {"a/late": {"critical_share": 0.01}},
+    ):
+        found = run(*rules, facts=facts, thresholds=thresholds).findings
+        assert [finding.rule for finding in found] == ["a/shared", "a/once", "a/late"], thresholds
+        suppressed = run(*rules, facts=facts, thresholds=thresholds, suppressed=["a/shared"]).findings
+        assert [finding.rule for finding in suppressed] == ["a/once", "a/late"], thresholds
