@@ -81,7 +81,8 @@ def _leave() -> None:
 
 
 def _forget() -> None:
-    if _door.number:
+    # To unregister puts back what was before, also where the job has set a handler of its own since.
+    if _door.number and signal.getsignal(_door.number) is signal.SIG_DFL:
         faulthandler.unregister(_door.number)
     if _door.handle >= 0:
         os.close(_door.handle)
