@@ -24,6 +24,7 @@ VERBS = {
     "analyze": "Diagnose recorded runs or profiler traces",
     "digest": "Shrink traces to small files, to analyze elsewhere",
     "compare": "Compare two recordings of a job",
+    "history": "Show many runs over time, and where they changed",
     "try": "Measure what a change gains, before you edit the script",
     "export": "Export all ranks on one clock: Perfetto, Parquet, CSV",
     "rules": "List, show and test the rules behind the findings",

@@ -201,6 +201,20 @@ def _resampled_medians(values: NDArray[np.float64], random: np.random.Generator)
     return result
 
 
+def median_step(diagnosis: Diagnosis) -> tuple[float, tuple[float, float] | None] | None:
+    """(Median step, in ms, over all but the warm-up; its confidence interval, None with too few steps)."""
+    times_ms = _step_times(diagnosis)
+    if not len(times_ms):
+        middle_ms = diagnosis.steps.median_ms
+        return None if middle_ms is None else (middle_ms, None)
+    middle_ms = float(np.median(times_ms))
+    if len(times_ms) < FEWEST_POINTS:
+        return middle_ms, None
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(_resampled_medians(times_ms, np.random.default_rng(SEED)), [tail, 1 - tail])
+    return middle_ms, (float(low), float(high))
+
+
 def _judgement(ratio: Ratio | None, differences: list[Change]) -> str:
     if differences:
         return "not comparable"

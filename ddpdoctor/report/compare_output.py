@@ -73,7 +73,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         put(console, Text(plain(f"{name}: {', '.join(side.source)}: {side.headline}"), style="dim"))
     for grid in grids(comparison):
         console.print()
-        put(console, _table(grid))
+        put(console, table_of(grid))
     for note in comparison.notes:
         put(console, Text(plain(f"Note: {note}"), style="dim"))
 
@@ -161,7 +161,8 @@ def _number(value: float | None) -> str:
     return words.ABSENT if value is None else words.significant(value)
 
 
-def _table(grid: Grid) -> Table:
+def table_of(grid: Grid) -> Table:
+    """A grid as rich draws it."""
     table = Table(
         title=grid.title,
         title_justify="left",

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from typing import Mapping
 
-from .named import program_secrets, secret_values
+from .named import is_hash, program_secrets, secret_values
 from .secretnames import names_secret
 from .tokens import KNOWN_FORMS, LONG_RUN, NETRC, PRIVATE_KEY, SCHEME_WORD, random_parts_masked
 from .urls import mask_urls
@@ -28,6 +28,7 @@ _ALLOWED = re.compile(
     r"|SLURM_(JOB_ID|STEP_ID|PROCID|LOCALID|NODEID|NTASKS|NTASKS_PER_NODE|NNODES|JOB_NUM_NODES|NODELIST|JOB_NODELIST"
     r"|STEP_NODELIST|CPUS_PER_TASK|GPUS_ON_NODE|RESTART_COUNT)"
     r"|RANK|LOCAL_RANK|NODE_RANK|GROUP_RANK|ROLE_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|GROUP_WORLD_SIZE|ROLE_WORLD_SIZE"
+    r"|GITHUB_SHA|CI_COMMIT_SHA|GIT_COMMIT|BUILDKITE_COMMIT|CIRCLE_SHA1|BITBUCKET_COMMIT"
     r"|MASTER_ADDR|MASTER_PORT|MALLOC_CONF|LD_PRELOAD|PMIX_NAMESPACE|PMIX_RANK|MPI_LOCALRANKID|MPI_LOCALNRANKS"
 )
 """Whole names of the variables that are recorded."""
@@ -40,7 +41,7 @@ def recorded_environment(environment: Mapping[str, str]) -> dict[str, str]:
     masked.
     """
     return {
-        name: MASK if names_secret(name) else mask_text(value)
+        name: MASK if names_secret(name) else value if is_hash(name, value) else mask_text(value)
         for name, value in sorted(environment.items())
         if _ALLOWED.fullmatch(name)
     }

@@ -167,3 +167,14 @@ def test_no_file_of_a_run_holds_a_secret_of_its_surroundings(tmp_path):
     manifest = json.loads(written["manifest.json"])
     assert manifest["cwd"].endswith("HF_TOKEN=***")
     assert manifest["command"] == ["sh", "-c", "PW=*** python --password ***; exit 0", '{"token":***}']
+
+
+def test_the_commit_that_a_build_system_tells_is_no_secret():
+    commit = "3f786850e387550fdab836ed7e6dc881de23001b"
+    assert recorded_environment({"GITHUB_SHA": commit, "GIT_COMMIT": "3f78685"}) == {
+        "GITHUB_SHA": commit,
+        "GIT_COMMIT": "3f78685",
+    }
+    assert (
+        recorded_environment({"GIT_COMMIT": "AKIAIOSFODNN7EXAMPLE"})["GIT_COMMIT"] != "AKIAIOSFODNN7EXAMPLE"
+    )

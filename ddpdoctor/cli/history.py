@@ -1,0 +1,134 @@
+"""``ddpdoctor history``: many runs of a job, and where its step time changed."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from ddpdoctor.cli.diagnosed import diagnosis_at
+from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
+from ddpdoctor.cli.say import say
+from ddpdoctor.errors import DdpDoctorError, UnusableInput
+
+if TYPE_CHECKING:
+    from ddpdoctor.diagnose.diagnosis import Diagnosis
+
+EXIT_REGRESSION = 1
+_MOST_FILES = 10_000
+_REPORTS = (".json", ".html")
+
+
+@click.command("history")
+@click.argument("paths", nargs=-1, required=True, metavar="DIR...")
+@click.option(
+    "--html", type=click.Path(path_type=Path), metavar="F", help="Write the history as one HTML file."
+)
+@click.option(
+    "--json", "json_file", type=click.Path(path_type=Path), metavar="F", help="Write the history as JSON."
+)
+@click.option(
+    "--last",
+    type=click.IntRange(min=1),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Compare each job's newest run with the N before it.",
+)
+@click.option(
+    "--fail-on-regression",
+    "percent",
+    type=click.FloatRange(min=0),
+    metavar="PERCENT",
+    help="Exit with 1 if a job's newest run is slower by more than this, and not by chance; with 2 if that cannot be told.",
+)
+def command(
+    paths: tuple[str, ...], html: Path | None, json_file: Path | None, last: int, percent: float | None
+) -> None:
+    """Show step times and verdicts of many runs over time, and where they changed.
+
+    DIR holds run directories, diagnosis.json files or HTML reports, at any depth. Runs of another script, number of
+    ranks, batch size or device are listed as another job.
+
+    \b
+    Examples:
+      ddpdoctor history ddpdoctor-runs
+      ddpdoctor history nightly/ --html history.html --last 10 --fail-on-regression 5
+    """
+    from rich.console import Console
+
+    from ddpdoctor.report.history import history
+    from ddpdoctor.report.history_output import print_history, write_history_html, write_history_json
+
+    check_outputs([], {"--html": html, "--json": json_file})
+    recorded, notes = _recorded(paths)
+    if not recorded:
+        raise UnusableInput("; ".join([f"{', '.join(paths)}: no run and no report could be read", *notes]))
+    told = history(recorded, last, notes)
+    if json_file is not None:
+        write_history_json(told, json_file)
+    if html is not None:
+        write_history_html(told, html)
+    if not to_stdout([json_file, html]):
+        print_history(told, Console(highlight=False))
+    say_written([json_file, html])
+    if percent is None:
+        return
+    slower = told.regression_percent()
+    if slower is None:
+        raise UnusableInput("no job has a run before its newest: a regression cannot be told.")
+    if slower > percent:
+        say(f"Slower by {slower:.1f} %, more than the {percent:g} % allowed.", err=True)
+        raise click.exceptions.Exit(EXIT_REGRESSION)
+
+
+def _recorded(paths: tuple[str, ...]) -> tuple[list[tuple[str, Diagnosis]], list[str]]:
+    """(Where each run lies, with its diagnosis), and a sentence for each that cannot be read."""
+    found: list[tuple[str, Diagnosis]] = []
+    notes: list[str] = []
+    for path in paths:
+        if not Path(path).exists():
+            raise UnusableInput(f"{path}: no such file or directory")
+        for source, file in _sources(path):
+            try:
+                found.append((source, diagnosis_at(file)))
+            except DdpDoctorError as error:
+                notes.append(f"left out: {error}")
+    return found, notes
+
+
+def _sources(path: str) -> Iterator[tuple[str, str]]:
+    """(Name, what to read) of each run: its own diagnosis where it was made, else the recording; then of reports elsewhere."""
+    from ddpdoctor.report.read import holds_diagnosis
+    from ddpdoctor.rundir import DIAGNOSIS_FILE, run_directories
+
+    runs = run_directories(path) if Path(path).is_dir() else []
+    for run in runs:
+        made = Path(run) / DIAGNOSIS_FILE
+        yield run, str(made) if holds_diagnosis(made) else run
+    for file in _reports(path, set(runs)):
+        if holds_diagnosis(file):
+            yield str(file), str(file)
+
+
+def _reports(path: str, runs: set[str]) -> Iterator[Path]:
+    if Path(path).is_file():
+        yield Path(path)
+        return
+    seen = 0
+    for parent, folders, files in os.walk(path):
+        folders[:] = sorted(
+            name for name in folders if str(Path(parent) / name) not in runs and not name.startswith(".")
+        )
+        if parent in runs:
+            folders.clear()
+            continue
+        for name in sorted(files):
+            seen += 1
+            if seen > _MOST_FILES:
+                return
+            if name.endswith(_REPORTS):
+                yield Path(parent) / name

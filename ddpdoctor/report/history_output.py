@@ -1,0 +1,99 @@
+"""A history on the terminal, as JSON, and as one HTML file."""
+
+from __future__ import annotations
+
+import os
+
+import msgspec
+from markupsafe import Markup
+from rich.console import Console
+from rich.text import Text
+
+from ddpdoctor.plain import plain
+from ddpdoctor.report import words
+from ddpdoctor.report.compare_output import Grid, table_of
+from ddpdoctor.report.history import History, HistoryRun, JobHistory
+from ddpdoctor.report.html import inlined, page_environment
+from ddpdoctor.report.replace import write_whole
+from ddpdoctor.report.unbroken import put
+
+_COMMIT = 10
+"""Letters of a commit that are shown."""
+
+
+def write_history_json(history: History, path: str | os.PathLike[str]) -> None:
+    """Write the history as JSON (schema ``ddpdoctor.history/1``). Raises DdpDoctorError where it cannot."""
+    write_whole(path, msgspec.json.format(msgspec.json.encode(history), indent=1))
+
+
+def write_history_html(history: History, path: str | os.PathLike[str]) -> None:
+    """Write the history as one HTML document without scripts. Raises DdpDoctorError where it cannot."""
+    style, style_hash = inlined("report.css")
+    page = (
+        page_environment()
+        .get_template("history.html.j2")
+        .render(
+            jobs=[(job, _sentences(job), [grid_of(job)]) for job in history.jobs],
+            notes=history.notes,
+            style=style,
+            policy=Markup(f"default-src 'none'; style-src {style_hash}; base-uri 'none'; form-action 'none'"),
+        )
+    )
+    write_whole(path, page)
+
+
+def print_history(history: History, console: Console) -> None:
+    """Print each job with its changes and runs, the newest last. Fits 80 columns."""
+    for number, job in enumerate(history.jobs):
+        if number:
+            console.print()
+        console.print(Text(plain(job.job), style="bold"))
+        for sentence in _sentences(job):
+            console.print(Text(plain(sentence)))
+        put(console, table_of(grid_of(job)))
+    for note in history.notes:
+        console.print(Text(plain(f"Note: {note}"), style="dim"))
+
+
+def grid_of(job: JobHistory) -> Grid:
+    """The runs as a table of text; those after a change are marked."""
+    changed = {change.first: change for change in job.changes}
+    rows = []
+    for index, run in enumerate(job.runs):
+        change = changed.get(index)
+        mark = "" if change is None else f"{100 * (change.ratio - 1):+.1f} % from here"
+        rows.append(
+            [
+                (run.started or "time unknown").replace("T", " ")[:16],
+                (run.commit or "")[:_COMMIT],
+                words.milliseconds(run.median_ms) + _interval(run),
+                "healthy" if run.healthy else run.rule or "nothing can be told",
+                mark,
+            ]
+        )
+    return Grid("Runs", ["started (UTC)", "commit", "median step", "verdict", ""], rows)
+
+
+def _interval(run: HistoryRun) -> str:
+    if run.interval_ms is None or not run.median_ms:
+        return ""
+    low, high = run.interval_ms
+    return f" ±{50 * (high - low) / run.median_ms:.1f} %"
+
+
+def _sentences(job: JobHistory) -> list[str]:
+    told = []
+    for change in job.changes:
+        where = f"{change.source}{f' ({change.commit[:_COMMIT]})' if change.commit else ''}"
+        told.append(
+            f"{'Slower' if change.ratio > 1 else 'Faster'} from {where} on: {words.milliseconds(change.before_ms)} → "
+            f"{words.milliseconds(change.after_ms)} a step ({100 * (change.ratio - 1):+.1f} %; by chance in "
+            f"{words.percent(change.chance)} of such series)."
+        )
+    if job.newest_percent is not None and job.slower:
+        told.append(f"The newest run is slower than those before it: {job.newest_percent:+.1f} %.")
+    elif job.newest_percent is not None:
+        told.append(
+            f"The newest run is not clearly slower than those before it ({job.newest_percent:+.1f} %)."
+        )
+    return told

@@ -1,0 +1,46 @@
+"""``ddpdoctor history`` over folders of runs and reports."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+from click.testing import CliRunner
+
+from ddpdoctor.cli.history import command
+from ddpdoctor.cli.main import cli
+
+FIXTURES = Path(__file__).parents[2] / "fixtures"
+
+
+def ran(*arguments):
+    return CliRunner().invoke(command, [str(argument) for argument in arguments], catch_exceptions=False)
+
+
+def test_runs_and_reports_at_any_depth_are_found(tmp_path):
+    shutil.copytree(FIXTURES / "barrier", tmp_path / "nightly" / "1")
+    (tmp_path / "nightly" / "reports").mkdir()
+    report = tmp_path / "nightly" / "reports" / "d.json"
+    done = CliRunner().invoke(cli, ["analyze", str(FIXTURES / "barrier"), "--json", str(report), "-q"])
+    assert done.exit_code == 0
+    (tmp_path / "nightly" / "reports" / "other.json").write_text("{}")
+    (tmp_path / "nightly" / "reports" / "cut.html").write_text(
+        "<html><meta name=generator content='ddpdoctor 1'>"
+    )
+    done = ran(tmp_path / "nightly", "--json", "-")
+    told = json.loads(done.stdout)
+    assert done.exit_code == 0
+    assert [run["source"] for job in told["jobs"] for run in job["runs"]] == [
+        str(tmp_path / "nightly" / "1"),
+        str(report),
+    ]
+    assert len(told["notes"]) == 1 and "cut.html" in told["notes"][0]
+    assert ran(tmp_path / "nightly", "--fail-on-regression", 5).exit_code == 0
+
+
+def test_nothing_to_read_is_one_sentence(tmp_path):
+    done = CliRunner().invoke(command, [str(tmp_path)])
+    assert "no run and no report could be read" in str(done.exception)
+    done = CliRunner().invoke(command, [str(tmp_path / "nowhere")])
+    assert "no such file or directory" in str(done.exception)

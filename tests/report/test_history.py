@@ -1,0 +1,101 @@
+"""Many runs of a job whose truth is known: where its step time changed, and whether the newest run is slower."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import numpy as np
+import pytest
+import samples
+from rich.console import Console
+from test_compare import diagnosis
+
+from ddpdoctor.report.history import history
+from ddpdoctor.report.history_output import print_history, write_history_html, write_history_json
+
+DAY_NS = 86_400 * 10**9
+
+
+def run(day, step_ms, world=2, commit=None):
+    made = diagnosis(step_ms, points=60, seed=day, world=world)
+    job = msgspec.structs.replace(
+        made.job,
+        started_ns=day * DAY_NS,
+        command=["torchrun", "/home/alice/train.py"],
+        environment={} if commit is None else {"GITHUB_SHA": commit},
+    )
+    return f"runs/{day}", msgspec.structs.replace(made, job=job)
+
+
+def nightly(levels, scatter=0.02, seed=0):
+    """Runs whose level differs from start to start, as machines make it."""
+    drawn = np.random.default_rng(seed)
+    return [
+        run(day, level * (1 + scatter * drawn.standard_normal()), commit=f"{day:040x}")
+        for day, level in enumerate(levels, 1)
+    ]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_change_of_a_tenth_is_told_with_its_run(seed):
+    (job,) = history(nightly([50.0] * 9 + [55.0] * 8, seed=seed), last=5).jobs
+    (change,) = job.changes
+    assert abs(change.first - 9) <= 1 and change.chance < 0.01
+    assert change.ratio == pytest.approx(1.1, abs=0.03)
+    assert change.commit == job.runs[change.first].commit and change.source == job.runs[change.first].source
+
+
+def test_two_changes_are_two():
+    (job,) = history(nightly([50.0] * 8 + [60.0] * 8 + [45.0] * 8), last=5).jobs
+    assert [change.first for change in job.changes] == [8, 16]
+
+
+def test_runs_that_only_scatter_have_no_change_but_for_one_series_in_twenty():
+    series = [history(nightly([50.0] * 16, seed=seed), last=5).jobs[0].changes for seed in range(40)]
+    assert sum(map(bool, series)) <= 5
+
+
+def test_few_runs_tell_no_change():
+    assert history(nightly([50.0] * 3 + [80.0] * 3), last=5).jobs[0].changes == []
+
+
+def test_other_jobs_are_listed_apart_and_runs_by_their_time():
+    told = history([run(3, 50.0), run(1, 50.0), run(2, 30.0, world=4)], last=5)
+    assert [job.job for job in told.jobs] == [
+        "train.py, 2 ranks, batch 32, H100",
+        "train.py, 4 ranks, batch 32, H100",
+    ]
+    assert [each.started for each in told.jobs[0].runs] == [
+        "1970-01-02T00:00:00+00:00",
+        "1970-01-04T00:00:00+00:00",
+    ]
+
+
+def test_the_newest_run_fails_only_where_it_is_slower_than_all_of_the_last():
+    slower = history(nightly([50.0] * 6 + [60.0]), last=5)
+    assert slower.jobs[0].slower and slower.regression_percent() == pytest.approx(20, abs=5)
+    assert history(nightly([50.0] * 7), last=5).regression_percent() == 0.0
+    assert history(nightly([50.0, 62.0] + [50.0] * 3 + [60.0]), last=5).regression_percent() == 0.0, (
+        "it was so before"
+    )
+    assert history(nightly([50.0, 62.0] + [50.0] * 3 + [60.0]), last=3).regression_percent() > 10
+    assert history([run(1, 50.0)], last=5).regression_percent() is None
+
+
+def test_all_forms_carry_it(tmp_path):
+    told = history(nightly([50.0] * 9 + [55.0] * 8), last=5, notes=["left out: runs/x: empty"])
+    text = io.StringIO()
+    print_history(told, Console(file=text, width=80))
+    assert "from here" in text.getvalue() and "Note: left out" in text.getvalue()
+    assert max(map(len, text.getvalue().splitlines())) <= 80
+    write_history_json(told, tmp_path / "h.json")
+    assert msgspec.json.decode((tmp_path / "h.json").read_bytes())["schema"] == "ddpdoctor.history/1"
+    write_history_html(told, tmp_path / "h.html")
+    page = (tmp_path / "h.html").read_text()
+    assert "Content-Security-Policy" in page and "from here" in page and "<script" not in page
+
+
+def test_what_a_report_says_stays_text(tmp_path):
+    write_history_html(history([("<img src=x>", samples.hostile())], last=5), tmp_path / "h.html")
+    assert "<img src=x" not in (tmp_path / "h.html").read_text()
