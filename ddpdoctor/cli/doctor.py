@@ -25,7 +25,7 @@ def command(json_file: Path | None, job: tuple[str, ...]) -> None:
     """Say what this machine and the job's Python allow, and what a recording here would lack.
 
     COMMAND is the job's; it is not run, only the Python that it starts is asked. Without one, that of the torchrun on
-    the path. Exit code 0: a job can be recorded here; 1: it cannot.
+    the path. Exit code 0: a job can be recorded here; 1: it cannot; 2: there is no such COMMAND.
 
     \b
     Examples:

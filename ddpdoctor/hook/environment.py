@@ -64,7 +64,7 @@ def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[st
 def profile_steps(environment: Mapping[str, str]) -> Optional[Tuple[int, int]]:
     """The window asked for; None where none is, or where the variable is malformed."""
     first, _, stop = environment.get(PROFILE_STEPS, "").partition(":")
-    if not (first.isdigit() and stop.isdigit()) or int(first) >= int(stop):
+    if not (first.isdecimal() and stop.isdecimal()) or int(first) >= int(stop):
         return None
     return int(first), int(stop)
 
@@ -72,7 +72,7 @@ def profile_steps(environment: Mapping[str, str]) -> Optional[Tuple[int, int]]:
 def max_trace_bytes(environment: Mapping[str, str]) -> int:
     """Most bytes that this rank's trace may take on disk."""
     text = environment.get(MAX_TRACE_MB, "")
-    return (int(text) if text.isdigit() else DEFAULT_MAX_TRACE_MB) * 1_000_000
+    return (int(text) if text.isdecimal() else DEFAULT_MAX_TRACE_MB) * 1_000_000
 
 
 def hang_after_s(environment: Mapping[str, str]) -> float:

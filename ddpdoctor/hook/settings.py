@@ -103,7 +103,7 @@ def _described(before: List[Dict[str, Any]], things: List[Listed], describe: Any
 def _number(*names: str) -> Optional[int]:
     for name in names:
         value = os.environ.get(name, "")
-        if value.isdigit():
+        if value.isdecimal():
             return int(value)
     return None
 

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 
 from ddpdoctor.launch.directory import RUNS_FOLDER
-from ddpdoctor.launch.jobpython import asked, interpreter_of
+from ddpdoctor.launch.jobpython import Interpreter, asked, interpreter_of
 from ddpdoctor.telemetry import HostSampler, NvmlSampler
 
 _OLDEST_PYTHON, _OLDEST_TORCH = (3, 9), (2, 1)
@@ -66,11 +66,12 @@ def checks_for(command: Sequence[str]) -> list[Check]:
 
     Raises DdpDoctorError where there is no such command. Nothing is written but to a temporary folder.
     """
-    told = asked(interpreter := interpreter_of(command))
+    interpreter = interpreter_of(command)
+    told = asked(interpreter.path)
     host = HostSampler().facts
     checks: tuple[tuple[str, Callable[[], tuple[CheckState, str]]], ...] = (
-        ("Job's Python", lambda: _python(told, interpreter)),
-        ("PyTorch", lambda: _torch(told)),
+        ("Job's Python", lambda: _python(told, interpreter, command)),
+        ("PyTorch", lambda: _torch(told, command)),
         ("GPUs", lambda: _gpus(told)),
         ("Cores", lambda: _cores(host)),
         ("Memory", lambda: _memory(host)),
@@ -91,10 +92,10 @@ def _checked(name: str, check: Callable[[], tuple[CheckState, str]]) -> Check:
     return Check(name, state, words)
 
 
-def _python(told: dict[str, Any], interpreter: str) -> tuple[CheckState, str]:
+def _python(told: dict[str, Any], interpreter: Interpreter, command: Sequence[str]) -> tuple[CheckState, str]:
     if "python" not in told:
-        return CheckState.NO, f"{interpreter}: {told.get('error', 'no answer')}"
-    version, where = told["python"], told.get("executable") or interpreter
+        return CheckState.NO, f"{interpreter.path}: {told.get('error', 'no answer')}"
+    version, where = told["python"], told.get("executable") or interpreter.path
     if _numbers(version) < _OLDEST_PYTHON:
         return CheckState.NO, f"{version}, {where}: recording needs {_dotted(_OLDEST_PYTHON)} or newer"
     if not told.get("hook"):
@@ -102,13 +103,19 @@ def _python(told: dict[str, Any], interpreter: str) -> tuple[CheckState, str]:
             CheckState.NO,
             f"{version}, {where}: does not load the recorder (is it started with -S, -E or -I?)",
         )
+    if command and not interpreter.sure:
+        return (
+            CheckState.NOTE,
+            f"{version}, {where}: {command[0]} does not say which Python it starts; this one was asked",
+        )
     return CheckState.OK, f"{version}, {where}; the recorder loads"
 
 
-def _torch(told: dict[str, Any]) -> tuple[CheckState, str]:
+def _torch(told: dict[str, Any], command: Sequence[str]) -> tuple[CheckState, str]:
     version = told.get("torch")
     if version is None:
-        return CheckState.NO, f"not found ({told.get('error', 'no answer')}): name the job's command after --"
+        hint = "" if command else ": name the job's command after --"
+        return CheckState.NO, f"not found ({told.get('error', 'no answer')}){hint}"
     if not told.get("distributed"):
         return CheckState.NO, f"{version} without torch.distributed: no rank can be told from another"
     backends = told.get("backends") or []
@@ -153,7 +160,7 @@ def _cores(host: dict[str, Any]) -> tuple[CheckState, str]:
     if load > usable / 2:
         return (
             CheckState.NOTE,
-            f"{words}; others keep {load:.1f} of them busy now, which would show in every step",
+            f"{words}; load average {load:.1f}: other programs compete for them, which would show in every step",
         )
     return CheckState.OK, f"{words}, no limit of a container"
 

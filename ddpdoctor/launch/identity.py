@@ -39,7 +39,7 @@ def job_identity(environment: Mapping[str, str]) -> JobIdentity:
 
     Inside ``sbatch`` but outside ``srun`` there is no step, thus no shared job.
     """
-    task = next((int(environment[n]) for n in _TASK_VARIABLES if environment.get(n, "").isdigit()), None)
+    task = next((int(environment[n]) for n in _TASK_VARIABLES if environment.get(n, "").isdecimal()), None)
     if "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
         restart = environment.get("SLURM_RESTART_COUNT", "0")
         job = f"slurm-{environment.get('SLURM_JOB_ID', '0')}.{environment['SLURM_STEP_ID']}"

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.hook.environment import HookOptions, job_environment
@@ -20,6 +26,8 @@ _LAUNCHERS = ("torchrun", "python", "python3")
 _ANSWER = "DDPDOCTOR-ANSWER "
 _MOST_WORDS = 300
 _FIRST_LINE_BYTES = 512
+_MOST_BYTES = 1 << 20
+_END_S = 2.0
 _DEADLINE_S = 120.0
 """Importing torch from a cold network file system takes a minute."""
 _QUESTION = f"""
@@ -40,36 +48,52 @@ try:
     told["profiler"] = sorted(str(each).split(".")[-1] for each in torch.profiler.supported_activities())
 except Exception as error:
     told["error"] = "%s: %s" % (type(error).__name__, error)
-print("\\n{_ANSWER}" + json.dumps(told))
+print("\\n{_ANSWER}" + json.dumps(told), flush=True)
 """
 
 
-def interpreter_of(command: Sequence[str]) -> str:
+@dataclass(frozen=True)
+class Interpreter:
+    """The Python that a job most likely runs."""
+
+    path: str
+    sure: bool
+    """Whether the command names it; else it is the one that is found without."""
+
+
+def interpreter_of(command: Sequence[str]) -> Interpreter:
     """The Python that ``command`` starts; without a command, that of torchrun, else the first on the path, else our own.
 
-    Raises DdpDoctorError where the command is not there.
+    Raises DdpDoctorError where the command cannot be started.
     """
     if not command:
         found = next((path for name in _LAUNCHERS if (path := shutil.which(name))), None)
-        return sys.executable if found is None else _interpreter(found)
+        return Interpreter(sys.executable, False) if found is None else _interpreter(found)
     path = shutil.which(command[0])
     if path is None:
-        raise DdpDoctorError(f"{command[0]}: no such command here.")
+        there = bool(command[0]) and Path(command[0]).exists()
+        raise DdpDoctorError(
+            f"{command[0]}: not executable: start it with python."
+            if there
+            else f"{command[0] or 'the empty command'}: no such command here."
+        )
+    if not Path(path).is_file():
+        raise DdpDoctorError(f"{command[0]}: no program: not a regular file.")
     return _interpreter(path)
 
 
-def _interpreter(path: str) -> str:
+def _interpreter(path: str) -> Interpreter:
     """Of a script, what its first line names; of anything else that is no Python, the one on the path."""
     if Path(path).name.startswith("python"):
-        return path
+        return Interpreter(str(Path(path).absolute()), True)
     with Path(path).open("rb") as file:
         first = file.readline(_FIRST_LINE_BYTES)
-    words = os.fsdecode(first[2:]).split() if first.startswith(b"#!") else []
+    words = os.fsdecode(first[2:]).split() if first.startswith(b"#!") and b"\0" not in first else []
     if words and Path(words[0]).name == "env":
         words = [shutil.which(word) or word for word in words[1:] if not word.startswith("-")]
     if words and Path(words[0]).name.startswith("python"):
-        return words[0]
-    return shutil.which("python") or shutil.which("python3") or sys.executable
+        return Interpreter(words[0], True)
+    return Interpreter(shutil.which("python") or shutil.which("python3") or sys.executable, False)
 
 
 def asked(interpreter: str) -> dict[str, Any]:
@@ -82,27 +106,68 @@ def asked(interpreter: str) -> dict[str, Any]:
             folder, folder, HookOptions(profile_steps=None, hang_after_s=0), os.environ
         )
         try:
-            ended = subprocess.run(
-                [interpreter, "-c", _QUESTION],
-                env=environment,
-                cwd=folder,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                timeout=_DEADLINE_S,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
+            said = _said([interpreter, "-c", _QUESTION], environment, folder)
+        except TimeoutError:
             return {"error": f"it did not answer within {_DEADLINE_S:.0f} s"}
-        except OSError as error:
-            return {"error": (error.strerror or str(error)).lower()}
-    answer = ended.stdout.decode("utf-8", "replace").rpartition(_ANSWER)[2]
+        except (OSError, ValueError) as error:
+            return {"error": (getattr(error, "strerror", None) or str(error)).lower()}
+    before, found, answer = said.rpartition(_ANSWER)
     try:
-        told = json.loads(answer)
-    except ValueError:
-        told = None
-    if isinstance(told, dict):
-        return told
-    lines = ended.stderr.decode("utf-8", "replace").strip().splitlines()
-    return {
-        "error": f"it ended with code {ended.returncode}: {(lines or ['nothing said'])[-1][:_MOST_WORDS]}"
-    }
+        return (
+            msgspec.to_builtins(msgspec.json.decode(answer.splitlines()[0], type=_Answer))
+            if found
+            else _failed(before or said)
+        )
+    except (msgspec.DecodeError, RecursionError, IndexError):
+        return {"error": "its answer makes no sense"}
+
+
+def _failed(said: str) -> dict[str, Any]:
+    lines = said.strip().splitlines() or ["nothing said"]
+    return {"error": f"it ended without an answer: {lines[-1][:_MOST_WORDS]}"}
+
+
+def _said(command: Sequence[str], environment: Mapping[str, str], folder: str) -> str:
+    """What a program prints, up to its answer. Nothing that it has started outlives this. Raises OSError, ValueError, and
+    TimeoutError where it takes too long."""
+    process = subprocess.Popen(
+        command,
+        env=environment,
+        cwd=folder,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    said, until_s = bytearray(), time.monotonic() + _DEADLINE_S
+    answer = _ANSWER.encode()
+    try:
+        while len(said) < _MOST_BYTES and b"\n" not in said.partition(answer)[2]:
+            left_s = until_s - time.monotonic()
+            if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
+                raise TimeoutError
+            more = os.read(process.stdout.fileno(), 1 << 16)
+            if not more:
+                break
+            said += more
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.stdout.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(timeout=_END_S)
+    return said.decode("utf-8", "replace")
+
+
+class _Answer(msgspec.Struct, omit_defaults=True):
+    python: str
+    executable: str = ""
+    hook: bool = False
+    torch: str | None = None
+    cuda: str | None = None
+    devices: int = 0
+    distributed: bool = False
+    backends: list[str] = []
+    profiler: list[str] = []
+    error: str | None = None

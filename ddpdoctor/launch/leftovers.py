@@ -206,7 +206,7 @@ def _is_of_living_rank(spool: str) -> bool:
 def _pids(spool: str) -> list[int]:
     """The process id in a spool's name, if there is one."""
     pid = spool.rpartition("-")[2]
-    return [int(pid)] if pid.isdigit() and len(pid) < _PID_DIGITS else []
+    return [int(pid)] if pid.isdecimal() and len(pid) < _PID_DIGITS else []
 
 
 def pids_of_spools(root: Path) -> list[int]:

@@ -80,7 +80,7 @@ def io_counts(pid: int) -> dict[str, int]:
     found = {}
     for line in _text(Path(f"/proc/{pid}/io")).splitlines():
         name, _, number = line.partition(": ")
-        if name in _IO and number.isdigit():
+        if name in _IO and number.isdecimal():
             found[_IO[name]] = int(number)
     return found
 
@@ -144,7 +144,7 @@ def _rss_bytes(place: Path) -> int | None:
 
 def _numbers(place: Path) -> list[int]:
     try:
-        return sorted(int(entry.name) for entry in place.iterdir() if entry.name.isdigit())
+        return sorted(int(entry.name) for entry in place.iterdir() if entry.name.isdecimal())
     except OSError:
         return []
 

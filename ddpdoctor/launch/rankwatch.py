@@ -315,6 +315,6 @@ class HostWatchedRanks:
 def _watched(spool: str) -> WatchedRank | None:
     name, _, pid = Path(spool).name.rpartition("-")
     place = parse_rank_directory(name)
-    if place is None or not pid.isdigit() or len(pid) > 9:
+    if place is None or not pid.isdecimal() or len(pid) > 9:
         return None
     return WatchedRank(spool, place[0], int(pid))

@@ -54,7 +54,7 @@ def at_door(root: str) -> List[Tuple[int, int, str]]:
     found = []
     for name in names:
         rank, _, pid = name[len(_PREFIX) :].partition("-")
-        if name.startswith(_PREFIX) and rank.isdigit() and pid.isdigit() and len(name) < 40:
+        if name.startswith(_PREFIX) and rank.isdecimal() and pid.isdecimal() and len(name) < 40:
             found.append((int(rank), int(pid), os.path.join(root, name)))
     return sorted(found)
 

@@ -32,7 +32,7 @@ def present_ranks(run: str) -> List[Present]:
     for spool, _ in sorted(spools_of(run), key=lambda each: _age(each[0])):
         name, _, pid = os.path.basename(spool).partition("-")
         number = parse_rank_directory(name)
-        if number is not None and pid.isdigit():
+        if number is not None and pid.isdecimal():
             found[number[0]] = Present(number[0], int(pid), spool)
     return [found[rank] for rank in sorted(found)]
 

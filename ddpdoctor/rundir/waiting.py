@@ -31,7 +31,7 @@ def segments_in(spool: int) -> dict[str, list[tuple[int, str]]]:
     found: dict[str, list[tuple[int, str]]] = {}
     for name in os.listdir(spool):
         stream, _, position = name.rpartition(".")
-        if stream and position.isdigit() and len(position) <= _POSITION_DIGITS:
+        if stream and position.isdecimal() and len(position) <= _POSITION_DIGITS:
             found.setdefault(stream, []).append((int(position), name))
     for parts in found.values():
         parts.sort()

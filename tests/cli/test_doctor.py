@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +58,7 @@ def test_the_python_is_that_which_the_launcher_s_first_line_names(tmp_path):
     [
         (["#!/bin/sh", f'exec "{sys.executable}" -S "$@"'], "PyTorch", "not found"),
         (["#!/bin/sh", f'exec "{sys.executable}" -I "$@"'], "Job's Python", "does not load the recorder"),
-        (["#!/bin/sh", "echo 'no licence' >&2; exit 3"], "Job's Python", "ended with code 3: no licence"),
+        (["#!/bin/sh", "echo 'no licence' >&2; exit 3"], "Job's Python", "without an answer: no licence"),
     ],
 )
 def test_a_python_that_cannot_record(tmp_path, lines, check, words):
@@ -75,3 +76,38 @@ def test_a_command_that_is_not_there_gets_one_sentence(tmp_path):
     done = doctor("--", "torchrum", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "ddpdoctor: torchrum: no such command here.\n"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ["#!/bin/sh", "yes"],
+        ["#!/bin/sh", "echo 'DDPDOCTOR-ANSWER {\"python\": 5}'"],
+        ["#!/bin/sh", "printf 'DDPDOCTOR-ANSWER '; head -c 200000 /dev/zero | tr '\\0' '['"],
+        ["#!/bin/sh", "sleep 300 & echo 'DDPDOCTOR-ANSWER {'"],
+    ],
+)
+def test_a_python_that_makes_no_sense_ends_at_once_and_leaves_nothing(tmp_path, lines):
+    odd = script(tmp_path / "python-odd", *lines)
+    done = doctor("--", odd, cwd=tmp_path)
+    assert done.returncode == 1 and done.stderr == ""
+    assert subprocess.run(["pgrep", "-f", "sleep 300"], capture_output=True).returncode == 1
+
+
+def test_odd_commands_get_one_sentence(tmp_path):
+    os.mkfifo(tmp_path / "fifo", 0o755)
+    os.chmod(tmp_path / "fifo", 0o755)
+    (tmp_path / "job.py").write_text("")
+    for command, words in (
+        ("./fifo", "not a regular file"),
+        ("./job.py", "not executable"),
+        ("", "the empty command"),
+    ):
+        done = doctor("--", command, cwd=tmp_path)
+        assert done.returncode == 2 and words in done.stderr
+
+
+def test_a_relative_python_and_one_that_cannot_be_told(tmp_path):
+    script(tmp_path / "python-mine", "#!/bin/sh", f'exec "{sys.executable}" "$@"')
+    assert "the recorder loads" in doctor("--", "./python-mine", cwd=tmp_path).stdout
+    assert "does not say which Python" in doctor("--", "sleep", "1", cwd=tmp_path).stdout

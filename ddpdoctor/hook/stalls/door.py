@@ -43,7 +43,7 @@ def _stand() -> None:
         return
     rank, world_size, local_rank = (os.environ.get(name, "") for name in _OF_A_RANK)
     root = os.environ.get(environment.SPOOL)
-    if not root or not (rank.isdigit() and world_size.isdigit() and local_rank.isdigit()):
+    if not root or not (rank.isdecimal() and world_size.isdecimal() and local_rank.isdecimal()):
         return
     if int(world_size) < 2 or not environment.hang_after_s(os.environ):
         return
