@@ -22,7 +22,7 @@ def write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str],
 
     best = answer.best()
     if best is None:
-        say("ddpdoctor: no change was faster, so there is no patch.", err=True)
+        say("ddpdoctor: no change was shown to be faster, so there is no patch.", err=True)
         return
     for file, line in _places(diagnosis, best, job):
         if not Path(file).is_file():  # a device or a pipe has no end

@@ -84,7 +84,15 @@ def new_command(rule_id: str, folder: Path) -> None:
             f"{rule_id!r} is no rule id: small letters, digits and dashes, such as ours/slow-steps",
             param_hint="FAMILY/NAME",
         )
+    from ddpdoctor.diagnose.load import load_rules
+
+    if rule_id in load_rules(entry_points=False).rules:
+        raise RuleError(
+            f"{rule_id} is a rule of ddpdoctor's own, which yours would replace: choose another name"
+        )
     file = folder / f"{rule_id}.yaml"
+    if folder.is_symlink():
+        raise RuleError(f"{folder} is a link: name the folder that it leads to")
     file.parent.mkdir(parents=True, exist_ok=True)
     try:
         with file.open("x", encoding="utf-8") as out:

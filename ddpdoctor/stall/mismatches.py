@@ -117,8 +117,7 @@ def _judged(
 
 
 def _usual(table: Table, sequence: int, counts: Counter[_Signature]) -> _Signature | None:
-    """The one of the signatures that came more often in this place before, after the same collective; None where none did, or the
-    other is a collective that never came: a loop's last one is followed by what comes behind the loop."""
+    """The one of the signatures that came more often in this place before, after the same collective; None where none did."""
     before: Counter[_Signature] = Counter()
     ever: Counter[_Signature] = Counter()
     for seat in table.seats.values():
@@ -131,12 +130,8 @@ def _usual(table: Table, sequence: int, counts: Counter[_Signature]) -> _Signatu
     for history in (before, ever):
         ranked = sorted(counts, key=lambda each: history[each], reverse=True)
         if history[ranked[0]] > history[ranked[1]]:
-            return ranked[0] if ever[ranked[1]] or _names(ranked[0]) == _names(ranked[1]) else None
+            return ranked[0]
     return None
-
-
-def _names(signature: _Signature) -> tuple[str, ...]:
-    return tuple(name for name, *_ in signature)
 
 
 def _pairs(seat: Seat, sequence: int) -> Iterator[tuple[_Signature | None, _Signature]]:

@@ -121,3 +121,15 @@ def test_a_fact_that_does_not_exist_is_answered_with_one_that_does(tmp_path, old
     said = changed(tmp_path, old, new)
     assert f"field `{field}`: there is no fact" in said and "steps.median_ms" in said
     assert "`ddpdoctor rules facts` lists all" in said
+
+
+def test_a_rule_of_the_packs_and_a_link_are_refused(tmp_path):
+    (tmp_path / "there").mkdir()
+    (tmp_path / "link").symlink_to("there")
+    for arguments, words in (
+        (["dataloader/starved", "--in", str(tmp_path / "mine")], "a rule of ddpdoctor's own"),
+        (["ours/slow", "--in", str(tmp_path / "link")], "is a link"),
+    ):
+        code, _, err = doctor("rules", "new", *arguments, cwd=tmp_path)
+        assert code == 2 and words in err
+    assert not list((tmp_path / "there").iterdir()) and not (tmp_path / "mine").exists()

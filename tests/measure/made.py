@@ -16,7 +16,7 @@ MS = 1e6
 class NoLines:
     """A job whose source lines nobody knows."""
 
-    def work(self, components, positions, steps):
+    def work(self, components, positions, steps, or_else=None):
         return []
 
     def syncs(self, kinds):

@@ -163,7 +163,7 @@ def test_a_file_without_rank_among_others_is_left_out(tmp_path):
     ]
     loaded = load_traces(files)
     assert [t.meta.rank for t in loaded.traces] == [0, 1]
-    assert any("left out" in note and "x.json" in note for note in loaded.notes)
+    assert any("skipped" in note and "x.json" in note for note in loaded.notes)
 
 
 def test_of_several_windows_the_latest_that_the_ranks_share_is_used(tmp_path):

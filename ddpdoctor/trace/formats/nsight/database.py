@@ -2,8 +2,8 @@
 
 The file is opened read-only and as one that nobody changes, so that no journal beside it is looked at. What a schema can hold
 beside tables (views, triggers, virtual tables, generated columns, functions in indexes) is never asked: SQLite is
-told to refuse it. A table has no more rows than fit into the file, a value no more than some megabytes, and all of it no more time
-than its size can need. A value of another type than expected is absent.
+told to refuse it. A table has no more rows than fit into the file, a value no more than some megabytes, all texts together no more than
+a few times the file's size, and all of it no more time than that can need. A value of another type than expected is absent.
 """
 
 from __future__ import annotations
@@ -26,7 +26,11 @@ MISSING = np.iinfo(np.int64).min
 LONGEST_TEXT = 1 << 15
 """Characters that are read of a text: names of kernels made of templates have some thousands."""
 
-_BATCH_ROWS = 1 << 16
+_BATCH_ROWS = 1 << 13
+"""With the longest texts and payloads some hundred megabytes."""
+_MOST_READINGS = 16
+"""Times that what a file holds of texts and payloads is read in all: some tables are asked several times."""
+_LEAST_BYTES = 64 << 20
 _LEAST_ROW_BYTES = 8
 """A row of an event has at least its length, its header, two times and a name."""
 _LONGEST_VALUE_BYTES = 64 << 20
@@ -70,6 +74,7 @@ class Database:
         except sqlite3.Error as error:
             raise UnusableInput(f"{path} cannot be opened: {error}.") from None
         self._most_rows = size // _LEAST_ROW_BYTES
+        self._bytes_left = _LEAST_BYTES + _MOST_READINGS * size
         self._until_s = time.monotonic() + min(_LEAST_S + size / _BYTES_PER_S, _MOST_S)
         try:
             self._prepare()
@@ -82,12 +87,22 @@ class Database:
 
     def _prepare(self) -> None:
         connection = self._connection
-        connection.text_factory = lambda data: data.decode("utf-8", "replace")
+        connection.text_factory = self._text
         connection.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE_BYTES)
         for setting in _SETTINGS:
             connection.execute(f"PRAGMA {setting}")
         connection.set_progress_handler(lambda: time.monotonic() > self._until_s, _INSTRUCTIONS)
         connection.set_authorizer(_allowed)
+
+    def _text(self, data: bytes) -> str:
+        self._count(len(data))
+        return data.decode("utf-8", "replace")
+
+    def _count(self, count: int) -> None:
+        """Pages of a file may refer to each other as they like: what is read is bounded by what there is."""
+        self._bytes_left -= count
+        if self._bytes_left < 0:
+            raise DamagedError("holds more text than it has room for")
 
     def __enter__(self) -> Database:
         return self
@@ -137,8 +152,11 @@ class Database:
             return
         own = self.tables[table]
         asked = [
-            *(f"e.{_quoted(name)}" if name in own else "NULL" for name in (*numbers, *raw)),
-            *(f"substr(e.{_quoted(name)}, 1, {LONGEST_TEXT})" if name in own else "NULL" for name in texts),
+            *(f"e.{_quoted(name)}" if name in own else "NULL" for name in numbers),
+            *(
+                f"substr(e.{_quoted(name)}, 1, {LONGEST_TEXT})" if name in own else "NULL"
+                for name in (*raw, *texts)
+            ),
         ]
         sql = f"SELECT {', '.join(asked)} FROM {_quoted(table)} AS e NOT INDEXED"
         for rows in self._rows(sql + (f" WHERE {where}" if where else ""), values):
@@ -148,6 +166,7 @@ class Database:
                 batch[name] = as_numbers(columns.pop(0))
             for name in raw:
                 batch[name] = [value if isinstance(value, bytes) else None for value in columns.pop(0)]
+                self._count(sum(len(value) for value in batch[name] if value is not None))
             for name in texts:
                 batch[name] = [value if isinstance(value, str) else None for value in columns.pop(0)]
             yield batch
