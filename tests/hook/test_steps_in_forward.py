@@ -29,8 +29,8 @@ def test_what_comes_before_each_backward_is_its_forward(job: tuple[Recorded, int
     steps = recorded.steps(rank)
     assert len(steps) == STEPS and recorded.info(rank)["hook"]["errors"] == []
     for step in steps[1:]:
-        assert [event["k"] for event in step["ev"]] == ["fwd", "bwd", "opt"] * updates
-        events = step["ev"]
+        events = [event for event in step["ev"] if event["k"] != "gc"]  # Python collects when it likes
+        assert [event["k"] for event in events] == ["fwd", "bwd", "opt"] * updates
         assert all(a["s"] + a["d"] <= b["s"] for a, b in pairwise(events))
         for forward, backward in zip(events[::3], events[1::3], strict=True):
             assert forward["s"] >= 0 and forward["e"] == 32 * 64
