@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -95,7 +96,8 @@ def thread_us(name: str) -> float:
 
 
 def work(seconds: float) -> None:
-    """One rank."""
+    """One rank. Where whoever started it was killed, it ends by itself."""
+    signal.alarm(round(4 * seconds) + 120)
     import torch
     import torch.distributed as dist
 

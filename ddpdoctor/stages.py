@@ -18,6 +18,9 @@ class Stage(StrEnum):
     REPORT = "writing reports"
 
 
+WINDOWS_READ = 0.5
+"""Part of ``ALIGN`` after which each trace is a window; then they are put on one clock, and into graphs."""
+
 Progress = Callable[[Stage, float | None], None]
 """Called with the stage and the part of it that is done, 0 to 1; None where nobody can tell."""
 
@@ -26,10 +29,12 @@ def untold(stage: Stage, part: float | None) -> None:
     """The :data:`Progress` that nobody sees."""
 
 
-def counted(progress: Progress, stage: Stage) -> Callable[[int, int], None]:
-    """What tells ``progress`` of a stage by (things done, things in all)."""
+def counted(
+    progress: Progress, stage: Stage, begin: float = 0.0, end: float = 1.0
+) -> Callable[[int, int], None]:
+    """What tells ``progress`` of a stage, from one part of it to another, by (things done, things in all)."""
 
     def show(done: int, total: int) -> None:
-        progress(stage, done / max(total, 1))
+        progress(stage, begin + (end - begin) * done / max(total, 1))
 
     return show

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from ddpdoctor.diagnose.schema import PUBLISHED, json_schema
 from ddpdoctor.diagnose.selftest import outcome_of
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.hangfacts import StopFacts
+from ddpdoctor.measure.memoryfacts import Growth
 from ddpdoctor.measure.places import Where
 
 DOCS = Path(__file__).parent
@@ -85,17 +87,17 @@ def rule_page(rule: Rule, common: Common) -> str:
 
 def facts_page() -> str:
     """Every fact by group: path, type, unit and meaning."""
-    parts = [GENERATED.format(source="ddpdoctor/measure/facts.py") + "# Facts", (Facts.__doc__ or "").strip()]
+    parts = [GENERATED.format(source="ddpdoctor/measure/facts.py") + "# Facts", _text(Facts.__doc__)]
     parts.append(
         "A number that was not measured is null, never 0. Times are milliseconds per optimizer step."
     )
     for group, kind in facts_view.fields_of(Facts).items():
         if facts_view.fields_of(kind):
-            parts.append(f"## {group}\n\n{(kind.__doc__ or '').strip()}\n\n{_fields(kind, f'{group}.')}")
+            parts.append(f"## {group}\n\n{_text(kind.__doc__)}\n\n{_fields(kind, f'{group}.')}")
         else:
             parts.append(f"## {group}\n\n{facts_view.doc_of(group)}")
-    for kind in (Cost, StopFacts, Where):
-        parts.append(f"## Type {kind.__name__}\n\n{(kind.__doc__ or '').strip()}\n\n{_fields(kind, '')}")
+    for kind in (Cost, StopFacts, Growth, Where):
+        parts.append(f"## Type {kind.__name__}\n\n{_text(kind.__doc__)}\n\n{_fields(kind, '')}")
     return "\n\n".join(parts) + "\n"
 
 
@@ -104,9 +106,15 @@ def _fields(kind: type[msgspec.Struct], prefix: str) -> str:
     docs = facts_view.attribute_docs()
     for name, hint in facts_view.fields_of(kind).items():
         plain = facts_view.type_name(hint)
-        text = _cell(docs.get((kind.__name__, name), "")).replace("``", "`")
+        text = _cell(_text(docs.get((kind.__name__, name))))
         rows.append(f"| `{prefix}{name}` | {plain} | {facts_view.unit_of(name)} | {text} |")
     return "\n".join(rows)
+
+
+def _text(documentation: str | None) -> str:
+    """A docstring as Markdown on one line."""
+    text = re.sub(r":\w+:(?=`)", "", " ".join((documentation or "").split()))
+    return text.replace("``", "`")
 
 
 def _doc(path: str) -> str:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import pytest
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Tests that share a module's fixture, such as one recorded job, are one worker's: else each worker would make it.
 
-    Real jobs come first, so that no worker is left with a long one when the others have nothing to do.
+    Real jobs come first, so that no worker is left with a long one when the others have nothing to do. All this must be known before
+    pytest-xdist reads the groups, at this same moment.
     """
     for item in items:
         if _shares_a_fixture(item):

@@ -17,12 +17,18 @@ NEEDED = ["-e", ".[torch,dev]"]
 """Without these there is no test at all."""
 OPTIONAL = (
     ["HolisticTraceAnalysis", "pandas<3"],
+    ["plotly"],
     ["dask[distributed]"],
     ["ray[train]"],
     ["accelerate"],
     ["lightning"],
     ["transformers", "accelerate"],
     ["mpich"],
+    ["tensorboard"],
+    ["wandb"],
+    ["mlflow"],
+    ["isal"],
+    ["kubernetes-validate"],
     # Its setup imports the torch that is there; what it compiles for its first job is built with ninja.
     ["--no-build-isolation", "deepspeed", "ninja", "setuptools", "wheel"],
     # For the axe.min.js in it; Playwright, which it is made for, is not needed.

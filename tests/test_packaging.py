@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -88,6 +89,9 @@ def test_the_wheel_carries_all_of_the_package(built):
     assert "ddpdoctor/hook/site/sitecustomize.py" in names
     assert any(name.startswith("ddpdoctor/report/templates/") and name.endswith(".css") for name in names)
     assert not [name for name in names if name.startswith(("tests", "docs", "rules"))]
+    # A copy of somebody else's library goes with its own licence.
+    assert [name for name in names if re.search(r"report/figures/library/plotly.*\.js\.gz$", name)]
+    assert [name for name in names if name.endswith("licenses/ddpdoctor/report/figures/library/LICENSE")]
 
 
 def test_the_wheel_names_its_licence_and_does_not_pull_in_torch(built):
@@ -95,7 +99,7 @@ def test_the_wheel_names_its_licence_and_does_not_pull_in_torch(built):
         metadata = next(name for name in wheel.namelist() if name.endswith(".dist-info/METADATA"))
         lines = wheel.read(metadata).decode().splitlines()
         assert any(name.endswith("licenses/LICENSE") for name in wheel.namelist())
-    assert "License-Expression: Apache-2.0" in lines
+    assert "License-Expression: Apache-2.0 AND MIT" in lines
     plain = [line for line in lines if line.startswith("Requires-Dist:") and "extra ==" not in line]
     assert plain
     assert not [line for line in plain if line.split()[1].startswith(("torch", "Holistic", "pandas"))]

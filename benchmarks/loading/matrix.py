@@ -5,16 +5,31 @@ from __future__ import annotations
 import gzip
 import json
 import math
+import random
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.long_run import EPOCH_NS, lines, write_run
-from ddpdoctor.rundir import MANIFEST_FILE, RANK_FILE, RANK_SCHEMA, RUN_SCHEMA, STEPS_FILE, new_run_id
+from benchmarks.long_run import EPOCH_NS, MS, STEP_NS, lines, write_run
+from ddpdoctor.rundir import (
+    MANIFEST_FILE,
+    RANK_FILE,
+    RANK_SCHEMA,
+    RUN_SCHEMA,
+    SAMPLES_FILE,
+    STEPS_FILE,
+    new_run_id,
+)
+from ddpdoctor.trace import load_traces
 from tests.generator import Config, Plant, generate
+from tests.trace.nsight_export import export
 
+RANKS_A_HOST = 8
 _NAMES_A_STEP = 100
 """Operators and kernels that a step of the generated job has at least, on both ranks."""
+_LINES = 40
+_SAMPLES_A_STEP = 10
 _COLOURS = ("#1b6ca8", "#d1495b", "#2e8b57", "#8e5ea2", "#c77d0a", "#4d4d4d", "#0a9396")
 
 
@@ -30,7 +45,7 @@ def traces(
     """Traces of a job on accelerators, eight ranks a host, with one slow rank; ``old``: times as before 2024."""
     config = Config(
         world_size=ranks,
-        hosts=(8,) * (ranks // 8) if ranks >= 8 else (),
+        hosts=(RANKS_A_HOST,) * (ranks // RANKS_A_HOST),
         steps=steps,
         forward_kernels=10,
         backward_kernels=max(20, collectives),
@@ -43,9 +58,40 @@ def traces(
             _rewritten(file, stacks=stacks, old=old)
 
 
+def exports(place: Path, *, ranks: int = 2, steps: int = 20) -> None:
+    """The same as Nsight Systems would have exported it, a file for the ranks of each host."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "traces"
+        traces(source, ranks=ranks, steps=steps)
+        read = load_traces([str(file) for file in sorted(source.rglob("*.json*"))], jobs=1).traces
+    place.mkdir()
+    for number in range(0, len(read), RANKS_A_HOST):
+        export(place / f"host{number // RANKS_A_HOST}.sqlite", read[number : number + RANKS_A_HOST])
+
+
 def logs(place: Path, ranks: int, steps: int) -> None:
     """A run directory without traces, its logs whole."""
     write_run(place, ranks, steps, whole=True)
+
+
+def sampled(place: Path, ranks: int, steps: int) -> None:
+    """The same with stack samples, of which some had to wait for Python's lock."""
+    logs(place, ranks, steps)
+    places = [
+        {"where": line, "file": f"train/part{line % 7}.py", "line": line, "function": "main"}
+        | ({"by": line - 1} if line > 1 else {})
+        for line in range(1, _LINES + 1)
+    ]
+    known = "".join(json.dumps(each) + "\n" for each in places)
+    drawn = random.Random(1)
+    for rank in range(ranks):
+        taken = []
+        for step in range(steps):
+            offsets = sorted(drawn.randrange(STEP_NS) for _ in range(_SAMPLES_A_STEP))
+            rows = [[at, drawn.randint(1, _LINES), drawn.randint(1, _LINES)] for at in offsets]
+            waited = [drawn.choice((0, 0, 0, 2 * MS, 6 * MS)) for _ in offsets]
+            taken.append(json.dumps({"t": EPOCH_NS + step * STEP_NS, "s": rows, "h": waited}) + "\n")
+        (place / "ranks" / f"{rank:05d}" / SAMPLES_FILE).write_text(known + "".join(taken))
 
 
 def names(place: Path, distinct: int) -> None:

@@ -9,13 +9,20 @@ A table of operations (Parquet) comes to Measured by a way of its own. Notes kee
 has their sentences.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 import ddpdoctor.report  # noqa: F401 (a diagnosis shows itself in notebooks from then on)
+from ddpdoctor.deferred import deferred
 from ddpdoctor.stages import Progress
 
-from .frames import Frames, frames
 from .inputs import Inputs, load
 from .options import Options
 from .road import Prepared, analyze, analyze_or_read, conclude, prepare
+
+if TYPE_CHECKING:
+    from .dataframes import Frames, frames
 
 __all__ = [
     "Frames",
@@ -30,3 +37,6 @@ __all__ = [
     "load",
     "prepare",
 ]
+
+# They need polars, which takes longer to import than a small trace to analyse.
+__getattr__ = deferred(__name__, {"Frames": "dataframes", "frames": "dataframes"})

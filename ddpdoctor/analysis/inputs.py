@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import msgspec
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import put_in_order
@@ -19,7 +21,7 @@ from ddpdoctor.rundir import (
     recover,
     run_directories,
 )
-from ddpdoctor.stages import Progress, Stage, counted
+from ddpdoctor.stages import Stage, counted
 from ddpdoctor.stall import Dumps, find_dumps
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
 from ddpdoctor.trace import RankTrace, TraceSet, find_traces, load_traces
@@ -29,8 +31,7 @@ from ddpdoctor.trace.sources import is_url
 from .options import Options
 
 
-@dataclass(frozen=True)
-class Inputs:
+class Inputs(msgspec.Struct, frozen=True):
     """What was read at the paths, in order of the ranks."""
 
     runs: list[RunDirectory]
@@ -43,8 +44,7 @@ class Inputs:
     """Of torch's flight recorder, that others collected."""
 
 
-@dataclass(frozen=True)
-class _Run:
+class _Run(msgspec.Struct, frozen=True):
     """What was read of one run directory."""
 
     directory: RunDirectory
@@ -53,8 +53,7 @@ class _Run:
     notes: list[Note]
 
 
-@dataclass(frozen=True)
-class _Traces:
+class _Traces(msgspec.Struct, frozen=True):
     """The traces that were read, those of recorded ranks among them."""
 
     traces: list[RankTrace]
@@ -88,7 +87,7 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
     """Read everything at the paths. Raises UnusableInput where there are traces and none can be used."""
     folders = [path for path in paths if is_run_directory(path)]
     recorded_at = set(folders)
-    runs = _read_runs(folders, options.progress)
+    runs = _read_runs(folders, options)
     others = [path for path in paths if path not in recorded_at]
     dumps = find_dumps([path for path in others if not is_url(path)])
     traces = _read_traces(runs, [path for path in others if path not in dumps.files], options, dumps)
@@ -134,7 +133,7 @@ def _no_window(runs: Sequence[_Run], number: int) -> str:
         if capture.get("state") == "saved"
     ]
     if not captures:
-        return f"there is no window {number}: `ddpdoctor capture RUN` opens windows in a job that runs."
+        return f"there is no window {number}: `ddpdoctor capture RUN` opens windows in a running job."
     known = ", ".join(str(number) for number in sorted({capture.get("number", 0) for capture in captures}))
     return f"there is no window {number}: {', '.join(run.directory.path for run in runs)} has {known}."
 
@@ -148,11 +147,11 @@ def _loose(others: Sequence[str], dumps: Dumps) -> TraceSet | None:
         return None
 
 
-def _read_runs(folders: Sequence[str], progress: Progress) -> list[_Run]:
+def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
     unsaved = [recover(folder) for folder in folders]
     directories = [RunDirectory.open(folder) for folder in folders]
     runs = []
-    told = counted(progress, Stage.LOGS)
+    told = counted(options.progress, Stage.LOGS)
     for directory, sentences, read in zip(directories, unsaved, read_logs(directories, told), strict=True):
         telemetry = {host: read_telemetry(Path(file)) for host, file in directory.telemetry.items()}
         notes = [
@@ -161,7 +160,9 @@ def _read_runs(folders: Sequence[str], progress: Progress) -> list[_Run]:
             *(Note(sentence) for sentence in read.notes),
             *(note.of(f"Host {host}") for host, each in telemetry.items() for note in each.notes),
             *_of_launchers(directory, telemetry),
-            *notes_on_records(read.logs, ended=bool(directory.manifest.get("ended_ns"))),
+            *notes_on_records(
+                read.logs, ended=bool(directory.manifest.get("ended_ns")), window=options.window
+            ),
         ]
         by_own_name = {each.host or host: each for host, each in telemetry.items()}
         runs.append(_Run(directory, read.logs, by_own_name, _of_interest(notes, directory.ranks)))
@@ -195,8 +196,8 @@ def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options, 
     if not files:
         return _Traces([], passed_over)
     named = set(loose.files) if loose is not None else set()
-    told = counted(options.progress, Stage.TRACES)
-    told(0, len(files))
+    told = partial(options.progress, Stage.TRACES)
+    told(0.0)
     try:
         loaded = load_traces(
             files,

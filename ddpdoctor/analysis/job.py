@@ -5,38 +5,58 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from posixpath import basename
-from signal import Signals
 from typing import Any
 
+import msgspec
+
 from ddpdoctor import __version__
+from ddpdoctor.diagnose import words
 from ddpdoctor.diagnose.diagnosis import Job
 from ddpdoctor.measure.facts import JobFacts
+from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.metrics import users_line
 from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.stall import Verdict
 
 from .inputs import Inputs
 
 _MOST_MISSING = 1000
 """Missing ranks that are listed; whoever misses more misses the job."""
-_FROM_OUTSIDE = (
-    Signals.SIGTERM,
-    Signals.SIGINT,
-    Signals.SIGHUP,
-    Signals.SIGUSR1,
-    Signals.SIGUSR2,
-    Signals.SIGXCPU,
-)
-"""What people and schedulers send to end a job."""
-_SHELL = 128
-"""Added to a signal's number in a shell's exit code."""
+_MOST_LINES = 4
+"""Ranks whose last line one sentence names; the table has all."""
 _SETTINGS = ("ddp", "loaders", "optimizers", "threads", "process_groups")
 
 
-def ended_by(manifest: Mapping[str, Any]) -> str | None:
-    """The signal by which somebody ended the command, such as a scheduler whose time limit was reached; None where nobody did."""
-    number, code = manifest.get("signal"), manifest.get("exit_code") or 0
-    sent = {number, code - _SHELL, -code} if isinstance(code, int) else {number}
-    return next((each.name for each in _FROM_OUTSIDE if each in sent), None)
+def how_it_ended(stopped: Verdict, manifest: Mapping[str, Any]) -> str | None:
+    """The sentence, without its point, on a job that somebody ended, such as a scheduler whose time limit was reached: the signal, the
+    exit code, the last step, and where ranks were last seen. None where nobody did."""
+    if stopped.ended_by is None:
+        return None
+    code, step = manifest.get("exit_code"), stopped.facts.step
+    if stopped.ended_by:
+        unseen = "" if manifest.get("ended_ns") else " (its own end was not recorded)"
+        told = f"The job was ended by {stopped.ended_by}{f' (exit code {code})' if code else unseen}"
+    else:
+        told = "The job was killed, with whoever would have recorded its end"
+    told += f", in step {step}" if step else " before its first step ended"
+    lines = _last_lines(stopped.standing)
+    return f"{told}; {lines}" if lines else told
+
+
+def _last_lines(standing: Sequence[Standing]) -> str:
+    """Where ranks were last seen, those at one line together; of those that took no step, how far they had come."""
+    ranks: dict[str, list[int]] = {}
+    for each in standing:
+        if each.where is not None:
+            ranks.setdefault(f"at {words.line(msgspec.to_builtins(each.where))}", []).append(each.rank)
+        elif each.step is None and each.state is not None:
+            ranks.setdefault(each.state.partition(",")[0], []).append(each.rank)
+    if not ranks:
+        return ""
+    found = [f"{words.ranks(of_place)} {place}" for place, of_place in ranks.items()]
+    if len(found) > _MOST_LINES:
+        return f"last seen: {'; '.join(found[:_MOST_LINES])}; others elsewhere"
+    return f"last seen: {'; '.join(found)}"
 
 
 def job_of(

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from ddpdoctor import __version__
-from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose import facts_view, words
 from ddpdoctor.diagnose.contradictions import without_contradictions
 from ddpdoctor.diagnose.diagnosis import (
     BandwidthPoint,
     Coverage,
     Diagnosis,
+    Flame,
     Job,
     RankSummary,
     Series,
@@ -37,8 +39,7 @@ from ddpdoctor.stages import Stage
 from .options import Options
 
 
-@dataclass(frozen=True)
-class Measured:
+class Measured(msgspec.Struct, frozen=True):
     """A job in numbers: what rules look at, and below ``window`` what reports draw and only step logs and traces tell."""
 
     source: list[str]
@@ -49,30 +50,34 @@ class Measured:
     notes: list[Note]
     job: Job
     ended: str | None = None
-    """The signal by which somebody ended the job, where nothing worse stopped it."""
+    """How somebody ended the job, as a sentence without its point, where nothing worse stopped it."""
     window: WindowCost | None = None
     speaker: Speaker | None = None
-    ranks: list[RankSummary] = field(default_factory=list)
-    standing: list[Standing] = field(default_factory=list)
-    series: Series = field(default_factory=Series)
+    ranks: list[RankSummary] = msgspec.field(default_factory=list)
+    standing: list[Standing] = msgspec.field(default_factory=list)
+    series: Series = msgspec.field(default_factory=Series)
     timeline: Timeline | None = None
-    bandwidth: list[BandwidthPoint] = field(default_factory=list)
-    telemetry: list[TelemetrySeries] = field(default_factory=list)
+    flames: list[Flame] = msgspec.field(default_factory=list)
+    bandwidth: list[BandwidthPoint] = msgspec.field(default_factory=list)
+    telemetry: list[TelemetrySeries] = msgspec.field(default_factory=list)
     hta: dict[str, Any] | None = None
 
 
-_NOBODY_WAITS = "Cannot tell: these flight recorder dumps show neither a rank that others wait for nor any training steps."
+_NOBODY_WAITS = (
+    "Cannot tell: nothing that was recorded shows a rank for which others wait, or any training steps."
+)
 
 
 def judged(measured: Measured, options: Options) -> Diagnosis:
     """The diagnosis of ``measured`` by the rules of ``options``."""
     options.progress(Stage.RULES, None)
     facts = measured.facts
+    rules = options.loaded_rules or load_rules(options.rules)
     tree = facts_view.tree(facts)
     outcome = without_contradictions(
         diagnose(
             facts,
-            options.loaded_rules or load_rules(options.rules),
+            rules,
             coverage=measured.coverage,
             thresholds=options.thresholds,
             suppressed=options.suppressed,
@@ -87,10 +92,12 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         stopped=_NOBODY_WAITS if facts.hang.looked and facts.hang.state is None else None,
     )
     if measured.ended is not None:
-        sentence = Verdict(
-            sentence.rule, f"The job was ended by {measured.ended}. Until then: {sentence.headline}"
+        before = (
+            f"In the steps before that: {sentence.headline}" if facts.steps.seen else "No step was recorded."
         )
+        sentence = Verdict(sentence.rule, f"{measured.ended}. {before}")
     told = [note.text for note in measured.notes]
+    chosen = [*_suppressed(outcome.suppressed, options), *_replaced(rules.replaced)]
     diagnosis = Diagnosis(
         tool_version=__version__,
         created_ns=time.time_ns(),
@@ -101,7 +108,7 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         steps=_steps(facts.steps, measured.set_aside, measured.window),
         breakdown=facts.breakdown,
         findings=outcome.findings,
-        notes=list(dict.fromkeys([*_suppressed(outcome.suppressed, options), *told, *outcome.errors])),
+        notes=list(dict.fromkeys([*chosen, *told, *outcome.errors])),
         checked=outcome.checked,
         skipped=outcome.skipped,
         speaker=measured.speaker,
@@ -109,6 +116,7 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
         standing=measured.standing,
         series=measured.series,
         timeline=measured.timeline,
+        flames=measured.flames,
         waterfall=waterfall(facts.steps.mean_ms, outcome),
         bandwidth=measured.bandwidth,
         telemetry=measured.telemetry,
@@ -121,8 +129,17 @@ def judged(measured: Measured, options: Options) -> Diagnosis:
 def _suppressed(rules: Sequence[str], options: Options) -> list[str]:
     if not rules:
         return []
-    many = f"{len(rules)} rules" if len(rules) > 1 else "1 rule"
-    return [f"{many} suppressed by {options.suppressed_by or 'the caller'}: {', '.join(rules)}."]
+    by = options.suppressed_by or "the caller"
+    return [f"{words.count(len(rules), 'rule')} suppressed by {by}: {', '.join(rules)}."]
+
+
+def _replaced(rules: Sequence[str]) -> list[str]:
+    if not rules:
+        return []
+    others = "another" if len(rules) == 1 else "others"
+    return [
+        f"{words.count(len(rules), 'rule')} of ddpdoctor's own replaced by {others} of the same id: {', '.join(rules)}."
+    ]
 
 
 def _steps(steps: StepFacts, set_aside: dict[str, int], window: WindowCost | None) -> Steps:

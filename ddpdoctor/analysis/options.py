@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from ddpdoctor.diagnose.load import RuleSet
 from ddpdoctor.stages import Progress, untold
 
 
-@dataclass(frozen=True)
-class Options:
+class Options(msgspec.Struct, frozen=True):
     """How to analyse."""
 
     rules: Sequence[Path | str] = ()
     loaded_rules: RuleSet | None = None
     """The rules themselves, where the caller has read them already; ``rules`` is then not read."""
-    thresholds: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    thresholds: Mapping[str, Mapping[str, float]] = msgspec.field(default_factory=dict)
     suppressed: Collection[str] = ()
     suppressed_by: str = ""
     """The file that says so, for the note."""

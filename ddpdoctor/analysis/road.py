@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+from msgspec.structs import replace
+
+from ddpdoctor import stall
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Job, Speaker
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import moved_trace
@@ -18,13 +21,13 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.window import Window, read_window
 from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
 from ddpdoctor.rundir import Note, is_run_directory
-from ddpdoctor.stages import Progress, Stage, counted, untold
-from ddpdoctor.stall import Verdict, evidence_of, of_dumps, of_run
+from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, counted, untold
+from ddpdoctor.stall import Verdict
 from ddpdoctor.trace import RankTrace
 from ddpdoctor.trace.operations import find_operations
 
 from .inputs import Inputs, load, why_nothing, with_runs_below
-from .job import ended_by, job_of
+from .job import how_it_ended, job_of
 from .judge import Measured, judged
 from .options import Options
 from .profiled import profiled_in
@@ -35,8 +38,7 @@ _MOST_WHY = 200
 """Letters of an error's text."""
 
 
-@dataclass(frozen=True)
-class Prepared:
+class Prepared(msgspec.Struct, frozen=True):
     """What :func:`prepare` found: ``logs`` are those with steps, ``windows`` the profiler windows, both by rank."""
 
     paths: list[str]
@@ -61,11 +63,12 @@ def analyze(paths: Sequence[str] | str, options: Options | None = None) -> Diagn
     return conclude(prepare(listed, chosen), chosen)
 
 
-def analyze_or_read(paths: Sequence[str], options: Options) -> Diagnosis:
-    """The same; a single path that is a ``diagnosis.json`` or a report is read, not analysed. Raises DdpDoctorError."""
+def analyze_or_read(paths: Sequence[str], options: Callable[[], Options]) -> Diagnosis:
+    """The same; a single path that is a ``diagnosis.json`` or a report is read, not analysed, and nobody is asked for
+    ``options``. Raises DdpDoctorError."""
     if len(paths) == 1 and holds_diagnosis(Path(paths[0])):
         return read_diagnosis(Path(paths[0]))
-    return analyze(paths, options)
+    return analyze(paths, options())
 
 
 def prepare(paths: Sequence[str], options: Options) -> Prepared:
@@ -74,7 +77,8 @@ def prepare(paths: Sequence[str], options: Options) -> Prepared:
     inputs = load(places, options)
     logs = [log for log in inputs.logs if log.steps]
     stopped = _stopped(inputs)
-    if not inputs.traces and not logs and not inputs.dumps.recordings and stopped.facts.state is None:
+    tells = inputs.traces or logs or inputs.dumps.recordings
+    if not tells and stopped.facts.state is None and stopped.ended_by is None:
         raise UnusableInput(why_nothing(places, inputs))
     return Prepared(places, inputs, logs, windows_of(inputs, options.progress), stopped)
 
@@ -94,13 +98,13 @@ def _stopped(inputs: Inputs) -> Verdict:
 def _verdict(inputs: Inputs) -> Verdict:
     """By the run's own records, or where those explain nothing by dumps that others collected."""
     if not inputs.runs:
-        return of_dumps(inputs.dumps) if inputs.dumps.files else Verdict(HangFacts(), [], [])
+        return stall.of_dumps(inputs.dumps) if inputs.dumps.files else Verdict()
     notes: list[Note] = []
     devices = device_errors(inputs.logs, inputs.telemetry)
-    own = of_run(evidence_of(inputs.runs, inputs.logs, notes, devices))
+    own = stall.of_run(stall.evidence_of(inputs.runs, inputs.logs, notes, devices))
     said = [*(str(note) for note in notes), *own.notes]
     if inputs.dumps.recordings and (own.facts.state is None or own.facts.unexplained is not None):
-        collected = of_dumps(inputs.dumps)
+        collected = stall.of_dumps(inputs.dumps)
         if collected.facts.state is not None:
             return replace(collected, notes=[*said, *collected.notes])
     return replace(own, notes=[*said, *inputs.dumps.notes])
@@ -119,7 +123,7 @@ def windows_of(inputs: Inputs, progress: Progress = untold) -> list[Window]:
     """Each trace reduced; for recorded ranks with the steps of their own log, which know better than marks in
     the trace."""
     logs: dict[int | None, RankLog] = {log.rank: log for log in inputs.logs}
-    told = counted(progress, Stage.ALIGN)
+    told = counted(progress, Stage.ALIGN, end=WINDOWS_READ)
     windows: list[Window] = []
     for done, trace in enumerate(inputs.traces):
         told(done, len(inputs.traces))
@@ -151,13 +155,14 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
         set_aside=measurement.set_aside,
         notes=[*inputs.notes, *map(Note, (*stopped.notes, *measurement.notes))],
         job=job_of(inputs, facts.job, seen, manifest),
-        ended=None if stopped.facts.state else ended_by(manifest),
+        ended=how_it_ended(stopped, manifest),
         window=window_cost(measurement.logs, facts.steps.median_ms),
         speaker=Speaker(measurement.graphs.speaker, measurement.graphs.why),
         ranks=measurement.ranks,
         standing=stopped.standing,
         series=measurement.series,
         timeline=measurement.timeline,
+        flames=measurement.flames,
         bandwidth=measurement.bandwidth,
         telemetry=telemetry_series(inputs.telemetry, manifest.get("started_ns")),
         hta=hta,
@@ -186,6 +191,7 @@ def _measured_end(prepared: Prepared) -> Measured:
         set_aside={},
         notes=[*inputs.notes, *map(Note, stopped.notes)],
         job=job_of(inputs, facts.job, ranks, manifest),
+        ended=how_it_ended(stopped, manifest),
         standing=stopped.standing,
     )
 

@@ -11,7 +11,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.measure.places import SourceText, Where
-from ddpdoctor.report.redaction import project_root
+from ddpdoctor.report.project import project_root
 from ddpdoctor.rundir import hash_of, read_sources, source_bytes
 
 AROUND = 2

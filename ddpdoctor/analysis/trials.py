@@ -23,6 +23,6 @@ def with_trials(diagnosis: Diagnosis, runs: Sequence[RunDirectory]) -> Diagnosis
             break
         except (UnusableInput, OSError) as error:
             return msgspec.structs.replace(
-                diagnosis, notes=[*diagnosis.notes, f"Trials are left out: {error}"]
+                diagnosis, notes=[*diagnosis.notes, f"Trials are not shown: {error}"]
             )
     return diagnosis

@@ -5,16 +5,18 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddpdoctor.cli.completing import runs
-from ddpdoctor.cli.configured import chosen_job, configured
+from ddpdoctor.cli.configured import chosen_job
 from ddpdoctor.cli.diagnosed import diagnosis_at
-from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
-from ddpdoctor.cli.progress import shown_progress
+from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
+from ddpdoctor.cli.progress import in_turn, shown_progress
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.severities import SEVERITIES
 from ddpdoctor.stages import Stage, untold
@@ -29,19 +31,11 @@ EXIT_FAIL_ON = 1
 
 @click.command("analyze")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
-@click.option(
-    "--html", type=click.Path(path_type=Path), metavar="F", help="Write the report as one HTML file."
-)
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), metavar="F", help="Write diagnosis.json."
-)
-@click.option(
-    "--markdown", type=click.Path(path_type=Path), metavar="F", help="Write Markdown, for a ticket."
-)
-@click.option(
-    "--sarif", type=click.Path(path_type=Path), metavar="F", help="Write SARIF 2.1.0, for code hosts."
-)
-@click.option("--junit", type=click.Path(path_type=Path), metavar="F", help="Write JUnit XML, for CI.")
+@output_file("--html", says="Write the report as one HTML file.")
+@output_file("--json", "json_file", says="Write diagnosis.json.")
+@output_file("--markdown", says="Write Markdown, for a ticket.")
+@output_file("--sarif", says="Write SARIF 2.1.0, for code hosts.")
+@output_file("--junit", says="Write JUnit XML, for CI.")
 @click.option(
     "--fail-on",
     type=click.Choice(SEVERITIES),
@@ -83,6 +77,7 @@ EXIT_FAIL_ON = 1
     help="Remove host names, user names, paths and arguments from all outputs.",
 )
 @click.option("--no-source-text", is_flag=True, help="Do not show source lines, only where they are.")
+@click.option("--static", is_flag=True, help="Leave interactive charts out of the HTML (0.6 MB smaller).")
 @click.option("-q", "--quiet", is_flag=True, help="Print only the verdict.")
 @click.option("-v", "--verbose", is_flag=True, help="Also print everything that was checked and skipped.")
 def command(
@@ -102,13 +97,14 @@ def command(
     hta: bool,
     redacted: bool,
     no_source_text: bool,
+    static: bool,
     quiet: bool,
     verbose: bool,
 ) -> None:
     """Diagnose run directories, or profiler traces: folders, globs, single files, URLs.
 
     Several run directories are joined into one job (one per host). A diagnosis.json or an HTML report is
-    shown again. The file - is standard output, and the summary then goes to stderr.
+    shown again. If an output file is -, it goes to standard output, and the summary to stderr.
 
     \b
     Examples:
@@ -117,8 +113,9 @@ def command(
       ddpdoctor analyze 'traces/rank*.json.gz' --fail-on warning --json diagnosis.json
     """
     named = {"--html": html, "--json": json_file, "--markdown": markdown, "--sarif": sarif, "--junit": junit}
+    import_numpy()
     check_outputs(paths, named)
-    reading = {
+    reading: dict[str, Any] = {
         "jobs": jobs,
         "cache": not no_cache,
         "engine": engine,
@@ -127,7 +124,7 @@ def command(
         "hta": hta,
         "source_text": not no_source_text,
     }
-    diagnosis = _diagnosis(paths, rules, reading)
+    diagnosis = diagnosis_at(*paths, rules=rules, **reading)
     from rich.console import Console
 
     from ddpdoctor import report
@@ -137,7 +134,7 @@ def command(
     if no_source_text:
         diagnosis = report.without_source_text(diagnosis)
     outputs: list[tuple[Callable[[], Writer], Path | None]] = [
-        (lambda: report.write_html, html),
+        (lambda: partial(report.write_html, static=static), html),
         (lambda: report.write_json, json_file),
         (lambda: report.write_markdown, markdown),
         (lambda: report.write_sarif, sarif),
@@ -152,23 +149,13 @@ def command(
         sys.exit(EXIT_FAIL_ON)
 
 
-def _diagnosis(paths: tuple[str, ...], rules: tuple[Path, ...], reading: dict[str, Any]) -> Diagnosis:
-    if len(paths) == 1:
-        return diagnosis_at(paths[0], rules, **reading)
-    with shown_progress() as progress:
-        from ddpdoctor.analysis import analyze
-
-        return analyze(list(paths), configured(progress, rules, **reading))
-
-
 def _write_all(outputs: Sequence[tuple[Callable[[], Writer], Path]], diagnosis: Diagnosis) -> None:
     if not outputs:
         return
     # Nothing else may stand in a report on standard output, which may be the same terminal.
     alone = to_stdout(path for _, path in outputs)
     with nullcontext(untold) if alone else shown_progress() as progress:
-        for done, (writer, path) in enumerate(outputs):
-            progress(Stage.REPORT, done / len(outputs))
+        for (writer, path), _ in zip(outputs, in_turn(progress, Stage.REPORT, len(outputs)), strict=True):
             _write(writer(), diagnosis, path)
 
 

@@ -173,7 +173,7 @@ def _judge(status: int) -> None:
     if code == _NO_MEMORY:
         raise DiedError("needs more memory than is free here")
     if -code in _FROM_MEMORY:
-        raise DiedError(f"was ended by {signal.Signals(-code).name}, as happens where memory runs out")
+        raise DiedError(f"was ended by {signal.Signals(-code).name}, as happens when memory runs out")
     if code < 0:
         raise DiedError(f"crashed ({signal.Signals(-code).name})")
 

@@ -28,7 +28,8 @@ def running_ranks(run: Path) -> list[Present]:
         raise UnusableInput(f"the job of {run} has ended: `ddpdoctor analyze {run}` says what was recorded.")
     where = manifest.get("host")
     raise UnusableInput(
-        f"no rank of {run} runs on this host, as this user{f'; it was started on {where}' if where else ''}. Ask where the ranks run."
+        f"no rank of {run} records on this host as this user{f'; it was started on {where}' if where else ''}. "
+        "If the job has just begun, its ranks have not joined yet: try again. Else run the command where the ranks are."
     )
 
 

@@ -6,14 +6,15 @@ from pathlib import Path
 
 import click
 
-from ddpdoctor.rundir import MOST_CAPTURE_STEPS
+MOST_STEPS = 64
+"""``rundir.MOST_CAPTURE_STEPS``, to which a test holds it: with that package, help would take half as long again."""
 
 
 @click.command("capture")
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN")
 @click.option(
     "--steps",
-    type=click.IntRange(1, MOST_CAPTURE_STEPS),
+    type=click.IntRange(1, MOST_STEPS),
     default=8,
     show_default=True,
     metavar="N",
@@ -28,8 +29,8 @@ from ddpdoctor.rundir import MOST_CAPTURE_STEPS
 def command(run: Path, steps: int, first: int | None) -> None:
     """Open a profiler window in a job that runs under `ddpdoctor run`, on all ranks in the same steps.
 
-    For a slow phase that `ddpdoctor watch` shows now. The traces lie beside the first ones in the run directory; nothing is
-    overwritten. `ddpdoctor analyze RUN --window N` tells what is in them.
+    Catches a slow phase that `ddpdoctor watch` shows while it lasts. The traces are stored beside the first ones in the run
+    directory; nothing is overwritten. `ddpdoctor analyze RUN --window N` diagnoses them.
 
     \b
     Examples:

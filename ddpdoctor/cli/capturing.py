@@ -85,7 +85,7 @@ def _number(run: Path, live: LiveRun) -> int:
     ]
     number = max(used, default=0) + 1
     if number > MOST_CAPTURES:
-        raise UnusableInput(f"{run} has {MOST_CAPTURES} captures already, the most of one recording.")
+        raise UnusableInput(f"{run} has {MOST_CAPTURES} captures already, the most per recording.")
     return number
 
 
@@ -109,7 +109,7 @@ def _ordered(ranks: Sequence[Present], order: CaptureOrder) -> None:
         rank_number, why = next(iter(refused.items()))
         raise UnusableInput(f"no window, because rank {rank_number} cannot open one: {why}.")
     raise UnusableInput(
-        f"no window, because rank {silent[0]} does not answer: a thread keeps Python's lock, or the job was started with "
+        f"no window, because rank {silent[0]} does not answer: a thread holds Python's lock (the GIL), or the job was started with "
         "--hang-after 0, which leaves out who would answer."
     )
 
@@ -135,4 +135,4 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrde
     saved = sum(state.get("state") == _SAVED for state in states.values())
     if not saved:
         raise UnusableInput("no rank saved a trace.")
-    say(f"{saved} traces saved; `ddpdoctor analyze {run} --window {order.number}` tells what is in them")
+    say(f"{saved} traces saved; `ddpdoctor analyze {run} --window {order.number}` diagnoses them")

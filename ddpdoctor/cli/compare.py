@@ -11,7 +11,8 @@ import click
 from ddpdoctor.cli.completing import runs
 from ddpdoctor.cli.configured import chosen_job
 from ddpdoctor.cli.diagnosed import diagnosis_at
-from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
+from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
 
@@ -24,12 +25,8 @@ EXIT_REGRESSION = 1
 @click.command("compare")
 @click.argument("before", metavar="BEFORE", shell_complete=runs)
 @click.argument("after", metavar="AFTER", shell_complete=runs)
-@click.option(
-    "--html", type=click.Path(path_type=Path), metavar="F", help="Write the comparison as one HTML file."
-)
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), metavar="F", help="Write the comparison as JSON."
-)
+@output_file("--html", says="Write the comparison as one HTML file.")
+@output_file("--json", "json_file", says="Write the comparison as JSON.")
 @click.option(
     "--fail-on-regression",
     "percent",
@@ -49,14 +46,16 @@ def command(
 ) -> None:
     """Compare two recordings of a job: step time, where it goes, and the findings.
 
-    Each is a run directory, a folder of profiler traces, a diagnosis.json or an HTML report. Jobs with
-    another world size, batch size or device are shown side by side, but neither is called better.
+    Each recording is a run directory, a folder of profiler traces, a diagnosis.json or an HTML report. Jobs with
+    different world size, batch size or device are shown side by side, but not judged. Exits with 0 whatever it finds,
+    unless --fail-on-regression is given.
 
     \b
     Examples:
       ddpdoctor compare ddpdoctor-runs/before ddpdoctor-runs/after
       ddpdoctor compare baseline.json ddpdoctor-runs/after --fail-on-regression 5
     """
+    import_numpy()
     from rich.console import Console
 
     from ddpdoctor.report.compare import compare

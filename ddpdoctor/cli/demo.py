@@ -93,7 +93,7 @@ def _job(fault: str, steps: int) -> list[str]:
 def _run_and_try(fault: Fault, out: Path | None, steps: int) -> NoReturn:
     """The demo, and then what its findings suggest, as a user would have both."""
     if fault.hangs:
-        raise DdpDoctorError("what a job that hangs lacks is no setting: there is nothing to try.")
+        raise DdpDoctorError("no setting fixes a job that hangs: there is nothing to try.")
     from ddpdoctor.cli.diagnosed import diagnosis_at
     from ddpdoctor.experiment import own_command, proposals
     from ddpdoctor.rundir import DIAGNOSIS_FILE
@@ -106,12 +106,12 @@ def _run_and_try(fault: Fault, out: Path | None, steps: int) -> NoReturn:
         raise SystemExit(code)
     diagnosis = diagnosis_at(str(run / DIAGNOSIS_FILE))
     if not proposals(diagnosis, bounds=True):
-        say("Nothing that these findings suggest can be tried from outside of the script.", err=True)
+        say("Nothing that these findings suggest can be tried without editing the script.", err=True)
         raise SystemExit(0)
     # Where no setting mends it, what mending it could bring at most.
     which = ["--all"] if proposals(diagnosis) else ["--all", "--bounds"]
     trials = ["try", str(run), *which, "--rounds", str(_TRIED_ROUNDS), "--steps", str(_TRIED_STEPS)]
-    say(f"Now what its fixes bring, measured: ddpdoctor {shlex.join(trials)} -- torchrun ...", err=True)
+    say(f"Now what its fixes gain, measured: ddpdoctor {shlex.join(trials)} -- torchrun ...", err=True)
     os.execve(ours[0], [*ours, *trials, "--", *_job(fault.name, _ENDLESS)], environment)
 
 

@@ -13,13 +13,10 @@ if TYPE_CHECKING:
     from ddpdoctor.diagnose.diagnosis import Diagnosis
 
 
-def diagnosis_at(path: str, rules: Sequence[Path] = (), **reading: Any) -> Diagnosis:
-    """What ``path``, a diagnosis.json or a report, holds; else what the analysis says of it, with fields of
+def diagnosis_at(*paths: str, rules: Sequence[Path] = (), **reading: Any) -> Diagnosis:
+    """What a single path, a diagnosis.json or a report, holds; else what the analysis says of the ``paths``, with fields of
     :class:`ddpdoctor.analysis.Options`. Raises DdpDoctorError."""
     with shown_progress() as progress:
-        from ddpdoctor.analysis import analyze
-        from ddpdoctor.report.read import holds_diagnosis, read_diagnosis
+        from ddpdoctor.analysis import analyze_or_read
 
-        if holds_diagnosis(Path(path)):
-            return read_diagnosis(Path(path))
-        return analyze([path], configured(progress, rules, **reading))
+        return analyze_or_read(paths, lambda: configured(progress, rules, **reading))

@@ -3,24 +3,25 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import click
 
 from ddpdoctor.cli.completing import runs
+from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.outputs import output_folder
 from ddpdoctor.cli.progress import shown_progress
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.stages import Stage, counted
+from ddpdoctor.stages import Stage
 
 
 @click.command("digest")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
-@click.option(
+@output_folder(
     "--out",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Where to write. [default, in the working directory: NAME-digest; traces-digest for several paths, patterns and URLs]",
+    says="Where to write. [default, in the working directory: NAME-digest; traces-digest for several paths, patterns and URLs]",
 )
 @click.option(
     "--jobs",
@@ -31,8 +32,8 @@ from ddpdoctor.stages import Stage, counted
 def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     """Shrink a run directory or traces to small files, to analyze elsewhere.
 
-    Run it where the traces are (on each host, if they are on several), copy its output to one place, and give
-    that to `analyze`: it finds what it would have found in the traces.
+    Run it where the traces are (on each host, if they are on several), copy its output to one place, and
+    give that to `analyze`: it finds there what it would have found in the traces.
 
     \b
     Examples:
@@ -41,6 +42,7 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
       ddpdoctor digest /local/traces --out /shared/digest
       ddpdoctor analyze /shared/digest
     """
+    import_numpy()
     from ddpdoctor.rundir import is_run_directory
     from ddpdoctor.trace import find_traces
     from ddpdoctor.trace.digest import discard, loose_targets, write_digests
@@ -55,7 +57,7 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
         else:
             targets, ranks = loose_targets(find_traces(paths).files, target), {}
         try:
-            digest = write_digests(targets, ranks=ranks, jobs=jobs, progress=counted(progress, Stage.TRACES))
+            digest = write_digests(targets, ranks=ranks, jobs=jobs, progress=partial(progress, Stage.TRACES))
         except BaseException:
             if runs:
                 discard(target)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ddpdoctor.cli.outputs import output_file
 from ddpdoctor.cli.say import say
 
 SCHEMA = "ddpdoctor.doctor/1"
@@ -13,19 +14,13 @@ _EXIT_NOTHING = 1
 
 
 @click.command("doctor", context_settings={"allow_interspersed_args": False})
-@click.option(
-    "--json",
-    "json_file",
-    type=click.Path(path_type=Path),
-    metavar="F",
-    help="Write what was found; - is stdout.",
-)
+@output_file("--json", "json_file", says="Write what was found; - is stdout.")
 @click.argument("job", nargs=-1, type=click.UNPROCESSED, metavar="[[--] COMMAND [ARGS]...]")
 def command(json_file: Path | None, job: tuple[str, ...]) -> None:
-    """Say what this machine and the job's Python allow, and what a recording here would lack.
+    """Say what this machine and the job's Python support, and what a recording here would lack.
 
-    COMMAND is the job's; it is not run, only the Python that it starts is asked. Without one, that of the torchrun on
-    the path. Exit code 0: a job can be recorded here; 1: it cannot; 2: there is no such COMMAND.
+    COMMAND is the job's command. It is not run; only the Python that it starts is checked. Without a COMMAND, that of the
+    torchrun on the path is checked. Exit code 0: a job can be recorded here; 1: it cannot; 2: there is no such COMMAND.
 
     \b
     Examples:

@@ -1,23 +1,29 @@
-"""``ddpdoctor export``: all ranks on one clock, as a timeline for Perfetto, or as tables in Parquet or CSV."""
+"""``ddpdoctor export``: all ranks on one clock, as a timeline for Perfetto, or as tables in Parquet or CSV; the diagnosis as figures
+and in trackers."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ddpdoctor.cli.completing import runs
 from ddpdoctor.cli.configured import chosen_job, configured
-from ddpdoctor.cli.outputs import check_outputs, to_stdout
-from ddpdoctor.cli.progress import shown_progress
+from ddpdoctor.cli.diagnosed import diagnosis_at
+from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.outputs import check_outputs, output_file, output_folder, to_stdout
+from ddpdoctor.cli.progress import in_turn, shown_progress
 from ddpdoctor.cli.say import say
+from ddpdoctor.cli.tracking import Trackers, tracker_options
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.stages import Stage, untold
 
 if TYPE_CHECKING:
+    from ddpdoctor.diagnose.diagnosis import Diagnosis
     from ddpdoctor.measure.steplog import RankLog
 
 TABLES = ("steps", "collectives", "events")
@@ -27,31 +33,16 @@ BY_NAME = ("details", "counters")
 
 @click.command("export")
 @click.argument("paths", nargs=-1, required=True, metavar="PATH...", shell_complete=runs)
-@click.option(
-    "--timeline",
-    type=click.Path(path_type=Path),
-    metavar="F",
-    help="Write a Chrome trace; compressed where F ends in .gz.",
-)
-@click.option(
-    "--parquet",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Write steps.parquet, collectives.parquet and events.parquet.",
-)
-@click.option(
-    "--speedscope",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Write the stack samples of each rank as a flame graph.",
-)
-@click.option(
-    "--csv",
-    type=click.Path(path_type=Path, file_okay=False),
-    metavar="DIR",
-    help="Write the same tables as CSV.",
+@output_file("--timeline", says="Write a Chrome trace; compressed if F ends in .gz.")
+@output_folder("--parquet", says="Write steps.parquet, collectives.parquet and events.parquet.")
+@output_folder("--speedscope", says="Write the stack samples of each rank as a flame graph.")
+@output_folder("--csv", says="Write the same tables as CSV.")
+@output_folder(
+    "--figures",
+    says="Write the report's charts as interactive figures: figures.html, and each as JSON of plotly.",
 )
 @click.option("--steps", metavar="A:B", help="Only steps A to B-1.")
+@tracker_options
 @chosen_job
 def command(
     paths: tuple[str, ...],
@@ -59,13 +50,16 @@ def command(
     parquet: Path | None,
     speedscope: Path | None,
     csv: Path | None,
+    figures: Path | None,
     steps: str | None,
     job: int | None,
+    **tracking: Any,
 ) -> None:
     """Export all ranks of a run directory, or of profiler traces, on one clock.
 
     The timeline opens in https://ui.perfetto.dev: one process for each rank, with waiting for other ranks and
-    transferring as separate slices, annotations, operators, kernels and sampled lines below them.
+    transferring as separate slices, annotations, operators, kernels and sampled lines below them. Trackers of experiments get the
+    diagnosis, also from a report or a diagnosis.json.
 
     \b
     Examples:
@@ -73,16 +67,41 @@ def command(
       ddpdoctor export traces/ --timeline all-ranks.json.gz --steps 10:15 --parquet tables
       ddpdoctor export traces/ --csv tables
       ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --speedscope flames
+      ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --figures figures
+      ddpdoctor export ddpdoctor-runs/20260101T120000Z-train --tensorboard tb --mlflow mlruns --wandb offline
     """
-    if timeline is None and parquet is None and csv is None and speedscope is None:
+    trackers = Trackers(**tracking)
+    trackers.check()
+    recordings = any(given is not None for given in (timeline, parquet, csv, speedscope))
+    if not (recordings or trackers.any) and figures is None:
         raise click.UsageError(
-            "nothing to write: give --timeline F, --parquet DIR, --csv DIR or --speedscope DIR."
+            "nothing to write: give --timeline F, --parquet DIR, --csv DIR, --speedscope DIR, --figures DIR, --tensorboard DIR, "
+            "--mlflow DIR or --wandb DIR."
+        )
+    if trackers.redacted and recordings:
+        raise click.UsageError(
+            "--redact is for figures and trackers: timelines, tables and flame graphs keep their names."
         )
     chosen = _range(steps)
     named = {"--timeline": timeline}
     for option, folder in (("parquet", parquet), ("csv", csv)):
         if folder is not None:
             named |= {f"--{option} {name}": folder / f"{name}.{option}" for name in TABLES}
+    if figures is not None:
+        named["--figures"] = figures / "figures.html"
+    import_numpy()
+    check_outputs(paths, named)
+    if not recordings:
+        if chosen is not None:
+            raise click.UsageError("--steps does not choose what figures and trackers show: the whole run.")
+        diagnosis = diagnosis_at(*paths, job=job)
+        if figures is not None:
+            from ddpdoctor.report import redact
+
+            for sentence in _figures_written(redact(diagnosis) if trackers.redacted else diagnosis, figures):
+                say(sentence)
+        trackers.write(diagnosis)
+        return
     from ddpdoctor.analysis import conclude, prepare
     from ddpdoctor.measure.export import late_steps, recorded_tables
     from ddpdoctor.report.timeline_export import (
@@ -93,7 +112,6 @@ def command(
         write_timeline,
     )
 
-    check_outputs(paths, named)
     aside = to_stdout([timeline])
     with shown_progress() as progress:
         options = configured(progress, job=job)
@@ -106,49 +124,78 @@ def command(
         if recorded["steps"].is_empty():
             raise UnusableInput(f"{', '.join(paths)}: no step from {chosen[0]} to {chosen[1]} was recorded.")
     tables = {name: recorded[name] for name in TABLES}
-    files = write_parquet(tables, parquet) if parquet is not None else []
-    files += write_csv(tables, csv) if csv is not None else []
-    for file in files:
-        say(f"written: {file}", err=aside)
-    if speedscope is not None:
-        late = late_steps(recorded["collectives"], recorded["steps"])
-        wanted = set(recorded["steps"]["step"].to_list())
-        files = _write_flames(prepared.logs, late, wanted, speedscope)
-        if not files:
-            say("Note: no stack samples were recorded, so there is no flame graph.", err=True)
-        for file in files:
-            say(f"written: {file}", err=aside)
-    if timeline is not None:
-        fitting = steps_that_fit(recorded) if chosen is None else None
-        if fitting is not None:
-            recorded = cut_steps(recorded, *fitting)
-            say(
-                f"steps {fitting[0]} to {fitting[1]} only, for a browser to open; --steps A:B chooses others.",
-                err=aside,
-            )
-        write_timeline(recorded, diagnosis.findings, found.hosts, timeline)
-        say(f"written: {timeline}; open it in https://ui.perfetto.dev", err=aside)
-    for note in found.notes:
+    said, noted = [], list(found.notes)
+    wanted = [output for output in (parquet, csv, speedscope, timeline) if output is not None]
+    try:
+        # Nothing else may stand in a timeline on standard output, which may be the same terminal.
+        with nullcontext(untold) if aside else shown_progress() as progress:
+            turns = in_turn(progress, Stage.REPORT, len(wanted))
+            if parquet is not None:
+                said += _named(write_parquet(tables, parquet, next(turns)))
+            if csv is not None:
+                said += _named(write_csv(tables, csv, next(turns)))
+            if speedscope is not None:
+                late = late_steps(recorded["collectives"], recorded["steps"])
+                numbers = set(recorded["steps"]["step"].to_list())
+                flames = _write_flames(prepared.logs, late, numbers, speedscope, next(turns))
+                if not flames:
+                    noted.insert(0, "no stack samples were recorded, so there is no flame graph.")
+                said += _named(flames)
+            if timeline is not None:
+                fitting = steps_that_fit(recorded) if chosen is None else None
+                if fitting is not None:
+                    recorded = cut_steps(recorded, *fitting)
+                    said.append(
+                        f"steps {fitting[0]} to {fitting[1]} only, for a browser to open; --steps A:B chooses others."
+                    )
+                write_timeline(recorded, diagnosis.findings, found.hosts, timeline, next(turns))
+                said.append(f"written: {timeline}; open it in https://ui.perfetto.dev")
+            if figures is not None:
+                said += _figures_written(diagnosis, figures)
+    finally:
+        for sentence in said:
+            say(sentence, err=aside)
+    trackers.write(diagnosis, err=aside)
+    for note in noted:
         say(f"Note: {note}", err=True)
 
 
+def _named(files: Sequence[Path]) -> list[str]:
+    return [f"written: {file}" for file in files]
+
+
+def _figures_written(diagnosis: Diagnosis, folder: Path) -> list[str]:
+    from ddpdoctor.report import write_figures
+
+    return _named(write_figures(diagnosis, folder)) or [
+        "nothing was measured of which a figure could be drawn."
+    ]
+
+
 def _write_flames(
-    logs: Sequence[RankLog], late: Mapping[int, set[int]], wanted: set[int], folder: Path
+    logs: Sequence[RankLog],
+    late: Mapping[int, set[int]],
+    wanted: set[int],
+    folder: Path,
+    told: Callable[[float], None],
 ) -> list[Path]:
-    """A file for each rank whose samples are known; the files."""
-    import msgspec
+    """A file for each rank whose samples are known; the files. ``told`` which part of them is written."""
+    from msgspec import structs
 
     from ddpdoctor.measure.export import flame_graph
+    from ddpdoctor.report.json_output import encoded
     from ddpdoctor.report.replace import write_whole
 
     written = []
-    for log in logs:
-        chosen = replace(log, steps=[step for step in log.steps if step.number in wanted])
+    for done, log in enumerate(logs):
+        told(done / len(logs))
+        steps = [step for step in log.steps if step.number in wanted]
+        chosen = structs.replace(log, steps=steps)
         document = flame_graph(chosen, late.get(log.rank, ()))
         if document is not None:
             folder.mkdir(parents=True, exist_ok=True)
             file = folder / f"rank-{log.rank:05d}.speedscope.json"
-            write_whole(file, msgspec.json.encode(document))
+            write_whole(file, encoded(document))
             written.append(file)
     return written
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ddpdoctor.cli.diagnosed import diagnosis_at
-from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
+from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 
@@ -24,12 +25,8 @@ _REPORTS = (".json", ".html")
 
 @click.command("history")
 @click.argument("paths", nargs=-1, required=True, metavar="DIR...")
-@click.option(
-    "--html", type=click.Path(path_type=Path), metavar="F", help="Write the history as one HTML file."
-)
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), metavar="F", help="Write the history as JSON."
-)
+@output_file("--html", says="Write the history as one HTML file.")
+@output_file("--json", "json_file", says="Write the history as JSON.")
 @click.option(
     "--last",
     type=click.IntRange(min=1),
@@ -43,7 +40,7 @@ _REPORTS = (".json", ".html")
     "percent",
     type=click.FloatRange(min=0),
     metavar="PERCENT",
-    help="Exit with 1 if a job's newest run is slower by more than this, and not by chance; with 2 if that cannot be told.",
+    help="Exit with 1 if a job's newest run is slower by more than this, and not by chance; with 2 if that cannot be decided.",
 )
 def command(
     paths: tuple[str, ...], html: Path | None, json_file: Path | None, last: int, percent: float | None
@@ -58,13 +55,15 @@ def command(
       ddpdoctor history ddpdoctor-runs
       ddpdoctor history nightly/ --html history.html --last 10 --fail-on-regression 5
     """
+    import_numpy()
     from rich.console import Console
 
     from ddpdoctor.report.history import history
     from ddpdoctor.report.history_output import print_history, write_history_html, write_history_json
 
-    check_outputs([], {"--html": html, "--json": json_file})
-    recorded, notes = _recorded(paths)
+    sources = _without_own(_sources(paths), [html, json_file])
+    check_outputs([file for _, file in sources], {"--html": html, "--json": json_file})
+    recorded, notes = _recorded(sources)
     if not recorded:
         raise UnusableInput("; ".join([f"{', '.join(paths)}: no run and no report could be read", *notes]))
     told = history(recorded, last, notes)
@@ -79,39 +78,54 @@ def command(
         return
     slower = told.regression_percent()
     if slower is None:
-        raise UnusableInput("no job has a run before its newest: a regression cannot be told.")
+        raise UnusableInput("no job has a run before its newest: a regression cannot be detected.")
     if slower > percent:
         say(f"Slower by {slower:.1f} %, more than the {percent:g} % allowed.", err=True)
         raise click.exceptions.Exit(EXIT_REGRESSION)
 
 
-def _recorded(paths: tuple[str, ...]) -> tuple[list[tuple[str, Diagnosis]], list[str]]:
+def _recorded(sources: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, Diagnosis]], list[str]]:
     """(Where each run lies, with its diagnosis), and a sentence for each that cannot be read."""
     found: list[tuple[str, Diagnosis]] = []
     notes: list[str] = []
-    for path in paths:
-        if not Path(path).exists():
-            raise UnusableInput(f"{path}: no such file or directory")
-        for source, file in _sources(path):
-            try:
-                found.append((source, diagnosis_at(file)))
-            except DdpDoctorError as error:
-                notes.append(f"left out: {error}")
+    for source, file in sources:
+        try:
+            found.append((source, diagnosis_at(file)))
+        except DdpDoctorError as error:
+            notes.append(f"skipped: {error}")
     return found, notes
 
 
-def _sources(path: str) -> Iterator[tuple[str, str]]:
+def _without_own(sources: Iterable[tuple[str, str]], outputs: Sequence[Path | None]) -> list[tuple[str, str]]:
+    """``sources`` but for the page that an earlier call wrote to one of ``outputs``, in the folder that it tells of."""
+    from ddpdoctor.report.read import read_diagnosis
+
+    left = []
+    for source, file in sources:
+        if any(path is not None and path.exists() and path.samefile(file) for path in outputs):
+            try:
+                read_diagnosis(file)
+            except DdpDoctorError:
+                continue
+        left.append((source, file))
+    return left
+
+
+def _sources(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
     """(Name, what to read) of each run: its own diagnosis where it was made, else the recording; then of reports elsewhere."""
     from ddpdoctor.report.read import holds_diagnosis
     from ddpdoctor.rundir import DIAGNOSIS_FILE, run_directories
 
-    runs = run_directories(path) if Path(path).is_dir() else []
-    for run in runs:
-        made = Path(run) / DIAGNOSIS_FILE
-        yield run, str(made) if holds_diagnosis(made) else run
-    for file in _reports(path, set(runs)):
-        if holds_diagnosis(file):
-            yield str(file), str(file)
+    for path in paths:
+        if not Path(path).exists():
+            raise UnusableInput(f"{path}: no such file or directory")
+        runs = run_directories(path) if Path(path).is_dir() else []
+        for run in runs:
+            made = Path(run) / DIAGNOSIS_FILE
+            yield run, str(made) if holds_diagnosis(made) else run
+        for file in _reports(path, set(runs)):
+            if holds_diagnosis(file):
+                yield str(file), str(file)
 
 
 def _reports(path: str, runs: set[str]) -> Iterator[Path]:

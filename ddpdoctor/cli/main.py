@@ -6,7 +6,6 @@ import importlib
 import io
 import os
 import sys
-import traceback
 from typing import NoReturn
 
 import click
@@ -15,6 +14,7 @@ import ddpdoctor
 from ddpdoctor.cli.groups import Group
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.plain import plain, plain_lines
+from ddpdoctor.streams import flushed, prepare_streams
 
 VERBS = {
     "run": "Run a job unchanged, record its ranks, and diagnose it",
@@ -22,13 +22,14 @@ VERBS = {
     "stacks": "Print where each rank of a running job is now",
     "capture": "Profile some steps of a running job, on all ranks",
     "analyze": "Diagnose recorded runs or profiler traces",
+    "bundle": "Make one file that records where ddpdoctor is not installed",
     "digest": "Shrink traces to small files, to analyze elsewhere",
     "compare": "Compare two recordings of a job",
     "history": "Show many runs over time, and where they changed",
     "try": "Measure what a change gains, before you edit the script",
-    "export": "Export all ranks on one clock: Perfetto, Parquet, CSV",
+    "export": "Export to Perfetto, Parquet, CSV, TensorBoard, MLflow, W&B",
     "rules": "List, show and test the rules behind the findings",
-    "doctor": "Say what this machine and the job's Python allow",
+    "doctor": "Say what this machine and the job's Python support",
     "demo": "Train a small model with a planted fault, and diagnose it",
     "completion": "Print the completion script for a shell",
 }
@@ -80,7 +81,7 @@ def cli() -> None:
 
 def main() -> NoReturn:
     """Entry point of the ``ddpdoctor`` command."""
-    _prepare_streams()
+    prepare_streams()
     try:
         code = cli.main(prog_name="ddpdoctor", standalone_mode=False)
     except click.ClickException as error:
@@ -103,40 +104,14 @@ def main() -> NoReturn:
     except Exception as error:
         _say(f"ddpdoctor: {_defect(error)}")
         code = EXIT_UNUSABLE
-    sys.exit(_flushed(code if isinstance(code, int) else 0))
-
-
-def _prepare_streams() -> None:
-    """Where the caller closed a stream, words go nowhere; a letter that a stream's encoding lacks becomes a mark."""
-    for number in (0, 1, 2):
-        try:
-            os.fstat(number)
-        except OSError:
-            # Takes this number, the lowest free one, lest a file of ours does. The job finds it closed.
-            os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
-    for name in ("stdout", "stderr"):
-        stream = getattr(sys, name)
-        if stream is None:
-            # Not inherited: a job finds the stream as closed as its caller left it.
-            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: PTH123, SIM115
-        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
-            stream.reconfigure(errors="replace")
-
-
-def _flushed(code: int) -> int:
-    """``code``, once nothing is left to write: a reader that has gone (``| head``) is no error to report."""
-    try:
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (OSError, ValueError):
-        pass
-    return code
+    sys.exit(flushed(code if isinstance(code, int) else 0))
 
 
 def _defect(error: Exception) -> str:
     """What is said of an error that nothing of ours expected. Its code is not 1, which says that a finding was met."""
     if os.environ.get(TRACEBACK):
+        import traceback
+
         _put(plain_lines("".join(traceback.format_exception(error))))
     if isinstance(error, MemoryError):
         return "not enough memory; nothing was written."

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any, TypeVar
+
+import click
 
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+def output_file(*names: str, says: str) -> Callable[[_Command], _Command]:
+    """An option that names a file to write; ``says`` is its help."""
+    return click.option(*names, type=click.Path(path_type=Path), metavar="F", help=says)
+
+
+def output_folder(*names: str, says: str) -> Callable[[_Command], _Command]:
+    """An option that names a folder to write into; ``says`` is its help."""
+    return click.option(*names, type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=says)
 
 
 def check_outputs(inputs: Sequence[str], outputs: Mapping[str, Path | None]) -> None:

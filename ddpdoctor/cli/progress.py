@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from ddpdoctor.stages import Progress, Stage, untold
 
@@ -38,6 +39,18 @@ def shown_progress() -> Iterator[Progress]:
             line.update(task, description=_words(stage, part), refresh=begins)
 
         yield show
+
+
+def in_turn(progress: Progress, stage: Stage, count: int) -> Iterator[Callable[[float], None]]:
+    """For each of ``count`` things that a stage does one after the other, as it begins, what tells which part of it is done."""
+    for place in range(count):
+        told = partial(_tell_in_turn, progress, stage, place, count)
+        told(0.0)
+        yield told
+
+
+def _tell_in_turn(progress: Progress, stage: Stage, place: int, count: int, part: float) -> None:
+    progress(stage, (place + part) / count)
 
 
 def _words(stage: Stage, part: float | None) -> str:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddpdoctor.cli.apart import DiedError, bound_memory, run_apart, take_interrupts_as_exceptions
+from ddpdoctor.cli.onethread import import_numpy
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch import Outcome, RunOptions, run_job
@@ -29,6 +30,7 @@ class Presentation:
     analysis: bool = True
     quiet: bool = False
     source_text: bool = True
+    static: bool = False
 
 
 def run_and_present(
@@ -50,7 +52,7 @@ def run_and_present(
         take_interrupts_as_exceptions()
         _present(outcome, presentation, limit_s)
     except KeyboardInterrupt:
-        _say(f"stopped before the analysis ended; `ddpdoctor analyze {outcome.run}` does it again.")
+        _say(f"stopped before the analysis ended; `ddpdoctor analyze {outcome.run}` repeats it.")
     except DiedError as error:
         _say(
             f"the analysis {error}. The recording is complete in {outcome.run}, and `ddpdoctor analyze {outcome.run}`, there or "
@@ -63,18 +65,14 @@ def run_and_present(
 
 def _present(outcome: Outcome, presentation: Presentation, limit_s: float) -> None:
     _say_all(outcome.unsaved)
-    if outcome.run is None or not outcome.owner or not (outcome.recorded_ranks or outcome.stopped):
+    run = outcome.to_analyze
+    if run is None:
         _say_all(outcome.notes)
     elif not presentation.analysis:
-        _say_all(
-            [*outcome.notes, f"recorded in {outcome.run}; `ddpdoctor analyze {outcome.run}` diagnoses it."]
-        )
+        _say_all([*outcome.notes, f"recorded in {run}; `ddpdoctor analyze {run}` diagnoses it."])
     elif outcome.interrupted:
-        _say_all(
-            [*outcome.notes, f"recorded in {outcome.run}, not analysed because ddpdoctor was told to end."]
-        )
+        _say_all([*outcome.notes, f"recorded in {run}, not analysed because ddpdoctor was asked to stop."])
     else:
-        run = outcome.run
         # The job's exit code and its manifest are settled: nothing that happens from here on may change them.
         run_apart(lambda: _try_to_diagnose(run, presentation), limit_s)
 
@@ -93,14 +91,14 @@ def _diagnose(run: Path, presentation: Presentation) -> None:
 
     The imports stand here because the job must not pay for them.
     """
+    diagnosis = _diagnosis_of(run, presentation)
     from rich.console import Console
 
     from ddpdoctor.report import print_terminal
 
-    diagnosis = _diagnosis_of(run, presentation)
     if not presentation.quiet:
         print_terminal(diagnosis, Console(stderr=True))
-    _say_all(_written(diagnosis, run))
+    _say_all(_written(diagnosis, run, presentation))
     if (run / REPORT_FILE).exists():
         _say(f"report: {run / REPORT_FILE}")
 
@@ -108,13 +106,14 @@ def _diagnose(run: Path, presentation: Presentation) -> None:
 def _diagnose_hanging(presentation: Presentation, run: Path) -> str:
     """Analyse ``run`` while its job hangs: the report is written; returns a sentence for the user."""
     try:
-        failed = _written(_diagnosis_of(run, presentation), run)
+        failed = _written(_diagnosis_of(run, presentation), run, presentation)
         return failed[0] if failed else f"report: {run / REPORT_FILE}"
     except BaseException as error:
         return f"what the ranks did last is in {run}; it could not be analysed yet: {type(error).__name__}: {error}"
 
 
 def _diagnosis_of(run: Path, presentation: Presentation) -> Diagnosis:
+    import_numpy()
     from ddpdoctor.analysis import analyze
     from ddpdoctor.cli.configured import configured
     from ddpdoctor.cli.progress import shown_progress
@@ -124,12 +123,13 @@ def _diagnosis_of(run: Path, presentation: Presentation) -> Diagnosis:
         return analyze([str(run)], configured(progress, source_text=presentation.source_text))
 
 
-def _written(diagnosis: Diagnosis, run: Path) -> list[str]:
+def _written(diagnosis: Diagnosis, run: Path, presentation: Presentation) -> list[str]:
     """Write the diagnosis and its report into the run directory; what could not be written, in sentences."""
     from ddpdoctor.report import write_html, write_json
 
     failed = []
-    for write, path in ((write_json, run / DIAGNOSIS_FILE), (write_html, run / REPORT_FILE)):
+    write_report = partial(write_html, static=presentation.static)
+    for write, path in ((write_json, run / DIAGNOSIS_FILE), (write_report, run / REPORT_FILE)):
         try:
             write(diagnosis, path)
         except Exception as error:

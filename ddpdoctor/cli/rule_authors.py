@@ -18,8 +18,8 @@ _ID = re.compile(r"[a-z0-9][a-z0-9-]*/[a-z0-9][a-z0-9-]*")
 @click.command("facts")
 @click.argument("name", required=False)
 def facts_command(name: str | None) -> None:
-    """List the facts that a rule can read, with type, unit and meaning. NAME is a fact, the beginning of some
-    (late, late.data), or a word to look for.
+    """List the facts that a rule can read, with type, unit and meaning. NAME is a fact, the beginning of its path
+    (late, late.data), or a word to search for.
 
     \b
     Examples:
@@ -56,9 +56,7 @@ def facts_command(name: str | None) -> None:
         if fact.means:
             console.print(Padding(Text(plain(fact.means)), (0, 0, 0, 4)))
     if name is None:
-        say(
-            "\nA Cost has fields: `ddpdoctor rules facts late.data` lists them, of late.data as of any other."
-        )
+        say("\nEvery Cost has the same fields: `ddpdoctor rules facts late.data` lists them.")
 
 
 @click.command("new")
@@ -69,10 +67,10 @@ def facts_command(name: str | None) -> None:
     default=Path("our-rules"),
     show_default=True,
     metavar="DIR",
-    help="Folder of your rules; it is made where it is missing.",
+    help="Folder of your rules; created if missing.",
 )
 def new_command(rule_id: str, folder: Path) -> None:
-    """Write a rule to begin with: complete, with tests that pass. Then change what it looks at and what it says.
+    """Write a starter rule: complete, with tests that pass. Then change its condition and its texts.
 
     \b
     Examples:
@@ -88,7 +86,7 @@ def new_command(rule_id: str, folder: Path) -> None:
 
     if rule_id in load_rules(entry_points=False).rules:
         raise RuleError(
-            f"{rule_id} is a rule of ddpdoctor's own, which yours would replace: choose another name"
+            f"{rule_id} is one of ddpdoctor's own rules, which yours would replace: choose another name"
         )
     file = folder / f"{rule_id}.yaml"
     if folder.is_symlink():
@@ -98,7 +96,7 @@ def new_command(rule_id: str, folder: Path) -> None:
         with file.open("x", encoding="utf-8") as out:
             out.write(_SKELETON.replace("FAMILY/NAME", rule_id))
     except FileExistsError:
-        raise RuleError(f"{file} is there already; it stays as it is") from None
+        raise RuleError(f"{file} exists already; it is not changed") from None
     say(f"written: {file}", err=True)
     say(
         f"`ddpdoctor rules test {file}` runs its tests, `ddpdoctor analyze RUN --rules {folder}` uses it.",
@@ -110,17 +108,17 @@ _SKELETON = """\
 id: FAMILY/NAME
 title: A step takes {{ steps.median_ms|ms }}
 question: Are steps longer than this job's should be?
-# Facts without which the rule cannot look; `ddpdoctor rules facts` lists all facts.
+# Facts without which the rule is skipped; `ddpdoctor rules facts` lists all facts.
 needs: [steps.median_ms]
 # CEL (https://cel.dev) over the facts. A rule about a cause of lost time has `costs: late.data` or the like instead: its finding
-# is then priced, placed at a line, and as severe as it is dear.
+# is then priced, placed at a line, and as severe as it is costly.
 when: steps.median_ms > t.most_ms
 severity: info
 thresholds:
   most_ms:
     value: 100.0
     unit: ms
-    source: Where this number comes from, so that whoever meets the finding can judge it.
+    source: Where this number comes from, so that readers of the finding can judge it.
 headline: A step takes {{ steps.median_ms|ms }}, more than {{ t.most_ms|ms }}
 explain: >-
   What is wrong, how it comes about, and why it costs time. Texts are Jinja2 over the facts: the median step takes

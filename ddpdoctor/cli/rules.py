@@ -71,7 +71,7 @@ def list_command(folders: tuple[Path, ...]) -> None:
 @click.argument("rule_id", metavar="ID", shell_complete=rule_ids)
 @_folders
 def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
-    """Show what a rule looks at, when it fires, and when it is wrong.
+    """Show what a rule reads, when it fires, and when it is wrong.
 
     \b
     Example:
@@ -90,8 +90,8 @@ def show_command(rule_id: str, folders: tuple[Path, ...]) -> None:
 @command.command("test")
 @click.argument("path", required=False, type=click.Path(path_type=Path, exists=True))
 def test_command(path: Path | None) -> None:
-    """Run the tests inside rule files: the pack's, or those of a folder or file. Exit code 1 where one fails or
-    a rule has none.
+    """Run the tests inside rule files: the built-in rules', or those of a folder or file. Exit code 1 if one fails or a
+    rule has none.
 
     \b
     Examples:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import click
 
-from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
+from ddpdoctor.launch import RunOptions, asked_options
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -37,7 +38,7 @@ from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
     default=RunOptions.telemetry_interval_s,
     show_default=True,
     metavar="S",
-    help="Seconds between samples of GPUs and host.",
+    help="Mean seconds between samples of GPUs and host.",
 )
 @click.option("--no-telemetry", is_flag=True, help="Do not sample GPUs and host.")
 @click.option(
@@ -49,9 +50,9 @@ from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
     *("--hang-after",),
     type=click.FloatRange(min=0),
     metavar="S",
-    help="Say that the job hangs, and where, after S seconds in which no rank finishes a step; before the first step "
-    "after three times as long, and at least 60, unless ranks wait for one that does nothing. 0: never. "
-    "[default: 300, or ten times its longest pause]",
+    help="Report that the job hangs, and where, after S seconds in which no rank finishes a step (before the first step, "
+    "three times as long, and at least 60, unless ranks wait for one that does nothing). 0: never. "
+    "[default: 300, or ten times its longest pause if that is longer]",
 )
 @click.option(
     *("--on-hang",),
@@ -62,26 +63,20 @@ from ddpdoctor.launch import RunOptions, parse_address, parse_step_range
 )
 @click.option("--no-analysis", is_flag=True, help="Record only; `ddpdoctor analyze RUN` diagnoses later.")
 @click.option("--no-source-text", is_flag=True, help="Do not show source lines, only where they are.")
+@click.option("--static", is_flag=True, help="Leave interactive charts out of the report (0.6 MB smaller).")
 @click.option("-q", "--quiet", is_flag=True, help="Print only where the report is.")
 @click.argument("job", nargs=-1, required=True, type=click.UNPROCESSED, metavar="[--] COMMAND [ARGS]...")
 def command(
-    out: Path | None,
-    profile_steps: str | None,
-    no_profile: bool,
-    max_trace_mb: int,
-    telemetry_interval: float,
-    no_telemetry: bool,
-    prometheus: str | None,
-    hang_after: float | None,
-    on_hang: str,
     no_analysis: bool,
     no_source_text: bool,
+    static: bool,
     quiet: bool,
     job: tuple[str, ...],
+    **recording: Any,
 ) -> None:
     """Run COMMAND unchanged, record its ranks, and diagnose them when it ends.
 
-    The job's output, exit code and signals are its own. What ddpdoctor has to say comes after the job, on
+    The job's output, exit code and signals are its own. ddpdoctor prints its verdict after the job, on
     stderr.
 
     \b
@@ -92,17 +87,8 @@ def command(
     """
     from ddpdoctor.cli.recorded import Presentation, run_and_present
 
-    options = RunOptions(
-        out=out,
-        profile=not no_profile,
-        profile_steps=None if profile_steps is None else parse_step_range(profile_steps),
-        max_trace_mb=max_trace_mb,
-        telemetry=not no_telemetry,
-        telemetry_interval_s=telemetry_interval,
-        prometheus=None if prometheus is None else parse_address(prometheus),
-        hang_after_s=hang_after,
-        on_hang=on_hang,
-    )
     run_and_present(
-        job, options, Presentation(analysis=not no_analysis, quiet=quiet, source_text=not no_source_text)
+        job,
+        asked_options(recording),
+        Presentation(analysis=not no_analysis, quiet=quiet, source_text=not no_source_text, static=static),
     )

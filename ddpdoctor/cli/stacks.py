@@ -19,7 +19,7 @@ ANSWER_S = 5.0
 def command(run: Path, verbose: bool) -> None:
     """Print where each rank of a job that runs under `ddpdoctor run` is now. The job goes on.
 
-    Asks the ranks on this host. A rank that keeps Python's lock in C cannot answer.
+    Asks the ranks on this host. A rank that holds Python's lock (the GIL) in C code cannot answer.
 
     \b
     Examples:
@@ -71,10 +71,21 @@ def command(run: Path, verbose: bool) -> None:
         line(f"rank {rank.rank} (process {rank.pid}) {_doing(told)}", "bold")
         for text in _lines(told, verbose):
             line(f"  {text}")
+    if apart := _apart(list(found.values())):
+        line(apart, "dim")
+
+
+def _apart(answers: Sequence[Mapping[str, Any]]) -> str:
+    """That each rank answered for itself, where there are several."""
+    moments = [at_ns for answer in answers if isinstance(at_ns := answer.get("at_ns"), int)]
+    if len(moments) < 2:
+        return ""
+    apart_s = (max(moments) - min(moments)) / 1e9
+    return f"Each rank answered when it next could: the first and the last stack are {apart_s:.1f} s apart, not of one moment."
 
 
 _WHY_NOT = (
-    "A thread keeps Python's lock, or the job was started with --hang-after 0, which leaves out who would answer.",
+    "A thread holds Python's lock (the GIL), or the job was started with --hang-after 0, which switches off the thread that answers.",
 )
 
 

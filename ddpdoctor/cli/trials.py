@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +12,10 @@ from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.apart import take_interrupts_as_exceptions
 from ddpdoctor.cli.completing import runs, setting_names
 from ddpdoctor.cli.diagnosed import diagnosis_at
-from ddpdoctor.cli.outputs import check_outputs, say_written, to_stdout
+from ddpdoctor.cli.onethread import import_numpy
+from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.patched import write_patch
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
@@ -91,12 +92,8 @@ class _TryCommand(click.Command):
     show_default=True,
     help="Run trials in the working directory, or each in a copy of it.",
 )
-@click.option(
-    "--json", "json_file", type=click.Path(path_type=Path), metavar="F", help="Write the answer as JSON."
-)
-@click.option(
-    "--patch", type=click.Path(path_type=Path), metavar="F", help="Write the best change as a unified diff."
-)
+@output_file("--json", "json_file", says="Write the answer as JSON.")
+@output_file("--patch", says="Write the best change as a unified diff.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -113,12 +110,12 @@ def command(
     json_file: Path | None,
     patch: Path | None,
 ) -> None:
-    """Run the job again for some steps, as it is and with a change, in turn, and say what the change brings.
+    """Run the job again for some steps, with and without a change in turn, and say what the change gains.
 
-    The script stays as it is: ddpdoctor changes the settings in the running job, and ends each trial between two steps. A trial
-    does what the job does until then: files that it writes, and services that it tells, see every trial.
+    The script is not edited: ddpdoctor changes the settings in the running job, and ends each trial between two steps. While it
+    runs, a trial does what the job does: it writes the same files and reports to the same services.
 
-    RUN is a run directory, a diagnosis.json or a report. Without a command, what could be tried is listed.
+    RUN is a run directory, a diagnosis.json or a report. Without a command, lists what can be tried.
 
     \b
     Examples:
@@ -126,8 +123,9 @@ def command(
       ddpdoctor try ddpdoctor-runs/20260101T120000Z-train --all -- torchrun --nproc-per-node 8 train.py
       ddpdoctor try --set loader.num_workers=4 --set ddp.bucket_cap_mb=50 -- torchrun --nproc-per-node 8 train.py
     """
+    import_numpy()
     from ddpdoctor.diagnose.tried import MOST_SETTINGS, MOST_VARIANTS
-    from ddpdoctor.experiment import of_settings, parse_setting, proposals, tuning
+    from ddpdoctor.experiment import informed, of_settings, parse_setting, proposals, tuning
 
     job: list[str] = ctx.meta["ddpdoctor.job"]
     if listed:
@@ -143,13 +141,17 @@ def command(
         )
     diagnosis = None if run is None else _diagnosis(run)
     suggested = [] if diagnosis is None else proposals(diagnosis, bounds=bounds)
+    if diagnosis is not None:
+        known = proposals(diagnosis, bounds=True)
+        chosen = [informed(each, known) for each in chosen]
+    asked = [each.settings for each in chosen]
+    suggested = [each for each in suggested if each.settings not in asked]
     if not job:
-        _list_proposals(
-            suggested,
-            chosen,
-            run,
-            [*(f"--set {text}" for text in settings), *([f"--tune {tune}"] if tune else [])],
-        )
+        words = [
+            *(word for text in settings for word in ("--set", text)),
+            *(["--tune", tune] if tune else []),
+        ]
+        _list_proposals(suggested, chosen, run, [*words, *(["--bounds"] if bounds else [])])
         return
     tried = [*chosen, *(suggested if everything or not chosen else [])]
     if not tried:
@@ -205,8 +207,8 @@ def _list_proposals(
     from ddpdoctor.report import tried
 
     every = ["--all"] if suggested else []
-    words = ["ddpdoctor try", *([] if run is None else ["RUN"]), *asked, *every, "-- COMMAND"]
-    tried.print_proposals([*chosen, *suggested], say, " ".join(words))
+    words = ["ddpdoctor", "try", *([] if run is None else [run]), *asked, *every]
+    tried.print_proposals([*chosen, *suggested], say, f"{shlex.join(words)} -- COMMAND")
 
 
 def _measure(
@@ -218,6 +220,7 @@ def _measure(
 ) -> None:
     from rich.console import Console
 
+    from ddpdoctor.cli.apart import take_interrupts_as_exceptions
     from ddpdoctor.experiment import Budget, Command, Experiment, Plan, as_json
     from ddpdoctor.launch.inherited import inherited_environment
     from ddpdoctor.launch.privacy import mask_command
@@ -236,7 +239,7 @@ def _measure(
     )
     changes = "1 change" if len(proposals) == 1 else f"{len(proposals)} changes"
     say(
-        f"ddpdoctor: {changes} to be measured, in trials of {plan.steps} steps each, in turn with the job as it is, in at most "
+        f"ddpdoctor: {changes} to be measured, in trials of {plan.steps} steps each, in turn with the unchanged job, in at most "
         f"{wishes.budget_s / 60:.0f} min.",
         err=True,
     )
@@ -259,7 +262,7 @@ def _measure(
     if interrupted:
         raise SystemExit(130)
     if answer.baseline.median_ms is None:
-        raise UnusableInput(f"the job as it is could not be measured: {answer.baseline.failed[0]}")
+        raise UnusableInput(f"the unchanged job could not be measured: {answer.baseline.failed[0]}")
 
 
 def _ranks_here(job: Sequence[str]) -> int:

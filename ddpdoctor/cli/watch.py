@@ -25,7 +25,7 @@ def command(run: Path, interval: float, once: bool) -> None:
     """Show a run directory while its job runs: step times, phases, late ranks, GPUs, and the verdict so far.
 
     Keys: q quits, s sorts the ranks, r reverses, p shows each rank's phases. Ends when the job has ended. The job
-    does not notice. A finished run is shown once.
+    is not disturbed. A finished run is shown once.
 
     \b
     Examples:

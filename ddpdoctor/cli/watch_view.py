@@ -26,7 +26,7 @@ from ddpdoctor.cli.watch_ranks import (
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
-from ddpdoctor.report.view import price
+from ddpdoctor.report.opening import price
 from ddpdoctor.rundir import Standstill, read_stops
 from ddpdoctor.telemetry import RECENT_STEPS, LiveRun, step_ms
 
@@ -74,7 +74,7 @@ def frame(
         parts.append(rank_table(run, view, now or {}))
         more = len(run.ranks) - MOST_ROWS
         if more > 0:
-            rest = "that come earlier" if view.sort in (Sort.RANK, Sort.LATE) else "below these"
+            rest = "that arrive earlier" if view.sort in (Sort.RANK, Sort.LATE) else "below these"
             parts.append(Text(f"and {words.count(more, 'rank')} {rest}", style="dim"))
         if len({live.host for live in run.ranks.values()}) > 1:
             parts.append(Text("lateness across hosts: clocks set by the ends of the steps", style="dim"))
@@ -120,7 +120,7 @@ def _silence(run: LiveRun) -> list[Text]:
         document = (stop.standing or stop.progress or {}) if stop else {}
         place = next(iter(document.get("user") or document.get("frames") or []), None)
         where = f" at {place[0]}:{place[1]} ({place[2]})" if place and len(place) == 3 else ""
-        does = "waits" if each.get("waits") else "stands" if each.get("answered") else "does not answer"
+        does = "waits" if each.get("waits") else "is stuck" if each.get("answered") else "does not answer"
         found.append(
             Text(plain(f"rank {each.get('rank')} {does}{where}"), style="dim" if each.get("waits") else "red")
         )

@@ -76,7 +76,7 @@ class Watched:
         """Raises DdpDoctorError where the configuration or its rules cannot be read."""
         self._options = configured(jobs=1)
         self._path, self._live = path, LiveRun(path)
-        self._opinion = Opinion("no verdict yet: the first look at the recording is under way")
+        self._opinion = Opinion("no verdict yet: the first analysis is under way")
         self._now: dict[int, dict[str, Any]] = {}
         self.view = View()
         """How the user wants to see the ranks."""

@@ -129,9 +129,11 @@ def check_config(config: Config, rules: RuleSet) -> None:
 
 def _check_threshold(key: str, value: float) -> None:
     if not (math.isfinite(value) and value >= 0):
-        raise DdpDoctorError(f"configuration: {key}: {value} is no threshold: it must be a number from 0 on")
+        raise DdpDoctorError(
+            f"configuration: {key}: {value} is not a valid threshold: it must be a number of at least 0"
+        )
     if key.endswith("share") and value > 1:
-        raise DdpDoctorError(f"configuration: {key}: {value} is no share: it must lie between 0 and 1")
+        raise DdpDoctorError(f"configuration: {key}: {value} is not a share: it must be between 0 and 1")
 
 
 def _decode(file: Path, prefix: str, table: Mapping[str, Any]) -> Config:

@@ -6,9 +6,10 @@ steps is healthy, but a rank that is late in all the others is late all the same
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from math import isfinite
 from typing import Any
+
+from msgspec.structs import replace
 
 from ddpdoctor.diagnose import words
 from ddpdoctor.diagnose.diagnosis import Finding, SkippedRule
@@ -45,7 +46,12 @@ def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcom
         return outcome
     if found == list(_few_long_steps(facts["steps"], outcome.findings, outcome.thresholds)):
         told = [f"{each[0].upper()}{each[1:]}." for each in found]
-        return replace(outcome, errors=[*told, *outcome.errors], too_few=[], contradictions=found)
+        return replace(
+            outcome,
+            errors=[*told, *outcome.errors],
+            too_few=[],
+            contradictions=[*found, *outcome.contradictions],
+        )
     priced = [finding for finding in outcome.findings if finding.costs_ms_per_step is not None]
     why = f"the measured numbers contradict each other: {found[0]}"
     return replace(
@@ -54,7 +60,7 @@ def without_contradictions(outcome: Outcome, facts: Mapping[str, Any]) -> Outcom
         skipped=[*outcome.skipped, *(SkippedRule(each.rule, each.title, why) for each in priced)],
         errors=[*(f"The measured numbers contradict each other: {each}." for each in found), *outcome.errors],
         too_few=[],
-        contradictions=found,
+        contradictions=[*found, *outcome.contradictions],
     )
 
 
@@ -65,7 +71,7 @@ def _of_step_times(steps: Mapping[str, Any]) -> Iterator[str]:
     if mean <= 0 or median <= 0:
         yield f"a step takes {mean:.3g} ms on average, and {median:.3g} ms at the median"
     elif mean * _FAR < median:
-        yield f"a step takes {words.ms(mean)} on average, which cannot be with a median of {words.ms(median)}"
+        yield f"a step takes {words.ms(mean)} on average, which is impossible with a median of {words.ms(median)}"
 
 
 def _few_long_steps(
@@ -92,9 +98,9 @@ def _known(steps: Mapping[str, Any]) -> bool:
 def _of_shares(facts: Mapping[str, Any]) -> Iterator[str]:
     for path, value in _numbers(facts, ""):
         if not isfinite(value):
-            yield f"{path} is no number"
+            yield f"{path} is not a number"
         elif path.rpartition(".")[2].endswith("share") and not -_SLACK <= value <= 1 + _SLACK:
-            yield f"{path} is {value:.3g}, where a share lies between 0 and 1"
+            yield f"{path} is {value:.3g}, but a share lies between 0 and 1"
     parts = facts["breakdown"]
     if parts and (
         any(not -_SUM_SLACK <= part <= 1 + _SUM_SLACK for part in parts.values())

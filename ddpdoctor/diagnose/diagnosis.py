@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -12,6 +13,9 @@ from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.summary import (
     BandwidthPoint,
+    Flame,
+    FlameFrame,
+    RankMemory,
     RankSummary,
     Series,
     Span,
@@ -21,6 +25,9 @@ from ddpdoctor.measure.summary import (
     WindowCost,
 )
 from ddpdoctor.severities import SEVERITIES
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 DIAGNOSIS_SCHEMA = "ddpdoctor.diagnosis/1"
 
@@ -34,7 +41,10 @@ __all__ = [
     "Evidence",
     "Finding",
     "Fix",
+    "Flame",
+    "FlameFrame",
     "Job",
+    "RankMemory",
     "RankSummary",
     "Series",
     "SkippedRule",
@@ -48,6 +58,7 @@ __all__ = [
     "WaterfallBar",
     "Where",
     "WindowCost",
+    "drawn_by",
     "shown_in_notebooks_by",
 ]
 
@@ -217,6 +228,8 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
     """Where each rank was last seen, of a job that stopped."""
     series: Series = Series()
     timeline: Timeline | None = None
+    flames: list[Flame] = []
+    """Stack samples of the slowest rank and a usual one; empty where none were taken."""
     waterfall: list[WaterfallBar] = []
     bandwidth: list[BandwidthPoint] = []
     telemetry: list[TelemetrySeries] = []
@@ -237,6 +250,16 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         """What a notebook shows of it; None, and it shows the plain text, before :func:`shown_in_notebooks_by`."""
         return _notebook_views[-1](self) if _notebook_views else None
 
+    def figures(self) -> dict[str, go.Figure]:
+        """The report's charts as figures of plotly, by name: ``waterfall``, ``breakdown``, ``step_times``, ``lateness``,
+        ``timeline``, ``bandwidth``, ``telemetry_...``; those for which there are numbers.
+
+        Raises DdpDoctorError where plotly is not installed (the extra ``ddpdoctor[plot]``).
+        """
+        if not _figure_makers:
+            raise RuntimeError("import ddpdoctor.report first: it knows how to draw a diagnosis")
+        return _figure_makers[-1](self)
+
 
 NotebookView = Callable[[Diagnosis], str]
 _notebook_views: list[NotebookView] = []
@@ -246,3 +269,12 @@ def shown_in_notebooks_by(view: NotebookView) -> None:
     """Have notebooks show each diagnosis as the HTML that ``view`` makes of it: reports know diagnoses, and no diagnosis
     knows reports."""
     _notebook_views.append(view)
+
+
+FigureMaker = Callable[[Diagnosis], "dict[str, go.Figure]"]
+_figure_makers: list[FigureMaker] = []
+
+
+def drawn_by(maker: FigureMaker) -> None:
+    """Have :meth:`Diagnosis.figures` give what ``maker`` makes of it, as with notebooks."""
+    _figure_makers.append(maker)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -18,32 +17,41 @@ from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
 
 
-@dataclass(frozen=True)
-class Outcome:
+class Outcome(msgspec.Struct, frozen=True):
     """What all rules said."""
 
-    findings: list[Finding] = field(default_factory=list)
+    findings: list[Finding] = msgspec.field(default_factory=list)
     """By cost; effects of other findings last."""
-    checked: list[CheckedRule] = field(default_factory=list)
-    skipped: list[SkippedRule] = field(default_factory=list)
-    errors: list[str] = field(default_factory=list)
+    checked: list[CheckedRule] = msgspec.field(default_factory=list)
+    skipped: list[SkippedRule] = msgspec.field(default_factory=list)
+    errors: list[str] = msgspec.field(default_factory=list)
     """What went wrong inside rules, one sentence each; the findings stand all the same."""
-    headlines: dict[str, str] = field(default_factory=dict)
+    headlines: dict[str, str] = msgspec.field(default_factory=dict)
     """First sentence of a report, by rule id."""
-    thresholds: dict[str, float] = field(default_factory=dict)
+    thresholds: dict[str, float] = msgspec.field(default_factory=dict)
     """The common thresholds in force."""
-    too_few: list[str] = field(default_factory=list)
+    too_few: list[str] = msgspec.field(default_factory=list)
     """Ids of rules that found too few outstanding steps of a short window to warn of, by cost."""
-    informing: list[str] = field(default_factory=list)
+    informing: list[str] = msgspec.field(default_factory=list)
     """Ids of rules of a fixed severity that warn elsewhere, and here only inform."""
-    suppressed: list[str] = field(default_factory=list)
+    suppressed: list[str] = msgspec.field(default_factory=list)
     """Ids of rules that were not run because the user does not want them."""
-    contradictions: list[str] = field(default_factory=list)
+    contradictions: list[str] = msgspec.field(default_factory=list)
     """What cannot be in the measured numbers, in parts of sentences: nothing follows from them."""
 
 
 class CannotLookError(Exception):
     """The rule cannot look; the text says why."""
+
+
+class UnborneError(CannotLookError):
+    """The rule would name ranks for what their steps do not show."""
+
+    def __init__(self, why: str, share: float) -> None:
+        super().__init__(f"the measured numbers contradict each other: {why}")
+        self.why = why
+        self.share = share
+        """Of the step, that it would say."""
 
 
 def diagnose(
@@ -84,6 +92,9 @@ def diagnose(
             finding = run.finding()
         except CannotLookError as reason:
             outcome.skipped.append(SkippedRule(rule.id, rule.question, str(reason)))
+            if isinstance(reason, UnborneError) and reason.share >= base["warning_share"]:
+                outcome.errors.append(f"{rule.id} was withheld: {reason.why}.")
+                outcome.contradictions.append(reason.why)
         except Exception as error:  # whatever a rule file makes CEL or Jinja2 raise, the other rules run on
             why = f"the rule failed: {' '.join(str(error).split())[:300]}"
             outcome.skipped.append(SkippedRule(rule.id, rule.question, why))
@@ -111,6 +122,10 @@ def _without_told(tree: dict[str, Any], rule: Rule, fired: list[Fired]) -> dict[
     if not ranks:
         return tree
     return tree | {group: tree[group] | {name: [rank for rank in ranks if rank not in told]}}
+
+
+_Candidate = tuple[dict[str, Any] | None, str | None]
+"""A cost and its path; None where a rule has none."""
 
 
 class _Run:
@@ -143,31 +158,50 @@ class _Run:
             if not self._holds(condition.when):
                 raise CannotLookError(condition.otherwise)
         self._need(rule.needs)
+        candidates: list[_Candidate] = []
         if rule.cost_paths:
             self._need(self.common.cost_needs)
-            self._pick_cost()
-            if self.cost is None:
+            candidates = self._costs()
+            if not candidates:
                 self._need(rule.cost_needs)
                 return None
         elif rule.costs_ms is not None and self._holds(rule.when):
             cost_ms = self._value(rule.costs_ms)
             if cost_ms is not None:
                 self._price(float(cost_ms))
-        self.context["cost"] = facts_view.as_cel(self.cost)
-        if self.cost is not None and not self._holds(self.common.cost_when):
+        withheld: UnborneError | None = None
+        for cost, path in candidates or [(self.cost, None)]:
+            self.cost, self.cost_path = cost, path
+            self.context["cost"] = facts_view.as_cel(cost)
+            if cost is not None and not self._holds(self.common.cost_when):
+                break
+            if not self._holds(rule.when):
+                break
+            unborne = self._unborne()
+            if unborne is None:
+                return self._worded()
+            withheld = withheld or unborne
+        if withheld is not None:
+            raise withheld
+        return None
+
+    def _unborne(self) -> UnborneError | None:
+        """Why the recorded steps, which reports draw, do not show what a finding with this cost would say; None where they do."""
+        shown, cost = self.common.cost_shown, self.cost
+        if cost is None or shown is None or cost["drawn_ms"] is None or self._holds(shown.when):
             return None
-        return self._worded() if self._holds(rule.when) else None
+        return UnborneError(words.render(shown.otherwise, self.tree | {"cost": cost}), cost["share"])
 
     def _need(self, paths: list[str]) -> None:
         missing = [path for path in paths if facts_view.lookup(self.tree, path) is None]
         if missing:
             raise CannotLookError("not measured: " + ", ".join(missing))
 
-    def _pick_cost(self) -> None:
+    def _costs(self) -> list[_Candidate]:
+        """What the rule may tell, the costliest first: the next one only where the recorded steps do not bear it."""
         found = [(facts_view.lookup(self.tree, path), path) for path in self.rule.cost_paths]
         known = [(cost, path) for cost, path in found if cost is not None]
-        if known:
-            self.cost, self.cost_path = max(known, key=lambda pair: pair[0]["ms_per_step"])
+        return [*sorted(known, key=lambda pair: -pair[0]["ms_per_step"])]
 
     def _price(self, cost_ms: float) -> None:
         self._need(["steps.mean_ms"])
@@ -309,7 +343,7 @@ class _Run:
                 value = facts_view.lookup(self.tree, path)
             if value is None:
                 continue
-            means = entry.means or facts_view.doc_of(path)
+            means = entry.means or facts_view.label_of(path)
             unit = entry.unit if entry.unit is not None else facts_view.unit_of(path)
             found.append(Evidence(path, value, unit, means))
         return found
@@ -323,7 +357,7 @@ class _Run:
                     found.append(_fix(fix, names))
             except Exception as error:  # a broken piece of advice must not hide the finding
                 reason = " ".join(str(error).split())[:300]
-                self.errors.append(f"{self.rule.id}: fix {number} is left out: {reason}")
+                self.errors.append(f"{self.rule.id}: fix {number} is skipped: {reason}")
         return found
 
 

@@ -14,13 +14,16 @@ import msgspec
 
 from ddpdoctor.diagnose.kept import Kept
 from ddpdoctor.measure import facts as facts_module
-from ddpdoctor.measure import hangfacts, taxonomy
+from ddpdoctor.measure import hangfacts, memoryfacts, taxonomy
 from ddpdoctor.measure.facts import Cost, Facts
 from ddpdoctor.measure.places import Where
 
-_DOCUMENTED = tuple(str(module.__file__) for module in (facts_module, hangfacts, taxonomy))
+_DOCUMENTED = tuple(str(module.__file__) for module in (facts_module, hangfacts, memoryfacts, taxonomy))
 _FACTS_OF = {"LateCause": "LateFacts", "SharedCause": "SharedFacts"}
 """Causes of the taxonomy → the struct that has a fact for each."""
+
+_CLAUSE = re.compile(r"(?:[^():;.]|\([^()]*\)|[:;.](?=\S))*")
+"""Up to a colon, semicolon or full stop, but for those in brackets and inside a word, as in ``torch.save``."""
 
 UNITS = (
     ("_bytes_per_s", "bytes/s"),
@@ -28,6 +31,7 @@ UNITS = (
     ("_per_s", "1/s"),
     ("ms_per_step", "ms per step"),
     ("bytes_per_step", "bytes per step"),
+    ("bytes_per_hour", "bytes per hour"),
     ("_bytes", "bytes"),
     ("_ms", "ms"),
     ("_us", "µs"),
@@ -37,6 +41,7 @@ UNITS = (
     ("_per_step", "per step"),
     ("speedup", "x"),
     ("_steps", "steps"),
+    ("_hours", "hours"),
     ("_s", "s"),
 )
 """Ends of a fact's name and the unit that each stands for; the first that fits counts."""
@@ -167,6 +172,12 @@ def doc_of(path: str) -> str:
         text = attribute_docs().get((kind.__name__, name), "")
         kind = fields[name]
     return re.sub(r":\w+:`(\w+)`", r"\1", text).replace("``", "")
+
+
+def label_of(path: str) -> str:
+    """The first clause of a fact's documentation, as a report labels its value: without when it is null, or how it is found."""
+    clause = _CLAUSE.match(doc_of(path))
+    return clause[0] if clause else ""
 
 
 @functools.lru_cache(maxsize=1)

@@ -14,6 +14,8 @@ else:
     JsonValue = Any  # msgspec knows no types that refer to themselves
 
 _Value = TypeVar("_Value")
+_OWN = frozenset({type(None), bool, int, float, str})
+"""Most values are of these types exactly; those of numpy may be of their subclasses."""
 
 
 def without_numpy(value: _Value) -> _Value:
@@ -23,6 +25,8 @@ def without_numpy(value: _Value) -> _Value:
 
 
 def _plain(value: Any) -> Any:
+    if type(value) in _OWN:
+        return value
     if isinstance(value, np.generic | np.ndarray):
         return value.tolist()
     if isinstance(value, dict):

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
+
+import msgspec
 
 from ddpdoctor.diagnose.entrypoints import GROUP, rule_packages
 from ddpdoctor.diagnose.kept import Kept
@@ -15,12 +16,13 @@ from ddpdoctor.errors import RuleError
 COMMON_FILE = "common.yaml"
 
 
-@dataclass(frozen=True)
-class RuleSet:
+class RuleSet(msgspec.Struct, frozen=True):
     """Rules by id, and what holds for all of them."""
 
     common: Common
     rules: dict[str, Rule]
+    replaced: tuple[str, ...] = ()
+    """Those of the pack that another folder has its own version of."""
 
 
 def packaged_folder() -> Path:
@@ -41,13 +43,13 @@ def load_rules(folders: Iterable[Path | str] = (), *, entry_points: bool = True)
         RuleError: a folder is missing or a file is wrong; the message names file, field and reason.
     """
     packaged = packaged_folder()
-    rules = read_folder(packaged)
-    if entry_points:
-        for entry in rule_packages():
-            rules.update(read_folder(_entry_folder(entry)))
-    for folder in folders:
-        rules.update(read_folder(Path(folder)))
-    return RuleSet(_read_common(packaged / COMMON_FILE), rules)
+    pack = read_folder(packaged)
+    others = [_entry_folder(entry) for entry in rule_packages()] if entry_points else []
+    own: dict[str, Rule] = {}
+    for folder in (*others, *map(Path, folders)):
+        own.update(read_folder(folder))
+    replaced = tuple(name for name, rule in own.items() if name in pack and rule != pack[name])
+    return RuleSet(_read_common(packaged / COMMON_FILE), {**pack, **own}, replaced)
 
 
 def read_folder(folder: Path) -> dict[str, Rule]:
@@ -56,7 +58,7 @@ def read_folder(folder: Path) -> dict[str, Rule]:
         raise RuleError(f"{folder}: no such folder of rules")
     files = sorted(file for pattern in ("*/*.yaml", "*/*.yml") for file in folder.glob(pattern))
     if not files:
-        raise RuleError(f"{folder}: holds no rule; a rule is a file <family>/<name>.yaml")
+        raise RuleError(f"{folder}: contains no rules; a rule is a file <family>/<name>.yaml")
     contents = {file.relative_to(folder).as_posix(): read_file(file) for file in files}
     kept = Kept(dict[str, Rule], contents)
     rules = kept.read()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
 from math import inf
 from typing import Any
 
@@ -18,8 +17,7 @@ ANY = "*"
 """As an effect's rule: any finding that costs time and at least warns."""
 
 
-@dataclass(frozen=True)
-class Fired:
+class Fired(msgspec.Struct, frozen=True):
     """A finding with its rule and the cost that priced it."""
 
     finding: Finding

@@ -95,6 +95,8 @@ class Common(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """CEL over ``cost``, in force beside a rule's own ``when``: what is too small or too rare to speak of."""
     cost_needs: list[str] = []
     """Facts without which no cost can be judged."""
+    cost_shown: Applies | None = None
+    """What a cost must bear for a rule to tell it: else the rule could not look, and ``otherwise`` (Jinja2) says why."""
     short_window: ShortWindow | None = None
     close: str = ""
     """What is added to the explanation where the price hangs on a decision that is close."""
@@ -192,7 +194,7 @@ def checked_rule(content: bytes, path: Path, rule_id: str) -> Rule:
     """Decode and check a rule, ``content`` of ``path``; :class:`RuleError` names the file, the field and the reason."""
     rule: Rule = _decode(content, path, Rule)
     if rule.id != rule_id:
-        raise RuleError(f"{path}: field `id`: is {rule.id!r}, but the file's place says {rule_id!r}")
+        raise RuleError(f"{path}: field `id`: is {rule.id!r}, but the file's path says {rule_id!r}")
     for field, expression in _expressions(rule):
         try:
             compiled(expression)

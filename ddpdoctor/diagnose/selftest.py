@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -16,8 +15,7 @@ from ddpdoctor.diagnose.rule import Common, Rule, RuleTest
 from ddpdoctor.measure.facts import Facts
 
 
-@dataclass(frozen=True)
-class TestResult:
+class TestResult(msgspec.Struct, frozen=True):
     """What one test of one rule gave."""
 
     __test__ = False  # pytest would otherwise take the class for a test case

@@ -47,6 +47,8 @@ class Parity(msgspec.Struct, frozen=True, kw_only=True):
     losses: list[list[float | None]] = []
     """[baseline, variant], of rank 0 by step."""
     says: str = ""
+    unexpected: bool = False
+    """The model differs by more than the setting says that it may."""
 
 
 class Variant(msgspec.Struct, frozen=True, kw_only=True, rename={"settings": "set"}):
@@ -69,6 +71,8 @@ class Variant(msgspec.Struct, frozen=True, kw_only=True, rename={"settings": "se
     change: float | None = None
     """Step time over the baseline's, less 1: below 0 is faster."""
     change_interval: list[float] | None = None
+    trials_ms: list[float] = []
+    """Step time of each trial as it was, whatever the job as it is took beside it."""
     steps: int = 0
     trials: int = 0
     verdict: str
@@ -180,6 +184,9 @@ def _variant_faults(variant: Variant) -> Iterator[str]:
     for ends in intervals:
         yield from _odd_interval(ends)
     times = [variant.expected_ms, variant.median_ms, variant.baseline_mean_ms]
+    if len(variant.trials_ms) > _MOST_LISTED:
+        yield f"a list of more than {_MOST_LISTED:,} entries"
+    times += variant.trials_ms
     numbers = [*times, variant.change, *(end for ends in intervals for end in ends or [])]
     yield from _odd_numbers([*numbers, *(value for value in values if isinstance(value, int | float))])
     if any((time or 0.0) < 0 for time in times) or (variant.change is not None and variant.change <= -1):

@@ -37,6 +37,17 @@ def size(value: float) -> str:
     return f"{value:.3g} TiB"
 
 
+def hours(value: float) -> str:
+    """0.01 -> "36 seconds", 0.25 -> "15 minutes", 2.0 -> "2 hours", 100.0 -> "4 days"."""
+    if value < _SECONDS_TO_HOURS:
+        return count(max(1.0, round(3600 * value)), "second")
+    if value < 1:
+        return count(round(60 * value), "minute")
+    return count(round(value), "hour") if value < _DAYS_FROM_HOURS else count(round(value / 24), "day")
+
+
+_SECONDS_TO_HOURS, _DAYS_FROM_HOURS = 0.025, 48
+"""Below the one, 90 seconds, seconds are told, from the other on days."""
 _NAME = re.compile(r"[\w.:<>]+")
 """An operation that needs no quotation marks in a sentence."""
 _LEAST_TOLD = 0.005
@@ -210,6 +221,17 @@ def workers(
     return max(min(needed, most), (now or 0) + 1)
 
 
+def headroom(memory: Mapping[str, Any]) -> str:
+    """What is left for a larger batch, as a sentence behind another one; "" where that is unknown."""
+    free, share, times = memory["headroom_bytes"], memory["headroom_share"], memory["batch_times"]
+    if free is None or share is None:
+        return ""
+    if times is None:
+        return f" {size(free)} of memory a rank, {percent(share)}, was never used."
+    left = f" {size(free)} of memory, {percent(share)}, was never used on the fullest rank's device"
+    return f"{left}: room for at most {number(int(10 * times) / 10)} times the batch."
+
+
 def sentence(text: str) -> str:
     """Return ``text`` with a capital first letter, the rest as it is."""
     return text[:1].upper() + text[1:]
@@ -253,6 +275,7 @@ def _environment() -> jinja2.Environment:
         percent=percent,
         size=size,
         number=number,
+        hours=hours,
         count=count,
         ranks=ranks_of_job,
         verb=verb_of_job,
@@ -264,6 +287,7 @@ def _environment() -> jinja2.Environment:
         often=often,
         beside_others=beside_others,
         sentence=sentence,
+        headroom=headroom,
     )
     return environment
 

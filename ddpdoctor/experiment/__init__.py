@@ -27,7 +27,7 @@ from ddpdoctor.diagnose.tried import (
 from .judging import MEASURED_FROM
 from .measuring import Experiment, Plan, Said
 from .patches import patch_of
-from .proposals import Proposal, of_settings, proposals
+from .proposals import Proposal, informed, of_settings, proposals
 from .running import Budget, Command, own_command, run_trial
 from .settings import Setting, parse_setting, setting_of
 from .tuning import tuning
@@ -47,6 +47,7 @@ __all__ = [
     "Setting",
     "Variant",
     "as_json",
+    "informed",
     "of_settings",
     "own_command",
     "parse_setting",

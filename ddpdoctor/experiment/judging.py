@@ -8,8 +8,8 @@ from how much these ratios differ from round to round, not from the number of st
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -17,6 +17,7 @@ from ddpdoctor.diagnose.tried import Parity
 from ddpdoctor.measure.numerics import mean_error, normal
 
 from .running import Trial
+from .settings import Results
 
 LEVEL = 0.98
 """Of each look. A verdict is looked for after each round, from the third to the seventh: five looks at 98 % are wrong about as often
@@ -25,6 +26,8 @@ MEASURED_FROM = 3
 """Rounds from which on there is an interval: of two, one difference is all that is known."""
 ALIKE = 0.02
 """Half an interval that is this narrow and holds no change is an answer: there is no difference that anybody would notice."""
+_LAST_BITS = 1e-4
+"""Of the norm of all parameters. Float32 rounds by 6e-8; a trial's few hundred steps leave no thousandfold of that."""
 _MOST_LOSSES = 256
 
 
@@ -78,24 +81,54 @@ def verdict(change_interval: Sequence[float] | None) -> str | None:
     return "same" if high - low <= 2 * ALIKE else None
 
 
-def parity(baseline: Sequence[Trial], variant: Sequence[Trial]) -> Parity | None:
-    """What became of the model with the change and without it; None where that was not recorded."""
+def parity(
+    baseline: Sequence[Trial], variant: Sequence[Trial], results: Results = Results.OTHER
+) -> Parity | None:
+    """What became of the model with the change and without it, of a setting that may do ``results`` to it; None where that was
+    not recorded."""
     ours = [each.parameters for each in baseline if each.parameters]
     theirs = [each.parameters for each in variant if each.parameters]
     if not ours or not theirs:
         return None
     first, other = ours[0], theirs[0]
     losses = [[a, b] for a, b in zip(_losses(baseline), _losses(variant), strict=False)][:_MOST_LOSSES]
-    norm = first.get("norm") or 0.0
-    differs = abs(other.get("norm", 0.0) - norm) / norm if norm else None
+    norm, changed = _norm(first), _norm(other)
+    differs = None if norm is None or changed is None or not norm else abs(changed - norm) / norm
+    if norm is not None and changed is None:
+        return Parity(same_bits=False, losses=losses, says=_NOT_FINITE, unexpected=True)
     if len({each.get("sha256") for each in ours}) > 1:
-        says = "Two runs of the job as it is differ in their bits already (it draws other random numbers each time)."
+        says = "Two runs of the unchanged job already differ in their bits (it draws different random numbers each time)."
         return Parity(norm_differs=differs, losses=losses, says=says)
     if len(ours) < 2:
         return Parity(norm_differs=differs, losses=losses)
     same = other.get("sha256") == first.get("sha256")
-    says = "The parameters are the same to the last bit." if same else ""
-    return Parity(same_bits=same, norm_differs=differs, losses=losses, says=says)
+    if same:
+        says = "The parameters are the same to the last bit."
+        return Parity(same_bits=True, norm_differs=differs, losses=losses, says=says)
+    says, unexpected = _differing(differs, results)
+    return Parity(same_bits=False, norm_differs=differs, losses=losses, says=says, unexpected=unexpected)
+
+
+_NOT_FINITE = (
+    "With the change some parameters are infinite or no numbers any more: the job does not train like this."
+)
+
+
+def _norm(parameters: Mapping[str, Any]) -> float | None:
+    norm = parameters.get("norm")
+    return norm if isinstance(norm, float) and math.isfinite(norm) else None
+
+
+def _differing(differs: float | None, results: Results) -> tuple[str, bool]:
+    """(In words, whether that is more than the setting says) of parameters that are not the same to the last bit."""
+    norms = "" if differs is None else f" (their norms by {differs:.0e})"
+    if results is Results.SAME:
+        by_itself = "which this setting by itself does not cause: something in the job depends on it"
+        return f"The parameters differ{norms}, {by_itself}, such as random numbers that workers draw.", True
+    if results is Results.LAST_BITS and differs is not None:
+        more = differs >= _LAST_BITS
+        return f"The parameters differ {'by more than' if more else 'in'} their last bits{norms}.", more
+    return f"The parameters differ{norms}.", False
 
 
 def _losses(trials: Sequence[Trial]) -> list[float | None]:

@@ -106,7 +106,7 @@ class Experiment:
             for arm in arms:
                 if self._baseline_fails():
                     self._notes.append(
-                        "The job as it is does not get through a trial, so nothing can be compared with it."
+                        "The unchanged job does not get through a trial, so nothing can be compared with it."
                     )
                     return
                 if not self._has_time():
@@ -135,7 +135,7 @@ class Experiment:
             # In its first block the job itself warms up.
             arm.rounds.append(Round(before if number else after, trial, after))
             arm.judge()
-            self._said(f"{arm.proposal.words}: {_told(trial)}, beside {_told(after)} as it is")
+            self._said(f"{arm.proposal.words}: {_told(trial)}, beside {_told(after)} unchanged")
         self._of_block_s = trials[0].took_s / len(trials)
         self._baseline += [replace(trial, took_s=self._of_block_s) for trial in trials[2::2]]
         return True
@@ -156,7 +156,7 @@ class Experiment:
             self._note(
                 f"Trials took {self._steps} steps instead of {self._plan.steps}: "
                 + (
-                    "what comes in some steps only is to come a few times."
+                    "what happens in some steps only must happen a few times."
                     if any(each.least_steps >= self._steps for each in self._plan.proposals)
                     else "batches that loaders prepare ahead would flatter shorter ones."
                 )
@@ -164,7 +164,7 @@ class Experiment:
         if self._queued > MOST_QUEUED:
             self._note(
                 f"Up to {self._queued:,} batches are prepared ahead, of which trials outlast {MOST_QUEUED}: many workers may look "
-                "faster here than they stay."
+                "faster here than in the long run."
             )
         if first.left_out:
             self._note(first.left_out)
@@ -198,7 +198,7 @@ class Experiment:
     def _as_it_is(self) -> Trial:
         trial = run_trial(self._plan.command, {}, self._steps, self._limit_s())
         self._baseline.append(trial)
-        self._said(f"as it is: {_told(trial)}")
+        self._said(f"unchanged: {_told(trial)}")
         return trial
 
     def _measure(self, arm: _Arm, before: Trial) -> Trial:
@@ -266,6 +266,7 @@ class Experiment:
         baseline_ms, _ = self._baseline_ms(proposal.in_some_steps)
         trials = [each.trial for each in arm.rounds]
         settings = [setting_of(name) for name in proposal.settings]
+        results = max((setting.results for setting in settings), key=list(Results).index)
         logs = [] if arm.decided == "not applied" else arm.ratios
         change, ends = change_of(logs) if logs else (None, None)
         share, bounds = proposal.expected_share, proposal.expected_share_range
@@ -283,12 +284,15 @@ class Experiment:
             baseline_mean_ms=baseline_ms if proposal.in_some_steps else None,
             change=change,
             change_interval=ends,
+            trials_ms=[
+                level_ms(trial, proposal.in_some_steps) for trial in trials if logs and len(trial.step_ms)
+            ],
             steps=sum(len(trial.step_ms) for trial in trials),
             trials=len(trials),
             verdict=arm.decided or ("same" if trials else "not applied"),
             why=_why(arm, trials, ends),
-            results=max((setting.results for setting in settings), key=list(Results).index).value,
-            parity=parity(self._baseline, trials),
+            results=results.value,
+            parity=parity(self._baseline, trials, results),
         )
 
 
@@ -300,10 +304,10 @@ def _why(arm: _Arm, trials: Sequence[Trial], ends: Sequence[float] | None) -> st
     if not trials:
         return "no trial of it came to an end"
     if not arm.decided and arm.left:
-        return "left out of further rounds: others were faster"
+        return "dropped from further rounds: others were faster"
     if not arm.decided and ends is None:
         return f"{len(trials)} of the {MEASURED_FROM} rounds that a verdict needs"
-    return "" if arm.decided else "trials differ by more than what the change brings: more of them would tell"
+    return "" if arm.decided else "trials differ by more than the change gains: more trials would decide"
 
 
 def _told(trial: Trial) -> str:

@@ -28,6 +28,8 @@ class Proposal:
     """What it mends is in some steps only, so that the median step does not show it: the mean does."""
     least_steps: int = 0
     """Of a trial that is to hold what it mends a few times."""
+    now: float | None = None
+    """What the run had of the first setting, if that is a number of which more does more."""
 
     @property
     def words(self) -> str:
@@ -52,6 +54,65 @@ def of_settings(settings: Sequence[tuple[str, Any]]) -> list[Proposal]:
     together = dict(settings)
     rare = set(together) <= set(_OF_SOME_STEPS)
     return [*alone, Proposal(together, in_some_steps=rare)] if len(together) > 1 else alone
+
+
+def informed(asked: Proposal, suggested: Sequence[Proposal]) -> Proposal:
+    """A change that the user asks for, with what is expected of the suggestions that it holds.
+
+    It holds one whose first setting, which is what the fix is about, it sets to the same, or, where more does more, to more than
+    the run had: fewer than suggested bring a part of it, and more than suggested no more.
+    """
+    held = [each for each in suggested if _holds(asked.settings, each)]
+    if not held:
+        return asked
+    by_finding: dict[str | None, Proposal] = {}
+    for each in held:
+        if each.expected_share is not None:  # another fix of the same finding saves the same once more
+            by_finding.setdefault(each.finding, each)
+    promised = list(by_finding.values())
+    first = (promised or held)[0]
+    share, share_range = _together(promised)
+    if share is not None and not _as_suggested(asked.settings, held):
+        share_range = ((share_range or (share, share))[0], 1.0)  # nobody has said what another number brings
+    return replace(
+        asked,
+        finding=first.finding,
+        title=first.title,
+        expected_share=share,
+        expected_share_range=share_range,
+        in_some_steps=asked.in_some_steps or any(each.in_some_steps for each in held),
+        least_steps=max(each.least_steps for each in held),
+    )
+
+
+_MORE_IS_AS_GOOD = ("loader.num_workers", "loader.prefetch_factor")
+"""A batch that is ready in time is no more ready with more of these."""
+
+
+def _holds(settings: Mapping[str, Any], suggestion: Proposal) -> bool:
+    name, value = next(iter(suggestion.settings.items()))
+    if name not in settings:
+        return False
+    if name not in _MORE_IS_AS_GOOD:
+        return bool(settings[name] == value)
+    return bool(settings[name] >= value if suggestion.now is None else settings[name] > suggestion.now)
+
+
+def _as_suggested(settings: Mapping[str, Any], held: Sequence[Proposal]) -> bool:
+    return all(settings.get(name, value) == value for each in held for name, value in each.settings.items())
+
+
+def _together(promised: Sequence[Proposal]) -> tuple[float | None, tuple[float, float] | None]:
+    """(What of the step is left, its range) with the causes of all of them gone. Prices may overlap: what is saved lies between
+    the largest and their sum."""
+    shares = [each.expected_share for each in promised if each.expected_share is not None]
+    if len(promised) < 2:
+        return (shares[0], promised[0].expected_share_range) if shares else (None, None)
+    ranges = [
+        each.expected_share_range or (share, share) for each, share in zip(promised, shares, strict=True)
+    ]
+    least = max(0.0, 1 - sum(1 - low for low, _ in ranges))
+    return max(0.0, 1 - sum(1 - share for share in shares)), (least, min(high for _, high in ranges))
 
 
 def proposals(diagnosis: Diagnosis, *, bounds: bool = False) -> list[Proposal]:
@@ -80,7 +141,12 @@ def _expecting(diagnosis: Diagnosis, finding: Finding, title: str, settings: Map
     step_ms, cost_ms = diagnosis.steps.mean_ms, finding.costs_ms_per_step
     rare, cost = finding.persistence not in (None, "always"), _cost_of(diagnosis, finding)
     known = Proposal(
-        settings, finding.rule, title, in_some_steps=rare, least_steps=_steps_for(cost) if rare else 0
+        settings,
+        finding.rule,
+        title,
+        in_some_steps=rare,
+        least_steps=_steps_for(cost) if rare else 0,
+        now=_now(diagnosis, next(iter(settings))),
     )
     if not step_ms or cost_ms is None or finding.caused_by is not None:
         return known
@@ -94,6 +160,11 @@ def _expecting(diagnosis: Diagnosis, finding: Finding, title: str, settings: Map
     elif finding.at_most:
         share_range = (share_range[0] if share_range else _left(step_ms, cost_ms), 1.0)
     return replace(known, expected_share=_left(step_ms, cost_ms), expected_share_range=share_range)
+
+
+def _now(diagnosis: Diagnosis, name: str) -> float | None:
+    now = lookup(diagnosis.facts, name) if name in _MORE_IS_AS_GOOD else None
+    return float(now) if isinstance(now, int | float) else None
 
 
 def _cost_of(diagnosis: Diagnosis, finding: Finding) -> Mapping[str, Any]:

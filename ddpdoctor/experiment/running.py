@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 import tempfile
@@ -32,6 +33,8 @@ DEFAULT_PREFETCH = 2
 MOST_QUEUED = 128
 """Batches that stand ready, of those that trials are made to outlast: with more, a trial would take longer than anybody waits."""
 _LOG_BYTES = 64 << 10
+_LEAST_ROOM = 256 << 10
+"""Bytes; a trial that finds no more where it is recorded loses something of it."""
 _SIGNAL = re.compile(r"Signal \d+ \((SIG[A-Z]+)\) received by PID")
 """torchrun's words on a rank that was ended."""
 _ERROR = re.compile(r"^\s*(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Killed)\b.*)$")
@@ -134,8 +137,12 @@ def _recorded(
         with tempfile.TemporaryDirectory(prefix="ddpdoctor-trial-", ignore_cleanup_errors=True) as scratch:
             folder = Path(scratch)
             why, left_out = _run(command, asked, limit_s, folder)
+            no_room = _no_room(folder)
             trials, took_s = read(folder / "run", why), time.monotonic() - began_s
-            return [replace(trial, left_out=left_out, took_s=took_s) for trial in trials]
+            return [
+                replace(each, left_out=left_out, took_s=took_s, why=_with(each.why, no_room))
+                for each in trials
+            ]
     except OSError as error:
         why = f"it cannot be recorded: {error.strerror or error} (TMPDIR names another place)"
         return [Trial(np.empty(0), {}, None, [], time.monotonic() - began_s, why)]
@@ -159,6 +166,18 @@ def _run(command: Command, asked: Mapping[str, Any], limit_s: float, folder: Pat
     return why, left_out
 
 
+def _with(why: str, no_room: str) -> str:
+    return f"{why}; {no_room}" if why and no_room else why
+
+
+def _no_room(folder: Path) -> str:
+    """In words, where nothing more can be recorded; the job's own words may not have found any either."""
+    disk = os.statvfs(folder)
+    if disk.f_bavail * disk.f_frsize > _LEAST_ROOM:
+        return ""
+    return f"no space is left in {folder.parent}, where trials are recorded (TMPDIR names another place)"
+
+
 def _is_variable(name: str) -> bool:
     """Whether a setting is a variable of the job's environment, which nobody need read back."""
     return name.startswith(f"{ENVIRONMENT}.")
@@ -173,7 +192,7 @@ def _words_of(log: Path, code: int) -> str:
     own = [error for error in errors if "ChildFailedError" not in error]
     ended = f"it ended with signal {-code}" if code < 0 else f"it ended with exit code {code}"
     if not own and (signals := _SIGNAL.findall("\n".join(lines))):
-        hint = ", as the kernel does where memory runs out" if signals[0] == "SIGKILL" else ""
+        hint = ", as the kernel does when memory runs out" if signals[0] == "SIGKILL" else ""
         return f"a rank was ended by {signals[0]}{hint}"
     return f"{ended}: {own[0][:300]}" if own else ended
 
@@ -221,6 +240,9 @@ def _read(run: Path, why: str, steps: int, settings: Mapping[str, Any]) -> Trial
         why = "no rank was recorded"
     elif documents and all(each.get("ended") for each in documents):
         why = ""  # a launcher may complain that its ranks have left
+    elif why and any(each.get("ended") for each in documents):
+        fewest = min(int(each.get("steps") or 0) for each in documents)
+        why += f" (a rank took only {fewest} of {steps} steps: fewer --steps measure what all ranks take)"
     if not why and not len(step_ms):
         why = f"the job ended after {done} steps, which are too few to measure"
     first = documents[0] if documents else {}

@@ -29,7 +29,7 @@ class Results(Enum):
     SAME = "bits stay the same"
     LAST_BITS = "the last bits may change"
     OTHER = "results change"
-    MEANINGLESS = "for measuring only: the job does not train any more"
+    MEANINGLESS = "for measuring only: the job no longer trains"
 
 
 class SettingError(DdpDoctorError):
@@ -118,13 +118,17 @@ SETTINGS = {
         _switch("ddp.gradient_as_bucket_view", "gradients are views of the buckets: one copy less"),
         _switch("ddp.static_graph", "DDP may assume the same graph in each step"),
         _switch("ddp.find_unused_parameters", "DDP looks for parameters without gradient in each step"),
-        _switch("ddp.broadcast_buffers", "rank 0's buffers go to all before each forward", _OTHER),
+        _switch("ddp.broadcast_buffers", "rank 0's buffers are broadcast before each forward pass", _OTHER),
         Setting(
             "ddp.comm_hook", "gradients travel in 16 bits", "fp16 or bf16", _one_of("fp16", "bf16"), _OTHER
         ),
-        _switch("ddp.accumulate", "gradients are reduced in the last micro-batch alone, by no_sync", _LAST),
+        _switch("ddp.accumulate", "gradients are reduced in the last micro-batch only (no_sync)", _LAST),
         Setting(
-            "amp.autocast", "the forward in mixed precision", "bf16 or fp16", _one_of("bf16", "fp16"), _OTHER
+            "amp.autocast",
+            "the forward pass in mixed precision",
+            "bf16 or fp16",
+            _one_of("bf16", "fp16"),
+            _OTHER,
         ),
         _switch("optimizer.foreach", "one kernel for many parameters", _LAST),
         _switch("optimizer.fused", "one kernel for the whole update", _LAST),
@@ -138,7 +142,7 @@ SETTINGS = {
         ),
         _switch("torch.cudnn_benchmark", "cuDNN tries its algorithms and keeps the fastest", _LAST),
         Setting("cpu.affinity", "each rank on its own share of the cores", "spread", _one_of("spread")),
-        _switch("loader.instant", "batches that were made once are given again, at no cost", _NONE),
+        _switch("loader.instant", "batches are made once and reused, at no cost", _NONE),
         _switch("ddp.no_sync", "gradients are never reduced", _NONE),
         Setting("sync.barriers", "the script's barriers return at once", "skip", _one_of("skip"), _NONE),
     )
@@ -164,7 +168,7 @@ def setting_of(name: str) -> Setting:
         )
     near = get_close_matches(name, SETTINGS, 1)
     also = f" Did you mean {near[0]}?" if near else f" There are {', '.join(SETTINGS)} and env.VARIABLE."
-    raise SettingError(f"{name} is no setting that can be tried.{also}")
+    raise SettingError(f"{name} is not a setting that can be tried.{also}")
 
 
 def parse_setting(text: str) -> tuple[str, Any]:

@@ -66,9 +66,8 @@ def around(
             try:
                 token = before(args, kwargs)
             except Exception as error:
-                if is_the_jobs(error):
+                if not counted(part, error):
                     raise
-                _failed(part, error)
         try:
             result = original(*args, **kwargs)
         except BaseException as raised:
@@ -78,9 +77,8 @@ def around(
                 if failed is not None and not part.off:
                     failed(raised)
             except Exception as error:
-                if is_the_jobs(error):
+                if not counted(part, error):
                     raise
-                _failed(part, error)
             # Without the line of this wrapper, from Python 3.11 on: a bare raise goes on with what stands here.
             raised.__traceback__ = raised.__traceback__ and raised.__traceback__.tb_next
             raise
@@ -89,9 +87,8 @@ def around(
         try:
             after(token, result)
         except Exception as error:
-            if is_the_jobs(error):
+            if not counted(part, error):
                 raise
-            _failed(part, error)
         return result
 
     _not_counted(wrapper)
@@ -117,19 +114,22 @@ def guarded(part: Part, function: Callable[..., None], seen: Seen = always) -> C
             try:
                 function(*args, **kwargs)
             except Exception as error:
-                if is_the_jobs(error):
+                if not counted(part, error):
                     raise
-                _failed(part, error)
 
     not_compiled(callback)
     return callback
 
 
-def _failed(part: Part, error: BaseException) -> None:
+def counted(part: Part, error: BaseException) -> bool:
+    """``error``, which was caught, as a failure of ``part``; False where it is the job's own, to be raised again."""
+    if is_the_jobs(error):
+        return False
     try:
         part.failed(error)
     except Exception:
         part.off = True
+    return True
 
 
 def not_compiled(function: Any) -> None:

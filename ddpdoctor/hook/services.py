@@ -93,7 +93,7 @@ def _end_steps(session: Session, services: Services, deadline_s: float) -> float
 
 
 def _tell_what_waits(session: Session) -> None:
-    words = f"{session.run} did not take in time what rank {session.rank} recorded last"
+    words = f"{session.run} did not accept in time what rank {session.rank} recorded last"
     told = (
         f"{words}; it waits in {session.spool.directory}, and `ddpdoctor analyze {session.run}` fetches it."
     )

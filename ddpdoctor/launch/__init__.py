@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.deferred import deferred
-from ddpdoctor.launch.options import RunOptions, parse_address, parse_step_range
+from ddpdoctor.launch.options import RunOptions, asked_options, parse_address, parse_step_range
 
 if TYPE_CHECKING:
     from ddpdoctor.launch.checkup import Check, CheckState, checks_for
@@ -24,6 +24,7 @@ __all__ = [
     "ExitStatus",
     "Outcome",
     "RunOptions",
+    "asked_options",
     "checks_for",
     "parse_address",
     "parse_step_range",

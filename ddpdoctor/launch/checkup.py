@@ -88,7 +88,7 @@ def _checked(name: str, check: Callable[[], tuple[CheckState, str]]) -> Check:
     try:
         state, words = check()
     except (OSError, ValueError, TypeError, psutil.Error) as error:
-        state, words = CheckState.NOTE, f"could not be looked at: {error}"
+        state, words = CheckState.NOTE, f"could not be checked: {error}"
     return Check(name, state, words)
 
 
@@ -117,7 +117,7 @@ def _torch(told: dict[str, Any], command: Sequence[str]) -> tuple[CheckState, st
         hint = "" if command else ": name the job's command after --"
         return CheckState.NO, f"not found ({told.get('error', 'no answer')}){hint}"
     if not told.get("distributed"):
-        return CheckState.NO, f"{version} without torch.distributed: no rank can be told from another"
+        return CheckState.NO, f"{version} without torch.distributed: ranks cannot be distinguished"
     backends = told.get("backends") or []
     words = f"{version}, {'CUDA or ROCm ' + told['cuda'] if told.get('cuda') else 'for CPUs'}, backends {', '.join(backends)}"
     if _numbers(version) < _OLDEST_TORCH:
@@ -181,7 +181,7 @@ def _shared_memory() -> tuple[CheckState, str]:
     usage = shutil.disk_usage(place)
     words = f"{place}: {usage.free / _GB:.2f} GB free of {usage.total / _GB:.2f} GB"
     if usage.free < _LITTLE_SHM_BYTES:
-        return CheckState.NOTE, f"{words}; loader workers may be killed for want of it (docker: --shm-size)"
+        return CheckState.NOTE, f"{words}; loader workers may be killed for lack of it (docker: --shm-size)"
     return CheckState.OK, words
 
 
@@ -215,10 +215,10 @@ def _processes() -> tuple[CheckState, str]:
         if not _readable(Path("/proc/self") / file)
     ]
     if not Path("/proc/self/stat").exists():
-        return CheckState.NOTE, "/proc is not there: of a job that hangs, only stacks can be told"
+        return CheckState.NOTE, "/proc is missing: of a job that hangs, only stacks can be recorded"
     if lacking:
         return CheckState.NOTE, f"of a job that hangs, {', '.join(lacking)} cannot be read"
-    return CheckState.OK, "their state can be read, for jobs that hang"
+    return CheckState.OK, "their state can be read if a job hangs"
 
 
 def _run_directory() -> tuple[CheckState, str]:

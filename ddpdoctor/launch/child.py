@@ -17,7 +17,7 @@ import shutil
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
@@ -32,6 +32,8 @@ _KEPT = frozenset(
 """What cannot be blocked, tells of the launcher itself, or comes in floods from a terminal to the whole group (WINCH)."""
 _FORWARDED = signal.valid_signals() - _KEPT
 _ENDING = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
+_ASKING = _ENDING | {signal.SIGXCPU}
+"""By which people and schedulers ask a job to end."""
 _DYING_S = 1.0
 _GRACE_S = 45.0
 """More than torchrun gives its ranks before it kills them (30 s)."""
@@ -100,8 +102,15 @@ class Child:
     when the *thread* that forked it ends.
     """
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str]) -> None:
-        """Start ``command``. Raises CommandNotStartedError, NoProcessError."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        asked: Callable[[int], None] = lambda number: None,
+    ) -> None:
+        """Start ``command``; ``asked`` is called with the number of each signal that asks it to end, once that was passed on. Raises
+        CommandNotStartedError, NoProcessError."""
+        self._asked = asked
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._caller = inherited(self._libc)
         # Where it is ignored, the kernel throws the job's exit code away.
@@ -180,6 +189,8 @@ class Child:
                 os.kill(self.pid, number)  # not waited for yet, so the id is still its own
             except OSError:
                 pass  # a job that became another user, by sudo, takes no signal from this one
+        if number in _ASKING:
+            self._asked(number)
         if number in (signal.SIGTSTP, signal.SIGCONT):
             self._asked_to_stop = number == signal.SIGTSTP
 
@@ -224,7 +235,7 @@ def _execute(command: list[str], environment: dict[str, str]) -> NoReturn:
 
 
 def _not_started(program: str, error: Exception) -> CommandNotStartedError:
-    if isinstance(error, FileNotFoundError | NotADirectoryError):
+    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
         return CommandNotStartedError(f"{program}: command not found.", 127)
     if isinstance(error, PermissionError):
         return CommandNotStartedError(f"{program}: found, but may not be executed.", 126)

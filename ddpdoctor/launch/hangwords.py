@@ -58,7 +58,7 @@ def _of(rank: WatchedRank) -> str:
     if not rank.answers:
         place = _fault_place(rank)
         where = f", at {place}" if place else ""
-        return f"{whom} does not answer in step {rank.steps}{where}: something keeps Python's lock"
+        return f"{whom} does not answer in step {rank.steps}{where}: something holds Python's lock (the GIL)"
     does = _does(phase_words(rank.phase) or "")
     place = rank.where()
     return f"{whom} is {f'at {place} ' if place else ''}in step {rank.steps}{f', {does}' if does else ''}"

@@ -7,7 +7,6 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import psutil
@@ -60,7 +59,7 @@ def script_stem(command: Sequence[str]) -> str:
     """What a person would call this job: its script, its module, else its program."""
     name = next((Path(a).stem for a in command if a.endswith(".py") and not a.startswith("-")), None)
     if name is None:
-        modules = [b for a, b in pairwise(command) if a == "-m" and not b.startswith("torch.")]
+        modules = [b for a, b in zip(command, command[1:]) if a == "-m" and not b.startswith("torch.")]
         name = modules[0] if modules else Path(command[0]).stem
     return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:60].strip(".") or "job"
 

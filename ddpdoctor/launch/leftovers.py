@@ -1,11 +1,10 @@
-"""What a job leaves behind: records still in memory-backed storage, and ranks that lost their launcher."""
+"""What a job leaves behind: ranks that still write, and records that are still in memory-backed storage."""
 
 from __future__ import annotations
 
 import os
-import signal
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -30,8 +29,8 @@ from ddpdoctor.rundir import (
     unsaved_sentence,
     waiting_in,
 )
+from ddpdoctor.rundir.layout import parse_rank_directory
 
-_GRACE_S = 5.0
 _SAVING_S = 2.0
 _STALE_S = 24 * 3600.0
 _PID_DIGITS = 10
@@ -55,22 +54,19 @@ class HostRanks:
         self._ranks, self._host = run / "ranks", host
         self._known: dict[str, tuple[int, int] | None] = {}
 
-    def pids(self) -> list[int]:
-        """Process ids of all ranks recorded on this host so far, dead ones included."""
-        return [pid for _, pid in self._here()]
+    def all(self) -> list[tuple[int, int]]:
+        """Number and process id of all ranks recorded on this host so far, dead ones included."""
+        self._look(float("inf"))
+        return [known for known in self._known.values() if known is not None]
 
     def pid_by_rank(self) -> dict[int, int]:
         """Process id of each rank recorded on this host so far; of a restarted rank the newest."""
-        return dict(self._here())
+        return dict(self.all())
 
     def folders(self) -> list[str]:
         """Paths of the folders of all ranks recorded on this host so far."""
         self._look(float("inf"))
         return [str(self._ranks / name) for name, known in self._known.items() if known is not None]
-
-    def _here(self) -> list[tuple[int, int]]:
-        self._look(float("inf"))
-        return [known for known in self._known.values() if known is not None]
 
     def _look(self, deadline_s: float) -> None:
         """Read what ranks say of themselves who were not known yet, until the deadline at most."""
@@ -114,41 +110,6 @@ class HostRanks:
             return []
 
 
-def end_orphaned_ranks(pids: Iterable[int], variable: str, value: str) -> list[int]:
-    """End those of some processes that are ranks which outlived the command that started them: SIGTERM, after a grace
-    SIGKILL.
-
-    Returns their ids.
-
-    torchrun gives each rank a session of its own, so nothing else reaches them once torchrun was killed. A
-    rank is known by ``variable`` in its environment, which holds ``value`` for the ranks of this launcher
-    only.
-    """
-    marker = f"{variable}={value}".encode()
-    ended = [pid for pid in sorted(set(pids)) if is_alive(pid) and _has_in_environment(pid, marker)]
-    _signal(ended, signal.SIGTERM)
-    deadline_s = time.monotonic() + _GRACE_S
-    while time.monotonic() < deadline_s and any(is_alive(pid) for pid in ended):
-        time.sleep(0.05)
-    _signal([pid for pid in ended if is_alive(pid) and _has_in_environment(pid, marker)], signal.SIGKILL)
-    return ended
-
-
-def _has_in_environment(pid: int, marker: bytes) -> bool:
-    try:
-        return marker in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-    except OSError:
-        return False
-
-
-def _signal(pids: list[int], number: int) -> None:
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            pass
-
-
 def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path | None = None) -> list[str]:
     """Copy what ranks left below ``root`` to the run directory; spools of dead ranks are removed. ``beat`` is called while
     it gets on. ``run`` is where they belong, for what is no rank's.
@@ -169,7 +130,7 @@ def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path 
         except OSError as error:
             if not dead or not Path(spool).exists():
                 continue  # in the second case another launcher of this host was faster
-            if isinstance(error, FileNotFoundError | OtherRunError):
+            if isinstance(error, (FileNotFoundError, OtherRunError)):
                 _discard(spool)
                 gone.add(target)
             else:
@@ -209,9 +170,14 @@ def _pids(spool: str) -> list[int]:
     return [int(pid)] if pid.isdecimal() and len(pid) < _PID_DIGITS else []
 
 
-def pids_of_spools(root: Path) -> list[int]:
-    """Process ids of the ranks that have a spool below ``root``, also before they say in their run directory who they are."""
-    return [pid for spool in spools_in(str(root)) for pid in _pids(spool)]
+def ranks_of_spools(root: Path) -> dict[int, int]:
+    """By process id, the ranks that have a spool below ``root``, also before they say in their run directory who they are."""
+    found = {}
+    for spool in spools_in(str(root)):
+        folder = parse_rank_directory(Path(spool).name.rpartition("-")[0])
+        if folder is not None:
+            found.update(dict.fromkeys(_pids(spool), folder[0]))
+    return found
 
 
 def _target_of(spool: str) -> str:

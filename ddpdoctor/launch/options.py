@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,25 @@ class RunOptions:
         document = asdict(self)
         document["out"] = None if self.out is None else mask_text(str(self.out))
         return document
+
+
+def asked_options(values: Mapping[str, Any]) -> RunOptions:
+    """The options of a command line, of whose ``values``, by name, some may be about what comes after the recording.
+
+    Raises DdpDoctorError where one says nothing.
+    """
+    steps, address = values["profile_steps"], values["prometheus"]
+    return RunOptions(
+        out=values["out"],
+        profile=not values["no_profile"],
+        profile_steps=None if steps is None else parse_step_range(steps),
+        max_trace_mb=values["max_trace_mb"],
+        telemetry=not values["no_telemetry"],
+        telemetry_interval_s=values["telemetry_interval"],
+        prometheus=None if address is None else parse_address(address),
+        hang_after_s=values["hang_after"],
+        on_hang=values["on_hang"],
+    )
 
 
 def parse_step_range(text: str) -> tuple[int, int]:

@@ -63,6 +63,11 @@ def process_document(pid: int) -> dict[str, Any] | None:
     return {key: value for key, value in found.items() if value is not None}
 
 
+def pids() -> list[int]:
+    """All processes that there are, as far as they may be seen."""
+    return _numbers(Path("/proc"))
+
+
 def state_of(pid: int) -> str:
     """The letter of a process's state, "" where it is gone."""
     stat = _stat(Path(f"/proc/{pid}"))

@@ -268,7 +268,7 @@ class _Watch:
             self._kill_at_s = None
             stall["state"] = Standstill.KILLED.value
             self._write_stall(stall)
-            say(self._writer, warn="the job is ended, as --on-hang kill asks for.", end_job=True)
+            say(self._writer, warn="the job is ended, as --on-hang kill asks.", end_job=True)
         elif time.monotonic() - self._written_s > _AGAIN_S:
             stall["ranks"] = [self._rank_document(rank) for rank in current]
             self._write_stall(stall)

@@ -32,21 +32,24 @@ from ddpdoctor.launch.leftovers import (
     clear_spools_of_earlier_runs,
     drain_spools,
     drain_stale_spools,
-    end_orphaned_ranks,
     is_alive,
-    pids_of_spools,
 )
 from ddpdoctor.launch.options import RunOptions
+from ddpdoctor.launch.orphans import end_orphaned_ranks, known_ranks, unseen_ranks
 from ddpdoctor.launch.patience import Beat, NoAnswerError, bounded
 from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.launch.sentinel import Sentinel
+from ddpdoctor.launch.unrecorded import no_rank, standing_at_door
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import (
+    ASKED_FILE,
+    ASKED_SCHEMA,
     ENDS_FILE,
     RUN_SCHEMA,
     STALL_FILE,
     Note,
-    NoteCode,
+    boot_id,
+    keep_host_document,
     make_spool_root,
     new_run_id,
     note_sources,
@@ -79,6 +82,11 @@ class Outcome:
     unsaved: list[str] = field(default_factory=list)
     """What could not be copied to the run directory, and where it is; for the user, and in no file, for it may be mended
     later."""
+
+    @property
+    def to_analyze(self) -> Path | None:
+        """The run, where it is this launcher's to analyse and there is something in it."""
+        return self.run if self.owner and (self.recorded_ranks or self.stopped) else None
 
 
 def run_job(
@@ -116,7 +124,7 @@ def run_job(
         place = bounded(prepare, _START_S)
     except OSError as error:
         warn(
-            f"nothing is recorded and the job runs alone, because the run directory cannot be made: {error}."
+            f"nothing is recorded and the job runs alone, because the run directory cannot be created: {error}."
         )
         return _run_unrecorded(command, base, warn)
     return _Recording(place, options, base, diagnose).run(command, base, warn)
@@ -129,7 +137,9 @@ def _run_unrecorded(
         try:
             child = Child(command, environment)
         except NoProcessError as error:
-            warn(f"nothing is recorded and the job takes this process, as there can be no other: {error}.")
+            warn(
+                f"nothing is recorded and the job runs in this process, because no other can be started: {error}."
+            )
             replace_this_process(command, environment)
     except CommandNotStartedError as error:
         return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
@@ -176,13 +186,15 @@ class _Recording:
         self.environment = child_environment(base, launch.run, self.spool, self.marker, options)
         self.notes: list[str] = []
         self.unsaved: list[str] = []
+        self._asked_by: int | None = None
+        """The signal by which the job was first asked to end."""
         self.manifest_notes: list[Note] = []
         """For the manifest only: a missing GPU is nothing to tell every user of a CPU job."""
 
     def run(self, command: Sequence[str], base: dict[str, str], warn: Callable[[str], None]) -> Outcome:
         """Start the command, watch over it, gather what it left."""
         try:
-            child = Child(command, self.environment)
+            child = Child(command, self.environment, self._note_asked)
         except NoProcessError:
             self._give_up()
             return _run_unrecorded(command, base, warn)
@@ -196,7 +208,7 @@ class _Recording:
         try:
             self.sentinel.start()
         except OSError as error:
-            self.notes.append(f"Nobody watches whether the job hangs: {error}.")
+            self.notes.append(f"The job is not watched for hangs: {error}.")
         self.keeper.listen(warn, _ANSWER_S)
         self.sentinel.listen(warn, child.end)
         status = child.wait()
@@ -205,8 +217,8 @@ class _Recording:
         except NoAnswerError:
             recorded, stopped = 0, False
             self.unsaved.append(
-                f"{self.launch.run} does not answer: what it had not taken by then waits in {self.spool}, which is memory; "
-                f"once it does, `ddpdoctor analyze {self.launch.run}` fetches that."
+                f"{self.launch.run} does not answer: what has not been copied there yet waits in memory ({self.spool}); "
+                f"once it answers, `ddpdoctor analyze {self.launch.run}` fetches it."
             )
         interrupted = child.close()
         notes = [mask_text(note) for note in self.notes]
@@ -214,12 +226,30 @@ class _Recording:
             status, self.launch.run, self.launch.owner, recorded, stopped, interrupted, notes, self.unsaved
         )
 
+    def _note_asked(self, number: int) -> None:
+        """Keep, in memory that answers, by which signal the job was first asked to end: whoever asked may kill all of us next."""
+        if self._asked_by is not None:
+            return
+        self._asked_by = number
+        document = {
+            "schema": ASKED_SCHEMA,
+            "host": self.launch.host,
+            "boot": boot_id(),
+            "signal": number,
+            "at_ns": time.time_ns(),
+        }
+        try:
+            keep_host_document(str(self.spool), ASKED_FILE, document)
+        except OSError:
+            pass  # its memory is full, or gone
+
     def _finish(self, command: Sequence[str], status: ExitStatus) -> tuple[int, bool]:
         """Gather what the job left; the number of ranks recorded, and whether it is known how ranks stopped. Raises NoAnswerError.
 
         Each stage is done in a process of its own, which can be left behind.
         """
         ended_ns = time.time_ns()
+        unjoined = standing_at_door(str(self.spool))
         self.sentinel.end()
         self.manifest_notes = self.keeper.end()
         for stage in (
@@ -236,20 +266,24 @@ class _Recording:
             except Exception as error:
                 self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
         self._note_sources()
-        recorded, stopped, notes = bounded(lambda beat: self._complete(command, status, ended_ns), _ANSWER_S)
-        self.notes += notes
+        nothing = no_rank(command[0], self._ended_by(status), unjoined)
+        recorded, stopped, notes = bounded(lambda beat: self._complete(status, ended_ns, nothing), _ANSWER_S)
+        self.notes = [*notes, *self.notes]
         return recorded, stopped
 
-    def _complete(
-        self, command: Sequence[str], status: ExitStatus, ended_ns: int
-    ) -> tuple[int, bool, list[str]]:
-        """The number of ranks recorded, whether it is known how ranks stopped, and what else there is to say."""
+    def _ended_by(self, status: ExitStatus) -> int | None:
+        """The signal by which somebody ended the command, which may leave with an exit code then, as torchrun does."""
+        return status.signal or (self._asked_by if status.code else None)
+
+    def _complete(self, status: ExitStatus, ended_ns: int, nothing: Note) -> tuple[int, bool, list[str]]:
+        """The number of ranks recorded, whether it is known how ranks stopped, and what else there is to say: ``nothing`` where
+        neither is there."""
         recorded, said = self.ranks.recorded(), list[str]()
         notes = [Note(sentence) for sentence in self.notes]
         stopped = any(any(self.launch.run.glob(f"hosts/*/{name}")) for name in (STALL_FILE, ENDS_FILE))
         if self.launch.owner and not (recorded or stopped) and self.launch.run.exists():
-            notes.append(_no_rank(command))
-            said.append(notes[-1].text)
+            notes.insert(0, nothing)
+            said.append(nothing.text)
         notes += self.manifest_notes
         try:
             self.launch.finish(
@@ -273,8 +307,9 @@ class _Recording:
         self.ranks.wait_for_traces()
         ended = []
         if status.signal is not None:
-            known = [*self.ranks.pids(), *pids_of_spools(self.spool)]
-            ended = end_orphaned_ranks(known, LAUNCHER_VARIABLE, self.marker)
+            own = LAUNCHER_VARIABLE, self.marker
+            known = known_ranks(self.spool, self.ranks)
+            ended = end_orphaned_ranks({*known, *unseen_ranks(*own, known.values())}, *own)
         ids = ", ".join(map(str, ended))
         told = f"The command was killed and left ranks behind, which were ended: process {ids}."
         return _Gathered([told] if ended else [])
@@ -322,15 +357,6 @@ class _Recording:
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 1.0)
         return _Gathered([])
-
-
-def _no_rank(command: Sequence[str]) -> Note:
-    return Note(
-        f"no rank was recorded: {command[0]} ended without any Python process in which "
-        "torch.distributed.init_process_group returned, or its ranks did not get the command's environment "
-        "(PYTHONPATH, DDPDOCTOR_*), or their Python was started with -I, -E or -S, or is older than 3.9.",
-        NoteCode.NO_RANK,
-    )
 
 
 def _working_directory() -> str:

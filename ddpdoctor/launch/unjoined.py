@@ -35,7 +35,8 @@ class UnjoinedRank(WatchedRank):
         if self.end is None or "raised" not in self.end:
             self.said = read_door(self.spool)
         if self.end is not None:
-            self.end.update(step=None, raised=self.said.about.get("raised") or [])
+            raised = self.said.about.get("raised") or []
+            self.end.update(step=None, raised=raised, joined=False, waits=self.waits)
         return False
 
     @property

@@ -34,12 +34,15 @@ class HostWatch:
         """
         if not self._options.telemetry and self._options.prometheus is None:
             return
-        from ddpdoctor.telemetry import TelemetrySampler, acquire_host_lock, start_exporter
+        from ddpdoctor.telemetry import TelemetrySampler, acquire_host_lock
 
         self._lock = acquire_host_lock(self._directory)
         if self._lock is None:
             return
-        self._exporter = start_exporter(self._run, self._host, self._options.prometheus, warn)
+        if self._options.prometheus is not None:
+            from ddpdoctor.telemetry import start_exporter
+
+            self._exporter = start_exporter(self._run, self._host, self._options.prometheus, warn)
         if self._options.telemetry:
             self._sampler = TelemetrySampler(
                 self._directory,

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+
+import msgspec
 
 from ddpdoctor.measure.graph import Graphs
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     few_steps: int = 10
     """Measured steps of a whole run below which it is said how few they are: of fewer, one in ten need not be among them."""
 
@@ -34,8 +34,8 @@ def _refused(graphs: Graphs) -> Iterator[str]:
     window = graphs.window
     if window is not None and graphs.speaking is window and window.refused:
         yield (
-            f"Collectives could not be matched over the ranks: {window.refused}. "
-            "Waiting and transfer cannot be told apart, and no rank is blamed."
+            f"Collectives could not be matched across ranks: {window.refused}. "
+            "Waiting and transfer cannot be separated, and no rank is blamed."
         )
 
 
@@ -76,11 +76,17 @@ def _missing_ranks(graphs: Graphs) -> Iterator[str]:
 
 def _nameless(graphs: Graphs) -> Iterator[str]:
     nameless = [window.trace.meta.source for window in graphs.windows if not window.trace.meta.rank_from]
-    if nameless:
+    metas = [window.trace.meta for window in graphs.windows]
+    known = {
+        "world size": any(meta.world_size for meta in metas),
+        "backend": any(meta.backend for meta in metas),
+    }
+    unknown = [what for what, told in known.items() if not told]
+    if nameless and unknown:
         others = " and others" if len(nameless) > 1 else ""
         yield (
-            f"{nameless[0]}{others}: the trace does not name its rank and job (no distributedInfo), so world size "
-            "and backend are unknown."
+            f"{nameless[0]}{others}: the trace does not name its rank and job (no distributedInfo), so "
+            f"{' and '.join(unknown)} {'are' if len(unknown) > 1 else 'is'} unknown."
         )
 
 

@@ -1,9 +1,7 @@
-"""Facts: every number a rule may read, typed, with its unit in its name. ``None`` means "not measured", never
-zero.
+"""Facts: every number a rule may read, typed, with its unit in its name. ``None`` means "not measured", never zero.
 
-``docs/facts.md`` is generated from this file. Times are milliseconds per optimizer step, averaged over the
-measured steps, unless a name says otherwise. Shares are fractions of the step time on the critical path (0 to
-1).
+``docs/facts.md`` is generated from this file. Times are milliseconds per optimizer step, averaged over the measured steps, unless a
+name says otherwise. Shares are fractions of the step time on the critical path (0 to 1).
 """
 
 from __future__ import annotations
@@ -14,72 +12,78 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from .hangfacts import HangFacts
+from .memoryfacts import MemoryFacts
 from .places import Where
 from .taxonomy import LateCause, SharedCause
 
 RANGE_LEVEL = 0.9
-"""How often the saving of a mended cause lies in the range of its price."""
+"""How often the saving lies in the range of its price, once the cause is fixed."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """One cause and its price: what a replay of the measured steps saves when the cause is taken out."""
 
     ms_per_step: float
-    """Measured step time minus replayed step time without the cause, mean over the measured steps. Where ranks are
-    late for different causes, which hide behind each other: this cause's part of what all of them cost (their
-    Shapley values), so that parts add up."""
+    """Measured step time minus replayed step time without the cause, mean over the measured steps. If ranks are late for several
+    causes, which hide behind each other: this cause's part of what all of them cost (its Shapley value), so that parts add up."""
     low_ms_per_step: float | None = None
-    """Lower end of the range in which, nine times in ten, the saving lies once the cause is mended: from the cycles' own
-    scatter, and from how well the replay explains them. Never below 0; null where too few cycles tell."""
+    """Lower end of the range in which the saving lies nine times in ten, once the cause is fixed; null if there are too few cycles."""
     high_ms_per_step: float | None = None
     """Upper end of that range, never above the mean step."""
     beside_ms_per_step: float | None = None
-    """What of it is saved where the same work is done beside the step and not less of it, as by a loader's workers, with the
-    cores that stood idle; time in which nothing computed needs none. Null where that is unknown, and where nothing is moved."""
+    """How much of it is saved if the same work is done beside the step instead, as by a loader's workers, with the cores that
+    were idle; time in which nothing computed needs none. Null if that is unknown, or if no work would move."""
     share: float
     """``ms_per_step`` / mean step time."""
     speedup: float
     """Mean step time / replayed step time without this cause alone; 1.0 is no gain."""
     alone_ms_per_step: float | None = None
-    """Step time saved without this cause while the other late causes stay; null but under ``late``."""
+    """Step time saved without this cause while the other late causes stay; null except under ``late``."""
     remaining_ms_per_step: float | None = None
-    """Step time that this cause still costs once the other late causes are gone; null but under ``late``."""
+    """Step time that this cause still costs once the other late causes are gone; null except under ``late``."""
     waiting_ms_per_step: float | None = None
-    """``ms_per_step`` if computation waits for those collectives of which the recording does not tell it surely; null where
-    that makes no difference of a fifth. The price itself weighs both by how likely they are."""
+    """``ms_per_step`` if computation waits for the collectives for which that is unclear; null if the difference is below a fifth."""
     going_on_ms_per_step: float | None = None
-    """The same if computation goes on beside them."""
+    """``ms_per_step`` if computation continues beside them."""
     ranks: list[int] | None = None
-    """Culprit ranks, never the victims; None where all ranks are concerned."""
+    """Culprit ranks, never the victims; null if all ranks are concerned."""
     own_ms: float | None = None
-    """Time that the culprit ranks (or, where all are concerned, the median rank) spend on it per step."""
+    """Time per step that the culprit ranks spend on it (the median rank, if all are concerned)."""
     typical_ms: float | None = None
-    """Time that the median of the other ranks spends on the same, per step."""
+    """Time per step that the median of the other ranks spends on the same."""
+    late_ms: float | None = None
+    """How much longer its ranks take than the others, in the median step in which it happens; null except under ``late``."""
+    drawn_ms: float | None = None
+    """How much longer they take by the marks that those steps recorded, and reports draw; null if no such work is marked."""
+    drawn_as: str | None = None
+    """The cause under ``late`` of which those marks show most of ``late_ms``, if they do not show it of this one."""
+    awake_ms: float | None = None
+    """How long training threads ran during host work on CPUs, or were ready to (late ranks: longer than others); null elsewhere."""
     occurrence_ms: float | None = None
     """Median lateness, or duration, in the steps in which it happens."""
     steps_hit: int = 0
     """Steps in which it happens."""
     steps_seen: int = 0
-    """Steps looked at."""
+    """Measured steps."""
     first_step: int | None = None
+    """First step in which it happens."""
     last_step: int | None = None
+    """Last step in which it happens."""
     persistence: str = "always"
     """"always" (over 80 % of steps), "range" (a run of neighbouring steps), "periodic" or "random"."""
     period_steps: int | None = None
-    """Distance between occurrences, where periodic."""
+    """Steps from one occurrence to the next, if periodic."""
     stands_out_in: list[int] = []
-    """Steps far out of all others in a short window, which cannot tell how often they come; empty where more speaks for the cause."""
+    """Steps that stand far out in a window too short to show how often they happen; empty if there is more evidence."""
     kinds: list[str] = []
-    """Kinds of work that make ranks late in turn (``turns`` only): those under ``late``."""
+    """Kinds of work that make ranks late in turn, as named under ``late`` (``turns`` only)."""
     where: list[Where] = []
     gap: str | None = None
-    """Where in a training step it happens, of work that lies outside the phases: ``between optimizer.step() and the next
-    batch``. Null where the phases were not marked, or most of it lies in none or in several gaps."""
+    """Where in a training step work outside the phases happens: ``between optimizer.step() and the next batch``; null if unclear."""
     phase: str | None = None
-    """``the forward pass``, ``backward()`` or ``optimizer.step()``: the one phase in which its ranks compute longer, where ranks that
-    are slower altogether would be longer in the others, too. Null where they are, where that cannot be told, and of other work."""
+    """The only phase in which its ranks compute longer: ``the forward pass``, ``backward()`` or ``optimizer.step()``; else null."""
     operation: str | None = None
-    """What is executed there, where it has a name: a collective's name, a kernel, an operator."""
+    """What is executed there, if it has a name: a collective, a kernel, an operator."""
 
 
 class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,7 +94,7 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
     hosts: int | None = None
     backend: str | None = None
     device: str | None = None
-    """"cpu", "cuda", "rocm", "xpu", ..."""
+    """Device on which the ranks compute: "cpu", "cuda", "rocm", "xpu", ..."""
     device_name: str | None = None
     torch: str | None = None
     nccl: str | None = None
@@ -103,34 +107,32 @@ class JobFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Step times on the critical path: from the earliest start to the latest end over the ranks, divided over steps."""
+    """Step times on the critical path: from the earliest start to the latest end over the ranks, per step."""
 
     source: str = "step-log"
-    """"step-log" (the whole run) or "trace" (the profiled window only)."""
+    """Where step times come from: "step-log" (the whole run) or "trace" (the profiler window only)."""
     seen: int = 0
     measured: int = 0
-    """Steps left after warm-up, profiler-disturbed, evaluation and incomplete steps are set aside."""
+    """Measured steps: warm-up, profiler-disturbed, evaluation and incomplete steps are set aside."""
     mean_ms: float | None = None
     median_ms: float | None = None
     p95_ms: float | None = None
     samples_per_s: float | None = None
-    """All ranks together."""
+    """Samples per second, all ranks together."""
     batch_size: float | None = None
     """Median samples per rank and micro-batch."""
     batch_size_most: float | None = None
     """Mean batch size of the rank that gets most samples per step, relative to the median rank (1.0: even)."""
     input_most: float | None = None
-    """How much the rank with most of it has to compute, relative to the median rank (1.0: even): elements of the forward's
-    inputs, or in traces with shapes multiplications of matrices. Samples of different length or size."""
+    """Work of the rank with the largest inputs, relative to the median rank (1.0: even): elements, or multiplications by shapes."""
     micro_batches: float | None = None
     """Backward passes per optimizer step."""
     input_explains: float | None = None
-    """Part (0 to 1) of how the ranks' computation differs from step to step that their inputs' sizes explain."""
+    """How much of the variation in computation between ranks and steps is explained by input sizes (0 to 1)."""
     slow_steps_share: float | None = None
     """Share of measured steps slower than 1.5 x the median."""
     operators_seen: bool | None = None
-    """Whether the operators outside forward, backward and optimizer were seen, in a profiled window: host
-    time is then Python work, and no computation."""
+    """Whether operators outside forward, backward and optimizer were recorded (profiler window): host time is then Python work."""
 
 
 if TYPE_CHECKING:
@@ -155,55 +157,52 @@ else:
     LateFacts = _by_cause(
         "LateFacts",
         LateCause,
-        """What some ranks do longer than the median rank, so that all others wait: each a :class:`Cost` of the
-    excess alone.""",
+        """What some ranks do longer than the median rank, so that all other ranks wait: each a :class:`Cost` of the excess alone.""",
     )
     SharedFacts = _by_cause(
         "SharedFacts",
         SharedCause,
-        """What all ranks alike spend: each a :class:`Cost` of the part common to the ranks (its excess on one
+        """What all ranks spend alike: each a :class:`Cost` of the part common to the ranks (its excess on one
     rank is in ``late``).""",
     )
 
 
 class ArrivalFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Who arrives late at synchronisations on average, whatever of it costs time."""
+    """Who arrives late at synchronisations on average, whether or not that costs time."""
 
     late_ranks: list[int] | None = None
-    """Ranks that are late by a tenth of the step or more, and by twice as much as the median of the others; the latest first."""
+    """Ranks that are late by a tenth of the step or more, and by twice as much as the median of the others, the latest first."""
     late_ms: dict[str, float] | None = None
-    """Mean lateness per step of each of them, against the median rank."""
+    """Mean lateness per step of each late rank, against the median rank."""
     late_steps: dict[str, int] | None = None
-    """In how many steps each of them is late."""
+    """Steps in which each late rank is late."""
     on_time_saves_ms: float | None = None
-    """Step time that a replay saves in which those of them arrive with the median rank whose lateness has no price under
-    ``late``; null where that of all has."""
+    """Step time saved with the unexplained late ranks on time (replayed); null if the lateness of all has a price under ``late``."""
 
 
 class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives: waiting apart from transfer."""
 
     wait_ms: float | None = None
-    """Mean over ranks of waiting for the last rank, exposed."""
+    """Exposed wait for the last rank, mean over ranks."""
     transfer_ms: float | None = None
     """Exposed transfer, mean over ranks."""
     total_transfer_ms: float | None = None
     """All transfer, hidden or not."""
     exposed_ms: float | None = None
-    """Time in collectives beside which no computation runs, waiting included, median rank: known also where
-    ranks could not be matched."""
+    """Time in collectives without concurrent computation, waiting included, median rank; known even if ranks are not matched."""
     hidden_share: float | None = None
-    """Share of the time in collectives that ran beside computation."""
+    """Share of the time in collectives that computation hides."""
     bytes_per_step: float | None = None
-    """Bytes that a rank contributes per step."""
+    """Bytes that a rank contributes to collectives per step."""
     sharded_share: float | None = None
-    """Share of the time in collectives that gather and scatter sharded parameters and gradients (FSDP, ZeRO) instead of
-    reducing whole ones, 0 to 1."""
+    """Share of the time in collectives that gather and scatter sharded parameters and gradients (FSDP, ZeRO), 0 to 1."""
     collectives_per_step: float | None = None
+    """Collectives per step, median rank."""
     bus_gb_per_s: float | None = None
-    """Median bus bandwidth (10^9 bytes/s, nccl-tests' definition) of messages of 1 MiB and more."""
+    """Median bus bandwidth of messages of 1 MiB and more (10^9 bytes/s, as nccl-tests define it)."""
     best_bus_gb_per_s: float | None = None
-    """Best bus bandwidth of any message size class in the run."""
+    """Best bus bandwidth of any class of message sizes in the run."""
     latency_us: float | None = None
     """Fixed cost of one message: intercept of transfer time over bytes."""
     matched: int | None = None
@@ -211,42 +210,41 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     refused: str | None = None
     """Why the matching was not credible and was refused."""
     whole: int | None = None
-    """Collectives of the window that were found on all ranks of their group that are here."""
+    """Collectives of the window that were found on all recorded ranks of their group."""
     lacking_left: int | None = None
-    """Collectives that a rank lacks which has no more of its group, though its window goes on."""
+    """Collectives missing on a rank that has no later ones of its group, though its window goes on."""
     lacking_lost: int | None = None
-    """Collectives that a rank lacks which has those before and behind them: their events were not recorded."""
+    """Collectives missing on a rank that has those before and after them: their events were not recorded."""
     lacking_cut: int | None = None
-    """Collectives that a rank lacks because its window does not reach them."""
+    """Collectives missing on a rank because its window does not reach them."""
     clock_error_us: float | None = None
     """Error bound of the common clock."""
     slow_link_ranks: list[int] | None = None
-    """Ranks of process groups whose transfers are persistently slower than those of like groups; null where there
-    are no like groups to compare."""
+    """Ranks of process groups whose transfers are persistently slower than those of comparable groups; null without any."""
 
 
 class BucketFacts(msgspec.Struct, frozen=True, kw_only=True):
     """DDP's gradient buckets."""
 
     per_sync: float | None = None
-    """Buckets per reduction of the gradients."""
+    """Buckets per gradient reduction."""
     median_bytes: float | None = None
     total_bytes: float | None = None
     cap_bytes: float | None = None
     largest_parameter_bytes: float | None = None
-    """Of the largest DDP module: a bucket holds whole parameters, so none can be smaller than this and hold it."""
+    """Size of the largest parameter of the largest DDP module: the bucket that holds it cannot be smaller."""
     favoured_cap_bytes: float | None = None
-    """The bucket size that the measured latency and bandwidth favour."""
+    """Bucket size that the measured latency and bandwidth favour."""
     backward_ms: float | None = None
     first_ready_share: float | None = None
-    """When the first bucket is ready, as a share of the backward pass."""
+    """Part of the backward pass after which the first bucket is ready."""
     tail_ms: float | None = None
-    """From the last rank's last gradient to the end of the last reduction."""
+    """Time from the last rank's last gradient to the end of the last reduction."""
     syncs_per_step: float | None = None
     """Backward passes per optimizer step in which gradients were reduced."""
     barriers_per_step: float | None = None
     collectives_per_step: float | None = None
-    """Blocking collectives called from Python per step, barriers apart."""
+    """Blocking collectives called from Python per step, without barriers."""
 
 
 class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,13 +260,13 @@ class LoaderFacts(msgspec.Struct, frozen=True, kw_only=True):
     dataset: str | None = None
     where: Where | None = None
     wait_ms: float | None = None
-    """Median over ranks of the time in ``next`` per step."""
+    """Time in the loader's ``next`` per step, median rank."""
     longest_wait_ms: float | None = None
-    """The same on the rank that waits longest."""
+    """Time in the loader's ``next`` per step, on the rank that waits longest."""
     ready_batches: float | None = None
-    """Mean number of batches that stood ready in the queue, on the rank with the fewest."""
+    """Mean number of batches ready in the queue, on the rank with the fewest."""
     computing_share: float | None = None
-    """Part of ``next`` in which the longest waiting rank computed or wanted a core, and did not sleep; null with workers."""
+    """Share of the loader's ``next()`` in which the rank that waits longest computed or was ready to run; null with workers."""
 
 
 class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -276,11 +274,11 @@ class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):
 
     module: str | None = None
     parameters_bytes: float | None = None
+    """Size of all parameters of the model."""
     find_unused_parameters: bool | None = None
     unused_parameter_bytes: float | None = None
     search_ms: float | None = None
-    """What looking for unused parameters costs a step: on a device what its work does not hide, else with the message about
-    them."""
+    """Time per step to find unused parameters: on a device, what its work does not hide; otherwise with the message about them."""
     gradient_as_bucket_view: bool | None = None
     static_graph: bool | None = None
     broadcast_buffers: bool | None = None
@@ -290,15 +288,18 @@ class DdpFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Devices, from kernels in the window and from NVML. All None on a CPU job."""
+    """Devices, from kernels in the window and from NVML. All null for a CPU job."""
 
     busy_share: float | None = None
     """Share of the step in which a computation kernel runs, median rank."""
     idle_share: float | None = None
+    """Share of the window in which the device neither computes nor is in a collective, median rank."""
     kernels_per_step: float | None = None
+    """Computation kernels per step, median rank."""
     optimizer_kernels_share: float | None = None
     """Share of the kernels that are launched inside an optimizer's step."""
     median_kernel_us: float | None = None
+    """Median duration of a computation kernel."""
     tensor_core_share: float | None = None
     """Share of matrix-multiplication kernel time that uses tensor cores."""
     matmul_share: float | None = None
@@ -313,7 +314,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     throttled_ranks: list[int] | None = None
     throttle_reasons: list[str] | None = None
     throttled_share: float | None = None
-    """Share of samples with a slowdown reason, on the throttled ranks."""
+    """Share of the samples with lowered clocks, on those ranks."""
     sm_clock_share: float | None = None
     """Median SM clock of the slowest rank relative to the median rank."""
     narrow_link_ranks: list[int] | None = None
@@ -334,9 +335,9 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     cpu_percent: float | None = None
     """Mean CPU utilisation of the busiest host."""
     idle_cores: float | None = None
-    """Cores that stand idle on the busiest host."""
+    """Idle cores on the busiest host."""
     job_cores: float | None = None
-    """Cores that the job's ranks and their loaders' workers use while the steps run, on the host with the fewest to spare."""
+    """Cores that ranks and loader workers use while the steps run, on the host with the fewest idle cores."""
     run_delay_share: float | None = None
     """Share of the step in which the training thread was ready but had no CPU, on the worst rank."""
     threads_per_rank: float | None = None
@@ -351,27 +352,26 @@ class PipelineFacts(msgspec.Struct, frozen=True, kw_only=True):
     stages: int | None = None
     replicas: int | None = None
     slowdown: float | None = None
-    """Step time over the step time if every operation took its typical time; 1.0 where nothing straggles."""
+    """Step time relative to a replay in which every operation takes its typical time; 1.0 if nothing straggles."""
     slow_stages: list[int] | None = None
     """Stages that are slow on every replica."""
     stage: Cost | None = None
-    """Those stages' computations beyond the typical ones."""
+    """Computation of the slow stages beyond that of typical ones."""
 
 
 class WhatIfFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """Mean step time, by replay, of the same job with one thing changed. Null where that thing is not there to be
-    changed, or the window did not show what it takes to know."""
+    """Mean step time, by replay, of the same job with one thing changed. Null if there is no such thing, or too little was seen."""
 
     nobody_late_ms: float | None = None
     """The late ranks do no more than the others."""
     instant_data_ms: float | None = None
-    """Each batch is there when it is asked for."""
+    """Each batch is ready when the loop asks for it."""
     no_barriers_ms: float | None = None
     """Explicit barriers are gone."""
     no_sync_ms: float | None = None
     """Gradients are reduced in the last micro-batch of a step only (DDP's no_sync)."""
     perfect_overlap_ms: float | None = None
-    """All transfer of gradients runs beside computation, as far as the link can carry it and the hosts' cores do both."""
+    """All gradient transfer runs beside computation, as far as the link and the hosts' cores allow."""
     link_twice_as_fast_ms: float | None = None
     """All collectives move their bytes in half the time; latencies stay."""
     favoured_buckets_ms: float | None = None
@@ -379,8 +379,7 @@ class WhatIfFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """All facts of a run. Rules address them by path, such as ``late.data.share`` or
-    ``loader.num_workers``."""
+    """All facts of a run. Rules address them by path, such as ``late.data.share`` or ``loader.num_workers``."""
 
     job: JobFacts = JobFacts()
     steps: StepFacts = StepFacts()
@@ -393,6 +392,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     ddp: DdpFacts = DdpFacts()
     gpu: GpuFacts = GpuFacts()
     host: HostFacts = HostFacts()
+    memory: MemoryFacts = MemoryFacts()
     pipeline: PipelineFacts = PipelineFacts()
     what_if: WhatIfFacts = WhatIfFacts()
     hang: HangFacts = HangFacts()

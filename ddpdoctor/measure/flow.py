@@ -7,7 +7,8 @@ attributed and priced; then facts are built, once.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ddpdoctor.measure.align import align_logs, set_suspended_aside
 from ddpdoctor.measure.attribution import attribute
@@ -28,8 +29,10 @@ from ddpdoctor.measure.costs import (
     what_if_facts,
 )
 from ddpdoctor.measure.facts import Facts, GpuFacts
+from ddpdoctor.measure.flames import flames
 from ddpdoctor.measure.graph import Graph, Graphs, all_set_aside, build_graphs, python_parts
 from ddpdoctor.measure.hangfacts import HangFacts
+from ddpdoctor.measure.memory import Memory, memory_of
 from ddpdoctor.measure.metrics import (
     asleep_shares,
     bandwidth_points,
@@ -53,15 +56,14 @@ from ddpdoctor.measure.metrics import (
 )
 from ddpdoctor.measure.sourcelines import LogSourceLines, SourceLines, WindowSourceLines
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.measure.summary import BandwidthPoint, RankSummary, Series, Timeline
+from ddpdoctor.measure.summary import BandwidthPoint, Flame, RankSummary, Series, Timeline
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, with_bucket_sizes
-from ddpdoctor.stages import Progress, Stage, counted, untold
+from ddpdoctor.stages import WINDOWS_READ, Progress, Stage, counted, untold
 
 
-@dataclass(frozen=True)
-class Measurement:
+class Measurement(msgspec.Struct, frozen=True):
     """What was measured."""
 
     facts: Facts
@@ -71,9 +73,10 @@ class Measurement:
     ranks: list[RankSummary]
     series: Series
     timeline: Timeline | None
+    flames: list[Flame]
     bandwidth: list[BandwidthPoint]
-    notes: list[str] = field(default_factory=list)
-    set_aside: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = msgspec.field(default_factory=list)
+    set_aside: dict[str, int] = msgspec.field(default_factory=dict)
     """Recorded steps that are not among ``facts.steps.measured``, by reason; with those they are all that were seen."""
 
 
@@ -86,27 +89,36 @@ def measure(
 ) -> Measurement:
     """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how it
     stopped, which is found elsewhere."""
-    progress(Stage.ALIGN, None)
+    told = counted(progress, Stage.ALIGN, begin=WINDOWS_READ)
+    told(0, 2)
     aligned, set_clocks = align_logs(logs)
     recorded, suspended = set_suspended_aside(aligned, telemetry)
+    told(1, 2)
     graphs = build_graphs(recorded, with_bucket_sizes(windows, _bucket_bytes(recorded)))
     aside = all_set_aside(graphs.told, recorded)
-    progress(Stage.MEASURE, None)
+    told = counted(progress, Stage.MEASURE)
+    told(0, 5)
     gpu = gpu_facts(graphs.windows, graphs.logs, telemetry)
+    told(1, 5)
     context = _context(graphs, gpu, telemetry)
-    ranks = _summaries(graphs)
+    memory = memory_of(logs, telemetry)
+    told(2, 5)
+    ranks = _summaries(graphs, memory)
+    told(3, 5)
     over_time = series(graphs.log if graphs.log is not None else graphs.speaking)
+    told(4, 5)
     drawn = timeline(graphs.speaking, graphs.logs, graphs.windows)
     costs = price_all(context, counted(progress, Stage.PRICE))
     return Measurement(
-        facts=_facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts()),
+        facts=_facts(graphs, context, costs, gpu, telemetry, aside, hang or HangFacts(), memory),
         graphs=graphs,
         logs=recorded,
         ranks=ranks,
         series=over_time,
         timeline=drawn,
+        flames=flames(graphs.log, graphs.logs, ranks) if graphs.log is not None else [],
         bandwidth=bandwidth_points(graphs.window) if graphs.window is not None else [],
-        notes=[*set_clocks, *suspended, *outstanding(graphs.told), *caveats(graphs)],
+        notes=[*set_clocks, *suspended, *outstanding(graphs.told), *caveats(graphs), *memory.notes],
         set_aside=aside,
     )
 
@@ -161,6 +173,7 @@ def _facts(
     telemetry: Mapping[str, HostTelemetry],
     set_aside: Mapping[str, int],
     hang: HangFacts,
+    memory: Memory,
 ) -> Facts:
     """Every group of facts, each built by one call."""
     logs, windows, graph = graphs.logs, graphs.windows, graphs.speaking
@@ -183,6 +196,7 @@ def _facts(
         gpu=gpu,
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),
         what_if=what_if_facts(context, graphs.window, cap_bytes),
+        memory=memory.facts,
         hang=hang,
         breakdown=critical_breakdown(graph),
     )
@@ -194,13 +208,14 @@ def _compared(graphs: Graphs) -> Graph:
     return graphs.log if graphs.log is not None and in_host_time else graphs.speaking
 
 
-def _summaries(graphs: Graphs) -> list[RankSummary]:
+def _summaries(graphs: Graphs, memory: Memory) -> list[RankSummary]:
     graph = _compared(graphs)
     if graph is graphs.log:
         hosts = [log.host for log in graphs.logs]
-        return rank_summaries(graph, hosts, [log.record.info.get("device") for log in graphs.logs])
+        devices = [log.record.info.get("device") for log in graphs.logs]
+        return rank_summaries(graph, hosts, devices, memory.ranks)
     hosts = [window.host for window in graphs.windows]
-    return rank_summaries(graph, hosts, [_device_name(window) for window in graphs.windows])
+    return rank_summaries(graph, hosts, [_device_name(window) for window in graphs.windows], memory.ranks)
 
 
 def _bucket_bytes(logs: Sequence[RankLog]) -> list[float]:

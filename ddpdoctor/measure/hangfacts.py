@@ -8,83 +8,83 @@ from .places import CodeLine, Where
 
 
 class StopFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One reason for which a job stopped, and who it is."""
+    """One reason for which a job stopped, and the ranks at fault."""
 
     ranks: list[int] | None = None
-    """Those at fault, never those that wait; null where nobody can be told from the others."""
+    """Ranks at fault, never those that wait; null if they cannot be distinguished from the others."""
     waiting_ranks: list[int] = []
-    """Those that wait for them, as far as seen."""
+    """Ranks that wait, as far as seen."""
     group: str | None = None
     """Process group of the collective at which they wait."""
     collective: str | None = None
-    """``all_reduce``, ``barrier``, ... as torch's flight recorder names it."""
+    """Collective at which they wait, as torch's flight recorder names it: ``all_reduce``, ``barrier``, ..."""
     sequence: int | None = None
-    """Its number in the group."""
+    """Number of the collective in its group."""
     tensors: str | None = None
-    """Its input, sizes and type: ``2048x5120 BFloat16``."""
+    """Input of the collective, sizes and type: ``2048x5120 BFloat16``."""
     unlike: str | None = None
     """What the ranks at fault called instead, under the same number."""
     kind: str | None = None
-    """What kind of difference, death or error it is, in one word."""
+    """Kind of difference, death or error, in one word."""
     doing: str | None = None
-    """What the ranks at fault do, in a word: ``lock``, ``storage``, ``loop``, ... Null where nothing shows it."""
+    """What the ranks at fault do, in a word: ``lock``, ``storage``, ``loop``, ... Null if nothing shows it."""
     says: str | None = None
-    """The same as a part of a sentence, for one rank: ``waits for a lock``."""
+    """What a rank at fault does, as part of a sentence: ``waits for a lock``."""
     message: str | None = None
-    """The exception, or the device's error."""
+    """Error message: the exception, or the device's error."""
     since: str | None = None
-    """When the first of those that wait came to that collective, by its host's clock."""
+    """When the first waiting rank reached the collective, by its host's clock."""
     since_s: float | None = None
-    """For how long they stood, when it was last looked at."""
+    """Time without progress, when last checked."""
     step: int | None = None
-    """In which step the first of them stands."""
+    """Step in which the first of them stopped."""
     where: list[Where] = []
-    """The line at which each of them stands, or was last seen, with its callers."""
+    """Line at which each of them is, or was last seen, with its callers."""
     waits_at: list[Where] = []
-    """The line at which the others wait."""
+    """Line at which the other ranks wait."""
     evidence: list[str] = []
-    """What was seen, a sentence each."""
+    """Observations, a sentence each."""
 
 
 class HangFacts(msgspec.Struct, frozen=True, kw_only=True):
     """A job that hangs or hung, a rank that died or raised."""
 
     looked: bool | None = None
-    """Whether there is anything that would show it: a recorded run, or flight recorder dumps."""
+    """Whether the input can show a hang: a recorded run, or flight recorder dumps."""
     state: str | None = None
-    """"hangs" (it did when it was looked at), "failed" (it ended, not in order); null where it did neither."""
+    """"hangs" (when last checked) or "failed" (it ended, not in order); null if neither."""
     lasts: bool | None = None
-    """Whether it still did when it was last looked at, so that its processes can be asked; null where nothing tells."""
+    """Whether it still hung when last checked, so that its processes can be asked; null if unknown."""
     since_s: float | None = None
-    """Time without progress, when it was last looked at."""
+    """Time without progress, when last checked."""
     step: int | None = None
     """The last step that any rank was in."""
     exit_code: int | None = None
-    """The job's, where it is not 0."""
+    """Exit code of the job, if not 0."""
     not_reached: StopFacts | None = None
-    """A rank did not come to a collective at which others wait."""
+    """A rank did not reach a collective at which others wait."""
     different: StopFacts | None = None
     """Ranks called different collectives."""
     uneven: StopFacts | None = None
-    """A rank had no more batches, and others did."""
+    """A rank ran out of batches, and others did not."""
     unused_parameter: StopFacts | None = None
-    """A rank's backward pass left out parameters that others reduce."""
+    """A rank's backward pass skipped parameters that others reduce."""
     died: StopFacts | None = None
-    """A rank's process ended without an exception of Python's: a signal, or an exit code."""
+    """A rank's process ended without a Python exception: a signal, or an exit code."""
     raised: StopFacts | None = None
-    """A rank raised an exception that nobody caught."""
+    """A rank raised an uncaught exception."""
     device: StopFacts | None = None
     """A rank's device failed."""
     worker: StopFacts | None = None
     """A worker process of a rank's DataLoader was killed."""
     rendezvous: StopFacts | None = None
-    """All ranks that are there wait for a process group to be made."""
+    """All ranks present wait for a process group to be created."""
     together: StopFacts | None = None
-    """All ranks stand in the same collective: the link, or a device of theirs."""
+    """All ranks are stuck in the same collective: the link, or one of their devices."""
     unexplained: StopFacts | None = None
-    """It stopped, and nothing shows at whom."""
+    """It stopped, and nothing shows which rank is at fault."""
     effects: list[str] = []
-    """What followed from that elsewhere, a sentence each."""
+    """Effects on other ranks, a sentence each."""
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):

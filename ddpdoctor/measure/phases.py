@@ -7,10 +7,11 @@ others, it is work of its own, and not the same computation that takes longer.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, Ints, union
@@ -46,8 +47,7 @@ def words_of(gap: Gap) -> str:
     return f"between {_WORDS[before][0]} and {_WORDS[behind][1]}"
 
 
-@dataclass(frozen=True)
-class Gaps:
+class Gaps(msgspec.Struct, frozen=True):
     """The gaps of one rank, in order, ns."""
 
     times: Intervals

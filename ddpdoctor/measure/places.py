@@ -35,12 +35,14 @@ class Where(CodeLine, frozen=True):
     """What stands there, where the file could be read at the analysis and is as it was in the run."""
     text_missing: str | None = None
     """Why there is no text although the file is there; null where it was not looked for."""
+    more_callers: int = 0
+    """Other ways by which the line was called, each of which takes a notable part of the time; 0 where none was seen."""
 
     @property
     def way(self) -> tuple[CodeLine, ...]:
         """The line, and those above it."""
         return (self, *self.callers)
 
-    def called_from(self, callers: tuple[CodeLine, ...]) -> Where:
-        """The same line, with its callers."""
-        return msgspec.structs.replace(self, callers=callers)
+    def called_from(self, callers: tuple[CodeLine, ...], more: int = 0) -> Where:
+        """The same line, with its callers, and how many other ways lead to it."""
+        return msgspec.structs.replace(self, callers=callers, more_callers=more)

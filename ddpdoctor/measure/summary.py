@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 
+from .places import CodeLine
+
 
 class Speaker(msgspec.Struct, frozen=True):
     """The recording whose times are taken for the job's."""
@@ -12,6 +14,24 @@ class Speaker(msgspec.Struct, frozen=True):
     """"host-log" (the step logs), "device-log" (the step logs in the devices' own time) or "window" (the profiled steps)."""
     why: str
     """A sentence."""
+
+
+class RankMemory(msgspec.Struct, frozen=True, kw_only=True):
+    """Memory of one rank, the most that was held while it was recorded; null where that is unknown."""
+
+    process_bytes: float | None = None
+    """Of its own process, without pages of files."""
+    workers_bytes: float | None = None
+    """Of its child processes together; what forked ones share counts for each."""
+    grows_bytes_per_hour: float | None = None
+    """How its process grows all along; null where it does not, or was watched for too short a time."""
+    allocated_peak_bytes: float | None = None
+    """Tensors on its device."""
+    reserved_peak_bytes: float | None = None
+    """What PyTorch's allocator reserved on its device."""
+    device_total_bytes: float | None = None
+    phase_peak_bytes: dict[str, float] = {}
+    """By phase of a step: most that tensors took on the device in it, as far as looks at random moments saw it."""
 
 
 class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,6 +48,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     """Mean lateness at synchronisation points per step against the median rank."""
     caused_wait_ms: float | None = None
     """By how much it was the last to arrive, ahead of the second last, summed over a step's synchronisations; mean per step."""
+    memory: RankMemory | None = None
 
 
 class WindowCost(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,6 +94,37 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     spans: list[Span] = []
     note: str = ""
+
+
+class FlameFrame(msgspec.Struct, frozen=True):
+    """A frame of a flame graph: a line of code below its callers."""
+
+    place: int
+    """In the graph's ``places``."""
+    depth: int
+    """Frames above it."""
+    start_ms: float
+    """Where it begins along the width: not when."""
+    ms: float
+    """Time per step in it and in what it calls."""
+    beyond_ms: float | None = None
+    """What of it is beyond the same frame of the graph that it is compared with; null in that one."""
+
+
+class Flame(msgspec.Struct, frozen=True, kw_only=True):
+    """The stack samples of some steps of one rank, the widest frames of them."""
+
+    rank: int
+    which: str
+    """"late steps", "other steps" or "all steps"."""
+    steps: int
+    samples: int
+    mean_ms: float
+    """Mean length of those steps, which is the whole width."""
+    against: str | None = None
+    """What its frames are compared with: rank and steps of another graph."""
+    places: list[CodeLine] = []
+    frames: list[FlameFrame] = []
 
 
 class BandwidthPoint(msgspec.Struct, frozen=True, kw_only=True):

@@ -102,7 +102,7 @@ class LateCause(StrEnum):
     COMPUTE = "compute"
     """Forward, backward (GPU: kernels; CPU: the thread's own work)."""
     UNEVEN = "uneven"
-    """The part of ``compute`` that goes with more samples or larger shapes on the late rank."""
+    """The part of ``compute`` explained by more samples or larger shapes on the late rank."""
     OPTIMIZER = "optimizer"
     HOST = "host"
     """The rank's own work outside forward, backward, optimizer and data, Python and operators alike; on a GPU: gaps without
@@ -112,17 +112,17 @@ class LateCause(StrEnum):
     CHECKPOINT = "checkpoint"
     """torch.save and distributed checkpoints."""
     EVALUATION = "evaluation"
-    """Evaluation by these ranks alone, in steps that are set aside: what dividing it among all ranks saves, spread over all
+    """Evaluation on these ranks alone, in steps that are set aside: what sharing it among all ranks saves, spread over all
     steps."""
     CPU_STARVED = "cpu_starved"
     """Ready to run but without a CPU (scheduler's run delay)."""
     THROTTLED = "throttled"
-    """The part of ``compute`` that goes with lowered GPU clocks on the late rank."""
+    """The part of ``compute`` explained by lowered GPU clocks on the late rank."""
     UNKNOWN = "unknown"
     """Lateness for which no activity was recorded."""
     TURNS = "turns"
-    """What makes now this rank late, now that one, where no rank alone is to blame: all ranks are concerned. Its
-    ``period_steps`` is the number of ranks where the step number tells whose turn it is, else null."""
+    """Lateness that changes from rank to rank, with no single rank to blame: all ranks are concerned. Its
+    ``period_steps`` is the number of ranks if the step number decides whose turn it is, else null."""
     TOTAL = "total"
     """All lateness, whatever its cause: the step time if nobody were late."""
 
@@ -132,44 +132,44 @@ class SharedCause(StrEnum):
 
     DATA = "data"
     DATA_EPOCH_START = "data_epoch_start"
-    """The first batches of each pass over the loader (worker start), apart from the ordinary wait."""
+    """The first batches of each pass over the loader (worker start), without the ordinary wait."""
     COPY = "copy"
     COMPUTE = "compute"
     OPTIMIZER = "optimizer"
     HOST = "host"
     IDLE = "idle"
-    """The devices idle, in no collective, and nothing was recorded of what their hosts did: they had no work for them, whatever
-    kept them from it."""
+    """The devices are idle, in no collective, and what their hosts did was not recorded: the devices had no work, for whatever
+    reason."""
     OUTSIDE = "outside"
-    """Everything between the optimizer's step and the next forward pass but the wait for data: operators, with the Python
+    """Everything between the optimizer's step and the next forward pass except the wait for data: operators, and the Python work
     of ``host``."""
     BARRIER = "barrier"
-    """Explicit barriers: what the steps save when ranks need not meet there, and hosts need not wait there for their
-    devices, which idle afterwards (see ``device_sync``)."""
+    """Explicit barriers: what steps save if ranks do not meet there, and hosts do not wait there for their
+    devices, which are idle afterwards (see ``device_sync``)."""
     COLLECTIVE = "collective"
-    """Blocking collectives called from Python (metrics), apart from DDP's own; with the idle time of devices whose hosts
+    """Blocking collectives called from Python (metrics), without DDP's own; including the idle time of devices whose hosts
     wait for the result."""
     DEVICE_SYNC = "device_sync"
-    """The device idles because the host waited for it: .item(), .cpu(), synchronize, copies from pageable memory. All
+    """The device is idle because the host waited for it: .item(), .cpu(), synchronize, copies from pageable memory. All
     such calls of a step together; no more than the host would be ahead without them."""
     CHECKPOINT = "checkpoint"
     COLLECTION = "collection"
     COMMUNICATION = "communication"
-    """Exposed transfer of gradients: nobody is late, nothing is left to hide it."""
+    """Exposed transfer of gradients: no rank is late, and too little computation is left to hide it."""
     MODEL_COMMUNICATION = "model_communication"
     """Exposed transfer of the model's own collectives on a device, such as all-to-all and all-gather."""
     BROADCAST = "broadcast"
-    """DDP's broadcast of buffers at each forward."""
+    """DDP's broadcast of buffers before each forward pass."""
     LAUNCH = "launch"
-    """GPU idle because kernels are launched too slowly."""
+    """The GPU is idle because kernels are launched too slowly."""
     REDUNDANT_SYNC = "redundant_sync"
-    """Gradient reductions of all micro-batches but the last of a step."""
+    """Gradient reductions in all micro-batches of a step except the last."""
     SMALL_BUCKETS = "small_buckets"
     """Per-message cost that fewer, larger buckets would save (the favoured bucket size replayed)."""
     NO_OVERLAP = "no_overlap"
     """Transfer that could have been hidden behind the backward pass, but was not."""
     CPU_STARVED = "cpu_starved"
-    """Ready to run but without a CPU (scheduler's run delay): what all ranks alike lose by it."""
+    """Ready to run but without a CPU (scheduler's run delay): what all ranks lose alike."""
 
 
 Components = tuple[Component, ...]

@@ -1,6 +1,6 @@
 """Reports: one file per output, all reading the same :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis`.
 
-Once this package is imported, a diagnosis shows itself in notebooks.
+Once this package is imported, a diagnosis shows itself in notebooks, and draws figures.
 """
 
 from __future__ import annotations
@@ -8,9 +8,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddpdoctor.deferred import deferred
-from ddpdoctor.diagnose.diagnosis import Diagnosis, shown_in_notebooks_by
+from ddpdoctor.diagnose.diagnosis import Diagnosis, drawn_by, shown_in_notebooks_by
 
 if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+    from .figures_output import write_figures
     from .html import render_html, write_html
     from .json_output import json_schema, to_json, write_json
     from .junit import render_junit, write_junit
@@ -34,6 +37,7 @@ __all__ = [
     "to_json",
     "to_sarif",
     "without_source_text",
+    "write_figures",
     "write_html",
     "write_json",
     "write_junit",
@@ -54,6 +58,7 @@ _PLACES = {
     "to_json": "json_output",
     "to_sarif": "sarif",
     "without_source_text": "redaction",
+    "write_figures": "figures_output",
     "write_html": "html",
     "write_json": "json_output",
     "write_junit": "junit",
@@ -69,3 +74,12 @@ def _notebook_view(diagnosis: Diagnosis) -> str:
 
 
 shown_in_notebooks_by(_notebook_view)
+
+
+def _figures(diagnosis: Diagnosis) -> dict[str, go.Figure]:
+    from .figures.graph_objects import figures
+
+    return figures(diagnosis)
+
+
+drawn_by(_figures)

@@ -7,6 +7,9 @@ job varies from one start to the next.
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Mapping
+
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +25,8 @@ RESAMPLES = 2000
 FEWEST_POINTS = 12
 """Below this many steps on either side a bootstrap of a median says little, and no interval is given."""
 SEED = 20_240_229
+_Looked = Callable[[str], bool]
+"""Whether a rule could look."""
 _MOVED_SHARE = 0.01
 """A finding whose cost moved by less than this share of the step has not changed."""
 
@@ -154,7 +159,8 @@ def _step_times(diagnosis: Diagnosis) -> NDArray[np.float64]:
     table = table[:, -(-diagnosis.steps.set_aside.get("warm-up", 0) // _stride(diagnosis)) :]
     table = table[:, ~np.isnan(table).all(axis=0)]
     result: NDArray[np.float64] = np.nanmedian(table, axis=0) if table.size else np.empty(0)
-    return result
+    # No step takes no time: of what says so, nothing can be a ratio.
+    return result[result > 0]
 
 
 def _side(diagnosis: Diagnosis, times_ms: NDArray[np.float64]) -> Side:
@@ -206,7 +212,7 @@ def median_step(diagnosis: Diagnosis) -> tuple[float, tuple[float, float] | None
     times_ms = _step_times(diagnosis)
     if not len(times_ms):
         middle_ms = diagnosis.steps.median_ms
-        return None if middle_ms is None else (middle_ms, None)
+        return None if middle_ms is None or middle_ms <= 0 else (middle_ms, None)
     middle_ms = float(np.median(times_ms))
     if len(times_ms) < FEWEST_POINTS:
         return middle_ms, None
@@ -229,7 +235,7 @@ def _verdict(judgement: str, ratio: Ratio | None, sides: tuple[Side, Side], diff
         what = "; ".join(f"{d.what}: {d.before} before, {d.after} after" for d in differences)
         return f"Not comparable ({what}). Both are shown, and neither is judged better."
     if ratio is None or ratio.low is None or ratio.high is None:
-        return f"Too few steps to tell: median step {before} before, {after} after."
+        return f"Too few steps to decide: median step {before} before, {after} after."
     interval = f"{100 * CONFIDENCE:.0f} % interval {ratio.low:.3f} to {ratio.high:.3f}"
     times = f"the median step takes {after}, before {before} (ratio {ratio.estimate:.3f}, {interval})"
     if judgement == "faster":
@@ -263,27 +269,47 @@ _ONE_SIDED = {"resolved": "before only", "new": "after only"}
 def _findings(before: Diagnosis, after: Diagnosis, *, comparable: bool) -> list[FindingChange]:
     """One row for each finding of either side, costliest first."""
     pairs: list[tuple[Finding | None, Finding | None]] = []
-    left = list(after.findings)
+    waiting: dict[object, deque[int]] = {}
+    for place, new in enumerate(after.findings):
+        for key in (new.rule, _who(new)):
+            waiting.setdefault(key, deque()).append(place)
+    taken: set[int] = set()
     for old in before.findings:
-        new = next((f for f in left if f.rule == old.rule and f.ranks == old.ranks), None)
-        new = new or next((f for f in left if f.rule == old.rule), None)
-        if new is not None:
-            left.remove(new)
-        pairs.append((old, new))
-    pairs += [(None, new) for new in left]
-    rows = [_finding(old, new, before, after) for old, new in pairs]
+        same = _next(waiting, _who(old), taken)
+        same = _next(waiting, old.rule, taken) if same is None else same
+        pairs.append((old, None if same is None else after.findings[same]))
+    pairs += [(None, new) for place, new in enumerate(after.findings) if place not in taken]
+    looked = _looked(before), _looked(after)
+    rows = [_finding(old, new, before, looked) for old, new in pairs]
     if not comparable:
         rows = [msgspec.structs.replace(row, status=_ONE_SIDED.get(row.status, row.status)) for row in rows]
     return sorted(rows, key=lambda r: -max(r.before_ms_per_step or 0.0, r.after_ms_per_step or 0.0))
 
 
-def _finding(old: Finding | None, new: Finding | None, before: Diagnosis, after: Diagnosis) -> FindingChange:
+def _who(finding: Finding) -> tuple[str, tuple[int, ...] | None]:
+    return finding.rule, None if finding.ranks is None else tuple(finding.ranks)
+
+
+def _next(waiting: Mapping[object, deque[int]], key: object, taken: set[int]) -> int | None:
+    """The first place that waits under ``key`` and is not ``taken``, and then is; None where none does."""
+    places = waiting.get(key, deque())
+    while places:
+        place = places.popleft()
+        if place not in taken:
+            taken.add(place)
+            return place
+    return None
+
+
+def _finding(
+    old: Finding | None, new: Finding | None, before: Diagnosis, looked: tuple[_Looked, _Looked]
+) -> FindingChange:
     shown = new or old
     assert shown is not None
     if new is None:
-        status = "resolved" if _looked(after, shown.rule) else "not checked after"
+        status = "resolved" if looked[1](shown.rule) else "not checked after"
     elif old is None:
-        status = "new" if _looked(before, shown.rule) else "not checked before"
+        status = "new" if looked[0](shown.rule) else "not checked before"
     else:
         status = "changed" if _moved(old, new, before.steps.mean_ms or 0.0) else "unchanged"
     return FindingChange(
@@ -299,11 +325,11 @@ def _finding(old: Finding | None, new: Finding | None, before: Diagnosis, after:
     )
 
 
-def _looked(diagnosis: Diagnosis, rule: str) -> bool:
-    """Whether the rule could look. A report that does not list its rules is taken to have looked."""
+def _looked(diagnosis: Diagnosis) -> _Looked:
+    """Which rules could look. A report that does not list its rules is taken to have looked."""
     listed = bool(diagnosis.checked or diagnosis.skipped)
-    fired = any(finding.rule == rule for finding in diagnosis.findings)
-    return fired or not listed or any(checked.rule == rule for checked in diagnosis.checked)
+    known = {finding.rule for finding in diagnosis.findings} | {rule.rule for rule in diagnosis.checked}
+    return lambda rule: not listed or rule in known
 
 
 def _moved(old: Finding, new: Finding, step_ms: float) -> bool:

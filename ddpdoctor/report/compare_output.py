@@ -6,7 +6,6 @@ import os
 from collections.abc import Sequence
 
 import msgspec
-from markupsafe import Markup
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -14,14 +13,15 @@ from rich.text import Text
 from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.compare import Comparison, FindingChange, Side
-from ddpdoctor.report.html import inlined, page_environment
+from ddpdoctor.report.html import render_plain
+from ddpdoctor.report.json_output import formatted
 from ddpdoctor.report.replace import write_whole
-from ddpdoctor.report.unbroken import put
+from ddpdoctor.report.unbroken import MOST_OF_A_CELL, put, shortened
 
 _STYLES = {"faster": "bold green", "slower": "bold red"}
 _STATUS_STYLES = {"resolved": "green", "new": "red", "changed": "yellow"}
-_CHANGES = 12
-"""Changes of settings shown on the terminal; all are in the JSON."""
+_CHANGES, _ROWS = 12, 500
+"""Changes of settings, and rows of any other table, shown on the terminal, and rows on the page; all are in the JSON."""
 
 
 class Grid(msgspec.Struct, frozen=True):
@@ -36,7 +36,7 @@ class Grid(msgspec.Struct, frozen=True):
 
 def comparison_json(comparison: Comparison) -> bytes:
     """The comparison as JSON (schema ``ddpdoctor.comparison/1``)."""
-    return msgspec.json.format(msgspec.json.encode(comparison), indent=1)
+    return formatted(comparison)
 
 
 def write_comparison_json(comparison: Comparison, path: str | os.PathLike[str]) -> None:
@@ -46,19 +46,11 @@ def write_comparison_json(comparison: Comparison, path: str | os.PathLike[str]) 
 
 def render_comparison(comparison: Comparison) -> str:
     """The comparison as one HTML document without scripts."""
-    style, style_hash = inlined("report.css")
-    policy = f"default-src 'none'; style-src {style_hash}; base-uri 'none'; form-action 'none'"
-    template = page_environment().get_template("compare.html.j2")
-    return template.render(
-        comparison=comparison,
-        sides=[
-            (name, f"{', '.join(side.source)}: {side.headline}")
-            for name, side in (("before", comparison.before), ("after", comparison.after))
-        ],
-        grids=grids(comparison),
-        style=style,
-        policy=Markup(policy),
-    )
+    sides = [
+        (name, f"{', '.join(side.source)}: {words.uncoded(side.headline)}")
+        for name, side in (("before", comparison.before), ("after", comparison.after))
+    ]
+    return render_plain("compare.html.j2", comparison=comparison, sides=sides, grids=grids(comparison))
 
 
 def write_comparison_html(comparison: Comparison, path: str | os.PathLike[str]) -> None:
@@ -68,14 +60,15 @@ def write_comparison_html(comparison: Comparison, path: str | os.PathLike[str]) 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the verdict and the tables. Fits 80 columns, but breaks no id and no path."""
-    put(console, Text(plain(comparison.verdict), style=_STYLES.get(comparison.judgement, "bold")))
+    put(console, Text(plain(shortened(comparison.verdict)), style=_STYLES.get(comparison.judgement, "bold")))
     for side, name in ((comparison.before, "before"), (comparison.after, "after")):
-        put(console, Text(plain(f"{name}: {', '.join(side.source)}: {side.headline}"), style="dim"))
+        line = f"{name}: {', '.join(side.source)}: {side.headline}"
+        put(console, Text(plain(shortened(line)), style="dim"))
     for grid in grids(comparison):
         console.print()
         put(console, table_of(grid))
     for note in comparison.notes:
-        put(console, Text(plain(f"Note: {note}"), style="dim"))
+        put(console, Text(plain(shortened(f"Note: {note}")), style="dim"))
 
 
 def grids(comparison: Comparison) -> list[Grid]:
@@ -174,10 +167,10 @@ def table_of(grid: Grid) -> Table:
     numbers = "change" in grid.head
     for index, name in enumerate(grid.head):
         table.add_column(name, justify="right" if numbers and index else "left")
-    rows: Sequence[list[str]] = grid.rows if numbers or grid.styles else grid.rows[:_CHANGES]
+    rows: Sequence[list[str]] = grid.rows[: _ROWS if numbers or grid.styles else _CHANGES]
     for index, row in enumerate(rows):
         style = grid.styles[index] if grid.styles else ""
-        table.add_row(*[Text(plain(cell), style=style) for cell in row])
+        table.add_row(*[Text(plain(shortened(cell, MOST_OF_A_CELL)), style=style) for cell in row])
     if len(rows) < len(grid.rows):
         table.caption = f"and {len(grid.rows) - len(rows)} more (--json shows them)"
     return table

@@ -47,6 +47,12 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
                 )
         elif not _same(old, new):
             differences.append(Change(what, _text(old), _text(new)))
+    models = [lookup(each.facts, "ddp.parameters_bytes") for each in (before, after)]
+    if all(models) and models[0] != models[1]:
+        old, new = (words.quantity(each, "bytes") for each in models)
+        notes.append(
+            f"The models differ ({old} of parameters before, {new} after): a step may be longer or shorter because it does other work."
+        )
     return differences, notes
 
 

@@ -18,8 +18,8 @@ Point = TypeVar("Point")
 
 BUDGET_BYTES = 600_000
 """Most bytes of the carried copy; charts, style and words need less than the rest of the report's 1.5 MB."""
-RANKS, POINTS, SPANS, SOURCES = 16, 120, 1500, 64
-"""What a thinned copy keeps: ranks and points of the series, spans of the timeline, sources of telemetry."""
+RANKS, POINTS, SPANS, SOURCES, FRAMES = 16, 120, 1500, 64, 60
+"""What a thinned copy keeps: ranks and points of the series, spans of the timeline, sources of telemetry, frames of flame graphs."""
 
 NOTE = (
     "The data inside this HTML report is thinned to keep the file small; "
@@ -77,6 +77,10 @@ def _thinned(diagnosis: Diagnosis) -> Diagnosis:
     if source is not None and len(source.spans) > SPANS:
         spans = [span for span in source.spans if not chosen or span.rank in chosen][:SPANS]
         source = msgspec.structs.replace(source, spans=spans)
+    flames = [
+        msgspec.structs.replace(one, frames=sorted(one.frames, key=lambda frame: -frame.ms)[:FRAMES])
+        for one in diagnosis.flames
+    ]
     telemetry = [
         msgspec.structs.replace(one, t_s=_every(one.t_s), values=_every(one.values))
         for one in diagnosis.telemetry[:SOURCES]
@@ -86,6 +90,7 @@ def _thinned(diagnosis: Diagnosis) -> Diagnosis:
             diagnosis,
             series=_thin_series(diagnosis.series, chosen),
             timeline=source,
+            flames=flames,
             telemetry=telemetry,
             notes=[*diagnosis.notes, NOTE],
         )
@@ -98,6 +103,7 @@ def _bare(diagnosis: Diagnosis) -> Diagnosis:
         diagnosis,
         series=Series(),
         timeline=None,
+        flames=[],
         telemetry=[],
         facts={},
         hta=None,

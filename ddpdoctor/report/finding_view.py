@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
 import msgspec
 
@@ -11,9 +12,16 @@ from ddpdoctor.diagnose.diagnosis import Evidence, Finding, Fix
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import words
 
+_Row = TypeVar("_Row")
 Prose = list[tuple[str, bool]]
 """Text cut into (piece, is code)."""
 
+MOST = 500
+"""Findings, or notes, or rules of a kind, that a report shows one by one; the rest is in its data."""
+_MOST_OF_ONE = 100
+"""Lines, numbers, fixes or sources of one finding."""
+MARKED_RANKS = 64
+"""Most ranks of a finding that charts mark: more are no longer told apart."""
 UNPRICED = "not priced"
 SEVERITY_WORDS = {"critical": "Critical", "warning": "Warning", "info": "Info"}
 
@@ -39,14 +47,17 @@ class Place(msgspec.Struct, frozen=True):
     """Empty where not recorded."""
     callers: list[Place] = []
     """The lines from which it was called, the nearest first."""
+    more: str = ""
+    """How many other places call it; empty where none was seen."""
     text: list[TextLine] = []
     text_missing: str = ""
     """Why there is no text; empty where there is, or nobody looked."""
 
     @property
     def way(self) -> str:
-        """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log``."""
-        return " ← ".join(f"{each.short} {each.function}".rstrip() for each in (self, *self.callers))
+        """``metrics.py:18 to_numpy ← trainer.py:133 Trainer.log and 2 more places``."""
+        path = " ← ".join(f"{each.short} {each.function}".rstrip() for each in (self, *self.callers))
+        return f"{path} {self.more}".rstrip()
 
 
 class EvidenceRow(msgspec.Struct, frozen=True):
@@ -70,6 +81,19 @@ class FixView(msgspec.Struct, frozen=True, kw_only=True):
     """Everything else that the rule gives as its source."""
 
 
+class StepsView(msgspec.Struct, frozen=True):
+    """What the charts over the run mark of a finding; what is not known is empty."""
+
+    first: str
+    last: str
+    ranks: str
+    """Their numbers, comma-separated."""
+    label: str
+    """What leads there."""
+    shown: str
+    """What is seen there."""
+
+
 class FindingView(msgspec.Struct, frozen=True, kw_only=True):
     """One finding, every text ready to place; what is unknown is empty."""
 
@@ -89,6 +113,8 @@ class FindingView(msgspec.Struct, frozen=True, kw_only=True):
     speedup_range: str
     facts: list[tuple[str, str]]
     """Persistence, steps, coverage: (what, words)."""
+    steps: StepsView | None
+    """None where it is about all ranks in all steps."""
     explanation: list[Prose]
     evidence: list[EvidenceRow]
     places: list[Place]
@@ -103,9 +129,10 @@ class FindingView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def finding_views(findings: Sequence[Finding], main: str | None, everybody: str) -> list[FindingView]:
-    """All findings in their order, numbered, with effects pointing to their causes. ``main``: the verdict's rule;
+    """The findings in their order, at most :data:`MOST`, numbered, with effects pointing to their causes. ``main``: the verdict's rule;
     ``everybody``: what all recorded ranks are called."""
-    anchors = {finding.rule: f"finding-{index}" for index, finding in reversed(list(enumerate(findings, 1)))}
+    shown = list(enumerate(findings[:MOST], 1))
+    anchors = {finding.rule: f"finding-{index}" for index, finding in reversed(shown)}
     titles = {finding.rule: finding.title for finding in reversed(findings)}
     return [
         _view(
@@ -116,7 +143,7 @@ def finding_views(findings: Sequence[Finding], main: str | None, everybody: str)
             everybody,
             folded=bool(finding.caused_by) and finding.rule != main,
         )
-        for index, finding in enumerate(findings, 1)
+        for index, finding in shown
     ]
 
 
@@ -152,16 +179,24 @@ def _view(
         speedup=words.gain(finding, most),
         speedup_range=words.speedup_range(finding),
         facts=_facts(finding),
+        steps=_steps(finding, number, everybody),
         explanation=words.paragraphs(finding.explanation),
         evidence=[
-            EvidenceRow(evidence_words(e), words.quantity(e.value, e.unit), e.fact) for e in finding.evidence
+            EvidenceRow(evidence_words(e), words.quantity(e.value, e.unit), e.fact)
+            for e in finding.evidence[:_MOST_OF_ONE]
         ],
-        places=[place(where) for where in finding.where],
-        fixes=[_fix(fix) for fix in finding.fixes],
+        places=[place(where) for where in finding.where[:_MOST_OF_ONE]],
+        fixes=[_fix(fix) for fix in finding.fixes[:_MOST_OF_ONE]],
         cause=cause,
         limits=words.paragraphs(finding.limits),
         folded=folded,
     )
+
+
+def few(rows: Sequence[_Row], noun: str) -> tuple[Sequence[_Row], str]:
+    """At most :data:`MOST` of ``rows``, and a sentence on the others where there are more."""
+    more = len(rows) - MOST
+    return rows[:MOST], f"{words.count(more, f'more {noun}')} in the report's data." if more > 0 else ""
 
 
 def evidence_words(evidence: Evidence) -> str:
@@ -182,12 +217,29 @@ def _facts(finding: Finding) -> list[tuple[str, str]]:
     if finding.persistence and finding.coverage.steps > 1:
         rows.append(("When", words.PERSISTENCE.get(finding.persistence, finding.persistence)))
     if finding.steps:
-        first, last = finding.steps[0], finding.steps[-1]
-        rows.append(("Steps", f"{first:,}" if first == last else f"{first:,} to {last:,}"))
+        rows.append(("Steps", _span(finding.steps)))
     coverage = (
         f"{words.count(finding.coverage.steps, 'step')} on {words.count(finding.coverage.ranks, 'rank')}"
     )
-    return [*rows, ("Looked at", coverage)]
+    return [*rows, ("Based on", coverage)]
+
+
+def _span(steps: Sequence[int]) -> str:
+    first, last = steps[0], steps[-1]
+    return f"{first:,}" if first == last else f"{first:,} to {last:,}"
+
+
+def _steps(finding: Finding, number: int, everybody: str) -> StepsView | None:
+    if not finding.steps and not finding.ranks:
+        return None
+    first, last, what = "", "", "the whole run"
+    if finding.steps:
+        first, last = str(finding.steps[0]), str(finding.steps[-1])
+        what = f"{'step' if first == last else 'steps'} {_span(finding.steps)}"
+    shown = f"Finding {number}, {words.rank_names(finding.ranks, everybody)}: {what}"
+    label = "Show its steps" if finding.steps else "Show its ranks over the steps"
+    ranks = ",".join(map(str, (finding.ranks or [])[:MARKED_RANKS]))
+    return StepsView(first, last, ranks, label, shown)
 
 
 def place(where: CodeLine) -> Place:
@@ -206,6 +258,9 @@ def place(where: CodeLine) -> Place:
         where.function,
         share,
         [place(caller) for caller in where.callers],
+        f"and {words.count(where.more_callers, 'more place')}"
+        if where.callers and where.more_callers
+        else "",
         [TextLine(number, text, number == where.line) for number, text in lines],
         where.text_missing or "",
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 
-import msgspec
-from markupsafe import Markup
 from rich.console import Console
 from rich.text import Text
 
@@ -13,9 +11,10 @@ from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.compare_output import Grid, table_of
 from ddpdoctor.report.history import History, HistoryRun, JobHistory
-from ddpdoctor.report.html import inlined, page_environment
+from ddpdoctor.report.html import render_plain
+from ddpdoctor.report.json_output import formatted
 from ddpdoctor.report.replace import write_whole
-from ddpdoctor.report.unbroken import put
+from ddpdoctor.report.unbroken import put, shortened
 
 _COMMIT = 10
 """Letters of a commit that are shown."""
@@ -23,23 +22,13 @@ _COMMIT = 10
 
 def write_history_json(history: History, path: str | os.PathLike[str]) -> None:
     """Write the history as JSON (schema ``ddpdoctor.history/1``). Raises DdpDoctorError where it cannot."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(history), indent=1))
+    write_whole(path, formatted(history))
 
 
 def write_history_html(history: History, path: str | os.PathLike[str]) -> None:
     """Write the history as one HTML document without scripts. Raises DdpDoctorError where it cannot."""
-    style, style_hash = inlined("report.css")
-    page = (
-        page_environment()
-        .get_template("history.html.j2")
-        .render(
-            jobs=[(job, _sentences(job), [grid_of(job)]) for job in history.jobs],
-            notes=history.notes,
-            style=style,
-            policy=Markup(f"default-src 'none'; style-src {style_hash}; base-uri 'none'; form-action 'none'"),
-        )
-    )
-    write_whole(path, page)
+    jobs = [(job, _sentences(job), [grid_of(job)]) for job in history.jobs]
+    write_whole(path, render_plain("history.html.j2", jobs=jobs, notes=history.notes))
 
 
 def print_history(history: History, console: Console) -> None:
@@ -47,12 +36,12 @@ def print_history(history: History, console: Console) -> None:
     for number, job in enumerate(history.jobs):
         if number:
             console.print()
-        console.print(Text(plain(job.job), style="bold"))
+        put(console, Text(plain(shortened(job.job)), style="bold"))
         for sentence in _sentences(job):
-            console.print(Text(plain(sentence)))
+            put(console, Text(plain(shortened(sentence))))
         put(console, table_of(grid_of(job)))
     for note in history.notes:
-        console.print(Text(plain(f"Note: {note}"), style="dim"))
+        put(console, Text(plain(shortened(f"Note: {note}")), style="dim"))
 
 
 def grid_of(job: JobHistory) -> Grid:

@@ -7,6 +7,7 @@ import functools
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import jinja2
@@ -16,12 +17,13 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.plain import plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.embed import embedded_json
+from ddpdoctor.report.figures.layer import SHA256, Layer, closer_layer
 from ddpdoctor.report.read import SCRIPT_ID
 from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.view import page
 
-_BREAKS = re.compile(r"([_.])(?!\w{1,5}:\d)(?=[A-Za-z_])(?![^<]*>)")
-"""After an underscore or a dot within a name, outside of tags; not between a file and its suffix where a line follows."""
+_BREAKS = re.compile(r"(<[^<>]*>)|([_.])(?!\w{1,5}:\d)(?=[A-Za-z_])")
+"""A tag, which stays as it is; or an underscore or a dot within a name, but not between a file and its suffix where a line follows."""
 
 
 @functools.cache
@@ -36,6 +38,8 @@ def page_environment() -> jinja2.Environment:
     )
     environment.filters["part"] = words.part
     environment.filters["glued"] = words.glued
+    environment.filters["pieces"] = words.pieces
+    environment.filters["uncoded"] = words.uncoded
     environment.filters["breakable"] = _breakable
     return environment
 
@@ -47,7 +51,7 @@ def _shown(value: Any) -> Any:
 
 def _breakable(markup: Markup) -> Markup:
     """``markup`` whose long names may be broken after an underscore or a dot, not in the middle of a word."""
-    return Markup(_BREAKS.sub(r"\1<wbr>", str(markup)))
+    return Markup(_BREAKS.sub(lambda found: found[1] or f"{found[2]}<wbr>", str(markup)))
 
 
 @functools.cache
@@ -62,31 +66,56 @@ def inlined(name: str) -> tuple[Markup, str]:
     return Markup(source), f"'sha256-{digest}'"
 
 
-def render_html(diagnosis: Diagnosis) -> str:
-    """The whole report as one HTML document; it carries its own ``diagnosis.json``."""
-    style, style_hash = inlined("report.css")
-    script, script_hash = inlined("report.js")
+def render_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
+    """The whole report as one HTML document; it carries its own ``diagnosis.json``.
+
+    ``static`` leaves out what draws charts to look closer at, which is most of its size.
+    """
+    return render_page(
+        "report.html.j2",
+        ["report.css"],
+        ["report.js"],
+        None if static else closer_layer(diagnosis),
+        page=page(diagnosis),
+        data=Markup(embedded_json(diagnosis)),
+        script_id=SCRIPT_ID,
+    )
+
+
+def render_page(
+    template: str, styles: Sequence[str], scripts: Sequence[str], layer: Layer | None, **content: Any
+) -> str:
+    """A page whose policy allows these inline styles and scripts, what ``layer`` needs to draw by itself, and nothing else."""
+    if layer is not None:
+        styles, scripts = [*styles, "closer.css"], [*scripts, "closer.js"]
+    allowed = [" ".join(inlined(name)[1] for name in names) for names in (styles, scripts)]
+    library = f" 'sha256-{SHA256}'" if layer is not None else ""
     policy = (
-        f"default-src 'none'; style-src {style_hash}; script-src {script_hash}; img-src data:; "
+        f"default-src 'none'; style-src {allowed[0]}; script-src {allowed[1]}{library}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
     return (
         page_environment()
-        .get_template("report.html.j2")
+        .get_template(template)
         .render(
-            page=page(diagnosis),
-            style=style,
-            script=script,
             policy=Markup(policy),
-            data=Markup(embedded_json(diagnosis)),
-            script_id=SCRIPT_ID,
+            layer=layer,
+            **{name.replace(".", "_"): inlined(name)[0] for name in (*styles, *scripts)},
+            **content,
         )
     )
 
 
-def write_html(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
-    """Write the HTML report to ``path``, replacing what is there as a whole.
+def render_plain(template: str, **shown: Any) -> str:
+    """The page of ``template``, which needs no script, as one HTML document."""
+    style, style_hash = inlined("report.css")
+    policy = f"default-src 'none'; style-src {style_hash}; base-uri 'none'; form-action 'none'"
+    return page_environment().get_template(template).render(style=style, policy=Markup(policy), **shown)
+
+
+def write_html(diagnosis: Diagnosis, path: str | os.PathLike[str], *, static: bool = False) -> None:
+    """Write the HTML report to ``path``, replacing what is there as a whole; ``static`` as for :func:`render_html`.
 
     Raises DdpDoctorError where it cannot.
     """
-    write_whole(path, render_html(diagnosis))
+    write_whole(path, render_html(diagnosis, static=static))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from typing import Any
@@ -18,8 +19,10 @@ ROWS = 200
 BUILT_AT = "built at"
 """Name of the row that says on which line something was built."""
 
-GROUPS = 8
-"""Most groups shown of one list."""
+GROUPS, ALL_GROUPS = 8, 100
+"""Most groups shown of one list, and of all settings."""
+TABLES, COLUMNS = 64, 64
+"""Most tables of HolisticTraceAnalysis, and columns of one."""
 
 
 class Group(msgspec.Struct, frozen=True):
@@ -43,7 +46,7 @@ def job_groups(diagnosis: Diagnosis) -> list[Group]:
     groups = [
         Group("Job", _job_rows(job)),
         Group("Versions", _versions(diagnosis)),
-        *(Group(title, rows) for title, rows in settings_groups(job.settings)),
+        *(Group(title, rows) for title, rows in settings_groups(job.settings)[:ALL_GROUPS]),
         Group("Environment", sorted(job.environment.items())),
         Group("Analysis", _analysis_rows(diagnosis)),
     ]
@@ -163,7 +166,7 @@ def text(value: Any) -> str:
 def hta_tables(results: Mapping[str, Any] | None) -> list[Table]:
     """HolisticTraceAnalysis's results: lists of records as tables, everything else as names and values."""
     tables = []
-    for name, value in (results or {}).items():
+    for name, value in list((results or {}).items())[:TABLES]:
         title = name.replace("_", " ")
         if (
             isinstance(value, Sequence)
@@ -171,8 +174,9 @@ def hta_tables(results: Mapping[str, Any] | None) -> list[Table]:
             and value
             and isinstance(value[0], Mapping)
         ):
-            head = list(dict.fromkeys(str(key) for record in value for key in record))
-            body = [[text(record[key]) if key in record else "" for key in head] for record in value[:ROWS]]
+            shown = [record for record in value[:ROWS] if isinstance(record, Mapping)]
+            head = list(dict.fromkeys(str(key) for record in shown for key in record))[:COLUMNS]
+            body = [[text(record[key]) if key in record else "" for key in head] for record in shown]
             tables.append(Table(title, [key.replace("_", " ") for key in head], body))
         elif isinstance(value, Mapping):
             tables.append(Table(title, [], [list(row) for row in flat(value)]))
@@ -188,7 +192,7 @@ def command_line(command: Sequence[str]) -> str:
 
 def _names(names: Sequence[str]) -> str:
     """Names with their number of occurrences, at most a dozen."""
-    counted = {name: names.count(name) for name in dict.fromkeys(names)}
+    counted = Counter(names)
     shown = [f"{count} × {name}" if count > 1 else name for name, count in list(counted.items())[:12]]
     more = len(counted) - len(shown)
     return ", ".join(shown) + (f" and {more} more" if more > 0 else "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import Any
 
 import msgspec
@@ -11,16 +12,35 @@ import numpy as np
 from ddpdoctor.diagnose.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
 from ddpdoctor.report.replace import write_whole
 
+_OBEYED = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
+"""In UTF-8, what JSON lets stand and a terminal obeys: U+007F to U+009F; and the marks for the direction of writing, U+061C, U+200E
+and U+200F, U+202A to U+202E, U+2066 to U+2069."""
+
 
 def to_json(diagnosis: Diagnosis) -> bytes:
-    """The diagnosis as JSON (UTF-8).
+    """The diagnosis as JSON, see :func:`encoded`."""
+    return encoded(diagnosis)
 
-    Infinities become null, as JSON has none; broken file names keep an escape for each bad byte.
+
+def encoded(value: Any) -> bytes:
+    """``value`` as JSON (UTF-8).
+
+    Infinities become null, as JSON has none; broken file names keep an escape for each bad byte. Marks for the direction of
+    writing and control characters are escapes: who reads the file as text reads it in the order in which it stands there, and
+    no terminal obeys it.
     """
     try:
-        return msgspec.json.encode(diagnosis, enc_hook=plain_value)
+        data = msgspec.json.encode(value, enc_hook=plain_value)
     except UnicodeEncodeError:
-        return msgspec.json.encode(_valid(msgspec.to_builtins(diagnosis, enc_hook=plain_value)))
+        data = msgspec.json.encode(_valid(msgspec.to_builtins(value, enc_hook=plain_value)))
+    if data.isascii() and b"\x7f" not in data:
+        return data
+    return _OBEYED.sub(lambda found: f"\\u{ord(found[0].decode()):04x}".encode(), data)
+
+
+def formatted(value: Any) -> bytes:
+    """The same on lines, for a file that people read."""
+    return msgspec.json.format(encoded(value), indent=1)
 
 
 def write_json(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
@@ -28,7 +48,7 @@ def write_json(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
 
     Raises DdpDoctorError where it cannot.
     """
-    write_whole(path, msgspec.json.format(to_json(diagnosis), indent=1))
+    write_whole(path, formatted(diagnosis))
 
 
 def json_schema() -> dict[str, Any]:

@@ -10,10 +10,10 @@ from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import at_short, place
 from ddpdoctor.report.job_view import Table
+from ddpdoctor.report.opening import price, subtitle
 from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.standing_view import SHORT, standing_table
 from ddpdoctor.report.tried import TITLE, TriedView, tried_view
-from ddpdoctor.report.view import price, subtitle
 
 TOP = 3
 """Findings shown with explanation and fix; all findings stand in the table."""
@@ -33,7 +33,9 @@ def render_markdown(diagnosis: Diagnosis) -> str:
         blocks.append(_rows(standing))
     if diagnosis.findings:
         blocks.append(_table(diagnosis.findings, words.everybody(diagnosis.job)))
-    blocks += [_finding(finding) for finding in diagnosis.findings[:TOP] if finding.severity != "info"]
+    blocks += [
+        finding_markdown(finding) for finding in diagnosis.findings[:TOP] if finding.severity != "info"
+    ]
     if diagnosis.tried is not None:
         blocks += _tried(tried_view(diagnosis.tried))
     blocks += ["\n".join(f"- {escape(note)}" for note in diagnosis.notes)] if diagnosis.notes else []
@@ -76,7 +78,7 @@ def _rows(table: Table) -> str:
 
 
 def _tried(view: TriedView) -> list[str]:
-    as_it_is = ["as it is", "", view.baseline, ""]
+    as_it_is = ["unchanged", "", view.baseline, ""]
     rows = _rows(Table(TITLE, view.table.head, [as_it_is, *view.table.rows]))
     losses = [] if view.losses is None else [_rows(view.losses)]
     return [rows, *(escape(line) for line in (*view.notes, view.best) if line), *losses]
@@ -108,7 +110,8 @@ def fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{text}\n{fence}"
 
 
-def _finding(finding: Finding) -> str:
+def finding_markdown(finding: Finding) -> str:
+    """One finding: its explanation, its line, and the first fix."""
     blocks = [f"### {escape(finding.title)}"]
     blocks += [escape(block) for block in finding.explanation.split("\n\n") if block.strip()]
     if finding.where:

@@ -10,7 +10,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.report.sound import fault_of
+from ddpdoctor.report.sound import sound
 from ddpdoctor.rundir import open_regular, read_bounded
 
 SCRIPT_ID = "ddpdoctor-diagnosis"
@@ -73,10 +73,10 @@ def _decode(data: bytes, name: str) -> Diagnosis:
         diagnosis = msgspec.json.decode(data.removeprefix(b"\xef\xbb\xbf"), type=Diagnosis)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise UnusableInput(f"{name}: the diagnosis does not follow {DIAGNOSIS_SCHEMA}: {error}") from error
-    fault = fault_of(diagnosis)
-    if fault:
-        raise UnusableInput(f"{name}: the diagnosis does not follow {DIAGNOSIS_SCHEMA}: {fault}")
-    return diagnosis
+    try:
+        return sound(diagnosis)
+    except ValueError as error:
+        raise UnusableInput(f"{name}: the diagnosis does not follow {DIAGNOSIS_SCHEMA}: {error}") from error
 
 
 def _wrong_schema(schema: str, name: str) -> str:

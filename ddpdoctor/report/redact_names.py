@@ -14,7 +14,7 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Job
 from ddpdoctor.measure.facts import Facts
 from ddpdoctor.measure.taxonomy import PARTS
-from ddpdoctor.report.redact_text import StandIn
+from ddpdoctor.report.redact_text import StandIn, any_of
 
 _HOME = re.compile(r"(?:(?<![\w.\-])|[/\\])(?:home|Users|users|scratch|fsx)[/\\]([^/\\\s'\"]+)")
 _TILDE = re.compile(r"(?<![\w.\-])~([\w.-]+)")
@@ -121,8 +121,8 @@ def host_names(diagnosis: Diagnosis, stand_ins: StandIns) -> dict[str, str]:
 
 
 def source_host(source: str) -> str:
-    """The host in the source of a telemetry series, "node1 GPU 0"."""
-    return re.sub(r" GPU \d+$", "", source)
+    """The host in the source of a telemetry series, "node1 GPU 0", "node1 rank 3"."""
+    return re.sub(r" (GPU|rank) \d+$", "", source)
 
 
 def _addressed(job: Job) -> list[str]:
@@ -146,8 +146,9 @@ def user_names(diagnosis: Diagnosis, texts: Iterable[str], stand_in: StandIn) ->
         users.append(getpass.getuser())
     except (OSError, KeyError):
         pass  # an account without a name
-    users = [user for user in users if len(user) > 1 and user.lower() not in _NOBODY | own_words()]
-    return {user.lower(): stand_in("user", user.lower()) for user in users}
+    nobody = _NOBODY | own_words()
+    known = dict.fromkeys(user.lower() for user in users if len(user) > 1)
+    return {user: stand_in("user", user) for user in known if user not in nobody}
 
 
 def redacted_command(
@@ -199,10 +200,10 @@ def replacer(names: Mapping[str, str], values: Mapping[str, str]) -> Callable[[s
 
 
 def _words(names: Iterable[str], letters: str, flags: int) -> re.Pattern[str] | None:
-    wanted = sorted((name for name in names if name), key=len, reverse=True)
+    wanted = [name for name in names if name]
     if not wanted:
         return None
-    return re.compile(rf"(?<![{letters}])(?:{'|'.join(map(re.escape, wanted))})(?![{letters}])", flags)
+    return re.compile(rf"(?<![{letters}]){any_of(wanted)}(?![{letters}])", flags)
 
 
 def unseen_hosts(texts: Iterable[str], names: Mapping[str, str], stand_ins: StandIns) -> dict[str, str]:
@@ -213,7 +214,10 @@ def unseen_hosts(texts: Iterable[str], names: Mapping[str, str], stand_ins: Stan
     }
     if not forms:
         return {}
-    shapes = "|".join(rf"{re.escape(letters)}\d{{{digits}}}" for letters, digits in sorted(forms))
+    by_digits: dict[int, list[str]] = {}
+    for letters, digits in sorted(forms):
+        by_digits.setdefault(digits, []).append(letters)
+    shapes = "|".join(rf"{any_of(letters)}\d{{{digits}}}" for digits, letters in by_digits.items())
     pattern = re.compile(rf"(?<![A-Za-z0-9])(?:{shapes})(?![A-Za-z0-9])", re.IGNORECASE)
     met = dict.fromkeys(word.lower() for text in texts for word in pattern.findall(text))
     return {name: stand_ins.host(name) for name in met if name not in names}

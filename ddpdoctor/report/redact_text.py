@@ -8,8 +8,10 @@ from __future__ import annotations
 import ipaddress
 import os.path
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from itertools import groupby
 
+from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir.packages import LIBRARY
 
 _LETTER = r"[^\s'\"`,;:<>|()\[\]{}=/\\]"
@@ -44,8 +46,33 @@ _IP_ADDRESS = re.compile(
     r"(?<![\w.:])(?:\d{1,3}(?:\.\d{1,3}){3}|[0-9A-Fa-f:]{2,39}(?:%\w{1,15})?)(?![\w:]|\.\d)"
 )
 
+_MOST_LETTERS = 1 << 21
+"""Of all names that are looked for: the hosts of a job of thirty thousand have fewer."""
+_MOST_NESTED = 30
+"""Groups of a pattern within each other."""
+
 StandIn = Callable[[str, str], str]
 """(kind, name) → what stands for it."""
+
+
+def any_of(names: Iterable[str], depth: int = 0) -> str:
+    """A pattern for any of ``names``, the longest that fits. Those that begin alike are looked for together: thousands cost
+    little more than a few. Raises DdpDoctorError where there are too many."""
+    ordered = sorted(set(names))
+    if depth == 0 and sum(map(len, ordered)) > _MOST_LETTERS:
+        raise DdpDoctorError(
+            f"names of more than {_MOST_LETTERS:,} letters together cannot be taken out of every text: nothing was redacted."
+        )
+    if len(ordered) == 1:
+        return re.escape(ordered[0])
+    if depth >= _MOST_NESTED:
+        return f"(?:{'|'.join(map(re.escape, sorted(ordered, key=len, reverse=True)))})"
+    pieces = []
+    for _, alike in groupby(filter(None, ordered), key=lambda name: name[0]):
+        group = list(alike)
+        shared = os.path.commonprefix([group[0], group[-1]])  # noqa: RUF071 - of letters, not of folders
+        pieces.append(re.escape(shared) + any_of((name[len(shared) :] for name in group), depth + 1))
+    return f"(?:{'|'.join([*pieces, *(name for name in ordered if not name)])})"
 
 
 def is_public(url: str) -> bool:
@@ -58,7 +85,8 @@ def without_paths(text: str, root: str | None, stand_in: StandIn) -> str:
     """``text`` with paths and URLs relative to the project or the library, else replaced."""
 
     def url(found: re.Match[str]) -> str:
-        address, end = re.fullmatch(r"(.*?)([.,:;!?]*)", found[0], re.DOTALL).groups()  # type: ignore[union-attr]
+        address = found[0].rstrip(".,:;!?")
+        end = found[0][len(address) :]
         return found[0] if is_public(address) else f"{found[1]}://{stand_in('url', address)}{end}"
 
     def quoted(found: re.Match[str]) -> str:

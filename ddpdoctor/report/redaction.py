@@ -17,6 +17,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Series, Where
 from ddpdoctor.report.json_output import plain_value
+from ddpdoctor.report.project import project_root
 from ddpdoctor.report.redact_names import (
     StandIns,
     hidden_values,
@@ -28,10 +29,7 @@ from ddpdoctor.report.redact_names import (
     unseen_hosts,
     user_names,
 )
-from ddpdoctor.report.redact_text import is_public, relative_path, without_identifiers, without_paths
-from ddpdoctor.rundir.packages import LIBRARY
-
-__all__ = ["project_root", "redact", "without_source_text"]
+from ddpdoctor.report.redact_text import any_of, is_public, relative_path, without_identifiers, without_paths
 
 
 def redact(diagnosis: Diagnosis) -> Diagnosis:
@@ -135,8 +133,13 @@ def _placed(
         )
         for one in diagnosis.standing
     ]
+    flames = [
+        replace(one, places=[replace(each, file=inside(each.file)) for each in one.places])
+        for one in diagnosis.flames
+    ]
     return replace(
         diagnosis,
+        flames=flames,
         job=job,
         ranks=ranks,
         telemetry=telemetry,
@@ -162,19 +165,6 @@ def _with_series(cleaned: Diagnosis, diagnosis: Diagnosis) -> Diagnosis:
         for one, before in zip(cleaned.telemetry, diagnosis.telemetry, strict=True)
     ]
     return msgspec.structs.replace(cleaned, series=diagnosis.series, telemetry=telemetry)
-
-
-def project_root(diagnosis: Diagnosis) -> str | None:
-    """The deepest folder that holds all of the user's own source lines; None where there are no absolute
-    ones.
-    """
-    files = [place.file for finding in diagnosis.findings for where in finding.where for place in where.way]
-    files += [word for word in diagnosis.job.command if word.endswith(".py")]
-    folders = [name.rpartition("/")[0] for name in files if name.startswith("/") and not LIBRARY.match(name)]
-    if not folders:
-        return None
-    common = os.path.commonpath(folders)
-    return common if common != os.sep else None
 
 
 def _walk(value: Any, clean: Callable[[str], str]) -> Any:
@@ -217,9 +207,8 @@ def _sources(sources: Iterable[str], root: str | None, stand_ins: StandIns) -> C
             absolute[path] = relative_path(path, root, stand_ins)
         elif path.strip("./"):
             given[path] = stand_ins("path", path)
-    known = "|".join(map(re.escape, sorted(absolute, key=len, reverse=True)))
-    whole = re.compile(rf"(?<![\w./\-])(?:{known})(?![\w\-])") if known else None
-    names = "|".join(map(re.escape, sorted(given, key=len, reverse=True)))
+    whole = re.compile(rf"(?<![\w./\-]){any_of(absolute)}(?![\w\-])") if absolute else None
+    names = any_of(given) if given else ""
     # A name without a folder may be any word: it is one of a path only before a separator.
     inside = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?=/)") if names else None
     alone = re.compile(rf"(?<![\w./\-])(?:\./)?({names})(?![\w\-])") if names else None

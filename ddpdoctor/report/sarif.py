@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
 
-import msgspec
-
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import words
-from ddpdoctor.report.redaction import project_root
+from ddpdoctor.report.json_output import formatted
+from ddpdoctor.report.project import project_root
 from ddpdoctor.report.replace import write_whole
 from ddpdoctor.rundir.packages import LIBRARY
 
@@ -75,7 +74,7 @@ def _place(diagnosis: Diagnosis) -> _Place:
 
 def write_sarif(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
     """Write the SARIF log to ``path``, replacing it as a whole. Raises DdpDoctorError where it cannot."""
-    write_whole(path, msgspec.json.format(msgspec.json.encode(to_sarif(diagnosis)), indent=1))
+    write_whole(path, formatted(to_sarif(diagnosis)))
 
 
 def _rule(finding: Finding) -> dict[str, Any]:

@@ -12,21 +12,43 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis
 
 MOST_RANKS = 10_000_000
 """No job has so many."""
+MOST_LETTERS, MOST_LETTERS_TOGETHER = 1 << 18, 1 << 25
+"""Of one text, which is twice as long as Linux lets a word of a command be; and of all texts: three times the whole of a report of
+thousands of ranks."""
+MOST_LISTED = 10_000
+"""Entries of a mapping, and of a list that does not grow with the job."""
+MOST_PARTS = 100
+"""Of a breakdown; ours have nine."""
+_SHORT = frozenset(
+    (
+        *("findings", "where", "callers", "lines", "evidence", "fixes", "docs", "stack"),
+        *("notes", "checked", "skipped", "waterfall", "bandwidth", "flames"),
+    )
+)
+"""Those lists."""
 _MOST_NUMBER = 1e18
 """Milliseconds, bytes or nanoseconds: none of what we measure is as much, but for moments."""
+_LEAST_NUMBER = 1e-100
+"""Below, a number is as good as none: nothing that is measured is as small, and what is divided by it has no end."""
 _LATEST_NS = 1 << 62
 """In the year 2116."""
 _MOST_NESTED = 40
 _MOMENTS = ("started_ns", "created_ns")
 
 
-def fault_of(diagnosis: Diagnosis) -> str | None:
-    """What in ``diagnosis`` no analysis can have found, in words with its place; None where all can be."""
-    return next(_faults(diagnosis), None)
+def sound(diagnosis: Diagnosis) -> Diagnosis:
+    """The same diagnosis, what is as good as zero as 0. Raises ValueError, in words with the place, where it holds what no analysis
+    can have found."""
+    values = _Values()
+    fault = next(values.faults(diagnosis, "", 0), None) or next(_faults(diagnosis), None)
+    if fault is not None:
+        raise ValueError(fault)
+    if not values.has_traces:
+        return diagnosis
+    return msgspec.convert(_without_traces(msgspec.to_builtins(diagnosis)), Diagnosis)
 
 
 def _faults(diagnosis: Diagnosis) -> Iterator[str]:
-    yield from _numbers(diagnosis, "", 0)
     job, series = diagnosis.job, diagnosis.series
     ranks = [
         *job.ranks_seen,
@@ -49,32 +71,69 @@ def _faults(diagnosis: Diagnosis) -> Iterator[str]:
         yield "series.steps is not in order"
     for one in diagnosis.telemetry:
         if len(one.t_s) != len(one.values):
-            yield f"telemetry: {one.field} does not have one value for each time"
+            yield f"telemetry: {one.field[:40]} does not have one value for each time"
     for finding in diagnosis.findings:
         if min(finding.coverage.steps, finding.coverage.ranks) < 0:
             yield "findings: a coverage below 0"
     if any(not -0.01 <= share <= 1.01 for share in diagnosis.breakdown.values()):
         yield "breakdown: a share that is not between 0 and 1"
+    if max(len(diagnosis.breakdown), *(len(rank.breakdown_ms) for rank in diagnosis.ranks), 0) > MOST_PARTS:
+        yield f"a breakdown of more than {MOST_PARTS} parts"
     if diagnosis.tried is not None and (fault := tried.fault_of(diagnosis.tried)) is not None:
         yield f"tried: {fault}"
 
 
-def _numbers(value: Any, place: str, depth: int) -> Iterator[str]:
-    """Faults of all numbers in ``value``, however nested."""
-    if isinstance(value, bool | str) or value is None:
-        return
-    if isinstance(value, int | float):
-        most = _LATEST_NS if place in _MOMENTS else _MOST_NUMBER
-        if not -most <= value <= most:
-            yield f"{place}: a number out of range"
-    elif depth > _MOST_NESTED:
-        yield f"{place}: nested too deep"
-    elif isinstance(value, list | tuple):
-        for item in value:
-            yield from _numbers(item, place, depth + 1)
-    elif isinstance(value, dict):
-        for key, item in value.items():
-            yield from _numbers(item, str(key)[:40], depth + 1)
-    elif isinstance(value, msgspec.Struct):
-        for name in value.__struct_fields__:
-            yield from _numbers(getattr(value, name), name, depth + 1)
+class _Values:
+    """A walk over all numbers and texts, however nested."""
+
+    def __init__(self) -> None:
+        self.has_traces = False
+        """Whether there was a number as good as zero that is not 0."""
+        self._letters = 0
+
+    def faults(self, value: Any, place: str, depth: int) -> Iterator[str]:
+        """What is wrong with ``value``, which is the field ``place``."""
+        if isinstance(value, bool) or value is None:
+            return
+        if isinstance(value, int | float):
+            most = _LATEST_NS if place in _MOMENTS else _MOST_NUMBER
+            if not -most <= value <= most:
+                yield f"{place}: a number out of range"
+            self.has_traces = self.has_traces or _is_trace(value)
+        elif isinstance(value, str):
+            self._letters += len(value)
+            if len(value) > MOST_LETTERS:
+                yield f"{place}: a text of more than {MOST_LETTERS:,} letters"
+            if self._letters > MOST_LETTERS_TOGETHER:
+                yield f"its texts have more than {MOST_LETTERS_TOGETHER:,} letters together"
+        elif depth > _MOST_NESTED:
+            yield f"{place}: nested too deep"
+        elif isinstance(value, list | tuple):
+            if len(value) > MOST_LISTED and place in _SHORT:
+                yield f"{place}: a list of more than {MOST_LISTED:,} entries"
+            for item in value:
+                yield from self.faults(item, place, depth + 1)
+        elif isinstance(value, dict):
+            if len(value) > MOST_LISTED:
+                yield f"{place}: more than {MOST_LISTED:,} entries"
+            for key, item in value.items():
+                yield from self.faults(str(key), place, depth + 1)
+                yield from self.faults(item, str(key)[:40], depth + 1)
+        elif isinstance(value, msgspec.Struct):
+            for name in value.__struct_fields__:
+                yield from self.faults(getattr(value, name), name, depth + 1)
+
+
+def _is_trace(value: float) -> bool:
+    """Whether ``value`` is as good as zero and not 0, or the zero below zero, which reads "-0"."""
+    return -_LEAST_NUMBER < value < _LEAST_NUMBER and repr(value) not in ("0", "0.0")
+
+
+def _without_traces(value: Any) -> Any:
+    if isinstance(value, float):
+        return 0.0 if _is_trace(value) else value
+    if isinstance(value, dict):
+        return {key: _without_traces(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_traces(item) for item in value]
+    return value

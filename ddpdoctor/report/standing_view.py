@@ -13,6 +13,8 @@ from ddpdoctor.report.job_view import Table
 
 ROWS = 64
 """Most ranks of the table; all are in the report's data."""
+FRAMES = 500
+"""Most lines of a stack."""
 SHORT = 12
 """Most ranks where it is to be short."""
 
@@ -46,7 +48,11 @@ def standing_table(diagnosis: Diagnosis, most: int = ROWS) -> Table | None:
         if set(cells) != {words.ABSENT} and (name != "host" or several)
     ]
     left = len(diagnosis.standing) - len(shown)
-    title = "Where each rank is" + (f" ({left} more in the report's data)" if left else "")
+    hang = diagnosis.facts.get("hang")
+    standing = hang.get("lasts") if isinstance(hang, dict) else None
+    title = "Where each rank is" if standing is not False else "Where each rank was last seen"
+    if left:
+        title += f" ({left} more in the report's data)"
     rows = [list(row) for row in zip(*(cells for _, cells in told), strict=True)]
     return Table(title, [name for name, _ in told], rows)
 
@@ -56,7 +62,7 @@ def stacks(diagnosis: Diagnosis) -> list[Stack]:
     return [
         Stack(
             f"Rank {each.rank}{', at fault' if each.guilty else ''}",
-            [f"{line.file}:{line.line} {line.function}" for line in each.stack],
+            [f"{line.file}:{line.line} {line.function}" for line in each.stack[:FRAMES]],
         )
         for each in _first(diagnosis.standing, ROWS)
         if each.stack

@@ -14,14 +14,15 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.plain import plain, plain_lines
 from ddpdoctor.report import words
-from ddpdoctor.report.finding_view import at_short, evidence_words, place
+from ddpdoctor.report.finding_view import MOST, at_short, evidence_words, place
+from ddpdoctor.report.memory_view import growing_memory, memory_line
+from ddpdoctor.report.opening import main_finding, price, steps_measured, subtitle
 from ddpdoctor.report.standing_view import SHORT, stacks, standing_table
 from ddpdoctor.report.tried import TITLE, print_answer
-from ddpdoctor.report.unbroken import put
-from ddpdoctor.report.view import main_finding, price, steps_measured, subtitle
+from ddpdoctor.report.unbroken import MOST_OF_A_CELL, put, shortened
 
 FINDINGS, NOTES = 8, 3
-"""Rows shown without ``verbose``."""
+"""Rows shown without ``verbose``; with it, at most as many as a report shows."""
 WIDE = 100
 """Columns from which on the table of findings has the prices' ranges, too."""
 SEVERITY_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
@@ -70,14 +71,17 @@ def print_terminal(
         console.print(Text(plain(diagnosis.verdict.headline), style=style), soft_wrap=True)
         return
     _line(console, diagnosis.verdict.headline, style)
-    for line, style in ((price(diagnosis), ""), (subtitle(diagnosis), "dim"), (_steps(diagnosis), "dim")):
+    quietly = (subtitle(diagnosis), _steps(diagnosis), memory_line(diagnosis))
+    for line, style in ((price(diagnosis), ""), *((line, "dim") for line in quietly)):
         if line:
             _line(console, line, style)
+    for finding in growing_memory(diagnosis):
+        _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, ""))
     if diagnosis.breakdown:
         _breakdown(diagnosis, console)
     if diagnosis.findings:
         console.print()
-        shown = diagnosis.findings if verbose else diagnosis.findings[:FINDINGS]
+        shown = diagnosis.findings[: MOST if verbose else FINDINGS]
         put(console, _table(shown, console.width, words.everybody(diagnosis.job)))
         if len(shown) < len(diagnosis.findings):
             _line(
@@ -85,7 +89,7 @@ def print_terminal(
             )
     _standing(diagnosis, console, verbose)
     main = main_finding(diagnosis)
-    for finding in diagnosis.findings if verbose else [main] if main is not None else []:
+    for finding in diagnosis.findings[:MOST] if verbose else [main] if main is not None else []:
         _finding(finding, console, verbose)
     if diagnosis.tried is not None:
         console.print()
@@ -102,7 +106,8 @@ def _hta(results: Mapping[str, Any]) -> str:
     names = [
         name.replace("_", " ") for name, rows in results.items() if name not in ("library", "notes") and rows
     ]
-    notes = " ".join(str(note) for note in results.get("notes") or [])
+    given = results.get("notes")
+    notes = " ".join(map(str, given)) if isinstance(given, list) else ""
     if not names:
         return f"HolisticTraceAnalysis found nothing. {notes}".rstrip()
     told = f"HolisticTraceAnalysis: {', '.join(names)}: in the report (`--html F`) and diagnosis.json (`--json F`)."
@@ -111,7 +116,7 @@ def _hta(results: Mapping[str, Any]) -> str:
 
 def _line(console: Console, text: str, style: str = "") -> None:
     """Text that is never read as markup: names come from the user's program."""
-    put(console, Text(plain(text), style=style))
+    put(console, Text(plain(shortened(text)), style=style))
 
 
 def _steps(diagnosis: Diagnosis) -> str:
@@ -191,7 +196,7 @@ def _row(finding: Finding, everybody: str, *, wide: bool) -> list[str]:
         words.gain(finding, most),
         at_short(finding),
     ]
-    return [plain(cell) for cell in cells]
+    return [plain(shortened(cell, MOST_OF_A_CELL)) for cell in cells]
 
 
 def _width(rows: list[list[str]]) -> int:
@@ -213,7 +218,8 @@ def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     for name in found.head:
         table.add_column(name, no_wrap=name in ("rank", "step", "for", "line"))
     for row in found.rows:
-        table.add_row(*(Text(plain(cell), style="bold" if row[0].startswith("→") else "") for cell in row))
+        style = "bold" if row[0].startswith("→") else ""
+        table.add_row(*(Text(plain(shortened(cell, MOST_OF_A_CELL)), style=style) for cell in row))
     console.print()
     _line(console, found.title, "bold")
     put(console, table)
@@ -221,7 +227,7 @@ def _standing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
         console.print()
         _line(console, f"{stack.title}:", "bold")
         for line in stack.lines:
-            console.print(Text(plain(f"  {line}")), soft_wrap=True)
+            console.print(Text(plain(shortened(f"  {line}"))), soft_wrap=True)
 
 
 def _range(finding: Finding) -> str:
@@ -235,13 +241,13 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
     console.print()
     _line(console, finding.title, SEVERITY_STYLES.get(finding.severity, "bold"))
     if finding.explanation:
-        blocks = [plain(" ".join(block.split())) for block in finding.explanation.split("\n\n")]
+        blocks = [plain(" ".join(block.split())) for block in shortened(finding.explanation).split("\n\n")]
         put(console, Text("\n\n".join(blocks)))
     if verbose:
-        for row in finding.evidence:
+        for row in finding.evidence[:MOST]:
             _line(console, f"  {evidence_words(row)}: {words.quantity(row.value, row.unit)}")
     _places(finding, console, verbose)
-    for fix in finding.fixes if verbose else finding.fixes[:1]:
+    for fix in finding.fixes[: MOST if verbose else 1]:
         console.print()
         _line(console, f"Fix: {fix.title}", "bold")
         if fix.snippet:
@@ -252,7 +258,7 @@ def _finding(finding: Finding, console: Console, verbose: bool) -> None:
 
 def _places(finding: Finding, console: Console, verbose: bool) -> None:
     """The lines and who called them; of several, where it is to be short, the first, and only what the table lacks."""
-    for shown in map(place, finding.where if verbose else finding.where[:1]):
+    for shown in map(place, finding.where[: MOST if verbose else 1]):
         if verbose:
             _line(console, f"  {shown.full} in {shown.function}")
         if shown.callers or (shown.text and not verbose):
@@ -260,7 +266,10 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
         for line in shown.text:
             style = "" if line.is_it else "dim"
             console.print(
-                Text(plain(f"  {'>' if line.is_it else ' '} {line.number:5} {line.text}"), style=style),
+                Text(
+                    plain(shortened(f"  {'>' if line.is_it else ' '} {line.number:5} {line.text}")),
+                    style=style,
+                ),
                 soft_wrap=True,
             )
         if shown.text_missing and verbose:
@@ -269,7 +278,7 @@ def _places(finding: Finding, console: Console, verbose: bool) -> None:
 
 def _snippet(snippet: str, console: Console) -> Text:
     """The snippet indented; long lines are left to the terminal, so that they can be copied in one piece."""
-    code = plain_lines(snippet.strip("\n").replace("\t", "    "))
+    code = plain_lines(shortened(snippet.strip("\n")).replace("\t", "    "))
     lines = "\n".join(f"  {line}".rstrip() for line in code.split("\n"))
     if console.color_system is None:
         return Text(lines)
@@ -281,7 +290,7 @@ def _snippet(snippet: str, console: Console) -> Text:
 
 
 def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
-    notes = diagnosis.notes if verbose else diagnosis.notes[:NOTES]
+    notes = diagnosis.notes[: MOST if verbose else NOTES]
     if notes:
         console.print()
     for note in notes:
@@ -293,5 +302,5 @@ def _closing(diagnosis: Diagnosis, console: Console, verbose: bool) -> None:
     if diagnosis.checked or diagnosis.skipped:
         console.print()
         _line(console, words.looked(diagnosis, more="" if verbose else " (`-v` says why)"), "dim")
-    for rule in diagnosis.skipped if verbose else []:
+    for rule in diagnosis.skipped[:MOST] if verbose else []:
         _line(console, f"  {rule.rule}: {rule.why}", "dim")

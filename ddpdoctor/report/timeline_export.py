@@ -8,19 +8,19 @@ was recorded by name. The findings are a process of their own above the ranks, h
 
 from __future__ import annotations
 
-import gzip
 import io
 import os
+import zlib
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import polars as pl
 
 from ddpdoctor.diagnose.diagnosis import Finding
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.report.json_output import encoded
 from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.timeline_tracks import Slice, finding_tracks, lateness, rank_tracks
 
@@ -29,6 +29,17 @@ MOST_SLICES = 400_000
 
 _MOST_TRACKS = 1_000
 """Thread numbers kept for each process, so that no two processes share one."""
+_DRAWN = 0.5
+"""Part of the time for a compressed timeline in which its slices are drawn; the rest goes into compressing them."""
+_PACKED_BYTES = 4 << 20
+"""Compressed at a time: a twentieth of a second or so."""
+
+Told = Callable[[float], None]
+"""Is told which part of an output is done, 0 to 1."""
+
+
+def _untold(_: float) -> None:
+    pass
 
 
 def write_timeline(
@@ -36,16 +47,33 @@ def write_timeline(
     findings: Sequence[Finding],
     hosts: Mapping[int, str],
     path: str | os.PathLike[str],
+    told: Told = _untold,
 ) -> None:
     """Write the Chrome trace to ``path``, compressed where its name ends in ``.gz``.
 
-    ``tables`` holds steps, collectives and events. Raises DdpDoctorError where the file cannot be written.
+    ``tables`` holds steps, collectives and events; ``told`` is called with the part that is done, 0 to 1. Raises DdpDoctorError
+    where the file cannot be written.
     """
-    data = msgspec.json.encode(chrome_trace(tables, findings, hosts))
-    write_whole(path, gzip.compress(data, 6) if os.fspath(path).endswith(".gz") else data)
+    compressed = os.fspath(path).endswith(".gz")
+    drawn = _DRAWN if compressed else 1.0
+    data = encoded(chrome_trace(tables, findings, hosts, lambda part: told(drawn * part)))
+    if compressed:
+        data = _compressed(data, lambda part: told(drawn + (1 - drawn) * part))
+    write_whole(path, data)
 
 
-def write_parquet(tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str]) -> list[Path]:
+def _compressed(data: bytes, told: Told) -> bytes:
+    packer = zlib.compressobj(6, wbits=31)
+    packed = []
+    for start in range(0, len(data), _PACKED_BYTES):
+        told(start / len(data))
+        packed.append(packer.compress(data[start : start + _PACKED_BYTES]))
+    return b"".join([*packed, packer.flush()])
+
+
+def write_parquet(
+    tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str], told: Told = _untold
+) -> list[Path]:
     """Write each table as ``<folder>/<name>.parquet``; the files. Raises DdpDoctorError where it cannot."""
 
     def packed(table: pl.DataFrame) -> bytes:
@@ -53,12 +81,14 @@ def write_parquet(tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[
         table.write_parquet(into)
         return into.getvalue()
 
-    return _write_tables(tables, folder, "parquet", packed)
+    return _write_tables(tables, folder, "parquet", packed, told)
 
 
-def write_csv(tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str]) -> list[Path]:
+def write_csv(
+    tables: Mapping[str, pl.DataFrame], folder: str | os.PathLike[str], told: Told = _untold
+) -> list[Path]:
     """Write each table as ``<folder>/<name>.csv``; the files. Raises DdpDoctorError where it cannot."""
-    return _write_tables(tables, folder, "csv", lambda table: table.write_csv().encode())
+    return _write_tables(tables, folder, "csv", lambda table: table.write_csv().encode(), told)
 
 
 def _write_tables(
@@ -66,6 +96,7 @@ def _write_tables(
     folder: str | os.PathLike[str],
     suffix: str,
     packed: Callable[[pl.DataFrame], bytes],
+    told: Told,
 ) -> list[Path]:
     target = Path(folder)
     try:
@@ -73,8 +104,12 @@ def _write_tables(
     except OSError as error:
         raise DdpDoctorError(f"cannot write {target}: {error.strerror or error}") from error
     files = [target / f"{name}.{suffix}" for name in tables]
+    rows = max(sum(map(len, tables.values())), 1)
+    done = 0
     for file, table in zip(files, tables.values(), strict=True):
+        told(done / rows)
         write_whole(file, packed(table))
+        done += len(table)
     return files
 
 
@@ -120,7 +155,10 @@ def _middle(tables: Mapping[str, pl.DataFrame]) -> int:
 
 
 def chrome_trace(
-    tables: Mapping[str, pl.DataFrame], findings: Sequence[Finding], hosts: Mapping[int, str]
+    tables: Mapping[str, pl.DataFrame],
+    findings: Sequence[Finding],
+    hosts: Mapping[int, str],
+    told: Told = _untold,
 ) -> dict[str, Any]:
     """The trace in the JSON Object Format of the Trace Event Format: complete events and names."""
     of_ranks = {name: table for name, table in tables.items() if "rank" in table.columns}
@@ -128,7 +166,8 @@ def chrome_trace(
     origin = min((int(t[c].min()) for t, c in _starts(tables) if len(t)), default=0)  # type: ignore[arg-type]
     events: list[dict[str, Any]] = []
     late = lateness(tables["steps"], tables["collectives"])
-    for rank in ranks:
+    for done, rank in enumerate(ranks):
+        told(done / len(ranks))
         of_rank = {name: table.filter(pl.col("rank") == rank) for name, table in of_ranks.items()}
         host = f" on {hosts[rank]}" if hosts.get(rank) else ""
         # Process and thread 0 stand for the idle task in Perfetto's model.

@@ -18,7 +18,7 @@ from ddpdoctor.report.unbroken import put
 
 STYLES = {"faster": "green", "slower": "red", "failed": "bold red", "not applied": "yellow"}
 TITLE = "Tried on the job itself"
-_UNDECIDED = "cannot be told yet"
+_UNDECIDED = "not decided yet"
 _LOSSES_SHOWN, _LOSSES_OF = 8, 6
 """Rows, and changes beside the job as it is."""
 
@@ -41,7 +41,7 @@ def tried_view(answer: Answer) -> TriedView:
     rows = [
         [
             shown_settings(variant),
-            "" if variant.expected_ms is None else words.significant(variant.expected_ms),
+            _expected(variant, variant.baseline_mean_ms or baseline.median_ms),
             "" if variant.verdict == "not applied" else milliseconds(variant.median_ms, variant.interval_ms),
             ": ".join(part for part in (shown_verdict(variant), remark(variant)) if part),
         ]
@@ -56,6 +56,16 @@ def tried_view(answer: Answer) -> TriedView:
     )
 
 
+def _expected(variant: Variant, unchanged_ms: float | None) -> str:
+    """What was expected, a bound as such: where the change may also bring nothing."""
+    ends = variant.expected_range_ms
+    if variant.expected_ms is None:
+        return ""
+    if ends and unchanged_ms is not None and ends[1] >= unchanged_ms:
+        return f"≥ {words.significant(ends[0])}"
+    return words.significant(variant.expected_ms)
+
+
 def _losses(answer: Answer) -> Table | None:
     """Side by side: whether a change trains on as the job does shows there first."""
     trains = [each for each in answer.variants if not each.bound]
@@ -68,7 +78,7 @@ def _losses(answer: Answer) -> Table | None:
         [str(number + 1), _loss(seen[0][1][number][:1]), *(_loss(pairs[number][1:]) for _, pairs in seen)]
         for number in chosen
     ]
-    head = ["backward", "as it is", *(shown_settings(variant) for variant, _ in seen)]
+    head = ["backward", "unchanged", *(shown_settings(variant) for variant, _ in seen)]
     return Table("Losses of rank 0", head, rows)
 
 
@@ -95,6 +105,10 @@ class Proposed(Protocol):
     def expected_share(self) -> float | None:
         """What of the step is left, as far as anybody said."""
 
+    @property
+    def expected_share_range(self) -> tuple[float, float] | None:
+        """Its range; up to 1 where it may bring nothing."""
+
 
 def print_proposals(proposals: Sequence[Proposed], echo: Callable[[str], None], measured_by: str) -> None:
     """What could be tried, and what each is expected to bring; ``measured_by`` is the command that tells."""
@@ -102,15 +116,19 @@ def print_proposals(proposals: Sequence[Proposed], echo: Callable[[str], None], 
         echo("Nothing that the findings suggest can be tried without editing the script.")
         return
     for proposal in proposals:
-        expected = (
-            ""
-            if proposal.expected_share is None
-            else f"  (expected: {proposal.expected_share:.0%} of the step time)"
-        )
-        echo(f"{plain(proposal.words)}{expected}")
+        echo(f"{plain(proposal.words)}{_expectation(proposal)}")
         if proposal.finding:
             echo(f"    {plain(proposal.finding)}: {plain(proposal.title)}")
     echo(f"To measure them: {measured_by}")
+
+
+def _expectation(proposal: Proposed) -> str:
+    left, ends = proposal.expected_share, proposal.expected_share_range
+    if left is None:
+        return ""
+    bounded = ends is not None and ends[1] >= 1
+    saved = words.percent(1 - (ends[0] if bounded and ends else left))
+    return f"  (expected to save {'at most ' if bounded else ''}{saved} of the step time)"
 
 
 def shown_settings(variant: Variant) -> str:
@@ -133,14 +151,23 @@ def remark(variant: Variant) -> str:
     """What else there is to say of a variant."""
     said = [variant.why]
     if variant.baseline_mean_ms is not None and variant.median_ms is not None:
-        said.append(f"means of all steps, {words.significant(variant.baseline_mean_ms)} ms as it is")
+        said.append(f"means of all steps, {words.significant(variant.baseline_mean_ms)} ms unchanged")
     if variant.bound:
-        said.append("imitated: the most a fix could gain; no job can train like this")
+        said.append("simulated: the most a fix could gain; no job can train like this")
     if variant.kept_promise is False:
         said.append("not what was expected")
-    if variant.verdict == "faster" and variant.parity is not None and variant.parity.same_bits is False:
-        said.append(f"parameters differ in some bits ({variant.results})")
+    said.append(_results_told(variant))
     return plain("; ".join(part for part in said if part))
+
+
+def _results_told(variant: Variant) -> str:
+    """What becomes of results with a change that is worth making, and of others where more changes than the setting says."""
+    parity = variant.parity
+    if parity is None or parity.same_bits is None or variant.bound:
+        return ""
+    if not parity.unexpected and variant.verdict != "faster":
+        return ""
+    return parity.says[:1].lower() + parity.says[1:].rstrip(".")
 
 
 def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
@@ -152,18 +179,21 @@ def milliseconds(middle: float | None, ends: Sequence[float] | None) -> str:
 
 
 def print_answer(answer: Answer, console: Console) -> None:
-    """The table, and the best change."""
+    """The table, what else there is to say of each change in lines of its own, which a column would squeeze, and the best change."""
     view = tried_view(answer)
     table = rich.table.Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     for number, name in enumerate(view.table.head):
         right = number in (1, 2)
         table.add_column(name, justify="right" if right else "left", no_wrap=right)
-    table.add_row("as it is", "", view.baseline, "")
+    table.add_row("unchanged", "", view.baseline, "")
     for row, variant in zip(view.table.rows, answer.variants, strict=True):
-        table.add_row(*map(Text, row[:-1]), Text(row[-1], style=STYLES.get(variant.verdict, "")))
+        table.add_row(
+            *map(Text, row[:-1]), Text(shown_verdict(variant), style=STYLES.get(variant.verdict, ""))
+        )
     put(console, table)
-    for note in view.notes:
-        put(console, Text(note, style="dim"))
+    remarks = [f"{shown_settings(each)}: {said}" for each in answer.variants if (said := remark(each))]
+    for line in (*remarks, *view.notes):
+        put(console, Text(line, style="dim"))
     if view.best:
         put(console, Text(view.best, style="bold"))
 

@@ -10,7 +10,14 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+MOST_OF_A_TEXT, MOST_OF_A_CELL = 20_000, 1000
+"""Letters that a terminal is sent of one text, and of a cell, as whose whole column is wide: more than any path or id of a job has."""
 _WORD = re.compile(r"[^ \n]+")
+
+
+def shortened(text: str, most: int = MOST_OF_A_TEXT) -> str:
+    """``text``, of very long ones the beginning: a terminal is no place to read them."""
+    return text if len(text) <= most else f"{text[:most]} … ({len(text):,} letters)"
 
 
 def put(console: Console, what: Text | Table) -> None:
@@ -27,12 +34,12 @@ def put(console: Console, what: Text | Table) -> None:
 
 def _breaks(line: str, width: int) -> Iterator[int]:
     """Where lines begin, but for the first: always a word's begin, and none behind a mere indentation."""
-    begin = 0
+    begin, indented = 0, True
     for word in _WORD.finditer(line):
-        indented = not line[begin : word.start()].strip()
         if not indented and cell_len(line[begin : word.end()]) > width:
             begin = word.start()
             yield begin
+        indented = indented and not word[0].strip()
 
 
 def _widen(table: Table) -> None:

@@ -15,6 +15,10 @@ ABSENT = "not recorded"
 _UNIT = re.compile(r"_(ms|us|ns|s|bytes|percent|share)$")
 _MOST_SPEEDUP = 10
 """Told as a number."""
+_MOST_WHOLE = 1e15
+"""What a float still holds to the last digit."""
+_MOST_RUNS = 64
+"""Of neighbouring ranks, that are told one by one."""
 _ACRONYM = re.compile(r"\b(gpu|cpu|ddp|sm|h2d|nccl)\b")
 
 PART_LABELS: dict[str, str] = {
@@ -96,7 +100,7 @@ def percent(share: float | None) -> str:
         return ABSENT
     value = share * 100
     if abs(value) >= 9.95 or value == 0:
-        return f"{value:.0f} %"
+        return f"{value or 0.0:.0f} %"
     return f"{value:.1f} %" if abs(value) >= 0.1 else "under 0.1 %" if value > 0 else f"{value:.2g} %"
 
 
@@ -155,7 +159,7 @@ def size(value: float | None) -> str:
 
 def trimmed(text: str) -> str:
     """``text`` without the zeros that end a decimal fraction: "60.0 ms" reads "60 ms" on an axis."""
-    return re.sub(r"(\.\d*?)0+(?=\D|$)", lambda match: match[1].rstrip("."), text)
+    return re.sub(r"\.\d+", lambda match: match[0].rstrip("0").rstrip("."), text)
 
 
 def quantity(value: Any, unit: str) -> str:
@@ -187,15 +191,22 @@ def _number(value: float, unit: str) -> str:
     }
     if unit in known:
         return known[unit](value)
+    if unit.startswith("bytes per "):
+        return f"{size(value)} {unit.removeprefix('bytes ')}"
     if unit in ("percent", "%"):
         return percent(value / 100)
-    text = f"{value:,}" if isinstance(value, int) else significant(value)
+    # A count may have come as a float.
+    whole = isinstance(value, int) or (not unit and value.is_integer() and abs(value) < _MOST_WHOLE)
+    text = f"{value:,.0f}" if whole else significant(value)
     return f"{text} {unit}".strip()
 
 
 def rank_numbers(ranks: Iterable[int]) -> str:
-    """Rank numbers with runs drawn together: "0–2, 5"."""
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs_of(ranks))
+    """Rank numbers with runs drawn together: "0–2, 5"; of very many the first, and how many more there are."""
+    runs = runs_of(ranks)
+    told = ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs[:_MOST_RUNS])
+    more = sum(map(len, runs[_MOST_RUNS:]))
+    return f"{told} and {more:,} more" if more else told
 
 
 def everybody(job: Job) -> str:
@@ -261,6 +272,11 @@ def pieces(text: str) -> list[tuple[str, bool]]:
     if len(parts) % 2 == 0:
         return [(text, False)]
     return [(piece, bool(index % 2)) for index, piece in enumerate(parts) if piece]
+
+
+def uncoded(text: str) -> str:
+    """``text`` without the back quotes around code, where nothing can be set as code, as in the title of a window."""
+    return "".join(piece for piece, _ in pieces(text))
 
 
 def paragraphs(text: str) -> list[list[tuple[str, bool]]]:

@@ -13,6 +13,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
         rank.json                           who this rank is and how it is set up
         steps.jsonl                         one line a step
         samples.jsonl                       where the training thread was, sampled now and then
+        memory.jsonl                        what its tensors took on its device, looked at now and then
         trace.json.gz                       the profiler window
         trace.1.json.gz, ...                windows that somebody asked for while the job ran
         flight.json                         torch's flight recorder at the window's end
@@ -62,6 +63,7 @@ from .handover import (
 )
 from .hostdocs import carry_host_documents, keep_host_document
 from .layout import (
+    ASKED_FILE,
     CALLS_FILE,
     DIAGNOSIS_FILE,
     ENDING_FILE,
@@ -70,6 +72,8 @@ from .layout import (
     FLIGHT_FILE,
     HANG_FLIGHT_FILE,
     MANIFEST_FILE,
+    MEMORY_FILE,
+    MEMORY_SCHEMA,
     MOST_CAPTURES,
     PROGRESS_FILE,
     RANK_FILE,
@@ -90,7 +94,7 @@ from .layout import (
     run_directories,
 )
 from .notes import Note, NoteCode, recorded_notes
-from .owned import NotOursError, make_private_folder
+from .owned import NotOursError, file_identity, make_private_folder
 from .phases import LONG_PHASES, WAITING_PHASES, Phase, phase_words
 from .presence import Present, present_ranks
 from .reader import RankRecord, RunDirectory, read_manifest, read_rank
@@ -109,6 +113,7 @@ from .stepevents import (
     renamed,
 )
 from .stops import (
+    ASKED_SCHEMA,
     CALL_SLOT_BYTES,
     CALL_SLOTS,
     ENDING_SCHEMA,
@@ -128,6 +133,8 @@ from .typed import fitting
 from .waiting import Waiting, newer_in, reason_of, unsaved_sentence, waiting_in
 
 __all__ = [
+    "ASKED_FILE",
+    "ASKED_SCHEMA",
     "CALLS_FILE",
     "CALL_SLOTS",
     "CALL_SLOT_BYTES",
@@ -147,6 +154,8 @@ __all__ = [
     "HELD_NS",
     "LONG_PHASES",
     "MANIFEST_FILE",
+    "MEMORY_FILE",
+    "MEMORY_SCHEMA",
     "MOST_CAPTURES",
     "MOST_CAPTURE_STEPS",
     "PATIENCE_S",
@@ -203,6 +212,7 @@ __all__ = [
     "carry_host_documents",
     "discard",
     "drain",
+    "file_identity",
     "fitting",
     "folders_in",
     "forget_questions",

@@ -29,6 +29,7 @@ from .handover import (
 )
 from .hostdocs import carry_host_documents
 from .layout import (
+    MEMORY_FILE,
     MOST_CAPTURES,
     SAMPLES_FILE,
     STEPS_FILE,
@@ -55,7 +56,7 @@ PATIENCE_S = 2.0
 """How long a copy waits for another one of the same spool, which may be a process that was stopped."""
 _LOOK_S = 0.02
 _LOCK_FILE = "lock"
-_STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE])
+_STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE, MEMORY_FILE])
 
 
 class BusyError(OSError):

@@ -9,10 +9,10 @@ import json
 import os
 from typing import Any, Dict, Optional
 
-from .layout import ENDS_FILE, STALL_FILE, host_directory
+from .layout import ASKED_FILE, ENDS_FILE, STALL_FILE, host_directory
 from .owned import folder, private_folder, read_file, replace_file
 
-HOST_DOCUMENTS = (STALL_FILE, ENDS_FILE)
+HOST_DOCUMENTS = (STALL_FILE, ENDS_FILE, ASKED_FILE)
 
 
 def keep_host_document(root: str, name: str, document: Dict[str, Any]) -> None:

@@ -182,3 +182,12 @@ def lock_now(handle: int) -> bool:
 def unlock(handle: int) -> None:
     """Give the lock of an open file back."""
     fcntl.lockf(handle, fcntl.LOCK_UN)
+
+
+def file_identity(handle: int) -> tuple[int, int] | None:
+    """Of the file behind a descriptor, which may by now be another one than when it was opened; None where there is none."""
+    try:
+        status = os.fstat(handle)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino

@@ -48,7 +48,7 @@ PHASE_WORDS = {
     Phase.WAIT: "waiting for a collective",
     Phase.SAVE: "writing a checkpoint",
     Phase.LOAD: "reading a checkpoint",
-    Phase.RENDEZVOUS: "making a process group",
+    Phase.RENDEZVOUS: "creating a process group",
     Phase.COMPILE: "torch.compile",
     Phase.DEBUGGER: "a debugger",
     Phase.OTHER: "other code",

@@ -260,8 +260,7 @@ def _tell_machines_apart(records: list[RankRecord], notes: list[Note]) -> None:
             record.info["host"] = f"{name}-{place + 1}"
     shared = [name for name, boots in machines.items() if len(boots) > 1]
     notes += [
-        Note(f"{len(machines[name])} machines are named {name}: a number tells them apart.")
-        for name in shared
+        Note(f"{len(machines[name])} machines are named {name}: numbers distinguish them.") for name in shared
     ]
 
 
@@ -294,7 +293,7 @@ def _choose(records: list[RankRecord], notes: list[Note]) -> list[RankRecord]:
         notes.append(
             Note(
                 f"{left_out} other recording{'s' if left_out > 1 else ''} in this run (restarted attempts, or other jobs started by "
-                "the same command) left out: the one with most steps is analysed."
+                "the same command) skipped: the one with the most steps is analysed."
             )
         )
     return [best[rank] for rank in sorted(best)]

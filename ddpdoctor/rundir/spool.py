@@ -31,7 +31,7 @@ from typing import Any, Iterator
 
 from .asking import CaptureOrder, capture_ordered, question_in
 from .handover import QUESTION_FILE, hand_over_trace
-from .owned import make_private_folder, open_file, private_folder, replace_file
+from .owned import file_identity, make_private_folder, open_file, private_folder, replace_file
 from .run_id import run_id
 from .target import TARGET_FILE, is_unclaimed, target_of, unclaimed_target
 
@@ -46,6 +46,9 @@ LOOK_AGAIN_S = 1.0
 """Once there was no room, until it is asked for again: to count what waits takes a system call for each segment, and the
 thread that copies comes by once a second."""
 _MOST_NAMES = 1000
+_TICK_NS = 3_000_000_000
+"""So long after a change the next look counts as one, too: the kernel's times stand still for up to 10 ms, and clocks are put right.
+Looks are a second apart."""
 
 
 def spool_root(run: str) -> str:
@@ -109,7 +112,7 @@ class _Segment:
             missing = size
             while missing:
                 missing -= os.write(handle, bytes(missing))
-            self._file = _identity(handle)
+            self._file = file_identity(handle)
             self.memory = mmap.mmap(handle, size)
         except OSError:
             os.unlink(name, dir_fd=folder)
@@ -121,28 +124,19 @@ class _Segment:
     def _kept_open(self) -> int:
         """The descriptor that the mapping holds for its own use, a copy that it does not tell; -1 where it can't be found."""
         listing = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
-        return next((int(name) for name in os.listdir(listing) if _identity(int(name)) == self._file), -1)
+        return next((int(name) for name in os.listdir(listing) if file_identity(int(name)) == self._file), -1)
 
     def close(self) -> None:
         """Give the mapping back, unless the job has closed all files it did not know: the number of its descriptor may
         be that of a file of the job now, which would be closed with it.
         """
-        if _identity(self._handle) == self._file:
+        if file_identity(self._handle) == self._file:
             self.memory.close()
         else:
             import ctypes
 
             # Nor may it be given back by anybody else, at the end of the process.
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.memory))
-
-
-def _identity(handle: int) -> tuple[int, int] | None:
-    """Of the file behind a descriptor; None where there is none."""
-    try:
-        status = os.fstat(handle)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino
 
 
 class Spool:
@@ -161,6 +155,7 @@ class Spool:
         self._streams: dict[str, _Segment] = {}
         self._shared: list[_Segment] = []
         self._no_room_until_s = 0.0
+        self._changed_ns = 0
         self.dropped = 0
         self.error: str | None = None
 
@@ -226,6 +221,16 @@ class Spool:
         """A descriptor of a file here to whose end text is written. Raises OSError."""
         with private_folder(self._root) as root, private_folder(self._name, root) as here:
             return open_file(name, here, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+
+    def has_news(self) -> bool:
+        """Whether a file may have come, gone or been replaced here since the last call; by one system call. Never raises."""
+        try:
+            changed_ns = os.stat(self.directory).st_mtime_ns
+        except OSError:
+            return True
+        before, self._changed_ns = self._changed_ns, changed_ns
+        # A file that came in the same tick of the clock, but after the look, changes nothing that can be seen.
+        return changed_ns != before or time.time_ns() - changed_ns < _TICK_NS
 
     def asked(self, question: str = QUESTION_FILE) -> int:
         """The number of the last question, of the launcher's side or another, see :func:`.asking.ask`; 0 where there is none. Never

@@ -13,6 +13,7 @@ Of each host, written by the launcher's side, which needs nothing of the rank fo
 
     RUN/hosts/<host>/stall.json         a standstill: since when, and each rank's process as the kernel sees it
     RUN/hosts/<host>/ends.json          how the ranks' processes ended: exit code, signal, out of memory
+    RUN/hosts/<host>/asked.json         that the launcher was asked to end the job: by which signal, when
 
 All of it may be missing. Documents are replaced as a whole; what :func:`read_stops` gives has only fields of the types that they
 should have. ``docs/formats.md`` describes the fields.
@@ -21,12 +22,14 @@ should have. ``docs/formats.md`` describes the fields.
 from __future__ import annotations
 
 import os
+import signal
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Dict, List, Mapping, Optional
 
 from .files import folders_in, parsed, read_bounded, read_json
 from .layout import (
+    ASKED_FILE,
     CALLS_FILE,
     ENDING_FILE,
     ENDS_FILE,
@@ -39,13 +42,14 @@ from .layout import (
 )
 from .notes import Note
 from .stepevents import CallField
-from .typed import CALL, ENDING, ENDS, PROGRESS, STALL, STANDING, Check, fitting, misfits
+from .typed import ASKED, CALL, ENDING, ENDS, PROGRESS, STALL, STANDING, Check, fitting, misfits
 
 PROGRESS_SCHEMA = "ddpdoctor.progress/1"
 STANDING_SCHEMA = "ddpdoctor.standing/1"
 ENDING_SCHEMA = "ddpdoctor.ending/1"
 STALL_SCHEMA = "ddpdoctor.stall/1"
 ENDS_SCHEMA = "ddpdoctor.ends/1"
+ASKED_SCHEMA = "ddpdoctor.asked/1"
 
 CALL_SLOTS, CALL_SLOT_BYTES = 8, 256
 """Calls that are kept, and bytes of each: the name of a group is the longest part of it, and has some twenty letters."""
@@ -101,6 +105,7 @@ class HostStop:
     """Name of its folder."""
     stall: Optional[Dict[str, Any]] = None
     ends: Optional[Dict[str, Any]] = None
+    asked: Optional[Dict[str, Any]] = None
 
 
 @dataclass(frozen=True)
@@ -109,6 +114,14 @@ class Stops:
 
     ranks: List[RankStop] = field(default_factory=list)
     hosts: List[HostStop] = field(default_factory=list)
+
+
+def signal_name(number: int) -> str:
+    """As people call it."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def read_stops(run: str, notes: List[Note]) -> Stops:
@@ -123,6 +136,7 @@ def read_stops(run: str, notes: List[Note]) -> Stops:
             name,
             document_in(path, STALL_FILE, STALL_SCHEMA, STALL, notes),
             document_in(path, ENDS_FILE, ENDS_SCHEMA, ENDS, notes),
+            document_in(path, ASKED_FILE, ASKED_SCHEMA, ASKED, notes),
         )
         for name, path in _folders(os.path.join(run, "hosts"))
     ]
@@ -155,7 +169,7 @@ def document_in(
     if found is None:
         return None
     if found.get("schema") != schema:
-        notes.append(Note(f"{path} is of another schema ({str(found.get('schema'))[:40]}) and left out."))
+        notes.append(Note(f"{path} is of another schema ({str(found.get('schema'))[:40]}) and is skipped."))
         return None
     return fitting(found, fields, path, notes)
 

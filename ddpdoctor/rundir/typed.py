@@ -133,7 +133,8 @@ TELEMETRY_HEADER: Mapping[str, Check] = {
     **dict.fromkeys(("schema", "host"), _text),
     "started_ns": _moment,
     "host_facts": _with(
-        **dict.fromkeys(("cpu_count_usable", "cpu_count_logical", "memory_total_bytes"), _number)
+        **dict.fromkeys(("cpu_count_usable", "cpu_count_logical", "memory_total_bytes"), _number),
+        cgroup_memory_limit_bytes=_number,
     ),
     "gpus": _list_of(
         lambda value: (
@@ -143,14 +144,21 @@ TELEMETRY_HEADER: Mapping[str, Check] = {
         )
     ),
 }
+_RANK_USE = _with(
+    pid=_process,
+    **dict.fromkeys(("cpu_percent", "rss_bytes", "num_children"), _number),
+    **dict.fromkeys(("process_rss_bytes", "process_memory_bytes", "children_memory_bytes"), _number),
+)
 TELEMETRY_SAMPLE: Mapping[str, Check] = {
     "host": _with(
-        **dict.fromkeys(("cpu_percent", "iowait_percent", "memory_used_bytes"), _number), network=_mapping
+        **dict.fromkeys(("cpu_percent", "iowait_percent", "memory_used_bytes"), _number),
+        **dict.fromkeys(("memory_available_bytes", "cgroup_memory_free_bytes"), _number),
+        network=_mapping,
     ),
     "ranks": lambda value: (
         isinstance(value, dict)
         and all(name.isdecimal() and len(name) < 9 for name in value)
-        and all(_with(pid=_process, cpu_percent=_number, rss_bytes=_number)(used) for used in value.values())
+        and all(map(_RANK_USE, value.values()))
     ),
     "gpus": _list_of(
         lambda value: isinstance(value, dict) and _count(value.get("index")) and not misfits(value, _GPU)
@@ -242,6 +250,11 @@ STALL: Mapping[str, Check] = {
         _with(silent_since_ns=_moment, detected_ns=_moment, silent_s=_number, resumed_ns=_moment)
     ),
 }
+ASKED: Mapping[str, Check] = {
+    **dict.fromkeys(("schema", "host", "boot"), _text),
+    "signal": _count,
+    "at_ns": _moment,
+}
 ENDS: Mapping[str, Check] = {
     **dict.fromkeys(("schema", "host", "boot"), _text),
     **dict.fromkeys(("oom_kills",), _count),
@@ -251,7 +264,7 @@ ENDS: Mapping[str, Check] = {
             pid=_process,
             seen_ns=_moment,
             **dict.fromkeys(("code", "signal", "oom_kills", "step"), _count),
-            **dict.fromkeys(("in_order",), _flag),
+            **dict.fromkeys(("in_order", "joined", "waits"), _flag),
             raised=_list_of(_RAISED),
         )
     ),

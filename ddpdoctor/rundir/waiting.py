@@ -105,7 +105,7 @@ def unsaved_sentence(run: str, waiting: list[Waiting], error: OSError) -> str:
     steps, ranks = sum(each.steps for each in waiting), len(waiting)
     what = f"{steps} recorded step{'s' if steps != 1 else ''}" if steps else "What was recorded"
     places = sorted({os.path.dirname(each.spool) for each in waiting})
-    mended = "free some space for that directory" if error.errno in _NO_ROOM else "once that is mended"
+    mended = "free some space for that directory" if error.errno in _NO_ROOM else "once that is fixed"
     return (
         f"{what} of {ranks} rank{'s' if ranks != 1 else ''} ({sum(each.size for each in waiting) / 1e6:.1f} MB) could not be "
         f"copied to {run} ({reason_of(error)}) and wait{'' if steps > 1 else 's'} in {', '.join(places)}, which is memory: "

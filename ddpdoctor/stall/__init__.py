@@ -9,8 +9,20 @@ A dump is read without Python's unpickler. Who waits is no culprit: the roots ar
 What a rank did not record is unknown, and nobody is accused by it but where all others are there.
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.deferred import deferred
+
+from .answer import Verdict
 from .dumps import Dumps, find_dumps
-from .evidence import evidence_of
-from .verdict import Verdict, of_dumps, of_run
+
+if TYPE_CHECKING:
+    from .evidence import evidence_of
+    from .verdict import of_dumps, of_run
 
 __all__ = ["Dumps", "Verdict", "evidence_of", "find_dumps", "of_dumps", "of_run"]
+
+# Traces alone, of which nothing says that it stopped, need none of these.
+__getattr__ = deferred(__name__, {"evidence_of": "evidence", "of_dumps": "verdict", "of_run": "verdict"})

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ddpdoctor.measure.places import CodeLine
 from ddpdoctor.rundir.phases import Phase
 
 
-@dataclass(frozen=True)
-class Activity:
+class Activity(msgspec.Struct, frozen=True):
     """What it does: a word for rules, and words for readers that go on ``rank 3 ...``."""
 
     name: str
@@ -24,18 +24,18 @@ _BY_PHASE = {
     Phase.EVALUATION: Activity("evaluation", "evaluates"),
     Phase.SAVE: Activity("checkpoint", "writes a checkpoint"),
     Phase.LOAD: Activity("checkpoint", "reads a checkpoint"),
-    Phase.BARRIER: Activity("barrier", "stands in a barrier"),
-    Phase.RENDEZVOUS: Activity("rendezvous", "waits for a process group to be made"),
+    Phase.BARRIER: Activity("barrier", "is in a barrier"),
+    Phase.RENDEZVOUS: Activity("rendezvous", "waits for a process group to be created"),
     Phase.COMPILE: Activity("compile", "compiles with torch.compile"),
-    Phase.DEBUGGER: Activity("debugger", "stands in a debugger"),
+    Phase.DEBUGGER: Activity("debugger", "is in a debugger"),
 }
 _LOCK = Activity("lock", "waits for a lock or for another thread")
 _SLEEP = Activity("sleep", "sleeps")
 _STORAGE = Activity("storage", "waits for storage")
 _NETWORK = Activity("network", "waits for the network")
 _PIPE = Activity("process", "waits for another process")
-_LOOP = Activity("loop", "goes on computing in Python")
-_NATIVE = Activity("native", "stands in native code that keeps Python's lock")
+_LOOP = Activity("loop", "keeps computing in Python")
+_NATIVE = Activity("native", "is in native code that holds Python's lock (the GIL)")
 _STOPPED = Activity("stopped", "is stopped by a signal (SIGSTOP)")
 _TRACED = Activity("debugger", "is stopped by a debugger")
 

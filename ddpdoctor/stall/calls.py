@@ -5,8 +5,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
@@ -39,8 +40,7 @@ _Key = tuple[str, str, float | None]
 _Line = tuple[str, int] | None
 
 
-@dataclass(frozen=True)
-class Call:
+class Call(msgspec.Struct, frozen=True):
     """A collective that a rank called."""
 
     operation: str
@@ -89,8 +89,7 @@ def calls_of(rows: Sequence[Mapping[str, Any]], step: int | None, log: RankLog |
     return tuple(call for call in found if call is not None)
 
 
-@dataclass(frozen=True)
-class Usual:
+class Usual(msgspec.Struct, frozen=True):
     """What ranks called in steps that are over."""
 
     sequences: frozenset[tuple[tuple[_Key, _Line], ...]]

@@ -5,13 +5,16 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from ddpdoctor.measure.hangfacts import StopFacts
 from ddpdoctor.measure.places import Where
+from ddpdoctor.rundir.stops import signal_name
 
-from .evidence import POLITE, RankEvidence, RunEvidence
+from .asked import POLITE
+from .evidence import RankEvidence, RunEvidence
 from .frames import distinct_places, lines_of, place_of
 
 _EFFECT = re.compile(
@@ -38,8 +41,11 @@ _SOURCE = re.compile(r"\[/[^\]]*\] ?")
 """Where in torch's own source an error was made."""
 
 
-@dataclass(frozen=True)
-class Ends:
+_TOGETHER_NS = 100_000_000
+"""A signal to a whole process group reaches ranks and launcher together, and each of them notes it when it next runs."""
+
+
+class Ends(msgspec.Struct, frozen=True):
     """Causes by the name of their fact, and what followed."""
 
     causes: dict[str, StopFacts]
@@ -51,7 +57,7 @@ def ends_of(run: RunEvidence) -> Ends:
     effects: list[str] = []
     causes: dict[str, StopFacts] = {}
     dead = _deaths(run)
-    raised = _exceptions(run)
+    raised = [each for each in _exceptions(run) if not _was_asked_before(run, each.raised_ns)]
     own = [each for each in raised if not _is_effect(each)]
     first = [each for each in own if _in_time(run, each.raised_ns)]
     if dead:
@@ -96,15 +102,25 @@ def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopF
 
 
 def _in_time(run: RunEvidence, at_ns: int | None) -> bool:
-    """Whether it came before the standstill was noticed: what comes after is its effect."""
+    """Whether it came before the standstill was noticed, and before somebody ended the job: what comes after is an effect."""
+    if _was_asked_before(run, at_ns):
+        return False
     return not run.hangs or run.detected_ns is None or at_ns is None or at_ns <= run.detected_ns
+
+
+def _was_asked_before(run: RunEvidence, at_ns: int | None) -> bool:
+    asked_ns = run.asked.at_ns if run.asked is not None else None
+    return asked_ns is not None and at_ns is not None and at_ns > asked_ns - _TOGETHER_NS
 
 
 def _deaths(run: RunEvidence) -> list[RankEvidence]:
     """Ranks whose processes ended by something that is neither an exception nor the end of the job, the first ones."""
     gone = [each for each in run.ranks.values() if each.is_gone and not each.raised]
-    by_force = [each for each in gone if each.signal is not None and each.signal not in POLITE]
-    by_code = [each for each in gone if each.code and each.code - 128 not in POLITE]
+    asked = run.asked.signal if run.asked is not None else None
+    # Nobody asks by SIGKILL: a rank that ends by it was killed, by the kernel for lack of memory perhaps.
+    polite = POLITE | ({asked} if asked and asked != signal.SIGKILL else set())
+    by_force = [each for each in gone if each.signal is not None and each.signal not in polite]
+    by_code = [each for each in gone if each.code and each.code - 128 not in polite]
     found = [each for each in (*by_force, *by_code) if _in_time(run, each.gone_ns)]
     if found or len(gone) == len(run.ranks):
         return found
@@ -117,14 +133,14 @@ def _death(dead: Sequence[RankEvidence], run: RunEvidence) -> StopFacts:
     memory = first.signal == signal.SIGKILL and (first.oom_kills > 0 or run.oom_kills > 0)
     evidence = []
     if memory:
-        evidence.append("The kernel counted a process killed for want of memory in the job's control group.")
+        evidence.append("The kernel counted a process killed for lack of memory in the job's control group.")
     segfault = "Fatal Python error" in first.faults
     if segfault:
         evidence.append(f"faulthandler wrote: {_fatal_line(first.faults)}.")
     return StopFacts(
         ranks=sorted(each.rank for each in dead),
         kind="memory" if memory else "signal" if first.signal is not None else "code",
-        message=_signal_name(first.signal) if first.signal is not None else f"exit code {first.code}",
+        message=signal_name(first.signal) if first.signal is not None else f"exit code {first.code}",
         step=first.step,
         where=distinct_places([each.where for each in dead]),
         evidence=evidence,
@@ -133,13 +149,6 @@ def _death(dead: Sequence[RankEvidence], run: RunEvidence) -> StopFacts:
 
 def _fatal_line(faults: str) -> str:
     return shortened(faults[faults.rfind("Fatal Python error") :].split("\n", 1)[0], _MOST_MESSAGE)
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def _exceptions(run: RunEvidence) -> list[RankEvidence]:
@@ -158,6 +167,8 @@ def shortened(text: str, most: int) -> str:
 
 def _text(raised: Mapping[str, Any]) -> str:
     message = " ".join(str(raised.get("message") or "").split())
+    if message.endswith(".") and not message.endswith(".."):
+        message = message[:-1]  # sentences that quote it have a point of their own
     return f"{raised.get('type') or 'an exception'}{': ' if message else ''}{message}"
 
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from .groups import Table
 from .recording import Operation, Recording
 from .waiting import Partner, Stuck, partners_of, stuck_collectives, unfinished
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     peers: int = 3
     """So many ranks that wait at the same collective must have issued more, all of them the same, before one that did not is
     told to have stopped by itself: the hosts of two may just run ahead of their devices by different amounts."""
@@ -40,8 +40,7 @@ class Why(StrEnum):
     """It has not issued its part of a send or receive."""
 
 
-@dataclass(frozen=True)
-class Root:
+class Root(msgspec.Struct, frozen=True):
     """A rank that keeps others, and is kept by none."""
 
     rank: int
@@ -54,8 +53,7 @@ class Root:
     """Who waits for its message."""
 
 
-@dataclass(frozen=True)
-class Blame:
+class Blame(msgspec.Struct, frozen=True):
     """Who keeps the job."""
 
     roots: list[Root]

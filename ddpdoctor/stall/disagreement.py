@@ -88,9 +88,9 @@ def _kind(one: Call, other: Call | None, run: RunEvidence) -> Difference:
 
 def _called(rank: int, call: Call) -> str:
     at = f" at {call.where.file}:{call.where.line}" if call.where else ""
-    return f"Rank {rank} had called {call.words}{at} and not come back from it."
+    return f"Rank {rank} had called {call.words}{at}, and the call had not returned."
 
 
 def _met(each: RankEvidence) -> str:
     how = f"ended rank {each.rank}" if each.signal is not None else f"had rank {each.rank} raise"
-    return f"Gloo {how}: what it was sent does not fit what it had called."
+    return f"Gloo {how}: what it received does not match what it had called."

@@ -1,20 +1,21 @@
-"""Dumps of torch's flight recorder among files: found by name and content, read one by one; a bad one costs a sentence."""
+"""Dumps of torch's flight recorder among files: found by name and content, read one by one; a bad one costs a sentence.
+
+Every analysis looks for some and hardly any finds one: what reads them is imported where one lies.
+"""
 
 from __future__ import annotations
 
 import glob
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
-from ddpdoctor.rundir.files import parsed, read_bounded
+import msgspec
 
-from .groups import expected_ranks
-from .plainpickle import MOST_BYTES, NotPlainError, read_plain
-from .recording import GroupKey, NoDumpError, Recording, recording_of
+if TYPE_CHECKING:
+    from .recording import Recording
 
 _NAMED = re.compile(r"(?:.*[^0-9])?(?<!_-)(\d{1,7})(?:\.(?:json|pkl|pickle|bin))?", re.IGNORECASE)
 """``_dump_9``, ``nccl_trace_rank_9``, ``rank9.json``: the last number is the rank; ``_dump_-1`` is nobody's."""
@@ -24,16 +25,12 @@ _DUMP = re.compile(r"dump|flight|nccl", re.IGNORECASE)
 """What is named so and is no file, such as a FIFO or a link to nothing, is told of."""
 _HEAD_BYTES = 1 << 16
 _JSON_MARKS = (b'"collective_seq_id"', b'"pg_config"', b'"record_id"', b'"nccl_version"', b'"pg_status"')
-_PICKLE = re.compile(rb"\x80[\x02-\x05]")
+PICKLE = re.compile(rb"\x80[\x02-\x05]")
 MOST_FILES = 100_000
 """Of one folder."""
-_MOST_CONTAINERS, _MOST_VALUES = 2 << 20, 6 << 20
-"""Of a dump in JSON: lists and objects, and all values. One of 64 MiB as torch writes them has a quarter of that; a file of nothing
-but brackets would become a gigabyte of objects."""
 
 
-@dataclass(frozen=True)
-class Dumps:
+class Dumps(msgspec.Struct, frozen=True):
     """The dumps at some paths, by rank, and what was left out, a sentence each."""
 
     recordings: list[Recording]
@@ -44,6 +41,8 @@ class Dumps:
     @property
     def world_size(self) -> int | None:
         """Ranks of the job, as far as any group's members tell; None without a dump."""
+        from .groups import expected_ranks
+
         return len(expected_ranks(self.recordings)) or None
 
     @property
@@ -62,6 +61,8 @@ def find_dumps(paths: Sequence[str]) -> Dumps:
             rank = _rank_of(Path(file).name)
             if rank is None or not _looks_like_one(file):
                 continue
+            from .reading import read_dump
+
             files.add(file)
             read = read_dump(file, rank)
             if isinstance(read, str):
@@ -72,29 +73,6 @@ def find_dumps(paths: Sequence[str]) -> Dumps:
             else:
                 newest[rank] = read
     return Dumps([newest[rank] for rank in sorted(newest)], frozenset(files), tuple(notes))
-
-
-def read_dump(path: str, rank: int, known: Mapping[str, GroupKey] | None = None) -> Recording | str:
-    """The dump in the file ``path``, or a sentence that says why there is none; ``known`` are groups that it need not tell."""
-    try:
-        data = read_bounded(path, MOST_BYTES, follow=True)
-        if not data:
-            return f"{path} is empty: rank {rank} was ended before it wrote its dump."
-        document = read_plain(data) if _PICKLE.match(data) else _json(data)
-        return recording_of(document, rank, path, os.stat(path).st_mtime_ns, known)  # noqa: PTH116
-    except OSError as error:
-        reason = (error.strerror or str(error)).lower()
-    except (NotPlainError, NoDumpError, ValueError) as error:
-        reason = str(error)
-    return f"{path} is left out as a flight recorder dump: {reason}."
-
-
-def _json(data: bytes) -> Any:
-    """Raises ValueError, with a reason in words."""
-    containers = data.count(b"[") + data.count(b"{")
-    if containers > _MOST_CONTAINERS or containers + data.count(b",") > _MOST_VALUES:
-        raise ValueError("it holds more values than any recorder writes")
-    return parsed(data)[0]
 
 
 def _rank_of(name: str) -> int | None:
@@ -125,6 +103,6 @@ def _looks_like_one(file: str) -> bool:
     except OSError:
         return False
     meant = _MEANT.search(Path(file).name) is not None
-    if not head or _PICKLE.match(head):
+    if not head or PICKLE.match(head):
         return meant
     return head.lstrip()[:1] in (b"{", b"[") and any(mark in head for mark in _JSON_MARKS)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
@@ -21,20 +21,18 @@ from ddpdoctor.rundir.stops import (
     read_stops,
 )
 
+from .asked import Asked, asked_to_end
 from .calls import Call, Usual, calls_of, usual_calls
-from .dumps import read_dump
 from .frames import faulting_stack, first_thread_stack, is_users, lines_of, place_of
+from .reading import read_dump
 from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording
 
-POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
-"""Signals by which a launcher, a scheduler or a person ends a job."""
 _BY_EXCEPTION = (End.EXCEPTION, End.RAISING)
 _GOES_ON = LONG_PHASES | {Phase.DEBUGGER}
 """Phases that may last as long as they like."""
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     least_s: float = 30.0
     """Nobody watched whether a job without a word on its standstill stood: below this, compilers and caches stand as long."""
     most_s: float = 366 * 86_400.0
@@ -46,8 +44,7 @@ class _Tuning:
 _TUNING = _Tuning()
 
 
-@dataclass(frozen=True)
-class RankEvidence:
+class RankEvidence(msgspec.Struct, frozen=True):
     """One rank, where it was last seen. What is not known is None, or empty."""
 
     rank: int
@@ -59,7 +56,9 @@ class RankEvidence:
     phase: str | None = None
     stack: Sequence[CodeLine] = ()
     where: Where | None = None
-    process: Mapping[str, Any] = field(default_factory=dict)
+    sampled: Where | None = None
+    """The user's line of its last stack sample, be it of a step that is over."""
+    process: Mapping[str, Any] = msgspec.field(default_factory=dict)
     joined: bool = True
     """Whether it had joined its process group, or nothing says that it had not."""
     answered: bool | None = None
@@ -93,8 +92,7 @@ class RankEvidence:
         return self.faults.rfind("Timeout (") > self.faults.rfind("Fatal Python error")
 
 
-@dataclass(frozen=True)
-class RunEvidence:
+class RunEvidence(msgspec.Struct, frozen=True):
     """A run, as far as it stopped."""
 
     ranks: dict[int, RankEvidence]
@@ -109,12 +107,14 @@ class RunEvidence:
     oom_kills: int
     notes: list[Note]
     backend: str | None = None
-    usual: Usual = field(default_factory=lambda: usual_calls([]))
+    usual: Usual = msgspec.field(default_factory=lambda: usual_calls([]))
     """What ranks called in the steps before."""
-    devices: Mapping[int, Sequence[str]] = field(default_factory=dict)
+    devices: Mapping[int, Sequence[str]] = msgspec.field(default_factory=dict)
     """By rank, errors that were counted on its device."""
     looked_ns: int | None = None
     """When it was last looked at."""
+    asked: Asked | None = None
+    """How somebody ended it."""
 
     def stood(self, each: RankEvidence) -> bool:
         """Whether a rank was there when the job stood: what ended later was ended by somebody's watchdog, or by hand."""
@@ -162,6 +162,7 @@ def evidence_of(
     stalls = [host.stall for host in stops.hosts if host.stall]
     since_s = _stood_s(stalls, ranks, logs, manifest)
     known = [each.step for each in ranks.values() if each.step is not None]
+    asked = asked_to_end(manifest, records, stops.hosts)
     return RunEvidence(
         ranks,
         hangs=since_s is not None,
@@ -170,20 +171,15 @@ def evidence_of(
         detected_ns=min((s["detected_ns"] for s in stalls if s.get("detected_ns")), default=None),
         since_s=since_s,
         step=max(known, default=None),
-        exit_code=None if _was_asked_to_end(manifest) else manifest.get("exit_code"),
+        exit_code=None if asked else manifest.get("exit_code"),
         oom_kills=sum(int((host.ends or {}).get("oom_kills") or 0) for host in stops.hosts),
         notes=notes,
         backend=next((str(info["backend"]) for info in infos.values() if info.get("backend")), None),
         usual=usual_calls(logs),
         devices=devices or {},
         looked_ns=max((s["looked_ns"] for s in stalls if s.get("looked_ns")), default=None),
+        asked=asked,
     )
-
-
-def _was_asked_to_end(manifest: Mapping[str, Any]) -> bool:
-    """Whether a person or a scheduler ended the job."""
-    code = manifest.get("exit_code") or 0
-    return manifest.get("signal") in POLITE or code - 128 in POLITE or -code in POLITE
 
 
 def _all_stops(runs: Sequence[RunDirectory], notes: list[Note]) -> Stops:
@@ -214,11 +210,12 @@ def _of(
     documents = [each for each in (ending, stop.standing, stop.progress) if each] if stop else []
     newest = max(documents, key=lambda each: each.get("at_ns") or 0, default={})
     faults = stop.faults if stop else ""
-    joined = seen.get("joined") is not False
+    joined = seen.get("joined", ended.get("joined")) is not False
+    waits = seen.get("waits", ended.get("waits"))
     told = first_thread_stack(seen.get("faults") or "")
     stack, where = _stack(newest, faults, log) if joined else (told, place_of(told))
     phase = newest.get("phase") or seen.get("phase")
-    if not joined and seen.get("waits"):
+    if not joined and waits:
         phase = Phase.RENDEZVOUS
     raised = ending.get("raised") or () if ending.get("how") in _BY_EXCEPTION else newest.get("raised") or ()
     raised = raised or ended.get("raised") or ()
@@ -227,7 +224,6 @@ def _of(
     # Each of them looked at another moment, and was cut off at another one; steps only grow.
     steps = [newest.get("step"), seen.get("step"), ended.get("step"), _next_step(log)]
     step = max((each for each in steps if each is not None), default=None)
-    waits = seen.get("waits")
     if waits is None and phase is not None:
         waits = phase in WAITING_PHASES or (
             phase == Phase.BACKWARD and bool(stack) and "torch" in stack[0].file
@@ -241,6 +237,7 @@ def _of(
         phase=phase,
         stack=stack,
         where=where,
+        sampled=_last_sampled(log),
         process=seen.get("process") or {},
         joined=joined,
         answered=seen.get("answered") if joined else None,
@@ -282,12 +279,14 @@ def _stack(
     if raised and not stack:
         stack = lines_of(raised[0].get("frames"))
     where = place_of(lines_of(newest.get("user"))) or place_of(stack)
-    if where is None and not raised and log is not None and len(log.samples):
-        number = int(log.samples[-1, 1])
-        seen = log.sample_where.get(number)
-        if seen is not None and is_users(seen) and int(log.samples[-1, 0]) > (_last_end_ns(log) or 0):
-            where = seen
+    if where is None and not raised and (_last_sample_ns(log) or 0) > (_last_end_ns(log) or 0):
+        where = _last_sampled(log)
     return stack, where
+
+
+def _last_sampled(log: RankLog | None) -> Where | None:
+    seen = log.sample_where.get(int(log.samples[-1, 1])) if log is not None and len(log.samples) else None
+    return seen if seen is not None and is_users(seen) else None
 
 
 def _next_step(log: RankLog | None) -> int | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from .recording import DEFAULT_DESCRIPTION, GroupKey, Operation, Recording
 
@@ -11,13 +12,12 @@ _DEFAULT = ("0", DEFAULT_DESCRIPTION)
 """Name and description of the group of all ranks."""
 
 
-@dataclass
-class Seat:
+class Seat(msgspec.Struct):
     """One member of a group, by its own recording."""
 
-    by_sequence: dict[int, list[Operation]] = field(default_factory=dict)
+    by_sequence: dict[int, list[Operation]] = msgspec.field(default_factory=dict)
     """What it issued; several operations of one number are one coalesced collective."""
-    pending: dict[int, Operation] = field(default_factory=dict)
+    pending: dict[int, Operation] = msgspec.field(default_factory=dict)
     last: int | None = None
     """Number of the last collective that it issued; None where the recording has none of the group."""
 
@@ -27,13 +27,12 @@ class Seat:
         return self.by_sequence[max(known)][0] if known else None
 
 
-@dataclass
-class Table:
+class Table(msgspec.Struct):
     """A process group with a seat for each member that has a recording."""
 
     key: GroupKey
     members: tuple[int, ...]
-    seats: dict[int, Seat] = field(default_factory=dict)
+    seats: dict[int, Seat] = msgspec.field(default_factory=dict)
     told: bool = True
     """Whether a recording tells the members, or they are those that were seen."""
 

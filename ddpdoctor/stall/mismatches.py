@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from .groups import Seat, Table
 from .recording import GroupKey, Operation
@@ -25,8 +26,7 @@ class Difference(StrEnum):
     DTYPE = "dtype"
 
 
-@dataclass(frozen=True)
-class Mismatch:
+class Mismatch(msgspec.Struct, frozen=True):
     """The first difference of a group."""
 
     group: GroupKey

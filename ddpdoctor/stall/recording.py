@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from math import prod
 from typing import Any
+
+import msgspec
 
 from ddpdoctor.measure.places import CodeLine
 from ddpdoctor.rundir.files import parsed
@@ -32,8 +33,7 @@ class NoDumpError(ValueError):
     """The document is no flight recorder's; the text says why, as part of a sentence."""
 
 
-@dataclass(frozen=True, slots=True)
-class Operation:
+class Operation(msgspec.Struct, frozen=True):
     """One operation that a rank issued."""
 
     group: GroupKey
@@ -66,8 +66,7 @@ class Operation:
         return sum(map(prod, self.outputs))
 
 
-@dataclass(frozen=True, slots=True)
-class GroupKey:
+class GroupKey(msgspec.Struct, frozen=True):
     """A process group. Ranks that split a group may have several of one name, of which each rank knows its own."""
 
     name: str
@@ -87,8 +86,7 @@ class GroupKey:
         return f"{described} ({self.name})" if described and described != self.name else self.name
 
 
-@dataclass(frozen=True)
-class Recording:
+class Recording(msgspec.Struct, frozen=True):
     """One rank's dump."""
 
     rank: int
@@ -100,7 +98,7 @@ class Recording:
     """Collectives, in the order in which they were issued."""
     messages: list[Operation]
     """Sends and receives."""
-    enqueued: dict[GroupKey, int] = field(default_factory=dict)
+    enqueued: dict[GroupKey, int] = msgspec.field(default_factory=dict)
     """What was issued last in a group, by torch's own count, which takes in sends and receives."""
     first_ns: int | None = None
     """When the oldest operation that the dump holds was issued."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir.phases import phase_words
+from ddpdoctor.rundir.stops import signal_name
 
 from .activity import Activity, activity_of
 from .evidence import RankEvidence, RunEvidence
@@ -44,7 +45,7 @@ def standing_of(each: RankEvidence, guilty: Iterable[int], run: RunEvidence) -> 
         collective=_last_collective(each),
         state=_state(each, does, each.rank in guilty, run.stood(each)),
         since_s=_stood_s(each, run),
-        where=last_at(each),
+        where=last_at(each) or (each.sampled if run.asked is not None and not run.hangs else None),
         stack=list(each.stack[:MOST_FRAMES]),
     )
 
@@ -67,17 +68,27 @@ def _state(each: RankEvidence, does: Activity | None, guilty: bool, stood: bool)
     if each.waits and stood:
         return "waits for other ranks"
     if each.signal is not None:
-        return f"ended by signal {each.signal}"
+        return f"{_before_joining(each)}ended by {signal_name(each.signal)}"
+    if not each.joined and each.is_gone and each.code is None:
+        return f"{_before_joining(each)}ended"
     if each.is_gone and each.code is not None:
         return f"ended with exit code {each.code}"
     if each.in_order:
         return "has ended in order"
     recording = each.recording
     if recording is None:
-        return "left no dump" if not each.stack and each.phase is None else None
+        seen = each.stack or each.phase is not None or each.step is not None
+        return None if seen else "left no dump"
     if any(o.pending for o in (*recording.operations, *recording.messages)):
         return "has collectives pending" if guilty else "waits for other ranks"
     return "has nothing pending"
+
+
+def _before_joining(each: RankEvidence) -> str:
+    """How far one had come that had not joined its process group."""
+    if each.joined:
+        return ""
+    return f"{'waited in' if each.waits else 'had not called'} init_process_group, "
 
 
 def _last_collective(each: RankEvidence) -> str | None:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
-from ddpdoctor.measure.hangfacts import HangFacts, Standing, StopFacts
+from ddpdoctor.measure.hangfacts import HangFacts, StopFacts
 from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir.phases import Phase
+from ddpdoctor.rundir.stops import signal_name
 
+from .answer import Verdict
+from .asked import POLITE, Asked
 from .causes import ends_of
 from .chains import Blame, Root, Why, blame
 from .devices import of_devices
@@ -28,15 +31,6 @@ from .waiting import Stuck
 
 _MOST_EVIDENCE = 12
 """Sentences of a finding."""
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What stopped, and where each rank stands."""
-
-    facts: HangFacts
-    standing: list[Standing]
-    notes: list[str]
 
 
 def of_dumps(dumps: Dumps) -> Verdict:
@@ -64,9 +58,25 @@ def of_dumps(dumps: Dumps) -> Verdict:
 def of_run(run: RunEvidence) -> Verdict:
     """The verdict on a recorded run."""
     failed = any(each.raised or each.signal or each.code for each in run.ranks.values())
-    if not run.hangs and not failed and not run.exit_code:
+    if not run.hangs and not failed and not run.exit_code and run.asked is None:
         return Verdict(HangFacts(looked=True), [], [])
-    return _stopped(run, [])
+    if run.asked is None and not run.hangs:
+        run = replace(run, asked=_asked_below_the_launcher(run))
+    found = _stopped(run, [])
+    if found.facts.state is not None or run.asked is None:
+        return found
+    standing = [standing_of(each, (), run) for _, each in sorted(run.ranks.items())]
+    return replace(found, standing=standing, ended_by=_signal(run.asked))
+
+
+def _asked_below_the_launcher(run: RunEvidence) -> Asked | None:
+    """Where somebody ended torchrun itself, it passes the signal on to all ranks and leaves with 1."""
+    ends = {None if each.raised else each.signal for each in run.ranks.values()}
+    return Asked(min(number for number in ends if number)) if ends and ends <= POLITE else None
+
+
+def _signal(asked: Asked) -> str:
+    return "" if asked.signal is None else signal_name(asked.signal)
 
 
 def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Verdict:
@@ -81,7 +91,7 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
         causes = {name: _with_waiting(cause, found, run) for name, cause in causes.items()}
     elif run.hangs:
         causes = _hang(run, tables, found, recordings, notes, only_dumps)
-    elif run.exit_code:
+    elif run.exit_code and run.asked is None:
         causes = {"unexplained": StopFacts(message=f"exit code {run.exit_code}", step=run.step)}
     causes = of_devices(causes, run)
     guilty = {rank for cause in causes.values() for rank in cause.ranks or ()}
@@ -116,7 +126,7 @@ def _hang(
     """Why ranks stand of which none died or raised."""
     alive = [each for each in run.ranks.values() if run.stood(each)]
     if alive and all(each.phase == Phase.RENDEZVOUS for each in alive):
-        return {"rendezvous": _simple(run, [], alive, "wait for a process group to be made")}
+        return {"rendezvous": _simple(run, [], alive, "wait for a process group to be created")}
     mismatch = next(iter(first_differences(tables)), None)
     if mismatch is not None:
         return _of_mismatch(mismatch, run)
@@ -124,7 +134,7 @@ def _hang(
     unseen = only_dumps and all(root.why is Why.NO_RECORDING for root in roots)
     if roots and unseen and len(recordings) * 2 < len(run.ranks):
         notes.append(
-            "Fewer than half of the job's ranks left a dump, so that nobody can be named: collect those of all."
+            "Fewer than half of the job's ranks left a dump, so no rank can be named: collect the dumps of all ranks."
         )
         roots = []
     if roots:
@@ -211,12 +221,12 @@ def _seen(root: Root, each: RankEvidence) -> list[str]:
     if root.stuck is not None and root.why in (Why.NOT_ISSUED, Why.STOPPED_EARLY, Why.CIRCLE):
         said.append(_missing(root.rank, root.stuck, recording))
     if root.why is Why.STOPPED_EARLY:
-        said.append(f"Rank {root.rank} waits as others do, but those issued more meanwhile.")
+        said.append(f"Rank {root.rank} waits like others, but those issued more in the meantime.")
     if root.why is Why.CIRCLE:
         said.append(f"Rank {root.rank} itself waits for a rank that waits for it.")
     if root.why is Why.NO_RECORDING:
         said.append(
-            f"Rank {root.rank} left no dump of that time, and no other rank's dump explains the hang."
+            f"Rank {root.rank} left no dump from that time, and no other rank's dump explains the hang."
         )
     if root.why is Why.NO_MESSAGE:
         said.append(
@@ -261,7 +271,7 @@ def _of_waits(run: RunEvidence, found: Blame) -> dict[str, StopFacts]:
     barriers = [each for each in waiting if each.phase == Phase.BARRIER]
     if barriers and len(barriers) < len(waiting) and len(places) > 1:
         others = [each for each in waiting if each.phase != Phase.BARRIER]
-        stop = _simple(run, barriers, others, "stands in a barrier", "barrier")
+        stop = _simple(run, barriers, others, "is in a barrier", "barrier")
         return {"different": msgspec.structs.replace(stop, kind=Difference.EXTRA.value, unlike="barrier")}
     if found.whole:
         return {"together": _together(found.whole[0], run)}

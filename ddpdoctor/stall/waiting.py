@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from .groups import Table
 from .recording import GroupKey, Operation, Recording
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     slack_ns: int = 5_000_000_000
     """A dump that was written so long before others issued a collective says nothing of it: watchdogs look every second or so,
     and file servers' clocks differ a little."""
@@ -20,8 +20,7 @@ class _Tuning:
 _TUNING = _Tuning()
 
 
-@dataclass(frozen=True)
-class Stuck:
+class Stuck(msgspec.Struct, frozen=True):
     """A collective at which some ranks stand."""
 
     group: GroupKey
@@ -139,8 +138,7 @@ def unfinished(table: Table) -> dict[int, list[Operation]]:
     }
 
 
-@dataclass(frozen=True)
-class Partner:
+class Partner(msgspec.Struct, frozen=True):
     """A rank with which another has sends or receives pending."""
 
     rank: int

@@ -94,6 +94,7 @@ class Cgroup:
             "cgroup_cpu_periods": worst.get("nr_periods"),
             "cgroup_cpu_throttled_periods": worst.get("nr_throttled"),
             "cgroup_memory_used_bytes": used,
+            "cgroup_memory_free_bytes": self.free_memory_bytes(),
         }
 
 

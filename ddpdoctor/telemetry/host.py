@@ -28,7 +28,7 @@ HOST_FIELDS = (
     *("pressure_cpu_some_percent", "pressure_memory_some_percent", "pressure_memory_full_percent"),
     *("pressure_io_some_percent", "pressure_io_full_percent"),
     *("cgroup_throttled_usec", "cgroup_cpu_periods", "cgroup_cpu_throttled_periods"),
-    "cgroup_memory_used_bytes",
+    *("cgroup_memory_used_bytes", "cgroup_memory_free_bytes"),
 )
 
 
@@ -105,7 +105,7 @@ class HostSampler:
             return {}
         cores = [
             {field: getattr(later, field) - getattr(earlier, field) for field in later._fields}
-            for earlier, later in zip(before, now, strict=True)
+            for earlier, later in zip(before, now)
         ]
         totals = {field: sum(core[field] for core in cores) for field in cores[0]}
         return {

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional
 
 import psutil
 
@@ -18,7 +18,7 @@ _STACKED_DISKS = ("dm-", "md", "loop", "ram", "zram")
 # port_xmit_data and port_rcv_data count 32-bit words (InfiniBand architecture specification, PortCounters).
 _RDMA_BYTES_A_COUNT = 4
 
-PerSecond = Callable[[str, float | None], float | None]
+PerSecond = Callable[[str, Optional[float]], Optional[float]]
 
 
 def rate(now: float | None, before: float | None, elapsed_s: float) -> float | None:
@@ -46,7 +46,7 @@ def share_percent(times: Mapping[str, float], field: str) -> float | None:
 
 
 def load() -> dict[str, object]:
-    return dict(zip(("load_average_1m", "load_average_5m", "load_average_15m"), os.getloadavg(), strict=True))
+    return dict(zip(("load_average_1m", "load_average_5m", "load_average_15m"), os.getloadavg()))
 
 
 def memory() -> dict[str, object]:

@@ -90,7 +90,7 @@ class NvmlSampler:
     def _driver_facts(self) -> dict[str, object]:
         facts: dict[str, object] = {"driver_version": None, "nvml_version": None, "cuda_driver_version": None}
         names = ("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
-        for field, name in zip(("driver_version", "nvml_version"), names, strict=True):
+        for field, name in zip(("driver_version", "nvml_version"), names):
             try:
                 facts[field] = getattr(self._nv, name)()
             except Exception as error:
@@ -145,7 +145,7 @@ class NvmlSampler:
             if gpu.lost or reading.fields[0] in gpu.unsupported:
                 continue
             try:
-                values.update(zip(reading.fields, reading.read(self._nv, gpu.handle), strict=True))
+                values.update(zip(reading.fields, reading.read(self._nv, gpu.handle)))
             except Exception as error:
                 self._note(gpu, reading.fields[0], error)
         return values
@@ -158,7 +158,7 @@ class NvmlSampler:
         except Exception as error:
             self._note(gpu, _LINK_FIELDS[0], error)
             return {}
-        return dict(zip(_LINK_FIELDS, (sum(map(bool, states)), states.count(0)), strict=True))
+        return dict(zip(_LINK_FIELDS, (sum(map(bool, states)), states.count(0))))
 
     def _xids(self, gpu: _Gpu) -> list[int] | None:
         """The Xid codes that arrived since the last sample."""

@@ -7,8 +7,9 @@ threads, a scan of all of /proc at every sample would cost more than all else he
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -21,7 +22,11 @@ RANK_FIELDS = (
     *("pid", "cpu_percent", "main_cpu_percent", "rss_bytes", "num_threads", "num_children"),
     *("io_read_bytes_per_s", "io_write_bytes_per_s"),
     *("voluntary_context_switches_per_s", "involuntary_context_switches_per_s", "cpu_affinity_count"),
+    *("process_rss_bytes", "process_memory_bytes", "children_memory_bytes"),
 )
+_OWN_PAGES = (b"RssAnon:", b"RssShmem:")
+"""Lines of /proc/PID/status. Pages of files (RssFile) are left out: the kernel takes them back when it wants, and a data set
+that is read through a memory map fills them."""
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,7 @@ class _Counters:
 
     cpu_s: float
     rss_bytes: int
+    memory_bytes: int | None
     read_bytes: int | None
     write_bytes: int | None
 
@@ -115,6 +121,9 @@ def _measure(rank: _Rank, descendants: list[int], newborn: Set[int]) -> dict[str
         "voluntary_context_switches_per_s": _switch_rate(now_switches, previous, 0, elapsed_s),
         "involuntary_context_switches_per_s": _switch_rate(now_switches, previous, 1, elapsed_s),
         "cpu_affinity_count": _affinity(process),
+        "process_rss_bytes": own.rss_bytes,
+        "process_memory_bytes": own.memory_bytes,
+        "children_memory_bytes": _sum_of_memory([tree[pid] for pid in tree if pid != process.pid]),
     }
     rank.seen_s, rank.tree, rank.switches = now_s, tree, now_switches
     return values
@@ -159,9 +168,26 @@ def _counters(process: psutil.Process) -> _Counters:
     return _Counters(
         cpu_s=times.user + times.system,
         rss_bytes=process.memory_info().rss,
+        memory_bytes=_memory_bytes(process.pid),
         read_bytes=None if io is None else io.read_bytes,
         write_bytes=None if io is None else io.write_bytes,
     )
+
+
+def _memory_bytes(pid: int) -> int | None:
+    """What of the process's resident memory is no page of a file; None where the system does not tell (Linux before 4.5)."""
+    try:
+        with Path(f"/proc/{pid}/status").open("rb") as status:
+            own = [line.split() for line in status if line.startswith(_OWN_PAGES)]
+        return sum(int(count) for _, count, _ in own) * 1024 if len(own) == len(_OWN_PAGES) else None
+    except (OSError, ValueError):
+        return None
+
+
+def _sum_of_memory(processes: Collection[_Counters]) -> int | None:
+    """Pages that forked workers share with each other are counted for each of them. None where one of them cannot be read."""
+    known = [each.memory_bytes for each in processes if each.memory_bytes is not None]
+    return sum(known) if len(known) == len(processes) else None
 
 
 def _child(pid: int) -> _Counters | None:

@@ -27,18 +27,21 @@ RANK_METRICS: Mapping[str, tuple[str, str]] = {
     "ddpdoctor_steps_total": ("counter", "Optimizer steps that the rank has completed."),
     "ddpdoctor_since_last_step_seconds": (
         "gauge",
-        "How long ago the rank finished its newest step: it grows while the job hangs.",
+        "Seconds since the rank finished its newest step: it grows while the job hangs.",
     ),
     "ddpdoctor_step_seconds": ("gauge", "Median step time of the rank over its newest steps."),
     "ddpdoctor_late_seconds": (
         "gauge",
         "How much later than the median of the others it reaches the gradient reduction.",
     ),
-    "ddpdoctor_late_age_seconds": ("gauge", "How long ago the newest step ended that late_seconds is of."),
+    "ddpdoctor_late_age_seconds": (
+        "gauge",
+        "Seconds since the end of the newest step that late_seconds covers.",
+    ),
     "ddpdoctor_data_wait_seconds": ("gauge", "Median time per step in which the rank waits for data."),
     "ddpdoctor_recorded_age_seconds": (
         "gauge",
-        "How long ago the newest step ended that the rank recorded in full: data waits and samples are of those.",
+        "Seconds since the end of the newest step that the rank recorded in full: data waits and samples are from those.",
     ),
     "ddpdoctor_rank_cpu_cores": ("gauge", "CPU cores in use by the rank and its children."),
     "ddpdoctor_rank_memory_bytes": ("gauge", "Resident memory of the rank and its children."),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -60,9 +61,10 @@ class Telemetry:
 
     def rank_column(self, rank: int, field: str) -> Column:
         """A number of a rank's process tree, e.g. ``cpu_percent``."""
-        return self._column(
-            _within(_dict(sample.get("ranks")).get(str(rank)), field) for sample in self.samples
-        )
+        if field not in self._of_ranks:
+            self._of_ranks[field] = self._columns_of_ranks(field)
+        values = self._of_ranks[field].get(str(rank))
+        return self._times(), np.full(len(self.samples), np.nan) if values is None else values
 
     def rank_gpus(self) -> dict[int, list[int]]:
         """Rank -> indices of the GPUs on which NVML saw its process.
@@ -77,6 +79,24 @@ class Telemetry:
                     if process.get("pid") in ranks:
                         found.setdefault(ranks[process["pid"]], set()).add(int(gpu["index"]))
         return {rank: sorted(gpus) for rank, gpus in sorted(found.items())}
+
+    @cached_property
+    def _of_ranks(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
+        """By field and rank, what was asked for so far: of a job of many ranks each is asked for the same few."""
+        return {}
+
+    def _columns_of_ranks(self, field: str) -> dict[str, npt.NDArray[np.float64]]:
+        found: dict[str, npt.NDArray[np.float64]] = {}
+        for place, sample in enumerate(self.samples):
+            for rank, values in _dict(sample.get("ranks")).items():
+                value = _dict(values).get(field)
+                if isinstance(value, (int, float)):
+                    if rank not in found:
+                        found[rank] = np.full(len(self.samples), np.nan)
+                    found[rank][place] = value
+        for column in found.values():
+            column.flags.writeable = False
+        return found
 
     def _gpu_values(self, index: int, field: str) -> Iterator[Any]:
         for sample in self.samples:
@@ -114,9 +134,7 @@ def read_telemetry(path: Path) -> Telemetry:
             misfits |= document.keys() - samples[-1].keys()
     if misfits:
         problems.append(
-            Note(
-                f"{path}: {', '.join(sorted(misfits))} of some samples cannot be what is written and left out."
-            )
+            Note(f"{path}: {', '.join(sorted(misfits))} of some samples are implausible and ignored.")
         )
     schema = header.get("schema")
     if not header and seen:
@@ -164,7 +182,7 @@ def _documents(path: Path, problems: list[Note]) -> Iterator[dict[str, Any]]:
     if odd:
         problems.append(ignored(str(path), odd))
     if cut:
-        problems.append(Note(f"{path}: the last line is cut and left out."))
+        problems.append(Note(f"{path}: the last line is truncated and ignored."))
     if broken:
         problems.append(broken_lines(str(path), broken))
 

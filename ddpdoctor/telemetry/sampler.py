@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import socket
 import threading
 import time
@@ -25,7 +26,8 @@ TELEMETRY_SCHEMA = "ddpdoctor.telemetry/1"
 
 
 class TelemetrySampler:
-    """Samples this host every ``interval_s`` seconds into ``directory/telemetry.jsonl`` until ``stop()``.
+    """Samples this host every ``interval_s`` seconds on average into ``directory/telemetry.jsonl`` until ``stop()``: at even
+    intervals, readings of a job with even steps would all be of one moment of a step, or show one step in slow motion.
 
     ``rank_pids()``, called in the sampling thread, gives rank -> pid of this host's ranks as of now. The
     file's growth is bounded: whenever ``thin_after_samples`` samples or ``thin_after_bytes`` bytes have been
@@ -46,6 +48,7 @@ class TelemetrySampler:
         self.samples = 0
         self._directory = directory
         self._interval_s = interval_s
+        self._random = random.Random()
         self._rank_pids = rank_pids
         self._host = host or socket.gethostname()
         self._thin_after = (thin_after_samples, thin_after_bytes)
@@ -74,6 +77,10 @@ class TelemetrySampler:
                 Note(f"Telemetry did not end within {timeout_s:g} s; its last samples may be missing.")
             )
 
+    def pause_s(self) -> float:
+        """From one sample to the next: drawn from half to one and a half times the interval."""
+        return self._interval_s * (0.5 + self._random.random())
+
     def _run(self) -> None:
         path = self._directory / TELEMETRY_FILE
         try:
@@ -100,7 +107,7 @@ class TelemetrySampler:
                 if stopping:
                     break
                 # Ticks that a slow sample has passed are left out.
-                due_s = max(due_s + self._interval_s, time.monotonic())
+                due_s = max(due_s + self.pause_s(), time.monotonic())
             cpu_ms = self._cpu_ns / 1e6 / self.samples
             closing = {"closed": True, "samples": self.samples, "cpu_ms_per_sample": round(cpu_ms, 3)}
             self._write({"t_ns": time.time_ns(), **closing})
@@ -126,7 +133,7 @@ class TelemetrySampler:
         self.samples += 1
         self._written[0] += 1
         self._written[1] += written
-        if any(count >= limit for count, limit in zip(self._written, self._thin_after, strict=True)):
+        if any(count >= limit for count, limit in zip(self._written, self._thin_after)):
             self._thin(t_ns)
         self._cpu_ns += time.thread_time_ns() - began_ns
 

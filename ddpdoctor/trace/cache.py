@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from dataclasses import replace
 from pathlib import Path
+
+from msgspec.structs import replace
 
 import ddpdoctor
 from ddpdoctor.aside import replace_file

@@ -6,11 +6,11 @@ device, numbers and names of process groups, instants, and the operator of a ker
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import asdict, replace
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis
@@ -53,9 +53,7 @@ def known_to_nsight(trace: RankTrace) -> RankTrace:
     place = {int(row): i for i, row in enumerate(kept)}
     told = [(place[kernel], entry) for kernel, entry, *_ in described(trace)]
     entries = [entry for _, entry in told]
-    columns = {
-        column.name: getattr(trace.collectives, column.name)[entries] for column in fields(trace.collectives)
-    }
+    columns = {name: column[entries] for name, column in asdict(trace.collectives).items()}
     columns["event"] = np.array([row for row, _ in told], np.int32)
     collectives = Collectives(**columns)
     collectives.sequence[:] = -1

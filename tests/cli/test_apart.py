@@ -78,8 +78,8 @@ def until_it_analyses(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL, as happens where memory runs out"),
-        ("os.abort()", "ended by SIGABRT, as happens where memory runs out"),
+        ("os.kill(os.getpid(), signal.SIGKILL)", "ended by SIGKILL, as happens when memory runs out"),
+        ("os.abort()", "ended by SIGABRT, as happens when memory runs out"),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed (SIGSEGV)"),
         ("raise MemoryError", "needs more memory than is free here"),
     ],

@@ -13,7 +13,10 @@ import pytest
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.cli.configured import configured
+from ddpdoctor.cli.diagnosed import diagnosis_at
+from ddpdoctor.diagnose.load import packaged_folder
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.report import write_json
 from ddpdoctor.stages import Stage
 
 ROOT = Path(__file__).parents[2]
@@ -47,6 +50,17 @@ def test_every_command_obeys_it(tmp_path, verb):
     assert "dataloader/one-rank-late" not in done.stdout and "for data at" not in done.stdout
 
 
+def test_a_diagnosis_made_already_is_shown_whatever_stands_in_it(tmp_path, monkeypatch):
+    """Nothing is analysed, so no rule and no threshold is asked for."""
+    made = tmp_path / "diagnosis.json"
+    write_json(analyze(str(RUN), configured(jobs=1, cache=False)), made)
+    (tmp_path / "ddpdoctor.toml").write_text("suppress = 3\n")
+    monkeypatch.chdir(tmp_path)
+    assert diagnosis_at(str(made)).verdict.rule == "dataloader/one-rank-late"
+    with pytest.raises(DdpDoctorError, match=r"ddpdoctor\.toml"):
+        diagnosis_at(str(RUN))
+
+
 def test_what_a_file_suppresses_is_said(tmp_path, monkeypatch):
     file = tmp_path / "ddpdoctor.toml"
     file.write_text('suppress = ["dataloader/one-rank-late", "gpu/*"]\n')
@@ -57,6 +71,15 @@ def test_what_a_file_suppresses_is_said(tmp_path, monkeypatch):
     assert told.startswith("7 rules suppressed by ") and "dataloader/one-rank-late" in told
     assert str(file.resolve()) in told
     assert not {rule.rule for rule in found.skipped} & {"dataloader/one-rank-late", "gpu/memory-full"}
+
+
+def test_a_rule_that_replaces_one_of_the_pack_is_named(tmp_path):
+    own = tmp_path / "gpu" / "memory-full.yaml"
+    own.parent.mkdir()
+    text = (packaged_folder() / "gpu" / "memory-full.yaml").read_text(encoding="utf-8")
+    own.write_text(text.replace("severity: info", "severity: warning"), encoding="utf-8")
+    found = analyze(str(RUN), configured(rules=[tmp_path], jobs=1, cache=False))
+    assert found.notes[0] == "1 rule of ddpdoctor's own replaced by another of the same id: gpu/memory-full."
 
 
 def read_all(terminal: int, shown: list[bytes]) -> None:
@@ -98,3 +121,12 @@ def test_a_report_on_standard_output_stands_there_alone():
     done, shown = on_terminal([sys.executable, "-m", "ddpdoctor", "analyze", str(RUN), "--json", "-"])
     assert done.returncode == 0 and json.loads(done.stdout)["source"] == [str(RUN)]
     assert Stage.RULES in shown and Stage.REPORT not in shown
+
+
+def test_an_export_shows_that_it_is_written(tmp_path):
+    file = tmp_path / "t.json.gz"
+    done, shown = on_terminal(
+        [sys.executable, "-m", "ddpdoctor", "export", str(RUN), "--timeline", str(file)]
+    )
+    assert done.returncode == 0 and file.exists() and done.stdout.startswith(f"written: {file}")
+    assert f"{len(Stage)}/{len(Stage)} {Stage.REPORT}, 0 %" in shown

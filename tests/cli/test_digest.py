@@ -61,7 +61,7 @@ def test_a_digest_stands_in_the_working_directory_and_is_never_written_over(tmp_
     )
     assert second.returncode == 2 and "exists already" in second.stderr
     inside = digest(tmp_path / "runs" / "run", "--out", tmp_path / "runs" / "run" / "small")
-    assert inside.returncode == 2 and "lies in the run directory itself" in inside.stderr
+    assert inside.returncode == 2 and "is inside the run directory" in inside.stderr
     both = digest(tmp_path / "runs" / "run", tmp_path)
     assert both.returncode == 2 and "one at a time" in both.stderr
 
@@ -123,7 +123,7 @@ def test_a_digest_of_a_run_carries_nothing_from_behind_a_link_out_of_it(tmp_path
     assert len(notes) == 5, notes
     for link in ("ranks/00001/trace.json.gz", "ranks/00001/flight.json", "notes.txt", "hosts/elsewhere"):
         assert f"Note: {run / link} is a link out of the run directory and was skipped." in notes
-    assert f"Note: {run / 'stuck.json'} is no file and was left out." in notes
+    assert f"Note: {run / 'stuck.json'} is not a file and was skipped." in notes
     files = [file for file in out.rglob("*") if file.is_file()]
     assert not any(file.is_symlink() or b"private" in file.read_bytes() for file in files)
     assert (out / "inside.json").read_bytes() == (run / "manifest.json").read_bytes()

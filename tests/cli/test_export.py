@@ -121,3 +121,44 @@ def test_a_recorded_run_shows_who_waits_for_whom(tmp_path):
 def test_wrong_input_is_one_sentence_and_2(tmp_path, arguments, sentence):
     code, _, err = run(*arguments)
     assert code == 2 and sentence in err and "Traceback" not in err
+
+
+def test_figures_of_a_recording_and_of_its_report(tmp_path):
+    recording = ROOT / "fixtures" / "slow-data-one-rank"
+    code, out, err = run(recording, "--figures", tmp_path / "of-run", "--csv", tmp_path / "tables")
+    assert code == 0, err
+    names = {file.name for file in (tmp_path / "of-run").iterdir()}
+    assert {"figures.html", "step_times.json", "lateness.json", "timeline.json", "breakdown.json"} <= names
+    assert "figures.html" in out and (tmp_path / "tables" / "steps.csv").exists()
+    subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "ddpdoctor",
+            "analyze",
+            "-q",
+            str(recording),
+            "--json",
+            str(tmp_path / "d.json"),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    code, _, err = run(tmp_path / "d.json", "--figures", tmp_path / "of-json", "--redact")
+    assert code == 0, err
+    assert {file.name for file in (tmp_path / "of-json").iterdir()} == names
+    spec = json.loads((tmp_path / "of-json" / "lateness.json").read_text())
+    assert spec["data"][0]["y"] == ["rank 0", "rank 1"]
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        (["--redact", "--csv", "x"], "--redact is for figures and trackers"),
+        (["--figures", "x", "--steps", "1:5"], "--steps does not choose what figures and trackers show"),
+        ([], "nothing to write"),
+    ],
+)
+def test_what_does_not_go_together_is_said(options, sentence, tmp_path):
+    code, _, err = run(ROOT / "fixtures" / "slow-data-one-rank", *options)
+    assert code == 2 and sentence in " ".join(err.split())

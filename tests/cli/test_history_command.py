@@ -39,6 +39,25 @@ def test_runs_and_reports_at_any_depth_are_found(tmp_path):
     assert ran(tmp_path / "nightly", "--fail-on-regression", 5).exit_code == 0
 
 
+def test_no_report_that_is_read_is_written_over_but_the_page_of_an_earlier_call_is(tmp_path):
+    nightly = tmp_path / "nightly"
+    shutil.copytree(FIXTURES / "barrier", nightly / "1")
+    report = nightly / "1" / "diagnosis.json"
+    other = tmp_path / "nightly" / "other.html"
+    arguments = [str(FIXTURES / "barrier"), "--json", str(report), "--html", str(other), "-q"]
+    assert CliRunner().invoke(cli, ["analyze", *arguments]).exit_code == 0
+    for option, file in (("--json", report), ("--html", other), ("--html", report)):
+        before = file.read_bytes()
+        done = CliRunner().invoke(command, [str(nightly), option, str(file)])
+        assert f"{option} {file} would overwrite an input" in str(done.exception)
+        assert file.read_bytes() == before
+    page = nightly / "history.html"
+    for _ in range(2):
+        done = ran(nightly, "--html", page)
+        assert done.exit_code == 0 and "left out" not in done.output
+    assert "Run after run" in page.read_text(encoding="utf-8")
+
+
 def test_nothing_to_read_is_one_sentence(tmp_path):
     done = CliRunner().invoke(command, [str(tmp_path)])
     assert "no run and no report could be read" in str(done.exception)

@@ -9,7 +9,7 @@ import pytest
 
 import ddpdoctor
 from ddpdoctor.cli import main as entry
-from ddpdoctor.cli.main import VERBS, cli
+from ddpdoctor.cli.main import cli
 from ddpdoctor.errors import DdpDoctorError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -70,36 +70,6 @@ def test_a_reader_that_goes_away_is_no_error():
     assert process.stderr.read() == b""
     process.stderr.close()
     process.wait(30)
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "import ddpdoctor.cli.run",
-        *(
-            f"from ddpdoctor.cli.main import cli; cli([*{words}, '--help'], standalone_mode=False)"
-            for words in (
-                [],
-                *([verb] for verb in VERBS),
-                ["rules", "list"],
-                ["rules", "show"],
-                ["rules", "test"],
-            )
-        ),
-        """
-import click
-from ddpdoctor.cli.main import VERBS, cli
-try:
-    cli(["analyze", "--fail-on", "nothing", "traces"], standalone_mode=False)
-except click.BadParameter:
-    pass""",
-    ],
-)
-def test_starting_a_job_and_asking_for_help_load_neither_torch_nor_the_analysis(what):
-    heavy = "torch", "numpy", "msgspec", "polars", "rich", "plotly", "jinja2", "cel"
-    script = f"import sys\n{what}\nprint([n for n in {heavy} if n in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, env={"PYTHONPATH": str(ROOT)})
-    assert done.stdout.endswith(b"[]\n"), done.stderr
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ddpdoctor.cli import analyze, compare, export
+from ddpdoctor.cli import analyze, compare, export, recorded
 from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.report import read_diagnosis
 from ddpdoctor.report.replace import write_whole
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -161,3 +162,15 @@ def test_a_link_of_another_user_is_not_followed(tmp_path):
     with pytest.raises(DdpDoctorError, match="of another user"):
         write_whole(link, "new")
     assert victim.read_text() == "mine"
+
+
+def test_a_static_report_carries_no_library(run, tmp_path):
+    still, whole = tmp_path / "still.html", tmp_path / "whole.html"
+    for options in (["--html", str(whole)], ["--html", str(still), "--static"]):
+        done = CliRunner().invoke(analyze.command, [str(run), "-q", *options])
+        assert done.exit_code == 0, done.output
+    assert "ddpdoctor-plotly" in whole.read_text() and "ddpdoctor-plotly" not in still.read_text()
+    # What `run` writes at its end follows its own option.
+    for static in (False, True):
+        assert recorded._written(read_diagnosis(whole), tmp_path, recorded.Presentation(static=static)) == []
+        assert ("ddpdoctor-plotly" in (tmp_path / "report.html").read_text()) != static

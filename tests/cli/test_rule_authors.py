@@ -77,7 +77,7 @@ def test_a_new_rule_is_complete_and_its_tests_pass(tmp_path):
     assert set(read_folder(tmp_path / "checks")) == {"ours/slow-steps"}
     before = (tmp_path / "checks" / "ours" / "slow-steps.yaml").read_bytes()
     code, _, err = doctor("rules", "new", "ours/slow-steps", "--in", "checks", cwd=tmp_path)
-    assert code == 2 and "is there already" in err
+    assert code == 2 and "exists already" in err
     assert (tmp_path / "checks" / "ours" / "slow-steps.yaml").read_bytes() == before
 
 
@@ -127,7 +127,7 @@ def test_a_rule_of_the_packs_and_a_link_are_refused(tmp_path):
     (tmp_path / "there").mkdir()
     (tmp_path / "link").symlink_to("there")
     for arguments, words in (
-        (["dataloader/starved", "--in", str(tmp_path / "mine")], "a rule of ddpdoctor's own"),
+        (["dataloader/starved", "--in", str(tmp_path / "mine")], "one of ddpdoctor's own rules"),
         (["ours/slow", "--in", str(tmp_path / "link")], "is a link"),
     ):
         code, _, err = doctor("rules", "new", *arguments, cwd=tmp_path)

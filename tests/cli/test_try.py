@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -17,8 +17,7 @@ from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
-from tests.cli.trying import JOB, OURS, nothing_left, tried
-from tests.hook.recording import plain_environment
+from tests.cli.trying import JOB, ROOT, nothing_left, tried, trying
 from tests.report import samples
 
 
@@ -41,6 +40,20 @@ def test_the_list_and_what_is_refused(tmp_path):
     assert "not a number of seconds" in endless.stderr
     hinted = tried(tmp_path, "--set", "torch.threads=1")
     assert hinted.stdout.endswith("To measure them: ddpdoctor try --set torch.threads=1 -- COMMAND\n")
+
+
+def test_of_a_run_the_command_that_measures_names_it_and_a_setting_has_the_finding_s_expectation(tmp_path):
+    shutil.copytree(ROOT / "fixtures" / "slow-data-one-rank", tmp_path / "my run")
+    listed = tried(tmp_path, "my run").stdout
+    assert listed.splitlines()[-1] == "To measure them: ddpdoctor try 'my run' --all -- COMMAND"
+    best = next(line for line in listed.splitlines() if line.startswith("loader.num_workers="))
+    settings, _, expected = best.partition("  (expected to save ")
+    first = settings.split()[0]
+    asked = tried(tmp_path, "my run", "--set", first, "--bounds").stdout
+    assert asked.startswith(f"{first}  (expected to save {expected}\n")
+    assert f"try 'my run' --set {first} --bounds --all -- COMMAND" in asked
+    whole = tried(tmp_path, "my run", *(word for each in settings.split() for word in ("--set", each))).stdout
+    assert whole.count(settings) == 1, "suggested and asked for is one"
 
 
 SCRIPT = """\
@@ -130,28 +143,8 @@ def test_workers_are_faster_where_the_loader_waits_and_crashes_are_answers(tmp_p
 @pytest.mark.torchrun
 @pytest.mark.slow
 def test_after_an_interrupt_what_was_measured_is_kept_and_nothing_else(tmp_path):
-    process = subprocess.Popen(
-        [
-            *OURS,
-            "try",
-            "--set",
-            "torch.threads=1",
-            "--steps",
-            "20",
-            "--json",
-            "answer.json",
-            "--",
-            *JOB,
-            "--wait-ms",
-            "2",
-        ],
-        cwd=tmp_path,
-        env=plain_environment(TMPDIR=str(tmp_path)),
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    assert any("ms a step" in line for line in iter(process.stderr.readline, ""))
+    settings = ["--set", "torch.threads=1", "--steps", "20", "--json", "answer.json"]
+    process = trying(tmp_path, tmp_path, *settings, "--", *JOB, "--wait-ms", "2")
     time.sleep(2.0)
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 130

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
+from pathlib import Path
 
 import pytest
 
 from ddpdoctor.hook.environment import TRIAL, HookOptions
-from tests.cli.trying import JOB, nothing_left, tried
+from tests.cli.trying import JOB, nothing_left, tried, trying
 from tests.hook.recording import JOBS, Recorded, run_recorded
 from tests.launch.launched import clean_environment, program_of, python_with
 from tests.launch.test_storage import mounted, needs_root
@@ -59,30 +61,100 @@ def test_a_job_that_fails_with_a_change_says_why_and_standard_output_is_the_answ
     (variant,) = json.loads(found.stdout)["variants"]
     assert variant["verdict"] == "failed"
     assert "RuntimeError: this data set cannot be sent to workers" in variant["why"]
-    assert "as it is" in found.stderr
+    assert "unchanged" in found.stderr
     assert not (tmp_path / "-").exists()
     nothing_left(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_trial_in_a_copy_writes_nothing_where_the_job_lies(tmp_path):
-    writes = "from pathlib import Path\nPath(f'written-{rank}').write_text('x')\n"
-    script = (JOBS / "tried.py").read_text()
-    place = '    dist.init_process_group("gloo")\n'
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--short-on", "1"], "could not be measured: it ended with exit code 1"),
+        (["--short-on", "1", "--join"], "a rank took only 10 of 20 steps"),
+    ],
+    ids=["alone", "join"],
+)
+def test_a_rank_that_ends_before_the_others_is_told(tmp_path, arguments, says):
+    """Without Join the others fail where they wait for it; with it they reach the trial's end, and it does not."""
+    settings = ["--set", "torch.threads=1", "--rounds", "1", "--steps", "20", "--json", "answer.json"]
+    found = tried(tmp_path, *settings, "--", *JOB, "--batches", "20", *arguments)
+    assert found.returncode == 2, found.stderr
+    assert says in found.stderr
+    assert "Traceback" not in found.stderr
+    nothing_left(tmp_path)
+
+
+@pytest.mark.slow
+def test_a_change_that_one_rank_refuses_is_not_applied(tmp_path):
+    settings = ["--set", "loader.num_workers=2", "--rounds", "1", "--steps", "20", "--json", "answer.json"]
+    found = tried(tmp_path, *settings, "--", *JOB, "--iterable-on", "1")
+    assert found.returncode == 0, found.stderr
+    (variant,) = json.loads((tmp_path / "answer.json").read_text())["variants"]
+    assert (variant["verdict"], variant["median_ms"]) == ("not applied", None)
+    assert "Stream is iterable" in variant["why"]
+    nothing_left(tmp_path)
+
+
+WRITES = """\
+    from pathlib import Path
+    Path(f"written-{dist.get_rank()}").write_text("x")
+    with open(WROTE, "a") as told:
+        print(Path.cwd(), *sorted(each.name for each in Path().iterdir()), file=told)
+"""
+
+
+@pytest.mark.slow
+def test_what_a_trial_writes_stays_in_its_copy_which_goes_with_it(tmp_path):
+    script, place = (JOBS / "tried.py").read_text(), '    dist.init_process_group("gloo")\n'
     assert place in script
-    body = f"    rank = dist.get_rank()\n{''.join(f'    {line}' + chr(10) for line in writes.splitlines())}"
-    (tmp_path / "job.py").write_text(script.replace(place, place + body))
-    os.mkfifo(tmp_path / "pipe")
+    own, wrote = tmp_path / "own", tmp_path / "wrote"
+    own.mkdir()
+    (own / "job.py").write_text(script.replace(place, place + WRITES.replace("WROTE", repr(str(wrote)))))
+    (own / "kept").write_text("as it was")
+    os.mkfifo(own / "pipe")
     command = [*JOB[:-1], "job.py"]
     found = tried(
-        tmp_path,
+        own,
         *("--set", "torch.threads=1", "--rounds", "1", "--steps", "20", "--cwd", "copy"),
         *("--json", "answer.json", "--", *command),
+        temporary=tmp_path,
     )
     assert found.returncode == 0, found.stderr
-    assert list(tmp_path.glob("written-*")) == []
-    notes = json.loads((tmp_path / "answer.json").read_text())["notes"]
+    told = [line.split() for line in wrote.read_text().splitlines()]
+    assert len(told) == 2 * 3  # of two ranks: as it is, the change, as it is
+    for folder, *names in told:
+        assert folder.startswith(str(tmp_path / "ddpdoctor-trial-"))
+        assert not Path(folder).exists()
+        assert {"job.py", "kept"} < set(names)
+        assert "pipe" not in names
+    assert len({folder for folder, *_ in told}) == 3
+    assert sorted(each.name for each in own.iterdir()) == ["answer.json", "job.py", "kept", "pipe"]
+    notes = json.loads((own / "answer.json").read_text())["notes"]
     assert "The copy of the working directory lacks 1 pipe, socket or device." in notes
+    nothing_left(tmp_path)
+
+
+@needs_root
+@pytest.mark.slow
+def test_a_disk_that_fills_up_meanwhile_costs_what_comes_after(tmp_path):
+    """Of the disk that trials record on: what was measured before is kept, and the answer says what became of the rest."""
+    with mounted(tmp_path / "small", "size=4m") as small:
+        settings = ["--set", "torch.threads=1", "--steps", "20", "--json", str(tmp_path / "answer.json")]
+        process = trying(tmp_path, small, *settings, "--", *JOB, "--wait-ms", "2")
+        with contextlib.suppress(OSError), (small / "filled").open("wb", buffering=0) as file:
+            while True:
+                file.write(b"x" * 4096)
+        _, rest = process.communicate()
+        assert process.returncode == 0, rest
+        assert "Traceback" not in rest
+        answer = json.loads((tmp_path / "answer.json").read_text())
+        assert answer["baseline"]["trials"] >= 1
+        assert answer["baseline"]["median_ms"] > 0
+        (variant,) = answer["variants"]
+        assert variant["verdict"] == "failed"
+        assert f"no space is left in {small}" in variant["why"]
+        assert not list(small.glob("ddpdoctor-*")), "what torchrun leaves there is its own"
     nothing_left(tmp_path)
 
 

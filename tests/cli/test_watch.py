@@ -76,7 +76,7 @@ def test_many_ranks_and_gpus_fit_the_screen(tmp_path):
         out.write(json.dumps({"t_ns": time.time_ns(), "host": {}, "ranks": {}, "gpus": gpus}) + "\n")
     code, out, _ = doctor("watch", run)
     assert code == 0 and len(out.splitlines()) < 40
-    assert "and 24 ranks that come earlier" in out and re.search(r"^ +1 +host1", out, re.MULTILINE)
+    assert "and 24 ranks that arrive earlier" in out and re.search(r"^ +1 +host1", out, re.MULTILINE)
     assert re.search(r"^ +3 +host1 +97 % +16 GiB +– +–", out, re.MULTILINE)
 
 

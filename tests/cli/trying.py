@@ -19,8 +19,12 @@ OURS = [
 JOB = [*TORCHRUN, "2", str(JOBS / "tried.py")]
 
 
-def tried(tmp_path, *arguments: str, timeout_s: float = 500) -> subprocess.CompletedProcess[str]:
-    environment = plain_environment(XDG_CACHE_HOME=str(tmp_path / "cache"), TMPDIR=str(tmp_path))
+def tried(
+    tmp_path, *arguments: str, timeout_s: float = 500, temporary: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """In ``tmp_path``, with temporary files in there as well where ``temporary`` is no other folder."""
+    beside = temporary or tmp_path
+    environment = plain_environment(XDG_CACHE_HOME=str(beside / "cache"), TMPDIR=str(beside))
     return subprocess.run(
         [*OURS, "try", *arguments],
         cwd=tmp_path,
@@ -30,6 +34,20 @@ def tried(tmp_path, *arguments: str, timeout_s: float = 500) -> subprocess.Compl
         timeout=timeout_s,
         check=False,
     )
+
+
+def trying(folder: Path, temporary: Path, *arguments: str) -> subprocess.Popen[str]:
+    """In ``folder``, begun and measured so far that the job as it is has a step time; ``temporary`` for temporary files."""
+    process = subprocess.Popen(
+        [*OURS, "try", *arguments],
+        cwd=folder,
+        env=plain_environment(TMPDIR=str(temporary)),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    assert any("ms a step" in line for line in iter(process.stderr.readline, ""))
+    return process
 
 
 def runs_below(process: Path, folder: Path) -> bool:

@@ -73,9 +73,15 @@ def test_a_wrong_file_is_refused_by_name_and_field(
         (Config(thresholds={"nothing/at-all": {}}), "nothing/at-all"),
         (Config(thresholds={"dataloader/starved": {"hidden_share": 1.0}}), "hidden_share"),
         (Config(thresholds={"all": {"leest_share": 1.0}}), "leest_share"),
-        (Config(thresholds={"all": {"warning_share": 5.0}}), "thresholds.all.warning_share: 5.0 is no share"),
-        (Config(thresholds={"all": {"least_ms": -1.0}}), "thresholds.all.least_ms: -1.0 is no threshold"),
-        (Config(thresholds={"all": {"least_ms": float("nan")}}), "least_ms: nan is no threshold"),
+        (
+            Config(thresholds={"all": {"warning_share": 5.0}}),
+            "thresholds.all.warning_share: 5.0 is not a share",
+        ),
+        (
+            Config(thresholds={"all": {"least_ms": -1.0}}),
+            "thresholds.all.least_ms: -1.0 is not a valid threshold",
+        ),
+        (Config(thresholds={"all": {"least_ms": float("nan")}}), "least_ms: nan is not a valid threshold"),
     ],
 )
 def test_what_means_nothing_is_refused(config: Config, word: str) -> None:

@@ -154,7 +154,7 @@ def test_a_broken_fix_does_not_hide_the_finding() -> None:
     fixes = [{"title": "{{ nothing }}", "why": "x"}, {"title": "right", "why": "x"}]
     outcome = run(rule("a/b", fixes=fixes))
     assert [fix.title for fix in outcome.findings[0].fixes] == ["right"]
-    assert outcome.errors[0].startswith("a/b: fix 1 is left out")
+    assert outcome.errors[0].startswith("a/b: fix 1 is skipped")
 
 
 def test_a_template_cannot_reach_python() -> None:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.measure.facts import Facts, JobFacts
 
 
@@ -56,3 +59,41 @@ def test_documentation_comes_from_the_attribute() -> None:
     assert facts_view.doc_of("late.data.speedup").startswith("Mean step time /")
     assert "``" not in facts_view.doc_of("late.data.share")
     assert facts_view.doc_of("job.torch") == ""
+
+
+@pytest.mark.parametrize(
+    ("path", "label"),
+    [
+        ("communication.latency_us", "Fixed cost of one message"),
+        (
+            "steps.input_most",
+            "Work of the rank with the largest inputs, relative to the median rank (1.0: even)",
+        ),
+        (
+            "communication.slow_link_ranks",
+            "Ranks of process groups whose transfers are persistently slower than those of comparable groups",
+        ),
+        ("late.checkpoint", "torch.save and distributed checkpoints"),
+        ("late.data.first_step", "First step in which it happens"),
+        ("job.torch", ""),
+    ],
+)
+def test_a_label_is_the_first_clause(path: str, label: str) -> None:
+    assert facts_view.label_of(path) == label
+
+
+def test_labels_of_evidence_say_nothing_about_null() -> None:
+    rules = load_rules(entry_points=False).rules.values()
+    labels = {
+        line.fact: line.means or facts_view.label_of(_a_cost(line.fact))
+        for rule in rules
+        for line in rule.evidence
+    }
+    assert len(labels) > 50
+    assert [fact for fact, label in labels.items() if re.search(r"[Nn]ull|None|[;:.]$|`", label)] == []
+    assert [fact for fact, label in labels.items() if len(label) > 120] == []
+
+
+def _a_cost(fact: str) -> str:
+    """The fact itself, of any cause for one of "this finding's cost"."""
+    return "late.data." + fact[5:] if fact.startswith("cost.") else fact

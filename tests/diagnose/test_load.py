@@ -58,7 +58,7 @@ def written(folder: Path, text: str) -> Path:
         ),
         ("title: Less fragmentation", "title: '{% if %}'", "`fixes[3].title`", "not a Jinja2 template"),
         ("needs: [gpu.memory_used_share]", "needs: [gpu.memory]", "`needs`", "no fact 'gpu.memory'"),
-        ("  - {fact: steps.batch_size}", "  - {fact: cost.nothing}", "`evidence[3].fact`", "no fact"),
+        ("  - {fact: steps.batch_size}", "  - {fact: cost.nothing}", "`evidence[6].fact`", "no fact"),
         (
             "facts: {gpu: {memory_used_share: 0.5}}",
             "facts: {gpu: {memory: 0.5}}",
@@ -158,3 +158,9 @@ def test_without_such_a_package_the_metadata_is_not_asked() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["[]", "False"]
+
+
+def test_a_rule_that_takes_the_place_of_the_pack_s_is_known_and_the_same_one_is_none(tmp_path):
+    written(tmp_path, GOOD.replace("severity: info", "severity: warning"))
+    assert load_rules([tmp_path], entry_points=False).replaced == ("gpu/memory-full",)
+    assert load_rules([packaged_folder()], entry_points=False).replaced == ()

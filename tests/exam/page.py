@@ -15,40 +15,40 @@ HEAD = """\
 
 # The blind exam
 
-`python -m tests.exam` draws jobs with faults that no test of the analysis knows, and compares what the diagnosis says with
+`python -m tests.exam` generates jobs with random faults that no test of the analysis contains, and compares the diagnosis with
 what was planted. It was written from the rules' pages alone, by somebody who had not read how the diagnosis is made.
 
-**What is drawn.** A real job is a program: a script, a trainer class, callbacks, nested epochs or a generator; an MLP, a
+**What is generated.** A real job is a program: a script, a trainer class, callbacks, nested epochs or a generator; an MLP, a
 convolutional net or a transformer; map-style, iterable or hand-made batches, loader workers or none; one or two
-optimizers, accumulation, a loss inside DDP's forward. It runs on two CPU ranks, or four where there are cores. A generated
+optimizers, accumulation, a loss inside DDP's forward pass. It runs on two CPU ranks, or four if there are enough cores. A simulated
 job comes from a simulator of hosts, devices and links that shares no code with the analysis: topology, clocks, noise,
-windows, lost events, and what the profiler recorded (stacks, operators, runtime calls or kernels alone) are drawn. A fault
-takes 8 to 45 % of the step on a drawn rank at a known line; a fifth of the jobs is healthy, a fifth has two faults.
+windows, lost events, and what the profiler recorded (stacks, operators, runtime calls or kernels alone) are random. A fault
+takes 8 to 45 % of the step on a random rank at a known line; a fifth of the jobs are healthy, a fifth have two faults.
 
-**What is true.** The price of a fault is what its removal saves: the same program or simulation runs with all faults,
-without each, and without any. Of real programs the variants take turns, and the median difference counts.
+**Ground truth.** The price of a fault is what its removal saves: the same program or simulation runs with all faults,
+without each, and without any. Variants of real programs run in turn, and the median difference counts.
 
-**Seeds.** A seed is looked at once. Results below are of seeds that nobody had seen before the analysis was what it is
-now; after a change, only new seeds count. Real jobs are recorded and kept without a look at any diagnosis, and judged
+**Seeds.** Each seed is looked at once. The results below come from seeds that nobody had seen before the analysis reached its present
+state; after a change, only new seeds count. Real jobs are recorded and kept without a look at any diagnosis, and judged
 later.
 
-**Marks.** Each column says how often right, of how often asked.
+**Marks.** Each cell says how often the diagnosis was right, out of how often that was asked.
 
-| mark | asked where | right where |
+| mark | asked if | right if |
 | --- | --- | --- |
-| rule | a fault costs 4 % of the step or more | a rule whose page describes it names it; above 7 % as a warning or critical |
-| rank | the rule is right | it names the fault's ranks, no others |
+| rule | a fault costs 4 % of the step or more | a rule whose page describes the fault reports it; above 7 % as a warning or critical |
+| rank | the rule is right | it names the ranks with the fault, and no others |
 | line | stacks were recorded and a line carries the fault | `where` begins with that line |
-| price | a rank is right, and the truth scatters by less than a quarter | within a third of the saving |
+| price | a rank is right, and the ground truth scatters by less than a quarter | it is within a third of the saving |
 | range | the finding has one | the saving lies in it |
-| silence | in every case | no warning or critical finding besides, save effects and what is true anyway |
+| silence | always | there is no other warning or critical finding, except effects and statements that are true anyway |
 
-Two faults can hide each other: ranks wait for the latest, so that each alone saves nothing and both together much. To
-name either is true then and no accusation; one must be named. A price is right from what a fault costs beside the other to
-what it costs alone, or if both prices add up to what both cost. A generated job without a fault may yet be bound by
-its network: where 5 % of the step or more are transfer that already starts as early as it can,
-[allreduce/communication-bound](rules/allreduce/communication-bound.md) is a true statement and no accusation; so is
-[sync/device-sync](rules/sync/device-sync.md) of a job that reads its loss in every step.
+Two faults can hide each other: ranks wait for the latest, so removing either saves nothing and removing both saves a lot. Naming
+either is then true and no false accusation; one must be named. A price is right if it lies between what a fault costs beside the other
+and what it costs alone, or if both prices add up to what both cost. A simulated job without a fault may still be bound by
+its network: if 5 % of the step or more is transfer that already starts as early as it can,
+[allreduce/communication-bound](rules/allreduce/communication-bound.md) is a true statement and no false accusation; so is
+[sync/device-sync](rules/sync/device-sync.md) for a job that reads its loss in every step.
 """
 
 
@@ -67,8 +67,8 @@ def _examined(marks: Sequence[Mark]) -> str:
     healthy = [each for each in marks if not each.kinds]
     accused = sum(each.right["silence"] < each.asked["silence"] for each in healthy)
     return (
-        f"{len(marks)} cases of seeds {min(seeds)} to {max(seeds)}, {len(healthy)} of them healthy, "
-        f"of which {accused or 'none'} had somebody accused.\n"
+        f"{len(marks)} cases from seeds {min(seeds)} to {max(seeds)}, {len(healthy)} of them healthy; "
+        f"{accused or 'none'} of the healthy ones got a false accusation.\n"
     )
 
 

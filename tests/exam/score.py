@@ -64,23 +64,25 @@ def mark(case: Case, diagnosis: dict[str, Any]) -> Mark:
     explained = {id(finding) for of_fault in named.values() for finding in of_fault}
     dear, hidden = _to_be_told(case)
     if hidden:
-        words = f"none of {' and '.join(each.kind for each in hidden)} told, which cost {case.joint_ms:.2f} ms together"
+        words = (
+            f"none of {' and '.join(each.kind for each in hidden)} reported: together {case.joint_ms:.2f} ms"
+        )
         ask("rule", any(named[fault] for fault in hidden), words)
     for fault in case.faults:
         whose, by_rule = named[fault], [finding for finding in findings if finding["rule"] in fault.rules]
         if fault in dear:
             if fault.price_ms > SMALL_SHARE * case.step_ms and not fault.may_be_information:
                 whose, by_rule = _loud(whose), _loud(by_rule)
-            ask("rule", bool(by_rule), f"{fault.kind} not told as {' or '.join(fault.rules)}")
+            ask("rule", bool(by_rule), f"{fault.kind} not reported as {' or '.join(fault.rules)}")
             told_of = [finding["ranks"] for finding in by_rule]
             if by_rule:
-                ask("rank", bool(whose), f"{fault.kind} of {fault.ranks} told of {told_of}")
+                ask("rank", bool(whose), f"{fault.kind} of {fault.ranks} reported of {told_of}")
         elif not hidden:
             whose = _too_dear(whose, case) if _is(case, "cheap", fault) else []
         if whose and fault.lines and (fault in dear or hidden):
             said = [_first_line(finding) for finding in whose]
             carried = any(line in fault.lines for line in said)
-            ask("line", carried, f"{fault.kind} at {fault.lines}, told at {said}")
+            ask("line", carried, f"{fault.kind} at {_lines(fault.lines)}, reported at {_lines(said)}")
         if whose and not _is(case, "noisy", fault):
             _ask_price(ask, fault, whose, named, case)
     extra = [
@@ -121,11 +123,12 @@ def _ask_price(
         both = {id(each): each["costs_ms_per_step"] or 0.0 for told in named.values() for each in told}
         near = abs(sum(both.values()) - case.joint_ms) <= PRICE_PART * case.joint_ms
     cost = f"{least:.2f}" if fault.alone_ms is None else f"{fault.price_ms:.2f} ({fault.alone_ms:.2f} alone)"
-    ask("price", near, f"{fault.kind} costs {cost} ms, told {_rounded(prices)}")
+    ask("price", near, f"{fault.kind} costs {cost} ms, priced at {_listed(prices)}")
     ranges = [finding[RANGE] for finding in whose if finding.get(RANGE)]
     if ranges:
         held = any(low <= most and least <= high for low, high in ranges)
-        ask("range", held, f"{fault.kind} costs {cost} ms, range {ranges}")
+        spans = ", ".join(f"{low:.2f} to {high:.2f}" for low, high in ranges)
+        ask("range", held, f"{fault.kind} costs {cost} ms, range {spans}")
 
 
 def _per_step(finding: dict[str, Any], case: Case, diagnosis: dict[str, Any]) -> dict[str, Any]:
@@ -193,5 +196,9 @@ def _first_line(finding: dict[str, Any]) -> tuple[str, int] | None:
     return (PurePath(where[0]["file"]).name, where[0]["line"]) if where else None
 
 
-def _rounded(prices: list[float]) -> list[float]:
-    return [round(price, 2) for price in prices]
+def _listed(prices: Iterable[float]) -> str:
+    return ", ".join(f"{price:.2f}" for price in prices) or "nothing"
+
+
+def _lines(lines: Iterable[tuple[str, int] | None]) -> str:
+    return ", ".join(f"{line[0]}:{line[1]}" for line in lines if line) or "no line"

@@ -230,7 +230,7 @@ def test_a_generated_case_is_examined_kept_and_judged_again(
     assert json.loads(first.read_text()) == json.loads(again.read_text())
     assert main(["--marks", str(first), "--write", str(text)]) == 0
     assert capsys.readouterr().out.count("generated: 1 cases") == 3
-    assert f"1 cases of seeds {seed} to {seed}" in text.read_text()
+    assert f"1 cases from seeds {seed} to {seed}" in text.read_text()
 
 
 def test_the_page_says_what_the_exam_is() -> None:

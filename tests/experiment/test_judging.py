@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from ddpdoctor.experiment.judging import Round, change_of, parity, ratios, verdict
 from ddpdoctor.experiment.running import Trial
+from ddpdoctor.experiment.settings import Results
 
 
 def trial(step_ms: np.ndarray, **known: object) -> Trial:
@@ -67,6 +69,27 @@ def test_a_machine_that_slows_down_meanwhile_is_no_difference():
     trials = [trial(np.full(50, level)) for level in levels]
     found = [Round(trials[i - 1], trials[i], trials[i + 1]) for i in range(1, 8, 2)]
     assert abs(change_of(ratios(found))[0]) < 0.01
+
+
+SEEDED = [trial(np.ones(3), parameters={"sha256": "a", "norm": 2.0})] * 2
+
+
+@pytest.mark.parametrize(
+    ("norm", "results", "unexpected", "says"),
+    [
+        (2.0 * (1 + 1e-7), Results.LAST_BITS, False, "in their last bits (their norms by 1e-07)"),
+        (2.1, Results.LAST_BITS, True, "by more than their last bits (their norms by 5e-02)"),
+        (2.1, Results.OTHER, False, "The parameters differ (their norms by 5e-02)."),
+        (2.0, Results.SAME, True, "something in the job depends on it"),
+        (float("nan"), Results.OTHER, True, "no numbers any more"),
+        (float("inf"), Results.SAME, True, "infinite"),
+    ],
+)
+def test_a_model_that_differs_is_told_by_what_the_setting_may_do_to_it(norm, results, unexpected, says):
+    found = parity(SEEDED, [trial(np.ones(3), parameters={"sha256": "b", "norm": norm})], results)
+    assert found is not None
+    assert (found.same_bits, found.unexpected) == (False, unexpected)
+    assert says in found.says
 
 
 def test_parity():

@@ -74,6 +74,7 @@ def test_the_first_trial_warms_the_files_up_and_is_compared_with_nothing(imagine
     assert (answer.baseline.median_ms, answer.baseline.trials) == (pytest.approx(20.0), 3)
     assert answer.variants[0].change == pytest.approx(0.0)
     assert answer.variants[0].verdict == "same"
+    assert answer.variants[0].trials_ms == [20.0] * 3
 
 
 def test_what_was_not_applied_has_no_time(imagined):
@@ -84,6 +85,7 @@ def test_what_was_not_applied_has_no_time(imagined):
     experiment.run()
     (variant,) = experiment.answer([]).variants
     assert (variant.verdict, variant.median_ms, variant.change) == ("not applied", None, None)
+    assert variant.trials_ms == []
 
 
 def test_trials_outlast_the_queue_of_the_workers_that_are_tried(imagined):
@@ -141,7 +143,7 @@ def test_a_search_of_loaders_is_one_job_a_round_and_the_slow_are_left(imagined):
     assert answer.baseline.median_ms == pytest.approx(20.0)
     best = answer.best()
     assert best is not None and best.settings == SEARCHED[1]
-    assert answer.variants[0].why == "left out of further rounds: others were faster"
+    assert answer.variants[0].why == "dropped from further rounds: others were faster"
 
 
 def test_where_loaders_cannot_be_changed_within_a_job_each_trial_is_one(imagined):

@@ -7,7 +7,7 @@ import pytest
 
 from ddpdoctor.diagnose.diagnosis import Coverage, Diagnosis, Evidence, Finding, Fix, Job, Steps, Verdict
 from ddpdoctor.diagnose.load import load_rules
-from ddpdoctor.experiment import of_settings, proposals
+from ddpdoctor.experiment import Proposal, informed, of_settings, proposals
 from ddpdoctor.experiment.settings import setting_of
 
 
@@ -75,6 +75,73 @@ def test_what_comes_now_and_then_is_measured_in_trials_that_hold_it_and_by_their
     assert (always.in_some_steps, always.least_steps) == (False, 0)
     asked = of_settings([("loader.persistent_workers", True), ("loader.num_workers", 4)])
     assert [each.in_some_steps for each in asked] == [True, False, False]
+
+
+SLOW_DATA = finding(
+    "dataloader/starved",
+    40.0,
+    {"loader.num_workers": "3", "loader.persistent_workers": "true"},
+    costs_ms_per_step_range=[30.0, 50.0],
+)
+SMALL_BUCKETS = finding(
+    "allreduce/small-buckets", 20.0, {"ddp.bucket_cap_mb": "25"}, costs_ms_per_step_range=[15.0, 25.0]
+)
+
+
+def asked_for(
+    *settings: tuple[str, object],
+    of: tuple[Finding, ...] = (SLOW_DATA, SMALL_BUCKETS),
+    workers: int | None = None,
+) -> list[Proposal]:
+    facts = {"loader": {"num_workers": workers}}
+    suggested = proposals(msgspec.structs.replace(diagnosis(*of), facts=facts), bounds=True)
+    return [informed(each, suggested) for each in of_settings(list(settings))]
+
+
+def test_a_change_that_somebody_asks_for_is_expected_to_bring_what_a_finding_promises_of_it():
+    (same,) = asked_for(("loader.num_workers", 3))
+    assert (same.finding, same.settings) == ("dataloader/starved", {"loader.num_workers": 3})
+    assert same.expected_share == pytest.approx(0.6)
+    assert same.expected_share_range == pytest.approx((0.5, 0.7))
+    (fewer,) = asked_for(("loader.num_workers", 2))
+    assert (fewer.finding, fewer.expected_share) == (None, None)
+    (companion,) = asked_for(("loader.persistent_workers", True))
+    assert companion.expected_share is None
+    (other,) = asked_for(("ddp.bucket_cap_mb", 50.0))
+    assert other.expected_share is None
+
+
+def test_of_more_than_was_suggested_nobody_has_said_what_it_costs():
+    (more,) = asked_for(("loader.num_workers", 8))
+    assert more.expected_share == pytest.approx(0.6)
+    assert more.expected_share_range == pytest.approx((0.5, 1.0))
+
+
+def test_fewer_workers_than_suggested_bring_at_most_as_much_and_no_more_than_there_were_nothing():
+    (fewer,) = asked_for(("loader.num_workers", 1), workers=0)
+    assert (fewer.finding, fewer.expected_share) == ("dataloader/starved", pytest.approx(0.6))
+    assert fewer.expected_share_range == pytest.approx((0.5, 1.0))
+    (as_many,) = asked_for(("loader.num_workers", 2), workers=2)
+    assert (as_many.finding, as_many.expected_share) == (None, None)
+
+
+def test_changes_that_hold_several_suggestions_save_between_the_largest_and_the_sum():
+    workers, buckets, together = asked_for(("loader.num_workers", 3), ("ddp.bucket_cap_mb", 25.0))
+    assert [workers.expected_share, buckets.expected_share] == pytest.approx([0.6, 0.8])
+    assert together.expected_share == pytest.approx(0.4)
+    assert together.expected_share_range == pytest.approx((0.25, 0.7))
+    twice = finding("a", 40.0, {"ddp.comm_hook": "fp16"})
+    twice = msgspec.structs.replace(
+        twice, fixes=[*twice.fixes, Fix(title="b", why="c", settings={"amp.autocast": "bf16"})]
+    )
+    *_, both = asked_for(("ddp.comm_hook", "fp16"), ("amp.autocast", "bf16"), of=(twice,))
+    assert both.expected_share == pytest.approx(0.6)
+
+
+def test_what_is_asked_for_is_measured_as_long_and_by_what_the_finding_needs():
+    suggested = [Proposal({"loader.num_workers": 2}, "a", in_some_steps=True, least_steps=120)]
+    found = informed(Proposal({"loader.num_workers": 2, "torch.threads": 1}), suggested)
+    assert (found.in_some_steps, found.least_steps, found.expected_share) == (True, 120, None)
 
 
 def test_the_same_change_is_tried_once_and_bounds_only_if_asked():

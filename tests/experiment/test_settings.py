@@ -37,7 +37,7 @@ def test_values(text, value):
         ("env.PATH=/tmp", "only variables that tune"),
         ("env.LD_PRELOAD=x.so", "only variables that tune"),
         ("env.DDPDOCTOR_RUN=x", "only variables that tune"),
-        ("speed=fast", "no setting"),
+        ("speed=fast", "not a setting"),
         (f"env.NCCL_ALGO={'x' * 3000}", "at most 2,000 letters"),
     ],
 )

@@ -124,6 +124,7 @@ def _warm(seeds: Path) -> None:
         "cli.compare",
         "cli.export",
         "cli.digest",
+        "cli.history",
         "cli.watch",
         "cli.rules",
         "report.html",
@@ -135,7 +136,7 @@ def _warm(seeds: Path) -> None:
         importlib.import_module(name)
     from ddpdoctor import report
     from ddpdoctor.analysis import Options, analyze
-    from ddpdoctor.report.compare_output import page_environment
+    from ddpdoctor.report.html import page_environment
 
     recorded = next(seeds.glob("*/run"), None)
     if recorded is not None:

@@ -46,8 +46,17 @@ def _recorded(folder: Path) -> None:
         lines = log.read_text().splitlines(keepends=True)
         first = next(i for i, line in enumerate(lines) if '"step":0' in line)
         log.write_text("".join(lines[: first + 14] + lines[-3:]))
+        log.with_name("memory.jsonl").write_text(_device_memory())
     for log in run.glob("hosts/*/telemetry.jsonl"):
         log.write_text("".join(log.read_text().splitlines(keepends=True)[:8]) + _gpu_samples())
+
+
+def _device_memory() -> str:
+    """Looks at the counters of a device."""
+    look = {"phase": "backward", "allocated_bytes": 9 << 30, "reserved_bytes": 11 << 30, "retries": 0}
+    lines = [{"schema": "ddpdoctor.memory/1", "device": "cuda:0", "total_bytes": 80 << 30}]
+    lines += [{"t_ns": 1795228902532466431 + i * 10**9, "step": 2 * i, **look} for i in range(6)]
+    return "".join(json.dumps(line) + "\n" for line in lines)
 
 
 def _gpu_samples() -> str:
@@ -127,7 +136,7 @@ def _reports(folder: Path) -> None:
     shutil.rmtree(folder / "run")
     for name in ("diagnosis", "other"):
         write_json(diagnosis, folder / f"{name}.json")
-    write_html(diagnosis, folder / "report.html")
+    write_html(diagnosis, folder / "report.html", static=True)
 
 
 def _operations(folder: Path) -> None:
@@ -222,6 +231,9 @@ KINDS = {
                 ("analyze", "report.html", *OUTPUTS),
                 ("compare", "diagnosis.json", "other.json", "--html", "out/c.html", "--json", "out/c.json"),
                 ("compare", "other.json", "report.html"),
+                ("analyze", "diagnosis.json", "--redact", *OUTPUTS),
+                ("history", ".", "--html", "out/h.html", "--json", "out/h.json"),
+                ("export", "diagnosis.json", "--figures", "out/figures"),
             ),
             named=True,
         ),

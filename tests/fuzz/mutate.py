@@ -11,7 +11,7 @@ import re
 import shutil
 import zipfile
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +21,43 @@ SECRET = "BEGIN-FUZZ-SECRET-KEY"
 _DEEP = "[" * 100_000
 _RAW = {"@huge": "1e999", "@deep": _DEEP, "@wide": "[" * 60 + "1" + "]" * 60, "@digits": "9" * 5000}
 """What no JSON library writes, by the text that stands for it until the document is written."""
+_PIECES = (
+    "y",
+    "_a.",
+    "`",
+    "``a ",
+    "\u00a0 ",
+    "é_",
+    "/a b",
+    "'/",
+    "x\n\n",
+    "<",
+    "0",
+    ".0",
+    "1.2.3.4 ",
+    "a@",
+    "\x1b",
+    "&",
+)
+_ALONE = (
+    f"1.{'0' * 250_000}1 ms",
+    f"http://{'.' * 250_000}x",
+    " ".join(f"/home/u{n}x" for n in range(15_000)),
+)
+_LONG = (*(piece * (length // len(piece)) for piece in _PIECES for length in (250_000, 1_000_000)), *_ALONE)
+"""Of which each piece asks something of who looks for words, paths, markup or numbers: what looks back for each, never ends."""
+_LONG_SHARE, _THROUGHOUT_SHARE = 0.1, 0.35
+_MOST_TEXTS = 8
+"""That become long together."""
+_SCALES = (0.0, 5e-324, 1e-320, 1e-310, 1e-150, 1e15, -1.0)
+_MOST_ENTRIES, _MOST_BYTES = 100_000, 20_000_000
+"""Of a list that is repeated."""
 _VALUES: tuple[Any, ...] = (
-    *(None, True, False, 0, -1, 1, 2, 5, 0.5, -0.0, 1e-320, 1e18, 1e300),
+    *(None, True, False, 0, -1, 1, 2, 5, 0.5, -0.0, 5e-324, 1e-320, 1e-99, 1e18, 1e300, 1e308),
     *(2**31, 2**53, 2**62, 2**63 - 1, 2**63, 2**64, 10**12, 10**30, -(2**63), -(2**64)),
     *(float("nan"), float("inf"), float("-inf"), "@huge", "@deep", "@wide", "@digits"),
-    *("", "x", "0", "../../../etc/passwd", "/dev/zero", "\x00", "\ud800", "a\nb", "NaN", "[red]x[/red]"),
+    *("", "x", "0", "../../../etc/passwd", "/dev/zero", "\x00", "\ud800", "a\nb", "[red]x[/red]"),
+    *("NaN", "Infinity", "-Infinity", "1e308"),
     *(
         "\x1b[2J\x1b]52;c;Zm9v\x07",
         "\x9b31m",
@@ -115,6 +147,8 @@ def _json(data: bytes, lines: bool, chance: random.Random) -> tuple[bytes, str]:
 
 
 def _document(document: Any, chance: random.Random) -> tuple[Any, str]:
+    if isinstance(document, dict) and chance.random() < _THROUGHOUT_SHARE:
+        return document, _throughout(document, chance)
     holder, key, path = {"": document}, "", ""
     inside: Any = document
     while (
@@ -130,12 +164,11 @@ def _document(document: Any, chance: random.Random) -> tuple[Any, str]:
         del holder[key]
         return document, f"{path} removed"
     if kind == 1 and isinstance(inside, list) and inside:
-        inside.extend(list(inside) * chance.choice((1, 30)))
+        most = min(_MOST_ENTRIES // len(inside), _MOST_BYTES // len(json.dumps(inside)))
+        inside.extend(list(inside) * min(chance.choice((1, 30, most)), most))
         return document, f"{path} repeated"
     if kind == 2 and isinstance(inside, dict):
-        inside[chance.choice(("t", "ev", "step", "rank", "notes", "\x1b[1m", "schema", ""))] = chance.choice(
-            _VALUES
-        )
+        inside[chance.choice(("t", "ev", "step", "rank", "notes", "\x1b[1m", "schema", ""))] = _value(chance)
         return document, f"{path} with another key"
     if kind == 3 and type(inside) in (int, float):
         changed = chance.choice(
@@ -143,11 +176,50 @@ def _document(document: Any, chance: random.Random) -> tuple[Any, str]:
         )
         holder[key] = changed
         return document if path else changed, f"{path} = {changed!r}"
-    value = chance.choice(_VALUES)
+    value = _value(chance)
     if not path:
         return value, f"all is {value!r}"[:60]
     holder[key] = value
     return document, f"{path} = {value!r}"[:80]
+
+
+def _value(chance: random.Random) -> Any:
+    return chance.choice(_LONG if chance.random() < _LONG_SHARE else _VALUES)
+
+
+def _throughout(document: dict[str, Any], chance: random.Random) -> str:
+    """Much of a document at once: what one place alone does not show."""
+    parts = [part for part in document.values() if isinstance(part, (dict, list))]
+    if chance.random() < 0.5 and parts:
+        factor = chance.choice(_SCALES)
+        for part in parts if chance.random() < 0.5 else [chance.choice(parts)]:
+            _scale(part, factor)
+        return f"numbers times {factor}"
+    long = chance.choice(_LONG)[:250_000]
+    found = [texts for part in parts if (texts := list(_texts(part)))]
+    for _ in range(_MOST_TEXTS if found else 0):
+        # Where there are few texts, each is read by everybody: a headline, a note.
+        (texts,) = chance.choices(found, [1 / len(texts) for texts in found])
+        holder, key = chance.choice(texts)
+        holder[key] = long
+    return f"texts become {long[:20]!r} ..."
+
+
+def _texts(value: dict[Any, Any] | list[Any]) -> Iterator[tuple[Any, Any]]:
+    for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        if isinstance(item, (dict, list)):
+            yield from _texts(item)
+        elif isinstance(item, str):
+            yield value, key
+
+
+def _scale(value: dict[Any, Any] | list[Any], factor: float) -> None:
+    """All floats of ``value``, however nested, become smaller or larger alike: a whole chart's, where one alone would not show."""
+    for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        if isinstance(item, (dict, list)):
+            _scale(item, factor)
+        elif isinstance(item, float):
+            value[key] = item * factor
 
 
 def _written(document: Any) -> str:
@@ -164,7 +236,7 @@ def _words(data: bytes, chance: random.Random) -> tuple[bytes, str]:
     if not words:
         return data, "nothing"
     word = chance.choice(words)
-    value = chance.choice(_VALUES)
+    value = _value(chance)
     new = value if isinstance(value, str) else _written(value)
     new = chance.choice(
         (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import random
 import re
@@ -15,8 +16,10 @@ from pathlib import Path
 
 from .kinds import KINDS
 from .mutate import SECRET, mutate
+from .pages import fault_of_page
 
-MOST_S = 10
+MOST_S, MOST_CPU_S = 60, 6
+"""Of a case: by the clock, on a machine with other work, and of the processor."""
 MOST_BYTES = 500 << 20
 """More than the process had before."""
 _SHOWN = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -73,6 +76,9 @@ def _limit() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (used + 3 * MOST_BYTES,) * 2)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 30,) * 2)
+    spent = resource.getrusage(resource.RUSAGE_SELF)
+    most_s = math.ceil(spent.ru_utime + spent.ru_stime) + MOST_CPU_S
+    resource.setrlimit(resource.RLIMIT_CPU, (most_s, most_s + 1))
     signal.signal(signal.SIGALRM, signal.SIG_DFL)
     signal.setitimer(signal.ITIMER_REAL, MOST_S)
 
@@ -105,11 +111,11 @@ def fault_of(place: Path, status: int, grown_bytes: int) -> str | None:
     err, out = (_text(place / name) for name in ("stderr", "stdout"))
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
-        return (
-            f"no end within {MOST_S} s"
-            if number == signal.SIGALRM
-            else f"killed by {signal.Signals(number).name}"
-        )
+        ends = {
+            signal.SIGALRM: f"no end within {MOST_S} s",
+            signal.SIGXCPU: f"more than {MOST_CPU_S} s of processor time",
+        }
+        return ends.get(signal.Signals(number), f"killed by {signal.Signals(number).name}")
     code = os.waitstatus_to_exitcode(status)
     if "Traceback" in err:
         return f"a traceback: {_place_of(err)}"
@@ -128,7 +134,8 @@ def fault_of(place: Path, status: int, grown_bytes: int) -> str | None:
     told = [file for file in (place / "in" / "out").rglob("*") if file.is_file()]
     if any(SECRET.encode() in text for text in (*(file.read_bytes() for file in told), (err + out).encode())):
         return "a file that a planted link leads to was read"
-    return None
+    pages = (fault_of_page(file.read_text(errors="replace")) for file in told if file.suffix == ".html")
+    return next(filter(None, pages), None)
 
 
 def _text(path: Path) -> str:

@@ -20,7 +20,7 @@ def asleep_share(told: list[dict[str, int]]) -> float:
     return sum(event["z"] for event in told) / sum(event["d"] for event in told)
 
 
-@pytest.mark.parametrize(("arguments", "asleep"), [(["--wait-ms", "2"], True), (["--busy-ms", "2"], False)])
+@pytest.mark.parametrize(("arguments", "asleep"), [(["--wait-ms", "6"], True), (["--busy-ms", "2"], False)])
 def test_a_loader_that_waits_is_told_from_one_that_computes(tmp_path, arguments, asleep):
     command = one_rank("tried.py", "--batches", "60", *arguments)
     told = batches(run_recorded(tmp_path, command, HookOptions(profile_steps=None)))

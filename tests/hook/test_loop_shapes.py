@@ -4,35 +4,53 @@ from __future__ import annotations
 
 import json
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 
-from .recording import REPOSITORY, Recorded, plain_environment, run_recorded, torchrun
+from .recording import REPOSITORY, HookOptions, Recorded, plain_environment, run_recorded, torchrun
 
 SHAPES = [
-    "one_optimizer", "accumulation", "accumulation_synced", "gan", "two_optimizers_one_backward", "critic_more_often",
-    "two_stages", "optimizer_in_backward", "sharded_optimizer", "closure", "scaler_that_skips", "subclass_calling_super",
-    "step_that_raises", "no_ddp", "evaluation_between", "own_optimizer_with_marks", "marks_and_optimizer", "join_uneven",
-    "many_short_epochs", "fully_sharded", "flat_sharded", "engine_of_its_own", "never_steps",
+    "another_optimizer_later", "another_optimizer_instead", "parent_is_used_later", "stepped_from_two_places",
+    "step_that_raises_later",
+    "new_for_each_step", "new_in_a_helper", "new_for_one_to_three_steps", "new_pair_for_each_round", "new_one_beside_one_that_stays",
+    "new_pair_of_which_one_steps_less_often", "new_for_each_layer", "new_with_a_new_model", "new_and_kept",
+    "pair_over_the_same_parameters", "pair_after_one_alone",
+    "one_optimizer", "accumulation", "accumulation_synced", "gan",
+    "two_optimizers_one_backward", "critic_more_often", "two_stages", "optimizer_in_backward", "sharded_optimizer",
+    "closure", "scaler_that_skips", "subclass_calling_super", "step_that_raises", "no_ddp", "evaluation_between",
+    "own_optimizer_with_marks", "marks_and_optimizer", "join_uneven", "many_short_epochs", "fully_sharded",
+    "flat_sharded", "engine_of_its_own", "never_steps",
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recorded, list[dict[str, int]]]:
-    tmp = tmp_path_factory.mktemp("shapes")
+Counted = tuple[Recorded, list[dict[str, int]]]
+"""What was recorded, and by rank the rounds of each shape."""
+
+
+def counted(tmp: Path, *options: str) -> Counted:
     base = plain_environment()
     base["PYTHONPATH"] = str(REPOSITORY)
-    recorded = run_recorded(tmp, torchrun("loop_shapes.py", "--out", str(tmp / "counts")), base=base)
+    command = torchrun("loop_shapes.py", "--out", str(tmp / "counts"), *options)
+    recorded = run_recorded(tmp, command, HookOptions(profile_steps=None), base)
     assert recorded.process.returncode == 0, recorded.process.stderr
     return recorded, [json.loads((tmp / f"counts.{rank}").read_text()) for rank in range(2)]
+
+
+@pytest.fixture(scope="module")
+def job(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return counted(tmp_path_factory.mktemp("shapes"))
+
+
+@pytest.fixture(scope="module")
+def thinned(tmp_path_factory: pytest.TempPathFactory) -> Counted:
+    return counted(tmp_path_factory.mktemp("thinned"), "--thin")
 
 
 @pytest.mark.torchrun
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("rank", [0, 1])
-def test_steps_are_the_loops_own_rounds(
-    job: tuple[Recorded, list[dict[str, int]]], name: str, rank: int
-) -> None:
+def test_steps_are_the_loops_own_rounds(job: Counted, name: str, rank: int) -> None:
     recorded, counts = job
     assert list(counts[rank]) == SHAPES
     repeat = SHAPES.index(name)
@@ -46,7 +64,46 @@ def test_steps_are_the_loops_own_rounds(
 
 
 @pytest.mark.torchrun
-def test_only_reduced_backwards_count_as_iterations(job: tuple[Recorded, list[dict[str, int]]]) -> None:
+@pytest.mark.parametrize("name", SHAPES)
+def test_ranks_that_record_other_steps_in_full_count_alike(thinned: Counted, name: str) -> None:
+    recorded, counts = thinned
+    repeat = SHAPES.index(name)
+    logs = [recorded.steps(rank, repeat) for rank in range(2)]
+    for rank, steps in enumerate(logs):
+        assert [step["step"] for step in steps] == list(range(len(steps)))
+        assert recorded.info(rank, repeat)["hook"]["errors"] == []
+        # A round in which optimizers begin to step inside the backward may be lost where it is not looked at.
+        assert counts[rank][name] - 1 <= len(steps) <= counts[rank][name]
+    if counts[0][name] == counts[1][name]:
+        assert len(logs[0]) == len(logs[1])
+    if counts[0][name] > 20:
+        assert any(step.get("thin") for step in logs[1])
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize(
+    ("name", "steps_of_each_round"),
+    [
+        ("new_for_each_step", [1] * 7),
+        ("new_pair_for_each_round", [2] * 7),
+        ("new_one_beside_one_that_stays", [2] * 7),
+        ("new_for_each_layer", [4] * 7),
+        ("new_and_kept", [2] + [1] * 5),
+        ("pair_over_the_same_parameters", [2] * 7),
+        ("pair_after_one_alone", [1] * 3 + [2] * 4),
+    ],
+)
+def test_a_step_ends_with_the_last_optimizer_of_its_round(
+    job: Counted, name: str, steps_of_each_round: list[int]
+) -> None:
+    recorded, _ = job
+    for rank in range(2):
+        steps = recorded.steps(rank, SHAPES.index(name))
+        assert [sum(event["k"] == "opt" for event in step["ev"]) for step in steps] == steps_of_each_round
+
+
+@pytest.mark.torchrun
+def test_only_reduced_backwards_count_as_iterations(job: Counted) -> None:
     recorded, _ = job
     backwards = recorded.events(0, "bwd", SHAPES.index("accumulation"))
     assert [event["sync"] for event in backwards] == [False, False, True] * 7
@@ -54,7 +111,7 @@ def test_only_reduced_backwards_count_as_iterations(job: tuple[Recorded, list[di
 
 
 @pytest.mark.torchrun
-def test_events_of_special_loops(job: tuple[Recorded, list[dict[str, int]]]) -> None:
+def test_events_of_special_loops(job: Counted) -> None:
     recorded, _ = job
     skipped = [
         event.get("skipped", False) for event in recorded.events(0, "opt", SHAPES.index("scaler_that_skips"))
@@ -78,7 +135,7 @@ def test_events_of_special_loops(job: tuple[Recorded, list[dict[str, int]]]) -> 
 
 @pytest.mark.torchrun
 def test_collectives_of_sharded_and_hand_made_data_parallelism(
-    job: tuple[Recorded, list[dict[str, int]]],
+    job: Counted,
 ) -> None:
     recorded, _ = job
     for name in ("fully_sharded", "flat_sharded"):

@@ -10,10 +10,10 @@ import pytest
 from .recording import JOBS, HookOptions, plain_environment, run_recorded
 
 
-@pytest.mark.alone  # it takes minutes, and has a limit of five
+@pytest.mark.alone  # it takes minutes, and has a limit of nine
 def test_no_error_of_ours_reaches_the_job(tmp_path) -> None:
     command = [sys.executable, str(JOBS / "planted_errors.py")]
-    recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(2, 4)), timeout_s=300)
+    recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(2, 4)), timeout_s=540)
     assert recorded.process.returncode == 0, recorded.process.stderr
     found = re.fullmatch(r"tried (\d+)\n", recorded.process.stdout)
     assert found is not None, recorded.process.stdout
@@ -22,7 +22,11 @@ def test_no_error_of_ours_reaches_the_job(tmp_path) -> None:
     assert [
         line
         for line in lines
-        if not re.match(r"ddpdoctor: .* \(RuntimeError: planted\); the job goes on\.", line)
+        # Where what waits for a trace is broken, its place may be gone before it is saved.
+        if not re.match(
+            r"ddpdoctor: .* (\(RuntimeError: planted\)|its trace could not be saved \(No such file or directory\)); the job goes on\.",
+            line,
+        )
     ] == []
 
 
@@ -46,3 +50,23 @@ def test_nor_does_one_while_torch_is_patched(tmp_path, function: str) -> None:
     assert recorded.process.returncode == 0, recorded.process.stderr
     assert recorded.process.stdout == "single done\n"
     assert recorded.process.stderr.count("\n") <= 1
+
+
+def test_nor_does_one_at_the_end_of_a_brief_step(tmp_path) -> None:
+    """What torch calls there catches its own errors."""
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "sitecustomize.py").write_text(
+        "from _ddpdoctor.hook.recording import recorder\n"
+        "def planted(*args, **kwargs):\n    raise RuntimeError('planted')\n"
+        "recorder.Recorder.end_brief_step = planted\n"
+    )
+    base = plain_environment(
+        PYTHONPATH=str(own), RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
+    )
+    command = [sys.executable, str(JOBS / "plain_ddp.py"), "--steps", "400", "--exit-hard"]
+    recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=None), base)
+    assert (recorded.process.returncode, recorded.process.stdout) == (0, "done 400\n"), (
+        recorded.process.stderr
+    )
+    assert [error for error in recorded.info(0)["hook"]["errors"] if "planted" in error]

@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.experiment.judging import parity
 from ddpdoctor.experiment.running import Trial
-from ddpdoctor.experiment.settings import ENVIRONMENT, SETTINGS
+from ddpdoctor.experiment.settings import ENVIRONMENT, SETTINGS, Results
 from ddpdoctor.hook.environment import TRIAL, HookOptions
 from ddpdoctor.hook.trial import NAMES
 
@@ -143,16 +143,39 @@ def parity_of(tmp_path, settings: dict[str, Any], *arguments: str):
         first = trials(tried(tmp_path / str(number), chosen, *arguments))[0]
         assert set(states(first).values()) <= {"applied"}, first
         found.append(Trial(np.ones(3), {}, first["parameters"], first["losses"], 1.0))
-    return parity(found[:2], found[2:])
+    results = max((SETTINGS[name].results for name in settings), key=list(Results).index)
+    return parity(found[:2], found[2:], results)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("draws", ["item", "worker", "sampler"])
-def test_workers_that_change_what_is_drawn_are_told_by_the_bits(tmp_path, draws):
-    """Random items, a script that seeds each worker, and a sampler that follows the training that a queue runs ahead of."""
-    found = parity_of(tmp_path, {"loader.num_workers": 2}, "--draws", draws)
-    assert found is not None and found.same_bits is False
-    assert found.losses and any(ours != theirs for ours, theirs in found.losses)
+@pytest.mark.parametrize(
+    ("settings", "arguments", "same", "says"),
+    [
+        (
+            {"loader.num_workers": 2, "ddp.gradient_as_bucket_view": True},
+            [],
+            True,
+            "the same to the last bit",
+        ),
+        ({"ddp.accumulate": True}, ["--micro", "2"], False, "in their last bits"),
+        ({"loader.num_workers": 2}, ["--draws", "item"], False, "random numbers that workers draw"),
+        ({"loader.num_workers": 2}, ["--draws", "worker"], False, "random numbers that workers draw"),
+        ({"loader.num_workers": 2}, ["--draws", "sampler"], False, "something in the job depends on it"),
+    ],
+    ids=["hash", "norm", "random-items", "seeded-workers", "sampler-that-follows-training"],
+)
+def test_what_becomes_of_the_model_is_told_by_hash_or_by_norm(tmp_path, settings, arguments, same, says):
+    """Of settings that leave each bit, that round otherwise, and that change what a job draws: in each item, by a script that
+    seeds each worker, and with a sampler that follows the training that a queue runs ahead of."""
+    found = parity_of(tmp_path, settings, *arguments)
+    assert found is not None
+    assert (found.same_bits, found.unexpected) == (same, not same and "loader.num_workers" in settings)
+    assert says in found.says
+    assert found.norm_differs is not None
+    assert (found.norm_differs < 1e-6) == ("loader.num_workers" not in settings or same)
+    assert found.losses
+    if same or found.unexpected:
+        assert same == all(ours == theirs for ours, theirs in found.losses)
 
 
 def test_a_job_without_a_loader_has_nothing_to_change(tmp_path):

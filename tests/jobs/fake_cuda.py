@@ -16,6 +16,7 @@ import json
 import os
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 import torch.distributed as dist
@@ -70,12 +71,25 @@ class Event:
         return (other.at - self.at) / 1e6 * 1.00005
 
 
+def counters(device: int) -> dict[str, object]:
+    """The allocator's, of a device that has to be named: each thread has its own current one."""
+    assert device == 0
+    allocated, reserved = {"current": 10 << 30, "peak": 30 << 30}, {"current": 36 << 30, "peak": 40 << 30}
+    return {
+        "allocated_bytes": {"all": allocated},
+        "reserved_bytes": {"all": reserved},
+        "num_alloc_retries": 2,
+    }
+
+
 def install() -> None:
     torch.version.cuda = "12.8"
     torch.cuda.Event = Event
     torch.cuda.is_initialized = lambda: True
     torch.cuda.current_device = lambda: 0
     torch.cuda.is_current_stream_capturing = lambda: stream.capturing
+    torch.cuda.memory_stats_as_nested_dict = counters
+    torch.cuda.get_device_properties = lambda device: SimpleNamespace(total_memory=80 << 30)
 
 
 class OnDevice(torch.autograd.Function):

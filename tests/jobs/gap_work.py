@@ -61,7 +61,18 @@ def mixed(seconds: float, sink: list[float]) -> None:
     python(seconds / 2, sink)
 
 
-KINDS = {"products": products, "histograms": histograms, "python": python, "mixed": mixed}
+def sleeping(seconds: float, sink: list[float]) -> None:
+    """Nothing at all."""
+    time.sleep(seconds)
+
+
+KINDS = {
+    "products": products,
+    "histograms": histograms,
+    "python": python,
+    "mixed": mixed,
+    "sleeping": sleeping,
+}
 
 
 class Extra:

@@ -1,8 +1,9 @@
 """Training loops of many shapes, one after the other in one job, each with a count of its own rounds.
 
-    torchrun --nproc-per-node 2 loop_shapes.py --out FILE [--only NAME ...]
+    torchrun --nproc-per-node 2 loop_shapes.py --out FILE [--only NAME ...] [--thin]
 
-Under the hook each shape is a recording of its own. ``FILE.<rank>`` gets ``{"name": rounds, ...}`` in the
+Under the hook each shape is a recording of its own; with --thin of more rounds, and each rank records another share of its steps in
+full. ``FILE.<rank>`` gets ``{"name": rounds, ...}`` in the
 order in which they ran.
 """
 
@@ -14,34 +15,14 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable
 
+import changing_loops  # noqa: F401, as its shapes come first
+import fresh_loops  # noqa: F401, and these second
 import torch
 import torch.distributed as dist
+from shape_parts import ROUNDS, SHAPES, loss, net, sgd, shape
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.nn.parallel import DistributedDataParallel as DDP
-
-ROUNDS = 7
-SHAPES: dict[str, Callable[[], int]] = {}
-
-
-def shape(function: Callable[[], int]) -> Callable[[], int]:
-    SHAPES[function.__name__] = function
-    return function
-
-
-def net() -> DDP:
-    torch.manual_seed(0)
-    return DDP(nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1)))
-
-
-def sgd(model: nn.Module) -> torch.optim.Optimizer:
-    return torch.optim.SGD(model.parameters(), lr=0.01)
-
-
-def loss(model: nn.Module) -> torch.Tensor:
-    return model(torch.randn(2, 4)).square().mean()
 
 
 @shape
@@ -361,8 +342,13 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--out", required=True)
     parser.add_argument("--only", nargs="*", default=None)
+    parser.add_argument("--thin", action="store_true")
     options = parser.parse_args()
     dist.init_process_group("gloo")
+    thinning = sys.modules.get("_ddpdoctor.hook.recording.thinning")
+    if options.thin and thinning is not None:
+        every = 2 << dist.get_rank()
+        thinning.Thinning.next_block = lambda self, step, cost_ns, step_ns: not step // 8 % every
     lifetime = sys.modules.get("_ddpdoctor.hook.lifetime")
     counts = {}
     for name, function in SHAPES.items():

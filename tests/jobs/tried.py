@@ -2,6 +2,7 @@
 
     torchrun --nproc-per-node 2 tried.py [--iterable | --sharded] [--own-hook] [--micro 2] [--barrier] [--batches N]
         [--wait-ms M | --busy-ms M] [--iterable-on 1] [--second] [--no-loader] [--draws item | worker | sampler]
+        [--short-on 1 [--join]]
 
 At its end it writes END into its working directory, which no trial may reach.
 """
@@ -11,6 +12,8 @@ from __future__ import annotations
 import argparse
 import random
 import time
+from contextlib import nullcontext
+from itertools import islice
 from pathlib import Path
 
 import torch
@@ -72,9 +75,10 @@ class Sharded(IterableDataset):
 def main() -> None:
     parser = argparse.ArgumentParser()
     switches = ("--iterable", "--sharded", "--own-hook", "--barrier", "--fails-with-workers", "--second")
-    for switch in (*switches, "--no-loader"):
+    for switch in (*switches, "--no-loader", "--join"):
         parser.add_argument(switch, action="store_true")
     parser.add_argument("--iterable-on", type=int)
+    parser.add_argument("--short-on", type=int)
     parser.add_argument("--draws", default="")
     parser.add_argument("--busy-ms", type=float, default=0.0)
     parser.add_argument("--micro", type=int, default=1)
@@ -105,14 +109,16 @@ def main() -> None:
         next(iter(DataLoader(Items(64, 0.0, 0.0, ""), 8)))
     if options.fails_with_workers and loader.num_workers:
         raise RuntimeError("this data set cannot be sent to workers")
-    for number, (inputs, labels) in enumerate(loader, start=1):
-        nn.functional.cross_entropy(model(inputs), labels).backward()
-        if number % options.micro == 0:
-            optimizer.step()
-            optimizer.zero_grad()
-            Growing.steps_taken += 1
-        if options.barrier:
-            dist.barrier()
+    batches = options.batches // (2 if options.short_on == dist.get_rank() else 1)
+    with model.join() if options.join else nullcontext():
+        for number, (inputs, labels) in enumerate(islice(loader, batches), start=1):
+            nn.functional.cross_entropy(model(inputs), labels).backward()
+            if number % options.micro == 0:
+                optimizer.step()
+                optimizer.zero_grad()
+                Growing.steps_taken += 1
+            if options.barrier:
+                dist.barrier()
     Path("END").write_text("reached")
     dist.destroy_process_group()
 

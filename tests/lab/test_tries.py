@@ -13,7 +13,9 @@ MEASURED = {
     "set": {"loader.num_workers": 4},
     "expected_ms": 12.0,
     "expected_range_ms": [11.0, 13.0],
+    "verdict": "faster",
     "median_ms": 12.5,
+    "trials_ms": [12.4, 12.6],
     "interval_ms": [12.2, 12.8],
     "change": -0.5,
     "baseline_mean_ms": None,
@@ -40,6 +42,10 @@ def test_a_row_tells_what_is_mended_and_what_was_promised():
     assert near is not None and near.mended and near.kept
     far = row(outcome(twin_ms=11.0, interval_ms=[13.5, 14.0]))
     assert far is not None and not far.mended and far.kept is False
+    as_measured = row(outcome(median_ms=14.0))
+    assert as_measured is not None and as_measured.mended
+    small = row(outcome(twin_ms=24.0))
+    assert small is not None and small.mended is None
     by_mean = row(outcome(baseline_mean_ms=30.0))
     assert by_mean is not None and (by_mean.as_it_is_ms, by_mean.twin_ms) == (30.0, 17.0)
     assert row({**outcome(), "answer": None}) is None
@@ -49,4 +55,6 @@ def test_the_page_counts_misses():
     text = page([outcome(), outcome(twin_ms=5.0), {**outcome(), "answer": None, "error": ["no"]}])
     assert "1 of 3 faults are mended" in text
     assert "2 of 2 promises are kept" in text
+    assert "0 of 0 faults are mended" in page([outcome(twin_ms=24.0)])
+    assert "1 cost less than 10%" in page([outcome(twin_ms=24.0)])
     assert "| a: b | | no | | | | no | |" in text

@@ -216,7 +216,7 @@ def test_a_thread_of_ours_that_never_gets_on(tmp_path, stuck) -> None:
     process = started(tmp_path, sys.executable, "job.py")
     out, err = process.communicate(timeout=ENDS_WITHIN_S)
     assert (process.returncode, out) == (0, "single done\n"), err
-    assert "did not take in time" in err and "Traceback" not in err, err
+    assert "did not accept in time" in err and "Traceback" not in err, err
     assert steps_of(tmp_path / "run"), "its launcher has copied what waited"
 
 

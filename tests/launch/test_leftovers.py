@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -14,9 +13,9 @@ from ddpdoctor.launch.leftovers import (
     HostRanks,
     drain_spools,
     drain_stale_spools,
-    end_orphaned_ranks,
     is_alive,
 )
+from ddpdoctor.launch.orphans import end_orphaned_ranks, unseen_ranks
 from ddpdoctor.rundir import read_json, run_id
 from tests.hook.recording import REPOSITORY
 
@@ -34,9 +33,9 @@ def test_ranks_of_this_host_only(tmp_path):
     write_rank(tmp_path, "00000", rank=0, host="here", pid=10)
     write_rank(tmp_path, "00001", rank=1, host="there", pid=11)
     ranks = HostRanks(tmp_path, "here")
-    assert ranks.pids() == [10]
+    assert ranks.all() == [(0, 10)]
     write_rank(tmp_path, "00000.1", rank=0, host="here", pid=12)
-    assert ranks.pids() == [10, 12]
+    assert ranks.all() == [(0, 10), (0, 12)]
     assert ranks.pid_by_rank() == {0: 12}
     assert ranks.recorded() == 3
 
@@ -89,8 +88,8 @@ def test_process_ids_of_another_container_mean_nothing(tmp_path):
     assert not other.exists()
 
 
-def test_only_marked_orphans_are_ended_and_stubborn_ones_too(tmp_path, monkeypatch):
-    monkeypatch.setattr("ddpdoctor.launch.leftovers._GRACE_S", 0.3)
+def test_only_marked_orphans_are_ended_and_stubborn_ones_too(monkeypatch):
+    monkeypatch.setattr("ddpdoctor.launch.orphans._GRACE_S", 0.3)
     stubborn = "import signal,time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
     marked = {**os.environ, "MARK": "mine"}
     processes = [
@@ -100,9 +99,7 @@ def test_only_marked_orphans_are_ended_and_stubborn_ones_too(tmp_path, monkeypat
     try:
         for process in processes:
             process.stdout.readline()
-        for rank, process in enumerate(processes):
-            write_rank(tmp_path, f"{rank:05d}", rank=rank, host=socket.gethostname(), pid=process.pid)
-        ended = end_orphaned_ranks(HostRanks(tmp_path, socket.gethostname()).pids(), "MARK", "mine")
+        ended = end_orphaned_ranks([process.pid for process in processes], "MARK", "mine")
         assert ended == [processes[0].pid]
         assert processes[0].wait(10) == -signal.SIGKILL
         assert is_alive(processes[1].pid)
@@ -111,6 +108,38 @@ def test_only_marked_orphans_are_ended_and_stubborn_ones_too(tmp_path, monkeypat
             process.kill()
             process.wait()
             process.stdout.close()
+
+
+STARTS = """
+import os, subprocess, sys, time
+started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+print(started.pid, flush=True)
+time.sleep(60)
+"""
+
+
+def test_ranks_that_have_not_shown_themselves_are_known_by_their_environment():
+    """Not what they have started, nor what a rank that is known has left."""
+    marked = {**clean_environment(), "MARK": "mine"}
+    of_rank = {number: {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": "3"} for number in "012"}
+    environments = [{**marked, **of_rank["0"]}, {**marked, **of_rank["1"]}, marked, of_rank["2"]]
+    processes = [
+        subprocess.Popen([sys.executable, "-c", STARTS], env=environment, stdout=subprocess.PIPE)
+        for environment in environments
+    ]
+    children = []
+    try:
+        children = [int(process.stdout.readline()) for process in processes]
+        assert unseen_ranks("MARK", "mine", []) == {processes[0].pid: 0, processes[1].pid: 1}
+        assert unseen_ranks("MARK", "mine", [0]) == {processes[1].pid: 1}
+        assert unseen_ranks("MARK", "another", []) == {}
+    finally:
+        for process in processes:
+            process.kill()
+            process.wait()
+            process.stdout.close()
+        for child in children:
+            os.kill(child, signal.SIGKILL)
 
 
 def test_waits_for_a_trace_that_is_being_saved(tmp_path):

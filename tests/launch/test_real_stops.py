@@ -182,6 +182,9 @@ def test_memory_that_is_used_up(tmp_path, ranks: int) -> None:
     diagnosis, finding = verdict_on(recorded.run)
     assert (finding.rule, finding.ranks) == ("hang/rank-died", [1]), diagnosis.facts["hang"]
     assert diagnosis.facts["hang"]["died"]["kind"] == "memory"
+    headline = diagnosis.verdict.headline
+    assert headline.startswith("The job failed: rank 1 died for want of memory (SIGKILL, by the kernel)")
+    assert headline.endswith("(exit code 1)") and "is the last it recorded" in headline
 
 
 @pytest.mark.torchrun

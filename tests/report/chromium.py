@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
+
+import pytest
 
 PROGRAM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 DARK = "--blink-settings=preferredColorScheme=0"
@@ -61,6 +65,21 @@ def screenshot(
         *options,
         javascript=javascript,
     )
+
+
+def axe() -> Path:
+    """axe-core's ``axe.min.js``, from the package ``axe-playwright-python`` or named by AXE_CORE; the test is skipped where neither is."""
+    package = importlib.util.find_spec("axe_playwright_python")
+    beside = Path(package.origin).with_name("axe.min.js") if package and package.origin else None
+    found = os.environ.get("AXE_CORE") or beside
+    if not found:
+        pytest.skip("axe-playwright-python is not installed, and AXE_CORE does not name axe.min.js")
+    return Path(found)
+
+
+def severe(violations: Sequence[Sequence[object]]) -> list[Sequence[object]]:
+    """Those of axe's [id, impact, ...] that keep somebody from reading."""
+    return [entry for entry in violations if entry[1] in ("serious", "critical", "moderate")]
 
 
 class _Answer(HTMLParser):

@@ -16,6 +16,8 @@ from ddpdoctor.diagnose.diagnosis import (
     Evidence,
     Finding,
     Fix,
+    Flame,
+    FlameFrame,
     Job,
     RankSummary,
     Series,
@@ -117,6 +119,7 @@ def sick() -> Diagnosis:
         ],
         series=Series(steps=steps, ranks=[0, 1], step_ms=step_ms, late_ms=late),
         timeline=_timeline(),
+        flames=_flames(),
         waterfall=[
             WaterfallBar("measured step", 51.4),
             WaterfallBar("rank 1 waits for data", 44.8, "dataloader/one-rank-late"),
@@ -226,6 +229,51 @@ def _timeline() -> Timeline:
         Span(1, "communication", "comm_transfer", "allreduce", 48.0, 2.2),
     ]
     return Timeline(step=64, spans=spans, note="A step of median length.")
+
+
+def _flames() -> list[Flame]:
+    train, torch = "/home/alice/work/train.py", "/usr/lib/python3/site-packages/torch"
+    places = [
+        CodeLine(train, 90, "<module>"),
+        CodeLine(train, 57, "main"),
+        CodeLine(f"{torch}/utils/data/dataloader.py", 701, "__next__"),
+        CodeLine(train, 60, "main"),
+        CodeLine(f"{torch}/autograd/graph.py", 841, "_engine_run_backward"),
+    ]
+    late = [
+        FlameFrame(0, 0, 0.0, 51.4, 44.0),
+        FlameFrame(1, 1, 0.0, 45.6, 45.3),
+        FlameFrame(2, 2, 0.0, 45.0, 44.8),
+        FlameFrame(3, 1, 45.6, 5.8, -1.3),
+        FlameFrame(4, 2, 45.6, 5.0, -1.0),
+    ]
+    usual = [
+        FlameFrame(0, 0, 0.0, 51.4),
+        FlameFrame(3, 1, 0.3, 51.1),
+        FlameFrame(4, 2, 0.3, 50.0),
+    ]
+    told = {"steps": 118, "samples": 610, "mean_ms": 51.4, "places": places}
+    return [
+        Flame(rank=1, which="all steps", against="rank 0, all steps", frames=late, **told),
+        Flame(rank=0, which="all steps", frames=usual, **told),
+    ]
+
+
+def _deep_flames() -> list[Flame]:
+    """As many frames as are drawn, with long names."""
+    places = [
+        CodeLine(f"/home/alice/work/a_rather_long_module_name_{i}.py", i, f"a_function_of_module_{i}")
+        for i in range(300)
+    ]
+    frames = [
+        FlameFrame(20 * depth + i, depth, 12.6 * i, 12.6, 0.1 * i) for depth in range(15) for i in range(20)
+    ]
+    told = {"steps": 400, "samples": 90_000, "mean_ms": 252.0, "places": places, "frames": frames}
+    whiches = ("late steps", "other steps", "all steps")
+    return [
+        Flame(rank=137, which=which, against=None if number else "rank 0, all steps", **told)
+        for number, which in enumerate(whiches)
+    ]
 
 
 def healthy() -> Diagnosis:
@@ -343,6 +391,7 @@ def large(ranks: int = 512, points: int = 400) -> Diagnosis:
             late_ms=late,
         ),
         timeline=Timeline(step=5000, spans=spans),
+        flames=_deep_flames(),
         waterfall=[
             WaterfallBar("measured step", 252.0),
             WaterfallBar("ranks 137, 300", 30.0, "imbalance/slow-compute"),
@@ -420,6 +469,23 @@ def hostile() -> Diagnosis:
         ],
         series=Series(steps=[0, 1], ranks=[0, 1], step_ms=[[1, 2], [2, 1]], late_ms=[[0, 1], [1, 0]]),
         timeline=Timeline(step=0, spans=[Span(0, HOSTILE, HOSTILE, HOSTILE, 0.0, 1.0)], note=HOSTILE),
+        flames=[
+            Flame(
+                rank=0,
+                which=HOSTILE,
+                steps=1,
+                samples=9,
+                mean_ms=2.0,
+                against=HOSTILE,
+                places=[CodeLine(HOSTILE, 1, HOSTILE)],
+                frames=[
+                    FlameFrame(0, 0, 0.0, 2.0, 1.0),
+                    FlameFrame(7, 0, 0.0, 2.0),
+                    FlameFrame(0, 10**9, 0.0, 1.0),
+                    FlameFrame(0, 1, -5.0, 1.0),
+                ],
+            )
+        ],
         waterfall=[
             WaterfallBar(HOSTILE, 2.0),
             WaterfallBar(HOSTILE, 1.0, HOSTILE),

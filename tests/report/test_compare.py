@@ -47,6 +47,32 @@ def finding(rule, cost, *, severity="warning", ranks=None):
     )
 
 
+def test_ten_thousand_findings_find_each_other():
+    """Each its own again, whatever their order; the rest by their rule."""
+    old = [finding("a/b", 1.0, ranks=[n]) for n in range(10_000)]
+    rows = compare(diagnosis(fired=old), diagnosis(fired=[*reversed(old[:-1]), finding("a/b", 1.0)])).findings
+    assert len(rows) == 10_000
+    assert [row.before_ranks for row in rows if row.before_ranks != row.after_ranks] == [[9_999]]
+
+
+def test_steps_that_take_no_time_are_no_ratio():
+    nothing = msgspec.structs.replace(diagnosis(), steps=Steps(median_ms=0.0))
+    nothing = msgspec.structs.replace(
+        nothing, series=Series(steps=[0, 1, 2], ranks=[0], step_ms=[[0.0, -1.0, 0.0]])
+    )
+    assert (
+        compare(nothing, diagnosis()).judgement == compare(diagnosis(), nothing).judgement == "too few steps"
+    )
+
+
+def test_what_a_terminal_would_obey_is_an_escape_in_json():
+    odd = msgspec.structs.replace(diagnosis(), source=["a\u202eb\x9bc\x7f\udcff"])
+    data = comparison_json(compare(odd, odd)).decode()
+    assert "a\\u202eb\\u009bc\\u007f" in data and json.loads(data)["before"]["source"] == [
+        "a\u202eb\x9bc\x7f\\udcff"
+    ]
+
+
 @pytest.mark.parametrize(
     ("factor", "judgement"),
     [(0.8, "faster"), (1.0, "no clear difference"), (1.001, "no clear difference"), (1.1, "slower")],
@@ -134,6 +160,19 @@ def test_a_size_known_on_one_side_only_is_a_note():
     result = compare(diagnosis(50), diagnosis(40, batch=None))
     assert result.judgement == "faster"
     assert any("batch size was recorded on one side only" in note for note in result.notes)
+
+
+def test_another_model_is_named_beside_the_judgement():
+    def of(parameters_bytes, step_ms=50, **more):
+        found = diagnosis(step_ms, **more)
+        found.facts["ddp"] = {"parameters_bytes": parameters_bytes}
+        return found
+
+    result = compare(of(4 << 20), of(16 << 20, 90))
+    assert result.judgement == "slower"
+    assert any("4 MiB of parameters before, 16 MiB after" in note for note in result.notes)
+    assert not any("models" in note for note in compare(of(4 << 20), of(4 << 20)).notes)
+    assert not any("models" in note for note in compare(of(4 << 20), diagnosis(50)).notes)
 
 
 def test_what_became_of_the_findings():

@@ -10,12 +10,13 @@ from pathlib import Path
 import msgspec
 import pytest
 import samples
+from packed import readable_html
 from rich.console import Console
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.diagnose.diagnosis import Coverage, Evidence, Finding, Fix, TelemetrySeries
-from ddpdoctor.measure.places import Where
-from ddpdoctor.report import print_terminal, redact, render_html, render_markdown, to_json
+from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.report import print_terminal, redact, render_markdown, to_json
 from ddpdoctor.report.sarif import to_sarif
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "slow-data-one-rank"
@@ -83,6 +84,12 @@ def planted():
         findings=[finding],
         notes=[*NOTES, "/mnt/aardvark data/runs/1/ranks/00000 is missing."],
         ranks=[msgspec.structs.replace(sick.ranks[0], host="zebra-7.corp.example")],
+        flames=[
+            msgspec.structs.replace(
+                sick.flames[0],
+                places=[CodeLine("/mnt/aardvark data/secret set/train.py", 5, "main"), *sick.flames[0].places[1:]],
+            )
+        ],
         telemetry=[TelemetrySeries(source="ZEBRA-7 GPU 0", field="utilization", unit="percent", t_s=[0, 1], values=[1, 2])],
         facts={"zebra-7": {"path": "/mnt/aardvark data/x", "late.compute.ms": 3.0}},
         hta={"x": [{"name": "s3://ocelot-bucket/key"}]},
@@ -96,7 +103,7 @@ def terminal(diagnosis):
 
 
 OUTPUTS = {
-    "html": render_html,
+    "html": readable_html,
     "markdown": render_markdown,
     "json": lambda diagnosis: to_json(diagnosis).decode(),
     "sarif": lambda diagnosis: json.dumps(to_sarif(diagnosis)),

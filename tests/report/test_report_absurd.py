@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import resource
+import subprocess
+import sys
 
 import msgspec
 import pytest
 
+from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.report import read_diagnosis, render_html, to_json
 from ddpdoctor.report.charts.scale import index_ticks
+from ddpdoctor.report.figures.every import figure_specs
+from ddpdoctor.report.figures.spec import light_colours, painted
+from tests.fuzz.pages import fault_of_page, faults_of_figure
 from tests.report import samples
 
 
@@ -39,6 +47,14 @@ def changed(**fields):
         ({"breakdown": {"compute": 5.0}}, "breakdown: a share that is not between 0 and 1"),
         ({"facts": {"steps": {"mean_ms": 10**40}}}, "mean_ms: a number out of range"),
         ({"hta": {"x": msgspec.Raw(b"[" * 60 + b"]" * 60)}}, "x: nested too deep"),
+        ({"findings__0__title": "y" * 1_000_000}, "title: a text of more than 262,144 letters"),
+        ({"facts": {"y" * 1_000_000: 1}}, "facts: a text of more than 262,144 letters"),
+        ({"notes": ["y" * 250_000] * 150}, "its texts have more than 33,554,432 letters together"),
+        ({"notes": ["y"] * 100_000}, "notes: a list of more than 10,000 entries"),
+        ({"job__environment": {str(n): "" for n in range(10_001)}}, "environment: more than 10,000 entries"),
+        ({"breakdown": {str(n): 0.001 for n in range(101)}}, "a breakdown of more than 100 parts"),
+        ({"steps__median_ms": 1e308}, "median_ms: a number out of range"),
+        ({"steps__median_ms": "Infinity"}, r"Expected `float \| null`, got `str` .*"),
     ],
 )
 def test_absurd_values_are_one_sentence(tmp_path, fields, words):
@@ -52,6 +68,114 @@ def test_absurd_values_are_one_sentence(tmp_path, fields, words):
 def test_what_we_write_is_sound(tmp_path, name):
     (tmp_path / "d.json").write_bytes(to_json(samples.ALL[name]()))
     read_diagnosis(tmp_path / "d.json")
+
+
+def test_numbers_as_good_as_zero_are_zero(tmp_path):
+    (tmp_path / "d.json").write_bytes(
+        changed(steps__median_ms=5e-324, series__step_ms__0__3=-0.0, facts={"a": [1e-300]})
+    )
+    read = read_diagnosis(tmp_path / "d.json")
+    assert repr([read.steps.median_ms, read.series.step_ms[0][3], read.facts["a"][0]]) == "[0.0, 0.0, 0.0]"
+    unchanged = samples.sick()
+    assert read.series.late_ms == unchanged.series.late_ms and read.tried == unchanged.tried
+
+
+@pytest.mark.parametrize("factor", [5e-324, 1e-310, 1e-200, 1e-90, 0.0, -1.0, 1e15])
+def test_charts_of_numbers_of_any_size_open(factor):
+    """Also of those that were not read from a file."""
+    document = msgspec.to_builtins(samples.sick())
+    for name in ("series", "timeline", "flames", "waterfall", "bandwidth", "telemetry", "ranks", "steps"):
+        document[name] = scaled(document[name], factor)
+    diagnosis = msgspec.convert(document, Diagnosis)
+    assert fault_of_page(render_html(diagnosis)) is None
+    for spec in figure_specs(diagnosis).values():
+        assert next(faults_of_figure(painted(spec, light_colours())), None) is None
+
+
+def scaled(value, factor):
+    if isinstance(value, dict):
+        return {key: scaled(item, factor) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [scaled(item, factor) for item in value]
+    return value * factor if isinstance(value, float) else value
+
+
+def test_long_texts_of_anything_take_no_longer_than_their_length(tmp_path):
+    """250,000 letters in each text; looking back or ahead for each of them took minutes."""
+    pieces = itertools.cycle(["/a b", "'/", "`", "a@", "1.2.3.4 ", "é_", "\x1b", "x\n\n"])
+    document = msgspec.json.decode(to_json(samples.sick()))
+    for holder, key in texts(document):
+        holder[key] = next(pieces) * 2_000
+    finding = document["findings"][0]
+    document["verdict"]["headline"] = finding["title"] = "_a." * 80_000
+    finding["explanation"] = "\u00a0 " * 120_000
+    finding["limits"] = f"http://{'.' * 240_000}x"
+    document["telemetry"][0]["unit"] = f".{'0' * 240_000}1"
+    document["notes"] = [" ".join(f"/home/u{n}x/" for n in range(15_000)), "'/" * 120_000, "`a" * 120_000]
+    (tmp_path / "d.json").write_bytes(msgspec.json.encode(document))
+    for chosen in ("--verbose", "--redact"):
+        command = [
+            "analyze",
+            "d.json",
+            chosen,
+            "--html",
+            "r.html",
+            "--markdown",
+            "r.md",
+            "--sarif",
+            "s",
+            "--junit",
+            "j",
+        ]
+        program = f"import sys; sys.argv[1:] = {command!r}; from ddpdoctor.cli import main; main()"
+        done = subprocess.run(
+            [sys.executable, "-c", program],
+            cwd=tmp_path,
+            capture_output=True,
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (60, 61)),
+        )
+        assert done.returncode == 0, (chosen, done.returncode, done.stderr[-500:])
+    assert len(done.stdout) < 1_000_000
+
+
+def texts(value):
+    """(Holder, key) of each text that anybody may have chosen."""
+    for key, item in list(value.items() if isinstance(value, dict) else enumerate(value)):
+        if isinstance(item, dict | list):
+            yield from texts(item)
+        elif isinstance(item, str) and key not in ("schema", "verdict", "tool_version"):
+            yield value, key
+
+
+@pytest.mark.parametrize(
+    ("name", "many"),
+    [
+        ("findings", lambda one, n: {**one, "rule": f"a/b{n}", "ranks": [n]}),
+        ("notes", lambda _, n: f"Note {n}."),
+        ("skipped", lambda one, n: {**one, "rule": f"a/b{n}"}),
+        ("waterfall", lambda one, n: {**one, "rule": f"a/b{n}"} if n else one),
+    ],
+)
+def test_of_very_many_a_report_shows_some_and_says_so(name, many):
+    document = msgspec.to_builtins(samples.sick())
+    document[name] = [many(document[name][0], n) for n in range(2_000)]
+    page = render_html(msgspec.convert(document, Diagnosis))
+    said = {"findings": "1,500 more findings in the report", "notes": "1,500 more notes in the report"}
+    said |= {"skipped": "2000 checks lacked data", "waterfall": "1,951 more"}
+    assert said[name] in page and len(page) < 10_000_000
+
+
+def test_as_many_ranks_as_one_likes():
+    sick = samples.sick()
+    one = sick.ranks[1]
+    count = 50_000
+    ranks = [msgspec.structs.replace(one, rank=n, host=f"node{n}") for n in range(count)]
+    job = msgspec.structs.replace(
+        sick.job, ranks_seen=list(range(0, 2 * count, 2)), hosts=[f"node{n}" for n in range(count)]
+    )
+    found = msgspec.structs.replace(sick.findings[0], ranks=job.ranks_seen)
+    page = render_html(msgspec.structs.replace(sick, ranks=ranks, job=job, findings=[found]))
+    assert "126 and 49,936 more" in page and len(page) < 20_000_000
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path):

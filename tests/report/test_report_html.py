@@ -13,13 +13,18 @@ import jsonschema
 import msgspec
 import pytest
 import samples
+from packed import unpacked
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis, Verdict
+from ddpdoctor.diagnose.diagnosis import CheckedRule, Diagnosis, SkippedRule, Verdict
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
-from ddpdoctor.report import json_schema, read_diagnosis, render_html, write_html, write_json
+from ddpdoctor.report import json_schema, read_diagnosis, render_html, to_json, write_html, write_json
+from ddpdoctor.report.compare import compare
+from ddpdoctor.report.compare_output import render_comparison
 from ddpdoctor.report.embed import NOTE
 
 BYTES_MOST = 1_500_000
+MORE_MOST = 700_000
+"""What charts to look closer at may add."""
 
 
 class Document(HTMLParser):
@@ -42,13 +47,27 @@ class Document(HTMLParser):
         return [attributes for name, attributes in self.elements if name == tag]
 
 
-@pytest.fixture(scope="module", params=sorted(samples.ALL))
+@pytest.fixture(
+    scope="module", params=[(name, static) for name in sorted(samples.ALL) for static in (False, True)]
+)
 def report(request):
-    return render_html(samples.ALL[request.param]())
+    name, static = request.param
+    return render_html(samples.ALL[name](), static=static)
 
 
-def test_it_is_small(report):
-    assert len(report.encode()) <= BYTES_MOST
+@pytest.mark.parametrize("name", sorted(samples.ALL))
+def test_it_is_small(name):
+    still, whole = (len(render_html(samples.ALL[name](), static=static).encode()) for static in (True, False))
+    assert still <= BYTES_MOST
+    assert whole - still <= MORE_MOST
+
+
+def test_a_static_report_is_without_what_draws():
+    still, whole = (render_html(samples.sick(), static=static) for static in (True, False))
+    for mark in ("ddpdoctor-plotly", "ddpdoctor-figures", "closer", "to-steps"):
+        assert mark in whole and mark not in still
+    # Where there is nothing to look closer at, nothing to draw it is carried either.
+    assert render_html(samples.minimal()) == render_html(samples.minimal(), static=True)
 
 
 def test_nothing_points_outside_the_file(report):
@@ -78,20 +97,47 @@ def test_the_policy_allows_exactly_the_inline_style_and_script(report):
         a["content"] for a in document.named("meta") if a.get("http-equiv") == "Content-Security-Policy"
     )
     assert policy.startswith("default-src 'none';")
+    assert "unsafe" not in policy and "http" not in policy and "blob" not in policy
+    draws = "ddpdoctor-plotly" in report
     for tag in ("style", "script"):
-        text = re.findall(rf"<{tag}>(.*?)</{tag}>", report, re.DOTALL)
-        assert len(text) == 1
-        digest = base64.b64encode(hashlib.sha256(text[0].encode()).digest()).decode()
-        assert f"{tag}-src 'sha256-{digest}'" in policy
+        texts = re.findall(rf"<{tag}(?! type)[^>]*>(.*?)</{tag}>", report, re.DOTALL)
+        assert len(texts) == 1 + draws
+        if tag == "script" and draws:
+            packed = re.search(r'id="ddpdoctor-plotly">(.*?)</script>', report)
+            texts.append(unpacked(packed[1]))
+        digests = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        allowed = " ".join(f"'sha256-{digest}'" for digest in digests)
+        assert f"{tag}-src {allowed};" in policy
 
 
 def test_hostile_names_stay_text():
     document = Document(render_html(samples.hostile()))
-    assert len(document.named("script")) == 2
+    assert len(document.named("script")) == 5, "data, figures and library, and two that run"
     assert not document.named("img")
     assert not any("alert" in key for _, attributes in document.elements for key in attributes)
     shown = "".join(text for _, text in document.texts)
     assert shown.count("</script><img src=x onerror=alert(1)>") > 20
+
+
+def test_code_in_a_heading_or_a_sentence_is_set_as_code():
+    text = "No step calls `no_sync()`"
+    sick = samples.sick()
+    told = [msgspec.structs.replace(finding, title=text) for finding in sick.findings]
+    diagnosis = msgspec.structs.replace(
+        sick,
+        verdict=Verdict(sick.verdict.rule, text),
+        findings=told,
+        notes=[text],
+        checked=[CheckedRule("a/b", text)],
+        skipped=[SkippedRule("a/c", text, text)],
+        waterfall=[msgspec.structs.replace(bar, label=text) for bar in sick.waterfall],
+    )
+    pages = [render_html(diagnosis, static=True), render_comparison(compare(diagnosis, diagnosis))]
+    for page in pages:
+        shown = re.sub(r"(?s)<(script|style|pre)\b.*?</\1>", "", page)
+        assert "no_sync()" in shown and not re.findall(r".{0,40}`.{0,40}", shown)
+    assert "<title>ddpdoctor: No step calls no_sync()</title>" in pages[0]
+    assert "calls <code>no_<wbr>sync()</code></h1>" in pages[0]
 
 
 def test_ids_are_unique_and_links_inside_lead_somewhere(report):
@@ -171,7 +217,7 @@ def _bad(tmp_path, name, content):
 
 
 def test_unusable_input_is_one_clear_sentence_each(tmp_path):
-    whole = render_html(samples.sick())
+    whole = render_html(samples.sick(), static=True)
     data = json.dumps({"schema": "ddpdoctor.diagnosis/2", "brand": "new"})
     assert "newer ddpdoctor" in _bad(tmp_path, "newer.json", data)
     assert "newer ddpdoctor" in _bad(
@@ -204,3 +250,15 @@ def test_long_names_in_the_headline_may_be_broken_between_words():
     )
     heading = re.search(r"<h1[^>]*>(.*?)</h1>", render_html(long))[1]
     assert heading == ("job.py:5 in <code>Images.<wbr>read_<wbr>slow</code> &lt;b_<wbr>c.<wbr>d&gt;")
+
+
+def test_marks_for_the_direction_of_writing_are_escapes_in_json() -> None:
+    told = "a\u202egnp.exe\u2066 \u061c\u200e – …"
+    diagnosis = msgspec.structs.replace(samples.minimal(), notes=[told])
+    for data in (
+        to_json(diagnosis).decode(),
+        msgspec.json.format(to_json(diagnosis)).decode(),
+        render_html(diagnosis),
+    ):
+        assert not any(mark in data for mark in "\u202e\u2066\u061c\u200e")
+    assert json.loads(to_json(diagnosis))["notes"] == [told]

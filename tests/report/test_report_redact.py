@@ -5,10 +5,11 @@ from __future__ import annotations
 import msgspec
 import pytest
 import samples
+from packed import readable_html
 
-from ddpdoctor.diagnose.diagnosis import Coverage, Finding
+from ddpdoctor.diagnose.diagnosis import Coverage, Finding, TelemetrySeries
 from ddpdoctor.measure.places import CodeLine, Where
-from ddpdoctor.report import redact, render_html, render_markdown, to_json
+from ddpdoctor.report import redact, render_markdown, to_json
 
 SECRETS = (
     "alice",
@@ -24,7 +25,7 @@ SECRETS = (
 
 
 @pytest.mark.parametrize(
-    "form", [render_html, render_markdown, lambda diagnosis: to_json(diagnosis).decode()]
+    "form", [readable_html, render_markdown, lambda diagnosis: to_json(diagnosis).decode()]
 )
 def test_no_output_holds_a_name(form):
     text = form(redact(samples.sick()))
@@ -92,6 +93,14 @@ def test_addresses_and_fractions_are_no_paths():
     assert redact(msgspec.structs.replace(samples.sick(), notes=[note])).notes == [note]
 
 
+@pytest.mark.parametrize("part", ["GPU 3", "rank 12"])
+def test_what_of_a_host_a_series_is_of_stays(part):
+    host = samples.sick().job.hosts[0]
+    series = [TelemetrySeries(source=f"{host} {part}", field="f", unit="bytes", t_s=[0, 1], values=[1, 2])]
+    clean = redact(msgspec.structs.replace(samples.sick(), telemetry=series))
+    assert clean.telemetry[0].source == f"host-1 {part}"
+
+
 def test_a_diagnosis_without_names_is_unchanged():
     assert redact(samples.minimal()) == samples.minimal()
 
@@ -123,4 +132,4 @@ def test_an_argument_said_again_is_replaced_there_too():
 def test_relative_paths_that_were_given_do_not_leave_either(source, note, said):
     clean = redact(msgspec.structs.replace(samples.healthy(), source=[source], notes=[note]))
     assert clean.notes == [said]
-    assert "alice" not in to_json(clean).decode() and "alice" not in render_html(clean)
+    assert "alice" not in to_json(clean).decode() and "alice" not in readable_html(clean)

@@ -13,7 +13,7 @@ from rich.console import Console
 from ddpdoctor.diagnose.diagnosis import Evidence
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.taxonomy import PARTS, Part
-from ddpdoctor.report import print_terminal, render_markdown
+from ddpdoctor.report import print_terminal, render_html, render_markdown
 
 ESCAPE = "\x1b"
 
@@ -126,6 +126,19 @@ def test_no_id_path_or_line_is_ever_broken():
             "x" * 90 + "/rank0.json",
         ):
             assert any(whole in line for line in text.splitlines()), (width, whole)
+
+
+def test_who_else_calls_a_line_is_counted_beside_the_caller_that_is_named():
+    sick = samples.sick()
+    first = sick.findings[0]
+    where = msgspec.structs.replace(first.where[0], more_callers=2)
+    finding = msgspec.structs.replace(first, where=[where])
+    diagnosis = msgspec.structs.replace(sick, findings=[finding])
+    way = "start.py:9 <module> and 2 more places"
+    assert f"train.py:57 main ← {way}" in shown(diagnosis)
+    assert f"← {way}" in render_markdown(diagnosis)
+    assert "and 2 more places" in re.sub(r"\s+", " ", render_html(diagnosis))
+    assert "more place" not in shown(sick)
 
 
 def test_each_letter_of_the_bar_has_its_entry_and_no_letter_stands_for_two():

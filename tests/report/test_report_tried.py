@@ -11,10 +11,11 @@ from rich.console import Console
 
 from ddpdoctor.diagnose.tried import Answer, Baseline, Parity, Variant, fault_of, read_answer, write_answer
 from ddpdoctor.errors import UnusableInput
+from ddpdoctor.experiment import Proposal
 from ddpdoctor.report import render_html, sound
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.terminal import print_terminal
-from ddpdoctor.report.tried import print_answer, tried_view
+from ddpdoctor.report.tried import print_answer, print_proposals, remark, tried_view
 from tests.report import samples
 
 GOOD = Variant(settings={"loader.num_workers": 4}, verdict="faster", change=-0.5, median_ms=10.0, trials=3)
@@ -30,10 +31,18 @@ def changed(**fields: object) -> Variant:
     return msgspec.structs.replace(GOOD, **fields)
 
 
-def printed(found: Answer) -> str:
+def printed(found: Answer, width: int = 160) -> str:
     out = io.StringIO()
-    print_answer(found, Console(file=out, width=160))
+    print_answer(found, Console(file=out, width=width))
     return out.getvalue()
+
+
+def test_a_long_remark_has_the_terminal_s_width_and_no_narrow_column():
+    why = "after 30 steps the ranks differ in how many batches they have left, so that the trial was ended early"
+    lines = printed(answer(changed(verdict="failed", why=why, median_ms=None, change=None)), 80).splitlines()
+    assert lines[2].split() == ["loader.num_workers=4", "failed"]
+    assert lines[3] == "loader.num_workers=4: after 30 steps the ranks differ in how many batches they"
+    assert len(lines) == 5
 
 
 def test_no_text_of_an_answer_is_obeyed_by_a_terminal_or_read_as_markup():
@@ -86,6 +95,38 @@ def test_an_answer_is_read_as_written_and_a_flood_is_not(tmp_path):
         read_answer(file)
 
 
+def test_what_becomes_of_results_is_told_of_what_is_faster_and_of_what_changes_more_than_it_may():
+    same = Parity(same_bits=True, says="The parameters are the same to the last bit.")
+    differs = Parity(same_bits=False, says="The parameters differ.")
+    odd = msgspec.structs.replace(differs, unexpected=True)
+    assert remark(changed(parity=same)) == "the parameters are the same to the last bit"
+    assert remark(changed(parity=differs)) == "the parameters differ"
+    assert remark(changed(parity=differs, verdict="slower")) == ""
+    assert remark(changed(parity=odd, verdict="slower")) == "the parameters differ"
+    assert "differ" not in remark(changed(parity=odd, bound=True))
+
+
+def test_what_is_expected_is_what_a_change_saves_and_a_bound_is_told_as_one():
+    said: list[str] = []
+    proposals = [
+        Proposal({"loader.num_workers": 4}, expected_share=0.7, expected_share_range=(0.6, 0.8)),
+        Proposal({"loader.num_workers": 2}, expected_share=0.7, expected_share_range=(0.6, 1.0)),
+        Proposal({"torch.threads": 1}),
+    ]
+    print_proposals(proposals, said.append, "a command")
+    assert said == [
+        "loader.num_workers=4  (expected to save 30 % of the step time)",
+        "loader.num_workers=2  (expected to save at most 40 % of the step time)",
+        "torch.threads=1",
+        "To measure them: a command",
+    ]
+    told = [
+        changed(expected_ms=14.0, expected_range_ms=[12.0, 16.0]),
+        changed(expected_ms=14.0, expected_range_ms=[12.0, 20.0]),
+    ]
+    assert [row[1] for row in tried_view(answer(*told)).table.rows] == ["14.0", "≥ 12.0"]
+
+
 def test_losses_stand_side_by_side_where_a_change_trains():
     def with_losses(*pairs: list[float | None], **more: object) -> Variant:
         return changed(parity=Parity(losses=list(pairs)), **more)
@@ -94,7 +135,7 @@ def test_losses_stand_side_by_side_where_a_change_trains():
     bound = with_losses(*pairs, bound=True, settings={"ddp.no_sync": True})
     table = tried_view(answer(with_losses(*pairs), with_losses(*pairs[:20], [None, 0.5]), bound)).losses
     assert table is not None
-    assert table.head == ["backward", "as it is", "loader.num_workers=4", "loader.num_workers=4"]
+    assert table.head == ["backward", "unchanged", "loader.num_workers=4", "loader.num_workers=4"]
     assert [row[0] for row in table.rows] == ["1", "4", "7", "10", "12", "15", "18", "21"]
     assert table.rows[0] == ["1", "1", "1", "1"]
     assert table.rows[-1] == ["21", "0.8", "0.6", "0.5"]
@@ -108,7 +149,8 @@ def test_losses_stand_side_by_side_where_a_change_trains():
 
 def test_a_diagnosis_with_trials_that_cannot_be_is_refused():
     sick = msgspec.structs.replace(samples.minimal(), tried=answer(changed(verdict="?")))
-    assert "a verdict" in (sound.fault_of(sick) or "")
+    with pytest.raises(ValueError, match="tried: a verdict"):
+        sound.sound(sick)
 
 
 def test_markdown_and_the_terminal_show_the_table_below_its_heading():
@@ -118,7 +160,7 @@ def test_markdown_and_the_terminal_show_the_table_below_its_heading():
     )
     text = render_markdown(diagnosis)
     assert "**Tried on the job itself**" in text
-    assert "| as it is |  | 20.0 |  |" in text
+    assert "| unchanged |  | 20.0 |  |" in text
     assert "| loader.num\\_workers=4 |  | 10.0 | faster, -50% |" in text
     assert "|  |  | not applied: the loader has \\| no workers |" in text
     assert "The time was up." in text

@@ -23,7 +23,8 @@ from ddpdoctor.report.charts.step_times import notable_ranks, step_times
 from ddpdoctor.report.charts.telemetry import telemetry
 from ddpdoctor.report.charts.timeline import SPANS, timeline
 from ddpdoctor.report.charts.waterfall import waterfall
-from ddpdoctor.report.view import page, steps_measured
+from ddpdoctor.report.opening import steps_measured
+from ddpdoctor.report.view import page
 
 replace = msgspec.structs.replace
 
@@ -156,7 +157,7 @@ def test_what_the_job_built_is_told_with_its_line_and_without_numbers_of_ours():
     sick = samples.sick()
     groups = page(replace(sick, job=replace(sick.job, settings=built))).job
     rows = {group.title: dict(group.rows) for group in groups}
-    assert rows["ddp"] == {"built at": "train.py:31", "bucket_cap_mb": "25.0"}
+    assert rows["ddp"] == {"built at": "train.py:31", "bucket_cap_mb": "25"}
     assert "id" not in rows.get("loaders", {}) and "where" not in rows.get("loaders", {})
 
 

@@ -55,6 +55,8 @@ def test_rank_names(ranks, text):
         (None, "ms", "not recorded"),
         (True, "", "yes"),
         (0, "", "0"),
+        (2.0, "", "2"),
+        (2.5, "", "2.50"),
         (26214400, "bytes", "25 MiB"),
         (0.5, "share", "50 %"),
         (1.9, "GB/s", "1.90 GB/s"),

@@ -202,3 +202,14 @@ def test_a_late_rank_has_its_lateness_drawn_up_to_its_arrival():
     assert {event["pid"] for event in late} == {4}, "the last rank's process"
     assert [(event["ts"], event["dur"]) for event in late] == [(6e3 + 1e4 * step, 2e3) for step in range(3)]
     assert late[0]["args"] == {"late_ms": 2.0, "step": 0}
+
+
+@pytest.mark.parametrize("name", ["t.json", "t.json.gz"])
+def test_how_far_a_timeline_is_shows_while_it_is_written(tmp_path, monkeypatch, name):
+    monkeypatch.setattr("ddpdoctor.report.timeline_export._PACKED_BYTES", 1 << 12)
+    told = []
+    write_timeline(tables(steps=40, ranks=4), [], {}, tmp_path / name, told.append)
+    assert len(told) >= 4 and told == sorted(told) and told[0] == 0 and 0.7 < told[-1] < 1
+    data = (tmp_path / name).read_bytes()
+    events = json.loads(gzip.decompress(data) if name.endswith(".gz") else data)["traceEvents"]
+    assert events == chrome_trace(tables(steps=40, ranks=4), [], {})["traceEvents"]

@@ -41,6 +41,26 @@ def spool(tmp_path):
     os.rmdir(os.path.dirname(made.directory))
 
 
+def test_whoever_is_asked_need_not_look_twice(spool):
+    def calm():
+        """As if nothing had happened here for long."""
+        os.utime(spool.directory, (1e9, 1e9))
+        assert spool.has_news()
+        assert not spool.has_news()
+
+    for change in (
+        lambda: order_capture(spool.directory, ORDER),
+        lambda: order_capture(spool.directory, ORDER._replace(request=8)),
+        lambda: forget_questions(spool.directory, CAPTURE_ORDER),
+        lambda: ask(spool.directory, 1, STACKS_QUESTION),
+    ):
+        calm()
+        change()
+        assert spool.has_news()
+        # What comes in the same tick of the clock as that look cannot be seen by it.
+        assert spool.has_news()
+
+
 def test_an_order_arrives_and_is_taken_back(spool):
     assert spool.capture_ordered() is None
     order_capture(spool.directory, ORDER)

@@ -185,4 +185,4 @@ def test_machines_of_one_name_are_told_apart(tmp_path) -> None:
         path.write_text(json.dumps({**info, "host": "localhost", "boot": boot}))
     opened = RunDirectory.open(str(run))
     assert [record.host for record in opened.ranks] == ["localhost", "localhost-2"]
-    assert "2 machines are named localhost: a number tells them apart." in map(str, opened.notes)
+    assert "2 machines are named localhost: numbers distinguish them." in map(str, opened.notes)

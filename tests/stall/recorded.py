@@ -87,6 +87,12 @@ class Stopped:
         self._write("hosts/host1/ends.json", {"schema": "ddpdoctor.ends/1", "ends": self.gone})
         return self
 
+    def asked(self, number: int, at_ns: int) -> Stopped:
+        """By which signal the launcher was asked to end the job, and when."""
+        document = {"schema": "ddpdoctor.asked/1", "host": "host1", "signal": number, "at_ns": at_ns}
+        self._write("hosts/host1/asked.json", document)
+        return self
+
     def raised(self, rank: int, kind: str, message: str, at_ns: int = NOW_NS, line: int = 70) -> Stopped:
         frames = [[TRAIN, line, "parse"], [TRAIN, 90, "main"]]
         error = {"type": kind, "message": message, "frames": frames}

@@ -188,7 +188,7 @@ def test_few_dumps_name_nobody(tmp_path):
             file.unlink()
     verdict = of_dumps(find_dumps([str(folder)]))
     assert verdict.facts.not_reached is None
-    assert any("collect those of all" in note for note in verdict.notes)
+    assert any("collect the dumps of all ranks" in note for note in verdict.notes)
 
 
 def test_a_message_that_nobody_sends(tmp_path):

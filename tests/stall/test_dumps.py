@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.analysis import analyze, road
+from ddpdoctor import stall
+from ddpdoctor.analysis import analyze
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.places import CodeLine
 from ddpdoctor.report.html import render_html
@@ -223,7 +224,7 @@ def test_a_stop_that_cannot_be_analysed_is_a_note(tmp_path, monkeypatch):
     def broken(*_):
         raise RecursionError("too deep")
 
-    monkeypatch.setattr(road, "of_run", broken)
+    monkeypatch.setattr(stall, "of_run", broken)
     diagnosis = analyze([str(Stopped(tmp_path / "run").path)])
     assert "What stopped could not be analysed: RecursionError: too deep." in diagnosis.notes
     assert diagnosis.steps.measured > 0

@@ -123,7 +123,7 @@ def test_a_rank_that_the_kernel_killed_for_memory(tmp_path):
     run = Stopped(tmp_path / "run").rank(1, "data", [[TRAIN, 33, "f"]], "progress")
     diagnosis = diagnosed(run.ended(1, signal=9, oom_kills=1))
     assert diagnosis.facts["hang"]["died"]["kind"] == "memory"
-    assert "want of memory" in diagnosis.verdict.headline
+    assert "lack of memory" in diagnosis.verdict.headline
 
 
 def test_an_exception_is_the_cause_and_lost_connections_are_effects(tmp_path):
@@ -195,6 +195,13 @@ def test_a_job_that_somebody_ended_has_not_failed(tmp_path):
     assert not [finding.rule for finding in diagnosis.findings if finding.rule.startswith("hang/")]
 
 
+def test_a_full_stop_of_an_exception_is_not_doubled(tmp_path):
+    message = "DataLoader worker (pid 7) is killed by signal: Killed."
+    run = Stopped(tmp_path / "run").raised(1, "RuntimeError", message)
+    explanation = main_finding(diagnosed(run.ended(1, code=1).ended(0, signal=15))).explanation
+    assert "killed by signal: Killed at train.py:70" in explanation and ".." not in explanation
+
+
 @pytest.mark.parametrize(
     "run",
     [
@@ -264,7 +271,7 @@ def test_a_rank_that_has_not_joined_is_named_with_its_line(tmp_path):
     diagnosis = diagnosed(run.stall("lasts"))
     finding = main_finding(diagnosis)
     assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/not-reached", [1], 33)
-    assert "has not called init_process_group: it goes on computing in Python" in diagnosis.verdict.headline
+    assert "has not called init_process_group: it keeps computing in Python" in diagnosis.verdict.headline
     assert diagnosis.facts["hang"]["not_reached"]["waiting_ranks"] == [0]
 
 

@@ -33,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for job in sweep(cases, chosen.jobs):
         swept.append(job)
         print(f"{job.job}: {len(job.looked_at)} constants, {len(job.changes)} changes", file=sys.stderr)
-    every = "All" if part == 1.0 else f"{part:.0%}, drawn by seed {chosen.seed}, of the"
+    every = "All" if part == 1.0 else f"A random {part:.0%} (seed {chosen.seed}) of the"
     text = page(swept, f"{every} jobs generated near thresholds, those of the net, and the public sets.")
     if chosen.write:
         PAGE.write_text(text, encoding="utf-8")

@@ -6,9 +6,12 @@ import importlib
 import pkgutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import force_setattr
 
 ROOMS = ("align", "window", "graph", "attribution", "replay", "costs", "numerics")
 """Of ``ddpdoctor.measure``; the arithmetic of persistence and chance is attribution's."""
@@ -50,11 +53,11 @@ def moved_number(value: float, direction: int) -> float:
 def constants() -> list[Constant]:
     """All of them, by room and place."""
     return [
-        Constant(f"{module.__name__.removeprefix('ddpdoctor.measure.')}.{field.name}", holder, field.name)
+        Constant(f"{module.__name__.removeprefix('ddpdoctor.measure.')}.{field}", holder, field)
         for module in _modules()
         for holder in _tunings(module)
-        for field in fields(holder)
-        if _is_number(getattr(holder, field.name))
+        for field in holder.__struct_fields__
+        if _is_number(getattr(holder, field))
     ]
 
 
@@ -70,7 +73,7 @@ def _tunings(module: ModuleType) -> list[Any]:
     return [
         value
         for value in vars(module).values()
-        if is_dataclass(value)
+        if isinstance(value, Struct)
         and type(value).__name__.endswith("Tuning")
         and type(value).__module__ == module.__name__
     ]
@@ -86,35 +89,31 @@ def _is_number(value: Any) -> bool:
 def at(constant: Constant, value: Any) -> Iterator[None]:
     """The constant with another value, for all who imported its holder."""
     measured = constant.value
-    object.__setattr__(constant.holder, constant.field, value)
+    force_setattr(constant.holder, constant.field, value)
     try:
         yield
     finally:
-        object.__setattr__(constant.holder, constant.field, measured)
+        force_setattr(constant.holder, constant.field, measured)
 
 
 @contextmanager
 def looked_at(among: list[Constant]) -> Iterator[set[str]]:
     """Collects the names of the constants that are read inside."""
     names: set[str] = set()
-    holders = {id(constant.holder): constant.holder for constant in among}
-    kinds = {key: type(holder) for key, holder in holders.items()}
-    of_holder: dict[int, dict[str, str]] = {key: {} for key in holders}
+    of_holder: dict[int, dict[str, str]] = {}
     for constant in among:
-        of_holder[id(constant.holder)][constant.field] = constant.name
-    for key, holder in holders.items():
-        object.__setattr__(holder, "__class__", _watched(kinds[key], of_holder[key], names))
+        of_holder.setdefault(id(constant.holder), {})[constant.field] = constant.name
+
+    def read(holder: Any, field: str) -> Any:
+        if (name := of_holder.get(id(holder), {}).get(field)) is not None:
+            names.add(name)
+        return object.__getattribute__(holder, field)
+
+    kinds: set[Any] = {type(constant.holder) for constant in among}
+    for kind in kinds:
+        kind.__getattribute__ = read
     try:
         yield names
     finally:
-        for key, holder in holders.items():
-            object.__setattr__(holder, "__class__", kinds[key])
-
-
-def _watched(kind: type, of_field: dict[str, str], names: set[str]) -> type:
-    def read(holder: Any, field: str) -> Any:
-        if field in of_field:
-            names.add(of_field[field])
-        return object.__getattribute__(holder, field)
-
-    return type(kind.__name__, (kind,), {"__getattribute__": read})
+        for kind in kinds:
+            del kind.__getattribute__

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ddpdoctor.analysis.options import Options
 from ddpdoctor.analysis.road import Prepared, conclude, prepare, windows_of
@@ -58,7 +60,7 @@ def answer_of(prepared: Prepared) -> Answer:
 
 def with_windows(prepared: Prepared) -> Prepared:
     """The same recordings, with their windows by the constants as they are now."""
-    return replace(prepared, windows=windows_of(prepared.inputs))
+    return msgspec.structs.replace(prepared, windows=windows_of(prepared.inputs))
 
 
 def first_finding(diagnosis: Diagnosis) -> Answer:

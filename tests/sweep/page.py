@@ -36,11 +36,11 @@ def page(swept: Sequence[Swept], said: str) -> str:
         _introduction(swept, said),
         *_table([constant for constant in ordered if by_constant[constant.name]], by_constant, swept),
         "\n## Where\n",
-        f"Of each constant and direction, at most {LISTED} cases.\n",
+        f"At most {LISTED} cases per constant and direction.\n",
         *(line for constant in ordered for line in _cases(constant, by_constant[constant.name])),
         "\n## Without effect\n",
         f"{len(without_effect)} constants change no answer: {_listed(without_effect)}.\n",
-        f"{len(unseen)} are looked at by none of these jobs: {_listed(unseen)}.",
+        f"{len(unseen)} are used by none of these jobs: {_listed(unseen)}.",
     ]
     return "\n".join(parts) + "\n"
 
@@ -57,18 +57,18 @@ def summary(swept: Sequence[Swept]) -> str:
 
 def _introduction(swept: Sequence[Swept], said: str) -> str:
     return (
-        f"Each constant by which jobs are measured was moved by {MOVED_BY:.0%} down and up, one at a time (a count by one at "
-        "least; of a share or ratio near one, its distance from one). Listed is where the first finding is another one, names other "
-        f"ranks, or costs more than {PRICE_DIFFERS:.0%} more or less than with the constant as it is. A change is a job near a "
-        "threshold, not an error: which side of it is right, other tests tell. Much that hangs on one constant is a cliff.\n\n"
-        f"{said} {summary(swept)} A constant that a job does not look at is not moved under it.\n"
+        f"Each constant of the analysis was moved by {MOVED_BY:.0%} down and up, one at a time (a count by at least one; for a "
+        "share or ratio near one, its distance from one). The table lists how often the first finding then changes, names other "
+        f"ranks, or costs over {PRICE_DIFFERS:.0%} more or less. A change means that a job is near a threshold, not that there is "
+        "an error: other tests show which side is right. A constant on which many answers hang is a cliff.\n\n"
+        f"{said} {summary(swept)} A constant that a job does not use is not moved for that job.\n"
     )
 
 
 def _table(
     chosen: Sequence[Constant], by_constant: dict[str, list[Change]], swept: Sequence[Swept]
 ) -> Iterator[str]:
-    yield "| constant | value | looked at by | − 30 % | + 30 % |"
+    yield "| constant | value | used by | − 30 % | + 30 % |"
     yield "| --- | --- | --- | --- | --- |"
     for constant in chosen:
         looking = sum(constant.name in job.looked_at for job in swept)

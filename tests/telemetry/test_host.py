@@ -71,7 +71,8 @@ def test_a_process_tree(tree):
     assert rank["pid"] == tree.pid and rank["num_children"] == 1 and rank["num_threads"] >= 1
     assert rank["cpu_percent"] > 5 > rank["main_cpu_percent"], "the worker computes, the rank sleeps"
     assert rank["cpu_percent"] <= 130
-    assert rank["rss_bytes"] > 1 << 20
+    assert rank["rss_bytes"] > rank["process_rss_bytes"] > rank["process_memory_bytes"] > 1 << 20
+    assert 0 < rank["children_memory_bytes"] < rank["rss_bytes"] - rank["process_rss_bytes"]
     assert rank["voluntary_context_switches_per_s"] >= 0
     assert rank["cpu_affinity_count"] == len(os.sched_getaffinity(tree.pid))
 
@@ -96,6 +97,31 @@ def test_a_worker_started_later_counts_from_its_birth(tmp_path):
         child.kill()
     assert rank["num_children"] == before + 1
     assert rank["cpu_percent"] * elapsed_s / 100 > 0.2
+
+
+GROWS = """
+import mmap, sys
+kept, shared = bytearray(64 << 20), mmap.mmap(-1, 32 << 20)
+shared.write(bytes(32 << 20))
+with open(sys.argv[1], "r+b") as file:
+    pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    sum(pages[::4096])
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@linux
+def test_pages_of_files_are_no_memory_of_the_process(tmp_path):
+    """A memory map that is read through fills its resident memory; arrays and shared memory are its own."""
+    (tmp_path / "data").write_bytes(bytes(128 << 20))
+    with subprocess.Popen(
+        [sys.executable, "-c", GROWS, str(tmp_path / "data")], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as child:
+        child.stdout.readline()
+        rank = ProcessTreeSampler(lambda: {0: child.pid}).sample()["0"]
+    assert 96 << 20 < rank["process_memory_bytes"] < 120 << 20
+    assert rank["process_rss_bytes"] > 224 << 20
 
 
 def _cpu_s(pid):
@@ -160,7 +186,11 @@ def test_cgroup_v2_takes_the_tightest_limit_of_all_levels(tmp_path):
         "cgroup_cpu_periods": 100,
         "cgroup_cpu_throttled_periods": 40,
         "cgroup_memory_used_bytes": 4096,
+        "cgroup_memory_free_bytes": None,
     }
+    (mount / "job" / "memory.current").write_text(str(800 << 20))
+    (mount / "job" / "memory.stat").write_text(f"active_file {100 << 20}\ninactive_file {50 << 20}\n")
+    assert group.sample()["cgroup_memory_free_bytes"] == (1024 - 650) << 20, "caches of files are free"
 
 
 def test_cgroup_v1_in_a_container(tmp_path):
@@ -188,6 +218,7 @@ def test_cgroup_v1_in_a_container(tmp_path):
         "cgroup_cpu_periods": 10,
         "cgroup_cpu_throttled_periods": 3,
         "cgroup_memory_used_bytes": 77,
+        "cgroup_memory_free_bytes": None,
     }
 
 

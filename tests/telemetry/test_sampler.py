@@ -90,6 +90,13 @@ def test_sampling_thins_with_time(tmp_path):
     )
 
 
+def test_pauses_are_uneven_so_that_no_step_is_always_met_at_the_same_moment(tmp_path):
+    sampler = _sampler(tmp_path, interval_s=2.0)
+    pauses = np.array([sampler.pause_s() for _ in range(4000)])
+    assert 1.0 <= pauses.min() < 1.1 and 2.9 < pauses.max() <= 3.0
+    assert pauses.mean() == pytest.approx(2.0, rel=0.03)
+
+
 def test_a_vanished_directory_ends_sampling_with_one_note(tmp_path):
     directory = tmp_path / "host"
     sampler = _sampler(directory, interval_s=0.05)
@@ -142,7 +149,7 @@ def test_readable_after_a_kill_and_with_broken_lines(tmp_path):
     found = read_telemetry(path)
     assert len(found.samples) == 1 and found.header["schema"] == TELEMETRY_SCHEMA and found.closing == {}
     assert [note.text for note in found.notes] == [
-        f"{path}: the last line is cut and left out.",
+        f"{path}: the last line is truncated and ignored.",
         f"{path}: 1 broken line left out.",
     ]
 

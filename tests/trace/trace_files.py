@@ -3,12 +3,12 @@ with."""
 
 from __future__ import annotations
 
-import dataclasses
 import gzip
 import json
 from decimal import Decimal
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
@@ -88,13 +88,12 @@ def job(folder, ranks, **options):
 def columns(trace):
     """All columns of a trace by name, those of its collectives too."""
     named = {
-        f.name: getattr(trace, f.name)
-        for f in dataclasses.fields(trace)
-        if f.name not in ("meta", "collectives")
+        name: column
+        for name, column in msgspec.structs.asdict(trace).items()
+        if name not in ("meta", "collectives")
     }
-    named.update(
-        ("c." + f.name, getattr(trace.collectives, f.name)) for f in dataclasses.fields(trace.collectives)
-    )
+    collectives = msgspec.structs.asdict(trace.collectives)
+    named.update((f"c.{name}", column) for name, column in collectives.items())
     return named
 
 

@@ -2,13 +2,15 @@
 
 In come the job's own objects, stack frames and code; out go the numbers by which events name them, and what rank.json says
 of each. Things are held weakly and described while they live. A line is the user's where the file is: not torch's, not the
-standard library's, not ours; it is written down once, before its number is first used. Nothing here knows of steps.
+standard library's, not ours; it is written down once, before its number is first used. Optimizers have roles as well, by which
+the steps are told.
 """
 
 from .built import note_built
 from .loaders import Loaders
 from .models import Model, Models, OpenForward, data_parallel_built
 from .numbered import MOST_LISTED, Listed, Numbered
+from .roles import Role, Roles
 from .sharing import asks_for_worker
 from .sizes import batch_size, input_elements
 from .source_lines import MOST_FRAMES, Kinds, Lines, calling_frame
@@ -33,6 +35,8 @@ __all__ = [
     "Models",
     "Numbered",
     "OpenForward",
+    "Role",
+    "Roles",
     "asks_for_worker",
     "batch_size",
     "calling_frame",

@@ -134,9 +134,11 @@ def _start_of(name: str) -> Before:
         if recorder.pending:
             # Whoever reads where this call came from must find the line's definition.
             recorder.write_now("")
-        _depth.value = 1
         place = recorder.calls.begin(recorder.step, fields)
-        return perf_counter_ns() if active.full else 0, fields, place
+        token = perf_counter_ns() if active.full else 0, fields, place
+        # Last: nobody would set it back where a handler of the job's raised before this.
+        _depth.value = 1
+        return token
 
     return start
 

@@ -15,9 +15,9 @@ from typing import Any, Optional, Tuple
 from ...rundir import EventField, EventKind, Mark
 from .. import lifetime
 from ..guard import part
-from ..job import job_torch
-from ..patching import Patches, around, guarded
-from ..recording import IN_BACKWARD, Session, active, backwards
+from ..job import Role, job_torch
+from ..patching import Patches, around, counted, guarded, not_compiled
+from ..recording import IN_BACKWARD, Session, active, backwards, starts
 from . import forwards
 
 _PART = part("optimizer steps")
@@ -30,16 +30,22 @@ _SKIPPED = f"{EventKind.OPTIMIZER.opening}{EventField.SKIPPED.next_key}true"
 class _OpenStep:
     """The optimizer step in progress."""
 
-    __slots__ = ("depth", "frame", "nested_end", "start", "where")
+    __slots__ = ("code", "depth", "frame", "nested_end", "nests", "role", "start", "where")
 
     def __init__(self) -> None:
         self.depth = 0
-        self.frame: Tuple[int, Any] = (0, None)
-        """Of torch's wrapper around the outermost step: to see whether it is still running."""
+        self.frame = 0
+        """The id of that of torch's function around the outermost step."""
+        self.code: Any = None
+        """Of that function."""
+        self.role: Optional[Role] = None
+        """Of its optimizer, if that was asked for at its start."""
         self.start = 0
         self.nested_end = 0
         """End of the last backward inside it, in a closure: the optimizer's own work begins there."""
         self.where = ""
+        self.nests = False
+        """Whether optimizers of this job step inside each other's steps."""
 
 
 open_step = _OpenStep()
@@ -57,12 +63,14 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if current is None:
             return
     frame: Any = sys._getframe(2)
-    if open_step.depth and _still_running(frame.f_back):
+    if open_step.depth and _runs(open_step.code, frame.f_back, open_step.frame):
+        # Otherwise that step raised, and its end was never seen.
         open_step.depth += 1
+        open_step.nests = True
         return
     open_step.depth = 1
-    open_step.frame = (id(frame), frame.f_code)
-    open_step.nested_end = 0
+    open_step.frame, open_step.code = id(frame), frame.f_code
+    open_step.nested_end, open_step.role = 0, None
     if current.backward.depth:
         current.backward.steps_optimizer = backwards.always = True
     elif not backwards.full and _backward_here() != -1:
@@ -74,7 +82,8 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         if not current.thread_is_known:
             current.follow_training_thread()
         if current.stepping.boundary.round:
-            current.stepping.before_optimizer(id(optimizer))
+            open_step.role = current.roles.of(optimizer)
+            current.stepping.before_optimizer(open_step.role)
         if current.models.open:
             forwards.pause(current)
         if current.devices is not None and current.devices.timing:
@@ -88,26 +97,23 @@ def _backward_here() -> int:
     return -1
 
 
-def _still_running(frame: Any) -> bool:
-    """Whether the outermost step is among the callers; it is not when that step raised, and its end was never seen."""
-    wanted, code = open_step.frame
-    caller = frame
+def _runs(code: Any, caller: Any, frame: int = 0) -> bool:
+    """Whether ``caller`` or one of its callers runs ``code``; if the id of a frame is given, in that one."""
     while caller is not None:
-        if id(caller) == wanted and caller.f_code is code:
+        if caller.f_code is code and (not frame or id(caller) == frame):
             return True
         caller = caller.f_back
     return False
 
 
-def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """And after each that has not raised."""
+def after_step(optimizer: Any, end: int) -> None:
+    """A step whose start was looked at has ended, at perf_counter_ns ``end``."""
     current = active.session
     if current is None or not open_step.depth:
         return
     open_step.depth -= 1
     if open_step.depth:
         return
-    end = perf_counter_ns()
     if current.backward.depth:
         return
     if current.devices is not None and current.devices.timing:
@@ -117,9 +123,84 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:
         number = _number_of(optimizer, current)
         begin, closure = (open_step.nested_end, _CLOSURE) if open_step.nested_end else (open_step.start, "")
         recorder.add(begin, end - begin, f"{_OPTIMIZER}{number}{open_step.where}{closure}")
-    current.stepping.after_optimizer(id(optimizer), end)
+    current.stepping.after_optimizer(open_step.role or current.roles.of(optimizer), end)
     if current.models.open:
         forwards.resume(current, end)
+
+
+def _stepped(optimizer: Any, args: Any, kwargs: Any) -> None:
+    """What torch calls after each step of an optimizer that has not raised; the caller's caller has called that step.
+
+    Never raises. Most steps of a long job are brief and pass the hook here alone. The model's data has displaced ours from the
+    caches by then, and each function that is called costs 3 to 5 us, so there are no more of them than must be.
+    """
+    at = perf_counter_ns()
+    try:
+        if not starts.full and optimizer is starts.alone() and sys._getframe(2).f_code is starts.caller:
+            recorder = active.recorder
+            if recorder is not None and recorder.end_brief_step(at):
+                return
+    except Exception as error:
+        starts.full = True
+        if not counted(_PART, error):
+            raise
+        return
+    _look_at_end(optimizer, at, sys._getframe(1))
+
+
+def _step_ended(optimizer: Any, at: int, stepped: Any) -> None:
+    """A step of an optimizer has ended, at perf_counter_ns ``at``. ``stepped`` is the frame of torch's function around it."""
+    if starts.full:
+        after_step(optimizer, at)
+        if not active.full and not open_step.depth:
+            _be_brief(optimizer, stepped.f_back)
+        return
+    current = active.session
+    if current is None:
+        return
+    caller: Any = stepped.f_back
+    if optimizer is starts.alone() and caller.f_code is starts.caller:
+        current.stepping.after_brief(at)
+    elif _runs(stepped.f_code, caller):
+        # It is inside another one's step. That one's end is still to be seen as a brief step's: its start was not looked at.
+        open_step.nests, starts.caller = True, None
+    elif optimizer is starts.alone():
+        starts.caller, starts.full = caller.f_code, open_step.nests
+        current.stepping.after_brief(at)
+    else:
+        _another_stepped(current, optimizer, caller, at)
+
+
+_look_at_end = guarded(_PART, _step_ended)
+
+
+def _be_brief(optimizer: Any, caller: Any) -> None:
+    """Look at no more starts of steps, where ends tell all: those of which only the times are kept should cost next to nothing.
+    ``caller`` is the frame that has called the step of ``optimizer``."""
+    current = active.session
+    if current is None or caller is None or open_step.nests or backwards.always or current.models.open:
+        return
+    role = current.stepping.alone
+    if role is not None and current.roles.of(optimizer) is role:
+        starts.expect(optimizer, role.steps > 1, caller)
+        starts.full = False
+
+
+def _another_stepped(current: Session, optimizer: Any, caller: Any, at: int) -> None:
+    """An optimizer that is not known by sight has stepped, until ``at``, and its start was not looked at."""
+    role = current.roles.of(optimizer)
+    is_in_backward = _backward_here() != -1
+    if role is current.stepping.alone and not is_in_backward:
+        role.steps += 1
+        starts.expect(optimizer, role.steps > 1, caller)
+        starts.full = open_step.nests
+        current.stepping.after_brief(at)
+        return
+    starts.full = True
+    if is_in_backward:
+        backwards.always = backwards.full = True
+    else:
+        current.stepping.after_optimizer(role, at)
 
 
 def _number_of(optimizer: Any, current: Session) -> int:
@@ -155,10 +236,10 @@ def _after_scaler(token: Tuple[Any, int, int], result: Any) -> None:
         return
     end = perf_counter_ns()
     inner = getattr(optimizer, "optimizer", optimizer)
-    current.stepping.before_optimizer(id(inner))
+    current.stepping.before_optimizer(current.roles.of(inner))
     current.recorder.add(start, end - start, _SKIPPED)
     current.recorder.marks.append(Mark.SKIPPED)
-    current.stepping.after_optimizer(id(inner), end)
+    current.stepping.after_optimizer(current.roles.of(inner), end)
 
 
 def install(patches: Patches) -> None:
@@ -171,7 +252,8 @@ def install(patches: Patches) -> None:
     if told is not None:
         _backward_here, backwards.always = told, False
 
-    before, after = guarded(_PART, before_step), guarded(_PART, after_step)
+    before, after = guarded(_PART, before_step, starts), _stepped
+    not_compiled(after)
     hooks = module._global_optimizer_pre_hooks, module._global_optimizer_post_hooks
     handles = (
         module.register_optimizer_step_pre_hook(before),

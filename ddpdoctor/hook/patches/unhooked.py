@@ -7,6 +7,7 @@ those not wrapped yet as if they were. That function is given a wrapper of ours,
 from __future__ import annotations
 
 import sys
+from time import perf_counter_ns
 from typing import Any, Dict, List, Optional, Tuple
 
 from .. import finder
@@ -46,7 +47,7 @@ def _before(args: Any, kwargs: Any) -> Optional[Any]:
 
 def _after(optimizer: Any, result: Any) -> None:
     if not isinstance(result, BaseException):
-        optimizers.after_step(optimizer, (), {})
+        optimizers.after_step(optimizer, perf_counter_ns())
 
 
 def install(patches: Patches) -> None:

@@ -28,6 +28,11 @@ class Captures:
         """How long torch took to close the profiler, in all windows."""
         return sum(window.closing_s for window in self._windows)
 
+    @property
+    def under_way(self) -> bool:
+        """Whether the newest window is waited for, open or being closed."""
+        return self._windows[-1].is_under_way
+
     def follow(self) -> None:
         """Do what was ordered, or taken back, since the last call."""
         order = self._session.spool.capture_ordered()

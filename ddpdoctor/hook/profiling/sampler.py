@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -12,7 +11,7 @@ from ...rundir import HELD_NS, SAMPLES_FILE, LineField
 from ..guard import part
 from ..job import Lines
 from ..patching import guarded
-from ..recording import Session, active
+from ..recording import Session, ThreadTimes, active
 from .stacks import can_be_read, stack_of
 
 MEAN_PERIOD_S = 0.06
@@ -23,6 +22,9 @@ hundreds by then, and each costs 0.1 to 0.2 ms of CPU time, with the caches full
 """
 LATER = 4
 """Times as long as ``MEAN_PERIOD_S``, after ``EARLY_S``."""
+MOST_PAUSE_S = 0.5
+"""Without a look. To wake costs as much as a sample, which is of no use while no step is recorded in full; but a step that lasts
+twice as long is seen wherever it stands."""
 CLOSER_EVERY_S = 1.0
 """At most so often a step is looked at closely, ``LATER`` times as rarely after ``EARLY_S``: where a sample came late."""
 CLOSER_S = 0.0007
@@ -32,6 +34,8 @@ MOST_LOOKS = 64
 LOOKS_PER_SAMPLE = 8
 BATCH_S = 1.0
 """Between two writes: a line a second. What a killed process had not written is lost."""
+_MOST_BLOCKS = 64
+"""Steps in full may pass without a sample, as many blocks of them as this."""
 _END_S = 0.5
 """More than a look at a stack takes, unless the thread is given no CPU."""
 _PART = part("sampling of source lines")
@@ -55,7 +59,7 @@ class Sampler:
         self._looked_ns = 0
         self._no_closer_until = 0.0
         self._left_out = 0
-        self._schedstat = -1
+        self._times: Optional[ThreadTimes] = None
         self._no_cpu_ns = 0
         self._since = time.monotonic()
         self._thread = threading.Thread(
@@ -64,6 +68,8 @@ class Sampler:
         self._random = random.Random(session.rank)
         self._early_until = time.monotonic() + EARLY_S
         self._last_step = -1
+        self._rest_s = 0.0
+        """Of the time until the next sample, what is left after the pause in progress."""
 
     def start(self) -> None:
         """Start the thread, where this Python lets it."""
@@ -71,17 +77,12 @@ class Sampler:
             self._thread.start()
 
     def _run(self) -> None:
-        try:
-            path = f"/proc/self/task/{threading.get_native_id()}/schedstat"
-            self._schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            self._no_cpu_ns = self._read_no_cpu_ns()
-        except (OSError, IndexError, ValueError):
-            self._schedstat = -1
+        self._times = ThreadTimes()
+        self._no_cpu_ns = self._read_no_cpu_ns()
         try:
             self._take_samples()
         finally:
-            if self._schedstat >= 0:
-                os.close(self._schedstat)
+            self._times.close()
 
     def _take_samples(self) -> None:
         while not _PART.off:
@@ -101,18 +102,42 @@ class Sampler:
                     return
 
     def _pause_s(self) -> float:
-        left_out, self._left_out = self._left_out, 0
-        return self._later() * MEAN_PERIOD_S * (0.5 + self._random.random() + left_out)
+        if self._rest_s <= 0.0:
+            self._rest_s = self._until_next_s()
+        pause_s = min(self._rest_s, MOST_PAUSE_S)
+        self._rest_s -= pause_s
+        return pause_s
+
+    def _until_next_s(self) -> float:
+        """Until the next sample is due."""
+        looks, self._left_out = self._left_out, 0
+        pause_s = self._later() * MEAN_PERIOD_S * (0.5 + self._random.random() + looks)
+        recorder = self._session.recorder
+        step_s = recorder.thinning.step_ns / 1e9
+        if recorder.always_full or recorder.thinning.every == 1 or not step_s:
+            return pause_s
+        # In between it would be of no use. It goes on in the next steps in full, as if it had never paused.
+        period = pause_s / step_s
+        begun = recorder.step + min(
+            1.0, (time.perf_counter_ns() - recorder.start_perf_ns) / recorder.thinning.step_ns
+        )
+        at = begun + period
+        for _ in range(_MOST_BLOCKS):
+            between = recorder.thinning.until_full(int(at))
+            if not between:
+                break
+            at = int(at) + between + period * self._random.random()
+        return (at - begun) * step_s
 
     def _later(self) -> int:
         return 1 if time.monotonic() < self._early_until else LATER
 
     def _is_of_use(self) -> bool:
-        """Whether the step is one whose events tell what a sample is of. In one that goes on since the last look the thread may
-        hang, and the sample will tell where."""
+        """Whether a sample is due, and the step is one whose events tell what it is of. In one that goes on since the last look the
+        thread may hang, and the sample will tell where."""
         step, last = self._session.recorder.step, self._last_step
         self._last_step = step
-        return active.full or step == last
+        return (active.full and self._rest_s <= 0.0) or step == last
 
     def _sample(self, wanted_ns: int) -> None:
         """Take a sample that was due at ``wanted_ns``, monotonic; where it came late, look closer at what follows."""
@@ -167,9 +192,8 @@ class Sampler:
 
     def _read_no_cpu_ns(self) -> int:
         """For how long this thread could run but had no CPU, so far; 0 where the system does not say."""
-        if self._schedstat < 0:
-            return 0
-        return int(os.pread(self._schedstat, 64, 0).split()[1])
+        times = self._times.read_ns() if self._times is not None else None
+        return self._no_cpu_ns if times is None else times[1]
 
     def write_out(self, deadline_s: Optional[float] = None) -> None:
         """Write the samples since the last call; not where the thread, which may not be given a CPU, still does so at

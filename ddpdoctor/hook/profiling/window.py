@@ -75,8 +75,8 @@ class Window:
         """When collection ended, monotonic ns, while the profiler is still to be closed."""
         self._busy = ""
         """What is being done to the profiler: it stays so where an interrupt of the job comes in between."""
-        self._near = False
-        """Whether it was seen to come near."""
+        self._near_thread: Optional[threading.Thread] = None
+        """The one on which the step before it began; None until it is seen to come near."""
         self._nodes = self._step_nodes = 0
         """Number of the next node of the autograd graph as the window came near, and how many the step before it made."""
         self._activities: Any = None
@@ -144,9 +144,9 @@ class Window:
                 self._set("skipped", "it was taken back")
             elif step == self._first - 1:
                 self._nodes = node_number()
-                self._near = True
+                self._near_thread = threading.current_thread()
                 recorder.record_whole()
-            elif step >= self._first and (self._near or not self._number):
+            elif step >= self._first and (self._near_thread is not None or not self._number):
                 self._try_to_open(step)
             elif step >= self._first:
                 self._set("skipped", f"it was asked for in step {step}, too late")
@@ -170,9 +170,12 @@ class Window:
         other = other_profilers.other_tool()
         if other or profiler_is_on():
             recorder.always_full = False
-            self._set(
-                "skipped", f"{other or 'another profiler'} profiles this job, and its profile goes first"
-            )
+            self._set("skipped", f"{other or 'another profiler'} profiles this job and takes precedence")
+            return
+        if self._near_thread not in (None, threading.current_thread()):
+            # It could not be closed on the thread that opened it, and one that is left open crashes the process at its end.
+            recorder.always_full = False
+            self._set("skipped", "steps end on one thread after the other")
             return
         self._shorten()
         recorder.record_whole()

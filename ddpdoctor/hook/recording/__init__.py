@@ -7,20 +7,23 @@ What must outlive the process is written as it happens: the collectives that are
 Which optimizer step ends a training step is ``boundary``'s to say; on a GPU ``devices`` adds when the work ran there.
 """
 
-from .active import active, backwards
+from .active import active, backwards, starts
 from .failures import raising_in
 from .recorder import recording_here
 from .session import LAST_SETTINGS_STEP, Session
 from .stepping import IN_BACKWARD
+from .threadtimes import ThreadTimes
 from .writer import Writer
 
 __all__ = [
     "IN_BACKWARD",
     "LAST_SETTINGS_STEP",
     "Session",
+    "ThreadTimes",
     "Writer",
     "active",
     "backwards",
     "raising_in",
     "recording_here",
+    "starts",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Optional
+import weakref
+from typing import TYPE_CHECKING, Any, Callable, Optional
 
 from ..patching import Seen
 
@@ -21,6 +22,29 @@ class Backwards(Seen):
         self.always = True
         """Optimizers step inside of backwards, so their beginning and end count; or this torch cannot tell, inside of one,
         that it is in one."""
+
+
+def _nobody() -> None:
+    return None
+
+
+class Starts(Seen):
+    """Whether starts of optimizer steps are looked at. They need not be in a row of steps of which only the times are kept, where
+    one optimizer alone says by its end that a step has ended: such steps are brief."""
+
+    __slots__ = ("alone", "caller")
+
+    def __init__(self) -> None:
+        super().__init__(True)
+        self.alone: Callable[[], Any] = _nobody
+        """Gives that optimizer, which is held weakly; None where it is not known by sight."""
+        self.caller: Any = None
+        """The code that calls its step: from elsewhere it may be a part of another optimizer's."""
+
+    def expect(self, optimizer: Any, by_sight: bool, caller: Any) -> None:
+        """The next steps are brief ones of ``optimizer``, called in the frame ``caller``."""
+        self.alone = weakref.ref(optimizer) if by_sight else _nobody
+        self.caller = caller.f_code
 
 
 class Active(Seen):
@@ -43,6 +67,7 @@ class Active(Seen):
         """Set ``full``, for the step that begins."""
         self.full = full
         backwards.full = full or backwards.always
+        starts.full = True
 
     def stop(self) -> None:
         """Nobody records any more."""
@@ -52,3 +77,4 @@ class Active(Seen):
 
 active = Active()
 backwards = Backwards()
+starts = Starts()

@@ -75,6 +75,11 @@ class Devices:
         """Whether this step's events are recorded: to be asked before ``mark`` is called."""
         return bool(self._marks)
 
+    @property
+    def device(self) -> Optional[int]:
+        """Number of the one on which the training thread works; None before it does."""
+        return self._device
+
     def _finish(self) -> None:
         self._marks = []
         self._read()

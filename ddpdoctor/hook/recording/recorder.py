@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import re
-from threading import get_ident, get_native_id
+from threading import get_ident
 from time import perf_counter_ns, process_time_ns, thread_time_ns, time_ns
 from typing import List, Optional, Tuple
 
@@ -18,6 +18,7 @@ from ..job import Kinds, Lines
 from .active import active
 from .calls import Calls
 from .thinning import BLOCK_STEPS, Thinning
+from .threadtimes import ThreadTimes
 
 MOST_EVENTS = 256
 """Events of one step that are written each, some 20 kB of text; the rest are counted."""
@@ -45,7 +46,7 @@ _SCHEMA_LINE = f'{{{LineField.SCHEMA.key}"{STEPS_SCHEMA}"}}\n'
 _DEFINITIONS = tuple("{" + field.key for field in (LineField.WHERE, LineField.SCHEMA))
 """How the lines begin that later ones refer to."""
 _STEP, _TIME = "{" + LineField.STEP.key, LineField.TIME_NS.next_key
-_THIN = f"{LineField.THIN.next_key}true}}\n"
+_THIN_LINE = f"{_STEP}%d{_TIME}[%d,%d]{LineField.THIN.next_key}true}}\n".encode()
 _CPU_NS, _DELAY_NS, _SELF = (
     LineField.CPU_NS.next_key,
     LineField.RUN_DELAY_NS.next_key,
@@ -83,7 +84,7 @@ class Recorder:
         self._full_block = True
         self._block_start = self._block_cost_ns = self._block_full = 0
         """Of the block of steps in progress: when it began, what recording cost, and how many steps were recorded in full."""
-        self._schedstat = -1
+        self._times: Optional[ThreadTimes] = None
         self._counters_mask = 1
         """They are read at the end of a step whose number has 0 or 1 in these bits."""
         self._follow_thread()
@@ -94,17 +95,13 @@ class Recorder:
     def _follow_thread(self) -> None:
         self.thread = get_ident()
         self.close()
-        try:
-            path = f"/proc/self/task/{get_native_id()}/schedstat"
-            self._schedstat = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:
-            self._schedstat = -1
+        self._times = ThreadTimes()
 
     def close(self) -> None:
         """Nothing is recorded any more."""
-        if self._schedstat >= 0:
-            os.close(self._schedstat)
-            self._schedstat = -1
+        times, self._times = self._times, None
+        if times is not None:
+            times.close()
 
     def follow_this_thread(self) -> None:
         """Record the calling thread from now on: the one that steps the optimizer is the training thread."""
@@ -158,25 +155,19 @@ class Recorder:
             self._fold()
         if self.step & self._counters_mask > 1:
             return at, len(self.events), -1, -1
-        if self._schedstat >= 0:
-            try:
-                # Time on a CPU, time waited for one, number of time slices.
-                times = os.pread(self._schedstat, 64, 0).split()
-                return at, len(self.events), int(times[0]), int(times[1])
-            except (OSError, IndexError, ValueError):
-                self._schedstat = -1
+        times = self._times.read_ns() if self._times is not None else None
+        if times is not None:
+            return at, len(self.events), *times
         return at, len(self.events), thread_time_ns(), -1
 
     def awake_ns(self) -> int:
         """How long, so far, the process has computed and its training thread waited for a CPU; -1 where unknown, or not read to
         save time: only in steps whose counters are read at both ends."""
-        if self._schedstat < 0 or self.step & self._counters_mask != 1:
+        if self._times is None or not self._times.known or self.step & self._counters_mask != 1:
             return -1
-        try:
-            # All threads of the process: a batch may be made by others than the one that waits for it.
-            return process_time_ns() + int(os.pread(self._schedstat, 64, 0).split()[1])
-        except (OSError, IndexError, ValueError):
-            return -1
+        # All threads of the process: a batch may be made by others than the one that waits for it.
+        computed_ns, times = process_time_ns(), self._times.read_ns()
+        return -1 if times is None else computed_ns + times[1]
 
     def charge(self, ns: int) -> None:
         """Count time that was spent on recording elsewhere than in ``end_step``."""
@@ -188,20 +179,22 @@ class Recorder:
         start, full = self._start, active.full
         if full:
             begun = perf_counter_ns()
-            line = self._full_line(start, end)
+            data = self._full_line(start, end).encode()
         else:
             zero = self.epoch_of_zero
-            line = f"{_STEP}{self.step}{_TIME}[{start[0] + zero},{end[0] + zero}]{_THIN}"
+            data = _THIN_LINE % (self.step, start[0] + zero, end[0] + zero)
         if self.events:
             del self.events[: end[1]]
             if self.events:
                 self._count_from(end[0] - start[0])
-        if self.pending:
-            line = "".join(self.pending) + line
-        if not self.spool.write(STEPS_FILE, line.encode()):
+        waiting = len(self.pending)
+        if waiting:
+            data = "".join(self.pending[:waiting]).encode() + data
+        if not self.spool.write(STEPS_FILE, data):
             self._keep_definitions()
-        elif self.pending:
-            self.pending.clear()
+        elif waiting:
+            # The attendant's thread may have added one since.
+            del self.pending[:waiting]
         if self.marks:
             self.marks.clear()
         self.step = number = self.step + 1
@@ -216,6 +209,17 @@ class Recorder:
         full = self._full_block or self.always_full
         if full is not active.full:
             active.record(full)
+
+    def end_brief_step(self, at: int) -> bool:
+        """The same of a step of which only the times are kept, and that ended at perf_counter_ns ``at``; False where there is
+        more to do, and nothing is done: at the end of a block, and where something else waits to be written."""
+        number = self.step + 1
+        if not number % BLOCK_STEPS or self.pending or self.events or self.marks:
+            return False
+        zero = self.epoch_of_zero
+        self.spool.write(STEPS_FILE, _THIN_LINE % (self.step, self._start[0] + zero, at + zero))
+        self.step, self._start = number, (at, 0, -1, -1)
+        return True
 
     def _end_block(self, at: int) -> None:
         thinning, full = self.thinning, self._block_full

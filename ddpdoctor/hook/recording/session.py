@@ -7,7 +7,7 @@ from threading import get_ident
 from typing import Any, Dict
 
 from ...rundir import Spool, id_of_root
-from ..job import Kinds, Loaders, Models, Numbered
+from ..job import Kinds, Loaders, Models, Numbered, Roles
 from .active import active
 from .devices import devices_of
 from .recorder import Recorder
@@ -49,6 +49,8 @@ class Session:
             self.stepping.at_every_step = self.devices.at_step
         self.backward, self.models, self.loaders = Backward(), Models(), Loaders()
         self.optimizers: Numbered[int] = Numbered()
+        self.roles = Roles()
+        """Of the optimizers."""
         self.uses_grad_scaler = False
         self.thread_is_known = False
         """Whether an optimizer has stepped, and so told which thread trains."""

@@ -5,12 +5,13 @@ from __future__ import annotations
 from time import perf_counter_ns
 from typing import Callable, List, Optional
 
-from .active import active
+from ..job import Role
+from .active import active, starts
 from .boundary import Boundary
 from .recorder import Cut, Recorder
 
-IN_BACKWARD = 0
-"""The key of all optimizers that step inside a backward, together: one of them per parameter is one round. No ``id()`` is 0."""
+IN_BACKWARD = Role()
+"""Of all optimizers that step inside a backward, together: one of them per parameter is one round."""
 
 
 class Stepping:
@@ -21,34 +22,66 @@ class Stepping:
         self.on_step: List[Callable[[int], None]] = []
         """Called with the number of the step that has just begun, on the training thread."""
         self.at_every_step: Optional[Callable[[int], None]] = None
-        """The same, whether anybody listens or not."""
-        self.listening = True
-        """Unset once no listener waits for a step any more."""
-        self.optimizer_steps = 0
+        """The same, whether anybody listens or not; but not after brief steps, see :class:`.active.Starts`."""
+        self._listening = True
+        self.every_step_counts = False
+        """Set where ``at_every_step`` is to be called after brief steps, too."""
+        self._looked_at = 0
         self.boundary = Boundary()
         self._candidate: Optional[Cut] = None
         self._by_mark = False
 
-    def before_optimizer(self, key: int) -> None:
+    @property
+    def listening(self) -> bool:
+        """Unset once no listener waits for a step any more."""
+        return self._listening
+
+    @listening.setter
+    def listening(self, whether: bool) -> None:
+        self._listening = whether
+        if whether:
+            starts.full = True
+
+    @property
+    def optimizer_steps(self) -> int:
+        """Grows with each step of an optimizer, in brief steps, too."""
+        return self._looked_at + self.recorder.step
+
+    def before_optimizer(self, role: Role) -> None:
         """An optimizer is about to step, outermost. Need not be called where the boundary has no round open."""
-        if not self._by_mark and self.boundary.before(key) and self._candidate is not None:
+        if not self._by_mark and self.boundary.before(role) and self._candidate is not None:
             self._end(self._candidate)
 
-    def after_optimizer(self, key: int, at: int) -> None:
+    def after_optimizer(self, role: Role, at: int) -> None:
         """It has, at perf_counter_ns ``at``."""
-        self.optimizer_steps += 1
+        self._looked_at += 1
+        role.steps += 1
         if self._by_mark:
             return
         recorder = self.recorder
         cut = recorder.cut(at) if active.full else (at, len(recorder.events), -1, -1)
-        if key == self.boundary.alone or self.boundary.after(key):
+        if role is self.boundary.alone or self.boundary.after(role):
             self._end(cut)
         else:
             self._candidate = cut
 
+    def after_brief(self, at: int) -> None:
+        """The optimizer that alone ends steps has stepped, in a step of which only the times are kept; at perf_counter_ns ``at``."""
+        if self._listening or not self.recorder.end_brief_step(at):
+            if self._listening:
+                # Set at the very moment at which steps began to be brief.
+                starts.full = True
+            self._end((at, len(self.recorder.events), -1, -1))
+
+    @property
+    def alone(self) -> Optional[Role]:
+        """That of the optimizer that ends every step, and whose start tells nothing more."""
+        by_optimizer = not (self._by_mark or self._listening or self.every_step_counts)
+        return self.boundary.alone if by_optimizer else None
+
     def mark(self) -> None:
         """The user says that a step ends here."""
-        self._by_mark = True
+        starts.full = self._by_mark = True
         self._end(self.recorder.cut(perf_counter_ns()))
 
     def finish(self) -> None:
@@ -61,6 +94,6 @@ class Stepping:
         self.recorder.end_step(cut)
         if self.at_every_step is not None:
             self.at_every_step(self.recorder.step)
-        if self.listening:
+        if self._listening:
             for listener in self.on_step:
                 listener(self.recorder.step)

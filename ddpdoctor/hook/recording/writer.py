@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 PERIOD_S = 1.0
 """Between two copies: what is lost with a host that dies."""
+CARRIED_PERIOD_S = 5.0
+"""The same between two looks at whether somebody else carries: what waits lies where a process that dies leaves it."""
 START_S = 1.0
 """How long the start of a recording waits to hear whether the run directory can be written to at all."""
 _LOOK_S = 0.1
@@ -42,6 +44,7 @@ class Writer:
         self._ending = self._abandoned = False
         self._claimed = threading.Event()
         self._refused: Optional[OSError] = None
+        self._carried = False
         # A log that is being thinned makes nobody wait who asks for a copy.
         self._budget = DiskBudget(rank_budget(session.world_size), lambda: not self._asked.is_set())
         self._thread = threading.Thread(
@@ -96,7 +99,8 @@ class Writer:
             if ending:
                 return
             # What cannot be written is tried again, but no faster than the rest.
-            (self.document_changed if copied else self._asked).wait(PERIOD_S)
+            period_s = CARRIED_PERIOD_S if self._carried else PERIOD_S
+            (self.document_changed if copied else self._asked).wait(period_s)
 
     def _copy(self, changed: bool, ending: bool) -> bool:
         """Rewrite rank.json where it has changed, and drain the spool. A failure is counted, and tried again later: the
@@ -123,7 +127,8 @@ class Writer:
         return True
 
     def _is_carried(self) -> bool:
-        return has_carrier(os.path.dirname(self._session.spool.directory))
+        self._carried = has_carrier(os.path.dirname(self._session.spool.directory))
+        return self._carried
 
     def _current_document(self) -> Dict[str, Any]:
         session = self._session

@@ -1,8 +1,9 @@
-"""The thread beside the training thread that says where that one stands."""
+"""The thread beside the training thread that says where that one stands, and what its tensors take."""
 
 from __future__ import annotations
 
 import os
+import random
 import threading
 from typing import Optional
 
@@ -26,6 +27,7 @@ from ..guard import part
 from ..patching import guarded
 from ..profiling import Captures
 from ..recording import Session
+from .devicememory import DeviceMemory
 from .faults import Faults
 from .phases import phase_of
 from .raised import described, uncaught
@@ -48,6 +50,9 @@ class Attendant:
         self._session = session
         self._captures = captures
         self._whereabouts = Whereabouts(session)
+        self._memory = DeviceMemory(session, self._whereabouts)
+        # The job's own random numbers stay as they are.
+        self._random = random.Random(session.rank)
         self._after_s = environment.hang_after_s(os.environ)
         self._stop = threading.Event()
         self._faults: Optional[Faults] = None
@@ -70,12 +75,27 @@ class Attendant:
         self._faults = Faults(handle, max(_LEAST_FAULT_S, self._after_s / 2))
         while not (self._stop.is_set() or _PART.off):
             self._faults.rearm()
-            if self._stop.wait(PERIOD_S):
+            if self._is_stopped_within_period():
                 break
-            guarded(_PART, self._look)()
+            self._attend()
+        self._faults.stop()
+
+    def _is_stopped_within_period(self) -> bool:
+        """Wait for a period, at a random moment of which the device's memory is looked at."""
+        before_s = 0.0
+        if self._memory.there:
+            before_s = PERIOD_S * self._random.random()
+            if self._stop.wait(before_s):
+                return True
+            self._memory.look()
+        return self._stop.wait(PERIOD_S - before_s)
+
+    def _attend(self) -> None:
+        guarded(_PART, self._look)()
+        # A rank is asked by files: where none has come or gone, nobody asks.
+        if self._session.spool.has_news() or self._captures.under_way:
             guarded(_PART, self._tell_stacks)()
             guarded(_PART, self._captures.follow)()
-        self._faults.stop()
 
     def _look(self) -> None:
         if not self._raised and uncaught() is not None:

@@ -6,9 +6,12 @@ wait for it at its end for ever, so there is no timer while the process forks.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 from typing import List, Optional
 
+from ...rundir import file_identity
 from .. import faulttimer
 from ..guard import part
 from ..patching import guarded
@@ -16,15 +19,19 @@ from ..patching import guarded
 _PART = part("faulthandler")
 _FATAL = ("SIGSEGV", "SIGFPE", "SIGABRT", "SIGBUS", "SIGILL")
 """Those that faulthandler takes."""
+_EARLY_SHARE = 1 / 8
+"""Of the timer's time: by so much it may go off early."""
 
 
 class _State:
     """Of this process."""
 
-    __slots__ = ("forking", "watched")
+    __slots__ = ("armed", "forking", "watched")
 
     def __init__(self) -> None:
         self.forking = False
+        self.armed = False
+        """Whether the timer, once set, has not been cancelled since."""
         self.watched = False
         """Whether forks are."""
 
@@ -39,7 +46,8 @@ class Faults:
     def __init__(self, handle: int, timeout_s: Optional[float]) -> None:
         """``handle`` is the open file, ``timeout_s`` after how long without ``rearm`` the stacks are written; None for never."""
         self._handle, self._timeout_s = handle, timeout_s
-        self._file = _identity(handle)
+        self._file = file_identity(handle)
+        self._armed_s = -math.inf
         _open.append(self)
         _watch_forks()
         if not faulttimer.is_enabled() and _nobody_takes_fatal_signals():
@@ -47,19 +55,23 @@ class Faults:
             faulttimer.owner.fatal_is_ours = True
 
     def rearm(self) -> None:
-        """Put the timer off."""
+        """Put the timer off, at each call or a little more rarely: each time starts a thread."""
         if self._file is None or self._timeout_s is None:
             return
-        if _identity(self._handle) != self._file:
+        if file_identity(self._handle) != self._file:
             # The job has closed all files that it did not know; the number may be one of its own by now.
             self._file = None
             self.stop()
             return
+        now_s = time.monotonic()
         if os.fstat(self._handle).st_size:
             # It went off, but whoever calls this has Python's lock again: nobody hangs in what was written.
             os.ftruncate(self._handle, 0)
+        elif _state.armed and now_s - self._armed_s < _EARLY_SHARE * self._timeout_s:
+            return
         if not faulttimer.owner.timer_is_the_jobs and not _state.forking:
             faulttimer.later(self._timeout_s, repeat=False, file=self._handle, exit=False)
+            self._armed_s, _state.armed = now_s, True
 
     def stop(self) -> None:
         """Set nothing any more."""
@@ -82,7 +94,7 @@ def _give_back_fatal() -> None:
 
 def forget_faults() -> None:
     """In a forked child: what its parent set is not its own."""
-    _state.forking = False
+    _state.forking = _state.armed = False
     _give_back_fatal()
     for faults in _open:
         faults._file = faults._timeout_s = None
@@ -96,7 +108,7 @@ def _watch_forks() -> None:
 
 
 def _before_fork() -> None:
-    _state.forking = True
+    _state.forking, _state.armed = True, False
     if _open and not faulttimer.owner.timer_is_the_jobs:
         faulttimer.cancel()
 
@@ -111,11 +123,3 @@ def _nobody_takes_fatal_signals() -> bool:
 
     numbers = [getattr(signal, name) for name in _FATAL if hasattr(signal, name)]
     return all(signal.getsignal(number) is signal.SIG_DFL for number in numbers)
-
-
-def _identity(handle: int) -> "Optional[tuple[int, int]]":
-    try:
-        status = os.fstat(handle)
-    except OSError:
-        return None
-    return status.st_dev, status.st_ino

@@ -59,16 +59,19 @@ class Whereabouts:
         """The same, with where the training thread is."""
         places = stack_of(self._session.recorder.thread) if can_be_read() else []
         evaluating = self.evaluates()
-        phase = phase_of(frames_of(places, ours=True))
-        if evaluating and phase is Phase.FORWARD:
-            phase = Phase.EVALUATION
         return {
             **self.counts(schema),
-            "phase": phase.value,
+            "phase": _phase(places, evaluating).value,
             "evaluating": evaluating,
             "frames": frames_of(places),
             "user": frames_of(self._kinds.of_user((place[0], place) for place in places)),
         }
+
+    def phase(self) -> Optional[Phase]:
+        """In which phase of a step the training thread is; None where this Python's stacks cannot be read."""
+        if not can_be_read():
+            return None
+        return _phase(stack_of(self._session.recorder.thread), self.evaluates())
 
     def standing(self, schema: str) -> Dict[str, Any]:
         """All of it, with the stacks of all threads."""
@@ -135,6 +138,11 @@ class Whereabouts:
             }
             for iterator, number in self._session.loaders.iterators()
         ]
+
+
+def _phase(places: Sequence[Place], evaluating: bool) -> Phase:
+    phase = phase_of(frames_of(places, ours=True))
+    return Phase.EVALUATION if evaluating and phase is Phase.FORWARD else phase
 
 
 def frames_of(places: Sequence[Place], ours: bool = False) -> List[Frame]:

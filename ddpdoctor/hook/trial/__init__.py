@@ -52,5 +52,6 @@ def install(patches: Patches) -> None:
                 ending.end(session, trial, losses)
 
         session.stepping.at_every_step = guarded(part("trial"), at_step)
+        session.stepping.every_step_counts = True
 
     services.at_start.append(begin)

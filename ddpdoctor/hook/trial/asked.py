@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Dict, Optional, Sequence
+from typing import Any, Dict, Optional, Sequence, Set
 
 
 class Trial:
@@ -18,6 +18,8 @@ class Trial:
         self.changes: Dict[str, Dict[str, Any]] = {
             name: {"asked": value, "state": "not seen"} for name, value in settings.items()
         }
+        self._passed: Set[str] = set()
+        """Settings for which nothing was built yet in which they can be set."""
         self.document: Dict[str, Any] = {
             "asked_steps": steps,
             "steps": 0,
@@ -38,7 +40,10 @@ class Trial:
     def set_to(self, name: str, was: Any, now: Any) -> None:
         """The setting was ``was``, and reads ``now`` since. Where it does not read as asked, it was not applied."""
         change = self.changes[name]
-        if change["state"] == "refused":
+        if name in self._passed:
+            self._passed.remove(name)
+            del change["why"]
+        elif change["state"] == "refused":
             return
         taken = _same(now, change["asked"])
         change.setdefault("was", _plain(was))
@@ -48,7 +53,15 @@ class Trial:
 
     def refuse(self, name: str, why: str) -> None:
         """The setting is left as the job has it."""
+        self._passed.discard(name)
         self.changes[name].update(state="refused", why=why)
+
+    def pass_over(self, name: str, why: str) -> None:
+        """There is nothing to set in this thing; it is a refusal unless there is in another one, as with a loader for evaluation
+        that has no workers beside one for training that has some."""
+        if self.changes[name]["state"] == "not seen":
+            self.refuse(name, why)
+            self._passed.add(name)
 
 
 def _same(now: Any, asked: Any) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array, Ints, Mask
@@ -13,8 +13,7 @@ from ddpdoctor.measure.numerics import Array, Ints, Mask
 from .labels import Ordered, differ, meet
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """What a pair is worth that is not sure."""
 
     of_length: float = 0.5
@@ -33,8 +32,7 @@ Stretch = tuple[Ints, Ints]
 """Rows of one rank and of another that may belong together."""
 
 
-@dataclass(frozen=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """What is known of clocks and ends."""
 
     clock_ns: float

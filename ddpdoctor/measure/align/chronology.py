@@ -11,18 +11,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Ints, lasting, running_median
 from ddpdoctor.measure.steplog import RankLog, Step
 from ddpdoctor.trace import RankTrace
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """What counts as a clock that was set, and is told."""
 
     neighbours: int = 33
@@ -76,8 +76,7 @@ def _told(host: str, step: int, ns: int) -> str:
     return f"The clock of host {host} {how}{slept} during step {step}. Step times come from the monotonic clock, which is not affected."
 
 
-@dataclass(frozen=True)
-class _Rank:
+class _Rank(msgspec.Struct, frozen=True):
     """One rank's steps, [N] each, and their time as it is put together."""
 
     log: RankLog
@@ -132,8 +131,7 @@ class _Rank:
         return self.log.shifted(-self.ahead, _samples_moved(_periods(self), self.log.samples[:, 0]))
 
 
-@dataclass(frozen=True)
-class _Period:
+class _Period(msgspec.Struct, frozen=True):
     """From one setting of the wall clock to the next."""
 
     end: int

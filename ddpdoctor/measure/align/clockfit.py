@@ -9,16 +9,14 @@ conversion hundreds of microseconds.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from ddpdoctor.measure.numerics import scatter_of
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """How offsets are voted on, and a drift is fitted."""
 
     bin_ns: int = 200_000
@@ -52,8 +50,7 @@ class Tuning:
 TUNING = Tuning()
 
 
-@dataclass(frozen=True)
-class ClockFit:
+class ClockFit(msgspec.Struct, frozen=True):
     """``common = local - (offset_ns + drift * (local - origin_ns))``."""
 
     offset_ns: float

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Ints
@@ -15,8 +15,7 @@ from .chronology import blocks
 from .clockfit import ClockFit, fit_clock
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """When two clocks are compared at all, and when one was set where nothing was recorded."""
 
     fewest: int = 3
@@ -56,7 +55,7 @@ def _told(leader: str, host: str, correction: _Correction | None) -> str:
     if correction is None:
         return (
             f"Hosts {leader} and {host} have no collectives in common: their clocks could not be compared, "
-            "and are taken as they are."
+            "and were not aligned."
         )
     fit = correction.fit
     if not correction.tells:
@@ -67,8 +66,7 @@ def _told(leader: str, host: str, correction: _Correction | None) -> str:
     )
 
 
-@dataclass(frozen=True)
-class _Ends:
+class _Ends(msgspec.Struct, frozen=True):
     """When a rank left the collectives that all leave together."""
 
     log: RankLog
@@ -89,8 +87,7 @@ class _Ends:
         return np.array([block[self.points[key].step] for key in keys], np.int64)
 
 
-@dataclass(frozen=True)
-class _Setting:
+class _Setting(msgspec.Struct, frozen=True):
     """A clock that was set where steps are missing."""
 
     step: int
@@ -98,8 +95,7 @@ class _Setting:
     by_ns: int
 
 
-@dataclass(frozen=True)
-class _Correction:
+class _Correction(msgspec.Struct, frozen=True):
     """What takes the logs of a host to the leader's clock."""
 
     settings: Sequence[_Setting]

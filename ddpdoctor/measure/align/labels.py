@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Ints, Mask
 from ddpdoctor.measure.window import UNKNOWN_STEP, Window, step_of_collectives
@@ -19,8 +20,7 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter", "send", "recv", "unknown"
 _COLUMNS = ("label", "kind", "step", "start", "end", "left", "meets")
 
 
-@dataclass(frozen=True)
-class Ordered:
+class Ordered(msgspec.Struct, frozen=True):
     """Collectives of one process group in their order, [M]; times int64 ns."""
 
     label: Ints

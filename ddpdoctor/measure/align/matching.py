@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,8 +20,7 @@ from .sequences import spacing
 from .wholeness import Spread, Wholeness, spread_of, wholeness
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """What is credible."""
 
     least_matched: float = 0.5
@@ -37,8 +36,7 @@ class Tuning:
 TUNING = Tuning()
 
 
-@dataclass(frozen=True)
-class Matched:
+class Matched(msgspec.Struct, frozen=True):
     """Collectives matched over windows."""
 
     rows: NDArray[np.int64]
@@ -48,7 +46,7 @@ class Matched:
     """Why the matching cannot be right."""
     error_ns: float | None = None
     """Error bound of the clocks' alignment; None where nothing was aligned."""
-    wholeness: Wholeness = field(default_factory=Wholeness)
+    wholeness: Wholeness = msgspec.field(default_factory=Wholeness)
     """How many have all their members."""
 
 
@@ -111,8 +109,8 @@ def _refused(
     apart_ns, shares = np.concatenate(apart), np.concatenate(of_distance)
     if len(shares) and np.median(apart_ns) > TUNING.told_apart_ns and np.median(shares) > TUNING.by_chance:
         return (
-            f"the ends of the same collectives lie {np.median(apart_ns) / 1e6:.1f} ms apart (median), as far as those of "
-            "unrelated ones would: they are not the same collectives"
+            f"the ends of the same collectives are {np.median(apart_ns) / 1e6:.1f} ms apart (median), as far as those of "
+            "unrelated collectives: they are not the same"
         )
     return None
 

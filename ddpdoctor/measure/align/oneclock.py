@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.window import Window
@@ -25,8 +26,7 @@ Ends = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Ends of the same collectives on two ranks, each on its own clock."""
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """How offsets are tried."""
 
     references: int = 2

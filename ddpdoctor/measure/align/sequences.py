@@ -8,9 +8,10 @@ chain of the rest. Ends are evidence: what excludes a pair is that one rank came
 from __future__ import annotations
 
 from bisect import bisect_left
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Array, Ints, scatter_of
 
@@ -18,8 +19,7 @@ from .chains import Limits, filled
 from .labels import Ordered, differ, meet
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """What makes a pair sure, and what it is worth where it is not."""
 
     near: float = 0.25

@@ -17,9 +17,10 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Ints, lasting
 from ddpdoctor.measure.steplog import SUSPENDED, WARM_UP_STEPS, RankLog, Step
@@ -30,8 +31,7 @@ _WAITS = (EventKind.DATA, EventKind.ITERATION, EventKind.SAVE, EventKind.LOAD)
 """Kinds of calls in which a job's own stall keeps all threads from running: native code that holds the interpreter's lock."""
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """What tells a stop from outside from a long step of the job's own."""
 
     least_ns: int = 2_000_000_000
@@ -55,8 +55,7 @@ class Tuning:
 TUNING = Tuning()
 
 
-@dataclass(frozen=True)
-class _Stop:
+class _Stop(msgspec.Struct, frozen=True):
     """A step in which a rank may have been stopped."""
 
     place: int
@@ -99,10 +98,10 @@ def _told(number: int, stops: Sequence[tuple[int, _Stop]], world: int) -> str:
     was = "" if len(ranks) == world else " were" if len(ranks) > 1 else " was"
     length = lasting(max(stop.ns for _, stop in stops))
     if any(stop.seen for _, stop in stops):
-        return f"{who}{was} suspended for {length} in step {number}: it is set aside, with the one behind it."
+        return f"{who}{was} suspended for {length} in step {number}: this step and the next are set aside."
     return (
-        f"{who}{was} suspended, or stood still, for {length} in step {number}, many times as long as any other step takes, and "
-        "nothing was sampled that would tell why: it is set aside, with the one behind it."
+        f"{who}{was} suspended, or stuck, for {length} in step {number}, many times as long as any other step, and "
+        "no sample shows why: this step and the next are set aside."
     )
 
 
@@ -131,8 +130,7 @@ def _stops(log: RankLog, host: HostTelemetry | None) -> list[_Stop]:
     return [stop for stop in stops if stop.sure] + seldom
 
 
-@dataclass(frozen=True)
-class _Evidence:
+class _Evidence(msgspec.Struct, frozen=True):
     """What tells whether a rank was stopped in a long step."""
 
     log: RankLog

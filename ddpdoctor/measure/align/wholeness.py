@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array, Ints
@@ -14,8 +14,7 @@ _LEFT = 2
 """Collectives at the end of a window that a rank lacks in a row: of one alone, its event may be lost."""
 
 
-@dataclass(frozen=True)
-class Wholeness:
+class Wholeness(msgspec.Struct, frozen=True):
     """How many collectives of several ranks were found on all of them, and why others were not.
 
     One that lacks several members for different reasons counts by the gravest: the first here that holds.
@@ -35,8 +34,7 @@ class Wholeness:
         return self.left + self.lost + self.cut
 
 
-@dataclass(frozen=True)
-class Spread:
+class Spread(msgspec.Struct, frozen=True):
     """Of each collective of a group, [L]."""
 
     members: Ints

@@ -8,8 +8,9 @@ and never for what hits everybody alike. Each kind of work gets a verdict (:mod:
 
 from .attribute import attribute
 from .attribution import Attribution, component
+from .comparison import others_median
 from .lateness import LATENESS
 from .standout import STANDOUT
 from .unseen import unseen
 
-__all__ = ["LATENESS", "STANDOUT", "Attribution", "attribute", "component", "unseen"]
+__all__ = ["LATENESS", "STANDOUT", "Attribution", "attribute", "component", "others_median", "unseen"]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import Graph
@@ -72,8 +72,7 @@ def _ranks_meet(graph: Graph) -> bool:
     return len(graph.ranks) > 1 and bool(graph.groups) and SyncKind.STEP_END not in kinds
 
 
-@dataclass(frozen=True)
-class _InTurn:
+class _InTurn(msgspec.Struct, frozen=True):
     """What makes ranks late in turn."""
 
     excess: list[Array]

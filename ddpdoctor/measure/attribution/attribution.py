@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import INDEX, Component, LateCause
 
 
-@dataclass(frozen=True)
-class Attribution:
+class Attribution(msgspec.Struct, frozen=True):
     """Excess work per group of the graph, each [N, K, R, C] ns, zero where nobody is late."""
 
     excess: list[Array]
@@ -21,14 +21,14 @@ class Attribution:
     """Positions of the stragglers by kind of work, those with most excess first."""
     by_chance: tuple[LateCause, ...] = ()
     """Kinds of recorded work that take long now on this rank, now on that one, as chance has it."""
-    in_turn: list[Array] = field(default_factory=list)
+    in_turn: list[Array] = msgspec.field(default_factory=list)
     """Like ``excess``: what makes now this rank late, now that one, where no rank alone straggles with that kind of work.
     Empty where there is none."""
     causes_in_turn: tuple[LateCause, ...] = ()
     """Kinds of work of ``in_turn``."""
     rotates: bool = False
     """Whether the step number tells whose turn it is."""
-    stands_out_in: dict[LateCause, list[int]] = field(default_factory=dict)
+    stands_out_in: dict[LateCause, list[int]] = msgspec.field(default_factory=dict)
     """Steps, by kind of work, that make a rank a straggler for no more than standing out of a short window (:mod:`.standout`)."""
     short: bool = False
     """A window on devices is all that is known of the job."""

@@ -18,9 +18,9 @@ rank that is looked at, and may not. An excess counts as far as it is one either
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
@@ -50,8 +50,7 @@ _MANY_RANKS = 16
 all of them."""
 
 
-@dataclass(frozen=True)
-class Comparison:
+class Comparison(msgspec.Struct, frozen=True, dict=True):
     """All measured cycles, groups together: R ranks and C components of work, ns."""
 
     steps: Ints
@@ -113,13 +112,13 @@ def _slower_in_gaps(work: Sequence[Array]) -> list[Array]:
     phases do, part in its computation."""
     phases = np.concatenate([of_group[..., _PHASES].sum(axis=(1, 3)) for of_group in work])
     usual = np.median(phases, axis=0)
-    slower = np.clip(usual / np.maximum(_others_median(usual), 1.0) - 1.0, 0.0, None)
+    slower = np.clip(usual / np.maximum(others_median(usual), 1.0) - 1.0, 0.0, None)
     result = []
     for of_group in work:
         moved = np.zeros(of_group.shape)
         for column in _GAPS:
             own = of_group[..., column]
-            others = _others_median(own)
+            others = others_median(own)
             moved[..., column] = np.clip(np.minimum(own - others, slower * others), 0.0, None)
         moved[..., INDEX[Component.FORWARD]] = -moved.sum(axis=-1)
         result.append(of_group - moved)
@@ -141,7 +140,7 @@ def _over_the_cycle(group: CycleGroup, work: Array, difference: Array) -> Array:
 def _beyond_others(work: Array) -> Array:
     """[..., R, C] work minus the median of the other ranks."""
     by_kind = np.swapaxes(work, -1, -2)
-    beyond = by_kind - _others_median(by_kind)
+    beyond = by_kind - others_median(by_kind)
     unseen: Mask = by_kind[..., _IDLE, :].reshape(-1, by_kind.shape[-1]).max(axis=0) > 0
     if unseen.any() and not unseen.all():
         beyond[..., _WHY_IDLE, :], beyond[..., _IDLE, :] = _idle_beyond_others(by_kind, unseen)
@@ -152,13 +151,13 @@ def _idle_beyond_others(by_kind: Array, unseen: Mask) -> tuple[Array, Array]:
     """The idle time beyond the other ranks, of [..., C, R]: [..., kinds, R] as far as it is known why, and [..., R] of the ranks
     of whose hosts nothing was recorded (``unseen`` [R])."""
     known, unknown = by_kind[..., _WHY_IDLE, :], by_kind[..., _IDLE, :]
-    most = _others_median(known + unknown[..., None, :])
+    most = others_median(known + unknown[..., None, :])
     whole = np.where(unseen, unknown, known.sum(axis=-2))
-    beyond = np.where(unseen, whole - _others_median(whole), 0.0)
-    return known - np.clip(known, _others_median(known), most), beyond
+    beyond = np.where(unseen, whole - others_median(whole), 0.0)
+    return known - np.clip(known, others_median(known), most), beyond
 
 
-def _others_median(values: Array) -> Array:
+def others_median(values: Array) -> Array:
     """Median over the other ranks, the upper one where their number is even. ``values`` [..., R >= 2]."""
     world = values.shape[-1]
     half = (world - 1) // 2

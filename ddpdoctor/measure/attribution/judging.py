@@ -6,9 +6,10 @@ Where recorded work comes late by chance (a batch now here, now there), its cost
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.graph import Graph, RankSteps
 from ddpdoctor.measure.numerics import Array, Mask, chance_of_places
@@ -25,8 +26,7 @@ _STRAGGLES = 0.25
 the first were mended, and small beside it."""
 
 
-@dataclass(frozen=True)
-class Evidence:
+class Evidence(msgspec.Struct, frozen=True):
     """What is known of all kinds of work together, before each is judged."""
 
     place_chance: dict[LateCause, float]
@@ -52,8 +52,7 @@ def evidence_of(graph: Graph, comparison: Comparison, *, short: bool) -> Evidenc
     )
 
 
-@dataclass(frozen=True)
-class Turns:
+class Turns(msgspec.Struct, frozen=True):
     """Ranks that are late in turn with one kind of work."""
 
     where: Mask
@@ -64,8 +63,7 @@ class Turns:
     """Whether the step number tells whose turn it is."""
 
 
-@dataclass(frozen=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """What is said of one kind of work. Ranks straggle with it, or are late in turn, or neither."""
 
     cause: LateCause

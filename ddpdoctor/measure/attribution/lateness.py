@@ -6,15 +6,13 @@ of the rank's usual ones. Scatter that hits all ranks alike, as on a busy machin
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, median_error, scatter_of
 
 
-@dataclass(frozen=True)
-class LatenessTuning:
+class LatenessTuning(msgspec.Struct, frozen=True):
     """What stands out of a rank's scatter."""
 
     persistent_sigmas: float = 4.0
@@ -60,8 +58,7 @@ _COMPARED = 4
 the cycles. That follows from how they are compared, and is no matter of degree."""
 
 
-@dataclass(frozen=True)
-class LateCycles:
+class LateCycles(msgspec.Struct, frozen=True):
     """Where one kind of work makes ranks late."""
 
     late: Mask

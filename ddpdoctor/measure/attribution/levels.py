@@ -18,8 +18,7 @@ Stragglers in Large Model Training Using What-if Analysis" (OSDI '25), where une
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
@@ -31,8 +30,7 @@ from .amounts import amounts_given
 _COLUMNS = [INDEX[component] for component in COMPUTATION]
 
 
-@dataclass(frozen=True)
-class LevelsTuning:
+class LevelsTuning(msgspec.Struct, frozen=True):
     """From where on uneven work counts."""
 
     spread: float = 0.08
@@ -57,8 +55,7 @@ class LevelsTuning:
 LEVELS = LevelsTuning()
 
 
-@dataclass(frozen=True)
-class Levels:
+class Levels(msgspec.Struct, frozen=True):
     """What levelling takes from the ranks that have more, and gives (negative) to those that have less."""
 
     removed: list[Array]
@@ -67,8 +64,7 @@ class Levels:
     """Part of the variance over cycles and ranks that the sizes of the inputs explain; None where they are not known."""
 
 
-@dataclass(frozen=True)
-class _Piece:
+class _Piece(msgspec.Struct, frozen=True):
     """The work between two synchronisations of all ranks, in all cycles of a group."""
 
     more: Array

@@ -1,4 +1,4 @@
-"""Single cycles of one rank that stand out of a short window, which cannot tell how often such cycles come.
+"""Single cycles of one rank that stand out of a short window, which cannot show how often such cycles come.
 
 The step log of a whole run tells a rank that pauses from a machine that disturbs whom it meets
 (:mod:`ddpdoctor.measure.numerics.chance`). In a trace of five to ten steps nothing is unlikely enough for that: one pause is
@@ -25,8 +25,7 @@ Waiting for data that strikes all ranks in the same cycles is no one's: see :fun
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array, Mask, scatter_of, undisturbed
@@ -35,8 +34,7 @@ from ddpdoctor.measure.taxonomy import INDEX, LATE_COMPONENTS, RECORDED, Compone
 from .comparison import Comparison
 
 
-@dataclass(frozen=True)
-class StandoutTuning:
+class StandoutTuning(msgspec.Struct, frozen=True):
     """What stands out of a short window, and what of it is told."""
 
     sigmas: float = 6.0
@@ -61,8 +59,7 @@ class StandoutTuning:
 STANDOUT = StandoutTuning()
 
 
-@dataclass(frozen=True)
-class StandingOut:
+class StandingOut(msgspec.Struct, frozen=True):
     """Kind of work → [cycles, R] where it stands out; kinds in which nothing does are left out."""
 
     of_few: dict[LateCause, Mask]

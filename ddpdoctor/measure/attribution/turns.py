@@ -18,8 +18,8 @@ kernels tell: see :mod:`.levels`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import RankSteps
@@ -33,8 +33,7 @@ _SIGMAS_TO_QUARTER, _SIGMAS_TO_TWENTIETH = 0.674, 1.645
 """Standard deviations from the mean of a normal distribution to these quantiles."""
 
 
-@dataclass(frozen=True)
-class TurnsTuning:
+class TurnsTuning(msgspec.Struct, frozen=True):
     """What is a turn, and what makes turns the job's own."""
 
     sigmas: float = 6.0

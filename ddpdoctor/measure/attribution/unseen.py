@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
@@ -13,8 +12,7 @@ from ddpdoctor.measure.taxonomy import INDEX, Component, SyncKind
 from .attribution import Attribution
 
 
-@dataclass(frozen=True)
-class UnseenTuning:
+class UnseenTuning(msgspec.Struct, frozen=True):
     """From where on a rank is late though nobody saw with what."""
 
     step_share: float = 0.05

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from .arrivals import arrival_facts
+from .borne import borne_by_marks
 from .buckets import (
     BucketSavings,
     bucket_savings,
@@ -76,6 +77,7 @@ __all__ = [
     "RareSource",
     "ReducerCosts",
     "arrival_facts",
+    "borne_by_marks",
     "bucket_savings",
     "disturbed_ns",
     "exposed_ns",

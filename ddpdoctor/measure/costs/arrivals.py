@@ -7,8 +7,7 @@ same, and whoever reads it wants to know which it is.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.facts import ArrivalFacts, Cost
@@ -20,8 +19,7 @@ from ddpdoctor.measure.replay import replay_all, without_work
 from .context import Costs
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     step_share: float = 0.1
     """Share of the mean step by which a rank is late on average, for a reader to ask why: a job counts as straggling from 1.1
     times the ideal step time on (Lin et al., OSDI '25)."""

@@ -8,9 +8,10 @@ become ready evenly over a backward pass of length *L*, bucket *i* starts at the
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.attribution import component
 from ddpdoctor.measure.facts import Cost
@@ -24,8 +25,7 @@ from .shared import exposed_transfers, usual_transfer
 from .sureness import part_of
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     usual_latency_ns: float = 50_000.0
     """Of a reduction of few bytes between hosts, about: nccl-tests shows 20 to 100 us."""
     slowest_bytes_per_ns: float = 0.5
@@ -54,8 +54,7 @@ class _Tuning:
 _TUNING = _Tuning()
 
 
-@dataclass(frozen=True)
-class BucketSavings:
+class BucketSavings(msgspec.Struct, frozen=True):
     """What other buckets would save of the exposed transfer; None where nothing, or where it is not known."""
 
     small_buckets: Cost | None = None
@@ -66,8 +65,7 @@ class BucketSavings:
     """The bucket size that latency and bandwidth favour."""
 
 
-@dataclass(frozen=True)
-class _Reduction:
+class _Reduction(msgspec.Struct, frozen=True):
     """One reduction of all gradients, in ``count`` buckets."""
 
     count: float

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.facts import Cost
@@ -17,8 +17,7 @@ _AMOUNTS: tuple[Amount, ...] = (lambda steps: steps.samples, lambda steps: steps
 """What tells how much work a rank was given: samples, or elements where samples differ in size."""
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     even: float = 1.02
     """Times the others' amount of work up to which a rank was given as much: batches of a sampler differ by a sample."""
     explains: float = 0.5
@@ -81,8 +80,7 @@ def _median_known(values: Array) -> float | None:
     return float(np.median(known)) if len(known) >= _TUNING.fewest_known else None
 
 
-@dataclass(frozen=True)
-class _Starved:
+class _Starved(msgspec.Struct, frozen=True):
     """What the scheduler says of the late ranks' training threads, per step."""
 
     waited_ms: float

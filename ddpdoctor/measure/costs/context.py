@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import cached_property
+
+import msgspec
 
 from ddpdoctor.measure.attribution import Attribution
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.metrics import Cores, Reductions
+from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.sourcelines import SourceLines
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import Components
 from ddpdoctor.measure.window import Window
 
+from .borne import drawn_work
 from .price import Pricing
 
 Price = Cost | float
@@ -23,8 +26,7 @@ Costs = dict[str, Price]
 """Path of the fact → what it costs."""
 
 
-@dataclass(frozen=True)
-class RareSource:
+class RareSource(msgspec.Struct, frozen=True):
     """Where pauses that come in few steps are looked for, beside the graph that speaks."""
 
     graph: Graph
@@ -34,8 +36,7 @@ class RareSource:
     """Causes of lateness that this graph can tell → their components."""
 
 
-@dataclass(frozen=True)
-class ReducerCosts:
+class ReducerCosts(msgspec.Struct, frozen=True):
     """What reducing gradients costs the thread that computes them, by position of the rank; 0 where unknown, ns."""
 
     synced_ns: tuple[float, ...] = ()
@@ -44,16 +45,14 @@ class ReducerCosts:
     """Of one bucket, of the ranks of which it is known."""
 
 
-@dataclass(frozen=True)
-class MessageCost:
+class MessageCost(msgspec.Struct, frozen=True):
     """A message takes ``latency_us`` and its bytes / ``bytes_per_ns``; None where the window did not show it."""
 
     latency_us: float | None = None
     bytes_per_ns: float | None = None
 
 
-@dataclass(frozen=True)
-class Context:
+class Context(msgspec.Struct, frozen=True, dict=True):
     """A measured run, ready to be priced."""
 
     graph: Graph
@@ -68,15 +67,15 @@ class Context:
     rare_sources: Sequence[RareSource] = ()
     throttled_ranks: Sequence[int] = ()
     """Rank numbers whose devices' clocks were lowered."""
-    reducer: ReducerCosts = field(default_factory=ReducerCosts)
-    reductions: Reductions = field(default_factory=Reductions)
-    message: MessageCost = field(default_factory=MessageCost)
+    reducer: ReducerCosts = msgspec.field(default_factory=ReducerCosts)
+    reductions: Reductions = msgspec.field(default_factory=Reductions)
+    message: MessageCost = msgspec.field(default_factory=MessageCost)
     speaks_of_hosts: bool = True
     """Whether ``graph`` is that of the step logs, in which a busy machine's disturbances of transfers show."""
 
     cores: Cores | None = None
     """What the host with the fewest to spare has of them; None: unknown, and prices do not depend on it."""
-    asleep: Mapping[int, float] = field(default_factory=dict)
+    asleep: Mapping[int, float] = msgspec.field(default_factory=dict)
     """By rank, the part of making batches in which nothing computes, as far as it is known."""
 
     @cached_property
@@ -85,6 +84,11 @@ class Context:
         return Pricing(
             self.graph, self.lines, short=self.attribution.short, cores=self.cores, asleep=self.asleep
         )
+
+    @cached_property
+    def drawn(self) -> Array:
+        """[cycles, R, C] ns: see :func:`drawn_work`."""
+        return drawn_work(self.graph, self.logs)
 
     def transfer_beside_ns(self, graph: Graph, gain_ns: float) -> float:
         """What of ``gain_ns`` is left where transfers of ``graph`` run beside the computation: on hosts, whose cores do both, as

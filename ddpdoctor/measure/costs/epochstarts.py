@@ -8,8 +8,8 @@ measured steps show.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.facts import Cost
@@ -29,8 +29,7 @@ from .shared import common_work
 _COMPONENTS = SHARED_COMPONENTS[SharedCause.DATA_EPOCH_START]
 
 
-@dataclass(frozen=True)
-class _Stalls:
+class _Stalls(msgspec.Struct, frozen=True):
     """Epoch starts in steps with an evaluation."""
 
     steps: Ints

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.facts import Cost
@@ -23,8 +23,7 @@ from ddpdoctor.rundir import EventKind
 from .context import Context, Costs
 
 
-@dataclass(frozen=True)
-class _LoneEvaluations:
+class _LoneEvaluations(msgspec.Struct, frozen=True):
     """Steps in which the same ranks, half of all at most, evaluate and the others do not."""
 
     positions: tuple[int, ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
 
@@ -19,6 +18,8 @@ from ddpdoctor.measure.replay import without_work
 from ddpdoctor.measure.sourcelines import joined
 from ddpdoctor.measure.taxonomy import LATE_COMPONENTS, Components, LateCause
 
+from .awake import awake_longer_ms
+from .borne import borne_by_marks
 from .checkpoints import as_often_as_saved
 from .computelate import cause_of_computing_longer
 from .context import Context, Costs
@@ -27,8 +28,7 @@ from .onephase import only_phase
 from .shared import different_work
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     least_share: float = 0.001
     """A rank whose excess saves less than this share of the step is no straggler: a replay's own error is as large."""
     same_segments: float = 0.5
@@ -53,8 +53,7 @@ _IN_MS = (
 """Fields of a cost that are means over steps."""
 
 
-@dataclass(frozen=True)
-class _Removal:
+class _Removal(msgspec.Struct, frozen=True):
     """What of the ranks' work goes with one cause."""
 
     work: list[Array]
@@ -139,6 +138,10 @@ def _cost(context: Context, cause: LateCause, removal: _Removal, part: Value) ->
         told["phase"], told["lines_of"] = word_of(phase), (phase,)
     if cause in attribution.stands_out_in or cause != LateCause.DATA:
         told["stands_out_in"] = attribution.stands_out_in.get(cause, [])
+    if positions and not removal.of_each:
+        told |= borne_by_marks(context.drawn, cause, removal.work, positions)
+        if cause == LateCause.HOST:
+            told["awake_ms"] = awake_longer_ms(context.graph, removal.work, positions)
     if removal.of_each and positions:
         told["where"] = _lines_of_each(context, removal, positions)
     return context.pricing.cost(

@@ -8,8 +8,8 @@ slower in one phase only look like more of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import Graph
@@ -17,8 +17,7 @@ from ddpdoctor.measure.numerics import Array, median_error, scatter_of
 from ddpdoctor.measure.taxonomy import INDEX, PHASES, Component
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     least: float = 0.25
     """Part of the excess by which a rank that is slower altogether would be longer in the other phases: of less they cannot
     tell."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.attribution import STANDOUT, component
 from ddpdoctor.measure.facts import Cost
@@ -22,8 +23,7 @@ from ddpdoctor.measure.taxonomy import LATENT, Component, Components, LateCause
 from .sureness import Sureness, range_fields
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     hit_share: float = 0.02
     """A cause happens in a cycle when it takes at least this share of the mean cycle: steps of one job differ by as much."""
     usual_gain: float = 0.4
@@ -38,8 +38,7 @@ class _Tuning:
 _TUNING = _Tuning()
 
 
-@dataclass(frozen=True)
-class Pricing:
+class Pricing(msgspec.Struct, frozen=True, dict=True):
     """Turns replays of one graph into costs."""
 
     graph: Graph
@@ -48,7 +47,7 @@ class Pricing:
     """A window on devices is all that is known of the job."""
     cores: Cores | None = None
     """What the host with the fewest to spare has of them; None where unknown."""
-    asleep: Mapping[int, float] = field(default_factory=dict)
+    asleep: Mapping[int, float] = msgspec.field(default_factory=dict)
     """By rank, the part of making batches in which nothing computes, as far as it is known."""
 
     @cached_property

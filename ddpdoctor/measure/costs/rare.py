@@ -16,9 +16,9 @@ things are asked for that a job on CPUs does not need:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.attribution import LATENESS
@@ -31,8 +31,7 @@ from .context import Context, Costs, RareSource
 from .sureness import Sureness, range_fields
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     fewest_cycles: int = 20
     """Cycles from which on a few can be rare."""
     followers: int = 2
@@ -71,8 +70,7 @@ def rare_costs(source: RareSource) -> Costs:
     return costs
 
 
-@dataclass(frozen=True)
-class _Pauses:
+class _Pauses(msgspec.Struct, frozen=True, dict=True):
     """One kind of work in the cycles of one recording, in order of steps; N cycles, R ranks, ns."""
 
     source: RareSource

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.attribution import component
@@ -28,6 +29,7 @@ from ddpdoctor.measure.taxonomy import (
     SyncKind,
 )
 
+from .awake import awake_of_all_ms
 from .checkpoints import as_often_as_saved
 from .context import Context, Costs
 from .price import set_by_hosts
@@ -56,6 +58,10 @@ def shared_work(context: Context) -> Costs:
     saving = costs[SharedCause.CHECKPOINT]
     if saving is not None:
         costs[SharedCause.CHECKPOINT] = as_often_as_saved(context, saving)
+    for cause in _OWN_CODE:
+        if (own := costs[cause]) is not None:
+            awake_ms = awake_of_all_ms(context.graph, own.own_ms)
+            costs[cause] = msgspec.structs.replace(own, awake_ms=awake_ms)
     return _known(costs)
 
 

@@ -15,17 +15,16 @@ differs from the price by errors that do not depend on each other, and whose squ
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.facts import RANGE_LEVEL, Cost
 from ddpdoctor.measure.numerics import Array, mean_error, normal
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     replay_share: float = 0.08
     """Part of a price by which replays miss (standard deviation): fixed and unfixed twins
     of the laboratory's jobs, see docs/how-it-works.md."""
@@ -37,8 +36,7 @@ class _Tuning:
 _TUNING = _Tuning()
 
 
-@dataclass(frozen=True)
-class Sureness:
+class Sureness(msgspec.Struct, frozen=True):
     """What is known of a price besides itself, ns."""
 
     gains: Array

@@ -8,9 +8,9 @@ bucket by bucket (its lanes). A message takes ``latency + bytes / rate``; on a l
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.attribution import Attribution, component
 from ddpdoctor.measure.facts import WhatIfFacts

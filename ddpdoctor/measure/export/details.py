@@ -6,9 +6,9 @@ Bounded, as a browser has to open it: of more than fits, the longest stand, and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from posixpath import basename
 
+import msgspec
 import numpy as np
 import polars as pl
 from numpy.typing import NDArray
@@ -21,8 +21,7 @@ from ddpdoctor.measure.window import Window, main_lane
 from ddpdoctor.trace import RankTrace, classify
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """How much of it is kept."""
 
     most_rows: int = 150_000

@@ -1,25 +1,22 @@
 """The stack samples of each rank as flame graphs: all of its steps, and those in which it came late against the others.
 
-Of a sample the user's lines are known, from the outermost that was kept to the one at which the thread was, and the innermost line of all.
 The format is that of speedscope (https://www.speedscope.app/file-format-schema.json), which reads it from a file, in the browser alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import polars as pl
 
+from ddpdoctor.measure.flames import LATE_SHARE, Stacks, stacks_of
 from ddpdoctor.measure.numerics import Array
-from ddpdoctor.measure.places import Where
-from ddpdoctor.measure.steplog import RankLog, samples_by_step
+from ddpdoctor.measure.steplog import RankLog
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
-LATE_SHARE = 0.05
-"""Of the median step: from there on lateness makes a warning."""
 
 
 def late_steps(collectives: pl.DataFrame, steps: pl.DataFrame) -> dict[int, set[int]]:
@@ -59,25 +56,15 @@ def _median_of_others(values: Array) -> Array:
 def flame_graph(log: RankLog, late: Iterable[int]) -> dict[str, Any] | None:
     """One rank's speedscope document; None where no samples were taken of its steps."""
     late = set(late)
-    by_step = samples_by_step(log.samples, log.steps)
-    if not by_step:
-        return None
-    frames: dict[tuple[str, int, str], int] = {}
-    stacks = [
-        (
-            step.number,
-            [stack for sample in samples if (stack := _stack(log.sample_where, sample[1:3], frames))],
-        )
-        for step, samples in by_step
-    ]
-    lengths_ms = {step.number: step.length_ns / 1e6 for step in log.steps}
-    groups = [("all steps", set(lengths_ms))]
-    if late and not late >= set(lengths_ms):
-        groups += [("late steps", late & set(lengths_ms)), ("usual steps", set(lengths_ms) - late)]
+    stacks = stacks_of(log)
+    numbers = set(stacks.length_ms)
+    groups = [("all steps", numbers)]
+    if late and not late >= numbers:
+        groups += [("late steps", late & numbers), ("usual steps", numbers - late)]
     profiles = [
         profile
-        for name, numbers in groups
-        if (profile := _profile(f"rank {log.rank}: {name}", stacks, numbers, lengths_ms)) is not None
+        for name, chosen in groups
+        if (profile := _profile(f"rank {log.rank}: {name}", stacks, chosen)) is not None
     ]
     if not profiles:
         return None
@@ -88,25 +75,24 @@ def flame_graph(log: RankLog, late: Iterable[int]) -> dict[str, Any] | None:
         "activeProfileIndex": 0,
         "shared": {
             "frames": [
-                {"name": f"{function} ({PurePath(file).name}:{line})", "file": file, "line": line}
-                for file, line, function in frames
+                {
+                    "name": f"{line.function} ({PurePath(line.file).name}:{line.line})",
+                    "file": line.file,
+                    "line": line.line,
+                }
+                for line in stacks.frames
             ]
         },
         "profiles": profiles,
     }
 
 
-def _profile(
-    name: str,
-    stacks: Sequence[tuple[int, Sequence[list[int]]]],
-    numbers: set[int],
-    lengths_ms: Mapping[int, float],
-) -> dict[str, Any] | None:
+def _profile(name: str, stacks: Stacks, numbers: set[int]) -> dict[str, Any] | None:
     """The samples of some steps, weighed so that they add up to those steps' mean length, whatever their number."""
-    samples = sorted(stack for number, found in stacks if number in numbers for stack in found)
+    samples = sorted(stack for number, found in stacks.by_step if number in numbers for stack in found)
     if not samples:
         return None
-    mean_ms = sum(lengths_ms[number] for number in numbers) / len(numbers)
+    mean_ms = sum(stacks.length_ms[number] for number in numbers) / len(numbers)
     return {
         "type": "sampled",
         "name": f"{name} ({len(numbers):,}, {len(samples):,} samples; ms per step)",
@@ -116,16 +102,3 @@ def _profile(
         "samples": samples,
         "weights": [mean_ms / len(samples)] * len(samples),
     }
-
-
-def _stack(
-    known: Mapping[int, Where], lines: Sequence[int], frames: dict[tuple[str, int, str], int]
-) -> list[int]:
-    """Numbers of a sample's frames, the outermost first; ``frames`` gets those that are new."""
-    user, innermost = (known.get(line) for line in lines)
-    if user is None:
-        return []
-    places = [*reversed(user.callers), user]
-    if innermost is not None and (innermost.file, innermost.line) != (user.file, user.line):
-        places.append(innermost)
-    return [frames.setdefault((place.file, place.line, place.function), len(frames)) for place in places]

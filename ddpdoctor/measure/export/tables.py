@@ -9,8 +9,8 @@ when they ran.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 import polars as pl
 
@@ -69,8 +69,7 @@ device_sync and launch (a device idle because the host waited for it, or while t
 begins, null outside the recorded steps."""
 
 
-@dataclass(frozen=True)
-class Tables:
+class Tables(msgspec.Struct, frozen=True):
     """All ranks on one clock."""
 
     steps: pl.DataFrame
@@ -79,9 +78,9 @@ class Tables:
     details: pl.DataFrame
     counters: pl.DataFrame
     """For timelines, see :mod:`.details`."""
-    hosts: dict[int, str] = field(default_factory=dict)
+    hosts: dict[int, str] = msgspec.field(default_factory=dict)
     """Host name of each rank, where known."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
 
 def recorded_tables(
@@ -94,7 +93,7 @@ def recorded_tables(
     shown = any(window.on_device for window in windows) or not logs
     drawn, matched = align_and_match(windows if shown else [])
     if matched.refused:
-        notes.append(f"Collectives could not be matched over the ranks: {matched.refused}.")
+        notes.append(f"Collectives could not be matched across ranks: {matched.refused}.")
     steps = [row for log in logs for row in _log_steps(log)]
     events = [row for log in logs for row in _log_events(log)]
     for window in drawn:

@@ -7,13 +7,13 @@ synchronisation, so cycles are independent, and both kinds of recording become o
 
 from .cutting import matched_collectives
 from .dependencies import Lane, dependence
-from .from_logs import graph_of_logs
+from .from_logs import graph_of_logs, recorded_work
 from .from_windows import graph_of_windows
 from .graph import CycleGroup, Graph, RankSteps, Sync
 from .issuetime import issue_time_ns
 from .likesegments import LikeSegments
 from .loaderwindows import latent_in_windows
-from .operators import operator_shares, python_parts
+from .operators import OperatorShares, operator_shares, python_parts
 from .reckoning import LEFT_OUT, all_set_aside, measured_steps, recorded_steps
 from .speaking import Graphs, Recording, build_graphs
 
@@ -24,6 +24,7 @@ __all__ = [
     "Graphs",
     "Lane",
     "LikeSegments",
+    "OperatorShares",
     "RankSteps",
     "Recording",
     "Sync",
@@ -39,4 +40,5 @@ __all__ = [
     "operator_shares",
     "python_parts",
     "recorded_steps",
+    "recorded_work",
 ]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array, Ints, Mask
@@ -22,8 +22,7 @@ _FEW_STEPS = 2
 """Of no more marked steps, no two need be whole and neighbours: then the whole window is the cycle."""
 
 
-@dataclass(frozen=True)
-class MatchedCollectives:
+class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
     """Matched collectives as arrays [M, R] on the windows' clock, NaN where a rank has no part."""
 
     windows: Sequence[Window]
@@ -137,8 +136,7 @@ def _majority(told: Ints) -> Ints:
     return steps
 
 
-@dataclass(frozen=True)
-class Cycle:
+class Cycle(msgspec.Struct, frozen=True):
     """One cycle: which collectives it holds, and after which it begins."""
 
     step: int
@@ -148,8 +146,7 @@ class Cycle:
     """In order of their last arrivals, or of those of the cycles that are alike."""
 
 
-@dataclass(frozen=True)
-class Cut:
+class Cut(msgspec.Struct, frozen=True):
     """The window's cycles, by their sequence of synchronisations."""
 
     cycles: dict[tuple[Sync, ...], list[Cycle]]

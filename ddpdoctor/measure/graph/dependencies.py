@@ -18,8 +18,8 @@ three kinds of evidence add up as logarithms of odds:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array, Intervals, nan_median
@@ -27,8 +27,7 @@ from ddpdoctor.measure.window import Window, launches
 from ddpdoctor.trace import classify
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """What shows that a computation stood still for a collective, and how much."""
 
     start_ns: float = 20_000.0
@@ -67,8 +66,7 @@ class Tuning:
 TUNING = Tuning()
 
 
-@dataclass(frozen=True)
-class Lane:
+class Lane(msgspec.Struct, frozen=True):
     """What a rank's device computes, and when its host launched that; ns from one origin."""
 
     computes: Intervals
@@ -90,8 +88,7 @@ class Lane:
         return float(np.clip(usual, TUNING.start_ns, TUNING.slowest_start_ns))
 
 
-@dataclass(frozen=True)
-class _Standstills:
+class _Standstills(msgspec.Struct, frozen=True):
     """What the computation of one rank did about the end of each collective; [N, K], NaN where it does not go on."""
 
     idle: Array

@@ -8,10 +8,11 @@ the matched collective behind which each comes, wherever their windows begin.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.taxonomy import SyncKind
@@ -21,8 +22,7 @@ from ddpdoctor.trace import classify
 Marks = Sequence[tuple[int, int, int]]
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     shortest: float = 0.3
     """Part of the usual distance between updates: what comes sooner is part of the same, as a norm that is reduced before it."""
     whole: float = 0.9

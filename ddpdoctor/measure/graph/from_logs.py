@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from operator import attrgetter
 
+import msgspec
 import numpy as np
 
-from ddpdoctor.measure.numerics import Array, Intervals, covered
+from ddpdoctor.measure.numerics import Array, Intervals, Mask, covered
 from ddpdoctor.measure.steplog import (
     Activities,
     MatchedSync,
@@ -73,8 +73,7 @@ def graph_of_logs(logs: Sequence[RankLog], operators: Mapping[int, OperatorShare
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Cycle:
+class _Cycle(msgspec.Struct, frozen=True):
     """From the end of one synchronisation of all ranks to the end of the one that cuts the next step."""
 
     step: int
@@ -149,8 +148,7 @@ def _sync(matched: MatchedSync, ranks: Sequence[int]) -> Sync:
     )
 
 
-@dataclass(frozen=True)
-class _Builder:
+class _Builder(msgspec.Struct, frozen=True, dict=True):
     """Makes groups of cycles: when each rank arrived and went on, and what it did in between."""
 
     origin_ns: int
@@ -195,21 +193,14 @@ class _Builder:
         return [CycleGroup(syncs, np.array(numbers), begin, arrival.copy(), arrival, work, no_message)]
 
     def _work(self, begin: Array, arrival: Array, end: Array) -> Array:
-        """[N, K, R, C] what each rank did in each segment. A rank outside a synchronisation works on towards its
-        next one."""
+        """[N, K, R, C] what each rank did in each segment."""
         cycles, count, world = arrival.shape
         work = np.zeros((cycles, count, world, len(INDEX)))
         for r in range(world):
-            left = begin[:, r].copy()
             gaps = np.zeros((cycles, count, len(IN_GAPS)))
-            for k in range(count):
-                member = ~np.isnan(arrival[:, k, r])
-                if not member.any():
-                    continue
-                right = arrival[:, k, r]
+            for k, member, left, right in _segments(begin[:, r], arrival[:, :, r], end[:, :, r]):
                 work[:, k, r] = np.where(member[:, None], self.activities[r].between(left, right), 0.0)
                 gaps[:, k] = np.where(member[:, None], self._in_gaps(r, left, right), 0.0)
-                left = np.where(member, end[:, k, r], left)
             if r in self.operators:
                 _count_operators(work[:, :, r], gaps, self.operators[r])
         return work
@@ -221,6 +212,30 @@ class _Builder:
     @cached_property
     def _unmarked(self) -> list[list[Intervals]]:
         return [[own.unmarked(component) for component in IN_GAPS] for own in self.activities]
+
+
+def _segments(begin: Array, arrival: Array, end: Array) -> Iterator[tuple[int, Mask, Array, Array]]:
+    """Of one rank, [N] and [N, K]: each place of a synchronisation, in which cycles the rank takes part, and from when to when it
+    works before. A rank outside a synchronisation works on towards its next one."""
+    left = begin
+    for k in range(arrival.shape[1]):
+        right = arrival[:, k]
+        member = ~np.isnan(right)
+        if member.any():
+            yield k, member, left, right
+            left = np.where(member, end[:, k], left)
+
+
+def recorded_work(group: CycleGroup, activities: Sequence[Activities]) -> Array:
+    """[N, R, C] ns of each component in each cycle by the marks of the step logs alone, whatever the graph's work makes of them;
+    ``activities`` are those of the ranks, from the graph's origin."""
+    work = np.zeros((len(group.steps), len(activities), len(INDEX)))
+    for r, own in enumerate(activities):
+        for _, member, left, right in _segments(
+            group.begin[:, r], group.arrival[:, :, r], group.end[:, :, r]
+        ):
+            work[:, r] += np.where(member[:, None], own.between(left, right), 0.0)
+    return work
 
 
 def _count_operators(work: Array, gaps: Array, shares: OperatorShares) -> None:

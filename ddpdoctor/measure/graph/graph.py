@@ -15,11 +15,12 @@ common clock; NaN where a rank takes no part.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import pairwise
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.align import Wholeness
@@ -35,8 +36,7 @@ _TRACE = 1e-3
 """ns, and part of the most idle time: what is left where no rank shows the other idle, so that nothing is divided by zero."""
 
 
-@dataclass(frozen=True)
-class Sync:
+class Sync(msgspec.Struct, frozen=True):
     """One synchronisation in a cycle's sequence."""
 
     kind: str
@@ -53,8 +53,7 @@ class Sync:
     """How many steps of optimizers there were before it in the step: a GAN's two train one model after the other."""
 
 
-@dataclass(frozen=True)
-class CycleGroup:
+class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     """Cycles with the same sequence of synchronisations."""
 
     syncs: tuple[Sync, ...]
@@ -88,7 +87,7 @@ class CycleGroup:
     exposed: Array | None = None
     """[N, K] ns of the transfer that a faster link would save: the least over the members of the time in which that member
     does not compute. None where nothing runs beside a transfer."""
-    latent: dict[str, Array] = field(default_factory=dict)
+    latent: dict[str, Array] = msgspec.field(default_factory=dict)
     """[N, R] ns, by the kinds of :data:`LATENT`, that each rank would take if it waited for no other rank: more than it did
     where its loader's workers make batches, or its host issues work, in the time in which it waits for others. Left out: as
     it did."""
@@ -101,7 +100,7 @@ class CycleGroup:
     behind: NDArray[np.int64] | None = None
     """[N, K, R] place of the collective, of whatever group, behind whose part of the same rank each part was queued; -1 where
     it was not. None: nothing is known of queues."""
-    idle_after: dict[str, Array] = field(default_factory=dict)
+    idle_after: dict[str, Array] = msgspec.field(default_factory=dict)
     """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of what was waited
     for (see ``window.hostwaits``). {}: none, or unknown."""
     on_device: bool = False
@@ -240,8 +239,7 @@ class CycleGroup:
         return length
 
 
-@dataclass(frozen=True)
-class RankSteps:
+class RankSteps(msgspec.Struct, frozen=True):
     """One rank's steps as recorded, whether measured or set aside."""
 
     steps: NDArray[np.int64]
@@ -260,8 +258,7 @@ class RankSteps:
     where samples are not known or differ in size; NaN where unknown."""
 
 
-@dataclass(frozen=True)
-class Graph:
+class Graph(msgspec.Struct, frozen=True):
     """A run, ready to be measured."""
 
     source: str
@@ -271,7 +268,7 @@ class Graph:
     groups: list[CycleGroup]
     steps: list[RankSteps]
     """By position."""
-    set_aside: dict[str, int] = field(default_factory=dict)
+    set_aside: dict[str, int] = msgspec.field(default_factory=dict)
     """Steps that are not measured, by reason."""
     matched: int = 0
     unmatched: int = 0

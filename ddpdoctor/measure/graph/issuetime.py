@@ -16,9 +16,10 @@ nobody's pace. What remains is rather too little than too much: a host whose iss
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Array, Intervals, Ints, covered, subtract, union_of
@@ -38,8 +39,7 @@ from ddpdoctor.trace import RankTrace, classify
 from .graph import READY_BATCH, CycleGroup
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """When a host is blocked, and what its time is taken from."""
 
     blocked_ns: int = 100_000

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array, Ints
@@ -29,8 +29,7 @@ class _Meeting(Protocol):
     def micro(self) -> int: ...
 
 
-@dataclass(frozen=True)
-class LikeSegments:
+class LikeSegments(msgspec.Struct, frozen=True):
     """The K segments of R ranks as S parts of a step, each of which a rank has once at most."""
 
     part: Ints

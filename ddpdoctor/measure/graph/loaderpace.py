@@ -9,9 +9,9 @@ those that came to stand ready, over the time that took, while no worker was idl
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array
@@ -80,8 +80,7 @@ def _room(loader: dict[str, Any]) -> int:
     return int((deep - 1) * loader["num_workers"] + 1)
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
+class _Request(msgspec.Struct, frozen=True):
     """For a batch."""
 
     start_ns: int

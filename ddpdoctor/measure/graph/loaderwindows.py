@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array
@@ -15,8 +15,7 @@ from .graph import READY_BATCH, CycleGroup
 from .loaderpace import latent_data
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """From which batches the time that workers need is taken."""
 
     fewest_batches: int = 4

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -22,8 +22,7 @@ from ddpdoctor.measure.window import Window, main_lane, rows_of
 from ddpdoctor.rundir import EventKind
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """How finely operators are looked for, and how much is needed to tell."""
 
     least_ns: int = 200_000
@@ -39,8 +38,7 @@ _EDGES = np.linspace(0.0, 1.0, TUNING.places + 1)
 _Signature = tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class OperatorShares:
+class OperatorShares(msgspec.Struct, frozen=True):
     """Which part (0 to 1) of a rank's host time operators fill."""
 
     whole: float

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -17,8 +17,7 @@ from .dependencies import dependence, lane_of
 from .graph import CycleGroup, Sync
 
 
-@dataclass(frozen=True)
-class Segments:
+class Segments(msgspec.Struct, frozen=True):
     """When the segments of alike cycles begin and end; axes as in :class:`CycleGroup`."""
 
     begin: Array

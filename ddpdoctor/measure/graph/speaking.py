@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from ddpdoctor.measure.steplog import RankLog, in_device_time
 from ddpdoctor.measure.window import Window
@@ -35,8 +36,7 @@ _NO_WINDOW = (
 )
 
 
-@dataclass(frozen=True)
-class Graphs:
+class Graphs(msgspec.Struct, frozen=True):
     """All graphs of a run, and which of them speaks of causes."""
 
     speaker: Recording

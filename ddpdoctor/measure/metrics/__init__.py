@@ -24,7 +24,7 @@ from .job import job_facts
 from .links import slow_link_ranks
 from .loader import asleep_shares, loader_facts
 from .messages import message_cost
-from .nvml import device_errors
+from .nvml import device_errors, rank_gpus
 from .profilercost import window_cost
 from .reducer import reducer_work
 from .search import search_ms
@@ -58,6 +58,7 @@ __all__ = [
     "message_cost",
     "outstanding",
     "rank_breakdown",
+    "rank_gpus",
     "rank_summaries",
     "readings",
     "reducer_work",

@@ -9,9 +9,9 @@ rank is no transfer and does not count. GB are 10^9 bytes.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import Graph
@@ -20,8 +20,7 @@ from ddpdoctor.measure.summary import BandwidthPoint
 from ddpdoctor.trace import classify
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """How a line is fitted to messages of several sizes."""
 
     least_class_share: float = 0.05

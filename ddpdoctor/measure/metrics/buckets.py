@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.facts import BucketFacts
@@ -18,8 +18,7 @@ from .backward import backward_of, reduces_behind
 from .marked import in_marked_steps, marked_steps, of_kind
 
 
-@dataclass(frozen=True)
-class Reductions:
+class Reductions(msgspec.Struct, frozen=True):
     """How the gradients are reduced: the facts of :class:`BucketFacts` that are measured, by the same names."""
 
     per_sync: float | None = None
@@ -37,7 +36,7 @@ class Reductions:
 
 def bucket_facts(reductions: Reductions, favoured_cap_bytes: float | None) -> BucketFacts:
     """What was measured, and the bucket size that the prices of a message favour."""
-    return BucketFacts(**asdict(reductions), favoured_cap_bytes=favoured_cap_bytes)
+    return BucketFacts(**msgspec.structs.asdict(reductions), favoured_cap_bytes=favoured_cap_bytes)
 
 
 def reductions_of(

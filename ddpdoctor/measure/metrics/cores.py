@@ -12,16 +12,15 @@ And what is to run beside a computation needs a core that the computation leaves
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog
 from ddpdoctor.measure.telemetry import Column, HostTelemetry
 
 
-@dataclass(frozen=True)
-class Cores:
+class Cores(msgspec.Struct, frozen=True):
     """Of one host, means while the steps ran."""
 
     job: float

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -54,8 +53,7 @@ _TENSOR = (
 (16816 is m16n8k16), and types that only tensor cores multiply."""
 
 
-@dataclass(frozen=True)
-class DeviceNumbers:
+class DeviceNumbers(msgspec.Struct, frozen=True):
     """One rank's numbers for the facts of the same names."""
 
     busy_share: float

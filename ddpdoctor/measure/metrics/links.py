@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
@@ -27,8 +27,7 @@ Alike = tuple[str, float | Place, int, int]
 """Operation, bytes (or the place, where these are unknown), ranks, hosts: groups with the same of all four make the same transfer."""
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """When a group's transfers are slower than those of like groups."""
 
     slower: float = 1.5

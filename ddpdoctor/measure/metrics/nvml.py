@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.steplog import RankLog
@@ -30,8 +30,7 @@ _BUS_ID_CHARACTERS = 10
 """Of a PCI bus id, from its end: ``00:1e.0`` and the last two digits of the domain, of which NVML writes eight, torch four."""
 
 
-@dataclass(frozen=True)
-class GpuReadings:
+class GpuReadings(msgspec.Struct, frozen=True):
     """Over all ranks' GPUs, for the facts of the same names; all None where no GPU of a rank was read."""
 
     utilization_percent: float | None = None
@@ -48,8 +47,7 @@ class GpuReadings:
     temperature_max_celsius: float | None = None
 
 
-@dataclass(frozen=True)
-class _Gpu:
+class _Gpu(msgspec.Struct, frozen=True):
     """What was read of one rank's GPU."""
 
     rank: int

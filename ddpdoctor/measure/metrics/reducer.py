@@ -8,8 +8,8 @@ backward pass, on the thread that computes. A step log counts that as computatio
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import covered, union
@@ -23,8 +23,7 @@ _ISSUES = ("c10d::allreduce_", "c10d::allreduce_coalesced_")
 """Operators that hand a bucket to the backend (torch/csrc/distributed/c10d/Ops.cpp)."""
 
 
-@dataclass(frozen=True)
-class ReducerWork:
+class ReducerWork(msgspec.Struct, frozen=True):
     """Means over the reductions that the window shows, on one rank."""
 
     whole_ns: float

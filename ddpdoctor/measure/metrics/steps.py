@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.facts import StepFacts
@@ -15,8 +15,7 @@ SLOW_STEP = 1.5
 """A step is slow beyond this multiple of the median: docs/facts.md says so of ``steps.slow_steps_share``."""
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """When single steps are worth a sentence."""
 
     apart: float = 1.1

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.graph import CycleGroup, Graph, RankSteps, recorded_steps
 from ddpdoctor.measure.numerics import Array, nan_median
-from ddpdoctor.measure.summary import RankSummary, Series
+from ddpdoctor.measure.summary import RankMemory, RankSummary, Series
 from ddpdoctor.measure.taxonomy import PARTS, SyncKind
 
 from .breakdown import rank_breakdown
@@ -18,11 +18,19 @@ _MOST_POINTS = 400
 """Of a series: about two pixels of the report's chart for each."""
 
 
-def rank_summaries(graph: Graph, hosts: Sequence[str], devices: Sequence[str | None]) -> list[RankSummary]:
+def rank_summaries(
+    graph: Graph, hosts: Sequence[str], devices: Sequence[str | None], memory: Mapping[int, RankMemory]
+) -> list[RankSummary]:
     """One summary per rank."""
     if not graph.groups:
         return [
-            RankSummary(rank=rank, host=host or None, device=device, step_ms=_mean_step_ms(steps))
+            RankSummary(
+                rank=rank,
+                host=host or None,
+                device=device,
+                step_ms=_mean_step_ms(steps),
+                memory=memory.get(rank),
+            )
             for rank, host, device, steps in zip(graph.ranks, hosts, devices, graph.steps, strict=True)
         ]
     parts = rank_breakdown(graph) / 1e6
@@ -36,6 +44,7 @@ def rank_summaries(graph: Graph, hosts: Sequence[str], devices: Sequence[str | N
             breakdown_ms={part: float(parts[r, i]) for i, part in enumerate(PARTS)},
             late_ms=float(late[r]) / 1e6,
             caused_wait_ms=float(caused[r]) / 1e6,
+            memory=memory.get(rank),
         )
         for r, rank in enumerate(graph.ranks)
     ]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
@@ -15,8 +15,7 @@ from ddpdoctor.measure.taxonomy import DRAWN_AS, NO_WORK, Component, Part, SyncK
 from ddpdoctor.measure.window import Window
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """How much of a step is drawn."""
 
     most_ranks: int = 16
@@ -34,8 +33,7 @@ class Tuning:
 _TUNING = Tuning()
 
 
-@dataclass(frozen=True)
-class _Cycle:
+class _Cycle(msgspec.Struct, frozen=True):
     """The cycle that is drawn."""
 
     group: CycleGroup
@@ -48,8 +46,7 @@ class _Cycle:
 
 
 def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -> Timeline | None:
-    """The cycle whose length is nearest to the median, with the ranks that matter most where there are
-    many."""
+    """The cycle that is nearest to the median, with the ranks that matter most where there are many."""
     if not graph.groups:
         return None
     cycle = _typical(graph)
@@ -72,10 +69,13 @@ def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -
 
 
 def _typical(graph: Graph) -> _Cycle:
-    """Of the largest group, the cycle that is nearest to the median of all."""
+    """Of the largest group, the cycle that is nearest to the median of all: in its length, and in what each rank does in it. One that
+    only takes as long as usual may do so for another reason than usual."""
     lengths = np.concatenate([group.duration for group in graph.groups])
     group = max(graph.groups, key=lambda group: len(group.steps))
-    n = int(np.abs(group.duration - np.median(lengths)).argmin())
+    work = group.work.sum(axis=1)
+    unlike = np.abs(work - np.median(work, axis=0)).sum(axis=2).max(axis=1)
+    n = int((np.abs(group.duration - np.median(lengths)) + unlike).argmin())
     return _Cycle(group, n, float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n])))
 
 

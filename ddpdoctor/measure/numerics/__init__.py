@@ -31,6 +31,7 @@ from .meanerror import mean_error, normal
 from .medians import nan_median, running_median
 from .persistence import Persistence, persistence
 from .scatter import median_error, scatter_of, undisturbed
+from .trend import Trend, trend
 
 __all__ = [
     "CHANCE",
@@ -40,6 +41,7 @@ __all__ = [
     "Ints",
     "Mask",
     "Persistence",
+    "Trend",
     "Value",
     "binomial_tail",
     "carried_by_few",
@@ -61,6 +63,7 @@ __all__ = [
     "scatter_of",
     "subtract",
     "total",
+    "trend",
     "undisturbed",
     "union",
     "union_of",

@@ -24,10 +24,10 @@ code pauses three times in all, on any rank, names one rank with a probability o
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from math import exp, lgamma, log, log1p
 from typing import TypeVar
 
+import msgspec
 import numpy as np
 
 from .arrays import Array, Ints, Mask
@@ -36,8 +36,7 @@ from .scatter import undisturbed
 _Kind = TypeVar("_Kind", bound=str)
 
 
-@dataclass(frozen=True)
-class ChanceTuning:
+class ChanceTuning(msgspec.Struct, frozen=True):
     """From where on something is no chance."""
 
     unlikely: float = 0.02

@@ -12,18 +12,18 @@ saves alone. Here: 1.5 ms for the data, 3.5 ms for the work.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import combinations
 from math import factorial
 from typing import TypeVar
+
+import msgspec
 
 from .arrays import Array
 
 _Cause = TypeVar("_Cause", bound=str)
 
 
-@dataclass(frozen=True)
-class Value:
+class Value(msgspec.Struct, frozen=True):
     """What one cause costs, ns per step."""
 
     first_ns: float

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from .arrays import Ints, Mask
 
 
-@dataclass(frozen=True)
-class PersistenceTuning:
+class PersistenceTuning(msgspec.Struct, frozen=True):
     """From where on occurrences make a pattern."""
 
     always_share: float = 0.8
@@ -25,8 +24,7 @@ class PersistenceTuning:
 PERSISTENCE = PersistenceTuning()
 
 
-@dataclass(frozen=True)
-class Persistence:
+class Persistence(msgspec.Struct, frozen=True):
     """How occurrences spread over the steps."""
 
     kind: str

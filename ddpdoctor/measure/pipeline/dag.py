@@ -19,9 +19,9 @@ in the unit of the caller.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,8 +36,7 @@ ALONE = -1
 """In no stream, in no collective, without a neighbour."""
 
 
-@dataclass(frozen=True)
-class Level:
+class Level(msgspec.Struct, frozen=True):
     """Operations whose predecessors all lie in earlier levels."""
 
     operations: Indices
@@ -56,16 +55,14 @@ class Level:
     """[collectives] number of members."""
 
 
-@dataclass(frozen=True)
-class Dag:
+class Dag(msgspec.Struct, frozen=True):
     """A dependency graph of ``size`` operations, ready to be replayed."""
 
     size: int
     levels: tuple[Level, ...]
 
 
-@dataclass(frozen=True)
-class Costs:
+class Costs(msgspec.Struct, frozen=True):
     """What a run spent on each operation."""
 
     delay: Times

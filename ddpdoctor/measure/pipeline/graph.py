@@ -8,8 +8,7 @@ for the exchange of parameters and gradients with the other replicas.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +28,7 @@ traced, so it is replayed as an operation alone."""
 KINDS = (*COMMUNICATION, FORWARD, BACKWARD, COLLECTION, OPTIMIZER)
 
 
-@dataclass(frozen=True)
-class _Channel:
+class _Channel(msgspec.Struct, frozen=True):
     """One kind of sending or receiving between neighbouring model chunks *c* (upper) and *c* + 1."""
 
     kind: str
@@ -52,8 +50,7 @@ _CHANNELS = (
 )
 
 
-@dataclass(frozen=True)
-class _Attached:
+class _Attached(msgspec.Struct, frozen=True):
     """Sends or receives with the computations that they belong to, one for one."""
 
     messages: Indices

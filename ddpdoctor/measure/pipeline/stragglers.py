@@ -243,7 +243,7 @@ def _one_rank_each(ops: Operations, notes: list[str]) -> Operations:
     if not first.all():
         notes.append(
             f"{ops.source}: {len(np.unique(ops.rank[~first]))} rank(s) share a replica and stage with a lower "
-            "one, which stands for them."
+            "one, which represents them."
         )
     return ops.only(first)
 

@@ -19,8 +19,8 @@ data parallel training needs.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,8 +29,7 @@ from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.taxonomy import SyncKind
 
 
-@dataclass(frozen=True)
-class Transmission:
+class Transmission(msgspec.Struct, frozen=True):
     """One collective of a cycle in the lane of communication; axes as in :class:`CycleGroup`, members only."""
 
     members: list[int]

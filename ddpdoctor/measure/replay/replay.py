@@ -18,9 +18,10 @@ Training Using What-if Analysis", OSDI '25): replay with a cause idealised, comp
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.graph import CycleGroup, Graph
 from ddpdoctor.measure.numerics import Array
@@ -28,8 +29,7 @@ from ddpdoctor.measure.numerics import Array
 from .lanes import Transmission, length_ns, transmissions_of, when_ready
 
 
-@dataclass
-class Scenario:
+class Scenario(msgspec.Struct):
     """A changed world for one :class:`CycleGroup`; the arrays may be edited before the replay."""
 
     removed: Array

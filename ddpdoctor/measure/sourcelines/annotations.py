@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import Intervals, Ints, covered, total
@@ -14,8 +13,7 @@ _EXPLAINS = 0.5
 """An annotation explains a component when it covers this share of the component's time: more than all others together."""
 
 
-@dataclass(frozen=True)
-class Annotations:
+class Annotations(msgspec.Struct, frozen=True):
     """The annotations on a window's training thread, but for the step marks; times on the run's common clock."""
 
     names: list[str]

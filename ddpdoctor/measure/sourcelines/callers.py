@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.places import CodeLine, Where
@@ -19,11 +19,13 @@ Way = tuple[Frame, Path]
 """A line, and the lines above it."""
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     mostly: float = 0.5
     """A recorded call names its line and not its callers: they are told where more than this part of the samples that know
     that line came the same way."""
+    notable: float = 0.25
+    """A helper that is called from several places spends time for each of them; another way to a line counts beside the one that
+    weighs most if it weighs this part of that: fewer are stray samples, and what counting errors leave of other ranks' ways."""
 
 
 _TUNING = _Tuning()
@@ -37,6 +39,18 @@ def distinct(path: Path, others: Iterable[Path]) -> Path:
         if not rest:
             return path[:length]
     return path
+
+
+def heaviest_of(weights: Mapping[Path, float], others: Iterable[Path] = ()) -> tuple[Path, int]:
+    """The way of most weight, so far as it tells it from the rest and from ``others``; how many of the rest are notable, too."""
+    if not weights:
+        return (), 0
+    path = distinct(max(weights, key=lambda way: weights[way]), [*weights, *others])
+    by_way: defaultdict[Path, float] = defaultdict(float)
+    for way, weight in weights.items():
+        by_way[way[: len(path)]] += weight
+    least = _TUNING.notable * by_way.pop(path)
+    return path, sum(weight >= least for weight in by_way.values())
 
 
 def paths_in(logs: Sequence[RankLog]) -> dict[Frame, Counter[Path]]:
@@ -54,13 +68,12 @@ def paths_in(logs: Sequence[RankLog]) -> dict[Frame, Counter[Path]]:
     return found
 
 
-def usual(frame: Frame, paths: Mapping[Frame, Counter[Path]]) -> Path:
-    """The callers by which most samples came to a line; none where they came by many ways."""
+def usual(frame: Frame, paths: Mapping[Frame, Counter[Path]]) -> tuple[Path, int]:
+    """The callers by which most samples came to a line, and how many other ways there are; none where they came by many."""
     ways = paths.get(frame)
-    if not ways:
-        return ()
-    path, count = ways.most_common(1)[0]
-    return distinct(path, ways) if count > _TUNING.mostly * ways.total() else ()
+    if not ways or max(ways.values()) <= _TUNING.mostly * ways.total():
+        return (), 0
+    return heaviest_of(ways)
 
 
 def by_line(ways: Mapping[Way, int]) -> Counter[Frame]:
@@ -71,12 +84,11 @@ def by_line(ways: Mapping[Way, int]) -> Counter[Frame]:
     return lines
 
 
-def heaviest(frame: Frame, ways: Mapping[Way, int]) -> Path:
-    """The way to a line that weighs most, so far as it tells it from the line's others."""
-    own = {path: weight for (line, path), weight in ways.items() if line == frame}
-    return distinct(max(own, key=lambda path: own[path]), own) if own else ()
+def heaviest(frame: Frame, ways: Mapping[Way, int]) -> tuple[Path, int]:
+    """The way to a line that weighs most, and how many others there are."""
+    return heaviest_of({path: weight for (line, path), weight in ways.items() if line == frame})
 
 
 def with_callers(places: Sequence[Where], paths: Mapping[Frame, Counter[Path]]) -> list[Where]:
     """The same lines, each with its usual callers."""
-    return [where.called_from(usual(frame_of(where), paths)) for where in places]
+    return [where.called_from(*usual(frame_of(where), paths)) for where in places]

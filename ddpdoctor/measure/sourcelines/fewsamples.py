@@ -10,14 +10,14 @@ Data Analysis, section 2.6).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import exp, lgamma, log
+
+import msgspec
 
 from .ranking import Frame
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     likely: float = 0.8
     """Probability from which on a line is named: four times as likely as all others and what was not seen together."""
     fewest: float = 2.0

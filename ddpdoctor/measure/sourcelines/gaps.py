@@ -3,28 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import EMPTY, Intervals, intersect, subtract, total, union, union_of
-from ddpdoctor.measure.phases import Gap, gap_component
+from ddpdoctor.measure.phases import Gap, gap_component, words_of
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import IN_GAPS, PHASES, Component
 from ddpdoctor.measure.window import Window
 
 
-@dataclass(frozen=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     most: float = 0.5
     """Part of the time in all gaps that one must hold to be named: the larger half says where, as elsewhere."""
+    whole: float = 0.9
+    """Part from which on it is told as if it were all: a price counts what lies in the other gaps, too."""
 
 
 _TUNING = _Tuning()
 
 
-@dataclass(frozen=True)
-class RankGaps:
+class RankGaps(msgspec.Struct, frozen=True):
     """What lies in the gaps of one rank."""
 
     times: Mapping[Gap, Intervals]
@@ -71,9 +71,22 @@ def lies_in_gaps(components: Sequence[Component]) -> bool:
     return not set(components).isdisjoint(IN_GAPS) and set(components).isdisjoint(PHASES)
 
 
+class MainGap(msgspec.Struct, frozen=True):
+    """The gap in which most of some work lies."""
+
+    gap: Gap
+    whole: bool
+    """Whether hardly any lies elsewhere."""
+
+    @property
+    def words(self) -> str:
+        """Where, for a reader."""
+        return words_of(self.gap) if self.whole else f"mostly {words_of(self.gap)}"
+
+
 def main_gap(
     chosen: Sequence[RankGaps], others: Sequence[RankGaps], components: Sequence[Component]
-) -> Gap | None:
+) -> MainGap | None:
     """The gap in which most of this kind of work of the ``chosen`` ranks lies, beyond what the median of the ``others`` does there;
     None where it lies in no gap, or in several."""
     kinds = {gap for rank in chosen for gap in rank.times if gap_component(gap) in components}
@@ -87,4 +100,6 @@ def main_gap(
         elsewhere -= float(np.median([rank.elsewhere_ns for rank in others]))
     everywhere = max(elsewhere, 0.0) + sum(max(ns, 0.0) for ns in beyond.values())
     most = max(beyond, key=lambda gap: beyond[gap], default=None)
-    return most if most is not None and beyond[most] > _TUNING.most * everywhere else None
+    if most is None or beyond[most] <= _TUNING.most * everywhere:
+        return None
+    return MainGap(most, beyond[most] >= _TUNING.whole * everywhere)

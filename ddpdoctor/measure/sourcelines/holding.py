@@ -13,11 +13,14 @@ Looks in close succession begin to wait when such work begins, and the first of 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
+import msgspec
+import numpy as np
+
+from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.places import CodeLine
-from ddpdoctor.measure.steplog import RankLog, Sample
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import HELD_NS
 
 ASKED_NS = 5_000_000
@@ -38,49 +41,70 @@ _TORCH_FILES = ("/site-packages/torch/", "/dist-packages/torch/")
 """What the path of a file of torch's contains."""
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What a sample shows."""
+class Shown(msgspec.Struct, frozen=True, eq=False):
+    """What a sample shows: one object for all samples of all ranks that show the same, so that they are counted as quickly as
+    numbers."""
 
     stack: Stack
     innermost: CodeLine | None
     """Also where it is a library's; ``TORCH`` for all of torch's, which lets go of the lock in every operator."""
 
 
-def moment_of(sample: Sample) -> int:
-    """When the thread did what a sample is of, epoch ns: where it is of what ran before the line that it shows, when it was due."""
-    return sample[0] - sample[3] if HELD_NS <= sample[3] < ASKED_NS else sample[0]
+def moments_of(samples: Ints) -> Ints:
+    """[S] when the thread did what each of the ``samples`` [S, 4] is of, epoch ns: where it is of what ran before the line that
+    it shows, when it was due."""
+    held_ns = samples[:, 3]
+    return samples[:, 0] - np.where((held_ns >= HELD_NS) & (held_ns < ASKED_NS), held_ns, 0)
 
 
-def _shown_in(log: RankLog) -> dict[tuple[int, int], Shown]:
+def lines_in(samples: Ints) -> tuple[list[tuple[int, int]], Ints]:
+    """The different pairs of numbers of lines in ``samples`` [S, 4], in the order in which they first are there, and [S] which of
+    them each has."""
+    of_user = np.unique(samples[:, 1], return_inverse=True)[1]
+    innermost, of_innermost = np.unique(samples[:, 2], return_inverse=True)
+    # The numbers themselves, which anybody may have written, may be too large to make one of two.
+    both = of_user * len(innermost) + of_innermost
+    _, first, which = np.unique(both, return_index=True, return_inverse=True)
+    order = np.argsort(first)
+    place = np.empty_like(order)
+    place[order] = np.arange(len(order))
+    return [(user, inner) for user, inner in samples[first[order], 1:3].tolist()], place[which]
+
+
+def _shown_in(
+    log: RankLog, known: dict[tuple[Stack, CodeLine | None], Shown]
+) -> dict[tuple[int, int], Shown]:
+    """By the numbers of its two lines what a sample of this rank shows, those ``known`` from other ranks or new."""
     lines = {number: CodeLine(at.file, at.line, at.function) for number, at in log.sample_where.items()}
     innermost_lines = {
         number: TORCH if any(t in at.file for t in _TORCH_FILES) else at for number, at in lines.items()
     }
-    pairs = {(row[1], row[2]) for table in (log.samples, log.closer) for row in table[:, :3].tolist()}
-    return {
-        (user, innermost): Shown(
-            (*reversed(log.sample_where[user].callers), lines[user]), innermost_lines.get(innermost)
-        )
-        for user, innermost in pairs
-        if user in log.sample_where
-    }
+    shown = {}
+    for user, innermost in lines_in(np.concatenate([log.samples, log.closer]))[0]:
+        if (where := log.sample_where.get(user)) is not None:
+            place = (*reversed(where.callers), lines[user]), innermost_lines.get(innermost)
+            shown[user, innermost] = known.setdefault(place, Shown(*place))
+    return shown
 
 
 class Holders:
     """The lines that were seen to keep Python's lock, of all ranks of a run."""
 
     def __init__(self, logs: Sequence[RankLog]) -> None:
-        self.shown = {log.rank: _shown_in(log) for log in logs}
+        known: dict[tuple[Stack, CodeLine | None], Shown] = {}
+        self.shown = {log.rank: _shown_in(log, known) for log in logs}
         """Of each rank, what a sample shows, by the numbers of its two lines."""
         asked: Counter[Shown] = Counter()
         following: Counter[Shown] = Counter()
         for log in logs:
-            shown = self.shown[log.rank]
-            for sample in (*log.samples.tolist(), *log.closer.tolist()):
-                place = shown.get((sample[1], sample[2]))
-                if place is not None and sample[3] >= HELD_NS:
-                    (asked if sample[3] >= ASKED_NS else following)[place] += 1
+            held = np.concatenate([log.samples, log.closer])
+            held = held[held[:, 3] >= HELD_NS]
+            has_asked = held[:, 3] >= ASKED_NS
+            for counts, rows in ((asked, held[has_asked]), (following, held[~has_asked])):
+                pairs, which = lines_in(rows)
+                for pair, count in zip(pairs, np.bincount(which).tolist(), strict=True):
+                    if (place := self.shown[log.rank].get(pair)) is not None:
+                        counts[place] += count
         at_line: Counter[Stack] = Counter()
         for place, count in following.items():
             at_line[place.stack] += count
@@ -92,9 +116,9 @@ class Holders:
         self._keep = {place: count for place, count in asked.items() if place not in self._letting_go}
         self._before: dict[Stack, dict[Shown, float]] = {}
 
-    def follows(self, place: Shown, held_ns: int) -> bool:
-        """Whether a sample that waited so long is of what ran before the place that it shows."""
-        return held_ns >= HELD_NS and (held_ns < ASKED_NS or place in self._letting_go)
+    def lets_go(self, place: Shown) -> bool:
+        """Whether the lock is mostly let go at this place."""
+        return place in self._letting_go
 
     def before(self, stack: Stack) -> dict[Shown, float]:
         """What keeps the lock just before the program comes here, each place with its share; {} where it was never seen."""
@@ -111,29 +135,24 @@ class Holders:
         return self._before[stack]
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(msgspec.Struct, frozen=True):
     """Samples of one rank: how many are of which line."""
 
     holders: Holders
-    at: Counter[Shown] = field(default_factory=Counter)
-    following: Counter[Shown] = field(default_factory=Counter)
-    looked: dict[Shown, float] = field(default_factory=dict)
+    at: Counter[Shown]
+    """Samples of random moments, by the place that they show and are of."""
+    following: Counter[Shown]
+    """Those that are of what ran before the place that they show."""
+    looked: dict[Shown, float] = msgspec.field(default_factory=dict)
     """First looks that had to ask, in samples of random moments."""
 
-    def sample(self, place: Shown, sample: Sample) -> None:
-        """Count a sample of a random moment."""
-        (self.following if self.holders.follows(place, sample[3]) else self.at)[place] += 1
-
-    def close_looks(self, looks: Iterable[tuple[Shown, Sample]], per_ns: float) -> None:
-        """Count looks, in their order. ``per_ns``: samples of random moments per ns of looking closely."""
-        asked_ns = None
-        for place, (taken_ns, _, _, held_ns) in looks:
-            if held_ns < HELD_NS or self.holders.follows(place, held_ns):
-                continue
-            goes_on = asked_ns is not None and taken_ns - held_ns - asked_ns < HELD_NS + _BETWEEN_LOOKS_NS
-            asked_ns = taken_ns
-            if not goes_on:
+    def close_looks(self, places: Sequence[Shown], taken_ns: Ints, held_ns: Ints, per_ns: float) -> None:
+        """Count looks that had to ask at these ``places``, in their order. ``per_ns``: samples of random moments per ns of
+        looking closely."""
+        since_ns = taken_ns[1:] - held_ns[1:] - taken_ns[:-1]
+        goes_on = [False, *(since_ns < HELD_NS + _BETWEEN_LOOKS_NS).tolist()]
+        for place, same in zip(places, goes_on, strict=False):
+            if not same:
                 self.looked[place] = self.looked.get(place, 0.0) + ASKED_NS * per_ns
 
     def settled(self) -> tuple[dict[Shown, float], dict[Shown, float]]:

@@ -10,16 +10,17 @@ from functools import cached_property
 import msgspec
 
 from ddpdoctor.measure.numerics import Ints
-from ddpdoctor.measure.phases import Gap, words_of
+from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import Component, SyncKind
 
 from .callers import Path, paths_in, with_callers
-from .gaps import gaps_of_log, lies_in_gaps, main_gap
+from .gaps import MainGap, gaps_of_log, lies_in_gaps, main_gap
 from .holding import Holders
 from .ranking import MOST_LINES, Frame, frame_of, joined, ranked
-from .samples import SampleCounts, beyond, callers_of, common_of, counted, kinds_of, same_lines, scale_of
+from .samples import SampleCounts, Samples, beyond, callers_of, common_of, counted, same_lines, scale_of
+from .taken import kinds_of
 
 _FEWEST_SAMPLES = 3
 """Samples below which a line may be there by chance."""
@@ -48,6 +49,10 @@ class LogSourceLines:
     @cached_property
     def _holders(self) -> Holders:
         return Holders(self.logs)
+
+    @cached_property
+    def _samples(self) -> dict[int, Samples]:
+        return {log.rank: Samples(log, self._holders) for log in self.logs}
 
     def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
         """Lines that call synchronisations of these kinds."""
@@ -87,7 +92,7 @@ class LogSourceLines:
         """Of what no event of the log covers."""
         chosen, others = self._chosen_and_others(positions)
         found = self._main_gap(chosen, others, components, {int(step) for step in steps})
-        return None if found is None else words_of(found)
+        return None if found is None else found.words
 
     def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
         """By the samples of each rank; None where one has too few."""
@@ -109,7 +114,7 @@ class LogSourceLines:
         others: Sequence[RankLog],
         components: Sequence[Component],
         wanted: set[int],
-    ) -> Gap | None:
+    ) -> MainGap | None:
         if not lies_in_gaps(components):
             return None
         own, theirs = ([gaps_of_log(log, wanted) for log in of_these] for of_these in (logs, others))
@@ -123,16 +128,16 @@ class LogSourceLines:
         wanted: set[int],
     ) -> list[Where]:
         """Most sampled lines, in samples per second of steps, less what the other ranks show at the same line."""
-        gap = self._main_gap(logs, others, components, wanted)
+        found = self._main_gap(logs, others, components, wanted)
+        gap = None if found is None else found.gap
         mine = self._counted(logs, components, wanted, gap)
         if Component.HOST in components and not others:
             mine = common_of(mine, [self._counted([log], components, wanted, gap) for log in logs])
         theirs = self._counted(others, components, wanted, gap)
         return [
             msgspec.structs.replace(
-                where,
+                where.called_from(*callers_of(frame_of(where), mine, theirs)),
                 python_ms=_python_ms(mine, theirs, frame_of(where)),
-                callers=callers_of(frame_of(where), mine, theirs),
             )
             for where in ranked(beyond(mine, theirs, _FEWEST_SAMPLES))
         ]
@@ -140,7 +145,8 @@ class LogSourceLines:
     def _counted(
         self, logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int], gap: Gap | None
     ) -> SampleCounts:
-        return counted(logs, components, wanted, self._python_parts, self._holders, gap)
+        ranks = [(log, self._samples[log.rank]) for log in logs]
+        return counted(ranks, components, wanted, self._python_parts, self._holders, gap)
 
 
 def _called(logs: Sequence[RankLog], components: Sequence[Component], wanted: set[int]) -> list[Where]:

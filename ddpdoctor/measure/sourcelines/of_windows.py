@@ -9,7 +9,7 @@ from typing import TypeVar
 import numpy as np
 
 from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints, intersect, union
-from ddpdoctor.measure.phases import Gap, words_of
+from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.taxonomy import DEVICE_WORK, Component, SyncKind
 from ddpdoctor.measure.window import WAITED_FOR, Window
@@ -17,7 +17,7 @@ from ddpdoctor.trace import RankTrace
 
 from .annotations import Annotations, annotations_of
 from .callers import Way, by_line, heaviest
-from .gaps import gaps_of_window, lies_in_gaps, main_gap
+from .gaps import MainGap, gaps_of_window, lies_in_gaps, main_gap
 from .ranking import Frame, frame_of, joined, ranked
 from .window_frames import LOOKED_UP, frames_during, frames_launching, frames_waiting, has_frames, waits_of
 
@@ -63,26 +63,27 @@ class WindowSourceLines:
         on_time = sorted(set(self._all_or(None)).difference(late))
         chosen = [self.windows[position] for position in _spread(late)]
         others = [self.windows[position] for position in _spread(on_time)]
-        gap = self._main_gap(components, positions)
+        found = self._main_gap(components, positions)
+        gap = None if found is None else found.gap
         ways = _ways_of(chosen, components, gap)
         if not others or not (_is_launched(chosen[0], components) or (chosen[0].on_device and gap)):
             return _told(ways)
         usual = by_line(_ways_of(others, components, gap))
         slower = _slower(by_line(ways), usual, len(chosen) / len(others))
-        return [where.called_from(heaviest(frame_of(where), ways)) for where in ranked(slower)]
+        return [where.called_from(*heaviest(frame_of(where), ways)) for where in ranked(slower)]
 
     def gap(
         self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
     ) -> str | None:
         """Of what the host does between its phases, and its device for that."""
         found = self._main_gap(components, positions)
-        return None if found is None else words_of(found)
+        return None if found is None else found.words
 
     def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
         """A few steps do not tell."""
         return None
 
-    def _main_gap(self, components: Sequence[Component], positions: Sequence[int] | None) -> Gap | None:
+    def _main_gap(self, components: Sequence[Component], positions: Sequence[int] | None) -> MainGap | None:
         if not lies_in_gaps(components):
             return None
         late = self._all_or(positions)
@@ -150,7 +151,7 @@ def _is_launched(window: Window, components: Sequence[Component]) -> bool:
 
 
 def _told(ways: Mapping[Way, int]) -> list[Where]:
-    return [where.called_from(heaviest(frame_of(where), ways)) for where in ranked(by_line(ways))]
+    return [where.called_from(*heaviest(frame_of(where), ways)) for where in ranked(by_line(ways))]
 
 
 def _ways_of(

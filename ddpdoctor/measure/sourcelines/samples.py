@@ -2,54 +2,31 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
 from math import sqrt
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
+from ddpdoctor.measure.numerics import Ints, Mask
 from ddpdoctor.measure.phases import Gap
-from ddpdoctor.measure.steplog import RankLog, Sample, Step, samples_by_step
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import IN_GAPS, Component
-from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir import HELD_NS
 
-from .callers import Path, distinct
+from .callers import Path, heaviest_of
 from .fewsamples import most_likely
-from .holding import TORCH, Held, Holders, Shown, moment_of
+from .holding import ASKED_NS, TORCH, Held, Holders, Shown
 from .ranking import Frame, frame_of
+from .taken import Taken
 
-EVENTS: dict[Component, tuple[EventKind, ...]] = {
-    Component.DATA: (EventKind.DATA,),
-    Component.EPOCH_START: (EventKind.ITERATION, EventKind.DATA),
-    Component.BACKWARD: (EventKind.BACKWARD,),
-    Component.OPTIMIZER: (EventKind.OPTIMIZER,),
-    Component.COLLECTION: (EventKind.COLLECTION,),
-    Component.CHECKPOINT: (EventKind.SAVE,),
-}
-"""Component → kinds of events whose call line is its line where no sample says more."""
-_INSIDE_EVENTS = (
-    EventKind.DATA,
-    EventKind.ITERATION,
-    EventKind.BACKWARD,
-    EventKind.OPTIMIZER,
-    EventKind.COLLECTION,
-    EventKind.SAVE,
-    EventKind.COLLECTIVE,
-    EventKind.BARRIER,
-    EventKind.WAIT,
-    EventKind.LOAD,
-)
-"""Events that are no work of the rank's own Python code; a forward pass is told apart by itself."""
-_AFTER_COLLECTION_NS = 2_000_000
-"""The thread that takes samples cannot run during a collection. It does as soon as that is over, and still finds the
-line that collected."""
 _COUNTING_SIGMAS = 2.0
 """Counts scatter by their square root: a line stands out by twice that."""
 
 
-@dataclass(frozen=True)
-class SampleCounts:
+class SampleCounts(msgspec.Struct, frozen=True):
     """Samples of some ranks in some steps; a sample that may be of an operator counts for less than one."""
 
     at: Mapping[Frame, float]
@@ -69,13 +46,84 @@ class SampleCounts:
     """Steps times ranks looked at."""
 
 
-def kinds_of(components: Iterable[Component]) -> set[EventKind]:
-    """Kinds of events that are these kinds of work."""
-    return {kind for component in components for kind in EVENTS.get(component, ())}
+class Samples:
+    """Those of one rank, ready to be counted for any cause."""
+
+    def __init__(self, log: RankLog, holders: Holders) -> None:
+        self._holders = holders
+        self._looked_ns = log.looked_ns
+        self._numbers = np.array([step.number for step in log.steps], np.int64)
+        self._lengths_ns = np.array([step.length_ns for step in log.steps], np.int64)
+        self._random = Taken(log, log.samples, holders)
+        self._close = Taken(log, log.closer, holders)
+
+    def counted(self, wanted: Ints, components: Sequence[Component], gap: Gap | None) -> _Counted:
+        """Those of the ``wanted`` steps, in gaps of this kind where it is given."""
+        steps = np.isin(self._numbers, wanted)
+        length_ns = int(self._lengths_ns[steps].sum())
+        chosen, taken = self._chosen(self._random, steps, components, gap)
+        following = self._follows(self._random)
+        held = Held(
+            self._holders,
+            _by_place(self._random, chosen & ~following),
+            _by_place(self._random, chosen & following),
+        )
+        if self._looked_ns:
+            looked_ns = self._looked_ns * (max(length_ns, 1) / max(int(self._lengths_ns.sum()), 1))
+            looks, _ = self._chosen(self._close, steps, components, gap)
+            looks &= (self._close.held_ns >= HELD_NS) & ~self._follows(self._close)
+            held.close_looks(
+                [self._close.places[place] for place in self._close.place[looks].tolist()],
+                self._close.taken_ns[looks],
+                self._close.held_ns[looks],
+                taken / looked_ns,
+            )
+        return _Counted(held, int(chosen.sum()), taken, length_ns, int(steps.sum()))
+
+    def _chosen(
+        self, samples: Taken, steps: Mask, components: Sequence[Component], gap: Gap | None
+    ) -> tuple[Mask, int]:
+        """[S] those that count; how many were taken in these steps, whatever the thread did."""
+        within = steps[samples.step]
+        chosen = within & samples.while_doing(components) & (samples.place >= 0)
+        if gap is not None:
+            chosen &= samples.in_gap(gap)
+        return chosen, int(within.sum())
+
+    def _follows(self, samples: Taken) -> Mask:
+        """[S] those that are of what ran before the place that they show, where that is known."""
+        letting_go = np.array([*map(self._holders.lets_go, samples.places), False])
+        held_ns = samples.held_ns
+        # The last one is of those whose place, -1, is not known.
+        follows: Mask = (held_ns >= HELD_NS) & ((held_ns < ASKED_NS) | letting_go[samples.place])
+        return follows
+
+
+class _Counted(msgspec.Struct, frozen=True):
+    """Samples of one rank, for one cause."""
+
+    held: Held
+    samples: int
+    """In the components' time, on all lines."""
+    taken: int
+    """Whatever the thread did."""
+    length_ns: int
+    """Of the steps looked at."""
+    steps: int
+
+
+def _by_place(samples: Taken, chosen: Mask) -> Counter[Shown]:
+    """How many of the ``chosen`` show each place, in the order in which they first do."""
+    places, first, counts = np.unique(samples.place[chosen], return_index=True, return_counts=True)
+    order = np.argsort(first)
+    found: Counter[Shown] = Counter()
+    for place, count in zip(places[order].tolist(), counts[order].tolist(), strict=True):
+        found[samples.places[place]] += count  # two pairs of lines may show the same
+    return found
 
 
 def counted(
-    logs: Sequence[RankLog],
+    ranks: Sequence[tuple[RankLog, Samples]],
     components: Sequence[Component],
     wanted: set[int],
     python_parts: Mapping[int, Mapping[int, float]],
@@ -85,41 +133,28 @@ def counted(
     """Count the samples of the ``wanted`` steps, those of one ``gap`` between phases where it is given. ``python_parts``: by
     rank and line, how much a sample counts for where Python work is meant, and no operators; ``holders``: those of all ranks."""
     tally = _Tally()
-    samples, taken, seconds, step_count = 0, 0, 0.0, 0
+    count, taken, seconds, steps = 0, 0, 0.0, 0
     only_python = Component.HOST in components and set(components).isdisjoint(IN_GAPS)
-    for log in logs:
-        steps = [step for step in log.steps if step.number in wanted]
-        step_count += len(steps)
-        seconds += sum(step.length_ns for step in steps) / 1e9
-        by_step = samples_by_step(log.samples, steps)
-        taken_here = sum(len(of_step) for _, of_step in by_step)
-        taken += taken_here
-        held, shown = Held(holders), holders.shown[log.rank]
-        for sample in _samples_in(_in_gap(log, by_step, gap), components):
-            place = shown.get((sample[1], sample[2]))
-            if place is not None:
-                samples += 1
-                held.sample(place, sample)
-        if log.looked_ns:
-            looked_ns = log.looked_ns * _part(steps, log.steps)
-            looks = _samples_in(_in_gap(log, samples_by_step(log.closer, steps), gap), components)
-            known = ((shown[look[1], look[2]], look) for look in looks if (look[1], look[2]) in shown)
-            held.close_looks(known, taken_here / looked_ns)
-        of_rank = python_parts[log.rank] if only_python else {}
-        _tell(held, tally, {shown[key]: of_rank[key[0]] for key in shown if key[0] in of_rank})
-    return SampleCounts(
-        tally.at, tally.outside, tally.behind, tally.paths, samples, taken, seconds, step_count
-    )
+    numbers = np.fromiter(wanted, np.int64, len(wanted))
+    for log, samples in ranks:
+        of_rank = samples.counted(numbers, components, gap)
+        count += of_rank.samples
+        taken += of_rank.taken
+        seconds += of_rank.length_ns / 1e9
+        steps += of_rank.steps
+        parts = python_parts[log.rank] if only_python else {}
+        shown = holders.shown[log.rank]
+        _tell(of_rank.held, tally, {shown[key]: parts[key[0]] for key in shown if key[0] in parts})
+    return SampleCounts(tally.at, tally.outside, tally.behind, tally.paths, count, taken, seconds, steps)
 
 
-@dataclass(frozen=True)
-class _Tally:
+class _Tally(msgspec.Struct, frozen=True):
     """Samples by line, while they are counted."""
 
-    at: defaultdict[Frame, float] = field(default_factory=lambda: defaultdict(float))
-    outside: defaultdict[Frame, float] = field(default_factory=lambda: defaultdict(float))
-    behind: defaultdict[Frame, float] = field(default_factory=lambda: defaultdict(float))
-    paths: defaultdict[Frame, defaultdict[Path, float]] = field(
+    at: defaultdict[Frame, float] = msgspec.field(default_factory=lambda: defaultdict(float))
+    outside: defaultdict[Frame, float] = msgspec.field(default_factory=lambda: defaultdict(float))
+    behind: defaultdict[Frame, float] = msgspec.field(default_factory=lambda: defaultdict(float))
+    paths: defaultdict[Frame, defaultdict[Path, float]] = msgspec.field(
         default_factory=lambda: defaultdict(lambda: defaultdict(float))
     )
 
@@ -133,12 +168,6 @@ def _tell(held: Held, tally: _Tally, parts: Mapping[Shown, float]) -> None:
             tally.paths[frame][place.stack[-2::-1]] += weight
             if lines is tally.at and place.innermost not in (None, TORCH):
                 tally.outside[frame] += weight
-
-
-def _part(steps: Sequence[Step], of: Sequence[Step]) -> float:
-    """Which part of the steps' time these take; above zero."""
-    whole_ns = sum(step.length_ns for step in of)
-    return max(sum(step.length_ns for step in steps), 1) / max(whole_ns, 1)
 
 
 def common_of(together: SampleCounts, each: Sequence[SampleCounts]) -> SampleCounts:
@@ -202,64 +231,14 @@ def _net(
     return net
 
 
-def callers_of(frame: Frame, mine: SampleCounts, theirs: SampleCounts) -> Path:
-    """The way to a line that has most samples beyond those of other ranks, so far as it tells it from other ways."""
+def callers_of(frame: Frame, mine: SampleCounts, theirs: SampleCounts) -> tuple[Path, int]:
+    """The way to a line that has most samples beyond those of other ranks, and how many others there are."""
     scale = scale_of(mine, theirs)
     other = theirs.paths.get(frame, {})
     net = {path: count - scale * other.get(path, 0.0) for path, count in mine.paths.get(frame, {}).items()}
-    return distinct(max(net, key=lambda path: net[path]), [*net, *other]) if net else ()
+    return heaviest_of(net, other)
 
 
 def scale_of(mine: SampleCounts, theirs: SampleCounts) -> float:
     """By which other ranks' samples are multiplied to be those of as much time; 0 without any."""
     return mine.seconds / theirs.seconds if theirs.seconds else 0.0
-
-
-def _samples_in(
-    by_step: Sequence[tuple[Step, list[Sample]]], components: Sequence[Component]
-) -> Iterator[Sample]:
-    """The samples taken while the thread did this kind of work."""
-    kinds = kinds_of(components)
-    outside = Component.HOST in components
-    forward = Component.FORWARD in components
-    for step, samples in by_step:
-        events = [event for event in step.events if event.kind in _INSIDE_EVENTS]
-        for sample in samples:
-            time_ns = moment_of(sample) - step.start_ns
-            inside = [
-                event.kind
-                for event in events
-                if event.start_ns
-                <= time_ns
-                < event.end_ns + (_AFTER_COLLECTION_NS if event.kind == EventKind.COLLECTION else 0)
-            ]
-            if inside:
-                matches = any(kind in kinds for kind in inside)
-            else:
-                matches = forward if _in_forward(step, time_ns) else outside
-            if matches:
-                yield sample
-
-
-def _in_gap(
-    log: RankLog, by_step: Sequence[tuple[Step, list[Sample]]], gap: Gap | None
-) -> Sequence[tuple[Step, list[Sample]]]:
-    """The samples that were taken in gaps of this kind; all, where none is given."""
-    if gap is None:
-        return by_step
-    gaps, origin_ns = log.activities.gaps, log.activities.origin_ns
-    if gap not in gaps.kinds:
-        return []
-    wanted = gaps.kinds.index(gap)
-    kept = []
-    for step, samples in by_step:
-        kinds = gaps.kind_at(np.array([moment_of(sample) - origin_ns for sample in samples]))
-        kept.append((step, [sample for sample, kind in zip(samples, kinds, strict=True) if kind == wanted]))
-    return kept
-
-
-def _in_forward(step: Step, time_ns: int) -> bool:
-    """Whether a forward ran ``time_ns`` after the step's start."""
-    return any(
-        event.kind == EventKind.FORWARD and event.start_ns <= time_ns < event.end_ns for event in step.events
-    )

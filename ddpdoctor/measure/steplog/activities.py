@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -44,8 +44,7 @@ _MEETINGS = (EventKind.BARRIER, EventKind.COLLECTIVE, EventKind.WAIT)
 _Spans = dict[Component, list[tuple[int, int]]]
 
 
-@dataclass(frozen=True)
-class Activities:
+class Activities(msgspec.Struct, frozen=True):
     """Disjoint intervals of each component, ns after ``origin_ns``.
 
     Where activities nest, the more specific one counts: a garbage collection inside a forward pass is a collection. In

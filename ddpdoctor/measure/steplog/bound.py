@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from ddpdoctor.rundir import STEPS_FILE, RankRecord
 from ddpdoctor.rundir.compaction import BLOCK_STEPS, STEP_LINE, Ranges, thinned_steps, union
@@ -35,8 +36,7 @@ _LEAST_BLOCK_STEPS = 64
 are kept at all, and then the first of such a block."""
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     """What is read of each rank of a run."""
 
     kept: Ranges | None = None

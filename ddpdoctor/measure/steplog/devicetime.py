@@ -15,10 +15,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
@@ -30,8 +30,7 @@ from .record import Event
 from .step import DeviceTimes, Step
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """How the clocks of devices are tied to those of their hosts."""
 
     neighbours: int = 101
@@ -71,8 +70,7 @@ def in_device_time(logs: Sequence[RankLog]) -> list[RankLog] | None:
     ]
 
 
-@dataclass(frozen=True)
-class _TimedStep:
+class _TimedStep(msgspec.Struct, frozen=True):
     """A step whose timed events are told by its device's clock."""
 
     step: Step

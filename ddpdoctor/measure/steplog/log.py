@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.places import Where
@@ -27,8 +28,7 @@ def no_samples() -> Ints:
     return np.empty((0, 4), np.int64)
 
 
-@dataclass(frozen=True, eq=False)
-class RankLog:
+class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     """What one rank's hook recorded. Nothing changes it: on another clock it is another log (:meth:`shifted`).
 
     What follows from it alone, such as where the rank synchronised, is found when it is first asked for, and kept with it.
@@ -37,17 +37,17 @@ class RankLog:
     rank: int
     record: RankRecord
     steps: Sequence[Step] = ()
-    where: Mapping[int, Where] = field(default_factory=dict)
-    samples: Ints = field(default_factory=no_samples)
+    where: Mapping[int, Where] = msgspec.field(default_factory=dict)
+    samples: Ints = msgspec.field(default_factory=no_samples)
     """[S, 4] epoch ns, user line, innermost line, ns that the sampling thread waited for Python's lock, 0 below
     :data:`ddpdoctor.rundir.HELD_NS`; the lines are ids into ``sample_where``."""
-    sample_where: Mapping[int, Where] = field(default_factory=dict)
-    closer: Ints = field(default_factory=no_samples)
+    sample_where: Mapping[int, Where] = msgspec.field(default_factory=dict)
+    closer: Ints = msgspec.field(default_factory=no_samples)
     """[C, 4] the same of looks in close succession, of which only those are here that waited."""
     looked_ns: int = 0
     """For how long there were such looks."""
     notes: Sequence[str] = ()
-    device_times: Mapping[int, DeviceTimes] = field(default_factory=dict)
+    device_times: Mapping[int, DeviceTimes] = msgspec.field(default_factory=dict)
     """By number of the step, where its CUDA events were recorded."""
     on_device_time: bool = False
     """Forward, backward and optimizer stand where the device ran them, see :mod:`.devicetime`."""

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from .log import RankLog
 from .syncpoints import Key, SyncPoint
 
 
-@dataclass(frozen=True, slots=True)
-class MatchedSync:
+class MatchedSync(msgspec.Struct, frozen=True):
     """The same synchronisation on all its ranks."""
 
     key: Key

@@ -13,15 +13,32 @@ _FAR_FEWER = 0.9
 """Share of the others' steps: ranks that are killed one after the other differ by a few."""
 
 
-def notes_on_records(logs: Sequence[RankLog], ended: bool) -> list[Note]:
-    """Of all ranks of a run; ``ended``: its job is known to be over."""
+def notes_on_records(logs: Sequence[RankLog], ended: bool, window: int | None = None) -> list[Note]:
+    """Of all ranks of a run; ``ended``: its job is known to be over. ``window``: the captured one that is looked at."""
     own = [Note(sentence).of_rank(log.rank) for log in logs for sentence in _own_sentences(log)]
     return [
         *_without_steps(logs),
         *_shorter(logs),
         *own,
         *(_cut_off(log, ended) for log in logs if _lost_its_window(log)),
+        *([] if window is not None else _captured(logs)),
     ]
+
+
+def _captured(logs: Sequence[RankLog]) -> list[Note]:
+    """Windows that were opened while the job ran, where there is none from its start."""
+    if not logs or any(log.record.trace is not None for log in logs):
+        return []
+    saved = sorted({number for log in logs for number in _saved(log)})
+    if not saved:
+        return []
+    which = f"Window {saved[0]} was" if len(saved) == 1 else f"Windows {', '.join(map(str, saved))} were"
+    return [Note(f"{which} captured while the job ran, and not looked at here: `--window {saved[-1]}` does.")]
+
+
+def _saved(log: RankLog) -> list[int]:
+    captures = log.record.info.get("captures") or []
+    return [each.get("number", 0) for each in captures if each.get("state") == "saved"]
 
 
 def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
@@ -53,7 +70,7 @@ def _shorter(logs: Sequence[RankLog]) -> list[Note]:
 def _own_sentences(log: RankLog) -> list[str]:
     """What the rank itself has to tell."""
     info = log.record.info
-    lost = _why_no_window(info.get("window") or {})
+    lost = None if _saved(log) else _why_no_window(info.get("window") or {})
     errors = (info.get("hook") or {}).get("errors") or []
     return [
         *(info.get("notes") or []),

@@ -5,7 +5,6 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
@@ -33,8 +32,7 @@ _SECOND_NS = 10**9
 """A second: samples are thinned by whole ones."""
 
 
-@dataclass(frozen=True)
-class RunLogs:
+class RunLogs(msgspec.Struct, frozen=True):
     """What was read of one run directory."""
 
     logs: Sequence[RankLog]
@@ -100,15 +98,14 @@ def read_rank_log(record: RankRecord, bound: Bound | None = None) -> RankLog:
     )
 
 
-@dataclass
-class _StepsFile:
+class _StepsFile(msgspec.Struct):
     """What stands in a rank's steps.jsonl, while it is read."""
 
-    steps: list[Step] = field(default_factory=list)
-    where: dict[int, Where] = field(default_factory=dict)
-    device_times: dict[int, DeviceTimes] = field(default_factory=dict)
-    evaluated: set[int] = field(default_factory=set)
-    notes: list[str] = field(default_factory=list)
+    steps: list[Step] = msgspec.field(default_factory=list)
+    where: dict[int, Where] = msgspec.field(default_factory=dict)
+    device_times: dict[int, DeviceTimes] = msgspec.field(default_factory=dict)
+    evaluated: set[int] = msgspec.field(default_factory=set)
+    notes: list[str] = msgspec.field(default_factory=list)
 
 
 def _records(
@@ -165,15 +162,14 @@ def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
     return read
 
 
-@dataclass
-class _SamplesFile:
+class _SamplesFile(msgspec.Struct):
     """What stands in a rank's samples.jsonl, while it is read."""
 
-    samples: array[int] = field(default_factory=lambda: array("q"))
-    closer: array[int] = field(default_factory=lambda: array("q"))
+    samples: array[int] = msgspec.field(default_factory=lambda: array("q"))
+    closer: array[int] = msgspec.field(default_factory=lambda: array("q"))
     looked_ns: int = 0
-    where: dict[int, Where] = field(default_factory=dict)
-    notes: list[str] = field(default_factory=list)
+    where: dict[int, Where] = msgspec.field(default_factory=dict)
+    notes: list[str] = msgspec.field(default_factory=list)
 
     @staticmethod
     def table(numbers: array[int]) -> Ints:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.rundir import EventKind, Mark
@@ -14,8 +14,7 @@ from .log import RankLog
 from .step import EVALUATED, Step
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """How the warm-up is told from the run, and what is set aside where there is enough else."""
 
     longest_warm_up: int = 20

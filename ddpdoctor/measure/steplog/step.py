@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import msgspec
 
 from .record import Event
@@ -56,8 +54,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
         return msgspec.structs.replace(self, marks=(*self.marks, mark))
 
 
-@dataclass(frozen=True)
-class DeviceTimes:
+class DeviceTimes(msgspec.Struct, frozen=True):
     """When a step's work ran on its device, on that device's own clock."""
 
     start_ns: int

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -54,8 +53,7 @@ class SyncPoint(msgspec.Struct, frozen=True, gc=False):
     where: int = -1
 
 
-@dataclass(frozen=True)
-class _Job:
+class _Job(msgspec.Struct, frozen=True):
     """What decides how the synchronisations of a rank are to be read."""
 
     module_bytes: Sequence[float]
@@ -163,8 +161,7 @@ def _called(step: Step, call: Event, met: Event, numbers: _Numbers, phases: _Pha
     )
 
 
-@dataclass(frozen=True)
-class _Phases:
+class _Phases(msgspec.Struct, frozen=True):
     """Where in a step its backward passes and its update are, which tells what a collective is for; ns after its start."""
 
     job: _Job

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Mask
@@ -15,8 +16,7 @@ ENGINE = "autograd::engine::evaluate_function"
 """How the names of the autograd engine's functions begin."""
 
 
-@dataclass(frozen=True)
-class Collectives:
+class Collectives(msgspec.Struct, frozen=True):
     """Collectives of one rank in order of start; M rows. Times int64 ns."""
 
     start: NDArray[np.int64]

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.numerics import (
@@ -30,8 +30,7 @@ from .pauses import collecting, saving
 from .work import Work
 
 
-@dataclass(frozen=True)
-class _Busy:
+class _Busy(msgspec.Struct, frozen=True):
     """What the device was busy with; the sets do not overlap, but for collectives."""
 
     computes: Mask
@@ -49,8 +48,7 @@ class _Busy:
     """Computing, copying or communicating, as the trace shows it."""
 
 
-@dataclass(frozen=True)
-class _Idle:
+class _Idle(msgspec.Struct, frozen=True):
     """Why the device stood idle."""
 
     data: Intervals

@@ -10,9 +10,9 @@ recorded, it lies between those around it; of a gap that begins and ends between
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,8 +31,7 @@ _NEVER = np.iinfo(np.int64).max // 2
 """ns: after all that was recorded, negative before it; half, so that sums do not overflow."""
 
 
-@dataclass(frozen=True)
-class DeviceGaps:
+class DeviceGaps(msgspec.Struct, frozen=True):
     """Gaps between a device's own events, beside collectives too."""
 
     for_host: Intervals

@@ -18,10 +18,11 @@ had not made.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from itertools import groupby
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Intervals, Ints, Mask, covered, total, union
@@ -38,8 +39,7 @@ QUEUED_LAUNCHES = 1024
 """Launches that CUDA holds for a device before the host has to wait."""
 
 
-@dataclass(frozen=True)
-class Tuning:
+class Tuning(msgspec.Struct, frozen=True):
     """What tells a wait from an ordinary call."""
 
     same_result_ns: int = 100_000
@@ -57,8 +57,7 @@ _WAIT, _BATCH, _GAP = range(3)
 WAITED_FOR = frozenset((SyncKind.DEVICE_SYNC, *_RESULTS))
 
 
-@dataclass(frozen=True)
-class Waits:
+class Waits(msgspec.Struct, frozen=True):
     """The calls in which a host waited for its busy device, in order of their ends; times on the trace's own clock."""
 
     row: Ints
@@ -86,8 +85,7 @@ NO_WAITS = Waits(
 )
 
 
-@dataclass(frozen=True)
-class DeviceTimeline:
+class DeviceTimeline(msgspec.Struct, frozen=True):
     """What a rank's device did, on the trace's own clock."""
 
     busy: Intervals
@@ -98,8 +96,7 @@ class DeviceTimeline:
     """[events] kernels that compute."""
 
 
-@dataclass(frozen=True)
-class Batches:
+class Batches(msgspec.Struct, frozen=True):
     """Batches taken from loaders with workers. One that is late comes no earlier to a host that is: what was gained since
     the batch before is lost."""
 

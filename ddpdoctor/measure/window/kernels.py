@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -28,8 +27,7 @@ _BETWEEN_RANKS = ("alltoall", "sendrecv", "send", "recv")
 """Operations that DDP has no use for: a model's own."""
 
 
-@dataclass(frozen=True)
-class _Issue:
+class _Issue(msgspec.Struct, frozen=True):
     """Where the host launched collectives, [M]."""
 
     call: Ints

@@ -7,9 +7,10 @@ window is ever changed: what later stages learn goes into a new one.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import EMPTY, Intervals, Ints
@@ -28,8 +29,7 @@ ROUNDING_NS = 1_000
 """Clocks are read to the microsecond: what started behind another may seem to start so much before its end."""
 
 
-@dataclass(frozen=True)
-class Window:
+class Window(msgspec.Struct, frozen=True):
     """What one rank's window holds."""
 
     trace: RankTrace
@@ -42,7 +42,7 @@ class Window:
     span: tuple[int, int]
     """First start and last end of anything that runs."""
     collectives: Collectives
-    sets: Mapping[str, Intervals] = field(default_factory=dict)
+    sets: Mapping[str, Intervals] = msgspec.field(default_factory=dict)
     """Disjoint interval sets per component of work."""
     compute: Intervals = EMPTY
     """All computation, for overlap."""
@@ -53,16 +53,16 @@ class Window:
     """Whether the trace records anything of what the host did. Else it is unknown why the device idles."""
     waits: Waits = NO_WAITS
     """Where the host waited for its device; on the trace's own clock."""
-    idle_after: Mapping[str, Intervals] = field(default_factory=dict)
+    idle_after: Mapping[str, Intervals] = msgspec.field(default_factory=dict)
     """The device's idle time that follows from them, by their kind."""
-    in_gaps: Mapping[Gap, Intervals] = field(default_factory=dict)
+    in_gaps: Mapping[Gap, Intervals] = msgspec.field(default_factory=dict)
     """The gaps between the phases of training steps, by their kind, with what a device computes for them later; {} where the
     trace does not mark the phases."""
-    forwards: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    forwards: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """Starts of DDP's forward calls on the host: one per micro-batch."""
-    updates: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    updates: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """Starts of the steps of optimizers on the host."""
-    elements: Mapping[int, float] = field(default_factory=dict)
+    elements: Mapping[int, float] = msgspec.field(default_factory=dict)
     """Step → how much there was to compute, where the trace records shapes, see :mod:`.amounts`."""
     shifted_ns: int = 0
     """ns by which the window was moved from the trace's own clock."""

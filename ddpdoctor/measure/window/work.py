@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ddpdoctor.measure.numerics import EMPTY, Intervals
 from ddpdoctor.measure.phases import Gap
@@ -11,13 +12,12 @@ from ddpdoctor.measure.phases import Gap
 from .hostwaits import NO_WAITS, Waits
 
 
-@dataclass(frozen=True)
-class Work:
+class Work(msgspec.Struct, frozen=True):
     """The part of a :class:`Window` of these names, on the trace's own clock."""
 
     sets: Mapping[str, Intervals]
     compute: Intervals
     late_launches: Intervals = EMPTY
     waits: Waits = NO_WAITS
-    idle_after: Mapping[str, Intervals] = field(default_factory=dict)
-    in_gaps: Mapping[Gap, Intervals] = field(default_factory=dict)
+    idle_after: Mapping[str, Intervals] = msgspec.field(default_factory=dict)
+    in_gaps: Mapping[Gap, Intervals] = msgspec.field(default_factory=dict)

@@ -8,7 +8,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import BandwidthPoint, Diagnosis
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import Tick, nice_ticks
+from ddpdoctor.report.charts.scale import LEAST, Tick, drawn, nice_ticks
 
 OPERATIONS = 6
 HEIGHT = 180
@@ -47,39 +47,51 @@ FEWEST = 3
 """Fewest points that make a chart."""
 
 
-def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
-    """Points on a logarithmic axis of bytes; None where no transfer was measured."""
-    points = [
+def bandwidth_data(diagnosis: Diagnosis) -> dict[str, list[BandwidthPoint]]:
+    """By operation its points, smallest message first; the operations that take most time first."""
+    by_name: dict[str, list[BandwidthPoint]] = {}
+    for point in sorted(_measured(diagnosis), key=lambda point: point.bytes):
+        by_name.setdefault(point.operation, []).append(point)
+    names = sorted(by_name, key=lambda name: -sum(p.count * p.transfer_ms for p in by_name[name]))
+    return {name: by_name[name] for name in names[:OPERATIONS]}
+
+
+def _measured(diagnosis: Diagnosis) -> list[BandwidthPoint]:
+    return [
         p
         for p in diagnosis.bandwidth
-        if p.bytes > 0 and math.isfinite(p.bus_gb_per_s) and p.bus_gb_per_s >= 0
+        if p.bytes >= LEAST and math.isfinite(p.bus_gb_per_s) and p.bus_gb_per_s >= 0
     ]
+
+
+def point_words(point: BandwidthPoint) -> str:
+    """A point's read-out."""
+    return (
+        f"{point.operation}, {words.size(point.bytes)}: {words.significant(point.bus_gb_per_s)} GB/s, "
+        f"{words.milliseconds(point.transfer_ms)} (median of {point.count:,})"
+    )
+
+
+def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
+    """Points on a logarithmic axis of bytes; None where no transfer was measured."""
+    points = _measured(diagnosis)
     if not points:
         return None
     low = math.floor(math.log2(min(point.bytes for point in points)))
     high = max(math.ceil(math.log2(max(point.bytes for point in points))), low + 2)
-    top = max(point.bus_gb_per_s for point in points) * 1.1 or 1.0
-    by_name: dict[str, list[BandwidthPoint]] = {}
-    for point in sorted(points, key=lambda point: point.bytes):
-        by_name.setdefault(point.operation, []).append(point)
-    names = sorted(by_name, key=lambda name: -sum(p.count * p.transfer_ms for p in by_name[name]))[
-        :OPERATIONS
-    ]
+    top = (drawn(max(point.bus_gb_per_s for point in points)) or 1.0) * 1.1
+    by_name = bandwidth_data(diagnosis)
 
     def dot(point: BandwidthPoint) -> Dot:
         x = 3 + 94 * (math.log2(point.bytes) - low) / (high - low)
-        title = (
-            f"{point.operation}, {words.size(point.bytes)}: {words.significant(point.bus_gb_per_s)} GB/s, "
-            f"{words.milliseconds(point.transfer_ms)} (median of {point.count:,})"
-        )
-        return Dot(round(x, 2), round(HEIGHT * (1 - point.bus_gb_per_s / top), 1), title)
+        return Dot(round(x, 2), round(HEIGHT * (1 - point.bus_gb_per_s / top), 1), point_words(point))
 
     step = max(1, math.ceil((high - low) / 6))
     best = max(points, key=lambda point: point.bus_gb_per_s)
-    drawn = [Operation(n, i, [dot(point) for point in by_name[n]]) for i, n in enumerate(names)]
+    lines = [Operation(n, i, [dot(p) for p in of_name]) for i, (n, of_name) in enumerate(by_name.items())]
     return Bandwidth(
-        operations=drawn,
-        sentences=[dot.title for line in drawn for dot in line.dots] if len(points) < FEWEST else [],
+        operations=lines,
+        sentences=[dot.title for line in lines for dot in line.dots] if len(points) < FEWEST else [],
         height=HEIGHT,
         y_ticks=[
             Tick(round(HEIGHT * (1 - value / top), 1), words.trimmed(f"{words.significant(value)} GB/s"))
@@ -98,8 +110,8 @@ def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
                 words.milliseconds(point.transfer_ms),
                 f"{words.significant(point.bus_gb_per_s)} GB/s",
             ]
-            for name in names
-            for point in by_name[name]
+            for of_name in by_name.values()
+            for point in of_name
         ],
         description="Bus bandwidth against message size; the best is "
         f"{words.significant(best.bus_gb_per_s)} GB/s at {words.size(best.bytes)}.",

@@ -9,7 +9,7 @@ import msgspec
 from ddpdoctor.diagnose.diagnosis import Diagnosis, RankSummary
 from ddpdoctor.measure.taxonomy import PARTS, Part
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import percent_of
+from ddpdoctor.report.charts.scale import LEAST, percent_of
 from ddpdoctor.report.charts.step_times import notable_ranks
 
 ROWS = 16
@@ -44,22 +44,47 @@ class Breakdown(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
+class BreakdownData(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of the bars, whoever draws them."""
+
+    bars: list[tuple[str, str, dict[str, float]]]
+    """Label, what tells it from others, and its parts: milliseconds per step, or shares of it."""
+    parts: list[str]
+    shares: bool
+    notes: list[str]
+
+    @property
+    def show(self) -> Callable[[float], str]:
+        return words.percent if self.shares else words.milliseconds
+
+
+def breakdown_data(diagnosis: Diagnosis) -> BreakdownData | None:
     """Bars per rank; where no rank has a breakdown, one bar of the shares on the critical path; None where
     there is neither.
     """
-    known = [rank for rank in diagnosis.ranks if any(value > 0 for value in rank.breakdown_ms.values())]
+    known = [rank for rank in diagnosis.ranks if any(value >= LEAST for value in rank.breakdown_ms.values())]
     notes: list[str] = []
-    show: Callable[[float], str] = words.milliseconds
     if known:
         bars = _rank_bars(diagnosis, known, notes)
-    elif any(value > 0 for value in diagnosis.breakdown.values()):
+    elif any(value >= LEAST for value in diagnosis.breakdown.values()):
         bars = [("critical path", "", diagnosis.breakdown)]
-        show = words.percent
     else:
         return None
     names = list(PARTS) + sorted({name for _, _, parts in bars for name in parts} - set(PARTS))
-    parts = [name for name in names if any(values.get(name, 0) > 0 for _, _, values in bars)]
+    parts = [name for name in names if any(values.get(name, 0) >= LEAST for _, _, values in bars)]
+    if Part.COMM_TRANSFER in parts and not words.is_whole(diagnosis.job):
+        notes.append(
+            "Not all ranks were recorded: what is shown as transfer may be waiting for one of the others."
+        )
+    return BreakdownData(bars=bars, parts=parts, shares=not known, notes=notes)
+
+
+def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
+    """The bars of :func:`breakdown_data`."""
+    data = breakdown_data(diagnosis)
+    if data is None:
+        return None
+    bars, parts, show = data.bars, data.parts, data.show
     longest = max(sum(max(values.get(name, 0), 0) for name in parts) for _, _, values in bars)
     rows = []
     for label, detail, values in bars:
@@ -73,11 +98,7 @@ def breakdown(diagnosis: Diagnosis) -> Breakdown | None:
                 cells=[show(values[name]) if values.get(name, 0) > 0 else "" for name in parts],
             )
         )
-    if Part.COMM_TRANSFER in parts and not words.is_whole(diagnosis.job):
-        notes.append(
-            "Not all ranks were recorded: what is shown as transfer may be waiting for one of the others."
-        )
-    return Breakdown(rows=rows, parts=parts, notes=notes)
+    return Breakdown(rows=rows, parts=parts, notes=data.notes)
 
 
 def _rank_bars(
@@ -114,7 +135,7 @@ def _segments(
     segments, x = [], 0.0
     for name in parts:
         value = values.get(name, 0.0)
-        if value <= 0:
+        if value < LEAST:
             continue
         amount = words.percent(value / total)
         # Shares alone carry no time: there the share is the whole message.

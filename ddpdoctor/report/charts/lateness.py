@@ -12,6 +12,7 @@ from ddpdoctor.report import words
 from ddpdoctor.report.charts.scale import (
     Numbers,
     Tick,
+    drawn,
     index_ticks,
     mean,
     padded,
@@ -59,24 +60,58 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
+class LateData(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of the map, whoever draws them."""
+
+    rows: list[tuple[int, list[float | None]]]
+    """Rank, and its lateness at each point of ``steps``."""
+    steps: list[int]
+    bounds: list[float]
+    """Above each begins a shade."""
+    calm: bool
+    """Nobody is later than the first of ``bounds``."""
+
+
+class LateCells(msgspec.Struct, frozen=True, kw_only=True):
+    """:class:`LateData` in few enough cells, each with the latest of those that share it."""
+
+    cells: list[list[float | None]]
+    ranks: list[tuple[int, int]]
+    """The first and the last rank of each row."""
+
+    @property
+    def labels(self) -> list[str]:
+        return [str(first) if first == last else f"{first}–{last}" for first, last in self.ranks]
+
+
+def late_data(diagnosis: Diagnosis) -> LateData | None:
+    """Lateness by rank and step; None where nothing was recorded, or of one rank only."""
+    series = diagnosis.series
+    length = min(len(series.steps), max((len(row) for row in series.late_ms), default=0))
+    rows = [(rank, padded(row, length)) for rank, row in zip(series.ranks, series.late_ms, strict=False)]
+    if len(rows) < 2 or not any(recorded(row) for _, row in rows):
+        return None
+    late = [value for row in late_cells(rows).cells for value in recorded(row) if value > 0]
+    top = quantile(late, 0.99) if late else 1.0
+    floor = max(ON_TIME_SHARE * (drawn(diagnosis.steps.median_ms) or top), top / 50)
+    bounds = [floor + (top - floor) * index / LEVELS for index in range(LEVELS)] if top > floor else [floor]
+    bounds = [float(f"{bound:.2g}") for bound in bounds]
+    calm = all(value <= bounds[0] for value in late)
+    return LateData(rows=rows, steps=series.steps[:length], bounds=bounds, calm=calm)
+
+
 def lateness(diagnosis: Diagnosis) -> HeatMap | None:
     """The map, aggregated to at most 48 rows and 120 columns by the greatest lateness; None where nothing
     was recorded.
     """
-    series = diagnosis.series
-    length = min(len(series.steps), max((len(row) for row in series.late_ms), default=0))
-    rows = [(rank, padded(row, length)) for rank, row in zip(series.ranks, series.late_ms, strict=False)]
-    everything = [value for _, row in rows for value in recorded(row)]
-    if len(rows) < 2 or not everything:
+    data = late_data(diagnosis)
+    if data is None:
         return None
-    cells, labels = _aggregate(rows)
-    late = [value for row in cells for value in recorded(row) if value > 0]
-    top = quantile(late, 0.99) if late else 1.0
-    floor = max(ON_TIME_SHARE * (diagnosis.steps.median_ms or top), top / 50)
-    bounds = [floor + (top - floor) * index / LEVELS for index in range(LEVELS)] if top > floor else [floor]
-    bounds = [float(f"{bound:.2g}") for bound in bounds]
-    if all(value <= bounds[0] for value in late):
+    rows, steps, bounds, length = data.rows, data.steps, data.bounds, len(data.steps)
+    if data.calm:
         return _calm(len(rows), length, bounds[0])
+    shared = late_cells(rows)
+    cells = shared.cells
     height_px = max(6.0, min(18.0, 420 / len(cells)))
     notes = []
     if len(cells) < len(rows) or length > COLUMNS:
@@ -84,13 +119,13 @@ def lateness(diagnosis: Diagnosis) -> HeatMap | None:
     worst = max(rows, key=lambda pair: sum(max(v, 0.0) for v in recorded(pair[1])))
     worst_ms = mean(recorded(worst[1]) or [0.0])
     return HeatMap(
-        rows=_rows(cells, labels, series.steps[:length], height_px),
+        rows=_rows(cells, shared.labels, steps, height_px),
         row_height=height_px,
         height=round(height_px * len(cells), 1),
         paths=[_path(cells, bounds, level) for level in range(len(bounds))],
         missing=_path(cells, [], None),
         legend=[f"over {words.trimmed(words.milliseconds(bound))}" for bound in bounds],
-        x_ticks=index_ticks(series.steps[:length]),
+        x_ticks=index_ticks(steps),
         description=f"Lateness of {words.count(len(rows), 'rank')} against the median rank over "
         f"{words.count(length, 'point')} in time; on average rank {worst[0]} is latest, "
         f"by {words.milliseconds(worst_ms)}.",
@@ -117,19 +152,21 @@ def _calm(ranks: int, points: int, floor_ms: float) -> HeatMap:
     )
 
 
-def _aggregate(rows: Sequence[tuple[int, Numbers]]) -> tuple[list[Numbers], list[str]]:
-    cells: list[Numbers] = []
-    labels = []
+def late_cells(
+    rows: Sequence[tuple[int, Numbers]], most_rows: int = ROWS, most_columns: int = COLUMNS
+) -> LateCells:
+    """At most so many rows and columns, each cell with the latest of its ranks and steps."""
+    cells: list[list[float | None]] = []
+    ranks = []
     # Groups of a power of two keep the ranks of one host together.
-    size = 1 << max(0, math.ceil(len(rows) / ROWS) - 1).bit_length()
+    size = 1 << max(0, math.ceil(len(rows) / most_rows) - 1).bit_length()
     for start in range(0, len(rows), size):
         members = rows[start : start + size]
         columns = zip(*(row for _, row in members), strict=True)
         latest: Numbers = [max(numbers) if (numbers := recorded(column)) else None for column in columns]
-        cells.append(thin(latest, COLUMNS, max))
-        first, last = members[0][0], members[-1][0]
-        labels.append(str(first) if first == last else f"{first}–{last}")
-    return cells, labels
+        cells.append(thin(latest, most_columns, max))
+        ranks.append((members[0][0], members[-1][0]))
+    return LateCells(cells=cells, ranks=ranks)
 
 
 def _rows(
@@ -144,7 +181,7 @@ def _rows(
             step = steps[min(len(steps) - 1, round(worst * len(steps) / len(row)))]
             text = (
                 f"rank {label}: {words.milliseconds(mean(numbers))} late on average, "
-                f"most near step {step:,} ({words.milliseconds(max(numbers))})"
+                f"at most {words.milliseconds(max(numbers))} (around step {step:,})"
             )
         room = index % math.ceil(LABEL_HEIGHT / height) == 0
         rows.append(HeatRow(round(index * height, 1), label if room else "", text))

@@ -74,6 +74,7 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     height: int
     show: Callable[[float], str]
     """A value with its unit."""
+    unit: str
     group: str
     """What the lines are, in the plural: "ranks"."""
     binary: bool = False
@@ -82,10 +83,27 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """Top of the axis where the quantity has one (100 %)."""
 
 
-def line_chart(
+class LineData(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of a line chart, all of them, whoever draws them."""
+
+    frame: Frame
+    lines: list[tuple[str, list[float | None]]]
+    """Name and one value per ``frame.x``: each line, or of many the median and those worth naming."""
+    low: list[float | None] = []
+    high: list[float | None] = []
+    """The least and the greatest of many lines; empty where each is drawn."""
+    count: int
+    """How many lines there were."""
+
+    @property
+    def band_label(self) -> str:
+        return f"from the lowest to the highest of {self.count} {self.frame.group}" if self.low else ""
+
+
+def line_data(
     frame: Frame, lines: Sequence[tuple[str, Numbers]], outliers: Sequence[str] = ()
-) -> LineChart | None:
-    """Draw ``lines`` (name, one value per ``frame.x``) over ``frame.x``; None where nothing was recorded.
+) -> LineData | None:
+    """``lines`` (name, one value per ``frame.x``) as they are drawn; None where nothing was recorded.
 
     More lines than colours become a median with a band from the least to the greatest, and the lines
     named in ``outliers``.
@@ -95,11 +113,21 @@ def line_chart(
     full = [(name, values) for name, values in full if recorded(values)]
     if not full:
         return None
-    many = len(full) > LINES
-    drawn = _median_and_outliers(full, outliers) if many else full
-    shown = [(name, thin(values, POINTS, mean)) for name, values in drawn]
-    low, high = _band([values for _, values in full], length) if many else ([], [])
-    everything = [value for _, values in shown for value in recorded(values)] + recorded(high)
+    if len(full) <= LINES:
+        return LineData(frame=frame, lines=full, count=len(full))
+    low, high = _band([values for _, values in full], length)
+    drawn = _median_and_outliers(full, outliers)
+    return LineData(frame=frame, lines=drawn, low=low, high=high, count=len(full))
+
+
+def line_chart(data: LineData | None) -> LineChart | None:
+    """The chart of ``data``; None for None."""
+    if data is None:
+        return None
+    frame, length = data.frame, len(data.frame.x)
+    shown = [(name, thin(values, POINTS, mean)) for name, values in data.lines]
+    low, high = thin(data.low, POINTS, min), thin(data.high, POINTS, max)
+    everything = _drawn(shown, high)
     top, above = _top(everything, frame.ceiling)
     notes = (
         [f"{words.count(above, 'point')} above the chart (up to {frame.show(max(everything))})."]
@@ -117,11 +145,20 @@ def line_chart(
         x_ticks=index_ticks(frame.x),
         x_label=frame.x_label,
         lines=[Line(name, index, _path(values, top)) for index, (name, values) in enumerate(shown)],
-        band=_area(low, high, top) if many else None,
-        band_label=f"from the lowest to the highest of {len(full)} {frame.group}" if many else "",
-        columns=_columns(frame, drawn),
+        band=_area(low, high, top) if data.low else None,
+        band_label=data.band_label,
+        columns=_columns(frame, data.lines),
         notes=notes,
     )
+
+
+def top_of(data: LineData) -> float:
+    """Top of the chart's axis, which few huge points may lie above."""
+    return _top(_drawn(data.lines, data.high), data.frame.ceiling)[0]
+
+
+def _drawn(lines: Sequence[tuple[str, Numbers]], high: Numbers) -> list[float]:
+    return [value for _, values in lines for value in recorded(values)] + recorded(high)
 
 
 def _y_ticks(frame: Frame, top: float) -> list[Tick]:
@@ -134,10 +171,10 @@ def _y_ticks(frame: Frame, top: float) -> list[Tick]:
 
 
 def _median_and_outliers(
-    lines: Sequence[tuple[str, Numbers]], outliers: Sequence[str]
-) -> list[tuple[str, Numbers]]:
+    lines: Sequence[tuple[str, list[float | None]]], outliers: Sequence[str]
+) -> list[tuple[str, list[float | None]]]:
     rows = [values for _, values in lines]
-    middle: Numbers = [
+    middle: list[float | None] = [
         quantile(numbers, 0.5) if (numbers := recorded(column)) else None
         for column in zip(*rows, strict=True)
     ]
@@ -147,9 +184,10 @@ def _median_and_outliers(
 
 def _band(rows: Sequence[Numbers], length: int) -> tuple[list[float | None], list[float | None]]:
     columns = [recorded([row[index] for row in rows]) for index in range(length)]
-    low: Numbers = [min(column) if column else None for column in columns]
-    high: Numbers = [max(column) if column else None for column in columns]
-    return thin(low, POINTS, min), thin(high, POINTS, max)
+    return (
+        [min(column) if column else None for column in columns],
+        [max(column) if column else None for column in columns],
+    )
 
 
 def _top(values: Sequence[float], ceiling: float | None) -> tuple[float, int]:
@@ -160,7 +198,8 @@ def _top(values: Sequence[float], ceiling: float | None) -> tuple[float, int]:
     if usual > 0 and highest > 3 * usual:
         top = 1.6 * usual
         return top, sum(value > top for value in values)
-    return (highest * 1.08 or 1.0), 0
+    # An axis begins at 0, whatever lies below it.
+    return (highest * 1.08 if highest > 0 else 1.0), 0
 
 
 def _point(index: int, value: float, count: int, top: float) -> str:

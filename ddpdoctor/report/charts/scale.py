@@ -11,8 +11,8 @@ import msgspec
 Numbers = Sequence[float | None]
 
 
-_LEAST_TOP = 1e-200
-"""Below, powers of ten lose their digits; nothing that is measured is as small."""
+LEAST = 1e-200
+"""Below, powers of ten lose their digits and divisions have no end; nothing that is measured is as small, and charts draw it as 0."""
 
 
 class Tick(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ def nice_ticks(top: float, wanted: int = 4, unit: float = 1.0) -> list[float]:
     """Round values from 0 to at most ``top``: about ``wanted`` steps of 1, 2 or 5 times a power of ten
     ``unit``s.
     """
-    if not math.isfinite(top) or top < _LEAST_TOP:
+    if not math.isfinite(top) or top < LEAST:
         return [0.0]
     step = unit * _nice(top / unit / wanted)
     return [step * index for index in range(math.floor(top / step * 1.0001) + 1)]
@@ -40,7 +40,7 @@ def _nice(raw: float) -> float:
 
 def percent_of(value: float, whole: float) -> float:
     """Position of ``value`` on a width of ``whole``, in per cent, short enough for a small file."""
-    return round(100 * value / whole, 2) if whole > 0 else 0.0
+    return round(100 * value / whole, 2) if whole >= LEAST else 0.0
 
 
 def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
@@ -70,9 +70,16 @@ def index_ticks(numbers: Sequence[float], wanted: int = 5) -> list[Tick]:
     return ticks
 
 
+def drawn(value: float | None) -> float | None:
+    """``value`` as a chart draws it: None where it is no number, 0 where it is as good as that."""
+    if value is None or not math.isfinite(value):
+        return None
+    return value if abs(value) >= LEAST else 0.0
+
+
 def recorded(values: Numbers) -> list[float]:
     """The finite numbers among ``values``."""
-    return [value for value in values if value is not None and math.isfinite(value)]
+    return [number for value in values if (number := drawn(value)) is not None]
 
 
 def quantile(values: Sequence[float], share: float) -> float:
@@ -103,5 +110,5 @@ def padded(values: Numbers, length: int) -> list[float | None]:
     """``values`` cut or filled with "not recorded" to ``length``, with everything that is no number taken
     out.
     """
-    clean = [value if value is not None and math.isfinite(value) else None for value in values[:length]]
+    clean = [drawn(value) for value in values[:length]]
     return clean + [None] * (length - len(clean))

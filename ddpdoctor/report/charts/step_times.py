@@ -4,17 +4,22 @@ from __future__ import annotations
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.lines import Frame, LineChart, line_chart
+from ddpdoctor.report.charts.lines import Frame, LineChart, LineData, line_chart, line_data
 from ddpdoctor.report.charts.scale import recorded
 
 
 def step_times(diagnosis: Diagnosis) -> LineChart | None:
-    """One line per rank, or median, band and the named ranks where there are many."""
+    """The chart of :func:`step_time_data`."""
+    return line_chart(step_time_data(diagnosis))
+
+
+def step_time_data(diagnosis: Diagnosis) -> LineData | None:
+    """One line per rank, or median, band and the named ranks where there are many; None where too few steps are known."""
     series = diagnosis.series
     length = min(len(series.steps), max((len(row) for row in series.step_ms), default=0))
     if length < 2:
         return None
-    named = [f"rank {rank}" for rank in notable_ranks(diagnosis)]
+    named = [rank_line(rank) for rank in notable_ranks(diagnosis)]
     frame = Frame(
         title="Step times",
         description=f"Step time over {words.count(length, 'point')}, per rank.",
@@ -22,10 +27,16 @@ def step_times(diagnosis: Diagnosis) -> LineChart | None:
         x_label="step",
         height=180,
         show=words.milliseconds,
+        unit="ms",
         group="ranks",
     )
-    lines = [(f"rank {rank}", row) for rank, row in zip(series.ranks, series.step_ms, strict=False)]
-    return line_chart(frame, lines, named)
+    lines = [(rank_line(rank), row) for rank, row in zip(series.ranks, series.step_ms, strict=False)]
+    return line_data(frame, lines, named)
+
+
+def rank_line(rank: int) -> str:
+    """The name of a rank's line."""
+    return f"rank {rank}"
 
 
 NOTABLE_SHARE = 0.1
@@ -36,17 +47,17 @@ def notable_ranks(diagnosis: Diagnosis) -> list[int]:
     """Ranks worth a row of their own: the culprits of the findings by cost, then those that keep the
     others waiting most.
     """
-    order: list[int] = []
+    order: dict[int, None] = {}
     for finding in diagnosis.findings:
-        order += [rank for rank in (finding.ranks or [])[:8] if rank not in order]
+        order |= dict.fromkeys((finding.ranks or [])[:8])
     waits = {rank.rank: rank.caused_wait_ms or rank.late_ms or 0.0 for rank in diagnosis.ranks}
     least = NOTABLE_SHARE * max(waits.values(), default=0.0)
     by_wait = sorted(waits, key=lambda rank: -waits[rank])
-    order += [rank for rank in by_wait if rank not in order and waits[rank] > 0 and waits[rank] >= least]
+    order |= dict.fromkeys(rank for rank in by_wait if waits[rank] > 0 and waits[rank] >= least)
     if not diagnosis.ranks:
         latest = sorted(
             zip(diagnosis.series.ranks, diagnosis.series.late_ms, strict=False),
             key=lambda pair: -sum(recorded(pair[1])),
         )
-        order += [rank for rank, row in latest if rank not in order and sum(recorded(row)) > 0]
-    return order
+        order |= dict.fromkeys(rank for rank, row in latest if sum(recorded(row)) > 0)
+    return list(order)

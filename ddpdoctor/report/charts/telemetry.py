@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, TelemetrySeries
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.lines import LINES, Frame, LineChart, line_chart
-from ddpdoctor.report.charts.scale import Numbers, mean, quantile, recorded
+from ddpdoctor.report.charts.lines import LINES, Frame, LineChart, LineData, line_chart, line_data
+from ddpdoctor.report.charts.scale import Numbers, drawn, mean, quantile, recorded
 
 CHARTS = 16
 """Most quantities drawn."""
+_MOST_VALUES = 4_000_000
+"""Of a chart, on the clock of all its lines; of more sources, fewer moments are looked at."""
 ACRONYMS = {
     "cpu": "CPU",
     "gpu": "GPU",
@@ -24,20 +26,29 @@ ACRONYMS = {
 
 
 def telemetry(diagnosis: Diagnosis) -> list[LineChart]:
-    """A chart per quantity, in the order of the diagnosis; quantities without a single number are left
-    out.
-    """
+    """The charts of :func:`telemetry_data`."""
+    charts = [line_chart(data) for data in telemetry_data(diagnosis).values()]
+    return [chart for chart in charts if chart is not None]
+
+
+def telemetry_data(diagnosis: Diagnosis) -> dict[str, LineData]:
+    """By field what was measured, in the order of the diagnosis; quantities without a single number are left out."""
     by_field: dict[tuple[str, str], list[TelemetrySeries]] = {}
     for series in diagnosis.telemetry:
         if len(series.t_s) >= 2 and recorded(series.values):
             by_field.setdefault((series.field, series.unit), []).append(series)
-    charts = [_chart(field, unit, series) for (field, unit), series in list(by_field.items())[:CHARTS]]
-    return [chart for chart in charts if chart is not None]
+    found: dict[str, LineData] = {}
+    for (field, unit), measured in list(by_field.items())[:CHARTS]:
+        data = _data(field, unit, measured)
+        if data is not None:
+            found[f"{field} {unit}" if field in found else field] = data
+    return found
 
 
-def _chart(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineChart | None:
-    times = max(series, key=lambda one: len(one.t_s)).t_s
-    clock = [moment - times[0] for moment in times]
+def _data(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineData | None:
+    longest = max(series, key=lambda one: len(one.t_s)).t_s
+    times = longest[:: max(1, len(longest) * len(series) // _MOST_VALUES)]
+    clock = [drawn(moment - times[0]) or 0.0 for moment in times]
     name = _name(field, unit)
     is_percent = unit in ("%", "percent")
     highest = max(max(recorded(one.values)) for one in series)
@@ -48,12 +59,13 @@ def _chart(field: str, unit: str, series: Sequence[TelemetrySeries]) -> LineChar
         x_label="second",
         height=84,
         show=lambda value: words.quantity(float(value), unit),
+        unit="%" if is_percent else unit,
         group="sources",
         binary=unit == "bytes",
         ceiling=100.0 if is_percent and highest <= 100 else 1.0 if unit == "share" and highest <= 1 else None,
     )
     lines = [(one.source, _on_clock(one, times)) for one in series]
-    return line_chart(frame, lines, _farthest(lines) if len(lines) > LINES else [])
+    return line_data(frame, lines, _farthest(lines) if len(lines) > LINES else [])
 
 
 def _name(field: str, unit: str) -> str:

@@ -8,7 +8,7 @@ import msgspec
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Span
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import Tick, nice_ticks, percent_of
+from ddpdoctor.report.charts.scale import LEAST, Tick, nice_ticks, percent_of
 from ddpdoctor.report.charts.step_times import notable_ranks
 
 LANES = ("host", "compute", "communication")
@@ -16,6 +16,8 @@ RANKS = 12
 """Most ranks drawn."""
 SPANS = 3000
 """Most bars drawn."""
+FURTHER_LANES = 9
+"""Most lanes of a rank beside ``LANES``."""
 LANE_HEIGHT, LANE_GAP, RANK_GAP = 13, 2, 9
 NARROW = 0.0008
 """Bars of one kind closer together than this share of the step are drawn as one."""
@@ -55,11 +57,31 @@ class TimelineChart(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-def timeline(diagnosis: Diagnosis) -> TimelineChart | None:
-    """The step's bars; None where none were recorded. Many ranks: the notable ones and the first others."""
+class StepData(msgspec.Struct, frozen=True, kw_only=True):
+    """One step's spans, whoever draws them."""
+
+    step: int
+    ranks: list[int]
+    spans: list[Span]
+    """Those of ``ranks``, times from the first span's start."""
+    length_ms: float
+    notes: list[str]
+
+    @property
+    def description(self) -> str:
+        return (
+            f"What {words.count(len(self.ranks), 'rank')} did in step {self.step}, which took "
+            f"{words.milliseconds(self.length_ms)}, on one clock."
+        )
+
+
+def step_data(diagnosis: Diagnosis) -> StepData | None:
+    """The step's spans; None where none were recorded. Many ranks: the notable ones and the first others."""
     source = diagnosis.timeline
     spans = (
-        [span for span in source.spans if span.duration_ms >= 0 and span.start_ms == span.start_ms]
+        _few_lanes(
+            [span for span in source.spans if span.duration_ms >= 0 and span.start_ms == span.start_ms]
+        )
         if source
         else []
     )
@@ -69,42 +91,61 @@ def timeline(diagnosis: Diagnosis) -> TimelineChart | None:
     kept = [span for span in spans if span.rank in chosen]
     start = min(span.start_ms for span in kept)
     length = max(span.start_ms + span.duration_ms for span in kept) - start
-    if length <= 0:
+    if length < LEAST:
         return None
-    merged = _merge(kept, length)
-    ranks, places, height = _rows(chosen, merged)
-    bars = [
-        Bar(
-            span.kind,
-            percent_of(span.start_ms - start, length),
-            max(percent_of(span.duration_ms, length), 0.05),
-            places[span.rank, span.lane],
-            f"rank {span.rank}, {span.lane}: {_name(span)} {words.milliseconds(span.duration_ms)} "
-            f"from {words.milliseconds(span.start_ms - start)}",
-        )
-        for span in merged
-    ]
     present = len({span.rank for span in spans})
     notes = [source.note] if source.note else []
     if len(chosen) < present:
         # One sentence for both choices: what was kept of all ranks, and what of that there is room for.
         everyone = max(len(diagnosis.ranks), present)
         notes = [f"{len(chosen)} of {everyone} ranks are drawn: first those that the findings name."]
-    return TimelineChart(
+    return StepData(
         step=source.step,
+        ranks=chosen,
+        spans=[msgspec.structs.replace(span, start_ms=span.start_ms - start) for span in kept],
+        length_ms=length,
+        notes=notes,
+    )
+
+
+def timeline(diagnosis: Diagnosis) -> TimelineChart | None:
+    """The bars of :func:`step_data`."""
+    data = step_data(diagnosis)
+    if data is None:
+        return None
+    length = data.length_ms
+    merged = merge(data.spans, length)
+    ranks, places, height = _rows(data.ranks, merged)
+    bars = [
+        Bar(
+            span.kind,
+            percent_of(span.start_ms, length),
+            max(percent_of(span.duration_ms, length), 0.05),
+            places[span.rank, span.lane],
+            f"rank {span.rank}, {span.lane}: {span_words(span)} {words.milliseconds(span.duration_ms)} "
+            f"from {words.milliseconds(span.start_ms)}",
+        )
+        for span in merged
+    ]
+    return TimelineChart(
+        step=data.step,
         ranks=ranks,
         bars=bars,
-        kinds=_kinds(merged),
+        kinds=kinds(merged),
         height=height,
         lane_height=LANE_HEIGHT,
         x_ticks=[
             Tick(percent_of(value, length), words.trimmed(words.milliseconds(value)))
             for value in nice_ticks(length, 5)
         ],
-        description=f"Step {source.step} over {words.count(len(chosen), 'rank')}: what each did, "
-        f"on one clock, over {words.milliseconds(length)}.",
-        notes=notes,
+        description=data.description,
+        notes=data.notes,
     )
+
+
+def _few_lanes(spans: list[Span]) -> list[Span]:
+    lanes = {*LANES, *sorted({span.lane for span in spans} - set(LANES))[:FURTHER_LANES]}
+    return [span for span in spans if span.lane in lanes]
 
 
 def _choose(diagnosis: Diagnosis, spans: Sequence[Span]) -> list[int]:
@@ -116,15 +157,21 @@ def _choose(diagnosis: Diagnosis, spans: Sequence[Span]) -> list[int]:
     return sorted(notable + others[: RANKS - len(notable)])
 
 
-def _merge(spans: Sequence[Span], length: float) -> list[Span]:
+def merge(spans: Sequence[Span], length: float, narrow: float = NARROW, most: int = SPANS) -> list[Span]:
     """Draw together what cannot be told apart; raise the distance until few enough bars are left."""
-    ordered = sorted(spans, key=lambda span: (span.rank, span.lane, span.start_ms))
-    distance = NARROW * length
+    ordered = sorted(spans, key=_place)
+    distance = narrow * length
     merged = _merge_once(ordered, distance)
-    while len(merged) > SPANS and distance < length:
+    while len(merged) > most and distance < length:
         distance *= 2
         merged = _merge_once(merged, distance)
-    return merged
+    # What still is too much is of many kinds: the longest tell most.
+    longest = sorted(merged, key=lambda span: -span.duration_ms)[:most]
+    return merged if len(merged) <= most else sorted(longest, key=_place)
+
+
+def _place(span: Span) -> tuple[int, str, float]:
+    return span.rank, span.lane, span.start_ms
 
 
 def _merge_once(spans: Sequence[Span], distance: float) -> list[Span]:
@@ -146,15 +193,20 @@ def _merge_once(spans: Sequence[Span], distance: float) -> list[Span]:
     return merged
 
 
+def lanes_of(ranks: Sequence[int], spans: Sequence[Span]) -> list[tuple[int, list[str]]]:
+    """Each rank with the lanes that it has, from the top."""
+    used = {(span.rank, span.lane) for span in spans}
+    extra = sorted({lane for _, lane in used} - set(LANES))
+    return [(rank, [name for name in (*LANES, *extra) if (rank, name) in used]) for rank in ranks]
+
+
 def _rows(
     ranks: Sequence[int], spans: Sequence[Span]
 ) -> tuple[list[TimelineRank], dict[tuple[int, str], int], int]:
-    used = {(span.rank, span.lane) for span in spans}
-    extra = sorted({lane for _, lane in used} - set(LANES))
     rows, places, y = [], {}, 0
-    for rank in ranks:
+    for rank, used in lanes_of(ranks, spans):
         top, lanes = y, []
-        for lane in [name for name in (*LANES, *extra) if (rank, name) in used]:
+        for lane in used:
             places[rank, lane] = y
             lanes.append(Tick(y + LANE_HEIGHT / 2, lane))
             y += LANE_HEIGHT + LANE_GAP
@@ -163,12 +215,14 @@ def _rows(
     return rows, places, y - RANK_GAP
 
 
-def _name(span: Span) -> str:
+def span_words(span: Span) -> str:
+    """What it was, in words."""
     kind = words.part(span.kind)
     return f"{span.name} ({kind})" if span.name and span.name != span.kind else kind
 
 
-def _kinds(spans: Sequence[Span]) -> list[str]:
+def kinds(spans: Sequence[Span]) -> list[str]:
+    """What occurs, as a legend lists it."""
     present = {span.kind for span in spans}
     known = [kind for kind in words.PART_LABELS if kind in present]
     return known + sorted(present - set(known))

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.diagnose.diagnosis import Diagnosis, WaterfallBar
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.scale import percent_of
+from ddpdoctor.report.charts.scale import LEAST, percent_of
+
+BARS = 48
+"""Most savings with a bar of their own; cheaper ones share one."""
 
 
 class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,44 +28,68 @@ class WaterfallRow(msgspec.Struct, frozen=True, kw_only=True):
     """From where to where the saving's end may lie, nine times in ten."""
 
 
-def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
-    """Rows from the measured time downwards; empty where no saving is known.
+class Fall(msgspec.Struct, frozen=True, kw_only=True):
+    """A bar in milliseconds, whoever draws it."""
+
+    label: str
+    kind: str
+    """"measured", "saving" or "goal"."""
+    from_ms: float
+    ms: float
+    rule: str | None = None
+    ends_ms: list[float] | None = None
+    """From where to where the saving's end may lie, nine times in ten."""
+
+    @property
+    def value(self) -> str:
+        return f"{'−' if self.kind == 'saving' else ''}{words.milliseconds(self.ms)}"
+
+
+def waterfall_data(diagnosis: Diagnosis) -> list[Fall]:
+    """Bars from the measured time downwards; empty where no saving is known.
 
     The first bar is the measured step time, bars with a rule (and those between two totals) are
     savings, a last bar without a rule is what is left.
     """
     bars = [bar for bar in diagnosis.waterfall if bar.ms == bar.ms]
-    if len(bars) < 2 or bars[0].ms <= 0:
+    if len(bars) < 2 or bars[0].ms < LEAST:
         return []
     whole = left = bars[0].ms
-    rows = [
-        WaterfallRow(label=bars[0].label, kind="measured", x=0, width=100, value=words.milliseconds(whole))
-    ]
+    falls = [Fall(label=bars[0].label, kind="measured", from_ms=0.0, ms=whole)]
     last = bars[-1] if bars[-1].rule is None else None
-    for bar in bars[1 : len(bars) - (last is not None)]:
+    for bar in _few(bars[1 : len(bars) - (last is not None)]):
         saved = min(abs(bar.ms), left)
-        ends_ms = bar.range_ms and [max(0.0, left - end_ms) for end_ms in bar.range_ms]
+        ends_ms = bar.range_ms and [max(0.0, left - end_ms) for end_ms in reversed(bar.range_ms)]
         left -= saved
-        rows.append(
-            WaterfallRow(
-                label=bar.label,
-                kind="saving",
-                x=percent_of(left, whole),
-                width=percent_of(saved, whole),
-                value=f"−{words.milliseconds(saved)}",
-                rule=bar.rule,
-                whisker=None
-                if not ends_ms
-                else (percent_of(ends_ms[1], whole), percent_of(ends_ms[0], whole)),
-            )
+        falls.append(
+            Fall(label=bar.label, kind="saving", from_ms=left, ms=saved, rule=bar.rule, ends_ms=ends_ms)
         )
-    if len(rows) < 2:
+    if len(falls) < 2:
         return []
-    goal = min(last.ms, whole) if last else left
-    label = last.label if last else "could be"
-    rows.append(
+    goal_ms = min(last.ms, whole) if last else left
+    return [*falls, Fall(label=last.label if last else "could be", kind="goal", from_ms=0.0, ms=goal_ms)]
+
+
+def _few(savings: Sequence[WaterfallBar]) -> list[WaterfallBar]:
+    more = savings[BARS:]
+    rest = [WaterfallBar(f"{len(more):,} more", sum(abs(bar.ms) for bar in more))] if more else []
+    return [*savings[:BARS], *rest]
+
+
+def waterfall(diagnosis: Diagnosis) -> list[WaterfallRow]:
+    """The rows of :func:`waterfall_data`."""
+    falls = waterfall_data(diagnosis)
+    return [
         WaterfallRow(
-            label=label, kind="goal", x=0, width=percent_of(goal, whole), value=words.milliseconds(goal)
+            label=fall.label,
+            kind=fall.kind,
+            x=percent_of(fall.from_ms, falls[0].ms),
+            width=percent_of(fall.ms, falls[0].ms),
+            value=fall.value,
+            rule=fall.rule,
+            whisker=None
+            if not fall.ends_ms
+            else (percent_of(fall.ends_ms[0], falls[0].ms), percent_of(fall.ends_ms[1], falls[0].ms)),
         )
-    )
-    return rows
+        for fall in falls
+    ]

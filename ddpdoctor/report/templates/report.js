@@ -31,7 +31,7 @@ for (const figure of document.querySelectorAll("figure")) {
 }
 let opened = [];
 addEventListener("beforeprint", () => {
-  opened = [...document.querySelectorAll("article details:not([open])")];
+  opened = [...document.querySelectorAll("article details:not([open]), details.flames:not([open])")];
   for (const fold of opened) fold.open = true;
 });
 addEventListener("afterprint", () => {

@@ -10,7 +10,6 @@ import io
 import struct
 import zipfile
 import zlib
-from dataclasses import fields
 from typing import Any, BinaryIO
 
 import msgspec
@@ -29,7 +28,7 @@ _EVENT_COLUMNS = (
     *("name", "category", "lane", "start_ns", "duration_ns", "stream", "device"),
     *("correlation", "external_id", "bytes", "shapes"),
 )
-_COLLECTIVE_COLUMNS = tuple(f.name for f in fields(Collectives))
+_COLLECTIVE_COLUMNS = Collectives.__struct_fields__
 _BROKEN = (
     *(KeyError, ValueError, NotImplementedError, RuntimeError, TypeError, EOFError),
     *(msgspec.MsgspecError, RecursionError, zlib.error, struct.error),

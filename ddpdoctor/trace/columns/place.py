@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from msgspec.structs import replace
 
 from ddpdoctor.trace.sources import host_of_name, rank_of_name
 

@@ -7,10 +7,10 @@ that a parent stands before its children. Names are interned. Absent values are 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -20,8 +20,7 @@ IntColumn = NDArray[np.int64]
 IdColumn = NDArray[np.int32]
 
 
-@dataclass(frozen=True)
-class Collectives:
+class Collectives(msgspec.Struct, frozen=True):
     """Metadata of communication events: row *i* belongs to event ``event[i]``.
 
     All columns have the same length. They are filled from the arguments that Kineto writes on NCCL kernels and on
@@ -58,8 +57,7 @@ class Collectives:
         return cls(**columns)
 
 
-@dataclass(frozen=True)
-class Lane:
+class Lane(msgspec.Struct, frozen=True):
     """A thread or a stream, as the trace names it."""
 
     pid: str
@@ -68,8 +66,7 @@ class Lane:
     """thread_name, or "stream 7" for a GPU stream, or ""."""
 
 
-@dataclass(frozen=True)
-class TraceMeta:
+class TraceMeta(msgspec.Struct, frozen=True):
     """What one trace file says about the rank and the machine that wrote it; ``None`` where it does not say."""
 
     source: str
@@ -89,7 +86,7 @@ class TraceMeta:
     clock: str = "epoch"
     """"epoch" (times are ns since 1970) or "relative" (an older file on a clock of its own)."""
     torch_version: str | None = None
-    versions: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str] = msgspec.field(default_factory=dict)
     """Other versions in the file's head: cuda_runtime_version, nccl_version, hip_..., profiler schema."""
     with_stack: bool = False
     record_shapes: bool = False
@@ -99,8 +96,7 @@ class TraceMeta:
     """One sentence each: what was lost or repaired while reading."""
 
 
-@dataclass(frozen=True)
-class RankTrace:
+class RankTrace(msgspec.Struct, frozen=True, dict=True):
     """One rank's profiler window. All event columns have length :attr:`size`."""
 
     meta: TraceMeta

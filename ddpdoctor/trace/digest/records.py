@@ -22,7 +22,7 @@ def copy_records(run: str, out: Path) -> list[str]:
     something already, lies within ``run``, or cannot be written.
     """
     if out.absolute().is_relative_to(Path(run).absolute()):
-        raise DdpDoctorError(f"{out} lies in the run directory itself: name a folder beside it with --out.")
+        raise DdpDoctorError(f"{out} is inside the run directory: name a folder outside it with --out.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DdpDoctorError(f"{out} exists already: name another folder with --out.")
     try:
@@ -50,9 +50,9 @@ def _copied(folder: Path, run: Path, out: Path) -> Iterator[str]:
             elif entry.is_symlink() and not lies_within(source, run):
                 yield f"{source} is a link out of the run directory and was skipped."
             elif not entry.is_file():
-                yield f"{source} is no file and was left out."
+                yield f"{source} is not a file and was skipped."
             elif is_hollow(entry.stat()):
-                yield f"{source} consists of holes and was left out."
+                yield f"{source} consists of holes and was skipped."
             else:
                 copy_file(str(source), target)
 

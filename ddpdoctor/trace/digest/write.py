@@ -7,8 +7,9 @@ import hashlib
 import io
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import TRACE_FILE, reason_of
@@ -22,12 +23,11 @@ TRACE_DIGEST = f"trace{SUFFIX}"
 """The file of a recorded rank that stands for its trace."""
 
 
-@dataclass
-class Digest:
+class Digest(msgspec.Struct):
     """What was written, and what could not be used: (file, reason)."""
 
-    files: list[str] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
+    files: list[str] = msgspec.field(default_factory=list)
+    failed: list[tuple[str, str]] = msgspec.field(default_factory=list)
 
 
 def trace_digest(rank_directory: str) -> str | None:
@@ -41,7 +41,7 @@ def write_digests(
     *,
     ranks: Mapping[str, int] | None = None,
     jobs: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[float], None] | None = None,
 ) -> Digest:
     """Reads each trace and writes its columns to the path that ``targets`` names; one that cannot be used is copied there.
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
+
+from msgspec.structs import replace
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trace.columns import RankTrace, placed
 from ddpdoctor.trace.sources import is_url
 
-from .worker import Result, Task, load_here
+from .worker import Result, Task, Told, load_here
 
 KINDS = ("dask", "ray")
 LOOPBACK = "127.0.0.1"
@@ -36,19 +37,21 @@ class Engine(Protocol):
 
 
 class Processes:
-    """Processes of this machine; where one would do, this one, unless the files are to be read ``apart``."""
+    """Processes of this machine; where one would do, this one, unless the files are to be read ``apart``. ``told`` how far each
+    file is while it is read."""
 
-    def __init__(self, workers: int, *, apart: bool = False) -> None:
+    def __init__(self, workers: int, told: Told, *, apart: bool = False) -> None:
         self._workers = workers
+        self._told = told
         self._apart = apart
 
     def results(self, tasks: Sequence[Task]) -> Iterator[Result]:
         """See :class:`Engine`."""
         if self._workers < 2 and not self._apart:
-            return load_here(tasks)
+            return load_here(tasks, self._told)
         from .processes import load_in_processes
 
-        return load_in_processes(tasks, self._workers)
+        return load_in_processes(tasks, self._workers, self._told)
 
 
 def open_engine(spec: str, jobs: int | None = None) -> Engine:
@@ -60,7 +63,7 @@ def open_engine(spec: str, jobs: int | None = None) -> Engine:
     kind, separator, place = spec.partition("://")
     if kind not in KINDS or bool(separator) != bool(place):
         expected = ", ".join(f"{known} or {known}://HOST:PORT" for known in KINDS)
-        raise DdpDoctorError(f"{spec!r} is no engine: expected {expected}.")
+        raise DdpDoctorError(f"{spec!r} is not an engine: expected {expected}.")
     try:
         module = importlib.import_module(f"ddpdoctor.trace.engines.on_{kind}")
     except ImportError as error:

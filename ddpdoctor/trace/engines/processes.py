@@ -10,11 +10,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 
-from .worker import Result, Task
+import msgspec
+
+from .worker import Part, Result, Task, Told
 
 _END_S = 5.0
 """How long a process may take to end."""
@@ -28,8 +29,7 @@ _BYTES_PER_S = 40_000
 _PROGRAM = "from ddpdoctor.trace.engines.worker import main; main()"
 
 
-@dataclass
-class _Worker:
+class _Worker(msgspec.Struct):
     process: subprocess.Popen[bytes]
     channel: Connection
     task: Task
@@ -56,8 +56,8 @@ class _Worker:
         return None
 
 
-def load_in_processes(tasks: Sequence[Task], workers: int) -> Iterator[Result]:
-    """Results of ``tasks`` as they come, with at most ``workers`` processes."""
+def load_in_processes(tasks: Sequence[Task], workers: int, told: Told) -> Iterator[Result]:
+    """Results of ``tasks`` as they come, with at most ``workers`` processes; ``told`` of each how far it is."""
     waiting = deque(tasks)
     busy: dict[Connection, _Worker] = {}
     try:
@@ -69,7 +69,11 @@ def load_in_processes(tasks: Sequence[Task], workers: int) -> Iterator[Result]:
             for channel in wait(list(busy), max(0.0, soonest_s - time.monotonic())):
                 worker = busy[channel]  # type: ignore[index]
                 try:
-                    yield worker.channel.recv()
+                    answer = worker.channel.recv()
+                    if isinstance(answer, Part):
+                        told(*answer)
+                        continue
+                    yield answer
                     if waiting:
                         worker.give(waiting.popleft())
                         continue
@@ -90,7 +94,12 @@ def load_in_processes(tasks: Sequence[Task], workers: int) -> Iterator[Result]:
 
 def _start(task: Task) -> _Worker:
     ours, theirs = socket.socketpair()
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path)}
+    environment = {
+        # The threads of NumPy's linear algebra spin as they start, and have nothing to do.
+        "OPENBLAS_NUM_THREADS": "1",
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(p or str(Path.cwd()) for p in sys.path),
+    }
     with theirs:
         process = subprocess.Popen(
             # -P: nothing is imported from the folder that we happen to be in, which may be anybody's.

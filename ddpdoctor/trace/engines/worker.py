@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddpdoctor.errors import DdpDoctorError
@@ -16,12 +19,26 @@ from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.trace.cache import cached_load
 from ddpdoctor.trace.columns import RankTrace
 from ddpdoctor.trace.formats import load_trace
+from ddpdoctor.trace.sources import listening
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
 
 Result = tuple[int, RankTrace | None, str]
 """Number of the task, and its trace or the reason why there is none."""
+
+
+Told = Callable[[int, float], None]
+"""Is told the number of a task and which part of it is done, 0 to 1."""
+_BETWEEN_PARTS_S = 0.2
+"""A line that moves five times a second moves smoothly enough."""
+
+
+class Part(NamedTuple):
+    """How far a process is with a task, as it says before it has the result."""
+
+    number: int
+    done: float
 
 
 class Task(NamedTuple):
@@ -49,10 +66,12 @@ def attempt(file: str, rank: int | None, cache: bool) -> tuple[RankTrace | None,
         return None, f"{file} cannot be read ({type(error).__name__}: {error})."
 
 
-def load_here(tasks: Sequence[Task]) -> Iterator[Result]:
-    """Results of ``tasks`` in order, read in this process."""
+def load_here(tasks: Sequence[Task], told: Told) -> Iterator[Result]:
+    """Results of ``tasks`` in order, read in this process; ``told`` of each how far it is."""
     for task in tasks:
-        yield (task.number, *attempt(task.file, task.rank, task.cache))
+        with listening(partial(told, task.number)):
+            result = attempt(task.file, task.rank, task.cache)
+        yield (task.number, *result)
 
 
 def serve(channel: Connection) -> None:
@@ -62,11 +81,27 @@ def serve(channel: Connection) -> None:
             number, file, rank, cache = channel.recv()
         except EOFError:
             return
-        trace, reason = attempt(file, rank, cache)
+        with listening(_sending(channel, number)):
+            trace, reason = attempt(file, rank, cache)
         try:
             channel.send((number, trace, reason))
         except OSError:
             return
+
+
+def _sending(channel: Connection, number: int) -> Callable[[float], None]:
+    """What says by ``channel`` how far a task is, now and then."""
+    said_s = time.monotonic()
+
+    def send(part: float) -> None:
+        nonlocal said_s
+        if time.monotonic() - said_s < _BETWEEN_PARTS_S:
+            return
+        said_s = time.monotonic()
+        with suppress(OSError):  # nobody waits any more, as is seen when the result is sent
+            channel.send(Part(number, part))
+
+    return send
 
 
 def main() -> None:

@@ -6,8 +6,9 @@ import glob
 import os
 import stat
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of
@@ -18,8 +19,7 @@ _MOST_NAMED = 3
 """Files that are named of those that were passed over."""
 
 
-@dataclass(frozen=True)
-class TraceSet:
+class TraceSet(msgspec.Struct, frozen=True):
     """Files that hold profiler traces, in sorted order, a file of several ranks once for each (:func:`parts_of`); and what was left
     out on the way, a sentence each."""
 

@@ -4,39 +4,43 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from pathlib import Path
+
+import msgspec
+from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import RankTrace, Shared, is_archive
-from ddpdoctor.trace.engines import Engine, Processes, Result, Task, open_engine
+from ddpdoctor.trace.engines import Engine, Processes, Result, Task, Told, open_engine
 from ddpdoctor.trace.formats import file_of
 from ddpdoctor.trace.sources import is_url, shown
 
 from .select import one_job
 
-_WORTH_PROCESSES_BYTES = 8 << 20
-"""Compressed size of all files from which on processes are started: about a second of reading."""
+_WORTH_PROCESSES_BYTES = 5 << 20
+"""Compressed size that other processes must take off this one's hands: about 0.8 s of reading, where a process takes 0.35 s to
+start, and its columns some to travel."""
+_UNKNOWN_BYTES = 8 << 20
+"""What a file is taken to have that comes by a network."""
 _WORTH_KEEPING_BYTES = 16 << 20
 """JSON of all files from which on their columns are kept: less is read anew in the time that opening kept columns takes."""
 _PACKED = 12
 """Times its compressed size that a profiler's JSON has, about."""
 
 
-@dataclass
-class LoadedTraces:
+class LoadedTraces(msgspec.Struct):
     """The traces of one job, sorted by rank; what was noticed; and the files that could not be used, with the reason."""
 
-    traces: list[RankTrace] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
+    traces: list[RankTrace] = msgspec.field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
+    failed: list[tuple[str, str]] = msgspec.field(default_factory=list)
 
 
 def load_traces(
     files: Sequence[str],
     *,
     jobs: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[float], None] | None = None,
     ranks: Mapping[str, int] | None = None,
     cache: bool = False,
     engine: str | None = None,
@@ -79,36 +83,54 @@ def read_traces(
     files: Sequence[str],
     *,
     jobs: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[float], None] | None = None,
     ranks: Mapping[str, int] | None = None,
     cache: bool = False,
     engine: str | None = None,
 ) -> Iterator[Result]:
     """(position in ``files``, trace or None, why there is none) of each file, as they are done.
 
-    ``jobs``: processes at most (default: one a processor). ``progress(done, total)`` is called after each
-    file. ``ranks``: rank by file, where the caller knows it. ``cache``: use and fill the cache of parsed
+    ``jobs``: processes at most (default: one a processor). ``progress`` is told which part of the files' bytes is read, 0 to 1,
+    after each file and within large ones. ``ranks``: rank by file, where the caller knows it. ``cache``: use and fill the cache of parsed
     columns, where reading takes longer than that. ``engine``: where files are read, see :func:`open_engine`
     (default: processes of this machine).
     """
     known = ranks or {}
     keep = cache and _worth_keeping(files)
     work = [Task(i, file, known.get(file), keep) for i, file in enumerate(files)]
-    for done, result in enumerate(_engine(files, jobs, engine).results(work), 1):
-        number, trace, reason = result
+    parts = _Parts(files, progress)
+    for number, trace, reason in _engine(files, jobs, engine, parts.tell).results(work):
         yield (number, *_without_secrets(files[number], trace, reason))
-        if progress is not None:
-            progress(done, len(work))
+        parts.tell(number, 1.0)
 
 
-def _engine(files: Sequence[str], jobs: int | None, engine: str | None) -> Engine:
+class _Parts:
+    """How far the reading of all files is, by their bytes."""
+
+    def __init__(self, files: Sequence[str], progress: Callable[[float], None] | None) -> None:
+        self._progress = progress
+        self._bytes = [max(_size(file), 1) for file in files] if progress is not None else []
+        self._whole_bytes = sum(self._bytes)
+        self._done = [0.0] * len(self._bytes)
+        self._done_bytes = 0.0
+
+    def tell(self, number: int, part: float) -> None:
+        """So much is done of the file of this number."""
+        if self._progress is None:
+            return
+        self._done_bytes += self._bytes[number] * (part - self._done[number])
+        self._done[number] = part
+        self._progress(min(self._done_bytes / self._whole_bytes, 1.0))
+
+
+def _engine(files: Sequence[str], jobs: int | None, engine: str | None, told: Told) -> Engine:
     if engine is not None:
         return open_engine(engine, jobs)
     workers = min(jobs or _processors(), len(files))
     if any(map(is_archive, files)):
         # What reads Parquet ends its process on some files that were made to harm.
-        return Processes(workers, apart=True)
-    return Processes(workers if _worth_it(files, workers) else 1)
+        return Processes(workers, told, apart=True)
+    return Processes(workers if _worth_it(files, workers) else 1, told)
 
 
 def _processors() -> int:
@@ -121,8 +143,7 @@ def _processors() -> int:
 def _worth_it(files: Sequence[str], workers: int) -> bool:
     if workers < 2:
         return False
-    sizes = [_size(file) for file in files]
-    return sum(sizes) > _WORTH_PROCESSES_BYTES
+    return sum(map(_size, files)) * (1 - 1 / workers) > _WORTH_PROCESSES_BYTES
 
 
 def _worth_keeping(files: Sequence[str]) -> bool:
@@ -135,7 +156,7 @@ def _worth_keeping(files: Sequence[str]) -> bool:
 
 def _size(file: str) -> int:
     if is_url(file):
-        return _WORTH_PROCESSES_BYTES
+        return _UNKNOWN_BYTES
     try:
         return Path(file_of(file)).stat().st_size
     except OSError:

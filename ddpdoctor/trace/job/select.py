@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import replace
 
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import RankTrace

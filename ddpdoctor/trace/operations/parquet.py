@@ -70,12 +70,12 @@ def read_table(path: str) -> pl.DataFrame:
             columns = pl.read_parquet_schema(stream)
             if missing := sorted(COLUMNS - set(columns)):
                 raise UnusableInput(
-                    f"{path} is no table of operations: it lacks the column(s) {', '.join(missing)}."
+                    f"{path} is not a table of operations: it lacks the column(s) {', '.join(missing)}."
                 )
             stream.seek(0)
             rows = pl.scan_parquet(stream).select(pl.len()).collect().item()
             if rows > _FREE_ROWS + Path(path).stat().st_size:
-                raise UnusableInput(f"{path} is no table of operations: it has more rows than bytes.")
+                raise UnusableInput(f"{path} is not a table of operations: it has more rows than bytes.")
             stream.seek(0)
             table = pl.read_parquet(stream, columns=sorted(COLUMNS))
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as error:

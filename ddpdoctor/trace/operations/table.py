@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 Integers = NDArray[np.int64]
 
 
-@dataclass(frozen=True)
-class Operations:
+class Operations(msgspec.Struct, frozen=True):
     """The operations of a job, N rows sorted by step, replica, stage and start."""
 
     source: str
@@ -39,7 +39,7 @@ class Operations:
     duration_s: NDArray[np.float64]
     world_size: int | None = None
     """Ranks of the whole job, tensor-parallel ones included; None where no metadata lies beside the trace."""
-    notes: list[str] = field(default_factory=list)
+    notes: list[str] = msgspec.field(default_factory=list)
 
     @property
     def size(self) -> int:
@@ -57,6 +57,6 @@ class Operations:
 
     def only(self, chosen: NDArray[np.bool_]) -> Operations:
         """The chosen rows ([N] booleans)."""
-        columns = {f.name: getattr(self, f.name) for f in fields(self)}
+        columns = msgspec.structs.asdict(self)
         rows: dict[str, Any] = {k: v[chosen] for k, v in columns.items() if isinstance(v, np.ndarray)}
         return replace(self, **rows)

@@ -7,6 +7,7 @@ for a note. Besides the bytes, only a file's name says something here: of which 
 
 from .ahead import ahead
 from .files import is_hollow, open_binary, open_place
+from .howfar import listening, tell
 from .pieces import GZIP, LFS_POINTER, PIECE_BYTES, ZSTD, Source
 from .ranks import MOST_RANKS, host_of_name, rank_of_name
 from .remote import content_tag, expand_url, is_url, shown
@@ -24,8 +25,10 @@ __all__ = [
     "host_of_name",
     "is_hollow",
     "is_url",
+    "listening",
     "open_binary",
     "open_place",
     "rank_of_name",
     "shown",
+    "tell",
 ]

@@ -25,6 +25,17 @@ def open_place(path: str) -> BinaryIO:
     return open_url(path) if is_url(path) else open_binary(path)
 
 
+def size_of(stream: BinaryIO) -> int:
+    """Bytes of what is open, as it lies there; 0 where nobody knows."""
+    size = getattr(stream, "size", None)
+    if isinstance(size, int):
+        return size
+    try:
+        return os.fstat(stream.fileno()).st_size
+    except (OSError, AttributeError, ValueError):
+        return 0
+
+
 def is_hollow(status: os.stat_result) -> bool:
     """Whether a file is mostly holes, which take their time to be read and hold nothing."""
     stored = status.st_blocks * _BLOCK_BYTES * _MOST_HOLLOW

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
 from pathlib import Path
 
 import pytest
@@ -65,9 +64,7 @@ def test_a_rank_that_was_stopped(tmp_path):
 
 def test_nothing_of_a_log_can_be_set(tmp_path):
     (log,) = logs_of(record(tmp_path / "run", Job(world=1, steps=4)))
-    with pytest.raises(FrozenInstanceError):
-        log.steps = ()
-    for frozen, name in ((log.steps[0], "start_ns"), (log.steps[0].events[0], "start_ns")):
+    for frozen, name in ((log, "steps"), (log.steps[0], "start_ns"), (log.steps[0].events[0], "start_ns")):
         with pytest.raises(AttributeError, match="immutable"):
             setattr(frozen, name, 0)
 

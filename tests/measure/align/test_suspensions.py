@@ -68,7 +68,7 @@ def test_one_step_far_beyond_all_others_where_nothing_was_sampled(tmp_path):
     suspend(folder, STEP, 3600 * S)
     found, notes = measured(folder)
     (note,) = told(notes)
-    assert "suspended, or stood still, for 60 min" in note
+    assert "suspended, or stuck, for 60 min" in note
     assert late_facts(found)["data"].ms_per_step == pytest.approx(6.0, abs=0.1)
     assert found.facts.steps.mean_ms == pytest.approx(25.5, abs=0.1)
 

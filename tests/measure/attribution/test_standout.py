@@ -98,7 +98,7 @@ def test_the_diagnosis_tells_in_which_steps_and_what_the_window_leaves_open(tmp_
     first = said.findings[0]
     assert (first.rule, first.ranks, first.severity) == ("rank-imbalance/intermittent", [2], "warning")
     assert "in 3 of 8 recorded steps (steps 4, 6 and 8)" in said.verdict.headline
-    assert "cannot tell how often" in first.explanation
+    assert "cannot show how often" in first.explanation
     assert any("ddpdoctor run" in (fix.snippet or "") for fix in first.fixes)
 
 
@@ -106,7 +106,7 @@ def test_one_late_step_is_told_but_not_warned_of(tmp_path):
     generate(planted(once("host_gap_forward", 1, 4, ms=15)), tmp_path)
     said = analyze(str(tmp_path), Options(cache=False, jobs=1))
     assert said.healthy and said.findings[0].severity == "info"
-    assert said.verdict.rule is None and "Rank 1 comes" in said.verdict.headline
+    assert said.verdict.rule is None and "Rank 1 is" in said.verdict.headline
 
 
 def test_a_checkpoint_is_warned_of_from_the_first(tmp_path):
@@ -235,7 +235,7 @@ def test_the_diagnosis_of_pauses_in_turn(tmp_path):
     generate(planted(*pauses), tmp_path)
     first = analyze(str(tmp_path), Options(cache=False, jobs=1)).findings[0]
     assert (first.rule, first.ranks, first.severity) == ("rank-imbalance/alternating", None, "warning")
-    assert "in 4 of 8 recorded steps" in first.explanation and "cannot tell how often" in first.explanation
+    assert "in 4 of 8 recorded steps" in first.explanation and "cannot show how often" in first.explanation
 
 
 @pytest.mark.parametrize("steps", [(4,), (2, 5)])

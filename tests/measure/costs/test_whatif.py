@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -129,4 +130,4 @@ def test_barriers_gone(tmp_path):
 
 def test_what_is_not_there_cannot_be_taken_out(graphs):
     assert whatif.no_barriers(graphs("balanced")) is None
-    assert whatif.perfect_overlap(replace(graphs("balanced"), groups=[])) is None
+    assert whatif.perfect_overlap(msgspec.structs.replace(graphs("balanced"), groups=[])) is None

@@ -9,11 +9,11 @@ import io
 import json
 import logging
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.measure.export import hta_results, hta_trace

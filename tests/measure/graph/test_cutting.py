@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.measure.align import align_and_match
 from ddpdoctor.measure.graph import matched_collectives
@@ -15,7 +16,9 @@ from tests.measure.align.jobs import Job, recorded
 def steps_told_and_true(job, ahead):
     """Of each matched collective; the profiler of rank r counts ``ahead[r]`` steps more than it should."""
     ranks = [
-        replace(of, window=replace(of.window, steps=[(n + ahead[r], *span) for n, *span in of.window.steps]))
+        dataclasses.replace(
+            of, window=replace(of.window, steps=[(n + ahead[r], *span) for n, *span in of.window.steps])
+        )
         for r, of in enumerate(recorded(job))
     ]
     windows, matched = align_and_match([of.window for of in ranks])

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import random
-from dataclasses import replace
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.measure.graph import CycleGroup, Lane, Sync, dependence

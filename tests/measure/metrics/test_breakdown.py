@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.measure.graph import CycleGroup, Sync
 from ddpdoctor.measure.metrics import critical_breakdown, cycle_breakdown, rank_breakdown

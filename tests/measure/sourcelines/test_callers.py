@@ -45,7 +45,17 @@ def test_of_ten_places_that_call_a_helper_the_slow_one_is_named(tmp_path):
     found, _ = measured(folder)
     (where,) = late_facts(found)["host"].where
     assert (where.file, where.line) == (HELPER, 18)
-    assert where.callers == (called_from(4),)
+    assert (where.callers, where.more_callers) == ((called_from(4),), 0)
+
+
+def test_a_helper_that_two_places_call_alike_says_that_there_is_another(tmp_path):
+    folder = record(tmp_path / "run", Job(host=4.0, extra=plant(1, host=8.0)))
+    for rank in range(4):
+        own = {2: 30, 7: 20} if rank == 1 else {}
+        write_samples(folder, rank, [own.get(place, 1) for place in range(PLACES)])
+    found, _ = measured(folder)
+    (where,) = late_facts(found)["host"].where
+    assert (where.callers, where.more_callers) == ((called_from(2),), 1)
 
 
 def test_frames_of_a_profile_have_callers(tmp_path):

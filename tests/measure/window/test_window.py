@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -21,9 +22,8 @@ def contents(window):
     """Everything that stands in a window but its trace, as plain values."""
 
     def plain(value):
-        if dataclasses.is_dataclass(value):
-            fields = [f.name for f in dataclasses.fields(value) if f.name != "trace"]
-            return {name: plain(getattr(value, name)) for name in fields}
+        if isinstance(value, msgspec.Struct):
+            return {name: plain(of) for name, of in msgspec.structs.asdict(value).items() if name != "trace"}
         if isinstance(value, dict):
             return {name: plain(of) for name, of in value.items()}
         if isinstance(value, tuple | list):

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import io
 import json
 import zipfile
 from pathlib import Path
 
+import msgspec
 import polars
 import pytest
 
@@ -35,8 +35,8 @@ def test_a_digest_gives_what_the_trace_gives(tmp_path):
         assert made.meta.source.startswith(str(tmp_path / "out" / name)) and len(made.meta.notes) == len(
             trace.meta.notes
         )
-        meta = dataclasses.replace(made.meta, source=path, notes=trace.meta.notes)
-        assert_same(dataclasses.replace(made, meta=meta), trace)
+        meta = msgspec.structs.replace(made.meta, source=path, notes=trace.meta.notes)
+        assert_same(msgspec.structs.replace(made, meta=meta), trace)
 
 
 def test_rank_and_host_are_those_of_the_traces_place(tmp_path):

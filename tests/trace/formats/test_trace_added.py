@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import io
 import os
-from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.errors import UnusableInput
@@ -19,7 +19,7 @@ from tests.trace.trace_files import document, events, write
 ADDED = Path(__file__).parent / "added"
 STEP_NS = 10_000_000
 
-COLUMNS = [column.name for column in fields(Collectives)]
+COLUMNS = Collectives.__struct_fields__
 
 
 @pytest.fixture

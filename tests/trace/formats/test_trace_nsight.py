@@ -14,6 +14,7 @@ import pytest
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import Lane, RankTrace, find_traces, load_trace, load_traces
 from ddpdoctor.trace.columns import read_archive, write_archive
+from ddpdoctor.trace.formats import parts_of
 from tests.trace.nsight_export import INIT, LEAD_NS, NEW, OLD, SESSION_NS, export
 from tests.trace.trace_files import BASE_NS, SHARED, document, event, kernel, write
 
@@ -351,3 +352,13 @@ def test_a_real_export_without_collectives():
         {0},
         {1},
     ]
+
+
+def test_how_far_an_export_is_shows_while_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddpdoctor.trace.formats.nsight.database._BATCH_ROWS", 50)
+    both = [trace_of(tmp_path, rank, step_events(60)) for rank in range(2)]
+    file = export(tmp_path / "both.sqlite", both)
+    told = []
+    load_traces(parts_of(file), jobs=1, progress=told.append)
+    assert told == sorted(told) and len(set(told)) > 10 and told[-1] == pytest.approx(1)
+    assert any(0.05 < part < 0.45 for part in told) and any(0.55 < part < 0.95 for part in told)

@@ -16,6 +16,7 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import find_traces, load_trace, load_traces
+from ddpdoctor.trace.engines import Task, serve
 from ddpdoctor.trace.sources import Source
 from tests.trace.trace_files import SHARED, assert_same, columns, document, event, events, job, write
 
@@ -35,9 +36,8 @@ def always_processes(monkeypatch):
 def test_processes_give_what_one_process_gives(tmp_path, always_processes):
     files = job(tmp_path, [2, 0, 1])
     files.append(write(tmp_path / "bad.json", "{}"))
-    calls = []
     one = load_traces(files, jobs=1)
-    two = load_traces(files, jobs=2, progress=lambda *call: calls.append(call))
+    two = load_traces(files, jobs=2)
     assert [t.meta.rank for t in one.traces] == [t.meta.rank for t in two.traces] == [0, 1, 2]
     for mine, theirs in zip(one.traces, two.traces, strict=True):
         assert_same(mine, theirs)
@@ -46,7 +46,59 @@ def test_processes_give_what_one_process_gives(tmp_path, always_processes):
         == two.failed
         == [(files[3], f'{files[3]} holds no profiler events: it has no list "traceEvents".')]
     )
-    assert calls == [(1, 4), (2, 4), (3, 4), (4, 4)]
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_each_file_counts_by_its_bytes(tmp_path, always_processes, jobs):
+    """A file of which nothing can be used is done with, too."""
+    small, large = job(tmp_path, [0])[0], write(tmp_path / "rank1.json", document(events(2000), 1))
+    files = [small, large, write(tmp_path / "bad.json", "{}")]
+    told = []
+    load_traces(files, jobs=jobs, progress=told.append)
+    sizes = [Path(file).stat().st_size for file in files]
+    assert told == sorted(told) and told[-1] == pytest.approx(1)
+    assert any(
+        part == pytest.approx(sum(chosen) / sum(sizes))
+        for part in told
+        for chosen in ([sizes[0]], [sizes[0], sizes[2]], [sizes[1]], [sizes[1], sizes[2]])
+    )
+
+
+def test_how_far_a_large_file_is_shows_while_it_is_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(Source.pieces, "__defaults__", (1 << 16,))
+    monkeypatch.setattr("ddpdoctor.trace.sources.pieces._READ_BYTES", 1 << 12)
+    file, told = write(tmp_path / "rank0.json.gz", json.dumps(document(events(4000)))), []
+    load_traces([file], jobs=1, progress=told.append)
+    within = [part for part in told if 0 < part < 1]
+    assert len(within) > 10 and told == sorted(told)
+    assert within[0] < 0.3 and within[-1] > 0.8 and told[-1] == 1
+
+
+class Channel:
+    """One task, and what is said about it."""
+
+    def __init__(self, task):
+        self.tasks, self.said = [task], []
+
+    def recv(self):
+        if not self.tasks:
+            raise EOFError
+        return self.tasks.pop()
+
+    def send(self, answer):
+        self.said.append(answer)
+
+
+def test_a_process_says_how_far_it_is_before_it_has_the_columns(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddpdoctor.trace.engines.worker._BETWEEN_PARTS_S", 0.0)
+    monkeypatch.setattr(Source.pieces, "__defaults__", (1 << 16,))
+    channel = Channel(
+        Task(3, write(tmp_path / "rank0.json", json.dumps(document(events(4000)))), None, False)
+    )
+    serve(channel)
+    *parts, (number, trace, _) = channel.said
+    assert number == 3 and trace.size and {part.number for part in parts} == {3}
+    assert len(parts) > 5 and all(0 <= part.done < 1 for part in parts)
 
 
 def test_a_worker_that_dies_names_its_file_and_the_rest_goes_on(tmp_path, always_processes):
@@ -54,8 +106,8 @@ def test_a_worker_that_dies_names_its_file_and_the_rest_goes_on(tmp_path, always
     os.mkfifo(tmp_path / "stuck.json")
     stuck = str(tmp_path / "stuck.json")
 
-    def kill_once_the_others_are_done(done, _):
-        for process in psutil.Process().children() if done == 3 else []:
+    def kill_once_the_others_are_done(part):
+        for process in psutil.Process().children() if part > 0.99 else []:
             with contextlib.suppress(psutil.Error):
                 if "ddpdoctor.trace.engines.worker" in " ".join(process.cmdline()):
                     process.send_signal(signal.SIGKILL)

@@ -7,6 +7,7 @@ import threading
 from pathlib import Path
 
 import fsspec
+import msgspec
 import pytest
 
 from ddpdoctor.errors import UnusableInput
@@ -118,11 +119,10 @@ def test_what_is_a_url():
 
 def test_local_files_are_the_same_by_url(tmp_path):
     path = write(tmp_path / "rank0.json", document(events(9)))
-    import dataclasses
-
     remote = load_trace(f"file://{path}")
     assert_same(
-        dataclasses.replace(remote, meta=dataclasses.replace(remote.meta, source=path)), load_trace(path)
+        msgspec.structs.replace(remote, meta=msgspec.structs.replace(remote.meta, source=path)),
+        load_trace(path),
     )
 
 

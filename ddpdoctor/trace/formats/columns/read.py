@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of

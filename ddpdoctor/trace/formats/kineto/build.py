@@ -33,6 +33,8 @@ from .stream import Batch, EventStream
 
 Rows = Sequence[Event | ExactEvent]
 _TS, _DUR = attrgetter("ts"), attrgetter("dur")
+_AT_ONCE = 2048
+"""Events that are made columns at a time: as many as a processor's own cache holds, a fifth of a batch."""
 _LONGEST_NAME = 1 << 15
 """Characters that are kept of an event's name: those of kernels made of templates have some thousands."""
 _MOST_CATEGORIES = 10_000
@@ -59,22 +61,31 @@ class ColumnBuilder:
         self._collectives = CollectiveRows()
         self._rows = 0
         self.events = 0
-        """Events of any kind; one batch may count twice."""
+        """Events of any kind."""
         self.without_time = 0
         self.without_duration = 0
         self.without_name = 0
 
     def add(self, batch: Batch, stream: EventStream) -> None:
-        """Appends the complete and instant events of ``batch`` and reads its metadata events."""
+        """Appends the complete and instant events of ``batch`` and reads its metadata events. Leaves nothing in it: some at a
+        time are looked at again and again while they are near, and then let go of.
+        """
         self.events += len(batch)
+        while batch:
+            try:
+                self._add_some(batch[:_AT_ONCE], stream.source.path)
+            except times.InexactTimesError:
+                left = len(batch)
+                batch.clear()
+                batch = stream.again_exactly()[-left:]
+            else:
+                del batch[:_AT_ONCE]
+
+    def _add_some(self, batch: Batch, path: str) -> None:
+        """Raises InexactTimesError, before anything is appended, where the times need their text."""
         rows = [e for e in batch if e.ph == "X" or e.ph == "i" or e.ph == "I"]
         if rows:
-            try:
-                start = _starts_ns(rows)
-            except times.InexactTimesError:
-                self.add(stream.again_exactly(), stream)
-                return
-            self._add_timed(rows, start, _durations_ns(rows), stream.source.path)
+            self._add_timed(rows, _starts_ns(rows), _durations_ns(rows), path)
         self.lanes.label(e for e in batch if e.ph == "M")
 
     def _add_timed(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.sources import Source, ahead
+from ddpdoctor.trace.sources import Source, ahead, tell
 
 from .events import EVENTS, EXACT_EVENTS, Event, ExactEvent
 from .repair import repair, repair_event
@@ -82,6 +82,7 @@ class EventStream:
         with closing(ahead(self.source.pieces())) as pieces:
             rest, enough_bytes = self._find_events(pieces), 0
             for piece in pieces:
+                tell(self.source.part)
                 if self._closed:
                     self._tail += piece
                     if len(self._tail) > _TOP_BYTES:

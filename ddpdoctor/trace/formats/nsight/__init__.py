@@ -7,9 +7,19 @@ ranks (``processes``), of which rank, job and clock they are (``identity``), wha
 (``host``, ``ranges``), and NCCL's own description of its calls (``payloads``, ``nccl``) become the one table (``build``).
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.deferred import deferred
+
 from .address import file_of
-from .processes import parts
-from .read import read
-from .recognise import recognises
+from .recognise import parts, recognises
+
+if TYPE_CHECKING:
+    from .reader import read
 
 __all__ = ["file_of", "parts", "read", "recognises"]
+
+# Whatever file is analysed, this door is asked whether it is one of these; few are.
+__getattr__ = deferred(__name__, {"read": "reader"})

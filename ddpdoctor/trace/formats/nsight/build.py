@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -30,8 +30,7 @@ _NARROW = ("name", "category", "lane", "stream", "device", "shapes")
 _WIDE = ("start_ns", "duration_ns", "correlation", "bytes")
 
 
-@dataclass(frozen=True)
-class Rows:
+class Rows(msgspec.Struct, frozen=True):
     """Events of the same kind, N of them; times as in the file, :data:`MISSING` where a number is absent."""
 
     category: str | Sequence[str]

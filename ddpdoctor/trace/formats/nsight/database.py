@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ import numpy as np
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of
 from ddpdoctor.trace.columns import IntColumn
+from ddpdoctor.trace.sources import tell
 
 MISSING = np.iinfo(np.int64).min
 """Stands where a number is absent."""
@@ -76,6 +77,8 @@ class Database:
         self._most_rows = size // _LEAST_ROW_BYTES
         self._bytes_left = _LEAST_BYTES + _MOST_READINGS * size
         self._until_s = time.monotonic() + min(_LEAST_S + size / _BYTES_PER_S, _MOST_S)
+        self._ahead_rows: dict[str, int] = {}
+        self._expected_rows = self._passed_rows = 0
         try:
             self._prepare()
             self.tables: dict[str, frozenset[str]] = {}
@@ -135,6 +138,25 @@ class Database:
         """Whether there is this table with these columns."""
         return table in self.tables and self.tables[table].issuperset(columns)
 
+    def expect(self, tables: Iterable[str]) -> None:
+        """From here on say how far the reading of these tables is."""
+        self._ahead_rows = {table: self._last_row(table) for table in tables if table in self.tables}
+        self._expected_rows, self._passed_rows = sum(self._ahead_rows.values()), 0
+
+    def _last_row(self, table: str) -> int:
+        """About how many rows a table has: SQLite counts none without reading all of them, but knows the number of the last."""
+        sql = f"SELECT rowid FROM {_quoted(table)} ORDER BY rowid DESC LIMIT 1"
+        try:
+            number = next((row[0] for batch in self._rows(sql, ()) for row in batch), 0)
+        except DamagedError:
+            return 0
+        return min(max(number, 0), self._most_rows) if isinstance(number, int) else 0
+
+    def _tell(self, rows: int) -> None:
+        """So many rows of the table at hand were read."""
+        if self._expected_rows:
+            tell((self._passed_rows + rows) / self._expected_rows)
+
     def batches(
         self,
         table: str,
@@ -159,7 +181,10 @@ class Database:
             ),
         ]
         sql = f"SELECT {', '.join(asked)} FROM {_quoted(table)} AS e NOT INDEXED"
+        seen = 0
         for rows in self._rows(sql + (f" WHERE {where}" if where else ""), values):
+            seen += len(rows)
+            self._tell(seen)
             columns = list(zip(*rows, strict=True))
             batch: Batch = {}
             for name in numbers:
@@ -170,6 +195,7 @@ class Database:
             for name in texts:
                 batch[name] = [value if isinstance(value, str) else None for value in columns.pop(0)]
             yield batch
+        self._passed_rows += self._ahead_rows.pop(table, 0)
 
     def strings(self, ids: Sequence[int]) -> dict[int, str]:
         """What the numbers of the file's names stand for, as far as it tells. Raises :class:`DamagedError`."""

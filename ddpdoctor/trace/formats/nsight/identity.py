@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+import msgspec
 
 from ddpdoctor.trace.columns import LIMIT_NS
 from ddpdoctor.trace.sources import MOST_RANKS, rank_of_name
@@ -48,8 +49,7 @@ _VERSIONS = {
 }
 
 
-@dataclass(frozen=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """Which rank a process is."""
 
     rank: int | None

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from ddpdoctor.trace import classify
 from ddpdoctor.trace.columns import Collectives, IntColumn, RankTrace
@@ -39,8 +40,7 @@ _DTYPE = "byte"
 _CALLS = ("cuda_runtime", "cuda_driver")
 
 
-@dataclass(frozen=True)
-class _Launching:
+class _Launching(msgspec.Struct, frozen=True):
     """A range in which NCCL launches, and the calls that it launches there."""
 
     start: int

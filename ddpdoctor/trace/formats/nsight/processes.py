@@ -9,17 +9,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import classify
 from ddpdoctor.trace.columns import IntColumn
 
-from .address import address, is_sqlite
 from .database import MISSING, DamagedError, Database
 from .tables import GRAPHS, KERNELS, NAMES, NVTX, RUNTIME
 from .texts import marks_a_rank
@@ -31,8 +30,7 @@ _MOST_PROCESSES = 1024
 """Ranks on one host; it has at most some dozens of devices."""
 
 
-@dataclass(frozen=True)
-class Process:
+class Process(msgspec.Struct, frozen=True):
     """A process that is a rank."""
 
     key: int | None
@@ -45,17 +43,6 @@ class Process:
     def pid(self) -> int:
         """Its number on the host; -1 unknown."""
         return -1 if self.key is None else self.key & _PID_MASK
-
-
-def parts(path: str) -> tuple[str, ...]:
-    """An address for each rank in the file at ``path``; () where it holds one, or is no file of Nsight Systems."""
-    if not is_sqlite(path):
-        return ()
-    try:
-        found = ranks_in(path)
-    except (UnusableInput, DamagedError):  # its reader tells
-        return ()
-    return tuple(address(path, i, len(found)) for i in range(len(found))) if len(found) > 1 else ()
 
 
 def ranks_in(path: str) -> tuple[Process, ...]:

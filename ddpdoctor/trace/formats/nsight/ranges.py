@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.trace.columns import IntColumn
@@ -19,15 +19,14 @@ _REMEMBERED = 1 << 16
 """Texts whose meaning is kept; those of operators have a number each."""
 
 
-@dataclass
-class Marks:
+class Marks(msgspec.Struct):
     """Ranges that tell more than their time; times as in the file."""
 
-    names: list[str] = field(default_factory=list)
-    start: list[int] = field(default_factory=list)
-    end: list[int] = field(default_factory=list)
-    thread: list[int] = field(default_factory=list)
-    payload: list[Fields] = field(default_factory=list)
+    names: list[str] = msgspec.field(default_factory=list)
+    start: list[int] = msgspec.field(default_factory=list)
+    end: list[int] = msgspec.field(default_factory=list)
+    thread: list[int] = msgspec.field(default_factory=list)
+    payload: list[Fields] = msgspec.field(default_factory=list)
     """What the range carries, by its name; {} without."""
 
     def add(self, name: str, start: int, end: int, thread: int, payload: Fields) -> None:
@@ -39,8 +38,7 @@ class Marks:
         self.payload.append(payload)
 
 
-@dataclass(frozen=True)
-class Ranges:
+class Ranges(msgspec.Struct, frozen=True):
     """What the ranges of a process told besides their rows."""
 
     annotations: Marks

@@ -1,13 +1,14 @@
-"""Whether a file is an export of Nsight Systems, by its name and first bytes."""
+"""Whether a file is an export of Nsight Systems, by its name and first bytes, and what of it is read.
+
+Asked of every file that is analysed: what opens a database is imported where there is one.
+"""
 
 from __future__ import annotations
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.formats import Candidate
 
-from .address import MAGIC, is_sqlite, split
-from .database import Database
-from .tables import OF_EXPORTS
+from .address import MAGIC, address, is_sqlite, split
 
 _SUFFIX = ".sqlite"
 """As ``nsys export`` names its files."""
@@ -28,8 +29,25 @@ def recognises(candidate: Candidate) -> bool:
 
 def is_export(path: str) -> bool:
     """Whether the SQLite file at ``path`` has a table of Nsight Systems."""
+    from .database import Database
+    from .tables import OF_EXPORTS
+
     try:
         with Database(path) as database:
             return not OF_EXPORTS.isdisjoint(database.tables)
     except UnusableInput:
         return False
+
+
+def parts(path: str) -> tuple[str, ...]:
+    """An address for each rank in the file at ``path``; () where it holds one, or is no file of Nsight Systems."""
+    if not is_sqlite(path):
+        return ()
+    from .database import DamagedError
+    from .processes import ranks_in
+
+    try:
+        found = ranks_in(path)
+    except (UnusableInput, DamagedError):  # its reader tells
+        return ()
+    return tuple(address(path, i, len(found)) for i in range(len(found))) if len(found) > 1 else ()

@@ -9,9 +9,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.trace import classify
@@ -35,8 +35,7 @@ _LONGEST_NAME = 200
 _FEWEST = 2
 
 
-@dataclass(frozen=True)
-class Steps:
+class Steps(msgspec.Struct, frozen=True):
     """Steps that ranges tell; times as in the file."""
 
     number: Sequence[int]

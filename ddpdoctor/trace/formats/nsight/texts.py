@@ -7,7 +7,8 @@ and ``op_id``. Without these it is a range that somebody pushed, or an operator 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+import msgspec
 
 from ddpdoctor.trace.formats.kineto.categories import is_annotation_name
 
@@ -29,8 +30,7 @@ _OF_A_RANK = (
 )  # fmt: skip
 
 
-@dataclass(frozen=True)
-class Range:
+class Range(msgspec.Struct, frozen=True):
     """What a range is."""
 
     name: str

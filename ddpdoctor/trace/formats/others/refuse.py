@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+import msgspec
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.formats import Candidate
 
 
-@dataclass(frozen=True)
-class _Kind:
+class _Kind(msgspec.Struct, frozen=True):
     endings: Sequence[str]
     """Of the names of such files, in lower case."""
     says: str
@@ -48,7 +48,7 @@ _KINDS = (
     ),
     _Kind(
         (),
-        "is of NCCL Inspector, which tells how long collectives took and nothing of what ranks did in between: record the same steps "
+        "comes from NCCL Inspector, which shows how long collectives took but not what ranks did in between: record the same steps "
         "with torch.profiler or Nsight Systems.",
         marks=(b'"header"', b'"coll_perf"', b'"coll_sn"'),
     ),

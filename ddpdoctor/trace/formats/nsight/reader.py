@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+
+from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import Lane, RankTrace, TraceMeta
@@ -91,6 +92,7 @@ class _Reading:
         )
         values = () if key is None else (key,)
         ranges = Ranges.none()
+        self._database.expect(sorted(OF_EXPORTS))
         readings: tuple[Callable[[], None], ...] = (
             lambda: Device(self._database, by_process, values).add_to(self._table),
             lambda: add_calls(self._database, by_thread, values, self._table),
@@ -142,20 +144,20 @@ class _Reading:
 
     def _notes(self, marked: bool, rank: int | None) -> Iterator[str]:
         for why in dict.fromkeys(self._broken):
-            yield f"{self._path} {why}: what was read before is used, {self._table.rows} events in all."
+            yield f"{self._path} {why}: what was read before is used, {self._table.rows} events in total."
         if self._table.left_out:
-            yield f"{self._path}: {self._table.left_out} event(s) without a usable time were left out."
+            yield f"{self._path}: {self._table.left_out} event(s) without a usable time were skipped."
         if self._number or rank:
             return  # what holds for all ranks is said once
         if not marked:
             yield (
-                f"{self._file}: no NVTX range marks the steps: they are told by the optimizer's kernels, where these stand out. "
+                f"{self._file}: no NVTX range marks the steps: they are derived from the optimizer's kernels, if these stand out. "
                 'Push a range such as "step 12" around each, or train under torch.autograd.profiler.emit_nvtx().'
             )
         if next(iter(self._database.batches(GRAPHS, ("start",))), None) is not None:
             yield (
-                f"{self._file}: CUDA graphs were recorded as wholes, and what runs in them, collectives too, is not told apart: "
-                "record with --cuda-graph-trace=node."
+                f"{self._file}: CUDA graphs were recorded as wholes, and what runs in them, including collectives, is "
+                "not shown separately: record with --cuda-graph-trace=node."
             )
 
 

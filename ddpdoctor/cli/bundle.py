@@ -1,0 +1,64 @@
+"""``ddpdoctor bundle``: one file that records where ddpdoctor is not installed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ddpdoctor.cli.say import say
+
+
+@click.command("bundle")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("ddpdoctor.pyz"),
+    show_default=True,
+    metavar="F",
+    help="File to write, its name ending in .pyz; any other name is a folder's.",
+)
+def command(out: Path) -> None:
+    """Write one file that records a job with nothing but the job's own Python (3.9 or newer), for images that cannot be changed.
+
+    It needs no other package, and installs none. It records what `ddpdoctor run` records; the diagnosis is made where
+    ddpdoctor is installed. The same version of ddpdoctor always writes the same bytes.
+
+    \b
+    Examples:
+      ddpdoctor bundle --out dd.pyz
+      python dd.pyz run --out runs/big -- torchrun --nproc-per-node 8 train.py    # in the image
+      ddpdoctor analyze runs/big                                                  # here
+    """
+    from ddpdoctor.bundle import write_bundle
+
+    run = _run_command()
+    help_text = run.get_help(click.Context(run, info_name="ddpdoctor run", terminal_width=80))
+    made = write_bundle(out, [_row(each) for each in run.params if isinstance(each, click.Option)], help_text)
+    versions = ", ".join(f"{name} {version}" for name, version in made.versions.items())
+    say(f"written: {made.path} ({made.bytes / 1e3:.0f} kB; {versions}; sha256 of its contents {made.sha256})")
+    say(f"Where the job runs: python {out} run -- torchrun ... ; then, here: ddpdoctor analyze RUN")
+
+
+def _run_command() -> click.Command:
+    from ddpdoctor.cli.run import command as run
+
+    return run
+
+
+def _row(option: click.Option) -> dict[str, Any]:
+    """An option as :mod:`ddpdoctor.bundle.commandline` reads it."""
+    # Where an option has none, click has a mark of its own there, which differs by its version.
+    default = option.default if isinstance(option.default, str | int | float) else None
+    row: dict[str, Any] = {"field": option.name, "names": option.opts, "kind": "text", "default": default}
+    if option.is_flag:
+        row |= {"kind": "flag", "default": bool(default)}
+    elif isinstance(option.type, click.IntRange | click.FloatRange):
+        kind = "integer" if isinstance(option.type, click.IntRange) else "number"
+        row |= {"kind": kind, "least": option.type.min}
+    elif isinstance(option.type, click.Choice):
+        row |= {"kind": "choice", "choices": list(option.type.choices)}
+    elif option.name == "out":
+        row["kind"] = "path"
+    return row

@@ -1,0 +1,116 @@
+"""The roles of optimizers in the training loop, by whose order its rounds are known.
+
+Most optimizers have a role of their own. A loop that makes a new one for each of its steps (federated rounds of one local step, a
+task of meta-learning, a helper that makes one, steps it and drops it) never steps the same object twice, and its id may be the next
+one's, or not. There an optimizer takes over a role from one that had stepped at most once:
+
+* from one that is gone, of the same class and over the same parameters, or else over as many of the same shapes;
+* from one that is still there, kept by somebody or by a cycle of references, where it is the third of its class over the very same
+  parameters: two may well step in turn. One whose role was taken and that steps again gets another.
+
+One that has stepped twice has shown what its role is: after it comes another stage of training, with roles of its own.
+
+Of the job's things nothing is kept alive, and no parameter is referred to weakly either: ``torch.utils.swap_tensors``, and by it
+``Module.to``, refuses those.
+"""
+
+from __future__ import annotations
+
+from typing import Any, List, Tuple
+
+from .numbered import Held
+from .torch_objects import job_torch
+
+MOST_OPEN = 256
+"""Roles that can be taken over: more optimizers than this, each for some of the parameters, are not made anew for each step."""
+
+_Kind = Tuple[Any, ...]
+
+
+class Role:
+    """Of an optimizer, and of those made in its place."""
+
+    __slots__ = ("first", "gone", "kind", "shared", "steps", "turn")
+
+    def __init__(self, kind: _Kind = (), first: int = 0) -> None:
+        self.kind = kind
+        """Class, number of parameters, and shapes of the first and the last."""
+        self.first = first
+        """The id of the first parameter: of an optimizer that is gone it may be another's by now."""
+        self.turn = 0
+        """How many optimizers have had it."""
+        self.steps = 0
+        """Of the one that has it. From the second on not all are counted."""
+        self.gone = False
+        """Whether that one is."""
+        self.shared = False
+        """Whether one took it that was the third over its parameters: so do those after it."""
+
+
+class _Cast:
+    """An optimizer's turn at a role."""
+
+    __slots__ = ("role", "turn")
+
+    def __init__(self, role: Role) -> None:
+        role.turn += 1
+        role.steps, role.gone = 0, False
+        self.role, self.turn = role, role.turn
+
+
+class Roles:
+    """Who has which role."""
+
+    def __init__(self) -> None:
+        self._casts: Held[_Cast] = Held(self._leave)
+        self._open: List[Role] = []
+        """Those whose optimizers had stepped at most once when one was last new, in the order in which they first appeared."""
+
+    def of(self, optimizer: Any) -> Role:
+        """The role of an optimizer that steps."""
+        cast = self._casts.find(optimizer)
+        if cast is not None and cast.turn == cast.role.turn:
+            return cast.role
+        cast = _Cast(self._next(*_described(optimizer)) if cast is None else Role())
+        if type(optimizer).__weakrefoffset__:  # as whatever a scaler is given may not have
+            self._casts.hold(optimizer, cast)
+        return cast.role
+
+    def _next(self, kind: _Kind, first: int) -> Role:
+        """The role of an optimizer that is new."""
+        self._open = [role for role in self._open if role.steps < 2]
+        alike = [role for role in self._open if role.kind == kind]
+        same = [role for role in alike if first and role.first == first]
+        left = [role for role in same if role.gone] or [role for role in alike if role.gone]
+        if left:
+            role = left[0]
+        elif len(same) > 1 or any(role.shared for role in same):
+            role = same.pop()
+            role.shared = True
+            self._open = [each for each in self._open if each not in same]
+        else:
+            role = Role(kind)
+            self._open = [*self._open[1 - MOST_OPEN :], role]
+        role.first = first
+        return role
+
+    def _leave(self, cast: _Cast) -> None:
+        if cast.turn == cast.role.turn:
+            cast.role.gone = True
+
+
+def _described(optimizer: Any) -> Tuple[_Kind, int]:
+    """Its kind, and the id of its first parameter; of one that keeps its parameters in another way only the class."""
+    of_class = type(optimizer).__module__, type(optimizer).__qualname__
+    # Not by getattr: a property would be the job's code.
+    groups = getattr(optimizer, "__dict__", {}).get("param_groups")
+    parameters = groups[0].get("params") if type(groups) is list and groups else None
+    if type(parameters) is not list or not parameters:
+        return of_class, 0
+    first, last = parameters[0], parameters[-1]
+    return (*of_class, len(parameters), _shape(first), _shape(last)), id(first)
+
+
+def _shape(parameter: Any) -> Any:
+    """None of one of the job's own class, whose code would be asked for it."""
+    return parameter.shape if type(parameter) is job_torch().nn.Parameter else None

@@ -1,0 +1,81 @@
+"""What a rank's tensors take on its device, and in which phase of a step: torch's own counters, read beside the training thread.
+
+They are the caching allocator's, which keeps them on the host: reading them asks the device nothing, and waits for no work.
+Looks come once a second, each at a random moment of it, so that together they show each phase of a step, of even steps too. Peaks are
+torch's own, since the job began or last reset them; they are never reset here, because the job may read them, too.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any, Dict
+
+from ...rundir import MEMORY_FILE, MEMORY_SCHEMA
+from ..guard import part
+from ..job import job_torch
+from ..patching import guarded
+from ..recording import Session
+from .whereabouts import Whereabouts
+
+SAME_LOOKS = 600
+"""Looks at one interval, which then doubles: ten minutes tell of a leak in a short job, and a line of 200 bytes a second would
+be 17 MB a day."""
+_PART = part("device memory")
+
+
+class DeviceMemory:
+    """Of one recording."""
+
+    def __init__(self, session: Session, whereabouts: Whereabouts) -> None:
+        self._session, self._whereabouts = session, whereabouts
+        self._calls = self._looks = 0
+        self._every = 1
+        self.look = guarded(_PART, self._look)
+        """To be called once a second, always by the same thread."""
+
+    @property
+    def there(self) -> bool:
+        """Whether the job has used a device by now."""
+        devices = self._session.devices
+        return devices is not None and devices.device is not None
+
+    def _look(self) -> None:
+        devices = self._session.devices
+        if devices is None or devices.device is None:
+            return
+        self._calls += 1
+        if self._calls % self._every:
+            return
+        lines = [_line(self._now(devices.device))]
+        if not self._looks:
+            lines.insert(0, _line(_head(devices.device)))
+        self._looks += 1
+        if not self._looks % SAME_LOOKS:
+            self._every *= 2
+        self._session.spool.write(MEMORY_FILE, "".join(lines).encode())
+
+    def _now(self, device: int) -> Dict[str, Any]:
+        phase = self._whereabouts.phase()
+        # By its number: the current device is each thread's own.
+        counters = job_torch().cuda.memory_stats_as_nested_dict(device)
+        allocated, reserved = (counters[f"{kind}_bytes"]["all"] for kind in ("allocated", "reserved"))
+        return {
+            "t_ns": time.time_ns(),
+            "step": self._session.recorder.step,
+            "phase": None if phase is None else phase.value,
+            "allocated_bytes": allocated["current"],
+            "reserved_bytes": reserved["current"],
+            "allocated_peak_bytes": allocated["peak"],
+            "reserved_peak_bytes": reserved["peak"],
+            "retries": counters.get("num_alloc_retries"),
+        }
+
+
+def _head(device: int) -> Dict[str, Any]:
+    total = job_torch().cuda.get_device_properties(device).total_memory
+    return {"schema": MEMORY_SCHEMA, "device": f"cuda:{device}", "total_bytes": total}
+
+
+def _line(document: Dict[str, Any]) -> str:
+    return json.dumps(document, separators=(",", ":")) + "\n"

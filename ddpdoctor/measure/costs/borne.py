@@ -1,0 +1,92 @@
+"""Whether the recorded steps bear what is said of a late rank.
+
+What is said rests on more than marks: on the operators' share of a gap, on waiting that hides work, on what is the same work and only
+slower. Beside it, a report draws the marks. Here the ranks are compared once more, by those marks alone, in the steps in
+which the rank is said to be late: whoever computes longer has longer phases there, and no longer gap between them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from ddpdoctor.measure.attribution import others_median
+from ddpdoctor.measure.graph import Graph, recorded_work
+from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.taxonomy import (
+    COMPUTATION,
+    IN_GAPS,
+    INDEX,
+    LATE_COMPONENTS,
+    PHASES,
+    Component,
+    Components,
+    LateCause,
+)
+
+
+class _Tuning(msgspec.Struct, frozen=True):
+    most: float = 0.5
+    """Part of the lateness that must show elsewhere for that to be named: most of it, as for all causes."""
+
+
+_TUNING = _Tuning()
+
+
+def drawn_work(graph: Graph, logs: Sequence[RankLog]) -> Array:
+    """[cycles, R, C] ns of each kind of work as it was recorded, group after group; ``logs``: those behind the graph, if any."""
+    if graph.source != "step-log" or not logs:
+        return np.concatenate([group.continued(group.work).sum(axis=1) for group in graph.groups])
+    origin_ns = min(log.start_ns for log in logs if log.steps)
+    activities = [log.activities.since(origin_ns) for log in logs]
+    return np.concatenate([recorded_work(group, activities) for group in graph.groups])
+
+
+def borne_by_marks(
+    drawn: Array, cause: LateCause, removed: Sequence[Array], positions: Sequence[int]
+) -> dict[str, Any]:
+    """The fields ``late_ms``, ``drawn_ms`` and ``drawn_as`` of a cost. ``removed`` [N, K, R] ns per group is what these ranks are said
+    to do longer for the cause; {} where they are not said to be late, or nothing of that kind is drawn."""
+    said = np.concatenate([of_group.sum(axis=1) for of_group in removed])
+    hits = {position: said[:, position] > 0 for position in positions if (said[:, position] > 0).any()}
+    components = LATE_COMPONENTS.get(cause)
+    if not hits or components is None or cause == LateCause.UNKNOWN:
+        return {}
+    if cause == LateCause.COMPUTE and not np.median(_of(drawn, COMPUTATION), axis=0)[list(hits)].any():
+        return {}
+
+    def in_its_steps(values: Array) -> float:
+        return sum(float(np.median(values[hit, position])) for position, hit in hits.items()) / 1e6
+
+    late_ms = in_its_steps(said)
+    shown = {
+        kind: in_its_steps(_beyond(drawn, kind)) for kind in LATE_COMPONENTS if kind != LateCause.UNKNOWN
+    }
+    elsewhere = max((kind for kind in shown if kind != cause), key=lambda kind: shown[kind])
+    instead = shown[cause] < _TUNING.most * late_ms <= shown[elsewhere]
+    return {"late_ms": late_ms, "drawn_ms": shown[cause], "drawn_as": elsewhere if instead else None}
+
+
+def _of(drawn: Array, components: Components) -> Array:
+    """[cycles, R] ns."""
+    whole: Array = drawn[:, :, [INDEX[name] for name in components]].sum(axis=2)
+    return whole
+
+
+def _beyond(drawn: Array, cause: LateCause) -> Array:
+    """[cycles, R] ns of a kind of work beyond the median of the other ranks; of computation with what a rank that is slower in its
+    phases is slower by, as much, in the gaps between them."""
+    own = _of(drawn, LATE_COMPONENTS[cause])
+    beyond: Array = own - others_median(own)
+    if cause != LateCause.COMPUTE:
+        return beyond
+    usual = np.median(_of(drawn, PHASES), axis=0)
+    slower = np.clip(usual / np.maximum(others_median(usual), 1.0) - 1.0, 0.0, None)
+    gaps = _of(drawn, (*IN_GAPS, Component.HOST))
+    others = others_median(gaps)
+    alike: Array = np.clip(np.minimum(gaps - others, slower * others), 0.0, None)
+    return beyond + alike

@@ -1,0 +1,221 @@
+"""The memory of all ranks as facts: who grows, who holds more than the others, what is left."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TypedDict
+
+import msgspec
+import numpy as np
+
+from ddpdoctor.measure.memoryfacts import Growth, MemoryFacts
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.summary import RankMemory
+from ddpdoctor.measure.telemetry import HostTelemetry
+
+from .processes import host_free
+from .rank import Rank, ranks_of
+from .watched import Place
+
+_KEPT_FREE = 0.1
+"""Of the headroom: allocators round up, and fragments are lost."""
+_LEAST_ACTIVATIONS = 0.05
+"""Of the peak: where less comes and goes, no look fell between two steps' activations."""
+_INHERITED = 2.0
+"""Workers that are forked anew hold what the rank held then: they grow by themselves where each of them grows by more than
+this multiple of what the rank does."""
+
+
+class Memory(msgspec.Struct, frozen=True):
+    """Of a job."""
+
+    facts: MemoryFacts
+    ranks: Mapping[int, RankMemory]
+    """What the table of ranks shows; of ranks of which nothing is known, none."""
+    notes: Sequence[str] = ()
+
+
+class _Amounts(TypedDict, total=False):
+    on_device: bool
+    most_bytes: float
+    typical_bytes: float
+    heaviest_rank: int
+    heavy_ranks: list[int]
+
+
+class _Room(TypedDict, total=False):
+    limit_bytes: float
+    headroom_bytes: float
+    headroom_share: float
+    batch_times: float
+
+
+_Free = Callable[[Rank], tuple[float | None, float]]
+"""Of a rank's host or device: bytes that are left, and by how many per hour all that grows there grows."""
+
+
+def memory_of(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> Memory:
+    """Everything that is known of the memory of a recorded job."""
+    notes: list[str] = []
+    ranks = ranks_of(logs, hosts, notes)
+    here: dict[str, list[Rank]] = {}
+    for rank in ranks:
+        here.setdefault(rank.log.host, []).append(rank)
+    free = {name: _host_free(hosts[name], own) for name, own in here.items() if name in hosts}
+    grows = {place: [rank for rank in ranks if place in rank.rises] for place in Place}
+    grows[Place.WORKERS] = [rank for rank in grows[Place.WORKERS] if not _inherits(rank)]
+
+    def on_host(rank: Rank) -> tuple[float | None, float]:
+        name = rank.log.host
+        together = sum(
+            each.hourly(place)
+            for place in (Place.PROCESS, Place.WORKERS)
+            for each in grows[place]
+            if each.log.host == name
+        )
+        return free[name][1] if name in free else None, together
+
+    facts = MemoryFacts(
+        watched_hours=_watched_hours(ranks, Place.PROCESS),
+        process=_growth(grows[Place.PROCESS], Place.PROCESS, on_host),
+        workers=_growth(grows[Place.WORKERS], Place.WORKERS, on_host),
+        device_watched_hours=_watched_hours(ranks, Place.DEVICE),
+        device=_growth(
+            grows[Place.DEVICE],
+            Place.DEVICE,
+            lambda rank: (rank.device_free, rank.hourly(Place.DEVICE)),
+        ),
+        **_amounts(ranks),
+        **_room(ranks, here, free),
+        allocated_peak_bytes=_most(rank.device.allocated_peak for rank in ranks if rank.device),
+        reserved_peak_bytes=_most(rank.device.reserved_peak for rank in ranks if rank.device),
+        phase_peak_bytes=_phases(ranks),
+        allocation_retries=_most(rank.device.retries for rank in ranks if rank.device),
+        process_bytes=_most(rank.most(Place.PROCESS) for rank in ranks),
+        workers_bytes=_most(rank.most(Place.WORKERS) for rank in ranks),
+    )
+    return Memory(facts, {rank.number: told for rank in ranks if (told := rank.told) is not None}, notes)
+
+
+def _host_free(host: HostTelemetry, ranks: Sequence[Rank]) -> tuple[float | None, float | None]:
+    """(limit, least that was free) while the ranks trained."""
+    steps = [step for rank in ranks for step in rank.log.steps]
+    if not steps:
+        return None, None
+    return host_free(host, min(step.start_ns for step in steps), max(step.end_ns for step in steps))
+
+
+def _inherits(rank: Rank) -> bool:
+    """Whether its workers grow no more than they would by being forked from it."""
+    own = rank.rises.get(Place.PROCESS)
+    workers = int((rank.log.main_loader_settings or {}).get("num_workers") or 1)
+    return own is not None and rank.rises[Place.WORKERS].slope / workers < _INHERITED * own.slope
+
+
+def _watched_hours(ranks: Sequence[Rank], place: Place) -> float | None:
+    return _most(rank.watched.hours for rank in ranks if rank.watched is not None and place in rank.looked)
+
+
+def _growth(growing: Sequence[Rank], place: Place, left: _Free) -> Growth | None:
+    if not growing:
+        return None
+    fastest = max(growing, key=lambda rank: rank.hourly(place))
+    rise = fastest.rises[place]
+    known = [
+        (free / hourly, free, rank.log.host)
+        for rank in growing
+        for free, hourly in [left(rank)]
+        if free is not None
+    ]
+    hours, free, host = min(known, default=(None, None, fastest.log.host))
+    bounded = _bounded(growing, place, host)
+    return Growth(
+        ranks=sorted(rank.number for rank in growing),
+        fastest_rank=fastest.number,
+        bytes_per_step=rise.slope,
+        bytes_per_hour=fastest.per_hour(rise.slope),
+        low_bytes_per_hour=fastest.per_hour(rise.low),
+        high_bytes_per_hour=fastest.per_hour(rise.high),
+        grown_bytes=rise.grown_bytes,
+        held_bytes=rise.held_bytes,
+        free_bytes=free,
+        full_in_hours=hours,
+        may_be_cache=fastest.may_be_cache(place),
+        ends_with_pass=fastest.ends_with_pass(place),
+        bounded_bytes=bounded,
+        bound_fits=None if bounded is None or free is None else bounded <= free,
+    )
+
+
+def _bounded(growing: Sequence[Rank], place: Place, host: str) -> float | None:
+    still = [rank.still_grows(place) for rank in growing if rank.log.host == host]
+    known = [each for each in still if each is not None]
+    return sum(known) if len(known) == len(still) else None
+
+
+def _amounts(ranks: Sequence[Rank]) -> _Amounts:
+    """Who holds more than the others, of the device where all ranks tell of theirs, of the host in a job on CPUs."""
+    on_device = all(rank.device_most is not None for rank in ranks)
+    if not ranks or not (on_device or _on_cpus(ranks)):
+        return {}
+    found = [(rank.number, rank.device_most if on_device else rank.settled_on_host) for rank in ranks]
+    known = {number: held for number, held in found if held is not None}
+    if len(known) < len(ranks):
+        return {}
+    worst = max(known, key=lambda number: known[number])
+    amounts: _Amounts = {"on_device": on_device, "most_bytes": known[worst], "heaviest_rank": worst}
+    if len(known) > 1:
+        typical = float(np.median([held for number, held in known.items() if number != worst]))
+        excess = {number: held - typical for number, held in known.items()}
+        amounts["typical_bytes"] = typical
+        amounts["heavy_ranks"] = [
+            number for number, more in excess.items() if more > 0 and more >= excess[worst] / 2
+        ]
+    return amounts
+
+
+def _on_cpus(ranks: Sequence[Rank]) -> bool:
+    return all(rank.log.record.info.get("device") == "cpu" for rank in ranks)
+
+
+def _room(
+    ranks: Sequence[Rank],
+    here: Mapping[str, Sequence[Rank]],
+    free: Mapping[str, tuple[float | None, float | None]],
+) -> _Room:
+    """What was never used, of what a larger batch would take."""
+    if ranks and _on_cpus(ranks):
+        known = [
+            (left / limit, left / len(here[name]), limit)
+            for name, (limit, left) in free.items()
+            if limit and left is not None
+        ]
+        if not known:
+            return {}
+        share, each, limit = min(known)
+        return {"limit_bytes": limit, "headroom_bytes": each, "headroom_share": share}
+    devices = [
+        (max(0.0, rank.device_total - rank.device_most), rank.device_total, rank)
+        for rank in ranks
+        if rank.device_total and rank.device_most is not None
+    ]
+    if not devices or len(devices) < len(ranks):
+        return {}
+    left, total, fullest = min(devices, key=lambda each: each[0] / each[1])
+    room: _Room = {"limit_bytes": total, "headroom_bytes": left, "headroom_share": left / total}
+    device = fullest.device
+    if device is not None and device.comes_and_goes >= _LEAST_ACTIVATIONS * device.allocated_peak > 0:
+        room["batch_times"] = 1.0 + (1 - _KEPT_FREE) * left / device.comes_and_goes
+    return room
+
+
+def _phases(ranks: Sequence[Rank]) -> dict[str, float]:
+    names = {name for rank in ranks if rank.device for name in rank.device.phases}
+    return {
+        name: float(max(rank.device.phases.get(name, 0) for rank in ranks if rank.device))
+        for name in sorted(names)
+    }
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((float(value) for value in values if value is not None), default=None)

@@ -1,0 +1,72 @@
+"""What an HTML page carries to draw figures by itself: plotly's library, the figures, and how the page's policy allows it.
+
+The library is the published file ``plotly-cartesian.min.js`` of the npm package ``plotly.js-cartesian-dist-min``, compressed, letter
+for letter: :data:`SHA256` is its hash, by which the Content-Security-Policy lets the browser run this text and no other. It is
+version 3.1.0 because later ones insert style elements of their own and offer to upload a figure.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import gzip
+import importlib.resources
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.report.figures.every import closer_data, closer_specs
+from ddpdoctor.report.figures.spec import Detail, Spec
+from ddpdoctor.report.json_output import plain_value
+
+LIBRARY = "plotly-cartesian-3.1.0.min.js.gz"
+SHA256 = "xGK0ChpULhbDUz+X05+7uRr09SZ/PL8jvXDXhe/ETDg="
+BUDGET_BYTES = 80_000
+"""Most bytes of a report's packed figures: with the library, the style and the script at most 0.7 MB."""
+_DETAILS = (
+    Detail(points=1000, rows=64, spans=6000),
+    Detail(points=480, rows=64, spans=3000),
+    Detail(points=240, rows=64, spans=2000),
+    Detail(points=200, rows=48, spans=1000),
+    Detail(points=120, rows=32, spans=600),
+    Detail(points=60, rows=16, spans=200),
+)
+"""From fine to coarse. The finest row of a map is still some pixels high."""
+
+
+class Layer(msgspec.Struct, frozen=True):
+    """The texts that a page holds in ``script`` elements that are no scripts: base64 of gzip."""
+
+    library: str
+    figures: str
+    names: list[str]
+
+
+def closer_layer(diagnosis: Diagnosis) -> Layer | None:
+    """What a report carries to look closer; None where it has no such figure."""
+    data = closer_data(diagnosis)
+    packed_figures, names = "", []
+    for detail in _DETAILS:
+        specs = closer_specs(data, detail)
+        packed_figures, names = _packed(specs), list(specs)
+        if len(packed_figures) <= BUDGET_BYTES:
+            break
+    return Layer(_library(), packed_figures, names) if names else None
+
+
+def layer_of(specs: Mapping[str, Spec]) -> Layer:
+    """What a page of these figures carries, whole."""
+    return Layer(_library(), _packed(specs), list(specs))
+
+
+@functools.cache
+def _library() -> str:
+    place = importlib.resources.files("ddpdoctor.report.figures").joinpath("library", LIBRARY)
+    return base64.b64encode(place.read_bytes()).decode()
+
+
+def _packed(specs: Mapping[str, Any]) -> str:
+    data = msgspec.json.encode(specs, enc_hook=plain_value)
+    return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()

@@ -1,0 +1,106 @@
+"""What the ranks' memory held, in one line and as a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, RankMemory
+from ddpdoctor.report import words
+from ddpdoctor.report.job_view import Table
+from ddpdoctor.report.opening import main_finding
+
+ROWS = 32
+"""Most rows of the table; all ranks are in the report's data."""
+_AMOUNTS = {
+    "process": "process_bytes",
+    "its workers": "workers_bytes",
+    "tensors on the device": "allocated_peak_bytes",
+    "reserved on the device": "reserved_peak_bytes",
+    "device total": "device_total_bytes",
+}
+"""Heads of the table's columns, and what stands there."""
+_GROWING = ("memory/growing", "memory/workers-growing", "memory/device-growing")
+"""Rules whose findings cost no time until they end the job."""
+_PHASES = ("forward", "backward", "optimizer", "evaluation")
+
+
+def memory_line(diagnosis: Diagnosis) -> str:
+    """What the rank with most of it held, and what was never used; "" where nothing is known."""
+    known = [rank.memory for rank in diagnosis.ranks if rank.memory is not None]
+    process, workers, tensors, reserved, total = (
+        _most(getattr(memory, name) for memory in known) for name in _AMOUNTS.values()
+    )
+    pieces = []
+    if reserved is not None:
+        whole = "" if total is None else f" of {words.size(total)}"
+        took = "" if tensors is None else f", tensors {words.size(tensors)}"
+        pieces.append(f"device {words.size(reserved)} reserved{whole}{took}")
+    if process is not None:
+        more = "" if workers is None else f", its workers {words.size(workers)}"
+        pieces.append(f"process {words.size(process)}{more}")
+    if not pieces:
+        return ""
+    free = _fact(diagnosis, "headroom_bytes")
+    if free is not None:
+        pieces.append(f"{words.size(free)} per rank was never used")
+    return f"memory, fullest rank: {', '.join(pieces)}"
+
+
+def growing_memory(diagnosis: Diagnosis) -> list[Finding]:
+    """Findings whose title belongs on the first screen, as the table has no price of them; but for what its first line says, or
+    the one it explains."""
+    main = main_finding(diagnosis)
+    return [
+        finding
+        for finding in diagnosis.findings
+        if finding.rule in _GROWING
+        and finding is not main
+        and finding.title not in diagnosis.verdict.headline
+    ]
+
+
+def memory_table(diagnosis: Diagnosis) -> Table | None:
+    """A row for each rank; columns of which nothing is known are left out."""
+    known = [(rank.rank, rank.memory) for rank in diagnosis.ranks if rank.memory is not None]
+    columns = {head: [getattr(memory, name) for _, memory in known] for head, name in _AMOUNTS.items()}
+    for phase in _PHASES:
+        columns[f"tensors in {phase}"] = [memory.phase_peak_bytes.get(phase) for _, memory in known]
+    growth = [memory.grows_bytes_per_hour for _, memory in known]
+    shown = {head: values for head, values in columns.items() if any(value is not None for value in values)}
+    if not shown:
+        return None
+    grows = any(value is not None for value in growth)
+    order = sorted(range(len(known)), key=lambda place: -_weight(known[place][1]))[:ROWS]
+    rows = [
+        [
+            str(known[place][0]),
+            *(words.size(values[place]) for values in shown.values()),
+            *([_per_hour(growth[place])] if grows else []),
+        ]
+        for place in sorted(order)
+    ]
+    left = len(known) - len(rows)
+    title = "Memory" if not left else f"Memory of the {len(rows)} fullest ranks, of {len(known)}"
+    return Table(title, ["rank", *shown, *(["process grows"] if grows else [])], rows)
+
+
+def _per_hour(value: float | None) -> str:
+    return words.ABSENT if value is None else f"{words.size(value)} per hour"
+
+
+def _weight(memory: RankMemory) -> float:
+    return memory.reserved_peak_bytes or memory.process_bytes or 0.0
+
+
+def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _fact(diagnosis: Diagnosis, name: str) -> float | None:
+    """A number of the family ``memory``; a diagnosis that was read may hold anything."""
+    memory = diagnosis.facts.get("memory")
+    value = memory.get(name) if isinstance(memory, dict) else None
+    if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return float(value)
+    return None

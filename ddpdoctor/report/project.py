@@ -1,0 +1,21 @@
+"""Where the user's own code lies, as far as a diagnosis shows it."""
+
+from __future__ import annotations
+
+import os.path
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.rundir.packages import LIBRARY
+
+
+def project_root(diagnosis: Diagnosis) -> str | None:
+    """The deepest folder that holds all of the user's own source lines; None where there are no absolute
+    ones.
+    """
+    files = [place.file for finding in diagnosis.findings for where in finding.where for place in where.way]
+    files += [word for word in diagnosis.job.command if word.endswith(".py")]
+    folders = [name.rpartition("/")[0] for name in files if name.startswith("/") and not LIBRARY.match(name)]
+    if not folders:
+        return None
+    common = os.path.commonpath(folders)
+    return common if common != os.sep else None

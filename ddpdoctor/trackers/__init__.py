@@ -1,0 +1,28 @@
+"""A diagnosis in the tools in which a team follows its experiments: TensorBoard, MLflow, Weights & Biases.
+
+In: a :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis`. Out: files, by each tool's own package, which is imported when it is asked for.
+``tracked`` decides once what of a diagnosis goes there, and how much; one module for each tool says it in that tool's words.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddpdoctor.deferred import deferred
+
+if TYPE_CHECKING:
+    from .to_mlflow import log_to_mlflow
+    from .to_tensorboard import write_tensorboard
+    from .to_wandb import log_to_wandb
+    from .tracked import Tracked, tracked
+
+__all__ = ["Tracked", "log_to_mlflow", "log_to_wandb", "tracked", "write_tensorboard"]
+
+_PLACES = {
+    "Tracked": "tracked",
+    "log_to_mlflow": "to_mlflow",
+    "log_to_wandb": "to_wandb",
+    "tracked": "tracked",
+    "write_tensorboard": "to_tensorboard",
+}
+__getattr__ = deferred(__name__, _PLACES)

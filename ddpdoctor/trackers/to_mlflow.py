@@ -1,0 +1,84 @@
+"""A run in MLflow: parameters, metrics by step, the verdict as its note, report and diagnosis as artefacts."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
+
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.trackers.missing import missing
+from ddpdoctor.trackers.tracked import Tracked
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_EXPERIMENT = "ddpdoctor"
+"""Unless the environment names one, as for MLflow's own commands."""
+_MOST_METRICS, _MOST_PARAMS = 1000, 100
+"""Of one request: https://mlflow.org/docs/latest/rest-api.html#log-batch"""
+_MOST_LETTERS = 5000
+"""Of a tag."""
+_NOTE = "mlflow.note.content"
+"""The tag whose Markdown MLflow shows as the run's description."""
+_Item = TypeVar("_Item")
+
+
+def log_to_mlflow(run: Tracked, place: str) -> str:
+    """Log to the folder ``place``, as a database and artefacts in there, or to what it names as a URI; words for how to look at it.
+
+    Raises DdpDoctorError.
+    """
+    # Of the package's own use, which it reports unless told not to.
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    try:
+        from mlflow import MlflowClient
+        from mlflow.exceptions import MlflowException
+    except ImportError as error:
+        raise missing("mlflow", error) from error
+    uri, artefacts = place, None
+    if "://" not in place:
+        folder = Path(place).resolve()
+        folder.mkdir(parents=True, exist_ok=True)
+        uri, artefacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
+    try:
+        _log(run, MlflowClient(tracking_uri=uri), artefacts)
+    except (MlflowException, ImportError) as error:
+        raise DdpDoctorError(f"--mlflow {place}: {' '.join(str(error).split())}") from error
+    return f"mlflow ui --backend-store-uri {uri}"
+
+
+def _log(run: Tracked, client: MlflowClient, artefacts: str | None) -> None:
+    from mlflow.entities import Metric, Param, RunTag
+
+    name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
+    experiment = client.get_experiment_by_name(name)
+    experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, artefacts)
+    at_ms = None if run.started_s is None else int(run.started_s * 1e3)
+    made = client.create_run(experiment_id, start_time=at_ms, run_name=run.name).info.run_id
+    metrics = [Metric(name, value, at_ms or 0, 0) for name, value in run.metrics.items()]
+    metrics += [
+        Metric(f"{curve.of}/{curve.name}", value, at_ms or 0, step)
+        for curve in run.curves
+        for step, value in zip(curve.steps, curve.values, strict=True)
+    ]
+    tags = [
+        RunTag(name, text[:_MOST_LETTERS]) for name, text in {**run.tags, _NOTE: run.verdict}.items() if text
+    ]
+    client.log_batch(made, tags=tags)
+    for params in _parts([Param(name, text) for name, text in run.params.items()], _MOST_PARAMS):
+        client.log_batch(made, params=params)
+    for part in _parts(metrics, _MOST_METRICS):
+        client.log_batch(made, metrics=part)
+    with tempfile.TemporaryDirectory(prefix="ddpdoctor-") as folder:
+        for file, content in run.files.items():
+            (Path(folder) / file).write_bytes(content)
+        client.log_artifacts(made, folder)
+    client.set_terminated(made)
+
+
+def _parts(items: Sequence[_Item], most: int) -> Iterator[Sequence[_Item]]:
+    for first in range(0, len(items), most):
+        yield items[first : first + most]

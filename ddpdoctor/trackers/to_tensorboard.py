@@ -1,0 +1,90 @@
+"""Event files for TensorBoard: a run for each rank, so that ranks lie over each other in one chart.
+
+Its own package writes the records; torch is not needed. The files' names tell no host, and a second export replaces the first.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ddpdoctor.report.replace import write_whole
+from ddpdoctor.trackers.missing import missing
+from ddpdoctor.trackers.tracked import Curve, Tracked
+
+_FILE = "events.out.tfevents.{second:010d}.ddpdoctor"
+_VERSION = "brain.Event:2"
+
+
+def write_tensorboard(run: Tracked, folder: Path) -> list[Path]:
+    """Write ``folder/NAME`` with the texts and the run's own numbers, and a folder below it for each rank. Raises DdpDoctorError."""
+    try:
+        from tensorboard.compat.proto.event_pb2 import Event
+    except ImportError as error:
+        raise missing("tensorboard", error) from error
+    second = 0 if run.started_s is None else run.started_s
+    top = folder / run.name
+    by_run: dict[str, list[Curve]] = {}
+    for curve in run.curves:
+        by_run.setdefault(curve.of, []).append(curve)
+    last = max((curve.steps[-1] for curve in run.curves if curve.steps), default=0)
+    values = {top: [*_texts(run), *((last, _scalar(name, value)) for name, value in run.metrics.items())]}
+    values |= {top / of: _points(curves) for of, curves in by_run.items()}
+    written = []
+    for place, found in values.items():
+        events = [Event(wall_time=second, file_version=_VERSION)]
+        events += [Event(wall_time=second, step=step, summary=summary) for step, summary in found]
+        file = place / _FILE.format(second=int(second))
+        place.mkdir(parents=True, exist_ok=True)
+        write_whole(file, _records(event.SerializeToString() for event in events))
+        written.append(file)
+    return written
+
+
+def _points(curves: Sequence[Curve]) -> list[tuple[int, Any]]:
+    return [
+        (step, _scalar(curve.name, value))
+        for curve in curves
+        for step, value in zip(curve.steps, curve.values, strict=True)
+    ]
+
+
+def _records(events: Iterable[bytes]) -> bytes:
+    from tensorboard.summary.writer.record_writer import RecordWriter
+
+    whole = io.BytesIO()
+    writer = RecordWriter(whole)
+    for event in events:
+        writer.write(event)
+    return whole.getvalue()
+
+
+def _scalar(name: str, value: float) -> Any:
+    from tensorboard.compat.proto.summary_pb2 import Summary
+
+    return Summary(value=[Summary.Value(tag=name, simple_value=value)])
+
+
+def _texts(run: Tracked) -> list[tuple[int, Any]]:
+    """The verdict, and each finding, as Markdown for the tab "Text"."""
+    from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
+    from tensorboard.compat.proto.tensor_pb2 import TensorProto
+    from tensorboard.compat.proto.tensor_shape_pb2 import TensorShapeProto
+    from tensorboard.plugins.text.plugin_data_pb2 import TextPluginData
+
+    plugin = SummaryMetadata.PluginData(
+        plugin_name="text", content=TextPluginData(version=0).SerializeToString()
+    )
+    texts = {"verdict": run.verdict, **{f"findings/{name}": text for name, text in run.findings.items()}}
+    found = []
+    for name, text in texts.items():
+        tensor = TensorProto(
+            dtype="DT_STRING",
+            string_val=[text.encode("utf-8", "backslashreplace")],
+            tensor_shape=TensorShapeProto(dim=[TensorShapeProto.Dim(size=1)]),
+        )
+        value = Summary.Value(tag=name, metadata=SummaryMetadata(plugin_data=plugin), tensor=tensor)
+        found.append((0, Summary(value=[value])))
+    return found

@@ -1,0 +1,127 @@
+"""What a command imports before it does anything: nobody sees that time, and everybody waits for it."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.cli.capture import MOST_STEPS
+from ddpdoctor.cli.main import VERBS
+from ddpdoctor.rundir import MOST_CAPTURE_STEPS
+
+ROOT = Path(__file__).resolve().parents[2]
+WORDS_ALONE = {"click"}
+"""Packages of others that help, the version and usage errors need."""
+OF_RUNS = {"rundir", "diagnose", "measure", "report", "stall", "trace", "analysis", "experiment"}
+"""Packages of ours without which help is given."""
+TRACES = WORDS_ALONE | {"numpy", "msgspec", "typing_extensions", "rich", "cel", "jinja2", "markupsafe"}
+"""Packages of others that an analysis of traces needs; Jinja2 where there is a finding."""
+OTHERS_NEED = {
+    "ddpdoctor.analysis.dataframes": "polars",
+    "ddpdoctor.report.charts": "HTML reports",
+    "ddpdoctor.report.redaction": "--redact",
+    "ddpdoctor.stall.evidence": "run directories",
+    "ddpdoctor.stall.reading": "dumps of flight recorders",
+    "ddpdoctor.trace.formats.nsight.reader": "exports of Nsight Systems",
+    "asyncio": "nobody",
+    "concurrent.futures": "several processes",
+    "importlib.metadata": "packages that bring rules",
+    "multiprocessing": "several processes",
+    "rich.markdown": "nobody",
+    "rich.progress": "terminals",
+    "rich.syntax": "colours",
+    "sqlite3": "exports of Nsight Systems",
+    "subprocess": "nobody",
+}
+"""Modules that an analysis of small traces, written to a pipe, does without, and who needs them."""
+
+
+def imported(code, **environment):
+    """Names of the modules that ``code`` imports, in an interpreter of its own."""
+    script = f"import sys; before = set(sys.modules)\n{code}\nprint('imported', *(set(sys.modules) - before))"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={"PYTHONPATH": str(ROOT), **environment},
+    )
+    first, *names = done.stdout.splitlines()[-1].split()
+    assert first == "imported", done.stdout
+    return names
+
+
+def of_others(names):
+    """The packages in ``names`` that are neither ours nor Python's."""
+    packages = {name.partition(".")[0] for name in names}
+    return {name for name in packages - sys.stdlib_module_names - {"ddpdoctor"} if not name.startswith("_")}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--version"],
+        ["--help"],
+        *([verb, "--help"] for verb in VERBS),
+        *(["rules", verb, "--help"] for verb in ("list", "show", "test", "facts", "new")),
+        ["nonsense"],
+        ["analyze"],
+        ["analyze", "--fail-on", "nothing", "traces"],
+        ["compare", "one"],
+        ["run"],
+        ["try", "--rounds", "many"],
+        ["rules", "nonsense"],
+        ["export", "traces"],
+    ],
+    ids=" ".join,
+)
+def test_help_and_usage_errors_import_neither_the_analysis_nor_what_it_needs(words):
+    names = imported(
+        "from ddpdoctor.cli.main import main\n"
+        f"sys.argv = ['ddpdoctor', *{words}]\n"
+        "try:\n    main()\nexcept SystemExit:\n    pass"
+    )
+    assert of_others(names) <= WORDS_ALONE
+    assert {name.split(".")[1] for name in names if name.startswith("ddpdoctor.")}.isdisjoint(OF_RUNS)
+
+
+def test_the_bound_that_is_said_twice_is_one():
+    assert MOST_STEPS == MOST_CAPTURE_STEPS
+
+
+def test_a_job_is_started_without_the_analysis():
+    assert of_others(imported("import ddpdoctor.cli.run")) <= WORDS_ALONE
+
+
+def test_traces_are_analysed_without_what_only_others_need(tmp_path):
+    code = (
+        "from ddpdoctor.cli.main import cli\n"
+        f"cli(['analyze', *{[str(file) for file in sorted(ROOT.glob('fixtures/barrier/ranks/*/trace.json.gz'))]}],"
+        " standalone_mode=False)"
+    )
+    for _ in range(2):
+        # What the first call imports to check the rules, the second finds checked.
+        names = imported(code, XDG_CACHE_HOME=str(tmp_path))
+    # Where extras are installed, a faster gzip is used.
+    assert of_others(names) - {"isal"} <= TRACES
+    assert set(names) & set(OTHERS_NEED) == set()
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="needs Linux's /proc")
+@pytest.mark.parametrize(("set_by_user", "left"), [({}, None), ({"OPENBLAS_NUM_THREADS": "2"}, "2")])
+def test_an_analysis_does_without_the_threads_of_linear_algebra_and_tells_no_job(tmp_path, set_by_user, left):
+    code = (
+        "import os\n"
+        "from ddpdoctor.cli.main import cli\n"
+        "cli(['analyze', '-q', '--no-cache', '--jobs', '1', 'fixtures/barrier'], standalone_mode=False)\n"
+        "print(repr((len(os.listdir('/proc/self/task')), os.environ.get('OPENBLAS_NUM_THREADS'))))"
+    )
+    environment = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(tmp_path), **set_by_user}
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True, env=environment
+    )
+    threads, variable = ast.literal_eval(done.stdout.splitlines()[-1])
+    assert variable == left
+    assert threads == 1 or set_by_user

@@ -1,0 +1,149 @@
+"""Jobs that are ended before their first step: nobody is left, and the first line says who ended them, and how far the ranks had come."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddpdoctor.launch.leftovers import is_alive
+from tests.hook.recording import JOBS, TORCHRUN
+
+from .launched import DDPDOCTOR_RUN, clean_environment
+
+pytestmark = pytest.mark.torchrun
+SLOW = pytest.mark.slow
+EARLY = str(JOBS / "early_ddp.py")
+AWAIT_S = 120
+
+
+@contextlib.contextmanager
+def staying(tmp: Path, where: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+    """A job under ``ddpdoctor run`` whose ranks have come so far, and their process ids."""
+    run = [*DDPDOCTOR_RUN, "--out", "run", "--"]
+    run.remove("--no-analysis")
+    process = subprocess.Popen(
+        [*run, *TORCHRUN, "2", EARLY, where],
+        cwd=tmp,
+        env=clean_environment(),
+        stderr=subprocess.PIPE,
+        text=True,
+        process_group=0,
+    )
+    pids: list[int] = []
+    try:
+        deadline_s = time.monotonic() + AWAIT_S
+        while len(pids) < 2:
+            assert process.poll() is None and time.monotonic() < deadline_s
+            time.sleep(0.2)
+            pids = [int(text) for path in sorted(tmp.glob("[01].pid")) if (text := path.read_text())]
+        time.sleep(3)  # the sentinel looks once a second, and rank 0 is on its way to where it waits
+        yield process, pids
+    finally:
+        for pid in [*pids, process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.communicate(timeout=30)
+
+
+def said(process: subprocess.Popen[str]) -> list[str]:
+    """What ddpdoctor wrote at the end, in words that a line may have been broken between."""
+    lines = process.communicate(timeout=AWAIT_S)[1].splitlines()
+    assert process.returncode not in (0, None)
+    own = [line for line in lines if "W1" not in line[:3] and "torch" not in line]
+    return [" ".join(line.split()) for line in own if line.strip()]
+
+
+def torchrun_of(process: subprocess.Popen[str]) -> int:
+    (found,) = [
+        child.pid for child in psutil.Process(process.pid).children() if child.cmdline()[1:3] == TORCHRUN[1:3]
+    ]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("where", "ranks"),
+    [
+        pytest.param("start", "", marks=SLOW),
+        ("imported", " Ranks 0, 1 had not called init_process_group."),
+        pytest.param(
+            "joining",
+            " Rank 1 had not called init_process_group. Rank 0 waited in init_process_group.",
+            marks=SLOW,
+        ),
+    ],
+)
+def test_torchrun_is_killed(tmp_path: Path, where: str, ranks: str) -> None:
+    with staying(tmp_path, where) as (process, pids):
+        os.kill(torchrun_of(process), signal.SIGKILL)
+        first, second, *_ = [line for line in said(process) if line.startswith("ddpdoctor:")]
+        assert process.returncode == -signal.SIGKILL
+        assert not any(map(is_alive, pids))
+    assert first == (
+        "ddpdoctor: the job was ended by SIGKILL before its first step: no rank was recorded, as none had joined its process group."
+        + ranks
+    )
+    assert second.startswith(
+        "ddpdoctor: The command was killed and left ranks behind, which were ended: process "
+    )
+    assert all(str(pid) in second for pid in pids)
+    assert not list(Path("/dev/shm").glob(f"ddpdoctor-{os.getuid()}-*/unjoined-?-{pids[0]}"))
+
+
+@pytest.mark.parametrize(
+    ("where", "seen"),
+    [
+        pytest.param("start", "no rank was recorded, as none had joined its process group.", marks=SLOW),
+        pytest.param("imported", "ranks 0 and 1 had not called init_process_group", marks=SLOW),
+        (
+            "joining",
+            "rank 0 waited in init_process_group; rank 1 had not called init_process_group",
+        ),
+        pytest.param("joined", "ranks 0 and 1 at early_ddp.py:", marks=SLOW),
+    ],
+)
+def test_a_signal_before_the_first_step(tmp_path: Path, where: str, seen: str) -> None:
+    with staying(tmp_path, where) as (process, pids):
+        os.kill(process.pid, signal.SIGTERM)
+        lines = said(process)
+        text = " ".join(lines)
+        assert not any(map(is_alive, pids))
+    begin = text.lower().index("the job was ended by sigterm")
+    assert "before its first step" in text[begin:] and seen in text[begin:]
+    (first, *_) = [line for line in lines if line.startswith(("ddpdoctor:", "The job"))]
+    assert "ended by SIGTERM" in first and "init_process_group returned" not in text
+
+
+def test_a_command_without_ranks_that_somebody_ends(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [
+            *DDPDOCTOR_RUN,
+            "--out",
+            "run",
+            "--",
+            sys.executable,
+            "-c",
+            "print(flush=True); import time; time.sleep(60)",
+        ],
+        cwd=tmp_path,
+        env=clean_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    process.stdout.readline()
+    os.kill(process.pid, signal.SIGTERM)
+    (line,) = process.communicate(timeout=60)[1].splitlines()
+    assert process.returncode == -signal.SIGTERM
+    assert line.startswith(
+        "ddpdoctor: the job was ended by SIGTERM before its first step: no rank was recorded"
+    )

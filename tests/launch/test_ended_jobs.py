@@ -1,0 +1,174 @@
+"""Real jobs that somebody ends: the first line says how, where each rank was last seen, and only then what they cost."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from ddpdoctor.analysis import analyze
+from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.report.compare import compare
+from tests.hook.recording import JOBS, TORCHRUN
+from tests.launch.launched import DDPDOCTOR_RUN, clean_environment, run_under
+
+STOPPING = str(JOBS / "stopping_ddp.py")
+AWAIT_S = 90
+DDPDOCTOR = [sys.executable, "-m", "ddpdoctor"]
+
+
+@contextlib.contextmanager
+def training(tmp: Path, *job: str) -> Iterator[subprocess.Popen[str]]:
+    """A job of two ranks in a process group of its own, which has taken some steps."""
+    command = [
+        *DDPDOCTOR_RUN,
+        "--out",
+        "run",
+        "--no-profile",
+        "--",
+        *TORCHRUN,
+        "2",
+        STOPPING,
+        "--steps",
+        "100000",
+        *job,
+    ]
+    process = subprocess.Popen(
+        command, cwd=tmp, env=clean_environment(), stderr=subprocess.PIPE, text=True, process_group=0
+    )
+    steps = [tmp / "run" / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
+    try:
+        deadline_s = time.monotonic() + AWAIT_S
+        while not all(path.exists() and path.read_bytes().count(b'"step"') > 20 for path in steps):
+            assert process.poll() is None and time.monotonic() < deadline_s
+            time.sleep(0.2)
+        yield process
+    finally:
+        for each in [*descendants(process.pid), process.pid]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(each, signal.SIGKILL)
+        process.communicate(timeout=30)
+
+
+def descendants(pid: int) -> list[int]:
+    with contextlib.suppress(psutil.NoSuchProcess):
+        return [child.pid for child in psutil.Process(pid).children(recursive=True)]
+    return []
+
+
+def ended(run: Path) -> Diagnosis:
+    """The diagnosis, of which all outputs begin with how the job ended."""
+    diagnosis = analyze(str(run))
+    headline = diagnosis.verdict.headline
+    assert {each.rank for each in diagnosis.standing} == {0, 1}
+    assert all(each.where is not None for each in diagnosis.standing), diagnosis.standing
+    assert "last seen: " in headline.partition("In the steps before that")[0] and ".py:" in headline
+    assert "in step " in headline
+    for output in ("terminal", "markdown", "html", "json"):
+        assert headline.partition(",")[0] in said(run, output), output
+    comparison = compare(diagnosis, diagnosis)
+    assert headline in {side.headline for side in (comparison.before, comparison.after)}
+    return diagnosis
+
+
+def said(run: Path, output: str) -> str:
+    """The first words of an output that are about the job."""
+    file = run.parent / f"out.{output}"
+    options = [] if output == "terminal" else [f"--{output}", str(file)]
+    done = subprocess.run(
+        [*DDPDOCTOR, "analyze", str(run), *options], capture_output=True, text=True, check=True, timeout=120
+    )
+    text = done.stdout if output == "terminal" else file.read_text()
+    if output == "json":
+        return str(json.loads(text)["verdict"]["headline"])
+    return text if output == "html" else " ".join(text.split()).lstrip("# ")[:120]
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["term", "ctrl-c"]
+)
+def test_a_signal_to_all_of_the_job(tmp_path, number: signal.Signals) -> None:
+    """As a terminal, a scheduler or a service manager sends it. torchrun itself leaves with exit code 1."""
+    with training(tmp_path) as process:
+        os.killpg(process.pid, number)
+        process.communicate(timeout=60)
+        assert process.returncode != 0
+    diagnosis = ended(tmp_path / "run")
+    assert diagnosis.verdict.headline.startswith(f"The job was ended by {number.name}")
+    assert (
+        f"(exit code {diagnosis.job.exit_code})" in diagnosis.verdict.headline
+        or diagnosis.job.exit_code is None
+    )
+    assert not [finding.rule for finding in diagnosis.findings if finding.rule.startswith("hang/")]
+
+
+@pytest.mark.torchrun
+@pytest.mark.slow
+def test_a_digest_of_it_says_the_same(tmp_path) -> None:
+    with training(tmp_path) as process:
+        os.kill(process.pid, signal.SIGTERM)
+        process.communicate(timeout=60)
+    first = ended(tmp_path / "run").verdict.headline
+    digest = ["digest", str(tmp_path / "run"), "--out", str(tmp_path / "digest")]
+    subprocess.run([*DDPDOCTOR, *digest], check=True, capture_output=True, timeout=120)
+    assert analyze(str(tmp_path / "digest")).verdict.headline == first
+
+
+@pytest.mark.torchrun
+@pytest.mark.slow
+def test_a_time_limit_and_then_no_mercy(tmp_path) -> None:
+    """As Slurm does at the end of its time: SIGTERM to all, and after a grace SIGKILL to all, ours too. The ranks ignore the first."""
+    with training(tmp_path, "--how", "deaf", "--at", "10") as process:
+        everybody = [process.pid, *descendants(process.pid)]
+        for pid in everybody:
+            os.kill(pid, signal.SIGTERM)
+        time.sleep(3)
+        killed(everybody)
+    diagnosis = ended(tmp_path / "run")
+    assert diagnosis.verdict.headline.startswith(
+        "The job was ended by SIGTERM (its own end was not recorded)"
+    )
+
+
+@pytest.mark.torchrun
+@pytest.mark.slow
+def test_killed_as_a_whole(tmp_path) -> None:
+    with training(tmp_path) as process:
+        killed([process.pid, *descendants(process.pid)])
+    diagnosis = ended(tmp_path / "run")
+    assert diagnosis.verdict.headline.startswith(
+        "The job was killed, with whoever would have recorded its end, in step "
+    )
+
+
+def killed(pids: list[int]) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    time.sleep(1)
+
+
+@pytest.mark.torchrun
+@pytest.mark.slow
+def test_an_exception_on_one_rank(tmp_path) -> None:
+    recorded = run_under(tmp_path, [*TORCHRUN, "2", STOPPING, "--how", "raising"], "--no-profile")
+    assert recorded.process.returncode == 1
+    diagnosis = analyze(str(recorded.run))
+    assert diagnosis.verdict.rule == "hang/rank-raised"
+    assert diagnosis.verdict.headline.startswith("The job failed: rank 1 raised ")
+    assert (
+        diagnosis.verdict.headline.endswith("(exit code 1)")
+        and "stopping_ddp.py:" in diagnosis.verdict.headline
+    )
+    assert {each.rank for each in diagnosis.standing if each.where} == {0, 1}
+    assert said(recorded.run, "terminal").startswith("The job failed: rank 1 raised")

@@ -1,0 +1,93 @@
+"""The ranks' memory in reports: one line on the terminal, a table in the page."""
+
+from __future__ import annotations
+
+import io
+
+import msgspec
+import pytest
+import samples
+from rich.console import Console
+
+from ddpdoctor.diagnose.diagnosis import Diagnosis, RankMemory, Verdict
+from ddpdoctor.report.html import render_html
+from ddpdoctor.report.memory_view import memory_line, memory_table
+from ddpdoctor.report.terminal import print_terminal
+
+GB = float(1 << 30)
+ON_HOST = RankMemory(process_bytes=2 * GB, workers_bytes=0.5 * GB, grows_bytes_per_hour=3 * GB)
+ON_DEVICE = RankMemory(
+    process_bytes=2 * GB,
+    allocated_peak_bytes=60 * GB,
+    reserved_peak_bytes=70 * GB,
+    device_total_bytes=80 * GB,
+    phase_peak_bytes={"backward": 60 * GB, "data": 20 * GB, "forward": 50 * GB},
+)
+
+
+def with_memory(*memory: RankMemory | None, **facts: object) -> Diagnosis:
+    sick = samples.sick()
+    ranks = [
+        msgspec.structs.replace(rank, memory=each) for rank, each in zip(sick.ranks, memory, strict=True)
+    ]
+    return msgspec.structs.replace(sick, ranks=ranks, facts={**sick.facts, "memory": facts})
+
+
+def test_the_line_names_the_fullest_rank_and_what_is_left():
+    found = with_memory(ON_HOST, RankMemory(process_bytes=GB), headroom_bytes=9 * GB)
+    line = "memory, fullest rank: process 2.00 GiB, its workers 512 MiB, 9.00 GiB per rank was never used"
+    assert memory_line(found) == line.replace("2.00", "2").replace("9.00", "9")
+    screen = io.StringIO()
+    print_terminal(found, Console(file=screen, width=120))
+    assert memory_line(found) in screen.getvalue()
+
+
+def test_a_device_stands_before_its_process():
+    line = memory_line(with_memory(ON_DEVICE, ON_DEVICE))
+    assert line.startswith("memory, fullest rank: device 70 GiB reserved of 80 GiB, tensors 60 GiB, process")
+
+
+def test_a_table_has_the_columns_of_which_something_is_known():
+    table = memory_table(with_memory(ON_HOST, RankMemory(process_bytes=GB)))
+    assert table is not None
+    assert table.head == ["rank", "process", "its workers", "process grows"]
+    assert [row[0] for row in table.rows] == ["0", "1"] and table.rows[0][-1] == "3 GiB per hour"
+    on_device = memory_table(with_memory(ON_DEVICE, ON_HOST))
+    assert on_device is not None and "tensors in backward" in on_device.head
+    assert "tensors in optimizer" not in on_device.head and "tensors in data" not in on_device.head
+
+
+def test_nothing_is_said_where_nothing_is_known():
+    assert memory_line(samples.sick()) == "" and memory_table(samples.sick()) is None
+    assert 'id="memory"' not in render_html(samples.sick())
+    assert 'id="memory"' in render_html(with_memory(ON_HOST, None))
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_growth_is_told_on_the_first_screen_as_the_table_has_no_price_of_it(width):
+    sick = samples.sick()
+    title = "The loader workers of rank 0 grow by 3 MiB per step"
+    growth = msgspec.structs.replace(
+        sick.findings[0], rule="memory/workers-growing", title=title, costs_ms_per_step=None, severity="info"
+    )
+
+    def screen(found: Diagnosis) -> str:
+        out = io.StringIO()
+        print_terminal(found, Console(file=out, width=width))
+        return out.getvalue()
+
+    beside = msgspec.structs.replace(sick, findings=[*sick.findings, growth])
+    assert screen(beside).count(title) == 1 and screen(sick).count(title) == 0
+    alone = msgspec.structs.replace(
+        sick,
+        findings=[growth],
+        healthy=True,
+        verdict=Verdict(None, f"No warnings (9 steps of 2 ranks), but note: {title}"),
+    )
+    assert screen(alone).replace("\n", " ").count(title) == 1
+
+
+@pytest.mark.parametrize("odd", ["much", True, float("inf"), None, {"a": 1}])
+def test_facts_of_a_diagnosis_that_was_read_may_be_anything(odd):
+    assert "never used" not in memory_line(with_memory(ON_HOST, None, headroom_bytes=odd))
+    assert memory_line(msgspec.structs.replace(with_memory(ON_HOST, None), facts={"memory": odd}))
