@@ -65,12 +65,12 @@ def cycles_of(syncs, work, transfer_ms=1.0, lag_ms=0.0, steps=None):
 
 
 def graph_of(*groups, ranks=None, samples=None, run_delay_ms=None, cpu_ms=None, elements=None):
-    """A graph of these groups; the keywords but ``ranks`` give one value per rank, the same in every step."""
+    """A graph of these groups; the keywords but ``ranks`` give each rank's value, the same in every step or one for each."""
     world = groups[0].arrival.shape[2]
     steps = np.arange(sum(len(group.steps) for group in groups))
 
     def in_steps(values, rank, unit=1.0):
-        return np.full(len(steps), np.nan if values is None else float(values[rank]) * unit)
+        return np.full(len(steps), np.nan if values is None else np.asarray(values[rank], float) * unit)
 
     nothing = in_steps(None, 0)
     per_rank = [

@@ -9,7 +9,7 @@ import numpy as np
 
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph, RankSteps
-from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.numerics import Array, Ints
 from ddpdoctor.measure.taxonomy import LateCause
 
 Amount = Callable[[RankSteps], Array | None]
@@ -22,6 +22,9 @@ class _Tuning(msgspec.Struct, frozen=True):
     """Times the others' amount of work up to which a rank was given as much: batches of a sampler differ by a sample."""
     explains: float = 0.5
     """Part of the excess that goes with something, for that to be its cause: most of it, as elsewhere."""
+    seldom: float = 0.5
+    """Part of the steps in which it happens below which the others tell what the rank usually waits for a CPU: most of them, and
+    a wait that they have as well makes no single step late."""
     fewest_known: int = 2
     """Steps of which the amount is known."""
 
@@ -29,10 +32,13 @@ class _Tuning(msgspec.Struct, frozen=True):
 _TUNING = _Tuning()
 
 
-def cause_of_computing_longer(cost: Cost, graph: Graph, throttled: Sequence[int] = ()) -> LateCause:
+def cause_of_computing_longer(
+    cost: Cost, graph: Graph, hit_steps: Ints, throttled: Sequence[int] = ()
+) -> LateCause:
     """``uneven``, ``throttled`` or ``cpu_starved`` where that explains at least half of the cost, else ``compute``.
 
-    ``throttled`` are rank numbers whose GPU clocks were lowered for more of the run than the median rank's.
+    ``hit_steps`` are the numbers of the steps in which the ranks compute longer. ``throttled`` are rank numbers whose GPU
+    clocks were lowered for more of the run than the median rank's.
     """
     if not cost.ranks:
         return LateCause.COMPUTE
@@ -41,12 +47,17 @@ def cause_of_computing_longer(cost: Cost, graph: Graph, throttled: Sequence[int]
         return LateCause.UNEVEN
     if set(cost.ranks) & set(throttled):
         return LateCause.THROTTLED
-    starved = _starved(graph, cost.ranks)
+    starved = _starved(graph, cost.ranks, hit_steps)
     if starved is not None and starved.waited_ms >= max(
-        _TUNING.explains * cost.ms_per_step, starved.ran_longer_ms
+        _TUNING.explains * _each_time_ms(cost), starved.ran_longer_ms
     ):
         return LateCause.CPU_STARVED
     return LateCause.COMPUTE
+
+
+def _each_time_ms(cost: Cost) -> float:
+    """What is lost in a step in which it happens."""
+    return cost.ms_per_step * (cost.steps_seen / cost.steps_hit if cost.steps_hit else 1.0)
 
 
 def _explained_by(cost: Cost, more: float) -> bool:
@@ -81,31 +92,52 @@ def _median_known(values: Array) -> float | None:
 
 
 class _Starved(msgspec.Struct, frozen=True):
-    """What the scheduler says of the late ranks' training threads, per step."""
+    """What the scheduler says of the late ranks' training threads in a step in which they compute longer."""
 
     waited_ms: float
     """For a CPU, beyond their due: on a busy machine whoever computes longer also waits longer, and the others' wait for each
-    ms that they ran is due."""
+    ms that they ran is due. Beyond what they wait in other steps, too, where those are most."""
     ran_longer_ms: float
     """On a CPU, beyond the median of the others: a thread that only waits for a CPU runs as long as theirs."""
 
 
-def _starved(graph: Graph, ranks: Sequence[int]) -> _Starved | None:
+def _starved(graph: Graph, ranks: Sequence[int], hit_steps: Ints) -> _Starved | None:
     """None where it is not known of the late ranks and of others."""
-    measured = np.array(sorted({int(s) for group in graph.groups for s in group.steps}))
-    own: list[tuple[float, float]] = []
-    others: list[tuple[float, float]] = []
-    for rank, steps in zip(graph.ranks, graph.steps, strict=True):
-        chosen = np.isin(steps.steps, measured)
-        delay = _median_known(steps.run_delay[chosen])
-        ran = None if steps.cpu is None else _median_known(steps.cpu[chosen])
-        if delay is not None and ran:
-            (own if rank in ranks else others).append((delay, ran))
+    measured = np.unique(np.concatenate([group.steps for group in graph.groups]))
+    seldom = len(hit_steps) < _TUNING.seldom * len(measured)
+    in_hit = _scheduled(graph, hit_steps)
+    at_rest = _scheduled(graph, np.setdiff1d(measured, hit_steps)) if seldom else {}
+    others = [of_rank for rank, of_rank in in_hit.items() if rank not in ranks]
+    own = {rank: of_rank for rank, of_rank in in_hit.items() if rank in ranks}
     if not own or not others:
         return None
-    due = float(np.median([delay / ran for delay, ran in others]))
-    usual = float(np.median([ran for _, ran in others]))
+    due = float(np.median([of_rank.delay / of_rank.ran for of_rank in others]))
+    usual_ran = float(np.median([of_rank.ran for of_rank in others]))
+    waited = [
+        of_rank.delay - max(due * of_rank.ran, at_rest[rank].delay if rank in at_rest else 0.0)
+        for rank, of_rank in own.items()
+    ]
     return _Starved(
-        float(np.mean([delay - due * ran for delay, ran in own])) / 1e6,
-        float(np.mean([ran - usual for _, ran in own])) / 1e6,
+        float(np.mean(waited)) / 1e6,
+        float(np.mean([of_rank.ran - usual_ran for of_rank in own.values()])) / 1e6,
     )
+
+
+class _Scheduled(msgspec.Struct, frozen=True):
+    """A training thread in a typical one of some steps, ns."""
+
+    delay: float
+    """Ready, waiting for a CPU."""
+    ran: float
+
+
+def _scheduled(graph: Graph, steps: Ints) -> dict[int, _Scheduled]:
+    """By rank, of those of which it is known in these steps."""
+    found: dict[int, _Scheduled] = {}
+    for rank, of_rank in zip(graph.ranks, graph.steps, strict=True):
+        chosen = np.isin(of_rank.steps, steps)
+        delay = _median_known(of_rank.run_delay[chosen])
+        ran = None if of_rank.cpu is None else _median_known(of_rank.cpu[chosen])
+        if delay is not None and ran:
+            found[rank] = _Scheduled(delay, ran)
+    return found

@@ -87,7 +87,11 @@ def late_work(context: Context) -> Costs:
     total = _shrunk(pricing.cost([without_work(everything)], everything), part, pricing.mean_ns / 1e6)
     computing = costs.pop(LateCause.COMPUTE, None)
     if computing is not None:
-        costs[cause_of_computing_longer(computing, context.graph, context.throttled_ranks)] = computing
+        when = _when_late(context, LateCause.COMPUTE, removals[LateCause.COMPUTE])
+        cause = cause_of_computing_longer(
+            computing, context.graph, pricing.steps_hit(when), context.throttled_ranks
+        )
+        costs[cause] = computing
     saving = costs.get(LateCause.CHECKPOINT)
     if saving is not None:
         often = costs[LateCause.CHECKPOINT] = as_often_as_saved(context, saving)

@@ -101,8 +101,8 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         gain_ns = max(0.0, float(gains.mean()))
         either_ns = self._either_way_ns(changes, usually)
         ends_ns = self._range_ns(gains, either_ns or ())
-        per_cycle = np.concatenate([of_group.sum(axis=1).max(axis=1) for of_group in spent])
-        hit = per_cycle > _TUNING.hit_share * self.mean_ns
+        per_cycle = _per_cycle(spent)
+        hit = self._hit(per_cycle)
         own_ms, typical_ms = self._time_spent_ms(spent, components, positions)
         return Cost(
             **{
@@ -120,6 +120,14 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
                 **told,
             }
         )
+
+    def steps_hit(self, spent: Sequence[Array]) -> Ints:
+        """Numbers of the steps in which a cause takes time, see :meth:`cost`; of all where it is too little in each."""
+        return self._when_hit(self._hit(_per_cycle(spent)))
+
+    def _hit(self, per_cycle: Array) -> Mask:
+        hit: Mask = per_cycle > _TUNING.hit_share * self.mean_ns
+        return hit
 
     def _range_ns(self, gains: Array, either_ns: Sequence[float]) -> tuple[float, float] | None:
         """(low, high) of the mean of ``gains`` [cycles, group by group], see :class:`Sureness`; wide enough for both means
@@ -220,6 +228,12 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
         others = [position for position in range(len(self.graph.ranks)) if position not in positions]
         typical_ms = float(np.median(work[others])) / 1e6 if others else None
         return float(work[list(positions)].mean()) / 1e6, typical_ms
+
+
+def _per_cycle(spent: Sequence[Array]) -> Array:
+    """[cycles] ns: what the rank with most of it spends."""
+    per_cycle: Array = np.concatenate([of_group.sum(axis=1).max(axis=1) for of_group in spent])
+    return per_cycle
 
 
 def _gains_ns(graph: Graph, measured_ns: Array, changes: Sequence[Change], usually: bool) -> Array:

@@ -65,6 +65,17 @@ def test_who_ran_longer_than_it_waited_has_more_to_compute():
     assert set(refined(run_delay_ms=[0, 4.5, 0, 0], cpu_ms=[15, 19, 15, 15], **SLOW)) == {"cpu_starved"}
 
 
+def test_what_a_rank_waits_for_a_cpu_in_every_step_makes_no_single_step_late():
+    """Rank 1 computes 18 ms longer in each eighth step: its device does, or it waits for a CPU just then."""
+    now_and_then = on(1, WORLD, 18.0, cycles=40, every=8)
+    slow = {"backward": 10.0 + now_and_then}
+    for delay_ms in (3.0, 12.0):
+        found = refined(run_delay_ms=[0.1, delay_ms, 0.1, 0.1], **slow)
+        assert set(found) == {"compute"} and found["compute"].occurrence_ms == pytest.approx(18.0, abs=1.0)
+    only_then_ms = 3.0 + now_and_then[:, 0, 1]
+    assert set(refined(run_delay_ms=[0.1, only_then_ms, 0.1, 0.1], **slow)) == {"cpu_starved"}
+
+
 def test_larger_inputs_in_as_many_samples():
     found = refined(samples=[32] * WORLD, elements=[1000, 1400, 1000, 1000], **SLOW)
     assert set(found) == {"uneven"} and found["uneven"].ranks == [1]
