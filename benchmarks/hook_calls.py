@@ -5,7 +5,9 @@
 A step that computes displaces the hook's code and data from the caches, so calls in a row, which take a tenth, tell nothing; and steps
 with and without the hook, compared in ``hook_overhead.py``, scatter by more than it costs. So the clock is read at both ends of everything
 of ours that a step passes: before and after the hooks of optimizers, and around the wrappers less what they wrap. Reading the clock
-displaces and costs, too: it is timed around nothing in the same steps, and taken off. Printed are, for steps of which only the times are
+displaces and costs, too, and whatever Python does first after a long calculation is slow, with us or without: so it is timed around
+nothing in the same places, before the hooks of optimizers and, in half of the steps whose times only are kept, around what the
+wrappers wrap, without them; and taken off. Printed are, for steps of which only the times are
 kept and for steps recorded in full, the calls in a step, and mean, median and upper decile of what each takes, us; then their sum. The
 collective that is called from Python has a line of its own: most jobs call none in a step, DDP's are not seen there. The last line is a
 long run's average step, with the CPU time of the threads beside the training thread, of an undisturbed stretch, added whole.
@@ -15,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import random
 import statistics
 import sys
 import types
@@ -29,6 +32,8 @@ from hook_overhead import FULL, TIMES, Switch, launch, long_run_every, make_step
 
 SETTLE_STEPS = 600
 NOTHING = "reading the clock"
+WITHOUT = ", without"
+"""What a wrapper's name is followed by where it was passed by."""
 COLLECTIVE = "all_reduce"
 ORIGINAL = "original"
 """The variable of the hook's wrappers that holds what they wrap."""
@@ -66,15 +71,20 @@ def work(target_ms: float, steps: int) -> None:
         switch.to(kind)
         for _ in range(20):
             step()
-        times.taken.clear()
+        times.forget()
+        measured = [True] * steps
+        if kind == TIMES:
+            measured += [False] * steps
+            random.Random(0).shuffle(measured)
         begun = perf_counter_ns()
-        for _ in range(steps):
+        for of_step in measured:
+            times.pass_by = not of_step
             step()
-        step_ms = (perf_counter_ns() - begun) / steps / 1e6
+        step_ms = (perf_counter_ns() - begun) / len(measured) / 1e6
         sums_us.append(times.sum_us(steps))
         if not dist.get_rank():
             times.print(f"{words}: steps of {step_ms:.1f} ms", steps)
-            print(f"{'all but the collective, upper tenths left out':44} {'':6} {sums_us[-1]:7.1f}\n")
+            print(f"{'all but the collective, upper tenths left out':53} {'':6} {sums_us[-1]:7.1f}\n")
     every = long_run_every(switch.session.recorder.thinning.cost_us, step_ms * 1e6)
     switch.as_in_a_long_run(every)
     begun, before_ns = perf_counter_ns(), threads_ns()
@@ -98,6 +108,14 @@ class Times:
 
     def __init__(self) -> None:
         self.taken: dict[str, list[int]] = defaultdict(list)
+        self.pass_by = False
+        """Set in steps in which wrappers are left out, to time nothing in their places."""
+
+    def forget(self) -> None:
+        """Begin anew; what nothing takes in a wrapper's place is known from steps of which only the times are kept."""
+        for name in list(self.taken):
+            if not name.endswith(WITHOUT):
+                del self.taken[name]
 
     def of_hooks(self) -> None:
         """Bracket the hooks on optimizers by two of our own."""
@@ -122,12 +140,11 @@ class Times:
             at[0] = perf_counter_ns()
 
         def nothing(*_: Any) -> None:
-            now = perf_counter_ns()
-            self.taken[NOTHING].append(now - at[0])
+            self._add(NOTHING, perf_counter_ns() - at[0])
             at[0] = perf_counter_ns()
 
         def ends(*_: Any) -> None:
-            self.taken[name].append(perf_counter_ns() - at[0])
+            self._add(name, perf_counter_ns() - at[0])
 
         return iter((begins, nothing, ends))
 
@@ -162,22 +179,31 @@ class Times:
                 after[0] = perf_counter_ns()
 
         def outer(*args: Any, **kwargs: Any) -> Any:
+            passed = inner if self.pass_by else wrapper
             begun[0] = perf_counter_ns()
             try:
-                return wrapper(*args, **kwargs)
+                return passed(*args, **kwargs)
             finally:
-                self.taken[name].append(before[0] + perf_counter_ns() - after[0])
+                taken_ns = before[0] + perf_counter_ns() - after[0]
+                if passed is inner:
+                    self.taken[name + WITHOUT].append(taken_ns)
+                else:
+                    self._add(name, taken_ns)
 
         return outer, inner
 
+    def _add(self, name: str, ns: int) -> None:
+        if not self.pass_by:
+            self.taken[name].append(ns)
+
     def print(self, title: str, steps: int) -> None:
         """A line for each kind of call."""
-        print(f"{title}\n{'':44} {'calls':>6} {'mean':>7} {'median':>7} {'90 %':>7}")
+        print(f"{title}\n{'':53} {'calls':>6} {'mean':>7} {'median':>7} {'90 %':>7}")
         for name, taken in sorted(self.taken.items(), key=lambda pair: -sum(pair[1])):
             of_each = self._of_each_us(name)
             tenths = statistics.quantiles(of_each, n=10) if len(of_each) > 1 else of_each * 9
             print(
-                f"{name:44} {len(taken) / steps:6.2f} {statistics.fmean(of_each):7.1f} {statistics.median(of_each):7.1f} "
+                f"{name:53} {len(taken) / steps:6.2f} {statistics.fmean(of_each):7.1f} {statistics.median(of_each):7.1f} "
                 f"{tenths[-1]:7.1f}"
             )
 
@@ -185,13 +211,14 @@ class Times:
         """Of all calls but the collective's in a step. Of each the upper tenth, which is what the machine did besides, is left out."""
         whole = 0.0
         for name, taken in self.taken.items():
-            if name not in (NOTHING, COLLECTIVE):
+            if name not in (NOTHING, COLLECTIVE) and not name.endswith(WITHOUT):
                 usual = sorted(self._of_each_us(name))[: max(1, len(taken) * 9 // 10)]
                 whole += len(taken) / steps * statistics.fmean(usual)
         return whole
 
     def _of_each_us(self, name: str) -> list[float]:
-        clock = 0.0 if name == NOTHING else statistics.median(self.taken[NOTHING])
+        nothing = self.taken.get(name + WITHOUT, self.taken[NOTHING])
+        clock = 0.0 if name == NOTHING or name.endswith(WITHOUT) else statistics.median(nothing)
         return [max(0.0, each - clock) / 1e3 for each in self.taken[name]]
 
 

@@ -9,6 +9,7 @@ import pytest
 from ddpdoctor.hook.recording.thinning import (
     BLOCK_STEPS,
     EARLY_STEPS,
+    LONG_STEPS,
     MANY_STEPS,
     MOST_SHARE,
     MOST_THINNED,
@@ -30,26 +31,29 @@ def blocks(thinning: Thinning, first: int, last: int, cost_us: float, step_ms: f
 
 
 @pytest.mark.parametrize(
-    ("cost_us", "early", "later", "at_last"),
+    ("cost_us", "early", "later", "after_many", "at_last"),
     [
-        (15.0, 1, 1, 1),
-        (30.0, 1, 1, 2),
-        (50.0, 1, 1, 4),
-        (100.0, 1, 2, 8),
-        (200.0, 2, 4, 16),
-        (1000.0, 8, 16, 64),
+        (5.0, 1, 1, 1, 2),
+        (15.0, 1, 1, 1, 4),
+        (30.0, 1, 1, 2, 8),
+        (50.0, 1, 1, 4, 16),
+        (100.0, 1, 2, 8, 32),
+        (200.0, 2, 4, 16, 64),
+        (1000.0, 8, 16, 64, 64),
     ],
 )
-def test_a_block_in_so_many_is_recorded_in_full(cost_us, early, later, at_last):
+def test_a_block_in_so_many_is_recorded_in_full(cost_us, early, later, after_many, at_last):
     thinning = Thinning()
     blocks(thinning, 0, EARLY_STEPS, cost_us, 20.0)
     assert thinning.every == early
     blocks(thinning, EARLY_STEPS, MANY_STEPS, cost_us, 20.0)
     assert thinning.every == later
-    chosen = blocks(thinning, MANY_STEPS, 8192, cost_us, 20.0)
+    blocks(thinning, MANY_STEPS, LONG_STEPS, cost_us, 20.0)
+    assert thinning.every == after_many
+    chosen = blocks(thinning, LONG_STEPS, 4 * LONG_STEPS, cost_us, 20.0)
     assert thinning.every == at_last
     assert {b - a for a, b in zip(chosen[-9:], chosen[-8:], strict=False)} == {at_last * BLOCK_STEPS}
-    assert cost_us / 20e3 / at_last <= MOST_SHARE / 8 or at_last == MOST_THINNED
+    assert cost_us / 20e3 / at_last <= MOST_SHARE / 32 or at_last == MOST_THINNED
 
 
 def test_longer_steps_are_recorded_in_full_again():

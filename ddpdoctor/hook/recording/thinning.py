@@ -8,10 +8,11 @@ MOST_SHARE = 0.007
 """Of the step's time: above it, half as many steps are recorded in full."""
 LEAST_SHARE = 0.003
 """Below it, twice as many."""
-EARLY_STEPS, MANY_STEPS = 512, 2048
-"""After them both are smaller, by the factors below: there is enough for a diagnosis by then, and a long job pays for longer."""
-_EARLY_FACTOR, _MANY_FACTOR = 2, 8
-"""Of steps of 20 ms, 270 to 300 us in full, one in 16 is recorded in full in the long run."""
+EARLY_STEPS, MANY_STEPS, LONG_STEPS = 512, 2048, 8192
+"""After them both are smaller, by the factors below: there is enough for a diagnosis by then, and a long job pays for longer. Of
+8192 steps of 20 ms five to eight hundred were recorded in full; a stall in one step of a hundred is among them five times."""
+_FACTORS = ((LONG_STEPS, 32), (MANY_STEPS, 8), (EARLY_STEPS, 2))
+"""Of steps of 20 ms, 270 to 340 us in full, one in 16 to 32 is recorded in full after many steps, and one in 64 in the long run."""
 MOST_THINNED = 64
 """One block in so many at least: of ten thousand steps there are still some twenty blocks in full."""
 BLOCK_STEPS = 8
@@ -52,9 +53,8 @@ class Thinning:
             self._cost_ns += min((cost_ns - self._cost_ns) * _WEIGHT, most)
         self.step_ns += (step_ns - self.step_ns) * _WEIGHT
         if step >= self._next_change:
-            share = self._cost_ns / max(self.step_ns, 1.0) / self.every
-            if step >= EARLY_STEPS:
-                share *= _EARLY_FACTOR if step < MANY_STEPS else _MANY_FACTOR
+            factor = next((factor for least, factor in _FACTORS if step >= least), 1)
+            share = factor * self._cost_ns / max(self.step_ns, 1.0) / self.every
             if share > MOST_SHARE and self.every < MOST_THINNED:
                 self.every *= 2
                 self._next_change = step + _SETTLE_STEPS
