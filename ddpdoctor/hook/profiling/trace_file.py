@@ -48,8 +48,6 @@ class TraceJob:
         self.handed_over = False
         """Whether nothing more of it is done in this process."""
         self._hurry = threading.Event()
-        self._left = False
-        """Whether the job's end waits for it no more: the recording says so, and takes the places away that it writes to."""
         self._thread = threading.Thread(target=guarded(_PART, self._run), name="ddpdoctor-trace", daemon=True)
 
     def start(self) -> None:
@@ -60,7 +58,6 @@ class TraceJob:
         """The job ends: write now, return once it is done or at ``deadline_s``, monotonic."""
         self._hurry.set()
         self._thread.join(timeout=max(0.0, deadline_s - time.monotonic()))
-        self._left = self._thread.is_alive()
 
     def _run(self) -> None:
         try:
@@ -74,7 +71,8 @@ class TraceJob:
         except TooLargeError as error:
             self._report("skipped", str(error))
         except Exception as error:
-            if not self._left:
+            # The end of a job that waits no longer takes the places away that are written to; the recording says so.
+            if self._session.document.get("ended_ns") is None:
                 _report_failure(self._session, self._report, error)
         finally:
             self._result = None
