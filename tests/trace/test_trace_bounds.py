@@ -199,3 +199,12 @@ def test_only_files_are_opened_and_a_fifo_waits_for_its_writer(tmp_path, monkeyp
     writer.join()
     monkeypatch.setattr("ddpdoctor.trace.sources.files._WRITER_S", 0.1)
     assert "no program wrote to this fifo" in attempt(fifo, None, False)[1].lower()
+
+
+def test_too_much_text_around_the_events_is_told(tmp_path):
+    padding = "x" * (9 * BLOCK_BYTES)
+    whole = document(events(3))
+    for place, text in (("before", {"pad": padding} | whole), ("behind", whole | {"pad": padding})):
+        path = write(tmp_path / f"{place}.json", json.dumps(text))
+        meta = load_trace(path).meta
+        assert [note for note in meta.notes if f"{path} holds too much text {place} its events" in note]

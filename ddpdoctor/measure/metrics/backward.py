@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
-from ddpdoctor.measure.numerics import covered
+from ddpdoctor.measure.numerics import Ints, covered
 from ddpdoctor.measure.taxonomy import SyncKind
-from ddpdoctor.measure.window import Window, launched_inside, launches, step_of_collectives
+from ddpdoctor.measure.window import UNKNOWN_STEP, Window, launched_inside, launches, step_of_collectives
 from ddpdoctor.trace import classify
 
 from .marked import of_kind
@@ -37,32 +39,44 @@ def backward_of(window: Window) -> tuple[float, float] | None:
         rows, calls = rows[calls >= 0], calls[calls >= 0]
     else:
         rows = calls = np.flatnonzero(engine)
-    start, end = trace.start_ns[rows] + window.shifted_ns, trace.end_ns[rows] + window.shifted_ns
     host = trace.start_ns[calls] + window.shifted_ns
-    reduced = of_kind(window, SyncKind.GRADIENTS)
+    reduced = np.flatnonzero(of_kind(window, SyncKind.GRADIENTS))
     lengths_ms, shares = [], []
-    for _, low, high in window.steps:
-        own = (host >= low) & (host < high)
-        issued = reduced & (window.collectives.issued >= low) & (window.collectives.issued < high)
-        if not own.any() or not issued.any():
+    of_steps = zip(
+        _in_steps(window, host), _in_steps(window, window.collectives.issued[reduced]), strict=True
+    )
+    for own, issued in of_steps:
+        if not len(own) or not len(issued):
             continue
-        begin, stop = float(start[own].min()), float(end[own].max())
+        begin = float(trace.start_ns[rows[own]].min() + window.shifted_ns)
+        stop = float(trace.end_ns[rows[own]].max() + window.shifted_ns)
         lengths_ms.append((stop - begin) / 1e6)
-        shares.append((float(window.collectives.start[issued].min()) - begin) / max(stop - begin, 1.0))
+        shares.append(
+            (float(window.collectives.start[reduced[issued]].min()) - begin) / max(stop - begin, 1.0)
+        )
     if not lengths_ms:
         return None
     return float(np.median(lengths_ms)), float(np.clip(np.median(shares), 0, 1))
 
 
+def _in_steps(window: Window, at: Ints) -> Iterator[Ints]:
+    """For each marked step, which of the host times lie in it."""
+    order = np.argsort(at, kind="stable")
+    bounds = np.array([(low, high) for _, low, high in window.steps], np.int64)
+    for first, behind in np.searchsorted(at[order], bounds):
+        yield order[first:behind]
+
+
 def reduces_behind(window: Window) -> bool:
     """Whether two reductions of gradients or more follow each other in each step, with next to no computation beside or between
     them: then the backward pass is over when the first begins, whatever else the trace lacks."""
-    reduced, step = of_kind(window, SyncKind.GRADIENTS), step_of_collectives(window)
-    shares = []
-    for number, _, _ in window.steps:
-        own = reduced & (step == number)
-        if own.sum() > 1:
-            begin, stop = window.collectives.start[own].min(), window.collectives.end[own].max()
-            computed = float(covered(window.compute, np.array([begin]), np.array([stop]))[0])
-            shares.append(computed / max(float(stop - begin), 1.0))
-    return bool(shares) and float(np.median(shares)) <= _AMONG
+    step = np.where(of_kind(window, SyncKind.GRADIENTS), step_of_collectives(window), UNKNOWN_STEP)
+    order = np.argsort(step, kind="stable")
+    numbers, first, count = np.unique(step[order], return_index=True, return_counts=True)
+    several = (count > 1) & (numbers != UNKNOWN_STEP)
+    if not window.steps or not several.any():
+        return False
+    begin = np.minimum.reduceat(window.collectives.start[order], first)[several]
+    stop = np.maximum.reduceat(window.collectives.end[order], first)[several]
+    shares = covered(window.compute, begin, stop) / np.maximum(stop - begin, 1)
+    return float(np.median(shares)) <= _AMONG

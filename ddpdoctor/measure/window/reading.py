@@ -118,11 +118,14 @@ def _steps(trace: RankTrace, main: int) -> list[tuple[int, int, int]]:
 def _steps_on_device(trace: RankTrace) -> list[tuple[int, int, int]]:
     """The steps as the device's streams went through them: from the first stream to the last."""
     rows = np.flatnonzero(trace.name_mask(_is_step) & trace.category_mask("gpu_user_annotation"))
+    if not len(rows):
+        return []
     numbers = np.array([classify.step_number(trace.name_of(int(row))) or 0 for row in rows], np.int64)
+    order = np.argsort(numbers, kind="stable")
+    of_step, first = np.unique(numbers[order], return_index=True)
     steps = [
-        (int(number), int(trace.start_ns[of_step].min()), int(trace.end_ns[of_step].max()))
-        for number in np.unique(numbers)
-        for of_step in (rows[numbers == number],)
+        (int(number), int(trace.start_ns[own].min()), int(trace.end_ns[own].max()))
+        for number, own in zip(of_step, np.split(rows[order], first[1:]), strict=True)
     ]
     return sorted(steps, key=lambda step: step[1])
 

@@ -178,10 +178,12 @@ def _with_bucket_sizes(window: Window, bucket_bytes: NDArray[np.float64]) -> Win
     comms, count = window.collectives, len(bucket_bytes)
     if not count or not np.isnan(comms.bytes).all():
         return window
-    reductions = [i for i in np.argsort(comms.issued, kind="stable") if comms.kind[i] == SyncKind.GRADIENTS]
+    order = np.argsort(comms.issued, kind="stable")
+    reductions = np.array([i for i in order if comms.kind[i] == SyncKind.GRADIENTS], np.int64)
+    bounds = np.array([(start, end) for _, start, end in window.steps], np.int64)
     sizes = comms.bytes.copy()
-    for _, start, end in window.steps:
-        inside = [i for i in reductions if start <= comms.issued[i] < end]
-        if inside and len(inside) % count == 0:
+    for first, behind in np.searchsorted(comms.issued[reductions], bounds):
+        inside = reductions[first:behind]
+        if len(inside) and len(inside) % count == 0:
             sizes[inside] = np.resize(bucket_bytes, len(inside))
     return replace(window, collectives=replace(comms, bytes=sizes))

@@ -89,6 +89,8 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
         yield f"{path} holds {stream.oversized} event(s) longer than {LONGEST_EVENT_BYTES >> 20} MiB: they were skipped."
     if stream.top_unread:
         yield f"{path} holds too much text before its events to be read: its rank may be unknown."
+    if stream.tail_unread:
+        yield f"{path} holds too much text behind its events to be read: its rank and the base of its times may be unknown."
     if stream.repaired:
         yield f"{path} holds text that is not valid JSON (such as NaN or raw backslashes): it was repaired."
     if stream.lost_events:

@@ -59,6 +59,8 @@ class EventStream:
         """Top-level keys but "traceEvents"."""
         self.top_unread = False
         """Whether the keys before the events take too much text to be read."""
+        self.tail_unread = False
+        """Whether those behind the events do."""
         self.truncated = False
         self.lost_events = 0
         self.damages = 0
@@ -261,6 +263,7 @@ class EventStream:
     def _read_top(self) -> None:
         """Decodes the keys around the events; a broken tail costs only itself."""
         self.top_unread = len(self._head) > _TOP_BYTES
+        self.tail_unread = len(self._tail) > _TOP_BYTES
         if self._bare_list or self.top_unread:
             return
         head = self._head.lstrip(_BOM).rstrip(b" \t\r\n,") + (b"," if b'"' in self._head else b"")
