@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,8 +60,8 @@ class Trackers:
             say(f"Note: {run.note}", err=True)
         if self.tensorboard is not None:
             files = trackers.write_tensorboard(run, self.tensorboard)
-            say(f"written: {len(files)} event files in {self.tensorboard / run.name}", err=err)
-            say(f"Look at them: tensorboard --logdir {self.tensorboard}", err=err)
+            say(f"written: {len(files)} event files in {files[0].parent}", err=err)
+            say(f"Look at them: tensorboard --logdir {shlex.quote(str(self.tensorboard))}", err=err)
         if self.mlflow is not None:
             look = trackers.log_to_mlflow(run, self.mlflow)
             say(f"logged to {self.mlflow}; look at it: {look}", err=err)

@@ -98,12 +98,19 @@ class History(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def history(recorded: Sequence[tuple[str, Diagnosis]], last: int, notes: Sequence[str] = ()) -> History:
-    """The history of runs, given with where each was found. The newest is compared with ``last`` runs before it."""
+    """The history of runs, given with where each was found. The newest is compared with ``last`` runs before it.
+
+    A run of which there is a recording and a report, or several reports, counts once, where it was found first.
+    """
     jobs: dict[str, list[tuple[int, HistoryRun]]] = {}
+    seen: set[tuple[str, int]] = set()
     for source, diagnosis in recorded:
-        jobs.setdefault(_job_of(diagnosis), []).append(
-            (diagnosis.job.started_ns or 0, _run(source, diagnosis))
-        )
+        name, started_ns = _job_of(diagnosis), diagnosis.job.started_ns
+        if started_ns is not None:
+            if (name, started_ns) in seen:
+                continue
+            seen.add((name, started_ns))
+        jobs.setdefault(name, []).append((started_ns or 0, _run(source, diagnosis)))
     told = [
         _of_job(name, [run for _, run in sorted(runs, key=lambda run: run[0])], last)
         for name, runs in sorted(jobs.items())

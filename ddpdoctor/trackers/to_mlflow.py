@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shlex
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -41,26 +43,61 @@ def log_to_mlflow(run: Tracked, place: str) -> str:
     uri, artefacts = place, None
     if "://" not in place:
         folder = Path(place).resolve()
+        uri, artefacts = _database(folder / "mlflow.db"), (folder / "artifacts").as_uri()
         folder.mkdir(parents=True, exist_ok=True)
-        uri, artefacts = f"sqlite:///{folder / 'mlflow.db'}", (folder / "artifacts").as_uri()
+    failures: tuple[type[Exception], ...] = (MlflowException, ImportError, *_database_errors())
     try:
         _log(run, MlflowClient(tracking_uri=uri), artefacts)
-    except (MlflowException, ImportError) as error:
+    except failures as error:
         raise DdpDoctorError(f"--mlflow {place}: {' '.join(str(error).split())}") from error
-    return f"mlflow ui --backend-store-uri {uri}"
+    return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+
+
+def _database(file: Path) -> str:
+    """The URI of ``file``. Raises DdpDoctorError where it would be read as another file's: ``?`` ends a path, ``%20`` is a space."""
+    uri = f"sqlite:///{file}"
+    try:
+        from sqlalchemy.engine import make_url
+    except ImportError:
+        return uri
+    if make_url(uri).database != str(file):
+        raise DdpDoctorError(
+            f"--mlflow {file.parent}: MLflow has no way to name a database there: name a folder without ? and %."
+        )
+    return uri
+
+
+def _database_errors() -> tuple[type[Exception], ...]:
+    """What MLflow lets through of a database that is damaged, locked, read-only or has no space left."""
+    try:
+        from sqlalchemy.exc import SQLAlchemyError
+    except ImportError:
+        return ()
+    return (SQLAlchemyError,)
 
 
 def _log(run: Tracked, client: MlflowClient, artefacts: str | None) -> None:
-    from mlflow.entities import Metric, Param, RunTag
-
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME", _EXPERIMENT)
     experiment = client.get_experiment_by_name(name)
     experiment_id = experiment.experiment_id if experiment else client.create_experiment(name, artefacts)
     at_ms = None if run.started_s is None else int(run.started_s * 1e3)
     made = client.create_run(experiment_id, start_time=at_ms, run_name=run.name).info.run_id
-    metrics = [Metric(name, value, at_ms or 0, 0) for name, value in run.metrics.items()]
+    try:
+        _fill(run, client, made, at_ms or 0)
+    except BaseException:
+        # It would look as if it were still going on.
+        with contextlib.suppress(Exception):
+            client.set_terminated(made, "FAILED")
+        raise
+    client.set_terminated(made)
+
+
+def _fill(run: Tracked, client: MlflowClient, made: str, at_ms: int) -> None:
+    from mlflow.entities import Metric, Param, RunTag
+
+    metrics = [Metric(name, value, at_ms, 0) for name, value in run.metrics.items()]
     metrics += [
-        Metric(f"{curve.of}/{curve.name}", value, at_ms or 0, step)
+        Metric(f"{curve.of}/{curve.name}", value, at_ms, step)
         for curve in run.curves
         for step, value in zip(curve.steps, curve.values, strict=True)
     ]
@@ -76,7 +113,6 @@ def _log(run: Tracked, client: MlflowClient, artefacts: str | None) -> None:
         for file, content in run.files.items():
             (Path(folder) / file).write_bytes(content)
         client.log_artifacts(made, folder)
-    client.set_terminated(made)
 
 
 def _parts(items: Sequence[_Item], most: int) -> Iterator[Sequence[_Item]]:

@@ -1,12 +1,14 @@
 """Event files for TensorBoard: a run for each rank, so that ranks lie over each other in one chart.
 
-Its own package writes the records; torch is not needed. The files' names tell no host, and a second export replaces the first.
+Its own package writes the records; torch is not needed. The files' names tell no host. A second export of a recording replaces the
+first; another recording of the same name gets a folder of its own, as TensorBoard draws what lies in one folder as one run.
 """
 
 from __future__ import annotations
 
 import io
 from collections.abc import Iterable, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +16,21 @@ from ddpdoctor.report.replace import write_whole
 from ddpdoctor.trackers.missing import missing
 from ddpdoctor.trackers.tracked import Curve, Tracked
 
-_FILE = "events.out.tfevents.{second:010d}.ddpdoctor"
+_FILES = "events.out.tfevents.*.ddpdoctor-*"
+_FILE = "events.out.tfevents.{second:010d}.ddpdoctor-{recording}"
 _VERSION = "brain.Event:2"
 
 
 def write_tensorboard(run: Tracked, folder: Path) -> list[Path]:
-    """Write ``folder/NAME`` with the texts and the run's own numbers, and a folder below it for each rank. Raises DdpDoctorError."""
+    """Write ``folder/NAME`` (``NAME-2`` if that has another recording) with the texts and the run's own numbers, and a folder below it
+    for each rank. The first file is that of the run itself. Raises DdpDoctorError."""
     try:
         from tensorboard.compat.proto.event_pb2 import Event
     except ImportError as error:
         raise missing("tensorboard", error) from error
     second = 0 if run.started_s is None else run.started_s
-    top = folder / run.name
+    file_name = _FILE.format(second=int(second), recording=run.recording)
+    top = _own_folder(folder, run, file_name)
     by_run: dict[str, list[Curve]] = {}
     for curve in run.curves:
         by_run.setdefault(curve.of, []).append(curve)
@@ -36,11 +41,17 @@ def write_tensorboard(run: Tracked, folder: Path) -> list[Path]:
     for place, found in values.items():
         events = [Event(wall_time=second, file_version=_VERSION)]
         events += [Event(wall_time=second, step=step, summary=summary) for step, summary in found]
-        file = place / _FILE.format(second=int(second))
+        file = place / file_name
         place.mkdir(parents=True, exist_ok=True)
         write_whole(file, _records(event.SerializeToString() for event in events))
         written.append(file)
     return written
+
+
+def _own_folder(folder: Path, run: Tracked, file_name: str) -> Path:
+    """The first of NAME, NAME-2, ... in which no other recording's files lie."""
+    places = (folder / (f"{run.name}-{n}" if n > 1 else run.name) for n in count(1))
+    return next(place for place in places if all(file.name == file_name for file in place.glob(_FILES)))
 
 
 def _points(curves: Sequence[Curve]) -> list[tuple[int, Any]]:

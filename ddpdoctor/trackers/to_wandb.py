@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from ddpdoctor.trackers.tracked import Tracked
 
 _PROJECT = "ddpdoctor"
 """Unless the environment names one, as for the package itself."""
+_OTHER_RUN = ("WANDB_RUN_ID", "WANDB_RESUME", "WANDB_SWEEP_ID", "WANDB_SWEEP_PARAM_PATH")
+"""Variables by which a job's own script says which run it is: a diagnosis under that number would change that run once it is sent."""
 _MOST_LETTERS = 64
 """Of a tag."""
 
@@ -25,6 +28,8 @@ def log_to_wandb(run: Tracked, folder: Path) -> str:
     os.environ["WANDB_ERROR_REPORTING"] = "false"
     for name in ("WANDB_CACHE_DIR", "WANDB_CONFIG_DIR", "WANDB_DATA_DIR"):
         os.environ[name] = str(place / ".wandb-files")
+    for name in _OTHER_RUN:
+        os.environ.pop(name, None)
     try:
         import wandb
     except ImportError as error:
@@ -58,7 +63,10 @@ def log_to_wandb(run: Tracked, folder: Path) -> str:
         logged.finish()
     except wandb.Error as error:
         raise DdpDoctorError(f"--wandb {folder}: {' '.join(str(error).split())}") from error
-    return f"wandb sync {where}"
+    except OSError as error:
+        # Of a copy that the package makes: what the error names is the file that it was made from.
+        raise DdpDoctorError(f"--wandb {folder}: {error.strerror or error}") from error
+    return f"wandb sync {shlex.quote(str(where))}"
 
 
 def _log(run: Tracked, wandb: Any, logged: Any) -> None:

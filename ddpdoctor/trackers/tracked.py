@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -56,6 +57,8 @@ class Tracked:
 
     name: str
     """Letters, digits, dots, dashes and underscores."""
+    recording: str
+    """Hexadecimal digits that tell the recording from others of its name."""
     started_s: float | None
     """Epoch seconds."""
     params: dict[str, str]
@@ -86,6 +89,7 @@ def tracked(diagnosis: Diagnosis) -> Tracked:
     job = diagnosis.job
     return Tracked(
         name=_name(diagnosis),
+        recording=_recording(diagnosis),
         started_s=None if job.started_ns is None else job.started_ns / 1e9,
         params=dict(islice(_params(diagnosis), _TUNING.most_params)),
         metrics=_metrics(diagnosis),
@@ -114,6 +118,13 @@ def _name(diagnosis: Diagnosis) -> str:
     last = path.stem if path.suffix in (".json", ".html") else path.name
     short = re.sub(r"[^A-Za-z0-9._-]+", "_", last)[: _TUNING.most_letters_of_name]
     return short.strip("._") or "ddpdoctor"
+
+
+def _recording(diagnosis: Diagnosis) -> str:
+    """By when the job was started; of traces, which do not tell that, by where they lie and what was measured."""
+    started_ns, steps = diagnosis.job.started_ns, diagnosis.steps
+    told = (diagnosis.source, steps.count, steps.median_ms) if started_ns is None else started_ns
+    return hashlib.sha256(msgspec.json.encode(told)).hexdigest()[:8]
 
 
 def _key(name: str) -> str:

@@ -33,9 +33,16 @@ def test_runs_and_reports_at_any_depth_are_found(tmp_path):
     assert done.exit_code == 0
     assert [run["source"] for job in told["jobs"] for run in job["runs"]] == [
         str(tmp_path / "nightly" / "1"),
+    ], "its report is the same run"
+    assert len(told["notes"]) == 1 and "cut.html" in told["notes"][0]
+    moved = json.loads(report.read_bytes())
+    moved["job"]["started_ns"] += 10**9
+    report.write_text(json.dumps(moved))
+    told = json.loads(ran(tmp_path / "nightly", "--json", "-").stdout)
+    assert [run["source"] for job in told["jobs"] for run in job["runs"]] == [
+        str(tmp_path / "nightly" / "1"),
         str(report),
     ]
-    assert len(told["notes"]) == 1 and "cut.html" in told["notes"][0]
     assert ran(tmp_path / "nightly", "--fail-on-regression", 5).exit_code == 0
 
 

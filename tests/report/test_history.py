@@ -83,6 +83,15 @@ def test_the_newest_run_fails_only_where_it_is_slower_than_all_of_the_last():
     assert history([run(1, 50.0)], last=5).regression_percent() is None
 
 
+def test_a_run_with_several_reports_counts_once():
+    """Else the newest run would be compared with itself, and no regression ever told."""
+    runs = nightly([50.0] * 6 + [60.0])
+    again = [(f"{source}/report.html", found) for source, found in runs]
+    told = history([each for pair in zip(runs, again, strict=True) for each in pair], last=5)
+    assert told == history(runs, last=5)
+    assert told.jobs[0].slower
+
+
 def test_all_forms_carry_it(tmp_path):
     told = history(nightly([50.0] * 9 + [55.0] * 8), last=5, notes=["left out: runs/x: empty"])
     text = io.StringIO()

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 import pytest
 
 from ddpdoctor.analysis import analyze
+from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trackers import tracked
+from tests.report import samples
 
 from .exporting import RUN, export, mentions, names_left
 
@@ -46,6 +49,38 @@ def test_the_run_is_there_with_metrics_verdict_and_report(tmp_path):
 def test_redacted_no_name_goes_along(tmp_path):
     assert not names_left(tmp_path, "--mlflow", "out", "--redact", MLFLOW_EXPERIMENT_NAME="ours")
     assert mentions(tmp_path / "out", "ours")
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%20b"])
+def test_a_folder_whose_name_means_another_in_a_uri_is_refused(tmp_path, name):
+    from ddpdoctor.trackers import log_to_mlflow
+
+    with pytest.raises(DdpDoctorError, match=r"without \? and %"):
+        log_to_mlflow(tracked(samples.sick()), str(tmp_path / name))
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_is_no_database_is_no_defect_of_ours(tmp_path):
+    from ddpdoctor.trackers import log_to_mlflow
+
+    (tmp_path / "mlflow.db").write_text("notes of mine")
+    with pytest.raises(DdpDoctorError, match="not a database"):
+        log_to_mlflow(tracked(samples.sick()), str(tmp_path))
+    assert (tmp_path / "mlflow.db").read_text() == "notes of mine"
+
+
+def test_an_export_that_ends_half_way_is_a_failed_run(tmp_path):
+    """No server takes a time before 1970."""
+    from mlflow import MlflowClient
+
+    from ddpdoctor.trackers import log_to_mlflow
+
+    run = dataclasses.replace(tracked(samples.sick()), started_s=-1e9)
+    with pytest.raises(DdpDoctorError, match="imestamp"):
+        log_to_mlflow(run, str(tmp_path))
+    client = MlflowClient(f"sqlite:///{tmp_path}/mlflow.db")
+    experiment = client.get_experiment_by_name("ddpdoctor")
+    assert [each.info.status for each in client.search_runs([experiment.experiment_id])] == ["FAILED"]
 
 
 def test_a_second_export_is_a_second_run(tmp_path):

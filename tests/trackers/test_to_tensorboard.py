@@ -6,6 +6,7 @@ import json
 import shutil
 import socket
 
+import msgspec
 import pytest
 
 from ddpdoctor.report import render_markdown
@@ -37,6 +38,21 @@ def test_each_rank_is_a_run_with_its_steps(tmp_path):
     assert not [file for file in files if socket.gethostname() in file.name]
     assert write_tensorboard(run, tmp_path) == files, "a second export takes the first one's place"
     assert len(list(tmp_path.rglob("*tfevents*"))) == len(files)
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_another_recording_of_the_same_name_takes_no_files_away(tmp_path, started):
+    """Neither those of a job that started at another time, nor of traces, which do not say when theirs did."""
+    first = samples.sick()
+    job = msgspec.structs.replace(first.job, started_ns=1 if started else None)
+    first = msgspec.structs.replace(first, job=job, source=["/jobs/a/traces"])
+    job = msgspec.structs.replace(first.job, started_ns=2 if started else None)
+    second = msgspec.structs.replace(first, job=job, source=["/jobs/b/traces"])
+    one, two = (write_tensorboard(tracked(each), tmp_path) for each in (first, second))
+    assert (one[0].parent.name, two[0].parent.name) == ("traces", "traces-2")
+    assert write_tensorboard(tracked(first), tmp_path) == one
+    assert write_tensorboard(tracked(second), tmp_path) == two
+    assert {*tmp_path.rglob("*tfevents*")} == {*one, *two}
 
 
 def test_the_verdict_and_the_findings_are_text(tmp_path):

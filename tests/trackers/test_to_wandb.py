@@ -89,3 +89,11 @@ def test_redacted_no_name_goes_along(tmp_path):
     (run,) = [each.run for each in records(tmp_path / "out") if each.WhichOneof("record_type") == "run"]
     assert run.project == "ours"
     assert run.host in ("", "ddpdoctor")
+
+
+def test_the_job_s_own_run_is_left_alone(tmp_path):
+    """Where the environment is still that of the training script, `wandb sync` would put the diagnosis into its run."""
+    done = export(tmp_path, "--wandb", "out", WANDB_RUN_ID="theirs", WANDB_RESUME="allow", WANDB_SWEEP_ID="s")
+    (run,) = [each.run for each in records(tmp_path / "out") if each.WhichOneof("record_type") == "run"]
+    assert run.run_id and run.run_id != "theirs" and not run.sweep_id
+    assert "theirs" not in done.stdout
