@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ddpdoctor.experiment import Answer, Proposal
 
 _STEPS, _LEAST_STEPS, _MOST_STEPS = 60, 40, 400
+_FEWEST_STEPS = 12
 _TRIAL_S = 8.0
 """Of training that a trial is to hold, where the run tells how long a step takes: enough for a median within 1 or 2 %."""
 _BUDGET_S = 900.0
@@ -70,7 +71,7 @@ class _TryCommand(click.Command):
 @click.option("--list", "listed", is_flag=True, help="List the settings and exit.")
 @click.option(
     "--steps",
-    type=click.IntRange(12, 1_000_000),
+    type=click.IntRange(_FEWEST_STEPS, 1_000_000),
     metavar="N",
     help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_LEAST_STEPS} to {_MOST_STEPS}]",
 )
@@ -231,7 +232,8 @@ def _measure(
     plan = Plan(
         command=Command(job, inherited_environment(), wishes.copy),
         proposals=proposals,
-        steps=wishes.steps or _steps(step_ms),
+        steps=wishes.steps or _steps(diagnosis),
+        to_the_end=wishes.steps is not None,
         budget=Budget(wishes.budget_s),
         step_ms=step_ms,
         halving=wishes.halving,
@@ -240,7 +242,12 @@ def _measure(
     changes = "1 change" if len(proposals) == 1 else f"{len(proposals)} changes"
     say(
         f"ddpdoctor: {changes} to be measured, in trials of {plan.steps} steps each, in turn with the unchanged job, in at most "
-        f"{wishes.budget_s / 60:.0f} min.",
+        f"{wishes.budget_s / 60:.0f} min."
+        + (
+            ""
+            if wishes.copy
+            else " Each writes the files that the job writes until then (--cwd copy: into a copy)."
+        ),
         err=True,
     )
     experiment = Experiment(plan, lambda words: say(f"ddpdoctor: {words}", err=True))
@@ -275,10 +282,13 @@ def _ranks_here(job: Sequence[str]) -> int:
     return 1
 
 
-def _steps(step_ms: float | None) -> int:
-    if not step_ms:
+def _steps(diagnosis: Diagnosis | None) -> int:
+    """Of a trial where nobody says: not so many as the run had, at whose end the script may write what shall stay."""
+    if diagnosis is None or not diagnosis.steps.mean_ms:
         return _STEPS
-    return max(_LEAST_STEPS, min(_MOST_STEPS, round(_TRIAL_S * 1e3 / step_ms)))
+    wished = max(_LEAST_STEPS, min(_MOST_STEPS, round(_TRIAL_S * 1e3 / diagnosis.steps.mean_ms)))
+    whole = diagnosis.steps.source == "step-log"  # saved traces are of a part of the job
+    return max(_FEWEST_STEPS, min(wished, diagnosis.steps.count - 1)) if whole else wished
 
 
 def _keep(answer: Answer, run: Path) -> None:
