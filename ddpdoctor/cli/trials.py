@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,7 +133,8 @@ def command(
     if listed:
         _list_settings()
         return
-    check_outputs([] if run is None else [run], {"--json": json_file, "--patch": patch})
+    read = [*([] if run is None else [run]), *(word for word in job if os.path.isfile(word))]  # noqa: PTH113
+    check_outputs(read, {"--json": json_file, "--patch": patch})
     chosen = of_settings([parse_setting(text) for text in settings])
     if tune is not None:
         chosen += tuning(tune, _ranks_here(job))
@@ -274,7 +276,7 @@ def _measure(
 
 def _ranks_here(job: Sequence[str]) -> int:
     """Ranks that the command starts on this host, as far as its words tell; else one."""
-    for option, value in zip(job, [*job[1:], ""], strict=True):
+    for option, value in zip(job, (*job[1:], ""), strict=False):
         name, equals, own = option.partition("=")
         if name.lstrip("-").replace("_", "-") in ("nproc-per-node", "num-processes", "n", "np"):
             number = own if equals else value

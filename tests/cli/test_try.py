@@ -44,6 +44,22 @@ def test_the_list_and_what_is_refused(tmp_path):
     assert hinted.stdout.endswith("To measure them: ddpdoctor try --set torch.threads=1 -- COMMAND\n")
 
 
+def test_a_search_can_be_listed_without_a_job(tmp_path):
+    listed = tried(tmp_path, "--tune", "ddp")
+    assert listed.returncode == 0, listed.stderr
+    assert listed.stdout.endswith("To measure them: ddpdoctor try --tune ddp -- COMMAND\n")
+
+
+def test_no_answer_is_written_over_the_script(tmp_path):
+    (tmp_path / "train.py").write_text("pass\n")
+    refused = tried(
+        tmp_path, "--set", "torch.threads=1", "--patch", "train.py", "--", "python", "train.py", "x" * 5000
+    )
+    assert refused.returncode == 2
+    assert refused.stderr == "ddpdoctor: --patch train.py would overwrite an input: name another file.\n"
+    assert (tmp_path / "train.py").read_text() == "pass\n"
+
+
 def test_of_a_run_the_command_that_measures_names_it_and_a_setting_has_the_finding_s_expectation(tmp_path):
     shutil.copytree(ROOT / "fixtures" / "slow-data-one-rank", tmp_path / "my run")
     listed = tried(tmp_path, "my run").stdout
