@@ -7,7 +7,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,6 +22,7 @@ from ddpdoctor.rundir import STEPS_FILE, LineField, RankRecord, RunDirectory
 
 from .copies import copied
 from .processes import run_to_end
+from .scratch import scratch_folder
 from .settings import ENVIRONMENT
 
 WARM_UP_SHARE, LEAST_WARM_UP = 0.25, 5
@@ -140,8 +140,7 @@ def _recorded(
     """What ``read`` makes of the job's run directory, and of why it failed; empty where it did not."""
     began_s = time.monotonic()
     try:
-        with tempfile.TemporaryDirectory(prefix="ddpdoctor-trial-", ignore_cleanup_errors=True) as scratch:
-            folder = Path(scratch)
+        with scratch_folder() as folder:
             why, left_out = _run(command, asked, limit_s, folder)
             no_room = _no_room(folder)
             trials, took_s = read(folder / "run", why), time.monotonic() - began_s

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -206,7 +207,7 @@ def test_a_folder_that_takes_nothing_is_an_answer(monkeypatch):
     def full(*given: object, **more: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(running.tempfile, "mkdtemp", full)
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
     found = running.run_trial(Command(["true"], {}), {}, 20, 5.0)
     assert found.why == "it cannot be recorded: No space left on device (TMPDIR names another place)"
 
