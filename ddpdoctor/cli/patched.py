@@ -28,7 +28,7 @@ def write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str],
         if not Path(file).is_file():  # a device or a pipe has no end
             continue
         try:
-            text = Path(file).read_text("utf-8")
+            text = Path(file).read_bytes().decode("utf-8")  # line ends as they are
         except (OSError, UnicodeDecodeError):
             continue
         diff = patch_of(text, _relative(file), line, best.settings)
@@ -46,7 +46,8 @@ def _places(
     diagnosis: Diagnosis | None, best: Variant, job: Sequence[str]
 ) -> Iterator[tuple[str, int | None]]:
     """Where the thing may have been built that the settings belong to, the likeliest first; the script that the command starts
-    last, with no line."""
+    last, with no line, unless it is known where."""
+    built_at = False
     if diagnosis is not None:
         for kind in ("loader", "ddp"):
             if any(name.startswith(f"{kind}.") for name in best.settings):
@@ -54,12 +55,13 @@ def _places(
                 where = known.get("where") if isinstance(known, dict) else None
                 file = where.get("file") if isinstance(where, dict) else None
                 if isinstance(where, dict) and isinstance(file, str):
-                    line = where.get("line")
+                    line, built_at = where.get("line"), Path(file).is_file()
                     yield file, line if isinstance(line, int) else 0
         own = [finding for finding in diagnosis.findings if finding.rule == best.finding]
         others = [finding for finding in diagnosis.findings if finding.rule != best.finding]
         yield from ((place.file, place.line) for finding in (*own, *others) for place in finding.where)
-    yield from ((word, None) for word in job if word.endswith(".py"))
+    if not built_at:  # else the script's only call may be another's
+        yield from ((word, None) for word in job if word.endswith(".py"))
 
 
 def _relative(file: str) -> str:

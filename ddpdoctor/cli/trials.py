@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from ddpdoctor.experiment import Answer, Proposal
 
 _STEPS, _LEAST_STEPS, _MOST_STEPS = 60, 40, 400
+_FEWEST_STEPS = 12
 _TRIAL_S = 8.0
 """Of training that a trial is to hold, where the run tells how long a step takes: enough for a median within 1 or 2 %."""
 _BUDGET_S = 900.0
@@ -70,7 +72,7 @@ class _TryCommand(click.Command):
 @click.option("--list", "listed", is_flag=True, help="List the settings and exit.")
 @click.option(
     "--steps",
-    type=click.IntRange(12, 1_000_000),
+    type=click.IntRange(_FEWEST_STEPS, 1_000_000),
     metavar="N",
     help=f"Steps of each trial. [default: {_TRIAL_S:g} s of training, {_LEAST_STEPS} to {_MOST_STEPS}]",
 )
@@ -131,7 +133,8 @@ def command(
     if listed:
         _list_settings()
         return
-    check_outputs([] if run is None else [run], {"--json": json_file, "--patch": patch})
+    read = [*([] if run is None else [run]), *(word for word in job if os.path.isfile(word))]  # noqa: PTH113
+    check_outputs(read, {"--json": json_file, "--patch": patch})
     chosen = of_settings([parse_setting(text) for text in settings])
     if tune is not None:
         chosen += tuning(tune, _ranks_here(job))
@@ -231,7 +234,8 @@ def _measure(
     plan = Plan(
         command=Command(job, inherited_environment(), wishes.copy),
         proposals=proposals,
-        steps=wishes.steps or _steps(step_ms),
+        steps=wishes.steps or _steps(diagnosis),
+        to_the_end=wishes.steps is not None,
         budget=Budget(wishes.budget_s),
         step_ms=step_ms,
         halving=wishes.halving,
@@ -240,7 +244,12 @@ def _measure(
     changes = "1 change" if len(proposals) == 1 else f"{len(proposals)} changes"
     say(
         f"ddpdoctor: {changes} to be measured, in trials of {plan.steps} steps each, in turn with the unchanged job, in at most "
-        f"{wishes.budget_s / 60:.0f} min.",
+        f"{wishes.budget_s / 60:.0f} min."
+        + (
+            ""
+            if wishes.copy
+            else " Each writes the files that the job writes until then (--cwd copy: into a copy)."
+        ),
         err=True,
     )
     experiment = Experiment(plan, lambda words: say(f"ddpdoctor: {words}", err=True))
@@ -267,7 +276,7 @@ def _measure(
 
 def _ranks_here(job: Sequence[str]) -> int:
     """Ranks that the command starts on this host, as far as its words tell; else one."""
-    for option, value in zip(job, [*job[1:], ""], strict=True):
+    for option, value in zip(job, (*job[1:], ""), strict=False):
         name, equals, own = option.partition("=")
         if name.lstrip("-").replace("_", "-") in ("nproc-per-node", "num-processes", "n", "np"):
             number = own if equals else value
@@ -275,10 +284,13 @@ def _ranks_here(job: Sequence[str]) -> int:
     return 1
 
 
-def _steps(step_ms: float | None) -> int:
-    if not step_ms:
+def _steps(diagnosis: Diagnosis | None) -> int:
+    """Of a trial where nobody says: not so many as the run had, at whose end the script may write what shall stay."""
+    if diagnosis is None or not diagnosis.steps.mean_ms:
         return _STEPS
-    return max(_LEAST_STEPS, min(_MOST_STEPS, round(_TRIAL_S * 1e3 / step_ms)))
+    wished = max(_LEAST_STEPS, min(_MOST_STEPS, round(_TRIAL_S * 1e3 / diagnosis.steps.mean_ms)))
+    whole = diagnosis.steps.source == "step-log"  # saved traces are of a part of the job
+    return max(_FEWEST_STEPS, min(wished, diagnosis.steps.count - 1)) if whole else wished
 
 
 def _keep(answer: Answer, run: Path) -> None:

@@ -15,9 +15,10 @@ _RUN, _SPECIAL, _CLOSED = "recorded run", "pipe, socket or device", "entry that 
 
 
 def copied(source: Path, target: Path, apart: Path) -> str:
-    """Copy ``source`` to ``target``, but not the folder ``apart``, which may lie in it. What was left out, in a sentence; empty
-    where nothing was. Raises OSError."""
+    """Copy ``source`` to ``target``, but not the folder ``apart``, which may lie in it. What was left out, and what is no copy, in
+    sentences; empty where nothing is. Raises OSError."""
     left: Counter[str] = Counter()
+    links = list[Path]()
 
     def leave(folder: str, names: Sequence[str]) -> list[str]:
         found = []
@@ -26,7 +27,9 @@ def copied(source: Path, target: Path, apart: Path) -> str:
             kind = _kind(path)
             if kind is not None:
                 left[kind] += 1
-            if kind is not None or os.path.realpath(path) == own:
+            elif path.is_symlink():
+                links.append(path)
+            if kind is not None or path.is_symlink() or os.path.realpath(path) == own:
                 found.append(name)
         return found
 
@@ -41,13 +44,31 @@ def copied(source: Path, target: Path, apart: Path) -> str:
 
     own = os.path.realpath(apart)
     try:
-        shutil.copytree(
-            source, target, symlinks=True, ignore_dangling_symlinks=True, ignore=leave, copy_function=copy
-        )
+        shutil.copytree(source, target, ignore=leave, copy_function=copy)
     except shutil.Error as error:
         raise OSError(str(error.args[0][0][2])) from None
+    out = sum(_linked(path, source, target) for path in links)
     told = [f"{count} {kind if count == 1 else _plural(kind)}" for kind, count in left.items()]
-    return f"The copy of the working directory lacks {' and '.join(told)}." if told else ""
+    lacks = f"The copy of the working directory lacks {' and '.join(told)}." if told else ""
+    return " ".join(filter(None, (lacks, _leading_out(out))))
+
+
+def _linked(path: Path, source: Path, target: Path) -> bool:
+    """Set the link ``path`` in the copy, where it leads to the copy of what it leads to; whether it leads out of it, to a place where
+    the job can write."""
+    root, leads_to = os.path.realpath(source), os.path.realpath(path)
+    inside = os.path.commonpath([root, leads_to]) == root
+    place = target / path.relative_to(source)
+    place.symlink_to(target / os.path.relpath(leads_to, root) if inside else leads_to)
+    runs = os.path.isfile(leads_to) and os.access(leads_to, os.X_OK)  # noqa: PTH113
+    return not inside and not runs and os.access(leads_to, os.W_OK)
+
+
+def _leading_out(links: int) -> str:
+    if not links:
+        return ""
+    lead = "1 link leads" if links == 1 else f"{links} links lead"
+    return f"{lead} out of the copy: what the job writes there is not in a copy."
 
 
 def _kind(path: Path) -> str | None:

@@ -97,8 +97,7 @@ def parity(
     if norm is not None and changed is None:
         return Parity(same_bits=False, losses=losses, says=_NOT_FINITE, unexpected=True)
     if len({each.get("sha256") for each in ours}) > 1:
-        says = "Two runs of the unchanged job already differ in their bits (it draws different random numbers each time)."
-        return Parity(norm_differs=differs, losses=losses, says=says)
+        return Parity(norm_differs=differs, losses=losses, says=_NEVER_THE_SAME)
     if len(ours) < 2:
         return Parity(norm_differs=differs, losses=losses)
     same = other.get("sha256") == first.get("sha256")
@@ -109,6 +108,10 @@ def parity(
     return Parity(same_bits=False, norm_differs=differs, losses=losses, says=says, unexpected=unexpected)
 
 
+_NEVER_THE_SAME = (
+    "Two runs of the unchanged job already differ in their bits: "
+    "it draws other random numbers each time, or goes on from what an earlier trial wrote."
+)
 _NOT_FINITE = (
     "With the change some parameters are infinite or no numbers any more: the job does not train like this."
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from .judging import MEASURED_FROM, Round, change_of, interval, level_ms, parity
 from .proposals import Proposal
 from .running import (
     DEFAULT_PREFETCH,
+    LEAST_STEPS,
     LEAST_WARM_UP,
     MOST_QUEUED,
     BlocksError,
@@ -48,6 +50,8 @@ class Plan:
     steps: int
     budget: Budget
     rounds: int = MOST_ROUNDS
+    to_the_end: bool = True
+    """Of a job with fewer steps than a trial has, the end is reached each time, as is what it writes there; else only once."""
     halving: bool = False
     """After each round the slower half of the variants is left: a search, where one is to be found."""
     step_ms: float | None = None
@@ -169,8 +173,19 @@ class Experiment:
         if first.left_out:
             self._note(first.left_out)
         if first.ended_after is not None:
-            self._note(f"The job came to its own end after {first.ended_after} of {self._steps} steps.")
+            self._end_before(first.ended_after)
         return first
+
+    def _end_before(self, own_end: int) -> None:
+        """The job has reached its own end after so many steps, before its trial did: let the next ones not get there."""
+        ended = f"The job came to its own end after {own_end} of {self._steps} steps"
+        if not self._plan.to_the_end and own_end > LEAST_STEPS:
+            self._steps = own_end - 1
+            self._note(f"{ended}: once. All other trials took {self._steps}, and did not reach it.")
+        else:
+            self._note(
+                f"{ended}, as each trial did: what it writes there was written anew, and parameters were not compared."
+            )
 
     def _note(self, words: str) -> None:
         self._notes.append(words)
@@ -258,8 +273,11 @@ class Experiment:
 
     def _baseline_ms(self, rare: bool) -> tuple[float | None, list[float] | None]:
         """(Step time of the job as it is, its interval), as far as they are known."""
-        levels = [level_ms(trial, rare) for trial in self._compared if len(trial.step_ms)]
-        return interval(levels) if levels else (None, None)
+        logs = [math.log(level_ms(trial, rare)) for trial in self._compared if len(trial.step_ms)]
+        if not logs:
+            return None, None
+        middle, ends = interval(logs)
+        return math.exp(middle), None if ends is None else [math.exp(end) for end in ends]
 
     def _variant(self, arm: _Arm) -> Variant:
         proposal = arm.proposal

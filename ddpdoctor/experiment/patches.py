@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import difflib
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -23,6 +24,8 @@ _ARGUMENTS = {
         "broadcast_buffers",
     ),
 }
+_BY_PLACE = {"loader": 5, "ddp": 4}
+"""Arguments before the first that can be set: a call that gives more by their places may give that one, too."""
 
 
 def patch_of(text: str, path: str, line: int | None, settings: Mapping[str, Any]) -> str | None:
@@ -37,15 +40,26 @@ def patch_of(text: str, path: str, line: int | None, settings: Mapping[str, Any]
     changed = text
     for argument, value in arguments.items():
         call = _call(changed, line, kind)
-        edited = None if call is None else _edited(changed, call, argument, value)
+        edited = (
+            None
+            if call is None or len(call.args) > _BY_PLACE[kind]
+            else _edited(changed, call, argument, value)
+        )
         if edited is None:
             return None
         changed = edited
     call = _call(changed, line, kind)
     if changed == text or call is None or not _holds(call, arguments):
         return None
-    before, after = text.splitlines(keepends=True), changed.splitlines(keepends=True)
-    return "".join(difflib.unified_diff(before, after, f"a/{path}", f"b/{path}"))
+    diff = difflib.unified_diff(_lines(text), _lines(changed), f"a/{path}", f"b/{path}")
+    return "".join(
+        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n" for line in diff
+    )
+
+
+def _lines(text: str) -> list[str]:
+    """With their ends, as Python and patch(1) count them: a form feed ends none."""
+    return re.findall(r"[^\n]*\n|[^\n]+", text)
 
 
 def _call(text: str, line: int | None, kind: str) -> ast.Call | None:
@@ -72,7 +86,7 @@ def _name(function: ast.expr) -> str | None:
 
 def _edited(text: str, call: ast.Call, argument: str, value: Any) -> str | None:
     given = [keyword for keyword in call.keywords if keyword.arg == argument]
-    lines = text.splitlines(keepends=True)
+    lines = _lines(text)
     if given:
         node = given[0].value
         if not isinstance(node, ast.Constant) and not _is_number(node):

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import sys
-import tempfile
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,11 +22,14 @@ from ddpdoctor.rundir import STEPS_FILE, LineField, RankRecord, RunDirectory
 
 from .copies import copied
 from .processes import run_to_end
+from .scratch import scratch_folder
 from .settings import ENVIRONMENT
 
 WARM_UP_SHARE, LEAST_WARM_UP = 0.25, 5
 """Of a trial's steps, left out at its beginning: threads and caches fill up. What a loader's workers prepared meanwhile is left out
 besides."""
+LEAST_STEPS = 12
+"""Of a trial: seven behind the warm-up."""
 DEFAULT_PREFETCH = 2
 """Of torch's loaders with workers."""
 MOST_QUEUED = 128
@@ -38,6 +40,10 @@ _LEAST_ROOM = 256 << 10
 _SIGNAL = re.compile(r"Signal \d+ \((SIG[A-Z]+)\) received by PID")
 """torchrun's words on a rank that was ended."""
 _ERROR = re.compile(r"^\s*(?:\[rank\d+\]:\s*)?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Killed)\b.*)$")
+
+
+_OF_A_WORKER = re.compile(r"Caught \w+ in DataLoader worker process")
+"""torch's words on an error that a loader's worker has passed on, which follows them."""
 
 
 def own_command() -> list[str]:
@@ -88,7 +94,7 @@ class Trial:
     ended_after: int | None = None
     """Steps, where the job came to its own end before the trial did."""
     left_out: str = ""
-    """What a copy of the working directory lacks, in a sentence."""
+    """What a copy of the working directory lacks, and where it leads out of itself, in sentences."""
 
     @property
     def refused(self) -> str:
@@ -134,8 +140,7 @@ def _recorded(
     """What ``read`` makes of the job's run directory, and of why it failed; empty where it did not."""
     began_s = time.monotonic()
     try:
-        with tempfile.TemporaryDirectory(prefix="ddpdoctor-trial-", ignore_cleanup_errors=True) as scratch:
-            folder = Path(scratch)
+        with scratch_folder() as folder:
             why, left_out = _run(command, asked, limit_s, folder)
             no_room = _no_room(folder)
             trials, took_s = read(folder / "run", why), time.monotonic() - began_s
@@ -154,6 +159,7 @@ def _run(command: Command, asked: Mapping[str, Any], limit_s: float, folder: Pat
     where, left_out = Path.cwd(), ""
     if command.copy:
         where = folder / "copy"
+        environment["PWD"] = str(where)
         try:
             left_out = copied(Path.cwd(), where, folder)
         except OSError as error:
@@ -190,6 +196,7 @@ def _words_of(log: Path, code: int) -> str:
         lines = source.read().decode("utf-8", "replace").splitlines()
     errors = [found.group(1) for line in lines if (found := _ERROR.match(line))]
     own = [error for error in errors if "ChildFailedError" not in error]
+    own = [error for error in own if not _OF_A_WORKER.search(error)] or own
     ended = f"it ended with signal {-code}" if code < 0 else f"it ended with exit code {code}"
     if not own and (signals := _SIGNAL.findall("\n".join(lines))):
         hint = ", as the kernel does when memory runs out" if signals[0] == "SIGKILL" else ""

@@ -144,6 +144,8 @@ def shown_verdict(variant: Variant) -> str:
     """The verdict, with its size where there is one."""
     if variant.verdict in ("faster", "slower") and variant.change is not None:
         return f"{variant.verdict}, {variant.change:+.0%}"
+    if variant.verdict == "not applied" and not variant.trials:
+        return "not measured"
     return _UNDECIDED if variant.verdict == "same" and variant.why else plain(variant.verdict)
 
 
@@ -163,7 +165,7 @@ def remark(variant: Variant) -> str:
 def _results_told(variant: Variant) -> str:
     """What becomes of results with a change that is worth making, and of others where more changes than the setting says."""
     parity = variant.parity
-    if parity is None or parity.same_bits is None or variant.bound:
+    if parity is None or not parity.says or variant.bound:
         return ""
     if not parity.unexpected and variant.verdict != "faster":
         return ""

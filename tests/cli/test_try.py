@@ -12,8 +12,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from ddpdoctor.cli import trials
 from ddpdoctor.cli.patched import write_patch
 from ddpdoctor.diagnose import facts_view
+from ddpdoctor.diagnose.diagnosis import Steps
 from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
@@ -40,6 +42,22 @@ def test_the_list_and_what_is_refused(tmp_path):
     assert "not a number of seconds" in endless.stderr
     hinted = tried(tmp_path, "--set", "torch.threads=1")
     assert hinted.stdout.endswith("To measure them: ddpdoctor try --set torch.threads=1 -- COMMAND\n")
+
+
+def test_a_search_can_be_listed_without_a_job(tmp_path):
+    listed = tried(tmp_path, "--tune", "ddp")
+    assert listed.returncode == 0, listed.stderr
+    assert listed.stdout.endswith("To measure them: ddpdoctor try --tune ddp -- COMMAND\n")
+
+
+def test_no_answer_is_written_over_the_script(tmp_path):
+    (tmp_path / "train.py").write_text("pass\n")
+    refused = tried(
+        tmp_path, "--set", "torch.threads=1", "--patch", "train.py", "--", "python", "train.py", "x" * 5000
+    )
+    assert refused.returncode == 2
+    assert refused.stderr == "ddpdoctor: --patch train.py would overwrite an input: name another file.\n"
+    assert (tmp_path / "train.py").read_text() == "pass\n"
 
 
 def test_of_a_run_the_command_that_measures_names_it_and_a_setting_has_the_finding_s_expectation(tmp_path):
@@ -99,6 +117,31 @@ def test_without_facts_a_finding_may_name_the_line_and_without_a_run_the_script_
     assert patched(tmp_path, WORKERS, None) is None  # of two loaders, nobody said which
     one = SCRIPT.replace("checked = DataLoader(held_back)\n", "")
     assert "num_workers=4" in (patched(tmp_path, WORKERS, None, one) or "")
+
+
+def test_where_it_is_known_what_was_built_elsewhere_the_script_s_only_call_is_not_edited(tmp_path):
+    """A library's loader trains, and the script's only DataLoader evaluates."""
+    script = "train = FancyLoader(data)\nchecked = DataLoader(held_back)\n"
+    facts = Facts(loader=LoaderFacts(where=Where(str(tmp_path / "train.py"), 1, "main")))
+    diagnosis = msgspec.structs.replace(samples.minimal(), facts=facts_view.tree(facts))
+    assert patched(tmp_path, WORKERS, diagnosis, script) is None
+
+
+@pytest.mark.parametrize(
+    ("source", "count", "steps"),
+    [("step-log", 150, 149), ("step-log", 1000, 160), ("step-log", 6, 12), ("trace", 5, 160)],
+)
+def test_trials_are_shorter_than_the_run_was_so_that_its_end_is_not_reached(source, count, steps):
+    known = Steps(count=count, source=source, mean_ms=50.0)
+    assert trials._steps(msgspec.structs.replace(samples.minimal(), steps=known)) == steps
+
+
+def test_a_patch_keeps_the_file_s_own_line_ends(tmp_path):
+    (tmp_path / "train.py").write_bytes(b"loader = DataLoader(data)\r\n")
+    best = Variant(settings=WORKERS, finding="dataloader/few", verdict="faster", change=-0.5, trials=3)
+    answer = Answer(baseline=Baseline(median_ms=20.0), variants=[best])
+    write_patch(answer, None, [str(tmp_path / "train.py")], tmp_path / "a.diff")
+    assert b"-loader = DataLoader(data)\r\n" in (tmp_path / "a.diff").read_bytes()
 
 
 @pytest.mark.torchrun

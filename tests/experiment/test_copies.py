@@ -38,6 +38,25 @@ def test_a_whole_copy_says_nothing(tmp_path):
     assert copied(tmp_path / "here", tmp_path / "copy", tmp_path / "copy") == ""
 
 
+def test_links_lead_into_the_copy_or_where_they_led_which_is_told(tmp_path):
+    here, elsewhere = tmp_path / "here", tmp_path / "elsewhere"
+    (here / "logs").mkdir(parents=True)
+    elsewhere.mkdir()
+    (here / "last").symlink_to(here / "logs")
+    (here / "results").symlink_to("../elsewhere")
+    (here / "logs" / "up").symlink_to("..")
+    (here / "python").symlink_to(shutil.which("sh"))
+    copy = tmp_path / "deeper" / "copy"
+    copy.parent.mkdir()
+    told = copied(here, copy, copy.parent)
+    assert told == "1 link leads out of the copy: what the job writes there is not in a copy."
+    (copy / "last" / "a").write_text("x")
+    assert (copy / "logs" / "a").exists()
+    assert (copy / "results").resolve() == elsewhere
+    assert (copy / "logs" / "up").resolve() == copy
+    assert list((here / "logs").iterdir()) == [here / "logs" / "up"]
+
+
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_what_may_not_be_read_is_left_out(tmp_path):
     here = tmp_path / "here"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -24,7 +25,7 @@ def imagined(monkeypatch) -> Callable[..., Experiment]:
     """An experiment whose trials are given; an exception among them is raised in its place."""
 
     def experiment(
-        *given: Trial | BaseException, steps: int = 40, settings=WORKERS, searched=(), in_blocks=()
+        *given: Trial | BaseException, settings=WORKERS, searched=(), in_blocks=(), **planned: object
     ) -> Experiment:
         left = list(given)
 
@@ -46,7 +47,7 @@ def imagined(monkeypatch) -> Callable[..., Experiment]:
         monkeypatch.setattr(measuring, "run_trial", run_trial)
         monkeypatch.setattr(measuring, "run_blocks", run_blocks)
         proposals = [Proposal(each) for each in searched or [settings]]
-        plan = Plan(Command([], {}), proposals, steps, Budget(60.0), halving=bool(searched))
+        plan = Plan(Command([], {}), proposals, 40, Budget(60.0), halving=bool(searched), **planned)
         return Experiment(plan, lambda words: None)
 
     asked: list[tuple[dict[str, object], int]] = []
@@ -75,6 +76,16 @@ def test_the_first_trial_warms_the_files_up_and_is_compared_with_nothing(imagine
     assert answer.variants[0].change == pytest.approx(0.0)
     assert answer.variants[0].verdict == "same"
     assert answer.variants[0].trials_ms == [20.0] * 3
+
+
+def test_no_step_takes_less_than_nothing_however_much_the_machine_wavers(imagined):
+    warm = [trial(level) for level in (26.0, 27.0, 60.0)]
+    between = [trial(20.0)] * 3
+    given = [each for pair in zip(between, warm, strict=True) for each in pair]
+    experiment = imagined(trial(34.0), *given, rounds=3)
+    experiment.run()
+    low, high = experiment.answer([]).baseline.interval_ms
+    assert 0 < low < 60.0 < high
 
 
 def test_what_was_not_applied_has_no_time(imagined):
@@ -180,6 +191,12 @@ def test_how_a_job_ended_is_told_by_its_own_error_or_by_the_signal_of_a_rank(tmp
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError: \n"
     )
     assert "exit code 1: RuntimeError: DataLoader worker" in running._words_of(log, 1)
+    log.write_text(
+        "[rank0]: RuntimeError: Caught OSError in DataLoader worker process 0.\n"
+        "[rank0]: Original Traceback (most recent call last):\n"
+        "[rank0]: OSError: handle of another process\n"
+    )
+    assert running._words_of(log, 1) == "it ended with exit code 1: OSError: handle of another process"
     log.write_text("  exitcode  : -9 (pid: 4)\n  traceback : Signal 9 (SIGKILL) received by PID 4\n")
     assert running._words_of(log, 1).startswith("a rank was ended by SIGKILL, as the kernel does")
     log.write_text("")
@@ -190,7 +207,7 @@ def test_a_folder_that_takes_nothing_is_an_answer(monkeypatch):
     def full(*given: object, **more: object) -> str:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(running.tempfile, "mkdtemp", full)
+    monkeypatch.setattr(tempfile, "mkdtemp", full)
     found = running.run_trial(Command(["true"], {}), {}, 20, 5.0)
     assert found.why == "it cannot be recorded: No space left on device (TMPDIR names another place)"
 
@@ -199,7 +216,16 @@ def test_a_job_that_ends_by_itself_is_remarked(imagined):
     experiment = imagined(trial(20.0, ended_after=30), KeyboardInterrupt())
     with pytest.raises(KeyboardInterrupt):
         experiment.run()
-    assert "after 30 of 40 steps" in experiment.answer([]).notes[0]
+    assert "after 30 of 40 steps, as each trial did" in experiment.answer([]).notes[0]
+
+
+@pytest.mark.parametrize(("own_end", "others"), [(30, 29), (12, 40)])
+def test_a_job_s_own_end_is_reached_once_unless_that_leaves_too_few_steps(imagined, own_end, others):
+    experiment = imagined(trial(20.0, ended_after=own_end), KeyboardInterrupt(), to_the_end=False)
+    with pytest.raises(KeyboardInterrupt):
+        experiment.run()
+    assert [steps for _, steps in imagined.asked] == [40, others]
+    assert experiment.answer([]).steps_each == others
 
 
 def test_what_workers_prepared_ahead_is_left_out(monkeypatch):

@@ -72,5 +72,35 @@ def test_where_there_is_doubt_there_is_no_patch(line, settings):
     assert patch_of(SCRIPT, "train.py", line, settings) is None
 
 
+@pytest.mark.parametrize(
+    ("call", "settings"),
+    [
+        ("DataLoader(data, 8, False, sampler, None, 0)", {"loader.num_workers": 4}),
+        ("DataLoader(data, 8, False, sampler, None, 0, None, False)", {"loader.pin_memory": True}),
+        ("DistributedDataParallel(net, None, None, 0, True)", {"ddp.broadcast_buffers": False}),
+    ],
+)
+def test_what_may_be_given_by_its_place_is_not_given_twice(call, settings):
+    assert patch_of(f"{call}\n", "train.py", 1, settings) is None
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "loader = DataLoader(data, num_workers=0)",
+        "import x\r\nloader = DataLoader(data, num_workers=0)\r\nother = 1\r\n",
+        "import x\n\x0c\nloader = DataLoader(data, num_workers=0)\n\x0c\nother = 1\n",
+    ],
+    ids=["no newline at the end", "CRLF", "form feeds"],
+)
+def test_a_patch_applies_whatever_ends_the_lines(tmp_path, text):
+    diff = patch_of(text, "train.py", None, {"loader.num_workers": 4})
+    (tmp_path / "train.py").write_bytes(text.encode())
+    subprocess.run(
+        ["patch", "-p1"], input=diff.encode(), cwd=tmp_path, check=True, capture_output=True, timeout=60
+    )
+    assert (tmp_path / "train.py").read_bytes().decode() == text.replace("num_workers=0", "num_workers=4")
+
+
 def test_a_file_that_does_not_parse():
     assert patch_of("def broken(:\n", "train.py", 1, {"loader.num_workers": 4}) is None

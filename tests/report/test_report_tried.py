@@ -15,7 +15,7 @@ from ddpdoctor.experiment import Proposal
 from ddpdoctor.report import render_html, sound
 from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.report.terminal import print_terminal
-from ddpdoctor.report.tried import print_answer, print_proposals, remark, tried_view
+from ddpdoctor.report.tried import print_answer, print_proposals, remark, shown_verdict, tried_view
 from tests.report import samples
 
 GOOD = Variant(settings={"loader.num_workers": 4}, verdict="faster", change=-0.5, median_ms=10.0, trials=3)
@@ -104,6 +104,14 @@ def test_what_becomes_of_results_is_told_of_what_is_faster_and_of_what_changes_m
     assert remark(changed(parity=differs, verdict="slower")) == ""
     assert remark(changed(parity=odd, verdict="slower")) == "the parameters differ"
     assert "differ" not in remark(changed(parity=odd, bound=True))
+    unknown = Parity(says="Two runs of the unchanged job already differ.")
+    assert "already differ" in remark(changed(parity=unknown, verdict="faster"))
+    assert "already differ" not in remark(changed(parity=unknown, verdict="slower"))
+
+
+def test_what_was_never_measured_is_not_said_to_be_refused():
+    assert shown_verdict(changed(verdict="not applied", trials=0)) == "not measured"
+    assert shown_verdict(changed(verdict="not applied", trials=1)) == "not applied"
 
 
 def test_what_is_expected_is_what_a_change_saves_and_a_bound_is_told_as_one():
