@@ -154,6 +154,7 @@ def test_compare_takes_paths_and_diagnoses(diagnosis):
     comparison = ddpdoctor.compare(ROOT / "fixtures" / "healthy", diagnosis)
     assert comparison.after.headline == diagnosis.verdict.headline
     assert comparison.judgement in ("faster", "slower", "no clear difference", "not comparable")
+    assert repr(comparison) == f"<Comparison: {comparison.verdict.removesuffix('.')}>"
 
 
 def test_frames_hold_steps_collectives_and_ranks_that_add_up():

@@ -34,6 +34,7 @@ def watch(run: Path, interval_s: float, *, once: bool) -> None:
     console = Console()
     if once or watched.over:
         watched.think()
+        watched.look()  # an analysis takes seconds, in which the ranks went on
         console.print(watched.frame())
         return
     os.nice(19)

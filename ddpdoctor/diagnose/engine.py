@@ -78,14 +78,16 @@ def diagnose(
     base.update(overrides.get("all", {}))
     outcome = Outcome(thresholds=base)
     fired: list[Fired] = []
+    unheard: set[int] = set()
     for rule in sorted(rules.rules.values(), key=lambda rule: rule.only_untold):
         if rule.id in suppressed or rule.id.partition("/")[0] + "/*" in suppressed:
             outcome.suppressed.append(rule.id)
+            unheard.update(_culprits(tree, rule))
             continue
         named = base | {name: entry.value for name, entry in rule.thresholds.items()}
         named.update(overrides.get("all", {}))
         named.update(overrides.get(rule.id, {}))
-        seen = _without_told(tree, rule, fired) if rule.only_untold else tree
+        seen = _without_told(tree, rule, fired, unheard) if rule.only_untold else tree
         in_cel = context if seen is tree else facts_view.as_cel(seen)
         run = _Run(rule, rules.common, seen, in_cel, named, coverage)
         try:
@@ -114,9 +116,17 @@ def diagnose(
     return outcome
 
 
-def _without_told(tree: dict[str, Any], rule: Rule, fired: list[Fired]) -> dict[str, Any]:
-    """The facts, less those of the rule's ranks that a finding names."""
-    told = {rank for entry in fired for rank in entry.finding.ranks or ()}
+def _culprits(tree: dict[str, Any], rule: Rule) -> set[int]:
+    """The ranks of the costs that a rule would tell: of a suppressed one, those of which the user has chosen not to hear."""
+    costs = [facts_view.lookup(tree, path) for path in rule.cost_paths]
+    return {rank for cost in costs if cost for rank in cost.get("ranks") or ()}
+
+
+def _without_told(
+    tree: dict[str, Any], rule: Rule, fired: list[Fired], unheard: Collection[int]
+) -> dict[str, Any]:
+    """The facts, less those of the rule's ranks that a finding names, or that a suppressed rule would have named (``unheard``)."""
+    told = {rank for entry in fired for rank in entry.finding.ranks or ()} | set(unheard)
     group, _, name = (rule.ranks or "").partition(".")
     ranks = facts_view.lookup(tree, rule.ranks or "")
     if not ranks:

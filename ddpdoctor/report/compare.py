@@ -108,6 +108,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     """What else differs: versions, settings, environment, command."""
     notes: list[str]
 
+    def __repr__(self) -> str:
+        return f"<Comparison: {self.verdict.removesuffix('.')}>"
+
     def regression_percent(self) -> float | None:
         """By how many per cent the median step got longer, 0 where the difference may be chance; None where
         the two cannot be judged.

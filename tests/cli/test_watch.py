@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.cli.watched import Watched, watch
 from ddpdoctor.rundir import is_run_directory
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,23 @@ def test_a_finished_run_is_shown_once():
     assert out.count("Rank 1 waits") == 1 and "verdict so far" not in out
     assert re.search(r"2 ranks · 100 steps done · [\d.]+ ms a step · \d+ samples/s", out)
     assert re.search(r"^ +1 +host1 +99 +[\d.]+ ms +[\d.]+ ms +[\d.]+ ms", out, re.MULTILINE)
+
+
+def test_what_the_ranks_did_during_the_only_analysis_is_shown(tmp_path, monkeypatch, capsys):
+    run = shutil.copytree(RUN, tmp_path / "run")
+    manifest = json.loads((run / "manifest.json").read_text()) | {"host": "elsewhere", "ended_ns": None}
+    (run / "manifest.json").write_text(json.dumps(manifest))
+    recorded = {file: file.read_text() for file in run.glob("ranks/*/steps.jsonl")}
+    for file, text in recorded.items():
+        file.write_text("".join(text.splitlines(keepends=True)[: text.count("\n") // 2]))
+
+    def think(watched):
+        for file, text in recorded.items():
+            file.write_text(text)
+
+    monkeypatch.setattr(Watched, "think", think)
+    watch(run, 1.0, once=True)
+    assert "2 ranks · 100 steps done" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["empty", "missing"])

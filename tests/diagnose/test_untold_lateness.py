@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -44,6 +46,23 @@ def test_generated_traces(kind, world, tmp_path):
         place = tmp_path / f"job{number}"
         generate(cpu_job(**config) if on_cpu else Config(**config), place)
         assert untold(analyze(str(place), Options(cache=False))) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "rule"),
+    [
+        ("slow-data-one-rank", "dataloader/one-rank-late"),
+        ("slow-data-one-rank", "dataloader/*"),
+        ("rank0-host-work", "rank-imbalance/host-work"),
+    ],
+)
+def test_a_cause_that_is_suppressed_is_not_told_as_none(name, rule):
+    """It has a price that is neither small nor rare; only another rank's lateness would be untold."""
+    fixture = Path(__file__).parents[2] / "fixtures" / name
+    assert rule in {"dataloader/*", analyze(str(fixture), Options(cache=False)).findings[0].rule}
+    found = analyze(str(fixture), Options(cache=False, suppressed=[rule]))
+    assert RULE not in {finding.rule for finding in found.findings}
+    assert "on time" not in found.verdict.headline
 
 
 @pytest.mark.slow
