@@ -90,13 +90,13 @@ def work(target_ms: float, steps: int) -> None:
     begun, before_ns = perf_counter_ns(), threads_ns()
     for _ in range(steps):
         step()
-    share = (threads_ns() - before_ns) / (perf_counter_ns() - begun)
+    beside_us = (threads_ns() - before_ns) / steps / 1e3
+    step_ms = (perf_counter_ns() - begun) / steps / 1e6
     if not dist.get_rank():
-        beside_us = 1e3 * share * step_ms
         mean_us = sums_us[0] * (1 - 1 / every) + sums_us[1] / every + beside_us
         print(
             f"one step in {every} in full, {beside_us:.1f} us beside the training thread: {mean_us:.1f} us, "
-            f"{mean_us / 10 / step_ms:.2f} %",
+            f"{mean_us / 10 / step_ms:.2f} % of {step_ms:.1f} ms",
             flush=True,
         )
     dist.barrier()
