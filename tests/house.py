@@ -120,7 +120,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
             "facts",
             "taxonomy",
         ),
-        "caveats": ("graph",),
+        "caveats": ("graph", "window"),
         "flames": ("metrics", "graph", "steplog", "places", "summary"),
         "hta": ("export",),
         "flow": (

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import msgspec
 
 from ddpdoctor.measure.graph import Graphs
+from ddpdoctor.measure.window import RUNTIME_CALLS
 
 
 class _Tuning(msgspec.Struct, frozen=True):
@@ -25,6 +26,7 @@ def caveats(graphs: Graphs) -> list[str]:
         *_not_whole(graphs),
         *of_traces,
         *_hosts_unseen(graphs),
+        *_devices_unseen(graphs),
         *_no_window(graphs),
         *_few_steps(graphs),
     ]
@@ -98,6 +100,25 @@ def _hosts_unseen(graphs: Graphs) -> Iterator[str]:
         yield (
             f"The traces of {which} do not show what the host did (operators, runtime calls): why a device idles there is "
             "unknown, and so is how fast the host could issue a step: prices are upper bounds."
+        )
+
+
+def _devices_unseen(graphs: Graphs) -> Iterator[str]:
+    """An export without its table of kernels, a profiler that was not allowed to see the device."""
+    unseen = [
+        window.rank
+        for window in graphs.windows
+        if not window.on_device and window.trace.category_mask(*RUNTIME_CALLS).any()
+    ]
+    if unseen and graphs.window_speaks:
+        which = (
+            "all ranks"
+            if len(unseen) == len(graphs.windows)
+            else f"{len(unseen)} of {len(graphs.windows)} ranks"
+        )
+        yield (
+            f"The traces of {which} show calls of the device's runtime, but no kernel: what the devices did is missing, so compute "
+            "means the hosts' own work here, and nothing is said of the devices. Record, or export, the kernels too."
         )
 
 
