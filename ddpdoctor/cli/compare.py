@@ -11,6 +11,7 @@ import click
 from ddpdoctor.cli.completing import runs
 from ddpdoctor.cli.configured import chosen_job
 from ddpdoctor.cli.diagnosed import diagnosis_at
+from ddpdoctor.cli.finite import FiniteRange
 from ddpdoctor.cli.onethread import import_numpy
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.say import say
@@ -30,7 +31,7 @@ EXIT_REGRESSION = 1
 @click.option(
     "--fail-on-regression",
     "percent",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="PERCENT",
     help="Exit with 1 if the median step got longer by more than this, beyond chance; "
     "with 2 if that cannot be decided.",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ddpdoctor.cli.diagnosed import diagnosis_at
+from ddpdoctor.cli.finite import FiniteRange
 from ddpdoctor.cli.onethread import import_numpy
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.say import say
@@ -38,7 +39,7 @@ _REPORTS = (".json", ".html")
 @click.option(
     "--fail-on-regression",
     "percent",
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="PERCENT",
     help="Exit with 1 if a job's newest run is slower by more than this, and not by chance; with 2 if that cannot be decided.",
 )

@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from ddpdoctor.cli.finite import FiniteRange
 from ddpdoctor.launch import RunOptions, asked_options
 
 
@@ -34,7 +35,7 @@ from ddpdoctor.launch import RunOptions, asked_options
 )
 @click.option(
     *("--telemetry-interval",),
-    type=click.FloatRange(min=0.05),
+    type=FiniteRange(min=0.05),
     default=RunOptions.telemetry_interval_s,
     show_default=True,
     metavar="S",
@@ -48,7 +49,7 @@ from ddpdoctor.launch import RunOptions, asked_options
 )
 @click.option(
     *("--hang-after",),
-    type=click.FloatRange(min=0),
+    type=FiniteRange(min=0),
     metavar="S",
     help="Report that the job hangs, and where, after S seconds in which no rank finishes a step (before the first step, "
     "three times as long, and at least 60, unless ranks wait for one that does nothing). 0: never. "

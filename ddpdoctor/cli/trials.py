@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ import click
 
 from ddpdoctor.cli.completing import runs, setting_names
 from ddpdoctor.cli.diagnosed import diagnosis_at
+from ddpdoctor.cli.finite import FiniteRange
 from ddpdoctor.cli.onethread import import_numpy
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.patched import write_patch
@@ -30,13 +30,6 @@ _FEWEST_STEPS = 12
 _TRIAL_S = 8.0
 """Of training that a trial is to hold, where the run tells how long a step takes: enough for a median within 1 or 2 %."""
 _BUDGET_S = 900.0
-
-
-def _finite(ctx: click.Context, option: click.Parameter, value: float) -> float:
-    """nan is neither below nor above any bound."""
-    if not math.isfinite(value):
-        raise click.BadParameter(f"{value} is not a number of seconds.")
-    return value
 
 
 class _TryCommand(click.Command):
@@ -79,8 +72,7 @@ class _TryCommand(click.Command):
 @click.option("--rounds", type=click.IntRange(1, 50), metavar="N", help="Most trials of each change.")
 @click.option(
     "--budget",
-    type=click.FloatRange(min=1),
-    callback=_finite,
+    type=FiniteRange(min=1),
     default=_BUDGET_S,
     show_default=True,
     metavar="S",

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from ddpdoctor.cli.completing import runs
+from ddpdoctor.cli.finite import FiniteRange
 from ddpdoctor.errors import UnusableInput
 
 
@@ -14,7 +15,7 @@ from ddpdoctor.errors import UnusableInput
 @click.argument("run", type=click.Path(path_type=Path), metavar="RUN", shell_complete=runs)
 @click.option(
     "--interval",
-    type=click.FloatRange(min=0.2),
+    type=FiniteRange(min=0.2),
     default=1.0,
     show_default=True,
     metavar="S",

@@ -54,6 +54,25 @@ def test_a_name_that_is_too_long(tmp_path, arguments):
     assert done.stderr.startswith("ddpdoctor: ") and done.stderr.endswith("file name too long.\n")
 
 
+@pytest.mark.parametrize("number", ["nan", "inf", "-nan"])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["compare", "A", "B", "--fail-on-regression"],
+        ["history", "A", "--fail-on-regression"],
+        ["watch", "A", "--interval"],
+        ["run", "--hang-after"],
+        ["run", "--telemetry-interval"],
+        ["try", "--set", "torch.threads=1", "--budget"],
+    ],
+    ids=" ".join,
+)
+def test_a_number_with_which_nothing_compares(tmp_path, arguments, number):
+    done = doctor(*arguments, number, cwd=tmp_path)
+    assert done.returncode == 2 and f"{number} is not a finite number." in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_device_is_refused_and_a_fifo_is_read(tmp_path):
     with pytest.raises(UnusableInput, match=r"/dev/zero is a device or a socket, not a file\."):
         analyze("/dev/zero", OPTIONS)
