@@ -50,6 +50,20 @@ def check_outputs(inputs: Sequence[str], outputs: Mapping[str, Path | None]) -> 
         seen[same] = option
 
 
+def check_folders(outputs: Iterable[Path | None]) -> None:
+    """Before long work: raises DdpDoctorError where the folder of one of these files does not exist, or its name is a folder's."""
+    from ddpdoctor.report.replace import is_stdout
+
+    for path in outputs:
+        if path is None or is_stdout(path):
+            continue
+        # Not as methods of the path, which raise for names that are too long.
+        if os.path.isdir(path):  # noqa: PTH112
+            raise DdpDoctorError(f"cannot write {path}: Is a directory")
+        if not os.path.isdir(path.parent):  # noqa: PTH112
+            raise DdpDoctorError(f"cannot write {path}: No such file or directory")
+
+
 def to_stdout(outputs: Iterable[Path | None]) -> bool:
     """Whether one of ``outputs`` is standard output, where nothing else may then stand."""
     from ddpdoctor.report.replace import is_stdout

@@ -16,7 +16,7 @@ from ddpdoctor.cli.completing import runs, setting_names
 from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.finite import FiniteRange
 from ddpdoctor.cli.onethread import import_numpy
-from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
+from ddpdoctor.cli.outputs import check_folders, check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.patched import write_patch
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
@@ -127,6 +127,7 @@ def command(
         return
     read = [*([] if run is None else [run]), *(word for word in job if os.path.isfile(word))]  # noqa: PTH113
     check_outputs(read, {"--json": json_file, "--patch": patch})
+    check_folders([json_file, patch])
     chosen = of_settings([parse_setting(text) for text in settings])
     if tune is not None:
         chosen += tuning(tune, _ranks_here(job))

@@ -32,6 +32,8 @@ def test_the_list_and_what_is_refused(tmp_path):
         (["--set", "loader.num_wokers=4"], "Did you mean loader.num_workers?"),
         (["--set", "env.LD_PRELOAD=x", "--", "true"], "only variables that tune"),
         (["--set", "loader.num_workers=1025", "--", "true"], "it takes 0 to 1024"),
+        (["--set", "torch.threads=1", "--json", "no/f", "--", "true"], "no/f: No such file or directory"),
+        (["--set", "torch.threads=1", "--patch", ".", "--", "true"], "cannot write .: Is a directory"),
     ):
         refused = tried(tmp_path, *arguments)
         assert refused.returncode == 2
