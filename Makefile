@@ -37,7 +37,7 @@ whatif: $(INSTALLED)  ## predicted against measured step times with a fault take
 exam: $(INSTALLED)  ## jobs and GPU traces of drawn shape with drawn faults, marked by rule, rank, line and price; ARGUMENTS="--seed 7 --generated 500"
 	$(BIN)/python -m tests.exam $(ARGUMENTS)
 
-fuzz: $(INSTALLED)  ## ten thousand mutated files of every kind that is read; ARGUMENTS="--seed 7 --only report" chooses
+fuzz: $(INSTALLED)  ## ten thousand mutated files of every kind that is read, growth, metric clients; ARGUMENTS="--seed 7 --only report" chooses
 	$(BIN)/python -m tests.fuzz $(ARGUMENTS)
 
 net: $(INSTALLED)  ## what the analysis says of frozen cases, compared place by place; ARGUMENTS="--only runs" chooses

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +36,13 @@ def make_own(folder: Path) -> bool:
     for place in (around, folder):
         place.mkdir(mode=0o700, exist_ok=True)
     return is_own(folder)
+
+
+def own_entries(folder: Path, suffix: str) -> list[Path]:
+    """Files of a folder of :func:`cache_folder` that are entries, or what a killed process left of one; nothing else there is
+    ddpdoctor's to remove. Raises OSError."""
+    entry = re.compile(rf"[0-9a-f]{{40}}{re.escape(suffix)}|\.ddpdoctor-[0-9a-f]{{16}}\.new")
+    return [file for file in folder.iterdir() if entry.fullmatch(file.name) and not file.is_dir()]
 
 
 def open_own(file: Path) -> BinaryIO:

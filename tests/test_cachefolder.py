@@ -78,3 +78,26 @@ def test_entries_are_opened_through_no_link_and_only_if_nobody_else_wrote_them(f
     another_user(monkeypatch)
     with pytest.raises(OSError, match="somebody else"):
         open_own(entry)
+
+
+def test_only_entries_are_ever_removed(folder, monkeypatch):
+    from ddpdoctor.diagnose import kept
+    from ddpdoctor.trace import cache
+
+    make_own(folder)
+    own = [folder / name for name in ("notes.txt", "a.cached", "b.msgpack", f"{'0' * 40}.txt")]
+    for file in own:
+        file.write_text("mine")
+    inside = folder / f"{'1' * 40}.cached"
+    inside.mkdir()
+    entries = [
+        folder / f"{number:040x}{suffix}" for number in range(2, 6) for suffix in (".cached", ".msgpack")
+    ]
+    left = folder / ".ddpdoctor-0123456789abcdef.new"
+    for file in (*entries, left):
+        file.write_bytes(b"x" * 100)
+    monkeypatch.setattr(cache, "LIMIT_BYTES", 0)
+    monkeypatch.setattr(kept, "_MOST_ENTRIES", 0)
+    cache._prune(folder)
+    kept._replace(folder / f"{9:040x}.msgpack", b"")
+    assert sorted(folder.iterdir()) == sorted([*own, inside])

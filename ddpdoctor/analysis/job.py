@@ -16,6 +16,7 @@ from ddpdoctor.measure.facts import JobFacts
 from ddpdoctor.measure.hangfacts import Standing
 from ddpdoctor.measure.metrics import users_line
 from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.rundir.ends import JobEnd
 from ddpdoctor.stall import Verdict
 
 from .inputs import Inputs
@@ -27,14 +28,14 @@ _MOST_LINES = 4
 _SETTINGS = ("ddp", "loaders", "optimizers", "threads", "process_groups")
 
 
-def how_it_ended(stopped: Verdict, manifest: Mapping[str, Any]) -> str | None:
+def how_it_ended(stopped: Verdict) -> str | None:
     """The sentence, without its point, on a job that somebody ended, such as a scheduler whose time limit was reached: the signal, the
     exit code, the last step, and where ranks were last seen. None where nobody did."""
     if stopped.ended_by is None:
         return None
-    code, step = manifest.get("exit_code"), stopped.facts.step
+    code, step = stopped.job.code, stopped.facts.step
     if stopped.ended_by:
-        unseen = "" if manifest.get("ended_ns") else " (its own end was not recorded)"
+        unseen = "" if stopped.job.over else " (its own end was not recorded)"
         told = f"The job was ended by {stopped.ended_by}{f' (exit code {code})' if code else unseen}"
     else:
         told = "The job was killed, with whoever would have recorded its end"
@@ -60,9 +61,9 @@ def _last_lines(standing: Sequence[Standing]) -> str:
 
 
 def job_of(
-    inputs: Inputs, facts: JobFacts, measured_ranks: Sequence[int], manifest: Mapping[str, Any]
+    inputs: Inputs, facts: JobFacts, measured_ranks: Sequence[int], manifest: Mapping[str, Any], end: JobEnd
 ) -> Job:
-    """What ran, as far as ``inputs`` tell; ``manifest`` is that of the first launcher."""
+    """What ran, as far as ``inputs`` tell; ``manifest`` is that of the first launcher, ``end`` is over all of them."""
     infos = [log.record.info for log in inputs.logs]
     first = next((info for info in infos if "rank" in info), {})
     seen = {log.rank for log in inputs.logs} | set(measured_ranks)
@@ -87,7 +88,7 @@ def job_of(
         duration_s=(ended_ns - started_ns) / 1e9
         if ended_ns and started_ns and ended_ns >= started_ns
         else None,
-        exit_code=manifest.get("exit_code"),
+        exit_code=end.code,
     )
 
 

@@ -106,7 +106,7 @@ def _verdict(inputs: Inputs) -> Verdict:
     if inputs.dumps.recordings and (own.facts.state is None or own.facts.unexplained is not None):
         collected = stall.of_dumps(inputs.dumps)
         if collected.facts.state is not None:
-            return replace(collected, notes=[*said, *collected.notes])
+            return replace(collected, notes=[*said, *collected.notes], job=own.job)
     return replace(own, notes=[*said, *inputs.dumps.notes])
 
 
@@ -154,8 +154,8 @@ def _measured(prepared: Prepared, options: Options) -> Measured:
         coverage=Coverage(facts.steps.measured, len(seen)),
         set_aside=measurement.set_aside,
         notes=[*inputs.notes, *map(Note, (*stopped.notes, *measurement.notes))],
-        job=job_of(inputs, facts.job, seen, manifest),
-        ended=how_it_ended(stopped, manifest),
+        job=job_of(inputs, facts.job, seen, manifest, stopped.job),
+        ended=how_it_ended(stopped),
         window=window_cost(measurement.logs, facts.steps.median_ms),
         speaker=Speaker(measurement.graphs.speaker, measurement.graphs.why),
         ranks=measurement.ranks,
@@ -190,8 +190,8 @@ def _measured_end(prepared: Prepared) -> Measured:
         coverage=Coverage(0, len(ranks)),
         set_aside={},
         notes=[*inputs.notes, *map(Note, stopped.notes)],
-        job=job_of(inputs, facts.job, ranks, manifest),
-        ended=how_it_ended(stopped, manifest),
+        job=job_of(inputs, facts.job, ranks, manifest, stopped.job),
+        ended=how_it_ended(stopped),
         standing=stopped.standing,
     )
 

@@ -14,21 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import ddpdoctor
-from ddpdoctor.aside import replace_file
 from ddpdoctor.bundle.commandline import Option
 from ddpdoctor.bundle.recording import MADE_FILE
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import RUN_SCHEMA, is_run_directory
+from ddpdoctor.written import BUNDLE, WrittenFolder, is_stdout, write_file
 
 _PACKAGE = Path(ddpdoctor.__file__).parent
 _RECORDS = (
-    *("__init__.py", "deferred.py", "errors.py", "parentdeath.py", "plain.py", "streams.py"),
+    *("__init__.py", "deferred.py", "errors.py", "parentdeath.py", "plain.py", "readable.py", "streams.py"),
     *("hook", "rundir", "launch", "telemetry"),
     *("bundle/__init__.py", "bundle/commandline.py", "bundle/recording.py"),
 )
 _RECORDS_NOT = (
     *("launch/checkup.py", "launch/jobpython.py"),
     *("telemetry/live.py", "telemetry/livestep.py", "telemetry/prometheus.py", "telemetry/reader.py"),
+    "telemetry/scrapes.py",
 )
 """Of those, what other commands need and a recording does not: they ask for msgspec or numpy."""
 _STANDINS = "standins"
@@ -66,8 +67,8 @@ class Bundle:
 def write_bundle(out: Path, options: Sequence[Option], help_text: str) -> Bundle:
     """Write a bundle whose ``run`` takes ``options``: a file where the name ends in .pyz or .zip, else a folder.
 
-    The same sources give the same bytes. A bundle that is there is replaced. Raises DdpDoctorError where something else is, or where
-    nothing can be written.
+    The same sources give the same bytes. An earlier bundle is replaced if nobody changed it since; in a folder, what else lies
+    there stays. Raises DdpDoctorError otherwise, or if nothing can be written.
     """
     _check_place(out)
     files = dict(_files())
@@ -75,13 +76,13 @@ def write_bundle(out: Path, options: Sequence[Option], help_text: str) -> Bundle
     digest = _digest(files)
     made = {"versions": versions, "sha256": digest, "options": options, "help": help_text}
     files[f"ddpdoctor/bundle/{MADE_FILE}"] = json.dumps(made, indent=1, sort_keys=True).encode() + b"\n"
-    try:
-        if out.suffix in (".pyz", ".zip"):
-            _write_archive(out, files)
-        else:
-            _write_folder(out, files)
-    except OSError as error:
-        raise DdpDoctorError(f"cannot write {out}: {error.strerror or error}") from error
+    if out.suffix in (".pyz", ".zip"):
+        write_file(out, _archive(files), BUNDLE, mode=0o777)
+    else:
+        folder = WrittenFolder(out, "bundle", alone=True)
+        folder.check(files)
+        folder.remove(folder.others(files))
+        folder.write(sorted(files.items()))
     return Bundle(out, sum(map(len, files.values())), digest, versions)
 
 
@@ -118,15 +119,14 @@ def _digest(files: Mapping[str, bytes]) -> str:
 
 
 def _check_place(out: Path) -> None:
-    if str(out) == "-":
+    if is_stdout(out):
         raise DdpDoctorError("a bundle is a file or a folder: name one.")
     if any(is_run_directory(str(folder)) for folder in out.absolute().parents):
         raise DdpDoctorError(f"{out} lies in a recorded run: name another place.")
 
 
-def _write_archive(out: Path, files: Mapping[str, bytes]) -> None:
-    if out.exists() and not (out.is_file() and _holds_bundle(out)):
-        raise DdpDoctorError(f"{out} is there and no bundle: name another file.")
+def _archive(files: Mapping[str, bytes]) -> bytes:
+    """A zip archive whose comment is its seal, which is yet to be appended."""
     whole = io.BytesIO()
     whole.write(b"#!/usr/bin/env python3\n")
     # Not compressed: ranks import from it, also by a Python that lacks zlib, and no version of zlib decides about its bytes.
@@ -135,34 +135,5 @@ def _write_archive(out: Path, files: Mapping[str, bytes]) -> None:
             entry = zipfile.ZipInfo(name, _NOT_BEFORE)
             entry.create_system, entry.external_attr = 3, (stat.S_IFREG | 0o644) << 16  # as on Unix
             archive.writestr(entry, content)
-    replace_file(out, lambda stream: stream.write(whole.getvalue()))
-    out.chmod(0o755)
-
-
-def _write_folder(out: Path, files: Mapping[str, bytes]) -> None:
-    if out.exists() and not (out.is_dir() and (_is_bundle(out) or not _holds_files(out))):
-        raise DdpDoctorError(
-            f"{out} is there and no bundle: name another folder, or a file that ends in .pyz."
-        )
-    for old in sorted(out.rglob("*.py")):
-        if old.relative_to(out).as_posix() not in files:
-            old.unlink()
-    # Begun with what says that it is a bundle: if the disk fills up, the next call goes on.
-    for name, content in sorted(files.items(), key=lambda file: not file[0].endswith(MADE_FILE)):
-        replace_file(out / name, lambda stream, content=content: stream.write(content))  # type: ignore[misc]
-        (out / name).chmod(0o644)
-
-
-def _holds_bundle(file: Path) -> bool:
-    if not zipfile.is_zipfile(file):
-        return False
-    with zipfile.ZipFile(file) as archive:
-        return f"ddpdoctor/bundle/{MADE_FILE}" in archive.namelist()
-
-
-def _holds_files(folder: Path) -> bool:
-    return any(not inside.is_dir() for inside in folder.rglob("*"))
-
-
-def _is_bundle(folder: Path) -> bool:
-    return (folder / "ddpdoctor" / "bundle" / MADE_FILE).is_file()
+        archive.comment = bytes(BUNDLE.seal_bytes)
+    return whole.getvalue()[: -BUNDLE.seal_bytes]

@@ -112,9 +112,14 @@ def command(
       ddpdoctor analyze traces/ --html report.html
       ddpdoctor analyze 'traces/rank*.json.gz' --fail-on warning --json diagnosis.json
     """
+    from ddpdoctor import written
+
     named = {"--html": html, "--json": json_file, "--markdown": markdown, "--sarif": sarif, "--junit": junit}
+    forms = (written.REPORT, written.DIAGNOSIS, written.MARKDOWN, written.SARIF, written.JUNIT)
     import_numpy()
-    check_outputs(paths, named)
+    check_outputs(
+        paths, {option: (path, form) for (option, path), form in zip(named.items(), forms, strict=True)}
+    )
     reading: dict[str, Any] = {
         "jobs": jobs,
         "cache": not no_cache,

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import Present, answer_of, is_run_directory, present_ranks, read_manifest
+from ddpdoctor.rundir import Present, answer_of, is_over, is_run_directory, present_ranks, read_manifest
 
 LOOK_S = 0.1
 
@@ -20,7 +19,7 @@ def running_ranks(run: Path) -> list[Present]:
         raise UnusableInput(
             f"{run} is no run directory of ddpdoctor: `ddpdoctor run --out {run} -- COMMAND` makes one."
         )
-    found = [rank for rank in present_ranks(str(run)) if _lives(rank.pid)]
+    found = [rank for rank in present_ranks(str(run)) if not is_over(rank.spool)]
     if found:
         return found
     manifest = read_manifest(str(run), []) or {}
@@ -33,23 +32,19 @@ def running_ranks(run: Path) -> list[Present]:
     )
 
 
-def _lives(pid: int) -> bool:
-    try:
-        os.kill(pid, 0)
-    except OSError:
-        return False
-    return True
-
-
 def answers(
-    ranks: Sequence[Present], name: str, request: int, patience_s: float
+    ranks: Sequence[Present], name: str, request: int, patience_s: float, since_ns: int | None = None
 ) -> Mapping[int, Mapping[str, Any]]:
-    """By rank what it has answered to ``request`` in the document ``name``, once all have, or after ``patience_s``."""
+    """By rank what it has answered to ``request`` in the document ``name``, or to another one at or after ``since_ns``, once all
+    have, or after ``patience_s``."""
     found: dict[int, Mapping[str, Any]] = {}
     deadline_s = time.monotonic() + patience_s
     while True:
         for rank in ranks:
-            if rank.rank not in found and (answer := answer_of(rank.spool, name, request)) is not None:
+            if (
+                rank.rank not in found
+                and (answer := answer_of(rank.spool, name, request, since_ns)) is not None
+            ):
                 found[rank.rank] = answer
         if len(found) == len(ranks) or time.monotonic() >= deadline_s:
             return found

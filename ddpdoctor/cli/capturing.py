@@ -63,7 +63,7 @@ def capture(run: Path, steps: int, first: int | None) -> None:
         raise
     finally:
         for rank in ranks:
-            forget_questions(rank.spool, CAPTURE_ANSWER)
+            forget_questions(rank.spool, order.request, CAPTURE_ANSWER)
 
 
 def _first_step(ranks: Sequence[LiveRank]) -> int:
@@ -104,13 +104,13 @@ def _ordered(ranks: Sequence[Present], order: CaptureOrder) -> None:
     if not silent and not refused:
         return
     for rank in ranks:
-        forget_questions(rank.spool, CAPTURE_ORDER, CAPTURE_ANSWER)
+        forget_questions(rank.spool, order.request, CAPTURE_ORDER, CAPTURE_ANSWER)
     if refused:
         rank_number, why = next(iter(refused.items()))
         raise UnusableInput(f"no window, because rank {rank_number} cannot open one: {why}.")
     raise UnusableInput(
-        f"no window, because rank {silent[0]} does not answer: a thread holds Python's lock (the GIL), or the job was started with "
-        "--hang-after 0, which leaves out who would answer."
+        f"no window, because rank {silent[0]} does not answer: a thread may hold Python's lock (the GIL), the process may be suspended, "
+        "or the job was started with --hang-after 0, which leaves out who would answer."
     )
 
 
@@ -127,7 +127,7 @@ def _wait(run: Path, live: LiveRun, ranks: Sequence[Present], order: CaptureOrde
             break
         time.sleep(_LOOK_S)
     for rank in ranks:
-        forget_questions(rank.spool, CAPTURE_ORDER)
+        forget_questions(rank.spool, order.request, CAPTURE_ORDER)
     for number, state in states.items():
         if state.get("state") != _SAVED:
             why = state.get("why") or "the job ended before it was saved"

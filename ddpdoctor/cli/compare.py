@@ -61,8 +61,9 @@ def command(
 
     from ddpdoctor.report.compare import compare
     from ddpdoctor.report.compare_output import print_comparison, write_comparison_html, write_comparison_json
+    from ddpdoctor.written import COMPARISON, COMPARISON_PAGE
 
-    check_outputs([before, after], {"--html": html, "--json": json_file})
+    check_outputs([before, after], {"--html": (html, COMPARISON_PAGE), "--json": (json_file, COMPARISON)})
     comparison = compare(diagnosis_at(before, job=job), diagnosis_at(after, job=job))
     if json_file is not None:
         write_comparison_json(comparison, json_file)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
@@ -15,6 +16,9 @@ from ddpdoctor.cli.progress import shown_progress
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.stages import Stage
+
+if TYPE_CHECKING:
+    from ddpdoctor.trace.digest import Copies
 
 
 @click.command("digest")
@@ -45,22 +49,25 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     import_numpy()
     from ddpdoctor.rundir import is_run_directory
     from ddpdoctor.trace import find_traces
-    from ddpdoctor.trace.digest import discard, loose_targets, write_digests
+    from ddpdoctor.trace.digest import Copies, loose_targets, refuse_inside_run, write_digests
 
     target = out or _default(paths)
     runs = [path for path in paths if is_run_directory(path)]
     if runs and len(paths) > 1:
         raise click.UsageError("digest run directories one at a time.")
+    refuse_inside_run(target)
+    copies = Copies()
     with shown_progress() as progress:
         if runs:
-            targets, ranks = _recorded(runs[0], target)
+            targets, ranks = _recorded(runs[0], target, copies)
         else:
             targets, ranks = loose_targets(find_traces(paths).files, target), {}
         try:
-            digest = write_digests(targets, ranks=ranks, jobs=jobs, progress=partial(progress, Stage.TRACES))
+            told = partial(progress, Stage.TRACES)
+            digest = write_digests(targets, ranks=ranks, jobs=jobs, progress=told, copies=copies)
         except BaseException:
             if runs:
-                discard(target)
+                copies.discard()
             raise
     for _, reason in digest.failed:
         say(f"Note: {reason}", err=True)
@@ -70,14 +77,14 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
     say(f"written: {target} ({len(digest.files)} trace(s), {size / 1e6:.1f} MB)")
 
 
-def _recorded(run: str, target: Path) -> tuple[dict[str, Path], dict[str, int]]:
+def _recorded(run: str, target: Path, copies: Copies) -> tuple[dict[str, Path], dict[str, int]]:
     """Copies the records of a run directory; where the digest of each trace goes, and its rank."""
     from ddpdoctor.rundir import TRACE_FILE, RunDirectory, recover
     from ddpdoctor.trace.digest import TRACE_DIGEST, copy_records, lies_within
 
     for sentence in recover(run):
         say(f"Note: {sentence}", err=True)
-    for sentence in copy_records(run, target):
+    for sentence in copy_records(run, target, copies):
         say(f"Note: {sentence}", err=True)
     targets, ranks = {}, {}
     for record in RunDirectory.open(run).ranks:

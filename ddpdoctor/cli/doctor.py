@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import click
 
-from ddpdoctor.cli.outputs import output_file
+from ddpdoctor.cli.outputs import check_outputs, output_file
 from ddpdoctor.cli.say import say
 
 SCHEMA = "ddpdoctor.doctor/1"
@@ -31,13 +32,15 @@ def command(json_file: Path | None, job: tuple[str, ...]) -> None:
     import msgspec
 
     from ddpdoctor.launch import CheckState, checks_for
-    from ddpdoctor.report.replace import is_stdout, write_whole
+    from ddpdoctor.written import DOCTOR, is_stdout, write_file
 
+    read = [word for word in job if os.path.isfile(word)]  # noqa: PTH113
+    check_outputs(read, {"--json": (json_file, DOCTOR)})
     checks = checks_for(job)
     ready = all(check.state != CheckState.NO for check in checks)
     if json_file is not None:
         document = msgspec.json.encode({"schema": SCHEMA, "ready": ready, "checks": checks})
-        write_whole(json_file, msgspec.json.format(document, indent=1))
+        write_file(json_file, msgspec.json.format(document, indent=1), DOCTOR)
     if json_file is None or not is_stdout(json_file):
         width = max(len(check.name) for check in checks)
         for check in checks:

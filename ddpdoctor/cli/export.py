@@ -3,8 +3,9 @@ and in trackers."""
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from ddpdoctor.cli.outputs import check_outputs, output_file, output_folder, to_
 from ddpdoctor.cli.progress import in_turn, shown_progress
 from ddpdoctor.cli.say import say
 from ddpdoctor.cli.tracking import Trackers, tracker_options
-from ddpdoctor.errors import UnusableInput
+from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.stages import Stage, untold
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from ddpdoctor.measure.steplog import RankLog
 
 TABLES = ("steps", "collectives", "events")
+_FLAMES = "rank-{rank:05d}.speedscope.json"
 BY_NAME = ("details", "counters")
 """On the timeline alone."""
 
@@ -83,14 +85,11 @@ def command(
             "--redact is for figures and trackers: timelines, tables and flame graphs keep their names."
         )
     chosen = _range(steps)
-    named = {"--timeline": timeline}
-    for option, folder in (("parquet", parquet), ("csv", csv)):
-        if folder is not None:
-            named |= {f"--{option} {name}": folder / f"{name}.{option}" for name in TABLES}
-    if figures is not None:
-        named["--figures"] = figures / "figures.html"
+    from ddpdoctor.written import TIMELINE
+
     import_numpy()
-    check_outputs(paths, named)
+    check_outputs(paths, {"--timeline": (timeline, TIMELINE)})
+    _check_folders(timeline, parquet, csv, speedscope, figures)
     if not recordings:
         if chosen is not None:
             raise click.UsageError("--steps does not choose what figures and trackers show: the whole run.")
@@ -184,20 +183,50 @@ def _write_flames(
 
     from ddpdoctor.measure.export import flame_graph
     from ddpdoctor.report.json_output import encoded
-    from ddpdoctor.report.replace import write_whole
+    from ddpdoctor.written import WrittenFolder
 
-    written = []
-    for done, log in enumerate(logs):
-        told(done / len(logs))
-        steps = [step for step in log.steps if step.number in wanted]
-        chosen = structs.replace(log, steps=steps)
-        document = flame_graph(chosen, late.get(log.rank, ()))
-        if document is not None:
-            folder.mkdir(parents=True, exist_ok=True)
-            file = folder / f"rank-{log.rank:05d}.speedscope.json"
-            write_whole(file, encoded(document))
-            written.append(file)
-    return written
+    def drawn() -> Iterator[tuple[str, bytes]]:
+        for done, log in enumerate(logs):
+            told(done / len(logs))
+            steps = [step for step in log.steps if step.number in wanted]
+            document = flame_graph(structs.replace(log, steps=steps), late.get(log.rank, ()))
+            if document is not None:
+                yield _FLAMES.format(rank=log.rank), encoded(document)
+
+    target = WrittenFolder(folder, "flame graphs")
+    target.check(_FLAMES.format(rank=log.rank) for log in logs)
+    return target.write(drawn())
+
+
+def _check_folders(
+    timeline: Path | None,
+    parquet: Path | None,
+    csv: Path | None,
+    speedscope: Path | None,
+    figures: Path | None,
+) -> None:
+    """Raises DdpDoctorError if one of them holds something that is not ddpdoctor's where it would write, or the timeline lies
+    where it would write."""
+    from ddpdoctor.written import WrittenFolder
+
+    wanted: list[tuple[Path, str, list[str]]] = []
+    for suffix, folder in (("parquet", parquet), ("csv", csv)):
+        if folder is not None:
+            wanted.append((folder, "exported tables", [f"{name}.{suffix}" for name in TABLES]))
+    if speedscope is not None:
+        wanted.append((speedscope, "flame graphs", []))
+    if figures is not None:
+        from ddpdoctor.report.figures_output import PAGE
+
+        wanted.append((figures, "figures", [PAGE]))
+    for folder, words, names in wanted:
+        WrittenFolder(folder, words).check(names)
+        if timeline is not None and os.path.realpath(timeline) in [
+            os.path.realpath(folder / name) for name in names
+        ]:
+            raise DdpDoctorError(
+                f"the timeline {timeline} would be one of the {words} in {folder}: name two files."
+            )
 
 
 def _range(text: str | None) -> tuple[int, int] | None:

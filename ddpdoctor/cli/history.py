@@ -61,9 +61,12 @@ def command(
 
     from ddpdoctor.report.history import history
     from ddpdoctor.report.history_output import print_history, write_history_html, write_history_json
+    from ddpdoctor.written import HISTORY, HISTORY_PAGE
 
     sources = _without_own(_sources(paths), [html, json_file])
-    check_outputs([file for _, file in sources], {"--html": html, "--json": json_file})
+    check_outputs(
+        [file for _, file in sources], {"--html": (html, HISTORY_PAGE), "--json": (json_file, HISTORY)}
+    )
     recorded, notes = _recorded(sources)
     if not recorded:
         raise UnusableInput("; ".join([f"{', '.join(paths)}: no run and no report could be read", *notes]))

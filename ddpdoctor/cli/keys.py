@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import select
 import sys
 import termios
 import time
 import tty
 from collections.abc import Iterator
 from contextlib import contextmanager
+
+from ddpdoctor.readable import is_readable
 
 
 class Keys:
@@ -28,7 +29,7 @@ class Keys:
         if self._handle is None:
             time.sleep(seconds)
             return ""
-        if not select.select([self._handle], [], [], seconds)[0]:
+        if not is_readable(self._handle, seconds):
             return ""
         # An arrow key sends several bytes at once: no key of ours, and its letters must not count as some.
         pressed = os.read(self._handle, 64)

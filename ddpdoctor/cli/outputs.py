@@ -1,16 +1,20 @@
-"""Where a command writes: never over what it reads, never over a recording, never twice to one place."""
+"""Where a command writes, checked before it works: never over what it reads, never twice to one place; the rest is in
+:mod:`ddpdoctor.written`."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError
+
+if TYPE_CHECKING:
+    from ddpdoctor.written import Form
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -25,55 +29,43 @@ def output_folder(*names: str, says: str) -> Callable[[_Command], _Command]:
     return click.option(*names, type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help=says)
 
 
-def check_outputs(inputs: Sequence[str], outputs: Mapping[str, Path | None]) -> None:
-    """``outputs`` by option, None where the option was not given.
+def check_outputs(inputs: Sequence[str], outputs: Mapping[str, tuple[Path | None, Form]]) -> None:
+    """``outputs`` by option, each with what is to be written there; None if the option was not given.
 
-    Raises DdpDoctorError where one is an input or belongs to a recording, or two are the same file. What is no
-    regular file, such as /dev/null, may be named as often as one likes.
+    Raises DdpDoctorError if one is an input, is in a recording, cannot be written, or is there and not ddpdoctor's own, or if two
+    are the same file. What is no regular file, such as /dev/null, may be named as often as one likes.
     """
-    from ddpdoctor.report.replace import is_stdout
+    from ddpdoctor.written import check_file, is_stdout
 
     seen: dict[object, str] = {}
-    for option, path in outputs.items():
+    for option, (path, form) in outputs.items():
         if path is None:
             continue
-        if is_stdout(path):
-            same: object = "-"
-        elif path.exists() and not path.is_file():
-            continue
-        else:
+        same: object = "-"
+        if not is_stdout(path):
+            special = os.path.exists(path) and not os.path.isfile(path)  # noqa: PTH110, PTH113
+            if not special:
+                _check_inputs(inputs, option, path)
+            check_file(path, form)
+            if special:
+                continue
             same = _identity(path)
-            _check(inputs, option, path)
         if same in seen:
             where = "standard output" if same == "-" else str(path)
             raise DdpDoctorError(f"{seen[same]} and {option} would both write to {where}: name two files.")
         seen[same] = option
 
 
-def check_folders(outputs: Iterable[Path | None]) -> None:
-    """Before long work: raises DdpDoctorError where the folder of one of these files does not exist, or its name is a folder's."""
-    from ddpdoctor.report.replace import is_stdout
-
-    for path in outputs:
-        if path is None or is_stdout(path):
-            continue
-        # Not as methods of the path, which raise for names that are too long.
-        if os.path.isdir(path):  # noqa: PTH112
-            raise DdpDoctorError(f"cannot write {path}: Is a directory")
-        if not os.path.isdir(path.parent):  # noqa: PTH112
-            raise DdpDoctorError(f"cannot write {path}: No such file or directory")
-
-
 def to_stdout(outputs: Iterable[Path | None]) -> bool:
     """Whether one of ``outputs`` is standard output, where nothing else may then stand."""
-    from ddpdoctor.report.replace import is_stdout
+    from ddpdoctor.written import is_stdout
 
     return any(path is not None and is_stdout(path) for path in outputs)
 
 
 def say_written(outputs: Iterable[Path | None], *, err: bool = False) -> None:
     """Name the files that were written, on stderr where standard output is one of ``outputs``, or with ``err``."""
-    from ddpdoctor.report.replace import is_stdout
+    from ddpdoctor.written import is_stdout
 
     files = [path for path in outputs if path is not None]
     for path in files:
@@ -81,12 +73,9 @@ def say_written(outputs: Iterable[Path | None], *, err: bool = False) -> None:
             say(f"written: {path}", err=err or to_stdout(files))
 
 
-def _check(inputs: Sequence[str], option: str, path: Path) -> None:
-    from ddpdoctor.rundir import is_recorded_file
+def _check_inputs(inputs: Sequence[str], option: str, path: Path) -> None:
     from ddpdoctor.trace.sources import is_url
 
-    if is_recorded_file(os.path.realpath(path)):
-        raise DdpDoctorError(f"{option} {path} would write into a recorded run: name another file.")
     if any(_reads(given, path) for given in inputs if not is_url(given)):
         raise DdpDoctorError(f"{option} {path} would overwrite an input: name another file.")
 
@@ -99,7 +88,7 @@ def _reads(given: str, path: Path) -> bool:
     from ddpdoctor.trace.formats import is_trace
     from ddpdoctor.trace.operations import find_operations
 
-    if not path.exists():
+    if not os.path.exists(path):  # noqa: PTH110
         return False
     if Path(given).is_dir():
         inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(given))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str], path: Path) -> None:
     """Into ``path``; a sentence on stderr says where it is, or why there is none. Raises DdpDoctorError where it cannot be written."""
     from ddpdoctor.experiment import patch_of
-    from ddpdoctor.report.replace import write_whole
+    from ddpdoctor.written import PATCH, write_file
 
     best = answer.best()
     if best is None:
@@ -33,7 +33,7 @@ def write_patch(answer: Answer, diagnosis: Diagnosis | None, job: Sequence[str],
             continue
         diff = patch_of(text, _relative(file), line, best.settings)
         if diff is not None:
-            write_whole(path, diff)
+            write_file(path, diff, PATCH)
             say_written([path], err=True)
             return
     say(

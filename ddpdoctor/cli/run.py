@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from ddpdoctor.cli.finite import FiniteRange
-from ddpdoctor.launch import RunOptions, asked_options
+from ddpdoctor.launch import RunOptions, asked_options, run_alone
 
 
 @click.command("run", context_settings={"allow_interspersed_args": False})
@@ -86,10 +86,13 @@ def command(
       ddpdoctor run --out runs/big --profile-steps 200:210 -- accelerate launch train.py
       srun --ntasks-per-node 8 ddpdoctor run -- python train.py
     """
-    from ddpdoctor.cli.recorded import Presentation, run_and_present
-
+    options = asked_options(recording)
+    try:
+        from ddpdoctor.cli.recorded import Presentation, run_and_present
+    except Exception as error:  # something that we need is missing or broken
+        run_alone(job, error)
     run_and_present(
         job,
-        asked_options(recording),
+        options,
         Presentation(analysis=not no_analysis, quiet=quiet, source_text=not no_source_text, static=static),
     )

@@ -19,7 +19,7 @@ ANSWER_S = 5.0
 def command(run: Path, verbose: bool) -> None:
     """Print where each rank of a job that runs under `ddpdoctor run` is now. The job goes on.
 
-    Asks the ranks on this host. A rank that holds Python's lock (the GIL) in C code cannot answer.
+    Asks the ranks on this host. A rank that holds Python's lock (the GIL) in C code, or is suspended, cannot answer.
 
     \b
     Examples:
@@ -43,14 +43,14 @@ def command(run: Path, verbose: bool) -> None:
     )
     from ddpdoctor.rundir.typed import STANDING
 
-    ranks, request = running_ranks(run), new_request()
+    ranks, request, since_ns = running_ranks(run), new_request(), time.time_ns()
     for rank in ranks:
         ask(rank.spool, request, STACKS_QUESTION)
     try:
-        found = answers(ranks, STACKS_FILE, request, ANSWER_S)
+        found = answers(ranks, STACKS_FILE, request, ANSWER_S, since_ns)
     finally:
         for rank in ranks:
-            forget_questions(rank.spool, STACKS_QUESTION, STACKS_FILE)
+            forget_questions(rank.spool, request, STACKS_QUESTION, STACKS_FILE)
     console = Console(highlight=False)
 
     def line(text: str, style: str = "") -> None:
@@ -85,7 +85,8 @@ def _apart(answers: Sequence[Mapping[str, Any]]) -> str:
 
 
 _WHY_NOT = (
-    "A thread holds Python's lock (the GIL), or the job was started with --hang-after 0, which switches off the thread that answers.",
+    "Possible reasons: a thread holds Python's lock (the GIL); the process is suspended or gets no processor; /dev/shm is full; or the "
+    "job was started with --hang-after 0, which switches off the thread that answers.",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -34,19 +35,23 @@ class Trackers:
         return not (self.tensorboard is None and self.mlflow is None and self.wandb is None)
 
     def check(self) -> None:
-        """Raises DdpDoctorError where one would write among what was recorded."""
+        """Raises DdpDoctorError where one would write among what was recorded, or into a database of something else."""
         if not self.any:
             return
         from ddpdoctor.rundir import is_recorded_file, is_run_directory
+        from ddpdoctor.trackers import check_mlflow
 
         for option in ("tensorboard", "mlflow", "wandb"):
             place = getattr(self, option)
             if place is not None and "://" not in str(place):
-                folder = str(Path(place).absolute())
+                folder = os.path.realpath(place)
                 if is_run_directory(folder) or is_recorded_file(folder):
                     raise DdpDoctorError(
                         f"--{option} {place} would write into a recorded run: name another folder."
                     )
+
+        if self.mlflow is not None and "://" not in self.mlflow:
+            check_mlflow(Path(self.mlflow).resolve())
 
     def write(self, diagnosis: Diagnosis, *, err: bool = False) -> None:
         """Put ``diagnosis`` into each, and say where it is, with ``err`` on standard error. Raises DdpDoctorError."""

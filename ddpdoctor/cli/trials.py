@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shlex
 from collections.abc import Sequence
@@ -16,7 +17,7 @@ from ddpdoctor.cli.completing import runs, setting_names
 from ddpdoctor.cli.diagnosed import diagnosis_at
 from ddpdoctor.cli.finite import FiniteRange
 from ddpdoctor.cli.onethread import import_numpy
-from ddpdoctor.cli.outputs import check_folders, check_outputs, output_file, say_written, to_stdout
+from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.patched import write_patch
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
@@ -120,14 +121,14 @@ def command(
     import_numpy()
     from ddpdoctor.diagnose.tried import MOST_SETTINGS, MOST_VARIANTS
     from ddpdoctor.experiment import informed, of_settings, parse_setting, proposals, tuning
+    from ddpdoctor.written import PATCH, TRIALS
 
     job: list[str] = ctx.meta["ddpdoctor.job"]
     if listed:
         _list_settings()
         return
     read = [*([] if run is None else [run]), *(word for word in job if os.path.isfile(word))]  # noqa: PTH113
-    check_outputs(read, {"--json": json_file, "--patch": patch})
-    check_folders([json_file, patch])
+    check_outputs(read, {"--json": (json_file, TRIALS), "--patch": (patch, PATCH)})
     chosen = of_settings([parse_setting(text) for text in settings])
     if tune is not None:
         chosen += tuning(tune, _ranks_here(job))
@@ -221,7 +222,7 @@ def _measure(
     from ddpdoctor.launch.inherited import inherited_environment
     from ddpdoctor.launch.privacy import mask_command
     from ddpdoctor.report import tried
-    from ddpdoctor.report.replace import write_whole
+    from ddpdoctor.written import TRIALS, write_file
 
     step_ms = diagnosis.steps.mean_ms if diagnosis is not None else None
     plan = Plan(
@@ -257,7 +258,7 @@ def _measure(
     if run is not None and any(variant.trials for variant in answer.variants):
         _keep(answer, Path(run))
     if wishes.json_file is not None:
-        write_whole(wishes.json_file, as_json(answer))
+        write_file(wishes.json_file, as_json(answer), TRIALS)
         say_written([wishes.json_file], err=True)
     if wishes.patch is not None:
         write_patch(answer, diagnosis, job, wishes.patch)
@@ -290,19 +291,34 @@ def _keep(answer: Answer, run: Path) -> None:
     """Beside the diagnosis of a run directory; what was measured before is kept."""
     from ddpdoctor.experiment import TRIALS_FILE, write_answer
     from ddpdoctor.rundir import MANIFEST_FILE
+    from ddpdoctor.written import TRIALS, check_file
 
     if not (run / MANIFEST_FILE).is_file():
         return
-    place, earlier = run / TRIALS_FILE, None
+    place = run / TRIALS_FILE
+    earlier = None
     try:
+        check_file(place, TRIALS)
         if place.exists():
-            names = (place.with_name(f"trials-{number}.json") for number in range(1, 1 << 20))
-            earlier = place.rename(next(name for name in names if not name.exists()))
+            earlier = _copied_beside(place)
         write_answer(answer, place)
-    except OSError as error:
+    except (OSError, DdpDoctorError) as error:
         if earlier is not None:
-            with contextlib.suppress(OSError):
-                earlier.rename(place)
-        say(f"ddpdoctor: {place} cannot be written ({error.strerror or error}).", err=True)
+            earlier.unlink(missing_ok=True)
+        words = (
+            f"{place} cannot be written ({error.strerror or error})." if isinstance(error, OSError) else error
+        )
+        say(f"ddpdoctor: {words}", err=True)
         return
     say(f"written: {place}", err=True)
+
+
+def _copied_beside(place: Path) -> Path:
+    """A copy of ``place`` under the first free name; its path. Raises OSError."""
+    content = place.read_bytes()
+    for number in range(1, 1 << 20):
+        copy = place.with_name(f"{place.stem}-{number}{place.suffix}")
+        with contextlib.suppress(FileExistsError), copy.open("xb") as out:
+            out.write(content)
+            return copy
+    raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(place))

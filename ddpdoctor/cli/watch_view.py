@@ -28,6 +28,8 @@ from ddpdoctor.plain import plain
 from ddpdoctor.report import words
 from ddpdoctor.report.opening import price
 from ddpdoctor.rundir import Standstill, read_stops
+from ddpdoctor.rundir.ends import job_end
+from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.telemetry import RECENT_STEPS, LiveRun, step_ms
 
 SPARK_STEPS = 50
@@ -93,11 +95,8 @@ def _state(run: LiveRun, gone: bool) -> Text:
     if gone:
         state = "its launcher was killed"
     elif ended:
-        outcome = (
-            f"signal {manifest['signal']}"
-            if manifest.get("signal")
-            else f"exit code {manifest.get('exit_code')}"
-        )
+        job = job_end([manifest], launches_of(str(run.path), []))
+        outcome = f"signal {job.signal}" if job.signal else f"exit code {job.code}"
         state = f"ended after {lasted}, {outcome}"
     else:
         state = f"running for {lasted}" if lasted else "running"

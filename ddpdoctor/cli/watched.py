@@ -18,7 +18,8 @@ from ddpdoctor.cli.keys import Keys, keys
 from ddpdoctor.cli.watch_ranks import View
 from ddpdoctor.cli.watch_view import Opinion, frame
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir import present_ranks, recover
+from ddpdoctor.rundir import has_carrier, present_ranks, recover, roots_of
+from ddpdoctor.rundir.processes import is_running
 from ddpdoctor.telemetry import LiveRun
 
 LEAST_PAUSE_S = 5.0
@@ -98,16 +99,11 @@ class Watched:
 
     def _launcher_is_gone(self) -> bool:
         manifest = self._live.manifest
-        pid = manifest.get("pid")
-        if manifest.get("host") != socket.gethostname() or pid is None:
-            return False
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        except OSError:
-            pass
-        return False
+        runs = is_running(manifest)
+        if runs is None and manifest.get("host") == socket.gethostname():
+            # In another pid namespace its number means nothing: what carries its ranks' records holds a lock.
+            return not any(map(has_carrier, roots_of(str(self._path))))
+        return runs is False
 
     def think(self) -> None:
         """Analyse what there is; nothing is raised, because the job's next steps may mend it."""

@@ -21,11 +21,12 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 import ddpdoctor
-from ddpdoctor.aside import replace_file
-from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own
+from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own, own_entries
+from ddpdoctor.written import replace_file
 
 T = TypeVar("T")
 
+_SUFFIX = ".msgpack"
 _MOST_ENTRIES = 32
 """The least recently used entries go beyond this number: who edits rules makes one with each change."""
 _CODE = (
@@ -48,7 +49,7 @@ class Kept(Generic[T]):
         self._decoder = msgspec.msgpack.Decoder(kind)
         self._entry: Path | None = None
         with contextlib.suppress(OSError, RuntimeError):  # no home folder; or installed where no files are
-            self._entry = cache_folder("rules") / f"{_key(kind, contents)}.msgpack"
+            self._entry = cache_folder("rules") / f"{_key(kind, contents)}{_SUFFIX}"
 
     def read(self) -> T | None:
         """What was kept; None where nothing was."""
@@ -118,7 +119,7 @@ def _installed() -> list[bytes]:
 
 def _replace(entry: Path, data: bytes) -> None:
     replace_file(entry, lambda stream: stream.write(data))
-    entries = sorted((file for file in entry.parent.iterdir()), key=_last_use, reverse=True)
+    entries = sorted(own_entries(entry.parent, _SUFFIX), key=_last_use, reverse=True)
     for file in entries[_MOST_ENTRIES:]:
         file.unlink(missing_ok=True)
 

@@ -10,7 +10,8 @@ import msgspec
 
 from ddpdoctor.diagnose.jsonvalue import JsonValue
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import read_bounded, write_whole
+from ddpdoctor.rundir import read_bounded
+from ddpdoctor.written import TRIALS, write_file
 
 TRIALS_SCHEMA = "ddpdoctor.trials/1"
 TRIALS_FILE = "trials.json"
@@ -119,8 +120,8 @@ def as_json(answer: Answer) -> bytes:
 
 
 def write_answer(answer: Answer, path: Path) -> None:
-    """As JSON, whole or not at all. Raises OSError."""
-    write_whole(str(path), as_json(answer))
+    """As JSON, whole or not at all. Raises DdpDoctorError if it cannot be written, or another file is there."""
+    write_file(path, as_json(answer), TRIALS)
 
 
 def read_answer(path: Path) -> Answer:

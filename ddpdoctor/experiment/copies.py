@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import shutil
 import stat
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ddpdoctor.rundir import is_run_directory
 
+MOST_BYTES, MOST_FILES = 4 << 30, 100_000
+"""Of a copy. Each trial makes one: code and settings are small, and data sets are better linked to than copied."""
+_FREE_SHARE = 0.5
+"""Most of the free space that a copy may take where it is made: the job writes there, too."""
 _RUN, _SPECIAL, _CLOSED = "recorded run", "pipe, socket or device", "entry that may not be read"
 
 
 def copied(source: Path, target: Path, apart: Path) -> str:
     """Copy ``source`` to ``target``, but not the folder ``apart``, which may lie in it. What was left out, and what is no copy, in
-    sentences; empty where nothing is. Raises OSError."""
+    sentences; empty where nothing is. Raises OSError, also where it would be larger than :data:`MOST_BYTES`, :data:`MOST_FILES`
+    or half of what is free there; nothing is copied then."""
+    _check_size(source, os.path.realpath(apart), target)
     left: Counter[str] = Counter()
     links = list[Path]()
 
@@ -51,6 +59,40 @@ def copied(source: Path, target: Path, apart: Path) -> str:
     told = [f"{count} {kind if count == 1 else _plural(kind)}" for kind, count in left.items()]
     lacks = f"The copy of the working directory lacks {' and '.join(told)}." if told else ""
     return " ".join(filter(None, (lacks, _leading_out(out))))
+
+
+def _check_size(source: Path, apart: str, target: Path) -> None:
+    disk = os.statvfs(next(folder for folder in target.parents if folder.exists()))
+    most_bytes = min(MOST_BYTES, int(disk.f_bavail * disk.f_frsize * _FREE_SHARE))
+    sizes, files = 0, 0
+    for size in _sizes(source, apart):
+        sizes, files = sizes + size, files + 1
+        if sizes > most_bytes or files > MOST_FILES:
+            why = (
+                f"more than {MOST_FILES:,} files"
+                if files > MOST_FILES
+                else f"more than {most_bytes / 1e9:.1f} GB"
+            )
+            raise OSError(
+                errno.EFBIG,
+                f"{source} holds {why}, which is too much for a copy for each trial. Start ddpdoctor in a folder with the code "
+                "only, with links to the data, or try without --cwd copy",
+            )
+
+
+def _sizes(folder: Path, apart: str) -> Iterator[int]:
+    """Bytes of each file that would be copied."""
+    for parent, folders, files in os.walk(folder):
+        inside = [Path(parent, name) for name in folders]
+        folders[:] = [
+            path.name
+            for path in inside
+            if not path.is_symlink() and _kind(path) is None and os.path.realpath(path) != apart
+        ]
+        for name in files:
+            with contextlib.suppress(OSError):
+                status = Path(parent, name).lstat()
+                yield status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _linked(path: Path, source: Path, target: Path) -> bool:

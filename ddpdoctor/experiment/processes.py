@@ -16,7 +16,7 @@ import psutil
 
 from ddpdoctor.hook.environment import RUN
 from ddpdoctor.parentdeath import die_with_parent
-from ddpdoctor.rundir import discard, remove_root, spool_root, spools_in
+from ddpdoctor.rundir import discard, remove_root, roots_of, spools_in
 
 _END_S = 20.0
 """Between asking a trial to end and ending it."""
@@ -120,11 +120,11 @@ def _end(process: subprocess.Popen[bytes], run: Path) -> None:
     psutil.wait_procs(left, timeout=_END_S)
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(timeout=_END_S)
-    root = spool_root(str(run))
-    for spool in spools_in(root):
-        with contextlib.suppress(OSError):
-            discard(spool)
-    remove_root(root)
+    for root in roots_of(str(run)):
+        for spool in spools_in(root):
+            with contextlib.suppress(OSError):
+                discard(spool)
+        remove_root(root)
 
 
 def _recorded_into(run: Path) -> Iterator[psutil.Process]:

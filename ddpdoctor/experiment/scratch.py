@@ -5,13 +5,19 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from ddpdoctor.rundir import open_regular
+
 _PREFIX, _LOCK = "ddpdoctor-trial-", "lock"
+_NAME = re.compile(rf"{_PREFIX}[a-z0-9_]{{8}}")
+_MARK = b"ddpdoctor.trial/1\n"
+"""Content of the lock file: a folder without it is somebody else's, whatever its name."""
 
 
 @contextlib.contextmanager
@@ -21,7 +27,9 @@ def scratch_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix=_PREFIX, ignore_cleanup_errors=True) as name:
         folder = Path(name)
         unlocked = folder / f"{_LOCK}.new"
-        with unlocked.open("wb") as lock:
+        with unlocked.open("xb") as lock:
+            lock.write(_MARK)
+            lock.flush()
             with contextlib.suppress(
                 OSError
             ):  # a file system without locks; nobody removes the folder for us then
@@ -35,8 +43,12 @@ def _remove_abandoned(place: Path) -> None:
     for folder in place.glob(f"{_PREFIX}*"):
         with contextlib.suppress(OSError):
             status = folder.lstat()
-            if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
+            own = (
+                stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not status.st_mode & 0o077
+            )
+            if not own or _NAME.fullmatch(folder.name) is None:
                 continue
-            with (folder / _LOCK).open("rb") as lock:
+            with os.fdopen(open_regular(str(folder / _LOCK)), "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
+                if lock.read(len(_MARK) + 1) == _MARK:
+                    shutil.rmtree(folder, ignore_errors=True)

@@ -67,7 +67,9 @@ def flush(session: Session, ending: bool = False) -> None:
     closing_s = _end_steps(session, services, begun_s + session.patience_s - _COPYING_S)
     deadline_s = max(begun_s + closing_s + session.patience_s, time.monotonic() + _NO_WAIT_S)
     session.document["ended_ns"] = time.time_ns()
-    session.recorder.write_now(f"{{{LineField.END.key}true{LineField.TIME_NS.next_key}{time.time_ns()}}}\n")
+    recorder = session.recorder
+    recorder.write_now(f"{{{LineField.END.key}true{LineField.TIME_NS.next_key}{time.time_ns()}}}\n")
+    recorder.heartbeat.end(recorder.step)
     if ending:
         services.sampler.stop(deadline_s)
         services.attendant.stop()

@@ -9,7 +9,7 @@ import sys
 import time
 from typing import Any, Dict, List, Optional, Tuple
 
-from ..rundir import RANK_SCHEMA, boot_id
+from ..rundir import RANK_SCHEMA, boot_id, pid_namespace
 from ..rundir.privacy import recorded_environment
 from .guard import part
 from .job import (
@@ -37,7 +37,9 @@ def at_start(session: Session) -> Dict[str, Any]:
         "world_size": session.world_size,
         "host": socket.gethostname(),
         "boot": boot_id(),
+        "pid_namespace": pid_namespace(),
         "pid": os.getpid(),
+        "parent_pid": os.getppid(),
         "attempt": _number("TORCHELASTIC_RESTART_COUNT") or 0,
         "job_id": _job_id(),
         "started_ns": time.time_ns(),

@@ -13,8 +13,9 @@ from ddpdoctor.deferred import deferred
 from ddpdoctor.launch.options import RunOptions, asked_options, parse_address, parse_step_range
 
 if TYPE_CHECKING:
+    from ddpdoctor.launch.alone import CommandNotStartedError, run_alone
     from ddpdoctor.launch.checkup import Check, CheckState, checks_for
-    from ddpdoctor.launch.child import CommandNotStartedError, ExitStatus
+    from ddpdoctor.launch.child import ExitStatus
     from ddpdoctor.launch.session import Outcome, run_job
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "checks_for",
     "parse_address",
     "parse_step_range",
+    "run_alone",
     "run_job",
 ]
 
@@ -36,10 +38,11 @@ __getattr__ = deferred(
     {
         "Check": "checkup",
         "CheckState": "checkup",
-        "CommandNotStartedError": "child",
+        "CommandNotStartedError": "alone",
         "ExitStatus": "child",
         "Outcome": "session",
         "checks_for": "checkup",
+        "run_alone": "alone",
         "run_job": "session",
     },
 )

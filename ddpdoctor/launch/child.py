@@ -13,7 +13,7 @@ import ctypes
 import errno
 import os
 import resource
-import shutil
+import select
 import signal
 import sys
 import time
@@ -21,7 +21,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
+from ddpdoctor.launch.alone import UnpreparedError, execute, not_started, preparing
 from ddpdoctor.launch.inherited import as_own, inherited
+from ddpdoctor.launch.orphans import GRACE_S
 from ddpdoctor.launch.witness import GroupWitness
 
 _FAULTS = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP, signal.SIGSYS)
@@ -34,9 +36,9 @@ _FORWARDED = signal.valid_signals() - _KEPT
 _ENDING = frozenset((signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGTERM))
 _ASKING = _ENDING | {signal.SIGXCPU}
 """By which people and schedulers ask a job to end."""
+_OURS = -1
+"""In place of an error's number: it was not the command's."""
 _DYING_S = 1.0
-_GRACE_S = 45.0
-"""More than torchrun gives its ranks before it kills them (30 s)."""
 
 
 @dataclass(frozen=True)
@@ -66,14 +68,6 @@ class ExitStatus:
         os._exit(self.code or 0)
 
 
-class CommandNotStartedError(Exception):
-    """The command did not start. ``exit_code`` is a shell's: 127 not found, 126 not executable."""
-
-    def __init__(self, message: str, exit_code: int) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
-
-
 class _Ending:
     """The end of a job that was asked for here."""
 
@@ -83,7 +77,7 @@ class _Ending:
     def go_on(self, pid: int) -> None:
         """Signal the process ``pid``, which was not waited for yet, if it is time to."""
         now_s = time.monotonic()
-        first, self._kill_at_s = self._kill_at_s is None, self._kill_at_s or now_s + _GRACE_S
+        first, self._kill_at_s = self._kill_at_s is None, self._kill_at_s or now_s + GRACE_S
         if first or now_s >= self._kill_at_s:
             try:
                 os.kill(pid, signal.SIGTERM if first else signal.SIGKILL)
@@ -91,8 +85,8 @@ class _Ending:
                 pass  # a job that became another user, by sudo, takes no signal from this one
 
 
-class NoProcessError(OSError):
-    """The system allows no further process (``ulimit -u``, a container's limit)."""
+_LIMITS = frozenset((errno.E2BIG, errno.ENOMEM, errno.EAGAIN, errno.EMFILE, errno.ENFILE))
+"""Reasons not to execute a command that need not be the command's own."""
 
 
 class Child:
@@ -109,51 +103,73 @@ class Child:
         asked: Callable[[int], None] = lambda number: None,
     ) -> None:
         """Start ``command``; ``asked`` is called with the number of each signal that asks it to end, once that was passed on. Raises
-        CommandNotStartedError, NoProcessError."""
+        CommandNotStartedError, and UnpreparedError where it was not tried; this process is as it was then."""
         self._asked = asked
-        self._libc = ctypes.CDLL(None, use_errno=True)
-        self._caller = inherited(self._libc)
-        # Where it is ignored, the kernel throws the job's exit code away.
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        signal.pthread_sigmask(signal.SIG_BLOCK, [*_FORWARDED, signal.SIGCHLD])
-        self._witness = GroupWitness(_FORWARDED)
+        self.is_to_end = self.was_told_by_group = False
+        """Whether somebody asked for the job's end, in a way that its caller has not ignored; and whether the last who did asked the
+        whole process group."""
+        with preparing("what the caller left to it cannot be read"):
+            self._libc = ctypes.CDLL(None, use_errno=True)
+            self._caller = inherited(self._libc)
+        self._witness: GroupWitness | None = None
         self._asked_to_stop = False
         self._ending: _Ending | None = None
         try:
-            self.pid = self._start(list(command), dict(environment))
-        except NoProcessError:
-            self.close()
+            with preparing("no process can be started for it"):
+                # Where it is ignored, the kernel throws the job's exit code away.
+                signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+                signal.pthread_sigmask(signal.SIG_BLOCK, [*_FORWARDED, signal.SIGCHLD])
+                self._witness = GroupWitness(_FORWARDED, self._libc)
+                self.pid = self._start(list(command), dict(environment))
+        except BaseException:
+            self._undo()
             raise
-        except (OSError, ValueError) as error:
-            self.close()
-            raise _not_started(command[0], error) from error
+
+    def _undo(self) -> None:
+        if self._witness is not None:
+            self._witness.close()
+        ignored = signal.SIGCHLD in self._caller.ignored
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN if ignored else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_SETMASK, self._caller.blocked)
 
     def _start(self, command: list[str], environment: dict[str, str]) -> int:
-        """Fork and execute ``command``; its process id. Raises OSError, ValueError."""
+        """Fork and execute ``command``; its process id. Raises CommandNotStartedError, UnpreparedError, OSError: in each case
+        it does not run."""
         launcher_pid = os.getpid()
         reader, writer = os.pipe()
         try:
             pid = os.fork()
-        except OSError as error:
+        except OSError:
             os.close(reader)
-            raise NoProcessError(*error.args) from error
+            raise
         finally:
             if os.getpid() == launcher_pid:
                 os.close(writer)
         if pid == 0:
-            try:
-                self._caller.hand_on(self._libc, launcher_pid)
-                _execute(command, as_own(environment, launcher_pid))
-            except BaseException as error:
-                os.write(writer, f"{getattr(error, 'errno', None) or 0} {error}".encode(errors="replace"))
-            finally:
-                os._exit(127)
-        with os.fdopen(reader, "rb") as failure:  # ends where the command begins
-            number, _, words = failure.read().decode(errors="replace").partition(" ")
-        if number:
+            self._become(command, environment, launcher_pid, writer)
+        # One read, so that nothing can fail here once the command has begun: the pipe then ends.
+        said = os.read(reader, select.PIPE_BUF)
+        os.close(reader)
+        if said:
             os.waitpid(pid, 0)
-            raise OSError(int(number), os.strerror(int(number))) if int(number) else ValueError(words)
+            raise _why(command[0], said.decode(errors="replace"))
         return pid
+
+    def _become(
+        self, command: list[str], environment: dict[str, str], launcher_pid: int, writer: int
+    ) -> NoReturn:
+        """The forked process's way to the command; to ``writer`` goes what was in the way."""
+        number = _OURS
+        try:
+            self._caller.hand_on(self._libc, launcher_pid)
+            own = as_own(environment, launcher_pid)
+            number = 0
+            execute(command, own)
+        except BaseException as error:
+            number = number or getattr(error, "errno", None) or 0
+            os.write(writer, f"{number} {error}".encode(errors="replace")[: select.PIPE_BUF])
+        finally:
+            os._exit(127)
 
     def wait(self) -> ExitStatus:
         """Pass signals on until the command has ended."""
@@ -169,6 +185,7 @@ class Child:
 
     def end(self) -> None:
         """Have the job be ended, by ``wait``, as a scheduler would: SIGTERM, and SIGKILL where it goes on. For any thread."""
+        self.is_to_end = True
         self._ending = self._ending or _Ending()
 
     def _reap(self) -> int | None:
@@ -184,12 +201,15 @@ class Child:
 
     def _pass_on(self, received: signal.struct_siginfo) -> None:
         number = received.si_signo
-        if not self._witness.saw(number, received.si_code):
+        by_group = self._witness is not None and self._witness.saw(number, received.si_code)
+        if not by_group:
             try:
                 os.kill(self.pid, number)  # not waited for yet, so the id is still its own
             except OSError:
                 pass  # a job that became another user, by sudo, takes no signal from this one
         if number in _ASKING:
+            if number not in self._caller.ignored:
+                self.is_to_end, self.was_told_by_group = True, by_group
             self._asked(number)
         if number in (signal.SIGTSTP, signal.SIGCONT):
             self._asked_to_stop = number == signal.SIGTSTP
@@ -204,7 +224,8 @@ class Child:
         """Give the signals back their former meaning in this process, but for those that end it: they wait until somebody
         unblocks them. True where one of these came after the job's end.
         """
-        self._witness.close()
+        if self._witness is not None:
+            self._witness.close()
         signal.sigtimedwait([signal.SIGCHLD], 0)
         asked_to_end = False
         while (received := signal.sigtimedwait(_FORWARDED, 0)) is not None:
@@ -213,30 +234,12 @@ class Child:
         return asked_to_end
 
 
-def replace_this_process(command: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Become ``command``, where no process can be had for it. Raises CommandNotStartedError."""
-    caller = inherited(ctypes.CDLL(None, use_errno=True))
-    caller.restore_signals()
-    try:
-        _execute(list(command), dict(environment))
-    except (OSError, ValueError) as error:
-        raise _not_started(command[0], error) from error
-
-
-def _execute(command: list[str], environment: dict[str, str]) -> NoReturn:
-    try:
-        os.execvpe(command[0], command, environment)
-    except OSError as error:
-        script = shutil.which(command[0], path=environment.get("PATH"))
-        if error.errno != errno.ENOEXEC or script is None:
-            raise
-        # A script without "#!" line: shells and execvp(3) give it to sh.
-        os.execve("/bin/sh", ["/bin/sh", script, *command[1:]], environment)
-
-
-def _not_started(program: str, error: Exception) -> CommandNotStartedError:
-    if isinstance(error, (FileNotFoundError, NotADirectoryError)):
-        return CommandNotStartedError(f"{program}: command not found.", 127)
-    if isinstance(error, PermissionError):
-        return CommandNotStartedError(f"{program}: found, but may not be executed.", 126)
-    return CommandNotStartedError(f"{program}: cannot be started: {error}.", 126)
+def _why(program: str, said: str) -> Exception:
+    """The error that the forked process tells of."""
+    number, _, words = said.partition(" ")
+    if int(number) == _OURS:
+        return UnpreparedError(f"the way to it failed: {words}")
+    error = OSError(int(number), os.strerror(int(number))) if int(number) else ValueError(words)
+    if int(number) in _LIMITS:
+        return UnpreparedError(f"it cannot be started with what a recording adds to its environment: {error}")
+    return not_started(program, error)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import select
 import signal
 import time
 from collections.abc import Callable
 
 from ddpdoctor.launch.patience import hold_no_streams, leave
 from ddpdoctor.parentdeath import die_with_parent
+from ddpdoctor.readable import is_readable
 
 _MOST_S = 600.0
 """As much as the analysis at the end of a short job may take."""
@@ -61,7 +61,7 @@ class Diagnosing:
         """What it has to say; None where nothing yet, or nothing at all."""
         if self._reader < 0:
             return None
-        if select.select([self._reader], [], [], 0)[0]:
+        if is_readable(self._reader, 0):
             text = os.read(self._reader, _MOST_BYTES).decode(errors="replace")
             self.leave()
             return text or None

@@ -25,6 +25,7 @@ from ddpdoctor.rundir import (
     MANIFEST_FILE,
     NotOursError,
     host_directory,
+    is_run_directory,
     make_private_folder,
     read_json,
     refuse_other_run,
@@ -160,8 +161,16 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
         entry.name for entry in run.iterdir() if entry.name not in _OURS and entry.suffix != ".tmp"
     )
     manifest_path = run / MANIFEST_FILE
-    if not manifest_path.exists() and (foreign or (run / "ranks").exists()):
-        found = foreign[0] if foreign else "ranks"
+    if manifest_path.exists():
+        # Web applications have a manifest.json, too.
+        of_others = not is_run_directory(str(run)) and (
+            foreign or read_json(str(manifest_path), []) is not None
+        )
+        foreign = [MANIFEST_FILE] if of_others else []
+    elif not foreign and (run / "ranks").exists():
+        foreign = ["ranks"]
+    if foreign:
+        found = foreign[0]
         raise DdpDoctorError(
             f"{run} is not empty (it holds {found}) and is no run of ddpdoctor; choose another --out."
         )

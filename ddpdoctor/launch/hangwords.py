@@ -6,14 +6,13 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ddpdoctor.launch.rankwatch import WatchedRank
+from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 from ddpdoctor.launch.standstill import Suspicion
-from ddpdoctor.rundir import FAULTS_FILE, phase_words
+from ddpdoctor.rundir import phase_words
 from ddpdoctor.rundir.packages import is_library
 
 _MOST_NAMED = 3
 """Ranks that are told one by one; the report has all."""
-_FAULT_BYTES = 1 << 20
 _FAULT_LINE = re.compile(r'^  File "([^"]*)", line ([0-9]+) in (\S+)', re.MULTILINE)
 
 
@@ -24,7 +23,19 @@ def hang_sentences(suspicion: Suspicion, here: str) -> list[str]:
     nobody = not any(rank.joined for rank in (*suspicion.guilty, *suspicion.waiting))
     what = "joined its process group" if nobody else "finished a step"
     since = f"no rank{here} has {what} for {_seconds(suspicion.silent_s)}{before}"
-    return [f"{since}: the job seems to hang.", _who(suspicion)]
+    computing = [
+        rank for rank in suspicion.guilty if rank.activity is Activity.COMPUTES and not rank.holds_gil
+    ]
+    or_not = f", or rank {computing[0].rank} computes for long" if computing else ""
+    return [f"{since}: the job seems to hang{or_not}.", _who(suspicion)]
+
+
+def unknown_sentence(suspicion: Suspicion, here: str) -> str:
+    """That no step was finished for long, and why nobody can say whether the job hangs."""
+    return (
+        f"no rank{here} has finished a step for {_seconds(suspicion.silent_s)}; whether the job hangs is not known: "
+        f"{_named(suspicion.unknown)}."
+    )
 
 
 def _who(suspicion: Suspicion) -> str:
@@ -43,7 +54,7 @@ def _named(ranks: Sequence[WatchedRank]) -> str:
 
 
 def _of(rank: WatchedRank) -> str:
-    whom = f"rank {rank.rank} (process {rank.pid})"
+    whom = f"rank {rank.rank} (process {rank.here_pid or rank.pid})"
     if rank.end is not None:
         how = f"was ended by signal {rank.end['signal']}" if rank.end["signal"] is not None else "has ended"
         if rank.end["code"]:
@@ -56,10 +67,12 @@ def _of(rank: WatchedRank) -> str:
     if rank.suspended:
         return f"{whom} was suspended (SIGSTOP) in step {rank.steps}"
     if not rank.answers:
-        place = _fault_place(rank)
+        if not rank.holds_gil:
+            return f"{whom} does not answer{f' in step {rank.steps}' if rank.counts else ''}"
+        place = _fault_place(rank.faults)
         where = f", at {place}" if place else ""
         return f"{whom} does not answer in step {rank.steps}{where}: something holds Python's lock (the GIL)"
-    does = _does(phase_words(rank.phase) or "")
+    does = "computing" if rank.activity is Activity.COMPUTES else _does(phase_words(rank.phase) or "")
     place = rank.where()
     return f"{whom} is {f'at {place} ' if place else ''}in step {rank.steps}{f', {does}' if does else ''}"
 
@@ -68,13 +81,8 @@ def _does(words: str) -> str:
     return words if not words or words.partition(" ")[0].endswith("ing") else f"in {words}"
 
 
-def _fault_place(rank: WatchedRank) -> str:
+def _fault_place(text: str) -> str:
     """The innermost line, of the job's own code where there is one, of Python's first thread, which faulthandler writes last."""
-    try:
-        with (Path(rank.spool) / FAULTS_FILE).open("rb") as source:
-            text = source.read(_FAULT_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
     places = list(_FAULT_LINE.finditer(text.rpartition("(most recent call first):")[2]))
     own = [place for place in places if not is_library(place[1])]
     for found in own or places:

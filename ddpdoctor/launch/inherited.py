@@ -6,14 +6,17 @@ not is gathered here: what Python changed before our first line ran, and what is
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ddpdoctor.parentdeath import PR_GET_PDEATHSIG, die_with_parent
+
+if TYPE_CHECKING:
+    import ctypes
 
 PR_SET_CHILD_SUBREAPER, PR_GET_CHILD_SUBREAPER = 36, 37
 
@@ -73,8 +76,9 @@ class Inherited:
             os.kill(os.getpid(), self.death_signal or signal.SIGTERM)
 
 
-def inherited(libc: ctypes.CDLL) -> Inherited:
-    """What this process has from its caller. Call before any signal is blocked or given another meaning."""
+def inherited(libc: ctypes.CDLL | None) -> Inherited:
+    """What this process has from its caller; without ``libc``, for one that stays the same process, signals only. Call before
+    any signal is blocked or given another meaning."""
     known = signal.valid_signals() - set(_IGNORED_BY_PYTHON)
     ignored = {number for number in known if signal.getsignal(number) is signal.SIG_IGN}
     return Inherited(
@@ -93,7 +97,11 @@ def _ignored_by_parent() -> set[int]:
     return signals_of(status, "SigIgn") & set(_IGNORED_BY_PYTHON)
 
 
-def _asked(libc: ctypes.CDLL, question: int) -> int:
+def _asked(libc: ctypes.CDLL | None, question: int) -> int:
+    if libc is None:
+        return 0
+    import ctypes
+
     answer = ctypes.c_int(0)
     return answer.value if libc.prctl(question, ctypes.byref(answer), 0, 0, 0) == 0 else 0
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import select
 import shutil
 import signal
 import subprocess
@@ -20,6 +19,7 @@ import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.hook.environment import HookOptions, job_environment
+from ddpdoctor.readable import is_readable
 
 _LAUNCHERS = ("torchrun", "python", "python3")
 """What most jobs begin with, tried in this order where no command is given."""
@@ -145,7 +145,7 @@ def _said(command: Sequence[str], environment: Mapping[str, str], folder: str) -
     try:
         while len(said) < _MOST_BYTES and b"\n" not in said.partition(answer)[2]:
             left_s = until_s - time.monotonic()
-            if left_s <= 0 or not select.select([process.stdout], [], [], left_s)[0]:
+            if left_s <= 0 or not is_readable(process.stdout.fileno(), left_s):
                 raise TimeoutError
             more = os.read(process.stdout.fileno(), 1 << 16)
             if not more:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.launch.beside import IN_ORDER, Beside, is_told_to_end, say
-from ddpdoctor.launch.leftovers import is_over
 from ddpdoctor.launch.patience import LOOK_S, beating
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import (
     RANK_FILE,
+    TARGET_FILE,
     BusyError,
     Carrier,
     DiskBudget,
@@ -29,6 +29,8 @@ from ddpdoctor.rundir import (
     OtherRunError,
     carry_host_documents,
     drain,
+    is_over,
+    make_private_folder,
     rank_budget,
     read_json,
     reason_of,
@@ -91,6 +93,7 @@ class _Kept:
 
     def keep(self, watch: HostWatch) -> None:
         """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
+        watch.start_process(lambda sentence: self._say(warn=sentence))
         # Ranks look for a carrier as soon as they begin.
         self._carrier.take()
         if not self._do_beating(partial(self._start, watch)):
@@ -108,7 +111,11 @@ class _Kept:
     def _do_beating(self, work: Callable[[], None]) -> bool:
         """Do ``work`` in a thread; False where it goes on for long after the job's end, and is left behind."""
         thread = threading.Thread(target=work, daemon=True)
-        thread.start()
+        try:
+            thread.start()
+        except RuntimeError as error:  # none is allowed any more: the recording is carried all the same
+            self._note(Note(f"No telemetry: {error}."))
+            return True
         left_s = _STOPPING_S
         while thread.is_alive() and left_s > 0:
             thread.join(LOOK_S)
@@ -136,6 +143,10 @@ class _Kept:
         remove_root(str(self._root))
 
     def _carry(self) -> None:
+        try:
+            make_private_folder(str(self._root))  # again, where somebody has removed it
+        except OSError:
+            return
         if not self._carrier.take():
             return  # another launcher of this host has one that does
         try:
@@ -150,6 +161,9 @@ class _Kept:
                     self._budgets[spool] = budget
             except BusyError:
                 continue
+            except FileNotFoundError as error:
+                if (Path(spool) / TARGET_FILE).exists():  # otherwise it is being made, or was removed
+                    self._tell(error)
             except OSError as error:
                 self._tell(error)
             except Exception as error:

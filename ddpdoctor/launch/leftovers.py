@@ -14,27 +14,29 @@ from ddpdoctor.rundir import (
     PATIENCE_S,
     RANK_FILE,
     OtherRunError,
+    State,
     Waiting,
     carry_host_documents,
     discard,
     drain,
+    is_over,
+    last_change_s,
     own_roots_prefix,
-    pid_namespace,
+    private_folder,
     read_json,
     remove_root,
+    roots_of,
     run_of,
-    spool_root,
     spools_in,
     target_of,
     unsaved_sentence,
     waiting_in,
+    writer_of,
 )
 from ddpdoctor.rundir.layout import parse_rank_directory
 
 _SAVING_S = 2.0
 _STALE_S = 24 * 3600.0
-_PID_DIGITS = 10
-"""More than a process id has."""
 
 
 def is_alive(pid: int) -> bool:
@@ -53,6 +55,8 @@ class HostRanks:
     def __init__(self, run: Path, host: str) -> None:
         self._ranks, self._host = run / "ranks", host
         self._known: dict[str, tuple[int, int] | None] = {}
+        self._roots: list[Path] | None = None
+        self._pids: dict[int, int] = {}
 
     def all(self) -> list[tuple[int, int]]:
         """Number and process id of all ranks recorded on this host so far, dead ones included."""
@@ -60,8 +64,13 @@ class HostRanks:
         return [known for known in self._known.values() if known is not None]
 
     def pid_by_rank(self) -> dict[int, int]:
-        """Process id of each rank recorded on this host so far; of a restarted rank the newest."""
-        return dict(self.all())
+        """Process id, in this pid namespace, of each rank seen recording on this host so far; of a restarted rank the newest. From
+        memory: asked once a second, it reads no storage but at first."""
+        if self._roots is None:
+            self._roots = [Path(root) for root in roots_of(str(self._ranks.parent))]
+        for root in self._roots:
+            self._pids.update({rank: pid for pid, rank in ranks_of_spools(root).items()})
+        return dict(self._pids)
 
     def folders(self) -> list[str]:
         """Paths of the folders of all ranks recorded on this host so far."""
@@ -150,34 +159,16 @@ def drain_spools(root: Path, beat: Callable[[], None] = lambda: None, run: Path 
     return sentences
 
 
-def is_over(spool: str) -> bool:
-    """Whether nobody will write to a spool again. Process ids mean something in their own namespace only: of another
-    container's ranks it is known once their run has ended."""
-    root, target = Path(spool).parent, _target_of(spool)
-    if root.name.startswith(f"{own_roots_prefix()}{pid_namespace()}-"):
-        return not _is_of_living_rank(spool)
-    manifest = read_json(str(Path(run_of(target)) / MANIFEST_FILE), []) if target else None
-    return manifest is not None and manifest.get("ended_ns") is not None
-
-
-def _is_of_living_rank(spool: str) -> bool:
-    return any(map(is_alive, _pids(spool)))
-
-
-def _pids(spool: str) -> list[int]:
-    """The process id in a spool's name, if there is one."""
-    pid = spool.rpartition("-")[2]
-    return [int(pid)] if pid.isdecimal() and len(pid) < _PID_DIGITS else []
-
-
 def ranks_of_spools(root: Path) -> dict[int, int]:
-    """By process id, the ranks that have a spool below ``root``, also before they say in their run directory who they are."""
-    found = {}
+    """By process id, the ranks that have a spool below ``root``, also before they say in their run directory who they are; those
+    that write last. Of another pid namespace's it is the one that they have here."""
+    found = []
     for spool in spools_in(str(root)):
         folder = parse_rank_directory(Path(spool).name.rpartition("-")[0])
-        if folder is not None:
-            found.update(dict.fromkeys(_pids(spool), folder[0]))
-    return found
+        state, pid = writer_of(spool)
+        if folder is not None and pid:
+            found.append((state is State.WRITING, pid, folder[0]))
+    return {pid: rank for _, pid, rank in sorted(found)}
 
 
 def _target_of(spool: str) -> str:
@@ -194,14 +185,6 @@ def _discard(spool: str) -> None:
         pass
 
 
-def _entries(folder: str) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            return list(entries)
-    except OSError:
-        return []
-
-
 def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
     """Remove what dead ranks left in memory-backed storage for a run directory that stood at ``run`` before and was
     deleted; ``root`` is where the spools of the run lie that is there now. Never raises.
@@ -209,14 +192,14 @@ def clear_spools_of_earlier_runs(run: Path, root: Path) -> None:
     Where the earlier run was only moved, to another name beside this one, they stay: ``recover`` finds them by its id.
     """
     try:
-        for other in root.parent.glob(f"{own_roots_prefix()}{pid_namespace()}-*"):
+        for other in root.parent.glob(f"{own_roots_prefix()}*"):
             if other == root:
                 continue
             spools = [spool for spool in spools_in(str(other)) if _is_below(spool, run)]
-            if not spools or any(spool_root(str(beside)) == str(other) for beside in _runs_beside(run)):
+            if not spools or any(str(other) in roots_of(str(beside)) for beside in _runs_beside(run)):
                 continue
             for spool in spools:
-                if not _is_of_living_rank(spool):
+                if is_over(spool):
                     _discard(spool)
             remove_root(str(other))
     except OSError:
@@ -246,7 +229,8 @@ def drain_stale_spools(root: Path) -> None:
 
 def _written_s(root: Path) -> float:
     """When something in a root was last written, epoch seconds. Raises OSError."""
-    spools = spools_in(str(root))
-    times = [root.lstat().st_mtime, *(Path(spool).lstat().st_mtime for spool in spools)]
-    times += [entry.stat(follow_symlinks=False).st_mtime for spool in spools for entry in _entries(spool)]
+    times = [root.lstat().st_mtime]
+    for spool in spools_in(str(root)):
+        with private_folder(spool) as here:
+            times.append(last_change_s(here))
     return max(times)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import os
 import pickle
-import select
 import signal
 import struct
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NoReturn, TypeVar
+
+from ddpdoctor.readable import is_readable
 
 Beat = Callable[[], None]
 """To be called while work gets on."""
@@ -159,7 +160,7 @@ def _answer(reader: int, patience: Patience) -> tuple[bytes, bytes]:
         head = 1 + _SIZE.size
         if len(data) >= head and len(data) >= head + _SIZE.unpack(data[1:head])[0]:
             return data[:1], data[head:]
-        while not select.select([reader], [], [], LOOK_S)[0]:
+        while not is_readable(reader, LOOK_S):
             patience.ask()
         patience.renew()
         piece = os.read(reader, _PIECE_BYTES)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import struct
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 _MOST_TASKS = 64
 """Threads and children that are told of one process."""
@@ -21,6 +22,100 @@ _IO = {
     "read_bytes": "read_bytes",
     "write_bytes": "written_bytes",
 }
+
+
+_READ, _POLLS = {"x86_64": (0, (7, 23, 270, 271)), "aarch64": (63, (72, 73))}.get(
+    platform.machine(), (-1, ())
+)
+"""Numbers of system calls: read; poll, select, pselect6, ppoll."""
+_POLLING = (
+    "poll_schedule_timeout",
+    "do_sys_poll",
+    "do_poll",
+    "ep_poll",
+    "do_select",
+    "inet_wait_for_connect",
+)
+"""Functions of the kernel that a signal cuts short whatever its handler asked for, see signal(7)."""
+
+_NETWORK = (*_POLLING, "sk_wait_data", "wait_woken", "tcp_recvmsg", "unix_stream", "skb_wait")
+
+
+class Usage(NamedTuple):
+    """What a process, with those of its children that have ended, has used so far."""
+
+    started_boot_s: float
+    """When it was started, seconds since the machine was."""
+    cpu_s: float
+    faults: int
+    """Pages of memory that it was the first to touch, or that came from a file."""
+    bytes: int
+    """Read and written, by calls and of storage, but for what sockets receive; 0 where that may not be known."""
+    wakes: int
+    """How often its first thread, having waited, went on."""
+
+    def since(self, before: Usage | None) -> Usage:
+        """What was used since ``before``; all of it by a process that was not there."""
+        if before is None or before.started_boot_s != self.started_boot_s:
+            return self
+        return Usage(
+            self.started_boot_s,
+            max(0.0, self.cpu_s - before.cpu_s),
+            max(0, self.faults - before.faults),
+            max(0, self.bytes - before.bytes),
+            max(0, self.wakes - before.wakes),
+        )
+
+
+def usage_of(pid: int) -> Usage | None:
+    """None where the process is gone."""
+    stat = _stat(Path(f"/proc/{pid}"))
+    if stat is None:
+        return None
+    fields, io = (
+        [int(field) if field.lstrip("-").isdecimal() else 0 for field in stat[1][:20]],
+        io_counts(pid),
+    )
+    return Usage(
+        started_boot_s=fields[19] * _TICK_MS / 1e3,
+        cpu_s=sum(fields[11:15]) * _TICK_MS / 1e3,
+        faults=sum(fields[7:11]),
+        # A copy inside the kernel counts as characters when it is done, and as bytes of storage meanwhile.
+        bytes=sum(io.values()),
+        wakes=int(_status(pid, "voluntary_ctxt_switches") or 0),
+    )
+
+
+def waits_for_input(pid: int) -> bool:
+    """Whether the process's first thread waits for somebody to type: in a read of its standard input, or a poll of it alone."""
+    number, first = [*_text(Path(f"/proc/{pid}/syscall")).split(), "", ""][:2]
+    if not number.isdecimal():
+        return False
+    return (int(number) == _READ and first == "0x0") or (
+        int(number) in _POLLS and first == "0x1" and _reads_terminal(pid)
+    )
+
+
+def _reads_terminal(pid: int) -> bool:
+    try:
+        return str(Path(f"/proc/{pid}/fd/0").readlink()).startswith(("/dev/pts/", "/dev/tty"))
+    except OSError:
+        return False
+
+
+def is_in_network(pid: int) -> bool:
+    """Whether the process's first thread waits for a socket, or for one of several files."""
+    wchan = _text(Path(f"/proc/{pid}/wchan"))
+    return any(name in wchan for name in _NETWORK)
+
+
+def is_interruptible(pid: int) -> bool:
+    """Whether a signal with a handler may cut short what the process's first thread waits for."""
+    wchan = _text(Path(f"/proc/{pid}/wchan")).strip()
+    syscall = _text(Path(f"/proc/{pid}/syscall")).split()
+    if syscall and syscall[0].isdecimal() and int(syscall[0]) in _POLLS:
+        return True
+    return any(name in wchan for name in _POLLING)
 
 
 def task_document(place: Path) -> dict[str, Any] | None:
@@ -74,12 +169,6 @@ def state_of(pid: int) -> str:
     return "" if stat is None else stat[1][0]
 
 
-def cpu_s(pid: int) -> float:
-    """What a process has computed so far, s; 0 where it is gone."""
-    stat = _stat(Path(f"/proc/{pid}"))
-    return 0.0 if stat is None else (int(stat[1][11]) + int(stat[1][12])) * _TICK_MS / 1e3
-
-
 def io_counts(pid: int) -> dict[str, int]:
     """What a process has read and written so far; empty where that may not be known."""
     found = {}
@@ -98,6 +187,11 @@ def tracer_of(pid: int) -> int:
 def catches(pid: int, number: int) -> bool:
     """Whether a process has a handler for a signal."""
     return bool(int(_status(pid, "SigCgt") or "0", 16) >> (number - 1) & 1)
+
+
+def user_of(pid: int) -> int:
+    """The user whose process it is, -1 where it is gone."""
+    return int(_status(pid, "Uid") or -1)
 
 
 def parent_of(pid: int) -> int:

@@ -1,36 +1,36 @@
-"""The ranks of this host as their spools and the kernel show them, from one look to the next. Reads memory and /proc only."""
+"""The ranks of this host as their memory and the kernel show them, from one look to the next. Reads memory and /proc only.
+
+What is not seen is unknown: a rank that says nothing has not been shown to stand still.
+"""
 
 from __future__ import annotations
 
 import os
-import re
-import select
+import selectors
 import time
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar
 
 from ddpdoctor.launch import procfs
+from ddpdoctor.launch.usage import Meter
 from ddpdoctor.rundir import (
+    FAULTS_FILE,
     LONG_PHASES,
     PROGRESS_FILE,
-    STEPS_FILE,
     WAITING_PHASES,
-    LineField,
+    Beat,
+    HeartbeatReader,
     Phase,
-    newer_in,
+    read_bounded,
     read_json,
     spools_in,
+    writer_of,
 )
 from ddpdoctor.rundir.layout import parse_rank_directory
 from ddpdoctor.telemetry.cgroup import Cgroup
 
-_STEP = re.compile(
-    rb"^\{%b([0-9]{1,15})%b\[([0-9]{1,19}),([0-9]{1,19})\]"
-    % (LineField.STEP.key.encode(), LineField.TIME_NS.next_key.encode()),
-    re.MULTILINE,
-)
-_END = f"{{{LineField.END.key}true".encode()
 _OWN = LONG_PHASES | {Phase.DATA}
 """Phases in which a rank is with itself, whatever collectives it has on their way."""
 _FRESH_S = 5.0
@@ -39,8 +39,23 @@ _BUSY_CORES = 0.2
 """One that uses less sleeps: threads that look around in intervals take a few hundredths."""
 _METRICS_S = 30.0
 """What an evaluation does between two uses of the model: metrics of a batch, or of some."""
-_MOVING_BYTES_PER_S = 64 << 10
-"""What a rank reads and writes beyond logs when it makes a checkpoint, be it to slow storage."""
+_MOST_FAULTS_BYTES = 1 << 20
+
+
+class Activity(Enum):
+    """What a rank that has not finished a step for a while does."""
+
+    WAITS = "waits"
+    """For other ranks, as it says itself."""
+    WORKS = "works"
+    """The kernel sees it, or what it has started, move data or take memory; or it evaluates, saves, loads or compiles, and computes."""
+    COMPUTES = "computes"
+    """On a processor, and nothing shows whether that leads anywhere."""
+    IDLE = "idle"
+    """It answers, does not wait for other ranks, and uses nothing."""
+    HELD = "held"
+    """By a person: a debugger, a signal that stops it, a prompt."""
+    UNKNOWN = "unknown"
 
 
 @dataclass
@@ -52,32 +67,47 @@ class WatchedRank:
     spool: str
     rank: int
     pid: int
+    """As the rank itself knows it."""
+    began_ns: int = 0
     steps: int = 0
     """Finished so far; the number of the step in progress."""
     last_step_ns: int | None = None
     ended: bool = False
     """Whether it has ended its recording, or its process group, since the last step."""
     progress: dict[str, Any] = field(default_factory=dict)
+    heard_s: float | None = None
+    """When it last said where it is, monotonic."""
     state: str = ""
-    cores: float = 0.0
-    """Used by its process between the last two looks."""
-    moved_bytes_per_s: float = 0.0
-    """Read and written by it, likewise."""
     end: dict[str, Any] | None = None
     """What is known of its process's end; None while it lives."""
+    beat: Beat | None = None
+    here_pid: int = -1
+    """Its process id in this process's pid namespace; 0 if that cannot be seen from here."""
     _evaluated_s: float | None = None
-    _done: int = 0
     _handle: int = -1
-    _last: tuple[float, float, int] = (0.0, 0.0, 0)
+
+    def __post_init__(self) -> None:
+        self._heart = HeartbeatReader(self.spool)
+        self._faults = ""
+        if self.here_pid < 0:
+            self.here_pid = self.pid
+        self.meter = Meter(self.here_pid)
 
     def open(self) -> None:
         """Have the kernel tell the process's end at once."""
+        self.here_pid = self._found_pid()
+        self.meter = Meter(self.here_pid)
+        if not self.here_pid:
+            return
         try:
-            self._handle = os.pidfd_open(self.pid)
+            self._handle = os.pidfd_open(self.here_pid)
         except OSError:
             self._handle = -1
-            if not procfs.state_of(self.pid):
+            if not procfs.state_of(self.here_pid):
                 self._note_end()
+
+    def _found_pid(self) -> int:
+        return writer_of(self.spool).pid
 
     def close(self) -> None:
         """Nobody asks for it any more."""
@@ -94,45 +124,49 @@ class WatchedRank:
         """Readable once the process has ended; -1 where nobody tells."""
         return self._handle
 
-    @property
-    def in_long_phase(self) -> bool:
-        """Whether it is in one that takes long in a healthy job too, whether or not anything shows that it gets on."""
-        return self.phase in LONG_PHASES
-
     def look(self) -> bool:
         """Bring all up to date; whether a step was finished since the last look."""
-        data, self._done = newer_in(self.spool, STEPS_FILE, self._done)
-        found = list(_STEP.finditer(data))
-        if found:
-            self.steps, self.last_step_ns = int(found[-1][1]) + 1, int(found[-1][3])
-            self.ended = False
-        if data.rfind(_END) > (found[-1].start() if found else -1):
-            self.ended = True
+        before, beat = self.beat, self._heart.read() if self.joined else None
+        self.beat = beat
+        stepped = beat is not None and beat.steps > self.steps
+        if beat is not None:
+            self.began_ns, self.steps, self.ended = beat.began_ns, beat.steps, beat.in_order
+            self.last_step_ns = beat.step_end_ns or None
         if self.end is not None:
-            # What it wrote last is read after its process has ended.
+            # What it did last is read after its process has ended.
             self.end["step"] = self.steps
             self.end["in_order"] = self.end["in_order"] or self.ended
-        elif found and self._handle >= 0:
-            # It gets on, and its end will be told: nothing else is asked for, once a second, all along the job.
-            self.state, self.progress, self._last = "", {}, (0.0, 0.0, 0)
+        elif stepped and self._handle >= 0:
+            # It makes progress, and its end will be told: nothing else is asked for, once a second, all along the job.
+            self.state, self.progress, self.heard_s = "", {}, None
+            self.meter.clear()
         else:
             self._look_at_process()
-        return bool(found)
+            self._look_at_answer(before, beat)
+        return stepped
 
     def _look_at_process(self) -> None:
-        self.state = procfs.state_of(self.pid)
+        if not self.here_pid:
+            return
+        self.state = procfs.state_of(self.here_pid)
         if self.state in ("", "Z", "X"):
             self._note_end()
-            return
-        now_s, io = time.monotonic(), procfs.io_counts(self.pid)
-        current = now_s, procfs.cpu_s(self.pid), io.get("read_chars", 0) + io.get("written_chars", 0)
-        before, self._last = self._last, current
-        passed_s = now_s - before[0]
-        if before[0] and passed_s > 0:
-            self.cores = (current[1] - before[1]) / passed_s
-            self.moved_bytes_per_s = (current[2] - before[2]) / passed_s
-        document = read_json(str(Path(self.spool) / PROGRESS_FILE), [])
-        self.progress = document or {}
+        else:
+            self.meter.look(self.beat)
+
+    def _look_at_answer(self, before: Beat | None, beat: Beat | None) -> None:
+        if before is not None and beat is not None and beat.answers > before.answers:
+            self.heard_s = time.monotonic()
+            self.progress = read_json(str(Path(self.spool) / PROGRESS_FILE), []) or {}
+        self._faults = "" if self.answers else self._read_faults()
+
+    def _read_faults(self) -> str:
+        try:
+            return read_bounded(str(Path(self.spool) / FAULTS_FILE), _MOST_FAULTS_BYTES).decode(
+                errors="replace"
+            )
+        except OSError:
+            return ""
 
     def note_end(self) -> None:
         """Its process has ended, as its handle says."""
@@ -140,7 +174,7 @@ class WatchedRank:
             self._note_end()
 
     def _note_end(self) -> None:
-        status = procfs.exit_status(self.pid, self._handle)
+        status = procfs.exit_status(self.here_pid, self._handle)
         code = None if status is None else os.waitstatus_to_exitcode(status)
         self.end = {
             "rank": self.rank,
@@ -155,10 +189,24 @@ class WatchedRank:
         self.close()
 
     @property
+    def counts(self) -> bool:
+        """Whether its steps can be seen, also where its spool is full or gone."""
+        return self.beat is not None
+
+    @property
     def answers(self) -> bool:
         """Whether it says where it is."""
-        at_ns = self.progress.get("at_ns")
-        return isinstance(at_ns, int) and time.time_ns() - at_ns < _FRESH_S * 1e9
+        return self.heard_s is not None and time.monotonic() - self.heard_s < _FRESH_S
+
+    @property
+    def faults(self) -> str:
+        """What faulthandler wrote of it while it does not answer."""
+        return self._faults
+
+    @property
+    def holds_gil(self) -> bool:
+        """Whether faulthandler's timer went off because no other thread of it could run."""
+        return not self.answers and self.faults.rfind("Timeout (") > self.faults.rfind("Fatal Python error")
 
     @property
     def phase(self) -> str:
@@ -179,17 +227,7 @@ class WatchedRank:
     @property
     def busy(self) -> bool:
         """Whether it computes, or would if it got a processor."""
-        return self.cores >= _BUSY_CORES or self.state == "R"
-
-    @property
-    def moves(self) -> bool:
-        """Whether it reads or writes more than logs."""
-        return self.moved_bytes_per_s >= _MOVING_BYTES_PER_S
-
-    @property
-    def works(self) -> bool:
-        """Whether it does something of its own, as far as it says so or the kernel sees it."""
-        return not self.waits and (self.busy or self.moves or self.phase in _OWN)
+        return self.meter.cores >= _BUSY_CORES or self.state == "R"
 
     @property
     def suspended(self) -> bool:
@@ -197,22 +235,47 @@ class WatchedRank:
         return self.alive and self.state == "T"
 
     @property
-    def debugged(self) -> bool:
-        """Whether somebody looks into it with a debugger."""
-        return self.alive and (
-            self.state == "t" or self.phase == Phase.DEBUGGER or procfs.tracer_of(self.pid) != 0
+    def attended(self) -> bool:
+        """Whether somebody looks into it with a debugger, or it waits for somebody to type."""
+        if not self.alive or not self.here_pid:
+            return False
+        return (
+            self.state == "t"
+            or self.phase == Phase.DEBUGGER
+            or procfs.tracer_of(self.here_pid) != 0
+            or procfs.waits_for_input(self.here_pid)
         )
 
     @property
-    def works_in(self) -> str | None:
-        """The phase, other than a step's usual ones, in which it gets on; None where it does not."""
-        if not self.alive or self.waits:
-            return None
-        if self.phase in (Phase.SAVE, Phase.LOAD) and (self.moves or self.busy):
-            return self.phase
-        if self.phase == Phase.COMPILE and self.busy:
-            return self.phase
-        return Phase.EVALUATION.value if self._evaluates() and (self.moves or self.busy) else None
+    def activity(self) -> Activity:
+        """What it does, as far as it is known."""
+        if self.suspended or self.attended:
+            return Activity.HELD
+        if self.waits:
+            return Activity.WAITS
+        if self.meter.moves or (self.busy and self._is_in_long_phase()):
+            return Activity.WORKS
+        if not (self.is_known or self.holds_gil):
+            return Activity.UNKNOWN
+        return Activity.COMPUTES if self.busy else Activity.IDLE
+
+    @property
+    def is_known(self) -> bool:
+        """Whether enough of it is seen to tell that it does nothing."""
+        return bool(self.here_pid) and self.counts and self.answers
+
+    def _is_in_long_phase(self) -> bool:
+        return self._evaluates() or self.phase in (Phase.SAVE, Phase.LOAD, Phase.COMPILE)
+
+    @property
+    def in_long_phase(self) -> bool:
+        """Whether it is in one that takes long in a healthy job too, whether or not anything shows that it makes progress."""
+        return self.phase in LONG_PHASES
+
+    @property
+    def alone(self) -> bool:
+        """Whether it does something of its own, as far as it says so or the kernel sees it."""
+        return self.activity in (Activity.WORKS, Activity.COMPUTES) or self.phase in _OWN
 
     def _evaluates(self) -> bool:
         """Whether its models are in evaluation mode, and were used in it not long ago."""
@@ -225,7 +288,7 @@ class WatchedRank:
 
     @property
     def signs(self) -> tuple[Any, ...]:
-        """What changes while it gets on within a step."""
+        """What changes while it makes progress within a step."""
         if not self.answers:
             return ()
         groups = self.progress.get("groups")
@@ -267,20 +330,24 @@ class HostWatchedRanks:
 
     def wait(self, seconds: float, also: list[int]) -> None:
         """Until something happens to a process, or in ``also``, at most for so long."""
-        handles = {rank.handle: rank for rank in self.known.values() if rank.handle >= 0}
-        ready, _, _ = select.select([*handles, *also], [], [], seconds)
-        for handle in ready:
-            if handle in handles:
-                handles[handle].note_end()
+        with selectors.PollSelector() as selector:
+            for rank in self.known.values():
+                if rank.handle >= 0:
+                    selector.register(rank.handle, selectors.EVENT_READ, rank)
+            for handle in also:
+                selector.register(handle, selectors.EVENT_READ)
+            for key, _ in selector.select(seconds):
+                if key.data is not None:
+                    key.data.note_end()
 
     def look(self) -> bool:
         """Whether a step was finished by one of them."""
         for spool in spools_in(self._root):
             if spool not in self.known and (found := _watched(spool)) is not None:
-                group = Cgroup(Path(f"/proc/{found.pid}"))
+                found.open()
+                group = Cgroup(Path(f"/proc/{found.here_pid}"))
                 if (kills := group.oom_kills()) is not None:
                     self._groups[spool] = group, kills
-                found.open()
                 self.known[spool] = found
         stepped = [rank.look() for rank in self.known.values()]
         for spool, rank in self.known.items():
@@ -303,13 +370,16 @@ class HostWatchedRanks:
             "oom_kills": max(kills, default=None),
         }
 
-    def current(self) -> list[WatchedRank]:
-        """Of each rank the living or newest recording, by rank."""
+    def current(self, started_ns: int = 0) -> list[WatchedRank]:
+        """Of each rank the living or newest recording, by rank; without those of an earlier attempt, which had died before some
+        rank of this one began. ``started_ns``: when the last one was started that has not joined yet."""
         newest: dict[int, WatchedRank] = {}
         for rank in self.known.values():
             if rank.alive or rank.rank not in newest or not newest[rank.rank].alive:
                 newest[rank.rank] = rank
-        return [newest[number] for number in sorted(newest)]
+        begun_ns = max([started_ns, *(rank.began_ns for rank in newest.values() if rank.alive)])
+        of_now = [rank for rank in newest.values() if rank.end is None or rank.end["seen_ns"] >= begun_ns]
+        return sorted(of_now, key=lambda rank: rank.rank)
 
 
 def _watched(spool: str) -> WatchedRank | None:

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ddpdoctor.launch import proof
 from ddpdoctor.launch.beside import IN_ORDER, Beside, is_told_to_end, say
 from ddpdoctor.launch.diagnosing import Diagnosing
-from ddpdoctor.launch.hangwords import hang_sentences
+from ddpdoctor.launch.hangwords import hang_sentences, unknown_sentence
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.patience import NoAnswerError
 from ddpdoctor.launch.procfs import process_document
@@ -33,6 +34,7 @@ from ddpdoctor.rundir import (
     ask,
     boot_id,
     keep_host_document,
+    new_request,
     read_json,
 )
 
@@ -46,8 +48,9 @@ _END_S = 0.3
 """Times five, where it is not the kernel that keeps it: so long the end of a job waits for this process."""
 _AFTER_LAUNCHER_S = 60.0
 """How long the ranks may take to end whose launcher was killed."""
-_KILL_AFTER_S = 60.0
-"""For the report of a job that is to be ended: it tells more of one that still stands."""
+_APART_S = 60.0
+"""Between the two looks that must both prove that the job hangs before it is ended, at most; meanwhile the report is written, which
+says more of a job that still runs. If less than that was asked for as the time of a hang, as much."""
 _MOST_EARLIER = 20
 """Standstills from which the job went on that are remembered."""
 
@@ -86,6 +89,37 @@ class Sentinel:
             pass
 
 
+class _Kill:
+    """The end of a job that hangs, as the user wants it: after two looks that prove it, a while apart."""
+
+    def __init__(self, after_s: float) -> None:
+        self._apart_s = min(after_s, _APART_S)
+        self._declared_s = self._looked_s = time.monotonic()
+        self._proven_s: float | None = None
+        """When a look first proved it, monotonic."""
+        self._lines: frozenset[proof.Line] = frozenset()
+        self.told = False
+        """Whether the user knows why the job is not ended."""
+
+    def is_due(self, being_diagnosed: bool) -> bool:
+        """Whether it is time for the next look."""
+        now_s = time.monotonic()
+        if being_diagnosed and now_s - self._declared_s < _APART_S:
+            return False
+        return now_s - self._looked_s >= self._apart_s
+
+    def look(self, doubts: list[str], current: list[WatchedRank]) -> bool:
+        """Take in what a look showed; whether it is the second that proves it."""
+        self._looked_s, before, self._lines = time.monotonic(), self._lines, proof.lines(current)
+        if doubts:
+            self._proven_s = None
+        elif self._proven_s is not None and before == self._lines:
+            return True
+        else:
+            self._proven_s = self._looked_s
+        return False
+
+
 class _Watch:
     """The process's own side."""
 
@@ -108,13 +142,16 @@ class _Watch:
         self._diagnosing = None if diagnose is None else Diagnosing(diagnose)
         self._request = 0
         self._asked_s: float | None = None
-        self._asked_for_others = False
+        """When the ranks were asked where they are, monotonic; None while no answer is waited for."""
+        self._asked_for_others = self._told_unknown = False
         self._stall: dict[str, Any] | None = None
         """What is written of the standstill that lasts."""
         self._written_s = 0.0
-        self._kill_at_s: float | None = None
+        self._kill: _Kill | None = None
         self._earlier: list[dict[str, Any]] = []
         self._ends: dict[str, Any] = {}
+        self._seen_before: dict[int, dict[str, Any]] | None = None
+        """By process id, the ends that another launcher's sentinel had noted before this one took its place."""
 
     def watch(self) -> None:
         """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
@@ -142,7 +179,6 @@ class _Watch:
         self._write_ends()
         if self._diagnosing is not None and (sentence := self._diagnosing.sentence()) is not None:
             say(self._writer, warn=sentence)
-            self._kill_at_s = None if self._kill_at_s is None else time.monotonic()
         if self._options.hang_after_s == 0:
             return
         if self._stall is not None:
@@ -152,7 +188,7 @@ class _Watch:
 
     def _current(self) -> list[WatchedRank]:
         """The ranks of this host, those that have not joined among them."""
-        joined = self._ranks.current()
+        joined = self._ranks.current(self._door.newest_start_ns())
         if any(rank.steps for rank in joined):
             return joined  # a job that trains has all of its ranks
         found = [*joined, *self._door.current([rank.rank for rank in joined])]
@@ -162,15 +198,26 @@ class _Watch:
         suspicion = self._progress.suspicion(current)
         if suspicion is None:
             self._asked_s = None
+            self._told_unknown = self._told_unknown and not self._progress.got_on
             self._ask_for_others(current)
         elif self._asked_s is None:
-            self._asked_s = time.monotonic()
             self._ask_all(current)
-        elif all(map(self._has_answered, suspicion.waiting + suspicion.guilty)) or (
-            time.monotonic() - self._asked_s > _ANSWERS_S
-        ):
-            self._asked_s = None
-            self._declare(suspicion, current)
+        elif all(map(self._has_answered, suspicion.waiting + suspicion.guilty)) or self._is_late():
+            if suspicion.unknown:
+                self._tell_unknown(suspicion, current)
+            else:
+                self._asked_s = None
+                self._declare(suspicion, current)
+
+    def _is_late(self) -> bool:
+        """Whether who has not answered the last request will not."""
+        return self._asked_s is None or time.monotonic() - self._asked_s > _ANSWERS_S
+
+    def _tell_unknown(self, suspicion: Suspicion, current: list[WatchedRank]) -> None:
+        """Once for each standstill. Nothing is written: it is not known that there is one."""
+        if not self._told_unknown:
+            self._told_unknown = True
+            say(self._writer, warn=unknown_sentence(suspicion, self._here(current)))
 
     def _ask_for_others(self, current: list[WatchedRank]) -> None:
         """Once, where nobody waits here and ranks of other hosts may: what these do is known then, whatever becomes of them."""
@@ -179,9 +226,10 @@ class _Watch:
         elif not self._asked_for_others and self._here(current) and self._progress.is_long(current):
             self._asked_for_others = True
             self._ask_all(current)
+            self._asked_s = None
 
     def _ask_all(self, current: list[WatchedRank]) -> None:
-        self._request += 1
+        self._request, self._asked_s = new_request(), time.monotonic()
         for rank in current:
             if rank.alive:
                 self._ask(rank)
@@ -193,10 +241,10 @@ class _Watch:
         try:
             ask(rank.spool, self._request)
         except OSError:
-            pass  # it has gone meanwhile
+            pass  # it has gone meanwhile, or its spool is
 
     def _has_answered(self, rank: WatchedRank) -> bool:
-        if not rank.alive:
+        if not rank.alive or rank.holds_gil:
             return True
         if isinstance(rank, UnjoinedRank):
             return bool(rank.faults)
@@ -228,7 +276,8 @@ class _Watch:
             self._diagnosing.start()
         if self._options.on_hang == "kill" and (suspicion.guilty or not self._here(current)):
             # Where all ranks of this host wait for others elsewhere, it is for the launcher there to end the job.
-            self._kill_at_s = time.monotonic() + (_KILL_AFTER_S if self._diagnosing is not None else 0.0)
+            self._kill = _Kill(suspicion.after_s)
+            self._kill.look(proof.doubts(current, self._has_answered), current)
 
     def _here(self, current: list[WatchedRank]) -> str:
         """Words for a job that has ranks on other hosts."""
@@ -240,38 +289,55 @@ class _Watch:
             "rank": rank.rank,
             "pid": rank.pid,
             "alive": rank.alive,
-            "answered": rank.alive and self._has_answered(rank),
+            "answered": rank.alive and not rank.holds_gil and self._has_answered(rank),
             "in_order": rank.ended or bool(rank.end and rank.end["in_order"]),
             "waits": rank.waits,
             "phase": rank.phase or None,
             "step": rank.steps if rank.joined else None,
             "last_step_ns": rank.last_step_ns,
-            "process": process_document(rank.pid) if rank.alive else None,
+            "process": process_document(rank.here_pid) if rank.alive and rank.here_pid else None,
             **({"joined": False, "faults": rank.faults} if isinstance(rank, UnjoinedRank) else {}),
         }
 
     def _go_on(self, stall: dict[str, Any], current: list[WatchedRank]) -> None:
         if self._progress.got_on:
-            stall.update(
-                state=Standstill.RESUMED.value,
-                resumed_ns=time.time_ns(),
-                paused_in=self._progress.paused_in,
-            )
-            self._write_stall(stall)
-            summary = {
-                key: stall[key] for key in ("silent_since_ns", "detected_ns", "silent_s", "resumed_ns")
-            }
-            self._earlier = [*self._earlier, summary][-_MOST_EARLIER:]
-            self._stall = self._kill_at_s = None
-            say(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
-        elif self._kill_at_s is not None and time.monotonic() >= self._kill_at_s:
-            self._kill_at_s = None
+            self._resume(stall)
+        elif self._kill is not None and self._is_time_to_kill(self._kill, current):
+            self._kill = None
             stall["state"] = Standstill.KILLED.value
             self._write_stall(stall)
             say(self._writer, warn="the job is ended, as --on-hang kill asks.", end_job=True)
         elif time.monotonic() - self._written_s > _AGAIN_S:
             stall["ranks"] = [self._rank_document(rank) for rank in current]
             self._write_stall(stall)
+
+    def _resume(self, stall: dict[str, Any]) -> None:
+        stall.update(
+            state=Standstill.RESUMED.value,
+            resumed_ns=time.time_ns(),
+            paused_in=self._progress.paused_in,
+        )
+        self._write_stall(stall)
+        summary = {key: stall[key] for key in ("silent_since_ns", "detected_ns", "silent_s", "resumed_ns")}
+        self._earlier = [*self._earlier, summary][-_MOST_EARLIER:]
+        self._stall = self._kill = self._asked_s = None
+        say(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
+
+    def _is_time_to_kill(self, kill: _Kill, current: list[WatchedRank]) -> bool:
+        """Whether a look now, at ranks that were asked again, proves what an earlier one did. The report is waited for, which says more
+        of a job that still runs."""
+        if not kill.is_due(bool(self._diagnosing_handles())):
+            return False
+        if self._asked_s is None:
+            self._ask_all(current)
+        if not (all(map(self._has_answered, current)) or self._is_late()):
+            return False
+        self._asked_s = None
+        doubts = proof.doubts(current, self._has_answered)
+        if doubts and not kill.told:
+            kill.told = True
+            say(self._writer, warn=f"the job is not ended: {doubts[0]}.")
+        return kill.look(doubts, current)
 
     def _write_stall(self, stall: dict[str, Any]) -> None:
         now_ns = time.time_ns()
@@ -283,9 +349,20 @@ class _Watch:
     def _write_ends(self) -> None:
         ends = self._ranks.ends()
         ends["ends"] += self._door.ends([rank.rank for rank in self._ranks.known.values()])
+        ends["ends"] = self._with_those_seen_before(ends["ends"])
         if ends["ends"] and ends != self._ends:
             self._ends = ends
             self._keep(ENDS_FILE, {"schema": ENDS_SCHEMA, **self._head, **ends})
+
+    def _with_those_seen_before(self, ends: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """A process that had ended before this one watched has left no exit code here."""
+        if self._seen_before is None:
+            noted = (read_json(str(Path(self._root) / ENDS_FILE), []) or {}).get("ends")
+            rows = noted if isinstance(noted, list) else []
+            self._seen_before = {row["pid"]: row for row in rows if isinstance(row, dict) and "pid" in row}
+        own = [end for end in ends if end["code"] is not None or end["signal"] is not None]
+        found = {end["pid"]: end for end in ends} | self._seen_before | {end["pid"]: end for end in own}
+        return list(found.values())
 
     def _keep(self, name: str, document: dict[str, Any]) -> None:
         try:

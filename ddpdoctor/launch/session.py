@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 import os
-import platform
-import socket
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-import ddpdoctor
-from ddpdoctor.launch.child import (
-    Child,
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.launch.alone import (
     CommandNotStartedError,
-    ExitStatus,
-    NoProcessError,
+    preparing,
     replace_this_process,
+    say_alone,
+    words_of,
 )
+from ddpdoctor.launch.child import Child, ExitStatus
 from ddpdoctor.launch.directory import Launch, open_run
 from ddpdoctor.launch.environment import LAUNCHER_VARIABLE, child_environment
-from ddpdoctor.launch.identity import JobIdentity, default_run_name, job_identity
+from ddpdoctor.launch.identity import default_run_name, job_identity
 from ddpdoctor.launch.inherited import inherited_environment
 from ddpdoctor.launch.keeper import Keeper
 from ddpdoctor.launch.leftovers import (
@@ -32,12 +31,11 @@ from ddpdoctor.launch.leftovers import (
     clear_spools_of_earlier_runs,
     drain_spools,
     drain_stale_spools,
-    is_alive,
 )
+from ddpdoctor.launch.manifest import new_manifest
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.orphans import end_orphaned_ranks, known_ranks, unseen_ranks
+from ddpdoctor.launch.orphans import Orphans
 from ddpdoctor.launch.patience import Beat, NoAnswerError, bounded
-from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.launch.sentinel import Sentinel
 from ddpdoctor.launch.unrecorded import no_rank, standing_at_door
 from ddpdoctor.launch.watch import HostWatch
@@ -45,16 +43,14 @@ from ddpdoctor.rundir import (
     ASKED_FILE,
     ASKED_SCHEMA,
     ENDS_FILE,
-    RUN_SCHEMA,
     STALL_FILE,
     Note,
     boot_id,
     keep_host_document,
     make_spool_root,
-    new_run_id,
     note_sources,
 )
-from ddpdoctor.rundir.privacy import mask_text, recorded_environment
+from ddpdoctor.rundir.privacy import mask_text
 from ddpdoctor.rundir.raw_traces import clear_raw_folders
 
 _OTHERS_S = 5.0
@@ -105,44 +101,80 @@ def run_job(
     ``options.out`` must not be written to. Whatever else fails on our side costs the recording, never the
     job: it is said through ``warn`` and in ``notes``.
     """
-    base = inherited_environment() if environment is None else dict(environment)
-    identity = job_identity(base)
-    manifest = _manifest(command, options, base, identity)
+    base: dict[str, str] | None = None
+    try:
+        with preparing("the environment cannot be read"):
+            base = inherited_environment() if environment is None else dict(environment)
+        recording, child = _started(command, options, base, diagnose)
+    except DdpDoctorError:
+        raise
+    except CommandNotStartedError as error:
+        return _not_started(error)
+    except Exception as error:
+        say_alone(error, warn)
+        return _run_unrecorded(command, dict(os.environ) if base is None else base)
+    return recording.follow(command, child, warn)
+
+
+def _started(
+    command: Sequence[str],
+    options: RunOptions,
+    base: dict[str, str],
+    diagnose: Callable[[Path], str] | None,
+) -> tuple[_Recording, Child]:
+    """The job, running, and what records it. Raises DdpDoctorError where ``options.out`` must not be written to,
+    CommandNotStartedError, UnpreparedError: in each case nothing is left, and the job does not run."""
+    with preparing("the run cannot be described"):
+        identity = job_identity(base)
+        manifest = new_manifest(command, options, base, identity)
+        name = default_run_name(command, identity)
 
     def prepare(beat: Beat) -> _Place:
-        launch = open_run(options.out, default_run_name(command, identity), identity, manifest)
+        with preparing("the run directory cannot be created", but=DdpDoctorError):
+            launch = open_run(options.out, name, identity, manifest)
         try:
-            spool = Path(make_spool_root(str(launch.run)))
-            if launch.owner:
-                clear_spools_of_earlier_runs(launch.run, spool)
-        except OSError:
+            with preparing("no memory can be had for its ranks' recordings"):
+                spool = Path(make_spool_root(str(launch.run)))
+                if launch.owner:
+                    clear_spools_of_earlier_runs(launch.run, spool)
+        except Exception:
             launch.withdraw()
             raise
         return _Place(launch, spool)
 
-    try:
+    with preparing("the run directory cannot be created", but=DdpDoctorError):
         place = bounded(prepare, _START_S)
-    except OSError as error:
-        warn(
-            f"nothing is recorded and the job runs alone, because the run directory cannot be created: {error}."
-        )
-        return _run_unrecorded(command, base, warn)
-    return _Recording(place, options, base, diagnose).run(command, base, warn)
+    try:
+        with preparing("the recording cannot be prepared"):
+            recording = _Recording(place, options, base, diagnose)
+        return recording, Child(command, recording.environment, recording.note_asked)
+    except BaseException:
+        with suppress(Exception):
+            bounded(lambda beat: _take_back(place), _ANSWER_S)
+        raise
 
 
-def _run_unrecorded(
-    command: Sequence[str], environment: dict[str, str], warn: Callable[[str], None]
-) -> Outcome:
+def _take_back(place: _Place) -> None:
+    """What was made for a job that has not started."""
+    place.launch.withdraw()
+    drain_spools(place.spool)
+
+
+def _not_started(error: CommandNotStartedError) -> Outcome:
+    return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
+
+
+def _run_unrecorded(command: Sequence[str], environment: dict[str, str]) -> Outcome:
+    """In a process of its own: this one may have children that the job would not know. Else in this one."""
     try:
         try:
             child = Child(command, environment)
-        except NoProcessError as error:
-            warn(
-                f"nothing is recorded and the job runs in this process, because no other can be started: {error}."
-            )
+        except CommandNotStartedError:
+            raise
+        except Exception:
             replace_this_process(command, environment)
     except CommandNotStartedError as error:
-        return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
+        return _not_started(error)
     status = child.wait()
     return Outcome(status, interrupted=child.close())
 
@@ -191,42 +223,40 @@ class _Recording:
         self.manifest_notes: list[Note] = []
         """For the manifest only: a missing GPU is nothing to tell every user of a CPU job."""
 
-    def run(self, command: Sequence[str], base: dict[str, str], warn: Callable[[str], None]) -> Outcome:
-        """Start the command, watch over it, gather what it left."""
-        try:
-            child = Child(command, self.environment, self._note_asked)
-        except NoProcessError:
-            self._give_up()
-            return _run_unrecorded(command, base, warn)
-        except CommandNotStartedError as error:
-            self._give_up()
-            return Outcome(ExitStatus(error.exit_code, None), notes=[str(error)])
+    def follow(self, command: Sequence[str], child: Child, warn: Callable[[str], None]) -> Outcome:
+        """Watch over the running ``command``, gather what it left."""
         try:
             self.keeper.start()
-        except OSError as error:
+        except Exception as error:
             self.notes.append(f"No telemetry: {error}.")
         try:
             self.sentinel.start()
-        except OSError as error:
+        except Exception as error:
             self.notes.append(f"The job is not watched for hangs: {error}.")
-        self.keeper.listen(warn, _ANSWER_S)
-        self.sentinel.listen(warn, child.end)
+        try:
+            self.keeper.listen(warn, _ANSWER_S)
+            self.sentinel.listen(warn, child.end)
+        except Exception as error:  # no further thread is allowed
+            self.notes.append(f"The recording may be incomplete: {error}.")
         status = child.wait()
         try:
-            recorded, stopped = self._finish(command, status)
+            recorded, stopped = self._finish(command, status, child)
         except NoAnswerError:
             recorded, stopped = 0, False
             self.unsaved.append(
                 f"{self.launch.run} does not answer: what has not been copied there yet waits in memory ({self.spool}); "
                 f"once it answers, `ddpdoctor analyze {self.launch.run}` fetches it."
             )
+        except Exception as error:
+            recorded, stopped = 0, False
+            self.unsaved.append(f"The recording in {self.launch.run} is incomplete: {words_of(error)}.")
         interrupted = child.close()
         notes = [mask_text(note) for note in self.notes]
         return Outcome(
             status, self.launch.run, self.launch.owner, recorded, stopped, interrupted, notes, self.unsaved
         )
 
-    def _note_asked(self, number: int) -> None:
+    def note_asked(self, number: int) -> None:
         """Keep, in memory that answers, by which signal the job was first asked to end: whoever asked may kill all of us next."""
         if self._asked_by is not None:
             return
@@ -240,10 +270,10 @@ class _Recording:
         }
         try:
             keep_host_document(str(self.spool), ASKED_FILE, document)
-        except OSError:
+        except Exception:
             pass  # its memory is full, or gone
 
-    def _finish(self, command: Sequence[str], status: ExitStatus) -> tuple[int, bool]:
+    def _finish(self, command: Sequence[str], status: ExitStatus, child: Child) -> tuple[int, bool]:
         """Gather what the job left; the number of ranks recorded, and whether it is known how ranks stopped. Raises NoAnswerError.
 
         Each stage is done in a process of its own, which can be left behind.
@@ -252,19 +282,16 @@ class _Recording:
         unjoined = standing_at_door(str(self.spool))
         self.sentinel.end()
         self.manifest_notes = self.keeper.end()
-        for stage in (
-            partial(self._settle, status),
-            self._collect,
-            self._wait_for_others,
-        ):
-            try:
-                notes, unsaved = bounded(stage, _ANSWER_S)
-                self.notes += notes
-                self.unsaved += unsaved
-            except NoAnswerError:
-                raise
-            except Exception as error:
-                self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
+        self._stage(self._wait_for_traces)
+        if child.is_to_end or status.signal is not None:
+            end_orphans = partial(self._end_orphans, child.was_told_by_group, self._recorded_ranks())
+            if not self._stage(end_orphans):
+                self.notes.append(
+                    "Processes of the job may go on: what is left of it could not be looked for."
+                )
+        for stage in (self._collect, self._wait_for_others):
+            if not self._stage(stage):
+                raise NoAnswerError
         self._note_sources()
         nothing = no_rank(command[0], self._ended_by(status), unjoined)
         recorded, stopped, notes = bounded(lambda beat: self._complete(status, ended_ns, nothing), _ANSWER_S)
@@ -297,28 +324,39 @@ class _Recording:
             said.append(f"{self.launch.run} could not be completed: {error}.")
         return recorded, stopped, said
 
-    def _give_up(self) -> None:
-        """Take back what was made for a job that has not started."""
-        self.launch.withdraw()
-        drain_spools(self.spool)
+    def _stage(self, stage: Callable[[Beat], _Gathered]) -> bool:
+        """Do what comes after the job's end, and keep what it has to say; whether it was answered."""
+        try:
+            notes, unsaved = bounded(stage, _ANSWER_S)
+            self.notes += notes
+            self.unsaved += unsaved
+        except NoAnswerError:
+            return False
+        except Exception as error:
+            self.notes.append(f"The recording may be incomplete: {type(error).__name__}: {error}.")
+        return True
 
-    def _settle(self, status: ExitStatus, beat: Beat) -> _Gathered:
-        """Until nobody of this launcher's job writes any more."""
+    def _wait_for_traces(self, beat: Beat) -> _Gathered:
         self.ranks.wait_for_traces()
-        ended = []
-        if status.signal is not None:
-            own = LAUNCHER_VARIABLE, self.marker
-            known = known_ranks(self.spool, self.ranks)
-            ended = end_orphaned_ranks({*known, *unseen_ranks(*own, known.values())}, *own)
-        ids = ", ".join(map(str, ended))
-        told = f"The command was killed and left ranks behind, which were ended: process {ids}."
-        return _Gathered([told] if ended else [])
+        return _Gathered([])
+
+    def _recorded_ranks(self) -> dict[int, int] | None:
+        """By process id, the ranks of this host in the run directory; None where it does not answer."""
+        try:
+            return bounded(lambda beat: {pid: rank for rank, pid in self.ranks.all()}, _ANSWER_S)
+        except Exception:
+            return None
+
+    def _end_orphans(self, told_by_group: bool, recorded: Mapping[int, int] | None, beat: Beat) -> _Gathered:
+        """Until nobody of this launcher's job writes any more."""
+        orphans = Orphans(LAUNCHER_VARIABLE, self.marker, self.spool, recorded)
+        return _Gathered(orphans.end(beat, os.getpgrp() if told_by_group else 0).sentences())
 
     def _collect(self, beat: Beat) -> _Gathered:
         unsaved = drain_spools(self.spool, beat, self.launch.run)
         drain_stale_spools(self.spool)
         folders = [tempfile.gettempdir(), *map(str, (self.launch.run / "ranks").glob("*"))]
-        clear_raw_folders(folders, self.launch.document["run_id"], is_alive)
+        clear_raw_folders(folders, self.launch.document["run_id"])
         return _Gathered([], unsaved)
 
     def _note_sources(self) -> None:
@@ -357,37 +395,3 @@ class _Recording:
             time.sleep(pause_s)
             pause_s = min(pause_s * 1.5, 1.0)
         return _Gathered([])
-
-
-def _working_directory() -> str:
-    try:
-        return str(Path.cwd())
-    except OSError:  # it was deleted
-        return os.environ.get("PWD", "")
-
-
-def _manifest(
-    command: Sequence[str], options: RunOptions, environment: Mapping[str, str], identity: JobIdentity
-) -> dict[str, Any]:
-    return {
-        "schema": RUN_SCHEMA,
-        "run_id": new_run_id(),
-        "ddpdoctor": ddpdoctor.__version__,
-        "command": mask_command(command),
-        "cwd": mask_text(_working_directory()),
-        "host": socket.gethostname(),
-        "pid": os.getpid(),
-        "started_ns": time.time_ns(),
-        "ended_ns": None,
-        "exit_code": None,
-        "signal": None,
-        "job_id": identity.job_id,
-        "task": identity.task,
-        "python": sys.version.split()[0],
-        "platform": platform.platform(),
-        "options": options.as_document(),
-        "environment": recorded_environment(environment),
-        "hosts": [],
-        "notes": [],
-        "note_codes": [],
-    }

@@ -1,7 +1,8 @@
 """Whether a job stands still: from what its ranks show at each look, and what was usual for it so far.
 
-A step of any rank is progress. So is, within a long step, what ranks have begun and finished in it, an evaluation or a checkpoint that
-moves, a compiler at work, and a rank that somebody has suspended: of those nobody says that they hang.
+A step of any rank is progress. So is, within a long step, what ranks have begun and finished in it, a rank that does not wait for
+others and works (it, or what it has started, moves data or takes memory; it evaluates, saves or compiles), and a rank that a person
+holds. Of a rank that shows nothing it is not known whether it makes progress, and then a hang is not reported.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ddpdoctor.launch.rankwatch import WatchedRank
+from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,8 @@ class Suspicion:
     guilty: tuple[WatchedRank, ...]
     """Those that do not wait for others; empty where all do, or none does."""
     waiting: tuple[WatchedRank, ...]
+    unknown: tuple[WatchedRank, ...] = ()
+    """Those that show nothing: with any of them, whether the job hangs is not known."""
 
 
 class Progress:
@@ -62,19 +65,24 @@ class Progress:
         self.silent_s = self.longest_gap_s = 0.0
         self._since_step_s = self._suspended_s = 0.0
         self._steps_seen = 0
+        self._attempt: frozenset[int] = frozenset()
+        """Process ids of the attempt whose steps are counted: an elastic restart begins another one."""
         self.got_on = False
         """Whether the last look showed something new."""
         self.paused_in: str | None = None
-        """In what phase, other than a step's usual ones, a rank gets on."""
+        """In what phase, other than a step's usual ones, a rank works."""
 
     def look(self, now_s: float, stepped: bool, ranks: Sequence[WatchedRank]) -> None:
         """Take in what a look at ``now_s``, monotonic, showed."""
         passed_s = 0.0 if self._looked_s is None else min(now_s - self._looked_s, self._tuning.most_pause_s)
         self._looked_s = now_s
+        self._note_attempt(ranks)
         self.silent_s += passed_s
         self._since_step_s += passed_s
-        working = (rank.works_in for rank in ([] if stepped else ranks))
-        self.paused_in = next((phase for phase in working if phase is not None), None)
+        does = {} if stepped else {rank.pid: rank.activity for rank in ranks if rank.alive}
+        self.paused_in = next(
+            (rank.phase or "other" for rank in ranks if does.get(rank.pid) is Activity.WORKS), None
+        )
         signs = {rank.pid: rank.signs for rank in ranks}
         moved, self._signs = _moved(self._signs, signs), signs
         if stepped:
@@ -83,16 +91,24 @@ class Progress:
                 self.longest_gap_s = max(self.longest_gap_s, self._since_step_s)
             self._steps_seen += 1
             self._since_step_s = 0.0
-        suspended = not stepped and any(rank.suspended for rank in ranks)
-        debugged = not stepped and any(rank.debugged for rank in ranks)
+        held = [rank for rank in ranks if does.get(rank.pid) is Activity.HELD]
+        suspended = bool(held) and all(rank.suspended for rank in held)
         self._suspended_s = self._suspended_s + passed_s if suspended else 0.0
-        suspended = debugged or (suspended and self._suspended_s < self._tuning.most_suspended_s)
-        if suspended:
+        is_held = bool(held) and (not suspended or self._suspended_s < self._tuning.most_suspended_s)
+        if is_held:
             self._since_step_s = 0.0
         self.got_on = stepped or moved or self.paused_in is not None
         early = any(not rank.joined for rank in ranks) and not any(rank.waits for rank in ranks)
-        if self.got_on or suspended or early or not ranks:
+        uncounted = any(rank.joined and rank.alive and not rank.counts for rank in ranks)
+        if self.got_on or is_held or early or uncounted or not ranks:
             self.silent_s = 0.0
+
+    def _note_attempt(self, ranks: Sequence[WatchedRank]) -> None:
+        """A restart starts all ranks again, and what comes before their first step takes as long as it did the first time."""
+        now = frozenset(rank.pid for rank in ranks if rank.alive)
+        if now and self._attempt and not now & self._attempt:
+            self._steps_seen, self._since_step_s, self.silent_s = 0, 0.0, 0.0
+        self._attempt = now or self._attempt
 
     def is_long(self, ranks: Sequence[WatchedRank]) -> bool:
         """Whether nothing has shown for as long as would do, whoever waits for whom: others may do so elsewhere."""
@@ -109,7 +125,8 @@ class Progress:
         if not waiting and (any(rank.busy for rank in left) or len(left) < len(ranks) or _is_through(left)):
             # Nobody is kept waiting, and somebody works, or is alone with the end of the job.
             return None
-        return Suspicion(self.silent_s, after_s, self.longest_gap_s, (*dead, *guilty), waiting)
+        unknown = tuple(rank for rank in guilty if rank.activity is Activity.UNKNOWN)
+        return Suspicion(self.silent_s, after_s, self.longest_gap_s, (*dead, *guilty), waiting, unknown)
 
     def _after_s(
         self, left: Sequence[WatchedRank], waiting: Sequence[WatchedRank], dead: Sequence[WatchedRank]
@@ -120,7 +137,7 @@ class Progress:
             max(tuning.after_s, tuning.times_longest * self.longest_gap_s) if asked_s is None else asked_s
         )
         if not self._steps_seen:
-            if asked_s is not None and waiting and not any(rank.works for rank in left):
+            if asked_s is not None and waiting and not any(rank.alone for rank in left):
                 return asked_s
             return max(after_s * tuning.times_before_first, tuning.least_before_first_s)
         if dead and waiting and any(rank.end and rank.end["signal"] is not None for rank in dead):

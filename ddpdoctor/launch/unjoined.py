@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from ddpdoctor.launch import procfs
 from ddpdoctor.launch.rankwatch import WatchedRank
-from ddpdoctor.rundir.door import AtDoor, at_door, close_door, read_door
+from ddpdoctor.rundir.door import AtDoor, at_door, close_door, holder_at_door, read_door
 from ddpdoctor.rundir.packages import is_library
 
 _LINE = re.compile(r'^  File "([^"\n]*)", line ([0-9]{1,9}) in (\S+)', re.MULTILINE)
@@ -31,7 +31,6 @@ class UnjoinedRank(WatchedRank):
         """Bring all up to date; it finishes no steps."""
         if self.end is None:
             self._look_at_process()
-            self.progress = {}
         if self.end is None or "raised" not in self.end:
             self.said = read_door(self.spool)
         if self.end is not None:
@@ -46,18 +45,33 @@ class UnjoinedRank(WatchedRank):
 
     @property
     def faults(self) -> str:
-        """What faulthandler wrote when it was asked."""
-        return self.said.faults
+        """What faulthandler wrote when it was asked; of one that has asked to join, where it did."""
+        return self.said.faults or _as_fault(self.said.about.get("frames"))
+
+    def _found_pid(self) -> int:
+        holder = holder_at_door(self.spool)
+        return self.pid if holder is None else holder
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the kernel shows it: it says nothing itself."""
+        return bool(self.here_pid)
 
     def ask(self) -> None:
-        """Have faulthandler write its stacks, where it has the signal that it said, and the file is still behind its descriptor."""
+        """Have faulthandler write its stacks, where it has the signal that it said, and the file is still behind its descriptor.
+
+        One that is about to join is not asked, nor one in a system call that a signal cuts short: c10d's store would take that for
+        a failure.
+        """
         number, handle = self.said.about.get("signal"), self.said.about.get("handle")
-        if not isinstance(number, int) or not isinstance(handle, int) or number <= 0:
+        if not isinstance(number, int) or not isinstance(handle, int) or number <= 0 or not self.here_pid:
             return
         try:
-            ours = Path(f"/proc/{self.pid}/fd/{handle}").samefile(self.spool)
-            if ours and procfs.catches(self.pid, number):
-                os.kill(self.pid, number)
+            ours = Path(f"/proc/{self.here_pid}/fd/{handle}").samefile(self.spool)
+            if not ours or not procfs.catches(self.here_pid, number):
+                return
+            if not procfs.is_interruptible(self.here_pid) and "joining_ns" not in read_door(self.spool).about:
+                os.kill(self.here_pid, number)
         except OSError:
             pass  # it has gone, or joined, meanwhile
 
@@ -66,6 +80,18 @@ class UnjoinedRank(WatchedRank):
         places = _LINE.findall(self.faults.rpartition(_FIRST_THREAD)[2])
         own = [place for place in places if not is_library(place[0])]
         return next((f"{Path(file).name}:{line} ({name[:60]})" for file, line, name in own), "")
+
+
+def _as_fault(frames: Any) -> str:
+    """Frames, innermost first, as faulthandler writes them."""
+    if not isinstance(frames, list):
+        return ""
+    lines = [
+        f'  File "{frame[0]}", line {frame[1]} in {frame[2]}'
+        for frame in frames
+        if isinstance(frame, list) and len(frame) == 3
+    ]
+    return "\n".join([f"Thread 0x0 {_FIRST_THREAD}", *lines]) if lines else ""
 
 
 class Door:
@@ -83,10 +109,12 @@ class Door:
         everybody = {*joined, *(pid for _, pid, _ in there)}
         for rank, pid, path in there:
             if path not in self.known and path not in self._others:
-                if everybody.isdisjoint(_ancestors(pid)):
-                    self.known[path] = UnjoinedRank(path, rank, pid)
-                    self.known[path].open()
+                found = _unjoined(path, rank, pid)
+                found.open()
+                if everybody.isdisjoint(_ancestors(found.here_pid)):
+                    self.known[path] = found
                 else:
+                    found.close()
                     self._others.add(path)
         paths = {path for _, _, path in there}
         for path, found in list(self.known.items()):
@@ -98,6 +126,10 @@ class Door:
                 found.close()
                 del self.known[path]
 
+    def newest_start_ns(self) -> int:
+        """When the last of those that live was started, epoch ns; 0 where there is none."""
+        return max((rank.began_ns for rank in self.known.values() if rank.alive), default=0)
+
     def current(self, joined: Collection[int]) -> list[WatchedRank]:
         """One for each rank that is not among the numbers ``joined``."""
         living_last = sorted(self.known.values(), key=lambda rank: (rank.alive, rank.pid))
@@ -107,6 +139,11 @@ class Door:
     def ends(self, joined: Collection[int]) -> list[dict[str, Any]]:
         """How those ended that have, and not in order; but for those whose numbers ``joined`` later."""
         return [rank.end for rank in self.known.values() if rank.end is not None and rank.rank not in joined]
+
+
+def _unjoined(path: str, rank: int, pid: int) -> UnjoinedRank:
+    at_ns = read_door(path).about.get("at_ns")
+    return UnjoinedRank(path, rank, pid, began_ns=at_ns if isinstance(at_ns, int) else 0)
 
 
 def _ancestors(pid: int) -> Iterator[int]:

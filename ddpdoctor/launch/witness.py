@@ -27,7 +27,8 @@ _ENDING_S = 0.5
 class GroupWitness:
     """A process that does nothing but be signalled. Start it before any thread."""
 
-    def __init__(self, signals: Iterable[int]) -> None:
+    def __init__(self, signals: Iterable[int], libc: ctypes.CDLL) -> None:
+        self._libc = libc
         self._signals = set(signals)
         self._seen: set[int] = set()
         self._pid = self._start()
@@ -64,14 +65,14 @@ class GroupWitness:
         self._pid = 0
 
     def _start(self) -> int:
-        launcher_pid, libc = os.getpid(), ctypes.CDLL(None)
+        launcher_pid = os.getpid()
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, self._signals)
         try:
             pid = os.fork()
         except OSError:
             pid = -1
         if pid == 0:
-            _stand_by(libc, launcher_pid)
+            _stand_by(self._libc, launcher_pid)
         signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
         return max(pid, 0)
 

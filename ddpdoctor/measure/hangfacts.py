@@ -61,6 +61,8 @@ class HangFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The last step that any rank was in."""
     exit_code: int | None = None
     """Exit code of the job, if not 0."""
+    hidden: bool | None = None
+    """Whether the job failed although its exit code is 0; null if it did not."""
     not_reached: StopFacts | None = None
     """A rank did not reach a collective at which others wait."""
     different: StopFacts | None = None

@@ -15,8 +15,8 @@ from ddpdoctor.report import words
 from ddpdoctor.report.compare import Comparison, FindingChange, Side
 from ddpdoctor.report.html import render_plain
 from ddpdoctor.report.json_output import formatted
-from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.unbroken import MOST_OF_A_CELL, put, shortened
+from ddpdoctor.written import COMPARISON, COMPARISON_PAGE, write_file
 
 _STYLES = {"faster": "bold green", "slower": "bold red"}
 _STATUS_STYLES = {"resolved": "green", "new": "red", "changed": "yellow"}
@@ -41,7 +41,7 @@ def comparison_json(comparison: Comparison) -> bytes:
 
 def write_comparison_json(comparison: Comparison, path: str | os.PathLike[str]) -> None:
     """Write the comparison as JSON to ``path``. Raises DdpDoctorError where it cannot."""
-    write_whole(path, comparison_json(comparison))
+    write_file(path, comparison_json(comparison), COMPARISON)
 
 
 def render_comparison(comparison: Comparison) -> str:
@@ -55,7 +55,7 @@ def render_comparison(comparison: Comparison) -> str:
 
 def write_comparison_html(comparison: Comparison, path: str | os.PathLike[str]) -> None:
     """Write the comparison as HTML to ``path``. Raises DdpDoctorError where it cannot."""
-    write_whole(path, render_comparison(comparison))
+    write_file(path, render_comparison(comparison), COMPARISON_PAGE)
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:

@@ -13,8 +13,8 @@ from ddpdoctor.report.compare_output import Grid, table_of
 from ddpdoctor.report.history import History, HistoryRun, JobHistory
 from ddpdoctor.report.html import render_plain
 from ddpdoctor.report.json_output import formatted
-from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.unbroken import put, shortened
+from ddpdoctor.written import HISTORY, HISTORY_PAGE, write_file
 
 _COMMIT = 10
 """Letters of a commit that are shown."""
@@ -22,13 +22,13 @@ _COMMIT = 10
 
 def write_history_json(history: History, path: str | os.PathLike[str]) -> None:
     """Write the history as JSON (schema ``ddpdoctor.history/1``). Raises DdpDoctorError where it cannot."""
-    write_whole(path, formatted(history))
+    write_file(path, formatted(history), HISTORY)
 
 
 def write_history_html(history: History, path: str | os.PathLike[str]) -> None:
     """Write the history as one HTML document without scripts. Raises DdpDoctorError where it cannot."""
     jobs = [(job, _sentences(job), [grid_of(job)]) for job in history.jobs]
-    write_whole(path, render_plain("history.html.j2", jobs=jobs, notes=history.notes))
+    write_file(path, render_plain("history.html.j2", jobs=jobs, notes=history.notes), HISTORY_PAGE)
 
 
 def print_history(history: History, console: Console) -> None:

@@ -19,8 +19,8 @@ from ddpdoctor.report import words
 from ddpdoctor.report.embed import embedded_json
 from ddpdoctor.report.figures.layer import SHA256, Layer, closer_layer
 from ddpdoctor.report.read import SCRIPT_ID
-from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.view import page
+from ddpdoctor.written import REPORT, write_file
 
 _BREAKS = re.compile(r"(<[^<>]*>)|([_.])(?!\w{1,5}:\d)(?=[A-Za-z_])")
 """A tag, which stays as it is; or an underscore or a dot within a name, but not between a file and its suffix where a line follows."""
@@ -114,8 +114,8 @@ def render_plain(template: str, **shown: Any) -> str:
 
 
 def write_html(diagnosis: Diagnosis, path: str | os.PathLike[str], *, static: bool = False) -> None:
-    """Write the HTML report to ``path``, replacing what is there as a whole; ``static`` as for :func:`render_html`.
+    """Write the HTML report to ``path``; ``static`` as for :func:`render_html`.
 
-    Raises DdpDoctorError where it cannot.
+    Raises DdpDoctorError where it cannot, or another file is there.
     """
-    write_whole(path, render_html(diagnosis, static=static))
+    write_file(path, render_html(diagnosis, static=static), REPORT)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from ddpdoctor.diagnose.diagnosis import DIAGNOSIS_SCHEMA, Diagnosis
-from ddpdoctor.report.replace import write_whole
+from ddpdoctor.written import DIAGNOSIS, write_file
 
 _OBEYED = re.compile(rb"\x7f|\xc2[\x80-\x9f]|\xd8\x9c|\xe2\x80[\x8e\x8f\xaa-\xae]|\xe2\x81[\xa6-\xa9]")
 """In UTF-8, what JSON lets stand and a terminal obeys: U+007F to U+009F; and the marks for the direction of writing, U+061C, U+200E
@@ -44,11 +44,8 @@ def formatted(value: Any) -> bytes:
 
 
 def write_json(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
-    """Write ``diagnosis.json`` to ``path``, replacing what is there as a whole.
-
-    Raises DdpDoctorError where it cannot.
-    """
-    write_whole(path, formatted(diagnosis))
+    """Write ``diagnosis.json`` to ``path``. Raises DdpDoctorError where it cannot, or another file is there."""
+    write_file(path, formatted(diagnosis), DIAGNOSIS)
 
 
 def json_schema() -> dict[str, Any]:

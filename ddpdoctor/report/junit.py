@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 
 from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis, Finding
 from ddpdoctor.report import words
-from ddpdoctor.report.replace import write_whole
+from ddpdoctor.written import JUNIT, write_file
 
 CONTROL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 """What XML 1.0 cannot hold, whatever the escaping."""
@@ -40,8 +40,8 @@ def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
 
 
 def write_junit(diagnosis: Diagnosis, path: str | os.PathLike[str], *, fail_on: str = "warning") -> None:
-    """Write the XML to ``path``, replacing it as a whole. Raises DdpDoctorError where it cannot."""
-    write_whole(path, render_junit(diagnosis, fail_on=fail_on))
+    """Write the XML to ``path``. Raises DdpDoctorError where it cannot, or another file is there."""
+    write_file(path, render_junit(diagnosis, fail_on=fail_on), JUNIT)
 
 
 def _case(suite: ElementTree.Element, rule: str) -> ElementTree.Element:

@@ -11,9 +11,9 @@ from ddpdoctor.report import words
 from ddpdoctor.report.finding_view import at_short, place
 from ddpdoctor.report.job_view import Table
 from ddpdoctor.report.opening import price, subtitle
-from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.standing_view import SHORT, standing_table
 from ddpdoctor.report.tried import TITLE, TriedView, tried_view
+from ddpdoctor.written import MARKDOWN, write_file
 
 TOP = 3
 """Findings shown with explanation and fix; all findings stand in the table."""
@@ -45,11 +45,8 @@ def render_markdown(diagnosis: Diagnosis) -> str:
 
 
 def write_markdown(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
-    """Write the Markdown to ``path``, replacing what is there as a whole.
-
-    Raises DdpDoctorError where it cannot.
-    """
-    write_whole(path, render_markdown(diagnosis))
+    """Write the Markdown to ``path``. Raises DdpDoctorError where it cannot, or another file is there."""
+    write_file(path, render_markdown(diagnosis), MARKDOWN)
 
 
 def escape(text: str) -> str:

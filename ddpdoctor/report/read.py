@@ -15,6 +15,10 @@ from ddpdoctor.rundir import open_regular, read_bounded
 
 SCRIPT_ID = "ddpdoctor-diagnosis"
 GENERATOR = "ddpdoctor"
+_REPORT = re.compile(rb'<meta\s[^<>]{0,200}?\bname="generator"\s{1,9}content="%b \S' % GENERATOR.encode())
+"""In the head of a report; other pages of ddpdoctor carry no diagnosis, and name no version there."""
+_DIAGNOSIS = DIAGNOSIS_SCHEMA.rpartition("/")[0].encode()
+_HEAD_BYTES = 4096
 MOST_BYTES = 256 << 20
 """A report of a job with thousands of ranks has some 10 MiB."""
 
@@ -29,7 +33,8 @@ def holds_diagnosis(path: Path) -> bool:
     """Whether ``path`` looks like a file for :func:`read_diagnosis`; no, where it cannot be read."""
     try:
         with os.fdopen(open_regular(os.fspath(path), follow=True), "rb") as source:
-            return path.suffix == ".html" or DIAGNOSIS_SCHEMA.rpartition("/")[0].encode() in source.read(4096)
+            head = source.read(_HEAD_BYTES)
+            return bool(_REPORT.search(head)) if path.suffix == ".html" else _DIAGNOSIS in head
     except (OSError, ValueError):
         return False
 

@@ -16,8 +16,8 @@ from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.report import words
 from ddpdoctor.report.json_output import formatted
 from ddpdoctor.report.project import project_root
-from ddpdoctor.report.replace import write_whole
 from ddpdoctor.rundir.packages import LIBRARY
+from ddpdoctor.written import SARIF, write_file
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 LEVELS = {"critical": "error", "warning": "warning", "info": "note"}
@@ -73,8 +73,8 @@ def _place(diagnosis: Diagnosis) -> _Place:
 
 
 def write_sarif(diagnosis: Diagnosis, path: str | os.PathLike[str]) -> None:
-    """Write the SARIF log to ``path``, replacing it as a whole. Raises DdpDoctorError where it cannot."""
-    write_whole(path, formatted(to_sarif(diagnosis)))
+    """Write the SARIF log to ``path``. Raises DdpDoctorError where it cannot, or another file is there."""
+    write_file(path, formatted(to_sarif(diagnosis)), SARIF)
 
 
 def _rule(finding: Finding) -> dict[str, Any]:

@@ -12,17 +12,16 @@ import io
 import os
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
 from ddpdoctor.diagnose.diagnosis import Finding
-from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report.json_output import encoded
-from ddpdoctor.report.replace import write_whole
 from ddpdoctor.report.timeline_tracks import Slice, finding_tracks, lateness, rank_tracks
+from ddpdoctor.written import TIMELINE, WrittenFolder, write_file
 
 MOST_SLICES = 400_000
 """Slices of measured work that a browser still opens without complaint; longer runs are cut to neighbouring steps."""
@@ -59,7 +58,7 @@ def write_timeline(
     data = encoded(chrome_trace(tables, findings, hosts, lambda part: told(drawn * part)))
     if compressed:
         data = _compressed(data, lambda part: told(drawn + (1 - drawn) * part))
-    write_whole(path, data)
+    write_file(path, data, TIMELINE)
 
 
 def _compressed(data: bytes, told: Told) -> bytes:
@@ -98,19 +97,18 @@ def _write_tables(
     packed: Callable[[pl.DataFrame], bytes],
     told: Told,
 ) -> list[Path]:
-    target = Path(folder)
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise DdpDoctorError(f"cannot write {target}: {error.strerror or error}") from error
-    files = [target / f"{name}.{suffix}" for name in tables]
     rows = max(sum(map(len, tables.values())), 1)
-    done = 0
-    for file, table in zip(files, tables.values(), strict=True):
-        told(done / rows)
-        write_whole(file, packed(table))
-        done += len(table)
-    return files
+
+    def packed_ones() -> Iterator[tuple[str, bytes]]:
+        done = 0
+        for name, table in tables.items():
+            told(done / rows)
+            yield f"{name}.{suffix}", packed(table)
+            done += len(table)
+
+    target = WrittenFolder(Path(folder), "exported tables")
+    target.check(f"{name}.{suffix}" for name in tables)
+    return target.write(packed_ones())
 
 
 def cut_steps(tables: Mapping[str, pl.DataFrame], first: int, last: int) -> dict[str, pl.DataFrame]:

@@ -43,6 +43,7 @@ from .draining import PATIENCE_S, BusyError, discard, drain, recover, spools_in
 from .files import (
     bounded_lines,
     folders_in,
+    is_hollow,
     is_regular,
     open_regular,
     parsed,
@@ -61,6 +62,7 @@ from .handover import (
     STACKS_QUESTION,
     TooLargeError,
 )
+from .heartbeat import HEARTBEAT_FILE, Beat, Heartbeat, HeartbeatReader
 from .hostdocs import carry_host_documents, keep_host_document
 from .layout import (
     ASKED_FILE,
@@ -93,14 +95,15 @@ from .layout import (
     is_run_directory,
     run_directories,
 )
+from .liveness import State, Writer, is_over, last_change_s, pid_namespace, writer_of
 from .notes import Note, NoteCode, recorded_notes
-from .owned import NotOursError, file_identity, make_private_folder
+from .owned import NotOursError, file_identity, make_private_folder, private_folder
 from .phases import LONG_PHASES, WAITING_PHASES, Phase, phase_words
 from .presence import Present, present_ranks
 from .reader import RankRecord, RunDirectory, read_manifest, read_rank
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
 from .sources import hash_of, note_sources, read_sources, source_bytes
-from .spool import Spool, make_spool_root, own_roots_prefix, pid_namespace, spool_root
+from .spool import Spool, encoded, make_spool_root, own_roots_prefix, roots_of, spool_root
 from .stepevents import (
     COMMON_FIELDS,
     FIELDS_OF,
@@ -118,6 +121,7 @@ from .stops import (
     CALL_SLOTS,
     ENDING_SCHEMA,
     ENDS_SCHEMA,
+    OWN_SLOTS,
     PROGRESS_SCHEMA,
     STALL_SCHEMA,
     STANDING_SCHEMA,
@@ -128,7 +132,7 @@ from .stops import (
     Stops,
     read_stops,
 )
-from .target import run_of, target_of
+from .target import TARGET_FILE, run_of, target_of
 from .typed import fitting
 from .waiting import Waiting, newer_in, reason_of, unsaved_sentence, waiting_in
 
@@ -151,6 +155,7 @@ __all__ = [
     "FIELDS_OF",
     "FLIGHT_FILE",
     "HANG_FLIGHT_FILE",
+    "HEARTBEAT_FILE",
     "HELD_NS",
     "LONG_PHASES",
     "MANIFEST_FILE",
@@ -158,6 +163,7 @@ __all__ = [
     "MEMORY_SCHEMA",
     "MOST_CAPTURES",
     "MOST_CAPTURE_STEPS",
+    "OWN_SLOTS",
     "PATIENCE_S",
     "PROGRESS_FILE",
     "PROGRESS_SCHEMA",
@@ -176,9 +182,11 @@ __all__ = [
     "STANDING_SCHEMA",
     "STEPS_FILE",
     "STEPS_SCHEMA",
+    "TARGET_FILE",
     "TELEMETRY_FILE",
     "TRACE_FILE",
     "WAITING_PHASES",
+    "Beat",
     "BusyError",
     "CallField",
     "CaptureOrder",
@@ -187,6 +195,8 @@ __all__ = [
     "End",
     "EventField",
     "EventKind",
+    "Heartbeat",
+    "HeartbeatReader",
     "HostStop",
     "LineField",
     "Mark",
@@ -201,9 +211,11 @@ __all__ = [
     "RunDirectory",
     "Spool",
     "Standstill",
+    "State",
     "Stops",
     "TooLargeError",
     "Waiting",
+    "Writer",
     "answer_of",
     "ask",
     "boot_id",
@@ -212,6 +224,7 @@ __all__ = [
     "carry_host_documents",
     "discard",
     "drain",
+    "encoded",
     "file_identity",
     "fitting",
     "folders_in",
@@ -220,10 +233,13 @@ __all__ = [
     "hash_of",
     "host_directory",
     "id_of_root",
+    "is_hollow",
+    "is_over",
     "is_recorded_file",
     "is_regular",
     "is_run_directory",
     "keep_host_document",
+    "last_change_s",
     "make_private_folder",
     "make_spool_root",
     "new_request",
@@ -237,6 +253,7 @@ __all__ = [
     "phase_words",
     "pid_namespace",
     "present_ranks",
+    "private_folder",
     "question_in",
     "rank_budget",
     "read_bounded",
@@ -253,6 +270,7 @@ __all__ = [
     "refuse_other_run",
     "remove_root",
     "renamed",
+    "roots_of",
     "run_directories",
     "run_id",
     "run_of",
@@ -264,4 +282,5 @@ __all__ = [
     "waiting_in",
     "write_json",
     "write_whole",
+    "writer_of",
 ]

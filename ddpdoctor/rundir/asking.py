@@ -107,25 +107,40 @@ def _checked(found: Any) -> Optional[CaptureOrder]:
     return order if possible else None
 
 
-def answer_of(spool: str, answer: str, request: int) -> Optional[Dict[str, Any]]:
-    """What the rank of this spool has answered to ``request``; None where it has not. Never raises."""
+def answer_of(
+    spool: str, answer: str, request: int, since_ns: Optional[int] = None
+) -> Optional[Dict[str, Any]]:
+    """What the rank of this spool has answered to ``request``, or, with ``since_ns``, to whoever asked the same later; None where it
+    has not. Never raises."""
+    found = _document(spool, answer)
+    if found is None or found.get("request") == request:
+        return found
+    at_ns = found.get("at_ns")
+    return found if since_ns is not None and isinstance(at_ns, int) and at_ns >= since_ns else None
+
+
+def _document(spool: str, name: str) -> Optional[Dict[str, Any]]:
     try:
         with _opened(spool) as here:
-            found = json.loads(read_file(answer, here))
+            found = json.loads(read_file(name, here))
     except (OSError, ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and found.get("request") == request else None
+    return found if isinstance(found, dict) else None
 
 
-def forget_questions(spool: str, *names: str) -> None:
-    """Remove a question and its answer. Never raises."""
-    known = {STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER}
-    try:
-        with _opened(spool) as here:
-            for name in known.intersection(names):
-                try:
+def forget_questions(spool: str, request: int, *names: str) -> None:
+    """Remove a question and its answer, unless somebody else has asked since. Never raises."""
+    for name in {STACKS_QUESTION, STACKS_FILE, CAPTURE_ORDER, CAPTURE_ANSWER}.intersection(names):
+        try:
+            if _request_of(spool, name) == request:
+                with _opened(spool) as here:
                     os.unlink(name, dir_fd=here)
-                except FileNotFoundError:
-                    pass
-    except OSError:
-        pass
+        except OSError:
+            pass
+
+
+def _request_of(spool: str, name: str) -> int:
+    if name == STACKS_QUESTION:
+        return question_in(spool, name)
+    number = (_document(spool, name) or {}).get("request")
+    return number if isinstance(number, int) else 0

@@ -7,7 +7,15 @@ import os
 
 from .door import is_of_door
 from .hostdocs import HOST_DOCUMENTS
-from .owned import lock_now, open_file, private_folder, unlock
+from .owned import (
+    file_identity,
+    identity_of,
+    lock_holder,
+    lock_now,
+    open_file,
+    private_folder,
+    unlock,
+)
 
 _FILE = "carrier"
 SENTINEL = "sentinel"
@@ -22,11 +30,13 @@ class Carrier:
         self._handle = -1
 
     def take(self) -> bool:
-        """Take the office; False where another process has it, or the root cannot be used."""
-        if self._handle >= 0:
-            return True
+        """Take the office, or see that it is still this process's; False where another process has it, or the root cannot be used."""
         try:
             with private_folder(self._root) as within:
+                if self._handle >= 0 and file_identity(self._handle) == identity_of(self._file, within):
+                    return True
+                # Somebody has removed the file: nobody would find the lock.
+                self.release()
                 handle = open_file(self._file, within, os.O_RDWR | os.O_CREAT)
                 if lock_now(handle):
                     self._handle = handle
@@ -48,18 +58,9 @@ def has_carrier(root: str) -> bool:
     """Whether some other process carries what ranks record below ``root``. Never raises."""
     try:
         with private_folder(root) as within:
-            handle = open_file(_FILE, within, os.O_RDWR)
+            return lock_holder(_FILE, within) is not None
     except OSError:
         return False
-    try:
-        if not lock_now(handle):
-            return True
-        unlock(handle)
-        return False
-    except OSError:
-        return False
-    finally:
-        os.close(handle)
 
 
 def remove_root(root: str) -> None:

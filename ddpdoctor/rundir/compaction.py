@@ -228,6 +228,13 @@ def _second_line(shift: int, every: int) -> bytes:
     return b'{"thinned":{"shift":%17d,"every":%d}}\n' % (shift, every)
 
 
+def thinned_head(shift_to: int) -> bytes:
+    """The first lines of a log that begins at position ``shift_to`` of its stream."""
+    lines = json.dumps({"schema": STEPS_SCHEMA}, separators=(",", ":")).encode() + b"\n", b'{"left_out":[]}\n'
+    size = len(lines[0]) + len(_second_line(0, 1)) + len(lines[1])
+    return lines[0] + _second_line(shift_to - size, 1) + lines[1]
+
+
 def _first_lines(handle: int, count: int) -> Tuple[bytes, int]:
     """The line with the schema, and where the lines begin that come after the first ``count``."""
     lines = os.pread(handle, _HEAD_BYTES + _LONGEST_LEFT_OUT, 0).split(b"\n", count)

@@ -11,10 +11,10 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Tuple
+from typing import Any, Dict, List, Optional, Tuple
 
 from .files import parsed
-from .owned import open_file, private_folder, read_file
+from .owned import lock_holder, lock_now, open_file, private_folder, read_file
 
 _PREFIX = "unjoined-"
 _MOST_BYTES = 1 << 20
@@ -36,7 +36,22 @@ def open_door(root: str, rank: int) -> Tuple[int, str]:
     name = f"{_PREFIX}{rank}-{os.getpid()}"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
     with private_folder(root) as within:
-        return open_file(name, within, flags), os.path.join(root, name)
+        handle = open_file(name, within, flags)
+    try:
+        lock_now(handle)  # the kernel says whose it is, in whatever pid namespace that is asked
+    except OSError:
+        pass  # a file system without locks
+    return handle, os.path.join(root, name)
+
+
+def holder_at_door(path: str) -> Optional[int]:
+    """The process whose file this is, by its id in the caller's pid namespace, 0 if it cannot be seen from there; None where nobody
+    holds it. Never raises."""
+    try:
+        with private_folder(os.path.dirname(path)) as within:
+            return lock_holder(os.path.basename(path), within)
+    except OSError:
+        return None
 
 
 def say_at_door(handle: int, /, **about: Any) -> None:

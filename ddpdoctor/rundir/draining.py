@@ -16,6 +16,7 @@ from typing import Callable, Iterator, Optional
 
 from .compaction import DiskBudget, stream_end
 from .compaction import clear as clear_thinned
+from .gaps import bridge
 from .handover import (
     CARRIED_FILE,
     DOCUMENTS,
@@ -27,6 +28,7 @@ from .handover import (
     handover_file,
     take_traces,
 )
+from .heartbeat import HEARTBEAT_FILE
 from .hostdocs import carry_host_documents
 from .layout import (
     MEMORY_FILE,
@@ -36,6 +38,7 @@ from .layout import (
     claim_rank_directory,
     parse_rank_directory,
 )
+from .liveness import WRITER_FILES
 from .owned import (
     NotOursError,
     folder,
@@ -48,9 +51,9 @@ from .owned import (
     unlock,
 )
 from .run_id import OtherRunError, id_of_root, refuse_other_run, run_id
-from .spool import path_name, spool_root
+from .spool import RESERVE_FILE, path_name, roots_of
 from .target import TARGET_FILE, is_unclaimed, opened_spool, read_target, run_of, target_of
-from .waiting import Waiting, reason_of, segments_in, unsaved_sentence, waiting_in, written_part
+from .waiting import Waiting, reason_of, segments_in, unsaved_sentence, waiting_in, whole_lines
 
 PATIENCE_S = 2.0
 """How long a copy waits for another one of the same spool, which may be a process that was stopped."""
@@ -71,10 +74,11 @@ def recover(run: str) -> list[str]:
     waiting: list[Waiting] = []
     failure = None
     deadline_s = time.monotonic() + PATIENCE_S
-    try:
-        carry_host_documents(spool_root(run), run)
-    except OSError:
-        pass  # there are none, or the run directory cannot take the ranks' records either
+    for root in roots_of(run):
+        try:
+            carry_host_documents(root, run)
+        except OSError:
+            pass  # there are none, or the run directory cannot take the ranks' records either
     for directory, target in spools_of(run):
         try:
             drain(directory, target=target, deadline_s=deadline_s, last_words=True)
@@ -88,9 +92,8 @@ def recover(run: str) -> list[str]:
 
 def spools_of(run: str) -> list[tuple[str, str]]:
     """The spools of a run on this host, each with its rank's folder in the run directory. Never raises."""
-    root = spool_root(run)
     found = []
-    for directory in spools_in(root):
+    for directory in (spool for root in roots_of(run) for spool in spools_in(root)):
         try:
             found.append((directory, _place_in(run, target_of(directory))))
         except OSError:
@@ -204,7 +207,7 @@ def _refuse_foreign(run: str, root: str) -> None:
     """Raises OtherRunError where a spool in ``root`` is not one of ``run``."""
     known = id_of_root(root)
     if known is None:
-        if not os.path.basename(root).endswith(f"-{path_name(run)}"):
+        if f"-{path_name(run)}-" not in f"{os.path.basename(root)}-":
             raise OtherRunError(errno.EINVAL, "it is not the run that these records are of", run)
         return
     refuse_other_run(run, known)
@@ -225,11 +228,12 @@ def _copy(
     try:
         done = stream_end(out)
         for index, (position, name) in enumerate(parts):
-            data = written_part(read_file(name, spool, max(0, done - position)))
-            while data:
-                written = os.write(out, data)
-                data = data[written:]
-                done += written
+            data = whole_lines(read_file(name, spool, max(0, done - position)))
+            if data and position > done:
+                _append(out, bridge(out, stream, done, position, data), whole=True)
+                done = position
+            _append(out, data)
+            done += len(data)
             beat()
             if index + 1 < len(parts):
                 os.unlink(name, dir_fd=spool)
@@ -237,9 +241,27 @@ def _copy(
         os.close(out)
 
 
+def _append(out: int, data: bytes, whole: bool = False) -> None:
+    """Raises OSError; with ``whole``, nothing of it is there then."""
+    size = os.fstat(out).st_size
+    try:
+        while data:
+            data = data[os.write(out, data) :]
+    except OSError:
+        if whole:
+            os.ftruncate(out, size)
+        raise
+
+
 def _clear(spool: int) -> None:
     """Delete the files of a spool that a rank or a copy makes; any other stays, and the folder with it."""
-    known = DOCUMENTS | LAST_WORDS | QUESTIONS | {TARGET_FILE, _LOCK_FILE, CARRIED_FILE}
+    known = (
+        DOCUMENTS
+        | LAST_WORDS
+        | QUESTIONS
+        | WRITER_FILES
+        | {TARGET_FILE, RESERVE_FILE, _LOCK_FILE, CARRIED_FILE, HEARTBEAT_FILE}
+    )
     known |= {handover_file(number) for number in range(MOST_CAPTURES + 1)}
     for name in os.listdir(spool):
         if name in known or name.rpartition(".")[0] in _STREAMS or name.endswith(".tmp"):

@@ -21,6 +21,12 @@ MOST_LINE_BYTES = 16 << 20
 """A step of ten thousand micro-batches is below two MiB."""
 _MOST_NESTED = 40
 """Levels; ours have six."""
+_BLOCK_BYTES = 512
+"""Of ``st_blocks``, whatever the file system's own are."""
+_MOST_HOLLOW = 64
+"""A file may be so many times as large as what is stored of it: far more than file systems that compress come to."""
+_LEAST_HOLLOW_BYTES = 64 << 20
+"""Below it nobody waits for holes, and some file systems keep small files without any block."""
 _LEAST_NUMBER, _MOST_NUMBER = -(1 << 63), (1 << 63) - 1
 _MOST_NAMED = 8
 _LINK = "it is a link, and links in a run directory are not followed"
@@ -53,6 +59,12 @@ def open_regular(path: str, dir_fd: Optional[int] = None, follow: bool = False) 
         os.close(handle)
         raise
     return handle
+
+
+def is_hollow(status: os.stat_result) -> bool:
+    """Whether a file is mostly holes, which take their time to be read and hold nothing."""
+    stored = status.st_blocks * _BLOCK_BYTES * _MOST_HOLLOW
+    return status.st_size > max(stored, _LEAST_HOLLOW_BYTES)
 
 
 def _refuse_irregular(found: os.stat_result, path: str) -> None:

@@ -165,7 +165,13 @@ def _compress(
     source: int, place: int, beside: str, header: Dict[str, Any], max_bytes: int, beat: Callable[[], None]
 ) -> int:
     """Copy a trace, compressed; its size in bytes. Raises TooLargeError, OSError, ValueError."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
+    try:
+        os.unlink(
+            beside, dir_fd=place
+        )  # cut off; truncated instead, it might be another name of somebody's file
+    except FileNotFoundError:
+        pass
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL
     with (
         open(open_file(RAW_FILE, source, os.O_RDONLY), "rb") as trace,
         open(open_file(beside, place, flags, 0o666), "wb") as out,

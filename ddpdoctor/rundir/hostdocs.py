@@ -10,13 +10,14 @@ import os
 from typing import Any, Dict, Optional
 
 from .layout import ASKED_FILE, ENDS_FILE, STALL_FILE, host_directory
-from .owned import folder, private_folder, read_file, replace_file
+from .owned import folder, make_private_folder, private_folder, read_file, replace_file
 
 HOST_DOCUMENTS = (STALL_FILE, ENDS_FILE, ASKED_FILE)
 
 
 def keep_host_document(root: str, name: str, document: Dict[str, Any]) -> None:
     """Have ``document`` replace the one of that ``name``, of the host that its ``host`` names. Raises OSError."""
+    make_private_folder(root)
     with private_folder(root) as within:
         replace_file(name, within, json.dumps(document, separators=(",", ":"), default=str).encode())
 

@@ -37,7 +37,7 @@ REPORT_FILE = "report.html"
 
 _MANIFEST_HEAD = 1 << 12
 """Bytes that hold its schema, which stands first."""
-_MOST_REPEATS = 1000
+_MOST_REPEATS = 1_000_000
 """Recordings of one rank in a run: restarts, and further jobs of the same command."""
 _RANK_DIRECTORY = re.compile(r"^([0-9]{5,9})(?:\.([0-9]{1,6}))?$")
 
@@ -101,14 +101,20 @@ def claim_rank_directory(run: int, rank: int) -> str:
     except FileExistsError:
         pass
     with folder("ranks", run) as ranks:
-        for repeat in range(_MOST_REPEATS):
+        repeat = 0
+        while repeat < _MOST_REPEATS:
             name = f"{rank:05d}" if repeat == 0 else f"{rank:05d}.{repeat}"
             try:
                 os.mkdir(name, dir_fd=ranks)
+                return name
             except FileExistsError:
-                continue
-            return name
+                repeat = max(repeat, *_repeats(ranks, rank)) + 1
     raise OSError(f"rank {rank} has been recorded {_MOST_REPEATS} times already")
+
+
+def _repeats(ranks: int, rank: int) -> list[int]:
+    found = map(parse_rank_directory, os.listdir(ranks))
+    return [0, *(each[1] for each in found if each is not None and each[0] == rank)]
 
 
 def capture_file(number: int) -> str:

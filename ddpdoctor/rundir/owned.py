@@ -11,14 +11,17 @@ import errno
 import fcntl
 import os
 import stat
+import struct
 from contextlib import contextmanager
-from typing import Iterator, List, Optional
+from typing import Iterator, List, Optional, Tuple
 
 _OTHERS = 0o077
 """Bits of a folder's mode that let somebody else in."""
 _MOST_PARTS = 4096
 """Of a path, with all that its links lead over."""
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+_LOCK = struct.Struct("@hhqqi0q")
+"""``struct flock`` of Linux: kind, whence, start, length, process id."""
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 """Without O_NONBLOCK, opening a pipe waits for its other end."""
 
@@ -179,6 +182,25 @@ def lock_now(handle: int) -> bool:
     return True
 
 
+def lock_holder(name: str, inside: int) -> Optional[int]:
+    """Which process holds the lock of a file in a folder, by its id in this pid namespace, 0 where it has none there; None where
+    none does, or there is no such file. Raises OSError.
+
+    It is asked and never taken: of two processes that try to take a lock, each looks like its holder to the other. For a
+    process that does not hold it: closing the file would lose it.
+    """
+    try:
+        handle = open_file(name, inside, os.O_RDONLY)
+    except FileNotFoundError:
+        return None
+    try:
+        asked = _LOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+        kind, *_, pid = _LOCK.unpack(fcntl.fcntl(handle, fcntl.F_GETLK, asked))
+    finally:
+        os.close(handle)
+    return None if kind == fcntl.F_UNLCK else max(0, pid)
+
+
 def unlock(handle: int) -> None:
     """Give the lock of an open file back."""
     fcntl.lockf(handle, fcntl.LOCK_UN)
@@ -188,6 +210,15 @@ def file_identity(handle: int) -> tuple[int, int] | None:
     """Of the file behind a descriptor, which may by now be another one than when it was opened; None where there is none."""
     try:
         status = os.fstat(handle)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def identity_of(name: str, inside: int) -> Optional[Tuple[int, int]]:
+    """The same of the file that a folder has by this name."""
+    try:
+        status = os.stat(name, dir_fd=inside, follow_symlinks=False)
     except OSError:
         return None
     return status.st_dev, status.st_ino

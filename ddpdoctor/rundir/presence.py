@@ -18,6 +18,7 @@ class Present:
 
     rank: int
     pid: int
+    """In its own pid namespace."""
     spool: str
 
     @property

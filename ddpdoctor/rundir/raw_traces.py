@@ -13,8 +13,9 @@ import shutil
 import tempfile
 import time
 from contextlib import contextmanager
-from typing import Callable, Iterable, Iterator, Optional
+from typing import Iterable, Iterator, Optional
 
+from .liveness import State, Writing, last_change_s, writer_in
 from .owned import private_folder
 from .spool import own_roots_pattern
 
@@ -43,10 +44,17 @@ def raw_folder(base: str, run_id: Optional[str]) -> Iterator[RawFolder]:
     """A new folder below ``base``, which goes with the block unless it was handed over. Raises OSError."""
     path = tempfile.mkdtemp(prefix=f"ddpdoctor-raw-{run_id or ''}-{os.getpid()}-", dir=base)
     handle = os.open(path, _FOLDER)
-    folder = RawFolder(path, handle)
+    try:
+        folder = RawFolder(path, handle)
+        writing = Writing(handle)
+    except OSError:
+        os.close(handle)
+        shutil.rmtree(path, ignore_errors=True)
+        raise
     try:
         yield folder
     finally:
+        writing.end()
         try:
             if folder.handed_over:
                 os.close(os.open(HANDED_OVER, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=handle))
@@ -56,7 +64,7 @@ def raw_folder(base: str, run_id: Optional[str]) -> Iterator[RawFolder]:
             os.close(handle)
 
 
-def clear_raw_folders(bases: Iterable[str], run_id: Optional[str], is_alive: Callable[[int], bool]) -> None:
+def clear_raw_folders(bases: Iterable[str], run_id: Optional[str]) -> None:
     """Remove what killed ranks left: those of the run ``run_id``, and any that is a day old. Never raises.
 
     Only folders of this user's own count, and only files in them; those that were handed over only once the spool is gone
@@ -69,24 +77,24 @@ def clear_raw_folders(bases: Iterable[str], run_id: Optional[str], is_alive: Cal
             continue
         for name in names:
             try:
-                _clear(os.path.join(base, name), run_id, is_alive)
+                _clear(os.path.join(base, name), run_id)
             except OSError:
                 continue
 
 
-def _clear(folder: str, run_id: Optional[str], is_alive: Callable[[int], bool]) -> None:
+def _clear(folder: str, run_id: Optional[str]) -> None:
     found = _NAME.match(os.path.basename(folder))
     if found is None:
         return
     with private_folder(folder) as handle:
-        ours = run_id is not None and found.group(1) == run_id and not is_alive(int(found.group(2)))
+        ours = run_id is not None and found.group(1) == run_id
         names = os.listdir(handle)
         if HANDED_OVER in names and glob.glob(own_roots_pattern(found.group(1))):
             return
-        used_s = [os.fstat(handle).st_mtime] + [
-            os.stat(name, dir_fd=handle, follow_symlinks=False).st_mtime for name in names
-        ]
-        if ours or max(used_s) < time.time() - _STALE_S:
+        # Who has handed it over does not write to it any more.
+        state = State.OVER if HANDED_OVER in names else writer_in(handle).state
+        aged = state is not State.WRITING and last_change_s(handle) < time.time() - _STALE_S
+        if aged or (ours and state is State.OVER):
             for name in names:
                 os.unlink(name, dir_fd=handle)
             os.rmdir(folder)

@@ -131,6 +131,8 @@ class RunDirectory:
     telemetry: dict[str, str]
     """Path of telemetry.jsonl by host."""
     notes: list[Note] = field(default_factory=list)
+    recordings: list[RankRecord] = field(default_factory=list)
+    """All of them, of all attempts."""
 
     @classmethod
     def open(cls, path: str) -> RunDirectory:
@@ -148,7 +150,7 @@ class RunDirectory:
             if len(hosts) == 1 and not record.info:
                 record.info["host"] = next(iter(hosts))
             notes += _unread(record)
-        return cls(path, manifest, chosen, _telemetry(os.path.join(path, "hosts"), notes), notes)
+        return cls(path, manifest, chosen, _telemetry(os.path.join(path, "hosts"), notes), notes, records)
 
 
 def read_manifest(run: str, notes: list[Note]) -> dict[str, Any]:

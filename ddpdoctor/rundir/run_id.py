@@ -15,7 +15,7 @@ from .layout import MANIFEST_FILE
 
 RUN_ID = "run_id"
 """Name of the field in the manifest and in each launcher's record."""
-_IN_ROOT = re.compile(r"^ddpdoctor-\d+-\d+-([0-9a-f]{16})$")
+_IN_ROOT = re.compile(r"^ddpdoctor-\d+-\d+-([0-9a-f]{16})(?:-\w{8})?$")
 
 _known: dict[str, tuple[tuple[int, ...], str | None]] = {}
 """By path of a manifest: the file that was read, and the id in it."""

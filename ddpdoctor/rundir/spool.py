@@ -10,16 +10,19 @@ or shared file system. A JSON file waits here until it was copied, too.
     /dev/shm/ddpdoctor-<user>-<pid namespace>-<run id>/     the root: one a run and host, private
         <rank:05d>-<pid>/                                    the spool of one rank
             target                                           its folder in the run directory, or RUN/ranks while it has none
+            writer.json, writer                              which process writes here, and a lock that it holds, see :mod:`.liveness`
             lock                                             held by whoever copies
             steps.jsonl.000000000065536                      a segment: the stream, and its first byte's position in that
 
 A segment is written as mapped memory: a system call in each step would be the dearest part of recording it. What was
 copied already is the target's own size, so that a copy that was cut off goes on where it stopped and can be repeated by
-anybody.
+anybody. Who removes the files of a living rank, as a cleaner of temporary files or systemd at a logout does, removes no more
+than their names: the rank makes them again, with what its newest segments hold.
 """
 
 from __future__ import annotations
 
+import errno
 import glob
 import hashlib
 import json
@@ -27,25 +30,35 @@ import mmap
 import os
 import tempfile
 import time
-from typing import Any, Iterator
+from typing import Any
 
 from .asking import CaptureOrder, capture_ordered, question_in
+from .boot import boot_id
 from .handover import QUESTION_FILE, hand_over_trace
-from .owned import file_identity, make_private_folder, open_file, private_folder, replace_file
+from .layout import RANK_FILE
+from .liveness import WRITER_FILES, Writing, pid_namespace
+from .owned import (
+    identity_of,
+    make_private_folder,
+    open_file,
+    private_folder,
+    replace_file,
+)
 from .run_id import run_id
-from .target import TARGET_FILE, is_unclaimed, target_of, unclaimed_target
+from .segments import Segment, room_for_segment
+from .target import TARGET_FILE, is_unclaimed, read_target, target_of, unclaimed_target
 
-SEGMENT_BYTES = 64 * 1024
-LIMIT_BYTES = 64 * 1024 * 1024
-"""Most that one rank lets wait for the run directory."""
-MOST_SHARE = 1 / 32
-"""The same, of the storage that it waits in."""
-LEAST_FREE_SHARE = 1 / 8
-"""Of that storage; what is left is for the job."""
+_SHM = "/dev/shm"
 LOOK_AGAIN_S = 1.0
 """Once there was no room, until it is asked for again: to count what waits takes a system call for each segment, and the
 thread that copies comes by once a second."""
-_MOST_NAMES = 1000
+RESERVE_FILE = "reserve"
+_RESERVE_BYTES = 64 * 1024
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+_MOST_NAMES = 1_000_000
+_made: dict[str, int] = {}
+"""By how a name begins and ends, how many spools this process has made so: whoever watches them knows each by its name, which is
+not used again once it was removed."""
 _TICK_NS = 3_000_000_000
 """So long after a change the next look counts as one, too: the kernel's times stand still for up to 10 ms, and clocks are put right.
 Looks are a second apart."""
@@ -58,7 +71,17 @@ def spool_root(run: str) -> str:
     Containers may share ``/dev/shm`` but not their processes, so the pid namespace is part of the name.
     """
     # A directory that no launcher has made has its path only.
-    return os.path.join(_base(), f"{own_roots_prefix()}{pid_namespace()}-{run_id(run) or path_name(run)}")
+    return os.path.join(_base(), f"{own_roots_prefix()}{_place_number()}-{run_id(run) or path_name(run)}")
+
+
+def _place_number() -> int:
+    """Of this pid namespace; where the storage may be one that hosts share, of this host too, whose first namespaces have one
+    number."""
+    namespace = pid_namespace()
+    if _base() == _SHM:
+        return namespace
+    place = f"{boot_id()} {namespace}".encode()
+    return int.from_bytes(hashlib.blake2b(place, digest_size=7).digest(), "big")
 
 
 def own_roots_prefix() -> str:
@@ -68,7 +91,7 @@ def own_roots_prefix() -> str:
 
 def own_roots_pattern(run_id: str | None) -> str:
     """What the paths of the roots of a run match, in whatever container it recorded; of all runs where it has no id."""
-    return os.path.join(glob.escape(_base()), f"{own_roots_prefix()}*-{run_id or '*'}")
+    return os.path.join(glob.escape(_base()), f"{own_roots_prefix()}*-{run_id or ''}*")
 
 
 def path_name(run: str) -> str:
@@ -76,67 +99,39 @@ def path_name(run: str) -> str:
     return "path" + hashlib.blake2b(os.path.abspath(run).encode(), digest_size=8).hexdigest()
 
 
-def pid_namespace() -> int:
-    """The number of this process's pid namespace, 0 where unknown: only within one do process ids mean something."""
-    try:
-        return os.stat("/proc/self/ns/pid").st_ino
-    except OSError:
-        return 0
-
-
 def _base() -> str:
-    return "/dev/shm" if os.access("/dev/shm", os.W_OK) else tempfile.gettempdir()
+    return _SHM if os.access(_SHM, os.W_OK) else tempfile.gettempdir()
+
+
+def roots_of(run: str) -> list[str]:
+    """The roots of a run on this host, whatever container it records in. Never raises."""
+    found, known = [spool_root(run)], run_id(run)
+    pattern = own_roots_pattern(known) if known else f"{glob.escape(found[0])}-*"
+    return [*found, *sorted({*glob.glob(pattern)} - {*found})]
 
 
 def make_spool_root(run: str) -> str:
-    """Make the private folder for the ranks' spools of a run. Raises OSError, also where somebody else has made it."""
+    """Make the private folder for the ranks' spools of a run; where another user has something of its name, one whose name has
+    letters more that cannot be foreseen. Raises OSError."""
     root = spool_root(run)
-    make_private_folder(root)
-    return root
-
-
-class _Segment:
-    """A piece of a stream: a file of fixed size in memory, written without a system call. Unused bytes are NUL, which no
-    line holds. All of them are given storage at once: a mapped page that finds none when it is first written kills the
-    process.
-    """
-
-    __slots__ = ("_file", "_handle", "memory", "size", "start", "used")
-
-    def __init__(self, name: str, folder: int, start: int, size: int) -> None:
-        """Raises OSError where storage is short."""
-        self.start, self.size, self.used = start, size, 0
-        """Position of its first byte in the stream; bytes it can hold, and holds."""
-        handle = open_file(name, folder, os.O_RDWR | os.O_CREAT | os.O_EXCL)
-        try:
-            missing = size
-            while missing:
-                missing -= os.write(handle, bytes(missing))
-            self._file = file_identity(handle)
-            self.memory = mmap.mmap(handle, size)
-        except OSError:
-            os.unlink(name, dir_fd=folder)
+    try:
+        make_private_folder(root)
+        return root
+    except OSError:
+        if not os.path.lexists(root):
             raise
-        finally:
-            os.close(handle)
-        self._handle = self._kept_open()
+    for other in sorted(glob.glob(f"{glob.escape(root)}-*")):
+        try:
+            with private_folder(other):
+                return other
+        except OSError:
+            continue
+    return tempfile.mkdtemp(prefix=f"{os.path.basename(root)}-", dir=os.path.dirname(root))
 
-    def _kept_open(self) -> int:
-        """The descriptor that the mapping holds for its own use, a copy that it does not tell; -1 where it can't be found."""
-        listing = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
-        return next((int(name) for name in os.listdir(listing) if file_identity(int(name)) == self._file), -1)
 
-    def close(self) -> None:
-        """Give the mapping back, unless the job has closed all files it did not know: the number of its descriptor may
-        be that of a file of the job now, which would be closed with it.
-        """
-        if file_identity(self._handle) == self._file:
-            self.memory.close()
-        else:
-            import ctypes
-
-            # Nor may it be given back by anybody else, at the end of the process.
-            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.memory))
+def encoded(document: dict[str, Any]) -> bytes:
+    """A document as JSON."""
+    return json.dumps(document, separators=(",", ":"), default=str).encode()
 
 
 class Spool:
@@ -146,16 +141,24 @@ class Spool:
         """Make the spool of a rank whose folder in ``run`` is claimed when something is copied there first. Raises
         OSError."""
         self._root = root
+        self._target = unclaimed_target(run)
         make_private_folder(root)
         with private_folder(root) as within:
             self._name = _new_folder(within, rank)
             self.directory = os.path.join(root, self._name)
-            with private_folder(self._name, within) as here:
-                replace_file(TARGET_FILE, here, os.fsencode(unclaimed_target(run)))
-        self._streams: dict[str, _Segment] = {}
-        self._shared: list[_Segment] = []
+            try:
+                with private_folder(self._name, within) as here:
+                    self._writing = Writing(here)
+                    replace_file(TARGET_FILE, here, os.fsencode(self._target))
+                    _reserve(here)
+            except OSError:
+                _remove_begun(self._name, within)
+                raise
+        self._streams: dict[str, Segment] = {}
+        self._shared: list[Segment] = []
         self._no_room_until_s = 0.0
         self._changed_ns = 0
+        self._closed = False
         self.dropped = 0
         self.error: str | None = None
 
@@ -174,33 +177,93 @@ class Spool:
             self.error = str(error)
             return False
 
-    def _next(self, stream: str, full: _Segment | None, least: int) -> _Segment:
-        position = 0
+    def _next(self, stream: str, full: Segment | None, least: int) -> Segment:
         if time.monotonic() < self._no_room_until_s:
-            raise OSError("the run directory cannot keep up, or is full")
+            raise OSError(self.error or "there was no room a moment ago")
         try:
             with private_folder(self._root) as root, private_folder(self._name, root) as here:
-                if full is not None:
-                    position = full.start + full.used
-                    if _waiting_bytes(here) > _limit_bytes(here):
-                        raise OSError("the run directory cannot keep up, or is full")
-                segment = _Segment(f"{stream}.{position:015d}", here, position, max(SEGMENT_BYTES, least))
-        except OSError:
+                saved = 0 if full is None else full.in_file(here)
+                # What is no more in a file, because somebody has removed that, is written once more.
+                unsaved = b"" if full is None else full.memory[saved : full.used]
+                position = 0 if full is None else full.start + saved
+                room = room_for_segment(here)
+                segment = Segment(
+                    f"{stream}.{position:015d}", here, position, max(room, len(unsaved) + least)
+                )
+                segment.memory[: len(unsaved)] = unsaved
+                segment.used = len(unsaved)
+        except OSError as error:
             self._no_room_until_s = time.monotonic() + LOOK_AGAIN_S
-            raise
+            raise self._reason(error) from error
         self._streams[stream] = segment
         if full is not None:
             full.close()
         return segment
 
+    def _reason(self, error: OSError) -> OSError:
+        """The error as a user should read it."""
+        if isinstance(error, FileNotFoundError):
+            return OSError(f"{self.directory} was removed while the job ran")
+        if error.errno in _NO_ROOM:
+            return OSError(_short_of_room(self._root))
+        return error
+
+    def restore(self) -> bool:
+        """Look whether what is written here can still be found by its names; where somebody has removed them, make them again:
+        True then. For one thread, but not the one that writes. Raises OSError."""
+        if self._closed:
+            return False
+        try:
+            with private_folder(self._root) as root, private_folder(self._name, root) as here:
+                if self._is_whole(here):
+                    return False
+        except FileNotFoundError:
+            pass
+        make_private_folder(self._root)
+        with private_folder(self._root) as root:
+            make_private_folder(self._name, root)
+            with private_folder(self._name, root) as here:
+                replace_file(TARGET_FILE, here, os.fsencode(self._target))
+                self._writing.end()
+                self._writing = Writing(here)
+                for segment in list(self._streams.values()):
+                    try:
+                        if not segment.is_in(here):
+                            segment.save(here)
+                    except (FileExistsError, ValueError):
+                        continue  # the thread that writes was faster
+        self._no_room_until_s = 0.0
+        return True
+
+    def _is_whole(self, here: int) -> bool:
+        if identity_of(TARGET_FILE, here) is None:
+            return False
+        if is_unclaimed(self._target):
+            self._target = read_target(here)
+        missing = [each for each in list(self._streams.items()) if not each[1].is_in(here)]
+        # One that was full, copied and removed meanwhile has been followed by another.
+        return self._writing.is_in(here) and all(self._streams.get(name) is not old for name, old in missing)
+
     def keep(self, name: str, data: bytes) -> None:
         """Have ``data`` replace the document of that ``name`` in the run directory, once it can. Raises OSError."""
         with private_folder(self._root) as root, private_folder(self._name, root) as here:
-            replace_file(name, here, data)
+            try:
+                replace_file(name, here, data)
+            except OSError as error:
+                if (
+                    name != RANK_FILE
+                    or error.errno not in _NO_ROOM
+                    or identity_of(RESERVE_FILE, here) is None
+                ):
+                    raise
+                os.unlink(RESERVE_FILE, dir_fd=here)
+                replace_file(name, here, data)
+            if name == RANK_FILE:
+                _reserve(here)
 
     def keep_document(self, name: str, document: dict[str, Any]) -> None:
         """The same of a JSON document."""
-        self.keep(name, json.dumps(document, separators=(",", ":"), default=str).encode())
+        self.keep(name, encoded(document))
 
     def withdraw(self, name: str) -> None:
         """Have nobody read the document of that ``name`` any more. Raises OSError."""
@@ -214,7 +277,7 @@ class Spool:
         """Memory of ``size`` bytes, all NUL, that is the content of a new file here, whatever becomes of the process; until
         ``close``. Raises OSError."""
         with private_folder(self._root) as root, private_folder(self._name, root) as here:
-            self._shared.append(_Segment(name, here, 0, size))
+            self._shared.append(Segment(name, here, 0, size))
         return self._shared[-1].memory
 
     def open_text(self, name: str) -> int:
@@ -253,38 +316,61 @@ class Spool:
 
     def close(self) -> None:
         """Close the segments; what they hold stays until it is drained."""
+        self._closed = True
         segments, self._streams = [*self._streams.values(), *self._shared], {}
         self._shared.clear()
         for segment in segments:
             segment.close()
+        try:
+            with private_folder(self._root) as root, private_folder(self._name, root) as here:
+                self._writing.end(here)
+        except OSError:
+            self._writing.end()
+
+
+def _reserve(here: int) -> None:
+    """Keep room for rank.json, which says what found none. Never raises."""
+    if identity_of(RESERVE_FILE, here) is None:
+        try:
+            replace_file(RESERVE_FILE, here, bytes(_RESERVE_BYTES))
+        except OSError:
+            pass
+
+
+def _remove_begun(name: str, root: int) -> None:
+    try:
+        with private_folder(name, root) as here:
+            for file in (*WRITER_FILES, TARGET_FILE):
+                if identity_of(file, here) is not None:
+                    os.unlink(file, dir_fd=here)
+        os.rmdir(name, dir_fd=root)
+    except OSError:
+        pass
 
 
 def _new_folder(root: int, rank: int) -> str:
     """Make a folder for a rank of this process; an earlier process of the same number may have left one."""
-    for name in _names(rank):
+    pid = os.getpid()
+    key = f"{rank}-{pid}"
+    for repeat in range(_made.get(key, 0), _MOST_NAMES):
+        name = f"{rank:05d}.{repeat}-{pid}" if repeat else f"{rank:05d}-{pid}"
         try:
             os.mkdir(name, 0o700, dir_fd=root)
         except FileExistsError:
             continue
+        _made[key] = repeat + 1
         return name
-    raise FileExistsError(f"rank {rank} has left {_MOST_NAMES} spools of process {os.getpid()}")
+    raise FileExistsError(f"rank {rank} has left {_MOST_NAMES} spools of process {pid}")
 
 
-def _names(rank: int) -> Iterator[str]:
-    yield f"{rank:05d}-{os.getpid()}"
-    for repeat in range(1, _MOST_NAMES):
-        yield f"{rank:05d}.{repeat}-{os.getpid()}"
-
-
-def _limit_bytes(folder: int) -> int:
-    """Most that may wait here. Containers often have 64 MB of memory-backed storage, and data loader workers die where
-    there is none left for their batches."""
-    storage = os.statvfs(folder)
-    if storage.f_bavail < storage.f_blocks * LEAST_FREE_SHARE:
-        return 0
-    return min(LIMIT_BYTES, int(storage.f_frsize * storage.f_blocks * MOST_SHARE) or LIMIT_BYTES)
-
-
-def _waiting_bytes(folder: int) -> int:
-    with os.scandir(folder) as entries:
-        return sum(entry.stat().st_size for entry in entries)
+def _short_of_room(root: str) -> str:
+    base = os.path.dirname(root)
+    try:
+        storage = os.statvfs(base)
+        free, whole = (count * storage.f_frsize / 1e6 for count in (storage.f_bavail, storage.f_blocks))
+    except OSError:
+        return f"{base} is full"
+    return (
+        f"{base} is full ({free:.1f} of {whole:.0f} MB are free, which are left to the job); give the job more, "
+        "as with `docker run --shm-size=16g`"
+    )

@@ -171,6 +171,15 @@ class CallField(_Name):
     """1 until the call has returned; of an asynchronous one for good."""
     NUMBER = "call"
     """Counted from the recording's begin."""
+    TURN = "n"
+    """The same among those of its process group: on all its ranks, what has the same number belongs together. Messages
+    between two ranks have none."""
+    LAST_TURN = "p"
+    """``TURN`` of the same call, from the same line with as many bytes, the last time before; 0 if there was none."""
+    TURN_BEFORE = "pp"
+    """The same of the time before that."""
+    DTYPE = "t"
+    """Type of the tensor's elements, ``float32``."""
 
 
 class Mark(_Name):

@@ -7,7 +7,7 @@ Of each rank, written in its own process, by threads that do not train::
     RUN/ranks/<rank>/hang_flight.json   torch's flight recorder at that moment, as torch gives it
     RUN/ranks/<rank>/faults.txt         what faulthandler wrote: at a fatal signal, and where Python's lock was kept for long
     RUN/ranks/<rank>/ending.json        how its Python ended: in order, or by which exception; none where it was killed
-    RUN/ranks/<rank>/calls.jsonl        the last collectives that its training thread called, and which of them have not returned
+    RUN/ranks/<rank>/calls.jsonl        the last collectives that it called from Python, or DDP for it, and which have not returned
 
 Of each host, written by the launcher's side, which needs nothing of the rank for it::
 
@@ -36,13 +36,14 @@ from .layout import (
     FAULTS_FILE,
     HANG_FLIGHT_FILE,
     PROGRESS_FILE,
+    RUN_SCHEMA,
     STALL_FILE,
     STANDING_FILE,
     parse_rank_directory,
 )
 from .notes import Note
 from .stepevents import CallField
-from .typed import ASKED, CALL, ENDING, ENDS, PROGRESS, STALL, STANDING, Check, fitting, misfits
+from .typed import ASKED, CALL, ENDING, ENDS, MANIFEST, PROGRESS, STALL, STANDING, Check, fitting, misfits
 
 PROGRESS_SCHEMA = "ddpdoctor.progress/1"
 STANDING_SCHEMA = "ddpdoctor.standing/1"
@@ -51,8 +52,9 @@ STALL_SCHEMA = "ddpdoctor.stall/1"
 ENDS_SCHEMA = "ddpdoctor.ends/1"
 ASKED_SCHEMA = "ddpdoctor.asked/1"
 
-CALL_SLOTS, CALL_SLOT_BYTES = 8, 256
-"""Calls that are kept, and bytes of each: the name of a group is the longest part of it, and has some twenty letters."""
+CALL_SLOTS, OWN_SLOTS, CALL_SLOT_BYTES = 32, 8, 256
+"""Calls from Python that are kept, behind them those that DDP issues itself, and bytes of each: the name of a group is the longest
+part of it, and has some twenty letters. What a job calls in an evaluation every thousand steps must not be pushed out by DDP's."""
 MOST_FAULTS_BYTES = 1 << 20
 """A fault's text of a hundred threads with a hundred frames each has less."""
 
@@ -158,6 +160,20 @@ def _rank_stop(rank: int, repeat: int, path: str, notes: List[Note]) -> RankStop
     )
 
 
+def launches_of(run: str, notes: List[Note]) -> List[Dict[str, Any]]:
+    """The records ``launch-<pid>.json`` of a run's launchers, as far as they can be read. Never raises."""
+    found = []
+    for _, folder in _folders(os.path.join(run, "hosts")):
+        try:
+            names = sorted(os.listdir(folder))
+        except OSError:
+            continue
+        for name in names:
+            if name.startswith("launch-") and name.endswith(".json"):
+                found.append(document_in(folder, name, RUN_SCHEMA, MANIFEST, notes))
+    return [each for each in found if each is not None]
+
+
 def document_in(
     folder: str, name: str, schema: str, fields: Mapping[str, Check], notes: List[Note]
 ) -> Optional[Dict[str, Any]]:
@@ -184,7 +200,7 @@ def _text(path: str) -> str:
 def _calls(path: str) -> List[Dict[str, Any]]:
     """A slot that the rank's end cut short is passed over."""
     try:
-        data = read_bounded(path, CALL_SLOTS * CALL_SLOT_BYTES)
+        data = read_bounded(path, (CALL_SLOTS + OWN_SLOTS) * CALL_SLOT_BYTES)
     except OSError:
         return []
     found = []

@@ -80,10 +80,13 @@ def misfits(document: Mapping[str, Any], fields: Mapping[str, Check]) -> Dict[st
 
 
 MANIFEST: Mapping[str, Check] = {
-    **dict.fromkeys(("schema", "ddpdoctor", "cwd", "host", "python", "platform", "job_id", "run_id"), _text),
+    **dict.fromkeys(
+        ("schema", "ddpdoctor", "cwd", "host", "boot", "python", "platform", "job_id", "run_id"), _text
+    ),
     **dict.fromkeys(("exit_code", "signal"), _whole),
     **dict.fromkeys(("started_ns", "ended_ns"), _moment),
     "pid": _process,
+    "pid_namespace": _count,
     "command": _list_of(_text),
     "hosts": _list_of(_text),
     "notes": _list_of(_text),
@@ -116,7 +119,8 @@ RANK: Mapping[str, Check] = {
     **dict.fromkeys(("started_ns", "ended_ns"), _moment),
     **dict.fromkeys(("data_parallel", "fsdp", "deepspeed", "compiled", "autocast"), _flag),
     **dict.fromkeys(("rank", "world_size"), _ranks),
-    "pid": _process,
+    **dict.fromkeys(("pid", "parent_pid"), _process),
+    "pid_namespace": _count,
     "process_groups": _list_of(_mapping),
     "ddp": _list_of(_DDP),
     "loaders": _list_of(_numbered(_LOADER)),
@@ -218,7 +222,9 @@ ENDING: Mapping[str, Check] = {
     "raised": _list_of(_RAISED),
 }
 CALL: Mapping[str, Check] = {
-    **dict.fromkeys((CallField.OPEN.value, CallField.NUMBER.value, LineField.STEP.value), _count),
+    **dict.fromkeys((CallField.OPEN.value, CallField.NUMBER.value, CallField.TURN.value), _count),
+    **dict.fromkeys((CallField.LAST_TURN.value, CallField.TURN_BEFORE.value, LineField.STEP.value), _count),
+    CallField.DTYPE.value: _text,
     **dict.fromkeys((EventField.WHERE.value, EventField.MESSAGE_BYTES.value), _count),
     **dict.fromkeys((EventField.KIND.value, EventField.OPERATION.value, EventField.GROUP.value), _text),
     EventField.IS_ASYNC.value: _flag,

@@ -44,6 +44,12 @@ def written_part(segment: bytes) -> bytes:
     return segment.partition(b"\0")[0]
 
 
+def whole_lines(segment: bytes) -> bytes:
+    """The same, up to its last line's end: of a line that is being written, or was when its rank was killed, nothing."""
+    written = written_part(segment)
+    return written[: written.rfind(b"\n") + 1]
+
+
 def rest_of(spool: str, stream: str, done: int) -> bytes:
     """What a spool holds of a stream beyond its first ``done`` bytes; nothing where a part in between is gone, for it
     was copied a moment ago, or where the spool is not this user's own."""

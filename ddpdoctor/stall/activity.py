@@ -72,7 +72,6 @@ def activity_of(
     stack: Sequence[CodeLine],
     process: Mapping[str, Any],
     *,
-    answered: bool | None,
     keeps_lock: bool,
 ) -> Activity | None:
     """What the rank does; None where nothing shows it.
@@ -88,7 +87,7 @@ def activity_of(
         return _BY_PHASE[known]
     if state.startswith("D"):
         return _STORAGE
-    if keeps_lock or (answered is False and state):
+    if keeps_lock:
         return _NATIVE
     waiting = _waiting(stack, waits_in, str(process.get("syscall") or ""))
     if waiting is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from ddpdoctor.measure.hangfacts import HangFacts, Standing
+from ddpdoctor.rundir.ends import JobEnd
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -16,3 +17,5 @@ class Verdict(msgspec.Struct, frozen=True):
     ended_by: str | None = None
     """The signal by which somebody ended the job, if nothing worse stopped it; "" if nobody knows which. ``standing`` is then
     where ranks were last seen."""
+    job: JobEnd = JobEnd()
+    """The job's end, by its launchers."""

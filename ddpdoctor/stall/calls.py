@@ -1,5 +1,5 @@
-"""What each rank had called from Python when the job ended, as it wrote down itself: where ranks called what does not fit together,
-Gloo ends one of them on the spot, and no flight recorder is left to ask."""
+"""What each rank had called when the job ended, from Python or by DDP, as it wrote down itself: where ranks called what does not fit
+together, Gloo ends one of them on the spot, and no flight recorder is left to ask."""
 
 from __future__ import annotations
 
@@ -14,8 +14,12 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import CALL_SLOTS, CallField, EventField, EventKind, LineField
 from ddpdoctor.rundir.phases import Phase
 
-_GRADIENTS = "all_reduce of gradients"
+from .recording import GroupKey
+
+GRADIENTS = "all_reduce of gradients"
 """What a rank calls that stands in a backward pass."""
+_OWN = {EventKind.BACKWARD.value: GRADIENTS, EventKind.BROADCAST.value: "broadcast of buffers"}
+"""What DDP issues itself, by the event in which it does."""
 _INPUTS_ALIKE = frozenset(
     [
         "all_reduce",
@@ -38,6 +42,8 @@ _BACKWARD_FILES = ("/torch/autograd/graph.py", "/torch/autograd/__init__.py")
 _Key = tuple[str, str, float | None]
 """Group, function and bytes: what must be the same on all ranks."""
 _Line = tuple[str, int] | None
+Placed = tuple[_Key, _Line]
+"""The same, and the line that called."""
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -49,21 +55,32 @@ class Call(msgspec.Struct, frozen=True):
     """What it brought; None where that need not be the same on all ranks."""
     where: Where | None
     returned: bool
+    step: int | None = None
+    turn: int | None = None
+    """Its number in the group; None in recordings that do not count."""
+    before: tuple[int, ...] = ()
+    """The same of this call, from the same line with as many bytes, the last times before."""
+    dtype: str | None = None
+    members: tuple[int, ...] | None = None
+    """Ranks of the group; None where they are not known."""
+    is_own: bool = False
+    """Whether DDP issued it."""
 
     @property
     def key(self) -> _Key:
         return self.group, self.operation, self.size_bytes
 
     @property
-    def placed(self) -> tuple[_Key, _Line]:
+    def placed(self) -> Placed:
         """The key, and the line that called."""
         return self.key, None if self.where is None else (self.where.file, self.where.line)
 
     @property
     def words(self) -> str:
-        return (
-            self.operation if self.size_bytes is None else f"{self.operation} of {self.size_bytes:,.0f} bytes"
-        )
+        if self.size_bytes is None:
+            return self.operation
+        typed = f" ({self.dtype})" if self.dtype else ""
+        return f"{self.operation} of {self.size_bytes:,.0f} bytes{typed}"
 
 
 def _call(operation: str, group: str, size: float | None, where: Where | None, returned: bool) -> Call | None:
@@ -72,27 +89,44 @@ def _call(operation: str, group: str, size: float | None, where: Where | None, r
     return Call(operation, group, size if operation in _INPUTS_ALIKE else None, where, returned)
 
 
-def calls_of(rows: Sequence[Mapping[str, Any]], step: int | None, log: RankLog | None) -> tuple[Call, ...]:
-    """Of ``calls.jsonl``, what was called in ``step``, the first one first."""
-    places = {} if log is None else log.where
-    found = (
-        _call(
-            str(row.get(EventField.OPERATION.value) or ""),
-            str(row.get(EventField.GROUP.value) or ""),
-            row.get(EventField.MESSAGE_BYTES.value),
-            places.get(row.get(EventField.WHERE.value, -1)),
-            row.get(CallField.OPEN.value) == 0,
-        )
-        for row in rows
-        if step is not None and row.get(LineField.STEP.value) == step
-    )
+def calls_of(
+    rows: Sequence[Mapping[str, Any]], log: RankLog | None, groups: Mapping[str, GroupKey]
+) -> tuple[Call, ...]:
+    """Of ``calls.jsonl``, the first one first. ``groups``: those that the rank is known to be in, by name."""
+    found = (_called(row, {} if log is None else log.where, groups) for row in rows)
     return tuple(call for call in found if call is not None)
+
+
+def _called(
+    row: Mapping[str, Any], places: Mapping[int, Where], groups: Mapping[str, GroupKey]
+) -> Call | None:
+    own = _OWN.get(str(row.get(EventField.KIND.value)))
+    group = str(row.get(EventField.GROUP.value) or "")
+    call = _call(
+        own or str(row.get(EventField.OPERATION.value) or ""),
+        group,
+        row.get(EventField.MESSAGE_BYTES.value),
+        places.get(row.get(EventField.WHERE.value, -1)),
+        row.get(CallField.OPEN.value) == 0,
+    )
+    if call is None:
+        return None
+    before = (row.get(CallField.LAST_TURN.value), row.get(CallField.TURN_BEFORE.value))
+    return msgspec.structs.replace(
+        call,
+        step=row.get(LineField.STEP.value),
+        turn=row.get(CallField.TURN.value),
+        before=tuple(turn for turn in before if turn),
+        dtype=row.get(CallField.DTYPE.value),
+        members=groups[group].members if group in groups else None,
+        is_own=own is not None,
+    )
 
 
 class Usual(msgspec.Struct, frozen=True):
     """What ranks called in steps that are over."""
 
-    sequences: frozenset[tuple[tuple[_Key, _Line], ...]]
+    sequences: frozenset[tuple[Placed, ...]]
     backward_at: Where | None
     """The line that most backward passes were called from."""
 
@@ -140,7 +174,7 @@ def in_backward(phase: str | None, stack: Sequence[CodeLine]) -> bool:
 
 def gradients(where: Where | None) -> Call:
     """What a rank calls that stands in a backward pass at ``where``."""
-    return Call(_GRADIENTS, "0", None, where, False)
+    return Call(GRADIENTS, "0", None, where, False)
 
 
 def disagreeing(

@@ -11,9 +11,9 @@ import msgspec
 
 from ddpdoctor.measure.hangfacts import StopFacts
 from ddpdoctor.measure.places import Where
+from ddpdoctor.rundir.ends import Conclusion
 from ddpdoctor.rundir.stops import signal_name
 
-from .asked import POLITE
 from .evidence import RankEvidence, RunEvidence
 from .frames import distinct_places, lines_of, place_of
 
@@ -52,13 +52,13 @@ class Ends(msgspec.Struct, frozen=True):
     effects: list[str]
 
 
-def ends_of(run: RunEvidence) -> Ends:
-    """Deaths and exceptions that are causes."""
+def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
+    """Deaths and exceptions that are causes; ``concluded`` is what each end comes to."""
     effects: list[str] = []
     causes: dict[str, StopFacts] = {}
-    dead = _deaths(run)
-    raised = [each for each in _exceptions(run) if not _was_asked_before(run, each.raised_ns)]
-    own = [each for each in raised if not _is_effect(each)]
+    dead = _deaths(run, concluded)
+    raised = [each for each in _exceptions(run) if not was_asked_before(run, each.raised_ns)]
+    own = [each for each in raised if not lost_others(each)]
     first = [each for each in own if _in_time(run, each.raised_ns)]
     if dead:
         causes["died"] = _death(dead, run)
@@ -79,8 +79,18 @@ def ends_of(run: RunEvidence) -> Ends:
     elif not causes and not run.hangs and raised:
         causes["raised"] = _exception(raised, kind="connection")
         named = {each.rank for each in raised}
+    elif not causes and (odd := _odd_ones(run, concluded)):
+        causes["died"] = _death(odd, run)
     effects += [_then(each) for each in raised if each.rank not in named]
     return Ends(causes, effects)
+
+
+def _odd_ones(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:
+    """Of a job that failed, ranks whose ends nothing explains, if others ended in another way: where all end alike, a controller may have
+    ended them."""
+    unknown = [run.ranks[rank] for rank, each in concluded.items() if each is Conclusion.UNKNOWN]
+    bad = [each for each in unknown if each.code or each.signal]
+    return bad if run.job.failed and run.asked is None and len(bad) < len(run.ranks) else []
 
 
 def _left_early(each: RankEvidence, raised: Sequence[RankEvidence]) -> bool:
@@ -90,11 +100,12 @@ def _left_early(each: RankEvidence, raised: Sequence[RankEvidence]) -> bool:
 
 def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopFacts:
     """Ranks that were through with their work while the others went on."""
+    codes = [each.code for each in gone if not each.left]
     return StopFacts(
         ranks=sorted(each.rank for each in gone),
         waiting_ranks=sorted(each.rank for each in raised),
         kind="left",
-        says="ended in order",
+        says="exited before the others (exit code 0)" if 0 in codes else "ended in order",
         step=min((each.step for each in gone if each.step is not None), default=None),
         where=distinct_places([each.where for each in gone]),
         waits_at=distinct_places([_raised_at(each) for each in raised]),
@@ -103,29 +114,21 @@ def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopF
 
 def _in_time(run: RunEvidence, at_ns: int | None) -> bool:
     """Whether it came before the standstill was noticed, and before somebody ended the job: what comes after is an effect."""
-    if _was_asked_before(run, at_ns):
+    if was_asked_before(run, at_ns):
         return False
     return not run.hangs or run.detected_ns is None or at_ns is None or at_ns <= run.detected_ns
 
 
-def _was_asked_before(run: RunEvidence, at_ns: int | None) -> bool:
+def was_asked_before(run: RunEvidence, at_ns: int | None) -> bool:
+    """Whether somebody had asked the job to end before that moment."""
     asked_ns = run.asked.at_ns if run.asked is not None else None
     return asked_ns is not None and at_ns is not None and at_ns > asked_ns - _TOGETHER_NS
 
 
-def _deaths(run: RunEvidence) -> list[RankEvidence]:
-    """Ranks whose processes ended by something that is neither an exception nor the end of the job, the first ones."""
-    gone = [each for each in run.ranks.values() if each.is_gone and not each.raised]
-    asked = run.asked.signal if run.asked is not None else None
-    # Nobody asks by SIGKILL: a rank that ends by it was killed, by the kernel for lack of memory perhaps.
-    polite = POLITE | ({asked} if asked and asked != signal.SIGKILL else set())
-    by_force = [each for each in gone if each.signal is not None and each.signal not in polite]
-    by_code = [each for each in gone if each.code and each.code - 128 not in polite]
-    found = [each for each in (*by_force, *by_code) if _in_time(run, each.gone_ns)]
-    if found or len(gone) == len(run.ranks):
-        return found
-    politely = [each for each in gone if each.signal in POLITE and _in_time(run, each.gone_ns)]
-    return politely if run.hangs else []
+def _deaths(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[RankEvidence]:
+    """Ranks whose processes failed by something that is no exception, the first ones."""
+    failed = [run.ranks[rank] for rank, each in concluded.items() if each is Conclusion.FAILED]
+    return [each for each in failed if not each.raised and _in_time(run, each.gone_ns)]
 
 
 def _death(dead: Sequence[RankEvidence], run: RunEvidence) -> StopFacts:
@@ -134,9 +137,12 @@ def _death(dead: Sequence[RankEvidence], run: RunEvidence) -> StopFacts:
     evidence = []
     if memory:
         evidence.append("The kernel counted a process killed for lack of memory in the job's control group.")
-    segfault = "Fatal Python error" in first.faults
-    if segfault:
+    if "Fatal Python error" in first.faults:
         evidence.append(f"faulthandler wrote: {_fatal_line(first.faults)}.")
+    if first.left and first.code:
+        evidence.append(f"Python was left in order: the program itself chose exit code {first.code}.")
+    elif first.in_order and first.code != 0:
+        evidence.append("It had ended its process group before.")
     return StopFacts(
         ranks=sorted(each.rank for each in dead),
         kind="memory" if memory else "signal" if first.signal is not None else "code",
@@ -176,7 +182,8 @@ def _whole_text(each: RankEvidence) -> str:
     return " ".join(_text(raised) for raised in each.raised)
 
 
-def _is_effect(each: RankEvidence) -> bool:
+def lost_others(each: RankEvidence) -> bool:
+    """Whether what it raised says that others are gone, or do not answer."""
     return bool(_EFFECT.search(_whole_text(each))) and _fact_of(each) == "raised"
 
 
@@ -216,6 +223,6 @@ def _raised_at(each: RankEvidence) -> Where | None:
 
 
 def _then(each: RankEvidence) -> str:
-    why = "an effect: it lost the others" if _is_effect(each) else "later than the cause"
+    why = "an effect: it lost the others" if lost_others(each) else "later than the cause"
     text = _SOURCE.sub("", _text(each.raised[0]))
     return f"Rank {each.rank} then raised {shortened(text, _MOST_EFFECT)} ({why})."

@@ -1,36 +1,162 @@
 """Ranks that called what does not go together, in a job that did not survive it: Gloo ends the rank that is sent more than it asked
-for, or has it raise, and every other rank loses its connection."""
+for, or has it raise, and every other rank loses its connection; or all of them wait."""
 
 from __future__ import annotations
 
 import re
 import signal
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
+
+from msgspec.structs import replace
 
 from ddpdoctor.measure.hangfacts import StopFacts
 from ddpdoctor.measure.places import Where
+from ddpdoctor.rundir.ends import POLITE
+from ddpdoctor.rundir.phases import WAITING_PHASES
 
-from .calls import Call, disagreeing, gradients, in_backward
+from .calls import GRADIENTS, Call, disagreeing, gradients, in_backward
+from .causes import lost_others
 from .evidence import RankEvidence, RunEvidence
 from .frames import distinct_places
-from .mismatches import Difference
+from .mismatches import Difference, Mismatch
+from .parting import Parting, parting
 
 _GLOO = "gloo"
-_SIZES = re.compile(
-    r"op\.preamble|enforce fail at .*gloo|EnforceNotMet|(?:size|shape|type)s? (?:mismatch|do(?:es)? not match)"
-)
+_RECEIVED = re.compile(r"op\.preamble|Received data size|distributed collective mismatch")
 """What Gloo says where it raises instead."""
+_SIZES = re.compile(
+    r"enforce fail at .*gloo|EnforceNotMet|(?:size|shape|type)s? (?:mismatch|do(?:es)? not match)"
+)
+"""What it may say there, and others elsewhere: a layer, of its input."""
+_MOST_TOLD = 12
+"""Ranks of which is told what they had called."""
 
 
 def disagreement(run: RunEvidence) -> StopFacts | None:
-    """Who called something else than the others, where a rank ended by that; None where none did, or all called the same."""
+    """Who called something else than the others; None where none did, all called the same, or something else ended the job first."""
+    if _has_own_cause(run):
+        return None
+    found = parting({rank: each.calls for rank, each in run.ranks.items()})
+    if found is not None:
+        return _of_parting(found, run)
+    if not any(call.turn for each in run.ranks.values() for call in each.calls):
+        return _in_one_step(run)
+    return _by_gloo_alone(run)
+
+
+def _by_gloo_alone(run: RunEvidence) -> StopFacts | None:
+    """Where Gloo says that sizes differ, and the calls do not: what one of them moves differs, as of models that are not the same."""
+    told = [each for each in run.ranks.values() if _says(_RECEIVED, each)]
+    if not told:
+        return None
+    return StopFacts(
+        waiting_ranks=sorted(run.ranks),
+        kind=Difference.SHAPE.value,
+        step=min((each.step for each in told if each.step is not None), default=None),
+        waits_at=distinct_places([each.calls[-1].where for each in run.ranks.values() if each.calls]),
+        evidence=[*_positions(run), *map(_met, told)],
+    )
+
+
+def in_hang(mismatch: Mismatch | None, run: RunEvidence, whole: bool) -> StopFacts | None:
+    """The difference as ranks wrote it down, with the lines that called; None where flight recorders, of all ranks if ``whole``, show
+    another one, or none."""
+    if mismatch is None and whole:
+        return None
+    called = disagreement(run)
+    if called is None or ran_out(called.ranks or (), run.ranks, run):
+        return None
+    agrees = mismatch is None or not mismatch.others or list(mismatch.odd) == called.ranks
+    return called if agrees and (mismatch is None or called.waiting_ranks) else None
+
+
+def ran_out(odd: Collection[int], everybody: Collection[int], run: RunEvidence) -> bool:
+    """Whether some of these ranks have no batches left, and others have: at the end of an epoch nobody has."""
+    others = [rank for rank in everybody if rank not in odd]
+    out = [rank for rank in odd if run.ranks[rank].exhausted]
+    return bool(out) and not (others and all(run.ranks[rank].exhausted for rank in others))
+
+
+def with_positions(cause: StopFacts, run: RunEvidence) -> StopFacts:
+    """``cause`` of ranks that ended inside a collective, with what each rank had called: who ends there may be nobody's culprit."""
+    named = [run.ranks[rank] for rank in cause.ranks or () if rank in run.ranks]
+    if not any(_is_in_collective(each) and each.signal != signal.SIGKILL for each in named):
+        return cause
+    return replace(cause, evidence=[*cause.evidence, *_positions(run)])
+
+
+def _positions(run: RunEvidence) -> list[str]:
+    """What each rank had called last, a sentence each."""
+    found = ((rank, each) for rank, each in sorted(run.ranks.items()) if each.calls)
+    return [_called(rank, each.calls[-1], each.open_call is not None) for rank, each in found][:_MOST_TOLD]
+
+
+def _is_in_collective(each: RankEvidence) -> bool:
+    """Whether it had called a collective and not come back from it."""
+    return each.open_call is not None or in_backward(each.phase, each.stack)
+
+
+def _has_own_cause(run: RunEvidence) -> bool:
+    """Whether a rank ended by something that no other rank can have caused, before any was ended by what others sent."""
+    ended = [each for each in run.ranks.values() if _ended_by_others(each)]
+    known_ns = [at for each in ended if (at := each.raised_ns or each.gone_ns) is not None]
+    own = (each for each in run.ranks.values() if not _ended_by_others(each) and _has_failed(each))
+    return any(not known_ns or (each.raised_ns or each.gone_ns or 0) < min(known_ns) for each in own)
+
+
+def _has_failed(each: RankEvidence) -> bool:
+    return bool(each.raised) or (each.signal is not None and each.signal not in POLITE)
+
+
+def _ended_by_others(each: RankEvidence) -> bool:
+    """Whether Gloo ended it, or had it raise, because of what it was sent, or it lost the others."""
+    return _ended_by_sizes(each) or (bool(each.raised) and lost_others(each))
+
+
+def _says(pattern: re.Pattern[str], each: RankEvidence) -> bool:
+    return any(pattern.search(str(raised.get("message") or "")) for raised in each.raised)
+
+
+def _ended_by_sizes(each: RankEvidence) -> bool:
+    if _says(_RECEIVED, each) or (each.phase in WAITING_PHASES and _says(_SIZES, each)):
+        return True
+    # By a thread that is none of Python's: what stands there is the training thread.
+    return each.signal == signal.SIGABRT and not each.raised and _is_in_collective(each)
+
+
+def _of_parting(found: Parting, run: RunEvidence) -> StopFacts:
+    calls, odd = found.by_rank, list(found.odd)
+    others = [rank for rank in sorted(run.ranks) if rank not in odd] if found.is_decided else []
+    one = calls[odd[0]]
+    other = next(
+        calls[rank] for rank in (*others, *odd) if rank in calls and calls[rank].placed != one.placed
+    )
+    return StopFacts(
+        ranks=odd,
+        waiting_ranks=others,
+        group=one.group,
+        collective=other.words,
+        sequence=found.turn,
+        unlike=one.words,
+        kind=_kind_of(found, one, other, run).value,
+        step=min((call.step for call in calls.values() if call.step is not None), default=None),
+        since_s=run.since_s,
+        where=distinct_places([calls[rank].where for rank in odd]),
+        waits_at=distinct_places([calls[rank].where for rank in others if rank in calls] or [other.where]),
+        evidence=[_called(rank, call, not call.returned) for rank, call in sorted(calls.items())][:_MOST_TOLD]
+        + [_met(each) for each in run.ranks.values() if _ended_by_sizes(each)],
+    )
+
+
+def _in_one_step(run: RunEvidence) -> StopFacts | None:
+    """The same of recordings that do not number calls: by what ranks called from Python in the step that ended."""
     victims = [each for each in run.ranks.values() if _ended_by_sizes(each)]
     step = max((each.step for each in victims if each.step is not None), default=None)
     if step is None or _GLOO not in (run.backend or ""):
         return None
     there = {rank: each for rank, each in run.ranks.items() if each.step == step}
     pending = {rank: call for rank, each in there.items() if (call := _pending(each, run)) is not None}
-    by_rank = {rank: each.calls for rank, each in there.items()}
+    by_rank = {rank: each.calls_in_step for rank, each in there.items()}
     odd = disagreeing(by_rank, pending, run.usual)
     if not odd:
         return None
@@ -49,27 +175,16 @@ def disagreement(run: RunEvidence) -> StopFacts | None:
         step=step,
         where=distinct_places([_place(run.ranks[rank], pending) for rank in odd]),
         waits_at=distinct_places([_place(run.ranks[rank], pending) for rank in others if rank in pending]),
-        evidence=[_called(rank, pending[rank]) for rank in sorted(pending)]
+        evidence=[_called(rank, pending[rank], True) for rank in sorted(pending)]
         + [_met(each) for each in victims],
     )
 
 
-def _ended_by_sizes(each: RankEvidence) -> bool:
-    """Whether Gloo ended it, or had it raise, because of what it was sent."""
-    if any(_SIZES.search(str(raised.get("message") or "")) for raised in each.raised):
-        return True
-    # By a thread that is none of Python's: what stands there is the training thread.
-    return each.signal == signal.SIGABRT and (each.calls_open or in_backward(each.phase, each.stack))
-
-
 def _pending(each: RankEvidence, run: RunEvidence) -> Call | None:
     """What it had called and not come back from; None where that is not known."""
-    backward = in_backward(each.phase, each.stack)
-    if each.calls and not each.calls[-1].returned and not backward:
-        return each.calls[-1]
-    if backward:
+    if in_backward(each.phase, each.stack):
         return gradients(each.where or run.usual.backward_at)
-    return None
+    return each.open_call
 
 
 def _place(each: RankEvidence, pending: Mapping[int, Call]) -> Where | None:
@@ -78,17 +193,39 @@ def _place(each: RankEvidence, pending: Mapping[int, Call]) -> Where | None:
     return (each.where if each.stack else None) or called or each.where
 
 
-def _kind(one: Call, other: Call | None, run: RunEvidence) -> Difference:
-    if other is None:
+def _kind_of(found: Parting, one: Call, other: Call, run: RunEvidence) -> Difference:
+    kind = _kind(one, other, run, found.turn)
+    whose = (Difference.EXTRA, Difference.LACKING)
+    return Difference.OPERATION if kind in whose and not found.is_decided else kind
+
+
+def _kind(one: Call, other: Call | None, run: RunEvidence, turn: int | None = None) -> Difference:
+    """What the rank that called ``one`` did otherwise than those that called ``other``."""
+    if other is None or _is_again(one, turn):
         return Difference.EXTRA
     if one.operation == other.operation:
-        return Difference.ORDER if run.usual.has_both(one, other) else Difference.SHAPE
-    return Difference.OPERATION
+        if run.usual.has_both(one, other) or (one.before and other.before):
+            return Difference.ORDER
+        return Difference.DTYPE if one.dtype != other.dtype else Difference.SHAPE
+    if turn is None or not (one.is_own or other.is_own):
+        return Difference.OPERATION
+    # DDP issues the same in every step: whoever is there already has skipped what was due before.
+    skipped = one.is_own and one.before and other.operation != GRADIENTS
+    return Difference.LACKING if skipped else Difference.EXTRA
 
 
-def _called(rank: int, call: Call) -> str:
+def _is_again(one: Call, turn: int | None) -> bool:
+    """Whether it was called twice in a row, which it was not before."""
+    last: Sequence[int] = one.before
+    return turn is not None and last[:1] == (turn - 1,) and last[1:] != (turn - 2,)
+
+
+def _called(rank: int, call: Call, is_open: bool) -> str:
     at = f" at {call.where.file}:{call.where.line}" if call.where else ""
-    return f"Rank {rank} had called {call.words}{at}, and the call had not returned."
+    number = f" as number {call.turn} of group {call.group}" if call.turn else ""
+    step = "" if call.step is None else f" in step {call.step}"
+    end = "and the call had not returned" if is_open else "which had returned"
+    return f"Rank {rank} had called {call.words}{at}{number}{step}, {end}."
 
 
 def _met(each: RankEvidence) -> str:

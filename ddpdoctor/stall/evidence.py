@@ -11,17 +11,20 @@ import msgspec
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import Note, RunDirectory
+from ddpdoctor.rundir.ends import JobEnd, job_end
 from ddpdoctor.rundir.phases import LONG_PHASES, WAITING_PHASES, Phase
+from ddpdoctor.rundir.processes import is_running
 from ddpdoctor.rundir.stops import (
     End,
-    HostStop,
     RankStop,
     Standstill,
     Stops,
+    launches_of,
     read_stops,
 )
 
 from .asked import Asked, asked_to_end
+from .attempts import end_by_launcher, last_attempt, rows_by_rank
 from .calls import Call, Usual, calls_of, usual_calls
 from .frames import faulting_stack, first_thread_stack, is_users, lines_of, place_of
 from .reading import read_dump
@@ -64,6 +67,9 @@ class RankEvidence(msgspec.Struct, frozen=True):
     answered: bool | None = None
     waits: bool | None = None
     in_order: bool = False
+    """Whether it ended its recording in order: its process group, or its Python. Also where its exit code is 0."""
+    left: bool = False
+    """Whether Python was left without an exception; the exit code is then the program's own choice."""
     exhausted: bool = False
     raised: Sequence[Mapping[str, Any]] = ()
     raised_ns: int | None = None
@@ -75,12 +81,18 @@ class RankEvidence(msgspec.Struct, frozen=True):
     faults: str = ""
     recording: Recording | None = None
     calls: tuple[Call, ...] = ()
-    """Collectives that it called from Python in its last step."""
+    """The last collectives that it called, from Python or by DDP."""
 
     @property
-    def calls_open(self) -> bool:
-        """Whether it has not come back from the last one."""
-        return bool(self.calls) and not self.calls[-1].returned
+    def calls_in_step(self) -> tuple[Call, ...]:
+        """Those of its last step that it called from Python."""
+        return tuple(call for call in self.calls if call.step == self.step and not call.is_own)
+
+    @property
+    def open_call(self) -> Call | None:
+        """The last one, where it has not come back from it."""
+        last = self.calls[-1] if self.calls else None
+        return last if last is not None and not last.returned and last.step == self.step else None
 
     @property
     def is_gone(self) -> bool:
@@ -103,7 +115,7 @@ class RunEvidence(msgspec.Struct, frozen=True):
     detected_ns: int | None
     since_s: float | None
     step: int | None
-    exit_code: int | None
+    job: JobEnd
     oom_kills: int
     notes: list[Note]
     backend: str | None = None
@@ -115,6 +127,13 @@ class RunEvidence(msgspec.Struct, frozen=True):
     """When it was last looked at."""
     asked: Asked | None = None
     """How somebody ended it."""
+    earlier: Sequence[Mapping[str, Any]] = ()
+    """How ranks ended of attempts before the one that is judged, and not in order: rows of ``ends.json``."""
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the job, where nobody ended it."""
+        return None if self.asked else self.job.code
 
     def stood(self, each: RankEvidence) -> bool:
         """Whether a rank was there when the job stood: what ended later was ended by somebody's watchdog, or by hand."""
@@ -131,20 +150,24 @@ def evidence_of(
     """Put together what run directories of one job hold of each rank that is analysed. ``devices``: by rank, errors that were
     counted on its device."""
     manifest = runs[0].manifest
-    records = [record for run in runs for record in run.ranks]
+    records = last_attempt(runs, logs)
+    launches = [each for run in runs for each in launches_of(run.path, notes)]
+    job = job_end([run.manifest for run in runs], launches)
     stops = _all_stops(runs, notes)
     chosen = {(record.rank, record.repeat): record for record in records}
     by_rank = {stop.rank: stop for stop in stops.ranks if not chosen or (stop.rank, stop.repeat) in chosen}
     hosts = {record.rank: record.host for record in records}
     infos = {record.rank: record.info for record in records}
-    steps = {log.rank: log for log in logs}
-    seen = _by_rank(stops.hosts, "stall", "ranks")
+    paths = {record.path for record in records}
+    steps = {log.rank: log for log in logs if not records or log.record.path in paths}
     pids = {record.rank: record.info.get("pid") for record in records}
-    ended = {
-        rank: row
-        for rank, row in _by_rank(stops.hosts, "ends", "ends").items()
-        if pids.get(rank) in (None, row.get("pid"))
-    }
+    before = {each.info.get("pid") for run in runs for each in run.recordings if each.path not in paths}
+    seen, _ = rows_by_rank(stops.hosts, "stall", "ranks", pids, before)
+    ended, others = rows_by_rank(stops.hosts, "ends", "ends", pids, before)
+    for record in records:
+        row = ended.get(record.rank, {})
+        if row.get("code") is None and row.get("signal") is None:
+            ended[record.rank] = row | end_by_launcher(record, launches)
     everybody = sorted({*by_rank, *hosts, *steps, *seen, *ended})
     ranks = {
         rank: _of(
@@ -160,18 +183,18 @@ def evidence_of(
         for rank in everybody
     }
     stalls = [host.stall for host in stops.hosts if host.stall]
-    since_s = _stood_s(stalls, ranks, logs, manifest)
+    since_s = _stood_s(stalls, ranks, logs, job, manifest)
     known = [each.step for each in ranks.values() if each.step is not None]
-    asked = asked_to_end(manifest, records, stops.hosts)
+    all_well = not any(each.raised or (each.is_gone and not each.in_order) for each in ranks.values())
+    asked = asked_to_end(job, records, stops.hosts, all_well=all_well)
     return RunEvidence(
         ranks,
         hangs=since_s is not None,
-        lasts=any(stall.get("state") == Standstill.LASTS for stall in stalls)
-        and not manifest.get("ended_ns"),
+        lasts=any(stall.get("state") == Standstill.LASTS for stall in stalls) and not job.over,
         detected_ns=min((s["detected_ns"] for s in stalls if s.get("detected_ns")), default=None),
         since_s=since_s,
         step=max(known, default=None),
-        exit_code=None if asked else manifest.get("exit_code"),
+        job=job,
         oom_kills=sum(int((host.ends or {}).get("oom_kills") or 0) for host in stops.hosts),
         notes=notes,
         backend=next((str(info["backend"]) for info in infos.values() if info.get("backend")), None),
@@ -179,21 +202,13 @@ def evidence_of(
         devices=devices or {},
         looked_ns=max((s["looked_ns"] for s in stalls if s.get("looked_ns")), default=None),
         asked=asked,
+        earlier=[row for row in others if not row.get("in_order")],
     )
 
 
 def _all_stops(runs: Sequence[RunDirectory], notes: list[Note]) -> Stops:
     each = [read_stops(run.path, notes) for run in runs]
     return Stops([r for stops in each for r in stops.ranks], [h for stops in each for h in stops.hosts])
-
-
-def _by_rank(hosts: Sequence[HostStop], document: str, rows: str) -> dict[int, dict[str, Any]]:
-    found = {}
-    for host in hosts:
-        for row in (getattr(host, document) or {}).get(rows) or ():
-            if isinstance(row.get("rank"), int):
-                found[row["rank"]] = row | {"host": host.host}
-    return found
 
 
 def _of(
@@ -244,6 +259,7 @@ def _of(
         waits=waits,
         in_order=not raised
         and bool(seen.get("in_order") or ended.get("in_order") or ending.get("how") == End.IN_ORDER),
+        left=ending.get("how") == End.IN_ORDER,
         exhausted=bool(newest.get("exhausted")),
         raised=raised,
         raised_ns=ending.get("at_ns") or ended.get("seen_ns") if raised else None,
@@ -253,7 +269,7 @@ def _of(
         oom_kills=int(ended.get("oom_kills") or 0),
         faults=faults,
         recording=_recording(rank, info, stop, newest, notes),
-        calls=calls_of(stop.calls if stop else (), step, log),
+        calls=calls_of(stop.calls if stop else (), log, _groups_of(info)),
     )
 
 
@@ -341,16 +357,17 @@ def _stood_s(
     stalls: Sequence[Mapping[str, Any]],
     ranks: Mapping[int, RankEvidence],
     logs: Sequence[RankLog],
+    job: JobEnd,
     manifest: Mapping[str, Any],
 ) -> float | None:
-    """For how long nothing went on; None where something did, or did what takes long."""
+    """For how long nothing went on; None where something did, or did what takes long. A launcher that runs watches for that itself."""
     if stalls:
         stood = [s for s in stalls if s.get("state") != Standstill.RESUMED and not s.get("paused_in")]
         if len(stood) < len(stalls):
             return None
         told = [float(stall.get("silent_s") or 0.0) for stall in stood]
         return max((silent_s for silent_s in told if 0 <= silent_s < _TUNING.most_s), default=0.0)
-    if manifest.get("ended_ns") or not ranks:
+    if job.over or not ranks or is_running(manifest):
         return None
     seen = [(each.seen_ns, each.step_since_ns) for each in ranks.values()]
     stood_s = [(at - since) / 1e9 for at, since in seen if at is not None and since is not None]

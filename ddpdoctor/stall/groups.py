@@ -21,11 +21,6 @@ class Seat(msgspec.Struct):
     last: int | None = None
     """Number of the last collective that it issued; None where the recording has none of the group."""
 
-    def before(self, sequence: int) -> Operation | None:
-        """The last operation before ``sequence`` that is still recorded."""
-        known = [number for number in self.by_sequence if number < sequence]
-        return self.by_sequence[max(known)][0] if known else None
-
 
 class Table(msgspec.Struct):
     """A process group with a seat for each member that has a recording."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 
 import msgspec
 
-from .groups import Seat, Table
+from .groups import Table
+from .order import due
 from .recording import GroupKey, Operation
 
 
@@ -98,13 +99,9 @@ def _judged(
     table: Table, sequence: int, signatures: dict[int, _Signature], issued: dict[int, Operation]
 ) -> Mismatch:
     counts = Counter(signatures.values())
-    (usual, most), *rest = counts.most_common()
-    if rest and rest[0][1] == most:
-        usual = _usual(table, sequence, counts) or usual
-        told = _usual(table, sequence, counts) is not None
-    else:
-        told = True
-    odd = tuple(sorted(rank for rank, each in signatures.items() if not told or each != usual))
+    (first, most), *rest = counts.most_common()
+    usual = _due(table, sequence, counts) if rest and rest[0][1] == most else first
+    odd = tuple(sorted(rank for rank, each in signatures.items() if usual is None or each != usual))
     others = tuple(sorted(rank for rank in signatures if rank not in odd))
     return Mismatch(
         table.key,
@@ -116,31 +113,21 @@ def _judged(
     )
 
 
-def _usual(table: Table, sequence: int, counts: Counter[_Signature]) -> _Signature | None:
-    """The one of the signatures that came more often in this place before, after the same collective; None where none did."""
-    before: Counter[_Signature] = Counter()
-    ever: Counter[_Signature] = Counter()
-    for seat in table.seats.values():
-        last = seat.before(sequence)
-        here = _signature([last]) if last is not None else None
-        for previous, signature in _pairs(seat, sequence):
-            ever[signature] += 1
-            if previous == here:
-                before[signature] += 1
-    for history in (before, ever):
-        ranked = sorted(counts, key=lambda each: history[each], reverse=True)
-        if history[ranked[0]] > history[ranked[1]]:
-            return ranked[0]
-    return None
-
-
-def _pairs(seat: Seat, sequence: int) -> Iterator[tuple[_Signature | None, _Signature]]:
-    """Each collective before ``sequence`` with the one before it."""
-    previous: _Signature | None = None
-    for number in sorted(number for number in seat.by_sequence if number < sequence):
-        signature = _signature(seat.by_sequence[number])
-        yield previous, signature
-        previous = signature
+def _due(table: Table, sequence: int, signatures: Collection[_Signature]) -> _Signature | None:
+    """The one of the signatures that was due there by what the group did before, as the member knows it that remembers most: by how
+    often it comes, or because it alone has come after the same collective."""
+    known = max(table.seats.values(), key=lambda seat: len(seat.by_sequence))
+    past = {number: _signature(each) for number, each in known.by_sequence.items() if number < sequence}
+    before = {each: [number for number, other in past.items() if other == each] for each in signatures}
+    found = due(before, sequence)
+    if found is not None or sequence - 1 not in past:
+        return found
+    after = {
+        past[number]
+        for number in past
+        if past.get(number - 1) == past[sequence - 1] and past[number] in before
+    }
+    return after.pop() if len(after) == 1 else None
 
 
 def _difference(

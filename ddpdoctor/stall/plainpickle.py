@@ -11,9 +11,11 @@ from typing import Any
 
 MOST_BYTES = 64 << 20
 """A dump of 20,000 collectives with their stacks has half of it."""
+MOST_CONTAINERS = 2 << 20
+"""Lists, tuples and dicts of a dump, pickled or in JSON: an empty one takes one byte in a file and sixty in memory."""
 _MOST_VALUES = 20_000_000
-"""Opcodes that are followed: an empty list takes one byte in a file and sixty in memory. So many values, too, with those that
-the file holds once and refers to often counted each time: who reads the value meets all of them."""
+"""Opcodes that are followed. So many values, too, with those that the file holds once and refers to often counted each time: who
+reads the value meets all of them."""
 _LETTERS_A_VALUE = 256
 """Letters of a string that weigh as much as a value."""
 
@@ -25,18 +27,22 @@ _CALLS = {
     **dict.fromkeys((0x82, 0x83, 0x84), "it uses an extension"),
 }
 """Opcodes by which a pickle could run code, and what each of them says."""
-_KEYS = frozenset((str, int, float, bool, type(None)))
-"""Types of a dict's keys. The hash of a tuple of tuples may take forever."""
+_LONGEST_KEY = 1024
+"""Letters. Keys are texts, as torch's all are: their hashes differ from process to process. Numbers, also those of eight bytes, can be
+chosen so that each looks at all places that a dict has taken."""
 _CONSTANTS: dict[int, Any] = {0x4E: None, 0x88: True, 0x89: False}
 _TUPLES = {0x85: 1, 0x86: 2, 0x87: 3}
-_MOST_DIGITS_BYTES = 16
-"""Of a whole number; those of a dump have eight."""
+_MOST_DIGITS_BYTES = 8
+"""Of a whole number."""
+_HOLDERS = (list, tuple, dict)
+_MORE = "it holds more values than any flight recorder keeps"
 _BINGET, _LONG_BINGET, _BINPUT, _LONG_BINPUT, _MEMOIZE = 0x68, 0x6A, 0x71, 0x72, 0x94
 _BININT, _BININT1, _BININT2, _LONG1, _BINFLOAT = 0x4A, 0x4B, 0x4D, 0x8A, 0x47
 _BINUNICODE, _SHORT_BINUNICODE, _BINUNICODE8 = 0x58, 0x8C, 0x8D
 _STRINGS = (_BINUNICODE, _SHORT_BINUNICODE, _BINUNICODE8)
 _EMPTY_DICT, _EMPTY_LIST, _EMPTY_TUPLE, _POP_MARK = 0x7D, 0x5D, 0x29, 0x28
 _APPENDS, _APPEND, _SETITEMS, _SETITEM, _TUPLE = 0x65, 0x61, 0x75, 0x73, 0x74
+_TUPLE_CODES = frozenset((*_TUPLES, _TUPLE))
 _STOP, _PROTO, _FRAME = 0x2E, 0x80, 0x95
 _WORD, _LONG_WORD = struct.Struct("<I").unpack_from, struct.Struct("<Q").unpack_from
 _SIGNED, _SHORT = struct.Struct("<i").unpack_from, struct.Struct("<H").unpack_from
@@ -52,8 +58,9 @@ def read_plain(data: bytes) -> Any:
     if len(data) > MOST_BYTES:
         raise NotPlainError(f"it is larger than {MOST_BYTES >> 20} MiB")
     try:
-        value = _value(data)
-        _weigh(value)
+        value, is_shared = _value(data)
+        if is_shared:
+            _weigh(value)
         return value
     except (IndexError, struct.error):
         raise NotPlainError("it is cut off") from None
@@ -61,16 +68,17 @@ def read_plain(data: bytes) -> Any:
         raise NotPlainError("it is damaged") from None
 
 
-def _value(data: bytes) -> Any:
-    """One pass over the opcodes, the most frequent ones first: a dump has hundreds of thousands."""
+def _value(data: bytes) -> tuple[Any, bool]:
+    """The value, and whether it refers to containers more than once. One pass over the opcodes, the most frequent ones first: a dump
+    has hundreds of thousands."""
     stack: list[Any] = []
-    memo: dict[int, Any] = {}
-    at = 0
+    memo = _Memo()
+    containers = at = 0
     for _ in range(_MOST_VALUES):
         code = data[at]
         at += 1
         if code == _BINGET:
-            stack.append(memo[data[at]])
+            stack.append(memo.again(data[at]))
             at += 1
         elif code == _POP_MARK:
             stack.append(_MARK)
@@ -81,12 +89,13 @@ def _value(data: bytes) -> Any:
             text, at = _text(data, code, at)
             stack.append(text)
         elif code == _EMPTY_LIST:
+            containers += 1
             stack.append([])
         elif code == _APPENDS:
             values = _since_mark(stack)
             list.extend(stack[-1], values)
         elif code == _LONG_BINGET:
-            stack.append(memo[_WORD(data, at)[0]])
+            stack.append(memo.again(_WORD(data, at)[0]))
             at += 4
         elif code == _LONG_BINPUT:
             memo[_WORD(data, at)[0]] = stack[-1]
@@ -94,16 +103,16 @@ def _value(data: bytes) -> Any:
         elif code == _MEMOIZE:
             memo[len(memo)] = stack[-1]
         elif code == _EMPTY_DICT:
+            containers += 1
             stack.append({})
         elif code == _SETITEMS:
             values = _since_mark(stack)
-            if not _KEYS.issuperset(map(type, values[::2])):
-                raise NotPlainError("it is damaged")
+            _check_keys(values[::2])
             dict.update(stack[-1], zip(values[::2], values[1::2], strict=False))
         elif code in _CONSTANTS:
             stack.append(_CONSTANTS[code])
         elif code == _STOP:
-            return stack.pop()
+            return stack.pop(), memo.is_shared
         elif code == _PROTO:
             at += 1
         elif code == _FRAME:
@@ -112,8 +121,36 @@ def _value(data: bytes) -> Any:
             number, at = _number(data, code, at)
             stack.append(number)
         else:
+            containers += code in _TUPLE_CODES
             _build(stack, code)
-    raise NotPlainError("it holds more values than any flight recorder keeps")
+        if containers > MOST_CONTAINERS:
+            break
+    raise NotPlainError(_MORE)
+
+
+class _Memo(dict[int, Any]):
+    """What the file holds once and refers to by a number."""
+
+    is_shared = False
+    """Whether a container was referred to: only then the value can be larger than the file, or hold itself."""
+    letters = 0
+    """Of texts that were referred to, each time."""
+
+    def again(self, number: int) -> Any:
+        value = self[number]
+        if type(value) is str:
+            self.letters += len(value)
+            if self.letters > _LETTERS_A_VALUE * _MOST_VALUES:
+                raise NotPlainError(_MORE)
+        elif isinstance(value, _HOLDERS):
+            self.is_shared = True
+        return value
+
+
+def _check_keys(keys: list[Any]) -> None:
+    for key in keys:
+        if type(key) is not str or len(key) > _LONGEST_KEY:
+            raise NotPlainError("what stands for a key in it is no text of at most a thousand letters")
 
 
 def _weigh(value: Any) -> None:
@@ -129,9 +166,9 @@ def _weigh(value: Any) -> None:
                 weights[id(each)] = _weight(each, weights)
             continue
         if isinstance(each, dict):
-            parts = [part for part in each.values() if isinstance(part, list | tuple | dict)]
+            parts = [part for part in each.values() if part and isinstance(part, _HOLDERS)]
         elif isinstance(each, list | tuple):
-            parts = [part for part in each if isinstance(part, list | tuple | dict)]
+            parts = [part for part in each if part and isinstance(part, _HOLDERS)]
         else:
             return
         weights[id(each)] = 0
@@ -149,7 +186,7 @@ def _weight(container: Any, weights: dict[int, int]) -> int:
         else:
             weight += weights.get(id(part), 1)
     if weight > _MOST_VALUES:
-        raise NotPlainError("it holds more values than any flight recorder keeps")
+        raise NotPlainError(_MORE)
     return weight
 
 
@@ -181,7 +218,7 @@ def _number(data: bytes, code: int, at: int) -> tuple[float, int]:
     length = data[at]
     end = at + 1 + length
     if length > _MOST_DIGITS_BYTES:
-        raise NotPlainError("it holds a number of more than 128 bits")
+        raise NotPlainError("it holds a number of more than 64 bits")
     if end > len(data):
         raise IndexError
     return int.from_bytes(data[at + 1 : end], "little", signed=True), end
@@ -203,8 +240,7 @@ def _build(stack: list[Any], code: int) -> None:
         list.append(stack[-1], value)
     elif code == _SETITEM:
         value, key = stack.pop(), stack.pop()
-        if type(key) not in _KEYS:
-            raise NotPlainError("it is damaged")
+        _check_keys([key])
         dict.__setitem__(stack[-1], key, value)
     else:
         raise NotPlainError(_CALLS.get(code, "it holds more than plain values"))

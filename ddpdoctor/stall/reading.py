@@ -9,12 +9,11 @@ from typing import Any
 from ddpdoctor.rundir.files import parsed, read_bounded
 
 from .dumps import PICKLE
-from .plainpickle import MOST_BYTES, NotPlainError, read_plain
+from .plainpickle import MOST_BYTES, MOST_CONTAINERS, NotPlainError, read_plain
 from .recording import GroupKey, NoDumpError, Recording, recording_of
 
-_MOST_CONTAINERS, _MOST_VALUES = 2 << 20, 6 << 20
-"""Of a dump in JSON: lists and objects, and all values. One of 64 MiB as torch writes them has a quarter of that; a file of nothing
-but brackets would become a gigabyte of objects."""
+_MOST_VALUES = 6 << 20
+"""Of a dump in JSON. One of 64 MiB as torch writes them has a quarter of that, as it has of containers."""
 
 
 def read_dump(path: str, rank: int, known: Mapping[str, GroupKey] | None = None) -> Recording | str:
@@ -35,6 +34,6 @@ def read_dump(path: str, rank: int, known: Mapping[str, GroupKey] | None = None)
 def _json(data: bytes) -> Any:
     """Raises ValueError, with a reason in words."""
     containers = data.count(b"[") + data.count(b"{")
-    if containers > _MOST_CONTAINERS or containers + data.count(b",") > _MOST_VALUES:
+    if containers > MOST_CONTAINERS or containers + data.count(b",") > _MOST_VALUES:
         raise ValueError("it holds more values than any recorder writes")
     return parsed(data)[0]

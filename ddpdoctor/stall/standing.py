@@ -16,9 +16,7 @@ from .frames import MOST_FRAMES, place_of
 
 def activity(each: RankEvidence) -> Activity | None:
     """What a rank does, by all that is known of it."""
-    found = activity_of(
-        each.phase, each.stack, each.process, answered=each.answered, keeps_lock=each.keeps_lock
-    )
+    found = activity_of(each.phase, each.stack, each.process, keeps_lock=each.keeps_lock)
     if each.joined or each.waits:
         return found
     says = "has not called init_process_group"
@@ -27,6 +25,8 @@ def activity(each: RankEvidence) -> Activity | None:
 
 def last_at(each: RankEvidence) -> Where | None:
     """Where a rank is, or called the last collective that it is known to have issued."""
+    if each.where is None and each.open_call is not None:
+        return each.open_call.where
     if each.where is not None or each.recording is None:
         return each.where
     issued = sorted((*each.recording.operations, *each.recording.messages), key=lambda o: o.order)
@@ -93,7 +93,8 @@ def _before_joining(each: RankEvidence) -> str:
 
 def _last_collective(each: RankEvidence) -> str | None:
     recording = each.recording
-    if recording is None or not (recording.operations or recording.messages):
-        return None
-    last = max((*recording.operations[-1:], *recording.messages[-1:]), key=lambda each: each.order)
-    return f"{last.name} number {last.sequence} of {last.group.words}"
+    if recording is not None and (recording.operations or recording.messages):
+        last = max((*recording.operations[-1:], *recording.messages[-1:]), key=lambda each: each.order)
+        return f"{last.name} number {last.sequence} of {last.group.words}"
+    called = each.calls[-1] if each.calls else None
+    return None if called is None or called.turn is None else f"{called.words}, number {called.turn}"

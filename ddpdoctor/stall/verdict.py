@@ -11,16 +11,18 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.hangfacts import HangFacts, StopFacts
 from ddpdoctor.measure.places import Where
+from ddpdoctor.rundir.ends import POLITE, JobEnd
 from ddpdoctor.rundir.phases import Phase
 from ddpdoctor.rundir.stops import signal_name
 
 from .answer import Verdict
-from .asked import POLITE, Asked
+from .asked import Asked
 from .causes import ends_of
 from .chains import Blame, Root, Why, blame
 from .devices import of_devices
-from .disagreement import disagreement
+from .disagreement import disagreement, in_hang, ran_out, with_positions
 from .dumps import Dumps
+from .ends import conclusions, controllers_end, doubts
 from .evidence import RankEvidence, RunEvidence
 from .frames import distinct_places, place_of
 from .groups import Table, expected_ranks, tables_of
@@ -42,7 +44,7 @@ def of_dumps(dumps: Dumps) -> Verdict:
         detected_ns=None,
         since_s=None,
         step=None,
-        exit_code=None,
+        job=JobEnd(),
         oom_kills=0,
         notes=[],
     )
@@ -57,12 +59,18 @@ def of_dumps(dumps: Dumps) -> Verdict:
 
 def of_run(run: RunEvidence) -> Verdict:
     """The verdict on a recorded run."""
+    return replace(_of_run(run), job=run.job)
+
+
+def _of_run(run: RunEvidence) -> Verdict:
     failed = any(each.raised or each.signal or each.code for each in run.ranks.values())
-    if not run.hangs and not failed and not run.exit_code and run.asked is None:
-        return Verdict(HangFacts(looked=True), [], [])
-    if run.asked is None and not run.hangs:
+    if not run.hangs and not failed and not run.job.failed and run.asked is None:
+        return Verdict(HangFacts(looked=True), [], doubts(run))
+    if run.asked is None and not run.hangs and not run.job.succeeded:
         run = replace(run, asked=_asked_below_the_launcher(run))
     found = _stopped(run, [])
+    if found.facts.state is None and run.asked is None:
+        return replace(found, notes=[*found.notes, *doubts(run)])
     if found.facts.state is not None or run.asked is None:
         return found
     standing = [standing_of(each, (), run) for _, each in sorted(run.ranks.items())]
@@ -83,16 +91,18 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
     recordings = {rank: each.recording for rank, each in run.ranks.items() if each.recording is not None}
     tables = tables_of(list(recordings.values()), list(run.ranks))
     found = blame(tables, recordings)
-    ends = ends_of(run)
+    ends = ends_of(run, conclusions(run))
     causes, effects = dict(ends.causes), ends.effects
-    if causes.keys() <= {"died", "raised"} and (different := disagreement(run)) is not None:
-        causes, effects = {"different": different}, []
+    if causes and causes.keys() <= {"died", "raised"} and (different := disagreement(run)) is not None:
+        causes = {"different": different}
     elif causes:
         causes = {name: _with_waiting(cause, found, run) for name, cause in causes.items()}
+        causes = {name: with_positions(cause, run) for name, cause in causes.items()}
     elif run.hangs:
         causes = _hang(run, tables, found, recordings, notes, only_dumps)
-    elif run.exit_code and run.asked is None:
-        causes = {"unexplained": StopFacts(message=f"exit code {run.exit_code}", step=run.step)}
+    elif run.job.failed and run.asked is None:
+        how = f"exit code {run.job.code}" if run.job.signal is None else signal_name(run.job.signal)
+        causes = {"unexplained": StopFacts(message=how, step=run.step, evidence=controllers_end(run))}
     causes = of_devices(causes, run)
     guilty = {rank for cause in causes.values() for rank in cause.ranks or ()}
     facts = HangFacts(
@@ -102,6 +112,7 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
         since_s=run.since_s,
         step=run.step,
         exit_code=run.exit_code or None,
+        hidden=True if causes and run.job.succeeded else None,
         effects=effects,
         **causes,
     )
@@ -128,6 +139,9 @@ def _hang(
     if alive and all(each.phase == Phase.RENDEZVOUS for each in alive):
         return {"rendezvous": _simple(run, [], alive, "wait for a process group to be created")}
     mismatch = next(iter(first_differences(tables)), None)
+    called = in_hang(mismatch, run, whole=len(recordings) == len(run.ranks))
+    if called is not None:
+        return {"different": called}
     if mismatch is not None:
         return _of_mismatch(mismatch, run)
     roots = found.roots
@@ -165,12 +179,14 @@ def _of_mismatch(found: Mismatch, run: RunEvidence) -> dict[str, StopFacts]:
         since_s=run.since_s,
         step=_first_step(odd),
         where=distinct_places([_called_at(each, found.by_rank[each.rank]) for each in odd]),
-        waits_at=distinct_places([_called_at(run.ranks[each], found.by_rank[each]) for each in found.others]),
+        waits_at=distinct_places(
+            [_called_at(run.ranks[each], found.by_rank[each]) for each in found.others or (rank,)]
+        ),
         evidence=[_issued(number, operation) for number, operation in sorted(found.by_rank.items())][
             :_MOST_EVIDENCE
         ],
     )
-    if found.difference is not Difference.ORDER and any(each.exhausted for each in odd):
+    if found.difference is not Difference.ORDER and ran_out(found.odd, found.by_rank, run):
         return {"uneven": stop}
     return {"different": stop}
 

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from .lock import HostLock, acquire_host_lock
     from .nvml import NvmlSampler
     from .processes import RANK_FIELDS, ProcessTreeSampler
-    from .prometheus import METRICS, Exporter, start_exporter
+    from .prometheus import METRICS, Exporter, serve_metrics
     from .reader import Telemetry, read_telemetry
     from .sampler import TELEMETRY_SCHEMA, TelemetrySampler
 
@@ -37,7 +37,7 @@ __all__ = [
     "data_wait_ms",
     "phase_shares",
     "read_telemetry",
-    "start_exporter",
+    "serve_metrics",
     "step_ms",
 ]
 
@@ -61,7 +61,7 @@ _PLACES = {
     "data_wait_ms": "live",
     "phase_shares": "live",
     "read_telemetry": "reader",
-    "start_exporter": "prometheus",
+    "serve_metrics": "prometheus",
     "step_ms": "live",
 }
 __getattr__ = deferred(__name__, _PLACES)

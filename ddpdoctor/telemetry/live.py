@@ -70,12 +70,12 @@ class Tail:
                 self._shift = shift
                 size = source.seek(0, 2)
                 skipped = size - self._position > LOOK_BYTES
-                source.seek(size - LOOK_BYTES if skipped else self._position)
+                begin = source.seek(size - LOOK_BYTES if skipped else self._position)
                 data = source.read(LOOK_BYTES)
         except OSError:
             return
         whole = data.rfind(b"\n") + 1
-        self._position = size - len(data) + whole
+        self._position = begin + whole
         yield from data[:whole].split(b"\n")[1 if skipped else 0 : -1]
 
 
@@ -248,11 +248,13 @@ class LiveRun:
         middle = statistics.median(medians.values())
         return {host: moment - middle for host, moment in medians.items()}
 
-    def samples_per_s(self, count: int) -> float | None:
-        """Samples of all ranks per second: of the batches in the newest ``count`` steps recorded in full, and the newest steps'
-        time; None where batches are unknown."""
+    def samples_per_s(self, count: int, host: str | None = None) -> float | None:
+        """Samples per second of all ranks, or those of one host: of the batches in the newest ``count`` steps recorded in full, and
+        the newest steps' time; None where batches are unknown."""
         rates = []
         for live in self.ranks.values():
+            if host not in (None, live.host):
+                continue
             steps = [step for step in live.recent_in_full(count) if step.samples]
             if not steps:
                 return None

@@ -1,4 +1,4 @@
-"""One sampler a host: several launchers may share a host and its folder, one of them samples."""
+"""One sampler a host, and one exporter of metrics: several launchers may share a host and its folder, one of them samples."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from pathlib import Path
 
 import psutil
 
-LOCK_FILE = "telemetry.lock"
-PID_FILE = "telemetry.pid"
+TELEMETRY = "telemetry"
 _CLOCK_STEP_S = 2.0
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOTTY)
 
@@ -39,8 +38,8 @@ class HostLock:
             pass
 
 
-def acquire_host_lock(directory: Path) -> HostLock | None:
-    """The lock of ``directory`` (``RUN/hosts/<host>``, made if missing); None where another process holds it.
+def acquire_host_lock(directory: Path, of: str = TELEMETRY) -> HostLock | None:
+    """The lock of ``directory`` (``RUN/hosts/<host>``, made if missing) for one kind of work; None where another process holds it.
 
     None as well where the folder cannot be written: there is nothing to sample into then. Never raises.
     """
@@ -48,14 +47,14 @@ def acquire_host_lock(directory: Path) -> HostLock | None:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-        handle = os.open(directory / LOCK_FILE, flags, 0o644)
+        handle = os.open(directory / f"{of}.lock", flags, 0o644)
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return HostLock(handle, None)
     except OSError as error:
         if handle is not None:
             os.close(handle)
         if error.errno in _UNSUPPORTED and handle is not None:
-            return _acquire_pid_file(directory / PID_FILE)
+            return _acquire_pid_file(directory / f"{of}.pid")
         return None
 
 

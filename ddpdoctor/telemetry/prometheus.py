@@ -1,4 +1,4 @@
-"""The running job as metrics for Prometheus: text exposition format 0.0.4, served by the launcher.
+"""The running job as metrics for Prometheus: text exposition format 0.0.4, served by a process beside the launcher.
 
 Format and naming: https://prometheus.io/docs/instrumenting/exposition_formats/ and
 https://prometheus.io/docs/practices/naming/ (base units, counters end in ``_total``). What was not measured has
@@ -8,20 +8,19 @@ no line, never a zero.
 from __future__ import annotations
 
 import socket
-import socketserver
-import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 from ddpdoctor.plain import plain_lines
+from ddpdoctor.rundir import host_directory
 
 from .live import RECENT_STEPS, Lateness, LiveRank, LiveRun, age_s, data_wait_ms, step_ms
+from .lock import acquire_host_lock
+from .scrapes import Scrapes
 
-LOOPBACK = "127.0.0.1"
-CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-_CLOSE_S = 1.0
+_PAGE_S = 0.5
 
 RANK_METRICS: Mapping[str, tuple[str, str]] = {
     "ddpdoctor_steps_total": ("counter", "Optimizer steps that the rank has completed."),
@@ -47,7 +46,7 @@ RANK_METRICS: Mapping[str, tuple[str, str]] = {
     "ddpdoctor_rank_memory_bytes": ("gauge", "Resident memory of the rank and its children."),
 }
 HOST_METRICS: Mapping[str, tuple[str, str]] = {
-    "ddpdoctor_samples_per_second": ("gauge", "Samples that all ranks of the job train on per second."),
+    "ddpdoctor_samples_per_second": ("gauge", "Samples that the ranks of the host train on per second."),
     "ddpdoctor_host_cpu_ratio": ("gauge", "CPU time of the host in use, 0 to 1."),
     "ddpdoctor_host_io_wait_ratio": ("gauge", "CPU time in which the host waits for disks, 0 to 1."),
     "ddpdoctor_host_memory_used_bytes": ("gauge", "Memory of the host in use."),
@@ -88,7 +87,7 @@ def _samples(run: LiveRun, host: str) -> Iterator[Sample]:
             used = processes.get(str(live.rank)) or {}
             yield from _rank_samples(live, late, used)
     where, machine = {"host": host}, sample.get("host") or {}
-    yield "ddpdoctor_samples_per_second", where, run.samples_per_s(RECENT_STEPS)
+    yield "ddpdoctor_samples_per_second", where, run.samples_per_s(RECENT_STEPS, host)
     yield "ddpdoctor_host_cpu_ratio", where, _scaled(machine.get("cpu_percent"), 0.01)
     yield "ddpdoctor_host_io_wait_ratio", where, _scaled(machine.get("iowait_percent"), 0.01)
     yield "ddpdoctor_host_memory_used_bytes", where, machine.get("memory_used_bytes")
@@ -122,88 +121,47 @@ def _escaped(text: str) -> str:
     return plain_lines(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-class _Server(ThreadingHTTPServer):
-    """The standard library's server without a look at DNS, and with nothing to say on stderr."""
-
-    daemon_threads = True
-    timeout = 0.5
-    """Seconds that handle_request() waits for a scrape."""
-
-    def __init__(self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler]) -> None:
-        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
-        super().__init__(address, handler)
-
-    def server_bind(self) -> None:
-        # HTTPServer's own asks for the host's full name, which may take seconds where DNS is slow.
-        socketserver.TCPServer.server_bind(self)
-
-    def handle_error(self, request: object, client_address: object) -> None:
-        """A scraper that hangs up is its own affair."""
-
-
 class Exporter:
-    """Serves ``/metrics`` from daemon threads. Each scrape reads what the ranks have recorded since the last."""
+    """Serves :data:`.scrapes.PATH`. A scrape reads what the ranks have recorded since the last."""
 
     def __init__(self, run: Path, host: str, address: tuple[str, int]) -> None:
-        """Raises OSError or OverflowError where the address cannot be served on."""
-        self._run, self._host, self._lock = LiveRun(run), host, threading.Lock()
-        self._server = _Server(address, _handler(self.page))
-        self.port: int = self._server.server_address[1]
+        """Raises OSError or OverflowError where the address (host, port) cannot be served on."""
+        self._run, self._host = LiveRun(run), host
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        listener = socket.create_server(address, family=family)
+        self._scrapes = Scrapes(listener, self.page, address[0])
+        self.port: int = listener.getsockname()[1]
         """The port, also where 0 asked for any."""
-        self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="ddpdoctor-metrics", daemon=True)
-        self._thread.start()
+        self._text, self._until_s = "", 0.0
 
-    def _serve(self) -> None:
-        # Not serve_forever(): its shutdown() waits without limit.
-        while not self._ending.is_set():
-            self._server.handle_request()
-        self._server.server_close()
+    def serve(self, ended: int) -> None:
+        """Answer until the descriptor ``ended`` can be read, or its other end is closed."""
+        self._scrapes.serve(ended)
 
     def page(self) -> str:
-        """The metrics as of now."""
-        with self._lock:
+        """The metrics as of now, or of ``_PAGE_S`` before: however often somebody asks, files are not read more often."""
+        if time.monotonic() >= self._until_s:
             self._run.look()
-            return exposition(self._run, self._host)
-
-    def close(self) -> None:
-        """End serving, within ``_CLOSE_S``; what is under way then goes with the process."""
-        self._ending.set()
-        self._thread.join(_CLOSE_S)
+            self._text, self._until_s = exposition(self._run, self._host), time.monotonic() + _PAGE_S
+        return self._text
 
 
-def _handler(page: Callable[[], str]) -> type[BaseHTTPRequestHandler]:
-    class Handler(BaseHTTPRequestHandler):
-        timeout = 10
-
-        def do_GET(self) -> None:
-            if self.path.partition("?")[0] not in ("/metrics", "/"):
-                self.send_error(404, "metrics are at /metrics")
-                return
-            body = page().encode()
-            self.send_response(200)
-            self.send_header("Content-Type", CONTENT_TYPE)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, format: str, *arguments: object) -> None:
-            """Nothing: stderr is the job's."""
-
-    return Handler
-
-
-def start_exporter(
-    run: Path, host: str, address: tuple[str, int] | None, warn: Callable[[str], None]
-) -> Exporter | None:
-    """Serve the run's metrics at ``address`` (host, port); None where that is None or cannot be had, which is
-    said through ``warn``: the job goes on without.
+def serve_metrics(
+    run: Path, host: str, address: tuple[str, int], ended: int, say: Callable[[str], None]
+) -> None:
+    """Serve the metrics of ``host`` in the run directory ``run`` until ``ended`` can be read; nothing where another process of this
+    host does. ``say`` is told what is wrong, if anything, as soon as that is known.
     """
-    if address is None:
-        return None
+    lock = acquire_host_lock(Path(host_directory(str(run), host)), "metrics")
+    if lock is None:
+        say("")
+        return
     try:
-        return Exporter(run, host, address)
+        exporter = Exporter(run, host, address)
     except Exception as error:
         shown = f"[{address[0]}]" if ":" in address[0] else address[0]
-        warn(f"--prometheus: no metrics, because {shown}:{address[1]} cannot be served on: {error}.")
-        return None
+        say(f"--prometheus: no metrics, because {shown}:{address[1]} cannot be served on: {error}.")
+    else:
+        say("")
+        exporter.serve(ended)
+    lock.release()

@@ -15,14 +15,16 @@ from pathlib import Path
 from msgspec.structs import replace
 
 import ddpdoctor
-from ddpdoctor.aside import replace_file
-from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own
+from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own, own_entries
+from ddpdoctor.rundir import is_hollow
 from ddpdoctor.trace.columns import SCHEMA, RankTrace, is_archive, placed, read_archive, write_archive
 from ddpdoctor.trace.formats import load_trace
-from ddpdoctor.trace.sources import content_tag, is_hollow, is_url, open_binary
+from ddpdoctor.trace.sources import content_tag, is_url, open_binary
+from ddpdoctor.written import replace_file
 
 _LAYOUT = 3
 """Raised whenever entries made before must not be read, though their schema is the same."""
+_SUFFIX = ".cached"
 LIMIT_BYTES = 8 << 30
 """The least recently used entries go beyond this size."""
 
@@ -71,7 +73,7 @@ def _entry(path: str, version: str) -> Path:
         with open_binary(path) as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
-    return cache_folder("traces") / f"{digest.hexdigest()}.cached"
+    return cache_folder("traces") / f"{digest.hexdigest()}{_SUFFIX}"
 
 
 def _read(entry: Path) -> RankTrace | None:
@@ -95,7 +97,7 @@ def _write(entry: Path, trace: RankTrace) -> None:
 def _prune(folder: Path) -> None:
     """Removes the entries that were used longest ago until the rest is within :data:`LIMIT_BYTES`."""
     entries = []
-    for file in folder.iterdir():
+    for file in own_entries(folder, _SUFFIX):
         with contextlib.suppress(OSError):  # another process may be pruning too
             status = file.lstat()
             entries.append((status.st_mtime, status.st_size, file))

@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING
 from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
-    from .to_mlflow import log_to_mlflow
+    from .to_mlflow import check_mlflow, log_to_mlflow
     from .to_tensorboard import write_tensorboard
     from .to_wandb import log_to_wandb
     from .tracked import Tracked, tracked
 
-__all__ = ["Tracked", "log_to_mlflow", "log_to_wandb", "tracked", "write_tensorboard"]
+__all__ = ["Tracked", "check_mlflow", "log_to_mlflow", "log_to_wandb", "tracked", "write_tensorboard"]
 
 _PLACES = {
     "Tracked": "tracked",
+    "check_mlflow": "to_mlflow",
     "log_to_mlflow": "to_mlflow",
     "log_to_wandb": "to_wandb",
     "tracked": "tracked",

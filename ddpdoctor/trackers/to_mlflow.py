@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shlex
+import sqlite3
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -12,15 +13,18 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trackers.missing import missing
-from ddpdoctor.trackers.tracked import Tracked
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+    from ddpdoctor.trackers.tracked import Tracked
 
 _EXPERIMENT = "ddpdoctor"
 """Unless the environment names one, as for MLflow's own commands."""
 _MOST_METRICS, _MOST_PARAMS = 1000, 100
 """Of one request: https://mlflow.org/docs/latest/rest-api.html#log-batch"""
+_TABLES = {"alembic_version", "experiments", "runs"}
+"""That every database of MLflow has."""
 _MOST_LETTERS = 5000
 """Of a tag."""
 _NOTE = "mlflow.note.content"
@@ -44,6 +48,7 @@ def log_to_mlflow(run: Tracked, place: str) -> str:
     if "://" not in place:
         folder = Path(place).resolve()
         uri, artefacts = _database(folder / "mlflow.db"), (folder / "artifacts").as_uri()
+        check_mlflow(folder)
         folder.mkdir(parents=True, exist_ok=True)
     failures: tuple[type[Exception], ...] = (MlflowException, ImportError, *_database_errors())
     try:
@@ -65,6 +70,26 @@ def _database(file: Path) -> str:
             f"--mlflow {file.parent}: MLflow has no way to name a database there: name a folder without ? and %."
         )
     return uri
+
+
+def check_mlflow(folder: Path) -> None:
+    """Raises DdpDoctorError where ``folder`` has an mlflow.db that is not MLflow's: opening it would put MLflow's tables there."""
+    file = folder / "mlflow.db"
+    if not file.exists() or (file.is_file() and not file.stat().st_size):
+        return
+    try:
+        with contextlib.closing(sqlite3.connect(f"{file.as_uri()}?mode=ro", uri=True)) as database:
+            known = {
+                row[0] for row in database.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+            }
+    except sqlite3.OperationalError:  # locked, or on a full disk: MLflow says so itself
+        return
+    except (sqlite3.Error, ValueError):
+        known = set()
+    if not known >= _TABLES:
+        raise DdpDoctorError(
+            f"--mlflow {file.parent}: {file.name} there is not MLflow's: name another folder."
+        )
 
 
 def _database_errors() -> tuple[type[Exception], ...]:

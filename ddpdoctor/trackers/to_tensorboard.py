@@ -12,9 +12,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from ddpdoctor.report.replace import write_whole
 from ddpdoctor.trackers.missing import missing
 from ddpdoctor.trackers.tracked import Curve, Tracked
+from ddpdoctor.written import EVENTS, write_file
 
 _FILES = "events.out.tfevents.*.ddpdoctor-*"
 _FILE = "events.out.tfevents.{second:010d}.ddpdoctor-{recording}"
@@ -43,7 +43,7 @@ def write_tensorboard(run: Tracked, folder: Path) -> list[Path]:
         events += [Event(wall_time=second, step=step, summary=summary) for step, summary in found]
         file = place / file_name
         place.mkdir(parents=True, exist_ok=True)
-        write_whole(file, _records(event.SerializeToString() for event in events))
+        write_file(file, _records(event.SerializeToString() for event in events), EVENTS)
         written.append(file)
     return written
 

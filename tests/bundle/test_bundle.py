@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import errno
 import functools
+import hashlib
 import json
 import os
 import shutil
@@ -16,13 +17,13 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from ddpdoctor.aside import replace_file
 from ddpdoctor.bundle import making, write_bundle
 from ddpdoctor.bundle.commandline import parsed
 from ddpdoctor.cli.bundle import command
 from ddpdoctor.cli.run import command as run_command
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import NoteCode
+from ddpdoctor.written import LIST, folders
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "slow-data-one-rank"
 OLDEST = (3, 9)
@@ -67,6 +68,7 @@ def test_the_same_sources_give_the_same_bytes(bundle, tmp_path):
         file.relative_to(folder).as_posix(): file.read_bytes() for file in folder.rglob("*") if file.is_file()
     }
     with zipfile.ZipFile(bundle) as archive:
+        assert inside.pop(LIST)
         assert inside == {name: archive.read(name) for name in archive.namelist()}
         assert {entry.compress_type for entry in archive.infolist()} == {zipfile.ZIP_STORED}
 
@@ -208,12 +210,52 @@ def test_it_reads_the_options_that_run_reads(bundle):
         parsed(["--out"], rows)
 
 
-def test_it_replaces_nothing_but_a_bundle(tmp_path):
-    (tmp_path / "folder").mkdir()
-    bundled(tmp_path / "folder")
-    (tmp_path / "folder" / "ddpdoctor" / "left.py").write_text("")
-    bundled(tmp_path / "folder")
-    assert not (tmp_path / "folder" / "ddpdoctor" / "left.py").exists()
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def test_what_the_user_has_below_a_bundle_stays(tmp_path, monkeypatch):
+    folder = bundled(tmp_path / "folder")
+    own = {
+        "train.py": "mine",
+        "src/model.py": "mine, too",
+        "ddpdoctor/left.py": "here as well",
+        "ddpdoctor/notes": "",
+    }
+    for name, text in own.items():
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text(text)
+    bundled(folder)
+    assert {name: (folder / name).read_text() for name in own} == own
+    # What another version wrote and this one does not goes, but not once somebody changed it.
+    monkeypatch.setattr(making, "_RECORDS_NOT", (*making._RECORDS_NOT, "hook/lifetime.py"))
+    bundled(folder)
+    assert not (folder / "ddpdoctor/hook/lifetime.py").exists()
+    assert {name: (folder / name).read_text() for name in own} == own
+    (folder / "ddpdoctor/plain.py").write_text("changed")
+    monkeypatch.setattr(making, "_RECORDS_NOT", (*making._RECORDS_NOT, "plain.py"))
+    before = content(folder)
+    with pytest.raises(DdpDoctorError, match=r"plain\.py was changed after ddpdoctor wrote it"):
+        bundled(folder)
+    assert content(folder) == before
+
+
+def test_a_list_that_leads_out_of_the_folder_removes_nothing(tmp_path):
+    folder = bundled(tmp_path / "folder")
+    (tmp_path / "victim.py").write_text("")
+    (folder / "link").symlink_to(tmp_path)
+    empty = hashlib.sha256(b"").hexdigest()
+    with (folder / LIST).open("a") as out:
+        out.write(f"{empty}  ../victim.py\n{empty}  {tmp_path}/victim.py\n")
+    bundled(folder)
+    with (folder / LIST).open("a") as out:
+        out.write(f"{empty}  link/victim.py\n")
+    with pytest.raises(DdpDoctorError, match="name another folder"):
+        bundled(folder)
+    assert (tmp_path / "victim.py").exists()
+
+
+def test_a_folder_with_something_in_it_does_not_become_a_bundle(tmp_path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "train.py").write_text("")
     with pytest.raises(DdpDoctorError, match="no bundle"):
@@ -222,18 +264,19 @@ def test_it_replaces_nothing_but_a_bundle(tmp_path):
 
 
 def test_where_the_disk_was_full_the_next_call_goes_on(tmp_path, monkeypatch):
-    left = iter([True] * 5)
+    left = iter([True] * 25)
 
-    def filling(path, write):
+    def filling(place, data, judge, mode):
         if not next(left, False):
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        replace_file(path, write)
+        put(place, data, judge, mode)
 
+    put = folders.put
     with (
         monkeypatch.context() as patch,
         pytest.raises(DdpDoctorError, match=r"cannot write .*: No space left"),
     ):
-        patch.setattr(making, "replace_file", filling)
+        patch.setattr(folders, "put", filling)
         write_bundle(tmp_path / "b", [], "")
     write_bundle(tmp_path / "b", [], "")
     assert (tmp_path / "b" / "__main__.py").is_file()
@@ -247,13 +290,20 @@ def test_a_python_that_is_too_old_is_told_so(bundle):
     assert done.stderr == "ddpdoctor: Python 3.8 is too old to record with; 3.9 or newer is needed.\n"
 
 
-@pytest.mark.parametrize("content", [b"notes", b""])
-def test_a_file_that_is_no_bundle_is_not_replaced(tmp_path, content):
+def test_an_archive_that_is_no_bundle_or_was_added_to_is_not_replaced(bundle, tmp_path):
     file = tmp_path / "own.pyz"
-    file.write_bytes(content)
-    with pytest.raises(DdpDoctorError, match="no bundle"):
+    file.write_bytes(b"notes")
+    with pytest.raises(DdpDoctorError, match="not a bundle that ddpdoctor wrote"):
         write_bundle(file, [], "")
-    assert file.read_bytes() == content
+    assert file.read_bytes() == b"notes"
+    shutil.copy(bundle, file)
+    bundled(file)
+    with zipfile.ZipFile(file, "a") as archive:
+        archive.writestr("own.py", "mine")
+    before = file.read_bytes()
+    with pytest.raises(DdpDoctorError, match="ddpdoctor wrote"):
+        bundled(file)
+    assert file.read_bytes() == before
 
 
 def test_nothing_is_written_into_a_recorded_run(tmp_path):

@@ -145,3 +145,64 @@ def test_a_file_of_holes_stays_behind(tmp_path) -> None:
     done = digest(str(run), "--out", str(tmp_path / "out"))
     assert "manifest.json consists of holes" in done.stderr
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_a_digest_beside_its_traces_leaves_those_that_it_cannot_use(tmp_path):
+    traces = tmp_path / "traces"
+    traces.mkdir()
+    write(traces / "rank0.json", document(events(20), rank=0))
+    odd = traces / "rank1.json"
+    odd.write_text('{"traceEvents": []}')
+    done = digest(traces, "--out", traces)
+    assert done.returncode == 0, done.stderr
+    assert odd.read_text() == '{"traceEvents": []}'
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "rank1.json").write_text("mine")
+    done = digest(traces, "--out", out)
+    assert done.returncode == 2 and "rank1.json is there and is not" in done.stderr
+    assert (out / "rank1.json").read_text() == "mine"
+
+
+def test_a_digest_through_a_link_is_not_written_into_its_run(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(FIXTURE, run)
+    (tmp_path / "link").symlink_to(run)
+    before = sorted(run.rglob("*"))
+    for out in (run / "sub", tmp_path / "link" / "sub", run / "ranks" / "x"):
+        for given in (tmp_path / "link", run / "ranks" / "00000" / "trace.json.gz"):
+            done = digest(given, "--out", out)
+            assert done.returncode == 2 and "is inside the run directory" in done.stderr
+    assert sorted(run.rglob("*")) == before
+
+
+def test_a_digest_that_fails_removes_what_it_wrote_and_nothing_else(tmp_path, monkeypatch):
+    from ddpdoctor.errors import DdpDoctorError
+    from ddpdoctor.trace.digest import Copies, copy_records
+
+    records = sys.modules[copy_records.__module__]
+    run, out = tmp_path / "run", tmp_path / "out"
+    shutil.copytree(FIXTURE, run)
+    out.mkdir()
+    opened = records.open_binary
+
+    def meanwhile(file):
+        (out / "notes.txt").write_text("put here meanwhile")
+        if file.endswith("steps.jsonl"):
+            raise OSError(28, "No space left on device")
+        return opened(file)
+
+    monkeypatch.setattr(records, "open_binary", meanwhile)
+    with pytest.raises(DdpDoctorError, match="no space left"):
+        copy_records(str(run), out, Copies())
+    assert [file.name for file in out.iterdir()] == ["notes.txt"]
+
+
+def test_a_digest_that_was_changed_is_not_replaced(tmp_path):
+    trace = write(tmp_path / "rank0.json", document(events(20)))
+    assert digest(trace, "--out", tmp_path / "out").returncode == 0
+    (made,) = (tmp_path / "out").iterdir()
+    made.write_text("mine")
+    done = digest(trace, "--out", tmp_path / "out")
+    assert done.returncode == 2 and "another file of that name is there" in done.stderr
+    assert made.read_text() == "mine"

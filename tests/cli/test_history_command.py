@@ -26,8 +26,10 @@ def test_runs_and_reports_at_any_depth_are_found(tmp_path):
     assert done.exit_code == 0
     (tmp_path / "nightly" / "reports" / "other.json").write_text("{}")
     (tmp_path / "nightly" / "reports" / "cut.html").write_text(
-        "<html><meta name=generator content='ddpdoctor 1'>"
+        '<html><meta name="generator" content="ddpdoctor 1">'
     )
+    for page, text in (("figures", '<meta name="generator" content="ddpdoctor">'), ("notes", "<p>mine</p>")):
+        (tmp_path / "nightly" / "reports" / f"{page}.html").write_text(text)
     done = ran(tmp_path / "nightly", "--json", "-")
     told = json.loads(done.stdout)
     assert done.exit_code == 0

@@ -8,13 +8,15 @@ import sys
 import threading
 from pathlib import Path
 
+import click
 import pytest
 from click.testing import CliRunner
 
-from ddpdoctor.cli import analyze, compare, export, recorded
+from ddpdoctor.cli import analyze, bundle, compare, doctor, export, history, outputs, recorded, rules, trials
+from ddpdoctor.cli.main import cli
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report import read_diagnosis
-from ddpdoctor.report.replace import write_whole
+from ddpdoctor.written import MARKDOWN, REPORT, write_file
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURES = ROOT / "fixtures"
@@ -50,6 +52,7 @@ def content(folder):
         (analyze.command, ["r", "--json", "same", "--html", "same"]),
         (analyze.command, ["r", "--json", "same", "--html", "./same"]),
         (analyze.command, ["r", "--json", "-", "--markdown", "/dev/stdout"]),
+        (export.command, ["r", "--csv", "tables", "--timeline", "./tables/steps.csv"]),
         (analyze.command, ["saved", "--json", "saved/rank0.json.gz"]),
         (analyze.command, ["saved/*.json.gz", "--json", "saved/rank1.json.gz"]),
         (analyze.command, ["saved/rank0.json.gz", "--json", "saved/rank0.json.gz"]),
@@ -58,12 +61,19 @@ def content(folder):
 )
 def test_recordings_and_inputs_are_not_written_over(run, traces, tmp_path, monkeypatch, command, arguments):
     monkeypatch.chdir(tmp_path)
+    Path("tables").mkdir()
     Path("link").symlink_to(run / "manifest.json")
     Path("before.json").write_text("{}")
     before = content(tmp_path)
-    with pytest.raises(DdpDoctorError, match=r"name (another file|two files)\.$"):
+    with pytest.raises(DdpDoctorError, match=r"name (another file|another folder|two files)\.$"):
         CliRunner().invoke(command, arguments, catch_exceptions=False)
     assert content(tmp_path) == before
+
+
+def test_a_pipe_in_a_folder_of_traces_is_no_input(traces, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("saved/pipe")
+    outputs.check_outputs(["saved"], {"--html": (Path("saved/pipe"), REPORT)})
 
 
 def test_a_run_directory_takes_its_own_reports_and_a_folder_of_traces_new_files(
@@ -86,14 +96,15 @@ def test_links_are_followed_and_stay(tmp_path):
     (tmp_path / "there").mkdir()
     for name, target in (("old", "there/old.txt"), ("dangling", "there/new.txt")):
         (tmp_path / name).symlink_to(target)
-    (tmp_path / "there/old.txt").write_text("old")
-    write_whole(tmp_path / "old", "new")
-    write_whole(tmp_path / "dangling", "new")
+    (tmp_path / "there/old.txt").touch()
+    for text in ("first", "new"):
+        write_file(tmp_path / "old", text, MARKDOWN)
+        write_file(tmp_path / "dangling", text, MARKDOWN)
     assert (tmp_path / "old").is_symlink() and (tmp_path / "dangling").is_symlink()
-    assert [file.read_text() for file in (tmp_path / "there").iterdir()] == ["new", "new"]
+    assert [file.read_text().splitlines()[0] for file in (tmp_path / "there").iterdir()] == ["new", "new"]
     (tmp_path / "loop").symlink_to("loop")
     with pytest.raises(DdpDoctorError, match="cannot write"):
-        write_whole(tmp_path / "loop", "new")
+        write_file(tmp_path / "loop", "new", MARKDOWN)
 
 
 def test_a_fifo_is_written_into(tmp_path):
@@ -102,9 +113,9 @@ def test_a_fifo_is_written_into(tmp_path):
     got = []
     reader = threading.Thread(target=lambda: got.append(fifo.read_text()))
     reader.start()
-    write_whole(fifo, "through")
+    write_file(fifo, "through", MARKDOWN)
     reader.join(timeout=20)
-    assert got == ["through"] and fifo.is_fifo()
+    assert got[0].startswith("through\n") and fifo.is_fifo()
 
 
 def shell(line, **environment):
@@ -127,30 +138,29 @@ def test_a_dash_is_standard_output_and_nothing_else_stands_there(run, tmp_path):
     assert (done.returncode, done.stdout) == (0, "") and (tmp_path / "m.md").read_text().startswith("## ")
 
 
-def test_a_link_or_a_fifo_in_a_run_directory_is_replaced(run, tmp_path):
+def test_a_link_or_a_fifo_in_a_run_directory_is_refused(run, tmp_path):
     victim = tmp_path / "victim"
-    victim.write_text("mine")
+    victim.write_text("")
     (run / "report.html").symlink_to(victim)
     os.mkfifo(run / "diagnosis.json")
-    write_whole(run / "report.html", "new")
-    write_whole(run / "diagnosis.json", "new")
-    assert victim.read_text() == "mine"
     for name in ("report.html", "diagnosis.json"):
-        assert (run / name).read_text() == "new" and not (run / name).is_symlink()
+        with pytest.raises(DdpDoctorError, match="inside a run directory"):
+            write_file(run / name, "new", MARKDOWN)
+    assert victim.read_text() == "" and (run / "report.html").is_symlink()
 
 
 def test_a_linked_folder_in_a_run_directory_is_not_written_into(run, tmp_path):
     (tmp_path / "there").mkdir()
     (run / "out").symlink_to(tmp_path / "there")
     with pytest.raises(DdpDoctorError, match="out is a link inside a run directory"):
-        write_whole(run / "out" / "report.html", "new")
+        write_file(run / "out" / "report.html", "new", MARKDOWN)
     assert not list((tmp_path / "there").iterdir())
 
 
 def test_a_run_directory_may_be_named_by_a_link(run, tmp_path):
     (tmp_path / "latest").symlink_to(run)
-    write_whole(tmp_path / "latest" / "report.html", "new")
-    assert (run / "report.html").read_text() == "new"
+    write_file(tmp_path / "latest" / "report.html", "new", MARKDOWN)
+    assert (run / "report.html").read_text().startswith("new\n")
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make a link of another user")
@@ -160,7 +170,7 @@ def test_a_link_of_another_user_is_not_followed(tmp_path):
     link.symlink_to(victim)
     os.lchown(link, 12345, 12345)
     with pytest.raises(DdpDoctorError, match="of another user"):
-        write_whole(link, "new")
+        write_file(link, "new", MARKDOWN)
     assert victim.read_text() == "mine"
 
 
@@ -174,3 +184,117 @@ def test_a_static_report_carries_no_library(run, tmp_path):
     for static in (False, True):
         assert recorded._written(read_diagnosis(whole), tmp_path, recorded.Presentation(static=static)) == []
         assert ("ddpdoctor-plotly" in (tmp_path / "report.html").read_text()) != static
+
+
+MINE = "the user's own\n"
+COMMANDS = {
+    "analyze --html": (analyze.command, ["r", "-q", "--html", "F"]),
+    "analyze --json": (analyze.command, ["r", "-q", "--json", "F"]),
+    "analyze --markdown": (analyze.command, ["r", "-q", "--markdown", "F"]),
+    "analyze --sarif": (analyze.command, ["r", "-q", "--sarif", "F"]),
+    "analyze --junit": (analyze.command, ["r", "-q", "--junit", "F"]),
+    "compare --html": (compare.command, ["r", "r", "--html", "F"]),
+    "compare --json": (compare.command, ["r", "r", "--json", "F"]),
+    "history --html": (history.command, ["r", "--html", "F"]),
+    "history --json": (history.command, ["r", "--json", "F"]),
+    "export --timeline": (export.command, ["r", "--timeline", "F"]),
+    "doctor --json": (doctor.command, ["--json", "F"]),
+    "bundle --out": (bundle.command, ["--out", "F"]),
+    "export --csv": (export.command, ["r", "--csv", "D"]),
+    "export --parquet": (export.command, ["r", "--parquet", "D"]),
+    "export --figures": (export.command, ["r", "--figures", "D"]),
+    "export --speedscope": (export.command, ["r", "--speedscope", "D"]),
+    "bundle --out DIR": (bundle.command, ["--out", "D"]),
+}
+"""Each option that writes, with F a file and D a folder; docs/writes.md has a row for each."""
+IN_FOLDER = {
+    "export --csv": "collectives.csv",
+    "export --parquet": "events.parquet",
+    "export --figures": "figures.html",
+    "export --speedscope": "rank-00001.speedscope.json",
+    "bundle --out DIR": "ddpdoctor/plain.py",
+}
+
+
+def done_by(name: str):
+    command, arguments = COMMANDS[name]
+    file = "out.pyz" if name == "bundle --out" else "out"
+    named = [{"F": file, "D": "out"}.get(word, word) for word in arguments]
+    return CliRunner().invoke(command, named, catch_exceptions=False)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_a_command_wrote_it_writes_again_and_an_edit_stays(run, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert done_by(name).exit_code in (0, 1)
+    written = tmp_path / ("out.pyz" if name == "bundle --out" else "out") / IN_FOLDER.get(name, "")
+    written.write_text(MINE)
+    before = content(tmp_path)
+    with pytest.raises(DdpDoctorError, match=r"name another (file|folder)\.$"):
+        done_by(name)
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_users_own_file_is_refused_before_the_work(run, tmp_path, monkeypatch, name):
+    def work(*given, **named):
+        raise AssertionError("it has begun")
+
+    monkeypatch.chdir(tmp_path)
+    for module in (analyze, compare, history, export):
+        monkeypatch.setattr(module, "diagnosis_at", work)
+    if name == "export --speedscope":  # which ranks have samples is not known before
+        monkeypatch.undo()
+        monkeypatch.chdir(tmp_path)
+    place = tmp_path / ("out.pyz" if name == "bundle --out" else "out") / IN_FOLDER.get(name, "")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(MINE)
+    before = content(tmp_path)
+    with pytest.raises(DdpDoctorError, match=r"name another (file|folder)\.$"):
+        done_by(name)
+    assert content(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    "name", [name for name in COMMANDS if name not in IN_FOLDER and name != "bundle --out"]
+)
+def test_a_folder_that_is_not_there_is_said_before_the_work(run, tmp_path, monkeypatch, name):
+    monkeypatch.chdir(tmp_path)
+    for module in (analyze, compare, history):
+        monkeypatch.setattr(module, "diagnosis_at", None)
+    command, arguments = COMMANDS[name]
+    with pytest.raises(DdpDoctorError, match=r"cannot write missing/out: No such file or directory"):
+        CliRunner().invoke(
+            command, [{"F": "missing/out"}.get(word, word) for word in arguments], catch_exceptions=False
+        )
+
+
+def test_every_option_that_writes_is_on_the_page_for_users():
+    page = (ROOT / "docs/writes.md").read_text()
+    context = click.Context(cli)
+    commands = {name: cli.get_command(context, name) for name in cli.list_commands(context)}
+    commands |= {f"rules {name}": each for name, each in rules.command.commands.items()}
+    written = [
+        f"`{name} {option.opts[0]}`"
+        for name, command in commands.items()
+        for option in command.params
+        if option.metavar in ("F", "DIR", "RUN", "DIR|URI") and option.opts[0] not in ("--rules", "folders")
+        if isinstance(option, click.Option)
+    ]
+    assert len(written) >= 23 and not [option for option in written if option not in page]
+    for name in COMMANDS:
+        assert f"`{' '.join(name.split()[:2])}`" in page
+
+
+def test_a_trial_replaces_neither_the_users_answer_nor_a_patch_of_another(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for option in ("--json", "--patch"):
+        Path("mine").write_text(MINE)
+        with pytest.raises(DdpDoctorError, match=r"name another file\.$"):
+            CliRunner().invoke(
+                trials.command,
+                ["--set", "loader.num_workers=1", option, "mine", "--", "true"],
+                catch_exceptions=False,
+            )
+        assert Path("mine").read_text() == MINE

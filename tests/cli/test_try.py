@@ -222,9 +222,10 @@ def test_a_run_directory_that_takes_no_answer_keeps_the_earlier_one(tmp_path, mo
         raise OSError(28, "No space left on device")
 
     (tmp_path / "manifest.json").write_text("{}")
-    (tmp_path / "trials.json").write_text("earlier")
+    earlier = '{"schema": "ddpdoctor.trials/1"}'
+    (tmp_path / "trials.json").write_text(earlier)
     monkeypatch.setattr(experiment, "write_answer", full)
     trials._keep(Answer(baseline=Baseline(median_ms=20.0)), tmp_path)
-    assert (tmp_path / "trials.json").read_text() == "earlier"
+    assert (tmp_path / "trials.json").read_text() == earlier
     assert "cannot be written (No space left on device)" in capsys.readouterr().err
     assert len(list(tmp_path.iterdir())) == 2

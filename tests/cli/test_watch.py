@@ -5,6 +5,7 @@ import json
 import os
 import pty
 import re
+import resource
 import shutil
 import socket
 import subprocess
@@ -15,10 +16,11 @@ import time
 import urllib.request
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ddpdoctor.cli.watched import Watched, watch
-from ddpdoctor.rundir import is_run_directory
+from ddpdoctor.rundir import boot_id, is_run_directory, pid_namespace
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "fixtures" / "slow-data-one-rank"
@@ -75,6 +77,7 @@ def test_a_run_without_steps_yet_and_one_whose_launcher_was_killed(tmp_path):
     ended = subprocess.Popen(["true"])
     ended.wait()
     manifest |= {"host": socket.gethostname(), "pid": ended.pid}
+    manifest |= {"boot": boot_id(), "pid_namespace": pid_namespace()}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     code, out, _ = doctor("watch", tmp_path)
     assert code == 0 and "its launcher was killed" in out
@@ -231,3 +234,86 @@ def test_a_port_in_use_costs_the_job_nothing(tmp_path):
 def test_an_address_that_is_none_is_refused_before_the_job(tmp_path, address):
     code, out, err = doctor("run", "--out", tmp_path / "run", "--prometheus", address, "--", "echo", "ran")
     assert (code, out) == (2, "") and err.startswith(f"ddpdoctor: --prometheus {address}: give a port")
+
+
+TRAINS_UNTIL = """
+import os, sys, time
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+while not os.path.exists(sys.argv[1]):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.torchrun
+def test_clients_that_only_hold_on_take_nothing_from_the_recording(tmp_path):
+    """As many connections as the launcher's processes may have files, by anybody on the machine: all is recorded, scrapes are
+    answered, and nobody is left behind."""
+    pytest.importorskip("torch")
+    run, port, enough = tmp_path / "run", free_port(), tmp_path / "enough"
+    options = ["--out", str(run), "--no-analysis", "--no-profile", "--prometheus", str(port)]
+    launcher = subprocess.Popen(
+        [*DOCTOR, "run", *options, "--", sys.executable, "-c", TRAINS_UNTIL, str(enough)],
+        env=ENVIRONMENT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80)),
+    )
+    held, log = [], run / "ranks" / "00000" / "steps.jsonl"
+    try:
+        until(lambda: "ddpdoctor_steps_total" in metrics(port) and log.exists())
+        for _ in range(120):
+            held.append(socket.create_connection(("127.0.0.1", port), 10))
+            held[-1].sendall(b"GET /metrics HT")
+        for _ in range(2):
+            size = log.stat().st_size
+            until(lambda size=size: log.stat().st_size > size, 20)
+            assert "ddpdoctor_steps_total" in metrics(port, patient=False)
+        enough.touch()
+        assert launcher.wait(60) == 0
+    finally:
+        enough.touch()
+        launcher.kill()
+        _, err = launcher.communicate()
+        for client in held:
+            client.close()
+    assert "cannot" not in err and "Too many" not in err
+    with pytest.raises(OSError):
+        metrics(port, patient=False)
+
+
+@pytest.mark.torchrun
+def test_the_metrics_end_with_a_keeper_that_is_killed(tmp_path):
+    run, port = tmp_path / "run", free_port()
+    options = ["--out", str(run), "--no-analysis", "--no-profile", "--prometheus", str(port)]
+    launcher = subprocess.Popen(
+        [*DOCTOR, "run", *options, "--", "sleep", "60"], env=ENVIRONMENT, stderr=subprocess.DEVNULL
+    )
+    try:
+        until(lambda: metrics(port))
+        (exporter,) = [each for each in psutil.process_iter() if listens(each.pid, port)]
+        keeper = exporter.parent()
+        assert keeper.ppid() == launcher.pid
+        keeper.kill()
+        exporter.wait(10)
+    finally:
+        launcher.terminate()
+        launcher.wait(30)
+
+
+def listens(pid, port):
+    try:
+        return any(
+            each.laddr.port == port
+            for each in psutil.Process(pid).net_connections()
+            if each.status == "LISTEN"
+        )
+    except psutil.Error:
+        return False

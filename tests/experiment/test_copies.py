@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from ddpdoctor.experiment import copies
 from ddpdoctor.experiment.copies import copied
 
 
@@ -76,3 +77,36 @@ def test_storage_that_takes_no_more_is_one_error(tmp_path, monkeypatch):
     monkeypatch.setattr(shutil, "copy2", full)
     with pytest.raises(OSError, match="No space left on device"):
         copied(tmp_path / "here", tmp_path / "copy", tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [({"MOST_BYTES": 100}, "more than 0.0 GB"), ({"MOST_FILES": 2}, "more than 2 files")],
+)
+def test_a_working_directory_that_is_too_large_is_not_copied(tmp_path, monkeypatch, limits, says):
+    here = tmp_path / "here"
+    (here / "data").mkdir(parents=True)
+    for number in range(3):
+        (here / "data" / f"{number}.bin").write_bytes(b"x" * 40)
+    (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "large.bin").write_bytes(b"x" * 4000)
+    (here / "linked").symlink_to(tmp_path / "set")
+    for name, value in limits.items():
+        monkeypatch.setattr(copies, name, value)
+    with pytest.raises(OSError, match=f"holds {says}, which is too much"):
+        copied(here, tmp_path / "copy", tmp_path / "copy")
+    assert not (tmp_path / "copy").exists()
+    (here / "data" / "2.bin").unlink()
+    copied(here, tmp_path / "copy", tmp_path / "copy")
+
+
+def test_what_is_not_copied_does_not_count(tmp_path, monkeypatch):
+    here = tmp_path / "here"
+    run, apart = here / "runs" / "one", here / "ddpdoctor-trial-x"
+    for folder in (run, apart):
+        folder.mkdir(parents=True)
+        (folder / "large").write_bytes(b"x" * 4000)
+    (run / "manifest.json").write_text('{"schema": "ddpdoctor.run/1"}')
+    monkeypatch.setattr(copies, "MOST_BYTES", 100)
+    copied(here, apart / "copy", apart)
+    assert not (apart / "copy" / "runs" / "one").exists()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.experiment import scratch
 from ddpdoctor.experiment.scratch import scratch_folder
 
 USES_ONE = """
@@ -50,3 +51,21 @@ def test_what_is_no_folder_of_a_trial_stays(place):
     with scratch_folder():
         pass
     assert sorted(place.iterdir()) == kept
+
+
+@pytest.mark.parametrize("content", [None, "", "my own lock", "link"])
+def test_a_folder_without_our_lock_stays_whatever_its_name(place, content):
+    folder = place / "ddpdoctor-trial-abcd1234"
+    folder.mkdir(mode=0o700)
+    (folder / "results").write_text("mine")
+    if content == "link":
+        (place / "lock").write_bytes(scratch._MARK)
+        (folder / "lock").symlink_to(place / "lock")
+    elif content is not None:
+        (folder / "lock").write_text(content)
+    named = place / "ddpdoctor-trial-of-mine"
+    named.mkdir(mode=0o700)
+    (named / "lock").write_bytes(scratch._MARK)
+    with scratch_folder():
+        pass
+    assert (folder / "results").read_text() == "mine" and named.is_dir()

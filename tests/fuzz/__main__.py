@@ -10,13 +10,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from . import clients, growth, spools
 from .kinds import KINDS
 from .trial import Case, environment, fault_of, start
 
 KEPT_OF_A_FAULT = 3
+OTHERS: Mapping[str, Callable[[int], Iterator[str]]] = {
+    "growth": lambda seed: growth.failures(),
+    "metric-clients": clients.failures,
+}
+"""What is no file to be mutated: each gives sentences about what failed, for a seed."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -25,13 +31,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=int(time.time()), help="where the mutations begin")
     parser.add_argument("--cases", type=int, default=10_000)
     parser.add_argument("--case", type=int, help="this one alone, and all that it says")
-    parser.add_argument("--only", action="append", choices=sorted(KINDS), default=[], help="a kind of file")
+    parser.add_argument(
+        "--only", action="append", choices=sorted((*KINDS, *OTHERS)), default=[], help="a kind of input"
+    )
+    parser.add_argument(
+        "--spools", type=int, help="trials of vanishing spools; default: one for each 50 cases"
+    )
     parser.add_argument("--keep", type=Path, default=Path("fuzz-failures"), help="where failing inputs go")
     chosen = parser.parse_args(arguments)
     numbers = range(chosen.cases) if chosen.case is None else range(chosen.case, chosen.case + 1)
-    cases = [Case(chosen.seed, number, tuple(chosen.only)) for number in numbers]
+    only = tuple(name for name in chosen.only if name in KINDS)
+    cases = [Case(chosen.seed, number, only) for number in numbers] if only or not chosen.only else []
     print(f"seed {chosen.seed}, {len(cases)} cases", flush=True)
     faults: Counter[str] = Counter()
+    for name in OTHERS if chosen.case is None else ():
+        if name in (chosen.only or OTHERS):
+            for fault in OTHERS[name](chosen.seed):
+                faults[name] += 1
+                print(f"FAILED: {name}: {fault}", flush=True)
     for case, fault, folder in failures(cases, chosen.keep):
         faults[fault] += 1
         if faults[fault] <= KEPT_OF_A_FAULT:
@@ -42,11 +59,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"seed {chosen.seed}: {len(cases)} cases, {faults.total()} failures of {len(faults)} sorts")
     for fault, count in faults.most_common():
         print(f"{count:6} {fault}")
-    return 1 if faults else 0
+    trials = 0 if chosen.only or chosen.case is not None else chosen.cases // 50
+    with tempfile.TemporaryDirectory(prefix="fuzz") as folder:
+        lost = spools.failures(chosen.seed, trials if chosen.spools is None else chosen.spools, Path(folder))
+    print("\n".join([*lost, f"spools: {len(lost)} failures"]))
+    return 1 if faults or lost else 0
 
 
 def failures(cases: Sequence[Case], keep: Path | None) -> Iterator[tuple[Case, str, Path | None]]:
     """Each case that failed, twice, with its fault and where its input was kept."""
+    if not cases:
+        return
     with tempfile.TemporaryDirectory(prefix="fuzz", ignore_cleanup_errors=True) as folder:
         base = Path(folder)
         os.environ.update(environment(base))

@@ -33,6 +33,8 @@ class Kind:
     make: Callable[[Path], None]
     mutated: Sequence[str]
     commands: Sequence[Sequence[str]]
+    kept: bool = False
+    """What was changed is not ddpdoctor's own any more: no command may replace or remove it."""
     named: bool = False
     """The command line names the file itself: a FIFO is then waited for, as a process substitution needs it."""
 
@@ -170,6 +172,18 @@ def _configured(folder: Path) -> None:
     _rules(folder)
 
 
+def _bundles(folder: Path) -> None:
+    """A bundle as a folder, with files of the user's below it, and as a file."""
+    from click.testing import CliRunner
+
+    from ddpdoctor.cli.bundle import command
+
+    for name in ("b", "b.pyz"):
+        CliRunner().invoke(command, ["--out", str(folder / name)], catch_exceptions=False)
+    for name in ("b/train.py", "b/ddpdoctor/model.py"):
+        (folder / name).write_text("import torch\n")
+
+
 def _rules(folder: Path) -> None:
     (folder / "rules/sync").mkdir(parents=True, exist_ok=True)
     source = (ROOT / "rules/sync/explicit-barrier.yaml").read_text()
@@ -242,6 +256,14 @@ KINDS = {
             _operations,
             ("trace-x.parquet", "meta-x.yaml"),
             (("analyze", "trace-x.parquet", *OUTPUTS),),
+            named=True,
+        ),
+        Kind(
+            "bundle",
+            _bundles,
+            ("b/*", "b/standins/*", "b/ddpdoctor/*.py", "b/ddpdoctor/bundle/*", "b.pyz"),
+            (("bundle", "--out", "b"), ("bundle", "--out", "b.pyz")),
+            kept=True,
             named=True,
         ),
         Kind("config", _configured, ("ddpdoctor.toml",), (("rules", "list"), ("analyze", "run", *READ))),

@@ -8,7 +8,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SEED, CASES = 1, 120
-KINDS = ("config", "report", "rule", "telemetry")
+KINDS = ("bundle", "config", "report", "rule", "telemetry")
 
 
 def fuzz(code: str) -> subprocess.CompletedProcess[str]:
@@ -25,6 +25,20 @@ def test_mutated_files_end_in_a_diagnosis_or_in_one_sentence(tmp_path):
     done = fuzz(f"sys.exit(fuzz.main({chosen!r}))")
     assert done.returncode == 0, done.stdout + done.stderr
     assert f"{CASES} cases, 0 failures" in done.stdout
+
+
+def test_clients_of_the_metrics_do_not_keep_a_scrape_from_its_answer():
+    done = fuzz(
+        "fuzz.clients.failures.__defaults__ = (200,); sys.exit(fuzz.main(['--seed', '1', '--only', 'metric-clients']))"
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_reader_whose_time_grows_with_the_square_is_seen():
+    program = "fuzz.growth.LEAST_S = 0; fuzz.growth.TEXTS = {}; fuzz.growth.PICKLES = {'zeros': bytes}; "
+    program += "fuzz.growth.read_plain = lambda data: sum(1 for _ in data for _ in data); "
+    done = fuzz(program + "print(list(fuzz.growth.failures(1000)))")
+    assert "for the whole" in done.stdout, done.stdout + done.stderr
 
 
 def test_a_failure_is_seen_kept_and_can_be_repeated(tmp_path):

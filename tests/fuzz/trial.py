@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 import random
@@ -9,6 +11,7 @@ import re
 import resource
 import shutil
 import signal
+import stat
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,6 +60,15 @@ def run_case(case: Case, seeds: Path, place: Path) -> None:
             said.append(
                 f"{file.relative_to(place / 'in')}: {mutate(file, chance, secret, fifos=not kind.named)}"
             )
+    if kind.kept:
+        seed = _contents(seeds / kind.name)
+        own = ("train.py", "model.py")
+        kept = {
+            name: what
+            for name, what in _contents(place / "in").items()
+            if seed.get(name) != what or name.endswith(own)
+        }
+        (place / "kept").write_text(json.dumps(kept))
     command = chance.choice(kind.commands)
     (place / "case").write_text(f"{kind.name}\n{' '.join(command)}\n" + ascii("; ".join(said)) + "\n")
     os.chdir(place / "in")
@@ -131,11 +143,31 @@ def fault_of(place: Path, status: int, grown_bytes: int) -> str | None:
     # Tests of a rule that fail are a finding, too.
     if code not in (0, 2) and not (code == 1 and " failed" in out):
         return f"exit code {code}"
+    now = _contents(place / "in") if (place / "kept").exists() else {}
+    for name, what in json.loads(_text(place / "kept") or "{}").items():
+        if now.get(name) != what:
+            return f"{name}, which was not ddpdoctor's, was {'replaced' if name in now else 'removed'}"
     told = [file for file in (place / "in" / "out").rglob("*") if file.is_file()]
     if any(SECRET.encode() in text for text in (*(file.read_bytes() for file in told), (err + out).encode())):
         return "a file that a planted link leads to was read"
     pages = (fault_of_page(file.read_text(errors="replace")) for file in told if file.suffix == ".html")
     return next(filter(None, pages), None)
+
+
+def _contents(folder: Path) -> dict[str, str]:
+    """By the name of each file: a hash of its content, or else what it is."""
+    return {
+        str(file.relative_to(folder)): _what(file)
+        if file.is_file() and not file.is_symlink()
+        else str(stat.S_IFMT(file.lstat().st_mode))
+        for file in folder.rglob("*")
+        if file.is_symlink() or not file.is_dir()
+    }
+
+
+def _what(file: Path) -> str:
+    with file.open("rb") as content:
+        return f"{file.stat().st_size} {hashlib.sha256(content.read(1 << 20)).hexdigest()}"
 
 
 def _text(path: Path) -> str:

@@ -199,6 +199,15 @@ def test_a_loader_that_a_framework_rebuilt_has_the_line_of_the_original(tmp_path
         assert f"# line of {loader['batch_size']}" in text[lines[loader["where"]]["line"] - 1]
 
 
+def test_what_the_job_keeps_makes_nothing_dearer(tmp_path) -> None:
+    """Bytecode operations of the hook, not time: a scan of all that lives is some ten operations for each."""
+    recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "kept_things.py"), str(tmp_path), "900"])
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    few, many = map(int, recorded.process.stdout.split())
+    assert few > 10_000, "what the hook does was counted"
+    assert many < 1.05 * few
+
+
 def told_of(*files: str) -> str | None:
     """Of which of these files, the caller after the called, a line would be told."""
     told = Kinds().innermost((compile("", file, "exec"), file) for file in files)

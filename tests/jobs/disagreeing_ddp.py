@@ -1,6 +1,8 @@
-"""A small DDP job that reduces two metrics of its own in every step, of which one rank, once, calls something else.
+"""A small DDP job that reduces two metrics of its own in every step, or one in every evaluation, of which one rank, once, calls
+something else.
 
-``--how`` names it, ``--at`` the step.
+``--how`` names it, ``--at`` the step. With ``--every`` there are no metrics but an evaluation before every so many steps, and ``--how``
+names what the one rank does instead of it.
 """
 
 from __future__ import annotations
@@ -51,6 +53,42 @@ def one_less() -> None:
     large()
 
 
+def other_type() -> None:
+    dist.all_reduce(torch.ones(16, dtype=torch.float64))
+    large()
+
+
+def evaluation() -> None:
+    dist.all_reduce(torch.ones(1))
+
+
+def left_early() -> None:
+    pass
+
+
+def evaluated_twice() -> None:
+    evaluation()
+    evaluation()
+
+
+def barrier_instead() -> None:
+    dist.barrier()
+
+
+def buffers_left_out() -> None:
+    evaluation()
+    BUILT[0].modules_buffers = []
+
+
+BUILT: list[DistributedDataParallel] = []
+
+
+def network(buffers: bool) -> nn.Module:
+    return nn.Sequential(
+        nn.Linear(256, 256), nn.BatchNorm1d(256) if buffers else nn.ReLU(), nn.Linear(256, 8)
+    )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--how", default="usual")
@@ -58,18 +96,26 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--step-s", type=float, default=0.02)
+    parser.add_argument("--every", type=int, default=0)
+    parser.add_argument("--buffers", action="store_true")
     options = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 8)))
+    model = DistributedDataParallel(network(options.buffers))
+    BUILT.append(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for step in range(options.steps):
         time.sleep(options.step_s)
-        model(torch.ones(8, 256)).sum().backward()
-        if step == options.at and rank == options.rank:
+        differs = step == options.at and rank == options.rank
+        if differs and options.every:
             globals()[options.how]()
-        else:
+        elif options.every and step % options.every == 0:
+            evaluation()
+        model(torch.ones(8, 256)).sum().backward()
+        if differs and not options.every:
+            globals()[options.how]()
+        elif not options.every:
             usual()
         optimizer.step()
         optimizer.zero_grad()

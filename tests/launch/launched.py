@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor import analyze
 from ddpdoctor.rundir import RUN_SCHEMA, Spool, drain, make_spool_root, new_run_id
+from ddpdoctor.rundir.liveness import WRITER_FILE
 from tests.hook.recording import JOBS, REPOSITORY, Recorded, plain_environment
 
 TINY = str(JOBS / "tiny_ddp.py")
@@ -52,7 +54,15 @@ def left_behind(run: Path, rank: int = 0, pid: int = DEAD, line: bytes = b'{"ste
     spool.write("steps.jsonl", line)
     renamed = Path(spool.directory).with_name(f"{rank:05d}-{pid}")
     os.rename(spool.directory, renamed)
+    written_by(renamed, pid)
     return renamed
+
+
+def written_by(spool: Path, pid: int, **more: object) -> None:
+    """Have a spool's writer be another process than this one, with what else its document is to say."""
+    document = json.loads((spool / WRITER_FILE).read_text())
+    began = document["started"] if pid == os.getpid() else 1
+    (spool / WRITER_FILE).write_text(json.dumps({**document, "pid": pid, "started": began, **more}))
 
 
 def clean_environment(**more: str) -> dict[str, str]:
@@ -124,3 +134,12 @@ def two_ranks_took(recorded: Recorded, steps: int) -> None:
     assert recorded.folders() == ["00000", "00001"], recorded.process.stderr
     assert [len(recorded.steps(rank)) for rank in (0, 1)] == [steps, steps]
     assert [recorded.info(rank)["hook"]["errors"] for rank in (0, 1)] == [[], []]
+    ended_well(recorded.run)
+
+
+def ended_well(run: Path) -> list[str]:
+    """Nobody is told that the job failed, hung or was ended; the notes."""
+    diagnosis = analyze(str(run))
+    assert diagnosis.facts["hang"]["looked"] and diagnosis.facts["hang"]["state"] is None
+    assert diagnosis.standing == [], diagnosis.verdict.headline
+    return diagnosis.notes

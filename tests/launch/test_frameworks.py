@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor import analyze
-from tests.hook.recording import JOBS
+from tests.hook.recording import JOBS, Recorded
 
 from .launched import clean_environment, program_of, python_with, run_under, two_ranks_took
 
@@ -100,14 +100,29 @@ def test_deepspeed(tmp_path, stage: str) -> None:
 @pytest.mark.slow
 @pytest.mark.alone
 def test_ray_train(tmp_path) -> None:
+    """Ray ends its workers with exit code 1 after a training that went well."""
+    recorded = ray_train(tmp_path)
+    assert "done" in recorded.process.stdout, recorded.process.stderr
+    two_ranks_took(recorded, 6)
+
+
+@pytest.mark.torchrun
+@pytest.mark.slow
+@pytest.mark.alone
+def test_ray_train_that_fails(tmp_path) -> None:
+    """It ends them alike where one has raised: the other one, which it ends in a collective, is not named for that."""
+    recorded = ray_train(tmp_path, "raises")
+    assert recorded.process.returncode == 1, recorded.process.stderr
+    assert analyze(str(recorded.run)).verdict.rule == "hang/unexplained"
+
+
+def ray_train(tmp: Path, *options: str) -> Recorded:
     python = python_with("ray", "pyarrow", "tensorboardX")
     # Ray's sockets must have short paths.
     folder = tempfile.mkdtemp(prefix="ray")
     try:
-        command = [python, str(FRAMEWORKS / "with_ray.py"), folder]
-        environment = clean_environment(RAY_USAGE_STATS_ENABLED="0", HOME=str(tmp_path))
-        recorded = run_under(tmp_path, command, environment=environment, timeout_s=400)
-        assert "done" in recorded.process.stdout, recorded.process.stderr
-        two_ranks_took(recorded, 6)
+        command = [python, str(FRAMEWORKS / "with_ray.py"), folder, *options]
+        environment = clean_environment(RAY_USAGE_STATS_ENABLED="0", HOME=str(tmp))
+        return run_under(tmp, command, environment=environment, timeout_s=400)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

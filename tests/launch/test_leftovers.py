@@ -1,4 +1,4 @@
-"""Spools of dead ranks are gathered, those of living ones kept; orphans are known by their environment."""
+"""Spools of dead ranks are gathered, those of living ones kept."""
 
 import json
 import os
@@ -13,13 +13,11 @@ from ddpdoctor.launch.leftovers import (
     HostRanks,
     drain_spools,
     drain_stale_spools,
-    is_alive,
 )
-from ddpdoctor.launch.orphans import end_orphaned_ranks, unseen_ranks
-from ddpdoctor.rundir import read_json, run_id
+from ddpdoctor.rundir import is_over, read_json, run_id
 from tests.hook.recording import REPOSITORY
 
-from .launched import clean_environment, left_behind, make_run, run_under
+from .launched import clean_environment, left_behind, make_run, run_under, written_by
 
 pytestmark = pytest.mark.usefixtures("no_spool_stays")
 
@@ -36,8 +34,16 @@ def test_ranks_of_this_host_only(tmp_path):
     assert ranks.all() == [(0, 10)]
     write_rank(tmp_path, "00000.1", rank=0, host="here", pid=12)
     assert ranks.all() == [(0, 10), (0, 12)]
-    assert ranks.pid_by_rank() == {0: 12}
     assert ranks.recorded() == 3
+
+
+def test_process_ids_of_ranks_are_those_that_they_have_here(tmp_path):
+    """A number that rank.json has is one of the rank's own pid namespace."""
+    run = make_run(tmp_path / "run")
+    write_rank(run, "00000", rank=0, host="here", pid=1)
+    left_behind(run, 0, os.getpid())
+    written_by(left_behind(run, 1, 1), 1, namespace=1)
+    assert HostRanks(run, "here").pid_by_rank() == {0: os.getpid()}
 
 
 def test_spools_of_dead_ranks_are_copied_and_removed_those_of_living_ones_kept(tmp_path):
@@ -73,73 +79,23 @@ def test_the_spool_of_a_rank_that_was_suspended_for_a_day_stays(tmp_path):
     assert list(spool.glob("steps.jsonl.*"))
 
 
-def test_process_ids_of_another_container_mean_nothing(tmp_path):
-    """Its spools, in storage that both share, go once their run has ended."""
+def test_process_ids_of_another_container_mean_nothing(tmp_path, monkeypatch):
+    """Its spools, in storage that both share, go once their run has ended and nothing in them has changed for a while."""
+    monkeypatch.setattr("ddpdoctor.rundir.spool._base", lambda: str(tmp_path))  # tests clear /dev/shm, too
     run = make_run(tmp_path / "run")
     spool = left_behind(run)
     other = spool.parent.rename(spool.parent.with_name(f"ddpdoctor-{os.getuid()}-1-{run_id(str(run))}"))
+    written_by(other / spool.name, os.getpid(), namespace=1)
     age(other)
     drain_stale_spools(spool.parent)
     assert (other / spool.name).exists()
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps({**manifest, "ended_ns": 1}))
+    os.utime(other / spool.name)
+    assert not is_over(str(other / spool.name)), "it was written to a moment ago"
     age(other)
     drain_stale_spools(spool.parent)
     assert not other.exists()
-
-
-def test_only_marked_orphans_are_ended_and_stubborn_ones_too(monkeypatch):
-    monkeypatch.setattr("ddpdoctor.launch.orphans._GRACE_S", 0.3)
-    stubborn = "import signal,time; signal.signal(15, signal.SIG_IGN); print(flush=True); time.sleep(60)"
-    marked = {**os.environ, "MARK": "mine"}
-    processes = [
-        subprocess.Popen([sys.executable, "-c", stubborn], env=environment, stdout=subprocess.PIPE)
-        for environment in (marked, dict(os.environ))
-    ]
-    try:
-        for process in processes:
-            process.stdout.readline()
-        ended = end_orphaned_ranks([process.pid for process in processes], "MARK", "mine")
-        assert ended == [processes[0].pid]
-        assert processes[0].wait(10) == -signal.SIGKILL
-        assert is_alive(processes[1].pid)
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            process.stdout.close()
-
-
-STARTS = """
-import os, subprocess, sys, time
-started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
-print(started.pid, flush=True)
-time.sleep(60)
-"""
-
-
-def test_ranks_that_have_not_shown_themselves_are_known_by_their_environment():
-    """Not what they have started, nor what a rank that is known has left."""
-    marked = {**clean_environment(), "MARK": "mine"}
-    of_rank = {number: {"RANK": number, "LOCAL_RANK": number, "WORLD_SIZE": "3"} for number in "012"}
-    environments = [{**marked, **of_rank["0"]}, {**marked, **of_rank["1"]}, marked, of_rank["2"]]
-    processes = [
-        subprocess.Popen([sys.executable, "-c", STARTS], env=environment, stdout=subprocess.PIPE)
-        for environment in environments
-    ]
-    children = []
-    try:
-        children = [int(process.stdout.readline()) for process in processes]
-        assert unseen_ranks("MARK", "mine", []) == {processes[0].pid: 0, processes[1].pid: 1}
-        assert unseen_ranks("MARK", "mine", [0]) == {processes[1].pid: 1}
-        assert unseen_ranks("MARK", "another", []) == {}
-    finally:
-        for process in processes:
-            process.kill()
-            process.wait()
-            process.stdout.close()
-        for child in children:
-            os.kill(child, signal.SIGKILL)
 
 
 def test_waits_for_a_trace_that_is_being_saved(tmp_path):

@@ -55,6 +55,18 @@ def test_secrets_are_masked(command):
     [
         ["torchrun", "--nproc-per-node", "8", "--rdzv-endpoint=node1:29500", "train.py", "--lr", "1e-4"],
         ["train.py", "--max-tokens", "2048", "--tokenizer", "gpt2", "--num_tokens=5", "--author", "me"],
+        [
+            "train.py",
+            "--pin-memory",
+            "--pin_memory",
+            "True",
+            "--pin",
+            "true",
+            "--login-node",
+            "n1",
+            "--tok",
+            "13a",
+        ],
         ["train.py", "--token-file", "secrets.txt", "--key", "label", "--monkey=1"],
         [
             "train.py",
@@ -83,6 +95,16 @@ def test_command_lines_of_training_stay_as_they_are(line):
     ("command", "masked"),
     [
         (["run", "--env=HF_TOKEN=a b"], ["run", "--env=HF_TOKEN=***"]),
+        (["t.py", "--kaggle_key", "a", "--wandb_api=a"], ["t.py", "--kaggle_key", "***", "--wandb_api=***"]),
+        (["t.py", "--creds", "u:p"], ["t.py", "--creds", "***"]),
+        (["t.py", "--login", "u/p", "--tokens.hf=a", "--hf_tok", "a"], ["t.py", "--login", "***", "--tokens.hf=***", "--hf_tok", "***"]),
+        (["t.py", "--login=u", "--otp", "123456", "--pin", "1234"], ["t.py", "--login=***", "--otp", "***", "--pin", "***"]),
+        (["env", "FI_KEY=a", "FI_PROVIDER=efa", "t.py"], ["env", "FI_KEY=***", "FI_PROVIDER=efa", "t.py"]),
+        (["bash", "-c", "t.py --login u:p --creds 'u:p' --lr 1"], ["bash", "-c", "t.py --login *** --creds *** --lr 1"]),
+        (["bash", "--login", "-c", "t.py --lr 1"], ["bash", "--login", "-c", "t.py --lr 1"]),
+        (["bash", "--login", "train.sh"], ["bash", "--login", "train.sh"]),
+        (["bash", "--login", "./scripts/train.sh"], ["bash", "--login", "./scripts/train.sh"]),
+        (["bash", "--login", "scripts/train.sh"], ["bash", "--login", "scripts/train.sh"]),
         (["run", "-e", "HF_TOKEN=a b", "img"], ["run", "-e", "HF_TOKEN=***", "img"]),
         (["run", "--set-env", "A_PASSWORD=a"], ["run", "--set-env", "A_PASSWORD=***"]),
         (["t.py", '{"api_key":"a"}'], ["t.py", '{"api_key":***}']),
@@ -140,9 +162,15 @@ def test_environment_is_an_allow_list():
         "AWS_SECRET_ACCESS_KEY": "abcdef",
         "HOME": "/root",
         "SLURM_JOB_USER": "me",
+        "FI_KEY": "abcdef",
+        "FI_PROVIDER": "efa",
+        "FI_MR_KEY": "4",
     }
     recorded = recorded_environment(environment)
     assert recorded == {
+        "FI_KEY": "***",
+        "FI_MR_KEY": "4",
+        "FI_PROVIDER": "efa",
         "NCCL_DEBUG": "INFO",
         "GLOO_NOTE": "Authorization: Bearer ***",
         "NCCL_PROXY": "http://***@proxy",

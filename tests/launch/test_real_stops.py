@@ -56,6 +56,7 @@ def at(finding: Finding) -> list[str]:
         pytest.param("other_order", marks=SLOW),
         pytest.param("other_operation", marks=SLOW),
         pytest.param("one_more", marks=SLOW),
+        pytest.param("other_type", marks=SLOW),
         pytest.param("one_less", marks=SLOW),
     ],
 )
@@ -65,6 +66,39 @@ def test_ranks_that_call_what_does_not_go_together(tmp_path, how: str, ranks: in
     assert (finding.rule, finding.ranks) == ("hang/different-collectives", [1]), diagnosis.facts["hang"]
     assert set(at(finding)) <= {how, "large", "usual"}, at(finding)
     assert diagnosis.facts["hang"]["different"]["waits_at"]
+
+
+@pytest.mark.torchrun
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=SLOW)])
+@pytest.mark.parametrize(
+    ("how", "more", "kind", "where", "waits"),
+    [
+        ("left_early", (), "lacking", "main", "evaluation"),
+        pytest.param("left_early", ("--buffers",), "lacking", "main", "evaluation", marks=SLOW),
+        pytest.param("buffers_left_out", ("--buffers",), "lacking", "main", "main", marks=SLOW),
+        pytest.param("evaluated_twice", (), "extra", "evaluation", "main", marks=SLOW),
+        pytest.param("barrier_instead", (), "operation", "barrier_instead", "evaluation", marks=SLOW),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "".join(value),
+)
+def test_a_rank_that_leaves_the_order_of_evaluations(tmp_path, how, more, kind, where, waits, ranks) -> None:
+    """Against what DDP issues itself, its reduction in a backward pass and its broadcast of buffers: the rank that waits, and that
+    Gloo aborts, is not at fault."""
+    diagnosis, finding = stopped(tmp_path, DISAGREEING, how, ranks, "--every", "10", *more)
+    different = diagnosis.facts["hang"]["different"]
+    assert (finding.rule, finding.ranks) == ("hang/different-collectives", [1]), diagnosis.facts["hang"]
+    assert (different["kind"], at(finding)) == (kind, [where]), diagnosis.verdict.headline
+    assert [place["function"] for place in different["waits_at"]] == [waits]
+
+
+@pytest.mark.torchrun
+@SLOW
+def test_of_two_ranks_both_are_named_where_no_evaluation_before_shows_who_left(tmp_path) -> None:
+    """The second evaluation: nothing says that it was due."""
+    more = ("--every", "10", "--at", "10")
+    diagnosis, finding = stopped(tmp_path, DISAGREEING, "left_early", 2, *more)
+    assert (finding.rule, finding.ranks) == ("hang/different-collectives", [0, 1]), diagnosis.facts["hang"]
+    assert sorted(at(finding)) == ["evaluation", "main"]
 
 
 @pytest.mark.torchrun

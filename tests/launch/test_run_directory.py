@@ -159,3 +159,23 @@ def test_the_record_of_a_launcher_that_has_ended_is_read_once(tmp_path, monkeypa
     assert made[0].others_running() == first and len(seen) == 1
     made[-1].finish(ended_ns=time.time_ns())
     assert made[0].others_running() == []
+
+
+@pytest.mark.parametrize(
+    ("content", "others"),
+    [
+        ('{"name": "my app", "icons": []}', []),
+        ('{"name": "my app", "icons": []}', ["hosts/mine"]),
+        ("[]", ["index.html"]),
+        ("no JSON", ["index.html"]),
+    ],
+)
+def test_a_manifest_of_something_else_is_refused(tmp_path, content, others):
+    app = tmp_path / "app"
+    for name in ("manifest.json", *others):
+        (app / name).parent.mkdir(parents=True, exist_ok=True)
+        (app / name).write_text(content)
+    with pytest.raises(DdpDoctorError, match=r"it holds manifest\.json\) and is no run of ddpdoctor"):
+        open_run(app, "", ALONE, manifest())
+    files = {str(file.relative_to(app)) for file in app.rglob("*") if file.is_file()}
+    assert files == {"manifest.json", *others}

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import time
+import math
 from typing import Any
 
 import pytest
 
-from ddpdoctor.launch.rankwatch import WatchedRank
+from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
 from ddpdoctor.launch.unjoined import UnjoinedRank
+from ddpdoctor.rundir import Beat
 from ddpdoctor.rundir.door import AtDoor
 
 WAITS = {"0": [36, -1, 35]}
@@ -19,8 +20,9 @@ DONE = {"0": [35, -1, 35]}
 def a_rank(number: int, phase: str = "other", groups: Any = None, **fields: Any) -> WatchedRank:
     """A rank that answers, in the midst of its job."""
     rank = WatchedRank("", number, 1_000_000_000 + number, steps=30, state="S")
+    rank.beat = Beat(1, 1, 30, 1, 1, 0, 0, 0)
+    rank.heard_s = math.inf
     rank.progress = {
-        "at_ns": time.time_ns() + 10**12,
         "phase": phase,
         "groups": DONE if groups is None else groups,
         **fields,
@@ -60,11 +62,19 @@ def test_the_one_that_does_not_wait_is_named() -> None:
     assert [rank.rank for rank in found.guilty] == [1] and [rank.rank for rank in found.waiting] == [0, 2]
 
 
-def test_one_whose_lock_is_kept_does_not_answer_and_is_named() -> None:
+def test_of_one_that_does_not_answer_nothing_is_known() -> None:
     silent_one = a_rank(1)
-    silent_one.progress["at_ns"] = time.time_ns() - 10**11
+    silent_one.heard_s = 0.0
     found = after([waiting(0), silent_one], 11)
-    assert found is not None and [rank.rank for rank in found.guilty] == [1]
+    assert found is not None and [rank.rank for rank in found.unknown] == [1]
+
+
+def test_one_whose_lock_is_kept_is_named_by_what_faulthandler_wrote() -> None:
+    silent_one = a_rank(1)
+    silent_one.heard_s, silent_one._faults = 0.0, "Timeout (0:00:05)!\nThread 0x1 (most recent call first):\n"
+    found = after([waiting(0), silent_one], 11)
+    assert found is not None and not found.unknown
+    assert [rank.rank for rank in found.guilty] == [1] and silent_one.holds_gil
 
 
 def test_not_before_the_time_that_was_asked_for() -> None:
@@ -78,7 +88,7 @@ def test_by_default_the_jobs_own_longest_pause_counts(silent_s: float, told: boo
 
 def test_before_the_first_step_there_is_more_time_for_who_works() -> None:
     ranks = [waiting(0), a_rank(1)]
-    ranks[1].cores = 1.0
+    ranks[1].meter.cores = 1.0
     progress = Progress(10.0, Tuning())
     assert silent(progress, ranks, 0.0, 55) and progress.suspicion(ranks) is None
     silent(progress, ranks, 55.0, 20)
@@ -97,7 +107,7 @@ def test_before_the_first_step_who_asked_for_less_has_it_where_nobody_works() ->
 def test_one_that_computes_alone_is_no_suspect_and_still_long_without_a_step() -> None:
     """Ranks of another host may wait for it."""
     busy = a_rank(0)
-    busy.cores = 1.0
+    busy.meter.cores = 1.0
     progress = Progress(10.0, Tuning())
     progress.look(0.0, True, [busy])
     silent(progress, [busy], 0.0, 9)
@@ -150,18 +160,18 @@ def test_who_evaluates_does_not_wait_whatever_it_has_on_its_way() -> None:
 )
 def test_who_gets_on_within_the_step_does_not_hang(fields: dict[str, Any]) -> None:
     busy = a_rank(1, **fields)
-    busy.cores = 1.0
+    busy.meter.cores = 1.0
     assert after([waiting(0), busy], 100) is None
 
 
 def test_metrics_between_two_forwards() -> None:
     busy = a_rank(1, "evaluation", evaluating=True)
-    busy.cores = 1.0
-    assert busy.works_in == "evaluation"
+    busy.meter.cores = 1.0
+    assert busy.activity is Activity.WORKS
     busy.progress["phase"] = "other"
     assert after([waiting(0), busy], 80) is None
     busy.progress["evaluating"] = False
-    assert busy.works_in is None
+    assert busy.activity is Activity.COMPUTES
 
 
 @pytest.mark.parametrize("phase", ["save", "data", "evaluation"])
@@ -171,19 +181,19 @@ def test_who_is_there_and_does_nothing_hangs(phase: str) -> None:
 
 def test_a_python_loop_that_others_wait_for() -> None:
     busy = a_rank(1)
-    busy.cores = 1.0
+    busy.meter.cores = 1.0
     assert after([waiting(0), busy], 11) is not None
 
 
 def test_nobody_is_kept_waiting_by_who_works() -> None:
     busy = a_rank(0)
-    busy.cores = 1.0
+    busy.meter.cores = 1.0
     assert after([busy], 100) is None
 
 
 def test_an_export_after_the_last_pass() -> None:
     export, other = a_rank(0, exhausted=True), a_rank(1, "barrier", WAITS, exhausted=True)
-    export.cores = 1.0
+    export.meter.cores = 1.0
     assert after([export, other], 30) is None
     assert after([export, other], 50) is not None
     other.ended = True
@@ -214,3 +224,9 @@ def test_a_dead_rank_is_not_waited_for_long() -> None:
     dead.end = {"signal": 9, "code": None, "in_order": False}
     found = after([waiting(0), dead], 35, None)
     assert found is not None and [rank.rank for rank in found.guilty] == [1]
+
+
+def test_a_rank_whose_steps_cannot_be_counted_is_never_silent() -> None:
+    uncounted = a_rank(1)
+    uncounted.beat = None
+    assert after([waiting(0), uncounted], 1000) is None

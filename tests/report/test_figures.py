@@ -38,7 +38,7 @@ def strings(value):
 @pytest.mark.parametrize("name", ["figures.html", "timeline.json"])
 def test_no_file_of_the_users_own_is_written_over(tmp_path, name):
     (tmp_path / name).write_text('{"traceEvents": []}')
-    with pytest.raises(DdpDoctorError, match=f"{name} is there and none of our figures"):
+    with pytest.raises(DdpDoctorError, match=f"{name} is there and was not written by ddpdoctor"):
         write_figures(samples.sick(), tmp_path)
     assert [file.name for file in tmp_path.iterdir()] == [name]
     (tmp_path / name).unlink()
@@ -170,7 +170,7 @@ def test_files(tmp_path):
         assert set(json.loads(file.read_text())) == {"data", "layout"}
     assert write_figures(samples.minimal(), tmp_path / "none") == [] and not (tmp_path / "none").exists()
     (tmp_path / "file").touch()
-    with pytest.raises(DdpDoctorError, match="cannot write"):
+    with pytest.raises(DdpDoctorError, match="is a file: name another folder"):
         write_figures(samples.sick(), tmp_path / "file")
 
 

@@ -196,8 +196,9 @@ def test_file_names_that_are_no_utf8_can_be_written(tmp_path):
 
 def test_an_existing_file_is_replaced_as_a_whole(tmp_path):
     target = tmp_path / "report.html"
-    target.write_text("old")
+    write_html(samples.sick(), target)
     write_html(samples.minimal(), target)
+    assert read_diagnosis(target) == samples.minimal()
     assert target.read_text().startswith("<!DOCTYPE html>")
     assert [entry.name for entry in tmp_path.iterdir()] == ["report.html"]
 

@@ -192,7 +192,7 @@ def test_files_are_whole_and_compressed_by_name(tmp_path):
     assert [file.name for file in files] == ["steps.parquet", "collectives.parquet", "events.parquet"]
     assert pl.read_parquet(files[1]).equals(tables()["collectives"])
     (tmp_path / "file").write_text("")
-    with pytest.raises(DdpDoctorError, match="cannot write"):
+    with pytest.raises(DdpDoctorError, match="is a file: name another folder"):
         write_parquet(tables(), tmp_path / "file")
 
 

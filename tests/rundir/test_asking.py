@@ -51,7 +51,7 @@ def test_whoever_is_asked_need_not_look_twice(spool):
     for change in (
         lambda: order_capture(spool.directory, ORDER),
         lambda: order_capture(spool.directory, ORDER._replace(request=8)),
-        lambda: forget_questions(spool.directory, CAPTURE_ORDER),
+        lambda: forget_questions(spool.directory, 8, CAPTURE_ORDER),
         lambda: ask(spool.directory, 1, STACKS_QUESTION),
     ):
         calm()
@@ -65,9 +65,11 @@ def test_an_order_arrives_and_is_taken_back(spool):
     assert spool.capture_ordered() is None
     order_capture(spool.directory, ORDER)
     assert spool.capture_ordered() == ORDER
-    forget_questions(spool.directory, CAPTURE_ORDER)
-    assert spool.capture_ordered() is None
-    forget_questions(spool.directory, CAPTURE_ORDER)
+    forget_questions(spool.directory, ORDER.request + 1, CAPTURE_ORDER)
+    assert spool.capture_ordered() == ORDER  # somebody else's
+    for _ in range(2):
+        forget_questions(spool.directory, ORDER.request, CAPTURE_ORDER)
+        assert spool.capture_ordered() is None
 
 
 @pytest.mark.parametrize(
@@ -131,6 +133,19 @@ def test_an_answer_is_of_its_question_alone(spool):
     assert answer_of(spool.directory, STACKS_FILE, request) is None
     spool.keep_document(STACKS_FILE, {"request": request, "step": 4})
     assert answer_of(spool.directory, STACKS_FILE, request) == {"request": request, "step": 4}
+
+
+def test_two_who_ask_at_once_both_have_the_answer(spool):
+    """The second question replaces the first, and whoever is done first leaves what the other waits for."""
+    first, second, since_ns = 11, 12, 1000
+    ask(spool.directory, first, STACKS_QUESTION)
+    ask(spool.directory, second, STACKS_QUESTION)
+    spool.keep_document(STACKS_FILE, {"request": second, "at_ns": since_ns})
+    assert answer_of(spool.directory, STACKS_FILE, first, since_ns) is not None
+    assert answer_of(spool.directory, STACKS_FILE, first, since_ns + 1) is None  # of an earlier moment
+    forget_questions(spool.directory, first, STACKS_QUESTION, STACKS_FILE)
+    assert answer_of(spool.directory, STACKS_FILE, second) is not None
+    assert spool.asked(STACKS_QUESTION) == second
 
 
 def test_questions_go_with_the_spool(tmp_path):

@@ -224,10 +224,47 @@ def test_a_root_is_made_for_its_user_alone(tmp_path, home) -> None:
     assert not [path for path in Path(spool.directory).iterdir() if path.stat().st_mode & 0o077]
     root.chmod(0o755)
     with pytest.raises(NotOursError):
-        make_spool_root(str(tmp_path / "run"))
-    with pytest.raises(NotOursError):
         Spool(str(root), 1, str(tmp_path / "run"))
     root.chmod(0o700)
+
+
+def in_the_way(root: Path, what: str) -> None:
+    if what == "file":
+        root.write_text("")
+    elif what == "link":
+        root.symlink_to(root.parent)
+    else:
+        root.mkdir(0o755 if what == "open" else 0o700)
+        os.chown(root, 54321 if what == "other user" else -1, -1)
+
+
+@pytest.mark.parametrize("what", ["file", "link", "open", "other user"])
+def test_whoever_makes_the_root_first_keeps_nobody_from_recording(tmp_path, monkeypatch, what) -> None:
+    if what == "other user" and os.getuid():
+        pytest.skip("only root may give a folder away")
+    shared = tmp_path / "temporary"
+    shared.mkdir()
+    monkeypatch.setattr("ddpdoctor.rundir.spool._base", lambda: str(shared))
+    run = make_run(tmp_path / "run")
+    expected = Path(spool_root(str(run)))
+    in_the_way(expected, what)
+    root = make_spool_root(str(run))
+    assert root != str(expected) and make_spool_root(str(run)) == root, (
+        "all launchers of the host find the same"
+    )
+    spool = Spool(root, 0, str(run))
+    spool.write("steps.jsonl", LINE)
+    assert recover(str(run)) == [] and (run / "ranks" / "00000" / "steps.jsonl").read_bytes() == LINE
+    spool.close()
+
+
+def test_hosts_that_share_a_folder_for_temporary_files_share_no_root(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr("ddpdoctor.rundir.spool._base", lambda: str(tmp_path))
+    roots = set()
+    for boot in ("here", "there"):
+        monkeypatch.setattr("ddpdoctor.rundir.spool.boot_id", lambda boot=boot: boot)
+        roots.add(make_spool_root(str(tmp_path / "run")))
+    assert len(roots) == 2
 
 
 def test_spools_of_earlier_runs_that_are_not_ours_stay(tmp_path, home) -> None:

@@ -104,6 +104,35 @@ def test_names(name, secret):
     assert names_secret(name) is secret
 
 
+SECRET = [
+    "--kaggle_key", "--kaggleKey", "--wandb_api", "--creds", "--cred", "--login", "--tokens.hf", "--tokens.wandb", "--hf_tok",
+    "--auth-tok", "--otp", "--totp", "--otp_code", "--pin", "--user-pin", "--hsm_pin", "FI_KEY", "MY_SERVICE_KEY", "--github-key",
+    "--key.openai", "--keys.anthropic", "--db.psw", "--pswd", "--passw", "--mfa", "--api-tokens", "--secrets.hf", "ROBOFLOW_API",
+    "kaggle.key", "--hf-login", "--access_tok", "--password.minio", "NGC_KEY",
+]  # fmt: skip
+NO_SECRET = [
+    "--pin-memory", "--pin_memory", "--pin_mem", "--cpu-pin", "--thread_pin", "--numa-pin", "I_MPI_PIN", "--key", "--keys",
+    "--key-size", "--key_dim", "--tok", "--toks", "--tokenizer", "--tok_type", "--tokens", "--max-tokens", "--max_new_tokens",
+    "--num-tokens", "--max-tokens.openai", "--image-tokens", "--tokens-per-batch", "--login-node", "--login_shell", "--relogin",
+    "--sort-key", "--sort_key", "--image_key", "--label-keys", "--caption-key", "FI_PROVIDER", "FI_MR_KEY", "SORT_KEY",
+    "CACHE_KEY", "FI_MR_KEY_SIZE", "--api", "--api-version", "--rest_api", "--api-base", "--hf", "--hf-model", "--wandb",
+    "--wandb-project", "--wandb_mode", "--optim", "--option", "--pinning", "--spin", "--loginfo", "--credit", "--passes",
+    "--monkey", "--keyframe", "--openai-model", "--s3-bucket", "--kaggle-dataset", "--hotpath", "--keypoints",
+    "--key_padding_mask", "NCCL_IB_PKEY", "--author", "--signal", "--shared_keys_dim", "KEY", "KEYS", "--group_by_key",
+    "--metric-key",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SECRET)
+def test_names_made_of_parts_or_short_for_a_secret(name):
+    assert names_secret(name)
+
+
+@pytest.mark.parametrize("name", NO_SECRET)
+def test_names_that_only_look_like_a_secrets(name):
+    assert not names_secret(name)
+
+
 REPEATED = (
     "a", "A", "a.-", "a+", "a=", "?a", "a:b@", "://", "http", "eyJ", "eyJ.", "{", "pw=[", "token=", "token='", "token=\\\"",
     "'a", '"', "\\", "--token ", "a\\\n", "name: ", "bearer ", "basic a-", "login a password ", "sshpass -p ", "mysql ", "1/",

@@ -153,6 +153,18 @@ def test_different_collectives(tmp_path, world, program, kind):
     assert facts.different.kind == kind
 
 
+@pytest.mark.parametrize(("steps", "odd"), [(5, [1]), (3, [0]), (7, [0, 1])])
+def test_an_evaluation_is_due_after_as_many_steps_as_before(tmp_path, steps, odd):
+    """Of two ranks, one evaluates and the other goes on: after five steps, as twice before, the latter is at fault; after three the
+    former; after seven nothing shows who."""
+    step, evaluation = Op("0", "all_reduce", (300,), line=17), Op("0", "all_reduce", (1,), line=8)
+    past = [*[step] * 5, evaluation] * 2 + [step] * steps
+    programs = {0: [*past, evaluation], 1: [*past, step]}
+    job = Job({"0": ("default_pg", (0, 1))}, programs, device_stops=dict.fromkeys(range(2), len(past)))
+    facts = facts_of(tmp_path, job, only_active=False)
+    assert (facts.different.ranks, facts.different.sequence) == (odd, len(past) + 1)
+
+
 def test_two_collectives_in_another_order(tmp_path):
     first, second = Op("0", "all_reduce", (64,), line=31), Op("0", "broadcast", (64,), line=32)
     programs = {rank: [first, second] * 4 for rank in range(4)}

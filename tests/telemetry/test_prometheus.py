@@ -1,10 +1,12 @@
 """The metrics of a run: their text, the server, Prometheus's own tools, and the dashboard that draws them."""
 
 import json
+import os
 import re
 import shutil
 import socket
 import subprocess
+import threading
 import time
 import urllib.error
 import urllib.request
@@ -13,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.telemetry import METRICS, LiveRun, start_exporter
-from ddpdoctor.telemetry.prometheus import GPU_METRICS, exposition
+from ddpdoctor.telemetry import METRICS, Exporter, LiveRun
+from ddpdoctor.telemetry.lock import acquire_host_lock
+from ddpdoctor.telemetry.prometheus import GPU_METRICS, exposition, serve_metrics
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "fixtures" / "slow-data-one-rank"
@@ -41,13 +44,26 @@ def run():
     return live
 
 
+@contextmanager
+def serving(run, host):
+    """An exporter that answers in a thread of this process."""
+    exporter = Exporter(run, host, ("127.0.0.1", 0))
+    ended, end = os.pipe()
+    thread = threading.Thread(target=exporter.serve, args=(ended,))
+    thread.start()
+    try:
+        yield exporter
+    finally:
+        os.close(end)
+        thread.join(10)
+        os.close(ended)
+        assert not thread.is_alive()
+
+
 @pytest.fixture
 def exporter():
-    warnings = []
-    served = start_exporter(RUN, "host1", ("127.0.0.1", 0), warnings.append)
-    assert served is not None and not warnings
-    yield served
-    served.close()
+    with serving(RUN, "host1") as served:
+        yield served
 
 
 def get(url):
@@ -72,6 +88,16 @@ def test_the_time_since_the_last_step_ends_with_the_rank(run):
         re.MULTILINE,
     )
     assert found == ["1"]
+
+
+def test_samples_are_those_of_the_hosts_own_ranks_so_that_hosts_add_up(run):
+    def samples(host):
+        found = re.search(r"^ddpdoctor_samples_per_second{.*} (.+)$", exposition(run, host), re.MULTILINE)
+        return None if found is None else float(found[1])
+
+    whole = samples("host1")
+    run.ranks[1].host = "host2"
+    assert samples("host1") + samples("host2") == pytest.approx(whole) and samples("host3") is None
 
 
 def test_what_was_not_measured_has_no_line(run):
@@ -99,10 +125,18 @@ def test_it_is_served_on_the_loopback_alone(exporter):
         other.connect(("127.0.0.2", exporter.port))
 
 
-def test_a_port_in_use_is_one_sentence_and_no_error(exporter):
-    warnings = []
-    assert start_exporter(RUN, "host1", ("127.0.0.1", exporter.port), warnings.append) is None
-    assert len(warnings) == 1 and f"127.0.0.1:{exporter.port} cannot be served on" in warnings[0]
+def test_a_port_in_use_is_one_sentence_and_no_error(exporter, tmp_path):
+    said = []
+    serve_metrics(tmp_path, "host1", ("127.0.0.1", exporter.port), 0, said.append)
+    assert len(said) == 1 and f"127.0.0.1:{exporter.port} cannot be served on" in said[0]
+
+
+def test_of_two_launchers_on_a_host_one_serves_and_the_other_says_nothing(tmp_path):
+    said = []
+    held = acquire_host_lock(tmp_path / "hosts" / "host1", "metrics")
+    serve_metrics(tmp_path, "host1", ("127.0.0.1", 0), 0, said.append)
+    held.release()
+    assert said == [""]
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="no promtool on this machine")
@@ -303,12 +337,8 @@ def test_the_alert_fires_in_a_real_prometheus(tmp_path):
     job = ShortSteps(run)
     job.start_ns -= 60 * 10**9
     job.go_on(60.0)
-    served = start_exporter(run, "a", ("127.0.0.1", 0), pytest.fail)
     (tmp_path / "alerts.yml").write_text(ALERTS.read_text().replace("for: 10m", "for: 4s"))
-    try:
-        with prometheus(tmp_path, served.port, ["alerts.yml"]) as port:
-            ask = f"http://127.0.0.1:{port}/api/v1/query?query="
-            firing = 'ALERTS{alertname="RankLate",alertstate="firing"}'
-            assert wait_for(lambda: result(ask, firing)) == {"1": 1.0}
-    finally:
-        served.close()
+    with serving(run, "a") as served, prometheus(tmp_path, served.port, ["alerts.yml"]) as port:
+        ask = f"http://127.0.0.1:{port}/api/v1/query?query="
+        firing = 'ALERTS{alertname="RankLate",alertstate="firing"}'
+        assert wait_for(lambda: result(ask, firing)) == {"1": 1.0}

@@ -174,7 +174,7 @@ import sys, time
 from pathlib import Path
 from ddpdoctor.telemetry import acquire_host_lock, lock
 if sys.argv[2] == "pid":
-    held = lock._acquire_pid_file(Path(sys.argv[1]) / lock.PID_FILE)
+    held = lock._acquire_pid_file(Path(sys.argv[1]) / f"{lock.TELEMETRY}.pid")
 else:
     held = acquire_host_lock(Path(sys.argv[1]))
 print(held is not None, flush=True)

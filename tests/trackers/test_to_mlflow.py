@@ -64,7 +64,7 @@ def test_what_is_no_database_is_no_defect_of_ours(tmp_path):
     from ddpdoctor.trackers import log_to_mlflow
 
     (tmp_path / "mlflow.db").write_text("notes of mine")
-    with pytest.raises(DdpDoctorError, match="not a database"):
+    with pytest.raises(DdpDoctorError, match=r"mlflow\.db there is not MLflow's"):
         log_to_mlflow(tracked(samples.sick()), str(tmp_path))
     assert (tmp_path / "mlflow.db").read_text() == "notes of mine"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import sqlite3
 import sys
 
 import msgspec
@@ -13,7 +15,7 @@ from ddpdoctor.cli.export import command
 from ddpdoctor.diagnose.diagnosis import Series
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report import redact, write_json
-from ddpdoctor.trackers import tracked
+from ddpdoctor.trackers import check_mlflow, tracked
 from ddpdoctor.trackers.tracked import MAXIMUM, MEDIAN
 from tests.report import samples
 
@@ -135,3 +137,45 @@ def test_trackers_write_into_no_recording_and_hide_no_table(tmp_path):
     assert "--redact is for figures and trackers" in done.output
     done = invoke(command, ["x", "--tensorboard", "tb", "--steps", "1:2"])
     assert done.exit_code == 2
+
+
+@pytest.mark.parametrize(
+    ("statements", "ours"),
+    [
+        ((), True),
+        (("CREATE TABLE notes (text)",), False),
+        (("CREATE TABLE experiments (text)",), False),
+        (
+            tuple(
+                f"CREATE TABLE {name} (text)" for name in ("alembic_version", "experiments", "runs", "tags")
+            ),
+            True,
+        ),
+    ],
+)
+def test_only_a_database_of_mlflow_is_opened_by_it(tmp_path, statements, ours):
+    """MLflow makes its tables in whatever database it is given."""
+    file = tmp_path / "mlflow.db"
+    with contextlib.closing(sqlite3.connect(file)) as database:
+        for statement in statements:
+            database.execute(statement)
+        database.commit()
+    with (
+        contextlib.nullcontext()
+        if ours
+        else pytest.raises(DdpDoctorError, match="not MLflow's: name another folder")
+    ):
+        check_mlflow(tmp_path)
+    file.write_text("notes of mine")
+    with pytest.raises(DdpDoctorError, match="not MLflow's"):
+        check_mlflow(tmp_path)
+
+
+def test_trackers_write_into_no_recording_by_a_link(tmp_path):
+    (tmp_path / "run" / "ranks" / "00000").mkdir(parents=True)
+    (tmp_path / "run" / "manifest.json").write_text('{"schema": "ddpdoctor.run/1"}')
+    (tmp_path / "link").symlink_to("run")
+    for option in ("--tensorboard", "--mlflow", "--wandb"):
+        for place in ("link", "link/ranks"):
+            with pytest.raises(DdpDoctorError, match="recorded run: name another folder"):
+                CliRunner().invoke(command, ["x.json", option, str(tmp_path / place)], catch_exceptions=False)

@@ -16,6 +16,7 @@ from ...rundir import EventField
 from .built import line_of
 from .numbered import Numbered
 from .source_lines import Lines, calling_frame
+from .torch_objects import group_name
 
 _INDEX = attrgetter("index")
 _MODULE, _READY = EventField.MODULE.key, EventField.READY_NS.next_key
@@ -23,6 +24,8 @@ _FORWARD_END, _ALSO = EventField.FORWARD_END_NS.next_key, EventField.ALSO.next_k
 _REDUCED = f"{EventField.SYNCED.next_key}true"
 _NOT_REDUCED = f"{EventField.SYNCED.next_key}false"
 
+_MOST_ASKED = 8
+"""Models that are asked, in every backward pass."""
 data_parallel_built: List[bool] = []
 """Not empty once the job has built the old, one-process ``DataParallel``."""
 
@@ -35,6 +38,7 @@ class Model:
         self.index = index
         self.forward_end: Optional[int] = None
         """Since the last backward there was a forward with gradients, and it ended then (perf_counter_ns)."""
+        self.group = group_name(getattr(ddp, "process_group", None))
         self.reduces = True
         """Whether that forward prepared DDP to reduce the gradients of the next backward."""
         self.ready: Optional[List[int]] = None
@@ -111,6 +115,15 @@ class Models:
         self.known.add(ddp, where, model)
         self.first = self.first or model
         return model
+
+    def group_to_reduce_in(self) -> Optional[str]:
+        """The process group over which DDP reduces gradients in a backward that begins now; None if it does not, in ``no_sync()``."""
+        for reference, _ in self.known.listed[:_MOST_ASKED]:
+            ddp = reference()
+            if ddp is not None and getattr(ddp, "require_backward_grad_sync", True):
+                model = self.known.find(ddp)
+                return None if model is None else model.group
+        return None
 
     def forward_ended(self, model: Model, at: int) -> None:
         """A forward with gradients has ended, at perf_counter_ns ``at``."""

@@ -16,26 +16,26 @@ Of the job's things nothing is kept alive, and no parameter is referred to weakl
 
 from __future__ import annotations
 
-from typing import Any, List, Tuple
+from typing import Any, Dict, List, Tuple
 
 from .numbered import Held
 from .torch_objects import job_torch
 
 MOST_OPEN = 256
-"""Roles that can be taken over: more optimizers than this, each for some of the parameters, are not made anew for each step."""
+"""Roles of a kind that can be taken over, and kinds: more optimizers than this, each for some of the parameters, are not made anew
+for each step."""
 
 _Kind = Tuple[Any, ...]
+"""Class, number of parameters, and shapes of the first and the last."""
 
 
 class Role:
     """Of an optimizer, and of those made in its place."""
 
-    __slots__ = ("first", "gone", "kind", "shared", "steps", "turn")
+    __slots__ = ("first", "gone", "shared", "steps", "turn")
 
-    def __init__(self, kind: _Kind = (), first: int = 0) -> None:
-        self.kind = kind
-        """Class, number of parameters, and shapes of the first and the last."""
-        self.first = first
+    def __init__(self) -> None:
+        self.first = 0
         """The id of the first parameter: of an optimizer that is gone it may be another's by now."""
         self.turn = 0
         """How many optimizers have had it."""
@@ -63,8 +63,9 @@ class Roles:
 
     def __init__(self) -> None:
         self._casts: Held[_Cast] = Held(self._leave)
-        self._open: List[Role] = []
-        """Those whose optimizers had stepped at most once when one was last new, in the order in which they first appeared."""
+        self._open: Dict[_Kind, List[Role]] = {}
+        """Those whose optimizers had stepped at most once when one of the kind was last new, in the order in which they first
+        appeared; the kinds in the order in which one was last new."""
 
     def of(self, optimizer: Any) -> Role:
         """The role of an optimizer that steps."""
@@ -78,19 +79,21 @@ class Roles:
 
     def _next(self, kind: _Kind, first: int) -> Role:
         """The role of an optimizer that is new."""
-        self._open = [role for role in self._open if role.steps < 2]
-        alike = [role for role in self._open if role.kind == kind]
+        alike = [role for role in self._open.pop(kind, ()) if role.steps < 2]
         same = [role for role in alike if first and role.first == first]
-        left = [role for role in same if role.gone] or [role for role in alike if role.gone]
-        if left:
-            role = left[0]
+        left = next((role for role in (*same, *alike) if role.gone), None)
+        if left is not None:
+            role = left
         elif len(same) > 1 or any(role.shared for role in same):
             role = same.pop()
             role.shared = True
-            self._open = [each for each in self._open if each not in same]
+            alike = [each for each in alike if each not in same]
         else:
-            role = Role(kind)
-            self._open = [*self._open[1 - MOST_OPEN :], role]
+            role = Role()
+            alike = [*alike[1 - MOST_OPEN :], role]
+        self._open[kind] = alike
+        if len(self._open) > MOST_OPEN:
+            del self._open[next(iter(self._open))]
         role.first = first
         return role
 

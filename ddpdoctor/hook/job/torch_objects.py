@@ -60,6 +60,16 @@ def device() -> Dict[str, Any]:
     return found
 
 
+def group_name(group: Any) -> str:
+    """The process group's name, "0" for the default group."""
+    if group is None:
+        return "0"
+    try:
+        return str(group.group_name).replace('"', "'")
+    except AttributeError:
+        return "?"
+
+
 def process_groups() -> Dict[str, Any]:
     """The backend, and all process groups that this rank belongs to."""
     import torch.distributed as dist

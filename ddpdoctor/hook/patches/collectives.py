@@ -14,11 +14,12 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Callable, Optional, Tuple
 
-from ...rundir import EventField, EventKind, Phase
+from ...rundir import CallField, EventField, EventKind, Phase
 from .. import lifetime
 from ..guard import part
+from ..job import group_name
 from ..patching import Before, Patches, around, cell_of
-from ..recording import active, raising_in, recording_here
+from ..recording import MOST_PLACES, active, raising_in, recording_here
 
 _PART = part("collectives")
 
@@ -65,10 +66,12 @@ _PEER = dict.fromkeys("reduce gather gather_object send isend".split(), EventFie
 _PEER.update(dict.fromkeys("broadcast broadcast_object_list scatter recv irecv".split(), EventField.SOURCE))
 """The argument that names one rank, behind the tensor. torch calls it as the step log does: ``dst``, ``src``."""
 
+_MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object_list", "recv_object_list")
+"""Between two ranks: the others call nothing meanwhile."""
+_DTYPE = CallField.DTYPE.next_key
+
 _Token = Tuple[int, str, int]
 """The start, perf_counter_ns, the fields of the event, and where the call was written down."""
-_MOST_PLACES = 10_000
-"""Calls, by place and size, whose fields are remembered, some 300 bytes each."""
 _FRAMES_ABOVE = 3
 """From what runs as a call begins to who called torch: the wrapper and torch's decorator lie between."""
 
@@ -99,9 +102,10 @@ def _start_of(name: str) -> Before:
     peer_key = _PEER[name].next_key if name in _PEER else ""
 
     above = _FRAMES_ABOVE - (name in UNDECORATED)
+    is_message = name in _MESSAGES
 
-    def fields_of(recorder: Any, args: Any, kwargs: Any, group: Any, size: Optional[int]) -> str:
-        fields = f'{opening}{_group_name(group)}"{recorder.lines.caller()}'
+    def fields_of(recorder: Any, args: Any, kwargs: Any, group: str, size: Optional[int]) -> str:
+        fields = f'{opening}{group}"{recorder.lines.caller()}'
         if size is not None and not is_barrier:
             fields += f"{_BYTES}{size}"
         if kwargs.get("async_op"):
@@ -120,21 +124,23 @@ def _start_of(name: str) -> Before:
             _depth.value += 1
             return 0, "", -1
         group = args[group_at] if len(args) > group_at else kwargs.get("group")
-        size = _bytes(args[tensor_at] if len(args) > tensor_at else kwargs.get("tensor"))
+        tensor = args[tensor_at] if len(args) > tensor_at else kwargs.get("tensor")
+        size, dtype = _bytes(tensor), getattr(tensor, "dtype", None)
         if active.full:
-            fields = fields_of(recorder, args, kwargs, group, size)
+            among = group_name(group)
+            fields = fields_of(recorder, args, kwargs, among, size)
+            typed = _typed(dtype)
         else:
             frame, known = sys._getframe(above), recorder.calls.known
-            key = name, id(frame.f_code), frame.f_lasti, id(group), kwargs.get("async_op"), size
-            fields = known.get(key) or ""
+            key = name, id(frame.f_code), frame.f_lasti, id(group), kwargs.get("async_op"), size, dtype
+            fields, among, typed = known.get(key) or ("", "", "")
             if not fields:
-                fields = fields_of(recorder, args, kwargs, group, size)
-                if len(known) < _MOST_PLACES:
-                    known[key] = fields
-        if recorder.pending:
-            # Whoever reads where this call came from must find the line's definition.
-            recorder.write_now("")
-        place = recorder.calls.begin(recorder.step, fields)
+                among, typed = group_name(group), _typed(dtype)
+                fields = fields_of(recorder, args, kwargs, among, size)
+                if len(known) < MOST_PLACES:
+                    known[key] = fields, among, typed
+        recorder.flush_definitions()
+        place = recorder.calls.begin(recorder.step, fields + typed, None if is_message else among)
         token = perf_counter_ns() if active.full else 0, fields, place
         # Last: nobody would set it back where a handler of the job's raised before this.
         _depth.value = 1
@@ -143,14 +149,8 @@ def _start_of(name: str) -> Before:
     return start
 
 
-def _group_name(group: Any) -> str:
-    """The process group's name, "0" for the default group."""
-    if group is None:
-        return "0"
-    try:
-        return str(group.group_name).replace('"', "'")
-    except AttributeError:
-        return "?"
+def _typed(dtype: Any) -> str:
+    return "" if dtype is None else f'{_DTYPE}"{str(dtype).rpartition(".")[2]}"'
 
 
 def _bytes(value: Any) -> Optional[int]:

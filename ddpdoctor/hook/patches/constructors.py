@@ -11,7 +11,11 @@ from ..patching import Patches, around
 _PART = part("constructors")
 
 
-def _before(args: Any, kwargs: Any) -> None:
+def _before_module(args: Any, kwargs: Any) -> None:
+    note_built(args[0], None, calling_frame())
+
+
+def _before_loader(args: Any, kwargs: Any) -> None:
     note_built(args[0], kwargs.get("dataset", args[1] if len(args) > 1 else None), calling_frame())
 
 
@@ -20,5 +24,5 @@ def install(patches: Patches) -> None:
     from torch.nn.parallel import DistributedDataParallel
     from torch.utils.data import DataLoader
 
-    for owner in (DistributedDataParallel, DataLoader):
-        patches.attribute(owner, "__init__", around(owner.__init__, _PART, _before))
+    for owner, before in ((DistributedDataParallel, _before_module), (DataLoader, _before_loader)):
+        patches.attribute(owner, "__init__", around(owner.__init__, _PART, before))

@@ -6,19 +6,22 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any, Optional, Tuple
 
-from ...rundir import EventField, EventKind
+from ...rundir import EventField, EventKind, Phase
 from ..guard import part
-from ..job import OpenForward, data_parallel_built, input_elements
+from ..job import OpenForward, data_parallel_built, group_name, input_elements
 from ..patching import Patches, around
-from ..recording import Session, active, recording_here
+from ..recording import Session, active, raising_in, recording_here
 from .forwards import FORWARD, leave
 
 _PART = part("DistributedDataParallel")
 _BROADCAST = EventKind.BROADCAST.opening + EventField.MODULE.next_key
+_BROADCASTING = EventKind.BROADCAST.opening + EventField.GROUP.next_key
 _ELEMENTS = EventField.ELEMENTS.next_key
 
 _Forward = Tuple[Session, Any, int, str]
 """The recording, the DDP module, the start, and the field with the size of the inputs."""
+_Buffers = Tuple[Session, Any, int, int]
+"""The recording, the DDP module, the start, and where the call was written down."""
 _TimedForward = Tuple[Session, Any, int, str, Optional[OpenForward]]
 """The same, and its entry among those in progress; None on another thread than the training thread."""
 
@@ -91,12 +94,27 @@ def _autocast() -> bool:
     return bool(on_cpu or torch.is_autocast_enabled())
 
 
-def _after_buffers(token: _Forward, result: Any) -> None:
-    """Rank 0's buffers are broadcast before a forward: the others wait in it for rank 0."""
-    current, ddp, start, _ = token
+def _before_buffers(args: Any, kwargs: Any) -> Optional[_Buffers]:
+    """Rank 0's buffers are broadcast before a forward: the others wait in it for rank 0. Written down as a collective is, in every
+    step."""
+    current = active.session
+    if current is None or current.recorder.thread != get_ident():
+        return None
+    ddp, recorder = args[0], current.recorder
+    group = group_name(getattr(ddp, "process_group", None))
+    fields = f'{_BROADCASTING}"{group}"{recorder.lines.caller()}'
+    recorder.flush_definitions()
+    place = recorder.calls.begin_own(recorder.step, fields, group)
+    return current, ddp, perf_counter_ns(), place
+
+
+def _after_buffers(token: _Buffers, result: Any) -> None:
+    current, ddp, start, place = token
     recorder = current.recorder
-    model = current.models.find(ddp, recorder.lines)
+    if not isinstance(result, BaseException):
+        recorder.calls.end(place)
     if recording_here(recorder):
+        model = current.models.find(ddp, recorder.lines)
         recorder.add(start, perf_counter_ns() - start, f"{_BROADCAST}{model.index}")
 
 
@@ -107,11 +125,13 @@ def install(patches: Patches) -> None:
 
     global _is_grad_enabled
     _is_grad_enabled = torch.is_grad_enabled
-    for name, before, after in (
-        ("_sync_buffers", _before_forward, _after_buffers),
-        ("_run_ddp_forward", _before_timed_forward, _after_timed_forward),
-    ):
-        original = getattr(DistributedDataParallel, name, None)
-        if original is not None:
-            patches.attribute(DistributedDataParallel, name, around(original, _PART, before, after, active))
+    original = getattr(DistributedDataParallel, "_sync_buffers", None)
+    if original is not None:
+        failed = raising_in(Phase.COLLECTIVE)
+        noted = around(original, _PART, _before_buffers, _after_buffers, failed=failed)
+        patches.attribute(DistributedDataParallel, "_sync_buffers", noted)
+    original = getattr(DistributedDataParallel, "_run_ddp_forward", None)
+    if original is not None:
+        timed = around(original, _PART, _before_timed_forward, _after_timed_forward, active)
+        patches.attribute(DistributedDataParallel, "_run_ddp_forward", timed)
     patches.attribute(DataParallel, "__init__", around(DataParallel.__init__, _PART, _before_data_parallel))

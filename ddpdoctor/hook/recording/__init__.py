@@ -8,8 +8,9 @@ Which optimizer step ends a training step is ``boundary``'s to say; on a GPU ``d
 """
 
 from .active import active, backwards, starts
+from .calls import MOST_PLACES
 from .failures import raising_in
-from .recorder import recording_here
+from .recorder import Recorder, recording_here
 from .session import LAST_SETTINGS_STEP, Session
 from .stepping import IN_BACKWARD
 from .threadtimes import ThreadTimes
@@ -18,6 +19,8 @@ from .writer import Writer
 __all__ = [
     "IN_BACKWARD",
     "LAST_SETTINGS_STEP",
+    "MOST_PLACES",
+    "Recorder",
     "Session",
     "ThreadTimes",
     "Writer",

@@ -13,7 +13,15 @@ from threading import get_ident
 from time import perf_counter_ns, process_time_ns, thread_time_ns, time_ns
 from typing import List, Optional, Tuple
 
-from ...rundir import STEPS_FILE, STEPS_SCHEMA, EventField, EventKind, LineField, Spool
+from ...rundir import (
+    STEPS_FILE,
+    STEPS_SCHEMA,
+    EventField,
+    EventKind,
+    Heartbeat,
+    LineField,
+    Spool,
+)
 from ..job import Kinds, Lines
 from .active import active
 from .calls import Calls
@@ -33,6 +41,7 @@ In steps whose number is a multiple of a power of two, so that ranks share them.
 _MOST_COUNTERS_MASK = 63
 """The rarest: at two neighbouring ends of steps in 64."""
 
+_MOST_LOST = 10
 Cut = Tuple[int, int, int, int]
 """A moment at which a step may have ended: perf_counter_ns, events before it, and the thread's time on a CPU and its wait
 for one so far, ns, -1 where unknown.
@@ -77,7 +86,10 @@ class Recorder:
         """Lines to be written before the next step's."""
         self.lines: Lines = Lines(kinds, self.pending.append)
         self.calls = Calls(spool)
+        self.heartbeat = Heartbeat(spool)
         self.thinning = Thinning()
+        self.lost: List[Tuple[int, int]] = []
+        """First and last number of steps in a row for which there was no room; the last pair may span steps that had some."""
         self._more = [0, 0]
         self._evaluations = [0, 0, 0]
         self._self_ns = 0
@@ -192,12 +204,14 @@ class Recorder:
             data = "".join(self.pending[:waiting]).encode() + data
         if not self.spool.write(STEPS_FILE, data):
             self._keep_definitions()
+            self._note_lost(self.step)
         elif waiting:
             # The attendant's thread may have added one since.
             del self.pending[:waiting]
         if self.marks:
             self.marks.clear()
         self.step = number = self.step + 1
+        self.heartbeat.step(number, end[0] + self.epoch_of_zero)
         self._start = end
         if full:
             self.epoch_of_zero = time_ns() - perf_counter_ns()
@@ -217,8 +231,10 @@ class Recorder:
         if not number % BLOCK_STEPS or self.pending or self.events or self.marks:
             return False
         zero = self.epoch_of_zero
-        self.spool.write(STEPS_FILE, _THIN_LINE % (self.step, self._start[0] + zero, at + zero))
+        if not self.spool.write(STEPS_FILE, _THIN_LINE % (self.step, self._start[0] + zero, at + zero)):
+            self._note_lost(self.step)
         self.step, self._start = number, (at, 0, -1, -1)
+        self.heartbeat.step(number, at + zero)
         return True
 
     def _end_block(self, at: int) -> None:
@@ -270,6 +286,11 @@ class Recorder:
             f"{_DELAY_NS}{delay}{_SELF}{self._self_ns}{_EVENTS}[{text}]{marks}}}\n"
         )
 
+    def flush_definitions(self) -> None:
+        """Whoever reads where a call came from must find the line's definition."""
+        if self.pending:
+            self.write_now("")
+
     def write_now(self, line: str) -> None:
         """Write a line outside of a step's end."""
         self.pending.append(line)
@@ -277,6 +298,12 @@ class Recorder:
             self.pending.clear()
         else:
             self._keep_definitions()
+
+    def _note_lost(self, step: int) -> None:
+        if self.lost and (self.lost[-1][1] == step - 1 or len(self.lost) == _MOST_LOST):
+            self.lost[-1] = (self.lost[-1][0], step)
+        else:
+            self.lost.append((step, step))
 
     def _keep_definitions(self) -> None:
         """There was no room: of what was to be written before the step, only what later steps refer to is kept."""

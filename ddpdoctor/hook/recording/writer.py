@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, Optional
+from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Sequence, Tuple
 
 from ...rundir import RANK_FILE, BusyError, DiskBudget, discard, drain, has_carrier, rank_budget, reason_of
 from .. import guard
@@ -32,6 +32,14 @@ _LOOK_S = 0.1
 _PART = guard.part("run directory")
 
 
+def _lost_words(lost: Sequence[Tuple[int, int]], why: Optional[str]) -> List[str]:
+    """What was not recorded because there was no room for it, in words."""
+    if not lost:
+        return [why] if why else []
+    steps = ", ".join(f"{first}" if first == last else f"{first} to {last}" for first, last in lost)
+    return [f"steps {steps} were not recorded: {why}."]
+
+
 class Writer:
     """Drains the spool, through which rank.json goes too, once a second and when asked to."""
 
@@ -45,6 +53,9 @@ class Writer:
         self._claimed = threading.Event()
         self._refused: Optional[OSError] = None
         self._carried = False
+        self._looked_s = 0.0
+        self._dropped = 0
+        """As many as rank.json says."""
         # A log that is being thinned makes nobody wait who asks for a copy.
         self._budget = DiskBudget(rank_budget(session.world_size), lambda: not self._asked.is_set())
         self._thread = threading.Thread(
@@ -99,14 +110,18 @@ class Writer:
             if ending:
                 return
             # What cannot be written is tried again, but no faster than the rest.
-            period_s = CARRIED_PERIOD_S if self._carried else PERIOD_S
-            (self.document_changed if copied else self._asked).wait(period_s)
+            changed_again = self.document_changed if copied else self._asked
+            while not changed_again.wait(PERIOD_S):
+                guarded(_PART, self._look_after)()
+                if not self._carried or time.monotonic() - self._looked_s > CARRIED_PERIOD_S:
+                    break
 
     def _copy(self, changed: bool, ending: bool) -> bool:
         """Rewrite rank.json where it has changed, and drain the spool. A failure is counted, and tried again later: the
         spool keeps what was not copied. Raises BusyError where somebody else copies it."""
         session = self._session
         try:
+            changed = session.spool.restore() or changed
             if changed:
                 data = json.dumps(self._current_document(), separators=(",", ":"), default=str)
                 session.spool.keep(RANK_FILE, data.encode())
@@ -127,8 +142,18 @@ class Writer:
         return True
 
     def _is_carried(self) -> bool:
+        self._looked_s = time.monotonic()
         self._carried = has_carrier(os.path.dirname(self._session.spool.directory))
         return self._carried
+
+    def _look_after(self) -> None:
+        """Once a second: what was lost is told, and files that somebody has removed are made again."""
+        spool = self._session.spool
+        if spool.dropped != self._dropped:
+            self._dropped = spool.dropped
+            self.document_changed.set()
+        if spool.restore():
+            self.document_changed.set()
 
     def _current_document(self) -> Dict[str, Any]:
         session = self._session
@@ -137,7 +162,7 @@ class Writer:
             "self_us_per_step": recorder.thinning.cost_us,
             "thinned": recorder.thinning.every,
             "dropped": session.spool.dropped,
-            "errors": list(guard.errors) + ([session.spool.error] if session.spool.error else []),
+            "errors": list(guard.errors) + _lost_words(recorder.lost, session.spool.error),
         }
         return session.document
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import resource
 import threading
 from typing import Optional
 
@@ -21,6 +22,7 @@ from ...rundir import (
     STANDING_SCHEMA,
     End,
     LineField,
+    encoded,
 )
 from .. import environment
 from ..guard import part
@@ -39,6 +41,7 @@ _LEAST_FAULT_S = 1.5
 """More than a period: the timer must not go off between two looks."""
 _END_S = 0.2
 """More than a look takes."""
+_THIS_THREAD = getattr(resource, "RUSAGE_THREAD", None)
 _PART = part("watching for hangs")
 
 
@@ -104,16 +107,31 @@ class Attendant:
         step = self._session.recorder.step
         if step == self._last_step:
             document = self._whereabouts.document(PROGRESS_SCHEMA)
-            self._session.spool.keep_document(PROGRESS_FILE, document)
             self._note_evaluation(step, document["evaluating"])
             self._told = True
+            self._keep(PROGRESS_FILE, encoded(document))
             self._answer(self._session.spool.asked())
         elif self._told:
             self._told = False
-            self._session.spool.withdraw(PROGRESS_FILE)
+            self._withdraw(PROGRESS_FILE)
         if step != self._last_step:
             self._trained = self._trained or not self._whereabouts.evaluates()
         self._last_step = step
+
+    def _keep(self, name: str, data: bytes) -> None:
+        """Write it, and say so where neither a full nor a removed spool matters."""
+        try:
+            self._session.spool.keep(name, data)
+        except OSError:
+            return  # its memory is full, or gone: whoever watches sees that nothing was written
+        faults = resource.getrusage(_THIS_THREAD).ru_minflt if _THIS_THREAD is not None else 0
+        self._session.recorder.heartbeat.answered(len(data), faults)
+
+    def _withdraw(self, name: str) -> None:
+        try:
+            self._session.spool.withdraw(name)
+        except OSError:
+            pass  # the spool is gone
 
     def _note_evaluation(self, step: int, evaluating: bool) -> None:
         """Have the step log say it: in a step of which only the times are recorded nothing else does, nor where the job calls
@@ -129,20 +147,20 @@ class Attendant:
         if request and request != self._stacks_answered:
             document = self._whereabouts.standing(STANDING_SCHEMA)
             document["request"] = request
-            self._session.spool.keep_document(STACKS_FILE, document)
+            self._keep(STACKS_FILE, encoded(document))
         self._stacks_answered = request
 
     def _answer(self, request: int) -> None:
-        if request <= self._answered:
+        if request in (0, self._answered):
             return
         self._answered = request
         document = self._whereabouts.standing(STANDING_SCHEMA)
         error = uncaught()
         document.update(request=request, raised=[] if error is None else described(error))
-        self._session.spool.keep_document(STANDING_FILE, document)
+        self._keep(STANDING_FILE, encoded(document))
         entries = flight(self._session)
         if entries is not None:
-            self._session.spool.keep(HANG_FLIGHT_FILE, entries)
+            self._keep(HANG_FLIGHT_FILE, entries)
 
     def tell_end(self) -> None:
         """The interpreter is left: write down how. The exception may be told before that, where other threads keep the process."""
@@ -161,10 +179,7 @@ class Attendant:
             self._thread.join(timeout=_END_S)
         if self._faults is not None:
             self._faults.stop()
-        try:
-            # Where it was last is of interest only of one that does not end like this.
-            self._session.spool.withdraw(PROGRESS_FILE)
-            if uncaught() is None:
-                self._session.spool.withdraw(CALLS_FILE)
-        except OSError:
-            pass
+        # Where it was last is of interest only of one that does not end like this.
+        self._withdraw(PROGRESS_FILE)
+        if uncaught() is None:
+            self._withdraw(CALLS_FILE)

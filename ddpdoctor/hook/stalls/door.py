@@ -1,8 +1,8 @@
 """A rank on its way to its process group: it says that it is there, and faulthandler answers for it where it stands.
 
 Nothing of ours runs meanwhile: there is no thread, and no timer. faulthandler takes one real-time signal, which the launcher's
-side sends where other ranks have waited for long; it is given back when the rank has joined. A signal for which the job has a
-handler, or which it blocks, is not taken.
+side sends where other ranks have waited for long, but never to a rank that has asked to join; it is given back when the rank has
+joined. A signal for which the job has a handler, or which it blocks, is not taken.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ import multiprocessing
 import os
 import signal
 import time
+from threading import get_ident
 
 from ...rundir.door import close_door, open_door, say_at_door
 from .. import environment
 from ..guard import part
 from ..patching import guarded
+from ..profiling import can_be_read, stack_of
 from .raised import described, uncaught
+from .whereabouts import frames_of
 
 _PART = part("watching for ranks that do not join")
 _OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK")
@@ -64,8 +67,12 @@ def _stand() -> None:
 
 
 def _joining() -> None:
-    if _door.handle >= 0:
-        say_at_door(_door.handle, joining_ns=time.time_ns())
+    if _door.handle < 0:
+        return
+    say_at_door(_door.handle, joining_ns=time.time_ns())
+    if can_be_read():
+        # Nobody sends it the signal from now on.
+        say_at_door(_door.handle, frames=frames_of(stack_of(get_ident())))
 
 
 def _tell_end() -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import math
+import multiprocessing.process
 import multiprocessing.util
 import os
 import shutil
 import signal
 import sys
 import time
-from typing import Any, Dict, Iterator, List, NoReturn, Optional
+from typing import Any, Dict, Iterator, List, NoReturn, Optional, Tuple
 
 from .. import lifetime
 from ..guard import part
@@ -25,6 +26,8 @@ _MOST_LOSSES = 512
 _TOGETHER_S = 10.0
 """So long a rank waits for the others to reach the same step, before it ends without them."""
 _LOOK_S = 0.02
+_made: List[Tuple[int, str]] = []
+"""By process, the folder that multiprocessing made for it because we asked."""
 
 
 def watch_losses(patches: Patches) -> List[Any]:
@@ -122,14 +125,18 @@ def _wait_for_others(session: Session) -> None:
 def share_temporary_folder() -> None:
     """Have this process and its workers keep their sockets in one folder: killed, workers cannot clear up behind themselves."""
     try:
-        multiprocessing.util.get_temp_dir()
+        known = multiprocessing.process.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+        if known is None:  # else it is a parent's, or a folder that the job chose
+            _made.append((os.getpid(), multiprocessing.util.get_temp_dir()))
     except Exception as error:
         _PART.failed(error)
 
 
 def _end_children() -> None:
-    """Workers of loaders, nobody is left to end them, and the folder of all."""
+    """Workers of loaders, nobody is left to end them, and the folder of all, if it was made here."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     for child in multiprocessing.active_children():
         child.kill()
-    shutil.rmtree(multiprocessing.util.get_temp_dir(), ignore_errors=True)
+    for pid, folder in _made:
+        if pid == os.getpid():
+            shutil.rmtree(folder, ignore_errors=True)

@@ -5,16 +5,17 @@ rank's trace; of other traces, a folder with one ``.columns`` file each. ``analy
 made of, and finds the same.
 """
 
-from .records import copy_records, discard, lies_within
+from .records import Copies, copy_records, lies_within, refuse_inside_run
 from .write import TRACE_DIGEST, Digest, loose_targets, trace_digest, write_digests
 
 __all__ = [
     "TRACE_DIGEST",
+    "Copies",
     "Digest",
     "copy_records",
-    "discard",
     "lies_within",
     "loose_targets",
+    "refuse_inside_run",
     "trace_digest",
     "write_digests",
 ]

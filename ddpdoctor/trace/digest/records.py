@@ -2,34 +2,78 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE, TRACE_FILE, reason_of
-from ddpdoctor.trace.sources import is_hollow, open_binary
+from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE, TRACE_FILE, is_hollow, is_run_directory, reason_of
+from ddpdoctor.trace.sources import open_binary
 
 _LEFT_BEHIND = (TRACE_FILE, DIAGNOSIS_FILE, REPORT_FILE)
 """Traces travel as columns; what was made of a recording is made anew from its digest."""
 
 
-def copy_records(run: str, out: Path) -> list[str]:
+class Copies:
+    """What is put into the folder of a digest: a failure takes back these files and folders, and nothing else."""
+
+    def __init__(self) -> None:
+        self._files: list[Path] = []
+        self._folders: list[Path] = []
+
+    def folder(self, folder: Path) -> None:
+        """Make ``folder`` and those around it. Raises OSError."""
+        missing = [each for each in (folder, *folder.parents) if not each.exists()]
+        for each in reversed(missing):
+            with contextlib.suppress(FileExistsError):
+                each.mkdir()
+                self._folders.append(each)
+
+    def file(self, source: str, target: Path) -> None:
+        """Copy the regular file ``source`` to ``target``, which does not exist yet. Raises OSError."""
+        with open_binary(source) as content, target.open("xb") as copy:
+            self._files.append(target)
+            shutil.copyfileobj(content, copy)
+
+    def made(self, file: Path) -> None:
+        """``file`` was written."""
+        self._files.append(file)
+
+    def discard(self) -> None:
+        """Remove them: half a run directory would be taken for a whole one."""
+        for file in reversed(self._files):
+            with contextlib.suppress(OSError):
+                file.unlink()
+        for folder in reversed(self._folders):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+
+
+def copy_records(run: str, out: Path, copies: Copies) -> list[str]:
     """Copies what the analysis of a run directory needs besides its traces, to ``out``; a sentence on what stays behind.
 
     A digest travels, so links out of the run directory are not followed. Raises DdpDoctorError where ``out`` holds
-    something already, lies within ``run``, or cannot be written.
+    something already, or cannot be written.
     """
-    if out.absolute().is_relative_to(Path(run).absolute()):
-        raise DdpDoctorError(f"{out} is inside the run directory: name a folder outside it with --out.")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DdpDoctorError(f"{out} exists already: name another folder with --out.")
     try:
-        return list(_copied(Path(run), Path(run), out))
+        return list(_copied(Path(run), Path(run), out, copies))
     except OSError as error:
-        discard(out)
+        copies.discard()
         raise DdpDoctorError(f"{run} cannot be copied to {out}: {reason_of(error).lower()}.") from error
+
+
+def refuse_inside_run(out: Path) -> None:
+    """Raises DdpDoctorError where ``out``, behind all links, is a run directory or lies in one."""
+    place = Path(os.path.realpath(out))
+    if is_run_directory(str(place)):
+        raise DdpDoctorError(f"{out} exists already and is a run directory: name another folder with --out.")
+    run = next((folder for folder in place.parents if is_run_directory(str(folder))), None)
+    if run is not None:
+        raise DdpDoctorError(f"{out} is inside the run directory {run}: name a folder outside it with --out.")
 
 
 def lies_within(path: str | Path, run: str | Path) -> bool:
@@ -37,16 +81,16 @@ def lies_within(path: str | Path, run: str | Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run))
 
 
-def _copied(folder: Path, run: Path, out: Path) -> Iterator[str]:
+def _copied(folder: Path, run: Path, out: Path, copies: Copies) -> Iterator[str]:
     """Copies ``folder``, which lies in ``run``, to ``out``; gives a sentence on what is left out. Raises OSError."""
-    out.mkdir(parents=True, exist_ok=True)
+    copies.folder(out)
     with os.scandir(folder) as entries:
         for entry in sorted(entries, key=lambda entry: entry.name):
             source, target = Path(entry.path), out / entry.name
             if entry.name in _LEFT_BEHIND:
                 continue
             if entry.is_dir(follow_symlinks=False):
-                yield from _copied(source, run, target)
+                yield from _copied(source, run, target, copies)
             elif entry.is_symlink() and not lies_within(source, run):
                 yield f"{source} is a link out of the run directory and was skipped."
             elif not entry.is_file():
@@ -54,15 +98,4 @@ def _copied(folder: Path, run: Path, out: Path) -> Iterator[str]:
             elif is_hollow(entry.stat()):
                 yield f"{source} consists of holes and was skipped."
             else:
-                copy_file(str(source), target)
-
-
-def discard(out: Path) -> None:
-    """Removes ``out``, which :func:`copy_records` filled: half a run directory would be taken for a whole one."""
-    shutil.rmtree(out, ignore_errors=True)
-
-
-def copy_file(file: str, target: Path) -> None:
-    """Copies a regular file to ``target``, which does not exist yet. Raises OSError."""
-    with open_binary(file) as source, target.open("xb") as copy:
-        shutil.copyfileobj(source, copy)
+                copies.file(str(source), target)

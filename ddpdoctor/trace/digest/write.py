@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+import filecmp
 import hashlib
 import io
 import os
@@ -12,12 +12,13 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir import TRACE_FILE, reason_of
+from ddpdoctor.rundir import TRACE_FILE, is_hollow, reason_of
 from ddpdoctor.trace.columns import SUFFIX, RankTrace, write_archive
 from ddpdoctor.trace.job import read_traces
-from ddpdoctor.trace.sources import is_hollow, is_url
+from ddpdoctor.trace.sources import is_url
+from ddpdoctor.written import write_once
 
-from .records import copy_file
+from .records import Copies
 
 TRACE_DIGEST = f"trace{SUFFIX}"
 """The file of a recorded rank that stands for its trace."""
@@ -42,20 +43,21 @@ def write_digests(
     ranks: Mapping[str, int] | None = None,
     jobs: int | None = None,
     progress: Callable[[float], None] | None = None,
+    copies: Copies | None = None,
 ) -> Digest:
     """Reads each trace and writes its columns to the path that ``targets`` names; one that cannot be used is copied there.
 
-    ``ranks``, ``jobs``, ``progress``: see :func:`ddpdoctor.trace.job.read_traces`. Raises DdpDoctorError where a
-    target cannot be written.
+    ``ranks``, ``jobs``, ``progress``: see :func:`ddpdoctor.trace.job.read_traces`; ``copies`` notes what is written. Raises
+    DdpDoctorError where a target cannot be written.
     """
     files = list(targets)
-    digest = Digest()
+    digest, copies = Digest(), copies or Copies()
     for number, trace, reason in read_traces(files, jobs=jobs, progress=progress, ranks=ranks):
         if trace is None:
             digest.failed.append((files[number], reason))
-            _keep(files[number], targets[files[number]])
+            _keep(files[number], targets[files[number]], copies)
         else:
-            digest.files.append(str(_written(targets[files[number]], trace)))
+            digest.files.append(str(_written(targets[files[number]], trace, copies)))
     return digest
 
 
@@ -77,8 +79,8 @@ def _place_of_url(url: str) -> str:
     return "/".join(named) or "trace"
 
 
-def _written(target: Path, trace: RankTrace) -> Path:
-    """Writes ``trace`` aside and renames it into place.
+def _written(target: Path, trace: RankTrace, copies: Copies) -> Path:
+    """Writes ``trace``, as a whole; a file that holds the same stays.
 
     The name of a loose trace gets a hash of its content: hosts that share the folder may have files of the same name.
     """
@@ -86,17 +88,11 @@ def _written(target: Path, trace: RankTrace) -> Path:
     write_archive(packed, trace)
     data = packed.getvalue()
     place = target if target.name == TRACE_DIGEST else _marked(target, data)
-    import secrets
-
-    aside = place.with_name(f"{place.name}.{secrets.token_hex(4)}.part")
     try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("xb") as stream:
-            stream.write(data)
-        aside.replace(place)
+        copies.folder(place.parent)
+        if write_once(place, data):
+            copies.made(place)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            aside.unlink()
         raise DdpDoctorError(f"{place} cannot be written: {reason_of(error).lower()}.") from error
     return place
 
@@ -106,7 +102,7 @@ def _marked(target: Path, data: bytes) -> Path:
     return target.with_name(f"{target.name.removesuffix(SUFFIX)}-{mark}{SUFFIX}")
 
 
-def _keep(file: str, target: Path) -> None:
+def _keep(file: str, target: Path, copies: Copies) -> None:
     """A trace that cannot be used here goes along as it is: the analysis then says so, or has more memory.
 
     Not so what a link leads to: it may be anything.
@@ -114,11 +110,13 @@ def _keep(file: str, target: Path) -> None:
     if is_url(file) or Path(file).is_symlink() or not Path(file).is_file() or is_hollow(Path(file).stat()):
         return
     name = TRACE_FILE if target.name == TRACE_DIGEST else target.name.removesuffix(SUFFIX)
+    place = target.with_name(name)
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        place = target.with_name(name)
-        place.unlink(missing_ok=True)
-        copy_file(file, place)
+        copies.folder(place.parent)
+        if not os.path.lexists(place):
+            copies.file(file, place)
+        elif not filecmp.cmp(file, place, shallow=False):
+            raise DdpDoctorError(f"{place} is there and is not {file}: name another folder with --out.")
     except OSError as error:
         raise DdpDoctorError(
             f"{file} cannot be copied to {target.parent}: {reason_of(error).lower()}."

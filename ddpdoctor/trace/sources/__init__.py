@@ -6,7 +6,7 @@ for a note. Besides the bytes, only a file's name says something here: of which 
 """
 
 from .ahead import ahead
-from .files import is_hollow, open_binary, open_place
+from .files import open_binary, open_place
 from .howfar import listening, tell
 from .pieces import GZIP, LFS_POINTER, PIECE_BYTES, ZSTD, Source
 from .ranks import MOST_RANKS, host_of_name, rank_of_name
@@ -23,7 +23,6 @@ __all__ = [
     "content_tag",
     "expand_url",
     "host_of_name",
-    "is_hollow",
     "is_url",
     "listening",
     "open_binary",

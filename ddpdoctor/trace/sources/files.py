@@ -4,18 +4,13 @@ from __future__ import annotations
 
 import errno
 import os
-import select
 import stat
 from typing import BinaryIO
 
+from ddpdoctor.readable import is_readable
+
 from .remote import is_url, open_url
 
-_BLOCK_BYTES = 512
-"""Of ``st_blocks``, whatever the file system's own are."""
-_MOST_HOLLOW = 64
-"""A file may be so many times as large as what is stored of it: far more than file systems that compress come to."""
-_LEAST_HOLLOW_BYTES = 64 << 20
-"""Below it nobody waits for holes, and some file systems keep small files without any block."""
 _WRITER_S = 60.0
 """How long a FIFO is waited for until some program writes to it."""
 
@@ -34,12 +29,6 @@ def size_of(stream: BinaryIO) -> int:
         return os.fstat(stream.fileno()).st_size
     except (OSError, AttributeError, ValueError):
         return 0
-
-
-def is_hollow(status: os.stat_result) -> bool:
-    """Whether a file is mostly holes, which take their time to be read and hold nothing."""
-    stored = status.st_blocks * _BLOCK_BYTES * _MOST_HOLLOW
-    return status.st_size > max(stored, _LEAST_HOLLOW_BYTES)
 
 
 def open_binary(path: str) -> BinaryIO:
@@ -63,7 +52,5 @@ def open_binary(path: str) -> BinaryIO:
 
 
 def _await_writer(handle: int, path: str) -> None:
-    poll = select.poll()
-    poll.register(handle, select.POLLIN)
-    if not poll.poll(_WRITER_S * 1000):
+    if not is_readable(handle, _WRITER_S):
         raise OSError(errno.ETIMEDOUT, f"no program wrote to this FIFO within {_WRITER_S:.0f} s", path)

@@ -132,7 +132,7 @@ def test_an_order_that_comes_too_late_or_twice_is_refused(job):
     far = job.step() + 100_000
     assert job.order(2, 1, far, 3)["why"] is None
     assert job.order(3, 2, far, 3)["why"] == "another window of the profiler is under way"
-    forget_questions(job.spool, CAPTURE_ORDER)
+    forget_questions(job.spool, 3, CAPTURE_ORDER)
     until(lambda: job.state(1).get("state") == "skipped")
     assert job.state(1)["why"] == "it was taken back"
     assert job.order(4, 1, job.step() + 100_000, 3)["why"] == "it has a window 1 already"

@@ -1,0 +1,143 @@
+"""How a job and its ranks ended: the one place where that is concluded.
+
+The end of a process is one witness among several. Others are what the rank itself recorded, what other ranks say of it, the exit code of
+its launcher, and a request to end. ``docs/hangs.md`` has the table, and a job for each of its rows.
+"""
+
+from __future__ import annotations
+
+import signal
+from enum import Enum
+from typing import Any, Collection, Iterable, Mapping, NamedTuple, Optional, Tuple
+
+POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
+"""Signals by which a launcher, a scheduler, a controller or a person ends a process."""
+
+
+class Conclusion(str, Enum):
+    """What is concluded of an end."""
+
+    WELL = "ended well"
+    FAILED = "failed"
+    REQUESTED = "ended on request"
+    UNKNOWN = "unknown"
+
+
+class Exit(str, Enum):
+    """How the kernel saw a rank's process end."""
+
+    ZERO = "exit code 0"
+    OWN_CODE = "exit code that its program chose"
+    """Not 0, and Python was left in order: ``sys.exit(3)``."""
+    CODE = "exit code, not by its program's own end"
+    """Not 0, and Python was not left in order: ``os._exit``, a runtime that ends its worker, an abort without a signal."""
+    ALIKE = "the same exit code on all ranks at one moment"
+    """Not 0, and Python was not left in order on any: as a controller, such as Ray's, ends its workers."""
+    POLITE = "SIGTERM, SIGINT or SIGHUP"
+    FORCE = "another signal"
+    UNSEEN = "not known"
+
+
+class RankEnd(NamedTuple):
+    """The witnesses of one rank's end."""
+
+    exit: Exit
+    closed: bool
+    """It ended its recording in order: it destroyed its process group, or left Python through its exit handlers."""
+    raised: bool = False
+    """It recorded an uncaught exception."""
+    requested: bool = False
+    """Somebody had asked the job to end before."""
+    lost: bool = False
+    """Other ranks lost it: they raised later over a lost connection, hang, or were ended before they closed."""
+    confirmed: bool = False
+    """A second source says that it failed: ``lost``, the kernel's count of kills for memory, faulthandler's text, the job's own end."""
+
+
+class JobEnd(NamedTuple):
+    """The end of a job, over all of its launchers."""
+
+    over: bool = False
+    """The run's own launcher, or any where there are several runs, has noted its end."""
+    complete: bool = False
+    """All launchers have."""
+    code: Optional[int] = None
+    """Exit code: of several launchers the first to end with another one than 0."""
+    signal: Optional[int] = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it says of itself that it did."""
+        return self.complete and self.code == 0 and not self.signal
+
+    @property
+    def failed(self) -> bool:
+        """The same; both are False of a job whose end is not known."""
+        return bool(self.code or self.signal)
+
+
+_ANY: Optional[bool] = None
+_BY_OTHERS = (Exit.CODE, Exit.FORCE, Exit.ALIKE)
+# exits, closed, lost, confirmed, the job succeeded → conclusion; the first row that fits.
+_TABLE: Tuple[Tuple[Tuple[Exit, ...], Optional[bool], Optional[bool], Optional[bool], Optional[bool], Conclusion], ...] = (
+    ((Exit.ZERO,), _ANY, _ANY, _ANY, _ANY, Conclusion.WELL),
+    ((Exit.OWN_CODE,), _ANY, _ANY, True, _ANY, Conclusion.FAILED),
+    ((Exit.OWN_CODE,), _ANY, _ANY, _ANY, True, Conclusion.WELL),
+    ((Exit.POLITE,), False, True, _ANY, _ANY, Conclusion.FAILED),
+    ((Exit.POLITE,), _ANY, _ANY, _ANY, _ANY, Conclusion.REQUESTED),
+    ((Exit.UNSEEN,), True, _ANY, _ANY, _ANY, Conclusion.WELL),
+    ((Exit.UNSEEN,), _ANY, False, _ANY, True, Conclusion.WELL),
+    (_BY_OTHERS, True, _ANY, _ANY, True, Conclusion.WELL),
+    ((Exit.CODE,), True, _ANY, _ANY, _ANY, Conclusion.UNKNOWN),
+    ((Exit.CODE, Exit.FORCE), _ANY, _ANY, True, _ANY, Conclusion.FAILED),
+)  # fmt: skip
+
+
+def conclude(rank: RankEnd, job: JobEnd) -> Conclusion:
+    """What a rank's end comes to. "Failed" needs two witnesses that cannot fail together and none against them: a rank whose process was
+    killed, of which no second source says so, in a job that succeeded, is unknown."""
+    if rank.requested and not (rank.closed and rank.exit is Exit.ZERO):
+        return Conclusion.REQUESTED
+    if rank.raised:
+        return Conclusion.FAILED
+    for exits, closed, lost, confirmed, succeeded, conclusion in _TABLE:
+        witnesses = (
+            (closed, rank.closed),
+            (lost, rank.lost),
+            (confirmed, rank.confirmed),
+            (succeeded, job.succeeded),
+        )
+        if rank.exit in exits and all(wanted is _ANY or wanted == seen for wanted, seen in witnesses):
+            return conclusion
+    return Conclusion.UNKNOWN
+
+
+def exit_of(
+    code: Optional[int], number: Optional[int], *, left: bool, polite: Collection[int] = POLITE
+) -> Exit:
+    """``code`` and ``number``, the signal, as the kernel gives them; ``left``: Python's exit handlers ran, without an exception."""
+    if number is None and code is not None and code - 128 in polite:
+        number = code - 128  # a shell, or a handler that exits as one
+    if number is not None:
+        return Exit.POLITE if number in polite else Exit.FORCE
+    if code is None:
+        return Exit.UNSEEN
+    if code == 0:
+        return Exit.ZERO
+    return Exit.OWN_CODE if left else Exit.CODE
+
+
+def job_end(manifests: Iterable[Mapping[str, Any]], launches: Iterable[Mapping[str, Any]] = ()) -> JobEnd:
+    """From the manifests of its runs, which are those of the launchers that made them, and the records of all launchers."""
+    own = [each for each in manifests if each]
+    made_by = [(each.get("host"), each.get("pid")) for each in own]
+    known = [*own, *(each for each in launches if (each.get("host"), each.get("pid")) not in made_by)]
+    over = [each for each in known if each.get("ended_ns")]
+    bad = [each for each in over if each.get("exit_code") or each.get("signal")]
+    first = min(bad, key=lambda each: int(each["ended_ns"]), default=None) or (over[0] if over else {})
+    return JobEnd(
+        any(each.get("ended_ns") for each in own),
+        bool(over) and len(over) == len(known),
+        first.get("exit_code"),
+        first.get("signal"),
+    )

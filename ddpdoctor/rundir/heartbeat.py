@@ -1,0 +1,129 @@
+"""A page of memory in which a rank counts its steps: what watches it from outside needs nothing else of the rank's spool.
+
+It is made with the spool and given its storage at once, so that neither a full ``/dev/shm`` stops it later, nor the removal of the
+spool: whoever has opened it goes on reading the same page.
+
+::
+
+    <spool>/heartbeat    one page: numbers of eight bytes, in the order of :class:`Beat`, little-endian
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+import time
+from typing import TYPE_CHECKING, NamedTuple, Optional
+
+from .owned import open_file, private_folder
+
+if TYPE_CHECKING:
+    from .spool import Spool
+
+HEARTBEAT_FILE = "heartbeat"
+_BYTES = 4096
+_VERSION = 1
+_ALL = struct.Struct("<8q")
+_STEP, _ANSWER, _ONE = struct.Struct("<2q"), struct.Struct("<3q"), struct.Struct("<q")
+_STEP_AT, _ANSWER_AT, _ENDED_AT = 16, 32, 56
+
+
+class Beat(NamedTuple):
+    """The numbers."""
+
+    version: int
+    began_ns: int
+    """When the recording began, epoch ns."""
+    steps: int
+    """Finished so far."""
+    step_end_ns: int
+    """When the last one ended, epoch ns; 0 before the first."""
+    answers: int
+    """How often the thread that watches the training thread has written where that is."""
+    own_bytes: int
+    """What that thread has written so far."""
+    own_faults: int
+    """Pages of memory that it was the first to touch."""
+    ended: int
+    """One more than the steps after which the recording, or the process group, ended in order; 0 before."""
+
+    @property
+    def in_order(self) -> bool:
+        """Whether it has ended so, and no step has followed."""
+        return self.ended == self.steps + 1
+
+
+class Heartbeat:
+    """The rank's side. ``step`` is for the training thread, ``answered`` for the one beside it; neither raises."""
+
+    def __init__(self, spool: "Spool") -> None:
+        self._memory: Optional[mmap.mmap] = None
+        self._answers = self._bytes = 0
+        first = Beat(_VERSION, time.time_ns(), 0, 0, 0, 0, 0, 0)
+        try:
+            memory = spool.shared(HEARTBEAT_FILE, _BYTES)
+            _ALL.pack_into(memory, 0, *first)
+            self._memory = memory
+        except OSError:
+            pass  # storage is short: whoever watches knows nothing of this rank, and says so
+
+    def step(self, steps: int, end_ns: int) -> None:
+        """So many are finished, the last one at ``end_ns``, epoch ns."""
+        memory = self._memory
+        if memory is not None:
+            try:
+                _STEP.pack_into(memory, _STEP_AT, steps, end_ns)
+            except (TypeError, ValueError):  # the recording has ended, and the page is closed
+                self._memory = None
+
+    def answered(self, size: int, faults: int) -> None:
+        """Something was written of where the training thread is: ``size`` bytes; ``faults``: all page faults of the calling thread so
+        far."""
+        self._answers += 1
+        self._bytes += size
+        self._write(_ANSWER_AT, _ANSWER.pack(self._answers, self._bytes, faults))
+
+    def end(self, steps: int) -> None:
+        """The recording ends in order, after so many steps."""
+        self._write(_ENDED_AT, _ONE.pack(steps + 1))
+
+    def _write(self, at: int, data: bytes) -> None:
+        memory = self._memory
+        if memory is not None:
+            try:
+                memory[at : at + len(data)] = data
+            except ValueError:
+                self._memory = None
+
+
+class HeartbeatReader:
+    """The side of whoever watches. Keeps the page open, also when the spool is removed."""
+
+    def __init__(self, spool: str) -> None:
+        self._spool = spool
+        self._handle = -1
+
+    def _open(self) -> None:
+        root, name = os.path.split(self._spool)
+        with private_folder(root) as within, private_folder(name, within) as here:
+            self._handle = open_file(HEARTBEAT_FILE, here, os.O_RDONLY)
+
+    def read(self) -> Optional[Beat]:
+        """The numbers now; None if the rank has no such page, or not yet. Never raises."""
+        try:
+            if self._handle < 0:
+                self._open()
+            data = os.pread(self._handle, _ALL.size, 0)
+        except OSError:
+            return None
+        if len(data) < _ALL.size:
+            return None
+        beat = Beat(*_ALL.unpack(data))
+        return beat if beat.version == _VERSION else None
+
+    def close(self) -> None:
+        """Nobody asks any more."""
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1

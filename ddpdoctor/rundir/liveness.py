@@ -1,0 +1,219 @@
+"""Whether a process still writes to a folder in memory or temporary storage: the spool of a rank, or its uncompressed trace.
+
+The process holds a record lock on a file there for its life, which the kernel releases, and a document says which process that
+is. Neither is enough alone: a job that closes all its descriptors loses the lock, and a process id means nothing in another
+namespace, or once it was given to another process.
+
+=======  ==========================================================================================  =========
+lock     what else is known                                                                          state
+=======  ==========================================================================================  =========
+held     anything: also a zombie's other threads hold it, and processes of any namespace             WRITING
+free     its own process, of this pid namespace, runs: id and start time are the same                WRITING
+free     that process has ended, is a zombie, or its id is another process's                         OVER
+free     of another namespace, but was seen here while it held the lock: as the two rows above       as above
+free     the writer said so itself, ten seconds ago                                                  OVER
+free     it ran on this host before its last start (by the host's name and its boot id)              OVER
+free     of another namespace and never seen, another host, or no document                           UNKNOWN
+=======  ==========================================================================================  =========
+
+Of a spool whose writer is UNKNOWN, nobody writes to it once the launcher of its run has closed the manifest and nothing in it
+has changed for a minute (:func:`is_over`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from enum import Enum
+from typing import Any, Dict, NamedTuple, Optional
+
+from .boot import boot_id
+from .files import read_json
+from .layout import MANIFEST_FILE
+from .owned import file_identity, identity_of, lock_holder, lock_now, open_file, read_file, replace_file
+from .target import opened_spool, read_target, run_of
+
+WRITER_FILE = "writer.json"
+LOCK_FILE = "writer"
+SEEN_FILE = "writer.seen"
+WRITER_FILES = frozenset([WRITER_FILE, LOCK_FILE, SEEN_FILE])
+QUIET_S = 60.0
+"""A rank that trains touches its spool more often: a step's line every few seconds, or where it is once a second."""
+CLOSED_S = 10.0
+"""What a rank wrote last stays so long after it ended its recording, for whoever watches it looks once a second."""
+
+
+class State(Enum):
+    WRITING = "writing"
+    OVER = "over"
+    UNKNOWN = "unknown"
+
+
+class Writer(NamedTuple):
+    """Who writes to a folder."""
+
+    state: State
+    pid: int
+    """Its process id in the caller's pid namespace; 0 where it is not known there."""
+
+
+def pid_namespace() -> int:
+    """The number of this process's pid namespace, 0 where unknown: only within one do process ids mean something."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return 0
+
+
+def started(pid: int) -> Optional[int]:
+    """When a process of this namespace began, in the kernel's ticks; None where there is none, or it has ended."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as source:
+            fields = source.read().rpartition(b")")[2].split()
+        return None if fields[0] in (b"Z", b"X") else int(fields[19])
+    except (OSError, IndexError, ValueError):
+        return None
+
+
+class Writing:
+    """This process, while it may write to a folder."""
+
+    def __init__(self, folder: int) -> None:
+        """Say so in the open ``folder``. Raises OSError where it cannot be written."""
+        self._document: Dict[str, Any] = {
+            "pid": os.getpid(),
+            "started": started(os.getpid()),
+            "namespace": pid_namespace(),
+            "boot": boot_id(),
+            "host": socket.gethostname(),
+        }
+        _write(WRITER_FILE, folder, self._document)
+        self._handle = open_file(LOCK_FILE, folder, os.O_RDWR | os.O_CREAT)
+        self._file = file_identity(self._handle)
+        try:
+            lock_now(self._handle)
+        except OSError:
+            pass  # a file system without locks: the process itself is the only witness
+
+    def is_in(self, folder: int) -> bool:
+        """Whether what says so is still in ``folder``, and the lock held, which a job that closes all descriptors loses."""
+        held = file_identity(self._handle) == self._file
+        return (
+            held
+            and identity_of(LOCK_FILE, folder) == self._file
+            and identity_of(WRITER_FILE, folder) is not None
+        )
+
+    def end(self, folder: Optional[int] = None) -> None:
+        """It does not write any more, and says so in ``folder``. Never raises."""
+        if folder is not None:
+            try:
+                _write(WRITER_FILE, folder, {**self._document, "closed_ns": time.time_ns()})
+            except OSError:
+                pass
+        # The job may have closed all files it did not know, and the number be one of its own now.
+        if file_identity(self._handle) == self._file:
+            os.close(self._handle)
+        self._file = None
+
+
+def writer_in(folder: int) -> Writer:
+    """Who writes to an open folder, by the table above. Raises OSError where it cannot be read."""
+    known, here = _read(WRITER_FILE, folder), pid_namespace()
+    in_reach = known is not None and (known.get("namespace"), known.get("boot")) == (here, boot_id())
+    if known is not None and in_reach and known.get("pid") == os.getpid():
+        # Who opens the lock's file and closes it again loses the lock.
+        pid = os.getpid()
+    else:
+        holder = lock_holder(LOCK_FILE, folder)
+        if holder is not None:
+            if holder and not in_reach:
+                _note_seen(folder, holder, here)
+            return Writer(State.WRITING, holder)
+        if known is None:
+            return Writer(State.UNKNOWN, 0)
+        if not in_reach:
+            return _out_of_reach(folder, known, here)
+        pid = known.get("pid") or 0
+    if _said_so(known):
+        return Writer(State.OVER, pid)
+    return _by_process(pid, known.get("started"))
+
+
+def _by_process(pid: Any, began: Any) -> Writer:
+    runs = isinstance(pid, int) and isinstance(began, int) and started(pid) == began
+    return Writer(State.WRITING, pid) if runs else Writer(State.OVER, pid if isinstance(pid, int) else 0)
+
+
+def _said_so(known: Dict[str, Any]) -> bool:
+    closed_ns = known.get("closed_ns")
+    return isinstance(closed_ns, int) and time.time_ns() - closed_ns > CLOSED_S * 1e9
+
+
+def _out_of_reach(folder: int, known: Dict[str, Any], here: int) -> Writer:
+    """The writer is of another namespace, host or start of the host, and holds no lock."""
+    if _said_so(known):
+        return Writer(State.OVER, 0)
+    if known.get("boot") != boot_id():
+        earlier = known.get("host") == socket.gethostname() and known.get("boot")
+        return Writer(State.OVER if earlier else State.UNKNOWN, 0)
+    seen = _read(SEEN_FILE, folder)
+    if seen is not None and seen.get("namespace") == here:
+        return _by_process(seen.get("pid"), seen.get("started"))
+    return Writer(State.UNKNOWN, 0)
+
+
+def _note_seen(folder: int, pid: int, here: int) -> None:
+    """What the number of a writer of another namespace is here, for when it holds its lock no more."""
+    seen = {"namespace": here, "pid": pid, "started": started(pid)}
+    if seen["started"] is not None and _read(SEEN_FILE, folder) != seen:
+        try:
+            _write(SEEN_FILE, folder, seen)
+        except OSError:
+            pass  # its memory is full: the next look tries again
+
+
+def writer_of(spool: str) -> Writer:
+    """The same of a spool by its path. Never raises."""
+    try:
+        with opened_spool(spool) as here:
+            return writer_in(here)
+    except OSError:
+        return Writer(State.UNKNOWN, 0)
+
+
+def is_over(spool: str) -> bool:
+    """Whether nobody will write to a spool again, which two witnesses must say; see the table above. Never raises."""
+    try:
+        with opened_spool(spool) as here:
+            state = writer_in(here).state
+            if state is not State.UNKNOWN:
+                return state is State.OVER
+            if time.time() - last_change_s(here) < QUIET_S:
+                return False
+            run = run_of(read_target(here))
+    except OSError:
+        return False
+    manifest = read_json(os.path.join(run, MANIFEST_FILE), [])
+    return manifest is not None and manifest.get("ended_ns") is not None
+
+
+def last_change_s(folder: int) -> float:
+    """When something in an open folder was last written, epoch seconds. Raises OSError."""
+    with os.scandir(folder) as entries:
+        times = [entry.stat(follow_symlinks=False).st_mtime for entry in entries]
+    return max([os.fstat(folder).st_mtime, *times])
+
+
+def _write(name: str, folder: int, document: Dict[str, Any]) -> None:
+    replace_file(name, folder, json.dumps(document, separators=(",", ":")).encode())
+
+
+def _read(name: str, folder: int) -> Optional[Dict[str, Any]]:
+    try:
+        found = json.loads(read_file(name, folder))
+    except (FileNotFoundError, ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

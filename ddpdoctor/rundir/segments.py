@@ -1,0 +1,111 @@
+"""Pieces of a spool's streams in memory-backed storage, and how much of that they may take."""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+
+from .owned import file_identity, identity_of, open_file
+from .waiting import whole_lines
+
+SEGMENT_BYTES = 64 * 1024
+SHORT_SEGMENT_BYTES = 16 * 1024
+"""The same where storage is short."""
+LIMIT_BYTES = 64 * 1024 * 1024
+"""Most that one rank lets wait for the run directory."""
+MOST_SHARE = 1 / 32
+"""The same, of the storage that it waits in."""
+LEAST_FREE_SHARE = 1 / 8
+"""Of that storage; what is left is for the job, but for a little through which records pass."""
+SHORT_LIMIT_BYTES = 8 * SHORT_SEGMENT_BYTES
+"""Most that one rank lets wait where less is free: three streams, and what a second brings."""
+KEPT_FREE_SHARE = 1 / 64
+"""Of that storage: nothing is taken of it, for data loader workers die where they find none."""
+
+
+class Segment:
+    """A piece of a stream: a file of fixed size in memory, written without a system call. Unused bytes are NUL, which no
+    line holds. All of them are given storage at once: a mapped page that finds none when it is first written kills the
+    process.
+    """
+
+    __slots__ = ("_file", "_handle", "_named", "_saved", "memory", "name", "size", "start", "used")
+
+    def __init__(self, name: str, folder: int, start: int, size: int) -> None:
+        """Raises OSError where storage is short."""
+        self.name, self.start, self.size, self.used = name, start, size, 0
+        """Position of its first byte in the stream; bytes it can hold, and holds."""
+        handle = open_file(name, folder, os.O_RDWR | os.O_CREAT | os.O_EXCL)
+        try:
+            missing = size
+            while missing:
+                missing -= os.write(handle, bytes(missing))
+            self._file = self._named = file_identity(handle)
+            self._saved: int | None = None
+            self.memory = mmap.mmap(handle, size)
+        except OSError:
+            os.unlink(name, dir_fd=folder)
+            raise
+        finally:
+            os.close(handle)
+        self._handle = self._kept_open()
+
+    def _kept_open(self) -> int:
+        """The descriptor that the mapping holds for its own use, a copy that it does not tell; -1 where it can't be found."""
+        listing = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
+        return next((int(name) for name in os.listdir(listing) if file_identity(int(name)) == self._file), -1)
+
+    def is_in(self, folder: int) -> bool:
+        """Whether a file there still has what it holds, as far as that is asked of the file."""
+        return identity_of(self.name, folder) == self._named
+
+    def in_file(self, folder: int) -> int:
+        """How many bytes of it a file there has."""
+        if not self.is_in(folder):
+            return 0
+        return self.used if self._saved is None else self._saved
+
+    def save(self, folder: int) -> None:
+        """Its file was removed, not its memory: write what that holds so far to a file of the same name, and have the next line find
+        no room. For another thread than the one that writes. Raises OSError."""
+        lines = whole_lines(self.memory[: self.used])
+        self._saved, self.size = len(lines), 0
+        with open(open_file(self.name, folder, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as out:
+            out.write(lines)
+            self._named = file_identity(out.fileno())
+
+    def close(self) -> None:
+        """Give the mapping back, unless the job has closed all files it did not know: the number of its descriptor may
+        be that of a file of the job now, which would be closed with it.
+        """
+        if file_identity(self._handle) == self._file:
+            self.memory.close()
+        else:
+            import ctypes
+
+            # Nor may it be given back by anybody else, at the end of the process.
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.memory))
+
+
+def room_for_segment(folder: int) -> int:
+    """Bytes that a new segment may take. Containers often have 64 MB of memory-backed storage, and data loader workers die where
+    there is none left for their batches. Raises OSError where there is no room."""
+    storage = os.statvfs(folder)
+    size, limit = SEGMENT_BYTES, int(storage.f_frsize * storage.f_blocks * MOST_SHARE) or LIMIT_BYTES
+    if storage.f_bavail < storage.f_blocks * LEAST_FREE_SHARE:
+        size, limit = SHORT_SEGMENT_BYTES, min(limit, SHORT_LIMIT_BYTES)
+        left = (storage.f_bavail - storage.f_blocks * KEPT_FREE_SHARE) * storage.f_frsize
+        if left < size:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    if _waiting_bytes(folder) > min(LIMIT_BYTES, limit):
+        if size < SEGMENT_BYTES:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        raise OSError("the run directory cannot keep up, or is full")
+    return size
+
+
+def _waiting_bytes(folder: int) -> int:
+    """Of segments."""
+    with os.scandir(folder) as entries:
+        return sum(entry.stat().st_size for entry in entries if entry.name.rpartition(".")[2].isdecimal())

@@ -1,0 +1,129 @@
+"""What the end of each rank comes to: the witnesses that :mod:`ddpdoctor.rundir.ends` judges, from a run's evidence."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+
+from ddpdoctor.rundir.ends import POLITE, Conclusion, Exit, RankEnd, conclude, exit_of
+from ddpdoctor.rundir.stops import signal_name
+
+from .causes import lost_others, was_asked_before
+from .evidence import RankEvidence, RunEvidence
+
+_APART_NS = 5_000_000
+"""Ends that are seen in one look of the sentinel are noted within a millisecond, in no particular order."""
+_AT_ONE_MOMENT_NS = 100_000_000
+"""A controller ends its workers together, and each is noted when its process is gone."""
+_MOST_EARLIER = 4
+"""Ends of earlier attempts that one sentence lists."""
+
+
+def conclusions(run: RunEvidence) -> dict[int, Conclusion]:
+    """What the end of each rank comes to whose process is gone."""
+    gone = [each for each in run.ranks.values() if each.is_gone]
+    found = {each.rank: conclude(_witnesses(each, run), run.job) for each in gone}
+    if not any(
+        found[each.rank] is Conclusion.FAILED for each in gone if not (each.raised and lost_others(each))
+    ):
+        # A launcher ends the others once one has failed. Where none has, whoever was lost first was ended by somebody else.
+        found = {each.rank: conclude(_witnesses(each, run, alone=True), run.job) for each in gone}
+    return found
+
+
+def doubts(run: RunEvidence) -> list[str]:
+    """Of a job that is not known to have failed: ends of ranks that may contradict it, and attempts that failed before. A sentence
+    each."""
+    if run.job.failed:
+        return []
+    concluded = conclusions(run)
+    by_way: dict[str, list[int]] = {}
+    for rank, each in sorted(run.ranks.items()):
+        said = Conclusion.UNKNOWN, Conclusion.REQUESTED
+        if concluded.get(rank) in said and not each.in_order and (each.code or each.signal):
+            by_way.setdefault(_way(each.code, each.signal), []).append(rank)
+    but = (
+        "although the job's exit code is 0: a controller may have done that, or a script hides a failure; no other rank shows one"
+        if run.job.succeeded
+        else "and the job's own end is not known"
+    )
+    found = [
+        f"{_words(ranks).capitalize()} {'was' if len(ranks) == 1 else 'were'} ended by {way} without closing the process group, {but}."
+        for way, ranks in by_way.items()
+    ]
+    before = sorted({(int(row["rank"]), _way(row.get("code"), row.get("signal"))) for row in run.earlier})
+    if before and run.job.succeeded:
+        ends = ", ".join(f"rank {rank} by {way}" for rank, way in before[:_MOST_EARLIER])
+        more = f" and {len(before) - _MOST_EARLIER} more" if len(before) > _MOST_EARLIER else ""
+        found.append(
+            f"An earlier attempt ended ({ends}{more}); a later one ended in order, with exit code 0."
+        )
+    return found
+
+
+def all_alike(run: RunEvidence) -> bool:
+    """Whether all ranks ended at one moment with one exit code, and none by its program's own end: a controller ended them."""
+    gone_ns = [each.gone_ns for each in run.ranks.values() if each.gone_ns is not None]
+    codes = {each.code for each in run.ranks.values()}
+    alone = len(gone_ns) < max(2, len(run.ranks)) or any(each.left for each in run.ranks.values())
+    return not alone and len(codes) == 1 and any(codes) and max(gone_ns) - min(gone_ns) < _AT_ONE_MOMENT_NS
+
+
+def controllers_end(run: RunEvidence) -> list[str]:
+    """What shows that a controller ended all ranks of a job that failed, in sentences."""
+    if not all_alike(run):
+        return []
+    closed = [rank for rank, each in sorted(run.ranks.items()) if each.in_order]
+    code = next(each.code for each in run.ranks.values())
+    said = f"All ranks ended with exit code {code} at one moment, as a controller ends its workers, so no rank's end shows the cause."
+    some = 0 < len(closed) < len(run.ranks)
+    return [said, f"Before that, only {_words(closed)} had ended the process group."] if some else [said]
+
+
+def _words(ranks: Sequence[int]) -> str:
+    """Ranks in a sentence."""
+    many = f"ranks {', '.join(map(str, ranks[:8]))}{' and more' if len(ranks) > 8 else ''}"
+    return f"rank {ranks[0]}" if len(ranks) == 1 else many
+
+
+def _witnesses(each: RankEvidence, run: RunEvidence, *, alone: bool = False) -> RankEnd:
+    """``alone``: no rank is known that failed before."""
+    asked = run.asked.signal if run.asked is not None else None
+    # Nobody asks by SIGKILL: a rank that ends by it was killed, by the kernel for lack of memory perhaps.
+    polite = POLITE | ({asked} if asked and asked != signal.SIGKILL else set())
+    way = exit_of(each.code, each.signal, left=each.left, polite=polite)
+    if way is Exit.CODE and all_alike(run):
+        way = Exit.ALIKE
+    lost = (alone or way is not Exit.POLITE) and any(
+        _has_lost(other, each, run) for other in run.ranks.values()
+    )
+    return RankEnd(
+        exit=way,
+        closed=each.in_order,
+        raised=bool(each.raised),
+        requested=was_asked_before(run, each.gone_ns),
+        lost=lost,
+        confirmed=lost
+        or run.job.failed
+        or "Fatal Python error" in each.faults
+        or (each.signal == signal.SIGKILL and (each.oom_kills > 0 or run.oom_kills > 0)),
+    )
+
+
+def _has_lost(other: RankEvidence, each: RankEvidence, run: RunEvidence) -> bool:
+    """Whether ``other`` shows that it needed ``each``: it waits, raised because of a lost connection, or was ended later."""
+    if other.rank == each.rank or each.gone_ns is None:
+        return False
+    if other.gone_ns is None:
+        return lost_others(other) if other.raised else run.hangs and not other.in_order
+    if each.signal in POLITE and other.gone_ns < each.gone_ns + _APART_NS:
+        return False  # the launcher may have ended it, because the other had failed
+    if other.raised:
+        return lost_others(other)
+    return not other.in_order and other.gone_ns > each.gone_ns and other.signal in POLITE - {each.signal}
+
+
+def _way(code: int | None, number: int | None) -> str:
+    if number is not None:
+        return signal_name(number)
+    return "an unknown way" if code is None else f"exit code {code}"

@@ -1,0 +1,183 @@
+"""Answers scrapes over HTTP: one thread, few connections at a time, one deadline for each from its beginning to its end.
+
+The standard library's servers, and prometheus_client's, which is one of them, start a thread for every connection, wait for it
+as long as it sends now and then, and answer under any name.
+"""
+
+from __future__ import annotations
+
+import re
+import select
+import socket
+import time
+from collections.abc import Callable
+from http import HTTPStatus
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+PATH = "/metrics"
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MOST_CLIENTS = 32
+"""Connections at a time. One more takes the place of the oldest: a scraper sends its request at once."""
+DEADLINE_S = 5.0
+"""From the acceptance of a connection to its end. Prometheus gives up after 10 s by default."""
+MOST_REQUEST_BYTES = 8192
+"""Of the request line and all headers; Prometheus sends 300."""
+ACCEPT_PAUSE_S = 1.0
+"""After a connection could not be accepted, mostly for want of a descriptor: it is offered again at once, and again."""
+_PIECE_BYTES = 1 << 16
+_REQUEST = re.compile(rb"([A-Z]{1,16}) (\S+) HTTP/1\.[01]")
+
+
+class _Client:
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.ends_s = time.monotonic() + DEADLINE_S
+        self.request = b""
+        self.answer: memoryview | None = None
+        """What has not been sent of it yet; None until the request is there."""
+
+
+class Scrapes:
+    """Serves one page at :data:`PATH` to whoever connects to a listening socket, which is closed at the end.
+
+    A request is answered where its Host is this host's own name or any address: a web page elsewhere whose name was made to lead
+    here ("DNS rebinding") comes with that name.
+    """
+
+    def __init__(self, listener: socket.socket, page: Callable[[], str], named: str) -> None:
+        """``named`` is the name or address by which the user said where to listen."""
+        self._listener, self._page = listener, page
+        self._clients: dict[int, _Client] = {}
+        """By descriptor, the oldest first."""
+        self._accepts_from_s = 0.0
+        self._host = socket.gethostname().lower()
+        self._names = {"localhost", self._host, self._host.partition(".")[0], named.lower()}
+        self._has_full_name = False
+
+    def serve(self, ended: int) -> None:
+        """Until the descriptor ``ended`` can be read, or its other end is closed."""
+        self._listener.setblocking(False)
+        while ended not in (ready := self._ready(ended)):
+            for descriptor in ready:
+                if descriptor in self._clients:
+                    self._go_on(descriptor)
+            if self._listener.fileno() in ready:
+                self._accept()
+            for descriptor in [
+                each for each, client in self._clients.items() if client.ends_s <= time.monotonic()
+            ]:
+                self._drop(descriptor)
+        for descriptor in list(self._clients):
+            self._drop(descriptor)
+        self._listener.close()
+
+    def _ready(self, ended: int) -> set[int]:
+        poll, now_s = select.poll(), time.monotonic()
+        poll.register(ended, select.POLLIN)
+        turns_s = [client.ends_s for client in self._clients.values()]
+        if self._accepts_from_s > now_s:
+            turns_s.append(self._accepts_from_s)
+        else:
+            poll.register(self._listener, select.POLLIN)
+        for descriptor, client in self._clients.items():
+            poll.register(descriptor, select.POLLOUT if client.answer else select.POLLIN)
+        wait_ms = 1 + 1000 * max(0.0, min(turns_s) - now_s) if turns_s else None
+        return {descriptor for descriptor, _ in poll.poll(wait_ms)}
+
+    def _accept(self) -> None:
+        if len(self._clients) >= MOST_CLIENTS:
+            self._drop(next(iter(self._clients)))
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:
+            self._accepts_from_s = time.monotonic() + ACCEPT_PAUSE_S
+            return
+        connection.setblocking(False)
+        self._clients[connection.fileno()] = _Client(connection)
+
+    def _drop(self, descriptor: int) -> None:
+        self._clients.pop(descriptor).connection.close()
+
+    def _go_on(self, descriptor: int) -> None:
+        client = self._clients[descriptor]
+        try:
+            if client.answer:
+                client.answer = client.answer[client.connection.send(client.answer) :]
+                if not client.answer:
+                    # Closed at once it would be reset, and the answer lost, where it has sent more than was read.
+                    client.connection.shutdown(socket.SHUT_WR)
+                return
+            piece = client.connection.recv(_PIECE_BYTES)
+        except BlockingIOError:
+            return
+        except OSError:
+            piece = b""
+        if not piece:
+            self._drop(descriptor)
+        elif client.answer is None:
+            client.request += piece
+            self._take(client)
+
+    def _take(self, client: _Client) -> None:
+        head, end, _ = client.request.partition(b"\r\n\r\n")
+        if not end and len(head) <= MOST_REQUEST_BYTES:
+            return
+        status = self._status(head)
+        body = status.phrase + "\n"
+        if status is HTTPStatus.OK:
+            try:
+                body = self._page()
+            except Exception:
+                status = HTTPStatus.INTERNAL_SERVER_ERROR
+                body = status.phrase + "\n"
+        client.answer = memoryview(_answer(status, body.encode(), with_body=not head.startswith(b"HEAD ")))
+
+    def _status(self, head: bytes) -> HTTPStatus:
+        if len(head) > MOST_REQUEST_BYTES:
+            return HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE
+        line, *headers = head.split(b"\r\n")
+        request = _REQUEST.fullmatch(line)
+        hosts = [
+            value.strip()
+            for name, _, value in (each.partition(b":") for each in headers)
+            if name.lower() == b"host"
+        ]
+        if request is None or len(hosts) != 1:
+            return HTTPStatus.BAD_REQUEST
+        if not self._is_own(hosts[0].decode("latin-1")):
+            return HTTPStatus.MISDIRECTED_REQUEST
+        if request[2].partition(b"?")[0] != PATH.encode():
+            return HTTPStatus.NOT_FOUND
+        return HTTPStatus.OK if request[1] in (b"GET", b"HEAD") else HTTPStatus.METHOD_NOT_ALLOWED
+
+    def _is_own(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").rstrip(".")
+        except ValueError:
+            return False
+        try:
+            ip_address(name)
+            return True
+        except ValueError:
+            pass
+        if name not in self._names and not self._has_full_name:
+            # Asked for once: where DNS does not answer it takes many seconds.
+            self._has_full_name = True
+            self._names.add(socket.getfqdn(self._host).lower())
+        return name in self._names
+
+
+def _answer(status: HTTPStatus, body: bytes, with_body: bool) -> bytes:
+    headers = [
+        f"HTTP/1.1 {status.value} {status.phrase}",
+        f"Content-Type: {CONTENT_TYPE}",
+        f"Content-Length: {len(body)}",
+        "X-Content-Type-Options: nosniff",
+        "Connection: close",
+    ]
+    if status is HTTPStatus.METHOD_NOT_ALLOWED:
+        headers.append("Allow: GET, HEAD")
+    return "\r\n".join([*headers, "", ""]).encode("latin-1") + (body if with_body else b"")

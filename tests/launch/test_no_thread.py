@@ -1,0 +1,37 @@
+"""Processes beside the launcher where no further thread is allowed (``ulimit -u``, a cgroup's ``pids.max``)."""
+
+import os
+import threading
+from contextlib import suppress
+
+import pytest
+
+from ddpdoctor.launch.beside import Beside, is_told_to_end
+from ddpdoctor.launch.keeper import _Kept
+
+
+@pytest.fixture
+def no_thread(monkeypatch):
+    def start(self):
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+
+
+def test_a_process_that_cannot_be_listened_to_works_on_and_is_ended(no_thread):
+    beside = Beside("test", lambda orders, writer: is_told_to_end(orders, 60))
+    beside.start()
+    beside.listen(lambda said: None, 1.0)
+    beside.end()
+    with suppress(ChildProcessError):
+        assert os.waitpid(beside._pid, 0)[0] == beside._pid, "it has ended, or is about to"
+
+
+def test_the_keeper_carries_on_without_telemetry(no_thread, tmp_path):
+    answers, writer = os.pipe()
+    began = []
+    kept = _Kept(tmp_path, tmp_path, 0, writer)
+    assert kept._do_beating(lambda: began.append(1)) and not began
+    assert b"No telemetry: can't start new thread" in os.read(answers, 1000)
+    os.close(answers)
+    os.close(writer)

@@ -1,0 +1,166 @@
+"""Whether a job may be ended: by two looks that account for each rank, and nothing that speaks against it."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.launch import proof
+from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
+from ddpdoctor.launch.sentinel import _Kill
+from ddpdoctor.launch.standstill import Progress, Tuning
+
+from .test_standstill import a_rank, silent, waiting
+
+
+def doubts(*ranks: WatchedRank, answered: bool = True) -> list[str]:
+    return proof.doubts(ranks, lambda rank: answered)
+
+
+def busy() -> WatchedRank:
+    rank = a_rank(1)
+    rank.meter.cores = 1.0
+    return rank
+
+
+def moving() -> WatchedRank:
+    rank = a_rank(1)
+    rank.meter.works = True
+    return rank
+
+
+def silent_one() -> WatchedRank:
+    rank = a_rank(1)
+    rank.heard_s = 0.0
+    return rank
+
+
+def in_storage() -> WatchedRank:
+    rank = a_rank(1)
+    rank.state = "D"
+    return rank
+
+
+def stopped() -> WatchedRank:
+    rank = a_rank(1)
+    rank.state = "T"
+    return rank
+
+
+def without_a_page() -> WatchedRank:
+    rank = a_rank(1)
+    rank.beat = None
+    return rank
+
+
+def test_one_in_a_lock_for_whom_another_waits() -> None:
+    assert doubts(waiting(0), a_rank(1)) == []
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (busy, "uses a processor"),
+        (moving, "reads, writes or computes"),
+        (silent_one, "does not show"),
+        (without_a_page, "does not show"),
+        (stopped, "is stopped"),
+        (in_storage, "waits for storage"),
+    ],
+)
+def test_what_speaks_against_it(other, words: str) -> None:
+    found = doubts(waiting(0), other())
+    assert len(found) == 1 and found[0].startswith("rank 1 ") and words in found[0]
+
+
+def test_who_was_asked_and_has_not_answered_is_not_proven() -> None:
+    assert len(doubts(waiting(0), a_rank(1), answered=False)) == 2
+
+
+def test_one_that_waits_and_uploads_is_not_ended() -> None:
+    uploads = waiting(0)
+    uploads.meter.works = True
+    assert doubts(uploads, a_rank(1)) != []
+
+
+def test_python_whose_lock_is_kept_speaks_through_faulthandler() -> None:
+    keeps = silent_one()
+    keeps._faults = "Timeout (0:00:05)!\nThread 0x1 (most recent call first):\n"
+    keeps.meter.cores = 1.0
+    assert doubts(waiting(0), keeps) == []
+
+
+def test_two_looks_a_while_apart_at_the_same_lines() -> None:
+    ranks = [waiting(0), a_rank(1)]
+    kill = _Kill(0.0)
+    assert not kill.look([], ranks) and kill.look([], ranks)
+    kill = _Kill(0.0)
+    assert [kill.look(found, ranks) for found in ([], ["rank 1 works"], [], [])] == [
+        False,
+        False,
+        False,
+        True,
+    ]
+    kill = _Kill(0.0)
+    kill.look([], ranks)
+    ranks[1].progress["user"] = [["train.py", 7, "main"]]
+    assert not kill.look([], ranks) and kill.look([], ranks)
+
+
+def test_no_look_before_its_time_or_while_the_report_is_written() -> None:
+    kill = _Kill(30.0)
+    assert not kill.is_due(being_diagnosed=False)
+    soon = _Kill(0.0)
+    assert soon.is_due(being_diagnosed=False) and not soon.is_due(being_diagnosed=True)
+
+
+def found(number: int, began_ns: int, died_ns: int | None = None) -> WatchedRank:
+    rank = WatchedRank(f"{number}-{began_ns}", number, began_ns)
+    rank.began_ns = began_ns
+    if died_ns is not None:
+        rank.end = {"seen_ns": died_ns, "in_order": False, "signal": 9, "code": None}
+    return rank
+
+
+def numbers(*ranks: WatchedRank, started_ns: int = 0) -> list[tuple[int, bool]]:
+    host = HostWatchedRanks(str(Path("/nonexistent")))
+    host.known = {rank.spool: rank for rank in ranks}
+    return [(rank.rank, rank.alive) for rank in host.current(started_ns)]
+
+
+def test_deaths_of_an_earlier_attempt_are_not_of_this_one() -> None:
+    before = [found(0, 10, 50), found(1, 11, 50), found(2, 12, 49)]
+    again = [found(0, 70), found(1, 71)]
+    assert numbers(*before, *again) == [(0, True), (1, True)]
+    # While they are started anew, and have not joined yet.
+    assert numbers(*before, started_ns=60) == []
+    # Of this attempt a dead rank counts.
+    assert numbers(*before, found(0, 70), found(1, 71, 90)) == [(0, True), (1, False)]
+
+
+def test_a_restart_has_its_startup_time_again() -> None:
+    """The first step of each attempt builds the model anew."""
+    progress = Progress(10.0, Tuning())
+    first = [a_rank(0), a_rank(1)]
+    progress.look(0.0, True, first)
+    now_s = silent(progress, first, 0.0, 5)
+    again = [waiting(0), a_rank(1)]
+    for rank in again:
+        rank.pid += 10
+        rank.steps = 0
+    again[1].meter.cores = 1.0
+    now_s = silent(progress, again, now_s, 40)
+    assert progress.suspicion(again) is None
+    silent(progress, again, now_s, 25)
+    assert progress.suspicion(again) is not None
+
+
+def test_a_prompt_is_nobodys_hang() -> None:
+    asks = a_rank(1, "debugger")
+    progress = Progress(10.0, Tuning())
+    progress.look(0.0, True, [waiting(0), asks])
+    silent(progress, [waiting(0), asks], 0.0, 1000)
+    assert progress.suspicion([waiting(0), asks]) is None
+    assert math.isinf(asks.heard_s or 0.0)
