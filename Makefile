@@ -6,16 +6,19 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 EVERYTHING := .venv-all
 
-.PHONY: demo test test-all check bench lab whatif exam fuzz net sweep docs clean
+.PHONY: demo test test-all test-slow check bench lab whatif exam fuzz net sweep docs clean
 
 demo: $(INSTALLED)  ## a real two-rank job with a planted fault, recorded and diagnosed
 	$(BIN)/ddpdoctor demo
 
-test: $(INSTALLED)  ## before a commit: all tests but the long ones; those that need a GPU or an optional package skip themselves
-	$(BIN)/python -m tests.suite -m "not slow" $(ARGUMENTS)
+test: $(INSTALLED)  ## before a commit, in minutes; what needs a GPU or an optional package skips itself
+	$(BIN)/python -m tests.suite quick $(ARGUMENTS)
 
-test-all: $(EVERYTHING)/.installed  ## all tests, the long ones too, with all the packages that tests meet
-	$(EVERYTHING)/bin/python -m tests.suite $(ARGUMENTS)
+test-all: $(EVERYTHING)/.installed  ## all tests but the nightly ones, with all the packages that tests meet; TIER=rest leaves out what make test runs
+	$(EVERYTHING)/bin/python -m tests.suite $(or $(TIER),all) $(ARGUMENTS)
+
+test-slow: $(EVERYTHING)/.installed  ## the nightly tests: long sweeps, and each further kind of real job
+	$(EVERYTHING)/bin/python -m tests.suite slow $(ARGUMENTS)
 
 check: $(INSTALLED)  ## lint, format, types, layers, generated documentation and the site with its links
 	$(BIN)/ruff check .

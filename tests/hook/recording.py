@@ -13,6 +13,7 @@ from typing import Any
 from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.rundir import make_spool_root, read_json_lines
+from tests.ranks import forked as forked
 
 JOBS = Path(__file__).parent.parent / "jobs"
 REPOSITORY = Path(__file__).parent.parent.parent
