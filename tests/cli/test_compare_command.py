@@ -4,29 +4,21 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from ddpdoctor.report import write_html, write_json
+from tests.commands import command
+from tests.report import samples
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "tests" / "report"))
 TRACES = ROOT.parent / "shared" / "traces"
-
-import samples  # noqa: E402
 
 
 def run(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", "compare", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "100", "OMP_NUM_THREADS": "1"},
-    )
+    done = command("compare", *arguments, environment={**os.environ, "COLUMNS": "100"})
     return done.returncode, done.stdout, done.stderr
 
 

@@ -18,6 +18,7 @@ from ddpdoctor.diagnose.load import packaged_folder
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.report import write_json
 from ddpdoctor.stages import Stage
+from tests.commands import command
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "fixtures" / "slow-data-one-rank"
@@ -42,10 +43,7 @@ def test_a_rule_that_does_not_exist_is_named(tmp_path, monkeypatch):
 @pytest.mark.parametrize("verb", [["analyze", "-q"], ["watch", "--once"], ["compare", RUN]])
 def test_every_command_obeys_it(tmp_path, verb):
     (tmp_path / "ddpdoctor.toml").write_text('suppress = ["dataloader/*"]\n')
-    command = [sys.executable, "-m", "ddpdoctor", *map(str, verb), str(RUN)]
-    done = subprocess.run(
-        command, cwd=tmp_path, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
+    done = command(*verb, RUN, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "dataloader/one-rank-late" not in done.stdout and "for data at" not in done.stdout
 
@@ -89,13 +87,14 @@ def read_all(terminal: int, shown: list[bytes]) -> None:
             shown.append(data)
 
 
-def on_terminal(command: list[str]) -> tuple[subprocess.CompletedProcess[str], str]:
-    """``command`` with a terminal as stderr, and what that showed."""
+def on_terminal(*arguments: object) -> tuple[subprocess.CompletedProcess[str], str]:
+    """A command with a terminal as stderr, and what that showed."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TERM": "xterm"}
     ours, theirs = pty.openpty()
     shown: list[bytes] = []
     reader = threading.Thread(target=read_all, args=(ours, shown))
     reader.start()  # a terminal that nobody reads fills up, and whoever writes to it waits
+    command = [sys.executable, "-m", "ddpdoctor", *map(str, arguments)]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=theirs, text=True, env=environment)
     os.close(theirs)
     reader.join()
@@ -104,29 +103,23 @@ def on_terminal(command: list[str]) -> tuple[subprocess.CompletedProcess[str], s
 
 
 def test_progress_goes_to_a_terminal_on_stderr_and_nowhere_else(tmp_path):
-    command = [sys.executable, "-m", "ddpdoctor", "analyze", "-q", str(RUN)]
-    done, shown = on_terminal([*command, "--json", str(tmp_path / "diagnosis.json")])
+    done, shown = on_terminal("analyze", "-q", RUN, "--json", tmp_path / "diagnosis.json")
     assert done.returncode == 0 and done.stdout.startswith("Rank 1 waits") and done.stdout.count("\n") == 1
     stages = [f"{number}/{len(Stage)} {stage}" for number, stage in enumerate(Stage, 1)]
     places = [shown.find(stage) for stage in ("starting", *stages)]
     assert -1 not in places and places == sorted(places)
     assert f"{stages[0]}, 0 %" in shown
-    piped = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
-    )
-    assert piped.stderr == ""
+    assert command("analyze", "-q", RUN).stderr == ""
 
 
 def test_a_report_on_standard_output_stands_there_alone():
-    done, shown = on_terminal([sys.executable, "-m", "ddpdoctor", "analyze", str(RUN), "--json", "-"])
+    done, shown = on_terminal("analyze", RUN, "--json", "-")
     assert done.returncode == 0 and json.loads(done.stdout)["source"] == [str(RUN)]
     assert Stage.RULES in shown and Stage.REPORT not in shown
 
 
 def test_an_export_shows_that_it_is_written(tmp_path):
     file = tmp_path / "t.json.gz"
-    done, shown = on_terminal(
-        [sys.executable, "-m", "ddpdoctor", "export", str(RUN), "--timeline", str(file)]
-    )
+    done, shown = on_terminal("export", RUN, "--timeline", file)
     assert done.returncode == 0 and file.exists() and done.stdout.startswith(f"written: {file}")
     assert f"{len(Stage)}/{len(Stage)} {Stage.REPORT}, 0 %" in shown

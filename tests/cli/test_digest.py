@@ -6,7 +6,6 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.report import write_json
+from tests.commands import command
 from tests.trace.trace_files import document, events, write
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -22,13 +22,7 @@ FIXTURE = ROOT / "fixtures" / "slow-data-one-rank"
 
 
 def digest(*arguments, cwd=None):
-    return subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", "digest", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
+    return command("digest", *arguments, cwd=cwd)
 
 
 def diagnosis_of(path, tmp_path):

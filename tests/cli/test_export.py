@@ -14,6 +14,7 @@ import polars as pl
 import pytest
 
 from ddpdoctor.measure.export import COLLECTIVES, EVENTS, STEPS
+from tests.commands import command
 
 ROOT = Path(__file__).resolve().parents[2]
 TRACES = ROOT.parent / "shared" / "traces"
@@ -21,12 +22,7 @@ needs_traces = pytest.mark.skipif(not TRACES.exists(), reason="the public traces
 
 
 def run(*arguments):
-    done = subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", "export", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-    )
+    done = command("export", *arguments)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -130,20 +126,7 @@ def test_figures_of_a_recording_and_of_its_report(tmp_path):
     names = {file.name for file in (tmp_path / "of-run").iterdir()}
     assert {"figures.html", "step_times.json", "lateness.json", "timeline.json", "breakdown.json"} <= names
     assert "figures.html" in out and (tmp_path / "tables" / "steps.csv").exists()
-    subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "ddpdoctor",
-            "analyze",
-            "-q",
-            str(recording),
-            "--json",
-            str(tmp_path / "d.json"),
-        ],
-        check=True,
-        capture_output=True,
-    )
+    assert command("analyze", "-q", recording, "--json", tmp_path / "d.json").returncode == 0
     code, _, err = run(tmp_path / "d.json", "--figures", tmp_path / "of-json", "--redact")
     assert code == 0, err
     assert {file.name for file in (tmp_path / "of-json").iterdir()} == names

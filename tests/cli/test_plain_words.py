@@ -6,7 +6,6 @@ import ast
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import pytest
 
 from ddpdoctor.cli import main as entry
 from ddpdoctor.plain import plain, plain_lines
+from tests.commands import command
 
 ROOT = Path(__file__).resolve().parents[2]
 OBEYED = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200b-\u200f\u2028-\u202e\u2066-\u2069]")
@@ -91,12 +91,7 @@ def test_a_rule_of_somebody_elses_is_shown_as_it_is(tmp_path):
     rule = re.sub(r"^question: .*$", lambda _: question, rule, flags=re.MULTILINE)
     (tmp_path / "sync/ours.yaml").write_text(rule)
     for arguments in (["list"], ["show", "sync/ours"]):
-        done = subprocess.run(
-            [sys.executable, "-m", "ddpdoctor", "rules", *arguments, "--rules", str(tmp_path)],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-        )
+        done = command("rules", *arguments, "--rules", tmp_path)
         assert done.returncode == 0 and "[link=http://evil.example]x[/link]" in done.stdout.replace("\n", "")
         assert not OBEYED.search(done.stdout)
 
@@ -113,12 +108,7 @@ def test_neither_aliases_without_end_nor_depth_without_bottom_are_a_rule(tmp_pat
         ("- " * 100_000, ""),
     ):
         (tmp_path / "sync/ours.yaml").write_text(rule.replace("{world_size: 4}", facts, 1))
-        done = subprocess.run(
-            [sys.executable, "-m", "ddpdoctor", "rules", "test", str(tmp_path)],
-            capture_output=True,
-            text=True,
-            cwd=ROOT,
-        )
+        done = command("rules", "test", tmp_path)
         assert done.returncode == 2 and done.stderr.count("\n") == 1 and words in done.stderr
 
 

@@ -1,7 +1,6 @@
 """What cannot be read or written is one sentence that names it, and leaves nothing half done."""
 
 import os
-import resource
 import shutil
 import signal
 import subprocess
@@ -15,24 +14,13 @@ from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import RunDirectory
 from ddpdoctor.trace import find_traces
+from tests.commands import command
 from tests.trace.trace_files import document, event, events, write
 
 ROOT = Path(__file__).resolve().parents[2]
 FIXTURE = ROOT / "fixtures" / "barrier"
 LONG = "x" * 400
 OPTIONS = Options(cache=False, jobs=1)
-
-
-def doctor(*arguments, cwd, **more):
-    return subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        **more,
-    )
 
 
 @pytest.mark.parametrize(
@@ -49,14 +37,13 @@ def doctor(*arguments, cwd, **more):
     ids=lambda arguments: " ".join(map(str, arguments)).replace(LONG, "LONG").replace(str(ROOT), ""),
 )
 def test_a_name_that_is_too_long(tmp_path, arguments):
-    done = doctor(*arguments, cwd=tmp_path)
+    done = command(*arguments, cwd=tmp_path)
     assert done.returncode == 2 and done.stderr.count("\n") == 1
     assert done.stderr.startswith("ddpdoctor: ") and done.stderr.lower().rstrip(".\n").endswith(
         "file name too long"
     )
 
 
-@pytest.mark.parametrize("number", ["nan", "inf", "-nan"])
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -69,9 +56,10 @@ def test_a_name_that_is_too_long(tmp_path, arguments):
     ],
     ids=" ".join,
 )
-def test_a_number_with_which_nothing_compares(tmp_path, arguments, number):
-    done = doctor(*arguments, number, cwd=tmp_path)
-    assert done.returncode == 2 and f"{number} is not a finite number." in done.stderr
+def test_a_number_with_which_nothing_compares(tmp_path, arguments):
+    for number in ("nan", "inf", "-nan"):
+        done = command(*arguments, number, cwd=tmp_path)
+        assert done.returncode == 2 and f"{number} is not a finite number." in done.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -159,10 +147,6 @@ def test_a_run_without_ranks_says_so_once(tmp_path):
         analyze(str(tmp_path), OPTIONS)
 
 
-def little_space(kilobytes):
-    return lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (kilobytes << 10,) * 2)
-
-
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
@@ -171,7 +155,7 @@ def little_space(kilobytes):
     ],
 )
 def test_a_full_disk_is_one_sentence_and_leaves_no_half(tmp_path, arguments, says):
-    done = doctor(*arguments, cwd=tmp_path, preexec_fn=little_space(4))
+    done = command(*arguments, cwd=tmp_path, most_bytes=4 << 10)
     assert (done.returncode, done.stderr) == (2, f"ddpdoctor: {says}\n")
     left = [file for file in tmp_path.rglob("*") if file.is_file()]
     assert all(file.suffix in (".parquet", ".sha256") and file.stat().st_size for file in left)
@@ -181,9 +165,8 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_half(tmp_path, arguments, say
 def test_an_interrupt_is_silent(tmp_path):
     for rank in (0, 1):
         write(tmp_path / f"rank{rank}.json", document(events(15_000), rank=rank))
-    command = [sys.executable, "-m", "ddpdoctor", "analyze", "--no-cache", "--jobs", "2", str(tmp_path)]
     process = subprocess.Popen(
-        command,
+        [sys.executable, "-m", "ddpdoctor", "analyze", "--no-cache", "--jobs", "2", str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

@@ -1,10 +1,5 @@
 """For whoever writes a rule: the facts, a rule to begin with, and what is said of names that do not exist."""
 
-import os
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 
 from ddpdoctor.diagnose import facts_view
@@ -12,19 +7,11 @@ from ddpdoctor.diagnose.load import read_folder
 from ddpdoctor.diagnose.rule import read_rule
 from ddpdoctor.errors import RuleError
 from ddpdoctor.nearest import did_you_mean
-
-ROOT = Path(__file__).parents[2]
+from tests.commands import command
 
 
 def doctor(*arguments, cwd):
-    done = subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        cwd=cwd,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-    )
+    done = command(*arguments, cwd=cwd)
     return done.returncode, done.stdout, done.stderr
 
 
