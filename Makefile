@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 EVERYTHING := .venv-all
 
-.PHONY: demo test test-all test-slow check bench lab whatif exam fuzz net sweep docs clean
+.PHONY: demo test test-all test-slow check bench lab whatif exam fuzz mutate net sweep docs clean
 
 demo: $(INSTALLED)  ## a real two-rank job with a planted fault, recorded and diagnosed
 	$(BIN)/ddpdoctor demo
@@ -42,6 +42,9 @@ exam: $(INSTALLED)  ## jobs and GPU traces of drawn shape with drawn faults, mar
 
 fuzz: $(INSTALLED)  ## ten thousand mutated files of every kind that is read, growth, metric clients; ARGUMENTS="--seed 7 --only report" chooses
 	$(BIN)/python -m tests.fuzz $(ARGUMENTS)
+
+mutate: $(INSTALLED)  ## plants 200 errors in the package and tells which of them make test catches; ARGUMENTS="--seed 7 --count 50"
+	$(BIN)/python -m tests.mutate $(ARGUMENTS)
 
 net: $(INSTALLED)  ## what the analysis says of frozen cases, compared place by place; ARGUMENTS="--only runs" chooses
 	$(BIN)/python -m tests.net $(ARGUMENTS)

@@ -6,7 +6,7 @@ import pytest
 
 from ddpdoctor.hook.environment import HookOptions
 
-from .recording import Recorded, one_rank, run_recorded
+from .recording import Recorded, forked, run_recorded
 
 pytestmark = [pytest.mark.torchrun]
 
@@ -22,7 +22,7 @@ def asleep_share(told: list[dict[str, int]]) -> float:
 
 @pytest.mark.parametrize(("arguments", "asleep"), [(["--wait-ms", "6"], True), (["--busy-ms", "2"], False)])
 def test_a_loader_that_waits_is_told_from_one_that_computes(tmp_path, arguments, asleep):
-    command = one_rank("tried.py", "--batches", "60", *arguments)
+    command = forked("tried.py", "--batches", "60", *arguments, ranks=1)
     told = batches(run_recorded(tmp_path, command, HookOptions(profile_steps=None)))
     assert len(told) >= 5
     assert all(0 <= event["z"] <= event["d"] for event in told)
@@ -30,7 +30,7 @@ def test_a_loader_that_waits_is_told_from_one_that_computes(tmp_path, arguments,
 
 
 def test_of_workers_nothing_is_told(tmp_path):
-    command = one_rank("plain_ddp.py", "--workers", "1", "--steps", "60")
+    command = forked("plain_ddp.py", "--workers", "1", "--steps", "60", ranks=1)
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=None))
     assert batches(recorded) == []
     assert recorded.info(0)["loaders"][0]["num_workers"] == 1

@@ -15,14 +15,14 @@ from ddpdoctor.measure.memory import memory_of
 from ddpdoctor.measure.steplog import read_rank_log
 from ddpdoctor.rundir import MEMORY_FILE, Phase, RunDirectory
 
-from .recording import JOBS, TORCHRUN, HookOptions, run_recorded
+from .recording import HookOptions, forked, run_recorded
 
 torch = pytest.importorskip("torch")
 
 
 @pytest.mark.torchrun
 def test_a_rank_writes_what_its_tensors_take_in_which_phase(tmp_path):
-    command = [*TORCHRUN, "2", str(JOBS / "fake_cuda.py"), "--marks", str(tmp_path / "m"), "--steps", "150"]
+    command = forked("fake_cuda.py", "--marks", str(tmp_path / "m"), "--steps", "150")
     job = run_recorded(tmp_path, command, HookOptions(profile_steps=None))
     assert job.process.returncode == 0, job.process.stderr
     for rank in (0, 1):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
 
-from .recording import JOBS, TORCHRUN, HookOptions, Recorded, run_recorded
+from .recording import JOBS, HookOptions, Recorded, forked, run_recorded
 
 MARKS = ["fwd", "fwd_end", "bwd", "ready", "bwd_end", "opt", "opt_end", "end"]
 
 
 def recorded(tmp_path, *options: str) -> Recorded:
-    command = [*TORCHRUN, "2", str(JOBS / "fake_cuda.py"), "--marks", str(tmp_path / "marks"), *options]
+    command = forked("fake_cuda.py", "--marks", str(tmp_path / "marks"), *options)
     found = run_recorded(tmp_path, command, HookOptions(profile_steps=None))
     assert found.process.returncode == 0, found.process.stderr
     assert found.info(0)["hook"]["errors"] == found.info(1)["hook"]["errors"] == []
@@ -62,7 +61,8 @@ def test_whether_there_is_a_gpu_is_not_asked_before_the_job_uses_it(tmp_path) ->
         "torch.cuda.is_available = lambda: print('CUDA can no longer be used in forked children')\n"
         "runpy.run_path(sys.argv[1])\n"
     )
-    command = [sys.executable, "-c", code, str(JOBS / "single.py")]
+    (tmp_path / "job.py").write_text(code)
+    command = forked(tmp_path / "job.py", str(JOBS / "single.py"), ranks=0)
     job = run_recorded(tmp_path, command, HookOptions(profile_steps=(2, 4)))
     assert job.process.stdout == "single done\n"
     assert job.info(0)["window"]["state"] == "saved"

@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor import analyze
 
-from .recording import run_recorded, torchrun
+from .recording import forked, run_recorded
 
 LATE_MS = 40.0
 
@@ -17,7 +17,7 @@ LATE_MS = 40.0
 @pytest.mark.alone
 @pytest.mark.parametrize("stopped", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_the_clock_is_set_and_a_rank_is_stopped(tmp_path, stopped: int) -> None:
-    command = torchrun("disturbed.py", "--stopped", str(stopped), "--late-ms", str(LATE_MS))
+    command = forked("disturbed.py", "--stopped", str(stopped), "--late-ms", str(LATE_MS))
     recorded = run_recorded(tmp_path, command)
     assert recorded.process.returncode == 0, recorded.process.stderr
     raw = [step["t"] for step in recorded.steps(0)]

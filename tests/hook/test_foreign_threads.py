@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
-from .recording import HookOptions, run_recorded
+from .recording import HookOptions, forked, run_recorded
 
 JOB = """
 import os, threading, torch, torch.distributed as dist
@@ -62,7 +60,7 @@ def test_a_thread_for_each_step_is_not_profiled(tmp_path):
     """A profiler that was opened on a thread which is gone cannot be closed any more, and crashes the process at its end."""
     script = tmp_path / "job.py"
     script.write_text(JOB + IN_A_THREAD_EACH + END)
-    recorded = run_recorded(tmp_path, [sys.executable, str(script)], HookOptions(profile_steps=(20, 25)))
+    recorded = run_recorded(tmp_path, forked(script, ranks=1), HookOptions(profile_steps=(20, 25)))
     assert recorded.process.returncode == 0, recorded.process.stderr
     assert recorded.process.stderr == ""
     assert recorded.info(0)["window"]["state"] == "skipped"
@@ -73,7 +71,7 @@ def test_a_thread_for_each_step_is_not_profiled(tmp_path):
 def test_files_of_the_jobs_under_numbers_of_ours_stay_open(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(JOB + TAKEN_BACK + END)
-    command = [sys.executable, str(script), str(tmp_path)]
+    command = forked(script, str(tmp_path), ranks=1)
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=None))
     assert recorded.process.returncode == 0, recorded.process.stderr
     assert {(tmp_path / f"{n}.txt").read_text() for n in range(30)} == {"result"}

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import sys
-
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.hook.environment import HookOptions
 from ddpdoctor.measure.graph import LEFT_OUT
 from ddpdoctor.rundir.compaction import thinned_steps
 
-from .recording import JOBS, run_recorded
+from .recording import forked, run_recorded
 
 BUDGET_BYTES, STEPS = 96 * 1024, 4_000
 
 
 def test_the_log_of_a_long_job_stays_small_and_says_what_is_gone(tmp_path):
-    job = [sys.executable, str(JOBS / "long_log.py"), str(BUDGET_BYTES), str(STEPS)]
+    job = forked("long_log.py", str(BUDGET_BYTES), str(STEPS), ranks=0)
     recorded = run_recorded(tmp_path, job, HookOptions(profile_steps=None))
     assert recorded.process.returncode == 0, recorded.process.stderr
     place = recorded.folder(0)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from .recording import REPOSITORY, HookOptions, Recorded, plain_environment, run_recorded, torchrun
+from .recording import REPOSITORY, HookOptions, Recorded, forked, plain_environment, run_recorded
 
 SHAPES = [
     "another_optimizer_later", "another_optimizer_instead", "parent_is_used_later", "stepped_from_two_places",
@@ -31,7 +31,7 @@ Counted = tuple[Recorded, list[dict[str, int]]]
 def counted(tmp: Path, *options: str) -> Counted:
     base = plain_environment()
     base["PYTHONPATH"] = str(REPOSITORY)
-    command = torchrun("loop_shapes.py", "--out", str(tmp / "counts"), *options)
+    command = forked("loop_shapes.py", "--out", str(tmp / "counts"), *options)
     recorded = run_recorded(tmp, command, HookOptions(profile_steps=None), base)
     assert recorded.process.returncode == 0, recorded.process.stderr
     return recorded, [json.loads((tmp / f"counts.{rank}").read_text()) for rank in range(2)]

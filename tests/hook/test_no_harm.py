@@ -16,13 +16,13 @@ from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.rundir import make_spool_root
 
-from .recording import JOBS, Recorded, one_rank, plain_environment, run_plain, run_recorded, torchrun
+from .recording import Recorded, forked, one_rank, plain_environment, run_plain, run_recorded
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("ranks", [pytest.param(2, marks=pytest.mark.slow), 3])
+@pytest.mark.parametrize("ranks", [2, 3])
 def test_parameters_are_identical_bit_for_bit(tmp_path, ranks: int) -> None:
-    command = torchrun("plain_ddp.py", "--steps", "14", "--exit-hard", "--out", "result", ranks=ranks)
+    command = forked("plain_ddp.py", "--steps", "14", "--exit-hard", "--out", "result", ranks=ranks)
     plain = run_plain(tmp_path, command)
     expected = [json.loads((tmp_path / f"result.{rank}").read_text()) for rank in range(ranks)]
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(4, 9)))
@@ -37,20 +37,20 @@ def test_parameters_are_identical_bit_for_bit(tmp_path, ranks: int) -> None:
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("context", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("context", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.extended)])
 def test_workers_of_the_data_loader_are_not_ranks(tmp_path, context: str) -> None:
-    command = one_rank("plain_ddp.py", "--steps", "4", "--workers", "1", "--context", context, "--exit-hard")
+    command = forked(
+        "plain_ddp.py", "--steps", "4", "--workers", "1", "--context", context, "--exit-hard", ranks=1
+    )
     recorded = run_recorded(tmp_path, command)
     assert recorded.process.returncode == 0, recorded.process.stderr
     assert recorded.folders() == ["00000"] and len(recorded.steps(0)) == 4
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize(
-    "build_at", [pytest.param(0, marks=pytest.mark.slow), pytest.param(7, marks=pytest.mark.slow), 11]
-)
+@pytest.mark.parametrize("build_at", [0, 7, 11])
 def test_the_jobs_own_profiler_wins(tmp_path, build_at: int) -> None:
-    command = one_rank("profiled_by_itself.py", "--build-at", str(build_at), "--out", str(tmp_path))
+    command = forked("profiled_by_itself.py", "--build-at", str(build_at), "--out", str(tmp_path), ranks=1)
     recorded = run_recorded(tmp_path, command)
     assert recorded.process.returncode == 0, recorded.process.stderr
     own = json.loads((tmp_path / "own-0.json").read_text())
@@ -69,15 +69,13 @@ def test_steps_survive_a_kill(tmp_path) -> None:
     run.mkdir()
     spool = make_spool_root(str(run))
     environment = job_environment(str(run), spool, HookOptions(), plain_environment())
-    environment.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    job = subprocess.Popen(
-        [sys.executable, str(JOBS / "plain_ddp.py"), "--steps", "100000"], env=environment, cwd=tmp_path
-    )
+    command = forked("plain_ddp.py", "--steps", "100000", ranks=1)
+    job = subprocess.Popen(command, env=environment, cwd=tmp_path)
     steps = run / "ranks" / "00000" / "steps.jsonl"
     ends = time.monotonic() + 60
     while time.monotonic() < ends and not (steps.exists() and steps.read_bytes().count(b'"step"') > 20):
         time.sleep(0.1)
-    job.send_signal(signal.SIGKILL)
+    os.kill(json.loads((run / "ranks" / "00000" / "rank.json").read_text())["pid"], signal.SIGKILL)
     job.wait()
     before = steps.read_bytes().count(b'"step":')
     assert not drain_spools(Path(spool))
@@ -120,6 +118,7 @@ def test_a_python_without_torch_is_left_alone(tmp_path) -> None:
     assert recorded.folders() == []
 
 
+@pytest.mark.extended
 def test_torch_looks_the_same(tmp_path) -> None:
     code = (
         "import inspect, torch, torch.distributed as d\n"
@@ -132,6 +131,7 @@ def test_torch_looks_the_same(tmp_path) -> None:
     assert recorded.process.stderr == plain.stderr
 
 
+@pytest.mark.extended
 @pytest.mark.torchrun
 def test_compiled_models_and_optimizers(tmp_path) -> None:
     command = one_rank("compiled.py")
@@ -143,13 +143,14 @@ def test_compiled_models_and_optimizers(tmp_path) -> None:
     assert recorded.info(0)["hook"]["errors"] == []
 
 
-@pytest.mark.parametrize("state", ["vanished", pytest.param("read-only", marks=pytest.mark.slow)])
+@pytest.mark.torchrun
+@pytest.mark.parametrize("state", ["vanished", "read-only"])
 def test_a_run_directory_that_cannot_be_written(tmp_path, state: str) -> None:
     run = tmp_path / "run"
     environment = job_environment(str(run / "gone" if state == "vanished" else "/proc/nothing"), str(tmp_path / "spool"),
                                   HookOptions(), plain_environment())  # fmt: skip
     job = subprocess.run(
-        [sys.executable, str(JOBS / "single.py")],
+        forked("single.py", ranks=0),
         env=environment,
         capture_output=True,
         text=True,
@@ -160,12 +161,12 @@ def test_a_run_directory_that_cannot_be_written(tmp_path, state: str) -> None:
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("more", ["--layers", pytest.param("--more-ops", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("more", ["--layers", pytest.param("--more-ops", marks=pytest.mark.extended)])
 def test_a_trace_stays_below_its_limit(tmp_path, more: str) -> None:
     """A window is shortened by the size of the autograd graph; where that misleads, nothing is kept of the trace."""
     (tmp_path / "temporary").mkdir()
     size = {"--layers": "100", "--more-ops": "12000"}[more]
-    command = one_rank("plain_ddp.py", "--steps", "60", more, size, "--exit-hard")
+    command = forked("plain_ddp.py", "--steps", "60", more, size, "--exit-hard", ranks=1)
     base = plain_environment(TMPDIR=str(tmp_path / "temporary"))
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(5, 14), max_trace_mb=1), base)
     assert recorded.process.stdout == "done 60\n" and len(recorded.steps(0)) == 60

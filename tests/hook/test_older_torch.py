@@ -138,6 +138,7 @@ def test_what_an_older_torch_lacks_is_missing_data(recorded: Recorded) -> None:
     assert not (recorded.folder(0) / "flight.json").exists()
 
 
+@pytest.mark.extended
 def test_a_compiler_that_takes_the_hooks_off_optimizers(tmp_path) -> None:
     (tmp_path / "job.py").write_text(COMPILING)
     command = [sys.executable, str(tmp_path / "job.py")]

@@ -12,12 +12,13 @@ import pytest
 
 from ddpdoctor.hook.environment import HookOptions, job_environment
 
-from .recording import JOBS, plain_environment, run_plain, run_recorded, torchrun
+from .recording import JOBS, forked, plain_environment, run_plain, run_recorded, torchrun
 
 
 @pytest.mark.torchrun
-def test_communication_hook_subclass_children_and_pickles(tmp_path) -> None:
-    command = torchrun("own_ways.py")
+@pytest.mark.parametrize("more", [[], pytest.param(["--all-kinds"], marks=pytest.mark.extended)])
+def test_communication_hook_subclass_children_and_pickles(tmp_path, more: list[str]) -> None:
+    command = forked("own_ways.py", *more)
     plain = run_plain(tmp_path, command)
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(2, 4)))
     assert recorded.process.returncode == plain.returncode == 0, recorded.process.stderr
@@ -30,6 +31,7 @@ def test_communication_hook_subclass_children_and_pickles(tmp_path) -> None:
     assert info["window"]["state"] == "saved" and info["loaders"][0]["dataset_length"] is None
 
 
+@pytest.mark.extended
 def test_a_profiler_of_python_calls_wins(tmp_path) -> None:
     command = [sys.executable, "-m", "cProfile", str(JOBS / "single.py")]
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(2, 4)))
@@ -41,10 +43,10 @@ def test_a_profiler_of_python_calls_wins(tmp_path) -> None:
     assert len(recorded.steps(0)) == 8
 
 
+@pytest.mark.torchrun
 def test_nsight_wins(tmp_path) -> None:
     base = plain_environment(NSYS_PROFILING_SESSION_ID="17")
-    command = [sys.executable, str(JOBS / "single.py")]
-    recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(2, 4)), base)
+    recorded = run_recorded(tmp_path, forked("single.py", ranks=0), HookOptions(profile_steps=(2, 4)), base)
     window = recorded.info(0)["window"]
     assert window["state"] == "skipped" and "Nsight Systems" in window["why"]
 
@@ -140,9 +142,11 @@ for each in own:
 """
 
 
+@pytest.mark.torchrun
 def test_a_job_that_closes_all_files(tmp_path) -> None:
     """The numbers of our files become those of the job's own, which must not get what was meant for ours."""
-    recorded = run_recorded(tmp_path, [sys.executable, "-c", CLOSING])
+    (tmp_path / "closing.py").write_text(CLOSING)
+    recorded = run_recorded(tmp_path, forked(tmp_path / "closing.py", ranks=0))
     assert recorded.process.returncode == 0, recorded.process.stderr
     assert {(tmp_path / f"own-{number}").read_text() for number in range(40)} == {"mine"}
     assert len(recorded.steps(0)) == 8

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from .recording import JOBS, HookOptions, plain_environment, run_recorded
+from .recording import JOBS, HookOptions, forked, plain_environment, run_recorded
 
 
 @pytest.mark.alone  # it takes minutes, and has a limit of nine
@@ -26,11 +26,18 @@ def test_no_error_of_ours_reaches_the_job(tmp_path) -> None:
     ] == []
 
 
+@pytest.mark.torchrun
 @pytest.mark.parametrize(
     "function",
-    ["finder._watched_spec", "finder.after_import", "install.install", "patching.around", "patching._skip", "patching.cell_of",
-     "patching._uncounted", "guard.part", "patches.optimizers.install", "lifetime.watch_process"],
-)  # fmt: skip
+    [
+        *(
+            pytest.param(f"finder.{name}", marks=pytest.mark.extended)
+            for name in ("_watched_spec", "after_import")
+        ),
+        *("install.install", "patching.around", "patching._skip", "patching.cell_of", "patching._uncounted"),
+        *("guard.part", "patches.optimizers.install", "lifetime.watch_process"),
+    ],
+)
 def test_nor_does_one_while_torch_is_patched(tmp_path, function: str) -> None:
     own = tmp_path / "own"
     own.mkdir()
@@ -42,12 +49,17 @@ def test_nor_does_one_while_torch_is_patched(tmp_path, function: str) -> None:
         f"module.{name} = planted\n"
     )
     base = plain_environment(PYTHONPATH=str(own))
-    recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "single.py")], base=base)
+    # The finder waits for an import of torch, which a forked process has made already.
+    command = (
+        [sys.executable, str(JOBS / "single.py")] if module == "finder" else forked("single.py", ranks=0)
+    )
+    recorded = run_recorded(tmp_path, command, base=base)
     assert recorded.process.returncode == 0, recorded.process.stderr
     assert recorded.process.stdout == "single done\n"
     assert recorded.process.stderr.count("\n") <= 1
 
 
+@pytest.mark.torchrun
 def test_nor_does_one_at_the_end_of_a_brief_step(tmp_path) -> None:
     """What torch calls there catches its own errors."""
     own = tmp_path / "own"
@@ -57,10 +69,8 @@ def test_nor_does_one_at_the_end_of_a_brief_step(tmp_path) -> None:
         "def planted(*args, **kwargs):\n    raise RuntimeError('planted')\n"
         "recorder.Recorder.end_brief_step = planted\n"
     )
-    base = plain_environment(
-        PYTHONPATH=str(own), RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0"
-    )
-    command = [sys.executable, str(JOBS / "plain_ddp.py"), "--steps", "400", "--exit-hard"]
+    base = plain_environment(PYTHONPATH=str(own))
+    command = forked("plain_ddp.py", "--steps", "400", "--exit-hard", ranks=1)
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=None), base)
     assert (recorded.process.returncode, recorded.process.stdout) == (0, "done 400\n"), (
         recorded.process.stderr

@@ -14,13 +14,13 @@ import torch
 from ddpdoctor.hook.job import Kinds, Lines, input_elements
 from ddpdoctor.rundir import COMMON_FIELDS, FIELDS_OF, EventKind, LineField, Mark
 
-from .recording import JOBS, HookOptions, Recorded, plain_environment, run_recorded, torchrun
+from .recording import JOBS, HookOptions, Recorded, forked, plain_environment, run_recorded
 
 
 @pytest.fixture(scope="module")
 def slow_rank(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
     tmp = tmp_path_factory.mktemp("slow")
-    command = torchrun(
+    command = forked(
         "plain_ddp.py", "--steps", "24", "--slow-rank", "1", "--slow-ms", "40", "--workers", "1", "--barrier"
     )
     base = plain_environment(NCCL_DEBUG="WARN", MY_API_TOKEN="secret", NCCL_AUTH_TOKEN="secret")
@@ -148,6 +148,7 @@ def test_the_window_covers_its_steps(slow_rank: Recorded, rank: int) -> None:
     assert any(entry["profiling_name"] == "gloo:all_reduce" for entry in flight["entries"])
 
 
+@pytest.mark.extended
 @pytest.mark.torchrun
 def test_ranks_of_spawn(tmp_path) -> None:
     recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "spawned.py")])
@@ -156,18 +157,21 @@ def test_ranks_of_spawn(tmp_path) -> None:
     assert [len(recorded.steps(rank)) for rank in (0, 1)] == [6, 6]
 
 
+@pytest.mark.extended
 @pytest.mark.torchrun
 def test_a_rank_of_spawn_that_raises(tmp_path) -> None:
     """Its exception is caught there, to be told to the parent."""
     recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "spawned.py"), "raises"])
     assert recorded.process.returncode == 1 and "ValueError: a bad sample" in recorded.process.stderr
+    assert [len(recorded.steps(rank)) for rank in (0, 1)] == [6, 6]
     ending = json.loads((recorded.folder(1) / "ending.json").read_text())
     assert (ending["how"], ending["raised"][0]["type"]) == ("exception", "ValueError")
     assert ending["raised"][0]["frames"][0][2] == "reading"
 
 
+@pytest.mark.torchrun
 def test_a_job_of_one_process_is_recorded(tmp_path) -> None:
-    recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "single.py")])
+    recorded = run_recorded(tmp_path, forked("single.py", ranks=0))
     assert recorded.process.stdout == "single done\n" and recorded.process.stderr == ""
     info = recorded.info(0)
     assert info["world_size"] == 1 and info["backend"] is None
@@ -175,8 +179,9 @@ def test_a_job_of_one_process_is_recorded(tmp_path) -> None:
     assert len(recorded.steps(0)) == 8
 
 
+@pytest.mark.torchrun
 def test_loaders_that_the_job_does_not_keep(tmp_path) -> None:
-    recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "loaders_not_kept.py")])
+    recorded = run_recorded(tmp_path, forked("loaders_not_kept.py", ranks=0))
     assert recorded.process.returncode == 0, recorded.process.stderr
     loaders = recorded.info(0)["loaders"]
     assert [(each["num_workers"], each["batch_size"], each["id"]) for each in loaders][:2] == [
@@ -186,10 +191,11 @@ def test_loaders_that_the_job_does_not_keep(tmp_path) -> None:
     assert all(each["dataset_length"] == 64 and each["where"] is not None for each in loaders)
 
 
+@pytest.mark.torchrun
 def test_a_loader_that_a_framework_rebuilt_has_the_line_of_the_original(tmp_path) -> None:
     """But for ``unclear``, whose data set has several loaders: there it is the line that called the framework."""
     job = JOBS / "prepared_loaders.py"
-    recorded = run_recorded(tmp_path, [sys.executable, str(job), str(tmp_path)])
+    recorded = run_recorded(tmp_path, forked(job, str(tmp_path), ranks=0))
     assert recorded.process.returncode == 0, recorded.process.stderr
     lines = {line["where"]: line for line in recorded.lines(0) if "where" in line}
     text = job.read_text().splitlines()
@@ -199,9 +205,10 @@ def test_a_loader_that_a_framework_rebuilt_has_the_line_of_the_original(tmp_path
         assert f"# line of {loader['batch_size']}" in text[lines[loader["where"]]["line"] - 1]
 
 
+@pytest.mark.torchrun
 def test_what_the_job_keeps_makes_nothing_dearer(tmp_path) -> None:
     """Bytecode operations of the hook, not time: a scan of all that lives is some ten operations for each."""
-    recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "kept_things.py"), str(tmp_path), "900"])
+    recorded = run_recorded(tmp_path, forked("kept_things.py", str(tmp_path), "900", ranks=0))
     assert recorded.process.returncode == 0, recorded.process.stderr
     few, many = map(int, recorded.process.stdout.split())
     assert few > 10_000, "what the hook does was counted"
@@ -257,7 +264,7 @@ def test_the_size_of_inputs_in_whatever_they_come() -> None:
 @pytest.mark.torchrun
 def test_the_profiler_is_closed_well_after_its_last_step(tmp_path) -> None:
     """Gloo's threads write to memory that closing it frees, until they are through with the collectives it saw."""
-    command = torchrun("plain_ddp.py", "--steps", "60", "--slow-rank", "1", "--slow-ms", "40")
+    command = forked("plain_ddp.py", "--steps", "60", "--slow-rank", "1", "--slow-ms", "40")
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(8, 11)))
     assert recorded.process.returncode == 0, recorded.process.stderr
     for rank in (0, 1):
@@ -273,8 +280,9 @@ def test_the_profiler_is_closed_well_after_its_last_step(tmp_path) -> None:
         assert sum(name.startswith("DistributedDataParallel.forward") for name in names) == 3
 
 
+@pytest.mark.torchrun
 def test_optimizers_and_loaders_of_each_task_are_counted_and_let_go(tmp_path) -> None:
-    recorded = run_recorded(tmp_path, [sys.executable, str(JOBS / "many_optimizers.py"), "--tasks", "300"])
+    recorded = run_recorded(tmp_path, forked("many_optimizers.py", "--tasks", "300", ranks=0))
     assert recorded.process.returncode == 0, recorded.process.stderr
     optimizers, loaders = map(int, recorded.process.stdout.split())
     assert 1 <= optimizers <= 3 and 1 <= loaders <= 3, "the last task's, and the one that lives on"

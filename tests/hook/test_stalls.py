@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +13,9 @@ from ddpdoctor.hook.environment import HookOptions, job_environment
 from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.rundir import make_spool_root
 
-from .recording import plain_environment
+from .recording import forked, plain_environment
 
+pytestmark = pytest.mark.torchrun
 STEPS = """
 import faulthandler, os, signal, sys, time
 import torch
@@ -34,8 +34,9 @@ def run_script(tmp: Path, script: str, before: str = "") -> tuple[subprocess.Com
     run.mkdir()
     spool = make_spool_root(str(run))
     options = HookOptions(profile_steps=None, hang_after_s=3.0)
+    (tmp / "job.py").write_text(before + STEPS + script)
     process = subprocess.run(
-        [sys.executable, "-c", before + STEPS + script],
+        forked(tmp / "job.py", ranks=0),
         env=job_environment(str(run), spool, options, plain_environment()),
         capture_output=True,
         text=True,

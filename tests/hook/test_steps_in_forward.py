@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor import analyze
 
-from .recording import Recorded, run_recorded, torchrun
+from .recording import Recorded, forked, run_recorded
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.alone]
 STEPS, LATE_MS = 30, 30.0
@@ -18,7 +18,7 @@ STEPS, LATE_MS = 30, 30.0
 def job(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[Recorded, int]:
     tmp = tmp_path_factory.mktemp("inside")
     more = ["--updates", str(request.param), "--steps", str(STEPS), "--late-ms", str(LATE_MS)]
-    recorded = run_recorded(tmp, torchrun("steps_in_forward.py", *more))
+    recorded = run_recorded(tmp, forked("steps_in_forward.py", *more))
     assert recorded.process.returncode == 0, recorded.process.stderr
     return recorded, request.param
 

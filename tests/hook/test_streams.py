@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from .recording import JOBS, HookOptions, plain_environment, run_plain, run_recorded
+from .recording import HookOptions, forked, one_rank, plain_environment, run_plain, run_recorded
 
 WAITS_FOR_STORAGE = re.compile(r"^ddpdoctor: .* did not accept in time what rank 0 recorded last; .*\n", re.M)
 """The one thing that we say at a job's end: its storage was busy with something else."""
@@ -22,7 +22,7 @@ def comparable(stderr: str) -> str:
     sys.version_info < (3, 11), reason="a bare raise keeps the wrapper's line before Python 3.11"
 )
 def test_errors_and_warnings_are_the_jobs_own(tmp_path) -> None:
-    command = [sys.executable, str(JOBS / "errors_and_warnings.py")]
+    command = forked("errors_and_warnings.py", ranks=0)
     plain = run_plain(tmp_path, command)
     recorded = run_recorded(tmp_path, command)
     assert plain.returncode == recorded.process.returncode == 1
@@ -49,12 +49,12 @@ def test_a_torch_that_is_broken_or_strange(tmp_path, content: str) -> None:
     assert ours == "" if plain.returncode else ours.count("\n") == 1
 
 
+@pytest.mark.extended
 def test_warnings_as_errors_are_none_of_ours(tmp_path) -> None:
     base = plain_environment(
         PYTHONWARNINGS="error::DeprecationWarning,error::FutureWarning,error::UserWarning"
     )
-    base.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
-    command = [sys.executable, str(JOBS / "plain_ddp.py"), "--steps", "8", "--exit-hard"]
+    command = [*one_rank("plain_ddp.py", "--steps", "8", "--exit-hard")]
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=(4, 6)), base)
     assert (recorded.process.returncode, recorded.process.stdout) == (0, "done 8\n"), recorded.process.stderr
     assert recorded.info(0)["hook"]["errors"] == [] and recorded.info(0)["window"]["state"] == "saved"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import pytest
 
 from ddpdoctor.hook.recording.thinning import (
@@ -16,7 +14,7 @@ from ddpdoctor.hook.recording.thinning import (
     Thinning,
 )
 
-from .recording import JOBS, HookOptions, plain_environment, run_recorded
+from .recording import HookOptions, forked, plain_environment, run_recorded
 
 
 def blocks(thinning: Thinning, first: int, last: int, cost_us: float, step_ms: float) -> list[int]:
@@ -82,9 +80,7 @@ def test_one_long_reading_of_the_clock_changes_little():
 @pytest.mark.parametrize("change", ["", "1"])
 def test_a_thinned_job_is_counted_right(tmp_path, change):
     base = plain_environment(CHANGE=change)
-    recorded = run_recorded(
-        tmp_path, [sys.executable, str(JOBS / "thinned.py")], HookOptions(profile_steps=None), base
-    )
+    recorded = run_recorded(tmp_path, forked("thinned.py", ranks=0), HookOptions(profile_steps=None), base)
     assert recorded.process.returncode == 0, recorded.process.stderr
     before, after = map(int, recorded.process.stdout.split())
     steps = recorded.steps(0)

@@ -15,14 +15,14 @@ from ddpdoctor.experiment.settings import ENVIRONMENT, SETTINGS, Results
 from ddpdoctor.hook.environment import TRIAL, HookOptions
 from ddpdoctor.hook.trial import NAMES
 
-from .recording import Recorded, plain_environment, run_recorded, torchrun
+from .recording import Recorded, forked, plain_environment, run_recorded
 
 pytestmark = [pytest.mark.torchrun]
 
 
 def tried(tmp_path, settings: dict[str, Any], *arguments: str, steps: int = 12) -> Recorded:
     base = plain_environment(**{TRIAL: json.dumps({"set": settings, "steps": steps})})
-    return run_recorded(tmp_path, torchrun("tried.py", *arguments), HookOptions(profile_steps=None), base)
+    return run_recorded(tmp_path, forked("tried.py", *arguments), HookOptions(profile_steps=None), base)
 
 
 def trials(recorded: Recorded) -> list[dict[str, Any]]:
@@ -147,7 +147,7 @@ def parity_of(tmp_path, settings: dict[str, Any], *arguments: str):
     return parity(found[:2], found[2:], results)
 
 
-@pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("settings", "arguments", "same", "says"),
     [
@@ -203,6 +203,6 @@ def test_a_job_that_ends_before_its_trial(tmp_path):
 
 
 def test_without_the_variable_nothing_is_changed(tmp_path):
-    recorded = run_recorded(tmp_path, torchrun("tried.py", "--batches", "4"), HookOptions(profile_steps=None))
+    recorded = run_recorded(tmp_path, forked("tried.py", "--batches", "4"), HookOptions(profile_steps=None))
     assert "trial" not in recorded.info(0)
     assert (tmp_path / "END").exists()

@@ -22,7 +22,8 @@ _JOBS = _HERE.parent / "jobs"
 
 
 def forked(script: str | Path, *arguments: str, ranks: int = 2) -> list[str]:
-    """A command that runs a script, of ``tests/jobs`` if its path is relative, in ``ranks`` forked ranks."""
+    """A command that runs a script, of ``tests/jobs`` if its path is relative, in ``ranks`` forked ranks; 0: in one process that is
+    not told of any."""
     client = [sys.executable, "-E", "-S", str(_HERE / "client.py"), _server(os.getpid())]
     return [*client, str(ranks), str(_JOBS / script), *arguments]
 

@@ -19,10 +19,15 @@ def main() -> None:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, lambda number, _: connection.sendall(bytes([number])))
-    code = connection.recv(1)
-    if not code:
-        print("the server of forked ranks has gone", file=sys.stderr)
-    sys.exit(code[0] if code else 70)
+    answer = connection.recv(4)
+    if not answer:
+        sys.exit("the server of forked ranks has gone")
+    code = int.from_bytes(answer, "little", signed=True)
+    if code < 0:
+        if -code not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-code, signal.SIG_DFL)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)
 
 
 main()

@@ -5,6 +5,7 @@ from :func:`serve`, and the interpreter's own way out is the rank's.
 """
 
 import gc
+import importlib
 import json
 import os
 import runpy
@@ -70,7 +71,7 @@ def _agent(connection):
         os.close(stream)
     waiting, ready = os.pipe()
     ranks = {}
-    for rank in range(order["ranks"]):
+    for rank in range(order["ranks"] or 1):
         pid = os.fork()
         if pid == 0:
             connection.close()
@@ -102,7 +103,8 @@ def _watch(connection, ranks, order, ready):
         if pid:
             ranks.pop(pid)
             if status and not failed:
-                failed, code = True, 1
+                # One process alone ends as it ended; signals as Python writes them.
+                failed, code = True, 1 if order["ranks"] else os.waitstatus_to_exitcode(status)
                 _signal(ranks, signal.SIGTERM)
                 kill_at_s = time.monotonic() + GRACE_S
             continue
@@ -121,8 +123,8 @@ def _watch(connection, ranks, order, ready):
         if kill_at_s is not None and time.monotonic() > kill_at_s:
             _signal(ranks, signal.SIGKILL)
     connection.setblocking(True)
-    connection.sendall(bytes([code]))
-    return code
+    connection.sendall(code.to_bytes(4, "little", signed=True))
+    return 0
 
 
 def _signal(ranks, number):
@@ -138,6 +140,24 @@ def _rank(order, rank, port):
     size = str(order["ranks"])
     os.environ.clear()
     os.environ.update(order["environment"])
+    if order["ranks"]:
+        _set_variables(order, rank, size, port)
+    os.chdir(order["folder"])
+    script, *_ = order["argv"]
+    sys.argv[:] = order["argv"]
+    sys.path[0] = os.path.dirname(os.path.abspath(script))
+    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
+    sys.path[1:1] = paths
+    for path in paths:
+        own = os.path.join(path, "sitecustomize.py")
+        if os.path.exists(own):
+            runpy.run_path(own)
+            break
+    _finish_import()
+    return script
+
+
+def _set_variables(order, rank, size, port):
     os.environ.update(
         RANK=str(rank),
         LOCAL_RANK=str(rank),
@@ -157,23 +177,17 @@ def _rank(order, rank, port):
         TORCHELASTIC_MAX_RESTARTS="0",
         TORCHELASTIC_USE_AGENT_STORE="True",
     )
-    os.chdir(order["folder"])
-    script, *_ = order["argv"]
-    sys.argv[:] = order["argv"]
-    sys.path[0] = os.path.dirname(os.path.abspath(script))
-    paths = [path for path in os.environ.get("PYTHONPATH", "").split(os.pathsep) if path]
-    sys.path[1:1] = paths
-    for path in paths:
-        own = os.path.join(path, "sitecustomize.py")
-        if os.path.exists(own):
-            runpy.run_path(own)
-            break
-    if "_ddpdoctor" in sys.modules:
-        # The hook waits for an import of torch that has been made.
-        from _ddpdoctor.hook import install
 
-        install.install()
-    return script
+
+def _finish_import():
+    """The hook waits for an import of torch, which was made before: what its finder does after that."""
+    finder = sys.modules.get("_ddpdoctor.hook.finder")
+    wanted = finder and finder._wanted.pop("torch", None)
+    if wanted:
+        try:
+            getattr(importlib.import_module(wanted[0]), wanted[1])()
+        except Exception:
+            pass
 
 
 script = serve(sys.argv[1])

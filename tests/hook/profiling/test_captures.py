@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -23,9 +22,10 @@ from ddpdoctor.rundir import (
     order_capture,
     spools_in,
 )
-from tests.hook.recording import plain_environment
+from tests.hook.recording import forked, plain_environment
 
 pytest.importorskip("torch")
+pytestmark = pytest.mark.torchrun
 
 JOB = """
 import os, time
@@ -47,10 +47,11 @@ class Job:
     def __init__(self, tmp, window=(3, 6)):
         self.tmp, self.run = tmp, tmp / "run"
         self.run.mkdir()
+        (tmp / "job.py").write_text(JOB)
         self.root = make_spool_root(str(self.run))
         options = HookOptions(profile_steps=window, hang_after_s=60.0)
         self.process = subprocess.Popen(
-            [sys.executable, "-c", JOB],
+            forked(tmp / "job.py", ranks=0),
             env=job_environment(str(self.run), self.root, options, plain_environment()),
             cwd=tmp,
             stderr=subprocess.PIPE,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 
 import pytest
+
+from tests.ranks import forked
 
 ENDS = """
 import multiprocessing.process, multiprocessing.util, os, sys
@@ -24,9 +25,10 @@ def test_the_folder_of_multiprocessing_goes_unless_the_job_chose_it(tmp_path, mo
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     own = tmp_path / "own"
     own.mkdir()
+    (tmp_path / "ends.py").write_text(ENDS)
     (own / "checkpoint.pt").write_text("mine")
     done = subprocess.run(
-        [sys.executable, "-c", ENDS, *([str(own)] if chosen else [])],
+        forked(tmp_path / "ends.py", *([str(own)] if chosen else []), ranks=0),
         capture_output=True,
         text=True,
         check=True,
@@ -34,4 +36,4 @@ def test_the_folder_of_multiprocessing_goes_unless_the_job_chose_it(tmp_path, mo
     used = done.stdout.strip()
     assert (used == str(own)) == chosen
     assert (own / "checkpoint.pt").read_text() == "mine"
-    assert [each.name for each in tmp_path.iterdir()] == ["own"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["ends.py", "own"]
