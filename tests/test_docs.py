@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
+from functools import cache
 from pathlib import Path
 
 import click
-import pytest
 import tomllib
 
 from ddpdoctor.cli.main import VERBS, cli
@@ -16,9 +16,10 @@ PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"```.*?```|`[^`\n]+`", re.DOTALL)
 COMMAND = re.compile(r"\bddpdoctor (?!import )([a-z]+)\b([^\n`#|]*)")
-TARGET = re.compile(r"\bmake ([a-z]+)\b")
+TARGET = re.compile(r"\bmake ([a-z-]+)\b")
 
 
+@cache
 def heading_anchors(page: Path) -> set[str]:
     """GitHub's anchors of a page's headings."""
     headings = re.findall(r"^#+ +(.+)$", page.read_text(encoding="utf-8"), re.MULTILINE)
@@ -38,6 +39,7 @@ def test_files_that_the_architecture_names_exist():
     assert [name for name in sorted(named) if not any((root / name).is_file() for root in roots)] == []
 
 
+@cache
 def option_names(verb: str) -> set[str]:
     """Options of a command and of its subcommands."""
     command = cli.get_command(click.Context(cli), verb)
@@ -49,24 +51,23 @@ def option_names(verb: str) -> set[str]:
     return found | {"-h", "--help"}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_links_lead_somewhere(page):
-    text = CODE.sub("", page.read_text(encoding="utf-8"))
+def test_links_lead_somewhere():
     broken = []
-    for link in LINK.findall(text):
-        if "://" in link or link.startswith("mailto:"):
-            continue
-        path, _, anchor = link.partition("#")
-        target = (page.parent / path).resolve() if path else page
-        if not target.exists() or (anchor and anchor not in heading_anchors(target)):
-            broken.append(link)
+    for page in PAGES:
+        text = CODE.sub("", page.read_text(encoding="utf-8"))
+        for link in LINK.findall(text):
+            if "://" in link or link.startswith("mailto:"):
+                continue
+            path, _, anchor = link.partition("#")
+            target = (page.parent / path).resolve() if path else page
+            if not target.exists() or (anchor and anchor not in heading_anchors(target)):
+                broken.append((page.name, link))
     assert broken == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
-def test_commands_and_options_exist(page):
+def test_commands_and_options_exist():
     unknown = []
-    for code in code_of(page):
+    for code in (code for page in PAGES for code in code_of(page)):
         for verb, rest in COMMAND.findall(code):
             if verb not in VERBS:
                 unknown.append(verb)
@@ -78,16 +79,8 @@ def test_commands_and_options_exist(page):
     assert unknown == []
 
 
-def test_every_command_has_an_example():
-    context = click.Context(cli)
-    for verb in cli.list_commands(context):
-        command = cli.get_command(context, verb)
-        assert command is not None
-        assert "Example" in (command.help or ""), verb
-
-
 def test_targets_of_make_exist():
-    known = set(re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    known = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     assert {"demo", "test", "check", "bench", "lab", "whatif", "clean"} <= known
     named = {name for page in PAGES for code in code_of(page) for name in TARGET.findall(code)}
     assert named - known == set()

@@ -13,13 +13,16 @@ import jsonschema
 import msgspec
 import pytest
 
+from ddpdoctor.demo import JOB, find_fault
 from ddpdoctor.demo.faults import FAULTS, Fault
 from ddpdoctor.diagnose.diagnosis import Diagnosis
+from tests.cli.live import live_run, reads_live
+from tests.conftest import Once
 
-pytestmark = [pytest.mark.torchrun, pytest.mark.alone]
+pytestmark = pytest.mark.torchrun
 pytest.importorskip("torch")
 
-QUICK = ("healthy", "slow-data-one-rank")
+EXTENDED = ("healthy", "slow-data-one-rank")
 """A job with nothing to tell, and one with a culprit. A demo takes a quarter of a minute."""
 _SCHEMA = Path(__file__).parent.parent / "docs" / "schema" / "diagnosis.json"
 
@@ -41,8 +44,9 @@ def _right(diagnosis: Diagnosis, fault: Fault) -> bool:
     return top is not None and top.rule == fault.expected_rule and (ranks is None or top.ranks == ranks)
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize(
-    "fault", [fault if fault.name in QUICK else pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS],
+    "fault", [fault if fault.name in EXTENDED else pytest.param(fault, marks=pytest.mark.slow) for fault in FAULTS],
     ids=lambda fault: fault.name,
 )  # fmt: skip
 def test_each_planted_fault_is_the_verdict(fault: Fault, tmp_path: Path) -> None:
@@ -55,12 +59,25 @@ def test_each_planted_fault_is_the_verdict(fault: Fault, tmp_path: Path) -> None
             f"{diagnosis.verdict} (exit {ended.returncode}) {[(f.rule, f.share) for f in diagnosis.findings]}"
         )
         if _right(diagnosis, fault):
-            _check_outputs(out, ended)
+            _check_outputs(out, ended.stderr)
             return
     pytest.fail(f"{fault.name}: expected {fault.expected_rule}, got " + "; ".join(tries))
 
 
-def _check_outputs(out: Path, ended: subprocess.CompletedProcess[str]) -> None:
+@reads_live
+def test_a_planted_fault_is_found_with_its_rank_and_line(once: Once) -> None:
+    live = live_run(once)
+    code, out, err = live.said["run"]
+    diagnosis = msgspec.json.decode((live.run / "diagnosis.json").read_bytes(), type=Diagnosis)
+    assert code == 0 and _right(diagnosis, find_fault("slow-data-one-rank")), diagnosis.verdict
+    assert diagnosis.verdict.headline in " ".join((out + err).split())
+    where = diagnosis.findings[0].where[0]
+    assert where.file == str(JOB)
+    assert JOB.read_text().splitlines()[where.line - 1].strip() == "time.sleep(0.005)"
+    _check_outputs(live.run, err)
+
+
+def _check_outputs(out: Path, err: str) -> None:
     document: dict[str, Any] = json.loads((out / "diagnosis.json").read_text())
     jsonschema.validate(document, json.loads(_SCHEMA.read_text()))
     assert abs(sum(document["breakdown"].values()) - 1.0) < 0.01
@@ -68,4 +85,4 @@ def _check_outputs(out: Path, ended: subprocess.CompletedProcess[str]) -> None:
         assert abs(sum(rank["breakdown_ms"].values()) - rank["step_ms"]) <= 0.01 * rank["step_ms"]
     page = (out / "report.html").read_text()
     assert document["verdict"]["headline"].split()[0] in page
-    assert str(out / "report.html") in ended.stderr
+    assert str(out / "report.html") in err

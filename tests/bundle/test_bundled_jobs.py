@@ -51,6 +51,7 @@ def recorded(
     return Recorded(process, tmp / "run")
 
 
+@pytest.mark.extended
 def test_a_planted_fault_is_found_in_what_it_recorded(archive, image, tmp_path):
     """The diagnosis is that of the same job under ``ddpdoctor run``: see tests/lab and tests/demo for those."""
     fault = find_fault("slow-data-one-rank")

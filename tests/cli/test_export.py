@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import gzip
-import importlib.util
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
 
 from ddpdoctor.measure.export import COLLECTIVES, EVENTS, STEPS
+from tests.cli.live import TRAINED, live_run, reads_live
 from tests.commands import command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -83,16 +80,13 @@ def test_collectives_that_cannot_be_matched_are_drawn_and_noted(tmp_path):
 
 
 @pytest.mark.torchrun
-@pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="torch is not installed")
-def test_a_recorded_run_shows_who_waits_for_whom(tmp_path):
-    recorded = tmp_path / "run"
-    demo = [sys.executable, "-m", "ddpdoctor", "demo", "--steps", "60", "--out", str(recorded)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run(demo, capture_output=True, env=environment, timeout=200)
+@reads_live
+def test_a_recorded_run_shows_who_waits_for_whom(once, tmp_path):
+    recorded = live_run(once).run
     code, _, err = run(recorded, "--timeline", tmp_path / "t.json", "--parquet", tmp_path / "tables")
     assert code == 0, err
     steps = pl.read_parquet(tmp_path / "tables" / "steps.parquet")
-    assert steps["rank"].unique().sort().to_list() == [0, 1] and len(steps) == 120
+    assert steps["rank"].unique().sort().to_list() == [0, 1] and len(steps) == 2 * TRAINED
     gradients = pl.read_parquet(tmp_path / "tables" / "collectives.parquet").filter(kind="gradients", rank=0)
     # Rank 1 reads from slow storage, 25 ms a step; rank 0 waits for it.
     assert gradients["wait_ns"].median() > 15e6

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.cli.main import VERBS
+from tests.commands import command
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "fixtures" / "slow-data-one-rank"
@@ -25,6 +26,12 @@ def run(command, **environment):
         timeout=120,
         env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
     )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def analyze(*arguments, **environment):
+    done = command("analyze", *arguments, environment={**os.environ, **environment})
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -82,15 +89,13 @@ def test_the_module_runs_and_help_lists_every_command():
 
 
 def test_colours_are_off_when_piped_and_by_no_color():
-    assert ESCAPE not in run([*DOCTOR, "analyze", str(RUN)])
-    assert ESCAPE in run([*DOCTOR, "analyze", str(RUN)], FORCE_COLOR="1", TERM="xterm-256color")
-    plain = run([*DOCTOR, "analyze", str(RUN)], FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1")
+    assert ESCAPE not in analyze(RUN)
+    assert ESCAPE in analyze(RUN, FORCE_COLOR="1", TERM="xterm-256color")
+    plain = analyze(RUN, FORCE_COLOR="1", TERM="xterm-256color", NO_COLOR="1")
     assert not re.search(r"\x1b\[[0-9;]*3[0-7]m", plain)
 
 
 def test_quiet_is_the_verdict_alone_and_verbose_says_more():
-    usual = run([*DOCTOR, "analyze", str(RUN)])
-    quiet = run([*DOCTOR, "analyze", "--quiet", str(RUN)])
-    verbose = run([*DOCTOR, "analyze", "--verbose", str(RUN)])
+    usual, quiet, verbose = analyze(RUN), analyze("--quiet", RUN), analyze("--verbose", RUN)
     assert quiet.count("\n") == 1 and quiet.startswith("Rank 1 waits")
     assert len(usual) < len(verbose) and "lacked data" in verbose

@@ -37,11 +37,13 @@ def trial_of(tmp_path, command: list[str], **variables: str) -> Recorded:
     return run_recorded(tmp_path, command, HookOptions(profile_steps=None), environment)
 
 
+@pytest.mark.extended
 def test_lightning_s_loaders_and_model_are_changed_and_its_ranks_end_together(tmp_path):
     script = str(FRAMEWORKS / "with_lightning.py")
     ended_with_workers(trial_of(tmp_path, [python_with("lightning"), script, "ddp"]))
 
 
+@pytest.mark.extended
 def test_accelerate_s_loaders_and_model_are_changed_and_its_ranks_end_together(tmp_path):
     python = python_with("accelerate", program="accelerate")
     options = ["launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1"]

@@ -9,29 +9,26 @@ import resource
 import shutil
 import socket
 import subprocess
-import sys
 import termios
 import threading
 import time
-import urllib.request
 from pathlib import Path
 
 import psutil
 import pytest
 
 from ddpdoctor.cli.watched import Watched, watch
-from ddpdoctor.rundir import boot_id, is_run_directory, pid_namespace
+from ddpdoctor.rundir import boot_id, pid_namespace
+from tests.cli.live import DOCTOR, ENVIRONMENT, TRAINED, free_port, live_run, metrics, reads_live, until
+from tests.commands import command
+from tests.hook.recording import forked
 
 ROOT = Path(__file__).parents[2]
 RUN = ROOT / "fixtures" / "slow-data-one-rank"
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
-DOCTOR = [sys.executable, "-m", "ddpdoctor"]
 
 
-def doctor(*arguments, timeout_s=120):
-    done = subprocess.run(
-        [*DOCTOR, *map(str, arguments)], capture_output=True, text=True, timeout=timeout_s, env=ENVIRONMENT
-    )
+def doctor(*arguments):
+    done = command(*arguments, environment=ENVIRONMENT)
     return done.returncode, done.stdout, done.stderr
 
 
@@ -143,71 +140,17 @@ def read_all(handle, seen):
         seen.append(data.decode(errors="replace"))
 
 
-def free_port():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 @pytest.mark.torchrun
-def test_a_running_job_is_followed_to_its_end_and_scraped(tmp_path):
-    pytest.importorskip("torch")
-    run, port = tmp_path / "run", free_port()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    job = [*torchrun, str(ROOT / "ddpdoctor" / "demo" / "job.py"), "--fault", "slow-data-one-rank"]
-    launcher = subprocess.Popen(
-        [
-            *DOCTOR,
-            "run",
-            "--out",
-            str(run),
-            "--no-analysis",
-            "--prometheus",
-            str(port),
-            "--",
-            *job,
-            "--steps",
-            "120",
-        ],
-        env=ENVIRONMENT,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
-    try:
-        until(lambda: is_run_directory(str(run)))
-        watching = subprocess.Popen(
-            [*DOCTOR, "watch", str(run)], env=ENVIRONMENT, stdout=subprocess.PIPE, text=True
-        )
-        until(lambda: "ddpdoctor_late_seconds" in metrics(port))
-        assert launcher.poll() is None, "scraped while it ran"
-        out, _ = watching.communicate(timeout=180)
-        assert watching.returncode == 0
-        launcher.wait(60)
-    finally:
-        launcher.kill()
-    frames = out.split(str(run))[1:]
+@reads_live
+def test_a_running_job_is_followed_to_its_end_and_scraped(once):
+    live = live_run(once)
+    code, out, err = live.said["watch"]
+    assert (code, err) == (0, "")
+    frames = out.split(str(live.run))[1:]
     assert len(frames) > 3 and "running for" in frames[0] and "ended after" in frames[-1]
-    assert "Rank 1 waits" in frames[-1] and "120 steps done" in frames[-1]
+    assert "Rank 1 waits" in frames[-1] and f"{TRAINED} steps done" in frames[-1]
     assert any("running for" in frame and "step time" in frame for frame in frames)
-    with pytest.raises(OSError):
-        metrics(port, patient=False)
-
-
-def metrics(port, patient=True):
-    try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
-            return answer.read().decode()
-    except OSError:
-        if patient:
-            return ""
-        raise
-
-
-def until(true, seconds=90):
-    deadline = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < deadline, "it did not come"
-        time.sleep(0.2)
+    assert "ddpdoctor_late_seconds" in live.said["metrics"][1]
 
 
 def test_a_port_in_use_costs_the_job_nothing(tmp_path):
@@ -224,7 +167,7 @@ def test_a_port_in_use_costs_the_job_nothing(tmp_path):
             "--",
             "sh",
             "-c",
-            "sleep 1; echo fine; exit 7",
+            "echo fine; exit 7",
         )
     assert (code, out) == (7, "fine\n")
     assert len([line for line in err.splitlines() if "--prometheus" in line]) == 1
@@ -257,9 +200,10 @@ def test_clients_that_only_hold_on_take_nothing_from_the_recording(tmp_path):
     answered, and nobody is left behind."""
     pytest.importorskip("torch")
     run, port, enough = tmp_path / "run", free_port(), tmp_path / "enough"
+    (tmp_path / "job.py").write_text(TRAINS_UNTIL)
     options = ["--out", str(run), "--no-analysis", "--no-profile", "--prometheus", str(port)]
     launcher = subprocess.Popen(
-        [*DOCTOR, "run", *options, "--", sys.executable, "-c", TRAINS_UNTIL, str(enough)],
+        [*DOCTOR, "run", *options, "--", *forked(tmp_path / "job.py", str(enough), ranks=0)],
         env=ENVIRONMENT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
@@ -274,7 +218,7 @@ def test_clients_that_only_hold_on_take_nothing_from_the_recording(tmp_path):
             held[-1].sendall(b"GET /metrics HT")
         for _ in range(2):
             size = log.stat().st_size
-            until(lambda size=size: log.stat().st_size > size, 20)
+            until(lambda size=size: log.stat().st_size > size, within_s=20)
             assert "ddpdoctor_steps_total" in metrics(port, patient=False)
         enough.touch()
         assert launcher.wait(60) == 0
@@ -289,7 +233,6 @@ def test_clients_that_only_hold_on_take_nothing_from_the_recording(tmp_path):
         metrics(port, patient=False)
 
 
-@pytest.mark.torchrun
 def test_the_metrics_end_with_a_keeper_that_is_killed(tmp_path):
     run, port = tmp_path / "run", free_port()
     options = ["--out", str(run), "--no-analysis", "--no-profile", "--prometheus", str(port)]

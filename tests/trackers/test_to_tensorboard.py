@@ -16,6 +16,7 @@ from tests.report import samples
 from .exporting import RUN, export, mentions, names_left
 
 pytest.importorskip("tensorboard")
+pytestmark = pytest.mark.extended
 
 
 def read(folder):

@@ -1,0 +1,127 @@
+"""One job of the demo under ``ddpdoctor run``, to which all is done meanwhile that can be done to a running job."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from ddpdoctor.demo import JOB
+from ddpdoctor.rundir import is_run_directory
+from tests.commands import ROOT, command
+from tests.conftest import Once
+from tests.hook.recording import forked
+
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
+DOCTOR = [sys.executable, "-m", "ddpdoctor"]
+TRAINED, BEFORE = 240, 40
+"""Steps of the job; steps before it is asked for anything."""
+reads_live = pytest.mark.xdist_group("live")
+"""For tests of the live run: the other workers need not wait until it has been made."""
+
+
+class Live(NamedTuple):
+    """The run directory, and exit code, stdout and stderr of each command that met the running job."""
+
+    run: Path
+    said: dict[str, tuple[int, str, str]]
+
+
+def live_run(once: Once) -> Live:
+    """The run, made once: the demo's job, in which rank 1 reads from slow storage."""
+    pytest.importorskip("torch")
+    folder = once("live", _make)
+    said = json.loads((folder / "said.json").read_text())
+    return Live(folder / "run", {name: tuple(each) for name, each in said.items()})
+
+
+def _make(folder: Path) -> None:
+    run, port = folder / "run", free_port()
+    job = forked(JOB, "--fault", "slow-data-one-rank", "--steps", str(TRAINED))
+    options = ["--out", str(run), "--prometheus", str(port)]
+    launcher = _start("run", *options, "--", *job)
+    watching = None
+    try:
+        until(lambda: is_run_directory(str(run)))
+        watching = _start("watch", str(run))
+        until(lambda: min(len(steps_of(run, rank)) for rank in range(2)) >= BEFORE, launcher)
+        said = {
+            name: _met(*words, str(run), *more)
+            for name, words, more in (
+                ("capture", ["capture"], ["--steps", "5"]),
+                ("stacks", ["stacks"], []),
+                ("stacks -v", ["stacks"], ["-v"]),
+            )
+        }
+        until(lambda: "ddpdoctor_late_seconds" in metrics(port), launcher)
+        said["metrics"] = 0, metrics(port, patient=False), ""
+        assert launcher.poll() is None, "all of it while it ran"
+        for name, process in (("run", launcher), ("watch", watching)):
+            out, err = process.communicate(timeout=120)
+            said[name] = process.returncode, out, err
+    finally:
+        for process in filter(None, (launcher, watching)):
+            process.kill()
+            process.communicate()
+    with pytest.raises(OSError):
+        metrics(port, patient=False)
+    (folder / "said.json").write_text(json.dumps(said))
+
+
+def _start(*words: str) -> subprocess.Popen[str]:
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([*DOCTOR, *words], env=ENVIRONMENT, text=True, **pipes)
+
+
+def _met(*words: str) -> tuple[int, str, str]:
+    done = command(*words, environment=ENVIRONMENT)
+    return done.returncode, done.stdout, done.stderr
+
+
+def steps_of(run: Path, rank: int) -> list[dict[str, object]]:
+    """What a rank has recorded so far."""
+    try:
+        text = (run / "ranks" / f"{rank:05d}" / "steps.jsonl").read_text()
+    except OSError:
+        return []
+    return [json.loads(line) for line in re.findall(r'^\{"step".*\n', text, re.MULTILINE)]
+
+
+def until(
+    true: Callable[[], object], process: subprocess.Popen[str] | None = None, within_s: float = 90
+) -> None:
+    """Wait for a condition, as long as ``process`` runs."""
+    deadline_s = time.monotonic() + within_s
+    while not true():
+        assert time.monotonic() < deadline_s, "it did not come"
+        assert process is None or process.poll() is None, process.communicate()
+        time.sleep(0.1)
+
+
+def free_port() -> int:
+    """One that was free just now."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port: int = free.getsockname()[1]
+        return port
+
+
+def metrics(port: int, patient: bool = True) -> str:
+    """The page for Prometheus; empty where nobody answers yet, unless not ``patient``."""
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+            return str(answer.read().decode())
+    except OSError:
+        if patient:
+            return ""
+        raise
