@@ -15,6 +15,8 @@ LEFT_OUT = "..."
 LONGEST_COMMAND = 16 * LONGEST_TEXT
 """Letters of a command line that are kept: a list of ten thousand files is none that somebody reads."""
 _ASSIGNED = re.compile(r"([\w.+~-]*\w)(=)")
+_SETTING = re.compile(r"[A-Za-z]\w*[._]\w[\w.]*")
+"""A name whose value is the next word: ``WANDB.API_KEY X`` of yacs, ``aws configure set aws_secret_access_key X``."""
 _OPTION_OF_TEXT = re.compile(r"-\w*c")
 """What follows ``sh -c`` and ``python -c`` is a program, not a value."""
 _INSIDE_PROGRAM = 64
@@ -46,6 +48,8 @@ def _mask_argument(argument: str, before: str) -> str:
         and names_secret(before)
         and holds_value(before, argument)
     ):
+        return argument if is_no_secret(argument) else MASK
+    if _SETTING.fullmatch(before) and names_secret(before) and not argument.startswith("-"):
         return argument if is_no_secret(argument) else MASK
     if before.startswith("-") and is_hash(before, argument):
         return argument

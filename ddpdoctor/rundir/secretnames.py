@@ -6,7 +6,7 @@ import re
 from typing import Callable, Dict
 
 _SECRET_WORD = re.compile(
-    "token|secrets?|passwords?|passwd|passphrase|passw|pass|pwd|pswd?|psw|pw|credentials?|creds?|apikeys?|accesskey|secretkey"
+    "token|secrets?|passwor[dt]s?|passwd|passphrase|passcode|pincode|passw|pass|pwd|pswd?|psw|pw|credentials?|creds?|apikeys?|accesskey|secretkey"
     "|privatekey|auth|authorization|bearer|cookies?|webhooks?|dsn|jwt|pat|apitoken|authtoken|accesstoken|userpw|userpwd|sas"
     "|login|t?otp|mfa"
 )
@@ -18,7 +18,7 @@ _SERVICE = re.compile(
 _OF_SERVICE = re.compile("tokens?|toks?|keys?|secrets?|passwords?|pwd|pat|auth|creds?|login")
 """Before the name of a service."""
 _KEY_WORD = re.compile(
-    "api|access|private|secret|auth|account|encryption|license|signing|service|master|session|shared|app|application|admin|deploy"
+    "api|access|private|secret|auth|account|encryption|enc|aes|crypto|ssh|licen[sc]e|signing|service|master|session|shared|app|application|admin|deploy"
     "|storage|hmac|client|webhook"
 )
 """Before "key"."""
@@ -37,6 +37,12 @@ _TOKEN_OF_TEXT = re.compile(
     "|class|patch|text|word|decoder|encoder|separator|forced|mark|prefix|suffix|middle|eot|eod|eom|trigger"
 )
 """Before "token": what a language model reads, not what opens a door."""
+_RUN_TOGETHER = re.compile(
+    "[a-z]+(?:passwor[dt]|passwd|passphrase|passcode|secret|apikey|credential)s?"
+    f"|(?:{_SERVICE.pattern}|{_KEY_WORD.pattern}|bot)(?:keys?|token|pass|pwd|pat)"
+    "|(?:db|sql|pg|user|root|smtp|mail|ftp)(?:pass|pwd|pw)"
+)
+"""Two words written as one: PGPASSWORD, clientsecret, hftoken. No English word ends so, as "hotkey" and "compass" do."""
 _PASS_OF_WORK = re.compile("forward|backward|single|one|two|multi|num|n|first|second|low|high|band|max|per")
 """Before "pass"."""
 _TWO_WORDS = (
@@ -47,6 +53,12 @@ _TWO_WORDS = (
     "key secret",
     "otp code",
     "mfa code",
+    "pass word",
+    "pass phrase",
+    "pass code",
+    "pin code",
+    "access code",
+    "security code",
 )
 _SAYS_NOTHING = re.compile(r"\d+|value|string|str|base64|b|raw|plain|plaintext|default|env")
 """Last words that leave it to the one before: HF_TOKEN_2, password_b64."""
@@ -77,7 +89,7 @@ def names_secret(name: str) -> bool:
         return False
     if last == "pass" and _PASS_OF_WORK.fullmatch(before):
         return False
-    return _SECRET_WORD.fullmatch(last) is not None
+    return _SECRET_WORD.fullmatch(last) is not None or _RUN_TOGETHER.fullmatch(last) is not None
 
 
 def _is_key(before: str, name: str) -> bool:
@@ -147,9 +159,11 @@ SHORT_OPTIONS = {
     "redis-cli": ("-a",),
     "smbclient": ("-U",),
     "ldapsearch": ("-w",),
+    "7z": ("-p",), "7za": ("-p",), "zip": ("-P",), "unzip": ("-P",),
+    "sqlcmd": ("-P",), "mongo": ("-p",), "mongosh": ("-p",),
     "docker login": ("-p",), "podman login": ("-p",), "az login": ("-p",),
 }  # fmt: skip
 """Programs whose short options hold passwords. Of all others ``-p`` is a port, a path, a partition: masking it everywhere
 would take more from the reader than it keeps from a thief."""
-ATTACHED_ONLY = ("mysql", "mysqldump", "mysqladmin", "mariadb")
-"""Theirs is ``-pSECRET``; after ``-p`` alone they ask, and the next word is a database."""
+ATTACHED_ONLY = ("mysql", "mysqldump", "mysqladmin", "mariadb", "7z", "7za")
+"""Theirs is ``-pSECRET``; after ``-p`` alone they ask, and the next word is a database or a file."""
