@@ -106,22 +106,20 @@ def found(
 
 
 PATH = {"PATH": os.environ["PATH"]}
+EXTENDED = pytest.mark.extended
 
 
 @pytest.mark.parametrize(
     ("caller", "environment"),
     [
-        pytest.param(lambda: ignore(signal.SIGCHLD), None, id="ignores SIGCHLD"),
-        pytest.param(lambda: ignore(signal.SIGHUP, signal.SIGINT, signal.SIGQUIT), None, id="background"),
         pytest.param(lambda: ignore(*STOPPABLE - {signal.SIGPIPE, signal.SIGXFSZ}), PATH, id="ignores all"),
-        pytest.param(lambda: block(signal.SIGCHLD), None, id="blocks SIGCHLD"),
         pytest.param(lambda: block(*STOPPABLE), None, id="blocks all"),
-        pytest.param(lambda: close(0), None, id="no stdin"),
-        pytest.param(lambda: close(1), None, id="no stdout"),
+        pytest.param(lambda: close(0), None, id="no stdin", marks=EXTENDED),
+        pytest.param(lambda: close(1), None, id="no stdout", marks=EXTENDED),
         pytest.param(lambda: close(0, 1, 2), None, id="no streams"),
         pytest.param(os.setsid, {}, id="no terminal, no environment"),
         pytest.param(bound, {**PATH, "LANG": "C"}, id="bounds, LANG=C"),
-        pytest.param(bool, {**PATH, "LC_CTYPE": "C"}, id="LC_CTYPE=C"),
+        pytest.param(bool, {**PATH, "LC_CTYPE": "C"}, id="LC_CTYPE=C", marks=EXTENDED),
         pytest.param(bool, {**PATH, b"N\xff": b"\xfe\x80", "LC_ALL": "C.UTF-8"}, id="bytes"),
     ],
 )
@@ -219,7 +217,9 @@ def state_of(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
-@pytest.mark.parametrize("why", ["ignored", "blocked", "orphaned"])
+@pytest.mark.parametrize(
+    "why", ["ignored", *(pytest.param(why, marks=EXTENDED) for why in ("blocked", "orphaned"))]
+)
 def test_a_stop_that_the_job_does_not_follow_does_not_stop_the_launcher(start, why: str) -> None:
     """Else nobody would ever continue it: a shell without job control, a session of its own."""
     caller = {"ignored": lambda: ignore(signal.SIGTSTP), "blocked": lambda: block(signal.SIGTSTP)}.get(why)
@@ -241,6 +241,7 @@ def test_a_request_to_end_that_the_caller_ignores_ends_nothing(start) -> None:
     assert process.wait(30) == 4
 
 
+@pytest.mark.extended
 def test_in_the_background_of_a_terminal_both_stop_and_go_on(tmp_path) -> None:
     """The job reads from a terminal that is not its own yet: SIGTTIN for the whole group."""
     leader, follower = pty.openpty()
@@ -266,6 +267,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(job.pid, 0)[1]))
         os.close(leader), os.close(follower)
 
 
+@pytest.mark.extended
 def test_a_job_that_became_another_user_takes_no_signal_and_costs_no_traceback(start, tmp_path) -> None:
     if os.getuid() != 0:
         pytest.skip("only root can start a job as somebody whom it may not signal")
@@ -291,6 +293,7 @@ def namespace() -> list[str]:
     return NAMESPACE
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("job", "code"),
     [("exit 5", 5), ("kill -9 $$", 137), ("kill -TERM $$", 143)],
@@ -300,6 +303,7 @@ def test_the_end_of_a_job_in_a_container(tmp_path, namespace, job: str, code: in
     assert run(tmp_path, "sh", "-c", job, by=namespace).returncode == code
 
 
+@pytest.mark.extended
 def test_orphans_in_a_container_leave_no_zombies(tmp_path, namespace) -> None:
     job = "(sleep 0.1 &); (sleep 0.2 &); sleep 0.8; cat /proc/[0-9]*/stat"
     done = run(tmp_path, "sh", "-c", job, by=namespace)
@@ -307,6 +311,7 @@ def test_orphans_in_a_container_leave_no_zombies(tmp_path, namespace) -> None:
     assert len(states) >= 3 and "Z" not in states, done.stdout
 
 
+@pytest.mark.extended
 def test_where_there_can_be_no_other_process_the_job_takes_ours(tmp_path) -> None:
     limit = "import os, resource, sys; resource.setrlimit(resource.RLIMIT_NPROC, (1, 1)); os.execvp(sys.argv[1], sys.argv[1:])"
     by = [sys.executable, "-c", limit]

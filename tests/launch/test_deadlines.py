@@ -19,7 +19,7 @@ import pytest
 from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.launch.patience import NoAnswerError, bounded
 from ddpdoctor.rundir import BusyError, drain, recover, spool_root
-from tests.hook.recording import JOBS, TORCHRUN
+from tests.hook.recording import JOBS, forked
 
 from .launched import DDPDOCTOR_RUN, TINY, clean_environment, left_behind, make_run, run_under
 
@@ -120,8 +120,9 @@ def test_a_copy_waits_for_another_one_until_its_deadline(tmp_path) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 def test_the_lock_of_a_spool_that_somebody_keeps(tmp_path) -> None:
-    process = started(tmp_path, *TORCHRUN, "1", TINY, "--steps", "200", "--step-ms", "5")
+    process = started(tmp_path, *forked(TINY, "--steps", "200", "--step-ms", "5", ranks=1))
     run = tmp_path / "run"
     wait_for((run / "ranks" / "00000" / "steps.jsonl").exists, process)
     (spool,) = Path(spool_root(str(run))).glob("00000-*")
@@ -136,7 +137,7 @@ def test_the_lock_of_a_spool_that_somebody_keeps(tmp_path) -> None:
 @needs_fuse
 @pytest.mark.torchrun
 def test_a_run_directory_whose_storage_stops_to_answer(tmp_path) -> None:
-    process = started(tmp_path, *TORCHRUN, "2", TINY, "--steps", "400", "--step-ms", "5")
+    process = started(tmp_path, *forked(TINY, "--steps", "400", "--step-ms", "5"))
     run = tmp_path / "run"
     logs = [run / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
     wait_for(lambda: all(log.exists() and b'"step":20' in log.read_bytes() for log in logs), process)
@@ -154,21 +155,22 @@ def test_a_run_directory_whose_storage_stops_to_answer(tmp_path) -> None:
 def test_a_run_directory_whose_storage_never_answers(tmp_path, monkeypatch) -> None:
     (tmp_path / "run").mkdir()
     with frozen(tmp_path / "run"):
-        process = started(tmp_path, sys.executable, str(JOBS / "single.py"))
+        process = started(tmp_path, "echo", "done")
         out, err = process.communicate(timeout=ENDS_WITHIN_S)
-    assert (process.returncode, out) == (0, "single done\n")
+    assert (process.returncode, out) == (0, "done\n")
     assert err.count("\n") == 1 and "the job runs alone" in err and "does not answer" in err
 
 
 @needs_fuse
 @pytest.mark.torchrun
+@pytest.mark.extended
 def test_ranks_whose_run_directory_does_not_answer_when_they_begin(tmp_path) -> None:
     """It did when the launcher made it: only the ranks' claims hang, and are made good at the end."""
     run = tmp_path / "run"
     waiting = f"import os, sys, time\nwhile not os.path.exists({str(tmp_path / 'go')!r}): time.sleep(0.05)\n"
     script = tmp_path / "job.py"
     script.write_text(f"{waiting}sys.argv = ['x', '--steps', '50']\nexec(open({TINY!r}).read())\n")
-    process = started(tmp_path, *TORCHRUN, "1", str(script))
+    process = started(tmp_path, *forked(script, ranks=1))
     wait_for(lambda: list(run.glob("hosts/*/telemetry.jsonl")), process)
     with frozen(run):
         (tmp_path / "go").touch()
@@ -179,10 +181,11 @@ def test_ranks_whose_run_directory_does_not_answer_when_they_begin(tmp_path) -> 
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 @pytest.mark.parametrize("place", ["steps.jsonl", pytest.param("rank.json", marks=pytest.mark.slow)])
 def test_a_pipe_in_the_place_of_a_file(tmp_path, place) -> None:
     """Opening it would wait for its reader."""
-    process = started(tmp_path, *TORCHRUN, "1", TINY, "--steps", "300", "--step-ms", "5")
+    process = started(tmp_path, *forked(TINY, "--steps", "300", "--step-ms", "5", ranks=1))
     folder = tmp_path / "run" / "ranks" / "00000"
     wait_for((folder / "rank.json").exists, process)
     (folder / place).unlink(missing_ok=True)
@@ -193,14 +196,17 @@ def test_a_pipe_in_the_place_of_a_file(tmp_path, place) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 def test_threads_that_fork_all_the_while(tmp_path) -> None:
-    recorded = run_under(tmp_path, [*TORCHRUN, "1", str(JOBS / "forking.py"), "--steps", "100"])
+    recorded = run_under(tmp_path, forked("forking.py", "--steps", "100", ranks=1))
     words = recorded.process.stdout.split()
     assert recorded.process.returncode == 0 and words[-2:] == ["forked", "60"], recorded.process.stderr
     assert len(recorded.steps(0)) == int(words[1])
     assert "ddpdoctor: what" not in recorded.process.stderr, recorded.process.stderr
 
 
+@pytest.mark.torchrun
+@pytest.mark.extended
 @pytest.mark.parametrize("stuck", [pytest.param("_run", marks=pytest.mark.slow), "_copy"])
 def test_a_thread_of_ours_that_never_gets_on(tmp_path, stuck) -> None:
     """At the beginning, and once it has claimed the rank's folder."""
@@ -213,7 +219,7 @@ def test_a_thread_of_ours_that_never_gets_on(tmp_path, stuck) -> None:
         exec(open({str(JOBS / "single.py")!r}).read())
     """
     (tmp_path / "job.py").write_text(textwrap.dedent(patched))
-    process = started(tmp_path, sys.executable, "job.py")
+    process = started(tmp_path, *forked(tmp_path / "job.py", ranks=0))
     out, err = process.communicate(timeout=ENDS_WITHIN_S)
     assert (process.returncode, out) == (0, "single done\n"), err
     assert "did not accept in time" in err and "Traceback" not in err, err
@@ -222,26 +228,28 @@ def test_a_thread_of_ours_that_never_gets_on(tmp_path, stuck) -> None:
 
 def test_work_is_waited_for_as_long_as_it_gets_on() -> None:
     def beating(beat: Callable[[], None]) -> str:
-        for _ in range(8):
-            time.sleep(0.15)
+        for _ in range(25):
+            time.sleep(0.06)
             beat()
         return "done" * 10**5
 
     def failing(beat: Callable[[], None]) -> None:
         raise BusyError(16, "planted")
 
-    assert bounded(beating, 0.5) == "done" * 10**5
+    assert bounded(beating, 1.2) == "done" * 10**5
     with pytest.raises(NoAnswerError):
         bounded(lambda beat: time.sleep(60), 0.1)
     with pytest.raises(BusyError, match="planted"):
         bounded(failing, 10.0)
 
 
+@pytest.mark.torchrun
+@pytest.mark.extended
 def test_source_files_that_do_not_answer_cost_their_text_alone(tmp_path):
     patched = "import ddpdoctor.launch.session as s, time; s.note_sources = lambda *_: time.sleep(600)"
     python, flag, code, *rest = DDPDOCTOR_RUN
     command = [python, flag, f"{code.rpartition(';')[0]}; {patched}; main()", *rest, "--out", "run", "--"]
-    job = [*TORCHRUN, "2", TINY, "--steps", "6"]
+    job = forked(TINY, "--steps", "6")
     done = subprocess.run(
         [*command, *job],
         cwd=tmp_path,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from ddpdoctor.launch.leftovers import is_alive
-from tests.hook.recording import JOBS, TORCHRUN
+from tests.hook.recording import JOBS, TORCHRUN, forked
 
 from .launched import DDPDOCTOR_RUN, clean_environment
 
@@ -23,15 +24,17 @@ pytestmark = pytest.mark.torchrun
 SLOW = pytest.mark.slow
 EARLY = str(JOBS / "early_ddp.py")
 AWAIT_S = 120
+OF_TORCH = re.compile(r"\[?[WEF]\d{4} ")
+"""How glog and Python's logging in torch begin a line: with the level and the date."""
 
 
 @contextlib.contextmanager
-def staying(tmp: Path, where: str) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
+def staying(tmp: Path, job: list[str]) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A job under ``ddpdoctor run`` whose ranks have come so far, and their process ids."""
     run = [*DDPDOCTOR_RUN, "--out", "run", "--"]
     run.remove("--no-analysis")
     process = subprocess.Popen(
-        [*run, *TORCHRUN, "2", EARLY, where],
+        [*run, *job],
         cwd=tmp,
         env=clean_environment(),
         stderr=subprocess.PIPE,
@@ -43,9 +46,9 @@ def staying(tmp: Path, where: str) -> Iterator[tuple[subprocess.Popen[str], list
         deadline_s = time.monotonic() + AWAIT_S
         while len(pids) < 2:
             assert process.poll() is None and time.monotonic() < deadline_s
-            time.sleep(0.2)
+            time.sleep(0.05)
             pids = [int(text) for path in sorted(tmp.glob("[01].pid")) if (text := path.read_text())]
-        time.sleep(3)  # the sentinel looks once a second, and rank 0 is on its way to where it waits
+        time.sleep(2)  # the sentinel looks once a second, and rank 0 is on its way to where it waits
         yield process, pids
     finally:
         for pid in [*pids, process.pid]:
@@ -58,7 +61,7 @@ def said(process: subprocess.Popen[str]) -> list[str]:
     """What ddpdoctor wrote at the end, in words that a line may have been broken between."""
     lines = process.communicate(timeout=AWAIT_S)[1].splitlines()
     assert process.returncode not in (0, None)
-    own = [line for line in lines if "W1" not in line[:3] and "torch" not in line]
+    own = [line for line in lines if not OF_TORCH.match(line) and "torch" not in line]
     return [" ".join(line.split()) for line in own if line.strip()]
 
 
@@ -69,6 +72,7 @@ def torchrun_of(process: subprocess.Popen[str]) -> int:
     return found
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize(
     ("where", "ranks"),
     [
@@ -82,7 +86,7 @@ def torchrun_of(process: subprocess.Popen[str]) -> int:
     ],
 )
 def test_torchrun_is_killed(tmp_path: Path, where: str, ranks: str) -> None:
-    with staying(tmp_path, where) as (process, pids):
+    with staying(tmp_path, [*TORCHRUN, "2", EARLY, where]) as (process, pids):
         os.kill(torchrun_of(process), signal.SIGKILL)
         first, second, *_ = [line for line in said(process) if line.startswith("ddpdoctor:")]
         assert process.returncode == -signal.SIGKILL
@@ -109,7 +113,7 @@ def test_torchrun_is_killed(tmp_path: Path, where: str, ranks: str) -> None:
     ],
 )
 def test_a_signal_before_the_first_step(tmp_path: Path, where: str, seen: str) -> None:
-    with staying(tmp_path, where) as (process, pids):
+    with staying(tmp_path, forked(EARLY, where)) as (process, pids):
         os.kill(process.pid, signal.SIGTERM)
         lines = said(process)
         text = " ".join(lines)

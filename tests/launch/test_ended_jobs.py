@@ -18,7 +18,7 @@ import pytest
 from ddpdoctor.analysis import analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.report.compare import compare
-from tests.hook.recording import JOBS, TORCHRUN
+from tests.hook.recording import JOBS, forked
 from tests.launch.launched import DDPDOCTOR_RUN, clean_environment, run_under
 
 STOPPING = str(JOBS / "stopping_ddp.py")
@@ -35,12 +35,7 @@ def training(tmp: Path, *job: str) -> Iterator[subprocess.Popen[str]]:
         "run",
         "--no-profile",
         "--",
-        *TORCHRUN,
-        "2",
-        STOPPING,
-        "--steps",
-        "100000",
-        *job,
+        *forked(STOPPING, "--steps", "100000", *job),
     ]
     process = subprocess.Popen(
         command, cwd=tmp, env=clean_environment(), stderr=subprocess.PIPE, text=True, process_group=0
@@ -50,7 +45,7 @@ def training(tmp: Path, *job: str) -> Iterator[subprocess.Popen[str]]:
         deadline_s = time.monotonic() + AWAIT_S
         while not all(path.exists() and path.read_bytes().count(b'"step"') > 20 for path in steps):
             assert process.poll() is None and time.monotonic() < deadline_s
-            time.sleep(0.2)
+            time.sleep(0.05)
         yield process
     finally:
         for each in [*descendants(process.pid), process.pid]:
@@ -73,24 +68,25 @@ def ended(run: Path) -> Diagnosis:
     assert all(each.where is not None for each in diagnosis.standing), diagnosis.standing
     assert "last seen: " in headline.partition("In the steps before that")[0] and ".py:" in headline
     assert "in step " in headline
-    for output in ("terminal", "markdown", "html", "json"):
-        assert headline.partition(",")[0] in said(run, output), output
+    for output, text in said(run).items():
+        assert headline.partition(",")[0] in text, output
     comparison = compare(diagnosis, diagnosis)
     assert headline in {side.headline for side in (comparison.before, comparison.after)}
     return diagnosis
 
 
-def said(run: Path, output: str) -> str:
-    """The first words of an output that are about the job."""
-    file = run.parent / f"out.{output}"
-    options = [] if output == "terminal" else [f"--{output}", str(file)]
+def said(run: Path) -> dict[str, str]:
+    """By output, the first words that are about the job."""
+    files = {output: run.parent / f"out.{output}" for output in ("markdown", "html", "json")}
+    options = [word for output, file in files.items() for word in (f"--{output}", str(file))]
     done = subprocess.run(
         [*DDPDOCTOR, "analyze", str(run), *options], capture_output=True, text=True, check=True, timeout=120
     )
-    text = done.stdout if output == "terminal" else file.read_text()
-    if output == "json":
-        return str(json.loads(text)["verdict"]["headline"])
-    return text if output == "html" else " ".join(text.split()).lstrip("# ")[:120]
+    texts = {output: file.read_text() for output, file in files.items()}
+    texts["json"] = json.loads(texts["json"])["verdict"]["headline"]
+    for output, text in (("terminal", done.stdout), ("markdown", texts["markdown"])):
+        texts[output] = " ".join(text.split()).lstrip("# ")[:120]
+    return texts
 
 
 @pytest.mark.torchrun
@@ -161,7 +157,7 @@ def killed(pids: list[int]) -> None:
 @pytest.mark.torchrun
 @pytest.mark.slow
 def test_an_exception_on_one_rank(tmp_path) -> None:
-    recorded = run_under(tmp_path, [*TORCHRUN, "2", STOPPING, "--how", "raising"], "--no-profile")
+    recorded = run_under(tmp_path, forked(STOPPING, "--how", "raising"), "--no-profile")
     assert recorded.process.returncode == 1
     diagnosis = analyze(str(recorded.run))
     assert diagnosis.verdict.rule == "hang/rank-raised"
@@ -171,4 +167,4 @@ def test_an_exception_on_one_rank(tmp_path) -> None:
         and "stopping_ddp.py:" in diagnosis.verdict.headline
     )
     assert {each.rank for each in diagnosis.standing if each.where} == {0, 1}
-    assert said(recorded.run, "terminal").startswith("The job failed: rank 1 raised")
+    assert said(recorded.run)["terminal"].startswith("The job failed: rank 1 raised")

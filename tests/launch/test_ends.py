@@ -13,7 +13,7 @@ import pytest
 
 from ddpdoctor.launch.leftovers import is_alive
 from ddpdoctor.rundir import RunDirectory
-from tests.hook.recording import TORCHRUN, Recorded, run_plain
+from tests.hook.recording import TORCHRUN, Recorded, forked, run_plain
 
 from .launched import DDPDOCTOR_RUN, TINY, clean_environment, run_under
 
@@ -28,6 +28,7 @@ def nobody_is_left(recorded: Recorded, ranks: int = 2) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 def test_a_restarted_attempt_has_a_recording_of_its_own(tmp_path) -> None:
     job = [TINY, "--steps", "40", "--fail-at", "7", "--attempts", "1"]
     # Else torch 2.13 lets the second attempt read the first one's addresses, now and then, with us or without.
@@ -45,6 +46,7 @@ def test_a_restarted_attempt_has_a_recording_of_its_own(tmp_path) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 @pytest.mark.parametrize(
     "how",
     ["kill", pytest.param("raise", marks=pytest.mark.slow), pytest.param("term", marks=pytest.mark.slow)],
@@ -68,20 +70,9 @@ def test_a_rank_that_dies(tmp_path, how: str) -> None:
 @pytest.mark.torchrun
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_to_the_launcher_alone(tmp_path, number: signal.Signals) -> None:
-    """As a supervisor sends it, who knows one process id: torchrun ends its ranks, and all they recorded is kept."""
-    command = [
-        *DDPDOCTOR_RUN,
-        "--out",
-        "run",
-        "--",
-        *TORCHRUN,
-        "2",
-        TINY,
-        "--steps",
-        "100000",
-        "--step-ms",
-        "5",
-    ]
+    """As a supervisor sends it, who knows one process id: the job's launcher ends its ranks, and all they recorded is kept."""
+    job = forked(TINY, "--steps", "100000", "--step-ms", "5")
+    command = [*DDPDOCTOR_RUN, "--out", "run", "--", *job]
     process = subprocess.Popen(
         command, cwd=tmp_path, env=clean_environment(), stderr=subprocess.PIPE, text=True, process_group=0
     )
@@ -90,7 +81,7 @@ def test_a_signal_to_the_launcher_alone(tmp_path, number: signal.Signals) -> Non
         deadline_s = time.monotonic() + 90
         while not all(path.exists() and path.read_bytes().count(b'"step"') > 20 for path in steps):
             assert process.poll() is None and time.monotonic() < deadline_s
-            time.sleep(0.2)
+            time.sleep(0.05)
         os.kill(process.pid, number)
         stderr = process.communicate(timeout=60)[1]
     finally:

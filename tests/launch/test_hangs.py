@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.rundir import RankStop, Stops, read_stops
-from tests.hook.recording import JOBS, TORCHRUN, Recorded
+from tests.hook.recording import JOBS, Recorded, forked
 
 from .launched import DDPDOCTOR_RUN, clean_environment, run_under
 
@@ -27,7 +27,7 @@ AFTER = ("--hang-after", "3", "--no-profile")
 def stopping(
     tmp: Path, how: str, *options: str, for_s: float = 12.0, ranks: int = 2
 ) -> tuple[Recorded, Stops]:
-    command = [*TORCHRUN, str(ranks), JOB, "--how", how, "--for-s", str(for_s)]
+    command = forked(JOB, "--how", how, "--for-s", str(for_s), ranks=ranks)
     recorded = run_under(tmp, command, *AFTER, *options)
     notes: list[Any] = []
     stops = read_stops(str(recorded.run), notes)
@@ -109,6 +109,9 @@ def test_one_barrier_too_many(tmp_path) -> None:
 def test_a_rank_that_dies(tmp_path, how: str, number: int) -> None:
     recorded, stops = stopping(tmp_path, how)
     assert recorded.process.returncode == 1 and SAID not in recorded.process.stderr
+    manifest = json.loads((recorded.run / "manifest.json").read_text())
+    assert manifest["exit_code"] == 1 and manifest["ended_ns"]
+    assert [step["step"] for step in recorded.steps(1)] == list(range(30))
     (host,) = stops.hosts
     end = next(end for end in host.ends["ends"] if end["rank"] == 1)
     assert (end["signal"], end["code"], end["in_order"], end["step"]) == (number, None, False, 30)
@@ -142,7 +145,7 @@ def test_who_takes_long_and_gets_on(tmp_path, how: str) -> None:
 
 
 def start(tmp: Path, *job: str) -> subprocess.Popen[str]:
-    command = [*DDPDOCTOR_RUN, "--out", "run", *AFTER, "--", *TORCHRUN, "2", JOB, *job]
+    command = [*DDPDOCTOR_RUN, "--out", "run", *AFTER, "--", *forked(JOB, *job)]
     return subprocess.Popen(
         command,
         cwd=tmp,
@@ -197,6 +200,7 @@ def sentinel_of(launcher: int) -> int:
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 @pytest.mark.parametrize("number", [pytest.param(signal.SIGKILL, marks=pytest.mark.slow), signal.SIGSTOP])
 def test_a_sentinel_that_is_no_more(tmp_path, number: signal.Signals) -> None:
     """Nothing of the job depends on it: not its going on, nor its end."""

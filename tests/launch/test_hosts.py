@@ -20,6 +20,8 @@ from tests.lab.slowlink import Hosts, two_hosts, why_not
 
 from .launched import DDPDOCTOR_RUN, TINY, clean_environment, program_of, python_with, two_ranks_took
 
+pytestmark = [pytest.mark.torchrun, pytest.mark.extended]
+
 
 @contextlib.contextmanager
 def started(commands: list[list[str]], environments: list[dict[str, str]], folder: Path) -> Iterator[list]:
@@ -55,7 +57,6 @@ def one_sampler(run: Path, host: str) -> None:
     assert len([line for line in lines if line.get("closed")]) == 1
 
 
-@pytest.mark.torchrun
 def test_one_launcher_per_rank_under_slurm(tmp_path) -> None:
     shared = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}
     environments = [
@@ -90,13 +91,11 @@ def ranks_of_mpi(mpiexec: str, folder: Path) -> None:
     one_sampler(run, socket.gethostname())
 
 
-@pytest.mark.torchrun
 @pytest.mark.skipif(not shutil.which("mpiexec"), reason="no mpiexec here")
 def test_mpiexec(tmp_path) -> None:
     ranks_of_mpi(str(shutil.which("mpiexec")), tmp_path)
 
 
-@pytest.mark.torchrun
 def test_mpiexec_of_mpich(tmp_path) -> None:
     """From the package ``mpich``, where an interpreter has it."""
     ranks_of_mpi(str(program_of(python_with(program="mpiexec.hydra"), "mpiexec.hydra")), tmp_path)
@@ -109,7 +108,6 @@ def on_host(hosts: Hosts, node: int, command: list[str]) -> list[str]:
     return ["ip", "netns", "exec", hosts.names[node], *alone, "sh", "-c", prepare, "sh", *command]
 
 
-@pytest.mark.torchrun
 @pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}")
 @pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_two_hosts(tmp_path, shared: bool) -> None:

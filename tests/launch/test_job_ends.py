@@ -11,7 +11,7 @@ import pytest
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis
-from tests.hook.recording import JOBS, TORCHRUN
+from tests.hook.recording import JOBS, TORCHRUN, forked
 
 from .launched import DDPDOCTOR_RUN, clean_environment, ended_well, run_under
 from .test_hosts import finish, started
@@ -30,8 +30,8 @@ def ended(tmp: Path, command: list[str], code: int) -> Path:
     return recorded.run
 
 
-def torchrun(how: str, *options: str) -> list[str]:
-    return [*TORCHRUN, "2", *options, ENDING, how]
+def two_ranks(how: str) -> list[str]:
+    return forked(ENDING, how)
 
 
 def hidden(command: list[str]) -> list[str]:
@@ -61,7 +61,7 @@ def failed(run: Path, headline: str, rank: int = 1) -> Diagnosis:
 )
 def test_whose_ranks_are_through_and_whose_exit_code_is_0(tmp_path: Path, how: str) -> None:
     """The process group is destroyed: whatever the last rank's exit code is then, nobody needs it any more."""
-    assert not [note for note in ended_well(ended(tmp_path, hidden(torchrun(how)), 0)) if "SIG" in note]
+    assert not [note for note in ended_well(ended(tmp_path, hidden(two_ranks(how)), 0)) if "SIG" in note]
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_whose_ranks_are_through_and_whose_exit_code_is_0(tmp_path: Path, how: s
 )
 def test_the_same_where_the_job_fails_by_it(tmp_path: Path, how: str, says: str) -> None:
     told = "died (SIGKILL)" if how == "killed_after" else "ended with exit code 1"
-    diagnosis = failed(ended(tmp_path, torchrun(how), 1), f"The job failed: rank 1 {told}")
+    diagnosis = failed(ended(tmp_path, two_ranks(how), 1), f"The job failed: rank 1 {told}")
     assert says in diagnosis.findings[0].explanation
 
 
@@ -90,25 +90,26 @@ def test_the_same_where_the_job_fails_by_it(tmp_path: Path, how: str, says: str)
 def test_a_rank_that_others_lose(tmp_path: Path, how: str, told: str) -> None:
     """The same rank is named whether or not the exit code tells of it."""
     diagnosis = failed(
-        ended(tmp_path, hidden(torchrun(how)), 0), f"The job ended with exit code 0, but rank 1 {told}"
+        ended(tmp_path, hidden(two_ranks(how)), 0), f"The job ended with exit code 0, but rank 1 {told}"
     )
     assert diagnosis.facts["hang"]["hidden"] and diagnosis.job.exit_code == 0
     (tmp_path / "told").mkdir()
-    failed(ended(tmp_path / "told", torchrun(how), 1), f"The job failed: rank 1 {told}")
+    failed(ended(tmp_path / "told", two_ranks(how), 1), f"The job failed: rank 1 {told}")
 
 
 def test_ranks_that_all_end_alike_and_an_exit_code_of_0(tmp_path: Path) -> None:
     """A controller may end its workers so; a script may hide that somebody killed them. It is said, and no failure."""
-    notes = ended_well(ended(tmp_path, hidden(torchrun("killed_all")), 0))
+    notes = ended_well(ended(tmp_path, hidden(two_ranks("killed_all")), 0))
     assert any(
         note.startswith("Ranks 0, 1 were ended by SIGKILL without closing the process group")
         for note in notes
     )
 
 
+@pytest.mark.extended
 def test_an_elastic_restart_that_succeeds(tmp_path: Path) -> None:
     """The first attempt has taken more steps, and is the one that is analysed."""
-    notes = ended_well(ended(tmp_path, torchrun("resumed", "--max-restarts", "1"), 0))
+    notes = ended_well(ended(tmp_path, [*TORCHRUN, "2", "--max-restarts", "1", ENDING, "resumed"], 0))
     assert any("An earlier attempt ended (rank 1 by SIGKILL)" in note for note in notes)
 
 
@@ -131,6 +132,7 @@ def test_ranks_of_mpi(tmp_path: Path) -> None:
     failed(run, "The job failed: rank 1 ended with exit code 3")
 
 
+@pytest.mark.extended
 def test_one_launcher_for_each_rank(tmp_path: Path) -> None:
     """As under srun: the exit code of the job is not that of the launcher that made the run directory."""
     shared = {"SLURM_JOB_ID": "78", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}

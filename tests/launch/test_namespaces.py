@@ -9,7 +9,7 @@ import pytest
 
 from .launched import TINY, run_under, spools_below, two_ranks_took
 
-pytestmark = pytest.mark.usefixtures("no_spool_stays")
+pytestmark = [pytest.mark.torchrun, pytest.mark.extended, pytest.mark.usefixtures("no_spool_stays")]
 
 STEPS = 60
 UNSHARED = ["unshare", "--pid", "--fork", "--mount-proc"]
@@ -25,9 +25,10 @@ def may_unshare() -> bool:
         return False
 
 
-@pytest.mark.skipif(not may_unshare(), reason="no pid namespace may be made here")
 @pytest.mark.parametrize("number", [3_900_000, 1])
 def test_ranks_in_another_pid_namespace_are_recorded_whole(tmp_path, number):
+    if not may_unshare():
+        pytest.skip("no pid namespace may be made here")
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     job = [*torchrun, TINY, "--steps", str(STEPS), "--step-ms", "50"]
     recorded = run_under(tmp_path, [*UNSHARED, "sh", "-c", NUMBERED.format(number=number), "sh", *job])

@@ -1,8 +1,10 @@
 """A manifest, rank.json or step log that no version of ours wrote: told in a note, and never a crash."""
 
 import json
+import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,42 +16,69 @@ OPTIONS = Options(cache=False, jobs=1)
 
 
 def edited(tmp_path, name, **fields):
-    run = Path(shutil.copytree(FIXTURES / "barrier", tmp_path / "run"))
+    run = Path(shutil.copytree(FIXTURES / "barrier", tmp_path / "run", dirs_exist_ok=True))
     (run / name).write_text(json.dumps({**json.loads((run / name).read_text()), **fields}))
     return str(run)
 
 
+ODD: dict[str, dict[str, list[Any]]] = {
+    "manifest.json": {
+        "command": [7, [1]],
+        "hosts": [5],
+        "started_ns": ["x", 1e300, -(2**62)],
+        "ended_ns": [10**30],
+        "notes": ["x", [{"a": 1}]],
+        "environment": [[], {"A": ["x"]}],
+    },
+    "ranks/00001/rank.json": {
+        "window": [3, {"state": []}],
+        "ddp": [5, [5], [{"bucket_bytes": ["x"]}], [{"parameters_bytes": float("inf")}]],
+        "loaders": ["x", [{"id": "x"}], [{"id": None, "num_workers": 2}]],
+        "optimizers": [[{"type": "SGD", "lr": float("nan"), "steps": 10**40}]],
+        "threads": [[]],
+        "hook": [[], {"errors": [5]}],
+        "notes": [3],
+        "device": [0],
+        "environment": [1],
+        "attempt": ["x", float("inf")],
+        "world_size": [10**9, "two", float("nan")],
+        "pid": [2**70],
+        "job_id": [{"a": 1}],
+    },
+}
+EACH = [
+    (name, field, value)
+    for name, fields in ODD.items()
+    for field, values in fields.items()
+    for value in values
+]
+
+
+def test_a_field_of_another_type_is_ignored_and_told(tmp_path):
+    for name, field, value in EACH:
+        run = edited(tmp_path, name, **{field: value})
+        found = [note for note in map(str, RunDirectory.open(run).notes) if "cannot have" in note]
+        assert len(found) == 1 and found[0].startswith(f"{run}/{name}: "), (field, value, found)
+        # Of a number that cannot be, the innermost name is told.
+        assert re.search(rf" {field} \(|\((inf|nan)\)", found[0]), (field, value, found)
+
+
 @pytest.mark.parametrize(
-    ("name", "field", "value"),
-    [
-        ("manifest.json", "command", 7),
-        ("manifest.json", "command", [1]),
-        ("manifest.json", "hosts", 5),
-        ("manifest.json", "started_ns", "x"),
-        ("manifest.json", "ended_ns", 10**30),
-        ("manifest.json", "notes", "x"),
-        ("manifest.json", "environment", []),
-        ("ranks/00001/rank.json", "window", 3),
-        ("ranks/00001/rank.json", "window", {"state": []}),
-        ("ranks/00001/rank.json", "ddp", 5),
-        ("ranks/00001/rank.json", "ddp", [5]),
-        ("ranks/00001/rank.json", "ddp", [{"bucket_bytes": ["x"]}]),
-        ("ranks/00001/rank.json", "loaders", "x"),
-        ("ranks/00001/rank.json", "loaders", [{"id": "x"}]),
-        ("ranks/00001/rank.json", "threads", []),
-        ("ranks/00001/rank.json", "hook", []),
-        ("ranks/00001/rank.json", "notes", 3),
-        ("ranks/00001/rank.json", "device", 0),
-        ("ranks/00001/rank.json", "environment", 1),
-        ("ranks/00001/rank.json", "attempt", "x"),
-        ("ranks/00001/rank.json", "world_size", 10**9),
-        ("ranks/00001/rank.json", "world_size", "two"),
-    ],
+    "chosen", range(max(len(values) for fields in ODD.values() for values in fields.values()))
 )
-def test_a_field_of_another_type_is_ignored_and_told(tmp_path, name, field, value):
-    run = edited(tmp_path, name, **{field: value})
-    notes = [note for note in analyze(run, OPTIONS).notes if "cannot have" in note]
-    assert len(notes) == 1 and notes[0].startswith(f"{run}/{name}: ") and f" {field} (" in notes[0]
+def test_the_analysis_does_without_them(tmp_path, chosen):
+    for name, fields in ODD.items():
+        values = {field: values[min(chosen, len(values) - 1)] for field, values in fields.items()}
+        run = tmp_path / "run"
+        if name == "manifest.json":
+            edited(tmp_path, name, **values)
+        else:
+            document = json.loads((run / name).read_text())
+            (run / name).write_text(json.dumps({**document, **values}))
+    found = analyze(str(run), OPTIONS)
+    assert found.steps.count > 0
+    noted = {note.partition(": ")[0] for note in found.notes if "cannot have" in note}
+    assert noted == {str(run / name) for name in ODD}
 
 
 def test_a_world_size_of_many_ranks_does_not_keep_the_analysis(tmp_path):

@@ -266,6 +266,7 @@ def nobody_is_left(tmp: Path, err: str) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 def test_a_hang_below_a_shell_is_ended_for_good(tmp_path: Path) -> None:
     """torchrun would start the ranks anew, in the run that has ended."""
     stops = ("--how", "asleep_in_a_lock", "--for-s", "600")

@@ -17,7 +17,7 @@ import pytest
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
-from tests.hook.recording import JOBS, TORCHRUN
+from tests.hook.recording import JOBS, TORCHRUN, forked
 from tests.lab.slowlink import two_hosts, why_not
 
 from .launched import DDPDOCTOR_RUN, clean_environment, run_under
@@ -36,7 +36,7 @@ def verdict_on(run: Path | list[Path]) -> tuple[Diagnosis, Finding]:
 
 
 def stopped(tmp: Path, job: str, how: str, ranks: int, *more: str) -> tuple[Diagnosis, Finding]:
-    command = [*TORCHRUN, str(ranks), job, "--how", how, *more]
+    command = forked(job, "--how", how, *more, ranks=ranks)
     recorded = run_under(tmp, command, *AFTER, "--on-hang", "kill")
     assert recorded.process.returncode != 0, recorded.process.stderr
     return verdict_on(recorded.run)
@@ -48,6 +48,7 @@ def at(finding: Finding) -> list[str]:
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 @pytest.mark.parametrize("ranks", [pytest.param(2, marks=SLOW), 3])
 @pytest.mark.parametrize(
     "how",
@@ -125,6 +126,7 @@ def test_the_rank_and_the_line(tmp_path, how: str, rule: str, ranks: int) -> Non
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 @pytest.mark.parametrize("ranks", [pytest.param(3, marks=SLOW), 2])
 def test_a_rank_that_does_not_join(tmp_path, ranks: int) -> None:
     diagnosis, finding = stopped(tmp_path, STOPPING, "before_joining", ranks)

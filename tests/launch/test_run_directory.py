@@ -3,8 +3,6 @@
 import json
 import os
 import socket
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -14,6 +12,8 @@ from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.directory import create_exclusively, open_run
 from ddpdoctor.launch.identity import JobIdentity
 from ddpdoctor.rundir import read_json
+
+from .launched import DEAD
 
 ALONE = JobIdentity(None, None)
 
@@ -29,12 +29,6 @@ def manifest(**fields):
         "task": None,
         **fields,
     }
-
-
-def dead_pid():
-    process = subprocess.Popen([sys.executable, "-c", ""])
-    process.wait()
-    return process.pid
 
 
 def test_default_run_is_made_below_the_working_directory(tmp_path, monkeypatch):
@@ -80,7 +74,7 @@ def test_a_running_run_is_joined(tmp_path):
 
 
 def test_a_run_whose_launcher_died_is_refused(tmp_path):
-    open_run(tmp_path / "run", "", ALONE, manifest(pid=dead_pid()))
+    open_run(tmp_path / "run", "", ALONE, manifest(pid=DEAD))
     with pytest.raises(DdpDoctorError, match="cut off"):
         open_run(tmp_path / "run", "", ALONE, manifest())
 

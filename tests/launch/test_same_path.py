@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -25,7 +26,7 @@ from ddpdoctor.rundir import (
     run_id,
     spool_root,
 )
-from tests.hook.recording import TORCHRUN
+from tests.hook.recording import forked
 
 from .launched import DDPDOCTOR_RUN, TINY, clean_environment, left_behind, make_run
 
@@ -36,9 +37,10 @@ pytestmark = pytest.mark.usefixtures("no_spool_stays")
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 def test_a_new_run_of_the_path_of_a_dead_one(tmp_path) -> None:
     """All of the first run is killed, its directory deleted, and the same command started again."""
-    job = [*DDPDOCTOR_RUN, "--out", "run", "--", *TORCHRUN, "2", TINY, "--step-ms", "5", "--steps"]
+    job = [*DDPDOCTOR_RUN, "--out", "run", "--", *forked(TINY, "--step-ms", "5", "--steps")]
     first = subprocess.Popen([*job, "100000"], cwd=tmp_path, env=clean_environment(), stderr=subprocess.DEVNULL,
                              stdout=subprocess.DEVNULL, start_new_session=True)  # fmt: skip
     run, pids = tmp_path / "run", []
@@ -52,7 +54,8 @@ def test_a_new_run_of_the_path_of_a_dead_one(tmp_path) -> None:
     finally:
         os.killpg(first.pid, signal.SIGKILL)
         for pid in pids:
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         first.wait()
     while any(is_alive(pid) for pid in pids):
         time.sleep(0.05)
@@ -140,14 +143,16 @@ def test_a_copy_takes_nothing_from_the_original(tmp_path) -> None:
     assert not list((tmp_path / "copy" / "ranks" / "00000").iterdir())
 
 
+@pytest.mark.torchrun
 def test_a_rank_does_not_join_another_run_than_its_launchers(tmp_path) -> None:
     run = make_run(tmp_path / "run")
     root = spool_root(str(run))
     shutil.rmtree(run)
     make_run(run)
-    code = "import torch; from ddpdoctor.hook import lifetime; print(lifetime.arm(0, 1))"
+    script = tmp_path / "job.py"
+    script.write_text("import torch; from ddpdoctor.hook import lifetime; print(lifetime.arm(0, 1))")
     variables = {"DDPDOCTOR_RUN": str(run), "DDPDOCTOR_SPOOL": root, "PYTHONPATH": os.pathsep.join(sys.path)}
-    done = subprocess.run([sys.executable, "-c", code], env={**clean_environment(), **variables},
+    done = subprocess.run(forked(script, ranks=0), env={**clean_environment(), **variables},
                           capture_output=True, text=True)  # fmt: skip
     assert done.stdout == "None\n" and "another run" in done.stderr
     assert not (run / "ranks").exists()

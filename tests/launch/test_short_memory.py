@@ -12,6 +12,7 @@ from tests.hook.recording import Recorded, torchrun
 
 from .launched import DDPDOCTOR_RUN, clean_environment, two_ranks_took
 
+pytestmark = [pytest.mark.torchrun, pytest.mark.extended]
 STEPS = 1500
 """More than fit into one segment."""
 OWN_SHM = ["unshare", "--mount", "sh", "-ec", 'mount -t tmpfs -o size=64m tmpfs /dev/shm; exec "$@"', "sh"]
@@ -31,7 +32,10 @@ def may_mount() -> bool:
         return False
 
 
-needs_mounts = pytest.mark.skipif(not may_mount(), reason="no file system may be mounted here")
+@pytest.fixture(autouse=True)
+def needs_mounts() -> None:
+    if not may_mount():
+        pytest.skip("no file system may be mounted here")
 
 
 def recorded_while(happens: str, folder: Path, steps: int) -> Recorded:
@@ -43,7 +47,6 @@ def recorded_while(happens: str, folder: Path, steps: int) -> Recorded:
     return Recorded(done, folder / "run")
 
 
-@needs_mounts
 @pytest.mark.parametrize("happens", [FILLED, REMOVED], ids=["filled", "removed"])
 def test_every_step_is_recorded(tmp_path, happens):
     """The job has filled 58 of docker's 64 MB: records pass through the rest. Somebody removes the spools while the job runs, as
@@ -54,7 +57,6 @@ def test_every_step_is_recorded(tmp_path, happens):
     assert [line for rank in (0, 1) for line in recorded.lines(rank) if line.get("note")] == []
 
 
-@needs_mounts
 def test_steps_for_which_there_was_no_room_are_named_with_what_to_do(tmp_path):
     """The job takes the last byte; the one file that says what is missing has room of its own."""
     recorded = recorded_while(FILLED_LATER, tmp_path, STEPS)

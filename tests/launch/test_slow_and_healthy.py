@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.recording import JOBS, TORCHRUN
+from tests.hook.recording import JOBS, TORCHRUN, forked
 
 from .launched import spools_below
 from .watched import (
@@ -28,6 +28,7 @@ from .watched import (
     cold_file,
     descendants,
     fill,
+    forked_job,
     frozen,
     hang_findings,
     helpers,
@@ -42,7 +43,7 @@ from .watched import (
     watched,
 )
 
-SLOW = pytest.mark.slow
+SLOW, EXTENDED = pytest.mark.slow, pytest.mark.extended
 STOPPING = str(JOBS / "stopping_ddp.py")
 START_S = 45.0
 """Within which a job of three ranks has started on a busy machine."""
@@ -71,6 +72,7 @@ class Slow:
     terminal: bool = False
     out: str = "run"
     command: tuple[str, ...] = ()
+    forked: bool = False
     may_be_told: bool = False
     """It is not killed, but said to hang: rightly until somebody intervenes, or, of a rank that only computes, "or computes for long"."""
 
@@ -191,7 +193,9 @@ def restarted(how: str, *options: str) -> tuple[str, ...]:
 
 
 JOBS_THAT_GET_ON: dict[str, Slow] = {
-    "spool removed": Slow(options=SHORT_STEPS, meanwhile=spool_removed),
+    "spool removed": Slow(
+        options=("--steps", "160", "--step-s", "0.05"), meanwhile=spool_removed, forked=True
+    ),
     "spool removed, evaluation": Slow("evaluates", meanwhile=spool_removed, options=("--step-s", "0.1")),
     "spool full at start": Slow(
         options=SHORT_STEPS, before=in_small_shm("head -c 58M /dev/zero >/dev/shm/job")
@@ -200,7 +204,7 @@ JOBS_THAT_GET_ON: dict[str, Slow] = {
     "spool full after start": Slow("fills_shared_memory", SHORT_STEPS, before=in_small_shm()),
     "no file may grow": Slow("may_not_write_files", SHORT_STEPS),
     "no file can be opened": Slow("may_not_open_files", SHORT_STEPS),
-    "checkpoint by write()": Slow("writes_a_checkpoint", ("--barrier",)),
+    "checkpoint by write()": Slow("writes_a_checkpoint", ("--barrier",), forked=True),
     "checkpoint by write(), 3 ranks": Slow("writes_a_checkpoint", ranks=3),
     "shutil.copy from a slow disk": Slow("copies_a_file", ("--step-s", "0.1"), meanwhile=on_slow_disk),
     "copy from a slow pipe": Slow("copies_from_a_pipe", ("--barrier",)),
@@ -208,7 +212,7 @@ JOBS_THAT_GET_ON: dict[str, Slow] = {
     "metric in numpy": Slow("scores_in_numpy"),
     "chain of calls in torch": Slow("one_long_chain_in_torch", ("--barrier",), may_be_told=True),
     "one call in numpy": Slow("one_long_call_in_numpy", may_be_told=True),
-    "child computes": Slow("waits_for_a_child_that_computes", ("--barrier",)),
+    "child computes": Slow("waits_for_a_child_that_computes", ("--barrier",), forked=True),
     "child downloads": Slow("waits_for_a_child_that_downloads"),
     "grandchild computes": Slow("waits_for_a_grandchild"),
     "download to memory": Slow("downloads_to_memory", ("--barrier",)),
@@ -244,7 +248,8 @@ JOBS_THAT_GET_ON: dict[str, Slow] = {
     "builds in Python, before it joins": Slow("starts_in_python", for_s=30),
 }
 ASKING = ("at_a_breakpoint", "at_a_prompt", "asks_the_user", "reads_a_line")
-UNMARKED = ("spool removed", "checkpoint by write()", "child computes")
+MARKS = {"spool removed": (), "checkpoint by write()": EXTENDED, "child computes": EXTENDED}
+"""Of those that are not left to the night."""
 
 
 def surroundings(case: Slow, tmp: Path, stack: contextlib.ExitStack) -> dict[str, str]:
@@ -265,14 +270,16 @@ def surroundings(case: Slow, tmp: Path, stack: contextlib.ExitStack) -> dict[str
 
 @pytest.mark.torchrun
 @pytest.mark.parametrize(
-    "name", [name if name in UNMARKED else pytest.param(name, marks=SLOW) for name in JOBS_THAT_GET_ON]
+    "name", [pytest.param(name, marks=MARKS.get(name, SLOW)) for name in JOBS_THAT_GET_ON]
 )
 def test_slow_and_healthy(tmp_path: Path, name: str, no_spool_stays: None) -> None:
     case = JOBS_THAT_GET_ON[name]
     with contextlib.ExitStack() as stack:
         environment = surroundings(case, tmp_path, stack)
         job_options = ("--for-s", str(case.for_s), *case.options)
-        command = list(case.command) or torchrun_job(case.how, case.ranks, *job_options)
+        command = list(case.command) or (forked_job if case.forked else torchrun_job)(
+            case.how, case.ranks, *job_options
+        )
         job = stack.enter_context(
             watched(tmp_path, command, case.limit_s, environment, case.before, case.out, case.terminal)
         )
@@ -296,6 +303,7 @@ class Hang:
     command: tuple[str, ...]
     said_s: float = 30.0
     killed_s: float | None = 60.0
+    forked: bool = False
 
 
 def alone(how: str, ranks: int) -> tuple[str, ...]:
@@ -311,7 +319,7 @@ def planted(job: str, how: str, ranks: int = 2, *more: str) -> tuple[str, ...]:
 
 
 HANGS: dict[str, Hang] = {
-    "asleep in a lock": Hang(planted(STOPPING, "asleep_in_a_lock")),
+    "asleep in a lock": Hang((STOPPING, "--how", "asleep_in_a_lock", "--for-s", "90"), forked=True),
     "one barrier too many": Hang(planted(STOPPING, "extra_barrier")),
     "a loop in Python": Hang(planted(STOPPING, "in_a_loop"), killed_s=None),
     "C code that holds the GIL": Hang(planted(STOPPING, "in_c_with_the_lock")),
@@ -328,7 +336,8 @@ HANGS: dict[str, Hang] = {
 def test_planted_hangs_are_still_killed(tmp_path: Path, name: str, no_spool_stays: None) -> None:
     case = HANGS[name]
     began_s = time.time()
-    with watched(tmp_path, list(case.command), 3.0, {}) as job:
+    command = forked(*case.command) if case.forked else list(case.command)
+    with watched(tmp_path, command, 3.0, {}) as job:
         if case.killed_s is None:
             job.wait(job.said_s, START_S + case.said_s)
         else:

@@ -5,18 +5,20 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
+from ddpdoctor.launch.leftovers import is_alive
 from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.rundir import make_spool_root
 from ddpdoctor.rundir.door import at_door
-from tests.hook.recording import REPOSITORY
+from tests.hook.recording import REPOSITORY, forked
 
 from .launched import make_run
+
+pytestmark = pytest.mark.torchrun
 
 AT_THE_DOOR = f"""
 import os, subprocess, sys, time
@@ -33,10 +35,14 @@ def waiting():
     print("ready", flush=True)
     time.sleep(60)
 def starting():
-    subprocess.run([sys.executable, sys.argv[0], "building"], check=False)
+    subprocess.run([sys.executable, sys.argv[0], "building", "below"], check=False)
 def raising():
+    while not os.path.exists(sys.argv[0] + ".go"):
+        time.sleep(0.02)
     door.tell_end_at_door()
     raise ValueError("no such host")
+if sys.argv[2:] == []:
+    print(os.getpid(), flush=True)
 globals()[sys.argv[1]]()
 """
 
@@ -49,11 +55,12 @@ def host(tmp_path):
     script.write_text(AT_THE_DOOR)
     started = []
 
-    def start(rank: int, does: str, **more: str) -> subprocess.Popen[str]:
+    def start(rank: int, does: str, **more: str) -> int:
+        """Its process id."""
         variables = {"RANK": str(rank), "WORLD_SIZE": "2", "LOCAL_RANK": str(rank), "STANDS": "1"}
         ours = {"DDPDOCTOR_SPOOL": root, "DDPDOCTOR_HANG_AFTER_S": "3"}
         process = subprocess.Popen(
-            [sys.executable, str(script), does],
+            forked(script, does, ranks=0),
             env={**os.environ, **variables, **ours, **more},
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -61,9 +68,10 @@ def host(tmp_path):
         )
         started.append(process)
         assert process.stdout is not None
+        pid = int(process.stdout.readline())
         if does != "raising":
             assert process.stdout.readline() == "ready\n"
-        return process
+        return pid
 
     yield root, start
     for process in started:
@@ -101,32 +109,35 @@ def test_one_that_loops_says_where_and_one_that_waits_that_it_does(host) -> None
     assert ranks[0].alive and ranks[1].alive
 
 
+@pytest.mark.extended
 def test_a_program_that_a_rank_has_started_is_none(host) -> None:
     root, start = host
-    process = start(1, "starting")
-    assert [rank.pid for rank in looked(root).values()] == [process.pid]
+    pid = start(1, "starting")
+    assert [rank.pid for rank in looked(root).values()] == [pid]
     assert len(at_door(root)) == 2
-    for _, pid, _ in at_door(root):
-        if pid != process.pid:
-            os.kill(pid, signal.SIGKILL)
+    for _, other, _ in at_door(root):
+        if other != pid:
+            os.kill(other, signal.SIGKILL)
 
 
 def test_nobody_is_sent_a_signal_that_it_does_not_wait_for(host) -> None:
     """The file is a stranger's: the signal would end that process."""
     root, start = host
-    process = start(1, "building", STANDS="")
-    (Path(root) / f"unjoined-1-{process.pid}").write_text('{"signal": 55, "handle": 1}\n')
+    pid = start(1, "building", STANDS="")
+    (Path(root) / f"unjoined-1-{pid}").write_text('{"signal": 55, "handle": 1}\n')
     looked(root)[1].ask()
-    time.sleep(0.2)
-    assert process.poll() is None
+    time.sleep(0.3)
+    assert is_alive(pid)
 
 
-def test_how_one_ended_is_known(host) -> None:
+def test_how_one_ended_is_known(host, tmp_path) -> None:
     root, start = host
-    process = start(1, "raising")
+    pid = start(1, "raising")
     door = Door(root)
     door.look([])
-    process.wait()
+    (tmp_path / "train.py.go").touch()
+    while is_alive(pid):
+        time.sleep(0.02)
     door.look([])
     (end,) = door.ends(joined=[0])
-    assert (end["rank"], end["pid"], end["in_order"], end["step"]) == (1, process.pid, False, None)
+    assert (end["rank"], end["pid"], end["in_order"], end["step"]) == (1, pid, False, None)

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.analysis import analyze
-from tests.hook.recording import JOBS, TORCHRUN
+from tests.hook.recording import JOBS, TORCHRUN, forked
 
 from .launched import DDPDOCTOR_RUN, clean_environment
 
@@ -335,6 +335,10 @@ def stalls(run: Path) -> list[dict[str, Any]]:
 
 def hang_findings(run: Path) -> list[str]:
     return [found.rule for found in analyze([str(run)]).findings if found.rule.startswith("hang/")]
+
+
+def forked_job(how: str, ranks: int, *options: str) -> list[str]:
+    return forked(SLOW_JOB, "--how", how, *options, ranks=ranks)
 
 
 def torchrun_job(how: str, ranks: int, *options: str) -> list[str]:

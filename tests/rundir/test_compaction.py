@@ -73,6 +73,8 @@ def test_a_log_stays_within_its_budget_and_keeps_the_first_the_newest_and_blocks
     assert len(set(blocks)) >= 3 and all(blocks.count(block) == BLOCK_STEPS for block in set(blocks))
     texts = path.read_text().splitlines()
     assert [json.loads(text)["where"] for text in texts if "where" in text] == list(range(60))
+    gone = {n for first, last in thinned_steps(str(path.parent)) for n in range(first, last + 1)}
+    assert gone.isdisjoint(kept) and gone | set(kept) == set(range(60_000)), "told to the step"
 
 
 def test_a_budget_is_the_same_however_late_the_log_begins(tmp_path):
@@ -84,14 +86,6 @@ def test_a_budget_is_the_same_however_late_the_log_begins(tmp_path):
         assert (tmp_path / STEPS_FILE).stat().st_size > BUDGET_BYTES
         budget.keep(place)
     assert (tmp_path / STEPS_FILE).stat().st_size < BUDGET_BYTES
-
-
-def test_what_was_left_out_is_told_to_the_step(recorded):
-    _, spool, path = recorded
-    record(spool, range(40_000), DiskBudget(BUDGET_BYTES))
-    drain(spool.directory)
-    gone = {n for first, last in thinned_steps(str(path.parent)) for n in range(first, last + 1)}
-    assert gone and gone.isdisjoint(numbers(path)) and gone | set(numbers(path)) == set(range(40_000))
 
 
 def test_ranks_that_thin_at_other_times_share_their_steps(tmp_path):
@@ -124,12 +118,12 @@ def test_a_reader_finds_copied_and_waiting_steps_of_a_thinned_log_once_each(reco
 def test_a_follower_sees_each_new_step_once_though_its_file_was_replaced(recorded):
     _, spool, path = recorded
     budget, tail, seen = DiskBudget(BUDGET_BYTES), Tail(path), []
-    for begin in range(0, 30_000, 500):
+    for begin in range(0, 18_000, 500):
         record(spool, range(begin, begin + 500), budget)
         drain(spool.directory)
         seen += [document["step"] for document in map(json.loads, tail.new()) if "step" in document]
     assert stream_end_of(str(path)) > path.stat().st_size
-    assert seen == list(range(30_000))
+    assert seen == list(range(18_000))
 
 
 def test_a_line_that_is_not_whole_yet_stays_at_the_end(tmp_path):
@@ -142,7 +136,7 @@ def test_a_line_that_is_not_whole_yet_stays_at_the_end(tmp_path):
     assert data.endswith(line(19_999) + cut) and stream_end_of(str(tmp_path / STEPS_FILE)) == before
 
 
-@pytest.mark.parametrize("stops_after", [0, 3, 25, 40])
+@pytest.mark.parametrize("stops_after", [0, 25])
 def test_who_needs_the_log_interrupts_thinning_and_it_stays_as_it_was(tmp_path, stops_after):
     data = b"".join(line(n) for n in range(20_000))
     (tmp_path / STEPS_FILE).write_bytes(data)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
+from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.rundir import RunDirectory
 
 FIXTURE = Path(__file__).resolve().parents[2] / "fixtures" / "slow-data-one-rank"
@@ -17,7 +19,12 @@ OPTIONS = Options(cache=False, jobs=1)
 
 @pytest.fixture
 def run(tmp_path) -> Path:
-    return Path(shutil.copytree(FIXTURE, tmp_path / "run"))
+    return Path(shutil.copytree(FIXTURE, tmp_path / "run", ignore=shutil.ignore_patterns("trace.json.gz")))
+
+
+@functools.cache
+def whole() -> Diagnosis:
+    return analyze(str(FIXTURE), OPTIONS)
 
 
 def remove(path: Path) -> None:
@@ -38,16 +45,15 @@ def empty(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("damage", "words"),
-    [(remove, "is missing"), (truncate, "cannot be read"), (unreadable, "cannot be read")],
+    ("damage", "words", "rank"),
+    [(remove, "is missing", 0), (truncate, "cannot be read", 1), (unreadable, "cannot be read", 1)],
 )
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_rank_without_its_description(run, damage, words, rank) -> None:
-    whole = analyze(str(FIXTURE), OPTIONS)
+def test_a_rank_without_its_description(tmp_path, damage, words, rank) -> None:
+    run = Path(shutil.copytree(FIXTURE, tmp_path / "run"))
     damage(run / "ranks" / f"0000{rank}" / "rank.json")
     found = analyze(str(run), OPTIONS)
-    assert found.job.ranks_seen == [0, 1] and found.steps.count == whole.steps.count
-    assert [finding.rule for finding in found.findings] == [finding.rule for finding in whole.findings]
+    assert found.job.ranks_seen == [0, 1] and found.steps.count == whole().steps.count
+    assert [finding.rule for finding in found.findings] == [finding.rule for finding in whole().findings]
     notes = [note for note in found.notes if note.startswith(f"Rank {rank}: {run}") and words in note]
     assert len(notes) == 1 and "rank.json" in notes[0], found.notes
     assert not any("left out" in note for note in found.notes)

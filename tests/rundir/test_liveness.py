@@ -171,18 +171,19 @@ def test_a_recording_that_ended_before_its_process_is_over(tmp_path: Path) -> No
     assert is_over(spool.directory)
 
 
-def test_thousands_of_recordings_of_one_process_have_names_of_their_own(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [60, pytest.param(1100, marks=pytest.mark.extended)])
+def test_many_recordings_of_one_process_have_names_of_their_own(tmp_path: Path, count: int) -> None:
     """As of a job that makes its process group anew for each evaluation; whoever watches knows a spool by its name."""
     run = make_run(tmp_path / "run")
     root = make_spool_root(str(run))
     names = set()
-    for _ in range(1100):
+    for _ in range(count):
         spool = Spool(root, 7, str(run))
         drain(spool.directory)
         spool.close()
         discard(spool.directory)
         names.add(os.path.basename(spool.directory))
-    assert len(names) == 1100 and len(os.listdir(run / "ranks")) == 1100
+    assert len(names) == len(os.listdir(run / "ranks")) == count
 
 
 def test_descriptors_that_the_job_has_closed_and_used_again_are_left_alone(tmp_path: Path) -> None:

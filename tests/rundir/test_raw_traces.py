@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
+import signal
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,20 +16,17 @@ from ddpdoctor.rundir.raw_traces import clear_raw_folders, raw_folder
 from tests.launch.launched import make_run
 
 MINE, OTHERS = "0123456789abcdef", "fedcba9876543210"
-KILLED = """
-import os, sys
-from ddpdoctor.rundir import make_spool_root, run_id
-from ddpdoctor.rundir.raw_traces import raw_folder
-with raw_folder(sys.argv[1], sys.argv[2]) as folder:
-    open(os.path.join(folder.place, "trace.json.tmp"), "w").write("x")
-    os.kill(os.getpid(), 9)
-"""
 
 
 def killed(base: Path, run_id: str = MINE) -> Path:
     """What a rank leaves that is killed while it saves."""
     before = set(base.iterdir())
-    subprocess.run([sys.executable, "-c", KILLED, str(base), run_id], check=False)
+    child = os.fork()
+    if child == 0:
+        with raw_folder(str(base), run_id) as folder:
+            Path(folder.place, "trace.json.tmp").write_text("x")
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(child, 0)
     (left,) = set(base.iterdir()) - before
     assert left / "trace.json.tmp" in left.iterdir()
     return left

@@ -79,7 +79,7 @@ class Called(Stopped):
     ],
     ids=["order", "shape", "operation", "later"],
 )
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [0, pytest.param(1, marks=pytest.mark.extended)])
 def test_who_calls_otherwise_than_in_the_steps_before(tmp_path, calls, kind, line, victim) -> None:
     """Whichever of the two Gloo ends."""
     run = Called(tmp_path / "run")

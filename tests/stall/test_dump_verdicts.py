@@ -26,8 +26,15 @@ def named(folder: Path, job: Job, **how) -> list[int] | None:
 GUILTY = [(9, 14), (8,), (15,), (8, 15), (12, 13), (3,), (0,), (1, 6)]
 
 
-@pytest.mark.parametrize("guilty", GUILTY, ids=str)
-@pytest.mark.parametrize("place", [1, 4, 9, 14, 23])
+@pytest.mark.parametrize(
+    ("guilty", "place"),
+    [
+        pytest.param(guilty, place, marks=() if (number + turn) % 4 == 0 else pytest.mark.extended)
+        for number, guilty in enumerate(GUILTY)
+        for turn, place in enumerate([1, 4, 9, 14, 23])
+    ],
+    ids=str,
+)
 def test_hosts_that_stop_in_a_pipelined_job(tmp_path, guilty, place):
     job = replace(pipelined(), host_stops=dict.fromkeys(guilty, place))
     assert named(tmp_path / "a", job) == list(guilty)
@@ -211,7 +218,9 @@ def test_a_message_that_nobody_sends(tmp_path):
     assert facts.not_reached.waiting_ranks == [1]
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize(
+    "seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.extended) for seed in range(5, 25))]
+)
 def test_any_ranks_anywhere(tmp_path, seed):
     """One or two hosts that stop at one place of a stage, whatever the dump holds."""
     dice = random.Random(seed)

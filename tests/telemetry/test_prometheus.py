@@ -162,9 +162,9 @@ def test_a_real_prometheus_scrapes_it_and_answers_every_query_of_the_dashboard(e
 
 @contextmanager
 def prometheus(tmp_path, target, rules=()):
-    """A real one that scrapes a port once a second; its own port."""
+    """A real one that scrapes a port five times a second; its own port."""
     settings = {
-        "global": {"scrape_interval": "1s", "evaluation_interval": "1s"},
+        "global": {"scrape_interval": "200ms", "evaluation_interval": "200ms"},
         "rule_files": [str(tmp_path / name) for name in rules],
         "scrape_configs": [
             {"job_name": "ddpdoctor", "static_configs": [{"targets": [f"127.0.0.1:{target}"]}]}
@@ -285,7 +285,7 @@ def test_no_scrape_of_a_job_with_short_steps_lacks_what_was_recorded(tmp_path, m
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="no promtool on this machine")
-@pytest.mark.parametrize("stands_from", [None, 300.0])
+@pytest.mark.parametrize("stands_from", [pytest.param(None, marks=pytest.mark.extended), 300.0])
 def test_the_documented_alert_fires_on_what_is_exported(tmp_path, monkeypatch, stands_from):
     """Prometheus's own evaluation of the rule file: a series that a scrape lacks is stale. A job that hangs after five minutes
     is told as one that hangs, and no longer as one with a late rank."""
@@ -330,6 +330,7 @@ def test_the_alert_in_the_guide_is_the_one_in_the_file():
     assert f"expr: {expression}\n" in ALERTS.read_text()
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(PROMETHEUS is None, reason="no Prometheus on this machine")
 def test_the_alert_fires_in_a_real_prometheus(tmp_path):
     """As it stands in the file, but for how long it must hold."""
@@ -337,7 +338,7 @@ def test_the_alert_fires_in_a_real_prometheus(tmp_path):
     job = ShortSteps(run)
     job.start_ns -= 60 * 10**9
     job.go_on(60.0)
-    (tmp_path / "alerts.yml").write_text(ALERTS.read_text().replace("for: 10m", "for: 4s"))
+    (tmp_path / "alerts.yml").write_text(ALERTS.read_text().replace("for: 10m", "for: 1s"))
     with serving(run, "a") as served, prometheus(tmp_path, served.port, ["alerts.yml"]) as port:
         ask = f"http://127.0.0.1:{port}/api/v1/query?query="
         firing = 'ALERTS{alertname="RankLate",alertstate="firing"}'
