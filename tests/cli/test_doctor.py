@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
+
+from tests.commands import command
 
 CHECKS = (
     *("Job's Python", "PyTorch", "GPUs", "Cores", "Memory", "Shared memory", "Clock", "Processes"),
@@ -17,13 +19,7 @@ CHECKS = (
 
 
 def doctor(*arguments, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "ddpdoctor", "doctor", *arguments],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    return command("doctor", *arguments, cwd=cwd)
 
 
 def script(path: Path, *lines: str) -> str:
@@ -43,6 +39,7 @@ def test_this_machine_in_ten_lines(tmp_path):
     assert list(tmp_path.iterdir()) == [], "looking writes nothing"
 
 
+@pytest.mark.extended
 def test_the_python_is_that_which_the_launcher_s_first_line_names(tmp_path):
     wrapper = script(tmp_path / "python-of-mine", "#!/bin/sh", f'exec "{sys.executable}" "$@"')
     launcher = script(tmp_path / "launch", f"#!{wrapper}", "raise SystemExit('must not be run')")
@@ -84,29 +81,31 @@ def test_a_command_that_is_not_there_gets_one_sentence(tmp_path):
         ["#!/bin/sh", "yes"],
         ["#!/bin/sh", "echo 'DDPDOCTOR-ANSWER {\"python\": 5}'"],
         ["#!/bin/sh", "printf 'DDPDOCTOR-ANSWER '; head -c 200000 /dev/zero | tr '\\0' '['"],
-        ["#!/bin/sh", "sleep 300 & echo 'DDPDOCTOR-ANSWER {'"],
+        ["#!/bin/sh", "sleep 300 & echo $! > left; echo 'DDPDOCTOR-ANSWER {'"],
     ],
 )
 def test_a_python_that_makes_no_sense_ends_at_once_and_leaves_nothing(tmp_path, lines):
     odd = script(tmp_path / "python-odd", *lines)
     done = doctor("--", odd, cwd=tmp_path)
     assert done.returncode == 1 and done.stderr == ""
-    assert subprocess.run(["pgrep", "-f", "sleep 300"], capture_output=True).returncode == 1
+    left = tmp_path / "left"
+    assert not left.exists() or not psutil.pid_exists(int(left.read_text()))
 
 
 def test_odd_commands_get_one_sentence(tmp_path):
     os.mkfifo(tmp_path / "fifo", 0o755)
     os.chmod(tmp_path / "fifo", 0o755)
     (tmp_path / "job.py").write_text("")
-    for command, words in (
+    for odd, words in (
         ("./fifo", "not a regular file"),
         ("./job.py", "not executable"),
         ("", "the empty command"),
     ):
-        done = doctor("--", command, cwd=tmp_path)
+        done = doctor("--", odd, cwd=tmp_path)
         assert done.returncode == 2 and words in done.stderr
 
 
+@pytest.mark.extended
 def test_a_relative_python_and_one_that_cannot_be_told(tmp_path):
     script(tmp_path / "python-mine", "#!/bin/sh", f'exec "{sys.executable}" "$@"')
     assert "the recorder loads" in doctor("--", "./python-mine", cwd=tmp_path).stdout

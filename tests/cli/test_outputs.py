@@ -216,6 +216,24 @@ IN_FOLDER = {
 }
 
 
+@pytest.fixture
+def analysed_once(monkeypatch):
+    """Each recording is analysed once for all commands."""
+    for module in (analyze, compare, history, export):
+        monkeypatch.setattr(module, "diagnosis_at", _kept)
+
+
+_AT = analyze.diagnosis_at
+_ANALYSED = {}
+
+
+def _kept(path, *given, **named):
+    key = path, repr(given), repr(named)
+    if key not in _ANALYSED:
+        _ANALYSED[key] = _AT(path, *given, **named)
+    return _ANALYSED[key]
+
+
 def done_by(name: str):
     command, arguments = COMMANDS[name]
     file = "out.pyz" if name == "bundle --out" else "out"
@@ -224,7 +242,9 @@ def done_by(name: str):
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_what_a_command_wrote_it_writes_again_and_an_edit_stays(run, tmp_path, monkeypatch, name):
+def test_what_a_command_wrote_it_writes_again_and_an_edit_stays(
+    run, analysed_once, tmp_path, monkeypatch, name
+):
     monkeypatch.chdir(tmp_path)
     for _ in range(2):
         assert done_by(name).exit_code in (0, 1)

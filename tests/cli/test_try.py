@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -20,11 +21,17 @@ from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
 from tests.cli.trying import JOB, ROOT, nothing_left, tried, trying
+from tests.commands import command
 from tests.report import samples
 
 
+def offered(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """What no job is started for."""
+    return command("try", *arguments, cwd=folder)
+
+
 def test_the_list_and_what_is_refused(tmp_path):
-    listed = tried(tmp_path, "--list")
+    listed = offered(tmp_path, "--list")
     assert listed.returncode == 0
     assert "loader.num_workers" in listed.stdout
     for arguments, says in (
@@ -35,23 +42,23 @@ def test_the_list_and_what_is_refused(tmp_path):
         (["--set", "torch.threads=1", "--json", "no/f", "--", "true"], "no/f: No such file or directory"),
         (["--set", "torch.threads=1", "--patch", ".", "--", "true"], "cannot write .: Is a directory"),
     ):
-        refused = tried(tmp_path, *arguments)
+        refused = offered(tmp_path, *arguments)
         assert refused.returncode == 2
         assert says in refused.stderr
         assert refused.stderr.count("\n") == 1
-    hinted = tried(tmp_path, "--set", "torch.threads=1")
+    hinted = offered(tmp_path, "--set", "torch.threads=1")
     assert hinted.stdout.endswith("To measure them: ddpdoctor try --set torch.threads=1 -- COMMAND\n")
 
 
 def test_a_search_can_be_listed_without_a_job(tmp_path):
-    listed = tried(tmp_path, "--tune", "ddp")
+    listed = offered(tmp_path, "--tune", "ddp")
     assert listed.returncode == 0, listed.stderr
     assert listed.stdout.endswith("To measure them: ddpdoctor try --tune ddp -- COMMAND\n")
 
 
 def test_no_answer_is_written_over_the_script(tmp_path):
     (tmp_path / "train.py").write_text("pass\n")
-    refused = tried(
+    refused = offered(
         tmp_path, "--set", "torch.threads=1", "--patch", "train.py", "--", "python", "train.py", "x" * 5000
     )
     assert refused.returncode == 2
@@ -61,15 +68,17 @@ def test_no_answer_is_written_over_the_script(tmp_path):
 
 def test_of_a_run_the_command_that_measures_names_it_and_a_setting_has_the_finding_s_expectation(tmp_path):
     shutil.copytree(ROOT / "fixtures" / "slow-data-one-rank", tmp_path / "my run")
-    listed = tried(tmp_path, "my run").stdout
+    listed = offered(tmp_path, "my run").stdout
     assert listed.splitlines()[-1] == "To measure them: ddpdoctor try 'my run' --all -- COMMAND"
     best = next(line for line in listed.splitlines() if line.startswith("loader.num_workers="))
     settings, _, expected = best.partition("  (expected to save ")
     first = settings.split()[0]
-    asked = tried(tmp_path, "my run", "--set", first, "--bounds").stdout
+    asked = offered(tmp_path, "my run", "--set", first, "--bounds").stdout
     assert asked.startswith(f"{first}  (expected to save {expected}\n")
     assert f"try 'my run' --set {first} --bounds --all -- COMMAND" in asked
-    whole = tried(tmp_path, "my run", *(word for each in settings.split() for word in ("--set", each))).stdout
+    whole = offered(
+        tmp_path, "my run", *(word for each in settings.split() for word in ("--set", each))
+    ).stdout
     assert whole.count(settings) == 1, "suggested and asked for is one"
 
 

@@ -91,6 +91,33 @@ class Tab:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
 
+    def printed(self) -> bytes:
+        """The page as a PDF."""
+        return base64.b64decode(self.ask("Page.printToPDF")["data"])
+
+    def function(self, body: str) -> Any:
+        """What the body of an asynchronous function returns."""
+        return self.value(f"(async () => {{ {body} }})()")
+
+    def resize(self, width: int, height: int = 900) -> None:
+        """The window, to fewer pixels than Chromium opens it with."""
+        self.ask(
+            "Emulation.setDeviceMetricsOverride",
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=False,
+        )
+
+    def without_javascript(self) -> None:
+        """Pages that are opened from now on run no script."""
+        self.ask("Emulation.setScriptExecutionDisabled", value=True)
+
+    def dark(self, yes: bool = True) -> None:
+        """As the user's system has it."""
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if yes else "light"}
+        self.ask("Emulation.setEmulatedMedia", features=[scheme])
+
     def complaints(self) -> list[str]:
         """Errors, warnings and violations of the policy that the page caused."""
         self.value("1")

@@ -51,6 +51,7 @@ def test_two_changes_are_two():
     assert [change.first for change in job.changes] == [8, 16]
 
 
+@pytest.mark.extended
 def test_runs_that_only_scatter_have_no_change_but_for_one_series_in_twenty():
     series = [history(nightly([50.0] * 16, seed=seed), last=5).jobs[0].changes for seed in range(40)]
     assert sum(map(bool, series)) <= 5

@@ -10,42 +10,40 @@ import chromium
 import pytest
 import samples
 
-from ddpdoctor.report import write_html
-
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine"),
 ]
 ARTIFACTS = Path(__file__).resolve().parents[2] / "artifacts"
 HEADLINE = "Rank 1 waits 46 ms a step for data; all others wait for it"
 
 
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("reports")
-    for name, sample in samples.ALL.items():
-        write_html(sample(), folder / f"{name}.html")
-    return folder
-
-
 @pytest.mark.parametrize(
-    ("name", "shot", "width", "options", "javascript"),
+    ("name", "shot", "width"),
     [
-        ("sick", "light", 1100, [], True),
-        ("sick", "dark", 1100, [chromium.DARK], True),
-        ("sick", "narrow", 420, [], True),
-        ("large", "without-javascript", 1100, [], False),
+        ("sick", "light", 1100),
+        ("sick", "dark", 1100),
+        ("sick", "narrow", 420),
+        ("large", "without-javascript", 1100),
     ],
 )
-def test_it_is_drawn(pages, name, shot, width, options, javascript):
+def test_it_is_drawn(tab, pages, name, shot, width):
     target = ARTIFACTS / f"report-{name}-{shot}.png"
     target.unlink(missing_ok=True)
-    chromium.screenshot(pages / f"{name}.html", target, width, 4500, *options, javascript=javascript)
+    if shot == "without-javascript":
+        tab.without_javascript()
+    tab.dark(shot == "dark")
+    tab.resize(width, 4500)
+    tab.open(pages / f"{name}.html")
+    tab.picture(target)
     assert target.read_bytes().startswith(b"\x89PNG") and target.stat().st_size > 40_000
 
 
-def test_everything_is_there_without_javascript(pages):
-    document = chromium.run(pages / "sick.html", "--dump-dom", javascript=False)
+def test_everything_is_there_without_javascript(tab, pages):
+    tab.without_javascript()
+    tab.open(pages / "sick.html")
+    document = tab.value("document.documentElement.outerHTML")
     assert re.search(rf"<h1[^>]*>{HEADLINE}</h1>", document)
     assert "num_workers=4" in document and "all ranks on one clock" in document
     assert re.search(r'class="copy" hidden', document), (
@@ -53,6 +51,7 @@ def test_everything_is_there_without_javascript(pages):
     )
 
 
+@pytest.mark.extended
 def test_no_request_leaves_the_file(pages, tmp_path):
     log = tmp_path / "net.json"
     chromium.run(pages / "hostile.html", f"--log-net-log={log}", "--dump-dom")
@@ -70,22 +69,25 @@ def test_no_request_leaves_the_file(pages, tmp_path):
     ]
 
 
-def test_hostile_names_run_nothing(pages):
+def test_hostile_names_run_nothing(tab, pages):
     probe = "return {images: document.images.length, scripts: document.scripts.length, title: document.title}"
-    found = chromium.evaluate(pages / "hostile.html", probe)
+    tab.open(pages / "hostile.html")
+    found = tab.function(probe)
     assert found["images"] == 0
-    assert found["scripts"] == 6, "data, figures, library, the report's own scripts, and this probe"
+    assert found["scripts"] == 5, "data, figures, library, and the report's own scripts"
     assert found["title"].endswith(samples.HOSTILE)
 
 
 @pytest.mark.parametrize(("name", "width"), [("sick", 420), ("large", 420), ("sick", 1000)])
-def test_nothing_sticks_out_sideways(pages, name, width):
+def test_nothing_sticks_out_sideways(tab, pages, name, width):
     probe = "return [document.documentElement.scrollWidth, document.documentElement.clientWidth]"
-    content, window = chromium.evaluate(pages / f"{name}.html", probe, width=width)
+    tab.resize(width)
+    tab.open(pages / f"{name}.html")
+    content, window = tab.function(probe)
     assert content <= window
 
 
-def test_pointing_at_a_bar_reads_it_out_and_copying_says_so(pages):
+def test_pointing_at_a_bar_reads_it_out_and_copying_says_so(tab, pages):
     probe = """
       const figure = document.getElementById("breakdown").nextElementSibling;
       figure.querySelector(".bars rect.p-comm_wait").dispatchEvent(new Event("pointerover", {bubbles: true}));
@@ -95,27 +97,32 @@ def test_pointing_at_a_bar_reads_it_out_and_copying_says_so(pages):
       const readout = figure.querySelector(".readout").textContent;
       return {readout, hidden: button.hidden, words: button.textContent};
     """
-    found = chromium.evaluate(pages / "sick.html", probe)
+    tab.open(pages / "sick.html")
+    found = tab.function(probe)
     assert found["readout"].startswith("rank 0: waiting for other ranks 44.1 ms")
     assert found["hidden"] is False and found["words"].startswith(("Copied", "Selected"))
 
 
-@pytest.mark.parametrize("options", [[], [chromium.DARK]], ids=["light", "dark"])
-def test_axe_finds_nothing_serious(pages, options, monkeypatch):
-    axe = chromium.axe()
-    monkeypatch.setattr(chromium, "QUIET", (*chromium.QUIET, *options))
+@pytest.mark.extended
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_nothing_serious(tab, pages, scheme):
+    axe = chromium.axe().read_text()
     probe = """
       for (const fold of document.querySelectorAll("details")) fold.open = true;
       const result = await axe.run(document, {resultTypes: ["violations"]});
       return result.violations.map(v => [v.id, v.impact, v.nodes.map(n => n.html + n.failureSummary)]);
     """
+    tab.dark(scheme == "dark")
     for name in ("sick", "healthy", "minimal"):
-        found = chromium.evaluate(pages / f"{name}.html", probe, [axe])
-        assert not chromium.severe(found)
+        tab.open(pages / f"{name}.html")
+        tab.value(f"{axe}; 0")
+        assert not chromium.severe(tab.function(probe))
 
 
-def test_the_flame_graph_is_folded_reachable_by_keys_and_read_without_javascript(pages):
-    document = chromium.run(pages / "sick.html", "--dump-dom", javascript=False)
+def test_the_flame_graph_is_folded_reachable_by_keys_and_read_without_javascript(tab, pages):
+    tab.without_javascript()
+    tab.open(pages / "sick.html")
+    document = tab.value("document.documentElement.outerHTML")
     graph = document[document.index('class="fold flames"') :]
     assert "open" not in graph[: graph.index(">")]
     assert (
@@ -134,7 +141,9 @@ def test_the_flame_graph_is_folded_reachable_by_keys_and_read_without_javascript
       bars[1].dispatchEvent(new Event("pointerover", {bubbles: true}));
       return {before, focused, boxes, hot, scrolls, readout: fold.querySelector(".readout").textContent};
     """
-    found = chromium.evaluate(pages / "sick.html", probe)
+    tab.ask("Emulation.setScriptExecutionDisabled", value=False)
+    tab.open(pages / "sick.html")
+    found = tab.function(probe)
     assert found["before"] is False and found["focused"] and found["scrolls"]
     assert found["hot"] == ["f4", "f4", "f0", "f4", "f0"]
     tops = sorted({round(box[0]) for box in found["boxes"]})
@@ -142,13 +151,12 @@ def test_the_flame_graph_is_folded_reachable_by_keys_and_read_without_javascript
     assert found["readout"].startswith("main train.py:57: 45.6 ms")
 
 
-def test_it_is_printed_unfolded(pages, tmp_path):
+def test_it_is_printed_unfolded(tab, pages, tmp_path):
     """On paper nobody can unfold it: without JavaScript the style does."""
-    target = tmp_path / "page.pdf"
-    chromium.run(pages / "sick.html", f"--print-to-pdf={target}", javascript=False)
     folded = tmp_path / "folded.html"
-    page = (pages / "sick.html").read_text()
-    folded.write_text(page.replace('class="fold flames"', 'class="fold"'))
-    other = tmp_path / "folded.pdf"
-    chromium.run(folded, f"--print-to-pdf={other}", javascript=False)
-    assert target.stat().st_size > other.stat().st_size + 500
+    folded.write_text((pages / "sick.html").read_text().replace('class="fold flames"', 'class="fold"'))
+    tab.without_javascript()
+    tab.open(pages / "sick.html")
+    whole = tab.printed()
+    tab.open(folded)
+    assert len(whole) > len(tab.printed()) + 500

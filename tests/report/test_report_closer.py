@@ -17,6 +17,7 @@ from ddpdoctor.report import redact, write_figures, write_html
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine"),
 ]
 ARTIFACTS = Path(__file__).resolve().parents[2] / "artifacts"
@@ -28,20 +29,6 @@ AREA = (
     "(() => { const area = PLOT.querySelector('.nsewdrag').getBoundingClientRect();"
     " return [area.left, area.top, area.width, area.height]; })()"
 )
-
-
-@pytest.fixture(scope="module")
-def tab():
-    with devtools.opened() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("closer")
-    for name, sample in samples.ALL.items():
-        write_html(sample(), folder / f"{name}.html")
-    return folder
 
 
 def of_button(name: str) -> str:
@@ -188,6 +175,7 @@ def test_it_follows_the_browser_into_the_dark_and_onto_paper(tab, pages):
     nothing_wrong(tab)
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_axe_finds_nothing_serious_in_open_charts(tab, pages, scheme):
     axe = chromium.axe().read_text()

@@ -48,6 +48,7 @@ def test_each_rank_has_its_numbers_by_step():
     assert not run.note
 
 
+@pytest.mark.extended
 def test_many_ranks_and_long_runs_are_bounded():
     diagnosis = samples.large(ranks=512, points=400)
     series = diagnosis.series
