@@ -108,6 +108,7 @@ def traces_of(folder: Path) -> list[RankTrace]:
     return load_traces(find_traces([str(folder)]).files, jobs=1).traces
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_traces(name, tmp_path):
     if not (SHARED / name).exists():
@@ -115,6 +116,7 @@ def test_public_traces(name, tmp_path):
     assert_same(*both(traces_of(SHARED / name), tmp_path, NEW))
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("name", ["torchrec/sst_long_a2a_optimizer_3", "param/dlrm_8rank"])
 def test_public_traces_in_an_old_schema(name, tmp_path):
     if not (SHARED / name).exists():
@@ -126,7 +128,7 @@ def test_public_traces_in_an_old_schema(name, tmp_path):
 
 
 MADE = [name for name in generated.names() if name.startswith("trace-")]
-CHOSEN = MADE[2::9]
+CHOSEN = MADE[2::25]
 
 
 def made_traces(name: str, folder: Path) -> list[RankTrace]:
@@ -138,13 +140,23 @@ def test_made_traces(name, tmp_path):
     assert_same(*both(made_traces(name, tmp_path), tmp_path, NEW))
 
 
+def test_a_made_job_in_an_old_schema(tmp_path):
+    generate(case("A").config, tmp_path / "made")
+    traces = [replace(t, meta=replace(t.meta, devices=())) for t in traces_of(tmp_path / "made")]
+    ours, theirs = both(traces, tmp_path, OLD)
+    assert_same(ours, theirs)
+    assert theirs.job.ranks_seen == ours.job.ranks_seen, "by the names of the files"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in MADE if name not in CHOSEN])
 def test_all_made_traces(name, tmp_path):
     assert_same(*both(made_traces(name, tmp_path), tmp_path, NEW))
 
 
-@pytest.mark.parametrize("seed", [8803, 8811, 8817, 8829])
+@pytest.mark.parametrize(
+    "seed", [8803, 8829, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (8811, 8817))]
+)
 def test_jobs_of_another_simulator(seed, tmp_path):
     setup = setup_of(seed)
     ranks = run(setup)

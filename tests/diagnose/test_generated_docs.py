@@ -1,4 +1,4 @@
-"""Generated pages and schemas are fresh, and the schemas accept what they describe."""
+"""Generated pages that are out of date are found, and the schemas accept what they describe; ``make check`` asks whether they are."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import msgspec
 import pytest
@@ -25,10 +26,6 @@ def generate() -> ModuleType:
     return module
 
 
-def test_generated_files_are_fresh(generate: ModuleType) -> None:
-    assert generate.stale() == [], "run: python docs/generate.py"
-
-
 def test_a_page_that_was_edited_by_hand_is_found(
     generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -44,12 +41,18 @@ def test_a_page_that_was_edited_by_hand_is_found(
 
 def test_the_schemas_accept_what_they_describe() -> None:
     jsonschema = pytest.importorskip("jsonschema")
-    schemas = GENERATOR.parent / "schema"
-    rule_schema = json.loads((schemas / "rule.json").read_text(encoding="utf-8"))
+
+    def validator(name: str) -> Any:
+        schema = json.loads((GENERATOR.parent / "schema" / name).read_text(encoding="utf-8"))
+        kind = jsonschema.validators.validator_for(schema)
+        kind.check_schema(schema)
+        return kind(schema)
+
+    rule = validator("rule.json")
     for file in packaged_folder().glob("*/*.yaml"):
-        jsonschema.validate(msgspec.yaml.decode(file.read_bytes()), rule_schema)
+        rule.validate(msgspec.yaml.decode(file.read_bytes()))
     smallest = Diagnosis(healthy=True, verdict=Verdict(None, "Healthy"), job=Job(), steps=Steps())
-    diagnosis_schema = json.loads((schemas / "diagnosis.json").read_text(encoding="utf-8"))
-    jsonschema.validate(msgspec.to_builtins(smallest), diagnosis_schema)
+    diagnosis = validator("diagnosis.json")
+    diagnosis.validate(msgspec.to_builtins(smallest))
     with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate({"healthy": "yes"}, diagnosis_schema)
+        diagnosis.validate({"healthy": "yes"})

@@ -9,13 +9,13 @@ import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.measure.costs import arrival_facts
-from tests.generator import Config, Plant, When, cpu_job, generate
+from tests.generator import SMALL, Config, Plant, When, cpu_job, generate
+from tests.measure.grids import pairs_first
 from tests.measure.made import on, simple
 from tests.measure.recorded import Job, plant, record
 from tests.net.cases import GROUPS
 
 RULE = "rank-imbalance/untold-lateness"
-SMALL = {"forward_kernels": 8, "backward_kernels": 12}
 SUBSTANTIAL = 0.1
 """Of the step; and twice what the others are late."""
 
@@ -34,8 +34,12 @@ def untold(diagnosis):
     return found
 
 
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
-@pytest.mark.parametrize("kind", ["slow_forward", "host_gap_backward", "slow_data", "gc_pause", "throttled"])
+@pytest.mark.parametrize(
+    ("kind", "world"),
+    pairs_first(("slow_forward", "host_gap_backward", "slow_data", "gc_pause", "throttled"), (2, 3, 4, 8))[
+        ::3
+    ],
+)
 def test_generated_traces(kind, world, tmp_path):
     """In few steps of a short window, so that hardly anything stands out of chance."""
     for number, on_cpu in enumerate((False, True)):

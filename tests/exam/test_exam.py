@@ -238,6 +238,7 @@ def test_the_page_says_what_the_exam_is() -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 @pytest.mark.parametrize("faulty", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_real_case_is_recorded_and_judged(
     faulty: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch

@@ -6,10 +6,11 @@ cause. It shares no code with the package under test.
 """
 
 from .generate import generate
-from .model import Config, HostClock, Plant, When, cpu_job
+from .model import SMALL, Config, HostClock, Plant, When, cpu_job
 from .truth import CollectiveTruth, PlantTruth, StepTruth, Truth
 
 __all__ = [
+    "SMALL",
     "CollectiveTruth",
     "Config",
     "HostClock",

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from .model import Config, HostClock, Plant, cpu_job
+from .model import SMALL, Config, HostClock, Plant, cpu_job
 
 WORLD_SIZES = (2, 3, 4, 8)
 CLOCK_OFFSET_NS = 500_000
@@ -61,6 +61,7 @@ def case(
     culprit = min(1 if letter == "F" else 2, world_size - 1) if late_ms else None
     config = (cpu_job if backend == "gloo" else Config)(
         world_size=world_size,
+        **SMALL,
         steps=steps,
         seed=seed,
         include_seq=include_seq,

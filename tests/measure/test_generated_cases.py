@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.generator import Config, HostClock, Plant, When, cpu_job, generate
+from tests.generator import SMALL, Config, HostClock, Plant, When, cpu_job, generate
 from tests.generator.cases import all_cases, case
 from tests.measure.traced import accused, found, measured
 
@@ -104,16 +104,20 @@ def test_the_culprit_s_trace_is_missing(letter, tmp_path):
 TWO_HOSTS = {"hosts": (2, 2), "clocks": (HostClock(), HostClock(-60_000_000_000, 100.0))}
 LATE = (Plant("slow_data", ranks=(2,), ms=2.0),)
 SHAPES = {
-    "a minute apart, 100 ppm": Config(plants=LATE, **TWO_HOSTS),
-    "a minute apart, no sequence": Config(plants=LATE, include_seq=False, **TWO_HOSTS),
-    "no step marks": Config(plants=LATE, step_annotations=False),
-    "late window of a victim": Config(plants=LATE, window_starts_late={1: 7}),
-    "late window of the culprit": Config(plants=LATE, window_starts_late={2: 7}, include_seq=False),
-    "two steps": Config(plants=LATE, steps=2),
-    "accumulation": Config(plants=LATE, accumulation=3, steps=5),
-    "metric": Config(plants=LATE, metric_allreduce=True),
-    "sixteen ranks": Config(plants=(Plant("slow_data", ranks=(11,), ms=2.0),), world_size=16, steps=4),
-    "events of all kinds lost": Config(plants=LATE, dropped_event_fraction=0.03, dropped_scope="all"),
+    "a minute apart, 100 ppm": Config(**SMALL, plants=LATE, **TWO_HOSTS),
+    "a minute apart, no sequence": Config(**SMALL, plants=LATE, include_seq=False, **TWO_HOSTS),
+    "no step marks": Config(**SMALL, plants=LATE, step_annotations=False),
+    "late window of a victim": Config(**SMALL, plants=LATE, window_starts_late={1: 7}),
+    "late window of the culprit": Config(**SMALL, plants=LATE, window_starts_late={2: 7}, include_seq=False),
+    "two steps": Config(**SMALL, plants=LATE, steps=2),
+    "accumulation": Config(**SMALL, plants=LATE, accumulation=3, steps=5),
+    "metric": Config(**SMALL, plants=LATE, metric_allreduce=True),
+    "sixteen ranks": Config(
+        **SMALL, plants=(Plant("slow_data", ranks=(11,), ms=2.0),), world_size=16, steps=4
+    ),
+    "events of all kinds lost": Config(
+        **SMALL, plants=LATE, dropped_event_fraction=0.03, dropped_scope="all"
+    ),
 }
 
 
@@ -134,7 +138,7 @@ def test_shapes_of_jobs_and_recordings(name, tmp_path):
     assert total.ms_per_step == pytest.approx(truth.plants[0].cost_us_per_step / 1e3, abs=TOLERANCE * mean_ms)
 
 
-ONE_STEP = Config(plants=(Plant("host_gap_backward", ranks=(2,), ms=6.0),), steps=1)
+ONE_STEP = Config(**SMALL, plants=(Plant("host_gap_backward", ranks=(2,), ms=6.0),), steps=1)
 
 
 def test_one_step_alone_names_the_rank(tmp_path):
@@ -167,7 +171,7 @@ def test_one_step_alone_is_priced_once(tmp_path):
 def test_tensor_and_data_parallel(metadata, tmp_path):
     """No collective is common to all ranks: each belongs to a row or a column of the mesh."""
     kept = {"kernel_metadata": metadata, "operator_metadata": metadata}
-    config = Config(tensor_parallel=2, steps=5, plants=LATE, **kept)
+    config = Config(**SMALL, tensor_parallel=2, steps=5, plants=LATE, **kept)
     truth = generate(config, tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
     assert accused(measurement) == {"data": [2]}
@@ -176,10 +180,12 @@ def test_tensor_and_data_parallel(metadata, tmp_path):
     )
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize(
+    "seed", [pytest.param(seed, marks=pytest.mark.slow) if seed > 2 else seed for seed in range(8)]
+)
 def test_lost_events_do_not_lengthen_or_shorten_steps(seed, tmp_path):
     """A reduction whose call or whose end was lost leaves the others theirs, and a step whose mark was lost its neighbours."""
-    config = cpu_job(plants=LATE, dropped_event_fraction=0.05, dropped_scope="all", seed=seed)
+    config = cpu_job(**SMALL, plants=LATE, dropped_event_fraction=0.05, dropped_scope="all", seed=seed)
     truth = generate(config, tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
     assert measurement.facts.steps.mean_ms == pytest.approx(truth.mean_step_us / 1e3, rel=0.02)
@@ -190,7 +196,7 @@ def test_lost_events_do_not_lengthen_or_shorten_steps(seed, tmp_path):
     [(When(every=3), "periodic", 3), (When(first=4, last=9), "range", None), (When(), "always", None)],
 )
 def test_when_it_happens(when, kind, period, tmp_path):
-    config = Config(steps=14, plants=(Plant("slow_data", ranks=(2,), ms=5.0, when=when),))
+    config = Config(**SMALL, steps=14, plants=(Plant("slow_data", ranks=(2,), ms=5.0, when=when),))
     truth = generate(config, tmp_path / "traces")
     cost = measured(tmp_path / "traces").facts.late.data
     assert (cost.ranks, cost.persistence, cost.period_steps) == ([2], kind, period)

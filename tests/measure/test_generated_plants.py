@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.generator import Config, Plant, cpu_job, generate
+from tests.generator import SMALL, Config, Plant, cpu_job, generate
 from tests.measure.traced import accused, found, measured
 
 TOLERANCE = 0.03
@@ -58,7 +58,8 @@ SLOW = ("slow_backward_kernels", "throttled", "host_work_end_of_step")
 def test_a_cause_on_one_rank(kind, tmp_path):
     cause, strength = RANK_PLANTS[kind]
     truth = generate(
-        Config(steps=steps_of(kind), plants=(Plant(kind, ranks=(2,), **strength),)), tmp_path / "traces"
+        Config(**SMALL, steps=steps_of(kind), plants=(Plant(kind, ranks=(2,), **strength),)),
+        tmp_path / "traces",
     )
     measurement = measured(tmp_path / "traces")
     assert accused(measurement) == {cause: [2]}
@@ -75,7 +76,7 @@ IN_GAPS = {
 @pytest.mark.parametrize("job", [Config, cpu_job])
 @pytest.mark.parametrize("kind", IN_GAPS)
 def test_operators_between_the_phases_are_no_slower_computation(kind, job, tmp_path):
-    truth = generate(job(steps=5, plants=(Plant(kind, ranks=(2,), ms=3),)), tmp_path / "traces")
+    truth = generate(job(**SMALL, steps=5, plants=(Plant(kind, ranks=(2,), ms=3),)), tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
     assert accused(measurement) == {"host": [2]}
     assert measurement.facts.late.host.gap == IN_GAPS[kind]
@@ -85,13 +86,17 @@ def test_operators_between_the_phases_are_no_slower_computation(kind, job, tmp_p
 @pytest.mark.parametrize("job", [Config, cpu_job])
 def test_a_slower_rank_is_slower_between_the_phases_too(job, tmp_path):
     loss = Plant("kernels_before_backward", ms=4)
-    generate(job(steps=5, plants=(Plant("throttled", ranks=(2,), factor=1.3), loss)), tmp_path / "traces")
+    generate(
+        job(**SMALL, steps=5, plants=(Plant("throttled", ranks=(2,), factor=1.3), loss)), tmp_path / "traces"
+    )
     assert accused(measured(tmp_path / "traces")) == {"compute": [2]}
 
 
 @pytest.mark.parametrize("job", [Config, cpu_job])
 def test_what_all_ranks_do_between_the_phases(job, tmp_path):
-    truth = generate(job(steps=5, plants=(Plant("kernels_after_optimizer", ms=6),)), tmp_path / "traces")
+    truth = generate(
+        job(**SMALL, steps=5, plants=(Plant("kernels_after_optimizer", ms=6),)), tmp_path / "traces"
+    )
     measurement = measured(tmp_path / "traces")
     assert accused(measurement) == {}
     outside = measurement.facts.shared.outside
@@ -122,7 +127,8 @@ FAST_ON_CPUS = ("slow_data", "uneven_work", "host_gap_backward")
 def test_a_cause_on_one_rank_of_a_cpu_job(kind, tmp_path):
     strength = RANK_PLANTS[kind][1]
     truth = generate(
-        cpu_job(steps=steps_of(kind), plants=(Plant(kind, ranks=(2,), **strength),)), tmp_path / "traces"
+        cpu_job(**SMALL, steps=steps_of(kind), plants=(Plant(kind, ranks=(2,), **strength),)),
+        tmp_path / "traces",
     )
     measurement = measured(tmp_path / "traces")
     assert accused(measurement) == {ON_CPUS[kind]: [2]}
@@ -145,7 +151,7 @@ def test_a_cause_on_all_ranks(kind, tmp_path):
 @pytest.mark.parametrize("backend", ["nccl", "gloo"])
 def test_causes_in_communication_accuse_nobody_and_are_priced_as_such(kind, backend, tmp_path):
     """All exposed transfer is at least what the plant adds, and no more than that and the healthy job's own."""
-    base = Config() if backend == "nccl" else cpu_job()
+    base = Config(**SMALL) if backend == "nccl" else cpu_job()
     strength = {"count": 60} if kind == "many_tiny_buckets" else {"factor": 6}
     truth = generate(replace(base, steps=5, plants=(Plant(kind, **strength),)), tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
@@ -162,7 +168,7 @@ def test_causes_in_communication_accuse_nobody_and_are_priced_as_such(kind, back
 @pytest.mark.parametrize("world", [2, 4])
 def test_a_healthy_job_accuses_nobody(backend, world, tmp_path):
     make = Config if backend == "nccl" else cpu_job
-    truth = generate(make(world_size=world, jitter=0.1, seed=3, steps=6), tmp_path / "traces")
+    truth = generate(make(**SMALL, world_size=world, jitter=0.1, seed=3, steps=6), tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
     assert accused(measurement) == {} and measurement.facts.late.total is None
     assert measurement.facts.steps.mean_ms == pytest.approx(truth.mean_step_us / 1e3, rel=TOLERANCE)

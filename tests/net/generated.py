@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tests.generator import Config, HostClock, Plant, When, cpu_job, generate
+from tests.generator import SMALL, Config, HostClock, Plant, When, cpu_job, generate
 from tests.generator.model import ACCELERATOR_PLANTS, JOB_PLANTS, RANK_PLANTS, STRUCTURAL
 from tests.generator.rundirectory import generate_run
 from tests.measure.recorded import Job
@@ -21,13 +21,6 @@ from tests.measure.recorded import record as record_by_hand
 TRACES, RUNS, LOGS = 100, 66, 34
 """Cases of each kind: profiler traces, run directories of the generator, step logs of whole epochs."""
 KINDS = ("healthy", *RANK_PLANTS, *JOB_PLANTS)
-SMALL: dict[str, Any] = {
-    "forward_kernels": 8,
-    "backward_kernels": 12,
-    "optimizer_kernels": 2,
-    "queue_depth": 64,
-}
-"""Few events, so that all cases are made and diagnosed within a minute or two."""
 EXTRAS = ("data", "forward", "backward", "optimizer", "host", "gc", "save")
 """What a rank of a job of whole epochs may do longer."""
 

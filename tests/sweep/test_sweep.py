@@ -9,7 +9,7 @@ from tests.sweep.__main__ import main
 from tests.sweep.constants import Constant, at, constants, looked_at, moved_number
 from tests.sweep.jobs import Answer, answer_of, read, with_windows
 from tests.sweep.page import page
-from tests.sweep.sweep import Change, Swept
+from tests.sweep.sweep import Change, Swept, sweep_one
 
 
 def test_each_field_of_a_rooms_tuning_is_a_constant():
@@ -68,6 +68,17 @@ def test_the_page_has_a_line_for_what_changed():
     assert "generated/x: a/b by 1, 1 ms → a/b by 1, 2 ms" in text
 
 
+def test_a_case_is_swept_over_the_constants_that_it_looks_at(monkeypatch):
+    """With the constants of one decision, of which one is read where nobody looks."""
+    few = [c for c in constants() if c.name.startswith("attribution.lateness.")][:2]
+    few += [c for c in constants() if c.name == "costs.rare.fewest_cycles"]
+    monkeypatch.setattr("tests.sweep.sweep.constants", lambda: few)
+    swept = sweep_one(("generated", "trace-003-slow_forward"))
+    assert swept.looked_at <= {c.name for c in few[:2]} and swept.looked_at
+    assert {change.constant for change in swept.changes} <= swept.looked_at
+
+
+@pytest.mark.extended
 def test_the_command_prints_the_page(capsys):
     assert main(["--part", "0.001", "--only", "generated", "-j", "1"]) == 0
     assert capsys.readouterr().out.startswith("<!-- Written by")

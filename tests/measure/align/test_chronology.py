@@ -10,6 +10,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from tests.measure.clocks import copied, length_of, set_clock, slew_clock, start_of
+from tests.measure.grids import pairs_first
 from tests.measure.recorded import EPOCH_NS, Job, late_facts, measured, plant, record
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
@@ -53,9 +54,10 @@ def expected():
     return {name: diagnosed(FIXTURES / name) for name in names}
 
 
-@pytest.mark.parametrize("name", ["slow-data-one-rank", "rank0-host-work", "healthy"])
-@pytest.mark.parametrize("by_s", [-10, 120, -0.05])
-@pytest.mark.parametrize("share", [0.2, 0.9], ids=["first", "late"])
+@pytest.mark.parametrize(
+    ("name", "by_s", "share"),
+    pairs_first(("slow-data-one-rank", "rank0-host-work", "healthy"), (-10, 120, -0.05), (0.2, 0.9)),
+)
 def test_a_clock_that_is_set_in_the_middle(tmp_path, expected, name, by_s, share):
     folder = copied(FIXTURES / name, tmp_path / "run")
     step = round(expected[name].steps.count * share)
@@ -115,11 +117,13 @@ def without(folder: Path, ranks, numbers) -> None:
         path.write_text("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("gone", [(0,), (2,), (0, 1), (2, 3), (0, 1, 2, 3)])
-@pytest.mark.parametrize("by_s", [-10, 120])
+@pytest.mark.parametrize(
+    ("gone", "by_s"),
+    [((0,), -10), ((2,), 120), ((0, 1), 120), ((2, 3), -10), ((0, 1, 2, 3), -10), ((0, 1, 2, 3), 120)],
+)
 def test_a_clock_that_is_set_where_ranks_lack_steps(tmp_path, gone, by_s):
     """The wall clock bridges a gap; where another rank of the host has the steps, or another host, it is known better."""
-    job = Job(hosts=("a", "a", "b", "b"), steps=200, extra=plant(3, data=6.0))
+    job = Job(hosts=("a", "a", "b", "b"), steps=140, extra=plant(3, data=6.0))
     plain = record(tmp_path / "plain", job)
     folder = record(tmp_path / "run", job)
     setting = (start_of(folder, 100) + 5_000_000, by_s * S)

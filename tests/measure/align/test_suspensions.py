@@ -9,6 +9,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from tests.measure.clocks import copied, suspend
+from tests.measure.grids import pairs_first
 from tests.measure.recorded import Job, late_facts, measured, plant, record
 
 FIXTURES = Path(__file__).parents[3] / "fixtures"
@@ -34,9 +35,10 @@ def without_telemetry(folder: Path) -> None:
         file.unlink()
 
 
-@pytest.mark.parametrize("name", ["slow-data-one-rank", "healthy"])
-@pytest.mark.parametrize("ns", [3 * S, 3480 * S], ids=["3s", "58min"])
-@pytest.mark.parametrize("ranks", [None, (0,), (1,)], ids=["all", "rank 0", "rank 1"])
+@pytest.mark.parametrize(
+    ("name", "ns", "ranks"),
+    pairs_first(("slow-data-one-rank", "healthy"), (3 * S, 3480 * S), (None, (0,), (1,))),
+)
 def test_a_pause_changes_no_verdict(tmp_path, expected, name, ns, ranks):
     folder = copied(FIXTURES / name, tmp_path / "run")
     suspend(folder, STEP, ns, ranks)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.analysis import Options, analyze
+from tests.measure.grids import pairs_first
 from tests.measure.recorded import Job, record
 
 LASTING_MS = 6.0
@@ -21,10 +22,15 @@ def said(tmp_path, phase, stall, whose, stall_ms):
     return analyze(str(run), Options(cache=False))
 
 
-@pytest.mark.parametrize("stall_ms", [300.0, 1000.0, 2000.0])
-@pytest.mark.parametrize("stall", ["same", "forward", "save"])
-@pytest.mark.parametrize("whose", [(1,), (2,), (0, 1, 2, 3)])
-@pytest.mark.parametrize("phase", ["host", "data", "backward"])
+@pytest.mark.parametrize(
+    ("phase", "whose", "stall", "stall_ms"),
+    pairs_first(
+        ("host", "data", "backward"),
+        ((1,), (2,), (0, 1, 2, 3)),
+        ("same", "forward", "save"),
+        (300.0, 1000.0, 2000.0),
+    ),
+)
 def test_the_lasting_fault_keeps_its_rank_and_price(phase, stall, whose, stall_ms, tmp_path):
     found = said(tmp_path, phase, phase if stall == "same" else stall, whose, stall_ms)
     first = found.findings[0]

@@ -7,8 +7,9 @@ import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.measure.numerics import carried_by_few
-from tests.generator import Config, Plant, When
+from tests.generator import SMALL, Config, Plant, When
 from tests.generator.rundirectory import generate_run
+from tests.measure.grids import pairs_first
 from tests.measure.recorded import Job, record
 
 PHASES_MS = {"data": 0.3, "host": 0.8, "forward": 2.5, "backward": 5.0, "optimizer": 0.6}
@@ -40,10 +41,12 @@ def job(phase, every, ranks, *, world, steps, seed, rate=0.6, ms=4.0):
     return Job(world=world, steps=steps, extra=extra, transfer=1.0, **PHASES_MS)
 
 
-@pytest.mark.parametrize(("world", "ranks"), [(2, [0]), (4, [2]), (4, [1, 3])])
-@pytest.mark.parametrize("every", [5, 10, 30])
-@pytest.mark.parametrize("phase", ["data", "host", "forward", "backward"])
-def test_the_rank_that_loses_the_time_is_named(phase, every, world, ranks, tmp_path):
+@pytest.mark.parametrize(
+    ("phase", "every", "job_ranks"),
+    pairs_first(("data", "host", "forward", "backward"), (5, 10, 30), ((2, [0]), (4, [2]), (4, [1, 3]))),
+)
+def test_the_rank_that_loses_the_time_is_named(phase, every, job_ranks, tmp_path):
+    world, ranks = job_ranks
     run = record(tmp_path / "run", job(phase, every, ranks, world=world, steps=300, seed=world + every))
     said = analyze(str(run), Options(cache=False))
     first = said.findings[0]
@@ -69,7 +72,7 @@ def test_a_device_s_host_that_stops_for_long_among_short_pauses(every, tmp_path)
     stall = Plant(
         "host_work_end_of_step", ranks=(1,), ms=STALL_MS, when=When(first=-57, last=-1, every=every)
     )
-    config = Config(warmup_steps=60, steps=5, forward_kernels=15, backward_kernels=30, plants=(stall, *noise))
+    config = Config(warmup_steps=60, steps=5, **SMALL, plants=(stall, *noise))
     generate_run(config, tmp_path / "run")
     said = analyze(str(tmp_path / "run"), Options(cache=False))
     assert said.findings[0].ranks == [1]

@@ -7,6 +7,7 @@ import pytest
 
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.measure.attribution import attribute
+from tests.measure.grids import pairs_first
 from tests.measure.made import shared_of, simple
 from tests.measure.recorded import Job, late_facts, measured, plant, record
 
@@ -28,10 +29,10 @@ def at_random(phase, ms=LONG_MS, seed=0):
     return of
 
 
-@pytest.mark.parametrize("steps", [30, 31])
-@pytest.mark.parametrize("world", [2, 3, 4, 8])
-@pytest.mark.parametrize("phase", ["host", "forward", "backward"])
-@pytest.mark.parametrize("turns", [in_turn, at_random])
+@pytest.mark.parametrize(
+    ("turns", "phase", "world", "steps"),
+    pairs_first((in_turn, at_random), ("host", "forward", "backward"), (2, 3, 4, 8), (30, 31)),
+)
 def test_the_whole_cost_and_nobody_accused(turns, phase, world, steps, tmp_path):
     extra = turns(phase)(world)
     long = Job(world=world, steps=steps, extra=extra, elements=lambda r, n: 900 if extra(r, n) else 600)

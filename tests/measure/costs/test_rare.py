@@ -8,12 +8,12 @@ import pytest
 from ddpdoctor.analysis import Options, prepare
 from ddpdoctor.measure.costs import lost_share
 from ddpdoctor.measure.flow import measure
-from tests.generator import Config, Plant, When
+from tests.generator import SMALL, Config, Plant, When
 from tests.generator.rundirectory import generate_run
 from tests.generator.simulate import simulate, without
 from tests.measure.traced import found, reckoned
 
-RUN = Config(warmup_steps=60, steps=5, forward_kernels=15, backward_kernels=30)
+RUN = Config(**SMALL, warmup_steps=60, steps=5)
 """60 steps before a window of five."""
 
 
@@ -93,7 +93,7 @@ def test_all_ranks_save_in_the_same_step(tmp_path):
 def test_a_host_that_runs_ahead_loses_nothing(tmp_path):
     """The device has work for longer than the host stands still."""
     config = Config(
-        **{**vars(RUN), "item_every": 0, "queue_depth": 500, "plants": (now_and_then("slow_data", 30.0),)}
+        **{**vars(RUN), "item_every": 0, "queue_depth": 250, "plants": (now_and_then("slow_data", 30.0),)}
     )
     late = found(measured(config, tmp_path).facts.late)
     assert mean_ms(config) - mean_ms(without(config, 0)) < 0.1

@@ -11,7 +11,7 @@ from ddpdoctor.measure.costs import usual_transfer
 from ddpdoctor.measure.graph import graph_of_windows, issue_time_ns
 from ddpdoctor.measure.replay import gain_ns, replay_all, without_transfer
 from ddpdoctor.measure.taxonomy import INDEX
-from tests.generator import Config, Plant, generate
+from tests.generator import SMALL, Config, Plant, generate
 from tests.measure.made import late_of, shared_of
 from tests.measure.traced import accused, measured, windows_of
 from tests.measure.window.test_hostwaits import device_step_ms
@@ -41,7 +41,7 @@ def traced(config, folder):
     return graph_of_windows(windows)[0], windows
 
 
-@pytest.mark.parametrize("share", [0.03, 0.05])
+@pytest.mark.parametrize("share", [0.03, pytest.param(0.05, marks=pytest.mark.slow)])
 def test_a_host_that_is_slower_by_a_hair_costs_that_hair(share, tmp_path):
     ms = share * device_step_ms(ISSUING)
     config = replace(ISSUING, world_size=8, plants=(slower(6, ms),))
@@ -59,7 +59,7 @@ def test_a_host_that_is_slower_by_a_hair_costs_that_hair(share, tmp_path):
     assert np.delete(idle, 6).max() < 0.5 * idle[6]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2))])
 def test_equal_hosts_accuse_nobody(seed, tmp_path):
     config = replace(ISSUING, seed=seed)
     generate(config, tmp_path / "traces")
@@ -81,7 +81,7 @@ def test_two_slow_hosts_of_four(tmp_path):
 
 @pytest.mark.parametrize("item_every", [0, 1])
 def test_host_work_of_one_rank_costs_all_of_it_where_the_devices_set_the_pace(item_every, tmp_path):
-    config = Config(item_every=item_every, plants=(slower(1, 25.0),), steps=10, warmup_steps=8)
+    config = Config(**SMALL, item_every=item_every, plants=(slower(1, 25.0),), steps=10, warmup_steps=8)
     generate(config, tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
     assert accused(measurement) == {"host": [1]}
@@ -90,11 +90,14 @@ def test_host_work_of_one_rank_costs_all_of_it_where_the_devices_set_the_pace(it
     assert measurement.facts.late.host.ms_per_step == pytest.approx(truth_ms, rel=0.1)
 
 
-@pytest.mark.parametrize("queue_depth", [200, 1024])
+@pytest.mark.parametrize("queue_depth", [40, 200])
 def test_a_slow_device_for_which_all_hosts_wait_in_full_queues(queue_depth, tmp_path):
     """Then a host needs as long for a step as the slowest device, and that is not its own pace."""
     config = Config(
-        item_every=0, queue_depth=queue_depth, plants=(Plant("throttled", (2,), factor=1.4),), warmup_steps=20
+        **SMALL | {"queue_depth": queue_depth},
+        item_every=0,
+        plants=(Plant("throttled", (2,), factor=1.4),),
+        warmup_steps=20,
     )
     graph, windows = traced(config, tmp_path)
     assert max(issue_time_ns(window) for window in windows) < 0.2 * graph.mean_cycle_ns

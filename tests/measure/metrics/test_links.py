@@ -10,11 +10,11 @@ import pytest
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.metrics import slow_link_ranks
 from ddpdoctor.measure.taxonomy import SyncKind
-from tests.generator import Config, Plant, generate
+from tests.generator import SMALL, Config, Plant, generate
 from tests.measure.made import cycles_of, graph_of, shared_of, simple, work_array
 from tests.measure.traced import accused, measured
 
-MESH = Config(world_size=8, tensor_parallel=2, steps=4, forward_kernels=20, backward_kernels=40)
+MESH = Config(world_size=8, tensor_parallel=2, steps=4, **SMALL)
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_single_longer_message_of_unknown_size_is_no_slow_link():
 
 def test_one_group_of_all_ranks_leaves_it_open(tmp_path):
     plants = (Plant("slow_link", factor=3.0),)
-    generate(Config(steps=3, plants=plants, forward_kernels=20, backward_kernels=40), tmp_path / "traces")
+    generate(Config(steps=3, plants=plants, **SMALL), tmp_path / "traces")
     assert measured(tmp_path / "traces").facts.communication.slow_link_ranks is None
 
 

@@ -24,7 +24,7 @@ from ddpdoctor.measure.steplog import (
 from ddpdoctor.measure.steplog.devicetime import timed_step
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE
 from ddpdoctor.rundir import EventKind, RunDirectory
-from tests.hook.recording import JOBS, TORCHRUN, run_recorded
+from tests.hook.recording import forked, run_recorded
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ def logs_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], list[Ra
     def logs(slow: str) -> list[RankLog]:
         if slow not in runs:
             folder = tmp_path_factory.mktemp(slow)
-            job = [str(JOBS / "fake_cuda.py"), "--marks", str(folder / "marks"), "--slow", slow]
-            found = run_recorded(folder, [*TORCHRUN, "2", *job], HookOptions(profile_steps=None))
+            job = forked("fake_cuda.py", "--marks", str(folder / "marks"), "--slow", slow)
+            found = run_recorded(folder, job, HookOptions(profile_steps=None))
             assert found.process.returncode == 0, found.process.stderr
             runs[slow] = str(found.run)
         return [read_rank_log(record) for record in RunDirectory.open(runs[slow]).ranks]

@@ -3,6 +3,7 @@
 import gzip
 import json
 import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,15 @@ import pytest
 from ddpdoctor.trace import classify, load_trace
 from tests.trace.trace_files import expected_rows, rows_of
 
-torch = pytest.importorskip("torch")
+needs_torch = pytest.mark.skipif(find_spec("torch") is None, reason="torch is not installed")
+pytestmark = [needs_torch, pytest.mark.torchrun]
 
 
 @pytest.fixture(scope="module")
 def recorded(tmp_path_factory):
     """Three steps of a small model after one to warm up; the file, and the wall clock around it in ns."""
+    import torch
+
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     batches = torch.utils.data.DataLoader(torch.randn(16, 8), batch_size=4)

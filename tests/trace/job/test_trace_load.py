@@ -151,6 +151,7 @@ print(*[reason for _, reason in loaded.failed], file=sys.stderr)
 """
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_a_file_that_is_too_large_for_the_memory_is_named_and_the_rest_goes_on(tmp_path):
     """The processes have 200 MB more than their libraries take; one file's names alone take more."""
@@ -264,6 +265,7 @@ def test_a_long_event_does_not_hide_that_windows_overlap(tmp_path):
     assert len(loaded.traces) == 2
 
 
+@pytest.mark.extended
 @pytest.mark.skipif(not SHARED.is_dir(), reason="the public traces are not here")
 def test_public_sets(always_processes):
     expected = {
