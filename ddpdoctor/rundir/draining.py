@@ -172,9 +172,17 @@ def _claimed(target: str, directory: str, spool: int, run: int) -> str:
     if not is_unclaimed(target):
         return target
     rank = parse_rank_directory(os.path.basename(directory).partition("-")[0])
-    target = os.path.join(target, claim_rank_directory(run, rank[0] if rank else 0))
-    replace_file(TARGET_FILE, spool, os.fsencode(target))
-    return target
+    name = claim_rank_directory(run, rank[0] if rank else 0)
+    claimed = os.path.join(target, name)
+    try:
+        replace_file(TARGET_FILE, spool, os.fsencode(claimed))
+    except OSError:
+        with folder("ranks", run) as ranks:
+            os.rmdir(
+                name, dir_fd=ranks
+            )  # else each further try, without memory for the name, would make another
+        raise
+    return claimed
 
 
 def discard(directory: str) -> None:
