@@ -152,6 +152,7 @@ def test_a_run_directory_whose_storage_stops_to_answer(tmp_path) -> None:
 
 
 @needs_fuse
+@pytest.mark.extended
 def test_a_run_directory_whose_storage_never_answers(tmp_path, monkeypatch) -> None:
     (tmp_path / "run").mkdir()
     with frozen(tmp_path / "run"):

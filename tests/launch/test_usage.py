@@ -53,6 +53,7 @@ def meters() -> Iterator[dict[str, Meter]]:
         process.wait()
 
 
+@pytest.mark.extended
 def test_who_works(meters: dict[str, Meter]) -> None:
     time.sleep(1.0)  # a child that has just been started does something in any case
     moved: dict[str, int] = dict.fromkeys(WAYS, 0)
