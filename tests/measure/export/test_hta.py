@@ -9,6 +9,7 @@ import io
 import json
 import logging
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,17 @@ from ddpdoctor.measure.numerics import complement, intersect, subtract, total, u
 from ddpdoctor.measure.window import read_window, rows_of
 from ddpdoctor.report.job_view import hta_tables
 from ddpdoctor.trace import classify, find_traces, load_traces
+from tests.generator import SMALL, Config, cpu_job, generate
 
 TRACES = Path(__file__).resolve().parents[3].parent / "shared" / "traces"
+MADE = {
+    "made": Config(**SMALL, world_size=2, steps=3),
+    "made on CPUs": cpu_job(**SMALL, world_size=1, steps=2),
+}
+KEPT = tempfile.TemporaryDirectory(prefix="hta")
+"""HTA reads the files by itself, too."""
 SETS = [
+    "made",
     "torchrec/resnet18",
     "torchrec/sst_sleep_pl_dense_after_backward_2",
     "torchrec/sst_long_a2a_optimizer_4",
@@ -38,11 +47,19 @@ pytestmark = pytest.mark.xdist_group("hta")
 """In one process, which keeps what it has loaded."""
 ANALYSES = ["temporal_breakdown", "overlap", "idle_time", "queue_length", "kernel_launches"]
 
-needs_hta = pytest.mark.skipif(importlib.util.find_spec("hta") is None, reason="HTA is not installed")
+
+def needs_hta(test):
+    """For ``make test-all``: HTA takes seconds to be imported."""
+    missing = pytest.mark.skipif(importlib.util.find_spec("hta") is None, reason="HTA is not installed")
+    return pytest.mark.extended(pytest.mark.hta(missing(test)))
 
 
 @functools.cache
 def load(name):
+    if name in MADE:
+        folder = str(Path(KEPT.name) / name)
+        generate(MADE[name], folder)
+        return load_traces(list(find_traces([folder]).files), jobs=1).traces
     if not (TRACES / name).exists():
         pytest.skip("the public traces are not here")
     return load_traces(list(find_traces([str(TRACES / name)]).files), jobs=1).traces
@@ -65,7 +82,6 @@ def test_without_the_extra_one_sentence_says_what_to_install(monkeypatch):
 
 
 @needs_hta
-@pytest.mark.hta
 @pytest.mark.parametrize("name", SETS)
 def test_our_overlap_and_idle_time_are_those_of_hta(name):
     traces = load(name)
@@ -127,7 +143,6 @@ def hta_by_itself(traces, *, keep_all):
 
 
 @needs_hta
-@pytest.mark.hta
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("name", SETS)
 def test_our_columns_give_hta_what_its_own_reader_does(name, monkeypatch):
@@ -145,7 +160,6 @@ def test_our_columns_give_hta_what_its_own_reader_does(name, monkeypatch):
 
 
 @needs_hta
-@pytest.mark.hta
 @pytest.mark.filterwarnings("ignore")
 def test_what_hta_leaves_out_by_default_is_work_launched_outside_of_the_file():
     traces = load("torchrec/sst_long_a2a_optimizer_4")
@@ -155,7 +169,6 @@ def test_what_hta_leaves_out_by_default_is_work_launched_outside_of_the_file():
 
 
 @needs_hta
-@pytest.mark.hta
 def test_results_are_plain_data_in_the_shape_the_report_shows():
     results = results_of("torchrec/resnet18")
     assert json.loads(json.dumps(results, allow_nan=False)) == results
@@ -172,10 +185,10 @@ def test_results_are_plain_data_in_the_shape_the_report_shows():
 
 
 @needs_hta
-@pytest.mark.hta
 def test_ranks_without_data_become_notes_and_the_others_stay():
-    (trace, other) = load("torchrec/resnet18")
-    nothing = load("hta/cpu_only")[0]
+    (trace, other) = load("made")
+    (alone,) = load("made on CPUs")
+    nothing = replace(alone, meta=replace(alone.meta, rank=34))
     # Without correlations no device event has a launch, but its times are as good as before.
     odd = replace(other, meta=replace(other.meta, rank=5), correlation=np.full(other.size, -1))
     results = hta_results([trace, nothing, odd])
@@ -187,7 +200,6 @@ def test_ranks_without_data_become_notes_and_the_others_stay():
 
 
 @needs_hta
-@pytest.mark.hta
 def test_a_failing_analysis_is_a_note(monkeypatch):
     from hta.analyzers.trace_counters import TraceCounters
 
@@ -195,26 +207,24 @@ def test_a_failing_analysis_is_a_note(monkeypatch):
         raise AssertionError("lengths differ")
 
     monkeypatch.setattr(TraceCounters, "get_queue_length_summary", fail)
-    results = hta_results(load("torchrec/resnet18"))
+    results = hta_results(load("made"))
     assert results["queue_length"] == [] and len(results["overlap"]) == 2
     assert results["notes"] == ["Queue length, ranks 0, 1: HTA failed with AssertionError: lengths differ."]
 
 
 @needs_hta
-@pytest.mark.hta
 def test_traces_of_the_same_rank_do_not_replace_each_other():
-    (trace, _) = load("torchrec/resnet18")
+    (trace, _) = load("made")
     results = hta_results([trace, trace])
     assert [record["rank"] for record in results["overlap"]] == [0, 1]
     assert "shown as rank 1" in results["notes"][0]
 
 
 @needs_hta
-@pytest.mark.hta
 def test_hta_neither_prints_nor_takes_over_the_logging(capsys):
     root = logging.getLogger()
     before = list(root.handlers), root.level
-    traces = load("torchrec/resnet18")
+    traces = load("made")
     container = hta_trace({trace.meta.rank: trace for trace in traces})
     hta_results(traces)
     assert (list(root.handlers), root.level) == before

@@ -16,14 +16,19 @@ from ddpdoctor.cli.analyze import command
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.trace import load_traces
 from ddpdoctor.trace.engines import KINDS, attempt, open_engine
-from tests.trace.trace_files import SHARED, assert_same, document, events, job, write
+from tests.generator import generate
+from tests.generator.cases import case
+from tests.trace.trace_files import assert_same, document, events, job, write
 
 ROOT = Path(__file__).resolve().parents[3]
 
 
 # Ray gives its processes half a minute to start, all of them.
 @pytest.fixture(
-    params=[pytest.param(kind, marks=pytest.mark.alone) if kind == "ray" else kind for kind in KINDS]
+    params=[
+        pytest.param(kind, marks=pytest.mark.alone if kind == "ray" else pytest.mark.extended)
+        for kind in KINDS
+    ]
 )
 def engine(request, monkeypatch):
     """A cluster of two workers on this machine."""
@@ -47,11 +52,11 @@ def test_a_cluster_gives_what_processes_give(tmp_path, monkeypatch, engine):
     assert len(calls) == 6 and calls == sorted(calls) and calls[-1] == pytest.approx(1)
 
 
-@pytest.mark.skipif(not SHARED.is_dir(), reason="the public traces are not here")
 def test_the_diagnosis_is_the_same(tmp_path, engine):
     found = []
+    generate(case("A").config, tmp_path / "traces")
     for options in ([], ["--engine", engine]):
-        arguments = [str(SHARED / "param" / "dlrm_8rank"), "--jobs", "2", "--no-cache", *options]
+        arguments = [str(tmp_path / "traces"), "--jobs", "2", "--no-cache", *options]
         file = tmp_path / f"{len(options)}.json"
         done = CliRunner().invoke(command, [*arguments, "--json", str(file)], catch_exceptions=False)
         assert done.exit_code == 0
@@ -92,6 +97,7 @@ def test_a_cluster_of_our_own_listens_on_the_loopback_alone_and_is_told(tmp_path
     assert "cluster was started on this machine at 127.0.0.1" in told and "\n" not in told
 
 
+@pytest.mark.extended
 def test_a_running_dask_cluster_is_joined(tmp_path, monkeypatch):
     distributed = pytest.importorskip("dask.distributed")
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
