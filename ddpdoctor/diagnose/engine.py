@@ -34,6 +34,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """Ids of rules that found too few outstanding steps of a short window to warn of, by cost."""
     informing: list[str] = msgspec.field(default_factory=list)
     """Ids of rules of a fixed severity that warn elsewhere, and here only inform."""
+    stopping: list[str] = msgspec.field(default_factory=list)
+    """Ids of rules that say why the job stopped."""
     suppressed: list[str] = msgspec.field(default_factory=list)
     """Ids of rules that were not run because the user does not want them."""
     contradictions: list[str] = msgspec.field(default_factory=list)
@@ -74,10 +76,9 @@ def diagnose(
     overrides = thresholds or {}
     tree = facts_view.tree(facts)
     context = facts_view.as_cel(tree)
-    base = {name: entry.value for name, entry in rules.common.thresholds.items()}
-    base.update(overrides.get("all", {}))
-    outcome = Outcome(thresholds=base)
-    fired: list[Fired] = []
+    common = {name: entry.value for name, entry in rules.common.thresholds.items()}
+    base = {**common, **overrides.get("all", {})}
+    outcome, fired = Outcome(thresholds=base), list[Fired]()
     unheard: set[int] = set()
     for rule in sorted(rules.rules.values(), key=lambda rule: rule.only_untold):
         if rule.id in suppressed or rule.id.partition("/")[0] + "/*" in suppressed:
@@ -85,8 +86,7 @@ def diagnose(
             unheard.update(_culprits(tree, rule))
             continue
         named = base | {name: entry.value for name, entry in rule.thresholds.items()}
-        named.update(overrides.get("all", {}))
-        named.update(overrides.get(rule.id, {}))
+        named.update({**overrides.get("all", {}), **overrides.get(rule.id, {})})
         seen = _without_told(tree, rule, fired, unheard) if rule.only_untold else tree
         in_cel = context if seen is tree else facts_view.as_cel(seen)
         run = _Run(rule, rules.common, seen, in_cel, named, coverage)
@@ -112,6 +112,7 @@ def diagnose(
     once = {entry.rule.id for entry in fired if entry.only_informs and entry.stands_out}
     outcome.too_few.extend(finding.rule for finding in outcome.findings if finding.rule in once)
     noted = {entry.rule.id for entry in fired if entry.only_informs and entry.rule.severity is not None}
+    outcome.stopping.extend(entry.rule.id for entry in fired if entry.rule.stops)
     outcome.informing.extend(finding.rule for finding in outcome.findings if finding.rule in noted)
     return outcome
 

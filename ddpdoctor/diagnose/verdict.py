@@ -20,7 +20,10 @@ def verdict(
     ``matched``: the collectives of the ranks, where there are several, could be brought together.
     """
     top = next((finding for finding in outcome.findings if finding.severity != "info"), None)
-    if outcome.contradictions and (top is None or top.costs_ms_per_step is None):
+    stops = (
+        top is not None and top.rule in outcome.stopping
+    )  # that it stopped follows from no measured number
+    if outcome.contradictions and not stops and (top is None or top.costs_ms_per_step is None):
         return False, Verdict(
             None, f"Cannot tell: the measured numbers contradict each other: {outcome.contradictions[0]}."
         )

@@ -83,7 +83,7 @@ _TABLE: Tuple[Tuple[Tuple[Exit, ...], Optional[bool], Optional[bool], Optional[b
     ((Exit.ZERO,), _ANY, _ANY, _ANY, _ANY, Conclusion.WELL),
     ((Exit.OWN_CODE,), _ANY, _ANY, True, _ANY, Conclusion.FAILED),
     ((Exit.OWN_CODE,), _ANY, _ANY, _ANY, True, Conclusion.WELL),
-    ((Exit.POLITE,), False, True, _ANY, _ANY, Conclusion.FAILED),
+    ((Exit.POLITE,), _ANY, True, _ANY, _ANY, Conclusion.FAILED),
     ((Exit.POLITE,), _ANY, _ANY, _ANY, _ANY, Conclusion.REQUESTED),
     ((Exit.UNSEEN,), True, _ANY, _ANY, _ANY, Conclusion.WELL),
     ((Exit.UNSEEN,), _ANY, False, _ANY, True, Conclusion.WELL),

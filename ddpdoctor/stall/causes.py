@@ -37,6 +37,8 @@ _DEVICE = re.compile(
 )
 _MOST_MESSAGE, _MOST_EFFECT = 300, 120
 """Letters of an exception's text that a report shows, of a cause and of an effect."""
+_MOST_TOLD = 8
+"""Ranks of which is told that they had ended."""
 _SOURCE = re.compile(r"\[/[^\]]*\] ?")
 """Where in torch's own source an error was made."""
 
@@ -76,8 +78,10 @@ def ends_of(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> Ends:
     if not causes and raised and gone and all(_left_early(each, raised) for each in gone):
         causes["uneven"] = _left(gone, raised)
         named = {each.rank for each in gone}
+    elif not causes and not run.hangs and raised and (unseen := _without_an_end(run)):
+        causes["died"] = _death(unseen, run)
     elif not causes and not run.hangs and raised:
-        causes["raised"] = _exception(raised, kind="connection")
+        causes["raised"] = _behind(raised, gone) if gone else _exception(raised, kind="connection")
         named = {each.rank for each in raised}
     elif not causes and (odd := _odd_ones(run, concluded)):
         causes["died"] = _death(odd, run)
@@ -93,9 +97,27 @@ def _odd_ones(run: RunEvidence, concluded: Mapping[int, Conclusion]) -> list[Ran
     return bad if run.job.failed and run.asked is None and len(bad) < len(run.ranks) else []
 
 
+def _without_an_end(run: RunEvidence) -> list[RankEvidence]:
+    """Ranks of a job that is over whose ends nobody saw: they neither closed their recording nor raised anything, and others lost them."""
+    silent = [
+        each for each in run.ranks.values() if each.step is not None and not (each.in_order or each.raised)
+    ]
+    return [each for each in silent if each.code is None and each.signal is None] if run.job.complete else []
+
+
 def _left_early(each: RankEvidence, raised: Sequence[RankEvidence]) -> bool:
     """Whether it ended in order in an earlier step than those that then lost it."""
     return each.step is not None and all(other.step is None or other.step >= each.step for other in raised)
+
+
+def _behind(raised: Sequence[RankEvidence], gone: Sequence[RankEvidence]) -> StopFacts:
+    """Ranks that lost others which were through with their work, and had come as far as they: they call more than those did."""
+    said = [
+        f"Rank {each.rank} had ended in order, in step {each.step}: up to then it called fewer collectives."
+        for each in gone
+    ]
+    found = _exception(raised)
+    return msgspec.structs.replace(found, evidence=[*found.evidence, *said[:_MOST_TOLD]])
 
 
 def _left(gone: Sequence[RankEvidence], raised: Sequence[RankEvidence]) -> StopFacts:
@@ -145,12 +167,18 @@ def _death(dead: Sequence[RankEvidence], run: RunEvidence) -> StopFacts:
         evidence.append("It had ended its process group before.")
     return StopFacts(
         ranks=sorted(each.rank for each in dead),
-        kind="memory" if memory else "signal" if first.signal is not None else "code",
-        message=signal_name(first.signal) if first.signal is not None else f"exit code {first.code}",
+        kind="memory" if memory else "code" if first.code is not None else "signal",
+        message=_way_of(first),
         step=first.step,
         where=distinct_places([each.where for each in dead]),
         evidence=evidence,
     )
+
+
+def _way_of(dead: RankEvidence) -> str | None:
+    if dead.signal is not None:
+        return signal_name(dead.signal)
+    return None if dead.code is None else f"exit code {dead.code}"
 
 
 def _fatal_line(faults: str) -> str:

@@ -26,7 +26,7 @@ from ddpdoctor.rundir.stops import (
 from .asked import Asked, asked_to_end
 from .attempts import end_by_launcher, last_attempt, rows_by_rank
 from .calls import Call, Usual, calls_of, usual_calls
-from .frames import faulting_stack, first_thread_stack, is_users, lines_of, place_of
+from .frames import fatal_signal, faulting_stack, first_thread_stack, is_users, lines_of, place_of
 from .reading import read_dump
 from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording
 
@@ -234,6 +234,9 @@ def _of(
         phase = Phase.RENDEZVOUS
     raised = ending.get("raised") or () if ending.get("how") in _BY_EXCEPTION else newest.get("raised") or ()
     raised = raised or ended.get("raised") or ()
+    code, number = ended.get("code"), ended.get("signal")
+    if ended and code is None and number is None:
+        number = fatal_signal(faults)  # its parent was faster than the kernel could be asked
     if raised and raised[0].get("type") == KeyboardInterrupt.__name__:
         raised = ()
     # Each of them looked at another moment, and was cut off at another one; steps only grow.
@@ -263,8 +266,8 @@ def _of(
         exhausted=bool(newest.get("exhausted")),
         raised=raised,
         raised_ns=ending.get("at_ns") or ended.get("seen_ns") if raised else None,
-        code=ended.get("code"),
-        signal=ended.get("signal"),
+        code=code,
+        signal=number,
         gone_ns=ended.get("seen_ns") if ended else None,
         oom_kills=int(ended.get("oom_kills") or 0),
         faults=faults,

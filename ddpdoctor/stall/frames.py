@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,21 @@ MOST_FRAMES = 64
 _FAULT_FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d{1,9}) in (.+)$', re.MULTILINE)
 _FATAL, _TIMEOUT, _CURRENT = "Fatal Python error", "Timeout (", "Current thread 0x"
 _FAULT_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*\n", re.MULTILINE)
+
+_FATAL_SIGNALS = {
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+    "Segmentation fault": signal.SIGSEGV,
+}
+"""As faulthandler words them, before it lets them end the process."""
+
+
+def fatal_signal(text: str) -> int | None:
+    """The signal that ended a process, by what faulthandler wrote last; None where it wrote of none."""
+    words = text[text.rfind(_FATAL) + len(_FATAL) :].split("\n", 1)[0] if _FATAL in text else ""
+    return _FATAL_SIGNALS.get(words.removeprefix(": "))
 
 
 def lines_of(frames: Any) -> list[CodeLine]:

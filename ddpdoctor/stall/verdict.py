@@ -100,6 +100,8 @@ def _stopped(run: RunEvidence, notes: list[str], only_dumps: bool = False) -> Ve
         causes = {name: with_positions(cause, run) for name, cause in causes.items()}
     elif run.hangs:
         causes = _hang(run, tables, found, recordings, notes, only_dumps)
+    elif run.job.failed and run.asked is None and (different := disagreement(run)) is not None:
+        causes = {"different": different}
     elif run.job.failed and run.asked is None:
         how = f"exit code {run.job.code}" if run.job.signal is None else signal_name(run.job.signal)
         causes = {"unexplained": StopFacts(message=how, step=run.step, evidence=controllers_end(run))}
