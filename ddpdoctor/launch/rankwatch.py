@@ -6,7 +6,6 @@ What is not seen is unknown: a rank that says nothing has not been shown to stan
 from __future__ import annotations
 
 import os
-import selectors
 import time
 from dataclasses import dataclass, field
 from enum import Enum
@@ -25,11 +24,8 @@ from ddpdoctor.rundir import (
     Phase,
     read_bounded,
     read_json,
-    spools_in,
     writer_of,
 )
-from ddpdoctor.rundir.layout import parse_rank_directory
-from ddpdoctor.telemetry.cgroup import Cgroup
 
 _OWN = LONG_PHASES | {Phase.DATA}
 """Phases in which a rank is with itself, whatever collectives it has on their way."""
@@ -109,6 +105,13 @@ class WatchedRank:
     def _found_pid(self) -> int:
         return writer_of(self.spool).pid
 
+    def follow(self, seen: WatchedRank) -> None:
+        """It is the process that ``seen`` is, which is closed: where it has ended meanwhile, only who knew it before can tell how."""
+        self.here_pid, self._handle, seen._handle = seen.here_pid, seen._handle, -1
+        self.meter = Meter(self.here_pid)
+        if seen.end is not None:
+            self.end = {**seen.end, "joined": True}
+
     def close(self) -> None:
         """Nobody asks for it any more."""
         if self._handle >= 0:
@@ -147,6 +150,8 @@ class WatchedRank:
 
     def _look_at_process(self) -> None:
         if not self.here_pid:
+            self.open()  # when it was found, it had not said yet who it is
+        if not self.here_pid or self.end is not None:
             return
         self.state = procfs.state_of(self.here_pid)
         if self.state in ("", "Z", "X"):
@@ -317,74 +322,3 @@ def _has_open(numbers: Any) -> bool:
         and all(isinstance(number, int) for number in numbers)
         and numbers[0] > max(numbers[2], 0)
     )
-
-
-class HostWatchedRanks:
-    """All of them, found as they appear."""
-
-    def __init__(self, root: str) -> None:
-        self._root = root
-        self.known: dict[str, WatchedRank] = {}
-        self._groups: dict[str, tuple[Cgroup, int]] = {}
-        """Of each, its control group, and how often that had been short of memory when the rank was found."""
-
-    def wait(self, seconds: float, also: list[int]) -> None:
-        """Until something happens to a process, or in ``also``, at most for so long."""
-        with selectors.PollSelector() as selector:
-            for rank in self.known.values():
-                if rank.handle >= 0:
-                    selector.register(rank.handle, selectors.EVENT_READ, rank)
-            for handle in also:
-                selector.register(handle, selectors.EVENT_READ)
-            for key, _ in selector.select(seconds):
-                if key.data is not None:
-                    key.data.note_end()
-
-    def look(self) -> bool:
-        """Whether a step was finished by one of them."""
-        for spool in spools_in(self._root):
-            if spool not in self.known and (found := _watched(spool)) is not None:
-                found.open()
-                group = Cgroup(Path(f"/proc/{found.here_pid}"))
-                if (kills := group.oom_kills()) is not None:
-                    self._groups[spool] = group, kills
-                self.known[spool] = found
-        stepped = [rank.look() for rank in self.known.values()]
-        for spool, rank in self.known.items():
-            if rank.end is not None and rank.end["oom_kills"] is None:
-                rank.end["oom_kills"] = self._kills(spool)
-        return any(stepped)
-
-    def _kills(self, spool: str) -> int | None:
-        if spool not in self._groups:
-            return None
-        group, before = self._groups[spool]
-        now = group.oom_kills()
-        return None if now is None else now - before
-
-    def ends(self) -> dict[str, Any]:
-        """How those ended that have."""
-        kills = [found for spool in self.known if (found := self._kills(spool)) is not None]
-        return {
-            "ends": [rank.end for rank in self.known.values() if rank.end is not None],
-            "oom_kills": max(kills, default=None),
-        }
-
-    def current(self, started_ns: int = 0) -> list[WatchedRank]:
-        """Of each rank the living or newest recording, by rank; without those of an earlier attempt, which had died before some
-        rank of this one began. ``started_ns``: when the last one was started that has not joined yet."""
-        newest: dict[int, WatchedRank] = {}
-        for rank in self.known.values():
-            if rank.alive or rank.rank not in newest or not newest[rank.rank].alive:
-                newest[rank.rank] = rank
-        begun_ns = max([started_ns, *(rank.began_ns for rank in newest.values() if rank.alive)])
-        of_now = [rank for rank in newest.values() if rank.end is None or rank.end["seen_ns"] >= begun_ns]
-        return sorted(of_now, key=lambda rank: rank.rank)
-
-
-def _watched(spool: str) -> WatchedRank | None:
-    name, _, pid = Path(spool).name.rpartition("-")
-    place = parse_rank_directory(name)
-    if place is None or not pid.isdecimal() or len(pid) > 9:
-        return None
-    return WatchedRank(spool, place[0], int(pid))

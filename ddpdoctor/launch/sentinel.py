@@ -16,10 +16,11 @@ from ddpdoctor.launch import proof
 from ddpdoctor.launch.beside import IN_ORDER, Beside, is_told_to_end, say
 from ddpdoctor.launch.diagnosing import Diagnosing
 from ddpdoctor.launch.hangwords import hang_sentences, unknown_sentence
+from ddpdoctor.launch.hostwatch import HostWatchedRanks
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.patience import NoAnswerError
 from ddpdoctor.launch.procfs import process_document
-from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
+from ddpdoctor.launch.rankwatch import WatchedRank
 from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
 from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.rundir import (
@@ -156,7 +157,7 @@ class _Watch:
     def watch(self) -> None:
         """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
         while not is_told_to_end(self._orders, 0):
-            self._ranks.wait(PERIOD_S, [self._orders, *self._diagnosing_handles()])
+            self._ranks.wait(PERIOD_S, [self._orders, *self._diagnosing_handles(), *self._door.handles])
             self._turn()
         if os.read(self._orders, 1) != IN_ORDER:
             deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
@@ -172,7 +173,7 @@ class _Watch:
     def _turn(self) -> None:
         if not self._office.take():
             return  # another launcher of this host has one that does
-        stepped = self._ranks.look()
+        stepped = self._ranks.look(self._door.seen)
         self._door.look([rank.pid for rank in self._ranks.known.values()])
         current = self._current()
         self._progress.look(time.monotonic(), stepped, current)
@@ -372,7 +373,7 @@ class _Watch:
 
     def _finish(self) -> None:
         if self._office.take():
-            self._ranks.look()
+            self._ranks.look(self._door.seen)
             self._door.look([rank.pid for rank in self._ranks.known.values()])
             self._write_ends()
             if self._stall is not None:

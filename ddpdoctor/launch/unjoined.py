@@ -26,11 +26,15 @@ class UnjoinedRank(WatchedRank):
 
     joined: ClassVar[bool] = False
     said: AtDoor = field(default_factory=AtDoor)
+    has_left: bool = False
+    """Whether its file is gone: it has joined, and is about to record."""
 
     def look(self) -> bool:
         """Bring all up to date; it finishes no steps."""
         if self.end is None:
             self._look_at_process()
+        if self.has_left:
+            return False
         if self.end is None or "raised" not in self.end:
             self.said = read_door(self.spool)
         if self.end is not None:
@@ -118,27 +122,41 @@ class Door:
                     self._others.add(path)
         paths = {path for _, _, path in there}
         for path, found in list(self.known.items()):
+            found.has_left = path not in paths
             found.look()
             ended = found.end is not None and found.end["in_order"]
             if ended:
                 close_door(path)
-            if ended or path not in paths or found.pid in joined:
+            if ended or found.pid in joined:
                 found.close()
                 del self.known[path]
 
+    @property
+    def handles(self) -> list[int]:
+        """Readable once one of their processes has ended."""
+        return [rank.handle for rank in self.known.values() if rank.handle >= 0]
+
+    def seen(self, rank: int, pid: int) -> WatchedRank | None:
+        """A process that was seen here, by its numbers, though it has left since."""
+        return next((each for each in self.known.values() if (each.rank, each.pid) == (rank, pid)), None)
+
     def newest_start_ns(self) -> int:
         """When the last of those that live was started, epoch ns; 0 where there is none."""
-        return max((rank.began_ns for rank in self.known.values() if rank.alive), default=0)
+        return max((rank.began_ns for rank in self._waiting() if rank.alive), default=0)
+
+    def _waiting(self) -> list[UnjoinedRank]:
+        return [rank for rank in self.known.values() if not rank.has_left]
 
     def current(self, joined: Collection[int]) -> list[WatchedRank]:
         """One for each rank that is not among the numbers ``joined``."""
-        living_last = sorted(self.known.values(), key=lambda rank: (rank.alive, rank.pid))
+        living_last = sorted(self._waiting(), key=lambda rank: (rank.alive, rank.pid))
         newest = {rank.rank: rank for rank in living_last if rank.rank not in joined}
         return [newest[number] for number in sorted(newest)]
 
     def ends(self, joined: Collection[int]) -> list[dict[str, Any]]:
         """How those ended that have, and not in order; but for those whose numbers ``joined`` later."""
-        return [rank.end for rank in self.known.values() if rank.end is not None and rank.rank not in joined]
+        ended = [rank for rank in self.known.values() if rank.end is not None]
+        return [rank.end for rank in ended if rank.end and (rank.has_left or rank.rank not in joined)]
 
 
 def _unjoined(path: str, rank: int, pid: int) -> UnjoinedRank:

@@ -13,11 +13,14 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from ddpdoctor.launch import procfs
+from ddpdoctor.launch.sockets import Sockets
 from ddpdoctor.rundir import Beat
 
 _WINDOW_S = 10.0
 MOVED_BYTES = 256 << 10
 """Within the window: four times what a recording writes at once when it begins a new file, and a fiftieth of a slow disk's pace."""
+SENT_BYTES = 64 << 10
+"""The same by TCP, of which a recording uses nothing: what looks at a store each second, or reports now and then, moves less."""
 CHILD_CORES = 0.2
 """What a child that works uses: loggers and monitors that run beside a job use a few hundredths."""
 WAKES_PER_S = 2.0
@@ -34,6 +37,11 @@ class _Poll(NamedTuple):
 
     at_s: float
     moved_bytes: float
+    sent_bytes: float
+    """By TCP, or received."""
+
+
+_sockets = Sockets()
 
 
 class Meter:
@@ -51,21 +59,25 @@ class Meter:
         """Whether, between the last two looks, it received data, or a process that it has started worked."""
         self._polls: deque[_Poll] = deque()
         self._before: dict[int, procfs.Usage] = {}
+        self._sent_before: dict[int, int] = {}
         self._own_bytes = 0.0
         self._at_s = 0.0
         self._cleared_boot_s = time.clock_gettime(time.CLOCK_BOOTTIME)
 
     @property
     def moves(self) -> bool:
-        """Whether the rank or its children have lately read, written or touched more memory than recording does."""
-        return self.works or sum(poll.moved_bytes for poll in self._polls) >= MOVED_BYTES
+        """Whether the rank or its children have lately read, written, sent or touched more memory than recording does."""
+        moved = sum(poll.moved_bytes for poll in self._polls) >= MOVED_BYTES
+        return self.works or moved or sum(poll.sent_bytes for poll in self._polls) >= SENT_BYTES
 
     def look(self, beat: Beat | None) -> None:
         """Read the counters. ``beat`` says how much of them is our own doing."""
         now_s = time.monotonic()
         now = {pid: usage for pid in self._tree() if (usage := procfs.usage_of(pid)) is not None}
+        sent = {inode: count for pid in now for inode, count in _sockets.bytes_of(pid).items()}
         own_bytes = 0.0 if beat is None else beat.own_bytes + beat.own_faults * _PAGE_BYTES
         before, passed_s = self._before, now_s - self._at_s
+        sent_before, self._sent_before = self._sent_before, sent
         ours = own_bytes - self._own_bytes
         self._before, self._own_bytes, self._at_s = now, own_bytes, now_s
         if not before or passed_s <= 0:
@@ -75,7 +87,8 @@ class Meter:
         self.cores = own.cpu_s / passed_s if own is not None else 0.0
         self.works = any(self._works(pid, now[pid], used, passed_s) for pid, used in grown.items())
         moved = sum(used.bytes + used.faults * _PAGE_BYTES for used in grown.values())
-        self._polls.append(_Poll(now_s, max(0.0, moved - ours)))
+        just_sent = sum(count - sent_before.get(inode, 0) for inode, count in sent.items())
+        self._polls.append(_Poll(now_s, max(0.0, moved - ours), just_sent))
         while self._polls and now_s - self._polls[0].at_s > _WINDOW_S:
             self._polls.popleft()
 

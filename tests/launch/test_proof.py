@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.launch import proof
-from ddpdoctor.launch.rankwatch import HostWatchedRanks, WatchedRank
+from ddpdoctor.launch.hostwatch import HostWatchedRanks
+from ddpdoctor.launch.rankwatch import WatchedRank
 from ddpdoctor.launch.sentinel import _Kill
 from ddpdoctor.launch.standstill import Progress, Tuning
 
