@@ -17,7 +17,7 @@ free     of another namespace and never seen, another host, or no document      
 =======  ==========================================================================================  =========
 
 Of a spool whose writer is UNKNOWN, nobody writes to it once the launcher of its run has closed the manifest and nothing in it
-has changed for a minute (:func:`is_over`).
+has changed for a minute, or nothing has for a day: whoever was killed with its launcher, as a container is, closes none (:func:`is_over`).
 """
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ SEEN_FILE = "writer.seen"
 WRITER_FILES = frozenset([WRITER_FILE, LOCK_FILE, SEEN_FILE])
 QUIET_S = 60.0
 """A rank that trains touches its spool more often: a step's line every few seconds, or where it is once a second."""
+GONE_S = 24 * 3600.0
+"""No rank is so quiet that runs: one that was suspended for long holds its lock."""
 CLOSED_S = 10.0
 """What a rank wrote last stays so long after it ended its recording, for whoever watches it looks once a second."""
 
@@ -191,8 +193,9 @@ def is_over(spool: str) -> bool:
             state = writer_in(here).state
             if state is not State.UNKNOWN:
                 return state is State.OVER
-            if time.time() - last_change_s(here) < QUIET_S:
-                return False
+            quiet_s = time.time() - last_change_s(here)
+            if quiet_s < QUIET_S or quiet_s > GONE_S:
+                return quiet_s > GONE_S
             run = run_of(read_target(here))
     except OSError:
         return False

@@ -54,10 +54,10 @@ def test_spools_of_dead_ranks_are_copied_and_removed_those_of_living_ones_kept(t
     assert not gone.exists() and kept.exists()
 
 
-def age(root):
-    yesterday = time.time() - 2 * 24 * 3600
+def age(root, by_s=2 * 24 * 3600):
+    then = time.time() - by_s
     for path in (*root.rglob("*"), root):
-        os.utime(path, (yesterday, yesterday))
+        os.utime(path, (then, then))
 
 
 def test_stale_spools_of_killed_launchers_are_cleared(tmp_path):
@@ -77,19 +77,21 @@ def test_the_spool_of_a_rank_that_was_suspended_for_a_day_stays(tmp_path):
 
 
 def test_process_ids_of_another_container_mean_nothing(tmp_path, monkeypatch):
-    """Its spools, in storage that both share, go once their run has ended and nothing in them has changed for a while."""
+    """Its spools, in storage that both share, go once their run has ended and nothing in them has changed for a while (after a
+    day of silence whether it has ended or not: ``tests/rundir/test_killed_with_its_launcher.py``)."""
     monkeypatch.setattr("ddpdoctor.rundir.spool._base", lambda: str(tmp_path))  # tests clear /dev/shm, too
     run = make_run(tmp_path / "run")
     spool = left_behind(run)
     other = spool.parent.rename(spool.parent.with_name(f"ddpdoctor-{os.getuid()}-1-{run_id(str(run))}"))
     written_by(other / spool.name, os.getpid(), namespace=1)
-    age(other)
-    drain_stale_spools(spool.parent)
-    assert (other / spool.name).exists()
+    age(other, 3600)
+    assert not is_over(str(other / spool.name)), "its run has not ended"
     manifest = json.loads((run / "manifest.json").read_text())
     (run / "manifest.json").write_text(json.dumps({**manifest, "ended_ns": 1}))
     os.utime(other / spool.name)
     assert not is_over(str(other / spool.name)), "it was written to a moment ago"
+    age(other, 3600)
+    assert is_over(str(other / spool.name))
     age(other)
     drain_stale_spools(spool.parent)
     assert not other.exists()
