@@ -12,6 +12,9 @@ import pytest
 
 from tests.house import ALLOWED, DOORS, INSIDES, ROOMS
 
+pytestmark = pytest.mark.extended
+"""``make check`` runs these."""
+
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "ddpdoctor"
 

@@ -22,6 +22,7 @@ from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
 from tests.cli.trying import JOB, ROOT, nothing_left, tried, trying
 from tests.commands import command
+from tests.hook.recording import forked
 from tests.report import samples
 
 
@@ -168,6 +169,20 @@ def test_a_job_that_cannot_be_measured_says_why(tmp_path):
     assert failed.returncode == 2
     assert "could not be measured" in failed.stderr
     assert "Traceback" not in failed.stderr
+
+
+@pytest.mark.torchrun
+def test_a_setting_is_measured_in_real_ranks_against_the_job_as_it_is(tmp_path):
+    settings = ["--set", "loader.num_workers=2", "--rounds", "1", "--steps", "12", "--json", "answer.json"]
+    found = tried(tmp_path, *settings, "--", *forked("tried.py", "--wait-ms", "10"))
+    assert found.returncode == 0, found.stderr
+    answer = json.loads((tmp_path / "answer.json").read_text())
+    (variant,) = answer["variants"]
+    assert variant["set"] == {"loader.num_workers": 2}
+    assert answer["baseline"]["median_ms"] > 10 and variant["median_ms"] > 0
+    assert variant["parity"]["same_bits"] is True
+    assert not (tmp_path / "END").exists()
+    nothing_left(tmp_path)
 
 
 @pytest.mark.torchrun
