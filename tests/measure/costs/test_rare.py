@@ -42,7 +42,7 @@ def mean_ms(config):
         ("slow_data", "data", 40.0, 20),
         ("checkpoint", "checkpoint", 40.0, 36),
         ("gc_pause", "collection", 30.0, None),
-        ("host_work_end_of_step", "host", 40.0, None),
+        pytest.param("host_work_end_of_step", "host", 40.0, None, marks=pytest.mark.slow),
     ],
 )
 def test_a_stop_outside_the_window_is_found_and_priced(kind, cause, ms, line, tmp_path):

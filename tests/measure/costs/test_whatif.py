@@ -78,7 +78,12 @@ def test_with_nothing_changed_it_is_the_measured_job(name, graphs):
 # Not slower on CPUs: the generator gives Gloo's two threads a link each.
 @pytest.mark.parametrize(
     ("times", "name"),
-    [(times, name) for times in (0.5, 2.0, 8.0) for name in JOBS if (times, name) != (0.5, "on CPUs")],
+    [
+        pytest.param(times, name, marks=pytest.mark.slow if times == 2.0 else ())
+        for times in (0.5, 2.0, 8.0)
+        for name in JOBS
+        if (times, name) != (0.5, "on CPUs")
+    ],
 )
 def test_a_faster_link(name, times, graphs):
     graph, job = graphs(name), JOBS[name]
@@ -99,7 +104,9 @@ def test_perfect_overlap_cannot_beat_a_link_that_is_busy_all_the_time(graphs):
 
 
 @pytest.mark.parametrize("name", ["balanced", "bound", "hidden", "one rank late", "two backward passes"])
-@pytest.mark.parametrize("count", [1, 2, 10, 60])
+@pytest.mark.parametrize(
+    "count", [1, pytest.param(2, marks=pytest.mark.slow), 10, pytest.param(60, marks=pytest.mark.slow)]
+)
 def test_other_buckets(name, count, graphs):
     graph, job = graphs(name), JOBS[name]
     total = sum(job.bucket_bytes)

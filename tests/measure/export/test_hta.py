@@ -43,7 +43,6 @@ SETS = [
     "tracelens/mi300_resnet_act_checkpoint",
     "tracelens/mi300_ddp_resnet18",
 ]
-pytestmark = pytest.mark.xdist_group("hta")
 """In one process, which keeps what it has loaded."""
 ANALYSES = ["temporal_breakdown", "overlap", "idle_time", "queue_length", "kernel_launches"]
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.metrics.backward import backward_of, reduces_behind
 from ddpdoctor.measure.window import with_bucket_sizes
-from tests.generator import Config, generate
+from tests.generator import SMALL, Config, generate
 from tests.measure.traced import windows_of
 
 FEW, MANY = 5, 20
@@ -37,7 +37,7 @@ def jobs(request, tmp_path_factory):
     windows = []
     for steps in (FEW, MANY):
         folder = tmp_path_factory.mktemp(f"{request.param}-{steps}")
-        generate(Config(backend=request.param, steps=steps), folder)
+        generate(Config(**SMALL, backend=request.param, world_size=2, steps=steps), folder)
         windows.append(windows_of(folder)[0])
     return windows
 

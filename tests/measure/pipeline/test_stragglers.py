@@ -30,6 +30,7 @@ def published():
 
 
 @needs_published
+@pytest.mark.extended
 def test_the_published_slowdown_and_its_shares(published):
     _, found, results = published
     assert found.slowdown == pytest.approx(results["result"]["blocking_slowdown"], abs=1e-6)
@@ -42,6 +43,7 @@ def test_the_published_slowdown_and_its_shares(published):
 
 
 @needs_published
+@pytest.mark.extended
 def test_the_published_step_times(published):
     _, found, results = published
     for name, ours in (("tori", found.step_ms), ("tideal", found.ideal_step_ms)):
@@ -54,6 +56,7 @@ def test_the_published_step_times(published):
 
 
 @needs_published
+@pytest.mark.extended
 def test_the_published_attribution(published):
     _, found, results = published
     for kind, ours in (("dp_rank", found.by_replica), ("stage", found.by_stage), ("optype", found.by_kind)):
@@ -62,6 +65,7 @@ def test_the_published_attribution(published):
 
 
 @needs_published
+@pytest.mark.extended
 def test_the_worker_that_was_slowed_down_is_named(published):
     _, found, _ = published
     assert (found.world_size, found.replicas, found.stages) == (64, 4, 4)
@@ -73,6 +77,7 @@ def test_the_worker_that_was_slowed_down_is_named(published):
 
 
 @needs_published
+@pytest.mark.extended
 def test_with_nothing_changed_the_replay_is_the_measured_run(published):
     ops, found, _ = published
     dag = pipeline_dag(ops)

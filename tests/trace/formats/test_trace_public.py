@@ -23,6 +23,7 @@ FILES = [
 pytestmark = pytest.mark.skipif(not SHARED.is_dir(), reason="the public traces are not here")
 
 
+@pytest.mark.extended
 @pytest.mark.parametrize("file", FILES)
 def test_rows(file):
     trace = load_trace(str(SHARED / file))
