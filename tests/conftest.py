@@ -1,4 +1,4 @@
-"""Which tests a worker of pytest-xdist takes together, and which first; recordings that many tests read; the last lines of a run."""
+"""Which tests come first; recordings that many tests read; the last lines of a run."""
 
 from __future__ import annotations
 
@@ -15,23 +15,9 @@ SLOWEST_S = 15.0
 """No test of ``make test`` takes longer on two idle cores."""
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share a module's fixture, such as one recorded job, are one worker's: else each worker would make it.
-
-    Real jobs come first, so that no worker is left with a long one when the others have nothing to do. All this must be known before
-    pytest-xdist reads the groups, at this same moment.
-    """
-    for item in items:
-        if _shares_a_fixture(item):
-            item.add_marker(pytest.mark.xdist_group(item.nodeid.partition("::")[0]))
+    """Real jobs come first, so that no worker is left with a long one when the others have nothing to do."""
     items.sort(key=lambda item: item.get_closest_marker("torchrun") is None)
-
-
-def _shares_a_fixture(item: pytest.Item) -> bool:
-    info = getattr(item, "_fixtureinfo", None)
-    definitions = info.name2fixturedefs.values() if info else ()
-    return any(each.scope == "module" for chain in definitions for each in chain)
 
 
 Once = Callable[[str, Callable[[Path], object]], Path]

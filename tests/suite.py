@@ -32,16 +32,21 @@ def main(arguments: list[str]) -> int:
     if not arguments or arguments[0] not in TIERS:
         sys.exit(f"usage: python -m tests.suite {{{','.join(TIERS)}}} [ARGUMENTS OF PYTEST]")
     chosen, others = _split_marks(arguments[1:])
-    workers = str(min(MOST_WORKERS, len(os.sched_getaffinity(0))))
     codes: list[int] = []
     begun_s = time.monotonic()
     for marks in TIERS[arguments[0]]:
-        side_by_side = [] if marks.endswith(" and alone") else ["-n", workers, "--dist", "loadgroup"]
+        side_by_side = [] if marks.endswith(" and alone") else _side_by_side()
         selected = f"({marks}) and ({chosen})" if chosen else marks
         command = [sys.executable, "-m", "pytest", "-m", selected, *side_by_side, *others]
         codes.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
         print(f"{selected}: exit code {codes[-1]}, {(time.monotonic() - begun_s) / 60:.1f} min", flush=True)
     return max((code for code in codes if code != NO_TESTS), default=NO_TESTS)
+
+
+def _side_by_side() -> list[str]:
+    """A file is one worker's, so that each recording that its tests share is made once."""
+    workers = str(min(MOST_WORKERS, len(os.sched_getaffinity(0))))
+    return ["-n", workers, "--dist", "loadfile", "--no-loadscope-reorder"]
 
 
 def _split_marks(arguments: list[str]) -> tuple[str, list[str]]:

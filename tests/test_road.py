@@ -16,7 +16,7 @@ import pytest
 from ddpdoctor.demo import JOB, find_fault
 from ddpdoctor.demo.faults import FAULTS, Fault
 from ddpdoctor.diagnose.diagnosis import Diagnosis
-from tests.cli.live import live_run, reads_live
+from tests.cli.live import live_run
 from tests.conftest import Once
 
 pytestmark = pytest.mark.torchrun
@@ -64,7 +64,6 @@ def test_each_planted_fault_is_the_verdict(fault: Fault, tmp_path: Path) -> None
     pytest.fail(f"{fault.name}: expected {fault.expected_rule}, got " + "; ".join(tries))
 
 
-@reads_live
 def test_a_planted_fault_is_found_with_its_rank_and_line(once: Once) -> None:
     live = live_run(once)
     code, out, err = live.said["run"]

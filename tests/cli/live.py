@@ -26,8 +26,6 @@ ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "C
 DOCTOR = [sys.executable, "-m", "ddpdoctor"]
 TRAINED, BEFORE = 240, 40
 """Steps of the job; steps before it is asked for anything."""
-reads_live = pytest.mark.xdist_group("live")
-"""For tests of the live run: the other workers need not wait until it has been made."""
 
 
 class Live(NamedTuple):

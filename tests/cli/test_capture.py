@@ -5,7 +5,7 @@ import re
 
 import pytest
 
-from tests.cli.live import live_run, reads_live, steps_of
+from tests.cli.live import live_run, steps_of
 from tests.commands import ROOT, command
 
 
@@ -15,7 +15,6 @@ def captured(once):
 
 
 @pytest.mark.torchrun
-@reads_live
 def test_all_ranks_open_the_window_in_the_same_steps(captured):
     run, (code, out, err) = captured.run, captured.said["capture"]
     assert (code, err) == (0, ""), (out, err)
@@ -29,7 +28,6 @@ def test_all_ranks_open_the_window_in_the_same_steps(captured):
 
 
 @pytest.mark.torchrun
-@reads_live
 def test_the_window_is_analysed_and_the_first_one_as_before(captured):
     run = captured.run
     done = command("analyze", run, "--window", "1", "--json", "-", "-q")
@@ -44,7 +42,6 @@ def test_the_window_is_analysed_and_the_first_one_as_before(captured):
 
 
 @pytest.mark.torchrun
-@reads_live
 def test_stacks_say_where_each_rank_is(captured):
     (code, out, err), (_, verbose, _) = captured.said["stacks"], captured.said["stacks -v"]
     assert (code, err) == (0, "")

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from ddpdoctor.measure.export import COLLECTIVES, EVENTS, STEPS
-from tests.cli.live import TRAINED, live_run, reads_live
+from tests.cli.live import TRAINED, live_run
 from tests.commands import command
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -80,7 +80,6 @@ def test_collectives_that_cannot_be_matched_are_drawn_and_noted(tmp_path):
 
 
 @pytest.mark.torchrun
-@reads_live
 def test_a_recorded_run_shows_who_waits_for_whom(once, tmp_path):
     recorded = live_run(once).run
     code, _, err = run(recorded, "--timeline", tmp_path / "t.json", "--parquet", tmp_path / "tables")

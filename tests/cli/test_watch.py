@@ -19,7 +19,7 @@ import pytest
 
 from ddpdoctor.cli.watched import Watched, watch
 from ddpdoctor.rundir import boot_id, pid_namespace
-from tests.cli.live import DOCTOR, ENVIRONMENT, TRAINED, free_port, live_run, metrics, reads_live, until
+from tests.cli.live import DOCTOR, ENVIRONMENT, TRAINED, free_port, live_run, metrics, until
 from tests.commands import command
 from tests.hook.recording import forked
 
@@ -141,7 +141,6 @@ def read_all(handle, seen):
 
 
 @pytest.mark.torchrun
-@reads_live
 def test_a_running_job_is_followed_to_its_end_and_scraped(once):
     live = live_run(once)
     code, out, err = live.said["watch"]

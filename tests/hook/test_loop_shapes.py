@@ -63,6 +63,7 @@ def test_steps_are_the_loops_own_rounds(job: Counted, name: str, rank: int) -> N
     assert all(abs(after[0] - before[1]) < 100_000 for before, after in pairwise(starts_and_ends))
 
 
+@pytest.mark.extended
 @pytest.mark.torchrun
 @pytest.mark.parametrize("name", SHAPES)
 def test_ranks_that_record_other_steps_in_full_count_alike(thinned: Counted, name: str) -> None:

@@ -17,7 +17,7 @@ from tests.hook.recording import JOBS, Recorded
 from .launched import clean_environment, program_of, python_with, run_under, two_ranks_took
 
 FRAMEWORKS = JOBS / "frameworks"
-pytestmark = [pytest.mark.extended, pytest.mark.xdist_group("frameworks")]
+pytestmark = pytest.mark.extended
 """One after the other: some launchers have a fixed port, and DeepSpeed compiles for all jobs into one folder."""
 
 

@@ -76,7 +76,14 @@ def has_exit_codes() -> bool:
 
 
 @pytest.mark.skipif(not has_exit_codes(), reason="this kernel forgets exit codes")
-@pytest.mark.parametrize("how", ["here", "swept", "nowhere"])
+@pytest.mark.parametrize(
+    "how",
+    [
+        pytest.param("here", marks=pytest.mark.extended),
+        "swept",
+        pytest.param("nowhere", marks=pytest.mark.extended),
+    ],
+)
 def test_one_that_was_seen_before_it_joined(start, how: str) -> None:
     """Whether or not what it recorded is still there at the next look; its launcher has waited for it."""
     root, process = start(how)
@@ -95,6 +102,7 @@ def test_one_that_was_seen_before_it_joined(start, how: str) -> None:
     assert door.current([]) == []
 
 
+@pytest.mark.extended
 def test_one_that_has_joined_is_not_at_the_door(start) -> None:
     """It is known until it records, but waits for nobody."""
     root, process = start("nowhere")
@@ -120,6 +128,7 @@ def test_the_next_look_comes_as_soon_as_one_records(start) -> None:
     assert [rank.here_pid for rank in ranks.known.values()] == [process.pid]
 
 
+@pytest.mark.extended
 def test_one_that_had_not_said_who_it_is(start) -> None:
     """A look between the making of its folder and its first file."""
     root, process = start("here", "")

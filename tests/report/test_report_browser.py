@@ -12,7 +12,6 @@ import samples
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine"),
 ]
 ARTIFACTS = Path(__file__).resolve().parents[2] / "artifacts"

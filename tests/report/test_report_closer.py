@@ -17,7 +17,6 @@ from ddpdoctor.report import redact, write_figures, write_html
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.xdist_group("browser"),
     pytest.mark.skipif(chromium.PROGRAM is None, reason="no Chromium on this machine"),
 ]
 ARTIFACTS = Path(__file__).resolve().parents[2] / "artifacts"
