@@ -9,12 +9,12 @@ import pytest
 
 from ddpdoctor.measure.metrics import lateness
 from ddpdoctor.measure.replay import replay_all
-from tests.generator import Config, Plant, generate
+from tests.generator import SMALL, Config, Plant, generate
 from tests.measure.traced import accused, found, measured
 
 TOLERANCE = 0.03
 """Of the step."""
-TWICE = Config(world_size=6, hosts=(2, 2, 2), within_hosts_first=True)
+TWICE = Config(**SMALL, world_size=6, hosts=(2, 2, 2), within_hosts_first=True)
 CAUSE = {"slow_data": "data", "slow_backward_kernels": "compute", "slow_forward": "compute"}
 
 

@@ -10,6 +10,7 @@ import pytest
 from ddpdoctor.measure.align import align_and_match
 from tests.measure.traced import PUBLIC, accused, found, measured, windows_of
 
+pytestmark = pytest.mark.extended
 SINGLE_RANK_WITH_COLLECTIVES = [
     "hta/trace_diff/control",
     "hta/trace_diff/test",

@@ -13,6 +13,7 @@ from ddpdoctor.measure.graph import graph_of_windows
 from ddpdoctor.measure.numerics import covered
 from ddpdoctor.measure.taxonomy import DEVICE_WORK, INDEX
 from tests.generator import Config, Plant, When, generate
+from tests.measure.grids import pairs_first
 from tests.measure.traced import accused, measured, windows_of
 
 LATE_MS = 3.0
@@ -22,9 +23,7 @@ KERNELS = ("cuda_runtime", "cpu_op", "user_annotation", "gpu_user_annotation")
 KINDS = {"host_gap_forward": "host", "host_gap_backward": "host", "slow_forward": "compute"}
 
 
-@pytest.mark.parametrize("world", [2, 4, 8])
-@pytest.mark.parametrize("cycles", [2, 3])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "cycles", "world"), pairs_first(tuple(KINDS), (2, 3), (2, 4, 8)))
 def test_a_rank_that_is_late_since_the_window_began(kind, cycles, world, tmp_path):
     """In the step before it was not: all had computed alike ahead of the first cycle."""
     plant = Plant(kind, ranks=(1,), ms=LATE_MS, when=When(first=1))

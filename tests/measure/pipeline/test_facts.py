@@ -44,6 +44,7 @@ def test_nobody_is_late_where_all_are_alike():
 
 
 @needs_published
+@pytest.mark.extended
 def test_the_published_job_is_diagnosed():
     diagnosis = analyze(str(PUBLISHED))
     assert [(finding.rule, finding.ranks) for finding in diagnosis.findings] == [
@@ -55,6 +56,7 @@ def test_the_published_job_is_diagnosed():
 
 
 @needs_published
+@pytest.mark.extended
 def test_two_tables_are_two_jobs(tmp_path):
     for name in ("trace-a.parquet", "trace-b.parquet"):
         (tmp_path / name).symlink_to(PUBLISHED / "trace-AR.parquet")

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.generator import Config, Plant, cpu_job, generate
+from tests.generator import SMALL, Config, Plant, cpu_job, generate
 from tests.generator.simulate import simulate
 from tests.measure.traced import accused, found, measured
 
@@ -21,7 +21,10 @@ def device_step_ms(config, steps=6):
     """ms from one step's end on the accelerator to the next one's, in the true run: a host that runs ahead ends its own
     steps earlier."""
     ends = [
-        max(program.machine.compute_free_us for program in simulate(replace(config, steps=count)).programs)
+        max(
+            program.machine.compute_free_us
+            for program in simulate(replace(config, steps=count), record=False).programs
+        )
         for count in (2 * steps, 3 * steps)
     ]
     return (ends[1] - ends[0]) / steps / 1e3
@@ -40,25 +43,28 @@ def waiting(config, folder):
 @pytest.mark.parametrize(
     ("kind", "config", "without"),
     [
-        pytest.param("device_sync", Config(plants=(HOST_WORK,)), {"item_every": 0}, id="item"),
+        pytest.param("device_sync", Config(**SMALL, plants=(HOST_WORK,)), {"item_every": 0}, id="item"),
         pytest.param(
             "barrier",
-            Config(item_every=0, plants=(HOST_WORK, BARRIER)),
+            Config(**SMALL, item_every=0, plants=(HOST_WORK, BARRIER)),
             {"plants": (HOST_WORK,)},
             id="barrier",
         ),
         pytest.param(
             "collective",
-            Config(metric_allreduce=True, plants=(HOST_WORK,)),
+            Config(**SMALL, metric_allreduce=True, plants=(HOST_WORK,)),
             {"item_every": 0, "metric_allreduce": False},
             id="metric that is read",
         ),
         pytest.param(
-            "device_sync", Config(world_size=1, plants=(HOST_WORK,)), {"item_every": 0}, id="one rank"
+            "device_sync",
+            Config(**SMALL, world_size=1, plants=(HOST_WORK,)),
+            {"item_every": 0},
+            id="one rank",
         ),
         pytest.param(
             "device_sync",
-            Config(plants=(replace(HOST_WORK, ms=16),)),
+            Config(**SMALL, plants=(replace(HOST_WORK, ms=16),)),
             {"item_every": 0},
             id="a host that needs longer than its device",
         ),
@@ -87,11 +93,15 @@ def test_a_host_too_slow_to_run_ahead_gains_little_by_waiting_less(tmp_path):
 
 def test_waiting_for_what_is_long_done_costs_nothing(tmp_path):
     """The host waits, and most of each step, but always has a step issued behind what it waits for."""
-    _, prices, mean_ms = waiting(Config(item_every=0, reads_last_step=True, plants=(HOST_WORK,)), tmp_path)
+    _, prices, mean_ms = waiting(
+        Config(**SMALL, item_every=0, reads_last_step=True, plants=(HOST_WORK,)), tmp_path
+    )
     assert max(prices.values()) < 0.01 * mean_ms
 
 
-@pytest.mark.parametrize("config", [Config(item_every=0), Config(item_every=0, plants=(HOST_WORK,))])
+@pytest.mark.parametrize(
+    "config", [Config(**SMALL, item_every=0), Config(**SMALL, item_every=0, plants=(HOST_WORK,))]
+)
 def test_a_host_that_never_waits(config, tmp_path):
     """But at the window's end, where the profiler does."""
     _, prices, _ = waiting(config, tmp_path)
@@ -100,13 +110,13 @@ def test_a_host_that_never_waits(config, tmp_path):
 
 def test_a_host_that_hardly_works_between(tmp_path):
     """The queue runs empty in every step, and is filled again at once."""
-    _, prices, mean_ms = waiting(Config(), tmp_path)
+    _, prices, mean_ms = waiting(Config(**SMALL), tmp_path)
     assert 0 < prices["device_sync"] < 0.04 * mean_ms
 
 
 def test_only_steps_in_which_it_waits_count(tmp_path):
     every, third = (
-        waiting(Config(steps=12, item_every=count, plants=(HOST_WORK,)), tmp_path / str(count))[1]
+        waiting(Config(**SMALL, steps=12, item_every=count, plants=(HOST_WORK,)), tmp_path / str(count))[1]
         for count in (1, 3)
     )
     assert third["device_sync"] == pytest.approx(every["device_sync"] / 3, rel=0.25)
@@ -114,14 +124,14 @@ def test_only_steps_in_which_it_waits_count(tmp_path):
 
 def test_a_loader_that_is_too_slow_is_waited_for_in_any_case(tmp_path):
     """A host that did not wait for its device would wait for the same batch."""
-    config = Config(plants=(Plant("slow_data", ms=15), HOST_WORK))
+    config = Config(**SMALL, plants=(Plant("slow_data", ms=15), HOST_WORK))
     shared, prices, mean_ms = waiting(config, tmp_path)
     assert shared["data"].ms_per_step == pytest.approx(15, abs=TOLERANCE * mean_ms)
     assert max(prices.values()) < 0.02 * mean_ms
 
 
 def test_one_rank_that_works_longer_is_late_and_no_fault_of_the_waiting(tmp_path):
-    generate(Config(plants=(replace(HOST_WORK, ranks=(2,)),)), tmp_path / "traces")
+    generate(Config(**SMALL, plants=(replace(HOST_WORK, ranks=(2,)),)), tmp_path / "traces")
     measurement = measured(tmp_path / "traces")
     assert accused(measurement) == {"host": [2]}
     assert measurement.facts.shared.device_sync.ms_per_step < 0.04 * measurement.facts.steps.mean_ms
@@ -133,7 +143,7 @@ def test_a_host_without_a_device_runs_ahead_of_nothing(tmp_path):
 
 
 def test_what_if_without_barriers_counts_the_idle_device(tmp_path):
-    config = Config(item_every=0, plants=(HOST_WORK, BARRIER))
+    config = Config(**SMALL, item_every=0, plants=(HOST_WORK, BARRIER))
     generate(config, tmp_path / "traces")
     facts = measured(tmp_path / "traces").facts
     predicted_ms = facts.steps.mean_ms - facts.shared.barrier.ms_per_step
