@@ -7,7 +7,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-SEED, CASES = 1, 40
+SEED, CASES = 1, 20
 KINDS = ("bundle", "config", "report", "rule", "telemetry")
 
 

@@ -9,7 +9,7 @@ from ddpdoctor.rundir.compaction import thinned_steps
 
 from .recording import forked, run_recorded
 
-BUDGET_BYTES, STEPS = 96 * 1024, 4_000
+BUDGET_BYTES, STEPS = 48 * 1024, 2_000
 
 
 def test_the_log_of_a_long_job_stays_small_and_says_what_is_gone(tmp_path):

@@ -37,7 +37,9 @@ def test_parameters_are_identical_bit_for_bit(tmp_path, ranks: int) -> None:
 
 
 @pytest.mark.torchrun
-@pytest.mark.parametrize("context", ["fork", "spawn", pytest.param("forkserver", marks=pytest.mark.extended)])
+@pytest.mark.parametrize(
+    "context", ["fork", *(pytest.param(name, marks=pytest.mark.extended) for name in ("spawn", "forkserver"))]
+)
 def test_workers_of_the_data_loader_are_not_ranks(tmp_path, context: str) -> None:
     command = forked(
         "plain_ddp.py", "--steps", "4", "--workers", "1", "--context", context, "--exit-hard", ranks=1

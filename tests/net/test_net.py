@@ -54,6 +54,7 @@ def test_floats_may_be_rounded_otherwise_and_nothing_else():
     assert str(Difference("a.b", 3, NOTHING)) == "a.b: 3 → (nothing)"
 
 
+@pytest.mark.extended
 def test_the_command_tells_what_differs_and_where(tmp_path, monkeypatch, capsys):
     changed = frozen("fixtures")
     changed["healthy"]["healthy"] = False
