@@ -19,7 +19,7 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis
 from tests.cli.live import live_run
 from tests.conftest import Once
 
-pytestmark = pytest.mark.torchrun
+
 pytest.importorskip("torch")
 
 EXTENDED = ("healthy", "slow-data-one-rank")

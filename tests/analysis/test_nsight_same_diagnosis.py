@@ -136,6 +136,7 @@ def made_traces(name: str, folder: Path) -> list[RankTrace]:
 
 
 @pytest.mark.parametrize("name", CHOSEN)
+@pytest.mark.extended
 def test_made_traces(name, tmp_path):
     assert_same(*both(made_traces(name, tmp_path), tmp_path, NEW))
 
@@ -165,6 +166,7 @@ def test_jobs_of_another_simulator(seed, tmp_path):
     assert_same(*both(traces_of(tmp_path / "made"), tmp_path, NEW))
 
 
+@pytest.mark.extended
 def test_all_ranks_of_a_host_in_one_file(tmp_path):
     """As where Nsight Systems runs torchrun on two hosts whose clocks differ: the processes are told apart, numbered by torchrun's
     options, and put on one clock."""

@@ -105,6 +105,7 @@ def test_an_analysis_does_not_take_more_memory_than_there_is(tmp_path, taking, w
     assert words in said and AGAIN in said
 
 
+@pytest.mark.extended
 def test_an_analysis_that_does_not_end_is_ended(tmp_path):
     said = ended(start(tmp_path, HANG, "recorded._LEAST_LIMIT_S = 4.0"), tmp_path)
     assert "the analysis took too long and was ended" in said and AGAIN in said

@@ -28,6 +28,7 @@ def script(path: Path, *lines: str) -> str:
     return str(path)
 
 
+@pytest.mark.extended
 def test_this_machine_in_ten_lines(tmp_path):
     pytest.importorskip("torch")
     done = doctor("--", sys.executable, "train.py", cwd=tmp_path)

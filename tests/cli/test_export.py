@@ -79,7 +79,6 @@ def test_collectives_that_cannot_be_matched_are_drawn_and_noted(tmp_path):
     assert any(e["name"].endswith("not matched") for e in events)
 
 
-@pytest.mark.torchrun
 def test_a_recorded_run_shows_who_waits_for_whom(once, tmp_path):
     recorded = live_run(once).run
     code, _, err = run(recorded, "--timeline", tmp_path / "t.json", "--parquet", tmp_path / "tables")

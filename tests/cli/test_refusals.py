@@ -162,6 +162,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_half(tmp_path, arguments, say
     assert arguments[0] == "export" or not (tmp_path / "out").exists()
 
 
+@pytest.mark.extended
 def test_an_interrupt_is_silent(tmp_path):
     for rank in (0, 1):
         write(tmp_path / f"rank{rank}.json", document(events(15_000), rank=rank))

@@ -80,6 +80,7 @@ def test_a_run_without_steps_yet_and_one_whose_launcher_was_killed(tmp_path):
     assert code == 0 and "its launcher was killed" in out
 
 
+@pytest.mark.extended
 def test_many_ranks_and_gpus_fit_the_screen(tmp_path):
     run = tmp_path / "run"
     shutil.copytree(RUN, run)
@@ -140,7 +141,6 @@ def read_all(handle, seen):
         seen.append(data.decode(errors="replace"))
 
 
-@pytest.mark.torchrun
 def test_a_running_job_is_followed_to_its_end_and_scraped(once):
     live = live_run(once)
     code, out, err = live.said["watch"]
@@ -194,6 +194,7 @@ while not os.path.exists(sys.argv[1]):
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 def test_clients_that_only_hold_on_take_nothing_from_the_recording(tmp_path):
     """As many connections as the launcher's processes may have files, by anybody on the machine: all is recorded, scrapes are
     answered, and nobody is left behind."""
@@ -232,6 +233,7 @@ def test_clients_that_only_hold_on_take_nothing_from_the_recording(tmp_path):
         metrics(port, patient=False)
 
 
+@pytest.mark.extended
 def test_the_metrics_end_with_a_keeper_that_is_killed(tmp_path):
     run, port = tmp_path / "run", free_port()
     options = ["--out", str(run), "--no-analysis", "--no-profile", "--prometheus", str(port)]

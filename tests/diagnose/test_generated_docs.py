@@ -26,6 +26,7 @@ def generate() -> ModuleType:
     return module
 
 
+@pytest.mark.extended
 def test_a_page_that_was_edited_by_hand_is_found(
     generate: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

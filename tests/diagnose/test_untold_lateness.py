@@ -15,6 +15,8 @@ from tests.measure.made import on, simple
 from tests.measure.recorded import Job, plant, record
 from tests.net.cases import GROUPS
 
+pytestmark = pytest.mark.extended
+
 RULE = "rank-imbalance/untold-lateness"
 SUBSTANTIAL = 0.1
 """Of the step; and twice what the others are late."""

@@ -40,6 +40,7 @@ def test_a_rank_in_a_session_of_its_own_is_ended_with_its_launcher(tmp_path):
     assert not spool.exists()
 
 
+@pytest.mark.extended
 def test_what_takes_too_long_is_ended_and_what_it_printed_is_there(tmp_path):
     code, why = ended(tmp_path, ["sh", "-c", "echo begun; sleep 600"], limit_s=5.0)
     assert (code, why) == (None, "it had not ended after 5 s")

@@ -29,6 +29,7 @@ def test_a_loader_that_waits_is_told_from_one_that_computes(tmp_path, arguments,
     assert (asleep_share(told) > 0.6) is asleep
 
 
+@pytest.mark.extended
 def test_of_workers_nothing_is_told(tmp_path):
     command = forked("plain_ddp.py", "--workers", "1", "--steps", "60", ranks=1)
     recorded = run_recorded(tmp_path, command, HookOptions(profile_steps=None))

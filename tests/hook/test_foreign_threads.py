@@ -68,6 +68,7 @@ def test_a_thread_for_each_step_is_not_profiled(tmp_path):
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 def test_files_of_the_jobs_under_numbers_of_ours_stay_open(tmp_path):
     script = tmp_path / "job.py"
     script.write_text(JOB + TAKEN_BACK + END)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.hook.environment import HookOptions
 from ddpdoctor.measure.graph import LEFT_OUT
@@ -12,6 +14,7 @@ from .recording import forked, run_recorded
 BUDGET_BYTES, STEPS = 48 * 1024, 2_000
 
 
+@pytest.mark.extended
 def test_the_log_of_a_long_job_stays_small_and_says_what_is_gone(tmp_path):
     job = forked("long_log.py", str(BUDGET_BYTES), str(STEPS), ranks=0)
     recorded = run_recorded(tmp_path, job, HookOptions(profile_steps=None))

@@ -128,6 +128,7 @@ def recorded(tmp_path) -> Recorded:
     return run_older(tmp_path, OLDER, command, HookOptions(profile_steps=(4, 7)))
 
 
+@pytest.mark.extended
 def test_what_an_older_torch_lacks_is_missing_data(recorded: Recorded) -> None:
     assert (recorded.process.returncode, recorded.process.stdout) == (0, "done 12\n"), recorded.process.stderr
     assert recorded.process.stderr == ""

@@ -70,6 +70,7 @@ os.kill(pid, signal.SIGKILL) if not found[0] else None
     assert document(folder, "ending.json")["how"] == "in_order"
 
 
+@pytest.mark.extended
 def test_the_jobs_own_timer_goes_off(tmp_path) -> None:
     script = """
 mine = open("mine.txt", "w")
@@ -96,6 +97,7 @@ def test_the_jobs_own_handler(tmp_path, script: str, told: str) -> None:
     assert not (folder / "faults.txt").exists()
 
 
+@pytest.mark.extended
 def test_a_handler_of_the_jobs_is_not_replaced(tmp_path) -> None:
     before = "import signal\nheard = []\nsignal.signal(signal.SIGBUS, lambda number, frame: heard.append(number))\n"
     script = "time.sleep(1); os.kill(os.getpid(), signal.SIGBUS); print(heard == [signal.SIGBUS])"

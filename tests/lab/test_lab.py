@@ -39,6 +39,7 @@ def test_a_strong_fault_is_named(tmp_path, fault, script, line):
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
+@pytest.mark.extended
 def test_every_fault_can_be_written_into_its_scripts(fault):
     for script in fault.scripts:
         plant = fault.plant(DRAW)

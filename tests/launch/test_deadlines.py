@@ -136,6 +136,7 @@ def test_the_lock_of_a_spool_that_somebody_keeps(tmp_path) -> None:
 
 @needs_fuse
 @pytest.mark.torchrun
+@pytest.mark.extended
 def test_a_run_directory_whose_storage_stops_to_answer(tmp_path) -> None:
     process = started(tmp_path, *forked(TINY, "--steps", "400", "--step-ms", "5"))
     run = tmp_path / "run"

@@ -112,6 +112,7 @@ def test_torchrun_is_killed(tmp_path: Path, where: str, ranks: str) -> None:
         pytest.param("joined", "ranks 0 and 1 at early_ddp.py:", marks=SLOW),
     ],
 )
+@pytest.mark.extended
 def test_a_signal_before_the_first_step(tmp_path: Path, where: str, seen: str) -> None:
     with staying(tmp_path, forked(EARLY, where)) as (process, pids):
         os.kill(process.pid, signal.SIGTERM)

@@ -43,7 +43,7 @@ def training(tmp: Path, *job: str) -> Iterator[subprocess.Popen[str]]:
     steps = [tmp / "run" / "ranks" / f"0000{rank}" / "steps.jsonl" for rank in (0, 1)]
     try:
         deadline_s = time.monotonic() + AWAIT_S
-        while not all(path.exists() and path.read_bytes().count(b'"step"') > 20 for path in steps):
+        while not all(path.exists() and path.read_bytes().count(b'"step"') > 100 for path in steps):
             assert process.poll() is None and time.monotonic() < deadline_s
             time.sleep(0.05)
         yield process

@@ -141,6 +141,7 @@ def test_a_launcher_is_told_first_and_what_else_the_job_started_stays(job: Job) 
     assert all(map(is_alive, [*others, *plain]))
 
 
+@pytest.mark.extended
 def test_one_that_starts_its_ranks_again_and_hears_nothing(job: Job) -> None:
     """SIGKILL first for who starts, and its last ranks, which are deaf as well, after it."""
     launcher = job.start("launcher", deaf="yes", starts="again", of="yes")
@@ -170,6 +171,7 @@ def test_where_it_cannot_be_known_who_is_a_rank_nobody_is_ended(job: Job) -> Non
     assert of_job(job.tmp).end().ranks == [stray]
 
 
+@pytest.mark.extended
 def test_who_was_told_with_its_group_is_not_told_again(job: Job) -> None:
     launcher = job.start("launcher", deaf="yes", starts="ranks")
     rest = of_job(job.tmp, grace_s=1.0).end(told_group=launcher)
@@ -177,6 +179,7 @@ def test_who_was_told_with_its_group_is_not_told_again(job: Job) -> None:
     assert sorted(job.signalled()) == ["0", "1"], "a launcher that was killed leaves them to us"
 
 
+@pytest.mark.extended
 def test_a_process_that_takes_no_signal_keeps_nobody_from_being_ended(job: Job, monkeypatch) -> None:
     launcher = job.start("launcher", starts="ranks")
     os.kill(launcher, signal.SIGKILL)

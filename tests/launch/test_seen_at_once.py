@@ -117,6 +117,7 @@ def test_one_that_has_joined_is_not_at_the_door(start) -> None:
     assert not door.handles and door.seen(1, process.pid) is None
 
 
+@pytest.mark.extended
 def test_the_next_look_comes_as_soon_as_one_records(start) -> None:
     """It has no variables of a rank, so it stood at no door: one of mp.spawn."""
     root, process = start("here", "")

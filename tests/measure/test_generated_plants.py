@@ -9,6 +9,8 @@ import pytest
 from tests.generator import SMALL, Config, Plant, cpu_job, generate
 from tests.measure.traced import accused, found, measured
 
+pytestmark = pytest.mark.extended
+
 TOLERANCE = 0.03
 """Of the step."""
 

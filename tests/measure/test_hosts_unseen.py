@@ -13,6 +13,8 @@ from ddpdoctor.measure.taxonomy import INDEX, Component
 from tests.generator import Config, HostClock, Plant, generate
 from tests.measure.traced import accused, found, measured, windows_of
 
+pytestmark = pytest.mark.extended
+
 KERNELS_ONLY = ("cuda_runtime", "cpu_op")
 """Marks of the steps, and what the devices did."""
 LATE = Plant("slow_forward", ranks=(1,), ms=2.0)

@@ -9,6 +9,8 @@ import pytest
 from tests.generator import Config, HostClock, Plant, generate
 from tests.measure.traced import accused, found, measured
 
+pytestmark = pytest.mark.extended
+
 KERNELS = ("cuda_runtime", "cpu_op", "user_annotation", "gpu_user_annotation")
 """What traces of the devices' kernels lack."""
 LAUNCHES = ("cpu_op", "user_annotation", "gpu_user_annotation")

@@ -16,6 +16,8 @@ from tests.generator import Config, Plant, When, generate
 from tests.measure.grids import pairs_first
 from tests.measure.traced import accused, measured, windows_of
 
+pytestmark = pytest.mark.extended
+
 LATE_MS = 3.0
 JOB = Config(bucket_bytes=(10_000_000,) * 3, bucket_position=(0.2, 0.4, 0.6))
 """The last bucket is reduced beside two fifths of the backward pass, 3.2 ms."""

@@ -69,6 +69,7 @@ def verdict(recorded: Recorded) -> tuple[str | None, list[int] | None, list[tupl
     return found.verdict.rule, finding.ranks, where
 
 
+@pytest.mark.extended
 def test_the_same_is_recorded_and_diagnosed_as_through_torchrun(tmp_path) -> None:
     by_torchrun, by_fork = tmp_path / "torchrun", tmp_path / "fork"
     by_torchrun.mkdir()

@@ -77,6 +77,7 @@ def test_they_draw_what_the_report_draws():
     assert len(dots["x"]) == len(shown.bandwidth.operations[0].dots)
 
 
+@pytest.mark.extended
 def test_many_ranks_are_a_median_a_band_and_those_that_findings_name():
     names = [trace["name"] for trace in figure_specs(samples.large())["step_times"]["data"]]
     assert names == [

@@ -160,6 +160,7 @@ def test_of_very_many_a_report_shows_some_and_says_so(name, many):
     assert said[name] in page and len(page) < 10_000_000
 
 
+@pytest.mark.extended
 def test_as_many_ranks_as_one_likes():
     sick = samples.sick()
     one = sick.ranks[1]

@@ -56,6 +56,7 @@ def report(request):
 
 
 @pytest.mark.parametrize("name", sorted(samples.ALL))
+@pytest.mark.extended
 def test_it_is_small(name):
     still, whole = (len(render_html(samples.ALL[name](), static=static).encode()) for static in (True, False))
     assert still <= BYTES_MOST
@@ -170,6 +171,7 @@ def test_a_report_carries_its_diagnosis(name, tmp_path):
     jsonschema.validate(json.loads((tmp_path / "diagnosis.json").read_text()), json_schema())
 
 
+@pytest.mark.extended
 def test_a_large_report_carries_a_thinned_copy_and_says_so(tmp_path):
     diagnosis = samples.large()
     write_html(diagnosis, tmp_path / "report.html")

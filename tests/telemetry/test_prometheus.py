@@ -152,6 +152,7 @@ def test_promtool_has_nothing_to_say(run):
 
 
 @pytest.mark.skipif(PROMETHEUS is None, reason="no Prometheus on this machine")
+@pytest.mark.extended
 def test_a_real_prometheus_scrapes_it_and_answers_every_query_of_the_dashboard(exporter, tmp_path):
     with prometheus(tmp_path, exporter.port) as port:
         api = f"http://127.0.0.1:{port}/api/v1/query?query="

@@ -21,6 +21,8 @@ from ddpdoctor.trace.formats.kineto.split import scan
 from ddpdoctor.trace.sources import PIECE_BYTES, Source
 from tests.trace.trace_files import document, event, events, kernel, write
 
+pytestmark = pytest.mark.extended
+
 HEAD = b'{"traceEvents":[{"ph":"X","cat":"cpu_op","name":"aten::add","pid":1,"tid":1,"ts":1.0,"dur":2.0},'
 BLOCK_BYTES = 1 << 20
 

@@ -127,6 +127,7 @@ def test_a_window_is_kept_beside_the_first_and_holds_the_steps_that_were_asked_f
     assert profiled == [3, 4, 5, *range(first, first + 3), *range(second, second + 2)]
 
 
+@pytest.mark.extended
 def test_an_order_that_comes_too_late_or_twice_is_refused(job):
     answer = job.order(1, 1, 2, 3)
     assert "is in step" in answer["why"] and job.state(1) == {}
@@ -142,6 +143,7 @@ def test_an_order_that_comes_too_late_or_twice_is_refused(job):
     assert not (job.folder / "trace.1.json.gz").exists()
 
 
+@pytest.mark.extended
 def test_a_job_that_ends_in_a_window_saves_it_or_says_why(job):
     assert job.order(1, 1, job.step() + 60, 64)["why"] is None
     until(lambda: job.state(1).get("state") == "open")

@@ -137,6 +137,7 @@ def test_an_error_leaves_the_collector_on(monkeypatch) -> None:
 
 
 @pytest.mark.parametrize("program", [DYING_FRAMES, COLLECTED_MEANWHILE])
+@pytest.mark.extended
 def test_threads_that_go_on_meanwhile(program: str) -> None:
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout.strip()) == (0, "True"), done.stderr

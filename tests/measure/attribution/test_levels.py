@@ -123,6 +123,7 @@ def uneven():
     ]
 
 
+@pytest.mark.extended
 def test_the_diagnosis_names_the_inputs(tmp_path):
     generate(Config(steps=STEPS, plants=tuple(uneven())), tmp_path)
     said = analyze(str(tmp_path), Options(cache=False, jobs=1))

@@ -12,6 +12,8 @@ from tests.generator.rundirectory import generate_run
 from tests.measure.grids import pairs_first
 from tests.measure.recorded import Job, record
 
+pytestmark = pytest.mark.extended
+
 PHASES_MS = {"data": 0.3, "host": 0.8, "forward": 2.5, "backward": 5.0, "optimizer": 0.6}
 """A step of 11 ms, with its transfer."""
 STALL_MS = 57.0

@@ -152,6 +152,7 @@ def _priced(folder, world, gap_us, late_ms, seed):
 
 
 @pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in (1, 2, 3))])
+@pytest.mark.extended
 def test_the_price_of_a_straggler_does_not_hang_on_the_gap_behind_a_collective(tmp_path, seed):
     rng = random.Random(seed)
     world, late_ms = rng.choice((2, 4)), rng.uniform(0.5, 3.0)

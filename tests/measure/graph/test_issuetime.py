@@ -16,6 +16,8 @@ from tests.measure.made import late_of, shared_of
 from tests.measure.traced import accused, measured, windows_of
 from tests.measure.window.test_hostwaits import device_step_ms
 
+pytestmark = pytest.mark.extended
+
 ISSUING = Config(item_every=0, launch_us=150.0, steps=7, warmup_steps=6)
 """Issuing a kernel takes longer than the kernel, and no host ever waits."""
 FREE = 8.0

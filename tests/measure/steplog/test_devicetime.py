@@ -71,6 +71,7 @@ def test_a_device_that_is_slower_now_and_then(logs_of) -> None:
 
 
 @pytest.mark.torchrun
+@pytest.mark.extended
 def test_devices_that_are_equally_fast(logs_of) -> None:
     facts = facts_of(logs_of("never"))
     assert facts.late.compute is None or facts.late.compute.share < 0.05

@@ -17,6 +17,8 @@ from ddpdoctor.trace.engines import attempt
 from tests.trace.nsight_export import export
 from tests.trace.trace_files import document, event, events, kernel, write
 
+pytestmark = pytest.mark.extended
+
 KERNELS, RANGES, CALLS = "CUPTI_ACTIVITY_KIND_KERNEL", "NVTX_EVENTS", "CUPTI_ACTIVITY_KIND_RUNTIME"
 
 

@@ -37,6 +37,7 @@ def load_cut(path, data):
         return None
 
 
+@pytest.mark.extended
 def test_plain_text_cut_anywhere(tmp_path):
     random.seed(1)
     end = TEXT.rindex(b"\n ],")

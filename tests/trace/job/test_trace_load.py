@@ -33,6 +33,7 @@ def always_processes(monkeypatch):
     monkeypatch.setattr("ddpdoctor.trace.job.load._WORTH_PROCESSES_BYTES", 0)
 
 
+@pytest.mark.extended
 def test_processes_give_what_one_process_gives(tmp_path, always_processes):
     files = job(tmp_path, [2, 0, 1])
     files.append(write(tmp_path / "bad.json", "{}"))
@@ -118,6 +119,7 @@ def test_a_worker_that_dies_names_its_file_and_the_rest_goes_on(tmp_path, always
     assert "ended by signal 9" in loaded.failed[0][1]
 
 
+@pytest.mark.extended
 def test_memory_grows_with_the_columns_and_not_with_the_text(tmp_path, monkeypatch):
     """At most 1.5 bytes more for each byte more of columns; the text is four times as large as they are."""
     monkeypatch.setattr(Source.pieces, "__defaults__", (1 << 16,))  # the fixed part: pieces under way
