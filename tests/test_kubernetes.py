@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
+pytestmark = pytest.mark.extended
 kubernetes_validate = pytest.importorskip("kubernetes_validate")
 
 VERSION = "1.35"

@@ -19,7 +19,6 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis
 from tests.cli.live import live_run
 from tests.conftest import Once
 
-
 pytest.importorskip("torch")
 
 EXTENDED = ("healthy", "slow-data-one-rank")

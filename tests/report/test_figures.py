@@ -181,6 +181,7 @@ def test_a_quantity_of_any_name_is_a_file_in_the_folder(tmp_path):
 
 
 @pytest.mark.parametrize("name", sorted(samples.ALL))
+@pytest.mark.extended
 def test_plotly_takes_them(name, tmp_path):
     go = pytest.importorskip("plotly.graph_objects")
     io = pytest.importorskip("plotly.io")

@@ -61,7 +61,10 @@ FILES = {
 }
 
 
-@pytest.mark.parametrize("quick", [lambda: Quick, isal], ids=["another", "isal"])
+@pytest.mark.parametrize(
+    "quick",
+    [pytest.param(lambda: Quick, id="another"), pytest.param(isal, id="isal", marks=pytest.mark.extended)],
+)
 @pytest.mark.parametrize("name", FILES)
 def test_what_is_quicker_gives_what_zlib_gives(tmp_path, monkeypatch, name, quick):
     monkeypatch.setattr(f"{PIECES}._READ_BYTES", 1 << 12)
