@@ -38,9 +38,14 @@ def main(arguments: list[str]) -> int:
         side_by_side = [] if marks.endswith(" and alone") else _side_by_side()
         selected = f"({marks}) and ({chosen})" if chosen else marks
         command = [sys.executable, "-m", "pytest", "-m", selected, *side_by_side, *others]
-        codes.append(subprocess.run(command, cwd=ROOT, check=False).returncode)
+        codes.append(subprocess.run(command, cwd=ROOT, env=_environment(), check=False).returncode)
         print(f"{selected}: exit code {codes[-1]}, {(time.monotonic() - begun_s) / 60:.1f} min", flush=True)
     return max((code for code in codes if code != NO_TESTS), default=NO_TESTS)
+
+
+def _environment() -> dict[str, str]:
+    """Tests and package are compiled once, not in each worker and by each command, also where Python is told to keep nothing."""
+    return {name: text for name, text in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
 
 
 def _side_by_side() -> list[str]:

@@ -10,14 +10,16 @@ from __future__ import annotations
 
 import errno
 import os
+import threading
 import time
 from contextlib import contextmanager
-from typing import Callable, Iterator, Optional
+from typing import Callable, Iterator, Optional, Set, Tuple
 
 from .compaction import DiskBudget, stream_end
 from .compaction import clear as clear_thinned
 from .gaps import bridge
 from .handover import (
+    ASIDE,
     CARRIED_FILE,
     DOCUMENTS,
     LAST_WORDS,
@@ -41,6 +43,7 @@ from .layout import (
 from .liveness import WRITER_FILES
 from .owned import (
     NotOursError,
+    file_identity,
     folder,
     is_own,
     lock_now,
@@ -58,8 +61,21 @@ from .waiting import Waiting, reason_of, segments_in, unsaved_sentence, waiting_
 PATIENCE_S = 2.0
 """How long a copy waits for another one of the same spool, which may be a process that was stopped."""
 _LOOK_S = 0.02
+_copied_here: Set[Optional[Tuple[int, int]]] = set()
+"""Spools that a thread of this process copies, by the identity of their folders."""
+_one_at_a_time = threading.Lock()
 _LOCK_FILE = "lock"
 _STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE, MEMORY_FILE])
+
+
+def _forget() -> None:
+    """A forked child has none of its parent's threads."""
+    global _one_at_a_time
+    _one_at_a_time = threading.Lock()
+    _copied_here.clear()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 class BusyError(OSError):
@@ -196,19 +212,39 @@ def discard(directory: str) -> None:
 
 @contextmanager
 def _locked(spool: int, deadline_s: float) -> Iterator[None]:
-    """Hold the spool's lock. Raises BusyError. Threads of one process it does not keep apart; only one of a rank copies."""
-    handle = open_file(_LOCK_FILE, spool, os.O_RDWR | os.O_CREAT)
+    """Hold the spool's lock, against other processes and other threads of this one. Raises BusyError."""
+    key = file_identity(spool)
+    while not _begin(key):
+        _wait(deadline_s, "another thread is copying it")
     try:
-        while not lock_now(handle):
-            if time.monotonic() >= deadline_s:
-                raise BusyError(errno.EBUSY, "another process is copying it")
-            time.sleep(_LOOK_S)
+        # Not before: a record lock is a process's, and lost with the first file of its name that one of its threads closes.
+        handle = open_file(_LOCK_FILE, spool, os.O_RDWR | os.O_CREAT)
         try:
-            yield
+            while not lock_now(handle):
+                _wait(deadline_s, "another process is copying it")
+            try:
+                yield
+            finally:
+                unlock(handle)
         finally:
-            unlock(handle)
+            os.close(handle)
     finally:
-        os.close(handle)
+        _copied_here.discard(key)
+
+
+def _begin(key: Optional[Tuple[int, int]]) -> bool:
+    """Whether no other thread of this process copies the spool; then this one does."""
+    with _one_at_a_time:
+        if key in _copied_here:
+            return False
+        _copied_here.add(key)
+        return True
+
+
+def _wait(deadline_s: float, why: str) -> None:
+    if time.monotonic() >= deadline_s:
+        raise BusyError(errno.EBUSY, why)
+    time.sleep(_LOOK_S)
 
 
 def _refuse_foreign(run: str, root: str) -> None:
@@ -269,6 +305,7 @@ def _clear(spool: int) -> None:
         | QUESTIONS
         | WRITER_FILES
         | {TARGET_FILE, RESERVE_FILE, _LOCK_FILE, CARRIED_FILE, HEARTBEAT_FILE}
+        | {f"{name}{ASIDE}" for name in DOCUMENTS}
     )
     known |= {handover_file(number) for number in range(MOST_CAPTURES + 1)}
     for name in os.listdir(spool):

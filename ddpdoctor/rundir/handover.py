@@ -36,6 +36,8 @@ from .owned import open_file, private_folder, read_file, replace_file
 
 HANDOVER_FILE = "trace.handover"
 CARRIED_FILE = "carried.json"
+ASIDE = ".copied"
+"""Behind the name of a document that is being copied."""
 DOCUMENTS = frozenset([RANK_FILE, FLIGHT_FILE, ENDING_FILE])
 LAST_WORDS = frozenset([PROGRESS_FILE, STANDING_FILE, HANG_FLIGHT_FILE, FAULTS_FILE, CALLS_FILE])
 """Those that stay in the spool, where the launcher's side reads them whatever becomes of the run directory's storage."""
@@ -72,14 +74,33 @@ def handover_file(number: int) -> str:
 def copy_documents(spool: int, place: int) -> None:
     """Bring the documents in an open spool to the rank's open folder. Raises OSError."""
     for name in sorted(DOCUMENTS):
+        aside = f"{name}{ASIDE}"
+        _put_back(name, aside, spool)  # of a copy that was cut off
         try:
-            data = read_file(name, spool)
+            # What the rank writes meanwhile is another file, to be copied the next time.
+            os.rename(name, aside, src_dir_fd=spool, dst_dir_fd=spool)
         except FileNotFoundError:
             continue
-        if name == RANK_FILE:
-            data = _with_news(data, _carried(spool))
-        replace_file(name, place, data, mode=0o666)
-        os.unlink(name, dir_fd=spool)
+        try:
+            data = read_file(aside, spool)
+            if name == RANK_FILE:
+                data = _with_news(data, _carried(spool))
+            replace_file(name, place, data, mode=0o666)
+        except BaseException:
+            _put_back(name, aside, spool)
+            raise
+        os.unlink(aside, dir_fd=spool)
+
+
+def _put_back(name: str, aside: str, spool: int) -> None:
+    """A document that was not copied, unless the rank has written a newer one since. Raises OSError."""
+    try:
+        os.link(aside, name, src_dir_fd=spool, dst_dir_fd=spool, follow_symlinks=False)
+    except FileExistsError:
+        pass
+    except FileNotFoundError:
+        return
+    os.unlink(aside, dir_fd=spool)
 
 
 def copy_last_words(spool: int, place: int, over: bool) -> None:

@@ -36,7 +36,15 @@ class RawFolder:
         self.place = by_handle if os.path.isdir(by_handle) else path
         """To write into: others may rename what lies in a folder of theirs."""
         self.handed_over = False
-        """Set once somebody else is to compress the trace, and to remove the folder."""
+        """Whether somebody else is to compress the trace, and to remove the folder."""
+        self._handle = handle
+
+    @contextmanager
+    def handing_over(self) -> Iterator[None]:
+        """For the block in which somebody else is told of it, who may be done with it as soon as that is said. Raises OSError."""
+        os.close(os.open(HANDED_OVER, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self._handle))
+        yield
+        self.handed_over = True
 
 
 @contextmanager
@@ -56,9 +64,7 @@ def raw_folder(base: str, run_id: Optional[str]) -> Iterator[RawFolder]:
     finally:
         writing.end()
         try:
-            if folder.handed_over:
-                os.close(os.open(HANDED_OVER, os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=handle))
-            else:
+            if not folder.handed_over:
                 shutil.rmtree(path, ignore_errors=True)
         finally:
             os.close(handle)

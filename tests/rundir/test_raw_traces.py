@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 
 from ddpdoctor.hook.profiling import trace_file
 from ddpdoctor.rundir import make_spool_root, run_id
-from ddpdoctor.rundir.raw_traces import clear_raw_folders, raw_folder
+from ddpdoctor.rundir.raw_traces import HANDED_OVER, clear_raw_folders, raw_folder
 from tests.launch.launched import make_run
 
 MINE, OTHERS = "0123456789abcdef", "fedcba9876543210"
@@ -87,8 +88,8 @@ def test_only_ones_own_folders_are_cleared(tmp_path) -> None:
 def test_what_was_handed_over_stays_as_long_as_its_spool(tmp_path) -> None:
     run = make_run(tmp_path / "run")
     root = make_spool_root(str(run))
-    with raw_folder(str(tmp_path), run_id(str(run))) as folder:
-        folder.handed_over = True
+    with raw_folder(str(tmp_path), run_id(str(run))) as folder, folder.handing_over():
+        pass
     clear_raw_folders([str(tmp_path)], run_id(str(run)))
     assert os.path.exists(folder.path)
     os.rmdir(root)
@@ -107,3 +108,21 @@ def test_the_ranks_of_a_host_share_what_is_free(monkeypatch, ranks: int, place: 
             trace_file.room_for(2_000_000, tuple(free), ranks)
     else:
         assert trace_file.room_for(2_000_000, tuple(free), ranks) == place
+
+
+def test_it_is_marked_before_anybody_else_is_told_of_it(tmp_path) -> None:
+    """Who compresses it may be done, and remove the folder, before the rank has come back from telling."""
+    with raw_folder(str(tmp_path), MINE) as folder, folder.handing_over():
+        assert os.listdir(folder.place).count(HANDED_OVER) == 1
+        shutil.rmtree(folder.path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_that_could_not_be_handed_over_goes(tmp_path) -> None:
+    with (
+        pytest.raises(OSError, match="full"),
+        raw_folder(str(tmp_path), MINE) as folder,
+        folder.handing_over(),
+    ):
+        raise OSError("full")
+    assert list(tmp_path.iterdir()) == []

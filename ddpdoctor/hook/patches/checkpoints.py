@@ -38,8 +38,10 @@ def _event(kind: EventKind) -> Tuple[Before, After]:
         recorder = active.recorder
         if recorder is None or not recording_here(recorder):
             return None
+        token = perf_counter_ns(), opening + recorder.lines.caller()
+        # Last: nobody would set it back where a handler of the job's raised before this.
         _depth[0] += 1
-        return perf_counter_ns(), opening + recorder.lines.caller()
+        return token
 
     def after(token: _Token, result: Any) -> None:
         end = perf_counter_ns()

@@ -92,8 +92,8 @@ class TraceJob:
         with raw_folder(base, self._session.run_id) as folder:
             self._result.save(os.path.join(folder.place, RAW_FILE))
             self._result = None
-            self._session.spool.hand_over_trace(folder.path, self._header, self._max_bytes, self._number)
-            folder.handed_over = True
+            with folder.handing_over():
+                self._session.spool.hand_over_trace(folder.path, self._header, self._max_bytes, self._number)
 
 
 def room_for(size: int, folders: Sequence[str], ranks: int) -> str:

@@ -294,8 +294,10 @@ class Recorder:
     def write_now(self, line: str) -> None:
         """Write a line outside of a step's end."""
         self.pending.append(line)
-        if self.spool.write(STEPS_FILE, "".join(self.pending).encode()):
-            self.pending.clear()
+        lines = list(self.pending)
+        if self.spool.write(STEPS_FILE, "".join(lines).encode()):
+            # Another thread may have added one meanwhile.
+            del self.pending[: len(lines)]
         else:
             self._keep_definitions()
 

@@ -1,0 +1,117 @@
+"""Nothing that a rank recorded is lost or doubled where two copy at once, or where the rank writes while it is copied."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor.rundir import ENDING_FILE, RANK_FILE, STEPS_FILE, Spool, drain, handover, make_spool_root
+from ddpdoctor.rundir.draining import BusyError
+from tests.launch.launched import make_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[Path]:
+    made = make_run(tmp_path / "run")
+    yield made
+    shutil.rmtree(make_spool_root(str(made)))
+
+
+def opened(run: Path) -> Spool:
+    return Spool(make_spool_root(str(run)), 0, str(run))
+
+
+def lines(run: Path) -> list[bytes]:
+    return (run / "ranks" / "00000" / STEPS_FILE).read_bytes().splitlines()
+
+
+def test_two_threads_of_a_process_do_not_copy_the_same_lines(run: Path) -> None:
+    """As the two of ``watch``: a record lock keeps processes apart only."""
+    spool = opened(run)
+    entered, go_on = threading.Event(), threading.Event()
+
+    def beat() -> None:
+        entered.set()
+        assert go_on.wait(30)
+
+    spool.write(STEPS_FILE, b'{"step":0}\n')
+    first = threading.Thread(target=drain, args=(spool.directory,), kwargs={"beat": beat})
+    first.start()
+    assert entered.wait(30)
+    spool.write(STEPS_FILE, b'{"step":1}\n')
+    with pytest.raises(BusyError, match="another thread"):
+        drain(spool.directory, deadline_s=time.monotonic())
+    # Whoever was refused has not given the lock back to other processes.
+    child = os.fork()
+    if child == 0:
+        try:
+            drain(spool.directory, deadline_s=time.monotonic())
+        except BusyError:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    go_on.set()
+    first.join(30)
+    drain(spool.directory)
+    assert lines(run) == [b'{"step":0}', b'{"step":1}']
+    spool.close()
+
+
+@pytest.mark.parametrize("name", [RANK_FILE, ENDING_FILE])
+def test_a_document_that_is_replaced_while_it_is_copied_is_copied_again(
+    run: Path, monkeypatch, name: str
+) -> None:
+    """The storage of the run directory takes its time, and the rank ends meanwhile: "raising", then "exception"."""
+    spool = opened(run)
+    spool.keep_document(name, {"how": "raising"})
+    real = handover.replace_file
+
+    def slow(target: str, inside: int | None, data: bytes, mode: int = 0o600) -> None:
+        real(target, inside, data, mode)
+        if target == name and b"raising" in data:
+            spool.keep_document(name, {"how": "exception"})
+
+    with monkeypatch.context() as storage:
+        storage.setattr(handover, "replace_file", slow)
+        drain(spool.directory)
+    drain(spool.directory)
+    assert json.loads((run / "ranks" / "00000" / name).read_text())["how"] == "exception"
+    spool.close()
+
+
+def test_a_document_that_could_not_be_copied_waits(run: Path, monkeypatch) -> None:
+    spool = opened(run)
+    spool.keep_document(ENDING_FILE, {"how": "exception"})
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as storage:
+        storage.setattr(handover, "replace_file", full)
+        with pytest.raises(OSError, match="No space"):
+            drain(spool.directory)
+    assert (Path(spool.directory) / ENDING_FILE).exists()
+    drain(spool.directory)
+    assert json.loads((run / "ranks" / "00000" / ENDING_FILE).read_text())["how"] == "exception"
+    spool.close()
+
+
+@pytest.mark.parametrize("newer", [True, False])
+def test_what_a_copy_that_was_killed_left_is_copied_unless_there_is_newer(run: Path, newer: bool) -> None:
+    spool = opened(run)
+    spool.keep_document(ENDING_FILE, {"how": "raising"})
+    os.rename(Path(spool.directory) / ENDING_FILE, Path(spool.directory) / f"{ENDING_FILE}{handover.ASIDE}")
+    if newer:
+        spool.keep_document(ENDING_FILE, {"how": "exception"})
+    drain(spool.directory)
+    found = json.loads((run / "ranks" / "00000" / ENDING_FILE).read_text())["how"]
+    assert found == ("exception" if newer else "raising")
+    assert not (Path(spool.directory) / f"{ENDING_FILE}{handover.ASIDE}").exists()
+    spool.close()
