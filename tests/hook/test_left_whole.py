@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.hook.patches import checkpoints
 from ddpdoctor.hook.recording import Recorder
 from ddpdoctor.rundir import EventKind
 
@@ -29,6 +29,7 @@ def test_a_line_that_another_thread_adds_while_others_are_written_is_written_wit
 def test_an_error_before_a_checkpoint_hides_none_of_those_after_it(monkeypatch) -> None:
     """A signal handler of the job's may raise in the midst of our code."""
     events: list[str] = []
+    checkpoints = import_module("ddpdoctor.hook.patches.checkpoints")  # as the hook itself loads it
 
     def struck() -> str:
         raise KeyboardInterrupt
