@@ -52,7 +52,10 @@ def serve(server):
             os._exit(0)  # whoever started it has ended
         size, data = int.from_bytes(head, "little"), b""
         while len(data) < size:
-            data += server.recv(size - len(data))
+            more = server.recv(size - len(data))
+            if not more:
+                os._exit(0)
+            data += more
         child = os.fork()
         if child == 0:
             server.close()

@@ -45,7 +45,6 @@ def _server(pid: int) -> str:
         start_new_session=True,
     )
     assert server.stdin is not None and server.stdout is not None
-    os.set_inheritable(server.stdin.fileno(), False)
     if server.stdout.readline() != b"ready\n":
         raise RuntimeError("the server of forked ranks did not start")
 

@@ -20,20 +20,12 @@ GRACE_S = 30.0
 
 def serve(address):
     """Jobs, one after the other; returns in a rank, with its script and arguments."""
-    import torch._dynamo  # by the first forward pass of DDP and the first zero_grad()
-    import torch.distributed
-    import torch.nn.parallel
-    import torch.optim
-    import torch.profiler
-    import torch.utils.data
 
-    torch.distributed.is_available()
     door = socket.socket(socket.AF_UNIX)
     door.bind(address)
     door.listen(64)
     gc.collect()
     gc.freeze()
-    signal.signal(signal.SIGCHLD, lambda *_: None)
     os.write(1, b"ready\n")
     while True:
         readable, _, _ = select.select([door, 0], [], [], 1.0)
@@ -59,11 +51,13 @@ def _reap():
 
 def _agent(connection):
     """Start the ranks and look after them; returns in a rank."""
-    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     head, streams, _, _ = socket.recv_fds(connection, 8, 3)
     size, data = int.from_bytes(head, "little"), b""
     while len(data) < size:
-        data += connection.recv(size - len(data))
+        more = connection.recv(size - len(data))
+        if not more:
+            os._exit(1)  # the command was killed before it had said all
+        data += more
     order = json.loads(data.decode(errors="surrogateescape"))
     order["id"] = os.urandom(8).hex()
     for number, stream in enumerate(streams):
