@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import errno
 import os
-import threading
 import time
 from contextlib import contextmanager
-from typing import Callable, Iterator, Optional, Set, Tuple
+from typing import Callable, Dict, Iterator, Optional, Tuple
 
 from .compaction import DiskBudget, stream_end
 from .compaction import clear as clear_thinned
@@ -61,21 +60,11 @@ from .waiting import Waiting, reason_of, segments_in, unsaved_sentence, waiting_
 PATIENCE_S = 2.0
 """How long a copy waits for another one of the same spool, which may be a process that was stopped."""
 _LOOK_S = 0.02
-_copied_here: Set[Optional[Tuple[int, int]]] = set()
-"""Spools that a thread of this process copies, by the identity of their folders."""
-_one_at_a_time = threading.Lock()
+_copied_here: Dict[Optional[Tuple[int, int]], object] = {}
+"""Which spools threads of this process copy, by the identity of their folders."""
+os.register_at_fork(after_in_child=_copied_here.clear)
 _LOCK_FILE = "lock"
 _STREAMS = frozenset([STEPS_FILE, SAMPLES_FILE, MEMORY_FILE])
-
-
-def _forget() -> None:
-    """A forked child has none of its parent's threads."""
-    global _one_at_a_time
-    _one_at_a_time = threading.Lock()
-    _copied_here.clear()
-
-
-os.register_at_fork(after_in_child=_forget)
 
 
 class BusyError(OSError):
@@ -229,16 +218,14 @@ def _locked(spool: int, deadline_s: float) -> Iterator[None]:
         finally:
             os.close(handle)
     finally:
-        _copied_here.discard(key)
+        _copied_here.pop(key, None)
 
 
 def _begin(key: Optional[Tuple[int, int]]) -> bool:
     """Whether no other thread of this process copies the spool; then this one does."""
-    with _one_at_a_time:
-        if key in _copied_here:
-            return False
-        _copied_here.add(key)
-        return True
+    mine = object()
+    # In one operation: there is no lock that a fork could inherit.
+    return _copied_here.setdefault(key, mine) is mine
 
 
 def _wait(deadline_s: float, why: str) -> None:
