@@ -24,7 +24,7 @@ from tests.hook.recording import forked
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "100"}
 DOCTOR = [sys.executable, "-m", "ddpdoctor"]
-TRAINED, BEFORE = 240, 40
+TRAINED, BEFORE = 400, 40
 """Steps of the job; steps before it is asked for anything."""
 
 
@@ -44,6 +44,7 @@ def live_run(once: Once) -> Live:
 
 
 def _make(folder: Path) -> None:
+    command("--version")  # where nothing is compiled yet, its server starts for longer than the job lasts
     run, port = folder / "run", free_port()
     job = forked(JOB, "--fault", "slow-data-one-rank", "--steps", str(TRAINED))
     options = ["--out", str(run), "--prometheus", str(port)]
