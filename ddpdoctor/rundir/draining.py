@@ -86,7 +86,7 @@ def recover(run: str) -> list[str]:
             pass  # there are none, or the run directory cannot take the ranks' records either
     for directory, target in spools_of(run):
         try:
-            drain(directory, target=target, deadline_s=deadline_s, last_words=True)
+            drain(directory, run=run, deadline_s=deadline_s, last_words=True)
         except (FileNotFoundError, OtherRunError):
             continue
         except OSError as error:
@@ -129,7 +129,7 @@ def _place_in(run: str, target: str) -> str:
 def drain(
     directory: str,
     remove: bool = False,
-    target: Optional[str] = None,
+    run: Optional[str] = None,
     deadline_s: Optional[float] = None,
     budget: Optional[DiskBudget] = None,
     beat: Callable[[], None] = lambda: None,
@@ -140,21 +140,23 @@ def drain(
 
     Safe to repeat and to run from several processes. Raises OSError when the target cannot take it, is of another
     run by now (OtherRunError) or not of this user, or when somebody else still copies at ``deadline_s``, monotonic,
-    (BusyError); nothing is lost then. ``target`` is where the rank's folder is now; None: where it was.
+    (BusyError); nothing is lost then. ``run`` is where the run directory is now; None: where it was.
     ``budget`` is what the step log may take there; ``beat`` is called while it gets on. ``last_words``: whatever the rank has
     written of where it stands is wanted, asked for or not.
     """
     root = os.path.dirname(directory)
     with opened_spool(directory) as here:
         with _locked(here, time.monotonic() + PATIENCE_S if deadline_s is None else deadline_s):
-            target = target or read_target(here)
+            target = read_target(here)  # under the lock: whoever copied before may have claimed a folder
+            if run is not None:
+                target = _place_in(run, target)
             _refuse_foreign(run_of(target), root)
             try:
-                with folder(run_of(target), links=True) as run:
-                    if not is_own(run):
+                with folder(run_of(target), links=True) as run_folder:
+                    if not is_own(run_folder):
                         raise NotOursError(errno.EPERM, "it belongs to another user", run_of(target))
-                    target = _claimed(target, directory, here, run)
-                    with folder("ranks", run) as ranks, folder(os.path.basename(target), ranks) as place:
+                    target = _claimed(target, directory, here, run_folder)
+                    with folder("ranks", run_folder) as ranks, folder(os.path.basename(target), ranks) as place:
                         _copy_all(here, place, beat)
                         copy_last_words(here, place, remove or last_words)
                         if remove:

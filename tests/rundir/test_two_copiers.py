@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.rundir import ENDING_FILE, RANK_FILE, STEPS_FILE, Spool, drain, handover, make_spool_root
+from ddpdoctor.rundir import ENDING_FILE, RANK_FILE, STEPS_FILE, Spool, drain, draining, handover, make_spool_root, recover
 from ddpdoctor.rundir.draining import BusyError
 from tests.launch.launched import make_run
 
@@ -30,6 +30,28 @@ def opened(run: Path) -> Spool:
 
 def lines(run: Path) -> list[bytes]:
     return (run / "ranks" / "00000" / STEPS_FILE).read_bytes().splitlines()
+
+
+def test_a_rank_has_one_folder_where_a_reader_looked_before_its_writer_had_made_it(
+    run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``watch`` on a job that starts: it lists the spools, and waits while the rank copies for the first time."""
+    spool = opened(run)
+    spool.write(STEPS_FILE, b'{"step":0}\n')
+    listed = draining.spools_of
+
+    def slowly(path: str) -> list[tuple[str, str]]:
+        found = listed(path)
+        assert [os.path.basename(target) for _, target in found] == ["ranks"]
+        drain(spool.directory)
+        return found
+
+    monkeypatch.setattr(draining, "spools_of", slowly)
+    assert recover(str(run)) == []
+    spool.write(STEPS_FILE, b'{"step":1}\n')
+    drain(spool.directory, remove=True)
+    assert [folder.name for folder in (run / "ranks").iterdir()] == ["00000"]
+    assert len(lines(run)) == 2
 
 
 def test_two_threads_of_a_process_do_not_copy_the_same_lines(run: Path) -> None:
