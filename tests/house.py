@@ -13,7 +13,7 @@ ALLOWED = {
     "severities": (),
     "stages": (),
     "streams": (),
-    "rundir": (),
+    "rundir": ("deferred",),
     "written": ("rundir", "errors"),
     "hook": ("rundir",),
     "telemetry": ("rundir", "deferred", "plain"),
@@ -174,7 +174,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "patches": ("lifetime", "stalls", "profiling", "recording", "job", "patching", "guard", "finder"),
         "marks": ("lifetime", "recording", "patching", "guard"),
         "trial": ("services", "lifetime", "recording", "job", "patching", "guard", "environment"),
-        "install": ("trial", "patches", "patching", "guard", "environment"),
+        "install": ("trial", "finder", "patches", "patching", "guard", "environment"),
     },
     "trace": {
         "sources": (),

@@ -25,7 +25,10 @@ class _Finder:
 
 
 def after_import(name: str, module: str, function: str) -> None:
-    """Once ``name`` is imported, import ``module`` and call its ``function``. Errors in there are swallowed."""
+    """Once ``name`` is imported, import ``module`` and call its ``function``; at once where it is. Errors after an import are swallowed."""
+    if name in sys.modules:
+        getattr(importlib.import_module(module), function)()
+        return
     _wanted[name] = (module, function)
     if _Finder not in sys.meta_path:
         sys.meta_path.insert(0, _Finder)

@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 
+from . import finder
 from .environment import TRIAL
 from .guard import part
 from .patches import PARTS
@@ -22,10 +23,11 @@ def install() -> None:
     importlib.import_module(".marks", __package__)
     if TRIAL in os.environ:
         importlib.import_module(".trial", __package__).install(torch_patches)
-    _keep_from_compiler()
+    finder.after_import("torch._dynamo", __name__, "keep_from_compiler")
 
 
-def _keep_from_compiler() -> None:
+def keep_from_compiler() -> None:
+    """Have the compiler, which most jobs never import, leave our code alone."""
     package = __package__.rpartition(".")[0]
     for name, module in list(sys.modules.items()):
         if name.startswith(package + ".") and module is not None:

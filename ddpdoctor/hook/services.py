@@ -9,7 +9,7 @@ from ..rundir import LineField
 from . import settings
 from .guard import part
 from .patching import guarded
-from .profiling import Captures, Sampler, Window
+from .profiling import Captures, Sampler, Window, forget
 from .recording import LAST_SETTINGS_STEP, Session
 from .stalls import Attendant
 
@@ -115,3 +115,4 @@ def stop(session: Session) -> None:
         flush(session, ending=True)
     finally:
         _running.pop(id(session), None)
+        forget(session)

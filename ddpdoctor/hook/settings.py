@@ -10,7 +10,6 @@ import time
 from typing import Any, Dict, List, Optional, Tuple
 
 from ..rundir import RANK_SCHEMA, boot_id, pid_namespace
-from ..rundir.privacy import recorded_environment
 from .guard import part
 from .job import (
     Listed,
@@ -30,6 +29,8 @@ _PART = part("settings")
 
 def at_start(session: Session) -> Dict[str, Any]:
     """What is known when the recording begins. Each part that fails is left out."""
+    from ..rundir.privacy import recorded_environment  # its patterns are compiled in ranks only
+
     document: Dict[str, Any] = {
         "schema": RANK_SCHEMA,
         "rank": session.rank,

@@ -25,6 +25,9 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
 ``docs/formats.md`` describes the fields.
 """
 
+from typing import TYPE_CHECKING
+
+from ..deferred import deferred
 from .asking import (
     CAPTURE_SCHEMA,
     MOST_CAPTURE_STEPS,
@@ -99,10 +102,7 @@ from .liveness import State, Writer, is_over, last_change_s, pid_namespace, writ
 from .notes import Note, NoteCode, recorded_notes
 from .owned import NotOursError, file_identity, make_private_folder, private_folder
 from .phases import LONG_PHASES, WAITING_PHASES, Phase, phase_words
-from .presence import Present, present_ranks
-from .reader import RankRecord, RunDirectory, read_manifest, read_rank
 from .run_id import OtherRunError, id_of_root, new_run_id, refuse_other_run, run_id
-from .sources import hash_of, note_sources, read_sources, source_bytes
 from .spool import Spool, encoded, make_spool_root, own_roots_prefix, roots_of, spool_root
 from .stepevents import (
     COMMON_FIELDS,
@@ -133,8 +133,13 @@ from .stops import (
     read_stops,
 )
 from .target import TARGET_FILE, run_of, target_of
-from .typed import fitting
 from .waiting import Waiting, newer_in, reason_of, unsaved_sentence, waiting_in
+
+if TYPE_CHECKING:
+    from .presence import Present, present_ranks
+    from .reader import RankRecord, RunDirectory, read_manifest, read_rank
+    from .sources import hash_of, note_sources, read_sources, source_bytes
+    from .typed import fitting
 
 __all__ = [
     "ASKED_FILE",
@@ -284,3 +289,20 @@ __all__ = [
     "write_whole",
     "writer_of",
 ]
+
+__getattr__ = deferred(
+    __name__,
+    {
+        "Present": "presence",
+        "RankRecord": "reader",
+        "RunDirectory": "reader",
+        "fitting": "typed",
+        "hash_of": "sources",
+        "note_sources": "sources",
+        "present_ranks": "presence",
+        "read_manifest": "reader",
+        "read_rank": "reader",
+        "read_sources": "sources",
+        "source_bytes": "sources",
+    },
+)

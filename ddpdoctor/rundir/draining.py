@@ -156,7 +156,10 @@ def drain(
                     if not is_own(run_folder):
                         raise NotOursError(errno.EPERM, "it belongs to another user", run_of(target))
                     target = _claimed(target, directory, here, run_folder)
-                    with folder("ranks", run_folder) as ranks, folder(os.path.basename(target), ranks) as place:
+                    with (
+                        folder("ranks", run_folder) as ranks,
+                        folder(os.path.basename(target), ranks) as place,
+                    ):
                         _copy_all(here, place, beat)
                         copy_last_words(here, place, remove or last_words)
                         if remove:

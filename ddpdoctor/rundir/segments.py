@@ -43,16 +43,21 @@ class Segment:
                 missing -= os.write(handle, bytes(missing))
             self._file = self._named = file_identity(handle)
             self._saved: int | None = None
+            next_free = os.dup(handle)
+            os.close(next_free)
             self.memory = mmap.mmap(handle, size)
         except OSError:
             os.unlink(name, dir_fd=folder)
             raise
         finally:
             os.close(handle)
-        self._handle = self._kept_open()
+        self._handle = self._kept_open(next_free)
 
-    def _kept_open(self) -> int:
-        """The descriptor that the mapping holds for its own use, a copy that it does not tell; -1 where it can't be found."""
+    def _kept_open(self, likely: int) -> int:
+        """The descriptor that the mapping holds for its own use, a copy that it does not tell; -1 where it can't be found.
+        ``likely`` is looked at first: a job may have thousands open."""
+        if file_identity(likely) == self._file:
+            return likely
         listing = "/proc/self/fd" if os.path.isdir("/proc/self/fd") else "/dev/fd"
         return next((int(name) for name in os.listdir(listing) if file_identity(int(name)) == self._file), -1)
 

@@ -12,7 +12,17 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.rundir import ENDING_FILE, RANK_FILE, STEPS_FILE, Spool, drain, draining, handover, make_spool_root, recover
+from ddpdoctor.rundir import (
+    ENDING_FILE,
+    RANK_FILE,
+    STEPS_FILE,
+    Spool,
+    drain,
+    draining,
+    handover,
+    make_spool_root,
+    recover,
+)
 from ddpdoctor.rundir.draining import BusyError
 from tests.launch.launched import make_run
 

@@ -52,10 +52,7 @@ def _after(optimizer: Any, result: Any) -> None:
 
 def install(patches: Patches) -> None:
     """Wait for the compiler, which most jobs never import."""
-    if _DYNAMO in sys.modules:
-        watch()
-    else:
-        finder.after_import(_DYNAMO, __name__, "watch")
+    finder.after_import(_DYNAMO, __name__, "watch")
 
 
 def watch() -> None:

@@ -10,7 +10,7 @@ from .captures import Captures
 from .sampler import Sampler
 from .stacks import Place, can_be_read, stack_of
 from .trace_file import flight_recorder
-from .window import Window, close_left_open
+from .window import Window, close_left_open, forget
 
 __all__ = [
     "Captures",
@@ -20,6 +20,7 @@ __all__ = [
     "can_be_read",
     "close_left_open",
     "flight_recorder",
+    "forget",
     "other_profilers",
     "stack_of",
 ]

@@ -36,7 +36,20 @@ too."""
 
 
 windows: List[Window] = []
-"""All of this process."""
+"""Those of sessions that record, and any that could not be closed."""
+
+
+def forget(session: Session) -> None:
+    """This session has ended: a job may begin many of them, one for each process group that it makes."""
+    windows[:] = [window for window in windows if window._session is not session or window._open]
+
+
+def _give_way() -> None:
+    for window in list(windows):
+        window._give_way()
+
+
+other_profilers.listeners.append(_give_way)
 
 
 def close_left_open() -> None:
@@ -89,7 +102,6 @@ class Window:
             writer.document_changed.set()
         if self._steps is None:
             self._set("skipped", "no steps were asked for")
-        other_profilers.listeners.append(self._give_way)
         windows.append(self)
 
     def _set(self, state: str, why: Optional[str] = None, **more: Any) -> None:
