@@ -27,7 +27,7 @@ def install() -> None:
 
 
 def keep_from_compiler() -> None:
-    """Have the compiler, which most jobs never import, leave our code alone."""
+    """Have the compiler leave our code alone; loader workers and the like never import it."""
     package = __package__.rpartition(".")[0]
     for name, module in list(sys.modules.items()):
         if name.startswith(package + ".") and module is not None:
