@@ -1,10 +1,10 @@
 """Starts the ranks of a job by forking a process that has imported torch already, as ``torchrun`` would start them.
 
-``import torch`` takes five seconds of processor time, for torchrun and for each rank, and ``torch._dynamo``, which DDP imports, two. :func:`forked` gives a command that takes the place
-of ``torchrun --standalone --nproc-per-node N SCRIPT ARGUMENTS`` where the launcher is not what is tested: the same variables, a session
-for each rank, the launcher's store, SIGTERM to the other ranks once one has failed, exit code 1 then. ``test_ranks.py`` shows that the
-same is recorded and diagnosed. What differs: ``/proc/PID/environ`` and the command line of a rank are the server's, its parent is no
-child of ``ddpdoctor run``, and a killed command takes its ranks along.
+``import torch`` takes five seconds of processor time, for torchrun and for each rank, and ``torch._dynamo``, which DDP imports, two.
+:func:`forked` gives a command that takes the place of ``torchrun --standalone --nproc-per-node N SCRIPT ARGUMENTS`` where the launcher is
+not what is tested: the same variables, a session for each rank, the launcher's store, SIGTERM to the other ranks once one has failed,
+exit code 1 then. ``test_ranks.py`` shows that the same is recorded and diagnosed. What differs: ``/proc/PID/environ`` and the command
+line of a rank are the server's, its parent is no child of ``ddpdoctor run``, and a killed command takes its ranks along.
 """
 
 from __future__ import annotations
