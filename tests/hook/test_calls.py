@@ -6,7 +6,7 @@ import json
 import mmap
 from typing import Any
 
-from ddpdoctor.hook.recording.calls import Calls
+from ddpdoctor.hook.recording.crash_records import Calls
 from ddpdoctor.rundir import CALL_SLOTS, OWN_SLOTS
 
 SUM, GRADIENTS = '"k":"coll","op":"all_reduce","pg":"0"', '"k":"bwd","pg":"0"'

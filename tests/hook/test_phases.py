@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ddpdoctor.hook.patching import UNCOUNTED_FILE
-from ddpdoctor.hook.stalls.phases import phase_of
+from ddpdoctor.hook.stalls.rank_status import phase_of
 
 TORCH = "/venv/lib/python3.9/site-packages/torch"
 USER = ["/job/train.py", 12, "main"]

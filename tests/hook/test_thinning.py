@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddpdoctor.hook.recording.thinning import (
+from ddpdoctor.hook.recording.recorder import (
     BLOCK_STEPS,
     EARLY_STEPS,
     LONG_STEPS,

@@ -345,7 +345,7 @@ def main() -> None:
     parser.add_argument("--thin", action="store_true")
     options = parser.parse_args()
     dist.init_process_group("gloo")
-    thinning = sys.modules.get("_ddpdoctor.hook.recording.thinning")
+    thinning = sys.modules.get("_ddpdoctor.hook.recording.recorder")
     if options.thin and thinning is not None:
         every = 2 << dist.get_rank()
         thinning.Thinning.next_block = lambda self, step, cost_ns, step_ns: not step // 8 % every

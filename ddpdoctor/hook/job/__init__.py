@@ -6,13 +6,9 @@ standard library's, not ours; it is written down once, before its number is firs
 the steps are told.
 """
 
-from .built import note_built
-from .loaders import Loaders
-from .models import Model, Models, OpenForward, data_parallel_built
-from .numbered import MOST_LISTED, Listed, Numbered
+from .ddp_models import Loaders, Model, Models, OpenForward, data_parallel_built
+from .registry import MOST_LISTED, Listed, Numbered, asks_for_worker, batch_size, input_elements, note_built
 from .roles import Role, Roles
-from .sharing import asks_for_worker
-from .sizes import batch_size, input_elements
 from .source_lines import MOST_FRAMES, Kinds, Lines, calling_frame
 from .torch_objects import (
     describe_ddp,

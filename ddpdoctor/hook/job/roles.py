@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import Any, Dict, List, Tuple
 
-from .numbered import Held
+from .registry import Held
 from .torch_objects import job_torch
 
 MOST_OPEN = 256

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..guard import part
 from ..patching import Patches, around
-from ..profiling import other_profilers
+from ..profiling import constructed
 
 _PART = part("detection of other profilers")
 _CLASSES = {
@@ -17,7 +17,7 @@ _CLASSES = {
 
 
 def _before(args: Any, kwargs: Any) -> None:
-    other_profilers.constructed(args[0])
+    constructed(args[0])
 
 
 def install(patches: Patches) -> None:

@@ -5,12 +5,10 @@ few steps, the flight recorder's entries, and ``samples.jsonl``. The window open
 numbers that all ranks share; saving it, and looking at stacks, is done by threads beside it.
 """
 
-from . import other_profilers
-from .captures import Captures
 from .sampler import Sampler
 from .stacks import Place, can_be_read, stack_of
 from .trace_file import flight_recorder
-from .window import Window, close_left_open, forget
+from .window import Captures, Window, close_left_open, constructed, forget
 
 __all__ = [
     "Captures",
@@ -19,8 +17,8 @@ __all__ = [
     "Window",
     "can_be_read",
     "close_left_open",
+    "constructed",
     "flight_recorder",
     "forget",
-    "other_profilers",
     "stack_of",
 ]

@@ -1,23 +1,27 @@
-"""A profiler window: a few steps, the same on all ranks, seen by torch's own profiler.
+"""Profiler windows: a few steps, the same on all ranks, seen by torch's own profiler.
 
-It is driven from the end of a step, on the training thread. Nothing is ever synchronised: where CUDA is in use the window
+They are driven from the end of a step, on the training thread. Nothing is ever synchronised: where CUDA is in use a window
 stays open for one step more, so that the kernels of its last step have run. In rank.json it is ``waiting``, ``open``,
 ``saving`` and, once its trace is in the run directory, ``saved``; or it is ``skipped``, or ``failed``, and says why.
+
+A job's own profile wins. Opening a window while its profiler is warming up makes the job crash later, and nothing tells that it is
+warming up. So the construction of a profiler, at any time, rules our windows out for good.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 import threading
 import time
 from typing import Any, Dict, List, Optional
 
-from ...rundir import CaptureOrder, Mark
+from ...rundir import CAPTURE_ANSWER, CAPTURE_SCHEMA, CaptureOrder, Mark
 from .. import environment
 from ..guard import part
 from ..job import job_torch
+from ..patching import guarded
 from ..recording import LAST_SETTINGS_STEP, Session, Writer
-from . import other_profilers
 from .torch_profiler import (
     SETTLE_NS,
     close_profiler,
@@ -28,6 +32,41 @@ from .torch_profiler import (
     settle,
 )
 from .trace_file import TraceJob
+
+_TOOLS = {
+    "NSYS_PROFILING_SESSION_ID": "Nsight Systems",
+    "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "Nsight Compute",
+}
+
+seen: List[str] = []
+"""What profiles this process besides us."""
+
+
+def other_tool() -> str:
+    """The name of a profiler that this process runs under, or is about to use; "" where there is none. Call on the
+    training thread.
+    """
+    for variable, name in _TOOLS.items():
+        if os.environ.get(variable):
+            return name
+    return seen[0] if seen else _python_profiler()
+
+
+def _python_profiler() -> str:
+    """A profiler of Python calls, such as cProfile, that is on: the window would slow down what it measures."""
+    monitoring = getattr(sys, "monitoring", None)
+    tool = monitoring.get_tool(monitoring.PROFILER_ID) if monitoring is not None else None
+    if tool or sys.getprofile() is not None:
+        return str(tool or "cProfile, or another profiler of Python calls,")
+    return ""
+
+
+def constructed(profiler: Any) -> None:
+    """The job builds this one: whoever profiles gives way."""
+    seen.append("the job's own " + type(profiler).__module__ + "." + type(profiler).__qualname__)
+    for window in list(windows):
+        window._give_way()
+
 
 _PART = part("profiler window")
 BYTES_PER_NODE = 1_000
@@ -42,14 +81,6 @@ windows: List[Window] = []
 def forget(session: Session) -> None:
     """This session has ended: a job may begin many of them, one for each process group that it makes."""
     windows[:] = [window for window in windows if window._session is not session or window._open]
-
-
-def _give_way() -> None:
-    for window in list(windows):
-        window._give_way()
-
-
-other_profilers.listeners.append(_give_way)
 
 
 def close_left_open() -> None:
@@ -169,9 +200,9 @@ class Window:
                 recorder.marks.append(Mark.PROFILED)
         elif state == "saving" and self._job is not None and not self._job.handed_over:
             recorder.marks.append(Mark.SAVING)
-        elif step > LAST_SETTINGS_STEP and not other_profilers.seen and not self._others_under_way():
+        elif step > LAST_SETTINGS_STEP and not seen and not self._others_under_way():
             self._session.stepping.listening = False
-        if other_profilers.seen and profiler_is_on():
+        if seen and profiler_is_on():
             recorder.marks.append(Mark.USER_PROFILER)
 
     def _others_under_way(self) -> bool:
@@ -179,7 +210,7 @@ class Window:
 
     def _try_to_open(self, step: int) -> None:
         recorder = self._session.recorder
-        other = other_profilers.other_tool()
+        other = other_tool()
         if other or profiler_is_on():
             recorder.always_full = False
             self._set("skipped", f"{other or 'another profiler'} profiles this job and takes precedence")
@@ -274,3 +305,66 @@ class Window:
             self._job.hurry_and_wait(deadline_s + self.closing_s - closed_before_s)
             if self._state["state"] == "saving" and not self._job.handed_over:
                 self._state["why"] = "the job ended before its trace was written"
+
+
+class Captures:
+    """Of one recording. ``follow`` is the attendant's, ``finish`` the training thread's."""
+
+    def __init__(self, session: Session, writer: Writer, first: Window) -> None:
+        self._session, self._writer = session, writer
+        self._windows: List[Window] = [first]
+        self._answered = 0
+
+    @property
+    def closing_s(self) -> float:
+        """How long torch took to close the profiler, in all windows."""
+        return sum(window.closing_s for window in self._windows)
+
+    @property
+    def under_way(self) -> bool:
+        """Whether the newest window is waited for, open or being closed."""
+        return self._windows[-1].is_under_way
+
+    def follow(self) -> None:
+        """Do what was ordered, or taken back, since the last call."""
+        order = self._session.spool.capture_ordered()
+        newest = self._windows[-1]
+        if order is None:
+            self._answered = 0
+            if len(self._windows) > 1:
+                newest.take_back()
+        elif order.request != self._answered:
+            self._answered = order.request
+            why = self._refusal(order)
+            if why is None:
+                newest = Window(self._session, self._writer, order)
+                self._windows.append(newest)
+                self._session.stepping.on_step.append(guarded(newest.part, newest.at_step))
+            self._session.spool.keep_document(
+                CAPTURE_ANSWER,
+                {
+                    "schema": CAPTURE_SCHEMA,
+                    "request": order.request,
+                    "step": self._session.recorder.step,
+                    "why": why,
+                },
+            )
+        if newest.is_under_way:
+            # Whoever had nothing to wait for may have unset it at this moment.
+            self._session.stepping.listening = True
+
+    def _refusal(self, order: CaptureOrder) -> Optional[str]:
+        step = self._session.recorder.step
+        if order.first < step + 2:
+            return f"it is in step {step} already"
+        if any(window.is_under_way for window in self._windows):
+            return "another window of the profiler is under way"
+        if order.number < len(self._windows):
+            return f"it has a window {order.number} already"
+        other = other_tool()
+        return f"{other} profiles this job" if other else None
+
+    def finish(self, deadline_s: float) -> None:
+        """The job ends: close what is open, and wait until it is saved, see :meth:`.Window.finish`."""
+        for window in self._windows[1:]:
+            guarded(window.part, window.finish)(deadline_s)

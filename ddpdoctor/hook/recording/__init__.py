@@ -8,11 +8,10 @@ Which optimizer step ends a training step is ``boundary``'s to say; on a GPU ``d
 """
 
 from .active import active, backwards, starts
-from .calls import MOST_PLACES
-from .failures import raising_in
+from .crash_records import MOST_PLACES, raising_in
 from .recorder import Recorder, recording_here
 from .session import LAST_SETTINGS_STEP, Session
-from .stepping import IN_BACKWARD
+from .steps import IN_BACKWARD
 from .threadtimes import ThreadTimes
 from .writer import Writer
 

@@ -11,7 +11,7 @@ from ..job import Kinds, Loaders, Models, Numbered, Roles
 from .active import active
 from .devices import devices_of
 from .recorder import Recorder
-from .stepping import Stepping
+from .steps import Stepping
 from .writer import Writer
 
 PATIENCE_S = 2.0

@@ -9,7 +9,7 @@ the lock, faulthandler's timer writes the stacks. Before a rank has joined its p
 from .attendant import Attendant
 from .door import forget_door, joining, leave_door, stand_at_door, tell_end_at_door
 from .faults import forget_faults
-from .raised import ends_by
+from .rank_status import ends_by
 
 __all__ = [
     "Attendant",

@@ -31,9 +31,7 @@ from ..profiling import Captures
 from ..recording import Session
 from .devicememory import DeviceMemory
 from .faults import Faults
-from .phases import phase_of
-from .raised import described, uncaught
-from .whereabouts import Whereabouts, flight
+from .rank_status import Whereabouts, described, flight, phase_of, uncaught
 
 PERIOD_S = 1.0
 """Between two looks: what 30 to 100 us cost so often is a hundredth of a percent."""

@@ -16,7 +16,7 @@ from ..guard import part
 from ..job import job_torch
 from ..patching import guarded
 from ..recording import Session
-from .whereabouts import Whereabouts
+from .rank_status import Whereabouts
 
 SAME_LOOKS = 600
 """Looks at one interval, which then doubles: ten minutes tell of a leak in a short job, and a line of 200 bytes a second would

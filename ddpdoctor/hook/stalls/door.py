@@ -19,8 +19,7 @@ from .. import environment
 from ..guard import part
 from ..patching import guarded
 from ..profiling import can_be_read, stack_of
-from .raised import described, uncaught
-from .whereabouts import frames_of
+from .rank_status import described, frames_of, uncaught
 
 _PART = part("watching for ranks that do not join")
 _OF_A_RANK = ("RANK", "WORLD_SIZE", "LOCAL_RANK")

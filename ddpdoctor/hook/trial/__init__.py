@@ -1,7 +1,7 @@
 """A trial: the job as it is but for some settings, for a bounded number of steps, to measure what a change would bring.
 
 In come, by the environment, names of settings with their values, and a number of steps; out go the changed settings, in
-constructors (``constructors``), around calls (``calls``) and in the process (``switches``), each read back from the thing it was set
+constructors (``constructors``), around calls (``calls``) and in the process, each read back from the thing it was set
 in, loaders with other workers in each of several blocks of steps (``blocks``), and the end of the job between two steps
 (``ending``). What became of each is in rank.json, under ``trial``.
 
@@ -17,12 +17,12 @@ from ..environment import TRIAL
 from ..guard import part
 from ..patching import Patches, guarded
 from ..recording import Session
-from . import blocks, calls, constructors, ending, switches
-from .asked import read
+from . import blocks, calls, constructors, ending, request
+from .request import read
 
 __all__ = ["NAMES", "install"]
 
-NAMES = (*constructors.NAMES, *calls.NAMES, *switches.NAMES)
+NAMES = (*constructors.NAMES, *calls.NAMES, *request.NAMES)
 """Settings that a trial can change in a rank. Environment variables are the launcher's to set."""
 
 
@@ -40,7 +40,7 @@ def install(patches: Patches) -> None:
 
     def begin(session: Session) -> None:
         session.document["trial"] = trial.document
-        switches.apply_in_rank(trial)
+        request.apply_in_rank(trial)
         ending.share_temporary_folder()
         before = session.stepping.at_every_step
 

@@ -14,7 +14,7 @@ from weakref import WeakKeyDictionary, ref
 
 from ..guard import part
 from ..patching import Patches
-from .asked import Trial
+from .request import Trial
 
 _PART = part("trial")
 SETTINGS = ("num_workers", "prefetch_factor", "persistent_workers")

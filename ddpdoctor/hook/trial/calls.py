@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 from ..guard import part
 from ..patching import Patches, around, cell_of, not_compiled
 from ..recording import active
-from .asked import Trial
+from .request import Trial
 
 _PART = part("trial")
 

@@ -9,7 +9,7 @@ from typing import Any, Callable, Dict, Optional
 from ..guard import part
 from ..job import asks_for_worker
 from ..patching import Patches, not_compiled
-from .asked import Trial
+from .request import Trial
 
 _PART = part("trial")
 

@@ -17,8 +17,8 @@ from .. import lifetime
 from ..guard import part
 from ..patching import Patches, around
 from ..recording import Session
-from . import switches
-from .asked import Trial
+from . import request
+from .request import Trial
 
 _PART = part("trial")
 _MOST_LOSSES = 512
@@ -48,7 +48,7 @@ def watch_losses(patches: Patches) -> List[Any]:
 def end(session: Session, trial: Trial, losses: List[Any]) -> NoReturn:
     """Write everything down and leave the process: the script's own end, and what it does there, are not reached."""
     try:
-        switches.read_again(trial)
+        request.read_again(trial)
         trial.document["parameters"] = _parameters(session)
         trial.document["losses"] = [_number(loss) for loss in losses]
         trial.document["ended"] = True

@@ -8,14 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.hook.profiling import other_profilers, window
+from ddpdoctor.hook.profiling import window
 
 
 @pytest.fixture
 def opened(monkeypatch):
     """A window whose collection has ended, and its part of rank.json."""
     monkeypatch.setattr(window, "windows", [])
-    monkeypatch.setattr(other_profilers, "listeners", [])
     monkeypatch.setenv("DDPDOCTOR_PROFILE_STEPS", "10:15")
     recorder = SimpleNamespace(always_full=True, marks=[], step=74)
     session = SimpleNamespace(document={}, recorder=recorder)

@@ -20,8 +20,8 @@ for turn in range(3):
     dist.barrier()
     dist.destroy_process_group()
 window = sys.modules["_ddpdoctor.hook.profiling.window"]
-other = sys.modules["_ddpdoctor.hook.profiling.other_profilers"]
-print(len(window.windows), len(other.listeners))
+other = sys.modules["_ddpdoctor.hook.profiling.window"]
+print(len(window.windows))
 """
 
 
@@ -29,5 +29,5 @@ def test_a_session_that_has_ended_is_not_kept(tmp_path):
     (tmp_path / "job.py").write_text(JOB)
     recorded = run_recorded(tmp_path, forked(tmp_path / "job.py"))
     assert recorded.process.returncode == 0, recorded.process.stderr
-    assert recorded.process.stdout.splitlines() == ["1 1", "1 1"]
+    assert recorded.process.stdout.splitlines() == ["1", "1"]
     assert len(list((recorded.run / "ranks").iterdir())) == 6

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ddpdoctor.hook.profiling import sampler as module
-from ddpdoctor.hook.recording.thinning import BLOCK_STEPS, Thinning
+from ddpdoctor.hook.recording.recorder import BLOCK_STEPS, Thinning
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_in
 
 from ddpdoctor.hook.patching import Patches  # noqa: E402
 from ddpdoctor.hook.trial import blocks  # noqa: E402
-from ddpdoctor.hook.trial.asked import Trial  # noqa: E402
+from ddpdoctor.hook.trial.request import Trial  # noqa: E402
 
 STEPS = 6
 

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, IterableDataset  # noqa: E402
 
 from ddpdoctor.hook.patching import Patches  # noqa: E402
 from ddpdoctor.hook.trial import constructors  # noqa: E402
-from ddpdoctor.hook.trial.asked import Trial  # noqa: E402
+from ddpdoctor.hook.trial.request import Trial  # noqa: E402
 
 
 class Stream(IterableDataset):

@@ -1,14 +1,50 @@
-"""Where training steps end: ties optimizer steps, backwards and the user's own marks to the recorder."""
+"""Which optimizer steps end a step of the job, and who is told of it."""
 
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import Callable, List, Optional
+from typing import Callable, Dict, List, Optional, Set
 
 from ..job import Role
 from .active import active, starts
-from .boundary import Boundary
 from .recorder import Cut, Recorder
+
+
+class Boundary:
+    """Fed with the optimizer's role for each of their steps, in order: ``before`` and ``after`` it."""
+
+    def __init__(self) -> None:
+        self.round: Dict[Role, None] = {}
+        """Optimizers that have stepped since the last round's known end, in order."""
+        self.alone: Optional[Role] = None
+        """The only optimizer there is, each of whose steps is a round: nothing needs to be learnt from its next one."""
+        self._always: Set[Role] = set()
+        self._last: Optional[Role] = None
+
+    def before(self, role: Role) -> bool:
+        """An optimizer is about to step. True: a round has ended, at the end of the optimizer step before this one."""
+        if role not in self.round:
+            return False
+        self._learn()
+        return True
+
+    def after(self, role: Role) -> bool:
+        """An optimizer has stepped. True: the round ends here."""
+        if role not in self.round:
+            self.round[role] = None
+        if role is not self._last:
+            self.alone = None
+            return False
+        self._learn()
+        return True
+
+    def _learn(self) -> None:
+        both = self._always.intersection(self.round)
+        self._always = both or set(self.round)
+        self._last = [role for role in self.round if role in self._always][-1]
+        self.alone = self._last if len(self.round) == len(self._always) == 1 else None
+        self.round.clear()
+
 
 IN_BACKWARD = Role()
 """Of all optimizers that step inside a backward, together: one of them per parameter is one round."""

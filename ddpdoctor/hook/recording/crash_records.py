@@ -1,17 +1,31 @@
-"""The last collectives that the training thread called from Python, or that DDP issued for it, written where they outlive the process.
-
-Gloo ends the process where ranks call collectives that do not fit together, and torchrun ends the others a moment later: nobody
-can be asked then. So each call is written down as it begins, in memory that is shared with a file of the spool, and what was
-written is marked once it has returned. A backward pass in which DDP reduces gradients, and a broadcast of its buffers, are one call
-each: all are counted by process group, so that what ranks called can be compared number by number.
-"""
+"""What outlives a crash: the last calls of collectives, in shared memory, and the exception that is being raised."""
 
 from __future__ import annotations
 
 import mmap
-from typing import Any, Dict, Optional, Tuple
+import os
+import sys
+import time
+from threading import get_ident
+from types import FrameType
+from typing import Any, Callable, Dict, List, Optional, Tuple
 
-from ...rundir import CALL_SLOT_BYTES, CALL_SLOTS, CALLS_FILE, OWN_SLOTS, CallField, LineField, Spool
+from ...rundir import (
+    CALL_SLOT_BYTES,
+    CALL_SLOTS,
+    CALLS_FILE,
+    ENDING_FILE,
+    ENDING_SCHEMA,
+    OWN_SLOTS,
+    CallField,
+    End,
+    LineField,
+    Phase,
+    Spool,
+)
+from ..guard import text_of
+from ..patching import UNCOUNTED_FILE
+from .active import active
 
 _OPENING = f"{{{CallField.OPEN.key}1{CallField.NUMBER.next_key}"
 _OPEN_AT = _OPENING.index("1")
@@ -84,3 +98,65 @@ class Calls:
                 memory[place] = _RETURNED
             except ValueError:
                 self._memory = None
+
+
+_MOST_FRAMES = 64
+"""As many as are told of a stack elsewhere."""
+_MOST_LETTERS = 2000
+_MOST_TOLD = 16
+"""Of one process: a program that goes on after each of them is not kept up."""
+
+
+class _Told:
+    """How often."""
+
+    __slots__ = ("times",)
+
+    def __init__(self) -> None:
+        self.times = 0
+
+
+_told = _Told()
+
+
+def raising_in(phase: Phase) -> Callable[[BaseException], None]:
+    """What to call with an exception that leaves a call of this kind, on the thread that called."""
+
+    def note(error: BaseException) -> None:
+        session = active.session
+        if session is None or session.recorder.thread != get_ident() or _told.times >= _MOST_TOLD:
+            return
+        _told.times += 1
+        document = {
+            "schema": ENDING_SCHEMA,
+            "rank": session.rank,
+            "pid": os.getpid(),
+            "at_ns": time.time_ns(),
+            "step": session.recorder.step,
+            "phase": phase.value,
+            "how": End.RAISING.value,
+            "raised": [
+                {
+                    "type": type(error).__name__[:200],
+                    "message": text_of(error)[:_MOST_LETTERS],
+                    "frames": _callers(),
+                }
+            ],
+        }
+        session.spool.keep_document(ENDING_FILE, document)
+
+    return note
+
+
+def _callers() -> "List[List[object]]":
+    """The stack of this thread, innermost first."""
+    found: List[List[object]] = []
+    frame: Optional[FrameType] = sys._getframe(2)
+    while frame is not None and len(found) < _MOST_FRAMES:
+        code = frame.f_code
+        name = code.co_filename
+        function = getattr(code, "co_qualname", code.co_name)
+        if name != UNCOUNTED_FILE:
+            found.append([name if name.startswith("<") else os.path.abspath(name), frame.f_lineno, function])
+        frame = frame.f_back
+    return found

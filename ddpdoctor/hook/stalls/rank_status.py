@@ -1,20 +1,169 @@
-"""Where a rank is: in which step and phase, on which lines, which collectives it has called. Read from beside, by any thread."""
+"""Where a rank is and what it does: the phase of a step that a stack is in, its calls, and the exception that ends it."""
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import threading
 import time
 from itertools import islice
-from typing import Any, Dict, List, Optional, Sequence
+from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
 
 from ...rundir import EventField, EventKind, Phase
+from ..guard import text_of
 from ..job import Kinds
 from ..patching import UNCOUNTED_FILE
 from ..profiling import Place, can_be_read, flight_recorder, stack_of
 from ..recording import Session
-from .phases import phase_of
+
+ANY: FrozenSet[str] = frozenset()
+"""All functions of a file."""
+_PLACES: Dict[str, Tuple[Tuple[FrozenSet[str], Phase], ...]] = {
+    "torch/utils/data/dataloader.py": (
+        (frozenset(["__next__", "__iter__", "__init__", "_reset"]), Phase.DATA),
+    ),
+    "torch/autograd/__init__.py": ((frozenset(["backward", "grad"]), Phase.BACKWARD),),
+    "torch/autograd/graph.py": ((frozenset(["_engine_run_backward"]), Phase.BACKWARD),),
+    "torch/nn/modules/module.py": (
+        (frozenset(["_call_impl", "_wrapped_call_impl", "__call__"]), Phase.FORWARD),
+    ),
+    "torch/nn/parallel/distributed.py": (
+        (frozenset(["forward", "_pre_forward", "_run_ddp_forward", "_post_forward"]), Phase.FORWARD),
+        (ANY, Phase.COLLECTIVE),
+    ),
+    "torch/distributed/distributed_c10d.py": (
+        (frozenset(["barrier", "monitored_barrier"]), Phase.BARRIER),
+        (
+            frozenset(
+                ["init_process_group", "new_group", "_new_process_group_helper", "_store_based_barrier"]
+            ),
+            Phase.RENDEZVOUS,
+        ),
+        (ANY, Phase.COLLECTIVE),
+    ),
+    "torch/distributed/utils.py": (
+        (frozenset(["_verify_param_shape_across_processes", "_sync_module_states"]), Phase.COLLECTIVE),
+    ),
+    "torch/distributed/rendezvous.py": ((ANY, Phase.RENDEZVOUS),),
+    "torch/serialization.py": (
+        (frozenset(["save", "_save", "_legacy_save"]), Phase.SAVE),
+        (frozenset(["load", "_load", "_legacy_load"]), Phase.LOAD),
+    ),
+    "torch/distributed/checkpoint/state_dict_saver.py": ((ANY, Phase.SAVE),),
+    "torch/distributed/checkpoint/state_dict_loader.py": ((ANY, Phase.LOAD),),
+    "bdb.py": ((ANY, Phase.DEBUGGER),),
+    "pdb.py": ((ANY, Phase.DEBUGGER),),
+}
+"""By the end of a file's path: functions, and what they are part of; what stands first counts."""
+_FOLDERS = (
+    ("/torch/optim/", Phase.OPTIMIZER),
+    ("/debugpy/", Phase.DEBUGGER),
+    ("/pydevd", Phase.DEBUGGER),
+    ("/IPython/terminal/debugger", Phase.DEBUGGER),
+)
+_BY_NAME: Dict[str, List[str]] = {place.rpartition("/")[2]: [] for place in _PLACES}
+for _place in _PLACES:
+    _BY_NAME[_place.rpartition("/")[2]].append(_place)
+
+
+_COMPILING = ("/torch/_dynamo/convert_frame.py", "/torch/_inductor/compile_fx.py")
+"""What is called from here compiles, whatever it calls."""
+
+
+def phase_of(frames: Sequence[Sequence[Any]]) -> Phase:
+    """Of (file, line, function), innermost first: the phase of the innermost one that belongs to one."""
+    if frames and frames[0][0] == UNCOUNTED_FILE and not _is_of_collectives(frames[1:2]):
+        # Of what is wrapped, only the wait for an asynchronous collective has no Python in it.
+        return Phase.WAIT
+    if any(file.endswith(_COMPILING) for file, _, _ in frames):
+        return Phase.COMPILE
+    for file, _, function in frames:
+        found = _phase_of_frame(file, function)
+        if found is not None:
+            return found
+    return Phase.OTHER
+
+
+def _is_of_collectives(frames: Sequence[Sequence[Any]]) -> bool:
+    return any(file.endswith("/distributed_c10d.py") for file, _, _ in frames)
+
+
+def _phase_of_frame(file: str, function: str) -> Optional[Phase]:
+    name = function.rpartition(".")[2]
+    for place in _BY_NAME.get(file.rpartition("/")[2], ()):
+        if file == place or file.endswith("/" + place):
+            for functions, phase in _PLACES[place]:
+                if not functions or name in functions:
+                    return phase
+    for folder, phase in _FOLDERS:
+        if folder in file:
+            return phase
+    return None
+
+
+_MOST_CHAINED = 6
+"""Exceptions told: the one that was raised last, and those that led to it."""
+_MOST_LETTERS = 2000
+"""Of a message: that of an error in a kernel's compilation has thousands."""
+
+
+_ending: List[BaseException] = []
+"""That which is known to end the process, from whoever has caught it to that end."""
+
+
+def ends_by(error: BaseException) -> None:
+    """The process ends by this exception, although nobody will find it at the end."""
+    _ending[:] = [error]
+
+
+def uncaught() -> Optional[BaseException]:
+    """That which ends, or has ended, the main thread; None where there is none. A prompt keeps errors that it goes on from."""
+    if _ending:
+        return _ending[0]
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if not isinstance(error, BaseException) or hasattr(sys, "ps1"):
+        return None
+    # One that C code printed, called from Python, and that nobody died of, has frames above it.
+    trace = error.__traceback__
+    return None if trace is not None and trace.tb_frame.f_back is not None else error
+
+
+def described(error: BaseException) -> List[Dict[str, Any]]:
+    """The exception, and those before it, each with its relation to the one that stands before it in the list."""
+    found: List[Dict[str, Any]] = []
+    seen = set()
+    relation: Optional[str] = None
+    current: Optional[BaseException] = error
+    while current is not None and id(current) not in seen and len(found) < _MOST_CHAINED:
+        seen.add(id(current))
+        document: Dict[str, Any] = {
+            "type": type(current).__name__[:200],
+            "message": text_of(current)[:_MOST_LETTERS],
+            "frames": _frames(current),
+        }
+        if relation is not None:
+            document["relation"] = relation
+        found.append(document)
+        if current.__cause__ is not None:
+            relation, current = "cause", current.__cause__
+        else:
+            relation, current = "context", None if current.__suppress_context__ else current.__context__
+    return found
+
+
+def _frames(error: BaseException) -> List[Frame]:
+    """Innermost first."""
+    frames: List[Frame] = []
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        name = code.co_filename
+        function = getattr(code, "co_qualname", code.co_name)
+        frames.append([name if name.startswith("<") else os.path.abspath(name), trace.tb_lineno, function])
+        trace = trace.tb_next
+    return frames[::-1][:MOST_TOLD]
+
 
 Frame = List[Any]
 """File, line, function."""

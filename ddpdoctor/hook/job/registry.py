@@ -1,0 +1,226 @@
+"""Objects of the job by number: models, loaders and optimizers, with the sizes that decide their speed and how long they live."""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from types import CodeType, FrameType
+from typing import Any, Callable, Dict, Generic, Iterator, List, Optional, Tuple, TypeVar
+
+from .source_lines import HIDDEN, USER, Kinds, Lines
+
+MOST_LISTED = 256
+"""Of a kind, the first ones, are described in rank.json (some 400 bytes each); the others are counted there."""
+
+Value = TypeVar("Value")
+Listed = Tuple["weakref.ref[Any]", Optional[int]]
+"""A thing, weakly, and the number of its source line."""
+
+
+class Held(Generic[Value]):
+    """What is known of things, each held weakly."""
+
+    def __init__(self, gone: Callable[[Value], None] = lambda value: None) -> None:
+        """``gone`` is called with what was known of a thing that is no more, on whatever thread that shows."""
+        self._known: Dict[int, Tuple[Any, Value]] = {}
+        self._gone = gone
+
+    def find(self, thing: Any) -> Optional[Value]:
+        """What is known of ``thing``; None where it was not seen before."""
+        known = self._known.get(id(thing))
+        return known[1] if known is not None and known[0]() is thing else None
+
+    def hold(self, thing: Any, value: Value) -> "weakref.ref[Any]":
+        """From now on ``value`` is what is known of ``thing``."""
+        key = id(thing)
+        reference = weakref.ref(thing, forgetter(self._known, key, self._gone))
+        self._known[key] = reference, value
+        return reference
+
+
+class Numbered(Held[Value]):
+    """The things of one kind, numbered in the order in which they were first seen, and what is known of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+        """How many there have been: the next one's number."""
+        self.listed: List[Listed] = []
+        """By number, the first ``MOST_LISTED``."""
+
+    def add(self, thing: Any, line: Optional[int], value: Value) -> None:
+        """Give ``thing`` the next number."""
+        reference = self.hold(thing, value)
+        if self.count < MOST_LISTED:
+            self.listed.append((reference, line))
+        self.count += 1
+
+
+def forgetter(
+    known: Dict[int, Any], key: int, gone: Callable[[Any], None] = lambda value: None
+) -> "Callable[[weakref.ref[Any]], None]":
+    """What takes ``key`` out of ``known`` when the thing dies whose reference stands first there, for its id may be another's by
+    then, and calls ``gone`` with what stands second."""
+
+    def forget(reference: "weakref.ref[Any]") -> None:
+        try:
+            entry = known.get(key)
+            if entry is not None and entry[0] is reference:
+                del known[key]
+                gone(entry[1])
+        except Exception:
+            pass  # Python would print it among what the job prints
+
+    return forget
+
+
+_DEEPEST_BATCH = 4
+"""Containers in containers that are looked into for a tensor: a dictionary of lists of pairs is one less."""
+
+
+def batch_size(batch: Any) -> Optional[int]:
+    """The first dimension of the first tensor in a batch; of a plain list of things, its length. None where there is neither."""
+    for _ in range(_DEEPEST_BATCH):
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else None
+        if hasattr(batch, "values") and hasattr(batch, "keys"):
+            values = batch.values() if callable(batch.values) else ()
+            batch = next(iter(values), None)
+        elif isinstance(batch, (list, tuple)) and batch:
+            if isinstance(batch[0], (int, float, str, bytes)):
+                return len(batch)
+            batch = batch[0]
+        else:
+            return None
+    return None
+
+
+def input_elements(values: Any, nested: int = 2) -> int:
+    """Elements of all tensors among the arguments, and in the lists and dictionaries among them."""
+    total = 0
+    for value in values:
+        if hasattr(value, "numel"):
+            total += int(value.numel())
+        elif nested and type(value) in (list, tuple):
+            total += input_elements(value, nested - 1)
+        elif nested and hasattr(value, "values") and hasattr(value, "keys") and callable(value.values):
+            total += input_elements(value.values(), nested - 1)
+    return total
+
+
+_ASKS = "get_worker_info"
+
+
+def asks_for_worker(data: Any) -> bool:
+    """Whether the code of an iterable data set, of its class or of what it wraps, names the function that tells the worker.
+
+    Code is looked at, not run: its own, and that of functions of its module which it calls.
+    """
+    held = vars(data).values() if hasattr(data, "__dict__") else ()
+    return any(_class_asks(owner) for kind in {type(data), *map(type, held)} for owner in kind.__mro__)
+
+
+def _class_asks(owner: type) -> bool:
+    if owner.__module__.partition(".")[0] in ("builtins", "torch"):
+        return False
+    beside: Dict[str, Any] = vars(sys.modules.get(owner.__module__, object))  # type: ignore[assignment]
+    for member in vars(owner).values():
+        for code in _codes(_code_of(member)):
+            called = [_code_of(beside.get(name)) for name in code.co_names]
+            if any(_ASKS in each.co_names for each in (code, *called) if each is not None):
+                return True
+    return False
+
+
+def _code_of(function: Any) -> Any:
+    code = getattr(getattr(function, "__func__", function), "__code__", None)
+    return code if type(code) is CodeType else None
+
+
+def _codes(code: Any) -> Iterator[CodeType]:
+    if code is None:
+        return
+    yield code
+    for constant in code.co_consts:
+        if type(constant) is CodeType:
+            yield from _codes(constant)
+
+
+_Place = Tuple[CodeType, int]
+_Built = Tuple["weakref.ref[Any]", Tuple[_Place, int]]
+_built: Dict[int, _Built] = {}
+"""By the object's id, for an object need not be hashable: where it was built, and the id of the data set it was given."""
+_loaders_of: Dict[int, Dict[Tuple[int, int], List[_Place]]] = {}
+"""By the id of a data set, which its loaders keep alive, and by the place (the id of the code, the line): the place once for each
+loader that was built there and lives."""
+_kinds: List[Kinds] = []
+"""One, made when it is first needed: it asks for the interpreter's folders, which takes time."""
+
+
+def note_built(thing: Any, dataset: Any, frame: Optional[FrameType]) -> None:
+    """The constructor of ``thing`` begins, a loader of ``dataset`` unless that is None, in the stack that ends in ``frame``."""
+    key = id(thing)
+    known = _built.get(key)
+    if known is not None and known[0]() is thing:
+        return
+    if not _kinds:
+        _kinds.append(Kinds())
+    # Whatever user's line comes first: a subclass's own constructor counts as one.
+    users = _kinds[0].user_frame(frame)
+    if users is None:
+        return
+    place = None
+    if dataset is not None and _built_by(frame) != _kinds[0].of(users.f_code):
+        place = _place_of_original(dataset)
+    place = place or (users.f_code, users.f_lineno)
+    _built[key] = weakref.ref(thing, forgetter(_built, key, _forget_loader)), (place, id(dataset))
+    if dataset is not None:
+        _loaders_of.setdefault(id(dataset), {}).setdefault(_key_of(place), []).append(place)
+
+
+def _key_of(place: _Place) -> Tuple[int, int]:
+    # To hash code is to hash its constants.
+    return id(place[0]), place[1]
+
+
+def _forget_loader(built: Tuple[_Place, int]) -> None:
+    place, dataset = built
+    places = _loaders_of.get(dataset, {})
+    alive = places.get(_key_of(place), [])
+    if alive:
+        alive.pop()
+    if not alive:
+        places.pop(_key_of(place), None)
+    if not places:
+        _loaders_of.pop(dataset, None)
+
+
+def _built_by(frame: Optional[FrameType]) -> int:
+    """Whose code builds the object: constructors of installed packages are not asked, but who calls them."""
+    caller = frame
+    while caller is not None:
+        kind = _kinds[0].of(caller.f_code)
+        if kind == USER or (kind != HIDDEN and caller.f_code.co_name != "__init__"):
+            return kind
+        caller = caller.f_back
+    return HIDDEN
+
+
+def _place_of_original(dataset: Any) -> Optional[_Place]:
+    """Where the loader of ``dataset`` was built that a framework puts its own in place of.
+
+    accelerate's ``prepare`` and Lightning's ``fit`` do; the arguments stand where the original was built. None where no
+    place, or more than one, has built such loaders.
+    """
+    places = _loaders_of.get(id(dataset), {})
+    return next(iter(places.values()))[0] if len(places) == 1 else None
+
+
+def line_of(thing: Any, lines: Lines) -> Optional[int]:
+    """The number of the line that built ``thing``; None where that was not seen."""
+    known = _built.get(id(thing))
+    if known is None or known[0]() is not thing:
+        return None
+    code, line = known[1][0]
+    return lines.id_of(code, line)
