@@ -78,6 +78,8 @@ def test_the_end_of_a_job_with_several_launchers() -> None:
     assert job_end([own], [own, other]) == JobEnd(True, True, 3)
     running = {"host": "b", "pid": 2, "ended_ns": None}
     assert not job_end([own], [own, running]).succeeded and not job_end([own], [own, running]).failed
+    twin = {**own, "pid_namespace": 2, "exit_code": 3}
+    assert job_end([own], [own, twin]).code == 3, "both are process 1 of their container"
     assert job_end([{**own, "ended_ns": None}], [own]) == JobEnd()
     assert job_end([{}]) == JobEnd()
 

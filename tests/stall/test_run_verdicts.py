@@ -242,6 +242,14 @@ def test_two_hosts_of_which_each_wrote_its_own_directory(tmp_path):
     assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/not-reached", [1], 57)
 
 
+def test_of_two_directories_the_second_says_that_its_command_failed(tmp_path):
+    first, second = Stopped(tmp_path / "a", exit_code=0), Stopped(tmp_path / "b", exit_code=3)
+    for run, gone in ((first, 1), (second, 0)):
+        shutil.rmtree(run.path / f"ranks/{gone:05d}")
+    diagnosis = analyze([str(first.path), str(second.path)])
+    assert diagnosis.job.exit_code == 3 and "exit code 3" in diagnosis.verdict.headline
+
+
 def unjoined(rank: int, waits: bool, line: int, state: str = "S") -> dict:
     """As the launcher's side sees a rank that has not joined."""
     faults = (
