@@ -34,9 +34,8 @@ class Diagnosing:
         return [self._reader] if self._reader >= 0 else []
 
     def start(self) -> None:
-        """Start it, unless the last one still runs."""
-        if self._reader >= 0:
-            return
+        """Start it; the last one, if it still runs, is about a hang that is over."""
+        self.leave()
         reader, writer = os.pipe()
         parent = os.getpid()
         try:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hook.recording import Recorded
+from tests.hook.recording import JOBS, Recorded
 from tests.lab.slowlink import Hosts, two_hosts, why_not
 
 from .launched import DDPDOCTOR_RUN, TINY, clean_environment, program_of, python_with, two_ranks_took
@@ -73,6 +73,25 @@ def test_one_launcher_per_rank_under_slurm(tmp_path) -> None:
     assert {recorded.info(rank)["job_id"] for rank in (0, 1)} == {"77.0"}
     one_sampler(run, socket.gethostname())
     assert sum("recorded in" in process.stderr for process in ended) == 1
+
+
+def test_one_launcher_per_rank_ends_the_rank_that_others_wait_for(tmp_path) -> None:
+    """Whichever of them watches."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    of_job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    environments = [clean_environment(**of_job, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+    options = ["--out", "run", "--no-profile", "--hang-after", "3", "--on-hang", "kill"]
+    job = [sys.executable, str(JOBS / "stopping_ddp.py"), "--how", "asleep_in_a_lock", "--for-s", "100"]
+    with started([[*DDPDOCTOR_RUN, *options, "--", *job]] * 2, environments, tmp_path) as processes:
+        ended = finish(processes)
+    told = "".join(process.stderr for process in ended)
+    assert [process.returncode for process in ended] != [0, 0] and "Traceback" not in ended[1].stderr, told
+    assert told.count("the job is ended, as --on-hang kill asks") == 2
+    assert told.count("another launcher of this host has found that all of its ranks hang") == 1
+    ends = json.loads((tmp_path / "run" / "hosts" / socket.gethostname() / "ends.json").read_text())["ends"]
+    assert {end["rank"]: end["signal"] for end in ends}[1] == 15
 
 
 def ranks_of_mpi(mpiexec: str, folder: Path) -> None:
