@@ -49,9 +49,6 @@ _END_S = 0.3
 """Times five, where it is not the kernel that keeps it: so long the end of a job waits for this process."""
 _AFTER_LAUNCHER_S = 60.0
 """How long the ranks may take to end whose launcher was killed."""
-_APART_S = 60.0
-"""Between the two looks that must both prove that the job hangs before it is ended, at most; meanwhile the report is written, which
-says more of a job that still runs. If less than that was asked for as the time of a hang, as much."""
 _MOST_EARLIER = 20
 """Standstills from which the job went on that are remembered."""
 
@@ -90,37 +87,6 @@ class Sentinel:
             pass
 
 
-class _Kill:
-    """The end of a job that hangs, as the user wants it: after two looks that prove it, a while apart."""
-
-    def __init__(self, after_s: float) -> None:
-        self._apart_s = min(after_s, _APART_S)
-        self._declared_s = self._looked_s = time.monotonic()
-        self._proven_s: float | None = None
-        """When a look first proved it, monotonic."""
-        self._lines: frozenset[proof.Line] = frozenset()
-        self.told = False
-        """Whether the user knows why the job is not ended."""
-
-    def is_due(self, being_diagnosed: bool) -> bool:
-        """Whether it is time for the next look."""
-        now_s = time.monotonic()
-        if being_diagnosed and now_s - self._declared_s < _APART_S:
-            return False
-        return now_s - self._looked_s >= self._apart_s
-
-    def look(self, doubts: list[str], current: list[WatchedRank]) -> bool:
-        """Take in what a look showed; whether it is the second that proves it."""
-        self._looked_s, before, self._lines = time.monotonic(), self._lines, proof.lines(current)
-        if doubts:
-            self._proven_s = None
-        elif self._proven_s is not None and before == self._lines:
-            return True
-        else:
-            self._proven_s = self._looked_s
-        return False
-
-
 class _Watch:
     """The process's own side."""
 
@@ -148,7 +114,7 @@ class _Watch:
         self._stall: dict[str, Any] | None = None
         """What is written of the standstill that lasts."""
         self._written_s = 0.0
-        self._kill: _Kill | None = None
+        self._kill: proof.Kill | None = None
         self._earlier: list[dict[str, Any]] = []
         self._began_ns = time.time_ns()
         self._ended_by_another = False
@@ -296,7 +262,7 @@ class _Watch:
         if self._options.on_hang != "kill":
             return
         if suspicion.guilty or not self._here(current):
-            self._kill = _Kill(suspicion.after_s)
+            self._kill = proof.Kill(suspicion.after_s)
             self._kill.look(proof.doubts(current, self._has_answered), current)
         else:
             why = "all ranks of this host wait for ranks of other hosts, where the one has to be ended that they wait for"
@@ -348,7 +314,7 @@ class _Watch:
         self._stall = self._kill = self._asked_s = None
         say(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
 
-    def _is_time_to_kill(self, kill: _Kill, current: list[WatchedRank]) -> bool:
+    def _is_time_to_kill(self, kill: proof.Kill, current: list[WatchedRank]) -> bool:
         """Whether a look now, at ranks that were asked again, proves what an earlier one did. The report is waited for, which says more
         of a job that still runs."""
         if not kill.is_due(bool(self._diagnosing_handles())):

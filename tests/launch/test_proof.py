@@ -16,7 +16,7 @@ from ddpdoctor.launch.diagnosing import Diagnosing
 from ddpdoctor.launch.hostwatch import HostWatchedRanks
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.rankwatch import WatchedRank
-from ddpdoctor.launch.sentinel import _Kill, _Watch
+from ddpdoctor.launch.sentinel import _Watch
 from ddpdoctor.launch.standstill import Progress, Tuning
 from ddpdoctor.rundir import STALL_FILE, STALL_SCHEMA, keep_host_document
 from ddpdoctor.rundir.liveness import started
@@ -103,25 +103,25 @@ def test_python_whose_lock_is_kept_speaks_through_faulthandler() -> None:
 
 def test_two_looks_a_while_apart_at_the_same_lines() -> None:
     ranks = [waiting(0), a_rank(1)]
-    kill = _Kill(0.0)
+    kill = proof.Kill(0.0)
     assert not kill.look([], ranks) and kill.look([], ranks)
-    kill = _Kill(0.0)
+    kill = proof.Kill(0.0)
     assert [kill.look(found, ranks) for found in ([], ["rank 1 works"], [], [])] == [
         False,
         False,
         False,
         True,
     ]
-    kill = _Kill(0.0)
+    kill = proof.Kill(0.0)
     kill.look([], ranks)
     ranks[1].progress["user"] = [["train.py", 7, "main"]]
     assert not kill.look([], ranks) and kill.look([], ranks)
 
 
 def test_no_look_before_its_time_or_while_the_report_is_written() -> None:
-    kill = _Kill(30.0)
+    kill = proof.Kill(30.0)
     assert not kill.is_due(being_diagnosed=False)
-    soon = _Kill(0.0)
+    soon = proof.Kill(0.0)
     assert soon.is_due(being_diagnosed=False) and not soon.is_due(being_diagnosed=True)
 
 
