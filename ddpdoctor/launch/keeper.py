@@ -11,11 +11,13 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ddpdoctor.launch.beside import IN_ORDER, Beside, is_told_to_end, say
+from ddpdoctor.launch.leftovers import drain_stale_spools, stale_roots
 from ddpdoctor.launch.patience import LOOK_S, beating
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import (
@@ -43,6 +45,8 @@ _AFTER_LAUNCHER_S = 60.0
 """How long the ranks may take to end whose launcher was killed; torchrun gives them 30 s."""
 _STOPPING_S = 3.5
 """More than telemetry and metrics take to end, unless they never do."""
+_OTHERS_S = 1.0
+"""How long the end of a job waits until what other runs left is copied; the next run goes on with it."""
 
 
 class Keeper:
@@ -95,7 +99,10 @@ class _Kept:
         """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
         watch.start_process(lambda sentence: self._say(warn=sentence))
         # Ranks look for a carrier as soon as they begin.
-        self._carrier.take()
+        others = Beside("others", lambda orders, writer: drain_stale_spools(self._root))
+        if self._carrier.take() and stale_roots(self._root):
+            with suppress(OSError):  # no further process is allowed: another run does it
+                others.start()
         if not self._do_beating(partial(self._start, watch)):
             return
         while not self._is_told_to_end(PERIOD_S):
@@ -103,6 +110,7 @@ class _Kept:
         if os.read(self._orders, 1) != IN_ORDER:
             self._outlive()
         self._do_beating(partial(self._stop, watch))
+        others.stop(_OTHERS_S)
         self._carrier.release()
 
     def _is_told_to_end(self, patience_s: float) -> bool:

@@ -207,15 +207,26 @@ def _runs_beside(run: Path) -> list[Path]:
     return [path for path in run.parent.iterdir() if path != run and (path / MANIFEST_FILE).is_file()]
 
 
-def drain_stale_spools(root: Path) -> None:
-    """Clear memory-backed storage of what runs left there whose launcher was killed, once nobody has written
-    to it for a day. What finds no room in its run directory stays, and so does what a rank, however long it was
-    suspended, may go on writing to.
-    """
+def stale_roots(root: Path) -> list[Path]:
+    """Where other runs, whose launcher was killed, left records in memory-backed storage to which nobody has written for a day; ``root``
+    is the run's own place there."""
+    found = []
     for other in root.parent.glob(f"{own_roots_prefix()}*"):
         try:
             if other != root and _written_s(other) < time.time() - _STALE_S:
-                drain_spools(other)
+                found.append(other)
+        except OSError:
+            continue
+    return found
+
+
+def drain_stale_spools(root: Path) -> None:
+    """Clear memory-backed storage of them. What finds no room in its run directory stays, and so does what a rank, however long it was
+    suspended, may go on writing to. Their storage may not answer: for a process that nobody has to wait for.
+    """
+    for other in stale_roots(root):
+        try:
+            drain_spools(other)
         except OSError:
             continue
 

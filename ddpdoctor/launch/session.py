@@ -30,7 +30,6 @@ from ddpdoctor.launch.leftovers import (
     HostRanks,
     clear_spools_of_earlier_runs,
     drain_spools,
-    drain_stale_spools,
 )
 from ddpdoctor.launch.manifest import new_manifest
 from ddpdoctor.launch.options import RunOptions
@@ -354,7 +353,6 @@ class _Recording:
 
     def _collect(self, beat: Beat) -> _Gathered:
         unsaved = drain_spools(self.spool, beat, self.launch.run)
-        drain_stale_spools(self.spool)
         folders = [tempfile.gettempdir(), *map(str, (self.launch.run / "ranks").glob("*"))]
         clear_raw_folders(folders, self.launch.document["run_id"])
         return _Gathered([], unsaved)

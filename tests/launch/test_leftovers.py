@@ -18,7 +18,7 @@ from ddpdoctor.rundir import boot_id, is_over, read_json, run_id
 from ddpdoctor.rundir.liveness import pid_namespace
 from tests.hook.recording import REPOSITORY
 
-from .launched import clean_environment, left_behind, make_run, run_under, written_by
+from .launched import age, clean_environment, left_behind, make_run, run_under, written_by
 
 pytestmark = pytest.mark.usefixtures("no_spool_stays")
 
@@ -57,12 +57,6 @@ def test_spools_of_dead_ranks_are_copied_and_removed_those_of_living_ones_kept(t
     for rank in ("00000", "00001"):
         assert (tmp_path / "run" / "ranks" / rank / "steps.jsonl").read_bytes() == b'{"step":0}\n'
     assert not gone.exists() and kept.exists()
-
-
-def age(root, by_s=2 * 24 * 3600):
-    then = time.time() - by_s
-    for path in (*root.rglob("*"), root):
-        os.utime(path, (then, then))
 
 
 def test_stale_spools_of_killed_launchers_are_cleared(tmp_path):
