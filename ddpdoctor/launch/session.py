@@ -206,7 +206,8 @@ class _Recording:
         self.launch, self.spool = place
         launch = self.launch
         self.ranks = HostRanks(launch.run, launch.host)
-        self.keeper = Keeper(launch.run, self.spool, HostWatch(launch.run, launch.host, self.ranks, options))
+        watch = HostWatch(launch.run, self.spool, launch.host, self.ranks, options)
+        self.keeper = Keeper(launch.run, self.spool, watch)
         self.sentinel = Sentinel(
             self.spool,
             launch.host,
