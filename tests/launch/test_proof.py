@@ -210,6 +210,16 @@ def test_one_that_computes_while_other_hosts_may_wait_for_it_is_told_there(tmp_p
     assert watching.watch._stall is None, "nobody knows that it hangs"
 
 
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="needs Linux's /proc")
+def test_where_memory_runs_out_the_analysis_of_a_job_that_runs_goes_first() -> None:
+    diagnosing = Diagnosing(lambda: Path("/proc/self/oom_score_adj").read_text().strip())
+    diagnosing.start()
+    ends_s = time.monotonic() + 20
+    while (score := diagnosing.sentence()) is None and time.monotonic() < ends_s:
+        time.sleep(0.02)
+    assert score == "1000"
+
+
 def test_the_second_hang_is_analysed_though_the_first_ones_analysis_goes_on(tmp_path) -> None:
     marks = tmp_path / "marks"
     marks.mkdir()
