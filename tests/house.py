@@ -24,7 +24,7 @@ ALLOWED = {
     "report": ("diagnose", "rundir", "errors", "written", "deferred", "plain"),
     "trackers": ("diagnose", "report", "errors", "written", "deferred"),
     "launch": ("rundir", "telemetry", "errors", "plain", "parentdeath", "readable", "deferred"),
-    "experiment": ("diagnose", "measure", "rundir", "errors", "parentdeath"),
+    "experiment": ("diagnose", "measure", "telemetry", "rundir", "errors", "parentdeath"),
     "bundle": ("launch", "rundir", "errors", "written", "deferred", "plain", "streams"),
     "demo": ("errors",),
     "analysis": (

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 import psutil
 
+from ddpdoctor.launch.patience import be_first_to_go
 from ddpdoctor.parentdeath import die_with_parent
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -90,7 +91,7 @@ def _live(work: Callable[[], None], parent: int, mask: set[signal.Signals | int]
     try:
         die_with_parent(signal.SIGKILL)
         if os.getppid() == parent:
-            _be_first_to_go()
+            be_first_to_go()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             work()
             code = 0
@@ -105,14 +106,6 @@ def _live(work: Callable[[], None], parent: int, mask: set[signal.Signals | int]
             except (OSError, ValueError):
                 pass
         os._exit(code)
-
-
-def _be_first_to_go() -> None:
-    """Where memory runs out, the kernel is to end this process and what it starts."""
-    try:
-        Path("/proc/self/oom_score_adj").write_text("1000")
-    except OSError:
-        pass
 
 
 def bound_memory() -> None:

@@ -101,8 +101,9 @@ class Watched:
         manifest = self._live.manifest
         runs = is_running(manifest)
         if runs is None and manifest.get("host") == socket.gethostname():
-            # In another pid namespace its number means nothing: what carries its ranks' records holds a lock.
-            return not any(map(has_carrier, roots_of(str(self._path))))
+            # In another pid namespace its number means nothing: what carries its ranks' records holds a lock, if that can be seen here.
+            roots = list(filter(os.path.exists, roots_of(str(self._path))))
+            return bool(roots) and not any(map(has_carrier, roots))
         return runs is False
 
     def think(self) -> None:

@@ -19,9 +19,11 @@ from ddpdoctor.measure.numerics import mean_error, normal
 from .running import Trial
 from .settings import Results
 
-LEVEL = 0.98
-"""Of each look. A verdict is looked for after each round, from the third to the seventh: five looks at 98 % are wrong about as often
-as one at 95 % (Pocock, Biometrika 1977)."""
+_WRONG, _LOOKS = 0.011, 5
+"""Share of wrong verdicts of one look, and of how many looks. A verdict is looked for after each round from the third on. The first looks
+are alike (Pocock, Biometrika 1977); later ones, as of ``--rounds 50``, are stricter by the power of 3/2. By simulation of 8,000 equal
+jobs, with one change at a time: 4.4 to 4.8 % get a verdict within 7 rounds, 4.6 to 5.3 % within 50. With 98 % for each look it was 6 to
+8 %, and 7 to 15 %."""
 MEASURED_FROM = 3
 """Rounds from which on there is an interval: of two, one difference is all that is known."""
 ALIKE = 0.02
@@ -31,12 +33,12 @@ _LAST_BITS = 1e-4
 _MOST_LOSSES = 256
 
 
-def interval(values: Sequence[float]) -> tuple[float, list[float] | None]:
-    """(Mean, [low, high] that holds the true mean with 95 %, however often one looks); None of fewer than three values."""
+def interval(values: Sequence[float], level: float = 0.95) -> tuple[float, list[float] | None]:
+    """(Mean, [low, high] that holds the true mean with probability ``level``); None of fewer than three values."""
     middle = float(np.mean(values))
     if len(values) < MEASURED_FROM:
         return middle, None
-    half = normal(LEVEL) * mean_error(np.asarray(values, float), LEVEL)
+    half = normal(level) * mean_error(np.asarray(values, float), level)
     return middle, [middle - half, middle + half]
 
 
@@ -64,8 +66,9 @@ def ratios(rounds: Sequence[Round], rare: bool = False) -> list[float]:
 
 
 def change_of(logs: Sequence[float]) -> tuple[float, list[float] | None]:
-    """(Relative change of the step time, its interval); below 0 is faster."""
-    middle, ends = interval(logs)
+    """(Relative change of the step time, the interval that holds the true one with 95 %, however often one looks); below 0 is faster."""
+    looks = max(len(logs) - MEASURED_FROM + 1, _LOOKS)
+    middle, ends = interval(logs, 1 - _WRONG * (_LOOKS / looks) ** 1.5)
     return math.expm1(middle), None if ends is None else [math.expm1(end) for end in ends]
 
 

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ import psutil
 from ddpdoctor.hook.environment import RUN
 from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.rundir import discard, remove_root, roots_of, spools_in
+from ddpdoctor.telemetry.cgroup import Cgroup
 
 _END_S = 20.0
 """Between asking a trial to end and ending it."""
@@ -26,7 +28,6 @@ _WATCHED_EVERY = 5
 _LEAST_LEFT, _OF_BEGINNING = 0.03, 0.25
 """Of the machine's memory, and of what was free as the trial began: with less than both left, the kernel would soon choose a
 process to end, and it need not be one of the trial's."""
-_CGROUP = Path("/sys/fs/cgroup")
 
 
 class _Room(NamedTuple):
@@ -50,14 +51,18 @@ class Watch:
         return ""
 
 
+@cache
+def _cgroup() -> Cgroup:
+    return Cgroup()
+
+
 def _rooms() -> Iterator[tuple[str, _Room]]:
     memory = psutil.virtual_memory()
     left, whole = memory.available, memory.total
-    with contextlib.suppress(OSError, ValueError, IndexError):  # a container may have less
-        most = int((_CGROUP / "memory.max").read_text())
-        cached = (_CGROUP / "memory.stat").read_text().partition("inactive_file ")[2].split()[0]
-        used = int((_CGROUP / "memory.current").read_text()) - int(cached)
-        left, whole = min(left, most - used), min(whole, most)
+    group = _cgroup()
+    free, limit = group.free_memory_bytes(), group.facts()["cgroup_memory_limit_bytes"]
+    if free is not None and isinstance(limit, int):  # a container, or a job of Slurm's, may have less
+        left, whole = min(left, free), min(whole, limit)
     yield "memory", _Room(left, whole)
     with contextlib.suppress(OSError):
         shared = os.statvfs("/dev/shm")

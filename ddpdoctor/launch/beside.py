@@ -76,7 +76,9 @@ class Beside:
         return found
 
     def stop(self, most_s: float) -> None:
-        """Have it end, for who does not listen to it; killed where it has not within ``most_s``."""
+        """Have it end, for who does not listen to it; killed where it has not within ``most_s``. Nothing where it was not started."""
+        if not self._pid:
+            return
         self._send_end()
         deadline_s = time.monotonic() + most_s
         while (left_s := deadline_s - time.monotonic()) > 0 and is_readable(self._answers, left_s):

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from ddpdoctor.launch.patience import hold_no_streams, leave
+from ddpdoctor.launch.patience import be_first_to_go, hold_no_streams, leave
 from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.readable import is_readable
 
@@ -34,9 +34,8 @@ class Diagnosing:
         return [self._reader] if self._reader >= 0 else []
 
     def start(self) -> None:
-        """Start it, unless the last one still runs."""
-        if self._reader >= 0:
-            return
+        """Start it; the last one, if it still runs, is about a hang that is over."""
+        self.leave()
         reader, writer = os.pipe()
         parent = os.getpid()
         try:
@@ -50,6 +49,7 @@ class Diagnosing:
                 die_with_parent(signal.SIGKILL)
                 hold_no_streams([writer])
                 os.nice(_NICENESS)
+                be_first_to_go()
                 if os.getppid() == parent:
                     os.write(writer, self._diagnose().encode()[:_MOST_BYTES])
             finally:

@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.identity import JobIdentity
 from ddpdoctor.rundir import (
@@ -33,6 +31,7 @@ from ddpdoctor.rundir import (
     write_json,
 )
 from ddpdoctor.rundir.owned import behind_links, folder, is_own, is_own_folder, replace_file
+from ddpdoctor.rundir.processes import is_running
 
 RUNS_FOLDER = "ddpdoctor-runs"
 _MANIFEST_S = 2.0
@@ -92,7 +91,7 @@ class Launch:
         """
         running = []
         for host, record, document in _launches(self.run, but=self._ended | {self.record}):
-            if document.get("ended_ns") is None and _may_be_alive(document, self.host):
+            if document.get("ended_ns") is None and is_running(document) is not False:
                 running.append(f"{host}:{document.get('pid')}")
             else:
                 self._ended.add(record)
@@ -177,7 +176,7 @@ def _enter(run: Path, identity: JobIdentity, document: dict[str, Any]) -> Launch
     host = str(document["host"])
     owner = not manifest_path.exists() and create_exclusively(manifest_path, document)
     if not owner:
-        reason = _why_closed(run, identity, host)
+        reason = _why_closed(run, identity)
         if reason:
             raise DdpDoctorError(f"{run} {reason}; choose another --out.")
         document = {**document, "run_id": _id_of_owner(run)}
@@ -225,11 +224,11 @@ def create_exclusively(path: Path, document: dict[str, Any]) -> bool:
     return True
 
 
-def _why_closed(run: Path, identity: JobIdentity, host: str) -> str | None:
+def _why_closed(run: Path, identity: JobIdentity) -> str | None:
     """Why a launcher of ``identity`` may not join ``run``, or None where it may."""
     manifest = read_json(str(run / MANIFEST_FILE), []) or {}
     ended = manifest.get("ended_ns") is not None
-    if not ended and _may_be_alive(manifest, host):
+    if not ended and is_running(manifest) is not False:
         # As a rule: of two thousand launchers none need read the records of the others.
         return None
     launches = [document for _, _, document in _launches(run)]
@@ -247,14 +246,3 @@ def _launches(run: Path, but: Container[Path] = ()) -> Iterator[tuple[str, Path,
         document = read_json(str(record), [])
         if document is not None:
             yield record.parent.name, record, document
-
-
-def _may_be_alive(document: dict[str, Any], host: str) -> bool:
-    """False where the launcher that wrote ``document`` is known to be gone: only of this host is it known."""
-    if document.get("host") != host:
-        return True
-    try:
-        started_s = psutil.Process(int(document["pid"])).create_time()
-        return bool(started_s * 1e9 <= float(document["started_ns"]) + 1e9)
-    except (KeyError, TypeError, ValueError, psutil.Error):
-        return False

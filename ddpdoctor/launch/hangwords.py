@@ -38,6 +38,11 @@ def unknown_sentence(suspicion: Suspicion, here: str) -> str:
     )
 
 
+def elsewhere_sentence(silent_s: float, computing: Sequence[WatchedRank]) -> str:
+    """Where no rank of this host waits, what others may wait for that are elsewhere."""
+    return f"no rank of this host has finished a step for {_seconds(silent_s)}; ranks of other hosts may wait for it: {_named(computing)}."
+
+
 def _who(suspicion: Suspicion) -> str:
     if not suspicion.guilty:
         return f"all ranks wait for others: {_named(suspicion.waiting)}."

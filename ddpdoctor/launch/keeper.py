@@ -11,11 +11,12 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from functools import partial
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from ddpdoctor.launch.beside import IN_ORDER, Beside, is_told_to_end, say
+from ddpdoctor.launch.leftovers import drain_stale_spools, stale_roots
 from ddpdoctor.launch.patience import LOOK_S, beating
 from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import (
@@ -43,6 +44,8 @@ _AFTER_LAUNCHER_S = 60.0
 """How long the ranks may take to end whose launcher was killed; torchrun gives them 30 s."""
 _STOPPING_S = 3.5
 """More than telemetry and metrics take to end, unless they never do."""
+_OTHERS_S = 1.0
+"""How long the end of a job waits until what other runs left is copied; the next run goes on with it."""
 
 
 class Keeper:
@@ -50,7 +53,7 @@ class Keeper:
 
     def __init__(self, run: Path, root: Path, watch: HostWatch) -> None:
         self._notes: list[Note] = []
-        self._beside = Beside("keeper", lambda orders, writer: _Kept(run, root, orders, writer).keep(watch))
+        self._beside = Beside("keeper", lambda orders, writer: _Kept(run, root, watch, orders, writer).keep())
 
     def start(self) -> None:
         """Start the process. Raises OSError."""
@@ -76,14 +79,16 @@ class Keeper:
 class _Kept:
     """The process's own side."""
 
-    def __init__(self, run: Path, root: Path, orders: int, writer: int) -> None:
-        self._run, self._root = run, root
+    def __init__(self, run: Path, root: Path, watch: HostWatch, orders: int, writer: int) -> None:
+        self._run, self._root, self._watch = run, root, watch
         self._orders, self._writer = orders, writer
         self._beat = beating(writer, b"\n")
         self._carrier = Carrier(str(root))
         self._budgets: dict[str, DiskBudget] = {}
         self._told: set[str] = set()
         self._carried: dict[str, int] = {}
+        self._samples = False
+        """Whether the host is sampled here, or cannot be: by who carries its ranks' records."""
 
     def _say(self, **what: Any) -> None:
         say(self._writer, **what)
@@ -91,18 +96,23 @@ class _Kept:
     def _note(self, *notes: Note) -> None:
         self._say(notes=[(note.text, note.code.value) for note in notes])
 
-    def keep(self, watch: HostWatch) -> None:
+    def keep(self) -> None:
         """Until the launcher says that its job has ended, or, where it was killed, its ranks are gone."""
-        watch.start_process(lambda sentence: self._say(warn=sentence))
+        self._watch.start_process(lambda sentence: self._say(warn=sentence))
         # Ranks look for a carrier as soon as they begin.
-        self._carrier.take()
-        if not self._do_beating(partial(self._start, watch)):
+        others = Beside("others", lambda orders, writer: drain_stale_spools(self._root))
+        self._samples = self._carrier.take()
+        if self._samples and stale_roots(self._root):
+            with suppress(OSError):  # no further process is allowed: another run does it
+                others.start()
+        if not self._do_beating(self._start):
             return
         while not self._is_told_to_end(PERIOD_S):
             self._carry()
         if os.read(self._orders, 1) != IN_ORDER:
             self._outlive()
-        self._do_beating(partial(self._stop, watch))
+        self._do_beating(self._stop)
+        others.stop(_OTHERS_S)
         self._carrier.release()
 
     def _is_told_to_end(self, patience_s: float) -> bool:
@@ -123,14 +133,19 @@ class _Kept:
             self._beat()
         return not thread.is_alive()
 
-    def _start(self, watch: HostWatch) -> None:
+    def _start(self) -> None:
+        if self._samples:
+            self._sample()
+        self._watch.await_metrics(lambda sentence: self._say(warn=sentence))
+
+    def _sample(self) -> None:
         try:
-            watch.start(lambda sentence: self._say(warn=sentence))
+            self._watch.sample()
         except Exception as error:
             self._note(Note(f"No telemetry: {type(error).__name__}: {error}."))
 
-    def _stop(self, watch: HostWatch) -> None:
-        self._note(*watch.stop())
+    def _stop(self) -> None:
+        self._note(*self._watch.stop())
 
     def _outlive(self) -> None:
         deadline_s = time.monotonic() + _AFTER_LAUNCHER_S
@@ -153,9 +168,11 @@ class _Kept:
             carry_host_documents(str(self._root), str(self._run), self._carried)
         except OSError as error:
             self._tell(error)
+        goes_on = False
         for spool in spools_in(str(self._root)):
             try:
                 over = is_over(spool)
+                goes_on = goes_on or not over
                 target = drain(spool, remove=over, budget=self._budgets.get(spool), beat=self._beat)
                 if spool not in self._budgets and (budget := self._budget(target)) is not None:
                     self._budgets[spool] = budget
@@ -169,6 +186,9 @@ class _Kept:
             except Exception as error:
                 self._note(Note(f"{spool}: {type(error).__name__}: {error}."))
             self._beat()
+        if goes_on and not self._samples:
+            self._samples = True  # the launcher of which this was has ended
+            self._do_beating(self._sample)
 
     def _tell(self, error: OSError) -> None:
         reason = "it holds another run by now" if isinstance(error, OtherRunError) else reason_of(error)

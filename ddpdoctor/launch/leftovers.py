@@ -6,8 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-
-import psutil
+from typing import Any
 
 from ddpdoctor.rundir import (
     MANIFEST_FILE,
@@ -34,19 +33,10 @@ from ddpdoctor.rundir import (
     writer_of,
 )
 from ddpdoctor.rundir.layout import parse_rank_directory
+from ddpdoctor.rundir.processes import is_running
 
 _SAVING_S = 2.0
 _STALE_S = 24 * 3600.0
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process of this id runs on this host; one that has ended but was not waited for does not."""
-    try:
-        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
-    except psutil.Error:
-        return True
 
 
 class HostRanks:
@@ -54,14 +44,14 @@ class HostRanks:
 
     def __init__(self, run: Path, host: str) -> None:
         self._ranks, self._host = run / "ranks", host
-        self._known: dict[str, tuple[int, int] | None] = {}
+        self._known: dict[str, dict[str, Any] | None] = {}
         self._roots: list[Path] | None = None
         self._pids: dict[int, int] = {}
 
     def all(self) -> list[tuple[int, int]]:
         """Number and process id of all ranks recorded on this host so far, dead ones included."""
         self._look(float("inf"))
-        return [known for known in self._known.values() if known is not None]
+        return [(int(info["rank"]), int(info["pid"])) for info in self._known.values() if info is not None]
 
     def pid_by_rank(self) -> dict[int, int]:
         """Process id, in this pid namespace, of each rank seen recording on this host so far; of a restarted rank the newest. From
@@ -75,7 +65,7 @@ class HostRanks:
     def folders(self) -> list[str]:
         """Paths of the folders of all ranks recorded on this host so far."""
         self._look(float("inf"))
-        return [str(self._ranks / name) for name, known in self._known.items() if known is not None]
+        return [str(self._ranks / name) for name, info in self._known.items() if info is not None]
 
     def _look(self, deadline_s: float) -> None:
         """Read what ranks say of themselves who were not known yet, until the deadline at most."""
@@ -84,17 +74,20 @@ class HostRanks:
                 return
             if folder.name not in self._known and (folder / RANK_FILE).exists():
                 info = read_json(str(folder / RANK_FILE), []) or {}
-                self._known[folder.name] = None
-                if info.get("host") == self._host and info.get("pid"):
-                    self._known[folder.name] = (int(info["rank"]), int(info["pid"]))
+                here = info.get("host") == self._host and info.get("pid")
+                self._known[folder.name] = info if here else None
 
     def saving(self, deadline_s: float = float("inf")) -> list[int]:
-        """Process ids of living ranks of this host that are still saving their trace; of those that there is time to look
+        """Process ids of ranks of this host that may run and are still saving their trace; of those that there is time to look
         for until ``deadline_s`` on the monotonic clock."""
         self._look(deadline_s)
         # Of thousands of ranks, most of them elsewhere or ended, only the files of living ones are read again.
-        alive = [(name, known[1]) for name, known in self._known.items() if known and is_alive(known[1])]
-        return [pid for name, pid in alive if time.monotonic() < deadline_s and self._is_saving(name)]
+        alive = [(name, info) for name, info in self._known.items() if info and is_running(info) is not False]
+        return [
+            int(info["pid"])
+            for name, info in alive
+            if time.monotonic() < deadline_s and self._is_saving(name)
+        ]
 
     def _is_saving(self, folder: str) -> bool:
         info = read_json(str(self._ranks / folder / RANK_FILE), []) or {}
@@ -214,15 +207,26 @@ def _runs_beside(run: Path) -> list[Path]:
     return [path for path in run.parent.iterdir() if path != run and (path / MANIFEST_FILE).is_file()]
 
 
-def drain_stale_spools(root: Path) -> None:
-    """Clear memory-backed storage of what runs left there whose launcher was killed, once nobody has written
-    to it for a day. What finds no room in its run directory stays, and so does what a rank, however long it was
-    suspended, may go on writing to.
-    """
+def stale_roots(root: Path) -> list[Path]:
+    """Where other runs, whose launcher was killed, left records in memory-backed storage to which nobody has written for a day; ``root``
+    is the run's own place there."""
+    found = []
     for other in root.parent.glob(f"{own_roots_prefix()}*"):
         try:
             if other != root and _written_s(other) < time.time() - _STALE_S:
-                drain_spools(other)
+                found.append(other)
+        except OSError:
+            continue
+    return found
+
+
+def drain_stale_spools(root: Path) -> None:
+    """Clear memory-backed storage of them. What finds no room in its run directory stays, and so does what a rank, however long it was
+    suspended, may go on writing to. Their storage may not answer: for a process that nobody has to wait for.
+    """
+    for other in stale_roots(root):
+        try:
+            drain_spools(other)
         except OSError:
             continue
 

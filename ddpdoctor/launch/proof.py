@@ -7,12 +7,16 @@ same line). faulthandler, whose timer is a thread of C, stands in for a rank tha
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 
 Line = tuple[int, str]
 """A process, and the line of the job at which it is."""
+_APART_S = 60.0
+"""Between the two looks that must both prove that the job hangs before it is ended, at most; meanwhile the report is written, which
+says more of a job that still runs. If less than that was asked for as the time of a hang, as much."""
 
 
 def doubts(ranks: Sequence[WatchedRank], has_answered: Callable[[WatchedRank], bool]) -> list[str]:
@@ -41,3 +45,34 @@ def _doubt(rank: WatchedRank, has_answered: Callable[[WatchedRank], bool]) -> st
 def lines(ranks: Sequence[WatchedRank]) -> frozenset[Line]:
     """Where the ranks are that do not wait for others: between two looks at a job that hangs it does not change."""
     return frozenset((rank.pid, rank.where()) for rank in ranks if rank.alive and not rank.waits)
+
+
+class Kill:
+    """The end of a job that hangs, as the user wants it: after two looks that prove it, a while apart."""
+
+    def __init__(self, after_s: float) -> None:
+        self._apart_s = min(after_s, _APART_S)
+        self._declared_s = self._looked_s = time.monotonic()
+        self._proven_s: float | None = None
+        """When a look first proved it, monotonic."""
+        self._lines: frozenset[Line] = frozenset()
+        self.told = False
+        """Whether the user knows why the job is not ended."""
+
+    def is_due(self, being_diagnosed: bool) -> bool:
+        """Whether it is time for the next look."""
+        now_s = time.monotonic()
+        if being_diagnosed and now_s - self._declared_s < _APART_S:
+            return False
+        return now_s - self._looked_s >= self._apart_s
+
+    def look(self, doubts: list[str], current: list[WatchedRank]) -> bool:
+        """Take in what a look showed; whether it is the second that proves it."""
+        self._looked_s, before, self._lines = time.monotonic(), self._lines, lines(current)
+        if doubts:
+            self._proven_s = None
+        elif self._proven_s is not None and before == self._lines:
+            return True
+        else:
+            self._proven_s = self._looked_s
+        return False

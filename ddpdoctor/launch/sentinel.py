@@ -15,12 +15,12 @@ from typing import Any
 from ddpdoctor.launch import proof
 from ddpdoctor.launch.beside import IN_ORDER, Beside, is_told_to_end, say
 from ddpdoctor.launch.diagnosing import Diagnosing
-from ddpdoctor.launch.hangwords import hang_sentences, unknown_sentence
+from ddpdoctor.launch.hangwords import elsewhere_sentence, hang_sentences, unknown_sentence
 from ddpdoctor.launch.hostwatch import HostWatchedRanks
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.patience import NoAnswerError
 from ddpdoctor.launch.procfs import process_document
-from ddpdoctor.launch.rankwatch import WatchedRank
+from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning
 from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.rundir import (
@@ -49,9 +49,6 @@ _END_S = 0.3
 """Times five, where it is not the kernel that keeps it: so long the end of a job waits for this process."""
 _AFTER_LAUNCHER_S = 60.0
 """How long the ranks may take to end whose launcher was killed."""
-_APART_S = 60.0
-"""Between the two looks that must both prove that the job hangs before it is ended, at most; meanwhile the report is written, which
-says more of a job that still runs. If less than that was asked for as the time of a hang, as much."""
 _MOST_EARLIER = 20
 """Standstills from which the job went on that are remembered."""
 
@@ -90,37 +87,6 @@ class Sentinel:
             pass
 
 
-class _Kill:
-    """The end of a job that hangs, as the user wants it: after two looks that prove it, a while apart."""
-
-    def __init__(self, after_s: float) -> None:
-        self._apart_s = min(after_s, _APART_S)
-        self._declared_s = self._looked_s = time.monotonic()
-        self._proven_s: float | None = None
-        """When a look first proved it, monotonic."""
-        self._lines: frozenset[proof.Line] = frozenset()
-        self.told = False
-        """Whether the user knows why the job is not ended."""
-
-    def is_due(self, being_diagnosed: bool) -> bool:
-        """Whether it is time for the next look."""
-        now_s = time.monotonic()
-        if being_diagnosed and now_s - self._declared_s < _APART_S:
-            return False
-        return now_s - self._looked_s >= self._apart_s
-
-    def look(self, doubts: list[str], current: list[WatchedRank]) -> bool:
-        """Take in what a look showed; whether it is the second that proves it."""
-        self._looked_s, before, self._lines = time.monotonic(), self._lines, proof.lines(current)
-        if doubts:
-            self._proven_s = None
-        elif self._proven_s is not None and before == self._lines:
-            return True
-        else:
-            self._proven_s = self._looked_s
-        return False
-
-
 class _Watch:
     """The process's own side."""
 
@@ -148,8 +114,10 @@ class _Watch:
         self._stall: dict[str, Any] | None = None
         """What is written of the standstill that lasts."""
         self._written_s = 0.0
-        self._kill: _Kill | None = None
+        self._kill: proof.Kill | None = None
         self._earlier: list[dict[str, Any]] = []
+        self._began_ns = time.time_ns()
+        self._ended_by_another = False
         self._ends: dict[str, Any] = {}
         self._seen_before: dict[int, dict[str, Any]] | None = None
         """By process id, the ends that another launcher's sentinel had noted before this one took its place."""
@@ -171,6 +139,7 @@ class _Watch:
         return [] if self._diagnosing is None else self._diagnosing.handles
 
     def _turn(self) -> None:
+        self._end_with_others()
         if not self._office.take():
             return  # another launcher of this host has one that does
         stepped = self._ranks.look(self._door.seen)
@@ -186,6 +155,18 @@ class _Watch:
             self._go_on(self._stall, current)
         else:
             self._suspect(current)
+
+    def _end_with_others(self) -> None:
+        """One launcher of a host finds that all of its ranks hang, and ends its own: so does each of the others that was asked to."""
+        if self._options.on_hang != "kill" or self._stall is not None or self._ended_by_another:
+            return
+        stall = read_json(str(Path(self._root) / STALL_FILE), []) or {}
+        looked_ns = stall.get("looked_ns")
+        killed = stall.get("state") == Standstill.KILLED.value
+        if killed and isinstance(looked_ns, int) and looked_ns > self._began_ns:
+            self._ended_by_another = True
+            found = "another launcher of this host has found that all of its ranks hang"
+            say(self._writer, warn=f"the job is ended, as --on-hang kill asks: {found}.", end_job=True)
 
     def _current(self) -> list[WatchedRank]:
         """The ranks of this host, those that have not joined among them."""
@@ -228,6 +209,9 @@ class _Watch:
             self._asked_for_others = True
             self._ask_all(current)
             self._asked_s = None
+            computing = [rank for rank in current if rank.alive and rank.activity is Activity.COMPUTES]
+            if computing:
+                say(self._writer, warn=elsewhere_sentence(self._progress.silent_s, computing))
 
     def _ask_all(self, current: list[WatchedRank]) -> None:
         self._request, self._asked_s = new_request(), time.monotonic()
@@ -275,10 +259,14 @@ class _Watch:
             say(self._writer, warn=sentence)
         if self._diagnosing is not None:
             self._diagnosing.start()
-        if self._options.on_hang == "kill" and (suspicion.guilty or not self._here(current)):
-            # Where all ranks of this host wait for others elsewhere, it is for the launcher there to end the job.
-            self._kill = _Kill(suspicion.after_s)
+        if self._options.on_hang != "kill":
+            return
+        if suspicion.guilty or not self._here(current):
+            self._kill = proof.Kill(suspicion.after_s)
             self._kill.look(proof.doubts(current, self._has_answered), current)
+        else:
+            why = "all ranks of this host wait for ranks of other hosts, where the one has to be ended that they wait for"
+            say(self._writer, warn=f"the job is not ended: {why}.")
 
     def _here(self, current: list[WatchedRank]) -> str:
         """Words for a job that has ranks on other hosts."""
@@ -301,6 +289,8 @@ class _Watch:
         }
 
     def _go_on(self, stall: dict[str, Any], current: list[WatchedRank]) -> None:
+        if stall["state"] == Standstill.KILLED.value:
+            return  # whatever its ranks do while they are ended
         if self._progress.got_on:
             self._resume(stall)
         elif self._kill is not None and self._is_time_to_kill(self._kill, current):
@@ -324,7 +314,7 @@ class _Watch:
         self._stall = self._kill = self._asked_s = None
         say(self._writer, warn=f"the job goes on, after {stall['silent_s']:.0f} s.")
 
-    def _is_time_to_kill(self, kill: _Kill, current: list[WatchedRank]) -> bool:
+    def _is_time_to_kill(self, kill: proof.Kill, current: list[WatchedRank]) -> bool:
         """Whether a look now, at ranks that were asked again, proves what an earlier one did. The report is waited for, which says more
         of a job that still runs."""
         if not kill.is_due(bool(self._diagnosing_handles())):

@@ -30,7 +30,6 @@ from ddpdoctor.launch.leftovers import (
     HostRanks,
     clear_spools_of_earlier_runs,
     drain_spools,
-    drain_stale_spools,
 )
 from ddpdoctor.launch.manifest import new_manifest
 from ddpdoctor.launch.options import RunOptions
@@ -207,7 +206,8 @@ class _Recording:
         self.launch, self.spool = place
         launch = self.launch
         self.ranks = HostRanks(launch.run, launch.host)
-        self.keeper = Keeper(launch.run, self.spool, HostWatch(launch.run, launch.host, self.ranks, options))
+        watch = HostWatch(launch.run, self.spool, launch.host, self.ranks, options)
+        self.keeper = Keeper(launch.run, self.spool, watch)
         self.sentinel = Sentinel(
             self.spool,
             launch.host,
@@ -354,7 +354,6 @@ class _Recording:
 
     def _collect(self, beat: Beat) -> _Gathered:
         unsaved = drain_spools(self.spool, beat, self.launch.run)
-        drain_stale_spools(self.spool)
         folders = [tempfile.gettempdir(), *map(str, (self.launch.run / "ranks").glob("*"))]
         clear_raw_folders(folders, self.launch.document["run_id"])
         return _Gathered([], unsaved)

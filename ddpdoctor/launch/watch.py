@@ -1,4 +1,4 @@
-"""Telemetry of this host while the job runs, by one launcher a host, and metrics of the run for Prometheus.
+"""Telemetry of this host while the job runs, and metrics of the run for Prometheus: each by one launcher of a host at a time.
 
 Metrics have a process of their own: whoever connects to it, and however, the process that copies the recording lacks nothing.
 """
@@ -9,26 +9,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddpdoctor.launch.beside import Beside, say
+from ddpdoctor.launch.beside import Beside, is_told_to_end, say
 from ddpdoctor.launch.leftovers import HostRanks
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.rundir import Note, host_directory
+from ddpdoctor.rundir import Carrier, Note, host_directory
+from ddpdoctor.rundir.carrier import METRICS
 
 if TYPE_CHECKING:
-    from ddpdoctor.telemetry import HostLock, TelemetrySampler
+    from ddpdoctor.telemetry import TelemetrySampler
 
 _STOP_S = 2.0
 _METRICS_START_S, _METRICS_STOP_S = 10.0, 1.0
+_LOOK_S = 1.0
+"""Between two looks at whether another launcher still serves metrics."""
 
 
 class HostWatch:
-    """Starts and ends the host's telemetry sampler; another launcher of this host may have it already."""
+    """Starts and ends the host's telemetry sampler and what serves its metrics."""
 
-    def __init__(self, run: Path, host: str, ranks: HostRanks, options: RunOptions) -> None:
-        self._run = run
+    def __init__(self, run: Path, root: Path, host: str, ranks: HostRanks, options: RunOptions) -> None:
+        """``root`` is where the ranks' spools lie on this host."""
+        self._run, self._root = run, root
         self._directory = Path(host_directory(str(run), host))
         self._host, self._ranks, self._options = host, ranks, options
-        self._lock: HostLock | None = None
         self._sampler: TelemetrySampler | None = None
         self._metrics: Beside | None = None
 
@@ -43,23 +46,18 @@ class HostWatch:
             self._metrics = None
             warn(f"--prometheus: no metrics, because no process can be started for them: {error.strerror}.")
 
-    def start(self, warn: Callable[[str], None]) -> None:
-        """Begin sampling, in a thread, unless another launcher of this host does; wait for what the metrics have to say.
-
-        For when the job runs: what telemetry imports must not delay it.
-        """
-        if self._options.telemetry:
-            self._start_sampling()
+    def await_metrics(self, warn: Callable[[str], None]) -> None:
+        """Wait for what the metrics have to say."""
         said = {} if self._metrics is None else self._metrics.answer(_METRICS_START_S)
         if said.get("warn"):
             warn(said["warn"])
 
-    def _start_sampling(self) -> None:
-        from ddpdoctor.telemetry import TelemetrySampler, acquire_host_lock
-
-        self._lock = acquire_host_lock(self._directory)
-        if self._lock is None:
+    def sample(self) -> None:
+        """Begin sampling, in a thread, if that is asked for. For when the job runs: what telemetry imports must not delay it."""
+        if not self._options.telemetry:
             return
+        from ddpdoctor.telemetry import TelemetrySampler
+
         self._sampler = TelemetrySampler(
             self._directory,
             interval_s=self._options.telemetry_interval_s,
@@ -69,12 +67,19 @@ class HostWatch:
         self._sampler.start()
 
     def _serve(self, orders: int, writer: int) -> None:
+        office = Carrier(str(self._root), METRICS)
+        if not office.take():
+            say(writer)
+            while not office.take():
+                if is_told_to_end(orders, _LOOK_S):
+                    return
         from ddpdoctor.telemetry import serve_metrics
 
         if self._options.prometheus is not None:
             serve_metrics(
                 self._run, self._host, self._options.prometheus, orders, lambda text: say(writer, warn=text)
             )
+        office.release()
 
     def stop(self) -> list[Note]:
         """End serving and sampling; returns what went wrong."""
@@ -82,6 +87,4 @@ class HostWatch:
             self._metrics.stop(_METRICS_STOP_S)
         if self._sampler is not None:
             self._sampler.stop(timeout_s=_STOP_S)
-        if self._lock is not None:
-            self._lock.release()
         return [] if self._sampler is None else list(self._sampler.notes)

@@ -20,6 +20,8 @@ from .owned import (
 _FILE = "carrier"
 SENTINEL = "sentinel"
 """The file of the office of watching for hangs."""
+METRICS = "metrics"
+"""The same of serving metrics."""
 
 
 class Carrier:
@@ -68,7 +70,7 @@ def remove_root(root: str) -> None:
     try:
         with private_folder(root) as within:
             names = os.listdir(within)
-            if all(name in (_FILE, SENTINEL, *HOST_DOCUMENTS) or is_of_door(name) for name in names):
+            if all(name in (_FILE, SENTINEL, METRICS, *HOST_DOCUMENTS) or is_of_door(name) for name in names):
                 for name in names:
                     os.unlink(name, dir_fd=within)
         os.rmdir(root)

@@ -10,6 +10,8 @@ import signal
 from enum import Enum
 from typing import Any, Collection, Iterable, Mapping, NamedTuple, Optional, Tuple
 
+from .processes import is_running
+
 POLITE = frozenset((signal.SIGTERM, signal.SIGINT, signal.SIGHUP))
 """Signals by which a launcher, a scheduler, a controller or a person ends a process."""
 
@@ -64,6 +66,8 @@ class JobEnd(NamedTuple):
     code: Optional[int] = None
     """Exit code: of several launchers the first to end with another one than 0."""
     signal: Optional[int] = None
+    killed: bool = False
+    """The launchers that would have noted its end are known not to run any more."""
 
     @property
     def succeeded(self) -> bool:
@@ -130,14 +134,20 @@ def exit_of(
 def job_end(manifests: Iterable[Mapping[str, Any]], launches: Iterable[Mapping[str, Any]] = ()) -> JobEnd:
     """From the manifests of its runs, which are those of the launchers that made them, and the records of all launchers."""
     own = [each for each in manifests if each]
-    made_by = [(each.get("host"), each.get("pid")) for each in own]
-    known = [*own, *(each for each in launches if (each.get("host"), each.get("pid")) not in made_by)]
+    made_by = [_launcher(each) for each in own]
+    known = [*own, *(each for each in launches if _launcher(each) not in made_by)]
     over = [each for each in known if each.get("ended_ns")]
     bad = [each for each in over if each.get("exit_code") or each.get("signal")]
     first = min(bad, key=lambda each: int(each["ended_ns"]), default=None) or (over[0] if over else {})
+    noted = any(each.get("ended_ns") for each in own)
     return JobEnd(
-        any(each.get("ended_ns") for each in own),
+        noted,
         bool(over) and len(over) == len(known),
         first.get("exit_code"),
         first.get("signal"),
+        killed=bool(own) and not noted and all(is_running(each) is False for each in own),
     )
+
+
+def _launcher(document: Mapping[str, Any]) -> Tuple[Any, ...]:
+    return tuple(map(document.get, ("host", "pid_namespace", "pid", "started_ns")))

@@ -7,12 +7,10 @@ import socket
 from typing import Any, Mapping, Optional
 
 from .boot import boot_id
-from .liveness import pid_namespace
+from .liveness import pid_namespace, started
 
 _CLOCK_S = 60.0
 """How far the clock may have been set since a process wrote when it began, before its process id counts as reused."""
-_STATE, _START_TICKS = 0, 19
-"""Fields of /proc/PID/stat behind the name."""
 
 
 def is_running(document: Mapping[str, Any]) -> Optional[bool]:
@@ -24,30 +22,13 @@ def is_running(document: Mapping[str, Any]) -> Optional[bool]:
     pid = document.get("pid")
     if not isinstance(pid, int) or pid <= 0 or not _is_of_here(document):
         return None
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as source:
-            fields = source.read().rpartition(b")")[2].split()
-        since_boot_s = int(fields[_START_TICKS]) / os.sysconf("SC_CLK_TCK")
-        state = fields[_STATE]
-    except FileNotFoundError:
-        return False
-    except (OSError, ValueError, IndexError):
-        return None
-    if state in (b"Z", b"X"):
+    ticks = started(pid)
+    if ticks is None:
         return False
     booted_s, started_ns = _booted_s(), document.get("started_ns")
     if booted_s is None or not isinstance(started_ns, int):
         return True
-    return booted_s + since_boot_s <= started_ns / 1e9 + _CLOCK_S
-
-
-def lives(pid: int) -> bool:
-    """Whether a process of this id runs in our pid namespace; one that was not waited for does not. Never raises."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as source:
-            return source.read().rpartition(b")")[2].split()[_STATE] not in (b"Z", b"X")
-    except (OSError, IndexError):
-        return False
+    return booted_s + ticks / os.sysconf("SC_CLK_TCK") <= started_ns / 1e9 + _CLOCK_S
 
 
 def _is_of_here(document: Mapping[str, Any]) -> bool:

@@ -42,5 +42,5 @@ def asked_to_end(
     sent = _ENDING & {job.signal, (job.code or 0) - _SHELL, -(job.code or 0)}
     if sent:
         return Asked(int(min(sent)))
-    killed = not job.over and records and all(is_running(record.info) is False for record in records)
+    killed = job.killed and records and all(is_running(record.info) is False for record in records)
     return Asked(None) if killed else None

@@ -37,7 +37,7 @@ _GOES_ON = LONG_PHASES | {Phase.DEBUGGER}
 
 class _Tuning(msgspec.Struct, frozen=True):
     least_s: float = 30.0
-    """Nobody watched whether a job without a word on its standstill stood: below this, compilers and caches stand as long."""
+    """Of a job that was killed before its launcher's side said that it hangs: below this, compilers and caches stand as long."""
     most_s: float = 366 * 86_400.0
     """Nobody waits longer for a job that stands: such a time is no time."""
     usual_gaps: float = 5.0
@@ -149,7 +149,6 @@ def evidence_of(
 ) -> RunEvidence:
     """Put together what run directories of one job hold of each rank that is analysed. ``devices``: by rank, errors that were
     counted on its device."""
-    manifest = runs[0].manifest
     records = last_attempt(runs, logs)
     launches = [each for run in runs for each in launches_of(run.path, notes)]
     job = job_end([run.manifest for run in runs], launches)
@@ -183,7 +182,8 @@ def evidence_of(
         for rank in everybody
     }
     stalls = [host.stall for host in stops.hosts if host.stall]
-    since_s = _stood_s(stalls, ranks, logs, job, manifest)
+    killed = job.killed and not any(is_running(record.info) for record in records)
+    since_s = _stood_s(stalls, ranks, logs, killed=killed)
     known = [each.step for each in ranks.values() if each.step is not None]
     all_well = not any(each.raised or (each.is_gone and not each.in_order) for each in ranks.values())
     asked = asked_to_end(job, records, stops.hosts, all_well=all_well)
@@ -360,17 +360,18 @@ def _stood_s(
     stalls: Sequence[Mapping[str, Any]],
     ranks: Mapping[int, RankEvidence],
     logs: Sequence[RankLog],
-    job: JobEnd,
-    manifest: Mapping[str, Any],
+    *,
+    killed: bool,
 ) -> float | None:
-    """For how long nothing went on; None where something did, or did what takes long. A launcher that runs watches for that itself."""
+    """For how long nothing went on; None where something did, or did what takes long. Of a job that is not known to have been killed only
+    its launcher's side says so, which looks at what the ranks use."""
     if stalls:
         stood = [s for s in stalls if s.get("state") != Standstill.RESUMED and not s.get("paused_in")]
         if len(stood) < len(stalls):
             return None
         told = [float(stall.get("silent_s") or 0.0) for stall in stood]
         return max((silent_s for silent_s in told if 0 <= silent_s < _TUNING.most_s), default=0.0)
-    if job.over or not ranks or is_running(manifest):
+    if not killed or not ranks:
         return None
     seen = [(each.seen_ns, each.step_since_ns) for each in ranks.values()]
     stood_s = [(at - since) / 1e9 for at, since in seen if at is not None and since is not None]

@@ -10,7 +10,6 @@ if TYPE_CHECKING:
     from .host import HOST_FIELDS, HostSampler
     from .live import RECENT_STEPS, LiveRank, LiveRun, data_wait_ms, phase_shares, step_ms
     from .livestep import LivePhase
-    from .lock import HostLock, acquire_host_lock
     from .nvml import NvmlSampler
     from .processes import RANK_FIELDS, ProcessTreeSampler
     from .prometheus import METRICS, Exporter, serve_metrics
@@ -24,7 +23,6 @@ __all__ = [
     "RECENT_STEPS",
     "TELEMETRY_SCHEMA",
     "Exporter",
-    "HostLock",
     "HostSampler",
     "LivePhase",
     "LiveRank",
@@ -33,7 +31,6 @@ __all__ = [
     "ProcessTreeSampler",
     "Telemetry",
     "TelemetrySampler",
-    "acquire_host_lock",
     "data_wait_ms",
     "phase_shares",
     "read_telemetry",
@@ -44,7 +41,6 @@ __all__ = [
 _PLACES = {
     "Exporter": "prometheus",
     "HOST_FIELDS": "host",
-    "HostLock": "lock",
     "HostSampler": "host",
     "LivePhase": "livestep",
     "LiveRank": "live",
@@ -57,7 +53,6 @@ _PLACES = {
     "TELEMETRY_SCHEMA": "sampler",
     "Telemetry": "reader",
     "TelemetrySampler": "sampler",
-    "acquire_host_lock": "lock",
     "data_wait_ms": "live",
     "phase_shares": "live",
     "read_telemetry": "reader",

@@ -14,10 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.plain import plain_lines
-from ddpdoctor.rundir import host_directory
 
 from .live import RECENT_STEPS, Lateness, LiveRank, LiveRun, age_s, data_wait_ms, step_ms
-from .lock import acquire_host_lock
 from .scrapes import Scrapes
 
 _PAGE_S = 0.5
@@ -149,13 +147,9 @@ class Exporter:
 def serve_metrics(
     run: Path, host: str, address: tuple[str, int], ended: int, say: Callable[[str], None]
 ) -> None:
-    """Serve the metrics of ``host`` in the run directory ``run`` until ``ended`` can be read; nothing where another process of this
-    host does. ``say`` is told what is wrong, if anything, as soon as that is known.
+    """Serve the metrics of ``host`` in the run directory ``run`` until ``ended`` can be read. ``say`` is told what is wrong, if anything,
+    as soon as that is known.
     """
-    lock = acquire_host_lock(Path(host_directory(str(run), host)), "metrics")
-    if lock is None:
-        say("")
-        return
     try:
         exporter = Exporter(run, host, address)
     except Exception as error:
@@ -164,4 +158,3 @@ def serve_metrics(
     else:
         say("")
         exporter.serve(ended)
-    lock.release()

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.leftovers import drain_spools, is_alive
+from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.rundir import make_spool_root
+from ddpdoctor.rundir.liveness import started as is_alive
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = [sys.executable, "-m", "ddpdoctor", "run"]

@@ -74,7 +74,11 @@ def test_a_run_without_steps_yet_and_one_whose_launcher_was_killed(tmp_path):
     ended = subprocess.Popen(["true"])
     ended.wait()
     manifest |= {"host": socket.gethostname(), "pid": ended.pid}
-    manifest |= {"boot": boot_id(), "pid_namespace": pid_namespace()}
+    manifest |= {"boot": boot_id(), "pid_namespace": 1}
+    (tmp_path / "manifest.json").write_text(json.dumps(manifest))
+    code, out, _ = doctor("watch", tmp_path, "--once")
+    assert code == 0 and "running for" in out, "a process id of another container says nothing"
+    manifest |= {"pid_namespace": pid_namespace()}
     (tmp_path / "manifest.json").write_text(json.dumps(manifest))
     code, out, _ = doctor("watch", tmp_path)
     assert code == 0 and "its launcher was killed" in out

@@ -33,6 +33,17 @@ def test_no_difference_is_rarely_called_one():
     assert wrong < 0.08 * 400
 
 
+def test_more_rounds_are_not_more_false_verdicts():
+    """One change at a time, so that each baseline's trial stands in two rounds."""
+    random, most, wrong = np.random.default_rng(5), 20, 0
+    for _ in range(400):
+        baselines, variants = random.normal(0, 0.1, most + 1), random.normal(0, 0.1, most)
+        logs = variants - (baselines[1:] + baselines[:-1]) / 2
+        verdicts = (verdict(change_of(logs[:count])[1]) for count in range(3, most + 1))
+        wrong += next(filter(None, verdicts), "same") != "same"
+    assert wrong < 0.08 * 400
+
+
 def test_a_large_difference_is_found_in_three_rounds():
     random = np.random.default_rng(2)
     found = [verdict(change_of(ratios(rounds_of(3, -0.3, random)))[1]) for _ in range(100)]

@@ -16,6 +16,7 @@ from ddpdoctor.experiment import processes
 from ddpdoctor.experiment.processes import Watch, run_to_end
 from ddpdoctor.hook.environment import RUN
 from ddpdoctor.rundir import make_spool_root
+from ddpdoctor.telemetry.cgroup import Cgroup
 
 SLEEPER = [sys.executable, "-c", "import time; time.sleep(600)"]
 LEAVES_ONE = "import os, subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True)"
@@ -66,6 +67,24 @@ def test_a_machine_that_had_little_left_before_is_no_trial_s_fault(monkeypatch):
 def test_this_machine_s_memory_is_known():
     rooms = dict(processes._rooms())
     assert 0 < rooms["memory"].left <= rooms["memory"].whole <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize("version", [2, 1])
+def test_a_limit_of_memory_counts_at_whatever_level_it_stands(tmp_path, monkeypatch, version):
+    """As Slurm sets it: on the job's control group, in which that of the step has none."""
+    names = {2: ("memory.max", "memory.current"), 1: ("memory.limit_in_bytes", "memory.usage_in_bytes")}
+    limit, used = names[version]
+    (tmp_path / "job" / "step").mkdir(parents=True)
+    for level, most in ((tmp_path / "job" / "step", str(1 << 62)), (tmp_path / "job", str(8 << 20))):
+        (level / "cgroup.controllers").write_text("memory")
+        (level / limit).write_text(most)
+        (level / used).write_text(str(7 << 20))
+        (level / "memory.stat").write_text("inactive_file 0")
+    group, kind, options = {2: ("0::", "cgroup2", "rw"), 1: ("3:memory:", "cgroup", "rw,memory")}[version]
+    (tmp_path / "cgroup").write_text(f"{group}/job/step\n")
+    (tmp_path / "mountinfo").write_text(f"30 20 0:26 / {tmp_path} rw - {kind} {kind} {options}\n")
+    monkeypatch.setattr(processes, "_cgroup", lambda: Cgroup(tmp_path))
+    assert dict(processes._rooms())["memory"] == (1 << 20, 8 << 20)
 
 
 def test_where_we_are_killed_the_trial_ends_as_well(tmp_path):

@@ -19,9 +19,10 @@ import pytest
 from ddpdoctor.launch.leftovers import drain_spools
 from ddpdoctor.launch.patience import NoAnswerError, bounded
 from ddpdoctor.rundir import BusyError, drain, recover, spool_root
+from ddpdoctor.rundir.liveness import LOCK_FILE
 from tests.hook.recording import JOBS, forked
 
-from .launched import DDPDOCTOR_RUN, TINY, clean_environment, left_behind, make_run, run_under
+from .launched import DDPDOCTOR_RUN, TINY, age, clean_environment, left_behind, make_run, run_under
 
 pytestmark = pytest.mark.usefixtures("no_spool_stays")
 needs_fuse = pytest.mark.skipif(
@@ -266,3 +267,23 @@ def test_source_files_that_do_not_answer_cost_their_text_alone(tmp_path):
     manifest = json.loads((tmp_path / "run" / "manifest.json").read_text())
     assert manifest["exit_code"] == 0
     assert any("no source text" in note for note in manifest["notes"])
+
+
+@needs_fuse
+def test_the_storage_of_yesterdays_run_takes_nothing_from_todays(tmp_path) -> None:
+    """Its rank was killed with its launcher: what it left in memory is to be copied, by whoever runs next, to a server that is gone."""
+    (tmp_path / "gone").mkdir()
+    spool = left_behind(make_run(tmp_path / "gone" / "run"))
+    (spool / LOCK_FILE).unlink()  # which this process holds
+    age(spool.parent)
+    with frozen(tmp_path / "gone"):
+        recorded = run_under(tmp_path, ["true"])
+        manifest = json.loads((recorded.run / "manifest.json").read_text())
+    assert "does not answer" not in recorded.process.stderr
+    assert manifest["exit_code"] == 0 and manifest["ended_ns"]
+    assert spool.exists(), "nothing is lost"
+    age(spool.parent)
+    run_under(tmp_path, ["sleep", "1"], "--out", "later")
+    assert (
+        not spool.exists() and (tmp_path / "gone/run/ranks/00000/steps.jsonl").read_bytes() == b'{"step":0}\n'
+    )

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddpdoctor.launch.leftovers import is_alive
+from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import JOBS, TORCHRUN, forked
 
 from .launched import DDPDOCTOR_RUN, clean_environment

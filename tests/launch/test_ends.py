@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.leftovers import is_alive
 from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import TORCHRUN, Recorded, forked, run_plain
 
 from .launched import DDPDOCTOR_RUN, TINY, clean_environment, run_under

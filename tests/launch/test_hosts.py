@@ -10,15 +10,19 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.hook.recording import Recorded
+from tests.cli.live import free_port
+from tests.cli.live import metrics as metrics_at
+from tests.hook.recording import JOBS, Recorded, forked
 from tests.lab.slowlink import Hosts, two_hosts, why_not
 
 from .launched import DDPDOCTOR_RUN, TINY, clean_environment, program_of, python_with, two_ranks_took
+from .test_hangs import wait_for
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.extended]
 
@@ -73,6 +77,42 @@ def test_one_launcher_per_rank_under_slurm(tmp_path) -> None:
     assert {recorded.info(rank)["job_id"] for rank in (0, 1)} == {"77.0"}
     one_sampler(run, socket.gethostname())
     assert sum("recorded in" in process.stderr for process in ended) == 1
+
+
+def test_another_launcher_samples_the_host_once_the_first_has_ended(tmp_path) -> None:
+    launcher = [*DDPDOCTOR_RUN, "--out", "run", "--no-profile", "--telemetry-interval", "0.2"]
+    port = free_port()
+    metrics = [*launcher, "--prometheus", str(port)]
+    telemetry = tmp_path / "run" / "hosts" / socket.gethostname() / "telemetry.jsonl"
+    with started([[*metrics, "--", "sleep", "4"]], [clean_environment()], tmp_path) as first:
+        wait_for(lambda: telemetry.exists() and b'"ranks"' in telemetry.read_bytes())
+        job = forked(TINY, "--steps", "120", "--step-ms", "100", ranks=1)
+        with started([[*metrics, "--", *job]], [clean_environment()], tmp_path) as second:
+            (sleeper,) = finish(first)
+            ended_ns = time.time_ns()
+            assert "telemetry" not in sleeper.stderr.lower(), sleeper.stderr
+            wait_for(lambda: "ddpdoctor_steps_total" in metrics_at(port), 20)
+            (trainer,) = finish(second)
+    assert (trainer.returncode, "cannot be served on" in trainer.stderr) == (0, False), trainer.stderr
+    samples = [json.loads(line) for line in telemetry.read_text().splitlines()]
+    later = [each for each in samples if each.get("ranks") and each["t_ns"] > ended_ns]
+    assert len(later) > 5 and all("0" in each["ranks"] for each in later[:3])
+
+
+def test_one_launcher_per_rank_ends_the_rank_that_others_wait_for(tmp_path) -> None:
+    """Whichever of them watches."""
+    of_job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environments = [clean_environment(**of_job, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+    options = ["--out", "run", "--no-profile", "--hang-after", "3", "--on-hang", "kill"]
+    job = [sys.executable, str(JOBS / "stopping_ddp.py"), "--how", "asleep_in_a_lock", "--for-s", "100"]
+    with started([[*DDPDOCTOR_RUN, *options, "--", *job]] * 2, environments, tmp_path) as processes:
+        ended = finish(processes)
+    told = "".join(process.stderr for process in ended)
+    assert [process.returncode for process in ended] != [0, 0] and "Traceback" not in ended[1].stderr, told
+    assert told.count("the job is ended, as --on-hang kill asks") == 2
+    assert told.count("another launcher of this host has found that all of its ranks hang") == 1
+    ends = json.loads((tmp_path / "run" / "hosts" / socket.gethostname() / "ends.json").read_text())["ends"]
+    assert {end["rank"]: end["signal"] for end in ends}[1] == 15
 
 
 def ranks_of_mpi(mpiexec: str, folder: Path) -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import sys
 import time
 
@@ -13,17 +14,21 @@ from ddpdoctor.launch.leftovers import (
     drain_spools,
     drain_stale_spools,
 )
-from ddpdoctor.rundir import is_over, read_json, run_id
+from ddpdoctor.rundir import boot_id, is_over, read_json, run_id
+from ddpdoctor.rundir.liveness import pid_namespace
 from tests.hook.recording import REPOSITORY
 
-from .launched import clean_environment, left_behind, make_run, run_under, written_by
+from .launched import age, clean_environment, left_behind, make_run, run_under, written_by
 
 pytestmark = pytest.mark.usefixtures("no_spool_stays")
+
+HERE = socket.gethostname()
 
 
 def write_rank(run, folder, **fields):
     (run / "ranks" / folder).mkdir(parents=True)
-    (run / "ranks" / folder / "rank.json").write_text(json.dumps(fields))
+    here = {"boot": boot_id(), "pid_namespace": pid_namespace(), "started_ns": time.time_ns()}
+    (run / "ranks" / folder / "rank.json").write_text(json.dumps({**here, **fields}))
 
 
 def test_ranks_of_this_host_only(tmp_path):
@@ -52,12 +57,6 @@ def test_spools_of_dead_ranks_are_copied_and_removed_those_of_living_ones_kept(t
     for rank in ("00000", "00001"):
         assert (tmp_path / "run" / "ranks" / rank / "steps.jsonl").read_bytes() == b'{"step":0}\n'
     assert not gone.exists() and kept.exists()
-
-
-def age(root, by_s=2 * 24 * 3600):
-    then = time.time() - by_s
-    for path in (*root.rglob("*"), root):
-        os.utime(path, (then, then))
 
 
 def test_stale_spools_of_killed_launchers_are_cleared(tmp_path):
@@ -98,18 +97,20 @@ def test_process_ids_of_another_container_mean_nothing(tmp_path, monkeypatch):
 
 
 def test_waits_for_a_trace_that_is_being_saved(tmp_path):
-    write_rank(tmp_path, "00000", rank=0, host="h", pid=os.getpid(), window={"state": "saving"})
-    write_rank(tmp_path, "00001", rank=1, host="h", pid=2**22 + 1, window={"state": "saving"})
-    write_rank(tmp_path, "00002", rank=2, host="h", pid=os.getpid(), window={"state": "saved"})
-    assert HostRanks(tmp_path, "h").saving() == [os.getpid()]
+    write_rank(tmp_path, "00000", rank=0, host=HERE, pid=os.getpid(), window={"state": "saving"})
+    write_rank(tmp_path, "00001", rank=1, host=HERE, pid=2**22 + 1, window={"state": "saving"})
+    write_rank(tmp_path, "00002", rank=2, host=HERE, pid=os.getpid(), window={"state": "saved"})
+    used_again = {"started_ns": 10**18, "window": {"state": "saving"}}
+    write_rank(tmp_path, "00003", rank=3, host=HERE, pid=os.getppid(), **used_again)
+    assert HostRanks(tmp_path, HERE).saving() == [os.getpid()]
 
 
 def test_only_the_files_of_living_ranks_of_this_host_are_read_again(tmp_path, monkeypatch):
     for rank in range(20):
-        host, pid = ("h", 2**22 + 1) if rank % 2 else ("other", os.getpid())
+        host, pid = (HERE, 2**22 + 1) if rank % 2 else ("other", os.getpid())
         write_rank(tmp_path, f"{rank:05d}", rank=rank, host=host, pid=pid, window={"state": "saving"})
-    write_rank(tmp_path, "00020", rank=20, host="h", pid=os.getpid(), window={"state": "saving"})
-    ranks = HostRanks(tmp_path, "h")
+    write_rank(tmp_path, "00020", rank=20, host=HERE, pid=os.getpid(), window={"state": "saving"})
+    ranks = HostRanks(tmp_path, HERE)
     assert ranks.saving() == [os.getpid()]
     seen = []
     monkeypatch.setattr("ddpdoctor.launch.leftovers.read_json", lambda path, notes: seen.append(path))
@@ -119,7 +120,7 @@ def test_only_the_files_of_living_ranks_of_this_host_are_read_again(tmp_path, mo
 
 def test_looking_for_ranks_ends_at_its_deadline(tmp_path, monkeypatch):
     for rank in range(50):
-        write_rank(tmp_path, f"{rank:05d}", rank=rank, host="h", pid=os.getpid(), window={"state": "saving"})
+        write_rank(tmp_path, f"{rank:05d}", rank=rank, host=HERE, pid=os.getpid(), window={"state": "saving"})
     slow = []
 
     def read(path, notes):
@@ -128,7 +129,7 @@ def test_looking_for_ranks_ends_at_its_deadline(tmp_path, monkeypatch):
         return read_json(path, notes)
 
     monkeypatch.setattr("ddpdoctor.launch.leftovers.read_json", read)
-    HostRanks(tmp_path, "h").wait_for_traces()
+    HostRanks(tmp_path, HERE).wait_for_traces()
     assert 0 < len(slow) < 20, "each takes a tenth of what there is"
 
 

@@ -8,6 +8,8 @@ import pytest
 
 from ddpdoctor.launch.beside import Beside, is_told_to_end
 from ddpdoctor.launch.keeper import _Kept
+from ddpdoctor.launch.options import RunOptions
+from ddpdoctor.launch.watch import HostWatch
 
 
 @pytest.fixture
@@ -30,7 +32,7 @@ def test_a_process_that_cannot_be_listened_to_works_on_and_is_ended(no_thread):
 def test_the_keeper_carries_on_without_telemetry(no_thread, tmp_path):
     answers, writer = os.pipe()
     began = []
-    kept = _Kept(tmp_path, tmp_path, 0, writer)
+    kept = _Kept(tmp_path, tmp_path, HostWatch(tmp_path, tmp_path, "", None, RunOptions()), 0, writer)
     assert kept._do_beating(lambda: began.append(1)) and not began
     assert b"No telemetry: can't start new thread" in os.read(answers, 1000)
     os.close(answers)

@@ -15,8 +15,8 @@ import pytest
 
 from ddpdoctor.launch import orphans as orphans_module
 from ddpdoctor.launch import procfs
-from ddpdoctor.launch.leftovers import is_alive
 from ddpdoctor.launch.orphans import Orphans
+from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import JOBS, TORCHRUN
 
 from .launched import DDPDOCTOR_RUN, clean_environment

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import math
+import os
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddpdoctor.launch import proof
+from ddpdoctor.launch.diagnosing import Diagnosing
 from ddpdoctor.launch.hostwatch import HostWatchedRanks
+from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.rankwatch import WatchedRank
-from ddpdoctor.launch.sentinel import _Kill
+from ddpdoctor.launch.sentinel import _Watch
 from ddpdoctor.launch.standstill import Progress, Tuning
+from ddpdoctor.rundir import STALL_FILE, STALL_SCHEMA, keep_host_document
+from ddpdoctor.rundir.liveness import started
 
 from .test_standstill import a_rank, silent, waiting
 
@@ -95,26 +103,142 @@ def test_python_whose_lock_is_kept_speaks_through_faulthandler() -> None:
 
 def test_two_looks_a_while_apart_at_the_same_lines() -> None:
     ranks = [waiting(0), a_rank(1)]
-    kill = _Kill(0.0)
+    kill = proof.Kill(0.0)
     assert not kill.look([], ranks) and kill.look([], ranks)
-    kill = _Kill(0.0)
+    kill = proof.Kill(0.0)
     assert [kill.look(found, ranks) for found in ([], ["rank 1 works"], [], [])] == [
         False,
         False,
         False,
         True,
     ]
-    kill = _Kill(0.0)
+    kill = proof.Kill(0.0)
     kill.look([], ranks)
     ranks[1].progress["user"] = [["train.py", 7, "main"]]
     assert not kill.look([], ranks) and kill.look([], ranks)
 
 
 def test_no_look_before_its_time_or_while_the_report_is_written() -> None:
-    kill = _Kill(30.0)
+    kill = proof.Kill(30.0)
     assert not kill.is_due(being_diagnosed=False)
-    soon = _Kill(0.0)
+    soon = proof.Kill(0.0)
     assert soon.is_due(being_diagnosed=False) and not soon.is_due(being_diagnosed=True)
+
+
+class Watching:
+    """The process that watches a host's ranks, by turns that are taken by hand."""
+
+    def __init__(self, tmp_path: Path, ranks: list[WatchedRank], on_hang: str = "kill", **more: Any) -> None:
+        self.reader, writer = os.pipe()
+        os.set_blocking(self.reader, False)
+        self.root = tmp_path / "root"
+        self.root.mkdir(mode=0o700, exist_ok=True)
+        options = RunOptions(hang_after_s=3.0, on_hang=on_hang)
+        self.watch = _Watch(self.root, "host", options, more.get("diagnose"), -1, writer)
+        self.watch._current = lambda: ranks  # type: ignore[method-assign]
+
+    def hangs(self, seconds: float = 60.0, answered: bool = True) -> None:
+        """No rank has shown anything for so long."""
+        progress = self.watch._progress
+        progress.look(0.0, True, self.watch._current())
+        silent(progress, self.watch._current(), 0.0, seconds)
+        self.watch._has_answered = lambda rank: answered  # type: ignore[method-assign]
+
+    def said(self) -> list[dict[str, Any]]:
+        try:
+            return [json.loads(line) for line in os.read(self.reader, 1 << 16).splitlines()]
+        except BlockingIOError:
+            return []
+
+    def warnings(self) -> str:
+        return "".join(said.get("warn", "") for said in self.said())
+
+
+@pytest.mark.parametrize(
+    ("document", "on_hang", "ends"),
+    [
+        ({}, "kill", True),
+        ({}, "report", False),
+        ({"state": "lasts"}, "kill", False),
+        ({"looked_ns": 1}, "kill", False),
+    ],
+    ids=["ended there", "this one was not asked to", "it lasts", "before this launcher was started"],
+)
+def test_each_launcher_of_a_host_ends_its_own_ranks_once_one_has_found_that_they_hang(
+    tmp_path, document, on_hang: str, ends: bool
+) -> None:
+    """With one launcher for each rank, the one that watches is as a rule a victim's."""
+    watching = Watching(tmp_path, [], on_hang)
+    stall = {
+        "schema": STALL_SCHEMA,
+        "host": "host",
+        "state": "killed",
+        "looked_ns": time.time_ns(),
+        **document,
+    }
+    keep_host_document(str(watching.root), STALL_FILE, stall)
+    watching.watch._turn()
+    watching.watch._turn()
+    assert [said.get("end_job", False) for said in watching.said()] == [True] * ends
+
+
+def elsewhere(rank: WatchedRank) -> WatchedRank:
+    rank.progress["world_size"] = 4
+    return rank
+
+
+def test_where_all_wait_for_other_hosts_it_is_said_who_has_to_end_the_job(tmp_path) -> None:
+    watching = Watching(tmp_path, [elsewhere(waiting(0)), elsewhere(waiting(1))])
+    watching.hangs()
+    watching.watch._turn()
+    watching.watch._turn()
+    told = watching.warnings()
+    assert "all ranks wait for others" in told
+    assert "the job is not ended: all ranks of this host wait for ranks of other hosts, where" in told
+
+
+def test_one_that_computes_while_other_hosts_may_wait_for_it_is_told_there(tmp_path) -> None:
+    spins = elsewhere(busy())
+    spins.progress["user"] = [["/job/train.py", 7, "main"]]
+    watching = Watching(tmp_path, [spins])
+    watching.hangs()
+    for _ in range(3):
+        watching.watch._turn()
+    told = watching.warnings()
+    assert told.count("no rank of this host has finished a step for") == 1
+    assert "rank 1 (process" in told and "train.py:7 (main)" in told and "other hosts may wait for it" in told
+    assert watching.watch._stall is None, "nobody knows that it hangs"
+
+
+@pytest.mark.skipif(not Path("/proc/self/oom_score_adj").exists(), reason="needs Linux's /proc")
+def test_where_memory_runs_out_the_analysis_of_a_job_that_runs_goes_first() -> None:
+    diagnosing = Diagnosing(lambda: Path("/proc/self/oom_score_adj").read_text().strip())
+    diagnosing.start()
+    ends_s = time.monotonic() + 20
+    while (score := diagnosing.sentence()) is None and time.monotonic() < ends_s:
+        time.sleep(0.02)
+    assert score == "1000"
+
+
+def test_the_second_hang_is_analysed_though_the_first_ones_analysis_goes_on(tmp_path) -> None:
+    marks = tmp_path / "marks"
+    marks.mkdir()
+
+    def diagnose() -> str:
+        (marks / str(os.getpid())).touch()
+        time.sleep(60)
+        return ""
+
+    diagnosing = Diagnosing(diagnose)
+    for number in (1, 2):
+        diagnosing.start()
+        ends_s = time.monotonic() + 20
+        while len(list(marks.iterdir())) < number and time.monotonic() < ends_s:
+            time.sleep(0.02)
+        assert len(list(marks.iterdir())) == number
+    first, second = sorted(marks.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    assert not started(int(first.name)) and started(int(second.name))
+    diagnosing.leave()
 
 
 def found(number: int, began_ns: int, died_ns: int | None = None) -> WatchedRank:

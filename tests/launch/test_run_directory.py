@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -11,7 +12,8 @@ import pytest
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.directory import create_exclusively, open_run
 from ddpdoctor.launch.identity import JobIdentity
-from ddpdoctor.rundir import read_json
+from ddpdoctor.rundir import boot_id, read_json
+from ddpdoctor.rundir.liveness import pid_namespace
 
 from .launched import DEAD
 
@@ -22,6 +24,8 @@ def manifest(**fields):
     return {
         "schema": "ddpdoctor.run/1",
         "host": socket.gethostname(),
+        "boot": boot_id(),
+        "pid_namespace": pid_namespace(),
         "pid": os.getpid(),
         "started_ns": time.time_ns(),
         "ended_ns": None,
@@ -77,6 +81,24 @@ def test_a_run_whose_launcher_died_is_refused(tmp_path):
     open_run(tmp_path / "run", "", ALONE, manifest(pid=DEAD))
     with pytest.raises(DdpDoctorError, match="cut off"):
         open_run(tmp_path / "run", "", ALONE, manifest())
+
+
+def test_a_run_whose_launcher_nobody_waited_for_is_refused(tmp_path):
+    child = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+    open_run(tmp_path / "run", "", ALONE, manifest(pid=child.pid))
+    with pytest.raises(DdpDoctorError, match="cut off"):
+        open_run(tmp_path / "run", "", ALONE, manifest())
+    child.wait()
+
+
+@pytest.mark.parametrize("elsewhere", [{"pid_namespace": 1}, {"boot": "of another machine of this name"}])
+def test_a_run_whose_launcher_cannot_be_seen_from_here_is_joined(tmp_path, elsewhere):
+    """As one in another container with the host's name."""
+    first = open_run(tmp_path / "run", "", ALONE, manifest(pid=DEAD, **elsewhere))
+    second = open_run(tmp_path / "run", "", ALONE, manifest())
+    assert first.owner and not second.owner
+    assert second.others_running() == [f"{socket.gethostname()}:{DEAD}"]
 
 
 def test_a_late_launcher_of_the_same_job_joins_a_finished_run(tmp_path):

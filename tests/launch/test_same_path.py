@@ -17,7 +17,7 @@ import pytest
 
 from ddpdoctor.launch.directory import open_run
 from ddpdoctor.launch.identity import JobIdentity
-from ddpdoctor.launch.leftovers import clear_spools_of_earlier_runs, drain_spools, is_alive
+from ddpdoctor.launch.leftovers import clear_spools_of_earlier_runs, drain_spools
 from ddpdoctor.rundir import (
     OtherRunError,
     drain,
@@ -26,6 +26,7 @@ from ddpdoctor.rundir import (
     run_id,
     spool_root,
 )
+from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import forked
 
 from .launched import DDPDOCTOR_RUN, TINY, clean_environment, left_behind, make_run

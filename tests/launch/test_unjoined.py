@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.leftovers import is_alive
 from ddpdoctor.launch.unjoined import Door, UnjoinedRank
 from ddpdoctor.rundir import make_spool_root
 from ddpdoctor.rundir.door import at_door
+from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import REPOSITORY, forked
 
 from .launched import make_run

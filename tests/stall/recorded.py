@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+import socket
+import time
 from pathlib import Path
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
+from ddpdoctor.rundir import boot_id
+from ddpdoctor.rundir.liveness import pid_namespace
 
 HEALTHY = Path(__file__).parents[2] / "fixtures" / "healthy"
 FIRST_PID = 16_509
@@ -42,6 +46,21 @@ class Stopped:
         (folder / "manifest.json").write_text(json.dumps(manifest))
         self.stalled: list[dict[str, Any]] = []
         self.gone: list[dict[str, Any]] = []
+
+    def launched_here(self, pid: int = 2**22 + 1) -> Stopped:
+        """By process ``pid`` of this machine; no process has the default."""
+        self._set("manifest.json", pid)
+        return self
+
+    def ran_here(self, rank: int, pid: int) -> Stopped:
+        """The same of a rank."""
+        self._set(f"ranks/{rank:05d}/rank.json", pid)
+        return self
+
+    def _set(self, name: str, pid: int) -> None:
+        here = {"host": socket.gethostname(), "boot": boot_id(), "pid_namespace": pid_namespace()}
+        document = json.loads((self.path / name).read_text())
+        self._write(name, {**document, **here, "pid": pid, "started_ns": time.time_ns()})
 
     def rank(
         self, rank: int, phase: str, frames: list[list[Any]], name: str = "standing", **more: Any

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 
 import pytest
@@ -157,17 +158,36 @@ def test_exceptions_that_say_what_it_was(tmp_path, message, rule):
     assert (finding.rule, finding.ranks) == (rule, [1])
 
 
+def silent(path) -> Stopped:
+    """A run of which nobody has said that it hangs, in a step for 310 s."""
+    run = Stopped(path / "run", ended=False)
+    run.rank(0, "backward", REDUCING, "progress", groups={"0": [3, -1, 2]})
+    return run.rank(1, "other", LOCKED, "progress", groups={"0": [2, -1, 2]})
+
+
 def test_killed_whole_while_it_hung(tmp_path):
     """Nobody wrote a last word: the ranks' own last records show it, and what the other rank waited for."""
-    run = Stopped(tmp_path / "run", ended=False)
-    run.rank(0, "backward", REDUCING, "progress", groups={"0": [3, -1, 2]})
-    run.rank(1, "other", LOCKED, "progress", groups={"0": [2, -1, 2]})
-    finding = main_finding(diagnosed(run))
+    finding = main_finding(diagnosed(silent(tmp_path).launched_here()))
     assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/not-reached", [1], 57)
 
 
+@pytest.mark.parametrize(
+    "run",
+    [
+        lambda run: run,
+        lambda run: run.launched_here(os.getpid()),
+        lambda run: run.launched_here().ran_here(1, os.getpid()),
+    ],
+    ids=["not known whether it runs", "its launcher runs", "a rank runs"],
+)
+def test_only_the_launcher_says_that_a_job_hangs_unless_it_is_known_to_be_killed(tmp_path, run):
+    diagnosis = diagnosed(run(silent(tmp_path)))
+    assert not [finding.rule for finding in diagnosis.findings if finding.rule.startswith("hang/")]
+    assert "hangs" not in diagnosis.verdict.headline
+
+
 def test_only_the_waiting_rank_was_recorded(tmp_path):
-    run = Stopped(tmp_path / "run", ended=False).rank(0, "backward", REDUCING, "progress")
+    run = Stopped(tmp_path / "run", ended=False).launched_here().rank(0, "backward", REDUCING, "progress")
     for file in sorted((run.path / "ranks/00001").iterdir()):
         file.unlink()
     (run.path / "ranks/00001").rmdir()
@@ -188,7 +208,9 @@ def test_a_full_stop_of_an_exception_is_not_doubled(tmp_path):
     [
         lambda path: hung(path, LOCKED, FUTEX).stall("resumed"),
         lambda path: hung(path, LOCKED, FUTEX).stall("lasts", paused_in="evaluation"),
-        lambda path: Stopped(path / "run", ended=False).rank(0, "evaluation", REDUCING, "progress"),
+        lambda path: (
+            Stopped(path / "run", ended=False).launched_here().rank(0, "evaluation", REDUCING, "progress")
+        ),
         lambda path: Stopped(path / "run").ended(0, code=0).ended(1, code=0, in_order=True),
     ],
     ids=["resumed", "paused", "evaluates", "ended"],
@@ -218,6 +240,14 @@ def test_two_hosts_of_which_each_wrote_its_own_directory(tmp_path):
     diagnosis = analyze([str(tmp_path / "a"), str(tmp_path / "b")])
     finding = main_finding(diagnosis)
     assert (finding.rule, finding.ranks, finding.where[0].line) == ("hang/not-reached", [1], 57)
+
+
+def test_of_two_directories_the_second_says_that_its_command_failed(tmp_path):
+    first, second = Stopped(tmp_path / "a", exit_code=0), Stopped(tmp_path / "b", exit_code=3)
+    for run, gone in ((first, 1), (second, 0)):
+        shutil.rmtree(run.path / f"ranks/{gone:05d}")
+    diagnosis = analyze([str(first.path), str(second.path)])
+    assert diagnosis.job.exit_code == 3 and "exit code 3" in diagnosis.verdict.headline
 
 
 def unjoined(rank: int, waits: bool, line: int, state: str = "S") -> dict:

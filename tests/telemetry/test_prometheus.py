@@ -16,7 +16,6 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.telemetry import METRICS, Exporter, LiveRun
-from ddpdoctor.telemetry.lock import acquire_host_lock
 from ddpdoctor.telemetry.prometheus import GPU_METRICS, exposition, serve_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -129,14 +128,6 @@ def test_a_port_in_use_is_one_sentence_and_no_error(exporter, tmp_path):
     said = []
     serve_metrics(tmp_path, "host1", ("127.0.0.1", exporter.port), 0, said.append)
     assert len(said) == 1 and f"127.0.0.1:{exporter.port} cannot be served on" in said[0]
-
-
-def test_of_two_launchers_on_a_host_one_serves_and_the_other_says_nothing(tmp_path):
-    said = []
-    held = acquire_host_lock(tmp_path / "hosts" / "host1", "metrics")
-    serve_metrics(tmp_path, "host1", ("127.0.0.1", 0), 0, said.append)
-    held.release()
-    assert said == [""]
 
 
 @pytest.mark.skipif(PROMTOOL is None, reason="no promtool on this machine")

@@ -1,4 +1,4 @@
-"""The sampling thread, its file and its lock."""
+"""The sampling thread and its file."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ import json
 import math
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 
 from ddpdoctor.rundir import Note, NoteCode
-from ddpdoctor.telemetry import TELEMETRY_SCHEMA, TelemetrySampler, acquire_host_lock, lock, read_telemetry
+from ddpdoctor.telemetry import TELEMETRY_SCHEMA, TelemetrySampler, read_telemetry
 
 
 def _sampler(directory, **options):
@@ -167,59 +164,3 @@ def test_a_missing_headless_or_foreign_file_is_a_note(tmp_path):
     path.write_text('{"schema":"other/9"}\n{"t_ns":5,"host":{}}\n')
     foreign = read_telemetry(path)
     assert foreign.samples == [] and "other/9" in foreign.notes[0].text
-
-
-HOLD = """
-import sys, time
-from pathlib import Path
-from ddpdoctor.telemetry import acquire_host_lock, lock
-if sys.argv[2] == "pid":
-    held = lock._acquire_pid_file(Path(sys.argv[1]) / f"{lock.TELEMETRY}.pid")
-else:
-    held = acquire_host_lock(Path(sys.argv[1]))
-print(held is not None, flush=True)
-time.sleep(60)
-"""
-
-
-@pytest.mark.parametrize("kind", ["flock", "pid"])
-def test_one_lock_a_host(tmp_path, monkeypatch, kind):
-    if kind == "pid":
-        monkeypatch.setattr(lock.fcntl, "flock", _no_flock)
-    with subprocess.Popen([sys.executable, "-c", HOLD, str(tmp_path), kind], stdout=subprocess.PIPE) as other:
-        assert other.stdout.readline() == b"True\n"
-        assert acquire_host_lock(tmp_path) is None, "another launcher has it"
-        other.kill()
-    held = acquire_host_lock(tmp_path)
-    assert held is not None, "a killed launcher holds nothing"
-    assert acquire_host_lock(tmp_path) is None
-    held.release()
-    held.release()
-    again = acquire_host_lock(tmp_path)
-    assert again is not None
-    again.release()
-
-
-def test_a_lock_that_was_released_is_held_by_no_process_forked_meanwhile(tmp_path):
-    held = acquire_host_lock(tmp_path)
-    child = os.fork()
-    if child == 0:
-        time.sleep(60)
-        os._exit(0)
-    try:
-        held.release()
-        again = acquire_host_lock(tmp_path)
-        assert again is not None
-        again.release()
-    finally:
-        os.kill(child, signal.SIGKILL)
-        os.waitpid(child, 0)
-
-
-def _no_flock(handle, operation):
-    raise OSError(lock.errno.ENOLCK, "No locks available")
-
-
-def test_no_lock_where_nothing_can_be_written(tmp_path):
-    (tmp_path / "file").write_text("")
-    assert acquire_host_lock(tmp_path / "file" / "host") is None
