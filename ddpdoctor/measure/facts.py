@@ -184,11 +184,11 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives: waiting apart from transfer."""
 
     wait_ms: float | None = None
-    """Exposed wait for the last rank, mean over ranks."""
+    """Wait in collectives for another rank, beside which the rank computes nothing, mean over ranks."""
     transfer_ms: float | None = None
-    """Exposed transfer, mean over ranks."""
+    """Exposed transfer, beside which the rank computes nothing, mean over ranks."""
     total_transfer_ms: float | None = None
-    """All transfer, hidden or not."""
+    """All transfer, hidden or not, mean over ranks."""
     exposed_ms: float | None = None
     """Time in collectives without concurrent computation, waiting included, median rank; known even if ranks are not matched."""
     hidden_share: float | None = None
@@ -200,9 +200,9 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     collectives_per_step: float | None = None
     """Collectives per step, median rank."""
     bus_gb_per_s: float | None = None
-    """Median bus bandwidth of messages of 1 MiB and more (10^9 bytes/s, as nccl-tests define it)."""
+    """Median bus bandwidth (10^9 bytes/s, as in nccl-tests) from 1 MiB on, in the kind of process group that transfers longest."""
     best_bus_gb_per_s: float | None = None
-    """Best bus bandwidth of any class of message sizes in the run."""
+    """Best bus bandwidth of any class of message sizes in groups of as many ranks on as many hosts."""
     latency_us: float | None = None
     """Fixed cost of one message: intercept of transfer time over bytes."""
     matched: int | None = None

@@ -128,7 +128,7 @@ class Flame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BandwidthPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives of one operation and size class."""
+    """Collectives of one operation and size class, by process groups of as many ranks on as many hosts."""
 
     operation: str
     bytes: float
@@ -136,6 +136,10 @@ class BandwidthPoint(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ms: float
     """Median transfer."""
     bus_gb_per_s: float
+    ranks: int = 0
+    """In the process group; 0 in diagnoses of older versions."""
+    hosts: int = 0
+    """On which its ranks are; likewise."""
 
 
 class TelemetrySeries(msgspec.Struct, frozen=True, kw_only=True):

@@ -62,6 +62,7 @@ class MatchedCollectives(msgspec.Struct, frozen=True, dict=True):
                     members=members[alike[m]],
                     micro=micro,
                     group=comms.group[row],
+                    size=max(0, int(comms.group_size[row])),
                     update=update,
                 )
                 syncs[m] = known.setdefault(sync, sync)

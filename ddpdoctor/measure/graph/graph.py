@@ -49,6 +49,8 @@ class Sync(msgspec.Struct, frozen=True):
     group: str = ""
     root: int | None = None
     """Position of the one rank for which all others wait (broadcast); None where all wait for all."""
+    size: int = 0
+    """Ranks in its process group, recorded or not; 0 where unknown."""
     update: int = 0
     """How many steps of optimizers there were before it in the step: a GAN's two train one model after the other."""
 
@@ -135,9 +137,18 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         return self.end - self.common_end[:, :, None]
 
     @cached_property
+    def released(self) -> Array:
+        """[N, K, R] when each rank waits for no other any more (see :meth:`together`): between own arrival and own end."""
+        released = self.arrival.copy()
+        for k, sync in enumerate(self.syncs):
+            own = list(sync.members)
+            released[:, k, own] = np.clip(self.together(k), self.arrival[:, k, own], self.end[:, k, own])
+        return released
+
+    @cached_property
     def wait(self) -> Array:
-        """[N, K, R] ns from own arrival to the last arrival."""
-        return self.last_arrival[:, :, None] - self.arrival
+        """[N, K, R] ns in which the rank waits for others."""
+        return self.released - self.arrival
 
     @cached_property
     def like(self) -> LikeSegments:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Array, Intervals, covered, nan_median
@@ -80,11 +81,10 @@ def cycle_group(
     on_device = all(window.on_device for window in windows)
     segments = Segments(_begin(cycles, matched), matched.arrival[bodies], matched.end[bodies], on_device)
     arrival, end, ready = segments.arrival, segments.end, matched.ready[bodies]
-    last_arrival = np.nanmax(arrival, axis=2)
     work = _work(windows, segments)
     hidden = _hidden(windows, segments, work)
     computes = [window.compute for window in windows]
-    return CycleGroup(
+    group = CycleGroup(
         syncs=syncs,
         steps=np.array([cycle.step for cycle in cycles], np.int64),
         begin=segments.begin,
@@ -96,7 +96,6 @@ def cycle_group(
         ahead=_ahead(windows, segments, ready, hidden),
         carried=_carried(windows, cycles, matched),
         beside=_within(computes, arrival, end),
-        beside_wait=_within(computes, arrival, np.broadcast_to(last_arrival[:, :, None], arrival.shape)),
         exposed=_exposed(computes, arrival, end),
         ready=ready,
         behind=queued_behind(arrival, end, ready) if on_device else None,
@@ -104,6 +103,7 @@ def cycle_group(
         on_device=on_device,
         dependent=dependence([lane_of(window) for window in windows], arrival, end),
     )
+    return replace(group, beside_wait=_within(computes, arrival, group.released))
 
 
 def _begin(cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:

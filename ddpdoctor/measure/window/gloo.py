@@ -37,6 +37,7 @@ def collectives_of_gloo(trace: RankTrace) -> Collectives:
         launch_seen=np.ones(count, bool),
         operation=operation,
         group=[""] * count,
+        group_size=unknown,
         sequence=unknown,
         bytes=np.full(count, np.nan),
         kind=_kinds(trace, operation, start),

@@ -41,7 +41,7 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
     rows = kernels[np.argsort(trace.start_ns[kernels], kind="stable")]
     start, call = trace.start_ns[rows], launches(trace, rows)
     issue = _Issue(call, np.where(call >= 0, trace.start_ns[np.clip(call, 0, None)], start))
-    entries = _metadata(trace, rows)
+    entries, table = _metadata(trace, rows), trace.collectives
     operation = [_operation(trace, int(row), entry) for row, entry in zip(rows, entries, strict=True)]
     size = np.array([_bytes(trace, entry) for entry in entries], float)
     # NCCL runs an all-to-all as one SendRecv kernel: only metadata can say that such a kernel is a true
@@ -54,7 +54,8 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
         launch_seen=issue.call >= 0,
         operation=operation,
         group=[_group(trace, entry) for entry in entries],
-        sequence=np.array([trace.collectives.sequence[m] if m >= 0 else -1 for m in entries], np.int64),
+        group_size=np.array([table.group_size[m] if m >= 0 else -1 for m in entries], np.int64),
+        sequence=np.array([table.sequence[m] if m >= 0 else -1 for m in entries], np.int64),
         bytes=size,
         kind=_kinds(trace, main, issue, operation, size),
         point_to_point=np.array(point, bool),
