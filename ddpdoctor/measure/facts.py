@@ -122,9 +122,9 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: float | None = None
     """Median samples per rank and micro-batch."""
     batch_size_most: float | None = None
-    """Mean batch size of the rank that gets most samples per step, relative to the median rank (1.0: even)."""
+    """Mean batch size of the rank that gets most samples per step, relative to the median of the others (1.0: even)."""
     input_most: float | None = None
-    """Work of the rank with the largest inputs, relative to the median rank (1.0: even): elements, or multiplications by shapes."""
+    """Work of the rank with the largest inputs, relative to the median of the others (1.0: even): elements, or products by shapes."""
     micro_batches: float | None = None
     """Backward passes per optimizer step."""
     input_explains: float | None = None
@@ -318,7 +318,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     sm_clock_share: float | None = None
     """Median SM clock of the slowest rank relative to the median rank."""
     narrow_link_ranks: list[int] | None = None
-    """Ranks whose PCIe link is narrower or older than it could be."""
+    """Ranks whose PCIe link is narrower than it could be."""
     pcie_width: float | None = None
     pcie_width_max: float | None = None
     error_ranks: list[int] | None = None
@@ -328,7 +328,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The machines."""
+    """The machines, while the steps after the warm-up ran. The busiest host is the one with the smallest part of its cores to spare."""
 
     cores: float | None = None
     ranks_per_host: float | None = None
@@ -337,7 +337,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     idle_cores: float | None = None
     """Idle cores on the busiest host."""
     job_cores: float | None = None
-    """Cores that ranks and loader workers use while the steps run, on the host with the fewest idle cores."""
+    """Cores that ranks and loader workers use, on the busiest host."""
     run_delay_share: float | None = None
     """Share of the step in which the training thread was ready but had no CPU, on the worst rank."""
     threads_per_rank: float | None = None

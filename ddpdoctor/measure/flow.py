@@ -145,7 +145,7 @@ def _context(graphs: Graphs, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetr
             synced_ns=tuple(work.whole_ns if work else 0.0 for work in reducers),
             issue_ns=tuple(work.issue_ns for work in reducers if work),
         ),
-        reductions=reductions_of(graph, graphs.window, logs, windows),
+        reductions=reductions_of(graph, graphs.log, graphs.window, logs, windows),
         message=MessageCost(latency_us, bytes_per_ns),
         speaks_of_hosts=graphs.log_speaks,
         cores=host_cores(telemetry, logs),

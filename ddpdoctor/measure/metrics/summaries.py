@@ -113,14 +113,15 @@ def series(graph: Graph) -> Series:
     place = {number: i for i, number in enumerate(numbers)}
     stride = -(-len(numbers) // _MOST_POINTS)
     late_steps, late = _cycle_lateness(graph)
-    rows = [place[number] for number in late_steps.tolist() if number in place]
+    known = [n for n, number in enumerate(late_steps.tolist()) if number in place]
+    rows = [place[number] for number in late_steps[known].tolist()]
     step_ms, late_ms = [], []
     for r, steps in enumerate(graph.steps):
         times = np.full(len(numbers), np.nan)
         times[[place[number] for number in steps.steps.tolist()]] = (steps.end - steps.start) / 1e6
         step_ms.append(_thinned(times, stride))
         lates = np.full(len(numbers), np.nan)
-        lates[rows] = late[: len(rows), r] / 1e6
+        lates[rows] = late[known, r] / 1e6
         late_ms.append(_thinned(lates, stride))
     return Series(steps=numbers[::stride], ranks=list(graph.ranks), step_ms=step_ms, late_ms=late_ms)
 

@@ -16,7 +16,8 @@ from .arrays import Array
 Times = NDArray[Any]
 Intervals = tuple[Times, Times]
 
-EMPTY: Intervals = (np.empty(0, np.float64), np.empty(0, np.float64))
+EMPTY: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
+"""Whole numbers: joined with times of either kind it leaves them as they are."""
 
 
 def union(start: ArrayLike, end: ArrayLike) -> Intervals:
@@ -96,7 +97,7 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     """Union of the points of ``a`` outside ``b``."""
     if not len(a[0]) or not len(b[0]):
         return a
-    low, high = float(min(a[0][0], b[0][0])), float(max(a[1][-1], b[1][-1]))
+    low, high = min(a[0][0], b[0][0]), max(a[1][-1], b[1][-1])
     return intersect(a, complement(b, low, high))
 
 

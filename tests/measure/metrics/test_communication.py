@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 from msgspec.structs import replace
@@ -12,18 +10,6 @@ from ddpdoctor.measure.graph import CycleGroup, Sync
 from ddpdoctor.measure.metrics import communication_facts, rank_breakdown, timeline
 from ddpdoctor.measure.taxonomy import PARTS, SyncKind
 from tests.measure.made import MS, cycles_of, graph_of, on, reductions, simple, work_array
-from tests.measure.traced import windows_of
-
-
-@pytest.fixture(scope="module")
-def windows(tmp_path_factory):
-    """Of two ranks, with an operator each and no collectives: those are in the graphs."""
-    folder = tmp_path_factory.mktemp("traces")
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 5.0}
-    for rank in range(2):
-        text = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": [event]}
-        (folder / f"rank{rank}.json").write_text(json.dumps(text))
-    return windows_of(folder)
 
 
 def shown(matched, **arguments):
