@@ -52,9 +52,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     typical_ms: float | None = None
     """Time per step that the median of the other ranks spends on the same."""
     late_ms: float | None = None
-    """How much longer its ranks take than the others, in the median step in which it happens; null except under ``late``."""
+    """How much longer each of its ranks takes, on average, in the median step in which it happens; null except under ``late``."""
     drawn_ms: float | None = None
-    """How much longer they take by the marks that those steps recorded, and reports draw; null if no such work is marked."""
+    """How much longer it takes by the marks that those steps recorded, and reports draw; null if no such work is marked."""
     drawn_as: str | None = None
     """The cause under ``late`` of which those marks show most of ``late_ms``, if they do not show it of this one."""
     awake_ms: float | None = None
@@ -173,7 +173,7 @@ class ArrivalFacts(msgspec.Struct, frozen=True, kw_only=True):
     late_ranks: list[int] | None = None
     """Ranks that are late by a tenth of the step or more, and by twice as much as the median of the others, the latest first."""
     late_ms: dict[str, float] | None = None
-    """Mean lateness per step of each late rank, against the median rank."""
+    """Mean lateness per step of each late rank, against the median rank, of two against the other one."""
     late_steps: dict[str, int] | None = None
     """Steps in which each late rank is late."""
     on_time_saves_ms: float | None = None

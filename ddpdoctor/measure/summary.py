@@ -45,7 +45,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     breakdown_ms: dict[str, float] = {}
     """Mean milliseconds per step and part; adds up to ``step_ms``."""
     late_ms: float | None = None
-    """Mean lateness at synchronisation points per step against the median rank."""
+    """Mean lateness at synchronisation points per step against the median rank, of two against the other one."""
     caused_wait_ms: float | None = None
     """By how much it was the last to arrive, ahead of the second last, summed over a step's synchronisations; mean per step."""
     memory: RankMemory | None = None

@@ -13,14 +13,14 @@ import numpy as np
 import polars as pl
 
 from ddpdoctor.measure.flames import LATE_SHARE, Stacks, stacks_of
-from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.metrics import typical_arrival
 from ddpdoctor.measure.steplog import RankLog
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 def late_steps(collectives: pl.DataFrame, steps: pl.DataFrame) -> dict[int, set[int]]:
-    """By rank the steps in which it arrived late at a collective of all ranks, against the median of the others, by
+    """By rank the steps in which it arrived late at a collective of all ranks, against the median rank, by
     ``LATE_SHARE`` of the median step. Both frames are those of :func:`recorded_tables`; empty for one rank alone.
     """
     ranks = sorted(collectives["rank"].unique().to_list())
@@ -38,19 +38,10 @@ def late_steps(collectives: pl.DataFrame, steps: pl.DataFrame) -> dict[int, set[
         return {rank: set() for rank in ranks}
     arrivals = whole.select(columns).to_numpy().astype(np.float64)
     arrivals -= arrivals.min(axis=1, keepdims=True)
-    late = arrivals - _median_of_others(arrivals) >= least_ns
+    late = arrivals - typical_arrival(arrivals) >= least_ns
     numbers = whole["step"].to_numpy()
     found = {int(name): set(numbers[late[:, i]].tolist()) for i, name in enumerate(columns)}
     return {rank: found.get(rank, set()) for rank in ranks}
-
-
-def _median_of_others(values: Array) -> Array:
-    """[N, R] → [N, R]: for each the median of its row without it; of an even number the upper one, as where most ranks are slow, slow
-    is usual."""
-    places = np.argsort(np.argsort(values, axis=1), axis=1)
-    middle = (values.shape[1] - 1) // 2
-    upper: Array = np.take_along_axis(np.sort(values, axis=1), middle + (middle >= places), axis=1)
-    return upper
 
 
 def flame_graph(log: RankLog, late: Iterable[int]) -> dict[str, Any] | None:
