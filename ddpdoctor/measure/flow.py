@@ -54,7 +54,7 @@ from ddpdoctor.measure.metrics import (
     step_facts,
     timeline,
 )
-from ddpdoctor.measure.sourcelines import LogSourceLines, SourceLines, WindowSourceLines
+from ddpdoctor.measure.sourcelines import LogSourceLines, SourceLines, WindowSourceLines, at_holders
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import BandwidthPoint, Flame, RankSummary, Series, Timeline
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
@@ -116,7 +116,7 @@ def measure(
         ranks=ranks,
         series=over_time,
         timeline=drawn,
-        flames=flames(graphs.log, graphs.logs, ranks) if graphs.log is not None else [],
+        flames=flames(graphs.log, at_holders(graphs.logs), ranks) if graphs.log is not None else [],
         bandwidth=bandwidth_points(graphs.window, _hosts(graphs.windows))
         if graphs.window is not None
         else [],

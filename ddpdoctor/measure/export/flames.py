@@ -5,15 +5,17 @@ The format is that of speedscope (https://www.speedscope.app/file-format-schema.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 
 from ddpdoctor.measure.flames import LATE_SHARE, Stacks, stacks_of
 from ddpdoctor.measure.metrics import typical_arrival
+from ddpdoctor.measure.sourcelines import at_holders
 from ddpdoctor.measure.steplog import RankLog
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
@@ -44,9 +46,17 @@ def late_steps(collectives: pl.DataFrame, steps: pl.DataFrame) -> dict[int, set[
     return {rank: found.get(rank, set()) for rank in ranks}
 
 
-def flame_graph(log: RankLog, late: Iterable[int]) -> dict[str, Any] | None:
-    """One rank's speedscope document; None where no samples were taken of its steps."""
-    late = set(late)
+def flame_graphs(
+    logs: Sequence[RankLog], late: Mapping[int, set[int]], wanted: Collection[int]
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Each rank with its speedscope document of the ``wanted`` steps, of which it was ``late`` in some; None where no samples were taken
+    of them."""
+    for log in at_holders(logs):
+        steps = [step for step in log.steps if step.number in wanted]
+        yield log.rank, _flame_graph(replace(log, steps=steps), late.get(log.rank, set()))
+
+
+def _flame_graph(log: RankLog, late: set[int]) -> dict[str, Any] | None:
     stacks = stacks_of(log)
     numbers = set(stacks.length_ms)
     groups = [("all steps", numbers)]
