@@ -195,7 +195,7 @@ def _facts(
         arrivals=arrival_facts(_compared(graphs), costs),
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
         buckets=bucket_facts(context.reductions, cap_bytes),
-        loader=loader_facts(logs, windows),
+        loader=loader_facts(logs, windows, context.asleep),
         ddp=ddp_facts(logs, windows, number(costs, SEARCH)),
         gpu=gpu,
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),

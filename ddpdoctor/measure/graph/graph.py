@@ -183,7 +183,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         """The group with what is known of one kind of latent work, [N, R] ns."""
         return self if latent is None else replace(self, latent={**self.latent, kind: latent})
 
-    @property
+    @cached_property
     def work_alone(self) -> Array:
         """[N, K, R, C] ns: the work, with the wait for data and for the host that the rank would have by itself."""
         work = self.work
@@ -221,7 +221,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         more[..., columns] += missing[:, None, :, None] * pattern / whole
         return more
 
-    @property
+    @cached_property
     def work_since(self) -> Array:
         """[N, K, R, C] ns: :attr:`work_alone`, with what ran beside the synchronisation before."""
         return self.continued(self.work_alone)
@@ -243,7 +243,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
                 work[:, following, r] += beside[:, k, r]
         return work
 
-    @property
+    @cached_property
     def duration(self) -> Array:
         """[N] ns: the cycle's length, latest end to latest end."""
         length: Array = np.nanmax(self.end, axis=(1, 2)) - np.nanmax(self.begin, axis=1)

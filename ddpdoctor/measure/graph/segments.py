@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
@@ -14,11 +15,11 @@ from ddpdoctor.measure.taxonomy import COMPONENTS, DEVICE_WORK, INDEX, Component
 from ddpdoctor.measure.window import QUEUED_NS, ROUNDING_NS, Window
 
 from .cutting import Cycle, MatchedCollectives
-from .dependencies import dependence, lane_of
+from .dependencies import Lane, dependence
 from .graph import CycleGroup, Sync
 
 
-class Segments(msgspec.Struct, frozen=True):
+class Segments(msgspec.Struct, frozen=True, dict=True):
     """When the segments of alike cycles begin and end; axes as in :class:`CycleGroup`."""
 
     begin: Array
@@ -30,7 +31,7 @@ class Segments(msgspec.Struct, frozen=True):
     on_device: bool = False
     """Whether a rank may be in several collectives at once, each on a stream of its own."""
 
-    @property
+    @cached_property
     def left(self) -> Array:
         """[N, K, R] own end of the collective before; of a rank outside a collective, its segment goes on."""
         if self.on_device:
@@ -42,7 +43,7 @@ class Segments(msgspec.Struct, frozen=True):
             since = np.where(np.isnan(self.arrival[:, k]), since, self.end[:, k])
         return left
 
-    @property
+    @cached_property
     def right(self) -> Array:
         """[N, K, R] own arrival; where the rank was still in another collective then, the segment has no length."""
         return np.maximum(self.arrival, self.left) if self.on_device else self.arrival
@@ -74,9 +75,13 @@ def queued_behind(arrival: Array, end: Array, ready: Array) -> NDArray[np.int64]
 
 
 def cycle_group(
-    syncs: tuple[Sync, ...], cycles: Sequence[Cycle], matched: MatchedCollectives, windows: Sequence[Window]
+    syncs: tuple[Sync, ...],
+    cycles: Sequence[Cycle],
+    matched: MatchedCollectives,
+    windows: Sequence[Window],
+    lanes: Sequence[Lane],
 ) -> CycleGroup:
-    """The group of these cycles, all of which have this sequence of synchronisations."""
+    """The group of these cycles, all of which have this sequence of synchronisations; ``lanes``: what the windows compute."""
     bodies = np.array([cycle.body for cycle in cycles])
     on_device = all(window.on_device for window in windows)
     segments = Segments(_begin(cycles, matched), matched.arrival[bodies], matched.end[bodies], on_device)
@@ -101,7 +106,7 @@ def cycle_group(
         behind=queued_behind(arrival, end, ready) if on_device else None,
         idle_after=idle_after(windows, segments),
         on_device=on_device,
-        dependent=dependence([lane_of(window) for window in windows], arrival, end),
+        dependent=dependence(lanes, arrival, end),
     )
     return replace(group, beside_wait=_within(computes, arrival, group.released))
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .arrays import Array
+from .arrays import Array, Mask
 
 Times = NDArray[Any]
 Intervals = tuple[Times, Times]
@@ -71,6 +71,16 @@ def _before(intervals: Intervals, lengths: Times, times: Times) -> Array:
     still_to_come = np.maximum(ends[following - 1] - times, 0) * (following > 0)
     length: Array = (lengths[following] - still_to_come).astype(np.float64)
     return length
+
+
+def holds(intervals: Intervals, times: Times) -> Mask:
+    """Which of the times lie in the union."""
+    starts, ends = intervals
+    if not len(starts):
+        return np.zeros(len(times), bool)
+    before = np.searchsorted(starts, times, side="right") - 1
+    inside: Mask = (before >= 0) & (times < ends[np.maximum(before, 0)])
+    return inside
 
 
 def intersect(a: Intervals, b: Intervals) -> Intervals:

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Ints, Mask
+from ddpdoctor.measure.numerics import Ints, Mask, holds, union
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace, classify
 
@@ -130,8 +130,7 @@ def _kinds(
     """[M] what each collective is for: launched by the backward pass's thread, inside DDP's forward, or by the
     script itself."""
     forward = trace.name_mask(classify.is_ddp_forward) & trace.category_mask("user_annotation", "cpu_op")
-    starts, ends = trace.start_ns[forward], trace.end_ns[forward]
-    in_forward = [bool(((starts <= at) & (at < ends)).any()) for at in issue.at]
+    in_forward = holds(union(trace.start_ns[forward], trace.end_ns[forward]), issue.at)
     on_main = (issue.call >= 0) & (trace.lane[issue.call] == main)
     by_script = on_main & (size <= _SMALL_BYTES) if forward.any() else np.zeros(len(size), bool)
     a_layers = _inside_layers(trace, issue)
