@@ -255,7 +255,7 @@ def _whole_window(matched: MatchedCollectives, order: Sequence[int], steps: Sequ
     collective of all. What hosts that were ahead of their devices had launched before the one step is not of it: there
     the cycle begins at the last collective of all that is.
     """
-    whole: Mask = matched.member.all(axis=1)
+    whole = matched.member.all(axis=1).tolist()
     full = [m for m in order if whole[m]]
     if not full:
         return Cut({})
