@@ -147,6 +147,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "pipeline": ("metrics", "numerics", "facts"),
         "export": (
             "flames",
+            "sourcelines",
             "metrics",
             "align",
             "window",

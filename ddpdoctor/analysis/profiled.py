@@ -26,7 +26,6 @@ def profiled_in(trace: RankTrace, steps: Sequence[Step]) -> list[Step]:
 
     def away_ns(window: Sequence[Step]) -> int:
         # By the wall clock, as the trace has it.
-        begin = window[0].start_ns - window[0].moved_ns
-        return max(begin - middle, middle - (window[-1].end_ns - window[-1].moved_ns), 0)
+        return max(window[0].recorded_ns[0] - middle, middle - window[-1].recorded_ns[1], 0)
 
     return min(windows, key=away_ns)

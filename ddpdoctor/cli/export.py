@@ -179,19 +179,15 @@ def _write_flames(
     told: Callable[[float], None],
 ) -> list[Path]:
     """A file for each rank whose samples are known; the files. ``told`` which part of them is written."""
-    from msgspec import structs
-
-    from ddpdoctor.measure.export import flame_graph
+    from ddpdoctor.measure.export import flame_graphs
     from ddpdoctor.report.json_output import encoded
     from ddpdoctor.written import WrittenFolder
 
     def drawn() -> Iterator[tuple[str, bytes]]:
-        for done, log in enumerate(logs):
+        for done, (rank, document) in enumerate(flame_graphs(logs, late, wanted)):
             told(done / len(logs))
-            steps = [step for step in log.steps if step.number in wanted]
-            document = flame_graph(structs.replace(log, steps=steps), late.get(log.rank, ()))
             if document is not None:
-                yield _FLAMES.format(rank=log.rank), encoded(document)
+                yield _FLAMES.format(rank=rank), encoded(document)
 
     target = WrittenFolder(folder, "flame graphs")
     target.check(_FLAMES.format(rank=log.rank) for log in logs)

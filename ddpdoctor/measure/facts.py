@@ -52,9 +52,9 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     typical_ms: float | None = None
     """Time per step that the median of the other ranks spends on the same."""
     late_ms: float | None = None
-    """How much longer its ranks take than the others, in the median step in which it happens; null except under ``late``."""
+    """How much longer each of its ranks takes, on average, in the median step in which it happens; null except under ``late``."""
     drawn_ms: float | None = None
-    """How much longer they take by the marks that those steps recorded, and reports draw; null if no such work is marked."""
+    """How much longer it takes by the marks that those steps recorded, and reports draw; null if no such work is marked."""
     drawn_as: str | None = None
     """The cause under ``late`` of which those marks show most of ``late_ms``, if they do not show it of this one."""
     awake_ms: float | None = None
@@ -122,9 +122,9 @@ class StepFacts(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: float | None = None
     """Median samples per rank and micro-batch."""
     batch_size_most: float | None = None
-    """Mean batch size of the rank that gets most samples per step, relative to the median rank (1.0: even)."""
+    """Mean batch size of the rank that gets most samples per step, relative to the median of the others (1.0: even)."""
     input_most: float | None = None
-    """Work of the rank with the largest inputs, relative to the median rank (1.0: even): elements, or multiplications by shapes."""
+    """Work of the rank with the largest inputs, relative to the median of the others (1.0: even): elements, or products by shapes."""
     micro_batches: float | None = None
     """Backward passes per optimizer step."""
     input_explains: float | None = None
@@ -173,7 +173,7 @@ class ArrivalFacts(msgspec.Struct, frozen=True, kw_only=True):
     late_ranks: list[int] | None = None
     """Ranks that are late by a tenth of the step or more, and by twice as much as the median of the others, the latest first."""
     late_ms: dict[str, float] | None = None
-    """Mean lateness per step of each late rank, against the median rank."""
+    """Mean lateness per step of each late rank, against the median rank, of two against the other one."""
     late_steps: dict[str, int] | None = None
     """Steps in which each late rank is late."""
     on_time_saves_ms: float | None = None
@@ -184,11 +184,11 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     """Collectives: waiting apart from transfer."""
 
     wait_ms: float | None = None
-    """Exposed wait for the last rank, mean over ranks."""
+    """Wait in collectives for another rank, beside which the rank computes nothing, mean over ranks."""
     transfer_ms: float | None = None
-    """Exposed transfer, mean over ranks."""
+    """Exposed transfer, beside which the rank computes nothing, mean over ranks."""
     total_transfer_ms: float | None = None
-    """All transfer, hidden or not."""
+    """All transfer, hidden or not, mean over ranks."""
     exposed_ms: float | None = None
     """Time in collectives without concurrent computation, waiting included, median rank; known even if ranks are not matched."""
     hidden_share: float | None = None
@@ -200,9 +200,9 @@ class CommunicationFacts(msgspec.Struct, frozen=True, kw_only=True):
     collectives_per_step: float | None = None
     """Collectives per step, median rank."""
     bus_gb_per_s: float | None = None
-    """Median bus bandwidth of messages of 1 MiB and more (10^9 bytes/s, as nccl-tests define it)."""
+    """Median bus bandwidth (10^9 bytes/s, as in nccl-tests) from 1 MiB on, in the kind of process group that transfers longest."""
     best_bus_gb_per_s: float | None = None
-    """Best bus bandwidth of any class of message sizes in the run."""
+    """Best bus bandwidth of any class of message sizes in groups of as many ranks on as many hosts."""
     latency_us: float | None = None
     """Fixed cost of one message: intercept of transfer time over bytes."""
     matched: int | None = None
@@ -318,7 +318,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     sm_clock_share: float | None = None
     """Median SM clock of the slowest rank relative to the median rank."""
     narrow_link_ranks: list[int] | None = None
-    """Ranks whose PCIe link is narrower or older than it could be."""
+    """Ranks whose PCIe link is narrower than it could be."""
     pcie_width: float | None = None
     pcie_width_max: float | None = None
     error_ranks: list[int] | None = None
@@ -328,7 +328,7 @@ class GpuFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The machines."""
+    """The machines, while the steps after the warm-up ran. The busiest host is the one with the smallest part of its cores to spare."""
 
     cores: float | None = None
     ranks_per_host: float | None = None
@@ -337,7 +337,7 @@ class HostFacts(msgspec.Struct, frozen=True, kw_only=True):
     idle_cores: float | None = None
     """Idle cores on the busiest host."""
     job_cores: float | None = None
-    """Cores that ranks and loader workers use while the steps run, on the host with the fewest idle cores."""
+    """Cores that ranks and loader workers use, on the busiest host."""
     run_delay_share: float | None = None
     """Share of the step in which the training thread was ready but had no CPU, on the worst rank."""
     threads_per_rank: float | None = None

@@ -54,7 +54,7 @@ from ddpdoctor.measure.metrics import (
     step_facts,
     timeline,
 )
-from ddpdoctor.measure.sourcelines import LogSourceLines, SourceLines, WindowSourceLines
+from ddpdoctor.measure.sourcelines import LogSourceLines, SourceLines, WindowSourceLines, at_holders
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import BandwidthPoint, Flame, RankSummary, Series, Timeline
 from ddpdoctor.measure.taxonomy import RARE_ON_DEVICE, RARE_ON_HOST
@@ -116,8 +116,10 @@ def measure(
         ranks=ranks,
         series=over_time,
         timeline=drawn,
-        flames=flames(graphs.log, graphs.logs, ranks) if graphs.log is not None else [],
-        bandwidth=bandwidth_points(graphs.window) if graphs.window is not None else [],
+        flames=flames(graphs.log, at_holders(graphs.logs), ranks) if graphs.log is not None else [],
+        bandwidth=bandwidth_points(graphs.window, _hosts(graphs.windows))
+        if graphs.window is not None
+        else [],
         notes=[*set_clocks, *suspended, *outstanding(graphs.told), *caveats(graphs), *memory.notes],
         set_aside=aside,
     )
@@ -127,7 +129,9 @@ def _context(graphs: Graphs, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetr
     """What is known before anything is priced."""
     graph, logs, windows = graphs.speaking, graphs.logs, graphs.windows
     reducers = reducer_work(logs, windows) if graphs.log_speaks else []
-    latency_us, bytes_per_ns = message_cost(graphs.window) if graphs.window is not None else (None, None)
+    latency_us = bytes_per_ns = None
+    if graphs.window is not None:
+        latency_us, bytes_per_ns = message_cost(graphs.window, _hosts(windows))
     return Context(
         graph=graph,
         attribution=attribute(graph, short=not logs and all(window.on_device for window in windows)),
@@ -141,7 +145,7 @@ def _context(graphs: Graphs, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetr
             synced_ns=tuple(work.whole_ns if work else 0.0 for work in reducers),
             issue_ns=tuple(work.issue_ns for work in reducers if work),
         ),
-        reductions=reductions_of(graph, graphs.window, logs, windows),
+        reductions=reductions_of(graph, graphs.log, graphs.window, logs, windows),
         message=MessageCost(latency_us, bytes_per_ns),
         speaks_of_hosts=graphs.log_speaks,
         cores=host_cores(telemetry, logs),
@@ -191,7 +195,7 @@ def _facts(
         arrivals=arrival_facts(_compared(graphs), costs),
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
         buckets=bucket_facts(context.reductions, cap_bytes),
-        loader=loader_facts(logs, windows),
+        loader=loader_facts(logs, windows, context.asleep),
         ddp=ddp_facts(logs, windows, number(costs, SEARCH)),
         gpu=gpu,
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),
@@ -211,11 +215,16 @@ def _compared(graphs: Graphs) -> Graph:
 def _summaries(graphs: Graphs, memory: Memory) -> list[RankSummary]:
     graph = _compared(graphs)
     if graph is graphs.log:
-        hosts = [log.host for log in graphs.logs]
+        hosts = _hosts(graphs.logs)
         devices = [log.record.info.get("device") for log in graphs.logs]
         return rank_summaries(graph, hosts, devices, memory.ranks)
-    hosts = [window.host for window in graphs.windows]
-    return rank_summaries(graph, hosts, [_device_name(window) for window in graphs.windows], memory.ranks)
+    return rank_summaries(
+        graph, _hosts(graphs.windows), [_device_name(window) for window in graphs.windows], memory.ranks
+    )
+
+
+def _hosts(ranks: Sequence[RankLog] | Sequence[Window]) -> list[str]:
+    return [rank.host for rank in ranks]
 
 
 def _bucket_bytes(logs: Sequence[RankLog]) -> list[float]:

@@ -45,7 +45,7 @@ class RankSummary(msgspec.Struct, frozen=True, kw_only=True):
     breakdown_ms: dict[str, float] = {}
     """Mean milliseconds per step and part; adds up to ``step_ms``."""
     late_ms: float | None = None
-    """Mean lateness at synchronisation points per step against the median rank."""
+    """Mean lateness at synchronisation points per step against the median rank, of two against the other one."""
     caused_wait_ms: float | None = None
     """By how much it was the last to arrive, ahead of the second last, summed over a step's synchronisations; mean per step."""
     memory: RankMemory | None = None
@@ -128,7 +128,7 @@ class Flame(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BandwidthPoint(msgspec.Struct, frozen=True, kw_only=True):
-    """Collectives of one operation and size class."""
+    """Collectives of one operation and size class, by process groups of as many ranks on as many hosts."""
 
     operation: str
     bytes: float
@@ -136,6 +136,10 @@ class BandwidthPoint(msgspec.Struct, frozen=True, kw_only=True):
     transfer_ms: float
     """Median transfer."""
     bus_gb_per_s: float
+    ranks: int = 0
+    """In the process group; 0 in diagnoses of older versions."""
+    hosts: int = 0
+    """On which its ranks are; likewise."""
 
 
 class TelemetrySeries(msgspec.Struct, frozen=True, kw_only=True):

@@ -32,23 +32,35 @@ TUNING = Tuning()
 
 
 def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
-    """The logs, each on the first host's clock by the ends of the collectives that both hosts took part in; and, in
-    sentences, what their clocks are apart."""
+    """The logs, each on the first host's clock by the ends of the collectives that ranks of both hosts took part in, or of a host
+    that shares some with it; and, in sentences, what their clocks are apart."""
     hosts: dict[str, list[RankLog]] = defaultdict(list)
     for log in logs:
         hosts[log.host].append(log)
     if len(hosts) < 2:
         return list(logs), []
     leader, *others = hosts
-    reference = _Ends.of(hosts[leader][0])
-    notes: list[str] = []
+    own = {host: _Ends.of(of_host) for host, of_host in hosts.items()}
+    on_clock = {leader: hosts[leader]}
     corrections: dict[str, _Correction] = {}
-    for host in others:
-        correction = _correction(reference, _Ends.of(hosts[host][0]))
-        notes.append(_told(leader, host, correction))
-        if correction is not None:
-            corrections[host] = correction
-    return [corrections[log.host].applied(log) if log.host in corrections else log for log in logs], notes
+    waiting, references = others, [own[leader]]
+    while waiting and references:
+        found = {}
+        for host in waiting:
+            tried = (_correction(reference, own[host]) for reference in references)
+            if (correction := next(filter(None, tried), None)) is not None:
+                found[host] = correction
+                on_clock[host] = [correction.applied(log) for log in hosts[host]]
+        corrections |= found
+        waiting = [host for host in waiting if host not in found]
+        references = [_Ends.of(on_clock[host]) for host in found] if waiting else []
+    aligned = {
+        id(log): moved
+        for host, of_host in on_clock.items()
+        for log, moved in zip(hosts[host], of_host, strict=True)
+    }
+    notes = [_told(leader, host, corrections.get(host)) for host in others]
+    return [aligned.get(id(log), log) for log in logs], notes
 
 
 def _told(leader: str, host: str, correction: _Correction | None) -> str:
@@ -67,24 +79,31 @@ def _told(leader: str, host: str, correction: _Correction | None) -> str:
 
 
 class _Ends(msgspec.Struct, frozen=True):
-    """When a rank left the collectives that all leave together."""
+    """When a host's ranks left the collectives that all leave together; of each collective, the first of its ranks."""
 
-    log: RankLog
     points: Mapping[Key, SyncPoint]
+    block: Mapping[Key, int]
+    """The block of neighbouring steps, on that rank, to which it belongs."""
 
     @classmethod
-    def of(cls, log: RankLog) -> _Ends:
-        return cls(log, {point.key: point for point in log.sync_points if point.root is None})
+    def of(cls, logs: Sequence[RankLog]) -> _Ends:
+        points: dict[Key, SyncPoint] = {}
+        block: dict[Key, int] = {}
+        for log in logs:
+            numbers = [step.number for step in log.steps]
+            of_step = dict(zip(numbers, blocks(log.steps).tolist(), strict=True))
+            for point in log.sync_points:
+                if point.root is None and point.key not in points:
+                    points[point.key], block[point.key] = point, of_step[point.step]
+        return cls(points, block)
 
     def ends_of(self, keys: Sequence[Key]) -> Ints:
         """[K] epoch ns."""
         return np.array([self.points[key].end_ns for key in keys], np.int64)
 
-    def places(self, keys: Sequence[Key]) -> Ints:
-        """[K] the block of neighbouring steps to which each of these collectives belongs."""
-        numbers = [step.number for step in self.log.steps]
-        block = dict(zip(numbers, blocks(self.log.steps).tolist(), strict=True))
-        return np.array([block[self.points[key].step] for key in keys], np.int64)
+    def blocks_of(self, keys: Sequence[Key]) -> Ints:
+        """[K] the block of each of these collectives."""
+        return np.array([self.block[key] for key in keys], np.int64)
 
 
 class _Setting(msgspec.Struct, frozen=True):
@@ -126,13 +145,13 @@ class _Correction(msgspec.Struct, frozen=True):
 
 
 def _correction(reference: _Ends, other: _Ends) -> _Correction | None:
-    """By the collectives of two ranks; None where they have too few in common."""
+    """By the collectives of two hosts; None where they have too few in common."""
     common = set(reference.points) & set(other.points)
     keys = sorted(common, key=lambda key: reference.points[key].end_ns)
     if len(keys) < TUNING.fewest:
         return None
     ours, theirs = reference.ends_of(keys), other.ends_of(keys)
-    edges = (np.diff(reference.places(keys)) != 0) | (np.diff(other.places(keys)) != 0)
+    edges = (np.diff(reference.blocks_of(keys)) != 0) | (np.diff(other.blocks_of(keys)) != 0)
     settings = []
     for row, by_ns in _set_at(ours, theirs, (np.flatnonzero(edges) + 1).tolist()):
         theirs[row:] -= by_ns

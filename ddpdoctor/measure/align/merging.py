@@ -33,6 +33,8 @@ def merged(
         table[row[has], position] = rows[has]
         lines = _met(lines, own, row)
         new = np.flatnonzero(~has)
+        if not len(new):
+            continue
         added = np.full((len(new), world), -1, np.int64)
         added[:, position] = rows[new]
         # Behind the last of its own that the lines know, in its own order.

@@ -196,7 +196,7 @@ class _Evidence(msgspec.Struct, frozen=True):
         if self.host is None:
             return None
         times, percent = self.host.rank_column(self.log.rank, "cpu_percent")
-        start, end = _by_wall_clock(step)
+        start, end = step.recorded_ns
         # The first reading in the step is of the time before as well.
         known = percent[(times >= start) & (times < end)][1:]
         known = known[~np.isnan(known)]
@@ -207,7 +207,7 @@ class _Evidence(msgspec.Struct, frozen=True):
         readings = self.readings
         if len(readings) < 3:
             return False
-        start, end = _by_wall_clock(step)
+        start, end = step.recorded_ns
         low = max(0, int(np.searchsorted(readings, start)) - 1)
         high = int(np.searchsorted(readings, end)) + 1
         holes = np.diff(readings[low:high])
@@ -216,11 +216,6 @@ class _Evidence(msgspec.Struct, frozen=True):
             return False
         least = max(TUNING.least_ns, TUNING.silent_readings * usual, TUNING.mostly * beyond_ns)
         return bool(holes.max() >= least)
-
-
-def _by_wall_clock(step: Step) -> tuple[int, int]:
-    """Start and end, as telemetry tells times."""
-    return step.start_ns - step.moved_ns, step.end_ns - step.moved_ns
 
 
 def _readings(host: HostTelemetry | None) -> Ints:

@@ -32,8 +32,6 @@ class _Tuning(msgspec.Struct, frozen=True):
 
 
 _TUNING = _Tuning()
-_PAIR = 2
-"""Ranks, whose median lies half-way between them."""
 
 
 def arrival_facts(graph: Graph, costs: Costs) -> ArrivalFacts:
@@ -89,11 +87,9 @@ def _saved_ms(graph: Graph, places: Ints) -> float:
 
 
 def _lateness(group: CycleGroup, places: Ints) -> Array:
-    """[N, K, R] ns: by how much later each of these ranks arrives than the median rank (of two, the other one), but for what it
-    brings along from a synchronisation that did not bring all ranks together."""
+    """[N, K, R] ns: by how much later each of these ranks arrives (see :func:`behind`), but for what it brings along from a
+    synchronisation that did not bring all ranks together."""
     own = np.nan_to_num(behind(group)[:, :, places])
-    if group.arrival.shape[2] == _PAIR:
-        own *= _PAIR
     late = np.zeros(group.arrival.shape)
     for k in range(len(group.syncs)):
         brought = own[:, k - 1] if k and not _brings_together(group, k - 1) else 0.0

@@ -15,8 +15,8 @@ _RECORDED = [INDEX[name] for name in (*WAITING_FOR_DATA, Component.CHECKPOINT)]
 
 
 def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[int]) -> float | None:
-    """By how much the training threads of these ranks ran, or were ready to, longer than those of the others, in the steps in which
-    they are late by ``removed`` [N, K, R] ns per group. None where the scheduler's times are not known, or on a device, whose host
+    """By how much the training threads of these ranks, on average, ran or were ready to longer than those of the others, in the steps in
+    which they are late by ``removed`` [N, K, R] ns per group. None where the scheduler's times are not known, or on a device, whose host
     sleeps while it waits for it."""
     if any(group.on_device for group in graph.groups):
         return None
@@ -31,7 +31,7 @@ def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[
         if own is None or not theirs:
             return None
         longer_ns.append(own - float(np.median(theirs)))
-    return sum(longer_ns) / 1e6 if longer_ns else None
+    return float(np.mean(longer_ns)) / 1e6 if longer_ns else None
 
 
 def awake_of_all_ms(graph: Graph, own_ms: float | None) -> float | None:

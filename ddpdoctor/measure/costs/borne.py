@@ -49,8 +49,8 @@ def drawn_work(graph: Graph, logs: Sequence[RankLog]) -> Array:
 def borne_by_marks(
     drawn: Array, cause: LateCause, removed: Sequence[Array], positions: Sequence[int]
 ) -> dict[str, Any]:
-    """The fields ``late_ms``, ``drawn_ms`` and ``drawn_as`` of a cost. ``removed`` [N, K, R] ns per group is what these ranks are said
-    to do longer for the cause; {} where they are not said to be late, or nothing of that kind is drawn."""
+    """The fields ``late_ms``, ``drawn_ms`` (means over the ranks) and ``drawn_as`` of a cost. ``removed`` [N, K, R] ns per group is
+    what these ranks are said to do longer for the cause; {} where they are not said to be late, or nothing of that kind is drawn."""
     said = np.concatenate([of_group.sum(axis=1) for of_group in removed])
     hits = {position: said[:, position] > 0 for position in positions if (said[:, position] > 0).any()}
     components = LATE_COMPONENTS.get(cause)
@@ -60,7 +60,8 @@ def borne_by_marks(
         return {}
 
     def in_its_steps(values: Array) -> float:
-        return sum(float(np.median(values[hit, position])) for position, hit in hits.items()) / 1e6
+        medians = [np.median(values[hit, position]) for position, hit in hits.items()]
+        return float(np.mean(medians)) / 1e6
 
     late_ms = in_its_steps(said)
     shown = {

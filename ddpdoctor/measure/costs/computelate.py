@@ -35,7 +35,8 @@ _TUNING = _Tuning()
 def cause_of_computing_longer(
     cost: Cost, graph: Graph, hit_steps: Ints, throttled: Sequence[int] = ()
 ) -> LateCause:
-    """``uneven``, ``throttled`` or ``cpu_starved`` where that explains at least half of the cost, else ``compute``.
+    """``uneven`` or ``cpu_starved`` where that explains at least half of the cost, ``throttled`` where one of the ranks is, else
+    ``compute``.
 
     ``hit_steps`` are the numbers of the steps in which the ranks compute longer. ``throttled`` are rank numbers whose GPU
     clocks were lowered for more of the run than the median rank's.

@@ -18,6 +18,13 @@ _WORK = frozenset(f"late.{cause}" for cause in LATE_COMPONENTS)
 are set aside (evaluations): they add nothing to how late ranks are in all."""
 
 
+_COMPUTING = tuple(
+    f"late.{cause}"
+    for cause in (LateCause.COMPUTE, LateCause.UNEVEN, LateCause.THROTTLED, LateCause.CPU_STARVED)
+)
+"""``late.compute`` and the names that it has where it is known why: a pricer uses one of them."""
+
+
 def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
     """Of a cause that several pricers found, the larger cost stands, never both: a window shows a few steps, the log of the
     whole run what comes now and then. All lateness together (``late.total``) grows by what stands beyond it.
@@ -25,19 +32,22 @@ def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
     ``mean_ms`` is the mean step.
     """
     merged: Costs = {}
+    summed: Costs = {}
     for costs in priced:
-        complete = _TOTAL in costs
         for path, price in costs.items():
-            known = merged.get(path)
-            if known is not None and _ms(known) >= _ms(price):
-                continue
-            merged[path] = price
-            if path in _WORK and not complete and isinstance(price, Cost):
-                before = merged.get(_TOTAL)
-                base = before if isinstance(before, Cost) else msgspec.structs.replace(price, ranks=None)
-                whole_ms = (_ms(before) if before is not None else 0.0) + _ms(price)
-                whole_ms -= _ms(known) if known is not None else 0.0
-                merged[_TOTAL] = grown(base, price, whole_ms, mean_ms or whole_ms)
+            if path not in merged or _ms(price) > _ms(merged[path]):
+                merged[path] = price
+                summed = costs if path == _TOTAL else summed
+    for path in sorted(_WORK & merged.keys()):
+        price, total = merged[path], merged.get(_TOTAL)
+        names = _COMPUTING if path == _COMPUTING[0] else (path,)
+        more_ms = _ms(price) - sum(_ms(summed[name]) for name in names if name in summed)
+        if isinstance(price, Cost) and more_ms > 0:
+            if isinstance(total, Cost):
+                whole_ms = total.ms_per_step + more_ms
+                merged[_TOTAL] = grown(total, price, whole_ms, mean_ms or whole_ms)
+            else:
+                merged[_TOTAL] = msgspec.structs.replace(price, ranks=None)
     return merged
 
 

@@ -173,8 +173,10 @@ class Pricing(msgspec.Struct, frozen=True, dict=True):
     @cached_property
     def _decided(self) -> list[tuple[Graph, Array]]:
         """The graph with every close dependency taken to be one, and to be none, each with its cycles as they are then; [] where
-        none is close."""
-        sure = [group.dependent for group in self.graph.groups if group.dependent is not None]
+        none is close, or none matters: on CPUs."""
+        sure = [
+            group.dependent for group in self.graph.groups if group.on_device and group.dependent is not None
+        ]
         if not any(((of_group > 0) & (of_group < 1)).any() for of_group in sure):
             return []
         graphs = [

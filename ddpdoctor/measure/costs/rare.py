@@ -15,6 +15,7 @@ things are asked for that a job on CPUs does not need:
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from functools import cached_property
 
@@ -23,8 +24,9 @@ import numpy as np
 
 from ddpdoctor.measure.attribution import LATENESS
 from ddpdoctor.measure.facts import Cost
-from ddpdoctor.measure.graph import CycleGroup, Graph
-from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, nan_median, persistence, scatter_of
+from ddpdoctor.measure.graph import Graph, Sync
+from ddpdoctor.measure.metrics import typical_arrival
+from ddpdoctor.measure.numerics import Array, Ints, Mask, carried_by_few, persistence, scatter_of
 from ddpdoctor.measure.taxonomy import INDEX, RECORDED, Components
 
 from .context import Context, Costs, RareSource
@@ -39,6 +41,8 @@ class _Tuning(msgspec.Struct, frozen=True):
     catches_up: float = 2.0
     """Steps that a host may need to catch up, in multiples of the steps that it lost: it issues a step's work in at most
     half of the time that the device takes, or it is the bottleneck."""
+    mostly: float = 0.5
+    """Of all cycles: where fewer have a synchronisation, what is usual there is what they have in common."""
 
 
 _TUNING = _Tuning()
@@ -109,15 +113,28 @@ class _Pauses(msgspec.Struct, frozen=True, dict=True):
         return self._ordered([work.sum(axis=1) for work in self._work])
 
     @cached_property
+    def _beyond(self) -> list[Array]:
+        """[N, K, R] per group: beyond what the rank usually spends in the same segment, and in a whole cycle of any group. Where a
+        barrier follows each checkpoint, the cycles with one are a group of their own, in which all of them save."""
+        in_any = np.median(self.own, axis=0)
+        beyond = []
+        for work in self._work:
+            usual = np.median(work, axis=0)
+            usual *= np.minimum(1.0, in_any / np.maximum(usual.sum(axis=0), 1.0))
+            beyond.append(np.clip(work - usual, 0, None))
+        return beyond
+
+    @cached_property
     def beyond(self) -> Array:
-        """[N, R]: what is beyond the rank's usual work in the same segments."""
-        return self._ordered([_beyond_usual(work).sum(axis=1) for work in self._work])
+        """[N, R]: what is beyond the rank's usual work."""
+        return self._ordered([beyond.sum(axis=1) for beyond in self._beyond])
 
     @cached_property
     def delayed(self) -> Array:
-        """[N, R]: the part of it by which the rank was the later at its next synchronisation."""
+        """[N, R]: the part of it by which the rank was later at its next synchronisation than it usually is there."""
+        late = _later_than_usual(self.graph)
         return self._ordered(
-            [_delayed(group, work) for group, work in zip(self.graph.groups, self._work, strict=True)]
+            [np.minimum(a, b).clip(0, None).sum(axis=1) for a, b in zip(self._beyond, late, strict=True)]
         )
 
     @cached_property
@@ -196,18 +213,31 @@ def lost_share(duration: Array, amount: Array) -> float:
     return float(np.clip(np.median(shares), 0.0, 1.0)) if shares else 0.0
 
 
-def _beyond_usual(work: Array) -> Array:
-    """[N, K, R]: beyond what the rank usually spends in the same segment."""
-    beyond: Array = np.clip(work - np.median(work, axis=0), 0, None)
-    return beyond
+def _later_than_usual(graph: Graph) -> list[Array]:
+    """[N, K, R] ns per group by which a rank arrives later than it usually does: at the same synchronisation in all cycles that have
+    it or, where only a few have it, at any."""
+    late = [np.nan_to_num(group.arrival - typical_arrival(group.arrival)) for group in graph.groups]
+    anywhere = np.median(np.concatenate([each.reshape(-1, each.shape[2]) for each in late]), axis=0)
+    places: dict[tuple[Sync, int], list[Array]] = defaultdict(list)
+    keys = [_numbered(group.syncs) for group in graph.groups]
+    for of_group, each in zip(keys, late, strict=True):
+        for k, key in enumerate(of_group):
+            places[key].append(each[:, k])
+    usual = {}
+    for key, values in places.items():
+        joined = np.concatenate(values)
+        seldom = len(joined) < _TUNING.mostly * graph.cycles
+        usual[key] = anywhere if seldom else np.median(joined, axis=0)
+    return [
+        each - np.stack([usual[key] for key in of_group]) for of_group, each in zip(keys, late, strict=True)
+    ]
 
 
-def _delayed(group: CycleGroup, work: Array) -> Array:
-    """[N, R]: the part of what is beyond the usual by which the rank was later at its next synchronisation than usually."""
-    middle = nan_median(group.arrival, axis=2, keepdims=True)
-    if group.arrival.shape[2] == 2:
-        middle = np.nanmin(group.arrival, axis=2, keepdims=True)
-    late = group.arrival - middle
-    late = np.nan_to_num(late - nan_median(late, axis=0))
-    delayed: Array = np.clip(np.minimum(_beyond_usual(work), late), 0, None).sum(axis=1)
-    return delayed
+def _numbered(syncs: Sequence[Sync]) -> list[tuple[Sync, int]]:
+    """Each with how many of the same come before it in the cycle."""
+    seen = Counter[Sync]()
+    numbered = []
+    for sync in syncs:
+        numbered.append((sync, seen[sync]))
+        seen[sync] += 1
+    return numbered

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddpdoctor.deferred import deferred
 
 if TYPE_CHECKING:
-    from .flames import flame_graph, late_steps
+    from .flames import flame_graphs, late_steps
     from .hta import hta_results, hta_trace
     from .tables import COLLECTIVES, EVENTS, STEPS, recorded_tables
 
@@ -19,7 +19,7 @@ __all__ = [
     "COLLECTIVES",
     "EVENTS",
     "STEPS",
-    "flame_graph",
+    "flame_graphs",
     "hta_results",
     "hta_trace",
     "late_steps",
@@ -30,7 +30,7 @@ _PLACES = {
     "COLLECTIVES": "tables",
     "EVENTS": "tables",
     "STEPS": "tables",
-    "flame_graph": "flames",
+    "flame_graphs": "flames",
     "hta_results": "hta",
     "hta_trace": "hta",
     "late_steps": "flames",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from ddpdoctor.measure.metrics import readings
 from ddpdoctor.measure.numerics import Ints
+from ddpdoctor.measure.sourcelines import at_holders
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
 from ddpdoctor.measure.window import Window, main_lane
@@ -65,7 +66,7 @@ def details(logs: Sequence[RankLog], windows: Sequence[Window]) -> pl.DataFrame:
     ranks = len({log.rank for log in logs} | {window.rank for window in windows})
     most = max(TUNING.most_rows // max(ranks, 1), TUNING.fewest_rows)
     tables = [_longest(pl.concat([*_of_window(window)]), most) for window in windows]
-    tables += [_longest(_sampled(log), most) for log in logs]
+    tables += [_longest(_sampled(log), most) for log in at_holders(logs)]
     whole = pl.concat([_empty(), *tables])
     return whole.sort("rank", "track", "start_ns")
 

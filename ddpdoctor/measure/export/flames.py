@@ -5,22 +5,24 @@ The format is that of speedscope (https://www.speedscope.app/file-format-schema.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
 import numpy as np
 import polars as pl
+from msgspec.structs import replace
 
 from ddpdoctor.measure.flames import LATE_SHARE, Stacks, stacks_of
-from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.metrics import typical_arrival
+from ddpdoctor.measure.sourcelines import at_holders
 from ddpdoctor.measure.steplog import RankLog
 
 SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 def late_steps(collectives: pl.DataFrame, steps: pl.DataFrame) -> dict[int, set[int]]:
-    """By rank the steps in which it arrived late at a collective of all ranks, against the median of the others, by
+    """By rank the steps in which it arrived late at a collective of all ranks, against the median rank, by
     ``LATE_SHARE`` of the median step. Both frames are those of :func:`recorded_tables`; empty for one rank alone.
     """
     ranks = sorted(collectives["rank"].unique().to_list())
@@ -38,24 +40,23 @@ def late_steps(collectives: pl.DataFrame, steps: pl.DataFrame) -> dict[int, set[
         return {rank: set() for rank in ranks}
     arrivals = whole.select(columns).to_numpy().astype(np.float64)
     arrivals -= arrivals.min(axis=1, keepdims=True)
-    late = arrivals - _median_of_others(arrivals) >= least_ns
+    late = arrivals - typical_arrival(arrivals) >= least_ns
     numbers = whole["step"].to_numpy()
     found = {int(name): set(numbers[late[:, i]].tolist()) for i, name in enumerate(columns)}
     return {rank: found.get(rank, set()) for rank in ranks}
 
 
-def _median_of_others(values: Array) -> Array:
-    """[N, R] → [N, R]: for each the median of its row without it; of an even number the upper one, as where most ranks are slow, slow
-    is usual."""
-    places = np.argsort(np.argsort(values, axis=1), axis=1)
-    middle = (values.shape[1] - 1) // 2
-    upper: Array = np.take_along_axis(np.sort(values, axis=1), middle + (middle >= places), axis=1)
-    return upper
+def flame_graphs(
+    logs: Sequence[RankLog], late: Mapping[int, set[int]], wanted: Collection[int]
+) -> Iterator[tuple[int, dict[str, Any] | None]]:
+    """Each rank with its speedscope document of the ``wanted`` steps, of which it was ``late`` in some; None where no samples were taken
+    of them."""
+    for log in at_holders(logs):
+        steps = [step for step in log.steps if step.number in wanted]
+        yield log.rank, _flame_graph(replace(log, steps=steps), late.get(log.rank, set()))
 
 
-def flame_graph(log: RankLog, late: Iterable[int]) -> dict[str, Any] | None:
-    """One rank's speedscope document; None where no samples were taken of its steps."""
-    late = set(late)
+def _flame_graph(log: RankLog, late: set[int]) -> dict[str, Any] | None:
     stacks = stacks_of(log)
     numbers = set(stacks.length_ms)
     groups = [("all steps", numbers)]

@@ -50,8 +50,8 @@ COLLECTIVES = {
     "message_bytes": pl.Float64,
 }
 """One row for each rank and collective. ``wait_ns`` runs from the own arrival to the last one's (of the root,
-for a broadcast), ``transfer_ns`` from there to the own end; ``last_arrival_ns`` and both are null where the
-collective was not matched over the ranks. ``kind``: gradients, barrier, collective, broadcast, model. ``step``
+for a broadcast in a step log; traces do not name it), ``transfer_ns`` from there to the own end; ``last_arrival_ns``
+and both are null where the collective was not matched over the ranks. ``kind``: gradients, barrier, collective, broadcast, model. ``step``
 is null outside the recorded steps."""
 
 EVENTS = {

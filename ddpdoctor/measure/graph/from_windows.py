@@ -18,6 +18,7 @@ from ddpdoctor.measure.taxonomy import HOST_IDLE, INDEX, Component, LateCause, S
 from ddpdoctor.measure.window import Window
 
 from .cutting import Cut, MatchedCollectives, cut_into_cycles, matched_collectives
+from .dependencies import lane_of
 from .devicesteps import with_steps_of_updates
 from .graph import CycleGroup, Graph, RankSteps, Sync
 from .issuetime import issue_times_ns, with_issue_times
@@ -94,7 +95,8 @@ def _with_unseen(window: Window) -> Window:
 
 def _groups(cut: Cut, table: MatchedCollectives, windows: Sequence[Window]) -> list[CycleGroup]:
     """The cycles between matched collectives, with the work that hides in waits for other ranks."""
-    groups = [cycle_group(syncs, cycles, table, windows) for syncs, cycles in cut.cycles.items()]
+    lanes = [lane_of(window) for window in windows] if cut.cycles else []
+    groups = [cycle_group(syncs, cycles, table, windows, lanes) for syncs, cycles in cut.cycles.items()]
     groups = [group.with_latent(LateCause.DATA, latent_in_windows(group, windows)) for group in groups]
     if not groups or not all(window.on_device for window in windows):
         return groups

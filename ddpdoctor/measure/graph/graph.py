@@ -49,6 +49,8 @@ class Sync(msgspec.Struct, frozen=True):
     group: str = ""
     root: int | None = None
     """Position of the one rank for which all others wait (broadcast); None where all wait for all."""
+    size: int = 0
+    """Ranks in its process group, recorded or not; 0 where unknown."""
     update: int = 0
     """How many steps of optimizers there were before it in the step: a GAN's two train one model after the other."""
 
@@ -135,9 +137,18 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         return self.end - self.common_end[:, :, None]
 
     @cached_property
+    def released(self) -> Array:
+        """[N, K, R] when each rank waits for no other any more (see :meth:`together`): between own arrival and own end."""
+        released = self.arrival.copy()
+        for k, sync in enumerate(self.syncs):
+            own = list(sync.members)
+            released[:, k, own] = np.clip(self.together(k), self.arrival[:, k, own], self.end[:, k, own])
+        return released
+
+    @cached_property
     def wait(self) -> Array:
-        """[N, K, R] ns from own arrival to the last arrival."""
-        return self.last_arrival[:, :, None] - self.arrival
+        """[N, K, R] ns in which the rank waits for others."""
+        return self.released - self.arrival
 
     @cached_property
     def like(self) -> LikeSegments:
@@ -172,7 +183,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         """The group with what is known of one kind of latent work, [N, R] ns."""
         return self if latent is None else replace(self, latent={**self.latent, kind: latent})
 
-    @property
+    @cached_property
     def work_alone(self) -> Array:
         """[N, K, R, C] ns: the work, with the wait for data and for the host that the rank would have by itself."""
         work = self.work
@@ -210,7 +221,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
         more[..., columns] += missing[:, None, :, None] * pattern / whole
         return more
 
-    @property
+    @cached_property
     def work_since(self) -> Array:
         """[N, K, R, C] ns: :attr:`work_alone`, with what ran beside the synchronisation before."""
         return self.continued(self.work_alone)
@@ -232,7 +243,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
                 work[:, following, r] += beside[:, k, r]
         return work
 
-    @property
+    @cached_property
     def duration(self) -> Array:
         """[N] ns: the cycle's length, latest end to latest end."""
         length: Array = np.nanmax(self.end, axis=(1, 2)) - np.nanmax(self.begin, axis=1)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Array, Intervals, covered, nan_median
@@ -13,11 +15,11 @@ from ddpdoctor.measure.taxonomy import COMPONENTS, DEVICE_WORK, INDEX, Component
 from ddpdoctor.measure.window import QUEUED_NS, ROUNDING_NS, Window
 
 from .cutting import Cycle, MatchedCollectives
-from .dependencies import dependence, lane_of
+from .dependencies import Lane, dependence
 from .graph import CycleGroup, Sync
 
 
-class Segments(msgspec.Struct, frozen=True):
+class Segments(msgspec.Struct, frozen=True, dict=True):
     """When the segments of alike cycles begin and end; axes as in :class:`CycleGroup`."""
 
     begin: Array
@@ -29,7 +31,7 @@ class Segments(msgspec.Struct, frozen=True):
     on_device: bool = False
     """Whether a rank may be in several collectives at once, each on a stream of its own."""
 
-    @property
+    @cached_property
     def left(self) -> Array:
         """[N, K, R] own end of the collective before; of a rank outside a collective, its segment goes on."""
         if self.on_device:
@@ -41,7 +43,7 @@ class Segments(msgspec.Struct, frozen=True):
             since = np.where(np.isnan(self.arrival[:, k]), since, self.end[:, k])
         return left
 
-    @property
+    @cached_property
     def right(self) -> Array:
         """[N, K, R] own arrival; where the rank was still in another collective then, the segment has no length."""
         return np.maximum(self.arrival, self.left) if self.on_device else self.arrival
@@ -73,18 +75,21 @@ def queued_behind(arrival: Array, end: Array, ready: Array) -> NDArray[np.int64]
 
 
 def cycle_group(
-    syncs: tuple[Sync, ...], cycles: Sequence[Cycle], matched: MatchedCollectives, windows: Sequence[Window]
+    syncs: tuple[Sync, ...],
+    cycles: Sequence[Cycle],
+    matched: MatchedCollectives,
+    windows: Sequence[Window],
+    lanes: Sequence[Lane],
 ) -> CycleGroup:
-    """The group of these cycles, all of which have this sequence of synchronisations."""
+    """The group of these cycles, all of which have this sequence of synchronisations; ``lanes``: what the windows compute."""
     bodies = np.array([cycle.body for cycle in cycles])
     on_device = all(window.on_device for window in windows)
     segments = Segments(_begin(cycles, matched), matched.arrival[bodies], matched.end[bodies], on_device)
     arrival, end, ready = segments.arrival, segments.end, matched.ready[bodies]
-    last_arrival = np.nanmax(arrival, axis=2)
     work = _work(windows, segments)
     hidden = _hidden(windows, segments, work)
     computes = [window.compute for window in windows]
-    return CycleGroup(
+    group = CycleGroup(
         syncs=syncs,
         steps=np.array([cycle.step for cycle in cycles], np.int64),
         begin=segments.begin,
@@ -96,14 +101,14 @@ def cycle_group(
         ahead=_ahead(windows, segments, ready, hidden),
         carried=_carried(windows, cycles, matched),
         beside=_within(computes, arrival, end),
-        beside_wait=_within(computes, arrival, np.broadcast_to(last_arrival[:, :, None], arrival.shape)),
         exposed=_exposed(computes, arrival, end),
         ready=ready,
         behind=queued_behind(arrival, end, ready) if on_device else None,
         idle_after=idle_after(windows, segments),
         on_device=on_device,
-        dependent=dependence([lane_of(window) for window in windows], arrival, end),
+        dependent=dependence(lanes, arrival, end),
     )
+    return replace(group, beside_wait=_within(computes, arrival, group.released))
 
 
 def _begin(cycles: Sequence[Cycle], matched: MatchedCollectives) -> Array:

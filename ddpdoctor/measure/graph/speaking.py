@@ -93,10 +93,10 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
     on_device = timed is not None or any(window.on_device for window in windows) or _on_cuda(logs)
     window_graph, aligned = graph_of_windows(windows) if windows else (None, [])
     shares = {} if on_device else operator_shares(logs, aligned)
-    device_graph = graph_of_logs(timed) if timed is not None else None
     window_seen = on_device and window_graph is not None and window_graph.cycles > 0
     if timed is not None and not window_seen and not _synchronise_on_hosts(logs):
-        speaker, log_graph, own_logs = Recording.DEVICE_LOG, device_graph, timed
+        speaker, own_logs = Recording.DEVICE_LOG, timed
+        log_graph: Graph | None = graph_of_logs(timed)
     else:
         log_graph, own_logs = (graph_of_logs(logs, shares) if logs else None), list(logs)
         speaker = Recording.WINDOW if window_seen or log_graph is None else Recording.HOST_LOG
@@ -108,7 +108,7 @@ def build_graphs(logs: Sequence[RankLog], windows: Sequence[Window]) -> Graphs:
         speaking=speaking,
         log=log_graph,
         window=window_graph,
-        device=device_graph if speaker is Recording.WINDOW else None,
+        device=graph_of_logs(timed) if timed is not None and speaker is Recording.WINDOW else None,
         logs=own_logs,
         device_logs=timed or [],
         windows=aligned,

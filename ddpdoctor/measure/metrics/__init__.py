@@ -29,7 +29,7 @@ from .profilercost import window_cost
 from .reducer import reducer_work
 from .search import search_ms
 from .steps import SLOW_STEP, outstanding, step_facts
-from .summaries import behind, lateness, rank_summaries, series
+from .summaries import behind, lateness, rank_summaries, series, typical_arrival
 from .timeline import timeline
 from .userlines import users_line
 
@@ -70,6 +70,7 @@ __all__ = [
     "telemetry_series",
     "timeline",
     "transfers",
+    "typical_arrival",
     "users_line",
     "wait_and_transfer_ms",
     "window_cost",

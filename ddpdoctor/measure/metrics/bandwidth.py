@@ -9,13 +9,14 @@ rank is no transfer and does not count. GB are 10^9 bytes.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
 
 from ddpdoctor.measure.graph import Graph
-from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.numerics import Array, nan_median
 from ddpdoctor.measure.summary import BandwidthPoint
 from ddpdoctor.trace import classify
 
@@ -35,12 +36,19 @@ _LARGE_BYTES = 1 << 20
 
 
 class Transfer(NamedTuple):
-    """One collective of known size, from its last arrival to its end."""
+    """One collective of known size, from when its members wait for none of them to its end."""
 
     operation: str
     bytes: float
     ns: float
+    kind: str
     ranks: int
+    """In its process group."""
+    hosts: int
+    """On which those of them are that were recorded."""
+
+
+_Of = TypeVar("_Of", Transfer, BandwidthPoint)
 
 
 def bus_factor(operation: str, ranks: int) -> float:
@@ -54,41 +62,54 @@ def bus_factor(operation: str, ranks: int) -> float:
     return 1.0
 
 
-def transfers(graph: Graph) -> list[Transfer]:
-    """Every collective whose size is known, and which took any time."""
+def transfers(graph: Graph, hosts: Sequence[str]) -> list[Transfer]:
+    """Every collective whose size is known, and which took any time; ``hosts`` by position."""
     known = []
     for group in graph.groups:
-        taken_ns = group.transfer
+        taken_ns = nan_median(group.end - group.released, axis=2)
         for k, sync in enumerate(group.syncs):
             operation = classify.communication_operation(sync.name) or sync.name
-            ranks = len(sync.members)
+            ranks = max(sync.size, len(sync.members))
+            spanned = len({hosts[position] for position in sync.members})
             sizes, times_ns = group.message_bytes[:, k], taken_ns[:, k]
             told = (sizes > 0) & (times_ns > 0)
             pairs = zip(sizes[told].tolist(), times_ns[told].tolist(), strict=True)
-            known += [Transfer(operation, size, ns, ranks) for size, ns in pairs]
+            known += [Transfer(operation, size, ns, sync.kind, ranks, spanned) for size, ns in pairs]
     return known
 
 
-def bandwidth_points(graph: Graph) -> list[BandwidthPoint]:
-    """Median transfer and bus bandwidth per operation and power of two of bytes."""
-    classes: dict[tuple[str, int], list[Transfer]] = defaultdict(list)
-    for transfer in transfers(graph):
-        classes[transfer.operation, int(np.log2(transfer.bytes))].append(transfer)
+def bandwidth_points(graph: Graph, hosts: Sequence[str]) -> list[BandwidthPoint]:
+    """Median transfer and bus bandwidth per operation, ranks and hosts of the process group, and power of two of bytes. Groups
+    within a host and between hosts use other links."""
+    classes: dict[tuple[str, int, int, int], list[Transfer]] = defaultdict(list)
+    for of in transfers(graph, hosts):
+        classes[of.operation, of.ranks, of.hosts, int(np.log2(of.bytes))].append(of)
     return [_point(alike) for _, alike in sorted(classes.items())]
 
 
 def _point(alike: list[Transfer]) -> BandwidthPoint:
     """One size class of one operation."""
-    operation, ranks = alike[0].operation, alike[0].ranks
+    first = alike[0]
     size = float(np.median([transfer.bytes for transfer in alike]))
     taken_ns = float(np.median([transfer.ns for transfer in alike]))
     return BandwidthPoint(
-        operation=operation,
+        operation=first.operation,
+        ranks=first.ranks,
+        hosts=first.hosts,
         bytes=size,
         count=len(alike),
         transfer_ms=taken_ns / 1e6,
-        bus_gb_per_s=size / taken_ns * bus_factor(operation, ranks),
+        bus_gb_per_s=size / taken_ns * bus_factor(first.operation, first.ranks),
     )
+
+
+def of_longest(of_groups: Sequence[_Of], spent: Sequence[float]) -> list[_Of]:
+    """Those of the process groups, by ranks and hosts, in which most time is ``spent``."""
+    sums: dict[tuple[int, int], float] = defaultdict(float)
+    for of, time in zip(of_groups, spent, strict=True):
+        sums[of.ranks, of.hosts] += time
+    longest = max(sums, key=lambda kind: sums[kind], default=None)
+    return [of for of in of_groups if (of.ranks, of.hosts) == longest]
 
 
 def latency_and_rate(sizes: Array, times_ns: Array) -> tuple[float, float | None]:
@@ -116,7 +137,9 @@ def latency_and_rate(sizes: Array, times_ns: Array) -> tuple[float, float | None
 
 
 def large_bus_gb_per_s(points: list[BandwidthPoint]) -> tuple[float | None, float | None]:
-    """(median over classes of at least 1 MiB, best of all classes)."""
+    """(median over classes of at least 1 MiB, best of all classes), of the process groups, by ranks and hosts, that transfer
+    longest: those of others are no measure of their links."""
+    points = of_longest(points, [point.count * point.transfer_ms for point in points])
     large = [point.bus_gb_per_s for point in points if point.bytes >= _LARGE_BYTES]
     best = max((point.bus_gb_per_s for point in points), default=None)
     return (float(np.median(large)) if large else None), best

@@ -3,6 +3,9 @@ the step."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from typing import NamedTuple
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -12,6 +15,41 @@ from ddpdoctor.measure.taxonomy import COMPONENTS, PART_OF, PARTS, Part, SyncKin
 
 _COLUMN: dict[Part, int] = {part: place for place, part in enumerate(PARTS)}
 """Part → its place on the last axis."""
+
+
+class Split(NamedTuple):
+    """How the time that members spend in a synchronisation divides, ns, [N, members] each."""
+
+    wait: Array
+    """Exposed: the rank waits for another and computes nothing beside it."""
+    transfer: Array
+    """Exposed transfer."""
+    hidden_wait: Array
+    """Computation while the rank waits."""
+    hidden_transfer: Array
+    """Computation beside the transfer."""
+
+
+def splits(group: CycleGroup) -> Iterator[Split]:
+    """Waiting and transfer in each synchronisation. Time in which a rank is in several at once counts in the first."""
+    nothing = np.zeros_like(group.arrival)
+    beside = nothing if group.beside is None else group.beside
+    beside_wait = nothing if group.beside_wait is None else group.beside_wait
+    over = group.begin.copy()
+    for k, sync in enumerate(group.syncs):
+        own = list(sync.members)
+        arrival, released, end = (of[:, k, own] for of in (group.arrival, group.released, group.end))
+        new = 1.0 - np.clip((over[:, own] - arrival) / np.maximum(end - arrival, 1.0), 0.0, 1.0)
+        over[:, own] = np.maximum(over[:, own], end)
+        hidden = np.minimum(beside[:, k, own], end - arrival)
+        in_wait = np.minimum(beside_wait[:, k, own], np.minimum(hidden, released - arrival))
+        in_transfer = hidden - in_wait
+        yield Split(
+            new * (released - arrival - in_wait),
+            new * (end - released - in_transfer),
+            new * in_wait,
+            new * in_transfer,
+        )
 
 
 def rank_breakdown(graph: Graph) -> Array:
@@ -31,25 +69,12 @@ def cycle_breakdown(group: CycleGroup) -> Array:
         result[:, :, _COLUMN[PART_OF[component]]] += np.nansum(
             np.clip(group.work[:, :, :, c], 0, None), axis=1
         )
-    over = group.begin.copy()
-    nothing = np.zeros_like(group.arrival)
-    beside = nothing if group.beside is None else group.beside
-    waiting = nothing if group.beside_wait is None else group.beside_wait
-    for k, sync in enumerate(group.syncs):
+    for sync, split in zip(group.syncs, splits(group), strict=True):
         own = list(sync.members)
-        arrival, end = group.arrival[:, k, own], group.end[:, k, own]
-        together = np.clip(group.together(k), arrival, end)
-        # What another collective covers already is counted there.
-        new = 1.0 - np.clip((over[:, own] - arrival) / np.maximum(end - arrival, 1.0), 0.0, 1.0)
-        over[:, own] = np.maximum(over[:, own], end)
-        hidden = np.minimum(beside[:, k, own], end - arrival)
-        in_wait = np.minimum(waiting[:, k, own], np.minimum(hidden, together - arrival))
-        result[:, own, _COLUMN[Part.COMPUTE]] += new * hidden
-        if sync.kind == SyncKind.BARRIER:
-            result[:, own, _COLUMN[Part.BARRIER]] += new * (end - arrival - hidden)
-            continue
-        result[:, own, _COLUMN[Part.COMM_WAIT]] += new * (together - arrival - in_wait)
-        result[:, own, _COLUMN[Part.COMM_TRANSFER]] += new * (end - together - (hidden - in_wait))
+        barrier = sync.kind == SyncKind.BARRIER
+        result[:, own, _COLUMN[Part.COMPUTE]] += split.hidden_wait + split.hidden_transfer
+        result[:, own, _COLUMN[Part.BARRIER if barrier else Part.COMM_WAIT]] += split.wait
+        result[:, own, _COLUMN[Part.BARRIER if barrier else Part.COMM_TRANSFER]] += split.transfer
     return result
 
 

@@ -40,10 +40,14 @@ def bucket_facts(reductions: Reductions, favoured_cap_bytes: float | None) -> Bu
 
 
 def reductions_of(
-    graph: Graph, window_graph: Graph | None, logs: Sequence[RankLog], windows: Sequence[Window]
+    graph: Graph,
+    log_graph: Graph | None,
+    window_graph: Graph | None,
+    logs: Sequence[RankLog],
+    windows: Sequence[Window],
 ) -> Reductions:
     """What the logs say of the buckets, completed by what the window shows; ``graph`` is the one that speaks for the job."""
-    told = _told(logs, graph) if logs else Reductions()
+    told = _told(logs, graph, log_graph or graph) if logs else Reductions()
     if window_graph is None:
         return told
     shown = _shown(windows, told.syncs_per_step or _syncs(window_graph))
@@ -59,14 +63,15 @@ def reductions_of(
         backward_ms=told.backward_ms or shown.backward_ms,
         first_ready_share=first_share,
         tail_ms=told.tail_ms,
-        syncs_per_step=shown.syncs_per_step,
+        syncs_per_step=told.syncs_per_step or shown.syncs_per_step,
         barriers_per_step=barriers,
         collectives_per_step=calls,
     )
 
 
-def _told(logs: Sequence[RankLog], graph: Graph) -> Reductions:
-    """Buckets as DDP states them on the first rank, and when and how often gradients are reduced."""
+def _told(logs: Sequence[RankLog], graph: Graph, log_graph: Graph) -> Reductions:
+    """Buckets as DDP states them on the first rank, and when and how often gradients are reduced: in a log once for each backward
+    pass, in a window once for each bucket."""
     modules = logs[0].record.info.get("ddp") or []
     sizes = [float(size) for ddp in modules for size in ddp.get("bucket_bytes") or []]
     cap = next((cap for ddp in modules if (cap := ddp.get("bucket_cap_bytes"))), None)
@@ -80,9 +85,9 @@ def _told(logs: Sequence[RankLog], graph: Graph) -> Reductions:
         backward_ms=_backward_ms(logs),
         first_ready_share=_first_ready_share(logs),
         tail_ms=_tail_ms(graph),
-        syncs_per_step=_per_cycle(graph, SyncKind.GRADIENTS),
-        barriers_per_step=_per_cycle(graph, SyncKind.BARRIER),
-        collectives_per_step=_per_cycle(graph, SyncKind.COLLECTIVE),
+        syncs_per_step=_per_cycle(log_graph, SyncKind.GRADIENTS),
+        barriers_per_step=_per_cycle(log_graph, SyncKind.BARRIER),
+        collectives_per_step=_per_cycle(log_graph, SyncKind.COLLECTIVE),
     )
 
 

@@ -2,10 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from ddpdoctor.measure.numerics import Array
+from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog
 from ddpdoctor.measure.telemetry import Column
+
+Span = tuple[int, int]
+"""Begin and end by the wall clock of a host, epoch ns."""
+
+
+def steps_span(logs: Sequence[RankLog]) -> Span | None:
+    """Of the steps after the warm-up of one host's logs; None without any."""
+    spans = [step.recorded_ns for log in logs for step in log.steps[WARM_UP_STEPS:]]
+    return (min(begin for begin, _ in spans), max(end for _, end in spans)) if spans else None
+
+
+def during(column: Column, span: Span | None) -> Column:
+    """The readings in this time; all where it is None."""
+    times, values = column
+    if span is None:
+        return column
+    inside = (times >= span[0]) & (times <= span[1])
+    return times[inside], values[inside]
 
 
 def readings(column: Column) -> Array:

@@ -14,6 +14,7 @@ from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.measure.window import Window
 
 from .bandwidth import bandwidth_points, large_bus_gb_per_s
+from .breakdown import splits
 from .links import slow_link_ranks
 from .marked import communicating, in_marked_steps, marked_steps
 
@@ -38,14 +39,12 @@ def communication_facts(
     shown = graph if window_graph is None else window_graph
     logs_speak = graph is not window_graph and graph.matched > 0
     matched = graph if logs_speak else shown
-    wait_ms = exposed_ms = total_ms = None
-    if logs_speak or (shown.matched and shown.groups):
-        wait_ms, exposed_ms = wait_and_transfer_ms(matched)
-    if shown.matched and shown.groups:
-        total_ms = exposed_ms if matched is shown else wait_and_transfer_ms(shown)[1]
+    wait_ms, exposed_ms, _ = wait_and_transfer_ms(matched)
+    total_ms = wait_and_transfer_ms(shown)[2]
     # A few steps of less transfer than the run exposes on average do not tell how much of it is hidden.
     tells = not (logs_speak and total_ms is not None and total_ms < (exposed_ms or 0.0))
-    median_bus, best_bus = large_bus_gb_per_s(bandwidth_points(shown))
+    hosts = [rank.host for rank in (logs if window_graph is None else windows)]
+    median_bus, best_bus = large_bus_gb_per_s(bandwidth_points(shown, hosts))
     bytes_per_step = _bytes_per_step(windows)
     return CommunicationFacts(
         wait_ms=wait_ms,
@@ -71,20 +70,19 @@ def communication_facts(
     )
 
 
-def wait_and_transfer_ms(graph: Graph) -> tuple[float, float]:
-    """Mean over ranks and cycles of waiting and of transfer in collectives (barriers apart), ms per step."""
-    wait, transfer = 0.0, 0.0
-    world, cycles = len(graph.ranks), max(graph.cycles, 1)
+def wait_and_transfer_ms(graph: Graph) -> tuple[float, float, float] | tuple[None, None, None]:
+    """Exposed wait, exposed transfer and all transfer in collectives (barriers apart), means over ranks and cycles, ms per
+    step; None where no collectives were matched."""
+    if not (graph.matched and graph.groups):
+        return None, None, None
+    sums_ns = np.zeros(3)
     for group in graph.groups:
-        chosen = [k for k, sync in enumerate(group.syncs) if sync.kind in _TRANSFERRING]
-        if not chosen:
-            continue
-        arrival = group.arrival[:, chosen]
-        end = np.maximum(group.end[:, chosen], arrival)
-        together = np.clip(group.last_arrival[:, chosen, None], arrival, end)
-        wait += float(np.nansum(together - arrival)) / world
-        transfer += float(np.nansum(end - together)) / world
-    return wait / cycles / 1e6, transfer / cycles / 1e6
+        for sync, split in zip(group.syncs, splits(group), strict=True):
+            if sync.kind in _TRANSFERRING:
+                transfer = split.transfer.sum()
+                sums_ns += split.wait.sum(), transfer, transfer + split.hidden_transfer.sum()
+    wait_ms, exposed_ms, total_ms = (sums_ns / (len(graph.ranks) * graph.cycles * 1e6)).tolist()
+    return wait_ms, exposed_ms, total_ms
 
 
 def _hidden_share(windows: Sequence[Window]) -> float | None:

@@ -16,8 +16,10 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog
-from ddpdoctor.measure.telemetry import Column, HostTelemetry
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.telemetry import HostTelemetry
+
+from .columns import during, mean, steps_span
 
 
 class Cores(msgspec.Struct, frozen=True):
@@ -29,6 +31,7 @@ class Cores(msgspec.Struct, frozen=True):
     ranks: int
     computing: float | None
     """Threads with which its ranks compute, all together; None where unknown."""
+    host: str = ""
 
     def least_step(self, step: float) -> float:
         """What a step of this length takes at least where no work is removed from it."""
@@ -56,14 +59,13 @@ def host_cores(hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog]) -> C
 def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
     stated = host.header.get("host_facts") or {}
     usable = stated.get("cpu_count_usable") or stated.get("cpu_count_logical")
-    steps = [step for log in logs for step in log.steps[WARM_UP_STEPS:]]
-    if not usable or not steps:
+    span = steps_span(logs)
+    if not usable or span is None:
         return None
-    span = min(step.start_ns for step in steps), max(step.end_ns for step in steps)
-    percent = _mean_in(host.host_column("cpu_percent"), span)
+    percent = mean(during(host.host_column("cpu_percent"), span))
     if percent is None:
         return None
-    of_ranks = [_mean_in(host.rank_column(log.rank, "cpu_percent"), span) for log in logs]
+    of_ranks = [mean(during(host.rank_column(log.rank, "cpu_percent"), span)) for log in logs]
     known = [each / 100 for each in of_ranks if each is not None]
     busy = float(usable) * percent / 100
     job = sum(known) if len(known) == len(logs) else busy
@@ -74,10 +76,5 @@ def _of_host(host: HostTelemetry, logs: Sequence[RankLog]) -> Cores | None:
         idle=max(0.0, float(usable) - busy),
         ranks=len(logs),
         computing=sum(threads) if len(threads) == len(logs) else None,
+        host=logs[0].host,
     )
-
-
-def _mean_in(column: Column, span: tuple[int, int]) -> float | None:
-    times, values = column
-    chosen = (times >= span[0]) & (times <= span[1]) & ~np.isnan(values)
-    return float(values[chosen].mean()) if chosen.any() else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.measure.facts import HostFacts
@@ -11,45 +12,72 @@ from ddpdoctor.measure.graph import Graph, measured_steps
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
 
-from .columns import mean
+from .columns import during, mean, steps_span
 from .cores import Cores
+
+
+class _Host(msgspec.Struct, frozen=True):
+    """What was read of one host, means while its steps ran; None where it was not."""
+
+    name: str = ""
+    cores: float | None = None
+    """Those that the job may use."""
+    cpu_percent: float | None = None
+    memory_used_share: float | None = None
+    swap_bytes_per_s: float | None = None
+    io_wait_percent: float | None = None
+
+    @property
+    def idle_cores(self) -> float | None:
+        known = self.cores is not None and self.cpu_percent is not None
+        return (self.cores or 0.0) * (1 - (self.cpu_percent or 0.0) / 100) if known else None
 
 
 def host_facts(
     hosts: Mapping[str, HostTelemetry], logs: Sequence[RankLog], graph: Graph, cores_used: Cores | None
 ) -> HostFacts:
-    """The busiest host, from telemetry; run delay and threads of all ranks, from the step logs."""
-    run_delay_share, threads_per_rank = _run_delay_share(graph), _threads_per_rank(logs)
-    busiest = _busiest(hosts)
-    if busiest is None:
-        return HostFacts(run_delay_share=run_delay_share, threads_per_rank=threads_per_rank)
-    name, cpu_percent = busiest
-    host = hosts[name]
-    stated = host.header.get("host_facts") or {}
-    cores = stated.get("cpu_count_usable") or stated.get("cpu_count_logical")
-    used = mean(host.host_column("memory_used_bytes"))
-    whole = stated.get("memory_total_bytes") or mean(host.host_column("memory_total_bytes"))
-    swapped = [mean(host.host_column(f"swap_{way}_bytes_per_s")) for way in ("in", "out")]
-    ranks_here = sum(log.host == name for log in logs)
+    """Cores of the busiest host, memory of the one that swaps most, I/O of the one that waits most for it, from telemetry; run
+    delay and threads of all ranks, from the step logs."""
+    read = [_read(name, host, [log for log in logs if log.host == name]) for name, host in hosts.items()]
+    fullest = max(
+        read, key=lambda host: (host.swap_bytes_per_s or 0, host.memory_used_share or 0), default=_Host()
+    )
+    chosen = cores_used.host if cores_used else None
+    busiest = max(read, key=lambda host: (host.name == chosen, host.cpu_percent or 0), default=_Host())
     return HostFacts(
-        cores=float(cores) if cores else None,
-        ranks_per_host=float(ranks_here) or None,
-        cpu_percent=cpu_percent,
-        idle_cores=float(cores) * (1 - cpu_percent / 100) if cores else None,
+        cores=busiest.cores,
+        ranks_per_host=float(sum(log.host == busiest.name for log in logs)) or None if read else None,
+        cpu_percent=busiest.cpu_percent,
+        idle_cores=busiest.idle_cores,
         job_cores=cores_used.job if cores_used else None,
-        run_delay_share=run_delay_share,
-        threads_per_rank=threads_per_rank,
-        memory_used_share=used / whole if used and whole else None,
-        swap_bytes_per_s=_sum(swapped),
-        io_wait_percent=mean(host.host_column("iowait_percent")),
+        run_delay_share=_run_delay_share(graph),
+        threads_per_rank=_threads_per_rank(logs),
+        memory_used_share=fullest.memory_used_share,
+        swap_bytes_per_s=fullest.swap_bytes_per_s,
+        io_wait_percent=max(
+            (of.io_wait_percent for of in read if of.io_wait_percent is not None), default=None
+        ),
     )
 
 
-def _busiest(hosts: Mapping[str, HostTelemetry]) -> tuple[str, float] | None:
-    """(name, mean CPU utilisation in per cent) of the host with most of it; None where no host's was read."""
-    percents = {name: mean(host.host_column("cpu_percent")) for name, host in hosts.items()}
-    known = [(name, percent) for name, percent in percents.items() if percent is not None]
-    return max(known, key=lambda host: host[1], default=None)
+def _read(name: str, host: HostTelemetry, logs: Sequence[RankLog]) -> _Host:
+    stated, span = host.header.get("host_facts") or {}, steps_span(logs)
+
+    def mean_of(field: str) -> float | None:
+        return mean(during(host.host_column(field), span))
+
+    cores = stated.get("cpu_count_usable") or stated.get("cpu_count_logical")
+    used = mean_of("memory_used_bytes")
+    whole = stated.get("memory_total_bytes") or mean_of("memory_total_bytes")
+    swapped = [mean_of(f"swap_{way}_bytes_per_s") for way in ("in", "out")]
+    return _Host(
+        name,
+        cores=float(cores) if cores else None,
+        cpu_percent=mean_of("cpu_percent"),
+        memory_used_share=used / whole if used and whole else None,
+        swap_bytes_per_s=_sum(swapped),
+        io_wait_percent=mean_of("iowait_percent"),
+    )
 
 
 def _sum(values: Sequence[float | None]) -> float | None:

@@ -118,7 +118,7 @@ def _copies(window: Window, steps: int) -> tuple[float | None, float | None]:
     is copied to it."""
     trace = window.trace
     to_device = trace.category_mask("gpu_memcpy") & trace.name_mask(
-        lambda name: "HtoD" in name or "Host to Device" in name
+        lambda name: classify.memcpy_kind(name) == "HtoD"
     )
     if not to_device.any():
         return None, None

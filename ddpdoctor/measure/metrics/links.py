@@ -51,6 +51,9 @@ def slow_link_ranks(graph: Graph, hosts: Sequence[str]) -> list[int] | None:
     """Ranks (numbers) of groups whose transfers are persistently slower than those of like groups; ``hosts`` by
     position. Of ranks in slow groups of several kinds (of both dimensions of a mesh, say), those that are in most.
     Empty where there are like groups and none is slower; None where groups cannot be compared."""
+    several = {sync.members for group in graph.groups for sync in group.syncs if len(sync.members) > 1}
+    if len(several) < 2:
+        return None
     compared = False
     slow_groups: set[Members] = set()
     places, slow_places = Counter[Members](), Counter[Members]()

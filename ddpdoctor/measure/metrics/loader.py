@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -15,22 +15,24 @@ from ddpdoctor.trace import classify
 from .userlines import users_line
 
 
-def loader_facts(logs: Sequence[RankLog], windows: Sequence[Window]) -> LoaderFacts:
-    """From the step logs; from the windows where there are none."""
-    return _stated(logs) if logs else _shown(windows)
+def loader_facts(
+    logs: Sequence[RankLog], windows: Sequence[Window], asleep: Mapping[int, float]
+) -> LoaderFacts:
+    """From the step logs, with their :func:`asleep_shares`; from the windows where there are none."""
+    return _stated(logs, asleep) if logs else _shown(windows)
 
 
-def _stated(logs: Sequence[RankLog]) -> LoaderFacts:
+def _stated(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> LoaderFacts:
     """Settings as the first rank with a loader states them, waits as all ranks recorded them."""
-    waits_ms = [wait_ms for log in logs if (wait_ms := _wait_ms(log)) is not None]
+    by_rank = {log.rank: wait_ms for log in logs if (wait_ms := _wait_ms(log)) is not None}
+    waits_ms = list(by_rank.values())
     median_ms, longest_ms = float(np.median(waits_ms)) if waits_ms else None, max(waits_ms, default=None)
     stated = ((log, log.main_loader_settings) for log in logs)
     rank = next(((log, settings) for log, settings in stated if settings is not None), None)
     if rank is None:
         return LoaderFacts(wait_ms=median_ms, longest_wait_ms=longest_ms)
     log, settings = rank
-    asleep = asleep_shares(logs)
-    slowest = max(logs, key=lambda log: _wait_ms(log) or 0.0)
+    slowest = max(logs, key=lambda log: by_rank.get(log.rank, 0.0))
     return LoaderFacts(
         num_workers=settings.get("num_workers"),
         prefetch_factor=settings.get("prefetch_factor"),

@@ -8,10 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
 
-from .columns import mean, most, readings
+from .columns import Span, during, mean, most, readings, steps_span
 
 _SLOWDOWNS = frozenset(
     {
@@ -77,7 +78,9 @@ class _Gpu(msgspec.Struct, frozen=True):
 
 def gpu_readings(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuReadings:
     """What NVML read of the GPUs on which the ranks ran."""
-    gpus = [_read(rank, hosts[host], index) for rank, (host, index) in rank_gpus(logs, hosts).items()]
+    spans = {name: steps_span([log for log in logs if log.host == name]) for name in hosts}
+    placed = rank_gpus(logs, hosts).items()
+    gpus = [_read(rank, hosts[host], index, spans[host]) for rank, (host, index) in placed]
     if not gpus:
         return GpuReadings()
     used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
@@ -146,17 +149,17 @@ def _same_gpu(gpu: dict[str, Any], info: dict[str, Any]) -> bool:
     )
 
 
-def _read(rank: int, host: HostTelemetry, index: int) -> _Gpu:
-    """Everything of one GPU."""
+def _read(rank: int, host: HostTelemetry, index: int, span: Span | None) -> _Gpu:
+    """Everything of one GPU; means and shares while the steps ran."""
     static = next((gpu for gpu in host.gpus if gpu.get("index") == index), {})
     used, whole = most(host.gpu_column(index, "memory_used_bytes")), static.get("memory_total_bytes")
-    slowed_share, slowed_by = _slowdowns(host.gpu_values(index, "throttle_reasons")[1])
+    slowed_share, slowed_by = _slowdowns(*host.gpu_values(index, "throttle_reasons"), span)
     widest = static.get("pcie_width_max")
     return _Gpu(
         rank,
-        utilization_percent=mean(host.gpu_column(index, "gpu_utilization_percent")),
+        utilization_percent=mean(during(host.gpu_column(index, "gpu_utilization_percent"), span)),
         memory_used_share=used / whole if whole and used is not None else None,
-        sm_clock_mhz=mean(host.gpu_column(index, "sm_clock_mhz")),
+        sm_clock_mhz=mean(during(host.gpu_column(index, "sm_clock_mhz"), span)),
         temperature_celsius=most(host.gpu_column(index, "temperature_celsius")),
         slowed_share=slowed_share,
         slowed_by=slowed_by,
@@ -166,9 +169,11 @@ def _read(rank: int, host: HostTelemetry, index: int) -> _Gpu:
     )
 
 
-def _slowdowns(samples: list[Any]) -> tuple[float, frozenset[str]]:
-    """Share of the samples with a reason for slower clocks, and all these reasons."""
-    known = [_SLOWDOWNS.intersection(sample) for sample in samples if isinstance(sample, list)]
+def _slowdowns(times: Ints, samples: list[Any], span: Span | None) -> tuple[float, frozenset[str]]:
+    """Share of the samples in this time with a reason for slower clocks, and all these reasons."""
+    low, high = span or (0, np.iinfo(np.int64).max)
+    inside = [sample for at, sample in zip(times.tolist(), samples, strict=True) if low <= at <= high]
+    known = [_SLOWDOWNS.intersection(sample) for sample in inside if isinstance(sample, list)]
     slowed = [reasons for reasons in known if reasons]
     return (len(slowed) / len(known) if known else 0.0), frozenset().union(*slowed)
 

@@ -55,10 +55,18 @@ def _mean_step_ms(steps: RankSteps) -> float | None:
 
 
 def behind(group: CycleGroup) -> Array:
-    """[N, K, R] ns by which each rank arrives later than the median rank; 0 where it is earlier. What it waited before for
-    some of them only makes it no later itself."""
+    """[N, K, R] ns by which each rank arrives later than the median rank, of two than the other one; 0 where it is earlier. What
+    it waited before for some of them only makes it no later itself."""
     own = group.arrival - _brought_along(group)
-    return np.clip(own - nan_median(own, axis=2, keepdims=True), 0, None)
+    return np.clip(own - typical_arrival(own), 0, None)
+
+
+def typical_arrival(arrival: Array) -> Array:
+    """[..., 1] when the median rank arrives, of arrivals [..., R] in which NaN takes no part; of two the first, for which the other
+    one makes all of the wait."""
+    of_two = (~np.isnan(arrival)).sum(axis=-1, keepdims=True) == 2
+    middle = nan_median(arrival, axis=-1, keepdims=True)
+    return np.where(of_two, np.nan_to_num(arrival, nan=np.inf).min(axis=-1, keepdims=True), middle)
 
 
 def _brought_along(group: CycleGroup) -> Array:
@@ -77,7 +85,7 @@ def _brought_along(group: CycleGroup) -> Array:
 
 
 def lateness(graph: Graph) -> tuple[Array, Array]:
-    """[R] ns per cycle: lateness against the median rank, and the waiting that a rank causes to each other
+    """[R] ns per cycle: lateness as of :func:`behind`, and the waiting that a rank causes to each other
     rank by being last."""
     world = len(graph.ranks)
     late, caused = np.zeros(world), np.zeros(world)
@@ -113,14 +121,15 @@ def series(graph: Graph) -> Series:
     place = {number: i for i, number in enumerate(numbers)}
     stride = -(-len(numbers) // _MOST_POINTS)
     late_steps, late = _cycle_lateness(graph)
-    rows = [place[number] for number in late_steps.tolist() if number in place]
+    known = [n for n, number in enumerate(late_steps.tolist()) if number in place]
+    rows = [place[number] for number in late_steps[known].tolist()]
     step_ms, late_ms = [], []
     for r, steps in enumerate(graph.steps):
         times = np.full(len(numbers), np.nan)
         times[[place[number] for number in steps.steps.tolist()]] = (steps.end - steps.start) / 1e6
         step_ms.append(_thinned(times, stride))
         lates = np.full(len(numbers), np.nan)
-        lates[rows] = late[: len(rows), r] / 1e6
+        lates[rows] = late[known, r] / 1e6
         late_ms.append(_thinned(lates, stride))
     return Series(steps=numbers[::stride], ranks=list(graph.ranks), step_ms=step_ms, late_ms=late_ms)
 

@@ -116,18 +116,18 @@ def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Cyc
 
 
 def _sync_spans(rank: int, position: int, cycle: _Cycle) -> list[Span]:
-    """Bars of a rank's collectives: waiting for the last rank, then transfer."""
+    """Bars of a rank's collectives: waiting for others, then transfer."""
     group, n = cycle.group, cycle.n
     spans = []
     for k, sync in enumerate(group.syncs):
         arrival, end = float(group.arrival[n, k, position]), float(group.end[n, k, position])
         if np.isnan(arrival) or end <= arrival:
             continue
-        together = min(max(float(group.last_arrival[n, k]), arrival), end)
+        released = float(group.released[n, k, position])
         wait, transfer = Part.COMM_WAIT, Part.COMM_TRANSFER
         if sync.kind == SyncKind.BARRIER:
             wait = transfer = Part.BARRIER
-        for part, begin, stop in ((wait, arrival, together), (transfer, together, end)):
+        for part, begin, stop in ((wait, arrival, released), (transfer, released, end)):
             if stop > begin:
                 spans.append(_span(rank, "communication", part, sync.name, cycle, begin, stop))
     return spans

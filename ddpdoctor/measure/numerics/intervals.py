@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .arrays import Array
+from .arrays import Array, Mask
 
 Times = NDArray[Any]
 Intervals = tuple[Times, Times]
 
-EMPTY: Intervals = (np.empty(0, np.float64), np.empty(0, np.float64))
+EMPTY: Intervals = (np.empty(0, np.int64), np.empty(0, np.int64))
+"""Whole numbers: joined with times of either kind it leaves them as they are."""
 
 
 def union(start: ArrayLike, end: ArrayLike) -> Intervals:
@@ -72,6 +73,16 @@ def _before(intervals: Intervals, lengths: Times, times: Times) -> Array:
     return length
 
 
+def holds(intervals: Intervals, times: Times) -> Mask:
+    """Which of the times lie in the union."""
+    starts, ends = intervals
+    if not len(starts):
+        return np.zeros(len(times), bool)
+    before = np.searchsorted(starts, times, side="right") - 1
+    inside: Mask = (before >= 0) & (times < ends[np.maximum(before, 0)])
+    return inside
+
+
 def intersect(a: Intervals, b: Intervals) -> Intervals:
     """Union of the points that lie in both unions."""
     if not len(a[0]) or not len(b[0]):
@@ -96,7 +107,7 @@ def subtract(a: Intervals, b: Intervals) -> Intervals:
     """Union of the points of ``a`` outside ``b``."""
     if not len(a[0]) or not len(b[0]):
         return a
-    low, high = float(min(a[0][0], b[0][0])), float(max(a[1][-1], b[1][-1]))
+    low, high = min(a[0][0], b[0][0]), max(a[1][-1], b[1][-1])
     return intersect(a, complement(b, low, high))
 
 

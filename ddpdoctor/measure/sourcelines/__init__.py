@@ -5,9 +5,10 @@ The idea: both kinds of recording answer the same questions (:class:`SourceLines
 which of them speaks.
 """
 
+from .holding import at_holders
 from .of_logs import LogSourceLines
 from .of_windows import WindowSourceLines
 from .protocol import SourceLines
 from .ranking import Frame, joined, ranked
 
-__all__ = ["Frame", "LogSourceLines", "SourceLines", "WindowSourceLines", "joined", "ranked"]
+__all__ = ["Frame", "LogSourceLines", "SourceLines", "WindowSourceLines", "at_holders", "joined", "ranked"]

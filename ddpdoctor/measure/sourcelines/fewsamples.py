@@ -10,9 +10,12 @@ Data Analysis, section 2.6).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import exp, lgamma, log
+from math import exp, log
 
 import msgspec
+import numpy as np
+
+from ddpdoctor.measure.numerics import Array
 
 from .ranking import Frame
 
@@ -48,22 +51,18 @@ def most_likely(
 
 def _odds(count: int, other: int, scale: float, excess: float) -> float:
     """By how much likelier a line's count is if the excess lies there than if it does not."""
-    usual = [_usual(n, other, scale) for n in range(count + 1)]
-    with_excess = sum(usual[n] * _poisson(count - n, excess) for n in range(count + 1))
-    return with_excess / max(usual[count], 1e-300)
+    usual = _log_usual(count, other, scale)
+    if excess <= 0:
+        return 1.0
+    numbers = np.arange(count + 1)
+    poisson = numbers * log(excess) - excess - np.cumsum(np.log(np.maximum(numbers, 1)))
+    return float(np.exp(usual + poisson[::-1]).sum()) / max(exp(usual[count]), 1e-300)
 
 
-def _usual(count: int, other: int, scale: float) -> float:
-    """Probability of a count where other ranks in 1 / ``scale`` times as much time have ``other``."""
+def _log_usual(count: int, other: int, scale: float) -> Array:
+    """[count + 1] logarithm of the probability of each count up to this one where other ranks in 1 / ``scale`` times as much time have
+    ``other``."""
     shape, part = other + _TUNING.rate_shape, 1.0 / (1.0 + scale)
-    return exp(
-        lgamma(count + shape)
-        - lgamma(shape)
-        - lgamma(count + 1)
-        + shape * log(part)
-        + count * log(1.0 - part)
-    )
-
-
-def _poisson(count: int, mean: float) -> float:
-    return exp(count * log(mean) - mean - lgamma(count + 1)) if mean > 0 else float(count == 0)
+    before = np.arange(count)
+    ratios = np.log((before + shape) / (before + 1) * (1.0 - part))
+    return shape * log(part) + np.concatenate(([0.0], np.cumsum(ratios)))

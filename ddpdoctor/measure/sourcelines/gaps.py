@@ -39,20 +39,24 @@ class RankGaps(msgspec.Struct, frozen=True):
         return self.per_step * total(self.times[gap]) if gap in self.times else 0.0
 
 
-def gaps_of_log(log: RankLog, wanted: set[int]) -> RankGaps:
-    """The gaps in the ``wanted`` steps of a log."""
+def free_gaps(log: RankLog) -> dict[Gap, Intervals]:
+    """What in the gaps of all steps of a log is neither a kind of work by itself nor a synchronisation; ns since its origin."""
     activities, origin_ns = log.activities, log.activities.origin_ns
     points = [(point.arrival_ns - origin_ns, point.end_ns - origin_ns) for point in log.sync_points]
     syncs = np.array(points, float).reshape(-1, 2)
     taken = union_of(union(syncs[:, 0], syncs[:, 1]), *activities.sets.values())
+    return {gap: subtract(activities.gaps.among([gap]), taken) for gap in activities.gaps.kinds}
+
+
+def gaps_of_log(log: RankLog, free: Mapping[Gap, Intervals], wanted: set[int]) -> RankGaps:
+    """The gaps in the ``wanted`` steps of a log; ``free``: those of all its steps."""
+    origin_ns = log.activities.origin_ns
     steps = [step for step in log.steps if step.number in wanted]
     inside = union(
         np.array([step.start_ns - origin_ns for step in steps], float),
         np.array([step.end_ns - origin_ns for step in steps], float),
     )
-    times = {
-        gap: intersect(subtract(activities.gaps.among([gap]), taken), inside) for gap in activities.gaps.kinds
-    }
+    times = {gap: intersect(whole, inside) for gap, whole in free.items()}
     return RankGaps(times, 1.0 / max(len(steps), 1))
 
 

@@ -12,14 +12,16 @@ Looks in close succession begin to wait when such work begins, and the first of 
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 
-from ddpdoctor.measure.numerics import Ints
-from ddpdoctor.measure.places import CodeLine
+from ddpdoctor.measure.numerics import Ints, Mask
+from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import HELD_NS
 
@@ -116,9 +118,11 @@ class Holders:
         self._keep = {place: count for place, count in asked.items() if place not in self._letting_go}
         self._before: dict[Stack, dict[Shown, float]] = {}
 
-    def lets_go(self, place: Shown) -> bool:
-        """Whether the lock is mostly let go at this place."""
-        return place in self._letting_go
+    def follow(self, places: Sequence[Shown], place: Ints, held_ns: Ints) -> Mask:
+        """[S] which samples, that waited so long and show these ``places`` (-1: not known), are of what ran before it."""
+        letting_go = np.array([*(each in self._letting_go for each in places), False])
+        follow: Mask = (held_ns >= HELD_NS) & ((held_ns < ASKED_NS) | letting_go[place])
+        return follow
 
     def before(self, stack: Stack) -> dict[Shown, float]:
         """What keeps the lock just before the program comes here, each place with its share; {} where it was never seen."""
@@ -133,6 +137,38 @@ class Holders:
             whole = sum(self._keep[place] for place in nearest)
             self._before[stack] = {place: self._keep[place] / whole for place in nearest}
         return self._before[stack]
+
+
+def at_holders(logs: Sequence[RankLog]) -> list[RankLog]:
+    """The logs of all ranks of a run, with each sample that is of what ran before the line that it shows at the line that most probably
+    kept the lock, where any was seen to."""
+    if not any((log.samples[:, 3] >= HELD_NS).any() for log in logs):
+        return list(logs)
+    holders = Holders(logs)
+    return [_at_holders(log, holders) for log in logs]
+
+
+def _at_holders(log: RankLog, holders: Holders) -> RankLog:
+    pairs, which = lines_in(log.samples)
+    shown = holders.shown[log.rank]
+    places = [shown[pair] for pair in pairs if pair in shown]
+    known = np.array([pair in shown for pair in pairs], bool)
+    place = np.where(known, np.cumsum(known) - 1, -1)[which]
+    follow = holders.follow(places, place, log.samples[:, 3]) & (place >= 0)
+    samples, where = log.samples.copy(), dict(log.sample_where)
+    free = (number for number in itertools.count() if number not in log.sample_where)
+    for following in np.unique(place[follow]).tolist():
+        before = holders.before(places[following].stack)
+        if before:
+            holder = max(before, key=before.__getitem__)
+            *callers, line = holder.stack
+            user = innermost = next(free)
+            where[user] = Where(line.file, line.line, line.function, callers=tuple(reversed(callers)))
+            if (inner := holder.innermost) not in (None, TORCH, line):
+                innermost = next(free)
+                where[innermost] = Where(inner.file, inner.line, inner.function)
+            samples[follow & (place == following), 1:3] = user, innermost
+    return replace(log, samples=samples, sample_where=where)
 
 
 class Held(msgspec.Struct, frozen=True):

@@ -9,14 +9,14 @@ from functools import cached_property
 
 import msgspec
 
-from ddpdoctor.measure.numerics import Ints
+from ddpdoctor.measure.numerics import Intervals, Ints
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import Component, SyncKind
 
 from .callers import Path, paths_in, with_callers
-from .gaps import MainGap, gaps_of_log, lies_in_gaps, main_gap
+from .gaps import MainGap, RankGaps, free_gaps, gaps_of_log, lies_in_gaps, main_gap
 from .holding import Holders
 from .ranking import MOST_LINES, Frame, frame_of, joined, ranked
 from .samples import SampleCounts, Samples, beyond, callers_of, common_of, counted, same_lines, scale_of
@@ -40,6 +40,7 @@ class LogSourceLines:
     ) -> None:
         self.logs = logs
         parts = python_parts or [{}] * len(logs)
+        self._free_gaps: dict[int, Mapping[Gap, Intervals]] = {}
         self._python_parts = {log.rank: of_rank for log, of_rank in zip(logs, parts, strict=True)}
 
     @cached_property
@@ -117,8 +118,13 @@ class LogSourceLines:
     ) -> MainGap | None:
         if not lies_in_gaps(components):
             return None
-        own, theirs = ([gaps_of_log(log, wanted) for log in of_these] for of_these in (logs, others))
+        own, theirs = ([self._gaps_of(log, wanted) for log in of_these] for of_these in (logs, others))
         return main_gap(own, theirs, components)
+
+    def _gaps_of(self, log: RankLog, wanted: set[int]) -> RankGaps:
+        if log.rank not in self._free_gaps:
+            self._free_gaps[log.rank] = free_gaps(log)
+        return gaps_of_log(log, self._free_gaps[log.rank], wanted)
 
     def _sampled(
         self,

@@ -101,7 +101,7 @@ class WindowSourceLines:
         self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
     ) -> str | None:
         """The shortest annotation or operator that covers at least half of this kind of work on these ranks."""
-        if Component.UNMATCHED in components:
+        if not components or Component.UNMATCHED in components:
             return None
         if set(components) <= WAITED_FOR:
             return _waiting_call(self.windows, components)

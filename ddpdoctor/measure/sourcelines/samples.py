@@ -18,7 +18,7 @@ from ddpdoctor.rundir import HELD_NS
 
 from .callers import Path, heaviest_of
 from .fewsamples import most_likely
-from .holding import ASKED_NS, TORCH, Held, Holders, Shown
+from .holding import TORCH, Held, Holders, Shown
 from .ranking import Frame, frame_of
 from .taken import Taken
 
@@ -56,13 +56,16 @@ class Samples:
         self._lengths_ns = np.array([step.length_ns for step in log.steps], np.int64)
         self._random = Taken(log, log.samples, holders)
         self._close = Taken(log, log.closer, holders)
+        self._random_follow, self._close_follow = (
+            holders.follow(of.places, of.place, of.held_ns) for of in (self._random, self._close)
+        )
 
     def counted(self, wanted: Ints, components: Sequence[Component], gap: Gap | None) -> _Counted:
         """Those of the ``wanted`` steps, in gaps of this kind where it is given."""
         steps = np.isin(self._numbers, wanted)
         length_ns = int(self._lengths_ns[steps].sum())
         chosen, taken = self._chosen(self._random, steps, components, gap)
-        following = self._follows(self._random)
+        following = self._random_follow
         held = Held(
             self._holders,
             _by_place(self._random, chosen & ~following),
@@ -71,7 +74,7 @@ class Samples:
         if self._looked_ns:
             looked_ns = self._looked_ns * (max(length_ns, 1) / max(int(self._lengths_ns.sum()), 1))
             looks, _ = self._chosen(self._close, steps, components, gap)
-            looks &= (self._close.held_ns >= HELD_NS) & ~self._follows(self._close)
+            looks &= (self._close.held_ns >= HELD_NS) & ~self._close_follow
             held.close_looks(
                 [self._close.places[place] for place in self._close.place[looks].tolist()],
                 self._close.taken_ns[looks],
@@ -89,14 +92,6 @@ class Samples:
         if gap is not None:
             chosen &= samples.in_gap(gap)
         return chosen, int(within.sum())
-
-    def _follows(self, samples: Taken) -> Mask:
-        """[S] those that are of what ran before the place that they show, where that is known."""
-        letting_go = np.array([*map(self._holders.lets_go, samples.places), False])
-        held_ns = samples.held_ns
-        # The last one is of those whose place, -1, is not known.
-        follows: Mask = (held_ns >= HELD_NS) & ((held_ns < ASKED_NS) | letting_go[samples.place])
-        return follows
 
 
 class _Counted(msgspec.Struct, frozen=True):

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from ddpdoctor.measure.numerics import Ints
+from ddpdoctor.measure.numerics import Ints, union
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
@@ -30,6 +30,8 @@ _COLUMNS = 4
 """Numbers of a sample."""
 _SECOND_NS = 10**9
 """A second: samples are thinned by whole ones."""
+_MOST_APART_S = 1 << 20
+"""So far apart, 12 days, are the seconds to which samples are thinned at most."""
 
 
 class RunLogs(msgspec.Struct, frozen=True):
@@ -181,25 +183,27 @@ class _SamplesFile(msgspec.Struct):
 
 def _read_samples(rank: RankRecord, bound: Bound, steps: Sequence[Step]) -> _SamplesFile:
     """The samples taken in the steps that were read: all of them or, where they are too many, those of every second, every
-    fourth, ... second of the epoch, the same on all ranks. With their source lines, and notes."""
-    spans = None if bound.kept is None else _spans(steps)
+    fourth, ... second of the epoch, the same on all ranks; of seconds in which they are too many even so, the first. With their
+    source lines, and notes."""
+    spans = _Spans(None if bound.kept is None else steps)
     read = _SamplesFile()
-    every = 1
+    every, most = 1, _COLUMNS * bound.most_samples
     for record, _ in _records(rank, SAMPLES_FILE, bound, read.notes):
         if record.where is not None:
             _place(read.where, record)
         elif isinstance(record.time_ns, int) and record.time_ns // _SECOND_NS % every == 0:
-            read.looked_ns += record.looked_ns
+            read.looked_ns += record.looked_ns if spans.hold(record.time_ns) else 0
             for rows, kept in ((record.samples, read.samples), (record.closer, read.closer)):
                 for place, (offset_ns, *lines) in enumerate(rows):
                     moment = record.time_ns + offset_ns
                     held_ns = record.held[place] if place < len(record.held) else 0
-                    if spans is None or _inside(spans, moment):
+                    if spans.hold(moment):
                         kept.extend((moment, lines[0], lines[-1], held_ns))
-            while len(read.samples) > _COLUMNS * bound.most_samples:
+            while len(read.samples) > most and every < _MOST_APART_S:
                 every *= 2
                 read.samples = _of_every(every, read.samples)
-            if len(read.closer) > _COLUMNS * bound.most_samples:
+            del read.samples[most:]
+            if len(read.closer) > most:
                 read.closer, read.looked_ns = array("q"), 0
     return read
 
@@ -219,20 +223,18 @@ def _place(places: dict[int, Where], record: LogRecord) -> None:
     places[record.where] = Where(record.file, record.line or 0, record.function, callers=callers)
 
 
-def _spans(steps: Sequence[Step]) -> list[tuple[int, int]]:
-    """(start, end) of runs of neighbouring steps, epoch ns."""
-    spans: list[tuple[int, int]] = []
-    for step in sorted(steps, key=lambda step: step.start_ns):
-        if spans and step.start_ns <= spans[-1][1]:
-            spans[-1] = (spans[-1][0], max(spans[-1][1], step.end_ns))
-        else:
-            spans.append((step.start_ns, step.end_ns))
-    return spans
+class _Spans:
+    """When runs of neighbouring ``steps`` ran, epoch ns; None: always."""
 
+    def __init__(self, steps: Sequence[Step] | None) -> None:
+        self._always = steps is None
+        bounds = np.array([(step.start_ns, step.end_ns) for step in steps or ()], np.int64).reshape(-1, 2)
+        self._starts, self._ends = (side.tolist() for side in union(bounds[:, 0], bounds[:, 1]))
 
-def _inside(spans: Sequence[tuple[int, int]], moment: int) -> bool:
-    place = bisect_right(spans, moment, key=lambda span: span[0]) - 1
-    return place >= 0 and moment < spans[place][1]
+    def hold(self, moment: int) -> bool:
+        """Whether it lies in one of them."""
+        place = bisect_right(self._starts, moment) - 1
+        return self._always or (place >= 0 and moment < self._ends[place])
 
 
 def _step(number: int, record: LogRecord) -> Step:

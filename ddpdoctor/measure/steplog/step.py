@@ -28,6 +28,11 @@ class Step(msgspec.Struct, frozen=True, gc=False):
         """From its start to its end."""
         return self.end_ns - self.start_ns
 
+    @property
+    def recorded_ns(self) -> tuple[int, int]:
+        """Start and end by the wall clock of its host, which telemetry and traces read, epoch ns."""
+        return self.start_ns - self.moved_ns, self.end_ns - self.moved_ns
+
     def start_of(self, event: Event) -> int:
         """When one of its events began, epoch ns."""
         return self.start_ns + event.start_ns

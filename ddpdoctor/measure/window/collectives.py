@@ -29,6 +29,8 @@ class Collectives(msgspec.Struct, frozen=True):
     operation: Sequence[str]
     group: Sequence[str]
     """Process group, "" where the trace does not say."""
+    group_size: NDArray[np.int64]
+    """Ranks in the process group; -1 unknown."""
     sequence: NDArray[np.int64]
     """Number in the group; -1 unknown."""
     bytes: NDArray[np.float64]

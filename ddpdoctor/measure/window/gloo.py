@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ddpdoctor.measure.numerics import Ints, Mask, covered, union
+from ddpdoctor.measure.numerics import Ints, Mask, covered, holds, union
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace, classify
 
@@ -37,6 +37,7 @@ def collectives_of_gloo(trace: RankTrace) -> Collectives:
         launch_seen=np.ones(count, bool),
         operation=operation,
         group=[""] * count,
+        group_size=unknown,
         sequence=unknown,
         bytes=np.full(count, np.nan),
         kind=_kinds(trace, operation, start),
@@ -116,8 +117,4 @@ def _kinds(trace: RankTrace, operation: list[str], issued: Ints) -> list[SyncKin
 def _inside(trace: RankTrace, functions: Mask, at: Ints) -> Mask:
     """[M] which times lie in one of these events, or closely behind it."""
     starts, ends = union(trace.start_ns[functions], trace.end_ns[functions])
-    if not len(starts):
-        return np.zeros(len(at), bool)
-    index = np.searchsorted(starts, at, side="right") - 1
-    inside: Mask = (index >= 0) & (at < ends[np.maximum(index, 0)] + _ENGINE_GAP_NS)
-    return inside
+    return holds((starts, ends + _ENGINE_GAP_NS), at)

@@ -6,7 +6,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Ints, Mask
+from ddpdoctor.measure.numerics import Ints, Mask, holds, union
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace, classify
 
@@ -41,7 +41,7 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
     rows = kernels[np.argsort(trace.start_ns[kernels], kind="stable")]
     start, call = trace.start_ns[rows], launches(trace, rows)
     issue = _Issue(call, np.where(call >= 0, trace.start_ns[np.clip(call, 0, None)], start))
-    entries = _metadata(trace, rows)
+    entries, table = _metadata(trace, rows), trace.collectives
     operation = [_operation(trace, int(row), entry) for row, entry in zip(rows, entries, strict=True)]
     size = np.array([_bytes(trace, entry) for entry in entries], float)
     # NCCL runs an all-to-all as one SendRecv kernel: only metadata can say that such a kernel is a true
@@ -54,7 +54,8 @@ def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collec
         launch_seen=issue.call >= 0,
         operation=operation,
         group=[_group(trace, entry) for entry in entries],
-        sequence=np.array([trace.collectives.sequence[m] if m >= 0 else -1 for m in entries], np.int64),
+        group_size=np.array([table.group_size[m] if m >= 0 else -1 for m in entries], np.int64),
+        sequence=np.array([table.sequence[m] if m >= 0 else -1 for m in entries], np.int64),
         bytes=size,
         kind=_kinds(trace, main, issue, operation, size),
         point_to_point=np.array(point, bool),
@@ -129,8 +130,7 @@ def _kinds(
     """[M] what each collective is for: launched by the backward pass's thread, inside DDP's forward, or by the
     script itself."""
     forward = trace.name_mask(classify.is_ddp_forward) & trace.category_mask("user_annotation", "cpu_op")
-    starts, ends = trace.start_ns[forward], trace.end_ns[forward]
-    in_forward = [bool(((starts <= at) & (at < ends)).any()) for at in issue.at]
+    in_forward = holds(union(trace.start_ns[forward], trace.end_ns[forward]), issue.at)
     on_main = (issue.call >= 0) & (trace.lane[issue.call] == main)
     by_script = on_main & (size <= _SMALL_BYTES) if forward.any() else np.zeros(len(size), bool)
     a_layers = _inside_layers(trace, issue)

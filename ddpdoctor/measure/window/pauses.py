@@ -45,11 +45,10 @@ def _bursts(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
     kernels = np.sort(trace.start_ns[computes])
     if not len(out) or not len(kernels):
         return EMPTY
-    following = np.searchsorted(kernels, trace.start_ns[out])
-    starts, ends = [], []
-    for place in np.unique(following):
-        burst = out[following == place]
-        if int(np.clip(trace.bytes[burst], 0, None).sum()) >= _SAVED_BYTES:
-            starts.append(int(trace.start_ns[burst].min()))
-            ends.append(int(kernels[place]) if place < len(kernels) else int(trace.end_ns[burst].max()))
-    return union(starts, ends)
+    out = out[np.argsort(trace.start_ns[out], kind="stable")]
+    places, first = np.unique(np.searchsorted(kernels, trace.start_ns[out]), return_index=True)
+    sizes = np.add.reduceat(np.clip(trace.bytes[out], 0, None), first)
+    over = np.maximum.reduceat(trace.end_ns[out], first)
+    until = np.where(places < len(kernels), kernels[np.minimum(places, len(kernels) - 1)], over)
+    saves = sizes >= _SAVED_BYTES
+    return union(trace.start_ns[out[first]][saves], until[saves])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 
 import msgspec
 
@@ -48,10 +49,15 @@ FEWEST = 3
 
 
 def bandwidth_data(diagnosis: Diagnosis) -> dict[str, list[BandwidthPoint]]:
-    """By operation its points, smallest message first; the operations that take most time first."""
+    """By operation, and size of process group where it has several, its points, smallest message first; what takes most time first."""
     by_name: dict[str, list[BandwidthPoint]] = {}
-    for point in sorted(_measured(diagnosis), key=lambda point: point.bytes):
-        by_name.setdefault(point.operation, []).append(point)
+    measured = sorted(_measured(diagnosis), key=lambda point: point.bytes)
+    groups = {(point.operation, point.ranks, point.hosts) for point in measured}
+    several = Counter(operation for operation, *_ in groups)
+    for point in measured:
+        by_name.setdefault(_name(point) if several[point.operation] > 1 else point.operation, []).append(
+            point
+        )
     names = sorted(by_name, key=lambda name: -sum(p.count * p.transfer_ms for p in by_name[name]))
     return {name: by_name[name] for name in names[:OPERATIONS]}
 
@@ -64,10 +70,15 @@ def _measured(diagnosis: Diagnosis) -> list[BandwidthPoint]:
     ]
 
 
-def point_words(point: BandwidthPoint) -> str:
-    """A point's read-out."""
+def _name(point: BandwidthPoint) -> str:
+    hosts = "" if point.hosts < 2 else f" on {point.hosts} hosts"
+    return f"{point.operation}, {point.ranks} ranks{hosts}"
+
+
+def point_words(name: str, point: BandwidthPoint) -> str:
+    """The read-out of a point of the line with this name."""
     return (
-        f"{point.operation}, {words.size(point.bytes)}: {words.significant(point.bus_gb_per_s)} GB/s, "
+        f"{name}, {words.size(point.bytes)}: {words.significant(point.bus_gb_per_s)} GB/s, "
         f"{words.milliseconds(point.transfer_ms)} (median of {point.count:,})"
     )
 
@@ -82,13 +93,13 @@ def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
     top = (drawn(max(point.bus_gb_per_s for point in points)) or 1.0) * 1.1
     by_name = bandwidth_data(diagnosis)
 
-    def dot(point: BandwidthPoint) -> Dot:
+    def dot(name: str, point: BandwidthPoint) -> Dot:
         x = 3 + 94 * (math.log2(point.bytes) - low) / (high - low)
-        return Dot(round(x, 2), round(HEIGHT * (1 - point.bus_gb_per_s / top), 1), point_words(point))
+        return Dot(round(x, 2), round(HEIGHT * (1 - point.bus_gb_per_s / top), 1), point_words(name, point))
 
     step = max(1, math.ceil((high - low) / 6))
     best = max(points, key=lambda point: point.bus_gb_per_s)
-    lines = [Operation(n, i, [dot(p) for p in of_name]) for i, (n, of_name) in enumerate(by_name.items())]
+    lines = [Operation(n, i, [dot(n, p) for p in of_name]) for i, (n, of_name) in enumerate(by_name.items())]
     return Bandwidth(
         operations=lines,
         sentences=[dot.title for line in lines for dot in line.dots] if len(points) < FEWEST else [],
@@ -104,13 +115,13 @@ def bandwidth(diagnosis: Diagnosis) -> Bandwidth | None:
         ],
         table=[
             [
-                point.operation,
+                name,
                 words.size(point.bytes),
                 f"{point.count:,}",
                 words.milliseconds(point.transfer_ms),
                 f"{words.significant(point.bus_gb_per_s)} GB/s",
             ]
-            for of_name in by_name.values()
+            for name, of_name in by_name.items()
             for point in of_name
         ],
         description="Bus bandwidth against message size; the best is "

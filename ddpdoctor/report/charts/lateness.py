@@ -126,7 +126,7 @@ def lateness(diagnosis: Diagnosis) -> HeatMap | None:
         missing=_path(cells, [], None),
         legend=[f"over {words.trimmed(words.milliseconds(bound))}" for bound in bounds],
         x_ticks=index_ticks(steps),
-        description=f"Lateness of {words.count(len(rows), 'rank')} against the median rank over "
+        description=f"Lateness of {words.count(len(rows), 'rank')} against {'the other one' if len(rows) == 2 else 'the median rank'} over "
         f"{words.count(length, 'point')} in time; on average rank {worst[0]} is latest, "
         f"by {words.milliseconds(worst_ms)}.",
         notes=notes,

@@ -78,7 +78,7 @@ def _bandwidth_figure(transfers: dict[str, list[BandwidthPoint]]) -> Spec:
             "x": [point.bytes for point in points],
             "y": short([point.bus_gb_per_s for point in points]),
             "line": {"color": colour(f"l{number % 6}")},
-            "hovertext": texts(map(point_words, points)),
+            "hovertext": texts(point_words(operation, point) for point in points),
             "hovertemplate": "%{hovertext}<extra></extra>",
         }
         for number, (operation, points) in enumerate(transfers.items())

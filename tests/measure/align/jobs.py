@@ -125,6 +125,7 @@ def _of_rank(job, kinds, rank, start_ms, end_ms, random) -> Recorded:
         launch_seen=np.ones(len(own), bool),
         operation=[kinds[n].operation for n in own],
         group=[kinds[n].group for n in own],
+        group_size=np.full(len(own), -1, np.int64),
         sequence=own % job.renumbered if job.numbered else np.full(len(own), -1, np.int64),
         bytes=np.array([kinds[n].bytes for n in own]),
         kind=[SyncKind.GRADIENTS] * len(own),

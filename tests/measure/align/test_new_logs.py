@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.measure.align import align_logs, put_in_order, set_suspended_aside
 from ddpdoctor.measure.steplog import SUSPENDED, RankLog, read_logs
@@ -76,3 +77,28 @@ def test_what_follows_from_a_log_is_found_once(tmp_path):
     later = log.activities.since(log.start_ns - 500)
     for name, (starts, ends) in log.activities.sets.items():
         assert (later.sets[name][0] == starts + 500).all() and (later.sets[name][1] == ends + 500).all()
+
+
+def without_syncs(log, steps):
+    """The log as of a rank that has no part in the collectives of these steps."""
+    given = (replace(step, events=()) if step.number in steps else step for step in log.steps)
+    return replace(log, steps=tuple(given))
+
+
+def test_the_first_ranks_of_hosts_need_not_share_collectives(tmp_path):
+    given = logs_of(record(tmp_path / "run", Job(hosts=HOSTS, offset_ns={"b": 3 * S}, steps=40)))
+    logs = [without_syncs(log, range(40) if log.rank in (0, 2) else ()) for log in given]
+    aligned, _ = align_logs(logs)
+    assert [log.steps[0].moved_ns for log in aligned] == pytest.approx([0, 0, -3 * S, -3 * S], abs=1e6)
+
+
+def test_hosts_are_aligned_through_a_third(tmp_path):
+    """Host c shares collectives with b only, and b with both."""
+    offsets = {"b": 3 * S, "c": -7 * S}
+    given = logs_of(
+        record(tmp_path / "run", Job(world=3, hosts=("a", "b", "c"), offset_ns=offsets, steps=40))
+    )
+    apart = {0: range(0, 40, 2), 1: (), 2: range(1, 40, 2)}
+    aligned, notes = align_logs([without_syncs(log, apart[log.rank]) for log in given])
+    assert [log.steps[0].moved_ns for log in aligned] == pytest.approx([0, -3 * S, 7 * S], abs=1e6)
+    assert len(notes) == 2 and "-7000.0" in notes[1]

@@ -13,7 +13,7 @@ from ddpdoctor.measure.graph import OperatorShares
 from ddpdoctor.measure.metrics import timeline
 from ddpdoctor.measure.steplog import Activities
 from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX, Component, LateCause
-from tests.measure.made import MS, late_of, on, simple
+from tests.measure.made import MS, graph_of, late_of, on, simple
 from tests.measure.recorded import Job, record
 
 WORLDS = (2, 3, 8)
@@ -137,3 +137,13 @@ def test_the_step_that_is_drawn_is_typical_in_what_each_rank_does():
     unmarked = SimpleNamespace(steps=[1], start_ns=0, activities=Activities(0, {}))
     drawn = timeline(graph, [unmarked, unmarked], [])
     assert drawn is not None and drawn.step != middle and abs(drawn.step - middle) <= 2
+
+
+@pytest.mark.parametrize("world", [5, 8])
+def test_two_ranks_that_are_late_at_once_cost_what_one_does(world):
+    late = on(0, world, 20.0, 30) + on(1, world, 20.0, 30)
+    job = simple(world, 30, host=late)
+    awake = graph_of(*job.groups, cpu_ms=[16.0 + 18.0 * (rank < 2) for rank in range(world)])
+    cost = late_of(awake)["host"]
+    assert (cost.ranks, cost.late_ms, cost.drawn_ms) == ([0, 1], pytest.approx(20.0), pytest.approx(20.0))
+    assert cost.ms_per_step == pytest.approx(20.0) and cost.awake_ms == pytest.approx(18.0)

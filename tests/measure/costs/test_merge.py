@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import Context, merge, price_all
@@ -43,3 +44,23 @@ def test_a_run_without_a_measured_cycle_has_no_prices_of_replays():
     graph = simple(2)
     graph.groups.clear()
     assert price_all(Context(graph, attribute(graph), NoLines())) == {}
+
+
+def sure(ms, side=1.0):
+    return replace(cost(ms), low_ms_per_step=ms - side, high_ms_per_step=ms + side)
+
+
+def test_the_total_is_no_less_sure_than_the_causes_that_stand():
+    """One cause, which replaces a smaller price of its own: the total is that, with its range."""
+    for priced in ([{"late.data": sure(5.0)}], [{"late.data": sure(3.0, 2.0)}, {"late.data": sure(5.0)}]):
+        total = merge(priced, 100.0)["late.total"]
+        assert (total.low_ms_per_step, total.ms_per_step, total.high_ms_per_step) == pytest.approx((4, 5, 6))
+    both = merge([{"late.data": sure(5.0, 3.0)}, {"late.host": sure(2.0, 4.0)}], 100.0)["late.total"]
+    assert (both.ms_per_step, both.high_ms_per_step) == pytest.approx((7.0, 12.0))
+
+
+@pytest.mark.parametrize("name", ["compute", "uneven", "throttled", "cpu_starved"])
+def test_computing_longer_counts_once_by_whatever_name(name):
+    window = {f"late.{name}": cost(3.0), "late.total": cost(3.0)}
+    assert merge([window, {"late.compute": cost(2.0)}], 100.0)["late.total"].ms_per_step == 3.0
+    assert merge([window, {"late.compute": cost(5.0)}], 100.0)["late.total"].ms_per_step == 5.0

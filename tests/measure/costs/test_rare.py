@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 
 from ddpdoctor.analysis import Options, prepare
-from ddpdoctor.measure.costs import lost_share
+from ddpdoctor.measure.costs import RareSource, lost_share, rare_costs
 from ddpdoctor.measure.flow import measure
+from ddpdoctor.measure.graph import Sync
+from ddpdoctor.measure.taxonomy import RARE_ON_HOST, SyncKind
 from tests.generator import SMALL, Config, Plant, When
 from tests.generator.rundirectory import generate_run
 from tests.generator.simulate import simulate, without
+from tests.measure.made import NoLines, cycles_of, graph_of, reductions, work_array
 from tests.measure.traced import found, reckoned
 
 RUN = Config(**SMALL, warmup_steps=60, steps=5)
@@ -116,3 +119,26 @@ def test_what_was_caught_up_was_not_lost():
     for place in (10, 30, 50):
         caught_up[place + 1 : place + 7] -= 5.0
     assert lost_share(caught_up, stops) == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(("ranks", "path"), [((0,), "late.checkpoint"), ((0, 1, 2), "shared.checkpoint")])
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_barrier_behind_each_checkpoint_hides_none(ranks, path, world):
+    """Steps with a barrier have a sequence of their own, in all of which the job saves for 40 ms."""
+    saving = np.arange(9, 60, 10)
+    others = np.setdiff1d(np.arange(60), saving)
+    save = np.zeros((len(saving), 2, world))
+    save[:, 0, [rank for rank in ranks if rank < world]] = 40.0
+    computing = np.array([[0.0], [15.0]])
+    barrier = Sync(SyncKind.BARRIER, "barrier", tuple(range(world)))
+    job = graph_of(
+        cycles_of(reductions(world), work_array(len(others), 1, world, backward=15.0), steps=others),
+        cycles_of(
+            [barrier, *reductions(world)],
+            work_array(len(saving), 2, world, backward=computing, checkpoint=save),
+            steps=saving,
+        ),
+    )
+    (cost,) = (costs := rare_costs(RareSource(job, NoLines(), RARE_ON_HOST))).values()
+    assert list(costs) == [path] and (cost.steps_hit, cost.period_steps) == (6, 10)
+    assert cost.ms_per_step == pytest.approx(40.0 * len(saving) / 60, rel=0.05)

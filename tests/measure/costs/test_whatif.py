@@ -19,6 +19,7 @@ from tests.generator.simulate import simulate
 from tests.measure.traced import windows_of
 
 TOLERANCE = 0.05
+HOSTS = ["host"] * 16
 PLACES = tuple((np.cumsum(UNEQUAL_BUCKETS) / sum(UNEQUAL_BUCKETS)).tolist())
 BALANCED = Config(bucket_bytes=UNEQUAL_BUCKETS, bucket_position=PLACES, link_bandwidth_gbps=12.0, steps=5)
 """Half of the transfer hides behind the backward pass, in which gradients become ready evenly."""
@@ -87,7 +88,7 @@ def test_with_nothing_changed_it_is_the_measured_job(name, graphs):
 )
 def test_a_faster_link(name, times, graphs):
     graph, job = graphs(name), JOBS[name]
-    latency_us, _ = message_cost(graph)
+    latency_us, _ = message_cost(graph, HOSTS)
     predicted = whatif.faster_link(graph, times, latency_us * 1e3)
     assert close(predicted, replace(job, link_bandwidth_gbps=times * job.link_bandwidth_gbps))
 
@@ -110,7 +111,7 @@ def test_perfect_overlap_cannot_beat_a_link_that_is_busy_all_the_time(graphs):
 def test_other_buckets(name, count, graphs):
     graph, job = graphs(name), JOBS[name]
     total = sum(job.bucket_bytes)
-    latency_us, rate = message_cost(graph)
+    latency_us, rate = message_cost(graph, HOSTS)
     predicted = whatif.with_buckets(graph, total / count, latency_us * 1e3, rate, job.backward_us * 1e3)
     assert close(predicted, replace(job, bucket_bytes=(total // count // 4 * 4,) * count, bucket_position=()))
 

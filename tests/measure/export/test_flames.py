@@ -32,7 +32,7 @@ def tables(late_ms, ranks=3, steps=10, step_ms=100):
     )
 
 
-def test_a_rank_is_late_in_the_steps_in_which_it_comes_after_the_median_of_the_others():
+def test_a_rank_is_late_in_the_steps_in_which_it_comes_after_the_median_rank():
     assert late_steps(*tables({1: {3: 20, 7: 5, 8: 4}})) == {0: set(), 1: {3, 7}, 2: set()}
 
 

@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import json
-
+import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ddpdoctor.measure.metrics import communication_facts
-from tests.measure.made import on, simple
-from tests.measure.traced import windows_of
-
-
-@pytest.fixture(scope="module")
-def windows(tmp_path_factory):
-    """Of two ranks, with an operator each and no collectives: those are in the graphs."""
-    folder = tmp_path_factory.mktemp("traces")
-    event = {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 5.0}
-    for rank in range(2):
-        text = {"distributedInfo": {"rank": rank, "world_size": 2}, "traceEvents": [event]}
-        (folder / f"rank{rank}.json").write_text(json.dumps(text))
-    return windows_of(folder)
+from ddpdoctor.measure.graph import CycleGroup, Sync
+from ddpdoctor.measure.metrics import communication_facts, rank_breakdown, timeline
+from ddpdoctor.measure.taxonomy import PARTS, SyncKind
+from tests.measure.made import MS, cycles_of, graph_of, on, reductions, simple, work_array
 
 
 def shown(matched, **arguments):
@@ -47,3 +36,53 @@ def test_where_nothing_was_matched_neither_is_known(windows):
     facts = communication_facts(graph, graph, [], windows, None)
     assert (facts.wait_ms, facts.transfer_ms, facts.total_transfer_ms) == (None, None, None)
     assert facts.refused == "the ends lie too far apart"
+
+
+def computing_beside():
+    """Rank 0 computes for 3 of the 4 ms in which it waits, and both do for 1 of the 2 ms of transfer."""
+    group = cycles_of(reductions(2), work_array(3, 1, 2, forward=np.array([[6.0, 10.0]])), transfer_ms=2.0)
+    beside = np.broadcast_to(np.array([4.0, 1.0]) * MS, (3, 1, 2))
+    waiting = np.broadcast_to(np.array([3.0, 0.0]) * MS, (3, 1, 2))
+    return replace(group, beside=beside, beside_wait=waiting, on_device=True), (0.5, 1.0, 2.0)
+
+
+def groups_at_once():
+    """Of two process groups: the second, from 6 to 8 ms, while the first runs from 4 to 9."""
+    syncs = [Sync(SyncKind.GRADIENTS, "allreduce", (0, 1), group=name) for name in "ab"]
+    at = np.full((1, 1, 2), MS)
+    arrival, end = np.concatenate([4 * at, 6 * at], axis=1), np.concatenate([9 * at, 8 * at], axis=1)
+    work = work_array(1, 2, 2, forward=np.array([[4.0, 4.0], [0.0, 0.0]])[None])
+    sizes = np.full((1, 2), np.nan)
+    return CycleGroup(tuple(syncs), np.array([0]), np.zeros((1, 2)), arrival, end, work, sizes), (
+        0.0,
+        5.0,
+        5.0,
+    )
+
+
+def late_for_a_broadcast():
+    """Rank 0, the root, is there after 10 ms, rank 1 after 12 and rank 2, for which nobody waits, after 30."""
+    syncs = [Sync(SyncKind.BROADCAST, "broadcast", (0, 1, 2), root=0), *reductions(3)]
+    work = work_array(3, 2, 3, forward=np.array([[10.0, 12.0, 30.0], [20.0, 18.0, 0.0]])[None])
+    return cycles_of(syncs, work, transfer_ms=np.array([[3.0, 0.0]])), (0.0, 3.0, 3.0)
+
+
+@pytest.mark.parametrize("job", [computing_beside, groups_at_once, late_for_a_broadcast])
+@pytest.mark.parametrize("source", ["trace", "step-log"])
+def test_wait_and_transfer_are_those_of_the_breakdown(job, source, windows):
+    group, (wait_ms, transfer_ms, total_ms) = job()
+    graph = replace(graph_of(group), matched=4, source=source)
+    hosts = windows * 2
+    facts = communication_facts(graph, graph if source == "trace" else None, hosts, hosts, None)
+    parts = dict(zip(PARTS, rank_breakdown(graph).mean(axis=0) / MS, strict=True))
+    assert (facts.wait_ms, facts.transfer_ms) == (pytest.approx(wait_ms), pytest.approx(transfer_ms))
+    assert (parts["comm_wait"], parts["comm_transfer"]) == (facts.wait_ms, facts.transfer_ms)
+    assert facts.total_transfer_ms == pytest.approx(total_ms)
+
+
+def test_a_broadcast_is_drawn_as_transfer_once_its_root_is_there(windows):
+    group, _ = late_for_a_broadcast()
+    drawn = timeline(replace(graph_of(group), source="trace"), [], windows * 2).spans
+    assert {(span.kind, span.start_ms, span.duration_ms) for span in drawn if span.rank == 1} == {
+        ("comm_transfer", 12.0, 3.0)
+    }

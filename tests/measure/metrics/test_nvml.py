@@ -26,8 +26,10 @@ class Host:
         return times, np.array(values, float)
 
 
-def log(rank, device="cuda:0", host="node", **info):
-    return SimpleNamespace(rank=rank, host=host, record=SimpleNamespace(info={"device": device, **info}))
+def log(rank, device="cuda:0", host="node", steps=(), **info):
+    return SimpleNamespace(
+        rank=rank, host=host, steps=steps, record=SimpleNamespace(info={"device": device, **info})
+    )
 
 
 def test_a_throttled_gpu_is_named_with_its_reasons():
@@ -81,3 +83,14 @@ def test_which_gpu_is_a_ranks(info, read):
     facts = gpu_facts([], [log(0, **info)], {"node": host})
     assert facts.utilization_percent == (pytest.approx(read) if read is not None else None)
     assert (facts.throttled_ranks is None) == (read is None), "nothing read is not nothing found"
+
+
+def test_a_gpu_that_idles_before_the_steps_is_throttled_in_them():
+    seconds = [SimpleNamespace(recorded_ns=(6, 9))] * 20
+    host = Host(
+        {"index": 0},
+        throttle_reasons={0: [["gpu_idle"]] * 6 + [["sw_power_cap"]] + [[]] * 3},
+        gpu_utilization_percent={0: [0.0] * 6 + [80.0] * 4},
+    )
+    facts = gpu_facts([], [log(0, steps=seconds)], {"node": host})
+    assert (facts.utilization_percent, facts.throttled_share) == (80.0, 0.25)

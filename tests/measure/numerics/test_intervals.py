@@ -14,6 +14,7 @@ from ddpdoctor.measure.numerics import (
     subtract,
     total,
     union,
+    union_of,
 )
 
 
@@ -84,3 +85,12 @@ def test_operations_agree_with_a_grid_of_points(seed):
     right = left + random.integers(0, 50, 8)
     expected = [grid(a)[x:y].sum() for x, y in zip(left, right, strict=True)]
     assert covered(a, left, right).tolist() == expected
+
+
+def test_whole_numbers_stay_exact():
+    """Nanoseconds since 1970 are beyond what a float can tell apart: its grid there is 256 ns."""
+    now = 1_760_000_000_000_000_001
+    work = union([now, now + 5_000], [now + 2_001, now + 5_003])
+    others = union([now + 1], [now + 1_002])
+    for left in (subtract(work, others), union_of(subtract(work, others), EMPTY)):
+        assert [end - start for start, end in zip(*left, strict=True)] == [1, 999, 3]

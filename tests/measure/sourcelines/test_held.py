@@ -11,6 +11,9 @@ import random
 
 import pytest
 
+from ddpdoctor.measure.export import flame_graphs
+from ddpdoctor.measure.steplog import read_logs
+from ddpdoctor.rundir import RunDirectory
 from tests.measure.recorded import Job, late_facts, measured, plant, record
 
 SLOW, CALL, BEHIND, ELSEWHERE = 18, 55, 57, 99
@@ -161,3 +164,22 @@ def test_few_samples_tell_the_line_if_no_other_is_likely(tmp_path, counts, told)
         )
 
     assert lines_told(tmp_path, samples) == told
+
+
+def test_the_flame_graph_shows_the_line_that_the_finding_names(tmp_path):
+    """Rank 1 keeps the lock for 15 ms of a step; who wants it in the last 5 ms of them gets it at the line behind."""
+    folder = record(tmp_path / "run", Job(steps=120, extra=plant(1, host=15.0)))
+    for rank in range(4):
+        write_samples(folder, rank, 15_000_000 if rank == 1 else 0, closer=False)
+    found, _ = measured(folder)
+    assert late_facts(found)["host"].where[0].line == SLOW
+    flame = next(flame for flame in found.flames if flame.rank == 1)
+    shown = {flame.places[frame.place].line: frame.ms for frame in flame.frames}
+    assert shown[SLOW] == pytest.approx(15.0, rel=0.1)
+    assert shown[BEHIND] < 2.0, "who waited for less than 1 ms"
+    (logs,) = read_logs([RunDirectory.open(str(folder))])
+    document = dict(flame_graphs(logs.logs, {}, range(120)))[1]
+    lines = [frame["line"] for frame in document["shared"]["frames"]]
+    (profile,) = document["profiles"]
+    stacks = zip(profile["samples"], profile["weights"], strict=True)
+    assert sum(ms for stack, ms in stacks if lines[stack[-1]] == SLOW) == pytest.approx(15.0, rel=0.1)

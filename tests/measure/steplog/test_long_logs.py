@@ -122,6 +122,31 @@ def test_samples_and_device_times_are_those_of_the_steps_that_are_read(tmp_path,
     assert 0 < len(log.samples) <= 300 and {second % 2 for second in seconds} == {0}
 
 
+@pytest.mark.parametrize("at", [0, 5])
+def test_too_many_samples_of_one_second_cost_themselves_alone(tmp_path, at):
+    """A clock that was never set begins in second 0 of the epoch, which is an every-so-many-th second of any kind."""
+    (tmp_path / STEPS_FILE).write_text('{"step":6,"t":[1,2]}\n')
+    lines = ['{"where":1,"file":"train.py","line":3,"function":"main"}\n']
+    lines += [f'{{"t":{at},"s":[[1,1],[2,1],[3,1]]}}\n'] * 200
+    (tmp_path / "samples.jsonl").write_text("".join(lines))
+    log = read_rank_log(RankRecord(str(tmp_path), 0, {}), stepbound.Bound(most_samples=100))
+    assert len(log.samples) <= 100 and 1 in log.sample_where
+
+
+def test_close_looks_are_weighed_by_the_looking_in_the_steps_that_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(stepbound, "MOST_STEPS", 500)
+    run = record(tmp_path / "run", Job(world=1, steps=2_000))
+    (place,) = (run / "ranks").iterdir()
+    steps = [json.loads(text) for text in (place / STEPS_FILE).read_text().splitlines()]
+    with (place / "samples.jsonl").open("w") as out:
+        out.write('{"where":1,"file":"train.py","line":3,"function":"main"}\n')
+        out.writelines(
+            f'{{"t":{s["t"][0]},"c":[[5,1,1]],"h":[5000000],"n":1000}}\n' for s in steps if "step" in s
+        )
+    (log,) = logs_of(run)
+    assert len(log.closer) == len(log.steps) < 550 and log.looked_ns == 1_000 * len(log.closer)
+
+
 def event(**fields: object) -> str:
     return json.dumps(
         {"step": 5, "t": [EPOCH_NS, EPOCH_NS + MS], "ev": [{"k": "fwd", "s": 0, "d": 1} | fields]}

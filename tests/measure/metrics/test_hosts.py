@@ -1,0 +1,71 @@
+"""The machines while the steps ran, by their own clocks."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from ddpdoctor.measure.metrics import host_cores, host_facts
+from ddpdoctor.measure.steplog import Step
+from tests.measure.made import simple
+
+SECOND = 10**9
+
+
+class Host:
+    """Telemetry of one host of 16 cores, read each second."""
+
+    def __init__(self, **columns):
+        self.header = {"host_facts": {"cpu_count_usable": 16, "memory_total_bytes": 100}}
+        self.columns = columns
+
+    def host_column(self, field):
+        values = self.columns.get(field, [])
+        return np.arange(len(values)) * SECOND, np.array(values, float)
+
+    def rank_column(self, rank, field):
+        return np.empty(0, np.int64), np.empty(0)
+
+
+def log(rank, host="a", start=4, end=8, set_by=0):
+    """Twenty alike steps in these seconds of the host's clock, which is ahead of the run's by ``set_by`` seconds."""
+    step = Step(0, start * SECOND, end * SECOND, (), (), None, None).shifted(-set_by * SECOND)
+    return SimpleNamespace(rank=rank, host=host, steps=[step] * 20, record=SimpleNamespace(info={}))
+
+
+def facts_of(hosts, logs):
+    return host_facts(hosts, logs, simple(2), host_cores(hosts, logs))
+
+
+def test_neither_start_nor_end_of_the_job_counts():
+    """All cores are busy in the steps, and one of them in as many seconds before."""
+    busy = [6.25] * 4 + [100] * 5 + [0] * 3
+    facts = facts_of(
+        {"a": Host(cpu_percent=busy, iowait_percent=[90] * 4 + [1] * 5 + [0] * 3)}, [log(0), log(1)]
+    )
+    assert (facts.cpu_percent, facts.idle_cores) == (pytest.approx(100.0), pytest.approx(0.0))
+    assert (facts.job_cores, facts.io_wait_percent) == (pytest.approx(16.0), pytest.approx(1.0))
+
+
+def test_a_host_that_swaps_is_not_the_one_that_computes():
+    computes = Host(cpu_percent=[90] * 9, memory_used_bytes=[99] * 9, swap_in_bytes_per_s=[0] * 9)
+    swaps = Host(
+        cpu_percent=[5] * 9,
+        memory_used_bytes=[97] * 9,
+        swap_in_bytes_per_s=[4e6] * 9,
+        iowait_percent=[60] * 9,
+    )
+    facts = facts_of({"a": computes, "b": swaps}, [log(0), log(1, "b")])
+    assert (facts.cpu_percent, facts.swap_bytes_per_s, facts.io_wait_percent) == (90.0, 4e6, 60.0)
+    assert facts.memory_used_share == pytest.approx(0.97)
+
+
+def test_a_host_with_another_clock_is_read_by_its_own():
+    hosts = {name: Host(cpu_percent=[10] * 4 + [50] * 5) for name in "ab"}
+    logs = [log(0), log(1, "b", set_by=3600)]
+    hosts["b"].columns["cpu_percent"][4:] = [75] * 5
+    cores = host_cores(hosts, logs)
+    assert (cores.host, cores.idle) == ("b", pytest.approx(4.0))
+    assert facts_of(hosts, logs).cpu_percent == pytest.approx(75.0)
