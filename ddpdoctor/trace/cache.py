@@ -27,6 +27,8 @@ _LAYOUT = 3
 _SUFFIX = ".cached"
 LIMIT_BYTES = 8 << 30
 """The least recently used entries go beyond this size."""
+_unchecked_bytes = float("inf")
+"""Kept by this process since it last looked at the size of all; before its first entry, anything may be there."""
 
 
 def cached_load(path: str, rank: int | None = None) -> RankTrace:
@@ -91,8 +93,13 @@ def _read(entry: Path) -> RankTrace | None:
 
 
 def _write(entry: Path, trace: RankTrace) -> None:
-    if make_own(entry.parent):
-        replace_file(entry, lambda stream: write_archive(stream, trace))
+    global _unchecked_bytes
+    if not make_own(entry.parent):
+        return
+    replace_file(entry, lambda stream: write_archive(stream, trace))
+    _unchecked_bytes += entry.lstat().st_size
+    if _unchecked_bytes > LIMIT_BYTES // 64:
+        _unchecked_bytes = 0
         _prune(entry.parent)
 
 

@@ -182,6 +182,15 @@ def test_the_oldest_entries_go_first(tmp_path, home, monkeypatch):
     assert not entry_of(paths[0]).exists() and entry_of(paths[1]).exists() and entry_of(paths[2]).exists()
 
 
+def test_the_folder_is_looked_through_once_for_many_entries(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(cache, "own_entries", lambda *a: looks.append(a) or [])
+    monkeypatch.setattr(cache, "_unchecked_bytes", float("inf"))
+    for i in range(5):
+        cache.cached_load(write(tmp_path / f"{i}.json", document(events(20 + i))))
+    assert len(looks) == 1
+
+
 def test_entries_are_no_traces_and_errors_stay_errors(tmp_path, home, all_worth_it):
     path = write(tmp_path / "a.json", document(CONTENT))
     load_traces([path], cache=True)

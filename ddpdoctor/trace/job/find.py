@@ -6,6 +6,7 @@ import glob
 import os
 import stat
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,8 @@ from ddpdoctor.rundir import reason_of
 from ddpdoctor.trace.formats import is_trace, parts_of
 from ddpdoctor.trace.sources import expand_url, is_url
 
+_AT_ONCE = 16
+"""Requests to a store whose answers are waited for together: each takes some ten milliseconds, whatever it brings."""
 _MOST_NAMED = 3
 """Files that are named of those that were passed over."""
 
@@ -41,7 +44,7 @@ def find_traces(paths: Sequence[str]) -> TraceSet:
         if listed == [path]:
             files[path] = None
             continue
-        traces = [file for file in listed if is_trace(file)]
+        traces = _traces_among(listed, at_once=is_url(path))
         others = sorted(set(listed) - set(traces))
         ignored += [file for file in others if file.endswith((".json", ".json.gz", ".json.zst"))]
         files.update(dict.fromkeys(traces))
@@ -55,6 +58,13 @@ def find_traces(paths: Sequence[str]) -> TraceSet:
         many = f"{len(ignored)} JSON file(s)"
         notes.append(f"{many} hold no profiler events and were skipped{_named(ignored)}.")
     return TraceSet(tuple(part for file in files for part in parts_of(file)), tuple(notes))
+
+
+def _traces_among(files: Sequence[str], at_once: bool) -> list[str]:
+    if not at_once:
+        return [file for file in files if is_trace(file)]
+    with ThreadPoolExecutor(_AT_ONCE) as heads:
+        return [file for file, is_one in zip(files, heads.map(is_trace, files), strict=True) if is_one]
 
 
 def _named(ignored: Sequence[str]) -> str:
