@@ -184,7 +184,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "cache": ("sources", "columns", "formats"),
         "engines": ("sources", "columns", "formats", "cache"),
         "job": ("sources", "columns", "formats", "engines"),
-        "digest": ("sources", "columns", "job"),
+        "digest": ("sources", "columns", "job", "formats"),
         "operations": ("sources",),
     },
 }

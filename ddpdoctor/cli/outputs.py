@@ -85,7 +85,7 @@ def _reads(given: str, path: Path) -> bool:
     from ddpdoctor.report.read import holds_diagnosis
     from ddpdoctor.rundir import run_directories
     from ddpdoctor.trace import find_traces
-    from ddpdoctor.trace.formats import is_trace
+    from ddpdoctor.trace.formats import Candidate, is_trace
     from ddpdoctor.trace.operations import find_operations
 
     if not os.path.exists(path):  # noqa: PTH110
@@ -94,7 +94,7 @@ def _reads(given: str, path: Path) -> bool:
         inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(given))
         if not inside or run_directories(given) or holds_diagnosis(path):
             return False
-        return is_trace(str(path)) or bool(find_operations(str(path)))
+        return is_trace(Candidate(str(path))) or bool(find_operations(str(path)))
     if Path(given).exists():
         return path.samefile(given)
     try:

@@ -14,10 +14,7 @@ import pytest
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import Lane, RankTrace, find_traces, load_trace, load_traces
 from ddpdoctor.trace.columns import read_archive, write_archive
-from ddpdoctor.trace.digest import loose_targets, write_digests
-from ddpdoctor.trace.engines import processes
-from ddpdoctor.trace.formats import parts_of
-from ddpdoctor.trace.job import load
+from ddpdoctor.trace.formats import Candidate, parts_of
 from tests.trace.nsight_export import INIT, LEAD_NS, NEW, OLD, SESSION_NS, export
 from tests.trace.trace_files import BASE_NS, SHARED, document, event, kernel, write
 
@@ -284,19 +281,6 @@ def test_graphs_that_were_recorded_as_wholes_are_computation(torchs, tmp_path):
     assert any("--cuda-graph-trace=node" in note for note in trace.meta.notes)
 
 
-def test_what_all_ranks_of_a_file_say_is_said_once_and_by_each_alone(tmp_path):
-    traces = [trace_of(tmp_path, rank, step_events(name="")) for rank in (0, 1)]
-    path = export(tmp_path / "report.sqlite", traces, command="torchrun --nproc_per_node=2 train.py")
-    files = find_traces([path]).files
-    unmarked = ": no NVTX range marks the steps"
-    for asked, said in (
-        (files, f"{files[0]} and 1 more{unmarked}"),
-        (files[1:], f"{files[1]}{unmarked}"),
-    ):
-        notes = [note for note in load_traces(asked, jobs=1).notes if unmarked in note]
-        assert len(notes) == 1 and notes[0].startswith(said)
-
-
 def test_a_process_that_communicates_is_one_whichever_name_its_rows_have(tmp_path):
     traces = [trace_of(tmp_path, rank) for rank in (0, 1)]
     path = export(tmp_path / "report.sqlite", traces)
@@ -310,27 +294,6 @@ def test_a_process_that_communicates_is_one_whichever_name_its_rows_have(tmp_pat
         )
     db.close()
     assert len(find_traces([path]).files) == 2
-
-
-def test_a_rank_in_a_file_of_several_is_of_that_file(tmp_path):
-    path = export(tmp_path / "report.sqlite", [trace_of(tmp_path, rank) for rank in (0, 1)])
-    files, size = find_traces([path]).files, Path(path).stat().st_size
-    assert sum(load._sizes(files)) == pytest.approx(size, abs=1)
-    assert {processes._patience_s(file) for file in files} == {processes._patience_s(path)}
-
-
-def test_a_file_of_several_ranks_of_which_one_cannot_be_read_goes_along_with_its_digests(
-    tmp_path, monkeypatch
-):
-    path = export(tmp_path / "report.sqlite", [trace_of(tmp_path, rank) for rank in (0, 1)])
-    files = find_traces([path]).files
-    monkeypatch.setattr(
-        "ddpdoctor.trace.digest.write.read_traces",
-        lambda files, **more: [(0, load_trace(files[0]), ""), (1, None, "damaged")],
-    )
-    made = write_digests(loose_targets(files, tmp_path / "out"))
-    assert len(made.files) == len(made.failed) == 1
-    assert (tmp_path / "out" / "report.sqlite").read_bytes() == Path(path).read_bytes()
 
 
 def test_calls_of_the_operating_system_are_kept(torchs, tmp_path):
@@ -411,6 +374,6 @@ def test_how_far_an_export_is_shows_while_it_is_read(tmp_path, monkeypatch):
     both = [trace_of(tmp_path, rank, step_events(60)) for rank in range(2)]
     file = export(tmp_path / "both.sqlite", both)
     told = []
-    load_traces(parts_of(file), jobs=1, progress=told.append)
+    load_traces(parts_of(Candidate(file)), jobs=1, progress=told.append)
     assert told == sorted(told) and len(set(told)) > 10 and told[-1] == pytest.approx(1)
     assert any(0.05 < part < 0.45 for part in told) and any(0.55 < part < 0.95 for part in told)

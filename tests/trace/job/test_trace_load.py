@@ -18,7 +18,6 @@ import pytest
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import RankTrace, find_traces, load_trace, load_traces
 from ddpdoctor.trace.engines import Task, serve
-from ddpdoctor.trace.job.select import one_job
 from ddpdoctor.trace.sources import Source
 from tests.trace.trace_files import SHARED, assert_same, columns, document, event, events, job, write
 
@@ -324,5 +323,9 @@ def test_how_long_a_trace_is_is_added_up_once(tmp_path, monkeypatch):
         load_trace(write(tmp_path / f"{name}.json", document(events(9), rank)))
         for name, rank in (("a", 0), ("b", 0), ("c", 1))
     ]
-    assert len(one_job(traces)[0]) == 2
+    monkeypatch.setattr(
+        "ddpdoctor.trace.job.load.read_traces",
+        lambda *_, **__: [(n, trace, "") for n, trace in enumerate(traces)],
+    )
+    assert len(load_traces(["a"]).traces) == 2
     assert len(spans) == 3
