@@ -13,7 +13,7 @@ import msgspec
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import FilesBelow, files_below, reason_of
-from ddpdoctor.trace.formats import Candidate, is_trace, parts_of
+from ddpdoctor.trace.formats import Candidate, file_of, is_trace, parts_of
 from ddpdoctor.trace.sources import expand_url, is_url
 
 _AT_ONCE = 16
@@ -87,7 +87,7 @@ def _expand(path: str, notes: list[str], below: Mapping[str, FilesBelow]) -> lis
     if is_url(path):
         return expand_url(path)
     try:
-        kind = os.stat(path).st_mode  # noqa: PTH116
+        kind = os.stat(file_of(path)).st_mode  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
         kind = None
     except OSError as error:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 import pytest
 
-from ddpdoctor.errors import UnusableInput
+from ddpdoctor.cli.outputs import check_outputs
+from ddpdoctor.errors import DdpDoctorError, UnusableInput
 from ddpdoctor.trace import find_traces, load_trace, load_traces
 from ddpdoctor.trace.digest import loose_targets, write_digests
+from ddpdoctor.written import REPORT
 from tests.trace.formats.test_trace_nsight import step_events, trace_of
 from tests.trace.nsight_export import export
 
@@ -29,6 +32,21 @@ def test_what_all_ranks_of_a_file_say_is_said_once_and_by_each_alone(tmp_path):
     ):
         notes = [note for note in load_traces(asked, jobs=1).notes if unmarked in note]
         assert len(notes) == 1 and notes[0].startswith(said)
+
+
+def test_a_rank_is_named_as_it_is_told_and_a_report_beside_the_export_is_no_input(path, tmp_path):
+    named = f"{path}#process-1"
+    assert find_traces([named]).files == (named,)
+    for output, refused in (("old.html", False), ("report.sqlite", True)):
+        (tmp_path / "old.html").touch()
+        for given in (named, str(tmp_path / "rep*.sqlite")):
+            found = (
+                contextlib.nullcontext()
+                if not refused
+                else pytest.raises(DdpDoctorError, match="overwrite an input")
+            )
+            with found:
+                check_outputs([given], {"--html": (tmp_path / output, REPORT)})
 
 
 def test_a_rank_has_its_share_of_the_bytes(path, monkeypatch):
