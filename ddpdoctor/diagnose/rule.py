@@ -163,8 +163,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def read_more(self) -> str | None:
-        """The first page that its fixes refer to."""
-        return next((page for fix in self.fixes for page in fix.docs), None)
+        """The first page that its first fix refers to."""
+        return next((page for fix in self.fixes[:1] for page in fix.docs), None)
 
     @property
     def effects(self) -> list[Effect]:
