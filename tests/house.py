@@ -21,7 +21,7 @@ ALLOWED = {
     "measure": ("trace", "rundir", "errors", "deferred", "stages"),
     "stall": ("measure", "rundir", "deferred"),
     "diagnose": ("measure", "rundir", "errors", "written", "cachefolder", "nearest", "plain", "severities"),
-    "report": ("diagnose", "rundir", "errors", "written", "deferred", "plain"),
+    "report": ("diagnose", "rundir", "errors", "written", "deferred", "plain", "severities"),
     "trackers": ("diagnose", "report", "errors", "written", "deferred"),
     "launch": ("rundir", "telemetry", "errors", "plain", "parentdeath", "readable", "deferred"),
     "experiment": ("diagnose", "measure", "telemetry", "rundir", "errors", "parentdeath"),
@@ -185,7 +185,7 @@ ROOMS: dict[str, dict[str, tuple[str, ...]]] = {
         "cache": ("sources", "columns", "formats"),
         "engines": ("sources", "columns", "formats", "cache"),
         "job": ("sources", "columns", "formats", "engines"),
-        "digest": ("sources", "columns", "job"),
+        "digest": ("sources", "columns", "job", "formats"),
         "operations": ("sources",),
     },
 }

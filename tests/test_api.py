@@ -174,6 +174,12 @@ def test_frames_hold_steps_collectives_and_ranks_that_add_up():
     assert re.fullmatch(r"<Frames: rows of steps [\d,]+, .*, ranks 2>", repr(frames))
 
 
+def test_frames_price_and_diagnose_nothing(monkeypatch):
+    for name in ("ddpdoctor.measure.flow.price_all", "ddpdoctor.analysis.judge.diagnose"):
+        monkeypatch.setattr(name, None)
+    assert ddpdoctor.frames(RUN).ranks.height == 2
+
+
 def test_the_page_names_every_function_with_its_arguments():
     listed = dict(re.findall(r"^\| `(\w+)\(([^`]*)\)`", PAGE, re.MULTILINE))
     assert set(listed) == set(ddpdoctor.__all__)

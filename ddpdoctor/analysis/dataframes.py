@@ -9,9 +9,10 @@ import polars as pl
 
 from ddpdoctor.diagnose.diagnosis import RankSummary
 from ddpdoctor.measure.export import recorded_tables
+from ddpdoctor.measure.flow import summaries
 
 from .options import Options
-from .road import conclude, prepare
+from .road import prepare
 
 
 @dataclass(frozen=True, repr=False)
@@ -47,7 +48,8 @@ def frames(paths: Sequence[str], options: Options) -> Frames:
     """Read, align and measure. Raises UnusableInput where there is nothing to measure."""
     prepared = prepare(paths, options)
     tables = recorded_tables(prepared.logs, prepared.windows, prepared.inputs.telemetry)
-    ranks = _of_ranks(conclude(prepared, options).ranks)
+    recorded = prepared.logs, prepared.windows, prepared.inputs.telemetry
+    ranks = _of_ranks(summaries(*recorded, options.progress) if prepared.logs or prepared.windows else [])
     return Frames(tables.steps, tables.collectives, tables.events, ranks)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,10 +12,12 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import put_in_order
 from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs
 from ddpdoctor.rundir import (
+    FilesBelow,
     Note,
     NoteCode,
     RankRecord,
     RunDirectory,
+    files_below,
     is_run_directory,
     recorded_notes,
     recover,
@@ -89,8 +91,10 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
     recorded_at = set(folders)
     runs = _read_runs(folders, options)
     others = [path for path in paths if path not in recorded_at]
-    dumps = find_dumps([path for path in others if not is_url(path)])
-    traces = _read_traces(runs, [path for path in others if path not in dumps.files], options, dumps)
+    local = [path for path in others if not is_url(path)]
+    below = {path: files_below(path) for path in local if Path(path).is_dir()}
+    dumps = find_dumps(local, below)
+    traces = _read_traces(runs, [path for path in others if path not in dumps.files], options, dumps, below)
     recorded = sorted((log for run in runs for log in run.logs), key=lambda log: log.rank)
     logs, set_clocks = put_in_order(recorded)
     return Inputs(
@@ -138,9 +142,9 @@ def _no_window(runs: Sequence[_Run], number: int) -> str:
     return f"there is no window {number}: {', '.join(run.directory.path for run in runs)} has {known}."
 
 
-def _loose(others: Sequence[str], dumps: Dumps) -> TraceSet | None:
+def _loose(others: Sequence[str], dumps: Dumps, below: Mapping[str, FilesBelow]) -> TraceSet | None:
     try:
-        return find_traces(others)
+        return find_traces(others, below)
     except UnusableInput:
         if not dumps.files:
             raise
@@ -183,14 +187,20 @@ def _of_interest(notes: list[Note], ranks: Sequence[RankRecord]) -> list[Note]:
     return [note for note in notes if note.code != NoteCode.NO_GPU]
 
 
-def _read_traces(runs: Sequence[_Run], others: Sequence[str], options: Options, dumps: Dumps) -> _Traces:
+def _read_traces(
+    runs: Sequence[_Run],
+    others: Sequence[str],
+    options: Options,
+    dumps: Dumps,
+    below: Mapping[str, FilesBelow],
+) -> _Traces:
     """The windows of the recorded ranks, or their digests, and the traces at ``others``, where ``dumps`` were found, too."""
     recorded = [record for run in runs for record in run.directory.ranks]
     places = [(_window_of(record, options.window), record.rank) for record in recorded]
     if options.window is not None and not any(file for file, _ in places):
         raise UnusableInput(_no_window(runs, options.window))
     ranks = {file: rank for file, rank in places if file is not None}
-    loose = _loose(others, dumps) if others else None
+    loose = _loose(others, dumps, below) if others else None
     files = list(dict.fromkeys([*ranks, *(loose.files if loose is not None else ())]))
     passed_over = [Note(sentence) for sentence in (loose.notes if loose is not None else ())]
     if not files:

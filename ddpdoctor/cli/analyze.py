@@ -18,7 +18,7 @@ from ddpdoctor.cli.onethread import import_numpy
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
 from ddpdoctor.cli.progress import in_turn, shown_progress
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.severities import SEVERITIES
+from ddpdoctor.severities import SEVERITIES, is_as_severe
 from ddpdoctor.stages import Stage, untold
 
 if TYPE_CHECKING:
@@ -143,14 +143,14 @@ def command(
         (lambda: report.write_json, json_file),
         (lambda: report.write_markdown, markdown),
         (lambda: report.write_sarif, sarif),
-        (lambda: report.write_junit, junit),
+        (lambda: partial(report.write_junit, fail_on=fail_on or "warning"), junit),
     ]
     _write_all([(writer, path) for writer, path in outputs if path is not None], diagnosis)
     console = Console(stderr=to_stdout(named.values()))
     report.print_terminal(diagnosis, console, quiet=quiet, verbose=verbose)
     if not quiet:
         say_written(named.values())
-    if fail_on is not None and _as_severe(diagnosis, fail_on):
+    if fail_on is not None and any(is_as_severe(each.severity, fail_on) for each in diagnosis.findings):
         sys.exit(EXIT_FAIL_ON)
 
 
@@ -169,8 +169,3 @@ def _write(write: Writer, diagnosis: Diagnosis, path: Path) -> None:
         write(diagnosis, path)
     except OSError as error:
         raise DdpDoctorError(f"{path} cannot be written: {error.strerror or error}.") from error
-
-
-def _as_severe(diagnosis: Diagnosis, least: str) -> bool:
-    accepted = SEVERITIES[: SEVERITIES.index(least) + 1]
-    return any(finding.severity in accepted for finding in diagnosis.findings)

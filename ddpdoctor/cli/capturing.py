@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +49,8 @@ def capture(run: Path, steps: int, first: int | None) -> None:
             f"{len(others)} more ranks run on other hosts: say on each of them `ddpdoctor capture {run} --first STEP` with the same "
             f"STEP, such as {ahead * 2}; the ranks are in step {ahead} in {LEAD_S:.0f} s."
         )
-    order = CaptureOrder(new_request(), _number(run, live), first or ahead, steps)
+    begin = first or ahead
+    order = CaptureOrder(new_request(), _number(run, live, here, begin), begin, steps)
     _ordered(ranks, order)
     until = f" to {order.first + steps - 1}" if steps > 1 else ""
     say(f"window {order.number}: steps {order.first}{until}, on {len(ranks)} ranks of this host")
@@ -76,14 +77,21 @@ def _first_step(ranks: Sequence[LiveRank]) -> int:
     return newest + 2 + math.ceil((LEAD_S + 1.0) / (statistics.median(times) / 1e3))
 
 
-def _number(run: Path, live: LiveRun) -> int:
-    """That no rank has used."""
-    used = [
-        capture.get("number", 0)
-        for folder in (each.log.path.parent for each in live.ranks.values())
-        for capture in _captures(folder)
-    ]
-    number = max(used, default=0) + 1
+def _number(run: Path, live: LiveRun, here: Collection[str | None], first: int) -> int:
+    """Of the window from step ``first`` on: the one that ranks of other hosts than ``here`` have for it, else one that none has."""
+    used = {
+        each.rank: {
+            capture.get("number", 0): (capture.get("steps") or [None])[0]
+            for capture in _captures(each.log.path.parent)
+        }
+        for each in live.ranks.values()
+    }
+    taken = {number for each in live.ranks.values() if each.host in here for number in used[each.rank]}
+    same = {number for numbers in used.values() for number, begin in numbers.items() if begin == first}
+    number = max(
+        (number for number in same if number > max(taken, default=0)),
+        default=max((number for numbers in used.values() for number in numbers), default=0) + 1,
+    )
     if number > MOST_CAPTURES:
         raise UnusableInput(f"{run} has {MOST_CAPTURES} captures already, the most per recording.")
     return number

@@ -93,13 +93,13 @@ def command(
     if not recordings:
         if chosen is not None:
             raise click.UsageError("--steps does not choose what figures and trackers show: the whole run.")
-        diagnosis = diagnosis_at(*paths, job=job)
+        made = diagnosis_at(*paths, job=job)
         if figures is not None:
             from ddpdoctor.report import redact
 
-            for sentence in _figures_written(redact(diagnosis) if trackers.redacted else diagnosis, figures):
+            for sentence in _figures_written(redact(made) if trackers.redacted else made, figures):
                 say(sentence)
-        trackers.write(diagnosis)
+        trackers.write(made)
         return
     from ddpdoctor.analysis import conclude, prepare
     from ddpdoctor.measure.export import late_steps, recorded_tables
@@ -115,7 +115,9 @@ def command(
     with shown_progress() as progress:
         options = configured(progress, job=job)
         prepared = prepare(list(paths), options)
-        diagnosis = conclude(prepared, options)
+        # Tables and flame graphs show what was recorded, and nothing of a diagnosis.
+        diagnosed = timeline is not None or figures is not None or trackers.any
+        diagnosis = conclude(prepared, options) if diagnosed else None
         found = recorded_tables(prepared.logs, prepared.windows, prepared.inputs.telemetry)
     recorded = {name: getattr(found, name) for name in (*TABLES, *BY_NAME)}
     if chosen is not None:
@@ -140,7 +142,7 @@ def command(
                 if not flames:
                     noted.insert(0, "no stack samples were recorded, so there is no flame graph.")
                 said += _named(flames)
-            if timeline is not None:
+            if timeline is not None and diagnosis is not None:
                 fitting = steps_that_fit(recorded) if chosen is None else None
                 if fitting is not None:
                     recorded = cut_steps(recorded, *fitting)
@@ -149,12 +151,13 @@ def command(
                     )
                 write_timeline(recorded, diagnosis.findings, found.hosts, timeline, next(turns))
                 said.append(f"written: {timeline}; open it in https://ui.perfetto.dev")
-            if figures is not None:
+            if figures is not None and diagnosis is not None:
                 said += _figures_written(diagnosis, figures)
     finally:
         for sentence in said:
             say(sentence, err=aside)
-    trackers.write(diagnosis, err=aside)
+    if diagnosis is not None:
+        trackers.write(diagnosis, err=aside)
     for note in noted:
         say(f"Note: {note}", err=True)
 

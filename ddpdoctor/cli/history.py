@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.diagnosed import diagnosis_at
+from ddpdoctor.cli.configured import configured
 from ddpdoctor.cli.finite import FiniteRange
 from ddpdoctor.cli.onethread import import_numpy
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
+from ddpdoctor.cli.progress import shown_progress
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 
@@ -80,23 +82,31 @@ def command(
     say_written([json_file, html])
     if percent is None:
         return
-    slower = told.regression_percent()
-    if slower is None:
-        raise UnusableInput("no job has a run before its newest: a regression cannot be detected.")
-    if slower > percent:
+    slower, undecided = told.regression_percent(), [job.job for job in told.jobs if job.undecided]
+    if slower is not None and slower > percent:
         say(f"Slower by {slower:.1f} %, more than the {percent:g} % allowed.", err=True)
         raise click.exceptions.Exit(EXIT_REGRESSION)
+    if undecided:
+        raise UnusableInput(
+            f"{undecided[0]}: the newest run has no step time: a regression cannot be detected."
+        )
+    if slower is None:
+        raise UnusableInput("no job has a run before its newest: a regression cannot be detected.")
 
 
 def _recorded(sources: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, Diagnosis]], list[str]]:
     """(Where each run lies, with its diagnosis), and a sentence for each that cannot be read."""
+    from ddpdoctor.analysis import analyze_or_read
+
     found: list[tuple[str, Diagnosis]] = []
     notes: list[str] = []
-    for source, file in sources:
-        try:
-            found.append((source, diagnosis_at(file)))
-        except DdpDoctorError as error:
-            notes.append(f"skipped: {error}")
+    with shown_progress() as progress:
+        options = cache(partial(configured, progress))
+        for source, file in sources:
+            try:
+                found.append((source, analyze_or_read([file], options)))
+            except DdpDoctorError as error:
+                notes.append(f"skipped: {error}")
     return found, notes
 
 

@@ -85,7 +85,7 @@ def _reads(given: str, path: Path) -> bool:
     from ddpdoctor.report.read import holds_diagnosis
     from ddpdoctor.rundir import run_directories
     from ddpdoctor.trace import find_traces
-    from ddpdoctor.trace.formats import is_trace
+    from ddpdoctor.trace.formats import Candidate, file_of, is_trace
     from ddpdoctor.trace.operations import find_operations
 
     if not os.path.exists(path):  # noqa: PTH110
@@ -94,11 +94,11 @@ def _reads(given: str, path: Path) -> bool:
         inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(given))
         if not inside or run_directories(given) or holds_diagnosis(path):
             return False
-        return is_trace(str(path)) or bool(find_operations(str(path)))
+        return is_trace(Candidate(str(path))) or bool(find_operations(str(path)))
     if Path(given).exists():
         return path.samefile(given)
     try:
-        return any(path.samefile(file) for file in find_traces([given]).files)
+        return any(path.samefile(file_of(file)) for file in find_traces([given]).files)
     except DdpDoctorError:
         return False  # the command itself says that nothing matches the pattern
 

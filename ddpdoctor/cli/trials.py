@@ -31,6 +31,7 @@ _FEWEST_STEPS = 12
 _TRIAL_S = 8.0
 """Of training that a trial is to hold, where the run tells how long a step takes: enough for a median within 1 or 2 %."""
 _BUDGET_S = 900.0
+_LAUNCHERS = ("mpirun", "mpiexec", "mpiexec.hydra", "srun")
 
 
 class _TryCommand(click.Command):
@@ -269,13 +270,23 @@ def _measure(
 
 
 def _ranks_here(job: Sequence[str]) -> int:
-    """Ranks that the command starts on this host, as far as its words tell; else one."""
-    for option, value in zip(job, (*job[1:], ""), strict=False):
-        name, equals, own = option.partition("=")
-        if name.lstrip("-").replace("_", "-") in ("nproc-per-node", "num-processes", "n", "np"):
-            number = own if equals else value
-            return int(number) if number.isdecimal() else 1
-    return 1
+    """Ranks that the command starts on this host, as far as its words tell; else one. ``-n`` is a number of ranks only behind
+    a launcher of MPI or Slurm: ``nice -n 10`` and ``conda run -n env`` mean something else."""
+
+    def number(words: Sequence[str], *names: str) -> int:
+        for word, value in zip(words, (*words[1:], ""), strict=False):
+            name, equals, own = word.partition("=")
+            given = own if equals else value
+            if name.replace("_", "-") in names and given.isdecimal():
+                return int(given)
+        return 0
+
+    behind = next((job[place:] for place, word in enumerate(job) if Path(word).name in _LAUNCHERS), [])
+    return (
+        number(job, "--nproc-per-node", "--num-processes")
+        or number(behind, "-n", "-np", "--n", "--np", "--ntasks")
+        or 1
+    )
 
 
 def _steps(diagnosis: Diagnosis | None) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 import os
 import stat
@@ -62,17 +61,24 @@ def _nearest(start: Path, refused: list[str]) -> Iterator[Config]:
         for file, prefix in ((folder / CONFIG_FILE, ""), (folder / "pyproject.toml", "tool.ddpdoctor.")):
             content, stranger = _content(file)
             # The text first: most projects have no such table.
-            if content is None or prefix.rstrip(".").encode() not in content:
+            if content is None or (prefix and b"ddpdoctor" not in content):
                 continue
+            try:
+                table: Any = _table(file, content)
+            except DdpDoctorError:
+                if not stranger:
+                    raise
+            else:
+                for key in filter(None, prefix.split(".")):
+                    table = table.get(key) if isinstance(table, Mapping) else None
+                if table is None:
+                    continue
             if stranger:
                 refused.append(
                     f"{file} is not used: {stranger}. If you trust it, copy it to a folder of your own and start ddpdoctor "
                     "there; folders of rules can also be named with --rules."
                 )
                 continue
-            table = _table(file, content)
-            for key in filter(None, prefix.split(".")):
-                table = table.get(key, {})
             yield _decode(file, prefix, table)
 
 
@@ -136,8 +142,8 @@ def _check_threshold(key: str, value: float) -> None:
         raise DdpDoctorError(f"configuration: {key}: {value} is not a share: it must be between 0 and 1")
 
 
-def _decode(file: Path, prefix: str, table: Mapping[str, Any]) -> Config:
-    _check_numbers(file, prefix, table.get("thresholds"))
+def _decode(file: Path, prefix: str, table: Any) -> Config:
+    _check_numbers(file, prefix, table.get("thresholds") if isinstance(table, Mapping) else None)
     try:
         config = msgspec.convert(table, Table, strict=True)
     except msgspec.ValidationError as error:
@@ -160,16 +166,9 @@ def _check_numbers(file: Path, prefix: str, thresholds: Any) -> None:
 
 
 def _table(file: Path, content: bytes) -> dict[str, Any]:
-    for module in ("tomllib", "tomli"):
-        try:
-            toml: Any = importlib.import_module(module)
-        except ImportError:
-            continue
-        try:
-            table: dict[str, Any] = toml.loads(content.decode())
-            return table
-        except (ValueError, RecursionError) as error:
-            raise DdpDoctorError(f"{file}: not TOML: {error}") from None
-    raise DdpDoctorError(
-        f"{file}: Python 3.10 cannot read TOML by itself; `pip install tomli`, or use Python 3.11"
-    )
+    import tomllib
+
+    try:
+        return tomllib.loads(content.decode())
+    except (ValueError, RecursionError) as error:
+        raise DdpDoctorError(f"{file}: not TOML: {error}") from None

@@ -36,6 +36,10 @@ _CODE = (
     "diagnose/rule.py",
     "diagnose/words.py",
     "measure/facts.py",
+    "measure/hangfacts.py",
+    "measure/memoryfacts.py",
+    "measure/places.py",
+    "measure/taxonomy.py",
 )
 _SUM_BYTES = 16
 _PACKAGES = ("cel", "jinja2", "msgspec", "yaml")

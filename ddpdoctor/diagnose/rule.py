@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -162,8 +163,8 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     @property
     def read_more(self) -> str | None:
-        """The first page that its fixes refer to."""
-        return next((page for fix in self.fixes for page in fix.docs), None)
+        """The first page that its first fix refers to."""
+        return next((page for fix in self.fixes[:1] for page in fix.docs), None)
 
     @property
     def effects(self) -> list[Effect]:
@@ -195,7 +196,21 @@ def checked_rule(content: bytes, path: Path, rule_id: str) -> Rule:
     rule: Rule = _decode(content, path, Rule)
     if rule.id != rule_id:
         raise RuleError(f"{path}: field `id`: is {rule.id!r}, but the file's path says {rule_id!r}")
-    for field, expression in _expressions(rule):
+    _check(path, _expressions(rule), _templates(rule), _paths(rule))
+    for number, test in enumerate(rule.tests):
+        unknown = facts_view.unknown_facts(test.facts)
+        if unknown:
+            raise RuleError(f"{path}: field `tests[{number}].facts`: {_no_fact(unknown[0])}")
+    return rule
+
+
+_Fields = Sequence[tuple[str, str]]
+"""Name of a field, and what it holds."""
+
+
+def _check(path: Path, expressions: _Fields, templates: _Fields, facts: _Fields) -> None:
+    """Raise :class:`RuleError` where a condition or a text is wrong, or names a fact that does not exist."""
+    for field, expression in expressions:
         try:
             compiled(expression)
         except ValueError as error:
@@ -205,20 +220,15 @@ def checked_rule(content: bytes, path: Path, rule_id: str) -> Rule:
         for read in paths_read(expression):
             if not _is_readable(read):
                 raise RuleError(f"{path}: field `{field}`: {_no_fact(read)}")
-    for field, template in _templates(rule):
+    for field, template in templates:
         try:
             check_template(template)
         except Exception as error:
             wrong = "" if type(error) is ValueError else "not a Jinja2 template: "
             raise RuleError(f"{path}: field `{field}`: {wrong}{error}") from None
-    for field, fact in _paths(rule):
+    for field, fact in facts:
         if not facts_view.is_fact(fact):
             raise RuleError(f"{path}: field `{field}`: {_no_fact(fact)}")
-    for number, test in enumerate(rule.tests):
-        unknown = facts_view.unknown_facts(test.facts)
-        if unknown:
-            raise RuleError(f"{path}: field `tests[{number}].facts`: {_no_fact(unknown[0])}")
-    return rule
 
 
 def _no_fact(path: str) -> str:
@@ -229,10 +239,14 @@ def _no_fact(path: str) -> str:
 def checked_common(content: bytes, path: Path) -> Common:
     """Decode and check ``common.yaml``; :class:`RuleError` names the file, the field and the reason."""
     common: Common = _decode(content, path, Common)
-    try:
-        compiled(common.cost_when)
-    except ValueError as error:
-        raise RuleError(f"{path}: field `cost_when`: not a CEL expression: {error}") from None
+    expressions, templates = [("cost_when", common.cost_when)], [("close", common.close)]
+    if (shown := common.cost_shown) is not None:
+        expressions.append(("cost_shown.when", shown.when))
+        templates.append(("cost_shown.otherwise", shown.otherwise))
+    if (short := common.short_window) is not None:
+        expressions += [("short_window.fix.when", short.fix.when)] if short.fix.when is not None else []
+        templates += [("short_window.explain", short.explain), *_texts("short_window.fix", short.fix)]
+    _check(path, expressions, templates, [("cost_needs", fact) for fact in common.cost_needs])
     return common
 
 
@@ -302,12 +316,14 @@ def _expressions(rule: Rule) -> list[tuple[str, str]]:
 def _templates(rule: Rule) -> list[tuple[str, str]]:
     found = [("title", rule.title), ("headline", rule.headline), ("explain", rule.explain)]
     for i, fix in enumerate(rule.fixes):
-        for name in ("title", "why", "snippet", "trade_off"):
-            text = getattr(fix, name)
-            if text is not None:
-                found.append((f"fixes[{i}].{name}", text))
-        found += [(f"fixes[{i}].settings.{name}", text) for name, text in fix.settings.items()]
+        found += _texts(f"fixes[{i}]", fix)
     return found
+
+
+def _texts(field: str, fix: FixText) -> list[tuple[str, str]]:
+    texts = {name: getattr(fix, name) for name in ("title", "why", "snippet", "trade_off")}
+    texts |= {f"settings.{name}": text for name, text in fix.settings.items()}
+    return [(f"{field}.{name}", text) for name, text in texts.items() if text is not None]
 
 
 def _paths(rule: Rule) -> list[tuple[str, str]]:

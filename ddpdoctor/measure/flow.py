@@ -89,12 +89,7 @@ def measure(
 ) -> Measurement:
     """Measure a run. ``logs`` and ``windows`` are ordered by rank; either may be empty, not both. ``hang``: whether and how it
     stopped, which is found elsewhere."""
-    told = counted(progress, Stage.ALIGN, begin=WINDOWS_READ)
-    told(0, 2)
-    aligned, set_clocks = align_logs(logs)
-    recorded, suspended = set_suspended_aside(aligned, telemetry)
-    told(1, 2)
-    graphs = build_graphs(recorded, with_bucket_sizes(windows, _bucket_bytes(recorded)))
+    graphs, recorded, notes = _aligned(logs, windows, telemetry, progress)
     aside = all_set_aside(graphs.told, recorded)
     told = counted(progress, Stage.MEASURE)
     told(0, 5)
@@ -120,9 +115,36 @@ def measure(
         bandwidth=bandwidth_points(graphs.window, _hosts(graphs.windows))
         if graphs.window is not None
         else [],
-        notes=[*set_clocks, *suspended, *outstanding(graphs.told), *caveats(graphs), *memory.notes],
+        notes=[*notes, *outstanding(graphs.told), *caveats(graphs), *memory.notes],
         set_aside=aside,
     )
+
+
+def summaries(
+    logs: Sequence[RankLog],
+    windows: Sequence[Window],
+    telemetry: Mapping[str, HostTelemetry],
+    progress: Progress = untold,
+) -> list[RankSummary]:
+    """The ``ranks`` of :func:`measure`, for which nothing is attributed or priced."""
+    graphs, _, _ = _aligned(logs, windows, telemetry, progress)
+    return _summaries(graphs, memory_of(logs, telemetry))
+
+
+def _aligned(
+    logs: Sequence[RankLog],
+    windows: Sequence[Window],
+    telemetry: Mapping[str, HostTelemetry],
+    progress: Progress,
+) -> tuple[Graphs, Sequence[RankLog], list[str]]:
+    """The graphs, the logs on one clock, and what was done to them."""
+    told = counted(progress, Stage.ALIGN, begin=WINDOWS_READ)
+    told(0, 2)
+    aligned, set_clocks = align_logs(logs)
+    recorded, suspended = set_suspended_aside(aligned, telemetry)
+    told(1, 2)
+    graphs = build_graphs(recorded, with_bucket_sizes(windows, _bucket_bytes(recorded)))
+    return graphs, recorded, [*set_clocks, *suspended]
 
 
 def _context(graphs: Graphs, gpu: GpuFacts, telemetry: Mapping[str, HostTelemetry]) -> Context:

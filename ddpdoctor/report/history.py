@@ -36,6 +36,9 @@ SHUFFLES = 2000
 SEED = 20_240_229
 _SCRIPTS = (".py", ".ipynb")
 
+_Job = tuple[str, str, str, str]
+"""Script, ranks, batch size and device; "" if unknown. Other values are another job."""
+
 
 class HistoryRun(msgspec.Struct, frozen=True, kw_only=True):
     """One run, in short."""
@@ -77,9 +80,14 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     changes: list[Changed]
     newest_percent: float | None
     """By how many per cent the newest run's step is longer (below zero: shorter) than the median of those before it that were asked
-    for; null without any."""
+    for; null without any, or if the newest run has no step time."""
     slower: bool
     """Whether it is longer than each of them, by more than the intervals of both leave open."""
+
+    @property
+    def undecided(self) -> bool:
+        """Whether the newest run has no step time, and one before it has."""
+        return not self.runs[-1].median_ms and any(run.median_ms for run in self.runs)
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,33 +110,38 @@ def history(recorded: Sequence[tuple[str, Diagnosis]], last: int, notes: Sequenc
 
     A run of which there is a recording and a report, or several reports, counts once, where it was found first.
     """
-    jobs: dict[str, list[tuple[int, HistoryRun]]] = {}
-    seen: set[tuple[str, int]] = set()
+    found: dict[tuple[_Job, int | str], tuple[_Job, int, HistoryRun]] = {}
     for source, diagnosis in recorded:
         name, started_ns = _job_of(diagnosis), diagnosis.job.started_ns
-        if started_ns is not None:
-            if (name, started_ns) in seen:
-                continue
-            seen.add((name, started_ns))
-        jobs.setdefault(name, []).append((started_ns or 0, _run(source, diagnosis)))
+        key = name, source if started_ns is None else started_ns
+        if key not in found:
+            found[key] = name, started_ns or 0, _run(source, diagnosis)
+    jobs: dict[_Job, list[tuple[int, HistoryRun]]] = {}
+    for name, started_ns, run in sorted(found.values(), key=lambda each: not each[2].median_ms):
+        # A run that ended before its first step may not tell its batch size or device.
+        same = [] if run.median_ms else [job for job in jobs if _may_be(name, job)]
+        jobs.setdefault(same[0] if len(same) == 1 else name, []).append((started_ns, run))
     told = [
-        _of_job(name, [run for _, run in sorted(runs, key=lambda run: run[0])], last)
+        _of_job(", ".join(filter(None, name)), [run for _, run in sorted(runs, key=lambda run: run[0])], last)
         for name, runs in sorted(jobs.items())
     ]
     return History(jobs=told, notes=list(notes))
 
 
-def _job_of(diagnosis: Diagnosis) -> str:
+def _job_of(diagnosis: Diagnosis) -> _Job:
     job = diagnosis.job
     script = next((PurePath(word).name for word in job.command if word.endswith(_SCRIPTS)), None)
     size = batch_size(diagnosis)
-    parts = (
+    return (
         script or "job",
         words.count(job.world_size, "rank") if job.world_size else "",
         f"batch {size:.3g}" if size else "",
         ", ".join(sorted(set(job.device_names))) or job.device or "",
     )
-    return ", ".join(part for part in parts if part)
+
+
+def _may_be(one: _Job, job: _Job) -> bool:
+    return all(own in ("", part) for own, part in zip(one, job, strict=True))
 
 
 def _run(source: str, diagnosis: Diagnosis) -> HistoryRun:
@@ -153,7 +166,7 @@ def _run(source: str, diagnosis: Diagnosis) -> HistoryRun:
 def _of_job(name: str, runs: list[HistoryRun], last: int) -> JobHistory:
     timed = [index for index, run in enumerate(runs) if run.median_ms]
     medians = np.array([runs[index].median_ms for index in timed], float)
-    percent, slower = _newest([runs[index] for index in timed], last)
+    percent, slower = _newest(runs[-1], [runs[index] for index in timed if index < len(runs) - 1][-last:])
     return JobHistory(
         job=name,
         runs=runs,
@@ -174,16 +187,14 @@ def _of_job(name: str, runs: list[HistoryRun], last: int) -> JobHistory:
     )
 
 
-def _newest(runs: Sequence[HistoryRun], last: int) -> tuple[float | None, bool]:
-    """(Per cent by which the newest is longer, whether it clearly is)."""
-    before = runs[:-1][-last:]
-    if not before or runs[-1].median_ms is None:
+def _newest(newest: HistoryRun, before: Sequence[HistoryRun]) -> tuple[float | None, bool]:
+    """(Per cent by which the newest is longer, whether it clearly is); (None, False) if it or all ``before`` have no step time."""
+    usual = [run.median_ms for run in before if run.median_ms is not None]
+    if not usual or not newest.median_ms:
         return None, False
-    newest = runs[-1]
-    usual = float(np.median([run.median_ms for run in before if run.median_ms is not None]))
     lowest = newest.interval_ms[0] if newest.interval_ms else newest.median_ms
-    highest = max((run.interval_ms[1] if run.interval_ms else run.median_ms or 0.0) for run in before)
-    return 100.0 * (runs[-1].median_ms / usual - 1.0), lowest is not None and lowest > highest
+    highest = max(run.interval_ms[1] if run.interval_ms else run.median_ms or 0.0 for run in before)
+    return 100.0 * (newest.median_ms / float(np.median(usual)) - 1.0), lowest > highest
 
 
 def _levels(medians_ms: NDArray[np.float64]) -> list[tuple[int, float, float, float]]:

@@ -17,6 +17,7 @@ from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.plain import plain_lines
 from ddpdoctor.report import words
 from ddpdoctor.report.embed import embedded_json
+from ddpdoctor.report.figures.every import closer_data
 from ddpdoctor.report.figures.layer import SHA256, Layer, closer_layer
 from ddpdoctor.report.read import SCRIPT_ID
 from ddpdoctor.report.view import page
@@ -71,12 +72,13 @@ def render_html(diagnosis: Diagnosis, *, static: bool = False) -> str:
 
     ``static`` leaves out what draws charts to look closer at, which is most of its size.
     """
+    data = closer_data(diagnosis)
     return render_page(
         "report.html.j2",
         ["report.css"],
         ["report.js"],
-        None if static else closer_layer(diagnosis),
-        page=page(diagnosis),
+        None if static else closer_layer(data),
+        page=page(diagnosis, data),
         data=Markup(embedded_json(diagnosis)),
         script_id=SCRIPT_ID,
     )

@@ -6,8 +6,9 @@ import os
 import re
 from xml.etree import ElementTree
 
-from ddpdoctor.diagnose.diagnosis import SEVERITIES, Diagnosis, Finding
+from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from ddpdoctor.report import words
+from ddpdoctor.severities import is_as_severe
 from ddpdoctor.written import JUNIT, write_file
 
 CONTROL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -16,12 +17,11 @@ CONTROL = re.compile("[^\t\n\r\u0020-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
     """One test case per rule; findings of ``fail_on`` or worse are failures, others pass with output."""
-    failing = SEVERITIES[: SEVERITIES.index(fail_on) + 1]
     suite = ElementTree.Element("testsuite", name="ddpdoctor")
     failures = 0
     for finding in diagnosis.findings:
         case = _case(suite, finding.rule)
-        failed = finding.severity in failing
+        failed = is_as_severe(finding.severity, fail_on)
         failures += failed
         element = ElementTree.SubElement(case, "failure" if failed else "system-out")
         if failed:

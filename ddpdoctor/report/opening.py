@@ -33,13 +33,12 @@ def price(diagnosis: Diagnosis) -> str:
         return _ceiling(cost_ms, share, gain)
     pieces = []
     recorded = diagnosis.steps.source == "trace"
-    in_some = recorded and finding.persistence not in (None, "always")
+    in_some = finding.persistence not in (None, "always")
+    over = "Over the recorded steps" if recorded else "On average"
     if cost_ms is not None:
         cost = words.milliseconds(cost_ms) + words.aside(words.cost_range(finding))
         each = "the one recorded step" if diagnosis.steps.measured == 1 else "every step"
-        pieces.append(
-            f"Over the recorded steps it costs {cost} a step" if in_some else f"It costs {cost} of {each}"
-        )
+        pieces.append(f"{over} it costs {cost} a step" if in_some else f"It costs {cost} of {each}")
         if share is not None:
             pieces[-1] += f", {words.percent(share)} of the time"
             if 1 / 60 <= share < 1 and not recorded:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -40,7 +40,8 @@ def sound(diagnosis: Diagnosis) -> Diagnosis:
     """The same diagnosis, what is as good as zero as 0. Raises ValueError, in words with the place, where it holds what no analysis
     can have found."""
     values = _Values()
-    fault = next(values.faults(diagnosis, "", 0), None) or next(_faults(diagnosis), None)
+    values.check(diagnosis, "", 0)
+    fault = next(_faults(diagnosis), None)
     if fault is not None:
         raise ValueError(fault)
     if not values.has_traces:
@@ -91,37 +92,47 @@ class _Values:
         """Whether there was a number as good as zero that is not 0."""
         self._letters = 0
 
-    def faults(self, value: Any, place: str, depth: int) -> Iterator[str]:
-        """What is wrong with ``value``, which is the field ``place``."""
+    def check(self, value: Any, place: str, depth: int) -> None:
+        """Raises ValueError if something is wrong with ``value``, which is the field ``place``."""
         if isinstance(value, bool) or value is None:
             return
         if isinstance(value, int | float):
-            most = _LATEST_NS if place in _MOMENTS else _MOST_NUMBER
-            if not -most <= value <= most:
-                yield f"{place}: a number out of range"
-            self.has_traces = self.has_traces or _is_trace(value)
+            self._check_numbers([value], place)
         elif isinstance(value, str):
             self._letters += len(value)
             if len(value) > MOST_LETTERS:
-                yield f"{place}: a text of more than {MOST_LETTERS:,} letters"
+                raise ValueError(f"{place}: a text of more than {MOST_LETTERS:,} letters")
             if self._letters > MOST_LETTERS_TOGETHER:
-                yield f"its texts have more than {MOST_LETTERS_TOGETHER:,} letters together"
+                raise ValueError(f"its texts have more than {MOST_LETTERS_TOGETHER:,} letters together")
         elif depth > _MOST_NESTED:
-            yield f"{place}: nested too deep"
+            raise ValueError(f"{place}: nested too deep")
         elif isinstance(value, list | tuple):
             if len(value) > MOST_LISTED and place in _SHORT:
-                yield f"{place}: a list of more than {MOST_LISTED:,} entries"
-            for item in value:
-                yield from self.faults(item, place, depth + 1)
+                raise ValueError(f"{place}: a list of more than {MOST_LISTED:,} entries")
+            # Series have a number for each rank and point: together, not one by one.
+            numbers = [item for item in value if type(item) in (float, int)]
+            if numbers:
+                self._check_numbers(numbers, place)
+            if len(numbers) < len(value):
+                for item in value:
+                    if type(item) not in (float, int):
+                        self.check(item, place, depth + 1)
         elif isinstance(value, dict):
             if len(value) > MOST_LISTED:
-                yield f"{place}: more than {MOST_LISTED:,} entries"
+                raise ValueError(f"{place}: more than {MOST_LISTED:,} entries")
             for key, item in value.items():
-                yield from self.faults(str(key), place, depth + 1)
-                yield from self.faults(item, str(key)[:40], depth + 1)
+                self.check(str(key), place, depth + 1)
+                self.check(item, str(key)[:40], depth + 1)
         elif isinstance(value, msgspec.Struct):
             for name in value.__struct_fields__:
-                yield from self.faults(getattr(value, name), name, depth + 1)
+                self.check(getattr(value, name), name, depth + 1)
+
+    def _check_numbers(self, numbers: Sequence[float], place: str) -> None:
+        most = _LATEST_NS if place in _MOMENTS else _MOST_NUMBER
+        if not (min(numbers) >= -most and max(numbers) <= most):
+            raise ValueError(f"{place}: a number out of range")
+        small = [value for value in numbers if -_LEAST_NUMBER < value < _LEAST_NUMBER]
+        self.has_traces = self.has_traces or any(map(_is_trace, small))
 
 
 def _is_trace(value: float) -> bool:

@@ -12,11 +12,11 @@ from ddpdoctor.report.charts.bandwidth import Bandwidth, bandwidth
 from ddpdoctor.report.charts.breakdown import Breakdown, breakdown
 from ddpdoctor.report.charts.flames import FlameChart, flames
 from ddpdoctor.report.charts.lateness import HeatMap, lateness
-from ddpdoctor.report.charts.lines import LineChart
-from ddpdoctor.report.charts.step_times import step_times
+from ddpdoctor.report.charts.lines import LineChart, line_chart
 from ddpdoctor.report.charts.telemetry import telemetry
 from ddpdoctor.report.charts.timeline import TimelineChart, timeline
 from ddpdoctor.report.charts.waterfall import WaterfallRow, waterfall
+from ddpdoctor.report.figures.every import CloserData, closer_data
 from ddpdoctor.report.finding_view import FindingView, Prose, few, finding_views
 from ddpdoctor.report.job_view import Group, Table, command_line, flat, hta_tables, job_groups
 from ddpdoctor.report.memory_view import memory_table
@@ -72,8 +72,9 @@ class Page(msgspec.Struct, frozen=True, kw_only=True):
     tool_version: str
 
 
-def page(diagnosis: Diagnosis) -> Page:
-    """Everything that the HTML report shows."""
+def page(diagnosis: Diagnosis, data: CloserData | None = None) -> Page:
+    """Everything that the HTML report shows. ``data``: that of its larger charts, if it was gathered before."""
+    data = data or closer_data(diagnosis)
     notes, more_notes = few(diagnosis.notes, "note")
     findings = finding_views(diagnosis.findings, diagnosis.verdict.rule, words.everybody(diagnosis.job))
     return Page(
@@ -87,9 +88,9 @@ def page(diagnosis: Diagnosis) -> Page:
         findings=findings,
         more_findings=few(diagnosis.findings, "finding")[1],
         breakdown=breakdown(diagnosis),
-        step_times=step_times(diagnosis),
-        lateness=lateness(diagnosis),
-        timeline=timeline(diagnosis),
+        step_times=line_chart(data.times),
+        lateness=lateness(data.late),
+        timeline=timeline(data.step),
         flames=flames(diagnosis),
         bandwidth=bandwidth(diagnosis),
         telemetry=telemetry(diagnosis),
@@ -137,7 +138,7 @@ def reproduce(diagnosis: Diagnosis) -> list[str]:
     if diagnosis.job.command:
         lines.append(f"ddpdoctor run -- {command_line(diagnosis.job.command)}")
     if diagnosis.source:
-        lines.append(f"ddpdoctor analyze {command_line(diagnosis.source[:4])} --html report.html")
+        lines.append(f"ddpdoctor analyze {command_line(diagnosis.source)} --html report.html")
     return lines
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from typing import List, NamedTuple
 
 from .files import folders_in, is_regular, reading
 from .owned import folder
@@ -72,6 +73,25 @@ def run_directories(path: str) -> list[str]:
         found += [os.path.join(parent, name) for name in runs]
         folders[:] = [name for name in folders if name not in runs and not name.startswith(".")]
     return sorted(found)
+
+
+class FilesBelow(NamedTuple):
+    """What lies in a folder and those below it."""
+
+    files: List[str]
+    """All that is no folder, sorted."""
+    errors: List[OSError]
+    """Of folders that cannot be listed."""
+
+
+def files_below(path: str) -> FilesBelow:
+    """The files in the folder ``path`` and below, but for those with a hidden name; links to folders are not followed."""
+    found: List[str] = []
+    errors: List[OSError] = []
+    for parent, folders, names in os.walk(path, onerror=errors.append):
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        found += [os.path.join(parent, name) for name in names if not name.startswith(".")]
+    return FilesBelow(sorted(found), errors)
 
 
 def is_recorded_file(path: str) -> bool:

@@ -6,13 +6,14 @@ Every analysis looks for some and hardly any finds one: what reads them is impor
 from __future__ import annotations
 
 import glob
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
+
+from ddpdoctor.rundir import FilesBelow, files_below
 
 if TYPE_CHECKING:
     from .recording import Recording
@@ -26,8 +27,6 @@ _DUMP = re.compile(r"dump|flight|nccl", re.IGNORECASE)
 _HEAD_BYTES = 1 << 16
 _JSON_MARKS = (b'"collective_seq_id"', b'"pg_config"', b'"record_id"', b'"nccl_version"', b'"pg_status"')
 PICKLE = re.compile(rb"\x80[\x02-\x05]")
-MOST_FILES = 100_000
-"""Of one folder."""
 
 
 class Dumps(msgspec.Struct, frozen=True):
@@ -52,12 +51,13 @@ class Dumps(msgspec.Struct, frozen=True):
         return next((each.backend for each in issued if each.backend), None)
 
 
-def find_dumps(paths: Sequence[str]) -> Dumps:
-    """The dumps in ``paths``, files and folders. What else lies there is no concern of this."""
+def find_dumps(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = None) -> Dumps:
+    """The dumps in ``paths``, files and folders, of which ``below`` has those that were listed. What else lies there is no concern
+    of this."""
     newest: dict[int, Recording] = {}
     files, notes = set(), []
     for path in paths:
-        for file in _files(path):
+        for file in _files(path, below or {}):
             rank = _rank_of(Path(file).name)
             if rank is None or not _looks_like_one(file):
                 continue
@@ -80,18 +80,15 @@ def _rank_of(name: str) -> int | None:
     return int(found[1]) if found else None
 
 
-def _files(path: str) -> Iterator[str]:
+def _files(path: str, below: Mapping[str, FilesBelow]) -> Iterator[str]:
     """The files that ``path`` stands for: itself, those of a folder, those of a pattern."""
-    if not Path(path).is_dir():
+    if path not in below and not Path(path).is_dir():
         found = [path] if Path(path).is_file() else sorted(glob.glob(path))  # noqa: PTH207
         yield from (file for file in found if Path(file).is_file())
         return
-    for parent, folders, names in os.walk(path):
-        folders[:] = sorted(folder for folder in folders if not folder.startswith("."))
-        for name in sorted(names)[:MOST_FILES]:
-            file = Path(parent, name)
-            if not name.startswith(".") and (file.is_file() or _DUMP.search(name)):
-                yield str(file)
+    for file in (below.get(path) or files_below(path)).files:
+        if Path(file).is_file() or _DUMP.search(Path(file).name):
+            yield file
 
 
 def _looks_like_one(file: str) -> bool:

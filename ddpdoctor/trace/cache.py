@@ -18,7 +18,7 @@ import ddpdoctor
 from ddpdoctor.cachefolder import cache_folder, is_own, make_own, open_own, own_entries
 from ddpdoctor.rundir import is_hollow
 from ddpdoctor.trace.columns import SCHEMA, RankTrace, is_archive, placed, read_archive, write_archive
-from ddpdoctor.trace.formats import load_trace
+from ddpdoctor.trace.formats import file_of, load_trace
 from ddpdoctor.trace.sources import content_tag, is_url, open_binary
 from ddpdoctor.written import replace_file
 
@@ -27,6 +27,8 @@ _LAYOUT = 3
 _SUFFIX = ".cached"
 LIMIT_BYTES = 8 << 30
 """The least recently used entries go beyond this size."""
+_unchecked_bytes = float("inf")
+"""Kept by this process since it last looked at the size of all; before its first entry, anything may be there."""
 
 
 def cached_load(path: str, rank: int | None = None) -> RankTrace:
@@ -35,7 +37,7 @@ def cached_load(path: str, rank: int | None = None) -> RankTrace:
     A URL is kept where its store tells when the content changes, else it is always read. A digest holds columns
     already. Trouble with the cache is never an error.
     """
-    read_once = not (is_url(path) or Path(path).is_file())  # what a FIFO gives
+    read_once = not (is_url(path) or Path(file_of(path)).is_file())  # what a FIFO gives
     if is_archive(path) or read_once:
         return load_trace(path, rank)
     try:
@@ -59,7 +61,7 @@ def cached_load(path: str, rank: int | None = None) -> RankTrace:
 def _version(path: str) -> str | None:
     if is_url(path):
         return content_tag(path)
-    status = Path(path).stat()
+    status = Path(file_of(path)).stat()
     if is_hollow(status):
         return None
     return f"{status.st_ino} {status.st_size} {status.st_mtime_ns}"
@@ -70,7 +72,9 @@ def _entry(path: str, version: str) -> Path:
     if is_url(path):
         digest.update(f"\0{version}".encode())
     else:
-        with open_binary(path) as stream:
+        file = file_of(path)
+        digest.update(path[len(file) :].encode())  # which of several ranks
+        with open_binary(file) as stream:
             while block := stream.read(1 << 20):
                 digest.update(block)
     return cache_folder("traces") / f"{digest.hexdigest()}{_SUFFIX}"
@@ -89,8 +93,13 @@ def _read(entry: Path) -> RankTrace | None:
 
 
 def _write(entry: Path, trace: RankTrace) -> None:
-    if make_own(entry.parent):
-        replace_file(entry, lambda stream: write_archive(stream, trace))
+    global _unchecked_bytes
+    if not make_own(entry.parent):
+        return
+    replace_file(entry, lambda stream: write_archive(stream, trace))
+    _unchecked_bytes += entry.lstat().st_size
+    if _unchecked_bytes > LIMIT_BYTES // 64:
+        _unchecked_bytes = 0
         _prune(entry.parent)
 
 

@@ -12,6 +12,7 @@ from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.cli import compare, export
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import is_run_directory
+from tests.trace.trace_files import document, events, write
 
 FIXTURES = Path(__file__).resolve().parents[2] / "fixtures"
 OPTIONS = Options(cache=False, jobs=1)
@@ -77,3 +78,17 @@ def test_export_and_compare_choose_among_jobs_as_analyze_does(tmp_path):
             CliRunner().invoke(command, arguments, catch_exceptions=False)
         done = CliRunner().invoke(command, [*arguments, "--job", "2"], catch_exceptions=False)
         assert done.exit_code == 0, done.output
+
+
+def test_a_folder_of_traces_is_listed_once_for_all_that_may_lie_in_it(tmp_path, monkeypatch):
+    for rank in range(2):
+        write(tmp_path / f"rank{rank}.json", document(events(20), rank))
+    listed, read = [], []
+    scandir, opened = os.scandir, os.open
+    monkeypatch.setattr(os, "scandir", lambda place: listed.append(str(place)) or scandir(place))
+    monkeypatch.setattr(
+        os, "open", lambda place, *a, **more: read.append(str(place)) or opened(place, *a, **more)
+    )
+    analyze([str(tmp_path)], OPTIONS)
+    assert listed.count(str(tmp_path)) == 3, "for tables at its top, for run directories, for files"
+    assert read.count(str(tmp_path / "rank0.json")) == 3, "to find it, to choose its reader, to read it"

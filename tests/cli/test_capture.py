@@ -2,9 +2,12 @@
 
 import json
 import re
+import shutil
 
 import pytest
 
+from ddpdoctor.cli.capturing import _number
+from ddpdoctor.telemetry import LiveRun
 from tests.cli.live import live_run, steps_of
 from tests.commands import ROOT, command
 
@@ -60,3 +63,26 @@ def test_who_does_not_run_is_not_asked(tmp_path):
         done = command(verb, tmp_path)
         assert (done.returncode, done.stdout) == (2, "")
         assert re.search("no run directory|not a ddpdoctor run directory", done.stderr)
+
+
+def test_the_same_window_ordered_on_each_host_has_one_number(tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(ROOT / "fixtures" / "healthy", run)
+    ranks = sorted((run / "ranks").iterdir())
+
+    def live(*captures):
+        for number, (folder, done) in enumerate(zip(ranks, captures, strict=True)):
+            rank = json.loads((folder / "rank.json").read_text())
+            (folder / "rank.json").write_text(json.dumps({**rank, "host": "ab"[number], "captures": done}))
+        seen = LiveRun(run)
+        seen.look()
+        assert {each.host for each in seen.ranks.values()} == {"a", "b"}
+        return seen
+
+    first = {"number": 1, "steps": [500, 508], "state": "waiting"}
+    seen = live([first], [])
+    assert _number(run, seen, {"b"}, 500) == 1
+    assert _number(run, seen, {"b"}, 600) == 2, "another window"
+    assert _number(run, seen, {"a"}, 500) == 2, "this host's own trace would be written over"
+    second = {"number": 2, "steps": [700, 708], "state": "waiting"}
+    assert _number(run, live([first, second], [first]), {"b"}, 700) == 2

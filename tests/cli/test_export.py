@@ -8,7 +8,9 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+from click.testing import CliRunner
 
+from ddpdoctor.cli.main import cli
 from ddpdoctor.measure.export import COLLECTIVES, EVENTS, STEPS
 from tests.cli.live import TRAINED, live_run
 from tests.commands import command
@@ -137,3 +139,10 @@ def test_figures_of_a_recording_and_of_its_report(tmp_path):
 def test_what_does_not_go_together_is_said(options, sentence, tmp_path):
     code, _, err = run(ROOT / "fixtures" / "slow-data-one-rank", *options)
     assert code == 2 and sentence in " ".join(err.split())
+
+
+def test_tables_and_flame_graphs_are_not_diagnosed(tmp_path, monkeypatch):
+    monkeypatch.setattr("ddpdoctor.analysis.conclude", None)
+    arguments = ["--csv", str(tmp_path / "csv"), "--speedscope", str(tmp_path / "flames")]
+    done = CliRunner().invoke(cli, ["export", str(ROOT / "fixtures" / "healthy"), *arguments])
+    assert done.exception is None and (tmp_path / "csv" / "steps.csv").exists()

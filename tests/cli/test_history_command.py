@@ -72,3 +72,31 @@ def test_nothing_to_read_is_one_sentence(tmp_path):
     assert "no run and no report could be read" in str(done.exception)
     done = CliRunner().invoke(command, [str(tmp_path / "nowhere")])
     assert "no such file or directory" in str(done.exception)
+
+
+def test_a_gate_does_not_pass_where_the_newest_run_has_no_step_time(tmp_path):
+    report = tmp_path / "1.json"
+    assert (
+        CliRunner().invoke(cli, ["analyze", str(FIXTURES / "barrier"), "--json", str(report)]).exit_code == 0
+    )
+    told = json.loads(report.read_bytes())
+    for number in (2, 3):
+        told["job"]["started_ns"] += 10**12
+        if number == 3:
+            told["steps"]["median_ms"], told["series"] = (
+                None,
+                {"ranks": [], "steps": [], "step_ms": [], "late_ms": []},
+            )
+        (tmp_path / f"{number}.json").write_text(json.dumps(told))
+    done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "5"])
+    assert "the newest run has no step time" in str(done.exception)
+
+
+def test_the_configuration_is_read_once_for_all_recordings(tmp_path, monkeypatch):
+    for name in ("barrier", "healthy"):
+        shutil.copytree(FIXTURES / name, tmp_path / "runs" / name)
+    (tmp_path / "ddpdoctor.toml").write_text("")
+    (tmp_path / "ddpdoctor.toml").chmod(0o666)
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(cli, ["history", "runs"])
+    assert done.exit_code == 0 and done.output.count("ddpdoctor.toml is not used") == 1

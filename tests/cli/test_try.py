@@ -253,3 +253,21 @@ def test_a_run_directory_that_takes_no_answer_keeps_the_earlier_one(tmp_path, mo
     assert (tmp_path / "trials.json").read_text() == earlier
     assert "cannot be written (No space left on device)" in capsys.readouterr().err
     assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize(
+    ("job", "ranks"),
+    [
+        ("torchrun --nproc-per-node 8 train.py", 8),
+        ("torchrun --nproc_per_node=4 train.py", 4),
+        ("conda run -n env torchrun --nproc-per-node 8 train.py", 8),
+        ("nice -n 10 torchrun --nproc-per-node 2 train.py", 2),
+        ("nice -n 10 python train.py", 1),
+        ("nice -n 10 mpirun -np 4 python train.py", 4),
+        ("srun -n 2 torchrun --nproc-per-node 8 train.py", 8),
+        ("accelerate launch --num_processes 3 train.py", 3),
+        ("torchrun --nproc-per-node auto train.py -n 7", 1),
+    ],
+)
+def test_ranks_of_a_command_are_its_launcher_s(job, ranks):
+    assert trials._ranks_here(job.split()) == ranks

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from pathlib import Path
 
 import msgspec
@@ -13,9 +12,6 @@ import pytest
 from ddpdoctor.diagnose.config import Config, check_config, load_config
 from ddpdoctor.diagnose.load import load_rules
 from ddpdoctor.errors import DdpDoctorError
-
-if sys.version_info < (3, 11):
-    pytest.importorskip("tomli")
 
 
 def test_nothing_set_is_the_default(tmp_path: Path) -> None:
@@ -54,6 +50,7 @@ def test_the_nearest_file_counts_and_folders_are_relative_to_it(tmp_path: Path) 
         ("ddpdoctor.toml", "file = 'x'", ["`file`", "top level"]),
         ("ddpdoctor.toml", "suppress = [", ["not TOML"]),
         ("pyproject.toml", "[tool.ddpdoctor]\nrules = 1", ["`tool.ddpdoctor.rules`"]),
+        ("pyproject.toml", "tool.ddpdoctor = 1", ["`tool.ddpdoctor`", "object"]),
     ],
 )
 def test_a_wrong_file_is_refused_by_name_and_field(
@@ -87,6 +84,24 @@ def test_a_wrong_file_is_refused_by_name_and_field(
 def test_what_means_nothing_is_refused(config: Config, word: str) -> None:
     with pytest.raises(DdpDoctorError, match=word.replace("*", r"\*")):
         check_config(config, load_rules(entry_points=False))
+
+
+@pytest.mark.parametrize(
+    ("pyproject", "suppressed"),
+    [
+        ("# no tool.ddpdoctor here\n[project]\ndependencies = ['ddpdoctor']\n", "ddp/*"),
+        ("[tool.'ddpdoctor']\nsuppress = ['gpu/*']\n", "gpu/*"),
+        ("[tool]\nddpdoctor = {suppress = ['gpu/*']}\n", "gpu/*"),
+    ],
+)
+def test_the_table_counts_however_it_is_written_and_a_comment_is_none(
+    tmp_path: Path, pyproject: str, suppressed: str
+) -> None:
+    (tmp_path / "ddpdoctor.toml").write_text("suppress = ['ddp/*']\n", encoding="utf-8")
+    below = tmp_path / "below"
+    below.mkdir()
+    (below / "pyproject.toml").write_text(pyproject, encoding="utf-8")
+    assert load_config(below).suppress == [suppressed]
 
 
 @pytest.fixture

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import stat
+import typing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ddpdoctor.diagnose import kept, load
 from ddpdoctor.diagnose.kept import Kept
 from ddpdoctor.diagnose.load import load_rules, packaged_folder, read_folder
 from ddpdoctor.errors import RuleError
+from ddpdoctor.measure.facts import Facts
 
 GOOD = (packaged_folder() / "gpu" / "memory-full.yaml").read_text(encoding="utf-8")
 
@@ -119,3 +122,19 @@ def test_entries_are_the_users_own_and_few(tmp_path, cache):
     assert len(entries) == kept._MOST_ENTRIES
     assert {stat.S_IMODE(entry.stat().st_mode) for entry in entries} == {0o600}
     assert Kept(dict[str, int], {"a": b"%d" % number}).read() == {"n": number}
+
+
+def test_code_that_any_fact_comes_from_is_part_of_the_key():
+    def modules(kind):
+        yield kind.__module__
+        for field in typing.get_type_hints(kind).values():
+            for each in (
+                field,
+                *typing.get_args(field),
+                *(b for a in typing.get_args(field) for b in typing.get_args(a)),
+            ):
+                if isinstance(each, type) and issubclass(each, msgspec.Struct):
+                    yield from modules(each)
+
+    found = {f"{name.removeprefix('ddpdoctor.').replace('.', '/')}.py" for name in modules(Facts)}
+    assert "measure/hangfacts.py" in found and found <= set(kept._CODE)

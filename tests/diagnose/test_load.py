@@ -12,6 +12,7 @@ import pytest
 
 from ddpdoctor.diagnose.entrypoints import rule_packages
 from ddpdoctor.diagnose.load import load_rules, packaged_folder, read_folder
+from ddpdoctor.diagnose.rule import checked_common
 from ddpdoctor.errors import RuleError
 
 GOOD = (packaged_folder() / "gpu" / "memory-full.yaml").read_text(encoding="utf-8")
@@ -164,3 +165,25 @@ def test_a_rule_that_takes_the_place_of_the_pack_s_is_known_and_the_same_one_is_
     written(tmp_path, GOOD.replace("severity: info", "severity: warning"))
     assert load_rules([tmp_path], entry_points=False).replaced == ("gpu/memory-full",)
     assert load_rules([packaged_folder()], entry_points=False).replaced == ()
+
+
+COMMON = (packaged_folder() / "common.yaml").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "field", "reason"),
+    [
+        ("cost.share >= t.least_share &&", "cost.shere >= t.least_share &&", "`cost_when`", "cost.shere"),
+        ("cost_needs: [steps.mean_ms]", "cost_needs: [steps.mean]", "`cost_needs`", "steps.mean"),
+        ("cost.ranks == null ||", "cost.ranks == = null ||", "`cost_shown.when`", "not a CEL expression"),
+        ("{{ cost.ranks|ranks }} would", "{{ cost.ranks|rank }} would", "`cost_shown.otherwise`", "rank"),
+        ("{{ cost.waiting_ms_per_step|ms }} a step; if", "{{ cost. }} a step; if", "`close`", "Jinja2"),
+        ("{{ cost.steps_seen }} recorded", "{{ cost.steps_seen", "`short_window.explain`", "Jinja2"),
+        ("title: Record the whole", "title: '{% if %}'\n    #", "`short_window.fix.title`", "Jinja2"),
+    ],
+)
+def test_what_holds_for_all_rules_is_checked_as_they_are(old: str, new: str, field: str, reason: str) -> None:
+    assert old in COMMON
+    with pytest.raises(RuleError) as caught:
+        checked_common(COMMON.replace(old, new).encode(), Path("common.yaml"))
+    assert field in str(caught.value) and reason in str(caught.value)

@@ -18,8 +18,10 @@ from packed import unpacked
 
 import ddpdoctor.report
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.report import write_figures
-from ddpdoctor.report.figures.every import figure_specs
+from ddpdoctor.report import render_html, write_figures
+from ddpdoctor.report.charts import step_times
+from ddpdoctor.report.charts.lines import line_data
+from ddpdoctor.report.figures.every import closer_data, figure_specs
 from ddpdoctor.report.figures.layer import BUDGET_BYTES, LIBRARY, SHA256, closer_layer
 from ddpdoctor.report.figures.spec import light_colours, painted, text
 from ddpdoctor.report.view import page
@@ -139,7 +141,7 @@ def test_the_library_is_the_published_file():
 
 
 def test_a_report_carries_coarser_figures_where_the_fine_ones_are_too_large():
-    small, large = closer_layer(samples.sick()), closer_layer(samples.large())
+    small, large = (closer_layer(closer_data(each)) for each in (samples.sick(), samples.large()))
     assert small.names == large.names == ["step_times", "lateness", "timeline"]
     assert json.loads(unpacked(small.figures))["step_times"]["data"][0]["x"] == samples.sick().series.steps
     assert len(large.figures) <= BUDGET_BYTES
@@ -147,7 +149,7 @@ def test_a_report_carries_coarser_figures_where_the_fine_ones_are_too_large():
     assert 16 <= len(drawn["lateness"]["data"][0]["z"]) <= 64
     shared = drawn["lateness"]["layout"]["meta"]["rows"]
     assert shared[0][0] == 0 and shared[-1][1] == 511, "which ranks share a row is known"
-    assert closer_layer(samples.minimal()) is None
+    assert closer_layer(closer_data(samples.minimal())) is None
 
 
 def test_a_shared_cell_shows_the_latest_and_says_where_it_begins():
@@ -155,9 +157,9 @@ def test_a_shared_cell_shows_the_latest_and_says_where_it_begins():
     late = [[0.0] * 3000 for _ in range(64)]
     late[40][1500] = 500.0
     series = msgspec.structs.replace(diagnosis.series, late_ms=late)
-    heat = json.loads(unpacked(closer_layer(msgspec.structs.replace(diagnosis, series=series)).figures))[
-        "lateness"
-    ]["data"][0]
+    heat = json.loads(
+        unpacked(closer_layer(closer_data(msgspec.structs.replace(diagnosis, series=series))).figures)
+    )["lateness"]["data"][0]
     assert max(value for row in heat["z"] for value in row) == 500.0
     row = next(row for row in heat["z"] if 500.0 in row)
     at = row.index(500.0)
@@ -208,3 +210,15 @@ def test_importing_ddpdoctor_imports_no_plotly():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "dict[str, go.Figure] False\n"
     assert ddpdoctor.report.write_figures is write_figures
+
+
+def test_a_report_gathers_the_numbers_of_its_charts_once(monkeypatch):
+    asked = []
+
+    def counted(*arguments):
+        asked.append(arguments)
+        return line_data(*arguments)
+
+    monkeypatch.setattr(step_times, "line_data", counted)
+    render_html(samples.sick())
+    assert len(asked) == 1

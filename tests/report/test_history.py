@@ -109,3 +109,23 @@ def test_all_forms_carry_it(tmp_path):
 def test_what_a_report_says_stays_text(tmp_path):
     write_history_html(history([("<img src=x>", samples.hostile())], last=5), tmp_path / "h.html")
     assert "<img src=x" not in (tmp_path / "h.html").read_text()
+
+
+def test_a_newest_run_without_step_time_is_neither_passed_over_nor_another_job():
+    *before, (source, newest) = nightly([50.0] * 7)
+    newest = msgspec.structs.replace(
+        newest,
+        steps=msgspec.structs.replace(newest.steps, median_ms=None),
+        series=msgspec.structs.replace(newest.series, step_ms=[], steps=[], late_ms=[]),
+        facts={},
+        job=msgspec.structs.replace(newest.job, device=None, device_names=[]),
+    )
+    told = history([*before, (source, newest)], last=5)
+    (job,) = told.jobs
+    assert job.runs[-1].median_ms is None and job.undecided
+    assert (job.newest_percent, told.regression_percent()) == (None, None)
+    shown = Console(file=io.StringIO(), width=80)
+    print_history(told, shown)
+    assert "newest run has no step time" in " ".join(shown.file.getvalue().split())
+    other = run(9, 40.0, world=4)
+    assert [len(job.runs) for job in history([*before, other, (source, newest)], last=5).jobs] == [7, 1]

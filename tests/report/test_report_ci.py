@@ -9,8 +9,10 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 import samples
+from click.testing import CliRunner
 
-from ddpdoctor.report import redact, render_junit, to_sarif, write_junit, write_sarif
+from ddpdoctor.cli.main import cli
+from ddpdoctor.report import redact, render_junit, to_json, to_sarif, write_junit, write_sarif
 
 
 def test_sarif_shows_findings_at_their_lines(tmp_path):
@@ -136,3 +138,13 @@ def test_junit_holds_hostile_text():
     assert samples.HOSTILE in suite.find("testcase/system-out").text
     evil = msgspec.structs.replace(samples.sick().findings[0], title="a\x00b\x1b")
     assert "a�b�" in render_junit(msgspec.structs.replace(samples.sick(), findings=[evil]))
+
+
+def test_junit_fails_what_fail_on_fails(tmp_path):
+    (tmp_path / "d.json").write_bytes(to_json(samples.sick()))
+    for severity, code, failures in (("critical", 1, "1"), ("info", 1, "2")):
+        written = tmp_path / f"{severity}.xml"
+        done = CliRunner().invoke(
+            cli, ["analyze", str(tmp_path / "d.json"), "--fail-on", severity, "--junit", str(written)]
+        )
+        assert (done.exit_code, ElementTree.parse(written).getroot().get("failures")) == (code, failures)

@@ -16,12 +16,11 @@ from ddpdoctor.diagnose.diagnosis import (
     WaterfallBar,
 )
 from ddpdoctor.report.charts.breakdown import ROWS, breakdown
-from ddpdoctor.report.charts.lateness import lateness
 from ddpdoctor.report.charts.lines import LINES, POINTS
 from ddpdoctor.report.charts.scale import Tick, index_ticks, nice_ticks, thin
-from ddpdoctor.report.charts.step_times import notable_ranks, step_times
+from ddpdoctor.report.charts.step_times import notable_ranks
 from ddpdoctor.report.charts.telemetry import telemetry
-from ddpdoctor.report.charts.timeline import SPANS, timeline
+from ddpdoctor.report.charts.timeline import SPANS
 from ddpdoctor.report.charts.waterfall import waterfall
 from ddpdoctor.report.opening import steps_measured
 from ddpdoctor.report.view import page
@@ -45,6 +44,13 @@ def test_what_some_steps_of_a_trace_show_is_not_promised_for_hours():
     findings = [replace(finding, persistence="random") for finding in sick.findings]
     assert page(replace(sick, steps=steps, findings=findings)).price.startswith(
         "Over the recorded steps it costs 44.8 ms a step, 87 % of the time; the job"
+    )
+
+
+def test_what_some_steps_of_a_run_cost_is_not_told_as_the_price_of_each():
+    findings = [replace(finding, persistence="periodic") for finding in samples.sick().findings]
+    assert page(replace(samples.sick(), findings=findings)).price.startswith(
+        "On average it costs 44.8 ms a step, 87 % of the time (52 min of each hour); the job"
     )
 
 
@@ -195,35 +201,44 @@ def test_notable_ranks_start_with_the_culprits():
 
 
 def test_many_lines_become_median_band_and_culprits():
-    chart = step_times(samples.large())
+    chart = page(samples.large()).step_times
     assert [line.name for line in chart.lines] == ["median", "rank 137", "rank 300"]
     assert chart.band and chart.band_label == "from the lowest to the highest of 512 ranks"
     assert chart.lines[0].path.count("L") < POINTS
 
 
 def test_few_lines_are_drawn_each():
-    chart = step_times(samples.healthy())
+    chart = page(samples.healthy()).step_times
     assert [line.name for line in chart.lines] == [f"rank {rank}" for rank in range(4)]
     assert chart.band is None and len(chart.lines) <= LINES
 
 
 def test_a_gap_in_the_values_is_a_gap_in_the_line():
     series = Series(steps=[0, 1, 2, 3], ranks=[0], step_ms=[[1.0, None, float("nan"), 2.0]])
-    chart = step_times(replace(samples.minimal(), series=series))
+    chart = page(replace(samples.minimal(), series=series)).step_times
     assert chart.lines[0].path.count("M") == 2
     assert "L" not in chart.lines[0].path
+
+
+@pytest.mark.parametrize(
+    ("points", "stride", "says"), [(400, 10, "20 steps"), (200, 10, "10 steps"), (200, 1, "")]
+)
+def test_a_point_is_the_mean_of_so_many_steps_of_the_run(points, stride, says):
+    series = Series(steps=list(range(0, points * stride, stride)), ranks=[0], step_ms=[[50.0] * points])
+    notes = page(replace(samples.minimal(), series=series)).step_times.notes
+    assert notes == ([f"Each point is the mean of {says}."] if says else [])
 
 
 def test_one_huge_step_does_not_flatten_the_others():
     values = [50.0] * 99 + [5000.0]
     series = Series(steps=list(range(100)), ranks=[0], step_ms=[values])
-    chart = step_times(replace(samples.minimal(), series=series))
+    chart = page(replace(samples.minimal(), series=series)).step_times
     assert chart.notes == ["1 point above the chart (up to 5.00 s)."]
     assert chart.y_ticks[-1].label == "80 ms"
 
 
 def test_lateness_shows_the_late_rank_and_leaves_the_others_empty():
-    chart = lateness(samples.sick())
+    chart = page(samples.sick()).lateness
     assert [row.label for row in chart.rows] == ["0", "1"]
     assert any(chart.paths) and all("M0 0H" not in path for path in chart.paths)
     assert "rank 1 is latest, by 43.9 ms" in chart.description
@@ -231,37 +246,37 @@ def test_lateness_shows_the_late_rank_and_leaves_the_others_empty():
 
 
 def test_nobody_late_is_a_sentence_instead_of_an_empty_map():
-    chart = lateness(samples.healthy())
+    chart = page(samples.healthy()).lateness
     assert chart.rows == []
     assert chart.description == "None of 4 ranks is ever later than 2 ms, over 200 points in time."
 
 
 def test_lateness_of_many_ranks_is_aggregated_by_host_sized_groups():
-    chart = lateness(samples.large())
+    chart = page(samples.large()).lateness
     assert chart.rows[0].title.startswith("rank 0–15:")
     assert len(chart.rows) == 32 and chart.notes
 
 
 def test_timeline_places_lanes_and_keeps_few_enough_bars():
-    chart = timeline(samples.sick())
+    chart = page(samples.sick()).timeline
     assert [rank.label for rank in chart.ranks] == ["rank 0", "rank 1"]
     assert [lane.label for lane in chart.ranks[0].lanes] == ["host", "compute", "communication"]
     wait = next(bar for bar in chart.bars if bar.kind == "comm_wait")
     assert wait.width == pytest.approx(100 * 45 / 51, abs=0.01)
-    big = timeline(samples.large())
+    big = page(samples.large()).timeline
     assert len(big.bars) <= SPANS and len(big.ranks) == 12
     assert len(big.notes) == 1 and big.notes[0].startswith("12 of 512 ranks are drawn")
 
 
 def test_timeline_merges_what_cannot_be_told_apart():
     spans = [Span(0, "compute", "compute", f"k{index}", index * 0.001, 0.0009) for index in range(50_000)]
-    chart = timeline(replace(samples.minimal(), timeline=Timeline(step=1, spans=spans)))
+    chart = page(replace(samples.minimal(), timeline=Timeline(step=1, spans=spans))).timeline
     assert len(chart.bars) < 100
 
 
 def test_timeline_without_length_is_not_drawn():
     spans = [Span(0, "compute", "compute", "k", 1.0, 0.0)]
-    assert timeline(replace(samples.minimal(), timeline=Timeline(step=1, spans=spans))) is None
+    assert page(replace(samples.minimal(), timeline=Timeline(step=1, spans=spans))).timeline is None
 
 
 def test_telemetry_leaves_out_quantities_that_no_device_reports():
@@ -308,6 +323,13 @@ def test_reproduce_quotes_the_command():
         replace(samples.sick(), job=replace(samples.sick().job, command=["python", "a b.py"]))
     ).reproduce
     assert lines[0] == "ddpdoctor run -- python 'a b.py'"
+
+
+def test_reproduce_names_every_source():
+    files = [f"rank{rank}.json" for rank in range(8)]
+    assert page(replace(samples.sick(), source=files)).reproduce[-1] == (
+        f"ddpdoctor analyze {' '.join(files)} --html report.html"
+    )
 
 
 def test_an_effect_is_counted_in_its_cause_and_one_step_has_no_rhythm():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -55,9 +56,7 @@ def test_it_says_when_it_is_wrong_and_where_its_numbers_come_from(rule: Rule) ->
     assert len(rule.limits) > 40
     assert all(entry.source and entry.unit for entry in rule.thresholds.values())
     assert rule.fixes
-    for fix in rule.fixes:
-        assert fix.docs, f"no link for {fix.title!r}"
-        assert all(url.startswith("https://") for url in fix.docs)
+    assert all(url.startswith("https://") for fix in rule.fixes for url in fix.docs)
 
 
 @each_rule
@@ -74,6 +73,33 @@ def test_every_fix_is_shown_by_a_test(rule: Rule) -> None:
         alone = msgspec.structs.replace(rule, fixes=[fix])
         outcomes = [outcome_of(alone, PACK.common, test.facts) for test in rule.tests if test.fires]
         assert any(outcome.findings and outcome.findings[0].fixes for outcome in outcomes), fix.title
+
+
+_SHOWN = {
+    "amp.autocast": {"bf16": "torch.bfloat16", "fp16": "torch.float16"},
+    "ddp.accumulate": {"true": "no_sync()"},
+    "ddp.comm_hook": {"bf16": "bf16_compress_hook", "fp16": "fp16_compress_hook"},
+    "torch.matmul_precision": {"high": 'set_float32_matmul_precision("high")'},
+}
+"""What a snippet has for a setting that is no argument of the same name."""
+
+
+@each_rule
+def test_a_snippet_shows_what_the_settings_try(rule: Rule) -> None:
+    for test in rule.tests:
+        for finding in outcome_of(rule, PACK.common, test.facts).findings:
+            for fix in finding.fixes:
+                for name, value in fix.settings.items() if fix.snippet else ():
+                    argument = "OMP_NUM_THREADS" if name == "torch.threads" else name.partition(".")[2]
+                    shown = _SHOWN.get(name, {}).get(value, f"{argument}={value}")
+                    assert shown.lower() in fix.snippet.lower(), (test.name, name, value, fix.snippet)
+
+
+@each_rule
+def test_no_snippet_s_own_code_has_the_name_of_a_fact(rule: Rule) -> None:
+    for fix in rule.fixes:
+        code = re.sub(r"\{\{.*?\}\}|\{%.*?%\}", "", fix.snippet or "", flags=re.DOTALL)
+        assert not [name for name in re.findall(r"[a-z_]+(?:\.[a-z_]+)+", code) if facts_view.is_fact(name)]
 
 
 @each_rule

@@ -11,6 +11,7 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import cache, find_traces, load_trace, load_traces
 from ddpdoctor.trace.columns import write_archive
 from ddpdoctor.trace.job import read_traces
+from tests.trace.nsight_export import export
 from tests.trace.trace_files import assert_same, document, events, kernel, write
 
 CONTENT = [*events(20), kernel("ncclDevKernel_x", 5, **{"Collective name": "allreduce", "Seq": 3})]
@@ -67,6 +68,16 @@ def test_a_rank_given_by_one_reader_is_not_kept_for_the_next(tmp_path, parses):
     assert cache.cached_load(path, 1).meta.rank_from == "run directory"
     assert_same(cache.cached_load(path), load_trace(path))
     assert cache.cached_load(path).meta.rank == 3 and len(parses) == 1
+
+
+def test_each_rank_of_an_export_of_several_is_kept(tmp_path, home, parses):
+    traces = [load_trace(write(tmp_path / f"{rank}.json", document(CONTENT, rank))) for rank in (0, 1)]
+    files = find_traces([export(tmp_path / "report.sqlite", traces)]).files
+    first = [cache.cached_load(file) for file in files]
+    second = [cache.cached_load(file) for file in files]
+    assert len(parses) == len(list(home.iterdir())) == len(files) == 2
+    for made, again in zip(first, second, strict=True):
+        assert_same(again, made)
 
 
 @pytest.mark.parametrize("damage", ["cut", "flip", "empty", "text"])
@@ -169,6 +180,15 @@ def test_the_oldest_entries_go_first(tmp_path, home, monkeypatch):
     monkeypatch.setattr(cache, "LIMIT_BYTES", sum(f.stat().st_size for f in entries) * 5 // 4)
     cache.cached_load(paths[2])
     assert not entry_of(paths[0]).exists() and entry_of(paths[1]).exists() and entry_of(paths[2]).exists()
+
+
+def test_the_folder_is_looked_through_once_for_many_entries(tmp_path, monkeypatch):
+    looks = []
+    monkeypatch.setattr(cache, "own_entries", lambda *a: looks.append(a) or [])
+    monkeypatch.setattr(cache, "_unchecked_bytes", float("inf"))
+    for i in range(5):
+        cache.cached_load(write(tmp_path / f"{i}.json", document(events(20 + i))))
+    assert len(looks) == 1
 
 
 def test_entries_are_no_traces_and_errors_stay_errors(tmp_path, home, all_worth_it):

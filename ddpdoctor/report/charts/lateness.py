@@ -60,20 +60,8 @@ class HeatMap(msgspec.Struct, frozen=True, kw_only=True):
     notes: list[str]
 
 
-class LateData(msgspec.Struct, frozen=True, kw_only=True):
-    """The numbers of the map, whoever draws them."""
-
-    rows: list[tuple[int, list[float | None]]]
-    """Rank, and its lateness at each point of ``steps``."""
-    steps: list[int]
-    bounds: list[float]
-    """Above each begins a shade."""
-    calm: bool
-    """Nobody is later than the first of ``bounds``."""
-
-
 class LateCells(msgspec.Struct, frozen=True, kw_only=True):
-    """:class:`LateData` in few enough cells, each with the latest of those that share it."""
+    """Lateness in few enough cells, each with the latest of those that share it."""
 
     cells: list[list[float | None]]
     ranks: list[tuple[int, int]]
@@ -84,6 +72,20 @@ class LateCells(msgspec.Struct, frozen=True, kw_only=True):
         return [str(first) if first == last else f"{first}–{last}" for first, last in self.ranks]
 
 
+class LateData(msgspec.Struct, frozen=True, kw_only=True):
+    """The numbers of the map, whoever draws them."""
+
+    rows: list[tuple[int, list[float | None]]]
+    """Rank, and its lateness at each point of ``steps``."""
+    steps: list[int]
+    bounds: list[float]
+    """Above each begins a shade."""
+    calm: bool
+    """Nobody is later than the first of ``bounds``."""
+    shared: LateCells
+    """``rows`` in at most 48 rows and 120 columns."""
+
+
 def late_data(diagnosis: Diagnosis) -> LateData | None:
     """Lateness by rank and step; None where nothing was recorded, or of one rank only."""
     series = diagnosis.series
@@ -91,27 +93,24 @@ def late_data(diagnosis: Diagnosis) -> LateData | None:
     rows = [(rank, padded(row, length)) for rank, row in zip(series.ranks, series.late_ms, strict=False)]
     if len(rows) < 2 or not any(recorded(row) for _, row in rows):
         return None
-    late = [value for row in late_cells(rows).cells for value in recorded(row) if value > 0]
+    shared = late_cells(rows)
+    late = [value for row in shared.cells for value in recorded(row) if value > 0]
     top = quantile(late, 0.99) if late else 1.0
     floor = max(ON_TIME_SHARE * (drawn(diagnosis.steps.median_ms) or top), top / 50)
     bounds = [floor + (top - floor) * index / LEVELS for index in range(LEVELS)] if top > floor else [floor]
     bounds = [float(f"{bound:.2g}") for bound in bounds]
     calm = all(value <= bounds[0] for value in late)
-    return LateData(rows=rows, steps=series.steps[:length], bounds=bounds, calm=calm)
+    return LateData(rows=rows, steps=series.steps[:length], bounds=bounds, calm=calm, shared=shared)
 
 
-def lateness(diagnosis: Diagnosis) -> HeatMap | None:
-    """The map, aggregated to at most 48 rows and 120 columns by the greatest lateness; None where nothing
-    was recorded.
-    """
-    data = late_data(diagnosis)
+def lateness(data: LateData | None) -> HeatMap | None:
+    """The map, aggregated to at most 48 rows and 120 columns by the greatest lateness; None for None."""
     if data is None:
         return None
     rows, steps, bounds, length = data.rows, data.steps, data.bounds, len(data.steps)
     if data.calm:
         return _calm(len(rows), length, bounds[0])
-    shared = late_cells(rows)
-    cells = shared.cells
+    cells = data.shared.cells
     height_px = max(6.0, min(18.0, 420 / len(cells)))
     notes = []
     if len(cells) < len(rows) or length > COLUMNS:
@@ -119,7 +118,7 @@ def lateness(diagnosis: Diagnosis) -> HeatMap | None:
     worst = max(rows, key=lambda pair: sum(max(v, 0.0) for v in recorded(pair[1])))
     worst_ms = mean(recorded(worst[1]) or [0.0])
     return HeatMap(
-        rows=_rows(cells, shared.labels, steps, height_px),
+        rows=_rows(cells, data.shared.labels, steps, height_px),
         row_height=height_px,
         height=round(height_px * len(cells), 1),
         paths=[_path(cells, bounds, level) for level in range(len(bounds))],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import msgspec
 
@@ -79,6 +80,8 @@ class Frame(msgspec.Struct, frozen=True, kw_only=True):
     """What the lines are, in the plural: "ranks"."""
     binary: bool = False
     """Values are bytes: ticks at round multiples of a power of 1024."""
+    are_means: bool = False
+    """Values may be means, of as many steps as lie between two of ``x``."""
     ceiling: float | None = None
     """Top of the axis where the quantity has one (100 %)."""
 
@@ -135,8 +138,11 @@ def line_chart(data: LineData | None) -> LineChart | None:
         else []
     )
     step = max(1, -(-length // POINTS))
-    if step > 1:
-        notes.append(f"Each point is the mean of {step} neighbours.")
+    # The numbers of the axis count, not the points given: those of a long run are means themselves.
+    gaps = [after - before for before, after in pairwise(frame.x)]
+    covered = round(step * quantile(gaps, 0.5)) if gaps else 1
+    if step > 1 or (covered > 1 and frame.are_means):
+        notes.append(f"Each point is the mean of {words.count(covered, frame.x_label)}.")
     return LineChart(
         title=frame.title,
         description=frame.description,

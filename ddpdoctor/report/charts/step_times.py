@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.report import words
-from ddpdoctor.report.charts.lines import Frame, LineChart, LineData, line_chart, line_data
+from ddpdoctor.report.charts.lines import Frame, LineData, line_data
 from ddpdoctor.report.charts.scale import recorded
-
-
-def step_times(diagnosis: Diagnosis) -> LineChart | None:
-    """The chart of :func:`step_time_data`."""
-    return line_chart(step_time_data(diagnosis))
 
 
 def step_time_data(diagnosis: Diagnosis) -> LineData | None:
@@ -29,6 +24,7 @@ def step_time_data(diagnosis: Diagnosis) -> LineData | None:
         show=words.milliseconds,
         unit="ms",
         group="ranks",
+        are_means=True,
     )
     lines = [(rank_line(rank), row) for rank, row in zip(series.ranks, series.step_ms, strict=False)]
     return line_data(frame, lines, named)

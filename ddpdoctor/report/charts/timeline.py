@@ -108,9 +108,8 @@ def step_data(diagnosis: Diagnosis) -> StepData | None:
     )
 
 
-def timeline(diagnosis: Diagnosis) -> TimelineChart | None:
-    """The bars of :func:`step_data`."""
-    data = step_data(diagnosis)
+def timeline(data: StepData | None) -> TimelineChart | None:
+    """The bars of ``data``; None for None."""
     if data is None:
         return None
     length = data.length_ms

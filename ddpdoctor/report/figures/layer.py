@@ -16,8 +16,7 @@ from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import Diagnosis
-from ddpdoctor.report.figures.every import closer_data, closer_specs
+from ddpdoctor.report.figures.every import CloserData, closer_specs
 from ddpdoctor.report.figures.spec import Detail, Spec
 from ddpdoctor.report.json_output import plain_value
 
@@ -44,9 +43,8 @@ class Layer(msgspec.Struct, frozen=True):
     names: list[str]
 
 
-def closer_layer(diagnosis: Diagnosis) -> Layer | None:
+def closer_layer(data: CloserData) -> Layer | None:
     """What a report carries to look closer; None where it has no such figure."""
-    data = closer_data(diagnosis)
     packed_figures, names = "", []
     for detail in _DETAILS:
         specs = closer_specs(data, detail)

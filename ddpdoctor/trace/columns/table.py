@@ -137,6 +137,11 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
         ends.flags.writeable = False
         return ends
 
+    @cached_property
+    def span_ns(self) -> tuple[int, int]:
+        """Start of the first and end of the last event."""
+        return int(self.start_ns[0]), int(np.max(self.start_ns + self.duration_ns))
+
     def name_of(self, row: int) -> str:
         """Name of the event in ``row``."""
         return self.names[int(self.name[row])]

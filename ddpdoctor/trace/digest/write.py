@@ -14,6 +14,7 @@ import msgspec
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import TRACE_FILE, is_hollow, reason_of
 from ddpdoctor.trace.columns import SUFFIX, RankTrace, write_archive
+from ddpdoctor.trace.formats import file_of
 from ddpdoctor.trace.job import read_traces
 from ddpdoctor.trace.sources import is_url
 from ddpdoctor.written import write_once
@@ -107,17 +108,19 @@ def _keep(file: str, target: Path, copies: Copies) -> None:
 
     Not so what a link leads to: it may be anything.
     """
-    if is_url(file) or Path(file).is_symlink() or not Path(file).is_file() or is_hollow(Path(file).stat()):
+    source = file_of(file)
+    found = Path(source)
+    if is_url(source) or found.is_symlink() or not found.is_file() or is_hollow(found.stat()):
         return
-    name = TRACE_FILE if target.name == TRACE_DIGEST else target.name.removesuffix(SUFFIX)
-    place = target.with_name(name)
+    own_name = target.name.removesuffix(SUFFIX).removesuffix(file[len(source) :])
+    place = target.with_name(TRACE_FILE if target.name == TRACE_DIGEST else own_name)
     try:
         copies.folder(place.parent)
         if not os.path.lexists(place):
-            copies.file(file, place)
-        elif not filecmp.cmp(file, place, shallow=False):
-            raise DdpDoctorError(f"{place} is there and is not {file}: name another folder with --out.")
+            copies.file(source, place)
+        elif not filecmp.cmp(source, place, shallow=False):
+            raise DdpDoctorError(f"{place} is there and is not {source}: name another folder with --out.")
     except OSError as error:
         raise DdpDoctorError(
-            f"{file} cannot be copied to {target.parent}: {reason_of(error).lower()}."
+            f"{source} cannot be copied to {target.parent}: {reason_of(error).lower()}."
         ) from error

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from ddpdoctor.trace.formats import file_of
+
 from .worker import Part, Result, Task, Told
 
 _END_S = 5.0
@@ -121,7 +123,7 @@ def _start(task: Task) -> _Worker:
 def _patience_s(file: str) -> float:
     """How long a file may take: a hundred times what it usually does."""
     try:
-        status = Path(file).stat()
+        status = Path(file_of(file)).stat()
     except OSError:  # a URL, or gone
         return _ANY_S
     if not stat.S_ISREG(status.st_mode):

@@ -25,7 +25,7 @@ class Candidate:
         try:
             if not is_url(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode):  # noqa: PTH116
                 return None
-            with open_place(self.path) as stream:
+            with open_place(self.path, ahead=False) as stream:
                 return stream.read(HEAD_BYTES)
         except (OSError, UnusableInput):
             return None

@@ -36,8 +36,8 @@ class Format(Protocol):
 class HoldsSeveral(Protocol):
     """What the door of a format has besides whose files may hold several ranks."""
 
-    def parts(self, path: str) -> Sequence[str]:
-        """An address for each rank in the file at ``path``, which ``read`` takes; none where it holds one, or is no such file."""
+    def parts(self, candidate: Candidate) -> Sequence[str]:
+        """An address for each rank in the file, which ``read`` takes; none where it holds one, or is no such file."""
         ...
 
     def file_of(self, path: str) -> str:
@@ -54,15 +54,15 @@ def load_trace(path: str, rank: int | None = None) -> RankTrace:
     return _format_of(Candidate(path)).read(path, rank)
 
 
-def is_trace(path: str) -> bool:
+def is_trace(candidate: Candidate) -> bool:
     """Whether a file, by its name or its first bytes, is a profiler trace of any format."""
-    candidate = Candidate(path)
     return any(each.recognises(candidate) for each in _formats(tuple(formats.__path__)).values())
 
 
-def parts_of(path: str) -> Sequence[str]:
+def parts_of(candidate: Candidate) -> Sequence[str]:
     """What is to be read of a file: an address for each of its ranks, where it holds several, else the file itself."""
-    return next((parts for each in _holding_several() if (parts := each.parts(path))), (path,))
+    several = (each.parts(candidate) for each in _holding_several())
+    return next(filter(None, several), (candidate.path,))
 
 
 def file_of(path: str) -> str:

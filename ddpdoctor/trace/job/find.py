@@ -5,16 +5,19 @@ from __future__ import annotations
 import glob
 import os
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import reason_of
-from ddpdoctor.trace.formats import is_trace, parts_of
+from ddpdoctor.rundir import FilesBelow, files_below, reason_of
+from ddpdoctor.trace.formats import Candidate, file_of, is_trace, parts_of
 from ddpdoctor.trace.sources import expand_url, is_url
 
+_AT_ONCE = 16
+"""Requests to a store whose answers are waited for together: each takes some ten milliseconds, whatever it brings."""
 _MOST_NAMED = 3
 """Files that are named of those that were passed over."""
 
@@ -27,24 +30,25 @@ class TraceSet(msgspec.Struct, frozen=True):
     notes: tuple[str, ...] = ()
 
 
-def find_traces(paths: Sequence[str]) -> TraceSet:
+def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = None) -> TraceSet:
     """The traces that ``paths`` (folders, glob patterns, files, URLs) stand for.
 
     A file that is named itself is taken as it is; in folders and patterns, other JSON and other files are
-    passed over. Raises :class:`UnusableInput` where a path does not exist or no trace is found.
+    passed over. ``below`` has what lies in those folders that were listed. Raises :class:`UnusableInput` where a path does
+    not exist or no trace is found.
     """
     files: dict[str, None] = {}
     ignored: list[str] = []
     notes: list[str] = []
     for path in paths:
-        listed = _expand(path, notes)
+        listed = _expand(path, notes, below or {})
         if listed == [path]:
-            files[path] = None
+            files.update(dict.fromkeys(parts_of(Candidate(path))))
             continue
-        traces = [file for file in listed if is_trace(file)]
-        others = sorted(set(listed) - set(traces))
-        ignored += [file for file in others if file.endswith((".json", ".json.gz", ".json.zst"))]
-        files.update(dict.fromkeys(traces))
+        for file, parts in zip(listed, _read_in(listed, at_once=is_url(path)), strict=True):
+            files.update(dict.fromkeys(parts))
+            if not parts and file.endswith((".json", ".json.gz", ".json.zst")):
+                ignored.append(file)
     if not files:
         raise UnusableInput(
             f"No profiler trace in {', '.join(paths) or 'an empty list of paths'}: "
@@ -54,7 +58,20 @@ def find_traces(paths: Sequence[str]) -> TraceSet:
     if ignored:
         many = f"{len(ignored)} JSON file(s)"
         notes.append(f"{many} hold no profiler events and were skipped{_named(ignored)}.")
-    return TraceSet(tuple(part for file in files for part in parts_of(file)), tuple(notes))
+    return TraceSet(tuple(files), tuple(notes))
+
+
+def _read_in(files: Sequence[str], at_once: bool) -> list[Sequence[str]]:
+    """What is to be read of each of ``files``; nothing of one that is no trace."""
+    if not at_once:
+        return list(map(_read_of, files))
+    with ThreadPoolExecutor(_AT_ONCE) as heads:
+        return list(heads.map(_read_of, files))
+
+
+def _read_of(file: str) -> Sequence[str]:
+    candidate = Candidate(file)
+    return parts_of(candidate) if is_trace(candidate) else ()
 
 
 def _named(ignored: Sequence[str]) -> str:
@@ -66,17 +83,22 @@ def _such_as(ignored: Sequence[str]) -> str:
     return f"; {len(ignored)} JSON file(s) hold no profiler events{_named(ignored)}" if ignored else ""
 
 
-def _expand(path: str, notes: list[str]) -> list[str]:
+def _expand(path: str, notes: list[str], below: Mapping[str, FilesBelow]) -> list[str]:
     if is_url(path):
         return expand_url(path)
     try:
-        kind = os.stat(path).st_mode  # noqa: PTH116
+        kind = os.stat(file_of(path)).st_mode  # noqa: PTH116
     except (FileNotFoundError, NotADirectoryError):
         kind = None
     except OSError as error:
         raise _unreadable(path, error) from None
     if kind is not None and stat.S_ISDIR(kind):
-        return sorted(_files_below(path, notes))
+        found, errors = below.get(path) or files_below(path)
+        for error in errors:
+            if error.filename in (None, path):
+                raise _unreadable(path, error)
+            notes.append(f"{_unreadable(str(error.filename), error)}")
+        return [file for file in found if Path(file).is_file()]
     if kind is not None and not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
         raise UnusableInput(f"{path} is a device or a socket, not a file.")
     if kind is not None:
@@ -85,20 +107,6 @@ def _expand(path: str, notes: list[str]) -> list[str]:
     if not matches:
         raise UnusableInput(f"{path} does not exist, and matches no file as a pattern.")
     return matches
-
-
-def _files_below(folder: str, notes: list[str]) -> Iterator[str]:
-    def unreadable(error: OSError) -> None:
-        place = str(error.filename or folder)
-        if place == folder:
-            raise _unreadable(place, error)
-        notes.append(f"{_unreadable(place, error)}")
-
-    for parent, folders, files in os.walk(folder, followlinks=False, onerror=unreadable):
-        folders[:] = sorted(f for f in folders if not f.startswith("."))
-        for file in files:
-            if not file.startswith(".") and Path(parent, file).is_file():
-                yield str(Path(parent, file))
 
 
 def _unreadable(path: str, error: OSError) -> UnusableInput:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
@@ -64,8 +65,23 @@ def load_traces(
     if not loaded:
         raise UnusableInput(_nothing(list(files), [failed[i] for i in sorted(failed)]))
     traces, notes = one_job([loaded[i] for i in sorted(loaded)], job)
-    notes[:0] = [note for trace in traces for note in trace.meta.notes]
+    notes[:0] = _said_once(traces)
     return LoadedTraces(traces, notes, [(files[i], failed[i]) for i in sorted(failed)])
+
+
+def _said_once(traces: Sequence[RankTrace]) -> list[str]:
+    """Their notes; what several say alike, once: ``rank0.sqlite and 7 more: no NVTX range ...``."""
+    sources: dict[str, list[str]] = {}
+    for trace in traces:
+        for note in trace.meta.notes:
+            same = note.removeprefix(trace.meta.source)
+            sources.setdefault(same if same.startswith(":") else note, []).append(trace.meta.source)
+    return [
+        (f"{said[0]} and {len(said) - 1} more" if len(said) > 1 else said[0]) + note
+        if note.startswith(":")
+        else note
+        for note, said in sources.items()
+    ]
 
 
 def _without_secrets(file: str, trace: RankTrace | None, reason: str) -> tuple[RankTrace | None, str]:
@@ -109,7 +125,7 @@ class _Parts:
 
     def __init__(self, files: Sequence[str], progress: Callable[[float], None] | None) -> None:
         self._progress = progress
-        self._bytes = [max(_size(file), 1) for file in files] if progress is not None else []
+        self._bytes = [max(size, 1) for size in _sizes(files)] if progress is not None else []
         self._whole_bytes = sum(self._bytes)
         self._done = [0.0] * len(self._bytes)
         self._done_bytes = 0.0
@@ -143,22 +159,30 @@ def _processors() -> int:
 def _worth_it(files: Sequence[str], workers: int) -> bool:
     if workers < 2:
         return False
-    return sum(map(_size, files)) * (1 - 1 / workers) > _WORTH_PROCESSES_BYTES
+    return sum(_sizes(files)) * (1 - 1 / workers) > _WORTH_PROCESSES_BYTES
 
 
 def _worth_keeping(files: Sequence[str]) -> bool:
     """A file that comes by a network is."""
     if any(map(is_url, files)):
         return True
-    text_bytes = sum(_size(file) * (_PACKED if file.endswith((".gz", ".zst")) else 1) for file in files)
+    sizes = zip(files, _sizes(files), strict=True)
+    text_bytes = sum(size * (_PACKED if file.endswith((".gz", ".zst")) else 1) for file, size in sizes)
     return text_bytes > _WORTH_KEEPING_BYTES
 
 
-def _size(file: str) -> int:
-    if is_url(file):
+def _sizes(files: Sequence[str]) -> list[int]:
+    """Bytes of each, as they lie there; of a rank in a file of several, its share of the file."""
+    places = [file_of(file) for file in files]
+    ranks = Counter(places)
+    return [_size(place) // ranks[place] for place in places]
+
+
+def _size(place: str) -> int:
+    if is_url(place):
         return _UNKNOWN_BYTES
     try:
-        return Path(file_of(file)).stat().st_size
+        return Path(place).stat().st_size
     except OSError:
         return 0
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
-import numpy as np
 from msgspec.structs import replace
 
 from ddpdoctor.errors import UnusableInput
@@ -41,11 +40,6 @@ def one_job(traces: list[RankTrace], chosen: int | None = None) -> tuple[list[Ra
     return sorted(unique, key=lambda t: -1 if t.meta.rank is None else t.meta.rank), notes
 
 
-def _span(trace: RankTrace) -> Span:
-    """Start of the first and end of the last event, ns."""
-    return int(trace.start_ns[0]), int(np.max(trace.start_ns + trace.duration_ns))
-
-
 def _jobs(traces: list[RankTrace]) -> list[list[RankTrace]]:
     """Groups of traces that agree on the job's size and backend, and lie together in time."""
     kinds: dict[tuple[int | None, str | None, str], list[RankTrace]] = defaultdict(list)
@@ -60,8 +54,8 @@ def _jobs(traces: list[RankTrace]) -> list[list[RankTrace]]:
 def _together(traces: Iterable[RankTrace]) -> list[list[RankTrace]]:
     groups: list[list[RankTrace]] = []
     end_ns = 0
-    for trace in sorted(traces, key=_span):
-        start, end = _span(trace)
+    for trace in sorted(traces, key=lambda trace: trace.span_ns):
+        start, end = trace.span_ns
         if not groups or start > end_ns + _APART_NS:
             groups.append([])
             end_ns = end
@@ -90,7 +84,7 @@ def _described(group: list[RankTrace]) -> str:
 
 def _weight(group: list[RankTrace]) -> tuple[int, int, int]:
     ranks = {t.meta.rank if t.meta.rank is not None else t.meta.source for t in group}
-    return len(ranks), sum(t.size for t in group), max(_span(t)[1] for t in group)
+    return len(ranks), sum(t.size for t in group), max(t.span_ns[1] for t in group)
 
 
 def _left_out(kept: list[RankTrace], others: list[RankTrace]) -> str:
@@ -125,14 +119,14 @@ def _one_per_rank(traces: list[RankTrace], notes: list[str]) -> list[RankTrace]:
         by_rank[trace.meta.rank].append(trace)
     if len(by_rank) == len(traces):
         return traces
-    spans = {rank: [_span(t) for t in ts] for rank, ts in by_rank.items()}
+    spans = {rank: [t.span_ns for t in ts] for rank, ts in by_rank.items()}
     chosen = []
     for rank, candidates in by_rank.items():
         if len(candidates) == 1:
             chosen.extend(candidates)
             continue
         others = [there for other, there in spans.items() if other != rank]
-        best = max(candidates, key=lambda t: (_shared(_span(t), others), _span(t)[1], t.size))
+        best = max(candidates, key=lambda t: (_shared(t.span_ns, others), t.span_ns[1], t.size))
         chosen.append(best)
         notes.append(
             f"Rank {rank} has {len(candidates)} traces: {best.meta.source} is used, "

@@ -6,6 +6,7 @@ What reads Parquet can be made to abort its process by what it reads, so another
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -39,13 +40,15 @@ if columns >= set(sys.argv[2:]) and polars.scan_parquet(sys.argv[1]).select(pola
     polars.read_parquet(sys.argv[1], columns=sys.argv[2:])
 """
 """Reads what is going to be read, but no more rows than a file of this kind can have."""
+_SCHEMA_BYTES = 1 << 20
+"""Of the metadata, whose beginning is the schema: names of tens of thousands of columns."""
 _TRIAL_S = 600.0
 """Ends a process that hangs: tables are read in seconds."""
 
 
 def is_table(file: Path) -> bool:
     """Whether ``file`` is a table of operations, by its name and its columns. Raises OSError."""
-    if file.suffix != ".parquet" or not file.is_file() or _fault(str(file)):
+    if file.suffix != ".parquet" or not file.is_file() or not _may_be(file) or _fault(str(file)):
         return False
     import polars as pl
 
@@ -54,6 +57,18 @@ def is_table(file: Path) -> bool:
             return set(pl.read_parquet_schema(stream)) >= COLUMNS
     except (OSError, pl.exceptions.PolarsError, pl.exceptions.PanicException):
         return False
+
+
+def _may_be(file: Path) -> bool:
+    """Whether the names of all columns stand at the head of the file's metadata, where its schema is: nothing is decoded, and no
+    process started, for the data sets that lie beside traces. Raises OSError."""
+    with open_binary(str(file)) as stream:
+        end = stream.seek(0, os.SEEK_END)
+        stream.seek(max(0, end - 8))
+        length = int.from_bytes(stream.read(4), "little")
+        stream.seek(max(0, end - 8 - length))
+        schema = stream.read(min(length, _SCHEMA_BYTES))
+    return all(name.encode() in schema for name in COLUMNS)
 
 
 def read_table(path: str) -> pl.DataFrame:

@@ -15,9 +15,10 @@ _WRITER_S = 60.0
 """How long a FIFO is waited for until some program writes to it."""
 
 
-def open_place(path: str) -> BinaryIO:
-    """What lies at ``path``, a local path or a URL, for reading. Raises OSError, or :class:`UnusableInput` for a URL."""
-    return open_url(path) if is_url(path) else open_binary(path)
+def open_place(path: str, *, ahead: bool = True) -> BinaryIO:
+    """What lies at ``path``, a local path or a URL, for reading; of a URL, unless ``ahead``, no more is fetched than is read.
+    Raises OSError, or :class:`UnusableInput` for a URL."""
+    return open_url(path, ahead=ahead) if is_url(path) else open_binary(path)
 
 
 def size_of(stream: BinaryIO) -> int:

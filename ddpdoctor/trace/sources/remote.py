@@ -35,11 +35,13 @@ def is_url(path: str) -> bool:
     return bool(separator) and scheme.replace("+", "").replace("-", "").isalnum() and len(scheme) > 1
 
 
-def open_url(url: str) -> BinaryIO:
-    """The object at ``url``, for reading from front to back. Raises ``OSError`` or :class:`UnusableInput`."""
+def open_url(url: str, *, ahead: bool) -> BinaryIO:
+    """The object at ``url``, for reading from front to back; unless ``ahead``, no more is fetched than is read. Raises ``OSError``
+    or :class:`UnusableInput`."""
     filesystem, inside = _filesystem(url)
     try:
-        return cast(BinaryIO, filesystem.open(inside, "rb", block_size=_BLOCK_BYTES, cache_type="readahead"))
+        cache_type = "readahead" if ahead else "none"
+        return cast(BinaryIO, filesystem.open(inside, "rb", block_size=_BLOCK_BYTES, cache_type=cache_type))
     except (OSError, UnusableInput):
         raise
     except Exception as error:  # each file system has its own for "no such key", "no access", "no network"

@@ -14,7 +14,7 @@ import pytest
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import Lane, RankTrace, find_traces, load_trace, load_traces
 from ddpdoctor.trace.columns import read_archive, write_archive
-from ddpdoctor.trace.formats import parts_of
+from ddpdoctor.trace.formats import Candidate, parts_of
 from tests.trace.nsight_export import INIT, LEAD_NS, NEW, OLD, SESSION_NS, export
 from tests.trace.trace_files import BASE_NS, SHARED, document, event, kernel, write
 
@@ -281,6 +281,21 @@ def test_graphs_that_were_recorded_as_wholes_are_computation(torchs, tmp_path):
     assert any("--cuda-graph-trace=node" in note for note in trace.meta.notes)
 
 
+def test_a_process_that_communicates_is_one_whichever_name_its_rows_have(tmp_path):
+    traces = [trace_of(tmp_path, rank) for rank in (0, 1)]
+    path = export(tmp_path / "report.sqlite", traces)
+    with sqlite3.connect(path) as db:
+        table = "CUPTI_ACTIVITY_KIND_KERNEL"
+        db.execute(f"ALTER TABLE {table} RENAME TO made")
+        db.execute(f"CREATE TABLE {table} AS SELECT * FROM made")
+        db.execute("DROP TABLE made")
+        db.execute(
+            f"UPDATE {table} SET demangledName = NULL WHERE globalPid = (SELECT max(globalPid) FROM {table})"
+        )
+    db.close()
+    assert len(find_traces([path]).files) == 2
+
+
 def test_calls_of_the_operating_system_are_kept(torchs, tmp_path):
     path = export(tmp_path / "rank0.sqlite", [torchs])
     with sqlite3.connect(path) as db:
@@ -359,6 +374,6 @@ def test_how_far_an_export_is_shows_while_it_is_read(tmp_path, monkeypatch):
     both = [trace_of(tmp_path, rank, step_events(60)) for rank in range(2)]
     file = export(tmp_path / "both.sqlite", both)
     told = []
-    load_traces(parts_of(file), jobs=1, progress=told.append)
+    load_traces(parts_of(Candidate(file)), jobs=1, progress=told.append)
     assert told == sorted(told) and len(set(told)) > 10 and told[-1] == pytest.approx(1)
     assert any(0.05 < part < 0.45 for part in told) and any(0.55 < part < 0.95 for part in told)

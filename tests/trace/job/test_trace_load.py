@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tracemalloc
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ import psutil
 import pytest
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace import find_traces, load_trace, load_traces
+from ddpdoctor.trace import RankTrace, find_traces, load_trace, load_traces
 from ddpdoctor.trace.engines import Task, serve
 from ddpdoctor.trace.sources import Source
 from tests.trace.trace_files import SHARED, assert_same, columns, document, event, events, job, write
@@ -306,3 +307,25 @@ def test_workers_import_nothing_from_the_folder_they_are_started_in(tmp_path, al
     monkeypatch.setattr(sys, "path", [place for place in sys.path if place not in ("", ".")])
     loaded = load_traces(job(tmp_path, [0, 1]), jobs=2)
     assert [t.meta.rank for t in loaded.traces] == [0, 1] and not loaded.failed
+
+
+def test_how_long_a_trace_is_is_added_up_once(tmp_path, monkeypatch):
+    spans = []
+
+    def counted(trace):
+        spans.append(trace)
+        return int(trace.start_ns[0]), int(trace.end_ns.max())
+
+    span_ns = cached_property(counted)
+    span_ns.__set_name__(RankTrace, "span_ns")
+    monkeypatch.setattr(RankTrace, "span_ns", span_ns)
+    traces = [
+        load_trace(write(tmp_path / f"{name}.json", document(events(9), rank)))
+        for name, rank in (("a", 0), ("b", 0), ("c", 1))
+    ]
+    monkeypatch.setattr(
+        "ddpdoctor.trace.job.load.read_traces",
+        lambda *_, **__: [(n, trace, "") for n, trace in enumerate(traces)],
+    )
+    assert len(load_traces(["a"]).traces) == 2
+    assert len(spans) == 3

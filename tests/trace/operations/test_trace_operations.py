@@ -75,6 +75,15 @@ def test_metadata_that_names_no_size_is_told(tmp_path, no_trial):
         assert "names no world_size" in ops.notes[0]
 
 
+def test_no_process_is_started_for_other_parquet_files(tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        "ddpdoctor.trace.operations.parquet._tried", lambda *_: pytest.fail("a process was started")
+    )
+    for number in range(3):
+        pl.DataFrame({"optype": [1], "x": [number]}).write_parquet(tmp_path / f"part-{number}.parquet")
+    assert find_operations(str(tmp_path)) == []
+
+
 def test_other_files_are_not_taken_for_it(tmp_path):
     pl.DataFrame({"a": [1]}).write_parquet(tmp_path / "other.parquet")
     (tmp_path / "text.parquet").write_text("PAR1 no")

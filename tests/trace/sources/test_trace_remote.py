@@ -3,17 +3,21 @@
 import functools
 import hashlib
 import http.server
+import json
 import threading
 from pathlib import Path
+from typing import ClassVar
 
 import fsspec
 import msgspec
 import pytest
+from fsspec.spec import AbstractBufferedFile
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import find_traces, load_trace, load_traces
 from ddpdoctor.trace.cache import cached_load
 from ddpdoctor.trace.digest import write_digests
+from ddpdoctor.trace.formats import HEAD_BYTES
 from ddpdoctor.trace.sources import expand_url, is_url, shown
 from tests.trace.trace_files import assert_same, document, events, rows_of, write
 
@@ -144,3 +148,38 @@ def test_a_listing_that_names_files_of_this_machine_is_not_followed(bucket, monk
     named = ["file:///etc/passwd", "/bucket/run/rank0.json.gz"]
     monkeypatch.setattr(type(files), "find", lambda *_, **__: named)
     assert all(name.startswith("memory://") for name in expand_url("memory://bucket/run"))
+
+
+class Store(fsspec.AbstractFileSystem):
+    """Four traces of 8 MiB; counts what is fetched of them."""
+
+    protocol = "counted"
+    content = (json.dumps(document(events(30))) + " " * (8 << 20)).encode()
+    fetched: ClassVar[list[int]] = []
+
+    def find(self, path, **_):
+        return [f"{path}/rank{rank}.json" for rank in range(4)]
+
+    def isfile(self, path):
+        return path.endswith(".json")
+
+    def info(self, path, **_):
+        return {"name": path, "size": len(self.content), "type": "file"}
+
+    def _open(
+        self, path, mode="rb", block_size=None, autocommit=True, cache_options=None, cache_type=None, **_
+    ):
+        return Stored(self, path, mode, block_size, cache_type=cache_type)
+
+
+class Stored(AbstractBufferedFile):
+    def _fetch_range(self, start, end):
+        Store.fetched.append(end - start)
+        return Store.content[start:end]
+
+
+def test_of_what_a_store_lists_no_more_is_fetched_than_tells_what_it_is():
+    fsspec.register_implementation("counted", Store, clobber=True)
+    Store.fetched.clear()
+    assert len(find_traces(["counted://bucket/run"]).files) == 4
+    assert Store.fetched == [HEAD_BYTES] * 4

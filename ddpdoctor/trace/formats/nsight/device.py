@@ -50,9 +50,7 @@ class Device(msgspec.Struct, frozen=True):
     def _kernels(self, table: Table) -> None:
         known: dict[int, str] = {}
         for batch in self._batches(KERNELS, *NAMES):
-            number = batch[NAMES[-1]]
-            for name in reversed(NAMES[:-1]):
-                number = np.where(batch[name] != MISSING, batch[name], number)
+            number = named(batch)
             new = [one for one in np.unique(number).tolist() if one not in known and one != MISSING]
             known.update(self.database.strings(new))
             self._add(table, batch, "kernel", [known.get(one, "") for one in number.tolist()])
@@ -77,6 +75,14 @@ class Device(msgspec.Struct, frozen=True):
                 bytes=batch.get("bytes"),
             )
         )
+
+
+def named(batch: Batch) -> IntColumn:
+    """The number of each kernel's name: of the first of :data:`NAMES` that its row has."""
+    number = batch[NAMES[-1]]
+    for name in reversed(NAMES[:-1]):
+        number = np.where(batch[name] != MISSING, batch[name], number)
+    return number
 
 
 def lengths(batch: Batch) -> IntColumn:

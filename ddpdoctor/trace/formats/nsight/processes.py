@@ -20,6 +20,7 @@ from ddpdoctor.trace import classify
 from ddpdoctor.trace.columns import IntColumn
 
 from .database import MISSING, DamagedError, Database
+from .device import named
 from .tables import GRAPHS, KERNELS, NAMES, NVTX, RUNTIME
 from .texts import marks_a_rank
 
@@ -93,7 +94,7 @@ def _combinations(database: Database) -> Iterator[tuple[int, int, str]]:
     for table in (KERNELS, GRAPHS):
         for batch in database.batches(table, ("globalPid", "deviceId", *NAMES)):
             keys = process_of(batch["globalPid"])
-            names = next((batch[n] for n in NAMES if (batch[n] != MISSING).any()), batch[NAMES[0]])
+            names = named(batch)
             told = database.strings([int(n) for n in np.unique(names) if n != MISSING])
             for key, device, name in np.unique(np.stack((keys, batch["deviceId"], names)), axis=1).T.tolist():
                 yield key, device, told.get(name, "")

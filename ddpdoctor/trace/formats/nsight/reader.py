@@ -139,24 +139,22 @@ class _Reading:
             clock=clock,
             versions=capture.versions,
             truncated=bool(self._broken),
-            notes=tuple(self._notes(marked, place.rank)),
+            notes=tuple(self._notes(marked)),
         )
 
-    def _notes(self, marked: bool, rank: int | None) -> Iterator[str]:
+    def _notes(self, marked: bool) -> Iterator[str]:
         for why in dict.fromkeys(self._broken):
             yield f"{self._path} {why}: what was read before is used, {self._table.rows} events in total."
         if self._table.left_out:
             yield f"{self._path}: {self._table.left_out} event(s) without a usable time were skipped."
-        if self._number or rank:
-            return  # what holds for all ranks is said once
         if not marked:
             yield (
-                f"{self._file}: no NVTX range marks the steps: they are derived from the optimizer's kernels, if these stand out. "
+                f"{self._path}: no NVTX range marks the steps: they are derived from the optimizer's kernels, if these stand out. "
                 'Push a range such as "step 12" around each, or train under torch.autograd.profiler.emit_nvtx().'
             )
         if next(iter(self._database.batches(GRAPHS, ("start",))), None) is not None:
             yield (
-                f"{self._file}: CUDA graphs were recorded as wholes, and what runs in them, including collectives, is "
+                f"{self._path}: CUDA graphs were recorded as wholes, and what runs in them, including collectives, is "
                 "not shown separately: record with --cuda-graph-trace=node."
             )
 

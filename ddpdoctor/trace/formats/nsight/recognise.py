@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.formats import Candidate
+from ddpdoctor.trace.sources import is_url
 
 from .address import MAGIC, address, is_sqlite, split
 
@@ -39,9 +40,10 @@ def is_export(path: str) -> bool:
         return False
 
 
-def parts(path: str) -> tuple[str, ...]:
-    """An address for each rank in the file at ``path``; () where it holds one, or is no file of Nsight Systems."""
-    if not is_sqlite(path):
+def parts(candidate: Candidate) -> tuple[str, ...]:
+    """An address for each rank in the file; () where it holds one, or is no file of Nsight Systems on this machine."""
+    path = candidate.path
+    if is_url(path) or not (candidate.head or b"").startswith(MAGIC):
         return ()
     from .database import DamagedError
     from .processes import ranks_in
