@@ -255,7 +255,7 @@ def _whole_window(matched: MatchedCollectives, order: Sequence[int], steps: Sequ
     collective of all. What hosts that were ahead of their devices had launched before the one step is not of it: there
     the cycle begins at the last collective of all that is.
     """
-    whole = matched.member.all(axis=1).tolist()
+    whole: list[bool] = np.all(matched.member, axis=1).tolist()
     full = [m for m in order if whole[m]]
     if not full:
         return Cut({})
