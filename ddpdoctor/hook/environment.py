@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import Dict, Mapping, NamedTuple, Optional, Tuple
+from collections.abc import Mapping
+from typing import NamedTuple
 
 RUN = "DDPDOCTOR_RUN"
 SPOOL = "DDPDOCTOR_SPOOL"
@@ -28,16 +29,16 @@ SITE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "site")
 class HookOptions(NamedTuple):
     """What the hook is to do."""
 
-    profile_steps: Optional[Tuple[int, int]] = DEFAULT_PROFILE_STEPS
+    profile_steps: tuple[int, int] | None = DEFAULT_PROFILE_STEPS
     """First step of the profiler window and the step before which it closes; None for no window."""
     max_trace_mb: int = DEFAULT_MAX_TRACE_MB
     """Most that one rank's trace may take on disk, in MB of 10^6 bytes."""
-    launcher_pid: Optional[int] = None
+    launcher_pid: int | None = None
     hang_after_s: float = DEFAULT_HANG_AFTER_S
     """Without a step for so long, the job may hang; 0: nobody watches."""
 
 
-def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[str, str]) -> Dict[str, str]:
+def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[str, str]) -> dict[str, str]:
     """``base`` with what switches the recording on in every Python below the command.
 
     ``run`` is the run directory and ``spool`` the folder that ``rundir.make_spool_root`` made for it, both absolute.
@@ -61,7 +62,7 @@ def job_environment(run: str, spool: str, options: HookOptions, base: Mapping[st
     return environment
 
 
-def profile_steps(environment: Mapping[str, str]) -> Optional[Tuple[int, int]]:
+def profile_steps(environment: Mapping[str, str]) -> tuple[int, int] | None:
     """The window asked for; None where none is, or where the variable is malformed."""
     first, _, stop = environment.get(PROFILE_STEPS, "").partition(":")
     if not (first.isdecimal() and stop.isdecimal()) or int(first) >= int(stop):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import importlib
 import sys
 from importlib.machinery import ModuleSpec
-from typing import Any, Dict, Optional, Tuple
+from typing import Any
 
-_wanted: Dict[str, Tuple[str, str]] = {}
+_wanted: dict[str, tuple[str, str]] = {}
 """By the name of a module that is waited for: which of ours is to be imported then, and its function."""
 
 
@@ -15,7 +15,7 @@ class _Finder:
     """First on ``sys.meta_path``: a dictionary look-up for every module, and for the wanted ones a call after its execution."""
 
     @staticmethod
-    def find_spec(name: str, path: Any = None, target: Any = None) -> Optional[ModuleSpec]:
+    def find_spec(name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
         if name not in _wanted:
             return None
         try:
@@ -34,7 +34,7 @@ def after_import(name: str, module: str, function: str) -> None:
         sys.meta_path.insert(0, _Finder)
 
 
-def _watched_spec(name: str, path: Any, target: Any) -> Optional[ModuleSpec]:
+def _watched_spec(name: str, path: Any, target: Any) -> ModuleSpec | None:
     spec = None
     for finder in sys.meta_path:
         if finder is not _Finder and hasattr(finder, "find_spec"):

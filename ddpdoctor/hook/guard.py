@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import sys
 import traceback
-from typing import Dict, List
 
 ERRORS_ALLOWED = 3
 """A part that failed this often stays off: one that is disturbed once or twice goes on, one that is broken costs no more."""
 _MESSAGES_KEPT = 10
 """In rank.json, the first ones: they say what began it."""
 
-errors: List[str] = []
+errors: list[str] = []
 """What went wrong in this process, for rank.json."""
 _told = False
 
@@ -61,7 +60,7 @@ def text_of(error: BaseException) -> str:
         return ""
 
 
-_parts: Dict[str, Part] = {}
+_parts: dict[str, Part] = {}
 
 
 def part(name: str) -> Part:

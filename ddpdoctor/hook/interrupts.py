@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 import threading
 from types import CodeType, TracebackType
-from typing import Any, Optional, Set
+from typing import Any
 
 
 def is_the_jobs(error: BaseException) -> bool:
@@ -17,7 +17,7 @@ def is_the_jobs(error: BaseException) -> bool:
     if threading.current_thread() is not threading.main_thread():
         return False
     handlers = _handlers()
-    trace: Optional[TracebackType] = error.__traceback__
+    trace: TracebackType | None = error.__traceback__
     while trace is not None:
         if trace.tb_frame.f_code in handlers:
             error.__traceback__ = trace
@@ -26,7 +26,7 @@ def is_the_jobs(error: BaseException) -> bool:
     return False
 
 
-def _handlers() -> Set[CodeType]:
+def _handlers() -> set[CodeType]:
     """The code of all handlers of this process."""
     codes = set()
     for number in signal.valid_signals():
@@ -36,7 +36,7 @@ def _handlers() -> Set[CodeType]:
     return codes
 
 
-def _code_of(handler: Any) -> Optional[CodeType]:
+def _code_of(handler: Any) -> CodeType | None:
     """Of a function, a method, a partial, or an object that is called."""
     for _ in range(4):
         code = getattr(handler, "__code__", None)

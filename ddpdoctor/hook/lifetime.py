@@ -10,7 +10,7 @@ from __future__ import annotations
 import atexit
 import multiprocessing
 import os
-from typing import Callable, List, Optional
+from typing import Callable
 
 from ..rundir import Spool, reason_of
 from . import environment, guard, services
@@ -22,15 +22,15 @@ from .stalls import ends_by, forget_door, forget_faults, leave_door, stand_at_do
 _MANY_PROCESSES = ("WORLD_SIZE", "SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE")
 """Variables in which launchers of several processes say how many they start: torchrun, Slurm, Open MPI, MPICH."""
 
-at_fork: List[Callable[[], None]] = []
+at_fork: list[Callable[[], None]] = []
 """Called in a forked child: what was in progress is the parent's."""
 _PART = guard.part("end of the job")
 
-_alone: List[bool] = []
+_alone: list[bool] = []
 """Whether this process may be recorded without a process group; found out once."""
 
 
-def arm(rank: int, world_size: int) -> Optional[Session]:
+def arm(rank: int, world_size: int) -> Session | None:
     """Start recording this process as ``rank``, or go on with the recording there is where it is of the same rank."""
     session = active.session
     if session is not None:
@@ -48,7 +48,7 @@ def arm(rank: int, world_size: int) -> Optional[Session]:
     return session
 
 
-def _begun(rank: int, world_size: int, run: str, place: str) -> Optional[Session]:
+def _begun(rank: int, world_size: int, run: str, place: str) -> Session | None:
     """A new recording, with its spool in ``place``; None, and the user is told why, where it cannot be written."""
     refusing = place
     try:
@@ -65,7 +65,7 @@ def _begun(rank: int, world_size: int, run: str, place: str) -> Optional[Session
         return None
 
 
-def arm_alone() -> Optional[Session]:
+def arm_alone() -> Session | None:
     """At an optimizer step, or a user's mark, outside of a process group: record a job of one process. None where this is not
     one."""
     if not _alone:
@@ -109,7 +109,7 @@ def forget() -> None:
         reset()
 
 
-def tell_end(error: Optional[BaseException] = None) -> None:
+def tell_end(error: BaseException | None = None) -> None:
     """The process is about to end, by ``error`` where somebody has caught that for it: write down how."""
     if error is not None:
         ends_by(error)

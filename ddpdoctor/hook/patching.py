@@ -14,7 +14,8 @@ from __future__ import annotations
 
 import functools
 import types
-from typing import Any, Callable, Iterator, Optional
+from collections.abc import Iterator
+from typing import Any, Callable
 
 from .guard import Part
 from .interrupts import is_the_jobs
@@ -50,7 +51,7 @@ def around(
     before: Before,
     after: After = _nothing,
     seen: Seen = always,
-    failed: Optional[Callable[[BaseException], None]] = None,
+    failed: Callable[[BaseException], None] | None = None,
 ) -> Callable[..., Any]:
     """``original`` between ``before(args, kwargs) -> token`` and ``after(token, result)``.
 
@@ -101,7 +102,7 @@ def _not_counted(function: Any) -> None:
     function.__code__ = _uncounted(function.__code__)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _uncounted(code: types.CodeType) -> types.CodeType:
     return code.replace(co_filename=UNCOUNTED_FILE)
 
@@ -173,7 +174,7 @@ def _skip(code: types.CodeType) -> None:
     eval_frame.set_code_exec_strategy(code, eval_frame._FrameExecStrategy(action.SKIP, action.DEFAULT))
 
 
-def cell_of(function: Any, name: str = "func") -> Optional[Any]:
+def cell_of(function: Any, name: str = "func") -> Any | None:
     """The closure cell in which a decorated function holds the one that it wraps; None where there is none.
 
     Replacing its content reaches every reference to the decorated function, also one that was imported by name earlier.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Callable, Dict, List
+from typing import Callable
 
 from ..rundir import LineField
 from . import settings
@@ -30,9 +30,9 @@ class Services:
         self.attendant = Attendant(session, self.captures)
 
 
-at_start: List[Callable[[Session], None]] = []
+at_start: list[Callable[[Session], None]] = []
 """Called with each session that begins, once it knows its settings."""
-_running: Dict[int, Services] = {}
+_running: dict[int, Services] = {}
 """By the id of their session."""
 
 

@@ -7,7 +7,7 @@ import platform
 import socket
 import sys
 import time
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from ..rundir import RANK_SCHEMA, boot_id, pid_namespace
 from .guard import part
@@ -27,11 +27,11 @@ from .recording import Session
 _PART = part("settings")
 
 
-def at_start(session: Session) -> Dict[str, Any]:
+def at_start(session: Session) -> dict[str, Any]:
     """What is known when the recording begins. Each part that fails is left out."""
     from ..rundir.privacy import recorded_environment  # its patterns are compiled in ranks only
 
-    document: Dict[str, Any] = {
+    document: dict[str, Any] = {
         "schema": RANK_SCHEMA,
         "rank": session.rank,
         "local_rank": _number("LOCAL_RANK", "SLURM_LOCALID", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"),
@@ -64,7 +64,7 @@ def after_first_steps(session: Session) -> None:
     document = session.document
     for fill in (torch_settings, device, process_groups):
         _fill(document, fill)
-    kinds: List[Tuple[str, Numbered[Any], Any]] = [
+    kinds: list[tuple[str, Numbered[Any], Any]] = [
         ("ddp", session.models.known, describe_ddp),
         ("loaders", session.loaders.known, describe_loader),
         ("optimizers", session.optimizers, describe_optimizer),
@@ -86,14 +86,14 @@ def after_first_steps(session: Session) -> None:
     document["fsdp"] = any(described.get("sharded") for described in document["optimizers"])
 
 
-def _fill(document: Dict[str, Any], part_of: Any) -> None:
+def _fill(document: dict[str, Any], part_of: Any) -> None:
     try:
         document.update(part_of())
     except Exception as error:
         _PART.failed(error)
 
 
-def _described(before: List[Dict[str, Any]], things: List[Listed], describe: Any) -> List[Dict[str, Any]]:
+def _described(before: list[dict[str, Any]], things: list[Listed], describe: Any) -> list[dict[str, Any]]:
     """Each (weak reference, source line) in ``things`` described; as ``before`` where it is gone."""
     found = []
     for number, (reference, where) in enumerate(things):
@@ -103,7 +103,7 @@ def _described(before: List[Dict[str, Any]], things: List[Listed], describe: Any
     return found
 
 
-def _number(*names: str) -> Optional[int]:
+def _number(*names: str) -> int | None:
     for name in names:
         value = os.environ.get(name, "")
         if value.isdecimal():

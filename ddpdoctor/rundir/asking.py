@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Dict, Iterator, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from .handover import CAPTURE_ANSWER, CAPTURE_ORDER, QUESTION_FILE, STACKS_FILE, STACKS_QUESTION
 from .layout import MOST_CAPTURES
@@ -78,7 +79,7 @@ def order_capture(spool: str, order: CaptureOrder) -> None:
         replace_file(CAPTURE_ORDER, here, json.dumps(order._asdict()).encode())
 
 
-def capture_ordered(spool: str) -> Optional[CaptureOrder]:
+def capture_ordered(spool: str) -> CaptureOrder | None:
     """The window that the rank of this spool was asked for; None where there is none, or what stands there is no order of this
     user's. Never raises."""
     if not os.path.lexists(os.path.join(spool, CAPTURE_ORDER)):
@@ -92,7 +93,7 @@ def capture_ordered(spool: str) -> Optional[CaptureOrder]:
     return _checked(found)
 
 
-def _checked(found: Any) -> Optional[CaptureOrder]:
+def _checked(found: Any) -> CaptureOrder | None:
     if not isinstance(found, dict) or set(found) != set(CaptureOrder._fields):
         return None
     if not all(isinstance(value, int) and not isinstance(value, bool) for value in found.values()):
@@ -107,9 +108,7 @@ def _checked(found: Any) -> Optional[CaptureOrder]:
     return order if possible else None
 
 
-def answer_of(
-    spool: str, answer: str, request: int, since_ns: Optional[int] = None
-) -> Optional[Dict[str, Any]]:
+def answer_of(spool: str, answer: str, request: int, since_ns: int | None = None) -> dict[str, Any] | None:
     """What the rank of this spool has answered to ``request``, or, with ``since_ns``, to whoever asked the same later; None where it
     has not. Never raises."""
     found = _document(spool, answer)
@@ -119,7 +118,7 @@ def answer_of(
     return found if since_ns is not None and isinstance(at_ns, int) and at_ns >= since_ns else None
 
 
-def _document(spool: str, name: str) -> Optional[Dict[str, Any]]:
+def _document(spool: str, name: str) -> dict[str, Any] | None:
     try:
         with _opened(spool) as here:
             found = json.loads(read_file(name, here))

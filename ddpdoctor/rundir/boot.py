@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Optional
 
-
-def boot_id() -> Optional[str]:
+def boot_id() -> str | None:
     """Two machines may have one name, but each has a clock of its own, and a start of its own; None where nobody tells."""
     try:
         with open("/proc/sys/kernel/random/boot_id") as source:

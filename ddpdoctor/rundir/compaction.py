@@ -17,7 +17,8 @@ import json
 import os
 import re
 import time
-from typing import Callable, Dict, Iterable, List, Optional, Tuple
+from collections.abc import Iterable
+from typing import Callable
 
 from .files import reading
 from .layout import STEPS_FILE, STEPS_SCHEMA
@@ -45,7 +46,7 @@ _MOST_EVERY = 2**44
 STEP_LINE = re.compile(rb'\{"(step|device)": ?(\d{1,16})[,}]')
 """How the line of a step, or of its times on the device, begins."""
 
-Ranges = List[Tuple[int, int]]
+Ranges = list[tuple[int, int]]
 """(first, last) of numbers without a gap; in order, none touches another."""
 
 
@@ -85,7 +86,7 @@ def stream_shift(handle: int) -> int:
     return int(_head(handle).get("shift", 0))
 
 
-def _head(handle: int) -> Dict[str, int]:
+def _head(handle: int) -> dict[str, int]:
     """What the second line says; {} where the file was not thinned. Raises OSError."""
     lines = os.pread(handle, _HEAD_BYTES, 0).split(b"\n", 2)
     if len(lines) < 3 or not lines[1].startswith(b'{"thinned":'):
@@ -152,14 +153,14 @@ class _Piece:
 
     __slots__ = ("block", "end", "numbers", "start")
 
-    def __init__(self, start: int, block: Optional[int]) -> None:
+    def __init__(self, start: int, block: int | None) -> None:
         self.start = self.end = start
         self.block = block
         """None: lines that stay."""
         self.numbers: Ranges = []
         """Of the steps in it."""
 
-    def add(self, size: int, step: Optional[int]) -> None:
+    def add(self, size: int, step: int | None) -> None:
         self.end += size
         if step is None:
             return
@@ -197,7 +198,7 @@ def thin(place: int, most_bytes: int, go_on: Callable[[], bool] = lambda: True) 
         os.close(handle)
 
 
-def _replaced(place: int, handle: int, head: bytes, kept: List[_Piece], go_on: Callable[[], bool]) -> bool:
+def _replaced(place: int, handle: int, head: bytes, kept: list[_Piece], go_on: Callable[[], bool]) -> bool:
     clear(place)
     mode = os.fstat(handle).st_mode & 0o777
     try:
@@ -235,7 +236,7 @@ def thinned_head(shift_to: int) -> bytes:
     return lines[0] + _second_line(shift_to - size, 1) + lines[1]
 
 
-def _first_lines(handle: int, count: int) -> Tuple[bytes, int]:
+def _first_lines(handle: int, count: int) -> tuple[bytes, int]:
     """The line with the schema, and where the lines begin that come after the first ``count``."""
     lines = os.pread(handle, _HEAD_BYTES + _LONGEST_LEFT_OUT, 0).split(b"\n", count)
     if len(lines) <= count or not lines[0].startswith(b'{"schema"'):
@@ -245,7 +246,7 @@ def _first_lines(handle: int, count: int) -> Tuple[bytes, int]:
 
 def _pieces(
     handle: int, begin: int, size: int, most_bytes: int, go_on: Callable[[], bool]
-) -> Optional[List[_Piece]]:
+) -> list[_Piece] | None:
     """The log from ``begin`` on; None once ``go_on`` says no."""
     pieces = [_Piece(begin, None)]
     first_until, newest_from = begin + int(most_bytes * _FIRST_SHARE), size - int(most_bytes * _NEWEST_SHARE)
@@ -276,7 +277,7 @@ def _stays(piece: _Piece, every: int) -> bool:
     return piece.block is None or piece.block % every == 0
 
 
-def _every(pieces: List[_Piece], least: int, most_bytes: int) -> int:
+def _every(pieces: list[_Piece], least: int, most_bytes: int) -> int:
     """Which blocks stay so that the log fits: one in this many, a power of two."""
     every, last = least, max((piece.block or 0 for piece in pieces), default=0)
     while every <= min(last, _MOST_EVERY // 2) and (

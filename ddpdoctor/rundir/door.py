@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from .files import parsed
 from .owned import lock_holder, lock_now, open_file, private_folder, read_file
@@ -25,13 +25,13 @@ _MOST_BYTES = 1 << 20
 class AtDoor:
     """What the file of one rank says."""
 
-    about: Dict[str, Any] = field(default_factory=dict)
+    about: dict[str, Any] = field(default_factory=dict)
     """``rank``, ``world_size``, ``signal`` and ``handle`` of its faulthandler, ``joining_ns``, ``raised``; as far as they are
     there, and of whatever type."""
     faults: str = ""
 
 
-def open_door(root: str, rank: int) -> Tuple[int, str]:
+def open_door(root: str, rank: int) -> tuple[int, str]:
     """Make the file of this process; its descriptor and path. Raises OSError."""
     name = f"{_PREFIX}{rank}-{os.getpid()}"
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
@@ -44,7 +44,7 @@ def open_door(root: str, rank: int) -> Tuple[int, str]:
     return handle, os.path.join(root, name)
 
 
-def holder_at_door(path: str) -> Optional[int]:
+def holder_at_door(path: str) -> int | None:
     """The process whose file this is, by its id in the caller's pid namespace, 0 if it cannot be seen from there; None where nobody
     holds it. Never raises."""
     try:
@@ -59,7 +59,7 @@ def say_at_door(handle: int, /, **about: Any) -> None:
     os.write(handle, json.dumps(about, separators=(",", ":"), default=str).encode() + b"\n")
 
 
-def at_door(root: str) -> List[Tuple[int, int, str]]:
+def at_door(root: str) -> list[tuple[int, int, str]]:
     """Rank, process id and path of each such file, sorted. Never raises."""
     try:
         with private_folder(root) as within:
@@ -81,7 +81,7 @@ def read_door(path: str) -> AtDoor:
             data = read_file(os.path.basename(path), within)[-_MOST_BYTES:]
     except OSError:
         return AtDoor()
-    about: Dict[str, Any] = {}
+    about: dict[str, Any] = {}
     faults = []
     for line in data.decode(errors="replace").splitlines():
         if not line.startswith("{"):

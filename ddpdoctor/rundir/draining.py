@@ -11,8 +11,9 @@ from __future__ import annotations
 import errno
 import os
 import time
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Callable, Dict, Iterator, Optional, Tuple
+from typing import Callable
 
 from .compaction import DiskBudget, stream_end
 from .compaction import clear as clear_thinned
@@ -60,7 +61,7 @@ from .waiting import Waiting, reason_of, segments_in, unsaved_sentence, waiting_
 PATIENCE_S = 2.0
 """How long a copy waits for another one of the same spool, which may be a process that was stopped."""
 _LOOK_S = 0.02
-_copied_here: Dict[Optional[Tuple[int, int]], object] = {}
+_copied_here: dict[tuple[int, int] | None, object] = {}
 """Which spools threads of this process copy, by the identity of their folders."""
 os.register_at_fork(after_in_child=_copied_here.clear)
 _LOCK_FILE = "lock"
@@ -129,9 +130,9 @@ def _place_in(run: str, target: str) -> str:
 def drain(
     directory: str,
     remove: bool = False,
-    run: Optional[str] = None,
-    deadline_s: Optional[float] = None,
-    budget: Optional[DiskBudget] = None,
+    run: str | None = None,
+    deadline_s: float | None = None,
+    budget: DiskBudget | None = None,
     beat: Callable[[], None] = lambda: None,
     last_words: bool = False,
 ) -> str:
@@ -226,7 +227,7 @@ def _locked(spool: int, deadline_s: float) -> Iterator[None]:
         _copied_here.pop(key, None)
 
 
-def _begin(key: Optional[Tuple[int, int]]) -> bool:
+def _begin(key: tuple[int, int] | None) -> bool:
     """Whether no other thread of this process copies the spool; then this one does."""
     mine = object()
     # In one operation: there is no lock that a fork could inherit.

@@ -7,8 +7,9 @@ its launcher, and a request to end. ``docs/hangs.md`` has the table, and a job f
 from __future__ import annotations
 
 import signal
+from collections.abc import Collection, Iterable, Mapping
 from enum import Enum
-from typing import Any, Collection, Iterable, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, NamedTuple
 
 from .processes import is_running
 
@@ -63,9 +64,9 @@ class JobEnd(NamedTuple):
     """The run's own launcher, or any where there are several runs, has noted its end."""
     complete: bool = False
     """All launchers have."""
-    code: Optional[int] = None
+    code: int | None = None
     """Exit code: of several launchers the first to end with another one than 0."""
-    signal: Optional[int] = None
+    signal: int | None = None
     killed: bool = False
     """The launchers that would have noted its end are known not to run any more."""
 
@@ -80,10 +81,10 @@ class JobEnd(NamedTuple):
         return bool(self.code or self.signal)
 
 
-_ANY: Optional[bool] = None
+_ANY: bool | None = None
 _BY_OTHERS = (Exit.CODE, Exit.FORCE, Exit.ALIKE)
 # exits, closed, lost, confirmed, the job succeeded → conclusion; the first row that fits.
-_TABLE: Tuple[Tuple[Tuple[Exit, ...], Optional[bool], Optional[bool], Optional[bool], Optional[bool], Conclusion], ...] = (
+_TABLE: tuple[tuple[tuple[Exit, ...], bool | None, bool | None, bool | None, bool | None, Conclusion], ...] = (
     ((Exit.ZERO,), _ANY, _ANY, _ANY, _ANY, Conclusion.WELL),
     ((Exit.OWN_CODE,), _ANY, _ANY, True, _ANY, Conclusion.FAILED),
     ((Exit.OWN_CODE,), _ANY, _ANY, _ANY, True, Conclusion.WELL),
@@ -116,9 +117,7 @@ def conclude(rank: RankEnd, job: JobEnd) -> Conclusion:
     return Conclusion.UNKNOWN
 
 
-def exit_of(
-    code: Optional[int], number: Optional[int], *, left: bool, polite: Collection[int] = POLITE
-) -> Exit:
+def exit_of(code: int | None, number: int | None, *, left: bool, polite: Collection[int] = POLITE) -> Exit:
     """``code`` and ``number``, the signal, as the kernel gives them; ``left``: Python's exit handlers ran, without an exception."""
     if number is None and code is not None and code - 128 in polite:
         number = code - 128  # a shell, or a handler that exits as one
@@ -149,5 +148,5 @@ def job_end(manifests: Iterable[Mapping[str, Any]], launches: Iterable[Mapping[s
     )
 
 
-def _launcher(document: Mapping[str, Any]) -> Tuple[Any, ...]:
+def _launcher(document: Mapping[str, Any]) -> tuple[Any, ...]:
     return tuple(map(document.get, ("host", "pid_namespace", "pid", "started_ns")))

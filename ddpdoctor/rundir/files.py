@@ -10,7 +10,8 @@ import errno
 import json
 import os
 import stat
-from typing import Any, BinaryIO, Iterator, List, Optional
+from collections.abc import Iterator
+from typing import Any, BinaryIO
 
 from .notes import Note, NoteCode
 from .owned import replace_file
@@ -43,7 +44,7 @@ def write_whole(path: str, data: bytes) -> None:
     replace_file(path, None, data, mode=0o666)
 
 
-def open_regular(path: str, dir_fd: Optional[int] = None, follow: bool = False) -> int:
+def open_regular(path: str, dir_fd: int | None = None, follow: bool = False) -> int:
     """A descriptor to read the regular file ``path``, relative to ``dir_fd`` where one is given; never waits.
 
     ``follow``: a link in the last place of ``path`` is followed, as is right for what the user named. Raises OSError where
@@ -99,7 +100,7 @@ def is_regular(path: str) -> bool:
         return False
 
 
-def folders_in(path: str) -> List[str]:
+def folders_in(path: str) -> list[str]:
     """Names of the folders in the folder ``path`` of a run directory, sorted; links do not count, and ``path`` may be none.
     Raises OSError."""
     if os.path.islink(path):
@@ -119,10 +120,10 @@ def bounded_lines(source: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
-def parsed(data: bytes) -> "tuple[Any, List[str]]":
+def parsed(data: bytes) -> tuple[Any, list[str]]:
     """The JSON value in ``data``, and which numbers in it, ``name (value)`` each, are given as None because they are not
     finite or have more than 64 bits. Raises ValueError, with a reason in words, for what is no JSON or nested too deep."""
-    odd: List[str] = []
+    odd: list[str] = []
     try:
         value = json.loads(data)
     except RecursionError:
@@ -132,7 +133,7 @@ def parsed(data: bytes) -> "tuple[Any, List[str]]":
     return value, odd
 
 
-def _bound(value: Any, name: str, depth: int, odd: List[str]) -> None:
+def _bound(value: Any, name: str, depth: int, odd: list[str]) -> None:
     if depth > _MOST_NESTED:
         raise ValueError("it is nested too deep")
     listed = isinstance(value, list)
@@ -152,7 +153,7 @@ def short(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def ignored(path: str, fields: List[str]) -> Note:
+def ignored(path: str, fields: list[str]) -> Note:
     """The note on ``fields`` of ``path``, ``name (value)`` each, that are left out."""
     more = f" and {len(fields) - _MOST_NAMED} more" if len(fields) > _MOST_NAMED else ""
     return Note(
@@ -170,7 +171,7 @@ def broken_lines(path: str, count: int) -> Note:
     return Note(f"{path}: {count} broken line{'s' if count > 1 else ''} left out.")
 
 
-def read_json(path: str, notes: List[Note]) -> Optional["dict[str, Any]"]:
+def read_json(path: str, notes: list[Note]) -> dict[str, Any] | None:
     """The JSON object in ``path``; None with a note added to ``notes`` where it is missing or broken. Numbers that no
     file of ours holds are None and told."""
     try:
@@ -189,7 +190,7 @@ def read_json(path: str, notes: List[Note]) -> Optional["dict[str, Any]"]:
     return document
 
 
-def read_json_lines(path: str, notes: List[Note]) -> Iterator["dict[str, Any]"]:
+def read_json_lines(path: str, notes: list[Note]) -> Iterator[dict[str, Any]]:
     """Each line's object. A cut last line is what a kill leaves and is passed over; other broken lines are
     counted in ``notes``."""
     broken = 0

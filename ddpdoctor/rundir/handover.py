@@ -17,7 +17,7 @@ import gzip
 import json
 import os
 import time
-from typing import Any, Callable, Dict
+from typing import Any, Callable
 
 from .layout import (
     CALLS_FILE,
@@ -59,7 +59,7 @@ class TooLargeError(Exception):
     """The trace would take more than was allowed."""
 
 
-def hand_over_trace(spool: int, raw: str, header: Dict[str, Any], max_bytes: int, number: int = 0) -> None:
+def hand_over_trace(spool: int, raw: str, header: dict[str, Any], max_bytes: int, number: int = 0) -> None:
     """Leave the trace in the private folder ``raw`` to whoever carries; ``header``'s members are put first in it. ``number`` is
     that of a window that was asked for while the job runs. Raises OSError."""
     order = {"folder": raw, "header": header, "max_bytes": max_bytes}
@@ -119,7 +119,7 @@ def copy_last_words(spool: int, place: int, over: bool) -> None:
     _tell(spool, {**_carried(spool), "last_words": mark})
 
 
-def _changed_ns(name: str, spool: int) -> "int | None":
+def _changed_ns(name: str, spool: int) -> int | None:
     try:
         return os.stat(name, dir_fd=spool, follow_symlinks=False).st_mtime_ns
     except FileNotFoundError:
@@ -158,7 +158,7 @@ def _take_trace(spool: int, place: int, beat: Callable[[], None], number: int) -
     os.unlink(handed_over, dir_fd=spool)
 
 
-def _compressed(order: Dict[str, Any], place: int, beat: Callable[[], None], name: str) -> Dict[str, Any]:
+def _compressed(order: dict[str, Any], place: int, beat: Callable[[], None], name: str) -> dict[str, Any]:
     """What rank.json is to say of the window."""
     beside = f"{name}.tmp"
     raw = str(order["folder"])
@@ -166,7 +166,7 @@ def _compressed(order: Dict[str, Any], place: int, beat: Callable[[], None], nam
         try:
             size = _compress(source, place, beside, order["header"], int(order["max_bytes"]), beat)
             os.replace(beside, name, src_dir_fd=place, dst_dir_fd=place)
-            window: Dict[str, Any] = {"state": "saved", "bytes": size}
+            window: dict[str, Any] = {"state": "saved", "bytes": size}
         except TooLargeError as error:
             window = {"state": "skipped", "why": str(error)}
         except (ValueError, FileNotFoundError) as error:
@@ -183,7 +183,7 @@ def _compressed(order: Dict[str, Any], place: int, beat: Callable[[], None], nam
 
 
 def _compress(
-    source: int, place: int, beside: str, header: Dict[str, Any], max_bytes: int, beat: Callable[[], None]
+    source: int, place: int, beside: str, header: dict[str, Any], max_bytes: int, beat: Callable[[], None]
 ) -> int:
     """Copy a trace, compressed; its size in bytes. Raises TooLargeError, OSError, ValueError."""
     try:
@@ -230,7 +230,7 @@ def add_trouble(spool: int, words: str) -> None:
         pass
 
 
-def _carried(spool: int) -> Dict[str, Any]:
+def _carried(spool: int) -> dict[str, Any]:
     try:
         found = json.loads(read_file(CARRIED_FILE, spool))
     except (FileNotFoundError, ValueError):
@@ -238,11 +238,11 @@ def _carried(spool: int) -> Dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _tell(spool: int, news: Dict[str, Any]) -> None:
+def _tell(spool: int, news: dict[str, Any]) -> None:
     replace_file(CARRIED_FILE, spool, json.dumps(news).encode())
 
 
-def _with_news(data: bytes, news: Dict[str, Any]) -> bytes:
+def _with_news(data: bytes, news: dict[str, Any]) -> bytes:
     """rank.json with what became of its rank's records on their way."""
     document = json.loads(data)
     if "window" in news:

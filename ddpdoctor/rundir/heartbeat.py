@@ -14,7 +14,7 @@ import mmap
 import os
 import struct
 import time
-from typing import TYPE_CHECKING, NamedTuple, Optional
+from typing import TYPE_CHECKING, NamedTuple
 
 from .owned import open_file, private_folder
 
@@ -57,8 +57,8 @@ class Beat(NamedTuple):
 class Heartbeat:
     """The rank's side. ``step`` is for the training thread, ``answered`` for the one beside it; neither raises."""
 
-    def __init__(self, spool: "Spool") -> None:
-        self._memory: Optional[mmap.mmap] = None
+    def __init__(self, spool: Spool) -> None:
+        self._memory: mmap.mmap | None = None
         self._answers = self._bytes = 0
         first = Beat(_VERSION, time.time_ns(), 0, 0, 0, 0, 0, 0)
         try:
@@ -109,7 +109,7 @@ class HeartbeatReader:
         with private_folder(root) as within, private_folder(name, within) as here:
             self._handle = open_file(HEARTBEAT_FILE, here, os.O_RDONLY)
 
-    def read(self) -> Optional[Beat]:
+    def read(self) -> Beat | None:
         """The numbers now; None if the rank has no such page, or not yet. Never raises."""
         try:
             if self._handle < 0:

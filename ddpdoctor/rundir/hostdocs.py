@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Dict, Optional
+from typing import Any
 
 from .layout import ASKED_FILE, ENDS_FILE, STALL_FILE, host_directory
 from .owned import folder, make_private_folder, private_folder, read_file, replace_file
@@ -15,14 +15,14 @@ from .owned import folder, make_private_folder, private_folder, read_file, repla
 HOST_DOCUMENTS = (STALL_FILE, ENDS_FILE, ASKED_FILE)
 
 
-def keep_host_document(root: str, name: str, document: Dict[str, Any]) -> None:
+def keep_host_document(root: str, name: str, document: dict[str, Any]) -> None:
     """Have ``document`` replace the one of that ``name``, of the host that its ``host`` names. Raises OSError."""
     make_private_folder(root)
     with private_folder(root) as within:
         replace_file(name, within, json.dumps(document, separators=(",", ":"), default=str).encode())
 
 
-def carry_host_documents(root: str, run: str, known: Optional[Dict[str, int]] = None) -> None:
+def carry_host_documents(root: str, run: str, known: dict[str, int] | None = None) -> None:
     """Copy what waits below ``root`` to the folders of the hosts that it is of. ``known`` remembers between two calls what was
     copied. Raises OSError."""
     with private_folder(root) as within:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import List, NamedTuple
+from typing import NamedTuple
 
 from .files import folders_in, is_regular, reading
 from .owned import folder
@@ -78,16 +78,16 @@ def run_directories(path: str) -> list[str]:
 class FilesBelow(NamedTuple):
     """What lies in a folder and those below it."""
 
-    files: List[str]
+    files: list[str]
     """All that is no folder, sorted."""
-    errors: List[OSError]
+    errors: list[OSError]
     """Of folders that cannot be listed."""
 
 
 def files_below(path: str) -> FilesBelow:
     """The files in the folder ``path`` and below, but for those with a hidden name; links to folders are not followed."""
-    found: List[str] = []
-    errors: List[OSError] = []
+    found: list[str] = []
+    errors: list[OSError] = []
     for parent, folders, names in os.walk(path, onerror=errors.append):
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [os.path.join(parent, name) for name in names if not name.startswith(".")]

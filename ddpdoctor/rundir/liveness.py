@@ -27,7 +27,7 @@ import os
 import socket
 import time
 from enum import Enum
-from typing import Any, Dict, NamedTuple, Optional
+from typing import Any, NamedTuple
 
 from .boot import boot_id
 from .files import read_json
@@ -69,7 +69,7 @@ def pid_namespace() -> int:
         return 0
 
 
-def started(pid: int) -> Optional[int]:
+def started(pid: int) -> int | None:
     """When a process of this namespace began, in the kernel's ticks; None where there is none, or it has ended."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as source:
@@ -84,7 +84,7 @@ class Writing:
 
     def __init__(self, folder: int) -> None:
         """Say so in the open ``folder``. Raises OSError where it cannot be written."""
-        self._document: Dict[str, Any] = {
+        self._document: dict[str, Any] = {
             "pid": os.getpid(),
             "started": started(os.getpid()),
             "namespace": pid_namespace(),
@@ -108,7 +108,7 @@ class Writing:
             and identity_of(WRITER_FILE, folder) is not None
         )
 
-    def end(self, folder: Optional[int] = None) -> None:
+    def end(self, folder: int | None = None) -> None:
         """It does not write any more, and says so in ``folder``. Never raises."""
         if folder is not None:
             try:
@@ -149,12 +149,12 @@ def _by_process(pid: Any, began: Any) -> Writer:
     return Writer(State.WRITING, pid) if runs else Writer(State.OVER, pid if isinstance(pid, int) else 0)
 
 
-def _said_so(known: Dict[str, Any]) -> bool:
+def _said_so(known: dict[str, Any]) -> bool:
     closed_ns = known.get("closed_ns")
     return isinstance(closed_ns, int) and time.time_ns() - closed_ns > CLOSED_S * 1e9
 
 
-def _out_of_reach(folder: int, known: Dict[str, Any], here: int) -> Writer:
+def _out_of_reach(folder: int, known: dict[str, Any], here: int) -> Writer:
     """The writer is of another namespace, host or start of the host, and holds no lock."""
     if _said_so(known):
         return Writer(State.OVER, 0)
@@ -210,11 +210,11 @@ def last_change_s(folder: int) -> float:
     return max([os.fstat(folder).st_mtime, *times])
 
 
-def _write(name: str, folder: int, document: Dict[str, Any]) -> None:
+def _write(name: str, folder: int, document: dict[str, Any]) -> None:
     replace_file(name, folder, json.dumps(document, separators=(",", ":")).encode())
 
 
-def _read(name: str, folder: int) -> Optional[Dict[str, Any]]:
+def _read(name: str, folder: int) -> dict[str, Any] | None:
     try:
         found = json.loads(read_file(name, folder))
     except (FileNotFoundError, ValueError, RecursionError):

@@ -7,7 +7,7 @@ with the text and not with its square.
 from __future__ import annotations
 
 import re
-from typing import Iterator
+from collections.abc import Iterator
 
 from .secretnames import (
     ATTACHED_ONLY,

@@ -11,9 +11,9 @@ codes have the sentence alone: :func:`recorded_notes` gives those the code that 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import List, Sequence, Tuple
 
 
 class NoteCode(str, Enum):
@@ -35,7 +35,7 @@ class Note:
 
     text: str
     code: NoteCode = NoteCode.TOLD
-    ranks: Tuple[int, ...] = ()
+    ranks: tuple[int, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -49,7 +49,7 @@ class Note:
         return dataclasses.replace(self.of(f"Rank {rank}"), ranks=(rank,))
 
 
-def recorded_notes(texts: Sequence[str], codes: Sequence[str]) -> List[Note]:
+def recorded_notes(texts: Sequence[str], codes: Sequence[str]) -> list[Note]:
     """The notes of a file that has ``texts``, and ``codes`` one for one; of a recording without codes these are [].
 
     A code that only a later version knows is one of those from which nothing follows here.
@@ -57,7 +57,7 @@ def recorded_notes(texts: Sequence[str], codes: Sequence[str]) -> List[Note]:
     if len(codes) != len(texts):
         return [Note(text, _code_before_codes(text)) for text in texts]
     known = {code.value: code for code in NoteCode}
-    return [Note(text, known.get(code, NoteCode.TOLD)) for text, code in zip(texts, codes)]  # noqa: B905 (Python 3.9)
+    return [Note(text, known.get(code, NoteCode.TOLD)) for text, code in zip(texts, codes)]
 
 
 _BEGINNINGS = {"No GPU telemetry: ": NoteCode.NO_GPU, "no rank was recorded: ": NoteCode.NO_RANK}

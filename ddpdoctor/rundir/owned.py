@@ -12,8 +12,8 @@ import fcntl
 import os
 import stat
 import struct
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator, List, Optional, Tuple
 
 _OTHERS = 0o077
 """Bits of a folder's mode that let somebody else in."""
@@ -35,7 +35,7 @@ def _refuse(path: str, why: str) -> NotOursError:
 
 
 @contextmanager
-def private_folder(path: str, inside: Optional[int] = None) -> Iterator[int]:
+def private_folder(path: str, inside: int | None = None) -> Iterator[int]:
     """A descriptor of a folder that is this user's, and that nobody else may enter; ``path`` is relative to the descriptor
     ``inside`` where one is given. Raises OSError, NotOursError."""
     with folder(path, inside) as handle:
@@ -48,7 +48,7 @@ def private_folder(path: str, inside: Optional[int] = None) -> Iterator[int]:
 
 
 @contextmanager
-def folder(path: str, inside: Optional[int] = None, links: bool = False) -> Iterator[int]:
+def folder(path: str, inside: int | None = None, links: bool = False) -> Iterator[int]:
     """A descriptor of a folder, which is no link unless ``links``. Raises OSError."""
     handle = os.open(path, _FOLDER | (0 if links else os.O_NOFOLLOW), dir_fd=inside)
     try:
@@ -57,7 +57,7 @@ def folder(path: str, inside: Optional[int] = None, links: bool = False) -> Iter
         os.close(handle)
 
 
-def make_private_folder(path: str, inside: Optional[int] = None) -> None:
+def make_private_folder(path: str, inside: int | None = None) -> None:
     """Make a folder that nobody else may enter; one that is there already must be so. Raises OSError, NotOursError."""
     try:
         os.mkdir(path, 0o700, dir_fd=inside)
@@ -66,7 +66,7 @@ def make_private_folder(path: str, inside: Optional[int] = None) -> None:
             pass
 
 
-def open_file(name: str, inside: Optional[int], flags: int, mode: int = 0o600) -> int:
+def open_file(name: str, inside: int | None, flags: int, mode: int = 0o600) -> int:
     """A descriptor of a plain file in a folder, with no other name elsewhere. Raises OSError, NotOursError."""
     handle = os.open(name, flags | _NO_LINK, mode, dir_fd=inside)
     try:
@@ -88,7 +88,7 @@ def read_file(name: str, inside: int, start: int = 0) -> bytes:
         return source.read()
 
 
-def replace_file(name: str, inside: Optional[int], data: bytes, mode: int = 0o600) -> None:
+def replace_file(name: str, inside: int | None, data: bytes, mode: int = 0o600) -> None:
     """Put a file in the place of ``name``, as a whole; relative to ``inside`` where one is given. Raises OSError;
     ``name`` then is as before."""
     beside = f"{name}.{os.getpid()}.tmp"
@@ -136,7 +136,7 @@ def is_own_folder(path: str) -> bool:
         return is_own(handle) and not os.fstat(handle).st_mode & stat.S_IWOTH
 
 
-def behind_links(path: "str | os.PathLike[str]") -> str:
+def behind_links(path: str | os.PathLike[str]) -> str:
     """An absolute ``path`` behind all links, in folders and in the last place. Raises OSError where one of them, or a pipe, is
     another user's, who may have planted it, say in /tmp."""
     place, rest = os.sep, _parts(os.fspath(path))
@@ -163,7 +163,7 @@ def behind_links(path: "str | os.PathLike[str]") -> str:
     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
 
 
-def _parts(path: str) -> List[str]:
+def _parts(path: str) -> list[str]:
     return [part for part in os.path.normpath(path).split(os.sep) if part]
 
 
@@ -182,7 +182,7 @@ def lock_now(handle: int) -> bool:
     return True
 
 
-def lock_holder(name: str, inside: int) -> Optional[int]:
+def lock_holder(name: str, inside: int) -> int | None:
     """Which process holds the lock of a file in a folder, by its id in this pid namespace, 0 where it has none there; None where
     none does, or there is no such file. Raises OSError.
 
@@ -215,7 +215,7 @@ def file_identity(handle: int) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def identity_of(name: str, inside: int) -> Optional[Tuple[int, int]]:
+def identity_of(name: str, inside: int) -> tuple[int, int] | None:
     """The same of the file that a folder has by this name."""
     try:
         status = os.stat(name, dir_fd=inside, follow_symlinks=False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from .draining import spools_of
 from .layout import PROGRESS_FILE, parse_rank_directory
@@ -22,14 +22,14 @@ class Present:
     spool: str
 
     @property
-    def progress(self) -> Optional[Dict[str, Any]]:
+    def progress(self) -> dict[str, Any] | None:
         """Where it is, as it wrote within the last second; None while its steps take less than one. Never raises."""
         return document_in(self.spool, PROGRESS_FILE, PROGRESS_SCHEMA, PROGRESS, [])
 
 
-def present_ranks(run: str) -> List[Present]:
+def present_ranks(run: str) -> list[Present]:
     """Those of this host, by rank; of several processes of one rank, as an elastic restart leaves them, the newest. Never raises."""
-    found: Dict[int, Present] = {}
+    found: dict[int, Present] = {}
     for spool, _ in sorted(spools_of(run), key=lambda each: _age(each[0])):
         name, _, pid = os.path.basename(spool).partition("-")
         number = parse_rank_directory(name)

@@ -7,7 +7,7 @@ ddpdoctor writes down and did not word itself goes through ``mask_text``.
 from __future__ import annotations
 
 import re
-from typing import Mapping
+from collections.abc import Mapping
 
 from .named import is_hash, program_secrets, secret_values
 from .secretnames import names_secret

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-from typing import Any, Mapping, Optional
+from collections.abc import Mapping
+from typing import Any
 
 from .boot import boot_id
 from .liveness import pid_namespace, started
@@ -13,7 +14,7 @@ _CLOCK_S = 60.0
 """How far the clock may have been set since a process wrote when it began, before its process id counts as reused."""
 
 
-def is_running(document: Mapping[str, Any]) -> Optional[bool]:
+def is_running(document: Mapping[str, Any]) -> bool | None:
     """Whether the process runs that a manifest, a launcher's record or ``rank.json`` is about. None if that cannot be known: another
     machine, another boot, another pid namespace, or a document that does not say which. Never raises.
 
@@ -36,7 +37,7 @@ def _is_of_here(document: Mapping[str, Any]) -> bool:
     return all(here.values()) and all(document.get(name) == value for name, value in here.items())
 
 
-def _booted_s() -> Optional[float]:
+def _booted_s() -> float | None:
     try:
         with open("/proc/stat") as source:
             return next((float(line.split()[1]) for line in source if line.startswith("btime ")), None)

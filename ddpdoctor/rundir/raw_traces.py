@@ -12,8 +12,8 @@ import re
 import shutil
 import tempfile
 import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Iterable, Iterator, Optional
 
 from .liveness import State, Writing, last_change_s, writer_in
 from .owned import private_folder
@@ -48,7 +48,7 @@ class RawFolder:
 
 
 @contextmanager
-def raw_folder(base: str, run_id: Optional[str]) -> Iterator[RawFolder]:
+def raw_folder(base: str, run_id: str | None) -> Iterator[RawFolder]:
     """A new folder below ``base``, which goes with the block unless it was handed over. Raises OSError."""
     path = tempfile.mkdtemp(prefix=f"ddpdoctor-raw-{run_id or ''}-{os.getpid()}-", dir=base)
     handle = os.open(path, _FOLDER)
@@ -70,7 +70,7 @@ def raw_folder(base: str, run_id: Optional[str]) -> Iterator[RawFolder]:
             os.close(handle)
 
 
-def clear_raw_folders(bases: Iterable[str], run_id: Optional[str]) -> None:
+def clear_raw_folders(bases: Iterable[str], run_id: str | None) -> None:
     """Remove what killed ranks left: those of the run ``run_id``, and any that is a day old. Never raises.
 
     Only folders of this user's own count, and only files in them; those that were handed over only once the spool is gone
@@ -88,7 +88,7 @@ def clear_raw_folders(bases: Iterable[str], run_id: Optional[str]) -> None:
                 continue
 
 
-def _clear(folder: str, run_id: Optional[str]) -> None:
+def _clear(folder: str, run_id: str | None) -> None:
     found = _NAME.match(os.path.basename(folder))
     if found is None:
         return

@@ -4,8 +4,9 @@ analysis."""
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, BinaryIO, Callable, Iterator, Mapping
+from typing import Any, BinaryIO, Callable
 
 from .compaction import stream_end_of, stream_shift
 from .draining import spools_of

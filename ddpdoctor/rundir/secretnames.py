@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Callable, Dict
+from typing import Callable
 
 _SECRET_WORD = re.compile(
     "token|secrets?|passwor[dt]s?|passwd|passphrase|passcode|pincode|passw|pass|pwd|pswd?|psw|pw|credentials?|creds?|apikeys?|accesskey|secretkey"
@@ -102,7 +102,7 @@ def _is_tok(before: str, name: str) -> bool:
     return bool(_TOK_WORD.fullmatch(before) or _SERVICE.fullmatch(before))
 
 
-_DEPENDS: Dict[str, Callable[[str, str], bool]] = {
+_DEPENDS: dict[str, Callable[[str, str], bool]] = {
     "key": _is_key, "keys": _is_key, "tok": _is_tok, "toks": _is_tok,
     "tokens": lambda before, name: _TOK_WORD.fullmatch(before) is not None,
     "api": lambda before, name: _SERVICE.fullmatch(before) is not None,

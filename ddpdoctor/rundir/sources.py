@@ -10,7 +10,7 @@ import errno
 import hashlib
 import json
 import os
-from typing import Dict, Iterable, List, Optional
+from collections.abc import Iterable
 
 from .files import bounded_lines, open_regular, read_json, reading, write_json
 from .layout import SAMPLES_FILE, host_directory
@@ -48,7 +48,7 @@ def hash_of(data: bytes) -> str:
 def note_sources(run: str, host: str, ranks: Iterable[str], started_ns: int) -> None:
     """Write down the hashes of the files in which the ranks of this host, of these folders, were sampled. A file that was changed
     since ``started_ns`` may be another than the one that ran: it has none. Raises OSError."""
-    files: Dict[str, Optional[str]] = {}
+    files: dict[str, str | None] = {}
     for folder in ranks:
         for path in _sampled_files(os.path.join(folder, SAMPLES_FILE)):
             if path not in files and len(files) < _MOST_FILES:
@@ -62,15 +62,15 @@ def note_sources(run: str, host: str, ranks: Iterable[str], started_ns: int) -> 
         write_json(os.path.join(folder, SOURCES_FILE), {"schema": SOURCES_SCHEMA, "files": files})
 
 
-def _hash_from_before(path: str, started_ns: int) -> Optional[str]:
+def _hash_from_before(path: str, started_ns: int) -> str | None:
     data = source_bytes(path)
     status = os.lstat(path)
     return hash_of(data) if max(status.st_mtime_ns, status.st_ctime_ns) < started_ns else None
 
 
-def _sampled_files(samples: str) -> List[str]:
+def _sampled_files(samples: str) -> list[str]:
     """Files of the user's lines, in the order in which they were seen."""
-    found: Dict[str, None] = {}
+    found: dict[str, None] = {}
     try:
         with reading(samples) as source:
             for line in bounded_lines(source):
@@ -83,7 +83,7 @@ def _sampled_files(samples: str) -> List[str]:
     return list(found)
 
 
-def _take_file(line: bytes, found: Dict[str, None]) -> None:
+def _take_file(line: bytes, found: dict[str, None]) -> None:
     try:
         path = json.loads(line).get(LineField.FILE.value)
     except (ValueError, AttributeError, RecursionError):
@@ -92,7 +92,7 @@ def _take_file(line: bytes, found: Dict[str, None]) -> None:
         found[path] = None
 
 
-def read_sources(run: str) -> List[Dict[str, Optional[str]]]:
+def read_sources(run: str) -> list[dict[str, str | None]]:
     """Hashes by path, of each host of a run. Never raises."""
     hosts = os.path.join(run, "hosts")
     try:

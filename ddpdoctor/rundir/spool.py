@@ -300,7 +300,7 @@ class Spool:
         raises."""
         return question_in(self.directory, question)
 
-    def capture_ordered(self) -> "CaptureOrder | None":
+    def capture_ordered(self) -> CaptureOrder | None:
         """The profiler window that somebody has asked for, see :mod:`.asking`. Never raises."""
         return capture_ordered(self.directory)
 

@@ -10,7 +10,6 @@ says the same to those who read the files with something else.
 from __future__ import annotations
 
 from enum import Enum
-from typing import Dict, Tuple, Type
 
 
 class _Name(str, Enum):
@@ -133,7 +132,7 @@ _CALL_FIELDS = (
     EventField.SOURCE,
     EventField.DESTINATION,
 )
-FIELDS_OF: Dict[EventKind, Tuple[EventField, ...]] = {
+FIELDS_OF: dict[EventKind, tuple[EventField, ...]] = {
     EventKind.DATA: (
         EventField.LOADER,
         EventField.COUNT,
@@ -263,6 +262,6 @@ class LineField(_Name):
     """For how long the looks of ``CLOSER`` were taken."""
 
 
-def renamed(fields: Type[_Name]) -> Dict[str, str]:
+def renamed(fields: type[_Name]) -> dict[str, str]:
     """Names on disk by the reader's names, for a decoder that renames."""
     return {field.name.lower(): field.value for field in fields}

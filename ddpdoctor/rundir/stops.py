@@ -23,9 +23,10 @@ from __future__ import annotations
 
 import os
 import signal
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Dict, List, Mapping, Optional
+from typing import Any
 
 from .files import folders_in, parsed, read_bounded, read_json
 from .layout import (
@@ -88,14 +89,14 @@ class RankStop:
     rank: int
     repeat: int
     path: str
-    progress: Optional[Dict[str, Any]] = None
-    standing: Optional[Dict[str, Any]] = None
-    ending: Optional[Dict[str, Any]] = None
-    flight: Optional[str] = None
+    progress: dict[str, Any] | None = None
+    standing: dict[str, Any] | None = None
+    ending: dict[str, Any] | None = None
+    flight: str | None = None
     """Path of ``hang_flight.json``."""
     faults: str = ""
     """The text of ``faults.txt``, its first megabyte."""
-    calls: List[Dict[str, Any]] = field(default_factory=list)
+    calls: list[dict[str, Any]] = field(default_factory=list)
     """Those of ``calls.jsonl``, the first one first; by the names on disk."""
 
 
@@ -105,17 +106,17 @@ class HostStop:
 
     host: str
     """Name of its folder."""
-    stall: Optional[Dict[str, Any]] = None
-    ends: Optional[Dict[str, Any]] = None
-    asked: Optional[Dict[str, Any]] = None
+    stall: dict[str, Any] | None = None
+    ends: dict[str, Any] | None = None
+    asked: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class Stops:
     """All of a run's."""
 
-    ranks: List[RankStop] = field(default_factory=list)
-    hosts: List[HostStop] = field(default_factory=list)
+    ranks: list[RankStop] = field(default_factory=list)
+    hosts: list[HostStop] = field(default_factory=list)
 
 
 def signal_name(number: int) -> str:
@@ -126,7 +127,7 @@ def signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def read_stops(run: str, notes: List[Note]) -> Stops:
+def read_stops(run: str, notes: list[Note]) -> Stops:
     """What ``run`` holds of all this; what is there and broken is told in ``notes``. Never raises."""
     ranks = []
     for name, path in _folders(os.path.join(run, "ranks")):
@@ -145,7 +146,7 @@ def read_stops(run: str, notes: List[Note]) -> Stops:
     return Stops(ranks, hosts)
 
 
-def _rank_stop(rank: int, repeat: int, path: str, notes: List[Note]) -> RankStop:
+def _rank_stop(rank: int, repeat: int, path: str, notes: list[Note]) -> RankStop:
     flight = os.path.join(path, HANG_FLIGHT_FILE)
     return RankStop(
         rank,
@@ -160,7 +161,7 @@ def _rank_stop(rank: int, repeat: int, path: str, notes: List[Note]) -> RankStop
     )
 
 
-def launches_of(run: str, notes: List[Note]) -> List[Dict[str, Any]]:
+def launches_of(run: str, notes: list[Note]) -> list[dict[str, Any]]:
     """The records ``launch-<pid>.json`` of a run's launchers, as far as they can be read. Never raises."""
     found = []
     for _, folder in _folders(os.path.join(run, "hosts")):
@@ -175,8 +176,8 @@ def launches_of(run: str, notes: List[Note]) -> List[Dict[str, Any]]:
 
 
 def document_in(
-    folder: str, name: str, schema: str, fields: Mapping[str, Check], notes: List[Note]
-) -> Optional[Dict[str, Any]]:
+    folder: str, name: str, schema: str, fields: Mapping[str, Check], notes: list[Note]
+) -> dict[str, Any] | None:
     """The document of that name, with only fields of the types that they should have; None where there is none. Never raises."""
     path = os.path.join(folder, name)
     if not os.path.lexists(path):
@@ -197,7 +198,7 @@ def _text(path: str) -> str:
         return ""
 
 
-def _calls(path: str) -> List[Dict[str, Any]]:
+def _calls(path: str) -> list[dict[str, Any]]:
     """A slot that the rank's end cut short is passed over."""
     try:
         data = read_bounded(path, (CALL_SLOTS + OWN_SLOTS) * CALL_SLOT_BYTES)
@@ -218,7 +219,7 @@ def _calls(path: str) -> List[Dict[str, Any]]:
     return sorted(found, key=lambda call: int(call[CallField.NUMBER.value]))
 
 
-def _folders(path: str) -> "List[tuple[str, str]]":
+def _folders(path: str) -> list[tuple[str, str]]:
     try:
         return [(name, os.path.join(path, name)) for name in folders_in(path)]
     except (OSError, ValueError):

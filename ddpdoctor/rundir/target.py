@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Iterator
 
 from .layout import parse_rank_directory
 from .owned import NotOursError, private_folder, read_file

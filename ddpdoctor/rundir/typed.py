@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from math import isfinite
-from typing import Any, Callable, Dict, Mapping
+from typing import Any, Callable
 
 from .files import ignored, short
 from .notes import Note
@@ -70,7 +71,7 @@ def _numbered(check: Check) -> Check:
     return lambda value: check(value) and value.get("id", 0) is not None
 
 
-def misfits(document: Mapping[str, Any], fields: Mapping[str, Check]) -> Dict[str, Any]:
+def misfits(document: Mapping[str, Any], fields: Mapping[str, Check]) -> dict[str, Any]:
     """The fields of ``document`` that are not of the types they should have."""
     return {
         name: document[name]
@@ -283,8 +284,8 @@ def is_moment(value: Any) -> bool:
 
 
 def fitting(
-    document: Dict[str, Any], fields: Mapping[str, Check], path: str, notes: "list[Note]"
-) -> Dict[str, Any]:
+    document: dict[str, Any], fields: Mapping[str, Check], path: str, notes: list[Note]
+) -> dict[str, Any]:
     """``document`` of ``path`` without the fields whose types are not those of ``fields``; one note names them."""
     wrong = misfits(document, fields)
     if not wrong:

@@ -67,7 +67,7 @@ def rest_of(spool: str, stream: str, done: int) -> bytes:
     return rest
 
 
-def newer_in(spool: str, stream: str, done: int) -> "tuple[bytes, int]":
+def newer_in(spool: str, stream: str, done: int) -> tuple[bytes, int]:
     """What a spool still holds of a stream beyond its first ``done`` bytes, and where that ends. What was copied and removed
     meanwhile is passed over. Never raises."""
     newer = b""

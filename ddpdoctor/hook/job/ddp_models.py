@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from operator import attrgetter, itemgetter
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable
 
 from ...rundir import EventField
 from .registry import MOST_LISTED, Numbered, line_of
@@ -25,7 +25,7 @@ _NOT_REDUCED = f"{EventField.SYNCED.next_key}false"
 
 _MOST_ASKED = 8
 """Models that are asked, in every backward pass."""
-data_parallel_built: List[bool] = []
+data_parallel_built: list[bool] = []
 """Not empty once the job has built the old, one-process ``DataParallel``."""
 
 
@@ -35,16 +35,16 @@ class Model:
     def __init__(self, ddp: Any, index: int) -> None:
         self.ref = weakref.ref(ddp)
         self.index = index
-        self.forward_end: Optional[int] = None
+        self.forward_end: int | None = None
         """Since the last backward there was a forward with gradients, and it ended then (perf_counter_ns)."""
         self.group = group_name(getattr(ddp, "process_group", None))
         self.reduces = True
         """Whether that forward prepared DDP to reduce the gradients of the next backward."""
-        self.ready: Optional[List[int]] = None
-        self.autocast: Optional[bool] = None
+        self.ready: list[int] | None = None
+        self.autocast: bool | None = None
         """Whether its first forward with gradients ran under autocast."""
-        self._stats: Optional[List[int]] = None
-        self._buckets: Optional[List[Callable[[List[int]], Any]]] = None
+        self._stats: list[int] | None = None
+        self._buckets: list[Callable[[list[int]], Any]] | None = None
 
     def after_backward(self) -> bool:
         """Whether the backward that just ended reduced this model's gradients; ``ready`` then holds each bucket's time, ns."""
@@ -61,7 +61,7 @@ class Model:
         return True
 
 
-def _buckets(ddp: Any) -> Optional[List[Callable[[List[int]], Any]]]:
+def _buckets(ddp: Any) -> list[Callable[[list[int]], Any]] | None:
     """For each bucket, what picks its parameters' numbers. None before DDP has rebuilt its buckets, after the first backward."""
     text = ddp.logger._get_ddp_logging_data().strs_map.get("rebuilt_per_bucket_param_indices", "")
     groups = [[int(number) for number in group.split()] for group in text.split(",") if group.strip()]
@@ -87,7 +87,7 @@ class OpenForward:
         """The field of its event with the size of the inputs."""
         self.interrupted = False
         """Whether a backward ran in it."""
-        self.since: Optional[int] = since
+        self.since: int | None = since
         """perf_counter_ns since which it computes; None while a backward runs or an optimizer steps."""
 
 
@@ -96,10 +96,10 @@ class Models:
 
     def __init__(self) -> None:
         self.known: Numbered[Model] = Numbered()
-        self.first: Optional[Model] = None
-        self._forwarded: List[Model] = []
+        self.first: Model | None = None
+        self._forwarded: list[Model] = []
         """Those whose forward has ended since the last backward."""
-        self.open: List[OpenForward] = []
+        self.open: list[OpenForward] = []
         """Forwards in progress on the training thread, outermost first."""
 
     def find(self, ddp: Any, lines: Lines) -> Model:
@@ -115,7 +115,7 @@ class Models:
         self.first = self.first or model
         return model
 
-    def group_to_reduce_in(self) -> Optional[str]:
+    def group_to_reduce_in(self) -> str | None:
         """The process group over which DDP reduces gradients in a backward that begins now; None if it does not, in ``no_sync()``."""
         for reference, _ in self.known.listed[:_MOST_ASKED]:
             ddp = reference()
@@ -159,13 +159,13 @@ class Loaders:
     def __init__(self) -> None:
         self.known: Numbered[int] = Numbered()
         """Each with its number; the source line is the one that built it, or else first iterated it."""
-        self._iterators: "weakref.WeakKeyDictionary[Any, int]" = weakref.WeakKeyDictionary()
-        self._last: Tuple[Callable[[], Any], int] = (lambda: None, -1)
+        self._iterators: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+        self._last: tuple[Callable[[], Any], int] = (lambda: None, -1)
         """The iterator asked for last (weakly), and its loader's number."""
-        self.described: List[Dict[str, Any]] = []
+        self.described: list[dict[str, Any]] = []
         """By number, the first ones, for rank.json: made at the first iteration, for the job may keep the iterator only."""
 
-    def number(self, loader: Any, where: Optional[int], lines: Lines) -> int:
+    def number(self, loader: Any, where: int | None, lines: Lines) -> int:
         """The loader's number."""
         number = self.known.find(loader)
         if number is None:
@@ -181,7 +181,7 @@ class Loaders:
         """This iterator belongs to that loader."""
         self._iterators[iterator] = number
 
-    def iterators(self) -> List[Tuple[Any, int]]:
+    def iterators(self) -> list[tuple[Any, int]]:
         """Those alive, each with its loader's number; for threads other than the training thread, too."""
         return list(self._iterators.items())
 
@@ -192,7 +192,7 @@ class Loaders:
         return self._last[1]
 
 
-def _description(loader: Any) -> Dict[str, Any]:
+def _description(loader: Any) -> dict[str, Any]:
     try:
         return describe_loader(loader)
     except Exception:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections.abc import Iterator
 from types import CodeType, FrameType
-from typing import Any, Callable, Dict, Generic, Iterator, List, Optional, Tuple, TypeVar
+from typing import Any, Callable, Generic, Optional, TypeVar
 
 from .source_lines import HIDDEN, USER, Kinds, Lines
 
@@ -13,7 +14,7 @@ MOST_LISTED = 256
 """Of a kind, the first ones, are described in rank.json (some 400 bytes each); the others are counted there."""
 
 Value = TypeVar("Value")
-Listed = Tuple["weakref.ref[Any]", Optional[int]]
+Listed = tuple["weakref.ref[Any]", Optional[int]]
 """A thing, weakly, and the number of its source line."""
 
 
@@ -22,15 +23,15 @@ class Held(Generic[Value]):
 
     def __init__(self, gone: Callable[[Value], None] = lambda value: None) -> None:
         """``gone`` is called with what was known of a thing that is no more, on whatever thread that shows."""
-        self._known: Dict[int, Tuple[Any, Value]] = {}
+        self._known: dict[int, tuple[Any, Value]] = {}
         self._gone = gone
 
-    def find(self, thing: Any) -> Optional[Value]:
+    def find(self, thing: Any) -> Value | None:
         """What is known of ``thing``; None where it was not seen before."""
         known = self._known.get(id(thing))
         return known[1] if known is not None and known[0]() is thing else None
 
-    def hold(self, thing: Any, value: Value) -> "weakref.ref[Any]":
+    def hold(self, thing: Any, value: Value) -> weakref.ref[Any]:
         """From now on ``value`` is what is known of ``thing``."""
         key = id(thing)
         reference = weakref.ref(thing, forgetter(self._known, key, self._gone))
@@ -45,10 +46,10 @@ class Numbered(Held[Value]):
         super().__init__()
         self.count = 0
         """How many there have been: the next one's number."""
-        self.listed: List[Listed] = []
+        self.listed: list[Listed] = []
         """By number, the first ``MOST_LISTED``."""
 
-    def add(self, thing: Any, line: Optional[int], value: Value) -> None:
+    def add(self, thing: Any, line: int | None, value: Value) -> None:
         """Give ``thing`` the next number."""
         reference = self.hold(thing, value)
         if self.count < MOST_LISTED:
@@ -57,12 +58,12 @@ class Numbered(Held[Value]):
 
 
 def forgetter(
-    known: Dict[int, Any], key: int, gone: Callable[[Any], None] = lambda value: None
-) -> "Callable[[weakref.ref[Any]], None]":
+    known: dict[int, Any], key: int, gone: Callable[[Any], None] = lambda value: None
+) -> Callable[[weakref.ref[Any]], None]:
     """What takes ``key`` out of ``known`` when the thing dies whose reference stands first there, for its id may be another's by
     then, and calls ``gone`` with what stands second."""
 
-    def forget(reference: "weakref.ref[Any]") -> None:
+    def forget(reference: weakref.ref[Any]) -> None:
         try:
             entry = known.get(key)
             if entry is not None and entry[0] is reference:
@@ -78,7 +79,7 @@ _DEEPEST_BATCH = 4
 """Containers in containers that are looked into for a tensor: a dictionary of lists of pairs is one less."""
 
 
-def batch_size(batch: Any) -> Optional[int]:
+def batch_size(batch: Any) -> int | None:
     """The first dimension of the first tensor in a batch; of a plain list of things, its length. None where there is neither."""
     for _ in range(_DEEPEST_BATCH):
         shape = getattr(batch, "shape", None)
@@ -124,7 +125,7 @@ def asks_for_worker(data: Any) -> bool:
 def _class_asks(owner: type) -> bool:
     if owner.__module__.partition(".")[0] in ("builtins", "torch"):
         return False
-    beside: Dict[str, Any] = vars(sys.modules.get(owner.__module__, object))  # type: ignore[assignment]
+    beside: dict[str, Any] = vars(sys.modules.get(owner.__module__, object))  # type: ignore[assignment]
     for member in vars(owner).values():
         for code in _codes(_code_of(member)):
             called = [_code_of(beside.get(name)) for name in code.co_names]
@@ -147,18 +148,18 @@ def _codes(code: Any) -> Iterator[CodeType]:
             yield from _codes(constant)
 
 
-_Place = Tuple[CodeType, int]
-_Built = Tuple["weakref.ref[Any]", Tuple[_Place, int]]
-_built: Dict[int, _Built] = {}
+_Place = tuple[CodeType, int]
+_Built = tuple["weakref.ref[Any]", tuple[_Place, int]]
+_built: dict[int, _Built] = {}
 """By the object's id, for an object need not be hashable: where it was built, and the id of the data set it was given."""
-_loaders_of: Dict[int, Dict[Tuple[int, int], List[_Place]]] = {}
+_loaders_of: dict[int, dict[tuple[int, int], list[_Place]]] = {}
 """By the id of a data set, which its loaders keep alive, and by the place (the id of the code, the line): the place once for each
 loader that was built there and lives."""
-_kinds: List[Kinds] = []
+_kinds: list[Kinds] = []
 """One, made when it is first needed: it asks for the interpreter's folders, which takes time."""
 
 
-def note_built(thing: Any, dataset: Any, frame: Optional[FrameType]) -> None:
+def note_built(thing: Any, dataset: Any, frame: FrameType | None) -> None:
     """The constructor of ``thing`` begins, a loader of ``dataset`` unless that is None, in the stack that ends in ``frame``."""
     key = id(thing)
     known = _built.get(key)
@@ -179,12 +180,12 @@ def note_built(thing: Any, dataset: Any, frame: Optional[FrameType]) -> None:
         _loaders_of.setdefault(id(dataset), {}).setdefault(_key_of(place), []).append(place)
 
 
-def _key_of(place: _Place) -> Tuple[int, int]:
+def _key_of(place: _Place) -> tuple[int, int]:
     # To hash code is to hash its constants.
     return id(place[0]), place[1]
 
 
-def _forget_loader(built: Tuple[_Place, int]) -> None:
+def _forget_loader(built: tuple[_Place, int]) -> None:
     place, dataset = built
     places = _loaders_of.get(dataset, {})
     alive = places.get(_key_of(place), [])
@@ -196,7 +197,7 @@ def _forget_loader(built: Tuple[_Place, int]) -> None:
         _loaders_of.pop(dataset, None)
 
 
-def _built_by(frame: Optional[FrameType]) -> int:
+def _built_by(frame: FrameType | None) -> int:
     """Whose code builds the object: constructors of installed packages are not asked, but who calls them."""
     caller = frame
     while caller is not None:
@@ -207,7 +208,7 @@ def _built_by(frame: Optional[FrameType]) -> int:
     return HIDDEN
 
 
-def _place_of_original(dataset: Any) -> Optional[_Place]:
+def _place_of_original(dataset: Any) -> _Place | None:
     """Where the loader of ``dataset`` was built that a framework puts its own in place of.
 
     accelerate's ``prepare`` and Lightning's ``fit`` do; the arguments stand where the original was built. None where no
@@ -217,7 +218,7 @@ def _place_of_original(dataset: Any) -> Optional[_Place]:
     return next(iter(places.values()))[0] if len(places) == 1 else None
 
 
-def line_of(thing: Any, lines: Lines) -> Optional[int]:
+def line_of(thing: Any, lines: Lines) -> int | None:
     """The number of the line that built ``thing``; None where that was not seen."""
     known = _built.get(id(thing))
     if known is None or known[0]() is not thing:

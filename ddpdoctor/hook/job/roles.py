@@ -16,7 +16,7 @@ Of the job's things nothing is kept alive, and no parameter is referred to weakl
 
 from __future__ import annotations
 
-from typing import Any, Dict, List, Tuple
+from typing import Any
 
 from .registry import Held
 from .torch_objects import job_torch
@@ -25,7 +25,7 @@ MOST_OPEN = 256
 """Roles of a kind that can be taken over, and kinds: more optimizers than this, each for some of the parameters, are not made anew
 for each step."""
 
-_Kind = Tuple[Any, ...]
+_Kind = tuple[Any, ...]
 """Class, number of parameters, and shapes of the first and the last."""
 
 
@@ -63,7 +63,7 @@ class Roles:
 
     def __init__(self) -> None:
         self._casts: Held[_Cast] = Held(self._leave)
-        self._open: Dict[_Kind, List[Role]] = {}
+        self._open: dict[_Kind, list[Role]] = {}
         """Those whose optimizers had stepped at most once when one of the kind was last new, in the order in which they first
         appeared; the kinds in the order in which one was last new."""
 
@@ -102,7 +102,7 @@ class Roles:
             cast.role.gone = True
 
 
-def _described(optimizer: Any) -> Tuple[_Kind, int]:
+def _described(optimizer: Any) -> tuple[_Kind, int]:
     """Its kind, and the id of its first parameter; of one that keeps its parameters in another way only the class."""
     of_class = type(optimizer).__module__, type(optimizer).__qualname__
     # Not by getattr: a property would be the job's code.

@@ -6,9 +6,10 @@ import json
 import os
 import sys
 import sysconfig
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from types import CodeType, FrameType
-from typing import Callable, Dict, Iterable, Iterator, List, Optional, Sequence, Tuple, TypeVar
+from typing import Callable, TypeVar
 
 from ...rundir import EventField, LineField
 from ...rundir.packages import is_well_known
@@ -29,7 +30,7 @@ _MOST_CALLERS = 8
 _WHERE = EventField.WHERE.next_key
 
 
-def _folders() -> Tuple[Tuple[str, ...], Tuple[str, ...], str]:
+def _folders() -> tuple[tuple[str, ...], tuple[str, ...], str]:
     """What hides a file, by the beginning of its path; where packages are installed; and where their commands are."""
     paths = sysconfig.get_paths()
     hook = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -50,10 +51,10 @@ class Kinds:
 
     def __init__(self) -> None:
         self._hidden, self._library, self._commands = _folders()
-        self._known: Dict[str, int] = {}
-        self.by_code: Dict[int, int] = {}
+        self._known: dict[str, int] = {}
+        self.by_code: dict[int, int] = {}
         """The kinds of the code objects met so far on the training thread, by id: to hash one is to hash its constants."""
-        self.met: List[CodeType] = []
+        self.met: list[CodeType] = []
         """Those code objects, which keep their ids."""
 
     def of(self, code: CodeType) -> int:
@@ -88,7 +89,7 @@ class Kinds:
             return HIDDEN
         return USER
 
-    def innermost(self, stack: Iterable[Tuple[CodeType, T]]) -> Optional[T]:
+    def innermost(self, stack: Iterable[tuple[CodeType, T]]) -> T | None:
         """Of pairs of code and anything, innermost first: what goes with the user's code; where there is none, with that of an
         installed package, of a well-known one last of all.
         """
@@ -103,21 +104,21 @@ class Kinds:
                 well_known = item
         return well_known if library is None else library
 
-    def of_user(self, stack: Iterable[Tuple[CodeType, T]]) -> List[T]:
+    def of_user(self, stack: Iterable[tuple[CodeType, T]]) -> list[T]:
         """The same of all frames of the user's, innermost first; where there are none, of those of installed packages."""
-        found: Dict[int, List[T]] = {USER: [], LIBRARY: [], WELL_KNOWN: []}
+        found: dict[int, list[T]] = {USER: [], LIBRARY: [], WELL_KNOWN: []}
         for code, item in stack:
             of_kind = found.get(self.of(code))
             if of_kind is not None:
                 of_kind.append(item)
         return found[USER] or found[LIBRARY] or found[WELL_KNOWN]
 
-    def user_frame(self, frame: Optional[FrameType]) -> Optional[FrameType]:
+    def user_frame(self, frame: FrameType | None) -> FrameType | None:
         """The same for the stack that ends in ``frame``."""
         return self.innermost((each.f_code, each) for each in islice(_stack(frame), MOST_FRAMES))
 
 
-def _stack(innermost: Optional[FrameType]) -> Iterator[FrameType]:
+def _stack(innermost: FrameType | None) -> Iterator[FrameType]:
     frame = innermost
     while frame is not None:
         yield frame
@@ -130,14 +131,14 @@ class Lines:
     def __init__(self, kinds: Kinds, define: Callable[[str], None]) -> None:
         self._kinds = kinds
         self._define = define
-        self._ids: Dict[Tuple[int, int, Optional[int]], int] = {}
+        self._ids: dict[tuple[int, int, int | None], int] = {}
         """By id of the code, line, and number of the calling line: to hash code is to hash its constants."""
-        self._codes: List[CodeType] = []
+        self._codes: list[CodeType] = []
         """Those of ``_ids``, which keep their ids."""
-        self._texts: Dict[Tuple[int, int], str] = {}
+        self._texts: dict[tuple[int, int], str] = {}
         """By id of the code and bytecode offset."""
 
-    def id_of(self, code: CodeType, line: int, caller: Optional[int] = None) -> Optional[int]:
+    def id_of(self, code: CodeType, line: int, caller: int | None = None) -> int | None:
         """The number of this line, called from the line with the number ``caller``; None once there are too many of them."""
         key = (id(code), line, caller)
         known = self._ids.get(key)
@@ -148,7 +149,7 @@ class Lines:
         known = self._ids[key] = len(self._ids)
         self._codes.append(code)
         name = code.co_filename
-        document: Dict[str, object] = {
+        document: dict[str, object] = {
             LineField.WHERE: known,
             LineField.FILE: name if name.startswith("<") else os.path.abspath(name),
             LineField.LINE: line,
@@ -159,14 +160,14 @@ class Lines:
         self._define(json.dumps(document, separators=(",", ":")) + "\n")
         return known
 
-    def of_frame(self, frame: Optional[FrameType]) -> Optional[int]:
+    def of_frame(self, frame: FrameType | None) -> int | None:
         """The number of the user's line in the stack that ends in ``frame``; None where no frame of it is."""
         users = self._kinds.user_frame(frame)
         return None if users is None else self.id_of(users.f_code, users.f_lineno)
 
-    def of_stack(self, stack: Sequence[Tuple[CodeType, int]]) -> Optional[int]:
+    def of_stack(self, stack: Sequence[tuple[CodeType, int]]) -> int | None:
         """The same for a stack as pairs of code and line, innermost first; with the user's lines that called it."""
-        number: Optional[int] = None
+        number: int | None = None
         for code, line in reversed(
             self._kinds.of_user((place[0], place) for place in stack)[: _MOST_CALLERS + 1]
         ):
@@ -176,9 +177,9 @@ class Lines:
     def caller(self) -> str:
         """The field of an event that names the line of the user's code from which torch was called, or nothing."""
         # The same as of_frame, in one piece: this is called several times in every step.
-        frame: Optional[FrameType] = sys._getframe(2)
-        library: Optional[FrameType] = None
-        well_known: Optional[FrameType] = None
+        frame: FrameType | None = sys._getframe(2)
+        library: FrameType | None = None
+        well_known: FrameType | None = None
         kinds = self._kinds.by_code
         while frame is not None:
             code = frame.f_code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 MOST_RANKS_LISTED = 64
 """Of a process group; a larger one is given by its size."""
@@ -15,7 +15,7 @@ def job_torch() -> Any:
     return sys.modules["torch"]
 
 
-def torch_settings() -> Dict[str, Any]:
+def torch_settings() -> dict[str, Any]:
     """Versions, threads and global switches."""
     torch = job_torch()
     backends = torch.backends
@@ -32,7 +32,7 @@ def torch_settings() -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def _nccl_version() -> Optional[str]:
+def _nccl_version() -> str | None:
     torch = job_torch()
     if torch.version.cuda is None:
         return None
@@ -42,10 +42,10 @@ def _nccl_version() -> Optional[str]:
         return None
 
 
-def device() -> Dict[str, Any]:
+def device() -> dict[str, Any]:
     """The accelerator in use, without starting one."""
     torch = job_torch()
-    found: Dict[str, Any] = {"device": "cpu", "device_name": None, "device_uuid": None, "device_pci": None}
+    found: dict[str, Any] = {"device": "cpu", "device_name": None, "device_uuid": None, "device_pci": None}
     if torch.cuda.is_initialized() and torch.cuda.is_available():
         index = torch.cuda.current_device()
         properties = torch.cuda.get_device_properties(index)
@@ -70,14 +70,14 @@ def group_name(group: Any) -> str:
         return "?"
 
 
-def process_groups() -> Dict[str, Any]:
+def process_groups() -> dict[str, Any]:
     """The backend, and all process groups that this rank belongs to."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d as c10d
 
     if not dist.is_initialized():
         return {}
-    groups: List[Dict[str, Any]] = []
+    groups: list[dict[str, Any]] = []
     for group, ranks in list(c10d._world.pg_group_ranks.items()):
         size = len(ranks)
         listed = sorted(ranks) if size <= MOST_RANKS_LISTED else None
@@ -92,7 +92,7 @@ def process_groups() -> Dict[str, Any]:
     return {"backend": str(dist.get_backend()), "process_groups": groups}
 
 
-def describe_ddp(ddp: Any) -> Dict[str, Any]:
+def describe_ddp(ddp: Any) -> dict[str, Any]:
     """One DDP instance, from its own log. Sizes in bytes."""
     data = ddp.logger._get_ddp_logging_data()
     text, number = data.strs_map, data.ints_map
@@ -118,7 +118,7 @@ def describe_ddp(ddp: Any) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def describe_loader(loader: Any) -> Dict[str, Any]:
+def describe_loader(loader: Any) -> dict[str, Any]:
     """One DataLoader. The lengths are asked only where the answer is at hand."""
     sampler = getattr(loader, "sampler", None)
     batches = getattr(loader, "batch_sampler", None)
@@ -140,7 +140,7 @@ def describe_loader(loader: Any) -> Dict[str, Any]:
     }  # fmt: skip
 
 
-def _type_name(value: Any) -> Optional[str]:
+def _type_name(value: Any) -> str | None:
     """The name of a function, or of the type of a thing."""
     if value is None:
         return None
@@ -148,7 +148,7 @@ def _type_name(value: Any) -> Optional[str]:
     return str(name) if name else type(value).__name__
 
 
-def _length(value: Any) -> Optional[int]:
+def _length(value: Any) -> int | None:
     # An iterable dataset's length is left alone: asking for it through the loader changes what torch warns about.
     try:
         return len(value)
@@ -156,7 +156,7 @@ def _length(value: Any) -> Optional[int]:
         return None
 
 
-def describe_optimizer(optimizer: Any) -> Dict[str, Any]:
+def describe_optimizer(optimizer: Any) -> dict[str, Any]:
     """One optimizer."""
     defaults = getattr(optimizer, "defaults", None) or {}
     return {

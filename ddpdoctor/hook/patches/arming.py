@@ -5,7 +5,7 @@ Gloo sometimes aborts the process in ``destroy_process_group``, and then nothing
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 from .. import lifetime
 from ..guard import part
@@ -15,7 +15,7 @@ from ..stalls import joining
 _PART = part("arming")
 
 
-def _before_init(args: Any, kwargs: Any) -> Optional[bool]:
+def _before_init(args: Any, kwargs: Any) -> bool | None:
     joining()
     return True
 
@@ -28,7 +28,7 @@ def _after_init(token: bool, result: Any) -> None:
     lifetime.arm(dist.get_rank(), dist.get_world_size())
 
 
-def _before_destroy(args: Any, kwargs: Any) -> Optional[bool]:
+def _before_destroy(args: Any, kwargs: Any) -> bool | None:
     group = args[0] if args else kwargs.get("group")
     import torch.distributed as dist
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Optional, Tuple
+from typing import Any
 
 from ...rundir import EventField, EventKind, Phase
 from ..guard import part
@@ -17,12 +17,12 @@ _PART = part("backward passes")
 _BACKWARD = EventKind.BACKWARD.opening
 _REDUCING = EventKind.BACKWARD.opening + EventField.GROUP.next_key
 
-_Token = Tuple[Session, int, str, int]
+_Token = tuple[Session, int, str, int]
 """The recording, the start, 0 in steps of which only the times are kept, the field with the source line, and where the call was
 written down."""
 
 
-def _before(args: Any, kwargs: Any) -> Optional[_Token]:
+def _before(args: Any, kwargs: Any) -> _Token | None:
     current = active.session
     if current is None:
         return None
@@ -48,7 +48,7 @@ def _before(args: Any, kwargs: Any) -> Optional[_Token]:
     return current, start, where, place
 
 
-def _first_seen(recorder: Recorder, key: Tuple[Any, ...]) -> str:
+def _first_seen(recorder: Recorder, key: tuple[Any, ...]) -> str:
     """The field with the source line of a backward that is called from a new place."""
     where = recorder.lines.caller()
     recorder.flush_definitions()

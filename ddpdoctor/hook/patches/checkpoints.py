@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import Any, Optional, Tuple
+from typing import Any
 
 from ...rundir import EventKind
 from .. import finder, lifetime
@@ -20,7 +20,7 @@ _DISTRIBUTED = {
     "torch.distributed.checkpoint.state_dict_loader": (EventKind.LOAD, ("load", "load_state_dict")),
 }
 
-_Token = Tuple[int, str]
+_Token = tuple[int, str]
 """The start, perf_counter_ns, and the fields of the event."""
 
 _depth = [0]
@@ -31,10 +31,10 @@ def _reset() -> None:
     _depth[0] = 0
 
 
-def _event(kind: EventKind) -> Tuple[Before, After]:
+def _event(kind: EventKind) -> tuple[Before, After]:
     opening = kind.opening
 
-    def before(args: Any, kwargs: Any) -> Optional[_Token]:
+    def before(args: Any, kwargs: Any) -> _Token | None:
         recorder = active.recorder
         if recorder is None or not recording_here(recorder):
             return None

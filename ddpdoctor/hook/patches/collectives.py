@@ -12,7 +12,7 @@ from __future__ import annotations
 import sys
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Callable, Optional, Tuple
+from typing import Any, Callable
 
 from ...rundir import CallField, EventField, EventKind, Phase
 from .. import lifetime
@@ -70,7 +70,7 @@ _MESSAGES = ("send", "recv", "isend", "irecv", "batch_isend_irecv", "send_object
 """Between two ranks: the others call nothing meanwhile."""
 _DTYPE = CallField.DTYPE.next_key
 
-_Token = Tuple[int, str, int]
+_Token = tuple[int, str, int]
 """The start, perf_counter_ns, the fields of the event, and where the call was written down."""
 _FRAMES_ABOVE = 3
 """From what runs as a call begins to who called torch: the wrapper and torch's decorator lie between."""
@@ -104,7 +104,7 @@ def _start_of(name: str) -> Before:
     above = _FRAMES_ABOVE - (name in UNDECORATED)
     is_message = name in _MESSAGES
 
-    def fields_of(recorder: Any, args: Any, kwargs: Any, group: str, size: Optional[int]) -> str:
+    def fields_of(recorder: Any, args: Any, kwargs: Any, group: str, size: int | None) -> str:
         fields = f'{opening}{group}"{recorder.lines.caller()}'
         if size is not None and not is_barrier:
             fields += f"{_BYTES}{size}"
@@ -116,7 +116,7 @@ def _start_of(name: str) -> Before:
                 fields += f"{peer_key}{other}"
         return fields
 
-    def start(args: Any, kwargs: Any) -> Optional[_Token]:
+    def start(args: Any, kwargs: Any) -> _Token | None:
         recorder = active.recorder
         if recorder is None or recorder.thread != get_ident():
             return None
@@ -153,7 +153,7 @@ def _typed(dtype: Any) -> str:
     return "" if dtype is None else f'{_DTYPE}"{str(dtype).rpartition(".")[2]}"'
 
 
-def _bytes(value: Any) -> Optional[int]:
+def _bytes(value: Any) -> int | None:
     """Bytes of a tensor or a list of tensors."""
     try:
         if type(value) in (list, tuple):
@@ -176,14 +176,14 @@ def _end(token: _Token, result: Any) -> None:
         recorder.calls.end(place)
 
 
-def _before_wait(args: Any, kwargs: Any) -> Optional[Tuple[int, str]]:
+def _before_wait(args: Any, kwargs: Any) -> tuple[int, str] | None:
     recorder = active.recorder
     if recorder is None or _depth.value or not recording_here(recorder):
         return None
     return perf_counter_ns(), _WAIT + recorder.lines.caller()
 
 
-def _after_wait(token: Tuple[int, str], result: Any) -> None:
+def _after_wait(token: tuple[int, str], result: Any) -> None:
     end = perf_counter_ns()
     recorder = active.recorder
     if recorder is not None:

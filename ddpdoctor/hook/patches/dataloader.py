@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Optional, Tuple
+from typing import Any
 
 from ...rundir import EventField, EventKind
 from ..guard import part
@@ -21,14 +21,14 @@ _ASLEEP = EventField.ASLEEP_NS.next_key
 _EXHAUSTED = f"{EventField.EXHAUSTED.next_key}true"
 
 
-def _before_iter(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, Optional[int]]]:
+def _before_iter(args: Any, kwargs: Any) -> tuple[Any, int, int | None] | None:
     current = active.session
     if current is None or not recording_here(current.recorder):
         return (args[0], 0, None) if current is not None else None
     return args[0], perf_counter_ns(), current.recorder.lines.of_frame(calling_frame())
 
 
-def _after_iter(token: Tuple[Any, int, Optional[int]], result: Any) -> None:
+def _after_iter(token: tuple[Any, int, int | None], result: Any) -> None:
     end = perf_counter_ns()
     loader, start, where = token
     current = active.session
@@ -41,7 +41,7 @@ def _after_iter(token: Tuple[Any, int, Optional[int]], result: Any) -> None:
         current.recorder.add(start, end - start, f"{_ITERATION}{number}{fields}")
 
 
-def _before_next(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, str, int]]:
+def _before_next(args: Any, kwargs: Any) -> tuple[Any, int, str, int] | None:
     recorder, iterator = active.recorder, args[0]
     if recorder is None or recorder.thread != get_ident():
         return None
@@ -50,7 +50,7 @@ def _before_next(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, str, int]]:
     return iterator, perf_counter_ns(), recorder.lines.caller() + _waiting(iterator), awake
 
 
-def _after_next(token: Tuple[Any, int, str, int], result: Any) -> None:
+def _after_next(token: tuple[Any, int, str, int], result: Any) -> None:
     end = perf_counter_ns()
     iterator, start, fields, awake = token
     current = active.session

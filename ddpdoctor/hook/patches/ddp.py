@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Optional, Tuple
+from typing import Any, Optional
 
 from ...rundir import EventField, EventKind, Phase
 from ..guard import part
@@ -18,15 +18,15 @@ _BROADCAST = EventKind.BROADCAST.opening + EventField.MODULE.next_key
 _BROADCASTING = EventKind.BROADCAST.opening + EventField.GROUP.next_key
 _ELEMENTS = EventField.ELEMENTS.next_key
 
-_Forward = Tuple[Session, Any, int, str]
+_Forward = tuple[Session, Any, int, str]
 """The recording, the DDP module, the start, and the field with the size of the inputs."""
-_Buffers = Tuple[Session, Any, int, int]
+_Buffers = tuple[Session, Any, int, int]
 """The recording, the DDP module, the start, and where the call was written down."""
-_TimedForward = Tuple[Session, Any, int, str, Optional[OpenForward]]
+_TimedForward = tuple[Session, Any, int, str, Optional[OpenForward]]
 """The same, and its entry among those in progress; None on another thread than the training thread."""
 
 
-def _before_forward(args: Any, kwargs: Any) -> Optional[_Forward]:
+def _before_forward(args: Any, kwargs: Any) -> _Forward | None:
     current = active.session
     if current is None:
         return None
@@ -40,7 +40,7 @@ def _before_data_parallel(args: Any, kwargs: Any) -> None:
     data_parallel_built.append(True)
 
 
-def _before_timed_forward(args: Any, kwargs: Any) -> Optional[_TimedForward]:
+def _before_timed_forward(args: Any, kwargs: Any) -> _TimedForward | None:
     token = _before_forward(args, kwargs)
     if token is None:
         return None
@@ -94,7 +94,7 @@ def _autocast() -> bool:
     return bool(on_cpu or torch.is_autocast_enabled())
 
 
-def _before_buffers(args: Any, kwargs: Any) -> Optional[_Buffers]:
+def _before_buffers(args: Any, kwargs: Any) -> _Buffers | None:
     """Rank 0's buffers are broadcast before a forward: the others wait in it for rank 0. Written down as a collective is, in every
     step."""
     current = active.session

@@ -5,7 +5,7 @@ A backward inside a forward ends what was computed for it, and begins the next p
 
 from __future__ import annotations
 
-from typing import Any, Optional
+from typing import Any
 
 from ...rundir import EventField, EventKind
 from ..job import OpenForward
@@ -52,7 +52,7 @@ def resume(current: Session, at: int) -> None:
             current.devices.mark("fwd")
 
 
-def leave(current: Session, forward: OpenForward, start: int) -> Optional[int]:
+def leave(current: Session, forward: OpenForward, start: int) -> int | None:
     """This forward, which began at ``start``, is over. When what its event tells of began; None where there is nothing to tell.
 
     Both are perf_counter_ns.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Dict
+from typing import Any
 
 from ...rundir import EventField, EventKind
 from ..guard import part
@@ -21,7 +21,7 @@ _started = [0]
 """When the collection in progress began, perf_counter_ns; 0 outside of one."""
 
 
-def _collecting(phase: str, info: Dict[str, Any]) -> None:
+def _collecting(phase: str, info: dict[str, Any]) -> None:
     recorder = active.recorder
     if recorder is None or recorder.thread != get_ident():
         return

@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from threading import get_ident
 from time import perf_counter_ns
-from typing import Any, Optional, Tuple
+from typing import Any
 
 from ...rundir import EventField, EventKind, Mark
 from .. import lifetime
@@ -38,7 +38,7 @@ class _OpenStep:
         """The id of that of torch's function around the outermost step."""
         self.code: Any = None
         """Of that function."""
-        self.role: Optional[Role] = None
+        self.role: Role | None = None
         """Of its optimizer, if that was asked for at its start."""
         self.start = 0
         self.nested_end = 0
@@ -218,7 +218,7 @@ def end_of_stepping_backward(current: Session, at: int) -> None:
     current.stepping.after_optimizer(IN_BACKWARD, at)
 
 
-def _before_scaler(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, int]]:
+def _before_scaler(args: Any, kwargs: Any) -> tuple[Any, int, int] | None:
     current = active.session
     if current is None:
         return None
@@ -227,7 +227,7 @@ def _before_scaler(args: Any, kwargs: Any) -> Optional[Tuple[Any, int, int]]:
     return optimizer, current.stepping.optimizer_steps, perf_counter_ns()
 
 
-def _after_scaler(token: Tuple[Any, int, int], result: Any) -> None:
+def _after_scaler(token: tuple[Any, int, int], result: Any) -> None:
     optimizer, steps, start = token
     current = active.session
     if current is None or isinstance(result, BaseException) or current.stepping.optimizer_steps != steps:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 from time import perf_counter_ns
-from typing import Any, Dict, List, Optional, Tuple
+from typing import Any
 
 from .. import finder
 from ..guard import part
@@ -20,14 +20,14 @@ _DYNAMO = "torch._dynamo.eval_frame"
 _MARK = "hooked"
 """The attribute of a ``step`` that tells torch that it calls the hooks."""
 
-_Steps = Dict[Any, Tuple[Any, bool]]
+_Steps = dict[Any, tuple[Any, bool]]
 """By class of optimizer: its ``step``, and whether that is marked."""
 
 
 def _steps(args: Any, kwargs: Any) -> _Steps:
     from torch import optim
 
-    classes: List[Any] = [
+    classes: list[Any] = [
         each for each in vars(optim).values() if isinstance(each, type) and "step" in vars(each)
     ]
     return {each: (each.step, hasattr(each.step, _MARK)) for each in classes}
@@ -40,7 +40,7 @@ def _hook_again(before: _Steps, result: Any) -> None:
             torch_patches.attribute(owner, "step", around(step, _PART, _before, _after))
 
 
-def _before(args: Any, kwargs: Any) -> Optional[Any]:
+def _before(args: Any, kwargs: Any) -> Any | None:
     optimizers.before_step(args[0], args, kwargs)
     return args[0]
 

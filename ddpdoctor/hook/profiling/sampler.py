@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
-from typing import List, Optional, Sequence, Tuple
+from collections.abc import Sequence
 
 from ...rundir import HELD_NS, SAMPLES_FILE, LineField
 from ..guard import part
@@ -41,7 +41,7 @@ _END_S = 0.5
 _PART = part("sampling of source lines")
 
 
-Sample = Tuple[int, int, int, int]
+Sample = tuple[int, int, int, int]
 """Epoch ns, the user's line, the innermost line, and ns for which Python's lock had been waited for."""
 
 
@@ -52,14 +52,14 @@ class Sampler:
         self._session = session
         self._stop = threading.Event()
         self._lock = threading.Lock()
-        self._pending: List[str] = []
+        self._pending: list[str] = []
         self._lines = Lines(session.recorder.kinds, self._pending.append)
-        self._samples: List[Sample] = []
-        self._closer: List[Sample] = []
+        self._samples: list[Sample] = []
+        self._closer: list[Sample] = []
         self._looked_ns = 0
         self._no_closer_until = 0.0
         self._left_out = 0
-        self._times: Optional[ThreadTimes] = None
+        self._times: ThreadTimes | None = None
         self._no_cpu_ns = 0
         self._since = time.monotonic()
         self._thread = threading.Thread(
@@ -150,13 +150,13 @@ class Sampler:
             self._no_closer_until = time.monotonic() + self._later() * CLOSER_EVERY_S
             self._look_closer()
 
-    def _look(self, held_ns: int) -> Optional[Sample]:
+    def _look(self, held_ns: int) -> Sample | None:
         stack = stack_of(self._session.recorder.thread)
         now = time.time_ns()
         if not stack:
             return None
         leaf = self._lines.id_of(*stack[0])
-        user: Optional[int] = self._lines.of_stack(stack)
+        user: int | None = self._lines.of_stack(stack)
         return None if leaf is None else (now, leaf if user is None else user, leaf, held_ns)
 
     def _look_closer(self) -> None:
@@ -195,7 +195,7 @@ class Sampler:
         times = self._times.read_ns() if self._times is not None else None
         return self._no_cpu_ns if times is None else times[1]
 
-    def write_out(self, deadline_s: Optional[float] = None) -> None:
+    def write_out(self, deadline_s: float | None = None) -> None:
         """Write the samples since the last call; not where the thread, which may not be given a CPU, still does so at
         ``deadline_s``, monotonic."""
         patience_s = -1.0 if deadline_s is None else max(0.0, deadline_s - time.monotonic())

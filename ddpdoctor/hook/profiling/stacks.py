@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import gc
 import sys
+from collections.abc import Iterator
 from functools import partial
 from itertools import chain, islice, repeat, takewhile
 from operator import attrgetter, methodcaller
 from types import CodeType, FrameType
-from typing import Any, Iterator, List, Tuple
+from typing import Any
 
 from ..job import MOST_FRAMES
 
@@ -31,7 +32,7 @@ _run: Any = methodcaller("__call__")
 _as_it_was = (gc.isenabled, gc.enable)
 """What leaves the collector off, and what sets it on: by whether it was on."""
 
-Place = Tuple[CodeType, int]
+Place = tuple[CodeType, int]
 
 
 def can_be_read() -> bool:
@@ -40,11 +41,11 @@ def can_be_read() -> bool:
     return bool(locked) and not _DEADLOCKS[0] <= sys.version_info[:3] < _DEADLOCKS[1]
 
 
-def stack_of(thread: int) -> List[Place]:
+def stack_of(thread: int) -> list[Place]:
     """Code and line of each frame of a thread, innermost first; empty where the thread is gone."""
-    frames: List[FrameType] = []
-    places: List[Place] = []
-    done: List[Any] = []
+    frames: list[FrameType] = []
+    places: list[Place] = []
+    done: list[Any] = []
     innermost: Iterator[Any] = map(methodcaller("get", thread), iter(sys._current_frames, None))
     # The list grows by the callers of the frames that it holds already; the outermost one's caller is None.
     walk = chain(islice(innermost, 1), map(getattr, frames, repeat("f_back"), repeat(None)))

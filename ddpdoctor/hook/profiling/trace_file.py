@@ -7,7 +7,8 @@ import os
 import tempfile
 import threading
 import time
-from typing import Any, Callable, Dict, Optional, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 from ...rundir import FLIGHT_FILE, RAW_FILE, TooLargeError, reason_of, spools_in
 from ...rundir.raw_traces import raw_folder
@@ -131,7 +132,7 @@ def _report_failure(session: Session, report: Callable[..., None], error: Except
         pass
 
 
-def flight_recorder(collectives: bool = True) -> Optional[bytes]:
+def flight_recorder(collectives: bool = True) -> bytes | None:
     """The flight recorder's entries as JSON, without stacks, or only its counters; None where this torch keeps none."""
     from torch._C import _distributed_c10d as c10d
 
@@ -143,9 +144,9 @@ def flight_recorder(collectives: bool = True) -> Optional[bytes]:
     return None
 
 
-def _header(session: Session) -> Dict[str, Any]:
+def _header(session: Session) -> dict[str, Any]:
     """What torch.profiler would say about the process groups, and who recorded this."""
-    info: Dict[str, Any] = {"rank": session.rank, "world_size": session.world_size}
+    info: dict[str, Any] = {"rank": session.rank, "world_size": session.world_size}
     try:
         import torch.distributed as dist
         from torch.distributed import distributed_c10d as c10d
@@ -160,5 +161,5 @@ def _header(session: Session) -> Dict[str, Any]:
         part("process groups").failed(error)
     ours = {"rank": session.rank, "world_size": session.world_size, "host": session.document.get("host"), "pid": os.getpid(),
             "time_ns": time.time_ns(), "perf_counter_ns": time.perf_counter_ns()}  # fmt: skip
-    header: Dict[str, Any] = json.loads(json.dumps({"distributedInfo": info, "ddpdoctor": ours}, default=str))
+    header: dict[str, Any] = json.loads(json.dumps({"distributedInfo": info, "ddpdoctor": ours}, default=str))
     return header

@@ -14,7 +14,7 @@ import os
 import sys
 import threading
 import time
-from typing import Any, Dict, List, Optional
+from typing import Any
 
 from ...rundir import CAPTURE_ANSWER, CAPTURE_SCHEMA, CaptureOrder, Mark
 from .. import environment
@@ -38,7 +38,7 @@ _TOOLS = {
     "NV_COMPUTE_PROFILER_PERFWORKS_DIR": "Nsight Compute",
 }
 
-seen: List[str] = []
+seen: list[str] = []
 """What profiles this process besides us."""
 
 
@@ -74,7 +74,7 @@ BYTES_PER_NODE = 1_000
 too."""
 
 
-windows: List[Window] = []
+windows: list[Window] = []
 """Those of sessions that record, and any that could not be closed."""
 
 
@@ -92,7 +92,7 @@ def close_left_open() -> None:
 class Window:
     """Opens, closes and hands over one profiler window of a recording."""
 
-    def __init__(self, session: Session, writer: Writer, order: Optional[CaptureOrder] = None) -> None:
+    def __init__(self, session: Session, writer: Writer, order: CaptureOrder | None = None) -> None:
         """``order``: somebody asks for it while the job runs; None for the first window, whose steps are the job's options."""
         self.part = _PART
         self._session = session
@@ -106,7 +106,7 @@ class Window:
         )
         self._max_bytes = environment.max_trace_bytes(os.environ)
         self._first, self._stop = self._steps or (0, 0)
-        self._state: Dict[str, Any] = {
+        self._state: dict[str, Any] = {
             "steps": list(self._steps) if self._steps else None,
             "state": "waiting",
             "why": None,
@@ -119,12 +119,12 @@ class Window:
         """When collection ended, monotonic ns, while the profiler is still to be closed."""
         self._busy = ""
         """What is being done to the profiler: it stays so where an interrupt of the job comes in between."""
-        self._near_thread: Optional[threading.Thread] = None
+        self._near_thread: threading.Thread | None = None
         """The one on which the step before it began; None until it is seen to come near."""
         self._nodes = self._step_nodes = 0
         """Number of the next node of the autograd graph as the window came near, and how many the step before it made."""
         self._activities: Any = None
-        self._job: Optional[TraceJob] = None
+        self._job: TraceJob | None = None
         if order is None:
             session.document["window"] = self._state
         else:
@@ -135,7 +135,7 @@ class Window:
             self._set("skipped", "no steps were asked for")
         windows.append(self)
 
-    def _set(self, state: str, why: Optional[str] = None, **more: Any) -> None:
+    def _set(self, state: str, why: str | None = None, **more: Any) -> None:
         self._state.update(state=state, why=why or self._state.get("why"), **more)
         self._writer.document_changed.set()
 
@@ -312,7 +312,7 @@ class Captures:
 
     def __init__(self, session: Session, writer: Writer, first: Window) -> None:
         self._session, self._writer = session, writer
-        self._windows: List[Window] = [first]
+        self._windows: list[Window] = [first]
         self._answered = 0
 
     @property
@@ -353,7 +353,7 @@ class Captures:
             # Whoever had nothing to wait for may have unset it at this moment.
             self._session.stepping.listening = True
 
-    def _refusal(self, order: CaptureOrder) -> Optional[str]:
+    def _refusal(self, order: CaptureOrder) -> str | None:
         step = self._session.recorder.step
         if order.first < step + 2:
             return f"it is in step {step} already"

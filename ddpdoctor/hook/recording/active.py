@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any, Callable, Optional
+from typing import TYPE_CHECKING, Any, Callable
 
 from ..patching import Seen
 
@@ -54,9 +54,9 @@ class Active(Seen):
 
     def __init__(self) -> None:
         super().__init__(False)
-        self.session: Optional[Session] = None
+        self.session: Session | None = None
         """None in every process that is not, or not yet, a rank."""
-        self.recorder: Optional[Recorder] = None
+        self.recorder: Recorder | None = None
         """The session's: what most wrappers want of it."""
 
     def start(self, session: Session) -> None:

@@ -8,7 +8,7 @@ import sys
 import time
 from threading import get_ident
 from types import FrameType
-from typing import Any, Callable, Dict, List, Optional, Tuple
+from typing import Any, Callable
 
 from ...rundir import (
     CALL_SLOT_BYTES,
@@ -42,20 +42,20 @@ class Calls:
     """Of one recording. For the training thread."""
 
     def __init__(self, spool: Spool) -> None:
-        self._memory: Optional[mmap.mmap] = None
+        self._memory: mmap.mmap | None = None
         try:
             self._memory = spool.shared(CALLS_FILE, (CALL_SLOTS + OWN_SLOTS) * CALL_SLOT_BYTES)
         except OSError:
             pass  # storage is short: how the rank ended is told without them
         self._number = self._own = 0
-        self._turns: Dict[str, int] = {}
+        self._turns: dict[str, int] = {}
         """By process group, how many were called."""
-        self._last: Dict[str, Tuple[int, int]] = {}
+        self._last: dict[str, tuple[int, int]] = {}
         """By the fields of a call, its last two turns: when a rank meets others in what it called, they tell what was due there."""
-        self.known: Dict[Tuple[Any, ...], Tuple[str, str, str]] = {}
+        self.known: dict[tuple[Any, ...], tuple[str, str, str]] = {}
         """For whoever calls ``begin``: what it wants to know of calls that were made before, by what tells them apart."""
 
-    def begin(self, step: int, fields: str, group: Optional[str]) -> int:
+    def begin(self, step: int, fields: str, group: str | None) -> int:
         """A call from Python with these fields of an event begins in ``step``, of this process group; None for a message. Returns
         what ``end`` wants."""
         if self._memory is None:
@@ -71,7 +71,7 @@ class Calls:
         self._own += 1
         return self._write(CALL_SLOTS + self._own % OWN_SLOTS, step, fields, group)
 
-    def _write(self, slot: int, step: int, fields: str, group: Optional[str]) -> int:
+    def _write(self, slot: int, step: int, fields: str, group: str | None) -> int:
         turn = ""
         if group is not None:
             self._turns[group] = number = self._turns.get(group, 0) + 1
@@ -148,10 +148,10 @@ def raising_in(phase: Phase) -> Callable[[BaseException], None]:
     return note
 
 
-def _callers() -> "List[List[object]]":
+def _callers() -> list[list[object]]:
     """The stack of this thread, innermost first."""
-    found: List[List[object]] = []
-    frame: Optional[FrameType] = sys._getframe(2)
+    found: list[list[object]] = []
+    frame: FrameType | None = sys._getframe(2)
     while frame is not None and len(found) < _MOST_FRAMES:
         code = frame.f_code
         name = code.co_filename

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import deque
 from time import perf_counter_ns
-from typing import TYPE_CHECKING, Any, Deque, List, Optional, Tuple
+from typing import TYPE_CHECKING, Any
 
 from ...rundir import LineField
 from ..guard import part
@@ -31,10 +31,10 @@ MOST_WAITING = 32
 MOST_MARKS = 256
 """Events of one step. Beyond it, as with a hundred micro-batches, the step goes without."""
 START, END = "start", "end"
-_Marks = List[Tuple[str, Any]]
+_Marks = list[tuple[str, Any]]
 
 
-def devices_of(recorder: "Recorder") -> "Optional[Devices]":
+def devices_of(recorder: Recorder) -> Devices | None:
     """None where the job's torch knows neither CUDA nor ROCm. (Whether there is a GPU is not asked: the answer would start
     CUDA, which a process that forks workers must not.)
     """
@@ -45,16 +45,16 @@ def devices_of(recorder: "Recorder") -> "Optional[Devices]":
 class Devices:
     """The CUDA events of one recording. Called on the training thread, and by autograd's while that one waits for it."""
 
-    def __init__(self, recorder: "Recorder") -> None:
+    def __init__(self, recorder: Recorder) -> None:
         self._recorder = recorder
         self._cuda: Any = job_torch().cuda
-        self._device: Optional[int] = None
+        self._device: int | None = None
         """The first that was current: time cannot be taken between events of two devices."""
-        self._pool: List[Any] = []
+        self._pool: list[Any] = []
         self._marks: _Marks = []
         """Of the step in progress; empty where it goes without."""
-        self._waiting: Deque[Tuple[int, _Marks]] = deque()
-        self._anchor: Optional[Any] = None
+        self._waiting: deque[tuple[int, _Marks]] = deque()
+        self._anchor: Any | None = None
         """The start of the last step that was read, and ``_anchor_ns`` when that was: device time since the first one."""
         self._anchor_ns = 0
         self.at_step = guarded(_PART, self._at_step)
@@ -76,7 +76,7 @@ class Devices:
         return bool(self._marks)
 
     @property
-    def device(self) -> Optional[int]:
+    def device(self) -> int | None:
         """Number of the one on which the training thread works; None before it does."""
         return self._device
 

@@ -11,7 +11,6 @@ import os
 import re
 from threading import get_ident
 from time import perf_counter_ns, process_time_ns, thread_time_ns, time_ns
-from typing import List, Optional, Tuple
 
 from ...rundir import STEPS_FILE, STEPS_SCHEMA, EventField, EventKind, Heartbeat, LineField, Spool
 from ..job import Kinds, Lines
@@ -33,7 +32,7 @@ _MOST_COUNTERS_MASK = 63
 """The rarest: at two neighbouring ends of steps in 64."""
 
 _MOST_LOST = 10
-Cut = Tuple[int, int, int, int]
+Cut = tuple[int, int, int, int]
 """A moment at which a step may have ended: perf_counter_ns, events before it, and the thread's time on a CPU and its wait
 for one so far, ns, -1 where unknown.
 """
@@ -71,15 +70,15 @@ class Recorder:
         """perf_counter_ns at which the recorded steps began of which this is one."""
         self.always_full = False
         """Set while the profiler window is near or open: its steps are recorded whole whatever that costs."""
-        self.events: List[Tuple[int, int, str]] = []
-        self.marks: List[str] = []
-        self.pending: List[str] = [_SCHEMA_LINE]
+        self.events: list[tuple[int, int, str]] = []
+        self.marks: list[str] = []
+        self.pending: list[str] = [_SCHEMA_LINE]
         """Lines to be written before the next step's."""
         self.lines: Lines = Lines(kinds, self.pending.append)
         self.calls = Calls(spool)
         self.heartbeat = Heartbeat(spool)
         self.thinning = Thinning()
-        self.lost: List[Tuple[int, int]] = []
+        self.lost: list[tuple[int, int]] = []
         """First and last number of steps in a row for which there was no room; the last pair may span steps that had some."""
         self._more = [0, 0]
         self._evaluations = [0, 0, 0]
@@ -87,7 +86,7 @@ class Recorder:
         self._full_block = True
         self._block_start = self._block_cost_ns = self._block_full = 0
         """Of the block of steps in progress: when it began, what recording cost, and how many steps were recorded in full."""
-        self._times: Optional[ThreadTimes] = None
+        self._times: ThreadTimes | None = None
         self._counters_mask = 1
         """They are read at the end of a step whose number has 0 or 1 in these bits."""
         self._follow_thread()
@@ -303,7 +302,7 @@ class Recorder:
         self.pending[:] = [line for line in self.pending if line.startswith(_DEFINITIONS)]
 
 
-def recording_here(recorder: Optional[Recorder]) -> bool:
+def recording_here(recorder: Recorder | None) -> bool:
     """Whether this call, on this thread, is to be recorded."""
     return active.full and recorder is not None and recorder.thread == get_ident()
 
@@ -345,7 +344,7 @@ class Thinning:
         """What recording one step in full costs the training thread, estimated, microseconds."""
         return round(self._cost_ns / 1000, 1)
 
-    def next_block(self, step: int, cost_ns: Optional[int], step_ns: int) -> bool:
+    def next_block(self, step: int, cost_ns: int | None, step_ns: int) -> bool:
         """Whether the block that begins with ``step`` is to be recorded in full.
 
         Of the last block, ``cost_ns`` is what recording a step of it in full cost, None where there was none, and ``step_ns``

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from threading import get_ident
-from typing import Any, Dict
+from typing import Any
 
 from ...rundir import Spool, id_of_root
 from ..job import Kinds, Loaders, Models, Numbered, Roles
@@ -40,7 +40,7 @@ class Session:
         self.rank, self.world_size = rank, world_size
         self.run, self.run_id = run, id_of_root(os.path.dirname(spool.directory))
         self.spool = spool
-        self.document: Dict[str, Any] = {}
+        self.document: dict[str, Any] = {}
         """What rank.json says."""
         self.recorder = Recorder(self.spool, Kinds())
         self.stepping = Stepping(self.recorder)

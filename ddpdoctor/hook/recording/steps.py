@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from time import perf_counter_ns
-from typing import Callable, Dict, List, Optional, Set
+from typing import Callable
 
 from ..job import Role
 from .active import active, starts
@@ -14,12 +14,12 @@ class Boundary:
     """Fed with the optimizer's role for each of their steps, in order: ``before`` and ``after`` it."""
 
     def __init__(self) -> None:
-        self.round: Dict[Role, None] = {}
+        self.round: dict[Role, None] = {}
         """Optimizers that have stepped since the last round's known end, in order."""
-        self.alone: Optional[Role] = None
+        self.alone: Role | None = None
         """The only optimizer there is, each of whose steps is a round: nothing needs to be learnt from its next one."""
-        self._always: Set[Role] = set()
-        self._last: Optional[Role] = None
+        self._always: set[Role] = set()
+        self._last: Role | None = None
 
     def before(self, role: Role) -> bool:
         """An optimizer is about to step. True: a round has ended, at the end of the optimizer step before this one."""
@@ -55,16 +55,16 @@ class Stepping:
 
     def __init__(self, recorder: Recorder) -> None:
         self.recorder = recorder
-        self.on_step: List[Callable[[int], None]] = []
+        self.on_step: list[Callable[[int], None]] = []
         """Called with the number of the step that has just begun, on the training thread."""
-        self.at_every_step: Optional[Callable[[int], None]] = None
+        self.at_every_step: Callable[[int], None] | None = None
         """The same, whether anybody listens or not; but not after brief steps, see :class:`.active.Starts`."""
         self._listening = True
         self.every_step_counts = False
         """Set where ``at_every_step`` is to be called after brief steps, too."""
         self._looked_at = 0
         self.boundary = Boundary()
-        self._candidate: Optional[Cut] = None
+        self._candidate: Cut | None = None
         self._by_mark = False
 
     @property
@@ -110,7 +110,7 @@ class Stepping:
             self._end((at, len(self.recorder.events), -1, -1))
 
     @property
-    def alone(self) -> Optional[Role]:
+    def alone(self) -> Role | None:
         """That of the optimizer that ends every step, and whose start tells nothing more."""
         by_optimizer = not (self._by_mark or self._listening or self.every_step_counts)
         return self.boundary.alone if by_optimizer else None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from threading import get_native_id
-from typing import Optional, Tuple
 
 from ...rundir import file_identity
 
@@ -27,7 +26,7 @@ class ThreadTimes:
         """Whether they can be read, as far as is known."""
         return self._handle >= 0
 
-    def read_ns(self) -> Optional[Tuple[int, int]]:
+    def read_ns(self) -> tuple[int, int] | None:
         """Time on a CPU and time waited for one, so far; None where the system does not tell."""
         if self._handle < 0:
             return None

@@ -12,7 +12,8 @@ import os
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING, Any, Deque, Dict, List, Optional, Sequence, Tuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 from ...rundir import RANK_FILE, BusyError, DiskBudget, discard, drain, has_carrier, rank_budget, reason_of
 from .. import guard
@@ -32,7 +33,7 @@ _LOOK_S = 0.1
 _PART = guard.part("run directory")
 
 
-def _lost_words(lost: Sequence[Tuple[int, int]], why: Optional[str]) -> List[str]:
+def _lost_words(lost: Sequence[tuple[int, int]], why: str | None) -> list[str]:
     """What was not recorded because there was no room for it, in words."""
     if not lost:
         return [why] if why else []
@@ -43,15 +44,15 @@ def _lost_words(lost: Sequence[Tuple[int, int]], why: Optional[str]) -> List[str
 class Writer:
     """Drains the spool, through which rank.json goes too, once a second and when asked to."""
 
-    def __init__(self, session: "Session") -> None:
+    def __init__(self, session: Session) -> None:
         self._session = session
         self.document_changed = threading.Event()
         self._asked = threading.Event()
-        self._requests: Deque[threading.Event] = deque()
+        self._requests: deque[threading.Event] = deque()
         """Of those who wait for a copy that begins after they asked."""
         self._ending = self._abandoned = False
         self._claimed = threading.Event()
-        self._refused: Optional[OSError] = None
+        self._refused: OSError | None = None
         self._carried = False
         self._looked_s = 0.0
         self._dropped = 0
@@ -155,7 +156,7 @@ class Writer:
         if spool.restore():
             self.document_changed.set()
 
-    def _current_document(self) -> Dict[str, Any]:
+    def _current_document(self) -> dict[str, Any]:
         session = self._session
         recorder = session.recorder
         session.document["hook"] = {

@@ -41,5 +41,5 @@ try:
         _use_hook()
 except Exception:
     pass
-if sys.version_info >= (3, 5):
+if sys.version_info >= (3, 5):  # noqa: UP036
     _run_the_users_own()

@@ -6,7 +6,6 @@ import os
 import random
 import resource
 import threading
-from typing import Optional
 
 from ...rundir import (
     CALLS_FILE,
@@ -56,7 +55,7 @@ class Attendant:
         self._random = random.Random(session.rank)
         self._after_s = environment.hang_after_s(os.environ)
         self._stop = threading.Event()
-        self._faults: Optional[Faults] = None
+        self._faults: Faults | None = None
         self._answered = self._stacks_answered = 0
         self._raised = self._told = False
         self._last_step = self._evaluated = -1

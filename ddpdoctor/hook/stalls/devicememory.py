@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any, Dict
+from typing import Any
 
 from ...rundir import MEMORY_FILE, MEMORY_SCHEMA
 from ..guard import part
@@ -55,7 +55,7 @@ class DeviceMemory:
             self._every *= 2
         self._session.spool.write(MEMORY_FILE, "".join(lines).encode())
 
-    def _now(self, device: int) -> Dict[str, Any]:
+    def _now(self, device: int) -> dict[str, Any]:
         phase = self._whereabouts.phase()
         # By its number: the current device is each thread's own.
         counters = job_torch().cuda.memory_stats_as_nested_dict(device)
@@ -72,10 +72,10 @@ class DeviceMemory:
         }
 
 
-def _head(device: int) -> Dict[str, Any]:
+def _head(device: int) -> dict[str, Any]:
     total = job_torch().cuda.get_device_properties(device).total_memory
     return {"schema": MEMORY_SCHEMA, "device": f"cuda:{device}", "total_bytes": total}
 
 
-def _line(document: Dict[str, Any]) -> str:
+def _line(document: dict[str, Any]) -> str:
     return json.dumps(document, separators=(",", ":")) + "\n"

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import os
 import time
-from typing import List, Optional
 
 from ...rundir import file_identity
 from .. import faulttimer
@@ -37,13 +36,13 @@ class _State:
 
 
 _state = _State()
-_open: List["Faults"] = []
+_open: list[Faults] = []
 
 
 class Faults:
     """The file, and what is set to write there. Only the attendant's thread calls it, but for ``stop``."""
 
-    def __init__(self, handle: int, timeout_s: Optional[float]) -> None:
+    def __init__(self, handle: int, timeout_s: float | None) -> None:
         """``handle`` is the open file, ``timeout_s`` after how long without ``rearm`` the stacks are written; None for never."""
         self._handle, self._timeout_s = handle, timeout_s
         self._file = file_identity(handle)

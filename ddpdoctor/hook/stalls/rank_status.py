@@ -7,8 +7,9 @@ import os
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from itertools import islice
-from typing import Any, Dict, FrozenSet, List, Optional, Sequence, Tuple
+from typing import Any
 
 from ...rundir import EventField, EventKind, Phase
 from ..guard import text_of
@@ -17,9 +18,9 @@ from ..patching import UNCOUNTED_FILE
 from ..profiling import Place, can_be_read, flight_recorder, stack_of
 from ..recording import Session
 
-ANY: FrozenSet[str] = frozenset()
+ANY: frozenset[str] = frozenset()
 """All functions of a file."""
-_PLACES: Dict[str, Tuple[Tuple[FrozenSet[str], Phase], ...]] = {
+_PLACES: dict[str, tuple[tuple[frozenset[str], Phase], ...]] = {
     "torch/utils/data/dataloader.py": (
         (frozenset(["__next__", "__iter__", "__init__", "_reset"]), Phase.DATA),
     ),
@@ -62,7 +63,7 @@ _FOLDERS = (
     ("/pydevd", Phase.DEBUGGER),
     ("/IPython/terminal/debugger", Phase.DEBUGGER),
 )
-_BY_NAME: Dict[str, List[str]] = {place.rpartition("/")[2]: [] for place in _PLACES}
+_BY_NAME: dict[str, list[str]] = {place.rpartition("/")[2]: [] for place in _PLACES}
 for _place in _PLACES:
     _BY_NAME[_place.rpartition("/")[2]].append(_place)
 
@@ -89,7 +90,7 @@ def _is_of_collectives(frames: Sequence[Sequence[Any]]) -> bool:
     return any(file.endswith("/distributed_c10d.py") for file, _, _ in frames)
 
 
-def _phase_of_frame(file: str, function: str) -> Optional[Phase]:
+def _phase_of_frame(file: str, function: str) -> Phase | None:
     name = function.rpartition(".")[2]
     for place in _BY_NAME.get(file.rpartition("/")[2], ()):
         if file == place or file.endswith("/" + place):
@@ -108,7 +109,7 @@ _MOST_LETTERS = 2000
 """Of a message: that of an error in a kernel's compilation has thousands."""
 
 
-_ending: List[BaseException] = []
+_ending: list[BaseException] = []
 """That which is known to end the process, from whoever has caught it to that end."""
 
 
@@ -117,7 +118,7 @@ def ends_by(error: BaseException) -> None:
     _ending[:] = [error]
 
 
-def uncaught() -> Optional[BaseException]:
+def uncaught() -> BaseException | None:
     """That which ends, or has ended, the main thread; None where there is none. A prompt keeps errors that it goes on from."""
     if _ending:
         return _ending[0]
@@ -129,15 +130,15 @@ def uncaught() -> Optional[BaseException]:
     return None if trace is not None and trace.tb_frame.f_back is not None else error
 
 
-def described(error: BaseException) -> List[Dict[str, Any]]:
+def described(error: BaseException) -> list[dict[str, Any]]:
     """The exception, and those before it, each with its relation to the one that stands before it in the list."""
-    found: List[Dict[str, Any]] = []
+    found: list[dict[str, Any]] = []
     seen = set()
-    relation: Optional[str] = None
-    current: Optional[BaseException] = error
+    relation: str | None = None
+    current: BaseException | None = error
     while current is not None and id(current) not in seen and len(found) < _MOST_CHAINED:
         seen.add(id(current))
-        document: Dict[str, Any] = {
+        document: dict[str, Any] = {
             "type": type(current).__name__[:200],
             "message": text_of(current)[:_MOST_LETTERS],
             "frames": _frames(current),
@@ -152,9 +153,9 @@ def described(error: BaseException) -> List[Dict[str, Any]]:
     return found
 
 
-def _frames(error: BaseException) -> List[Frame]:
+def _frames(error: BaseException) -> list[Frame]:
     """Innermost first."""
-    frames: List[Frame] = []
+    frames: list[Frame] = []
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -165,7 +166,7 @@ def _frames(error: BaseException) -> List[Frame]:
     return frames[::-1][:MOST_TOLD]
 
 
-Frame = List[Any]
+Frame = list[Any]
 """File, line, function."""
 MOST_TOLD = 64
 """Frames of a stack that are written down: a trainer's own loop, with torch below it, has 30 to 50."""
@@ -184,9 +185,9 @@ class Whereabouts:
         self._session = session
         self._kinds = Kinds()
         """Our own: that of the training thread is no other thread's to change."""
-        self.errors: List[str] = []
+        self.errors: list[str] = []
 
-    def counts(self, schema: str) -> Dict[str, Any]:
+    def counts(self, schema: str) -> dict[str, Any]:
         """What can be told without a stack."""
         recorder = self._session.recorder
         events = list(recorder.events)
@@ -204,7 +205,7 @@ class Whereabouts:
             "groups": self._try(group_numbers, {}),
         }
 
-    def document(self, schema: str) -> Dict[str, Any]:
+    def document(self, schema: str) -> dict[str, Any]:
         """The same, with where the training thread is."""
         places = stack_of(self._session.recorder.thread) if can_be_read() else []
         evaluating = self.evaluates()
@@ -216,13 +217,13 @@ class Whereabouts:
             "user": frames_of(self._kinds.of_user((place[0], place) for place in places)),
         }
 
-    def phase(self) -> Optional[Phase]:
+    def phase(self) -> Phase | None:
         """In which phase of a step the training thread is; None where this Python's stacks cannot be read."""
         if not can_be_read():
             return None
         return _phase(stack_of(self._session.recorder.thread), self.evaluates())
 
-    def standing(self, schema: str) -> Dict[str, Any]:
+    def standing(self, schema: str) -> dict[str, Any]:
         """All of it, with the stacks of all threads."""
         self.errors = []
         document = self.document(schema)
@@ -245,7 +246,7 @@ class Whereabouts:
         alive = [model for model in (reference() for reference, _ in listed) if model is not None]
         return bool(alive) and not any(getattr(model, "training", True) for model in alive)
 
-    def _threads(self) -> List[Dict[str, Any]]:
+    def _threads(self) -> list[dict[str, Any]]:
         if not can_be_read():
             return []
         own = threading.get_ident()
@@ -261,7 +262,7 @@ class Whereabouts:
             if thread.ident is not None and thread.ident != own
         ]
 
-    def _last_calls(self) -> List[Dict[str, Any]]:
+    def _last_calls(self) -> list[dict[str, Any]]:
         recorder = self._session.recorder
         calls = [event for event in list(recorder.events) if event[2].startswith(_CALLS)]
         found = []
@@ -278,7 +279,7 @@ class Whereabouts:
             )
         return found
 
-    def _loaders(self) -> List[Dict[str, Any]]:
+    def _loaders(self) -> list[dict[str, Any]]:
         return [
             {
                 "loader": number,
@@ -294,7 +295,7 @@ def _phase(places: Sequence[Place], evaluating: bool) -> Phase:
     return Phase.EVALUATION if evaluating and phase is Phase.FORWARD else phase
 
 
-def frames_of(places: Sequence[Place], ours: bool = False) -> List[Frame]:
+def frames_of(places: Sequence[Place], ours: bool = False) -> list[Frame]:
     """Frames, innermost first, as they are written down; without the line of a wrapper of ours unless ``ours``."""
     told = (
         [
@@ -308,7 +309,7 @@ def frames_of(places: Sequence[Place], ours: bool = False) -> List[Frame]:
     return list(islice(told, MOST_TOLD))
 
 
-def group_numbers() -> Dict[str, List[int]]:
+def group_numbers() -> dict[str, list[int]]:
     """By process group: how many collectives were enqueued, started and completed, as the flight recorder counts them."""
     data = flight_recorder(collectives=False)
     status = json.loads(data).get("pg_status") if data else None
@@ -319,7 +320,7 @@ def group_numbers() -> Dict[str, List[int]]:
     }
 
 
-def unfinished_frames() -> "Optional[Dict[int, Any]]":
+def unfinished_frames() -> dict[int, Any] | None:
     """Where each collective was called from that NCCL has not completed, by the number of its record; None where torch does not
     tell. Of Gloo's it would tell those of all, at several ms each."""
     import pickle
@@ -334,7 +335,7 @@ def unfinished_frames() -> "Optional[Dict[int, Any]]":
     return {entry["record_id"]: entry.get("frames") for entry in found.get("entries", [])}
 
 
-def flight(session: Session) -> Optional[bytes]:
+def flight(session: Session) -> bytes | None:
     """The flight recorder's entries as JSON; None where this torch keeps none."""
     data = flight_recorder()
     if data is None or session.document.get("backend") != "nccl":

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import functools
 from bisect import bisect_right
+from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any, Dict, Iterator
+from typing import Any
 from weakref import WeakKeyDictionary, ref
 
 from ..guard import part
@@ -26,11 +27,11 @@ class Walk:
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._ends = list(accumulate(block["steps"] for block in trial.blocks))
-        self._loaders: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
-        self._settings: "WeakKeyDictionary[Any, Dict[str, Any]]" = WeakKeyDictionary()
+        self._loaders: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._settings: WeakKeyDictionary[Any, dict[str, Any]] = WeakKeyDictionary()
         """Of each loader, as the script has it."""
-        self._current: "WeakKeyDictionary[Any, Any]" = WeakKeyDictionary()
-        self._blocks: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
+        self._current: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()
+        self._blocks: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
         """Of each loop's iterator, in which block it was looked at last."""
         self._off = False
 
@@ -58,7 +59,7 @@ class Walk:
                 self._tell("refused", f"{type(error).__name__}: {error}")
         return self._current.get(iterator, iterator)
 
-    def _asked(self) -> Dict[str, Any]:
+    def _asked(self) -> dict[str, Any]:
         return {
             name.partition(".")[2]: value for name, value in self._trial.blocks[self.block]["set"].items()
         }

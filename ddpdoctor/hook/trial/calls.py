@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable, Dict, List, Optional
+from typing import Any, Callable
 from weakref import WeakKeyDictionary
 
 from ..guard import part
@@ -51,7 +51,7 @@ def install(trial: Trial, patches: Patches) -> None:
 
 def _comm_hook(trial: Trial, kind: str) -> Callable[[Any, Any], None]:
     """At the first forward: by then the script has registered its own, if it has one."""
-    seen: "WeakKeyDictionary[Any, bool]" = WeakKeyDictionary()
+    seen: WeakKeyDictionary[Any, bool] = WeakKeyDictionary()
 
     def before_forward(args: Any, kwargs: Any) -> None:
         ddp = args[0]
@@ -90,7 +90,7 @@ class _Accumulation:
     def __init__(self, trial: Trial) -> None:
         self._trial = trial
         self._steps, self._forwards = -1, 0
-        self._learnt: List[int] = []
+        self._learnt: list[int] = []
 
     def before_forward(self, args: Any, kwargs: Any) -> None:
         """Called in each forward of a DDP module; there is one."""
@@ -148,8 +148,8 @@ def _make_instant(trial: Trial, patches: Patches) -> None:
 
     iterator = dataloader._BaseDataLoaderIter
     original = iterator.__next__
-    kept: Dict[int, List[Any]] = {}
-    given: "WeakKeyDictionary[Any, int]" = WeakKeyDictionary()
+    kept: dict[int, list[Any]] = {}
+    given: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     @functools.wraps(original)
     def following(self: Any) -> Any:
@@ -173,7 +173,7 @@ def _loader_of(iterator: Any) -> int:
     return id(getattr(iterator, "_index_sampler", iterator))
 
 
-def _batches_of(iterator: Any) -> Optional[int]:
+def _batches_of(iterator: Any) -> int | None:
     try:
         return len(iterator._index_sampler)
     except (AttributeError, TypeError, NotImplementedError):

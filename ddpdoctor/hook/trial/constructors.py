@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from typing import Any, Callable, Dict, Optional
+from typing import Any, Callable
 
 from ..guard import part
 from ..job import asks_for_worker
@@ -29,9 +29,9 @@ NAMES = (
 )
 
 _MB = 1 << 20
-_Given = Dict[str, Any]
+_Given = dict[str, Any]
 """The arguments of a call by name, defaults included."""
-_Choose = Callable[[Trial, _Given], Dict[str, Any]]
+_Choose = Callable[[Trial, _Given], dict[str, Any]]
 """Which of them to change, and to what."""
 _ReadBack = Callable[[Any, str], Any]
 """What a setting of the object is now."""
@@ -82,7 +82,7 @@ def _wrap(
 
 def _changed(
     signature: inspect.Signature, choose: _Choose, trial: Trial, args: Any, kwargs: Any
-) -> "tuple[_Given, Dict[str, Any]]":
+) -> tuple[_Given, dict[str, Any]]:
     try:
         bound = signature.bind(*args, **kwargs)
         bound.apply_defaults()
@@ -95,8 +95,8 @@ def _changed(
         return {}, {}
 
 
-def _as_asked(names: "tuple[str, ...]") -> _Choose:
-    def choose(trial: Trial, given: _Given) -> Dict[str, Any]:
+def _as_asked(names: tuple[str, ...]) -> _Choose:
+    def choose(trial: Trial, given: _Given) -> dict[str, Any]:
         return {name: value for name, value in trial.of("ddp").items() if name in names}
 
     return choose
@@ -110,7 +110,7 @@ def _of_ddp(ddp: Any, name: str) -> Any:
     return bool(getattr(ddp, name))
 
 
-def _optimizer_arguments(trial: Trial, given: _Given) -> Dict[str, Any]:
+def _optimizer_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
     asked = trial.of("optimizer")
     # torch refuses both at once.
     if asked.get("fused"):
@@ -124,7 +124,7 @@ def _of_optimizer(optimizer: Any, name: str) -> Any:
     return optimizer.defaults.get(name)
 
 
-def _loader_arguments(trial: Trial, given: _Given) -> Dict[str, Any]:
+def _loader_arguments(trial: Trial, given: _Given) -> dict[str, Any]:
     """Arguments that fit together: without workers there is nothing to prefetch, and no worker to keep."""
     asked = {name: value for name, value in trial.of("loader").items() if name in LOADER}
     why = _refused_workers(asked.get("num_workers"), given)
@@ -145,7 +145,7 @@ def _loader_arguments(trial: Trial, given: _Given) -> Dict[str, Any]:
     return asked
 
 
-def _refused_workers(workers: Optional[int], given: _Given) -> Optional[str]:
+def _refused_workers(workers: int | None, given: _Given) -> str | None:
     from torch.utils.data import IterableDataset
 
     data = given.get("dataset")

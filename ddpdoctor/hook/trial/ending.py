@@ -11,7 +11,8 @@ import shutil
 import signal
 import sys
 import time
-from typing import Any, Dict, Iterator, List, NoReturn, Optional, Tuple
+from collections.abc import Iterator
+from typing import Any, NoReturn
 
 from .. import lifetime
 from ..guard import part
@@ -26,15 +27,15 @@ _MOST_LOSSES = 512
 _TOGETHER_S = 10.0
 """So long a rank waits for the others to reach the same step, before it ends without them."""
 _LOOK_S = 0.02
-_made: List[Tuple[int, str]] = []
+_made: list[tuple[int, str]] = []
 """By process, the folder that multiprocessing made for it because we asked."""
 
 
-def watch_losses(patches: Patches) -> List[Any]:
+def watch_losses(patches: Patches) -> list[Any]:
     """What the backwards to come begin with, each copied on its own device: nothing waits for it."""
     import torch
 
-    losses: List[Any] = []
+    losses: list[Any] = []
 
     def before(args: Any, kwargs: Any) -> None:
         loss = args[0] if args else kwargs.get("tensors")
@@ -45,7 +46,7 @@ def watch_losses(patches: Patches) -> List[Any]:
     return losses
 
 
-def end(session: Session, trial: Trial, losses: List[Any]) -> NoReturn:
+def end(session: Session, trial: Trial, losses: list[Any]) -> NoReturn:
     """Write everything down and leave the process: the script's own end, and what it does there, are not reached."""
     try:
         request.read_again(trial)
@@ -64,7 +65,7 @@ def end(session: Session, trial: Trial, losses: List[Any]) -> NoReturn:
         os._exit(0)
 
 
-def _parameters(session: Session) -> Dict[str, Any]:
+def _parameters(session: Session) -> dict[str, Any]:
     """A hash of all parameters' bytes, in the order of the modules, and their norm in double precision."""
     digest, squares, count = hashlib.sha256(), 0.0, 0
     for parameter in _all_parameters(session):
@@ -99,7 +100,7 @@ def _all_parameters(session: Session) -> Iterator[Any]:
             yield parameter
 
 
-def _number(loss: Any) -> Optional[float]:
+def _number(loss: Any) -> float | None:
     value = float(loss)
     return value if math.isfinite(value) else None
 

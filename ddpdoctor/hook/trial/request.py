@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-from typing import Any, Callable, Dict, Optional, Sequence, Set, Tuple
+from collections.abc import Sequence
+from typing import Any, Callable
 
 from ..guard import part
 from ..job import job_torch
@@ -13,18 +14,18 @@ from ..job import job_torch
 class Trial:
     """The settings asked for, by name. ``document`` is what rank.json says of the trial."""
 
-    def __init__(self, settings: Dict[str, Any], steps: int, blocks: Sequence[Dict[str, Any]] = ()) -> None:
+    def __init__(self, settings: dict[str, Any], steps: int, blocks: Sequence[dict[str, Any]] = ()) -> None:
         self.settings = settings
         self.steps = steps
         """After so many, the job ends."""
         self.blocks = blocks
         """One after the other: ``steps``, and the settings of loaders, ``set``, in them."""
-        self.changes: Dict[str, Dict[str, Any]] = {
+        self.changes: dict[str, dict[str, Any]] = {
             name: {"asked": value, "state": "not seen"} for name, value in settings.items()
         }
-        self._passed: Set[str] = set()
+        self._passed: set[str] = set()
         """Settings for which nothing was built yet in which they can be set."""
-        self.document: Dict[str, Any] = {
+        self.document: dict[str, Any] = {
             "asked_steps": steps,
             "steps": 0,
             "ended": False,
@@ -33,7 +34,7 @@ class Trial:
         if blocks:
             self.document["blocks"] = [{"state": "not seen", "why": ""} for _ in blocks]
 
-    def of(self, prefix: str) -> Dict[str, Any]:
+    def of(self, prefix: str) -> dict[str, Any]:
         """Settings whose names begin with ``prefix`` and a dot, without those."""
         return {
             name[len(prefix) + 1 :]: value
@@ -78,7 +79,7 @@ def _plain(value: Any) -> Any:
     return value if value is None or isinstance(value, (bool, int, float, str)) else str(value)
 
 
-def read(text: str) -> Optional[Trial]:
+def read(text: str) -> Trial | None:
     """The trial that the launcher's variable asks for; None where it asks for none, or is malformed."""
     try:
         asked = json.loads(text)
@@ -111,7 +112,7 @@ def _affinity() -> str:
     return "spread" if mine == _share.get("of") else str(len(mine))
 
 
-_share: Dict[str, Any] = {}
+_share: dict[str, Any] = {}
 
 
 def _set_affinity(value: Any) -> None:
@@ -126,7 +127,7 @@ def _set_affinity(value: Any) -> None:
         os.sched_setaffinity(int(task), _share["of"])
 
 
-_SWITCHES: Dict[str, Tuple[Callable[[], Any], Callable[[Any], None]]] = {
+_SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
     "torch.threads": (
         lambda: job_torch().get_num_threads(),
         lambda value: job_torch().set_num_threads(int(value)),
