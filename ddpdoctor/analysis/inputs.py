@@ -119,7 +119,10 @@ def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
         return f"{where}: {reasons[0]}"
     reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
     more = f" ({inputs.notes[0]})" if inputs.notes else ""
-    return f"{where}: {reason}. The command may not have started a PyTorch job, or ended before its first optimizer step{more}."
+    why = "The command may not have started a PyTorch job, or ended before its first optimizer step"
+    if inputs.logs and any(run.manifest.get("ended_ns") is None for run in inputs.runs):
+        why = "The job may run and be in its first step, or was killed there"
+    return f"{where}: {reason}. {why}{more}."
 
 
 def _window_of(record: RankRecord, number: int | None) -> str | None:

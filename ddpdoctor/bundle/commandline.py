@@ -6,6 +6,7 @@ Read as there: options come before the command, ``--`` may stand between, and th
 from __future__ import annotations
 
 import getopt
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -59,6 +60,8 @@ def _value(name: str, text: str, option: Option) -> Any:
         number = int(text) if kind == "integer" else float(text)
     except ValueError:
         raise DdpDoctorError(f"{name} {text}: not a number.") from None
+    if isinstance(number, float) and not math.isfinite(number):
+        raise DdpDoctorError(f"{name} {text}: not a finite number.")
     if not number >= option["least"]:
         raise DdpDoctorError(f"{name} {text}: at least {option['least']:g}.")
     return number

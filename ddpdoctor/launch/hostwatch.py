@@ -82,13 +82,11 @@ class HostWatchedRanks:
         now = group.oom_kills()
         return None if now is None else now - before
 
-    def ends(self) -> dict[str, Any]:
-        """How those ended that have."""
-        kills = [found for spool in self.known if (found := self._kills(spool)) is not None]
-        return {
-            "ends": [rank.end for rank in self.known.values() if rank.end is not None],
-            "oom_kills": max(kills, default=None),
-        }
+    def ends(self, unjoined: list[dict[str, Any]]) -> dict[str, Any]:
+        """How those ended that have, and others that had not joined."""
+        ends = [*(rank.end for rank in self.known.values() if rank.end is not None), *unjoined]
+        kills = [found for spool in self.known if (found := self._kills(spool)) is not None] if ends else []
+        return {"ends": ends, "oom_kills": max(kills, default=None)}
 
     def current(self, started_ns: int = 0) -> list[WatchedRank]:
         """Of each rank the living or newest recording, by rank; without those of an earlier attempt, which had died before some

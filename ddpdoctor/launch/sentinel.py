@@ -338,8 +338,7 @@ class _Watch:
         self._keep(STALL_FILE, stall)
 
     def _write_ends(self) -> None:
-        ends = self._ranks.ends()
-        ends["ends"] += self._door.ends([rank.rank for rank in self._ranks.known.values()])
+        ends = self._ranks.ends(self._door.ends([rank.rank for rank in self._ranks.known.values()]))
         ends["ends"] = self._with_those_seen_before(ends["ends"])
         if ends["ends"] and ends != self._ends:
             self._ends = ends

@@ -169,6 +169,7 @@ while time.monotonic() < deadline_s:
         (["run", "--no-such", "--", "true"], "--no-such not recognized"),
         (["run", "--max-trace-mb", "0", "--", "true"], "--max-trace-mb 0: at least 1."),
         (["run", "--hang-after", "soon", "--", "true"], "--hang-after soon: not a number."),
+        (["run", "--hang-after", "inf", "--", "true"], "--hang-after inf: not a finite number."),
         (["run", "--on-hang", "sing", "--", "true"], "--on-hang sing: it is one of report, kill."),
         (["run", "--prometheus", "9400", "--", "true"], "--prometheus needs ddpdoctor installed"),
         (["run", "--profile-steps", "9", "--", "true"], "--profile-steps 9: give the first step"),

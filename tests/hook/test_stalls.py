@@ -134,3 +134,23 @@ except ValueError as error:
     process, folder = run_script(tmp_path, f"sys.ps1 = '> '\n{script}")
     assert process.returncode == 0
     assert document(folder, "ending.json")["how"] == "in_order"
+
+
+@pytest.mark.extended
+def test_a_question_by_another_launcher_is_answered_whatever_its_number(tmp_path) -> None:
+    """One that takes over from another knows nothing of what that one has asked."""
+    script = """
+import glob, json
+(spool,) = glob.glob(os.environ["DDPDOCTOR_SPOOL"] + "/00000-*")
+for number in (9, 3):
+    with open(spool + "/question", "w") as file:
+        file.write(str(number))
+    ends_s, answered = time.monotonic() + 20, None
+    while answered != number and time.monotonic() < ends_s:
+        time.sleep(0.1)
+        if os.path.exists(spool + "/standing.json"):
+            answered = json.load(open(spool + "/standing.json"))["request"]
+    print(answered)
+"""
+    process, _ = run_script(tmp_path, script)
+    assert process.stdout.split() == ["9", "3"], process.stderr

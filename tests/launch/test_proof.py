@@ -20,6 +20,7 @@ from ddpdoctor.launch.sentinel import _Watch
 from ddpdoctor.launch.standstill import Progress, Tuning
 from ddpdoctor.rundir import STALL_FILE, STALL_SCHEMA, keep_host_document
 from ddpdoctor.rundir.liveness import started
+from ddpdoctor.telemetry.cgroup import Cgroup
 
 from .test_standstill import a_rank, silent, waiting
 
@@ -253,6 +254,22 @@ def numbers(*ranks: WatchedRank, started_ns: int = 0) -> list[tuple[int, bool]]:
     host = HostWatchedRanks(str(Path("/nonexistent")))
     host.known = {rank.spool: rank for rank in ranks}
     return [(rank.rank, rank.alive) for rank in host.current(started_ns)]
+
+
+def test_as_long_as_nobody_has_ended_nobody_counts_kills_for_memory() -> None:
+    reads: list[int] = []
+
+    class Counting(Cgroup):
+        def oom_kills(self) -> int:
+            reads.append(1)
+            return 3
+
+    host = HostWatchedRanks("/nonexistent")
+    host.known = {rank.spool: rank for rank in (found(0, 70), found(1, 71))}
+    host._groups = {spool: (Counting(), 1) for spool in host.known}
+    assert host.ends([]) == {"ends": [], "oom_kills": None} and not reads
+    unjoined = {"rank": 2, "in_order": False}
+    assert host.ends([unjoined]) == {"ends": [unjoined], "oom_kills": 2}
 
 
 def test_deaths_of_an_earlier_attempt_are_not_of_this_one() -> None:

@@ -9,6 +9,7 @@ import shutil
 import pytest
 
 from ddpdoctor.analysis import analyze
+from ddpdoctor.errors import UnusableInput
 from ddpdoctor.stall.causes import shortened
 
 from .recorded import (
@@ -184,6 +185,14 @@ def test_only_the_launcher_says_that_a_job_hangs_unless_it_is_known_to_be_killed
     diagnosis = diagnosed(run(silent(tmp_path)))
     assert not [finding.rule for finding in diagnosis.findings if finding.rule.startswith("hang/")]
     assert "hangs" not in diagnosis.verdict.headline
+
+
+def test_a_job_in_its_first_step_has_no_verdict_yet(tmp_path):
+    run = silent(tmp_path)
+    for log in run.path.glob("ranks/*/steps.jsonl"):
+        log.write_text('{"schema":"ddpdoctor.steps/1"}\n')
+    with pytest.raises(UnusableInput, match="The job may run and be in its first step, or was killed there"):
+        diagnosed(run)
 
 
 def test_only_the_waiting_rank_was_recorded(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -215,3 +216,28 @@ def test_telemetry_of_a_clock_that_was_set_back_goes_on(tmp_path):
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     at, percent = read_telemetry(path).host_column("cpu_percent")
     assert (at // SECOND_NS).tolist() == list(range(100, 111)) and percent.tolist() == list(range(11))
+
+
+def test_lines_written_during_a_look_are_read_once(tmp_path, monkeypatch):
+    path = tmp_path / "steps.jsonl"
+    path.write_bytes(b"0\n1\n")
+
+    @contextmanager
+    def growing(name):
+        with open(name, "rb") as source:
+
+            class Growing:
+                fileno, seek = source.fileno, source.seek
+
+                def read(self, count):
+                    with path.open("ab") as more:
+                        more.write(b"2\n")
+                    return source.read(count)
+
+            yield Growing()
+
+    tail = module.Tail(path)
+    with monkeypatch.context() as patched:
+        patched.setattr(module, "reading", growing)
+        assert list(tail.new()) == [b"0", b"1", b"2"]
+    assert list(tail.new()) == []
