@@ -66,12 +66,13 @@ def transfers(graph: Graph, hosts: Sequence[str]) -> list[Transfer]:
     """Every collective whose size is known, and which took any time; ``hosts`` by position."""
     known = []
     for group in graph.groups:
-        taken_ns = nan_median(group.end - group.released, axis=2)
+        from_root = nan_median(group.end - group.released, axis=2)
         for k, sync in enumerate(group.syncs):
             operation = classify.communication_operation(sync.name) or sync.name
             ranks = max(sync.size, len(sync.members))
             spanned = len({hosts[position] for position in sync.members})
-            sizes, times_ns = group.message_bytes[:, k], taken_ns[:, k]
+            sizes = group.message_bytes[:, k]
+            times_ns = (group.transfer if sync.root is None else from_root)[:, k]
             told = (sizes > 0) & (times_ns > 0)
             pairs = zip(sizes[told].tolist(), times_ns[told].tolist(), strict=True)
             known += [Transfer(operation, size, ns, sync.kind, ranks, spanned) for size, ns in pairs]

@@ -16,10 +16,11 @@ _FEWEST_MESSAGES = 3
 
 
 def message_cost(graph: Graph, hosts: Sequence[str]) -> tuple[float | None, float | None]:
-    """(latency us per message, bytes per ns) of the gradients' reductions in the window; ``hosts`` by position."""
-    known = transfers(graph, hosts)
-    reductions = [of for of in known if of.operation == "allreduce" and of.kind == SyncKind.GRADIENTS]
-    reductions = of_longest(reductions, [of.ns for of in reductions])
+    """(latency us per message, bytes per ns) of all reductions in the window by such process groups as reduce the gradients; ``hosts``
+    by position."""
+    reductions = [of for of in transfers(graph, hosts) if of.operation == "allreduce"]
+    gradients_ns = [of.ns if of.kind == SyncKind.GRADIENTS else 0.0 for of in reductions]
+    reductions = of_longest(reductions, gradients_ns)
     if len(reductions) < _FEWEST_MESSAGES:
         return None, None
     latency_ns, rate = latency_and_rate(
