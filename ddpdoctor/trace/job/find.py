@@ -94,10 +94,10 @@ def _expand(path: str, notes: list[str], below: Mapping[str, FilesBelow]) -> lis
         raise _unreadable(path, error) from None
     if kind is not None and stat.S_ISDIR(kind):
         found, errors = below.get(path) or files_below(path)
-        for error in errors:
-            if error.filename in (None, path):
-                raise _unreadable(path, error)
-            notes.append(f"{_unreadable(str(error.filename), error)}")
+        for one in errors:
+            if one.filename in (None, path):
+                raise _unreadable(path, one)
+            notes.append(f"{_unreadable(str(one.filename), one)}")
         return [file for file in found if Path(file).is_file()]
     if kind is not None and not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
         raise UnusableInput(f"{path} is a device or a socket, not a file.")

@@ -79,7 +79,7 @@ class Device(msgspec.Struct, frozen=True):
 
 def named(batch: Batch) -> IntColumn:
     """The number of each kernel's name: of the first of :data:`NAMES` that its row has."""
-    number = batch[NAMES[-1]]
+    number: IntColumn = batch[NAMES[-1]]
     for name in reversed(NAMES[:-1]):
         number = np.where(batch[name] != MISSING, batch[name], number)
     return number
