@@ -6,7 +6,6 @@ import glob
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -65,6 +64,8 @@ def _read_in(files: Sequence[str], at_once: bool) -> list[Sequence[str]]:
     """What is to be read of each of ``files``; nothing of one that is no trace."""
     if not at_once:
         return list(map(_read_of, files))
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(_AT_ONCE) as heads:
         return list(heads.map(_read_of, files))
 
