@@ -10,7 +10,7 @@ import click
 
 from ddpdoctor.cli.completing import runs
 from ddpdoctor.cli.configured import chosen_job
-from ddpdoctor.cli.diagnosed import diagnosis_at
+from ddpdoctor.cli.diagnosed import diagnosing
 from ddpdoctor.cli.finite import FiniteRange
 from ddpdoctor.cli.onethread import import_numpy
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
@@ -64,7 +64,8 @@ def command(
     from ddpdoctor.written import COMPARISON, COMPARISON_PAGE
 
     check_outputs([before, after], {"--html": (html, COMPARISON_PAGE), "--json": (json_file, COMPARISON)})
-    comparison = compare(diagnosis_at(before, job=job), diagnosis_at(after, job=job))
+    with diagnosing(job=job) as at:
+        comparison = compare(at(before), at(after))
     if json_file is not None:
         write_comparison_json(comparison, json_file)
     if html is not None:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ddpdoctor.cli.configured import configured
+from ddpdoctor.cli.diagnosed import diagnosing
 from ddpdoctor.cli.finite import FiniteRange
 from ddpdoctor.cli.onethread import import_numpy
 from ddpdoctor.cli.outputs import check_outputs, output_file, say_written, to_stdout
-from ddpdoctor.cli.progress import shown_progress
 from ddpdoctor.cli.say import say
 from ddpdoctor.errors import DdpDoctorError, UnusableInput
 
@@ -96,15 +94,12 @@ def command(
 
 def _recorded(sources: Sequence[tuple[str, str]]) -> tuple[list[tuple[str, Diagnosis]], list[str]]:
     """(Where each run lies, with its diagnosis), and a sentence for each that cannot be read."""
-    from ddpdoctor.analysis import analyze_or_read
-
     found: list[tuple[str, Diagnosis]] = []
     notes: list[str] = []
-    with shown_progress() as progress:
-        options = cache(partial(configured, progress))
+    with diagnosing() as at:
         for source, file in sources:
             try:
-                found.append((source, analyze_or_read([file], options)))
+                found.append((source, at(file)))
             except DdpDoctorError as error:
                 notes.append(f"skipped: {error}")
     return found, notes

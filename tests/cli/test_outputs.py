@@ -6,6 +6,8 @@ import shutil
 import subprocess
 import sys
 import threading
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import click
@@ -219,8 +221,14 @@ IN_FOLDER = {
 @pytest.fixture
 def analysed_once(monkeypatch):
     """Each recording is analysed once for all commands."""
-    for module in (analyze, compare, history, export):
-        monkeypatch.setattr(module, "diagnosis_at", _kept)
+    _diagnosed_by(monkeypatch, _kept)
+
+
+def _diagnosed_by(monkeypatch, work):
+    for module in (analyze, export):
+        monkeypatch.setattr(module, "diagnosis_at", work)
+    for module in (compare, history):
+        monkeypatch.setattr(module, "diagnosing", lambda **named: nullcontext(partial(work, **named)))
 
 
 _AT = analyze.diagnosis_at
@@ -262,8 +270,7 @@ def test_the_users_own_file_is_refused_before_the_work(run, tmp_path, monkeypatc
         raise AssertionError("it has begun")
 
     monkeypatch.chdir(tmp_path)
-    for module in (analyze, compare, history, export):
-        monkeypatch.setattr(module, "diagnosis_at", work)
+    _diagnosed_by(monkeypatch, work)
     if name == "export --speedscope":  # which ranks have samples is not known before
         monkeypatch.undo()
         monkeypatch.chdir(tmp_path)
@@ -281,8 +288,7 @@ def test_the_users_own_file_is_refused_before_the_work(run, tmp_path, monkeypatc
 )
 def test_a_folder_that_is_not_there_is_said_before_the_work(run, tmp_path, monkeypatch, name):
     monkeypatch.chdir(tmp_path)
-    for module in (analyze, compare, history):
-        monkeypatch.setattr(module, "diagnosis_at", None)
+    _diagnosed_by(monkeypatch, None)
     command, arguments = COMMANDS[name]
     with pytest.raises(DdpDoctorError, match=r"cannot write missing/out: No such file or directory"):
         CliRunner().invoke(

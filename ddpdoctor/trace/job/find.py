@@ -6,7 +6,6 @@ import glob
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -65,6 +64,8 @@ def _read_in(files: Sequence[str], at_once: bool) -> list[Sequence[str]]:
     """What is to be read of each of ``files``; nothing of one that is no trace."""
     if not at_once:
         return list(map(_read_of, files))
+    from concurrent.futures import ThreadPoolExecutor
+
     with ThreadPoolExecutor(_AT_ONCE) as heads:
         return list(heads.map(_read_of, files))
 
@@ -94,10 +95,10 @@ def _expand(path: str, notes: list[str], below: Mapping[str, FilesBelow]) -> lis
         raise _unreadable(path, error) from None
     if kind is not None and stat.S_ISDIR(kind):
         found, errors = below.get(path) or files_below(path)
-        for failed in errors:
-            if failed.filename in (None, path):
-                raise _unreadable(path, failed)
-            notes.append(f"{_unreadable(str(failed.filename), failed)}")
+        for one in errors:
+            if one.filename in (None, path):
+                raise _unreadable(path, one)
+            notes.append(f"{_unreadable(str(one.filename), one)}")
         return [file for file in found if Path(file).is_file()]
     if kind is not None and not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
         raise UnusableInput(f"{path} is a device or a socket, not a file.")
