@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import ddpdoctor.report  # noqa: F401 (a diagnosis shows itself in notebooks from then on)
+import ddpdoctor.report
 from ddpdoctor.deferred import deferred
 from ddpdoctor.stages import Progress
 
@@ -24,19 +24,6 @@ from .road import Prepared, analyze, analyze_or_read, conclude, prepare
 if TYPE_CHECKING:
     from .dataframes import Frames, frames
 
-__all__ = [
-    "Frames",
-    "Inputs",
-    "Options",
-    "Prepared",
-    "Progress",
-    "analyze",
-    "analyze_or_read",
-    "conclude",
-    "frames",
-    "load",
-    "prepare",
-]
 
 # They need polars, which takes longer to import than a small trace to analyse.
 __getattr__ = deferred(__name__, {"Frames": "dataframes", "frames": "dataframes"})

@@ -14,6 +14,5 @@ from ddpdoctor.deferred import deferred
 if TYPE_CHECKING:
     from .making import Bundle, write_bundle
 
-__all__ = ["Bundle", "write_bundle"]
 
 __getattr__ = deferred(__name__, {"Bundle": "making", "write_bundle": "making"})

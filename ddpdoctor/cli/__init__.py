@@ -18,6 +18,3 @@ except Exception as error:  # what reads a command line is missing or broken
         from ddpdoctor.launch import run_alone
 
         run_alone(words[words.index("--") + 1 : -1], _error)
-
-
-__all__ = ["main"]

@@ -8,5 +8,3 @@ from ddpdoctor.demo.faults import FAULTS, Fault, find_fault
 
 JOB = Path(__file__).with_name("job.py")
 """The training script; it knows nothing of ddpdoctor."""
-
-__all__ = ["FAULTS", "JOB", "Fault", "find_fault"]

@@ -31,31 +31,3 @@ from .proposals import Proposal, informed, of_settings, proposals
 from .running import Budget, Command, own_command, run_trial
 from .settings import Setting, parse_setting, setting_of
 from .tuning import tuning
-
-__all__ = [
-    "MEASURED_FROM",
-    "TRIALS_FILE",
-    "TRIALS_SCHEMA",
-    "Answer",
-    "Baseline",
-    "Budget",
-    "Command",
-    "Experiment",
-    "Plan",
-    "Proposal",
-    "Said",
-    "Setting",
-    "Variant",
-    "as_json",
-    "informed",
-    "of_settings",
-    "own_command",
-    "parse_setting",
-    "patch_of",
-    "proposals",
-    "read_answer",
-    "run_trial",
-    "setting_of",
-    "tuning",
-    "write_answer",
-]

@@ -18,20 +18,6 @@ if TYPE_CHECKING:
     from ddpdoctor.launch.child import ExitStatus
     from ddpdoctor.launch.session import Outcome, run_job
 
-__all__ = [
-    "Check",
-    "CheckState",
-    "CommandNotStartedError",
-    "ExitStatus",
-    "Outcome",
-    "RunOptions",
-    "asked_options",
-    "checks_for",
-    "parse_address",
-    "parse_step_range",
-    "run_alone",
-    "run_job",
-]
 
 __getattr__ = deferred(
     __name__,

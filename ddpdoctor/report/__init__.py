@@ -24,26 +24,6 @@ if TYPE_CHECKING:
     from .sarif import to_sarif, write_sarif
     from .terminal import print_terminal
 
-__all__ = [
-    "holds_diagnosis",
-    "json_schema",
-    "notebook_html",
-    "print_terminal",
-    "read_diagnosis",
-    "redact",
-    "render_html",
-    "render_junit",
-    "render_markdown",
-    "to_json",
-    "to_sarif",
-    "without_source_text",
-    "write_figures",
-    "write_html",
-    "write_json",
-    "write_junit",
-    "write_markdown",
-    "write_sarif",
-]
 
 _PLACES = {
     "holds_diagnosis": "read",

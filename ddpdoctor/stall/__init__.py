@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from .evidence import evidence_of
     from .verdict import of_dumps, of_run
 
-__all__ = ["Dumps", "Verdict", "evidence_of", "find_dumps", "of_dumps", "of_run"]
 
 # Traces alone, of which nothing says that it stopped, need none of these.
 __getattr__ = deferred(__name__, {"evidence_of": "evidence", "of_dumps": "verdict", "of_run": "verdict"})

@@ -16,27 +16,6 @@ if TYPE_CHECKING:
     from .reader import Telemetry, read_telemetry
     from .sampler import TELEMETRY_SCHEMA, TelemetrySampler
 
-__all__ = [
-    "HOST_FIELDS",
-    "METRICS",
-    "RANK_FIELDS",
-    "RECENT_STEPS",
-    "TELEMETRY_SCHEMA",
-    "Exporter",
-    "HostSampler",
-    "LivePhase",
-    "LiveRank",
-    "LiveRun",
-    "NvmlSampler",
-    "ProcessTreeSampler",
-    "Telemetry",
-    "TelemetrySampler",
-    "data_wait_ms",
-    "phase_shares",
-    "read_telemetry",
-    "serve_metrics",
-    "step_ms",
-]
 
 _PLACES = {
     "Exporter": "prometheus",

@@ -12,15 +12,3 @@ the ranks ran.
 from .columns import Collectives, Lane, RankTrace, TraceMeta
 from .formats import load_trace
 from .job import LoadedTraces, TraceSet, find_traces, load_traces
-
-__all__ = [
-    "Collectives",
-    "Lane",
-    "LoadedTraces",
-    "RankTrace",
-    "TraceMeta",
-    "TraceSet",
-    "find_traces",
-    "load_trace",
-    "load_traces",
-]

@@ -16,7 +16,6 @@ if TYPE_CHECKING:
     from .to_wandb import log_to_wandb
     from .tracked import Tracked, tracked
 
-__all__ = ["Tracked", "check_mlflow", "log_to_mlflow", "log_to_wandb", "tracked", "write_tensorboard"]
 
 _PLACES = {
     "Tracked": "tracked",

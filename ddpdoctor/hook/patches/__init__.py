@@ -5,8 +5,6 @@ wrapper never raises, changes neither arguments nor results, waits for nothing, 
 attribute. Each is installed alone: what does not fit this version of torch is left out, and its data missing.
 """
 
-__all__ = ["PARTS"]
-
 PARTS = (
     "arming",
     "optimizers",

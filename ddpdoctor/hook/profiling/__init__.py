@@ -9,16 +9,3 @@ from .sampler import Sampler
 from .stacks import Place, can_be_read, stack_of
 from .trace_file import flight_recorder
 from .window import Captures, Window, close_left_open, constructed, forget
-
-__all__ = [
-    "Captures",
-    "Place",
-    "Sampler",
-    "Window",
-    "can_be_read",
-    "close_left_open",
-    "constructed",
-    "flight_recorder",
-    "forget",
-    "stack_of",
-]

@@ -14,18 +14,3 @@ from .session import LAST_SETTINGS_STEP, Session
 from .steps import IN_BACKWARD
 from .threadtimes import ThreadTimes
 from .writer import Writer
-
-__all__ = [
-    "IN_BACKWARD",
-    "LAST_SETTINGS_STEP",
-    "MOST_PLACES",
-    "Recorder",
-    "Session",
-    "ThreadTimes",
-    "Writer",
-    "active",
-    "backwards",
-    "raising_in",
-    "recording_here",
-    "starts",
-]

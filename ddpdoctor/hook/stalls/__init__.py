@@ -10,14 +10,3 @@ from .attendant import Attendant
 from .door import forget_door, joining, leave_door, stand_at_door, tell_end_at_door
 from .faults import forget_faults
 from .rank_status import ends_by
-
-__all__ = [
-    "Attendant",
-    "ends_by",
-    "forget_door",
-    "forget_faults",
-    "joining",
-    "leave_door",
-    "stand_at_door",
-    "tell_end_at_door",
-]

@@ -20,8 +20,6 @@ from ..recording import Session
 from . import blocks, calls, constructors, ending, request
 from .request import read
 
-__all__ = ["NAMES", "install"]
-
 NAMES = (*constructors.NAMES, *calls.NAMES, *request.NAMES)
 """Settings that a trial can change in a rank. Environment variables are the launcher's to set."""
 

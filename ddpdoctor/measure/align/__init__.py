@@ -12,15 +12,3 @@ from .hosts import align_logs
 from .matching import Matched, align_and_match
 from .suspensions import set_suspended_aside
 from .wholeness import Wholeness
-
-__all__ = [
-    "Matched",
-    "Wholeness",
-    "align_and_match",
-    "align_logs",
-    "fit_clock",
-    "moved_trace",
-    "put_in_order",
-    "set_suspended_aside",
-    "vote_offsets",
-]

@@ -12,5 +12,3 @@ from .comparison import others_median
 from .lateness import LATENESS
 from .standout import STANDOUT
 from .unseen import unseen
-
-__all__ = ["LATENESS", "STANDOUT", "Attribution", "attribute", "component", "others_median", "unseen"]

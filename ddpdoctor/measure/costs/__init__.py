@@ -62,37 +62,3 @@ def price_all(context: Context, progress: Callable[[int, int], None] | None = No
             progress(done, len(pricers))
         priced.append(pricer(context))
     return merge(priced, context.mean_step_ms)
-
-
-__all__ = [
-    "PRICERS",
-    "PRICERS_OF_RECORDINGS",
-    "SEARCH",
-    "BucketSavings",
-    "Context",
-    "Costs",
-    "MessageCost",
-    "Price",
-    "Pricer",
-    "RareSource",
-    "ReducerCosts",
-    "arrival_facts",
-    "borne_by_marks",
-    "bucket_savings",
-    "disturbed_ns",
-    "exposed_ns",
-    "favoured_cap",
-    "favoured_cap_bytes",
-    "late_facts",
-    "late_work",
-    "lone_evaluations",
-    "lost_share",
-    "merge",
-    "no_sync",
-    "number",
-    "price_all",
-    "rare_costs",
-    "shared_facts",
-    "usual_transfer",
-    "what_if_facts",
-]

@@ -15,16 +15,6 @@ if TYPE_CHECKING:
     from .hta import hta_results, hta_trace
     from .tables import COLLECTIVES, EVENTS, STEPS, recorded_tables
 
-__all__ = [
-    "COLLECTIVES",
-    "EVENTS",
-    "STEPS",
-    "flame_graphs",
-    "hta_results",
-    "hta_trace",
-    "late_steps",
-    "recorded_tables",
-]
 
 _PLACES = {
     "COLLECTIVES": "tables",

@@ -16,29 +16,3 @@ from .loaderwindows import latent_in_windows
 from .operators import OperatorShares, operator_shares, python_parts
 from .reckoning import LEFT_OUT, all_set_aside, measured_steps, recorded_steps
 from .speaking import Graphs, Recording, build_graphs
-
-__all__ = [
-    "LEFT_OUT",
-    "CycleGroup",
-    "Graph",
-    "Graphs",
-    "Lane",
-    "LikeSegments",
-    "OperatorShares",
-    "RankSteps",
-    "Recording",
-    "Sync",
-    "all_set_aside",
-    "build_graphs",
-    "dependence",
-    "graph_of_logs",
-    "graph_of_windows",
-    "issue_time_ns",
-    "latent_in_windows",
-    "matched_collectives",
-    "measured_steps",
-    "operator_shares",
-    "python_parts",
-    "recorded_steps",
-    "recorded_work",
-]

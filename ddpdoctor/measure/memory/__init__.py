@@ -7,5 +7,3 @@ a series that settles, fills once or gives back is none that grows (:mod:`.growi
 
 from .growing import Rise, rise_of
 from .memory import Memory, memory_of
-
-__all__ = ["Memory", "Rise", "memory_of", "rise_of"]

@@ -9,16 +9,3 @@ from .dag import ALONE, Costs, build, in_order, measured, replay
 from .facts import straggler_facts, summary_of
 from .graph import pipeline_dag
 from .stragglers import measure_stragglers
-
-__all__ = [
-    "ALONE",
-    "Costs",
-    "build",
-    "in_order",
-    "measure_stragglers",
-    "measured",
-    "pipeline_dag",
-    "replay",
-    "straggler_facts",
-    "summary_of",
-]

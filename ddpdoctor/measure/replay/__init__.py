@@ -16,21 +16,3 @@ from .replay import (
     without_transfer,
     without_work,
 )
-
-__all__ = [
-    "Change",
-    "Transmission",
-    "baseline",
-    "common_part",
-    "gain_ns",
-    "idle_after",
-    "length_ns",
-    "replay",
-    "replay_all",
-    "transmissions_of",
-    "when_ready",
-    "without_sync",
-    "without_transfer",
-    "without_waiting",
-    "without_work",
-]

@@ -10,5 +10,3 @@ from .of_logs import LogSourceLines
 from .of_windows import WindowSourceLines
 from .protocol import SourceLines
 from .ranking import Frame, joined, ranked
-
-__all__ = ["Frame", "LogSourceLines", "SourceLines", "WindowSourceLines", "at_holders", "joined", "ranked"]

@@ -30,34 +30,3 @@ from .selection import (
 )
 from .step import DeviceTimes, Step
 from .syncpoints import Key, SyncPoint
-
-__all__ = [
-    "AROUND_WINDOW",
-    "OPENED",
-    "PROFILED",
-    "SUSPENDED",
-    "WARM_UP",
-    "WARM_UP_STEPS",
-    "Activities",
-    "DeviceTimes",
-    "Event",
-    "Key",
-    "MatchedSync",
-    "RankLog",
-    "Sample",
-    "Step",
-    "SyncPoint",
-    "choose_steps",
-    "chosen_and_why",
-    "evaluates",
-    "first",
-    "in_device_time",
-    "longest_ns",
-    "match_syncs",
-    "notes_on_records",
-    "read_logs",
-    "read_rank_log",
-    "recorded_everywhere",
-    "samples_by_step",
-    "undisturbed",
-]

@@ -20,27 +20,3 @@ from .window import (
     step_of_collectives,
     with_bucket_sizes,
 )
-
-__all__ = [
-    "CUDA_CALLS",
-    "DEVICE",
-    "QUEUED_LAUNCHES",
-    "QUEUED_NS",
-    "ROUNDING_NS",
-    "RUNTIME_CALLS",
-    "UNKNOWN_STEP",
-    "WAITED_FOR",
-    "Collectives",
-    "Window",
-    "arrivals",
-    "collecting",
-    "launch_pairs",
-    "launched_inside",
-    "launches",
-    "main_lane",
-    "read_window",
-    "rows_of",
-    "step_of",
-    "step_of_collectives",
-    "with_bucket_sizes",
-]

@@ -25,25 +25,3 @@ from .host import (
     optimizer_steps,
     step_number,
 )
-
-__all__ = [
-    "DEVICE",
-    "DEVICE_WORK",
-    "IN_PROCESS",
-    "communication_kernels",
-    "communication_operation",
-    "device_work",
-    "is_collection",
-    "is_communication_kernel",
-    "is_dataloader",
-    "is_ddp_forward",
-    "is_gloo",
-    "is_optimizer_kernel",
-    "is_optimizer_step",
-    "is_save",
-    "is_sync_call",
-    "memcpy_kind",
-    "next_batches",
-    "optimizer_steps",
-    "step_number",
-]

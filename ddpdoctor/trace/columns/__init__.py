@@ -12,25 +12,3 @@ from .place import placed
 from .predicates import KNOWN_NAMES, remembered
 from .shared import Shared
 from .table import Collectives, IdColumn, IntColumn, Lane, RankTrace, TraceMeta, sorted_order
-
-__all__ = [
-    "KNOWN_NAMES",
-    "LIMIT_NS",
-    "LONGEST_NS",
-    "NUMBERS_OF_DEVICES",
-    "SCHEMA",
-    "SUFFIX",
-    "Collectives",
-    "IdColumn",
-    "IntColumn",
-    "Lane",
-    "RankTrace",
-    "Shared",
-    "TraceMeta",
-    "is_archive",
-    "placed",
-    "read_archive",
-    "remembered",
-    "sorted_order",
-    "write_archive",
-]

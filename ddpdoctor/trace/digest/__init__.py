@@ -7,15 +7,3 @@ made of, and finds the same.
 
 from .records import Copies, copy_records, lies_within, refuse_inside_run
 from .write import TRACE_DIGEST, Digest, loose_targets, trace_digest, write_digests
-
-__all__ = [
-    "TRACE_DIGEST",
-    "Copies",
-    "Digest",
-    "copy_records",
-    "lies_within",
-    "loose_targets",
-    "refuse_inside_run",
-    "trace_digest",
-    "write_digests",
-]

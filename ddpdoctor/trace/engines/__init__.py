@@ -8,5 +8,3 @@ asked for.
 
 from .choice import KINDS, Engine, Processes, open_engine
 from .worker import Result, Task, Told, attempt, serve
-
-__all__ = ["KINDS", "Engine", "Processes", "Result", "Task", "Told", "attempt", "open_engine", "serve"]

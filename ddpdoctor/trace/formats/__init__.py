@@ -8,5 +8,3 @@ another program is refused with a sentence.
 
 from .candidate import HEAD_BYTES, Candidate
 from .registry import Format, file_of, is_trace, load_trace, parts_of
-
-__all__ = ["HEAD_BYTES", "Candidate", "Format", "file_of", "is_trace", "load_trace", "parts_of"]

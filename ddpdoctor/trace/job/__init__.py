@@ -7,5 +7,3 @@ itself and a note; only traces of different jobs are refused until one is chosen
 
 from .find import TraceSet, find_traces
 from .load import LoadedTraces, load_traces, read_traces
-
-__all__ = ["LoadedTraces", "TraceSet", "find_traces", "load_traces", "read_traces"]

@@ -8,5 +8,3 @@ format of a rank's trace (:mod:`ddpdoctor.trace.formats`) and is measured in a w
 
 from .read import find_operations, read_operations
 from .table import Operations
-
-__all__ = ["Operations", "find_operations", "read_operations"]

@@ -11,23 +11,3 @@ from .howfar import listening, tell
 from .pieces import GZIP, LFS_POINTER, PIECE_BYTES, ZSTD, Source
 from .ranks import MOST_RANKS, host_of_name, rank_of_name
 from .remote import content_tag, expand_url, is_url, shown
-
-__all__ = [
-    "GZIP",
-    "LFS_POINTER",
-    "MOST_RANKS",
-    "PIECE_BYTES",
-    "ZSTD",
-    "Source",
-    "ahead",
-    "content_tag",
-    "expand_url",
-    "host_of_name",
-    "is_url",
-    "listening",
-    "open_binary",
-    "open_place",
-    "rank_of_name",
-    "shown",
-    "tell",
-]

@@ -5,5 +5,3 @@ that were found where the trace lay, not those of the place that it was copied t
 """
 
 from .read import read, recognises
-
-__all__ = ["read", "recognises"]

@@ -8,5 +8,3 @@ columns and not with the text.
 
 from .read import read
 from .recognise import recognises
-
-__all__ = ["read", "recognises"]

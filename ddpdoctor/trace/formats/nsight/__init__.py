@@ -19,7 +19,6 @@ from .recognise import parts, recognises
 if TYPE_CHECKING:
     from .reader import read
 
-__all__ = ["file_of", "parts", "read", "recognises"]
 
 # Whatever file is analysed, this door is asked whether it is one of these; few are.
 __getattr__ = deferred(__name__, {"read": "reader"})

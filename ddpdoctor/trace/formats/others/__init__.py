@@ -4,5 +4,3 @@ A file lies here only as long as nobody reads its kind: each is refused in one s
 """
 
 from .refuse import read, recognises
-
-__all__ = ["read", "recognises"]
