@@ -255,14 +255,14 @@ def _whole_window(matched: MatchedCollectives, order: Sequence[int], steps: Sequ
     collective of all. What hosts that were ahead of their devices had launched before the one step is not of it: there
     the cycle begins at the last collective of all that is.
     """
-    whole: list[bool] = np.all(matched.member, axis=1).tolist()
-    full = [m for m in order if whole[m]]
+    whole = set(np.flatnonzero(matched.member.all(axis=1)).tolist())
+    full = [m for m in order if m in whole]
     if not full:
         return Cut({})
     body = [m for m in order if matched.last_arrival[m] <= matched.last_arrival[full[-1]]]
     if steps:
         own = next((place for place, m in enumerate(body) if matched.step[m] != UNKNOWN_STEP), len(body))
-        earlier = [m for m in body[:own] if whole[m]]
+        earlier = [m for m in body[:own] if m in whole]
         if earlier and own < len(body):
             since = body[body.index(earlier[-1]) + 1 :]
             cycle = Cycle(steps[0], np.full(len(matched.windows), earlier[-1]), since)
