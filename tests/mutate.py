@@ -113,7 +113,7 @@ def mutants_of(path: Path) -> Iterator[Mutant]:
         elif isinstance(node, ast.Constant) and type(node.value) in (int, float):
             changed = repr(node.value * 2 if node.value else 1)
             yield mutant(node, node, changed, "number changed")
-        elif isinstance(node, ast.If):
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" not in ast.dump(node.test):
             yield mutant(node.test, node.test, "False", "branch dropped")
         elif isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
             yield mutant(node.value, node.value, "None", "None returned")

@@ -18,6 +18,7 @@ from ddpdoctor.cli.patched import write_patch
 from ddpdoctor.diagnose import facts_view
 from ddpdoctor.diagnose.diagnosis import Steps
 from ddpdoctor.diagnose.tried import Answer, Baseline, Variant
+from ddpdoctor.experiment import TRIALS_FILE
 from ddpdoctor.measure.facts import DdpFacts, Facts, LoaderFacts
 from ddpdoctor.measure.places import Where
 from tests.cli.trying import JOB, ROOT, nothing_left, tried, trying
@@ -173,9 +174,13 @@ def test_a_job_that_cannot_be_measured_says_why(tmp_path):
 
 @pytest.mark.torchrun
 def test_a_setting_is_measured_in_real_ranks_against_the_job_as_it_is(tmp_path):
+    shutil.copytree(ROOT / "fixtures" / "slow-data-one-rank", tmp_path / "run")
     settings = ["--set", "loader.num_workers=2", "--rounds", "1", "--steps", "12", "--json", "answer.json"]
-    found = tried(tmp_path, *settings, "--", *forked("tried.py", "--wait-ms", "10"))
+    found = tried(tmp_path, "run", *settings, "--", *forked("tried.py", "--wait-ms", "10"))
     assert found.returncode == 0, found.stderr
+    assert json.loads((tmp_path / "run" / TRIALS_FILE).read_text())["variants"], (
+        "kept beside the diagnosis of its run"
+    )
     answer = json.loads((tmp_path / "answer.json").read_text())
     (variant,) = answer["variants"]
     assert variant["set"] == {"loader.num_workers": 2}

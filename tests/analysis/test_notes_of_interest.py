@@ -1,0 +1,24 @@
+"""What could not be read of GPUs is told of a job that uses one."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from ddpdoctor import analyze
+
+HEALTHY = Path(__file__).parents[2] / "fixtures" / "healthy"
+NO_GPU = "No GPU telemetry: NVML Shared Library Not Found (NVML)."
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda:0"])
+def test_missing_readings_of_gpus_are_missed_by_a_job_on_gpus(tmp_path, device):
+    run = tmp_path / "run"
+    shutil.copytree(HEALTHY, run)
+    for file in run.glob("ranks/*/rank.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "device": device}))
+    said = analyze(str(run)).notes
+    assert any(NO_GPU in note for note in said) is (device != "cpu"), said
