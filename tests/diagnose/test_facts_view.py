@@ -67,7 +67,7 @@ def test_documentation_comes_from_the_attribute() -> None:
         ("communication.latency_us", "Fixed cost of one message"),
         (
             "steps.input_most",
-            "Work of the rank with the largest inputs, relative to the median rank (1.0: even)",
+            "Work of the rank with the largest inputs, relative to the median of the others (1.0: even)",
         ),
         (
             "communication.slow_link_ranks",

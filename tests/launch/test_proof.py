@@ -238,6 +238,9 @@ def test_the_second_hang_is_analysed_though_the_first_ones_analysis_goes_on(tmp_
             time.sleep(0.02)
         assert len(list(marks.iterdir())) == number
     first, second = sorted(marks.iterdir(), key=lambda path: path.stat().st_mtime_ns)
+    ends_s = time.monotonic() + 20
+    while started(int(first.name)) and time.monotonic() < ends_s:
+        time.sleep(0.02)
     assert not started(int(first.name)) and started(int(second.name))
     diagnosing.leave()
 
