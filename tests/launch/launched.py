@@ -141,7 +141,8 @@ def two_ranks_took(recorded: Recorded, steps: int) -> None:
     assert recorded.process.returncode == 0, recorded.process.stderr
     assert recorded.folders() == ["00000", "00001"], recorded.process.stderr
     assert [len(recorded.steps(rank)) for rank in (0, 1)] == [steps, steps]
-    assert [recorded.info(rank)["hook"]["errors"] for rank in (0, 1)] == [[], []]
+    errors = [recorded.info(rank)["hook"]["errors"] for rank in (0, 1)]
+    assert errors == [[], []], errors
     ended_well(recorded.run)
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from tests.hook.recording import Recorded, torchrun
 
-from .launched import DDPDOCTOR_RUN, clean_environment, two_ranks_took
+from .launched import DDPDOCTOR_RUN, clean_environment, ended_well, two_ranks_took
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.extended]
 STEPS = 1500
@@ -47,14 +47,22 @@ def recorded_while(happens: str, folder: Path, steps: int) -> Recorded:
     return Recorded(done, folder / "run")
 
 
-@pytest.mark.parametrize("happens", [FILLED, REMOVED], ids=["filled", "removed"])
-def test_every_step_is_recorded(tmp_path, happens):
-    """The job has filled 58 of docker's 64 MB: records pass through the rest. Somebody removes the spools while the job runs, as
-    systemd does at a logout: they are made again."""
-    recorded = recorded_while(happens, tmp_path, STEPS)
+def test_every_step_is_recorded_in_little_memory(tmp_path):
+    """The job has filled 58 of docker's 64 MB: records pass through the rest."""
+    recorded = recorded_while(FILLED, tmp_path, STEPS)
     two_ranks_took(recorded, STEPS)
-    assert (tmp_path / "acted").exists() == (happens == REMOVED)
     assert [line for rank in (0, 1) for line in recorded.lines(rank) if line.get("note")] == []
+
+
+def test_spools_that_were_removed_are_made_again(tmp_path):
+    """Somebody removes the spools while the job runs, as systemd does at a logout. Where a rank writes in that moment, it may cost a
+    few steps, which are named."""
+    recorded = recorded_while(REMOVED, tmp_path, STEPS)
+    assert recorded.process.returncode == 0, recorded.process.stderr
+    assert (tmp_path / "acted").exists() and recorded.folders() == ["00000", "00001"]
+    for rank in (0, 1):
+        assert len(named_steps(recorded, rank)) < 0.03 * STEPS
+    ended_well(recorded.run)
 
 
 def test_steps_for_which_there_was_no_room_are_named_with_what_to_do(tmp_path):
@@ -63,13 +71,22 @@ def test_steps_for_which_there_was_no_room_are_named_with_what_to_do(tmp_path):
     assert recorded.process.returncode == 0, recorded.process.stderr
     assert (tmp_path / "acted").exists()
     for rank in (0, 1):
-        errors = recorded.info(rank)["hook"]["errors"]
-        (error,) = [each for each in errors if " were not recorded: " in each]
-        steps, _, why = error.partition(" were not recorded: ")
-        assert "--shm-size" in why
-        named = {int(number) for pair in re.findall(r"(\d+)(?: to (\d+))?", steps) for number in span(pair)}
-        found = {step["step"] for step in recorded.steps(rank)}
-        assert found | named == set(range(STEPS)) and not found & named
+        assert any("--shm-size" in error for error in recorded.info(rank)["hook"]["errors"])
+        assert named_steps(recorded, rank)
+
+
+def named_steps(recorded: Recorded, rank: int) -> set[int]:
+    """The steps that the rank says were not recorded; all others are."""
+    named: set[int] = set()
+    for error in recorded.info(rank)["hook"]["errors"]:
+        steps, told, _ = error.partition(" were not recorded: ")
+        if told:
+            named |= {
+                int(number) for pair in re.findall(r"(\d+)(?: to (\d+))?", steps) for number in span(pair)
+            }
+    found = {step["step"] for step in recorded.steps(rank)}
+    assert found | named == set(range(STEPS)) and not found & named
+    return named
 
 
 def span(pair: tuple[str, str]) -> range:
