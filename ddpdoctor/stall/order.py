@@ -38,7 +38,9 @@ def due(before: Mapping[Label, Collection[int]], number: int) -> Label | None:
     farthest = [label for label in open_ones if far[label] == max(far.values())]
     if len(farthest) > 1:
         return None
-    alone = len(open_ones) == 1 and len(turns) > 1
+    # One call before, as DDP's own at its construction, and another collective that is new: that shows no order.
+    shown = len(past[farthest[0]]) > 1 or _Turn.NEVER not in turns.values()
+    alone = len(open_ones) == 1 and len(turns) > 1 and shown
     return farthest[0] if alone or turns[farthest[0]] is _Turn.DUE else None
 
 

@@ -24,6 +24,13 @@ EVALUATION, BACKWARD, BUFFERS = (
 )
 
 
+def test_one_call_before_the_first_step_shows_no_order():
+    """DDP calls all_gather when it is built; then rank 0 alone calls one, where the others call their first barrier."""
+    before = {"all_gather": {1}, "barrier": set()}
+    assert due(before, 16) is None
+    assert due({**before, "all_gather": {1, 8}}, 15) == "all_gather"
+
+
 def test_what_comes_every_twentieth_time_is_due_at_its_twentieth() -> None:
     steps = {number for number in range(1, 63) if number not in (21, 42)}
     assert due({"evaluation": {21, 42}, "backward": steps}, 63) == "evaluation"
