@@ -18,7 +18,7 @@ from typing import NoReturn
 
 import psutil
 
-from ddpdoctor.launch.patience import be_first_to_go
+from ddpdoctor.launch.patience import prefer_for_oom_kill
 from ddpdoctor.parentdeath import die_with_parent
 
 _ENDING_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
@@ -91,7 +91,7 @@ def _live(work: Callable[[], None], parent: int, mask: set[signal.Signals | int]
     try:
         die_with_parent(signal.SIGKILL)
         if os.getppid() == parent:
-            be_first_to_go()
+            prefer_for_oom_kill()
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             work()
             code = 0

@@ -7,7 +7,7 @@ import signal
 import time
 from collections.abc import Callable
 
-from ddpdoctor.launch.patience import be_first_to_go, hold_no_streams, leave
+from ddpdoctor.launch.patience import hold_no_streams, leave, prefer_for_oom_kill
 from ddpdoctor.parentdeath import die_with_parent
 from ddpdoctor.readable import is_readable
 
@@ -49,7 +49,7 @@ class Diagnosing:
                 die_with_parent(signal.SIGKILL)
                 hold_no_streams([writer])
                 os.nice(_NICENESS)
-                be_first_to_go()
+                prefer_for_oom_kill()
                 if os.getppid() == parent:
                     os.write(writer, self._diagnose().encode()[:_MOST_BYTES])
             finally:

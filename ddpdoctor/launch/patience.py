@@ -113,7 +113,7 @@ def hold_no_streams(kept: Iterable[int]) -> None:
         os.dup2(nowhere, number)
 
 
-def be_first_to_go() -> None:
+def prefer_for_oom_kill() -> None:
     """Where memory runs out, the kernel is to end this process and what it starts."""
     try:
         Path("/proc/self/oom_score_adj").write_text("1000")

@@ -34,6 +34,7 @@ from ddpdoctor.rundir import (
     Standstill,
     ask,
     boot_id,
+    host_document,
     keep_host_document,
     new_request,
     read_json,
@@ -160,7 +161,7 @@ class _Watch:
         """One launcher of a host finds that all of its ranks hang, and ends its own: so does each of the others that was asked to."""
         if self._options.on_hang != "kill" or self._stall is not None or self._ended_by_another:
             return
-        stall = read_json(str(Path(self._root) / STALL_FILE), []) or {}
+        stall = host_document(self._root, STALL_FILE)
         looked_ns = stall.get("looked_ns")
         killed = stall.get("state") == Standstill.KILLED.value
         if killed and isinstance(looked_ns, int) and looked_ns > self._began_ns:
@@ -347,7 +348,7 @@ class _Watch:
     def _with_those_seen_before(self, ends: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """A process that had ended before this one watched has left no exit code here."""
         if self._seen_before is None:
-            noted = (read_json(str(Path(self._root) / ENDS_FILE), []) or {}).get("ends")
+            noted = host_document(self._root, ENDS_FILE).get("ends")
             rows = noted if isinstance(noted, list) else []
             self._seen_before = {row["pid"]: row for row in rows if isinstance(row, dict) and "pid" in row}
         own = [end for end in ends if end["code"] is not None or end["signal"] is not None]

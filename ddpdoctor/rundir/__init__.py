@@ -66,7 +66,7 @@ from .handover import (
     TooLargeError,
 )
 from .heartbeat import HEARTBEAT_FILE, Beat, Heartbeat, HeartbeatReader
-from .hostdocs import carry_host_documents, keep_host_document
+from .hostdocs import carry_host_documents, host_document, keep_host_document
 from .layout import (
     ASKED_FILE,
     CALLS_FILE,

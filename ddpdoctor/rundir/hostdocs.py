@@ -9,10 +9,21 @@ import json
 import os
 from typing import Any
 
+from .files import parsed
 from .layout import ASKED_FILE, ENDS_FILE, STALL_FILE, host_directory
 from .owned import folder, make_private_folder, private_folder, read_file, replace_file
 
 HOST_DOCUMENTS = (STALL_FILE, ENDS_FILE, ASKED_FILE)
+
+
+def host_document(root: str, name: str) -> dict[str, Any]:
+    """What another launcher of this host has kept there; empty where there is none, or it is not this user's own. Never raises."""
+    try:
+        with private_folder(root) as within:
+            document, _ = parsed(read_file(name, within))
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
 
 
 def keep_host_document(root: str, name: str, document: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.rankwatch import WatchedRank
 from ddpdoctor.launch.sentinel import _Watch
 from ddpdoctor.launch.standstill import Progress, Tuning
-from ddpdoctor.rundir import STALL_FILE, STALL_SCHEMA, keep_host_document
+from ddpdoctor.rundir import STALL_FILE, STALL_SCHEMA, host_document, keep_host_document
 from ddpdoctor.rundir.liveness import started
 from ddpdoctor.telemetry.cgroup import Cgroup
 
@@ -309,3 +309,19 @@ def test_a_prompt_is_nobodys_hang() -> None:
     silent(progress, [waiting(0), asks], 0.0, 1000)
     assert progress.suspicion([waiting(0), asks]) is None
     assert math.isinf(asks.heard_s or 0.0)
+
+
+def test_no_job_is_ended_by_what_somebody_else_may_have_written(tmp_path) -> None:
+    """Where the folder of the spools was removed, anybody may make one of its name in /dev/shm, with a link in it."""
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir(mode=0o700)
+    theirs.mkdir(mode=0o777)
+    theirs.chmod(0o777)
+    for folder in (ours, theirs):
+        (folder / STALL_FILE).write_text('{"state": "killed"}')
+    assert host_document(str(ours), STALL_FILE) == {"state": "killed"}
+    assert host_document(str(theirs), STALL_FILE) == {}
+    (ours / STALL_FILE).unlink()
+    (ours / STALL_FILE).symlink_to(theirs / STALL_FILE)
+    assert host_document(str(ours), STALL_FILE) == {}
+    assert host_document(str(tmp_path / "none"), STALL_FILE) == {}
