@@ -5,8 +5,9 @@ outside of texts. It is planted in a copy of the checkout. First run the tests t
 shown; of code that runs in other processes (ranks, launchers, commands), which that run does not see, all tests of the room.
 
 mutmut and cosmic-ray were weighed and do not serve: both run the whole suite for each error, or see only what pytest's own process
-executes, while the hook runs in ranks under another package name. Takes about 15 s for each error: some are told by their own test at
-once, and a survivor costs a whole room's tests. Exits with 0 whatever survives.
+executes, while the hook runs in ranks under another package name. Takes about 15 s for each error: some are found by their own test at
+once, and a survivor costs a whole room's tests. With ``--further`` the survivors also meet the room's tests that only ``make test-all``
+runs, and those of whole analyses. Exits with 0 whatever survives.
 """
 
 from __future__ import annotations
@@ -32,6 +33,9 @@ ROOT = Path(__file__).parents[1]
 LIMIT_S = 300
 """An error that makes the tests take longer is caught: they would end by their own limit."""
 QUICK = "not slow and not extended and not alone"
+FURTHER = "(extended or alone) and not slow"
+NO_TESTS = 5
+"""pytest's exit code where none was chosen."""
 MOST_TESTS = 200
 """Of those that execute a line; more of them say the same."""
 COPIED = ("ddpdoctor", "rules", "tests", "fixtures", "docs", "benchmarks", ".ci")
@@ -157,9 +161,11 @@ def copied(folder: Path) -> Path:
     return root
 
 
-def run_tests(root: Path, arguments: Sequence[str], more: dict[str, str] | None = None) -> int | None:
+def run_tests(
+    root: Path, arguments: Sequence[str], more: dict[str, str] | None = None, marks: str = QUICK
+) -> int | None:
     """pytest's exit code in a copy; None after too long."""
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", QUICK, *arguments]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1", **(more or {})}
     process = subprocess.Popen(
         command,
@@ -209,18 +215,27 @@ def chosen_tests(mutant: Mutant, by_line: dict[tuple[str, int], list[str]]) -> l
     known = sorted(set(by_line.get((mutant.file, mutant.line), [])))
     if known:
         return known[:: max(1, len(known) // MOST_TESTS)]
+    return tests_of_room(mutant)
+
+
+def tests_of_room(mutant: Mutant) -> list[str]:
+    """The folders of tests that are the room's, or all."""
     mirrored = ROOT / "tests" / mutant.room
     rooms = {"hook": ["hook", "ranks"], "rundir": ["rundir", "hook"]}.get(mutant.room, [mutant.room])
     return [f"tests/{room}" for room in rooms] if mirrored.is_dir() else ["tests"]
 
 
-def caught(mutant: Mutant, root: Path, by_line: dict[tuple[str, int], list[str]]) -> bool:
-    """Whether a test fails in a copy that has the error."""
+def caught(mutant: Mutant, root: Path, by_line: dict[tuple[str, int], list[str]], *, further: bool) -> str:
+    """Which of the words finds the error, planted in a copy: ``make test``, ``make test-all`` (only where ``further``), or none ("")."""
     path = root / mutant.file
     source = path.read_text()
     path.write_text(mutant.planted(source))
     try:
-        return run_tests(root, ["-x", *chosen_tests(mutant, by_line)]) != 0
+        if run_tests(root, ["-x", *chosen_tests(mutant, by_line)]) != 0:
+            return "make test"
+        more = sorted({*tests_of_room(mutant), "tests/analysis"}) if further else []
+        found = bool(more) and run_tests(root, ["-x", *more], marks=FURTHER) not in (0, NO_TESTS)
+        return "make test-all" if found else ""
     finally:
         path.write_text(source)
 
@@ -232,6 +247,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--map", type=Path, help="coverage of an earlier run; made if it is not there")
     parser.add_argument("--json", type=Path, help="write what was found")
+    parser.add_argument(
+        "--further", action="store_true", help="survivors also meet what only make test-all runs"
+    )
     chosen = parser.parse_args(arguments)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
@@ -242,23 +260,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         mutants = drawn(chosen.seed, chosen.count)
         roots = [copied(Path(folder) / str(number)) for number in range(len(os.sched_getaffinity(0)))]
 
-        def judge(mutant: Mutant) -> bool:
+        def judge(mutant: Mutant) -> str:
             root = roots.pop()
             try:
-                found = caught(mutant, root, by_line)
+                found = caught(mutant, root, by_line, further=chosen.further)
             finally:
                 roots.append(root)
-            told = "caught  " if found else "SURVIVED"
-            print(f"{told} {mutant.describe((ROOT / mutant.file).read_text())}", flush=True)
+            print(f"{found or 'SURVIVED':13} {mutant.describe((ROOT / mutant.file).read_text())}", flush=True)
             return found
 
         with ThreadPoolExecutor(len(roots)) as pool:
             answers = list(pool.map(judge, mutants))
     rooms = Counter(mutant.room for mutant in mutants)
-    right = Counter(mutant.room for mutant, answer in zip(mutants, answers, strict=True) if answer)
+    right = Counter((mutant.room, answer) for mutant, answer in zip(mutants, answers, strict=True))
+    print("room         make test, make test-all beyond it, of")
     for room, count in sorted(rooms.items()):
-        print(f"{room:12} {right[room]:4} of {count}")
-    print(f"{right.total()} of {rooms.total()} caught, {(time.monotonic() - began_s) / 60:.0f} min")
+        print(f"{room:12} {right[room, 'make test']:9} {right[room, 'make test-all']:26} {count:3}")
+    words = Counter(answers)
+    print(
+        f"of {len(mutants)}: make test finds {words['make test']}, make test-all {words['make test-all']} more,"
+        f" none {words['']}; {(time.monotonic() - began_s) / 60:.0f} min"
+    )
     if chosen.json:
         rows = [
             {"file": m.file, "line": m.line, "kind": m.kind, "text": m.text, "caught": a}

@@ -27,11 +27,11 @@ class Memory:
 def test_calls_of_a_group_are_numbered_whoever_issues_them() -> None:
     memory = Memory()
     calls = Calls(memory)  # type: ignore[arg-type]
-    calls.end(calls.begin_own(0, GRADIENTS, "0"))
-    calls.end(calls.begin(0, SUM, "0"))
-    calls.begin(0, '"k":"coll","op":"isend","pg":"0"', None)
-    calls.end(calls.begin(1, SUM.replace('"0"', '"1"'), "1"))
-    calls.begin(1, SUM, "0")
+    calls.end(calls.begin_own(calls.recurring(GRADIENTS, "0"), 0))
+    calls.end(calls.begin(calls.recurring(SUM, "0"), 0))
+    calls.begin(calls.recurring('"k":"coll","op":"isend","pg":"0"', None), 0)
+    calls.end(calls.begin(calls.recurring(SUM.replace('"0"', '"1"'), "1"), 1))
+    calls.begin(calls.recurring(SUM, "0"), 1)
     rows = memory.rows()
     assert [row.get("n") for row in rows] == [1, 2, None, 1, 3]
     assert [row["open"] for row in rows] == [0, 0, 1, 0, 1]
@@ -41,9 +41,9 @@ def test_calls_of_a_group_are_numbered_whoever_issues_them() -> None:
 def test_what_ddp_issues_in_every_step_pushes_out_no_call_from_python() -> None:
     memory = Memory()
     calls = Calls(memory)  # type: ignore[arg-type]
-    calls.end(calls.begin(0, SUM, "0"))
+    calls.end(calls.begin(calls.recurring(SUM, "0"), 0))
     for step in range(3 * OWN_SLOTS + CALL_SLOTS):
-        calls.end(calls.begin_own(step, GRADIENTS, "0"))
+        calls.end(calls.begin_own(calls.recurring(GRADIENTS, "0"), step))
     rows = memory.rows()
     assert (len(rows), rows[0]["k"]) == (1 + OWN_SLOTS, "coll")
     last = rows[-1]["n"]

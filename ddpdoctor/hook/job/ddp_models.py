@@ -115,13 +115,12 @@ class Models:
         self.first = self.first or model
         return model
 
-    def group_to_reduce_in(self) -> str | None:
-        """The process group over which DDP reduces gradients in a backward that begins now; None if it does not, in ``no_sync()``."""
+    def to_reduce(self) -> Model | None:
+        """The first whose gradients DDP reduces in a backward that begins now; None if it reduces none, in ``no_sync()``."""
         for reference, _ in self.known.listed[:_MOST_ASKED]:
             ddp = reference()
             if ddp is not None and getattr(ddp, "require_backward_grad_sync", True):
-                model = self.known.find(ddp)
-                return None if model is None else model.group
+                return self.known.find(ddp)
         return None
 
     def forward_ended(self, model: Model, at: int) -> None:

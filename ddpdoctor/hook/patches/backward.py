@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from threading import get_ident
 from time import perf_counter_ns
+from types import FrameType
 from typing import Any
 
 from ...rundir import EventField, EventKind, Phase
 from ..guard import part
 from ..patching import Patches, around
-from ..recording import MOST_PLACES, Recorder, Session, active, backwards, raising_in, recording_here
+from ..recording import MOST_PLACES, Call, Session, active, backwards, raising_in, recording_here
 from . import forwards, optimizers
 
 _PART = part("backward passes")
@@ -22,54 +24,89 @@ _Token = tuple[Session, int, str, int]
 written down."""
 
 
-def _before(args: Any, kwargs: Any) -> _Token | None:
+class Usual:
+    """The backward that was called last: the next one is as a rule called from the same line and reduces the same model."""
+
+    __slots__ = ("above", "above_at", "at", "call", "code", "model")
+
+    def __init__(self, frame: FrameType, above: FrameType, call: Call, model: weakref.ref[Any]) -> None:
+        self.code, self.at, self.above, self.above_at = (
+            frame.f_code,
+            frame.f_lasti,
+            above.f_code,
+            above.f_lasti,
+        )
+        self.call, self.model = call, model
+
+
+def _before(args: Any, kwargs: Any) -> _Token | int | None:
     current = active.session
     if current is None:
         return None
     recorder, backward = current.recorder, current.backward
-    here, full = recorder.thread == get_ident(), backwards.full
-    if not here and (current.thread_is_known or not full):
+    here = recorder.thread == get_ident()
+    if backwards.full or backward.depth:
+        return _before_in_full(current, here, args[0] if args else kwargs.get("tensors"))
+    if not here:
         return None
-    where, place = "", -1
+    # In every step, so in as few operations as can be.
+    frame = sys._getframe(2)
+    above = frame.f_back or frame
+    usual = backward.usual
+    if (
+        usual is not None
+        and usual.code is frame.f_code
+        and usual.at == frame.f_lasti
+        and usual.above is above.f_code
+        and usual.above_at == above.f_lasti
+        and getattr(usual.model(), "require_backward_grad_sync", False)
+    ):
+        place = recorder.calls.begin_own(usual.call, recorder.step)
+    else:
+        place = _begin_reduction(current, frame, above)[1]
+    # Last: nobody would set it back where a handler of the job's raised before this.
+    backward.depth = 1
+    return place
+
+
+def _before_in_full(current: Session, here: bool, loss: Any) -> _Token | None:
+    if not here and (current.thread_is_known or not backwards.full):
+        return None
+    where, place, backward = "", -1, current.backward
     if not backward.depth:
         if here:
-            # In every step, so in as few calls as can be.
-            frame = sys._getframe(2)
-            above = frame.f_back or frame
-            key = id(frame.f_code), frame.f_lasti, id(above.f_code), above.f_lasti
-            known = recorder.calls.known.get(key)
-            where = _first_seen(recorder, key) if known is None else known[0]
-            place = _begin_reduction(current, where)
-        if full:
-            _look(current, here, args[0] if args else kwargs.get("tensors"))
-    start = perf_counter_ns() if full else 0
-    # Last: nobody would set it back where a handler of the job's raised before this.
+            frame = sys._getframe(3)
+            where, place = _begin_reduction(current, frame, frame.f_back or frame)
+        if backwards.full:
+            _look(current, here, loss)
+    start = perf_counter_ns() if backwards.full else 0
     backward.depth += 1
     return current, start, where, place
 
 
-def _first_seen(recorder: Recorder, key: tuple[Any, ...]) -> str:
-    """The field with the source line of a backward that is called from a new place."""
-    where = recorder.lines.caller()
-    recorder.flush_definitions()
-    if len(recorder.calls.known) < MOST_PLACES:
-        recorder.calls.known[key] = where, "", ""
+def _begin_reduction(current: Session, frame: FrameType, above: FrameType) -> tuple[str, int]:
+    """The field with the source line. All ranks meet in a backward in which DDP reduces gradients: it is written down as a
+    collective is, in every step."""
+    calls, model = current.recorder.calls, current.models.to_reduce()
+    where = _line_of(current, frame, above)
+    if model is None:
+        return where, -1
+    call = calls.recurring(f'{_REDUCING}"{model.group}"{where}', model.group)
+    current.backward.usual = Usual(frame, above, call, model.ref)
+    return where, calls.begin_own(call, current.recorder.step)
+
+
+def _line_of(current: Session, frame: FrameType, above: FrameType) -> str:
+    """The field with the source line; calls from one place are looked up once."""
+    recorder, known = current.recorder, current.backward.lines
+    key = id(frame.f_code), frame.f_lasti, id(above.f_code), above.f_lasti
+    where = known.get(key)
+    if where is None:
+        where = recorder.lines.caller()
+        recorder.flush_definitions()
+        if len(known) < MOST_PLACES:
+            known[key] = where
     return where
-
-
-def _begin_reduction(current: Session, where: str) -> int:
-    """All ranks meet in a backward in which DDP reduces gradients: it is written down as a collective is, in every step."""
-    first = current.models.first
-    if first is None:
-        return -1
-    ddp, group = first.ref(), first.group
-    if ddp is None or not getattr(ddp, "require_backward_grad_sync", True):
-        other = current.models.group_to_reduce_in()
-        if other is None:
-            return -1
-        group = other
-    recorder = current.recorder
-    return recorder.calls.begin_own(recorder.step, f'{_REDUCING}"{group}"{where}', group)
 
 
 def _look(current: Session, here: bool, loss: Any) -> None:
@@ -80,12 +117,19 @@ def _look(current: Session, here: bool, loss: Any) -> None:
         current.devices.mark("bwd")
 
 
-def _after(token: _Token, result: Any) -> None:
+def _after(token: _Token | int, result: Any) -> None:
+    if isinstance(token, int):
+        of_step = active.session
+        if of_step is not None:
+            of_step.backward.depth = 0
+            if not isinstance(result, BaseException):
+                of_step.recorder.calls.end(token)
+        return
     current, start, where, place = token
     end = perf_counter_ns() if start else 0
     backward = current.backward
     backward.depth -= 1
-    if place >= 0 and not isinstance(result, BaseException):
+    if not isinstance(result, BaseException):
         current.recorder.calls.end(place)
     if not start or backward.depth or current is not active.session:
         return

@@ -19,7 +19,7 @@ from .. import lifetime
 from ..guard import part
 from ..job import group_name
 from ..patching import Before, Patches, around, cell_of
-from ..recording import MOST_PLACES, active, raising_in, recording_here
+from ..recording import MOST_PLACES, Call, Recorder, active, raising_in, recording_here
 
 _PART = part("collectives")
 
@@ -104,8 +104,11 @@ def _start_of(name: str) -> Before:
     above = _FRAMES_ABOVE - (name in UNDECORATED)
     is_message = name in _MESSAGES
 
-    def fields_of(recorder: Any, args: Any, kwargs: Any, group: str, size: int | None) -> str:
-        fields = f'{opening}{group}"{recorder.lines.caller()}'
+    def recurring(
+        recorder: Recorder, args: Any, kwargs: Any, group: Any, size: int | None, dtype: Any
+    ) -> tuple[Call, str]:
+        among = group_name(group)
+        fields = f'{opening}{among}"{recorder.lines.caller()}'
         if size is not None and not is_barrier:
             fields += f"{_BYTES}{size}"
         if kwargs.get("async_op"):
@@ -114,7 +117,7 @@ def _start_of(name: str) -> Before:
             other = args[1] if len(args) > 1 else kwargs.get(peer)
             if type(other) is int:
                 fields += f"{peer_key}{other}"
-        return fields
+        return recorder.calls.recurring(fields + _typed(dtype), None if is_message else among), fields
 
     def start(args: Any, kwargs: Any) -> _Token | None:
         recorder = active.recorder
@@ -127,20 +130,18 @@ def _start_of(name: str) -> Before:
         tensor = args[tensor_at] if len(args) > tensor_at else kwargs.get("tensor")
         size, dtype = _bytes(tensor), getattr(tensor, "dtype", None)
         if active.full:
-            among = group_name(group)
-            fields = fields_of(recorder, args, kwargs, among, size)
-            typed = _typed(dtype)
+            call, fields = recurring(recorder, args, kwargs, group, size, dtype)
         else:
             frame, known = sys._getframe(above), recorder.calls.known
             key = name, id(frame.f_code), frame.f_lasti, id(group), kwargs.get("async_op"), size, dtype
-            fields, among, typed = known.get(key) or ("", "", "")
-            if not fields:
-                among, typed = group_name(group), _typed(dtype)
-                fields = fields_of(recorder, args, kwargs, among, size)
+            before = known.get(key)
+            if before is None:
+                before = recurring(recorder, args, kwargs, group, size, dtype)
                 if len(known) < MOST_PLACES:
-                    known[key] = fields, among, typed
+                    known[key] = before
+            call, fields = before
         recorder.flush_definitions()
-        place = recorder.calls.begin(recorder.step, fields + typed, None if is_message else among)
+        place = recorder.calls.begin(call, recorder.step)
         token = perf_counter_ns() if active.full else 0, fields, place
         # Last: nobody would set it back where a handler of the job's raised before this.
         _depth.value = 1

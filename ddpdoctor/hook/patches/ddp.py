@@ -104,7 +104,7 @@ def _before_buffers(args: Any, kwargs: Any) -> _Buffers | None:
     group = group_name(getattr(ddp, "process_group", None))
     fields = f'{_BROADCASTING}"{group}"{recorder.lines.caller()}'
     recorder.flush_definitions()
-    place = recorder.calls.begin_own(recorder.step, fields, group)
+    place = recorder.calls.begin_own(recorder.calls.recurring(fields, group), recorder.step)
     return current, ddp, perf_counter_ns(), place
 
 

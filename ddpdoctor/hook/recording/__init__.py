@@ -8,7 +8,7 @@ Which optimizer step ends a training step is ``boundary``'s to say; on a GPU ``d
 """
 
 from .active import active, backwards, starts
-from .crash_records import MOST_PLACES, raising_in
+from .crash_records import MOST_PLACES, Call, raising_in
 from .recorder import Recorder, recording_here
 from .session import LAST_SETTINGS_STEP, Session
 from .steps import IN_BACKWARD

@@ -32,10 +32,30 @@ _OPEN_AT = _OPENING.index("1")
 """Place of the digit that says whether the call has returned."""
 _TURN, _STEP = CallField.TURN.next_key, LineField.STEP.next_key
 _LAST, _BEFORE = CallField.LAST_TURN.next_key, CallField.TURN_BEFORE.next_key
-_NEVER = (0, 0)
+_WIDE = "%10d"
+"""A number in a line that is as long as a slot whatever the number."""
 _RETURNED = ord("0")
 MOST_PLACES = 10_000
 """Calls, by place and size, whose fields are remembered, some 300 bytes each."""
+
+
+class Call:
+    """What recurs: a call from one place, of the same operation with as many bytes."""
+
+    __slots__ = ("before", "group", "last", "line", "open_at")
+
+    def __init__(self, fields: str, group: str | None) -> None:
+        self.group = group
+        """The process group; None for a message."""
+        self.last = self.before = 0
+        """Its last two turns: when a rank meets others in what it called, they tell what was due there."""
+        turns = "" if group is None else f"{_TURN}{_WIDE}{_LAST}{_WIDE}{_BEFORE}{_WIDE}"
+        text = f"{_OPENING}{_WIDE}{turns}{_STEP}{_WIDE},{fields.replace('%', '%%')}}}\n".encode()
+        numbers = text.count(_WIDE.encode())
+        missing = CALL_SLOT_BYTES - len(text % ((0,) * numbers))
+        self.line: bytes | None = b" " * missing + text if missing >= 0 else None
+        """As long as a slot once its numbers are filled in; None where it is too long for one."""
+        self.open_at = missing + _OPEN_AT
 
 
 class Calls:
@@ -50,45 +70,49 @@ class Calls:
         self._number = self._own = 0
         self._turns: dict[str, int] = {}
         """By process group, how many were called."""
-        self._last: dict[str, tuple[int, int]] = {}
-        """By the fields of a call, its last two turns: when a rank meets others in what it called, they tell what was due there."""
-        self.known: dict[tuple[Any, ...], tuple[str, str, str]] = {}
-        """For whoever calls ``begin``: what it wants to know of calls that were made before, by what tells them apart."""
+        self._recurring: dict[str, Call] = {}
+        """By the fields."""
+        self.known: dict[tuple[Any, ...], tuple[Call, str]] = {}
+        """For whoever calls ``begin``: calls that were made before, by what tells them apart, with the fields of their event."""
 
-    def begin(self, step: int, fields: str, group: str | None) -> int:
-        """A call from Python with these fields of an event begins in ``step``, of this process group; None for a message. Returns
-        what ``end`` wants."""
-        if self._memory is None:
-            return -1
-        self._number += 1
-        return self._write(self._number % CALL_SLOTS, step, fields, group)
+    def recurring(self, fields: str, group: str | None) -> Call:
+        """A call with these fields of an event, of this process group; None for a message."""
+        call = self._recurring.get(fields)
+        if call is None:
+            call = Call(fields, group)
+            if len(self._recurring) < MOST_PLACES:
+                self._recurring[fields] = call
+        return call
 
-    def begin_own(self, step: int, fields: str, group: str) -> int:
+    def begin(self, call: Call, step: int) -> int:
+        """A call from Python begins in ``step``. Returns what ``end`` wants."""
+        return self._write(call, step, (self._number + 1) % CALL_SLOTS)
+
+    def begin_own(self, call: Call, step: int) -> int:
         """The same of one that DDP issues."""
-        if self._memory is None:
-            return -1
-        self._number += 1
-        self._own += 1
-        return self._write(CALL_SLOTS + self._own % OWN_SLOTS, step, fields, group)
+        self._own = own = (self._own + 1) % OWN_SLOTS
+        return self._write(call, step, CALL_SLOTS + own)
 
-    def _write(self, slot: int, step: int, fields: str, group: str | None) -> int:
-        turn = ""
-        if group is not None:
-            self._turns[group] = number = self._turns.get(group, 0) + 1
-            before = self._last.get(fields, _NEVER)
-            if before is not _NEVER or len(self._last) < MOST_PLACES:
-                self._last[fields] = number, before[0]
-            turn = f"{_TURN}{number}{_LAST}{before[0]}{_BEFORE}{before[1]}"
-        data = f"{_OPENING}{self._number}{turn}{_STEP}{step},{fields}}}\n".encode()
-        at = slot * CALL_SLOT_BYTES
-        if len(data) > CALL_SLOT_BYTES or self._memory is None:
+    def _write(self, call: Call, step: int, slot: int) -> int:
+        # In every step, so in as few operations as can be.
+        memory, line, group = self._memory, call.line, call.group
+        if memory is None:
             return -1
+        self._number = number = self._number + 1
+        numbers: tuple[int, ...] = (number, step)
+        if group is not None:
+            self._turns[group] = turn = self._turns.get(group, 0) + 1
+            numbers = number, turn, call.last, call.before, step
+            call.before, call.last = call.last, turn
+        if line is None:
+            return -1
+        at = slot * CALL_SLOT_BYTES
         try:
-            self._memory[at : at + CALL_SLOT_BYTES] = data.rjust(CALL_SLOT_BYTES)
-        except ValueError:  # the recording has ended
+            memory[at : at + CALL_SLOT_BYTES] = line % numbers
+        except (ValueError, IndexError):  # the recording has ended; or numbers beyond their width
             self._memory = None
             return -1
-        return at + CALL_SLOT_BYTES - len(data) + _OPEN_AT
+        return at + call.open_at
 
     def end(self, place: int) -> None:
         """The call has returned, and nothing of it is left to wait for."""

@@ -24,12 +24,16 @@ LAST_SETTINGS_STEP = 3
 class Backward:
     """The backward in progress, outermost, on the training thread."""
 
-    __slots__ = ("depth", "steps_optimizer")
+    __slots__ = ("depth", "lines", "steps_optimizer", "usual")
 
     def __init__(self) -> None:
         self.depth = 0
         self.steps_optimizer = False
         """Whether an optimizer stepped inside it."""
+        self.usual: Any = None
+        """What the last one was, as its wrapper wants to know it; None before the first one."""
+        self.lines: dict[tuple[int, ...], str] = {}
+        """By place, the field with the source line."""
 
 
 class Session:
