@@ -15,7 +15,7 @@ try:
 except ImportError:
     from zlib import decompress
 
-from ddpdoctor.trace.formats.kineto.events import Event
+from ddpdoctor.trace.formats.kineto.stream import Event
 
 
 class Document(msgspec.Struct):

@@ -10,7 +10,6 @@ import msgspec
 
 from ddpdoctor import __version__
 from ddpdoctor.diagnose import facts_view, words
-from ddpdoctor.diagnose.contradictions import without_contradictions
 from ddpdoctor.diagnose.diagnosis import (
     BandwidthPoint,
     Coverage,
@@ -30,8 +29,7 @@ from ddpdoctor.diagnose.diagnosis import (
 from ddpdoctor.diagnose.engine import diagnose
 from ddpdoctor.diagnose.jsonvalue import without_numpy
 from ddpdoctor.diagnose.load import load_rules
-from ddpdoctor.diagnose.verdict import verdict
-from ddpdoctor.diagnose.waterfall import waterfall
+from ddpdoctor.diagnose.verdict import verdict, waterfall, without_contradictions
 from ddpdoctor.measure.facts import Facts, StepFacts
 from ddpdoctor.rundir import Note
 from ddpdoctor.stages import Stage

@@ -220,7 +220,7 @@ def _measure(
 
     from ddpdoctor.cli.apart import take_interrupts_as_exceptions
     from ddpdoctor.experiment import Budget, Command, Experiment, Plan, as_json
-    from ddpdoctor.launch.inherited import inherited_environment
+    from ddpdoctor.launch.alone import inherited_environment
     from ddpdoctor.launch.privacy import mask_command
     from ddpdoctor.report import tried
     from ddpdoctor.written import TRIALS, write_file

@@ -21,8 +21,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NoReturn
 
-from ddpdoctor.launch.alone import UnpreparedError, execute, not_started, preparing
-from ddpdoctor.launch.inherited import as_own, inherited
+from ddpdoctor.launch.alone import UnpreparedError, as_own, execute, inherited, not_started, preparing
 from ddpdoctor.launch.orphans import GRACE_S
 from ddpdoctor.launch.witness import GroupWitness
 

@@ -1,37 +1,147 @@
-"""Making or joining a run directory, and this launcher's record in it.
-
-The first launcher of a run owns its manifest. Others may join: one launcher per rank under ``srun`` or
-``mpiexec``, or one per host started by hand with the same ``--out``. A run that has ended is never written to
-again.
-"""
+"""The run directory of a job: made by its first launcher, joined by the others, with what the manifest says of each."""
 
 from __future__ import annotations
 
 import errno
 import json
 import os
+import platform
+import re
+import socket
+import sys
 import tempfile
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
+
+import ddpdoctor
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.launch.identity import JobIdentity
+from ddpdoctor.launch.options import RunOptions
+from ddpdoctor.launch.privacy import mask_command
 from ddpdoctor.rundir import (
     MANIFEST_FILE,
+    RUN_SCHEMA,
     NotOursError,
+    boot_id,
     host_directory,
     is_run_directory,
     make_private_folder,
+    new_run_id,
+    pid_namespace,
     read_json,
     refuse_other_run,
     run_id,
     write_json,
 )
 from ddpdoctor.rundir.owned import behind_links, folder, is_own, is_own_folder, replace_file
+from ddpdoctor.rundir.privacy import mask_text, recorded_environment
 from ddpdoctor.rundir.processes import is_running
+
+_TASK_VARIABLES = (
+    "SLURM_PROCID",
+    "OMPI_COMM_WORLD_RANK",
+    "PMIX_RANK",
+    "PMI_RANK",
+    "MV2_COMM_WORLD_RANK",
+    "RANK",
+)
+
+
+@dataclass(frozen=True)
+class JobIdentity:
+    """The same for all launchers that one ``srun``, ``mpiexec`` or ``torchrun --no-python`` started, but for
+    ``task``.
+    """
+
+    job_id: str | None
+    """None where this launcher was not started once per rank."""
+    task: int | None
+    """Number of this launcher among those of the job."""
+
+
+def job_identity(environment: Mapping[str, str]) -> JobIdentity:
+    """Read the scheduler's variables.
+
+    Inside ``sbatch`` but outside ``srun`` there is no step, thus no shared job.
+    """
+    task = next((int(environment[n]) for n in _TASK_VARIABLES if environment.get(n, "").isdecimal()), None)
+    if "SLURM_STEP_ID" in environment and "SLURM_PROCID" in environment:
+        restart = environment.get("SLURM_RESTART_COUNT", "0")
+        job = f"slurm-{environment.get('SLURM_JOB_ID', '0')}.{environment['SLURM_STEP_ID']}"
+        return JobIdentity(job if restart == "0" else f"{job}.r{restart}", task)
+    if namespace := environment.get("PMIX_NAMESPACE"):
+        return JobIdentity("mpi-" + re.sub(r"[^A-Za-z0-9._-]", "_", namespace), task)
+    if task is None or "SLURM_PROCID" in environment:
+        return JobIdentity(None, None)
+    return JobIdentity(f"{_stamp(_parent_started_s())}-p{os.getppid()}", task)
+
+
+def default_run_name(command: Sequence[str], identity: JobIdentity) -> str:
+    """``<UTC time>-<script>``, or ``<job id>-<script>`` so that all launchers of a job choose the same."""
+    return f"{identity.job_id or _stamp(time.time())}-{script_stem(command)}"
+
+
+def script_stem(command: Sequence[str]) -> str:
+    """What a person would call this job: its script, its module, else its program."""
+    name = next((Path(a).stem for a in command if a.endswith(".py") and not a.startswith("-")), None)
+    if name is None:
+        modules = [b for a, b in zip(command, command[1:]) if a == "-m" and not b.startswith("torch.")]
+        name = modules[0] if modules else Path(command[0]).stem
+    return re.sub(r"[^A-Za-z0-9._-]", "_", name)[:60].strip(".") or "job"
+
+
+def _stamp(epoch_s: float) -> str:
+    return time.strftime("%Y%m%dT%H%M%SZ", time.gmtime(epoch_s))
+
+
+def _parent_started_s() -> float:
+    """The parent is what all launchers of this host share; when it began is theirs alone."""
+    try:
+        return float(psutil.Process(os.getppid()).create_time())
+    except psutil.Error:
+        return time.time()
+
+
+def _working_directory() -> str:
+    try:
+        return str(Path.cwd())
+    except OSError:  # it was deleted
+        return os.environ.get("PWD", "")
+
+
+def new_manifest(
+    command: Sequence[str], options: RunOptions, environment: Mapping[str, str], identity: JobIdentity
+) -> dict[str, Any]:
+    """Of a run that begins now. ``environment`` is the job's."""
+    return {
+        "schema": RUN_SCHEMA,
+        "run_id": new_run_id(),
+        "ddpdoctor": ddpdoctor.__version__,
+        "command": mask_command(command),
+        "cwd": mask_text(_working_directory()),
+        "host": socket.gethostname(),
+        "boot": boot_id(),
+        "pid_namespace": pid_namespace(),
+        "pid": os.getpid(),
+        "started_ns": time.time_ns(),
+        "ended_ns": None,
+        "exit_code": None,
+        "signal": None,
+        "job_id": identity.job_id,
+        "task": identity.task,
+        "python": sys.version.split()[0],
+        "platform": platform.platform(),
+        "options": options.as_document(),
+        "environment": recorded_environment(environment),
+        "hosts": [],
+        "notes": [],
+        "note_codes": [],
+    }
+
 
 RUNS_FOLDER = "ddpdoctor-runs"
 _MANIFEST_S = 2.0

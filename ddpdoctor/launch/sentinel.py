@@ -13,12 +13,10 @@ from pathlib import Path
 from typing import Any
 
 from ddpdoctor.launch import proof
-from ddpdoctor.launch.beside import IN_ORDER, Beside, is_told_to_end, say
-from ddpdoctor.launch.diagnosing import Diagnosing
 from ddpdoctor.launch.hangwords import elsewhere_sentence, hang_sentences, unknown_sentence
+from ddpdoctor.launch.helper import IN_ORDER, Beside, Diagnosing, NoAnswerError, is_told_to_end, say
 from ddpdoctor.launch.hostwatch import HostWatchedRanks
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.patience import NoAnswerError
 from ddpdoctor.launch.procfs import process_document
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 from ddpdoctor.launch.standstill import Progress, Suspicion, Tuning

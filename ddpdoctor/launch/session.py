@@ -15,42 +15,76 @@ from typing import NamedTuple
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.launch.alone import (
     CommandNotStartedError,
+    inherited_environment,
     preparing,
     replace_this_process,
     say_alone,
     words_of,
 )
 from ddpdoctor.launch.child import Child, ExitStatus
-from ddpdoctor.launch.directory import Launch, open_run
+from ddpdoctor.launch.directory import Launch, default_run_name, job_identity, new_manifest, open_run
 from ddpdoctor.launch.environment import LAUNCHER_VARIABLE, child_environment
-from ddpdoctor.launch.identity import default_run_name, job_identity
-from ddpdoctor.launch.inherited import inherited_environment
-from ddpdoctor.launch.keeper import Keeper
+from ddpdoctor.launch.helper import Beat, NoAnswerError, bounded
+from ddpdoctor.launch.keeper import HostWatch, Keeper
 from ddpdoctor.launch.leftovers import (
     HostRanks,
     clear_spools_of_earlier_runs,
     drain_spools,
 )
-from ddpdoctor.launch.manifest import new_manifest
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.orphans import Orphans
-from ddpdoctor.launch.patience import Beat, NoAnswerError, bounded
 from ddpdoctor.launch.sentinel import Sentinel
-from ddpdoctor.launch.unrecorded import no_rank, standing_at_door
-from ddpdoctor.launch.watch import HostWatch
 from ddpdoctor.rundir import (
     ASKED_FILE,
     ASKED_SCHEMA,
     ENDS_FILE,
     STALL_FILE,
     Note,
+    NoteCode,
     boot_id,
     keep_host_document,
     make_spool_root,
     note_sources,
 )
+from ddpdoctor.rundir.door import at_door, read_door
 from ddpdoctor.rundir.privacy import mask_text
 from ddpdoctor.rundir.raw_traces import clear_raw_folders
+from ddpdoctor.rundir.stops import signal_name
+
+_MOST_NAMED = 8
+
+
+def standing_at_door(root: str) -> str:
+    """Who is there, or was when it ended, and whether it has asked to join, in sentences; "" where nobody is."""
+    asked: dict[int, bool] = {}
+    for rank, _, path in at_door(root):
+        asked[rank] = asked.get(rank, False) or "joining_ns" in read_door(path).about
+    told = []
+    for has_asked, what in (
+        (False, "had not called init_process_group"),
+        (True, "waited in init_process_group"),
+    ):
+        ranks = [rank for rank, has in asked.items() if has is has_asked]
+        if ranks:
+            more = " ..." if len(ranks) > _MOST_NAMED else ""
+            named = ", ".join(map(str, ranks[:_MOST_NAMED]))
+            told.append(f"Rank{'s' if len(ranks) > 1 else ''} {named}{more} {what}.")
+    return " ".join(told)
+
+
+def no_rank(program: str, ended_by: int | None, unjoined: str) -> Note:
+    """Why, where ``program`` was ended by the signal ``ended_by``, or by itself; ``unjoined`` is what ``standing_at_door`` gave."""
+    if ended_by is not None:
+        name = signal_name(ended_by)
+        told = f"the job was ended by {name} before its first step: no rank was recorded, as none had joined its process group."
+        return Note(f"{told} {unjoined}".rstrip(), NoteCode.NO_RANK)
+    return Note(
+        f"no rank was recorded: {program} ended without any Python process in which "
+        "torch.distributed.init_process_group returned, or its ranks did not get the command's environment "
+        "(PYTHONPATH, DDPDOCTOR_*), or their Python was started with -I, -E or -S, or is older than 3.9.",
+        NoteCode.NO_RANK,
+    )
+
 
 _OTHERS_S = 5.0
 _START_S = 10.0

@@ -15,8 +15,8 @@ import signal
 import time
 from collections.abc import Iterable
 
-from ddpdoctor.launch.inherited import signals_of, status_of
-from ddpdoctor.launch.patience import hold_no_streams
+from ddpdoctor.launch.alone import signals_of, status_of
+from ddpdoctor.launch.helper import hold_no_streams
 from ddpdoctor.parentdeath import die_with_parent
 
 _FROM_KERNEL = 0x80

@@ -57,7 +57,7 @@ shown_in_notebooks_by(_notebook_view)
 
 
 def _figures(diagnosis: Diagnosis) -> dict[str, go.Figure]:
-    from .figures.graph_objects import figures
+    from .figures.layer import figures
 
     return figures(diagnosis)
 

@@ -20,16 +20,20 @@ from ddpdoctor.report.json_output import plain_value
 from ddpdoctor.report.project import project_root
 from ddpdoctor.report.redact_names import (
     StandIns,
+    any_of,
     hidden_values,
     host_names,
+    is_public,
     redacted_command,
     redacted_environment,
+    relative_path,
     replacer,
     source_host,
     unseen_hosts,
     user_names,
+    without_identifiers,
+    without_paths,
 )
-from ddpdoctor.report.redact_text import any_of, is_public, relative_path, without_identifiers, without_paths
 
 
 def redact(diagnosis: Diagnosis) -> Diagnosis:

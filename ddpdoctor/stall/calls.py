@@ -1,11 +1,12 @@
-"""What each rank had called when the job ended, from Python or by DDP, as it wrote down itself: where ranks called what does not fit
-together, Gloo ends one of them on the spot, and no flight recorder is left to ask."""
+"""The log of calls that each rank keeps, compared: where ranks left the common order of a process group, and which call was due."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from enum import Enum
+from itertools import pairwise
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -201,3 +202,169 @@ def disagreeing(
 def _differ(sequences: Sequence[Sequence[Call]]) -> bool:
     """Whether two of them have another call at the same place."""
     return any(len({call.key for call in calls}) > 1 for calls in zip(*sequences, strict=False))
+
+
+Label = TypeVar("Label", bound=Hashable)
+
+
+class _Turn(Enum):
+    """What the numbers at which a collective was called before say of one more number."""
+
+    DUE = "due"
+    """It came again after just as many others."""
+    OUT = "out"
+    """After as many others, something else came."""
+    NEVER = "never"
+    """It was never called before."""
+    UNKNOWN = "unknown"
+
+
+def due(before: Mapping[Label, Collection[int]], number: int) -> Label | None:
+    """Of the collectives that ranks called as ``number`` of their group, the one that the group's past has there; None if it does not
+    show that. ``before``: the numbers, below it, at which each was called.
+
+    What comes every twentieth time is due at its twentieth, though something else comes in most places: the collective with the
+    longer way back to its last call decides, and if nothing is known of that one, nothing is.
+    """
+    past = {label: sorted(each for each in numbers if each < number) for label, numbers in before.items()}
+    turns = {label: _turn(numbers, number) for label, numbers in past.items()}
+    open_ones = [label for label, turn in turns.items() if turn in (_Turn.DUE, _Turn.UNKNOWN)]
+    if not open_ones:
+        return None
+    far = {label: number - past[label][-1] for label in open_ones}
+    farthest = [label for label in open_ones if far[label] == max(far.values())]
+    if len(farthest) > 1:
+        return None
+    # One call before, as DDP's own at its construction, and another collective that is new: that shows no order.
+    shown = len(past[farthest[0]]) > 1 or _Turn.NEVER not in turns.values()
+    alone = len(open_ones) == 1 and len(turns) > 1 and shown
+    return farthest[0] if alone or turns[farthest[0]] is _Turn.DUE else None
+
+
+def _turn(past: Sequence[int], number: int) -> _Turn:
+    if not past:
+        return _Turn.NEVER
+    far = number - past[-1]
+    gaps = [later - earlier for earlier, later in pairwise(past)]
+    came, passed = sum(gap == far for gap in gaps), sum(gap > far for gap in gaps)
+    if came == passed:
+        return _Turn.UNKNOWN
+    return _Turn.DUE if came > passed else _Turn.OUT
+
+
+_NEAR = 8
+"""Numbers before the first difference: a call from another line that went unnoticed, as sizes happened to agree, is its origin."""
+_MOST_STEPS_APART = 1
+"""Of calls that belong together: who skips a step's last call is in the next step."""
+
+_Turns = Mapping[int, Mapping[int, Call]]
+"""By rank, its calls by number."""
+
+
+class Parting(msgspec.Struct, frozen=True):
+    """The first difference in a group."""
+
+    turn: int
+    by_rank: dict[int, Call]
+    """What each rank called under this number, as far as it came."""
+    odd: tuple[int, ...]
+    """Ranks that left the order; all where nothing shows who did."""
+
+    @property
+    def is_decided(self) -> bool:
+        return len(self.odd) < len(self.by_rank)
+
+
+def parting(calls: Mapping[int, Sequence[Call]]) -> Parting | None:
+    """The first difference, by what each rank wrote down of its last calls; None where they show none.
+
+    Numbers are trusted only where ranks agree on what came before under the same ones, in the same steps: a rank that counts
+    otherwise, as it calls ``backward`` more often, has no number in common with others.
+    """
+    groups = {(call.group, call.members) for each in calls.values() for call in each if call.turn}
+    for group in sorted(groups, key=str):
+        turns = {
+            rank: {call.turn: call for call in each if call.turn and (call.group, call.members) == group}
+            for rank, each in calls.items()
+        }
+        found = _first(turns)
+        if found is not None:
+            return found
+    return None
+
+
+def _first(turns: _Turns) -> Parting | None:
+    held = Counter(turn for each in turns.values() for turn in each)
+    agreed: list[dict[int, Call]] = []
+    for turn in sorted(turn for turn, ranks in held.items() if ranks > 1):
+        there = {rank: each[turn] for rank, each in turns.items() if turn in each}
+        if len({call.key for call in there.values()}) > 1 or _of_other_models(there):
+            return _judged(turn, there, agreed, turns)
+        if _steps_apart(there):
+            return None
+        agreed.append(there)
+    return None
+
+
+def _of_other_models(there: Mapping[int, Call]) -> bool:
+    """Whether ranks stand in backward passes, or broadcasts, of other lines: what DDP moves there is not written down."""
+    open_ones = any(not call.returned for call in there.values())
+    return (
+        open_ones
+        and all(call.is_own for call in there.values())
+        and len({c.placed for c in there.values()}) > 1
+    )
+
+
+def _judged(
+    turn: int, there: dict[int, Call], agreed: Sequence[dict[int, Call]], turns: _Turns
+) -> Parting | None:
+    ends_there = any(
+        not call.returned for each in turns.values() for number, call in each.items() if number >= turn
+    )
+    if not ends_there or not (agreed or turn == 1) or _steps_apart(there) > _MOST_STEPS_APART:
+        return None
+    unnoticed = _unnoticed(turn, agreed, turns)
+    if unnoticed is not None and unnoticed.is_decided:
+        return unnoticed
+    return Parting(turn, there, _odd(turn, there, turns))
+
+
+def _unnoticed(turn: int, agreed: Sequence[dict[int, Call]], turns: _Turns) -> Parting | None:
+    """A difference before the first one that matters: the same function and size, from other lines."""
+    for count, there in enumerate(agreed):
+        if len({call.placed for call in there.values()}) > 1:
+            number = next(iter(there.values())).turn or 0
+            near = count > 1 and turn - number <= _NEAR
+            return Parting(number, there, _odd(number, there, turns)) if near else None
+    return None
+
+
+def _odd(turn: int, there: Mapping[int, Call], turns: _Turns) -> tuple[int, ...]:
+    """The ranks that did not call what most did, or what was due by the group's past; all where neither shows that."""
+    by_key = len({call.key for call in there.values()}) > 1
+    many = Counter(call.key if by_key else call.placed for call in there.values()).most_common()
+    if many[0][1] > many[1][1]:
+        return tuple(sorted(r for r, c in there.items() if (c.key if by_key else c.placed) != many[0][0]))
+    before = {call.placed: set(call.before) for call in there.values()}
+    for each in turns.values():
+        for number, call in each.items():
+            if number <= turn and call.placed in before:
+                before[call.placed] |= {number, *call.before}
+    usual = due(before, turn) or _due_of_own(turn, there, turns)
+    return tuple(sorted(rank for rank, call in there.items() if usual is None or call.placed != usual))
+
+
+def _due_of_own(turn: int, there: Mapping[int, Call], turns: _Turns) -> Placed | None:
+    """The same where DDP issued all of them, by the order of what DDP issues: what the program calls in between comes and goes."""
+    if not all(call.is_own for call in there.values()):
+        return None
+    rank = min(there)
+    own = [c.placed for number, c in sorted(turns[rank].items()) if number < turn and c.is_own]
+    labels = {call.placed for call in there.values()}
+    return due({each: {n for n, label in enumerate(own) if label == each} for each in labels}, len(own))
+
+
+def _steps_apart(there: Mapping[int, Call]) -> int:
+    steps = [call.step for call in there.values() if call.step is not None]
+    return max(steps) - min(steps) if steps else 0

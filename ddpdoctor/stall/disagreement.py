@@ -14,12 +14,11 @@ from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir.ends import POLITE
 from ddpdoctor.rundir.phases import WAITING_PHASES
 
-from .calls import GRADIENTS, Call, disagreeing, gradients, in_backward
+from .calls import GRADIENTS, Call, Parting, disagreeing, gradients, in_backward, parting
 from .causes import lost_others
 from .evidence import RankEvidence, RunEvidence
 from .frames import distinct_places
 from .mismatches import Difference, Mismatch
-from .parting import Parting, parting
 
 _GLOO = "gloo"
 _RECEIVED = re.compile(r"op\.preamble|Received data size|distributed collective mismatch")

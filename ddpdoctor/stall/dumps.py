@@ -61,7 +61,7 @@ def find_dumps(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = No
             rank = _rank_of(Path(file).name)
             if rank is None or not _looks_like_one(file):
                 continue
-            from .reading import read_dump
+            from .recording import read_dump
 
             files.add(file)
             read = read_dump(file, rank)

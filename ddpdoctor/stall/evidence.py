@@ -1,7 +1,8 @@
-"""All that a run directory holds of each rank's end: its own records, the kernel's view of it, how its process ended."""
+"""All that is known of the end of each rank: files of the run directory, of the hosts, and dumps, of the attempt whose end is the job's."""
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,12 +11,13 @@ import msgspec
 
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
-from ddpdoctor.rundir import Note, RunDirectory
-from ddpdoctor.rundir.ends import JobEnd, job_end
+from ddpdoctor.rundir import STEPS_FILE, LineField, Note, RankRecord, RunDirectory
+from ddpdoctor.rundir.ends import POLITE, JobEnd, job_end
 from ddpdoctor.rundir.phases import LONG_PHASES, WAITING_PHASES, Phase
 from ddpdoctor.rundir.processes import is_running
 from ddpdoctor.rundir.stops import (
     End,
+    HostStop,
     RankStop,
     Standstill,
     Stops,
@@ -23,12 +25,74 @@ from ddpdoctor.rundir.stops import (
     read_stops,
 )
 
-from .asked import Asked, asked_to_end
-from .attempts import end_by_launcher, last_attempt, rows_by_rank
 from .calls import Call, Usual, calls_of, usual_calls
 from .frames import fatal_signal, faulting_stack, first_thread_stack, is_users, lines_of, place_of
-from .reading import read_dump
-from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording
+from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording, read_dump
+
+_STEP = f"{{{LineField.STEP.key}".encode()
+
+
+def last_attempt(runs: Sequence[RunDirectory], logs: Sequence[RankLog]) -> list[RankRecord]:
+    """The recordings whose end is the job's: those that are analysed, or, where ranks took steps in a later attempt, those of the last
+    one. Of the attempts an elastic launcher has started, the one with the most steps is analysed."""
+    analysed = [record for run in runs for record in run.ranks]
+    ends = [log.steps[-1].end_ns for log in logs if log.steps]
+    later = [
+        record
+        for run in runs
+        for record in run.recordings
+        if ends and (record.info.get("started_ns") or 0) > max(ends) and _has_steps(record)
+    ]
+    if not later:
+        return analysed
+    newest = _attempt_of(max(later, key=lambda record: int(record.info["started_ns"])))
+    last = {record.rank: record for record in later if _attempt_of(record) == newest}
+    return [last[rank] for rank in sorted(last)]
+
+
+def _has_steps(record: RankRecord) -> bool:
+    try:
+        return any(line.startswith(_STEP) for line in record.lines(STEPS_FILE))
+    except OSError:
+        return False
+
+
+def _attempt_of(record: RankRecord) -> tuple[str, int, int]:
+    return str(record.info.get("job_id")), record.attempt, int(record.info.get("world_size") or 0)
+
+
+def rows_by_rank(
+    hosts: Sequence[HostStop], document: str, rows: str, pids: Mapping[int, Any], before: set[Any]
+) -> tuple[dict[int, dict[str, Any]], list[dict[str, Any]]]:
+    """The rows of ranks, by number, whose processes are ``pids`` or are not known; and those of other attempts, ``before`` are theirs."""
+    found, others = dict[int, dict[str, Any]](), list[dict[str, Any]]()
+    for host in hosts:
+        for row in (getattr(host, document) or {}).get(rows) or ():
+            if not isinstance(row.get("rank"), int):
+                continue
+            pid = row.get("pid")
+            if pid == pids.get(row["rank"]) or (pids.get(row["rank"]) is None and pid not in before):
+                found[row["rank"]] = row | {"host": host.host}
+            else:
+                others.append(row | {"host": host.host})
+    return found, others
+
+
+def end_by_launcher(record: RankRecord, launches: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The end of a rank whose launcher started it without a shell or torchrun between, as its launcher waited for it; {} for others."""
+    info = record.info
+    parent = info.get("host"), info.get("pid_namespace"), info.get("parent_pid")
+    names = ("host", "pid_namespace", "pid")
+    own = (each for each in launches if None not in parent and tuple(map(each.get, names)) == parent)
+    launch = next(own, {})
+    if not launch.get("ended_ns"):
+        return {}
+    return {
+        "code": launch.get("exit_code"),
+        "signal": launch.get("signal"),
+        "seen_ns": launch["ended_ns"],
+    }
+
 
 _BY_EXCEPTION = (End.EXCEPTION, End.RAISING)
 _GOES_ON = LONG_PHASES | {Phase.DEBUGGER}
@@ -380,3 +444,37 @@ def _stood_s(
     if going_on or not stood_s or max(stood_s) < max(_TUNING.least_s, _TUNING.usual_gaps * longest):
         return None
     return max(stood_s)
+
+
+_ENDING = POLITE | {signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU, signal.SIGKILL}
+"""The same, with those of limits and of a kill, of a job that has ended by one of them."""
+_SHELL = 128
+"""Added to a signal's number in a shell's exit code."""
+
+
+class Asked(msgspec.Struct, frozen=True):
+    """How somebody ended the job, which had not ended by itself."""
+
+    signal: int | None
+    """By which it was asked to; None where it was killed as a whole, with whoever would have told."""
+    at_ns: int | None = None
+    """When the launcher got it; None where only the job's exit tells of it."""
+
+
+def asked_to_end(
+    job: JobEnd, records: Sequence[RankRecord], hosts: Sequence[HostStop], *, all_well: bool
+) -> Asked | None:
+    """By its launcher's own account, or by its exit: torchrun leaves with 1 whatever signal it got, and who is killed in the end with
+    none. A job that then ends in order, and ``all_well``, all of its ranks with it, was not ended by it."""
+    heard = [
+        Asked(host.asked["signal"], host.asked.get("at_ns"))
+        for host in hosts
+        if host.asked and host.asked.get("signal") is not None
+    ]
+    if heard and not (job.code == 0 and all_well):
+        return min(heard, key=lambda each: each.at_ns or 0)
+    sent = _ENDING & {job.signal, (job.code or 0) - _SHELL, -(job.code or 0)}
+    if sent:
+        return Asked(int(min(sent)))
+    killed = job.killed and records and all(is_running(record.info) is False for record in records)
+    return Asked(None) if killed else None

@@ -8,8 +8,8 @@ from enum import StrEnum
 
 import msgspec
 
+from .calls import due
 from .groups import Table
-from .order import due
 from .recording import GroupKey, Operation
 
 

@@ -1,4 +1,4 @@
-"""Evidence of all ranks, or flight recorder dumps alone → facts of the family ``hang``, and where each rank stands."""
+"""What the evidence of a stopped job comes to: the facts of the family hang, and where each rank stands."""
 
 from __future__ import annotations
 
@@ -15,21 +15,41 @@ from ddpdoctor.rundir.ends import POLITE, JobEnd
 from ddpdoctor.rundir.phases import Phase
 from ddpdoctor.rundir.stops import signal_name
 
+from .activity import activity, last_at, standing_of
 from .answer import Verdict
-from .asked import Asked
 from .causes import ends_of
-from .chains import Blame, Root, Why, blame
-from .devices import of_devices
 from .disagreement import disagreement, in_hang, ran_out, with_positions
 from .dumps import Dumps
 from .ends import conclusions, controllers_end, doubts
-from .evidence import RankEvidence, RunEvidence
+from .evidence import Asked, RankEvidence, RunEvidence
 from .frames import distinct_places, place_of
 from .groups import Table, expected_ranks, tables_of
 from .mismatches import Difference, Mismatch, first_differences
 from .recording import Operation, Recording
-from .standing import activity, last_at, standing_of
-from .waiting import Stuck
+from .waiting import Blame, Root, Stuck, Why, blame
+
+
+def of_devices(causes: dict[str, StopFacts], run: RunEvidence) -> dict[str, StopFacts]:
+    """``causes``, of which one is the device's where errors were counted on those of all ranks that it names, or it names none."""
+    if not causes or not run.devices:
+        return causes
+    counted = [
+        f"NVML counted on the device of rank {rank}: {', '.join(errors)}."
+        for rank, errors in sorted(run.devices.items())
+    ]
+    (name, first), *rest = causes.items()
+    named = set(first.ranks or run.devices)
+    if rest or not named <= set(run.devices):
+        told = msgspec.structs.replace(first, evidence=[*first.evidence, *counted])
+        return {**causes, name: told}
+    errors = [error for rank in sorted(named) for error in run.devices[rank]]
+    message = first.message if name == "device" else ", ".join(dict.fromkeys(errors))
+    return {
+        "device": msgspec.structs.replace(
+            first, ranks=sorted(named), message=message, evidence=[*first.evidence, *counted]
+        )
+    }
+
 
 _MOST_EVIDENCE = 12
 """Sentences of a finding."""

@@ -1,23 +1,19 @@
-"""Who waits for whom: collectives that some members of a group have pending and others have not issued."""
+"""Who waits for whom in a process group, and which ranks keep the others waiting."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
+from enum import StrEnum
 
 import msgspec
 
 from .groups import Table
 from .recording import GroupKey, Operation, Recording
 
-
-class _Tuning(msgspec.Struct, frozen=True):
-    slack_ns: int = 5_000_000_000
-    """A dump that was written so long before others issued a collective says nothing of it: watchdogs look every second or so,
-    and file servers' clocks differ a little."""
-
-
-_TUNING = _Tuning()
+_SLACK_NS = 5_000_000_000
+"""A dump that was written so long before others issued a collective says nothing of it: watchdogs look every second or so, and
+file servers' clocks differ a little."""
 
 
 class Stuck(msgspec.Struct, frozen=True):
@@ -104,7 +100,7 @@ def _would_tell(recording: Recording, table: Table, place: int) -> bool:
         return True
     if (
         recording.written_ns is not None
-        and recording.written_ns < issued.created_ns - _TUNING.slack_ns
+        and recording.written_ns < issued.created_ns - _SLACK_NS
         and recording.last_ns is not None
         and recording.written_ns >= recording.last_ns
     ):
@@ -168,3 +164,190 @@ def _global(message: Operation) -> tuple[int, int] | None:
     if pair is None or members is None:
         return pair
     return (members[pair[0]], members[pair[1]]) if max(pair) < len(members) else None
+
+
+_LEAST_PEERS = 3
+"""So many ranks that wait at the same collective must have issued more, all of them the same, before one that did not is told to
+have stopped by itself: the hosts of two may just run ahead of their devices by different amounts."""
+_LOGS = 0
+"""The rank that reads results by itself, to print them, in most jobs: that it stops before others says nothing."""
+
+
+class Why(StrEnum):
+    """By what a rank is found to be a root."""
+
+    NOT_ISSUED = "not issued"
+    """Its recording shows that it has not issued the collective, and that it waits for nobody."""
+    STOPPED_EARLY = "stopped early"
+    """It waits, too, but those that wait for the same went on issuing and it did not."""
+    NO_RECORDING = "no recording"
+    """All others are there, and it left none, or an old one."""
+    CIRCLE = "circle"
+    """It and others wait for each other."""
+    UNFINISHED = "unfinished"
+    """It has collectives pending that all others have finished."""
+    NO_MESSAGE = "no message"
+    """It has not issued its part of a send or receive."""
+
+
+class Root(msgspec.Struct, frozen=True):
+    """A rank that keeps others, and is kept by none."""
+
+    rank: int
+    why: Why
+    stuck: Stuck | None
+    """The first collective at which others wait for it."""
+    unfinished: tuple[Operation, ...] = ()
+    """What it has pending and others have finished: its device, or what watches it, had stopped by then."""
+    partner: int | None = None
+    """Who waits for its message."""
+
+
+class Blame(msgspec.Struct, frozen=True):
+    """Who keeps the job."""
+
+    roots: list[Root]
+    missed: list[Stuck]
+    whole: list[Stuck]
+    """Collectives at which all members stand."""
+
+
+def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame:
+    """Follow all that wait to the roots."""
+    missed, whole = stuck_collectives(tables, recordings)
+    partners = partners_of(recordings)
+    excuses = _Excuses(tables, missed, partners, recordings)
+    behind = _unfinished(tables, recordings)
+    roots: dict[int, Root] = {}
+    for stuck in missed:
+        for rank in stuck.missing:
+            why = excuses.why_root(rank, stuck)
+            if why is not None and rank not in roots:
+                roots[rank] = Root(rank, why, stuck, behind[rank])
+    for stuck in [each for each in missed if roots.keys() & set(each.missing)]:
+        for rank in stuck.missing:
+            why = excuses.why_root(rank, stuck, beside_root=True)
+            if why is not None and rank not in roots:
+                roots[rank] = Root(rank, why, stuck, behind[rank])
+    if not roots:
+        # A dump that is not there may be lost or unreadable: that names nobody beside those whose own dumps do.
+        roots = {
+            rank: Root(rank, Why.NO_RECORDING, stuck) for stuck in reversed(missed) for rank in stuck.unknown
+        }
+    if not roots:
+        for stuck in missed:
+            for rank in stuck.missing:
+                roots.setdefault(rank, Root(rank, Why.CIRCLE, stuck, behind[rank]))
+    if not roots:
+        roots = _of_devices(behind, recordings) or _of_messages(partners, recordings)
+    return Blame(sorted(roots.values(), key=lambda root: root.rank), missed, whole)
+
+
+class _Excuses:
+    """Why a rank that is missing somewhere need not be at fault."""
+
+    def __init__(
+        self,
+        tables: Sequence[Table],
+        missed: Sequence[Stuck],
+        partners: Mapping[int, list[Partner]],
+        recorded: Container[int],
+    ) -> None:
+        self.recorded = recorded
+        self.tables = {table.key: table for table in tables}
+        self.waits: dict[int, list[Stuck]] = {}
+        for stuck in missed:
+            for rank in stuck.waiting:
+                self.waits.setdefault(rank, []).append(stuck)
+        self.partners = partners
+        self.beside = _components(tables)
+
+    def why_root(self, rank: int, stuck: Stuck, beside_root: bool = False) -> Why | None:
+        """Why ``rank``, missing at ``stuck``, is a root; None where it waits for others itself.
+
+        Where those that are kept by the same went on issuing, it is not that which stopped it. ``beside_root``: a root is missing
+        there, too, so that a message of a rank without a recording is no excuse by itself.
+        """
+        held = [wait for wait in self.waits.get(rank, ()) if set(wait.absent) - {rank}]
+        beside = self._is_beside(rank)
+        if self._awaits_message(rank, seen=True, all_lack=not beside_root):
+            return None
+        perhaps = self._awaits_message(rank)
+        if not held and not beside and not perhaps:
+            return Why.NOT_ISSUED
+        if _LOGS in stuck.missing:
+            return None
+        peers = [set(stuck.waiting) & set(wait.waiting) for wait in held]
+        if beside:
+            peers.append(set(stuck.waiting) & set(self.beside[rank]))
+        if perhaps:
+            peers.append({each for each in stuck.waiting if self._awaits_message(each)})
+        went_on = all(len(each - {rank}) >= _LEAST_PEERS for each in peers)
+        seats = self.tables[stuck.group].seats
+        alike = len({seats[each].last for each in stuck.waiting}) == 1
+        return Why.STOPPED_EARLY if went_on and alike else None
+
+    def _awaits_message(self, rank: int, seen: bool = False, all_lack: bool = True) -> bool:
+        """Whether a message for it is kept by others; ``seen``: only by those whose recordings show that they are kept, and of
+        ranks without a recording only where ``all_lack``."""
+        for partner in self.partners.get(rank, ()):
+            if partner.lacks and (all_lack or partner.rank in self.recorded):
+                return True
+            waits = self.waits.get(partner.rank, ())
+            if any(rank not in wait.absent and (wait.missing or not seen) for wait in waits):
+                return True
+        return False
+
+    def _is_beside(self, rank: int) -> bool:
+        """Whether it stands in a collective that all members have issued, and one of those is kept by somebody else."""
+        return any(self._is_kept(other, rank) for other in self.beside.get(rank, ()) if other != rank)
+
+    def _is_kept(self, rank: int, by_other_than: int) -> bool:
+        keepers = {absent for wait in self.waits.get(rank, ()) for absent in wait.absent}
+        keepers.update(partner.rank for partner in self.partners.get(rank, ()) if partner.lacks)
+        return bool(keepers) and by_other_than not in keepers
+
+
+def _components(tables: Sequence[Table]) -> dict[int, list[int]]:
+    """Rank → all that it is bound to by collectives that every member has issued and none has finished, by whatever way."""
+    bound: dict[int, list[int]] = {}
+    for table in tables:
+        seats = list(table.seats.values())
+        if len(seats) < len(table.members) or not set.intersection(*(set(s.pending) for s in seats)):
+            continue
+        lists = {id(bound[rank]): bound[rank] for rank in table.seats if rank in bound}
+        merged = [rank for each in lists.values() for rank in each]
+        merged += [rank for rank in table.seats if rank not in bound]
+        bound.update(dict.fromkeys(merged, merged))
+    return bound
+
+
+def _unfinished(tables: Sequence[Table], ranks: Iterable[int]) -> dict[int, tuple[Operation, ...]]:
+    found: dict[int, list[Operation]] = {rank: [] for rank in ranks}
+    for table in tables:
+        for rank, operations in unfinished(table).items():
+            found[rank] += operations
+    return {rank: tuple(sorted(each, key=lambda op: op.order)) for rank, each in found.items()}
+
+
+def _of_devices(
+    behind: Mapping[int, tuple[Operation, ...]], recordings: Mapping[int, Recording]
+) -> dict[int, Root]:
+    """Ranks whose devices lag where all have issued everything: less than half of them, or nothing is told."""
+    lagging = [rank for rank, operations in behind.items() if operations]
+    if not 0 < len(lagging) < len(recordings) / 2:
+        return {}
+    return {rank: Root(rank, Why.UNFINISHED, None, behind[rank]) for rank in lagging}
+
+
+def _of_messages(
+    partners: Mapping[int, list[Partner]], recordings: Mapping[int, Recording]
+) -> dict[int, Root]:
+    """Ranks whose part of a send or receive is missing and that have no part of another pending."""
+    roots: dict[int, Root] = {}
+    for rank, others in partners.items():
+        for other in others:
+            if other.lacks and not any(each.lacks for each in partners.get(other.rank, ())):
+                why = Why.NO_MESSAGE if other.rank in recordings else Why.NO_RECORDING
+                roots.setdefault(other.rank, Root(other.rank, why, None, partner=rank))
+    return roots

@@ -23,7 +23,7 @@ OTHERS_NEED = {
     "ddpdoctor.report.charts": "HTML reports",
     "ddpdoctor.report.redaction": "--redact",
     "ddpdoctor.stall.evidence": "run directories",
-    "ddpdoctor.stall.reading": "dumps of flight recorders",
+    "ddpdoctor.stall.recording": "dumps of flight recorders",
     "ddpdoctor.trace.formats.nsight.reader": "exports of Nsight Systems",
     "asyncio": "nobody",
     "concurrent.futures": "several processes",

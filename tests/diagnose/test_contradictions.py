@@ -8,10 +8,9 @@ import msgspec
 import pytest
 
 from ddpdoctor.diagnose import facts_view
-from ddpdoctor.diagnose.contradictions import contradictions, without_contradictions
 from ddpdoctor.diagnose.diagnosis import Coverage, Finding, Verdict
 from ddpdoctor.diagnose.engine import Outcome
-from ddpdoctor.diagnose.verdict import verdict
+from ddpdoctor.diagnose.verdict import contradictions, verdict, without_contradictions
 from ddpdoctor.measure.facts import Facts, StepFacts
 
 LIMITS = {"tiny_cost_ms": 1.0, "warning_share": 0.05}

@@ -10,8 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddpdoctor.diagnose.entrypoints import rule_packages
-from ddpdoctor.diagnose.load import load_rules, packaged_folder, read_folder
+from ddpdoctor.diagnose.load import load_rules, packaged_folder, read_folder, rule_packages
 from ddpdoctor.diagnose.rule import checked_common
 from ddpdoctor.errors import RuleError
 
@@ -154,7 +153,7 @@ def test_no_package_with_rules_is_overlooked(
 
 def test_without_such_a_package_the_metadata_is_not_asked() -> None:
     code = (
-        "import sys; from ddpdoctor.diagnose.entrypoints import rule_packages;"
+        "import sys; from ddpdoctor.diagnose.load import rule_packages;"
         "print(rule_packages(), 'importlib.metadata' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

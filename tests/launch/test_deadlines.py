@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from ddpdoctor.launch.helper import NoAnswerError, bounded
 from ddpdoctor.launch.leftovers import drain_spools
-from ddpdoctor.launch.patience import NoAnswerError, bounded
 from ddpdoctor.rundir import BusyError, drain, recover, spool_root
 from ddpdoctor.rundir.liveness import LOCK_FILE
 from tests.hook.recording import JOBS, forked

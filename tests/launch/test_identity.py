@@ -4,7 +4,7 @@ import os
 
 import pytest
 
-from ddpdoctor.launch.identity import default_run_name, job_identity, script_stem
+from ddpdoctor.launch.directory import default_run_name, job_identity, script_stem
 
 
 def test_srun_launchers_share_a_job_and_differ_in_task():

@@ -6,10 +6,9 @@ from contextlib import suppress
 
 import pytest
 
-from ddpdoctor.launch.beside import Beside, is_told_to_end
-from ddpdoctor.launch.keeper import _Kept
+from ddpdoctor.launch.helper import Beside, is_told_to_end
+from ddpdoctor.launch.keeper import HostWatch, _Kept
 from ddpdoctor.launch.options import RunOptions
-from ddpdoctor.launch.watch import HostWatch
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from ddpdoctor.launch import proof
-from ddpdoctor.launch.diagnosing import Diagnosing
+from ddpdoctor.launch.helper import Diagnosing
 from ddpdoctor.launch.hostwatch import HostWatchedRanks
 from ddpdoctor.launch.options import RunOptions
 from ddpdoctor.launch.rankwatch import WatchedRank

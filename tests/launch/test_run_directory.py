@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.launch.directory import create_exclusively, open_run
-from ddpdoctor.launch.identity import JobIdentity
+from ddpdoctor.launch.directory import JobIdentity, create_exclusively, open_run
 from ddpdoctor.rundir import boot_id, read_json
 from ddpdoctor.rundir.liveness import pid_namespace
 

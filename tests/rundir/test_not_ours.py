@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.launch.directory import open_run
-from ddpdoctor.launch.identity import JobIdentity
+from ddpdoctor.launch.directory import JobIdentity, open_run
 from ddpdoctor.launch.leftovers import clear_spools_of_earlier_runs, drain_spools, drain_stale_spools
 from ddpdoctor.rundir import (
     NotOursError,

@@ -10,9 +10,7 @@ import pytest
 
 from ddpdoctor.analysis import analyze
 from ddpdoctor.measure.places import Where
-from ddpdoctor.stall.calls import Call
-from ddpdoctor.stall.order import due
-from ddpdoctor.stall.parting import parting
+from ddpdoctor.stall.calls import Call, due, parting
 
 from .recorded import main_finding
 from .test_calls import LINES, Called

@@ -16,8 +16,7 @@ from ddpdoctor.analysis import Options, analyze
 from ddpdoctor.trace import find_traces, load_trace
 from ddpdoctor.trace.classify import step_number
 from ddpdoctor.trace.engines import attempt
-from ddpdoctor.trace.formats.kineto.repair import repair_event
-from ddpdoctor.trace.formats.kineto.split import scan
+from ddpdoctor.trace.formats.kineto.stream import repair_event, scan
 from ddpdoctor.trace.sources import PIECE_BYTES, Source
 from tests.trace.trace_files import document, event, events, kernel, write
 

@@ -2,5 +2,5 @@
 
 They draw the same numbers as the SVG: the functions ``*_data`` of ``report/charts`` give those to both. What is drawn is plain
 data in plotly's own words (:mod:`~ddpdoctor.report.figures.spec`), so that nothing here needs the package plotly but
-:func:`~ddpdoctor.report.figures.graph_objects.figures`.
+:func:`~ddpdoctor.report.figures.layer.figures`.
 """

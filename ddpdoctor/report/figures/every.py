@@ -4,22 +4,34 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import msgspec
 
-from ddpdoctor.diagnose.diagnosis import BandwidthPoint, Diagnosis
+from ddpdoctor.diagnose.diagnosis import BandwidthPoint, Diagnosis, Span
 from ddpdoctor.report import words
 from ddpdoctor.report.charts.bandwidth import bandwidth_data, point_words
-from ddpdoctor.report.charts.breakdown import breakdown_data
-from ddpdoctor.report.charts.lateness import LateData, late_data
-from ddpdoctor.report.charts.lines import LineData
+from ddpdoctor.report.charts.breakdown import BreakdownData, breakdown_data
+from ddpdoctor.report.charts.lateness import LateData, late_cells, late_data
+from ddpdoctor.report.charts.lines import LineData, top_of
+from ddpdoctor.report.charts.scale import Numbers, groups, mean, thin
 from ddpdoctor.report.charts.step_times import step_time_data
 from ddpdoctor.report.charts.telemetry import telemetry_data
-from ddpdoctor.report.charts.timeline import StepData, step_data
-from ddpdoctor.report.charts.waterfall import waterfall_data
-from ddpdoctor.report.figures.one_step import breakdown_figure, step_figure, waterfall_figure
-from ddpdoctor.report.figures.over_time import late_figure, line_figure
-from ddpdoctor.report.figures.spec import WHOLE, Detail, Spec, colour, figure, measured, short, text, texts
+from ddpdoctor.report.charts.timeline import StepData, kinds, lanes_of, merge, span_words, step_data
+from ddpdoctor.report.charts.waterfall import Fall, waterfall_data
+from ddpdoctor.report.figures.spec import (
+    WHOLE,
+    Detail,
+    Spec,
+    colour,
+    counted,
+    figure,
+    kind_colour,
+    measured,
+    short,
+    text,
+    texts,
+)
 
 
 def figure_specs(diagnosis: Diagnosis) -> dict[str, Spec]:
@@ -90,3 +102,220 @@ def _bandwidth_figure(transfers: dict[str, list[BandwidthPoint]]) -> Spec:
         xaxis={"type": "log", "tickvals": ticks, "ticktext": [words.size(tick) for tick in ticks]},
         yaxis={**measured("GB/s"), "rangemode": "tozero"},
     )
+
+
+SHADE_DIGITS = 3
+"""Significant digits of a cell: it shows one of six shades, and the report's words have as many."""
+_DASHES = ("solid", "7px,2px", "3px,2px", "solid", "9px,3px,2px,3px", "solid")
+"""Of lines by their number, as in the report's style."""
+
+
+def line_figure(data: LineData, detail: Detail) -> Spec:
+    """Lines, and of many the band from the lowest to the highest."""
+    frame = data.frame
+    x = [frame.x[group.start] for group in groups(len(frame.x), detail.points)]
+    form, unit = (".4~s", "B") if frame.binary else (".5~g", f" {frame.unit}" if frame.unit else "")
+    traces: list[dict[str, Any]] = []
+
+    def band(values: Numbers, **more: Any) -> dict[str, Any]:
+        return {"type": "scatter", "mode": "lines", "x": x, "y": short(values), "hoverinfo": "skip", **more}
+
+    if data.low:
+        edge = {"width": 0, "color": colour("band")}
+        low, high = thin(data.low, detail.points, min), thin(data.high, detail.points, max)
+        traces.append(band(low, line=edge, showlegend=False, name="lowest"))
+        traces.append(
+            band(high, line=edge, fill="tonexty", fillcolor=colour("band"), name=text(data.band_label))
+        )
+    for number, (name, values) in enumerate(data.lines):
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines+markers" if len(x) < 3 else "lines",
+                "name": text(name),
+                "x": x,
+                "y": short(thin(values, detail.points, mean)),
+                "line": {
+                    "color": colour(f"l{number % 6}"),
+                    "width": 1.6,
+                    "dash": _DASHES[number % len(_DASHES)],
+                },
+                "hovertemplate": f"%{{y:{form}}}{text(unit)}",
+            }
+        )
+    return figure(
+        traces,
+        frame.title,
+        hovermode="x unified",
+        showlegend=True,
+        xaxis=counted(frame.x_label),
+        yaxis={**measured(frame.unit), "rangemode": "tozero", "range": [0, top_of(data)]},
+    )
+
+
+def late_figure(data: LateData, detail: Detail) -> Spec:
+    """A row for each rank, in the shades of the report's map."""
+    shared = late_cells(data.rows, detail.rows, detail.points)
+    bounds = data.bounds
+    top = 2 * bounds[-1] - (bounds[-2] if len(bounds) > 1 else 0.0)
+    shades = [colour("hground"), *(colour(f"h{number}") for number in range(1, len(bounds) + 1))]
+    edges = [0.0, *(bound / top for bound in bounds), 1.0]
+    scale = [
+        [edge, shade] for number, shade in enumerate(shades) for edge in (edges[number], edges[number + 1])
+    ]
+    x = [data.steps[group.start] for group in groups(len(data.steps), detail.points)]
+    heat = {
+        "type": "heatmap",
+        "x": x,
+        "y": [f"rank {label}" for label in shared.labels],
+        "z": [short(row, SHADE_DIGITS) for row in shared.cells],
+        "zmin": 0,
+        "zmax": top,
+        "colorscale": scale,
+        "colorbar": {"title": {"text": "ms late"}, "tickvals": bounds, "thickness": 12},
+        "hoverongaps": False,
+        "hovertemplate": "%{y}, %{x}: %{z:.3~g} ms late<extra></extra>",
+    }
+    return figure(
+        [heat],
+        "Lateness by rank and step",
+        height=max(260, min(900, 120 + 14 * len(shared.cells))),
+        xaxis={**counted("step"), "showgrid": False},
+        yaxis={"type": "category", "autorange": "reversed", "showgrid": False, "automargin": True},
+        meta={"rows": [list(ranks) for ranks in shared.ranks]},
+    )
+
+
+_SEEN_APART = 1e-6
+"""Spans of one kind closer together than this share of the step are drawn as one, however far one zooms."""
+_ROW_HEIGHT, _MARGINS = 22, 140
+_FALL_COLOURS = {"measured": "l5", "saving": "critical", "goal": "calm"}
+
+
+def step_figure(data: StepData, detail: Detail) -> Spec:
+    """Bars on one clock, a row for each rank and lane."""
+    spans = merge(data.spans, data.length_ms, _SEEN_APART, detail.spans)
+    rows = [f"rank {rank} {lane}" for rank, lanes in lanes_of(data.ranks, spans) for lane in lanes]
+    traces = []
+    by_kind: dict[str, list[Span]] = {kind: [] for kind in kinds(spans)}
+    for span in spans:
+        by_kind[span.kind].append(span)
+    for kind, own in by_kind.items():
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "name": text(words.part(kind)),
+                "y": texts(f"rank {span.rank} {span.lane}" for span in own),
+                "base": short([span.start_ms for span in own]),
+                "x": short([span.duration_ms for span in own]),
+                "width": 0.86,
+                "marker": _marker(kind),
+                "hovertext": texts(
+                    f"{span_words(span)} {words.milliseconds(span.duration_ms)} from {words.milliseconds(span.start_ms)}"
+                    for span in own
+                ),
+                "hovertemplate": "%{y}: %{hovertext}<extra></extra>",
+                "textposition": "none",
+            }
+        )
+    return figure(
+        traces,
+        f"Timeline of step {data.step}",
+        barmode="overlay",
+        height=_MARGINS + _ROW_HEIGHT * len(rows),
+        xaxis={**measured("ms"), "range": [0, data.length_ms]},
+        yaxis=_rows(rows) | {"fixedrange": True},
+    )
+
+
+def breakdown_figure(data: BreakdownData) -> Spec:
+    """One stacked bar for each rank."""
+    labels = [f"{label} ({detail})" if detail else label for label, detail, _ in data.bars]
+    factor, unit = (100.0, "%") if data.shares else (1.0, "ms")
+    traces = [
+        {
+            "type": "bar",
+            "orientation": "h",
+            "name": text(words.part(part)),
+            "y": texts(labels),
+            "x": short([factor * max(values.get(part, 0.0), 0.0) for _, _, values in data.bars]),
+            "marker": _marker(part),
+            "hovertemplate": f"%{{y}}: %{{x:.4~g}} {unit}",
+        }
+        for part in data.parts
+    ]
+    return figure(
+        traces,
+        "Where a step's time goes",
+        barmode="stack",
+        height=_MARGINS + 26 * len(labels),
+        xaxis=measured(unit),
+        yaxis=_rows(labels),
+    )
+
+
+def waterfall_figure(falls: list[Fall]) -> Spec:
+    """From the measured step time to what it could be."""
+    # Labels need not differ, places on an axis must.
+    places = list(range(len(falls)))
+    bars = {
+        "type": "bar",
+        "orientation": "h",
+        "y": places,
+        "base": short([fall.from_ms for fall in falls]),
+        "x": short([fall.ms for fall in falls]),
+        "marker": {"color": [colour(_FALL_COLOURS[fall.kind]) for fall in falls]},
+        "text": [text(fall.value) for fall in falls],
+        "hovertext": texts(f"{fall.label}: {fall.value}" for fall in falls),
+        "hovertemplate": "%{hovertext}<extra></extra>",
+        "showlegend": False,
+    }
+    whiskers = [
+        {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "x": short(fall.ends_ms),
+            "y": [place, place],
+            "line": {"color": colour("ink"), "width": 1.5},
+            "marker": {"symbol": "line-ns-open", "size": 8},
+            "hovertemplate": "nine times in ten from here to there: %{x:.4~g} ms<extra></extra>",
+            "showlegend": False,
+        }
+        for place, fall in enumerate(falls)
+        if fall.ends_ms
+    ]
+    return figure(
+        [bars, *whiskers],
+        "From the measured step to what it could be",
+        height=_MARGINS + 30 * len(falls),
+        xaxis=measured("ms"),
+        yaxis={
+            "autorange": "reversed",
+            "automargin": True,
+            "tickvals": places,
+            "ticktext": texts(fall.label for fall in falls),
+        },
+    )
+
+
+def _marker(kind: str) -> dict[str, Any]:
+    if kind != "comm_wait":
+        return {"color": kind_colour(kind), "line": {"width": 0}}
+    ground, lines = colour("comm_wait2"), colour("comm_wait")
+    # Hatched, as in the report: the worst kind is told without its colour, too.
+    return {
+        "color": ground,
+        "line": {"width": 0},
+        "pattern": {"shape": "/", "bgcolor": ground, "fgcolor": lines, "size": 6},
+    }
+
+
+def _rows(labels: list[str]) -> dict[str, Any]:
+    return {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": texts(labels),
+        "autorange": "reversed",
+        "automargin": True,
+    }

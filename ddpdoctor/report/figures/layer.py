@@ -1,4 +1,5 @@
-"""What an HTML page carries to draw figures by itself: plotly's library, the figures, and how the page's policy allows it.
+"""Figures as objects of the package plotly, and what an HTML page carries to draw them by itself: the library, the figures, and how
+the policy of the page allows it.
 
 The library is the published file ``plotly-cartesian.min.js`` of the npm package ``plotly.js-cartesian-dist-min``, compressed, letter
 for letter: :data:`SHA256` is its hash, by which the Content-Security-Policy lets the browser run this text and no other. It is
@@ -12,13 +13,19 @@ import functools
 import gzip
 import importlib.resources
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from ddpdoctor.report.figures.every import CloserData, closer_specs
-from ddpdoctor.report.figures.spec import Detail, Spec
+from ddpdoctor.diagnose.diagnosis import Diagnosis
+from ddpdoctor.errors import DdpDoctorError
+from ddpdoctor.report.figures.every import CloserData, closer_specs, figure_specs
+from ddpdoctor.report.figures.spec import Detail, Spec, light_colours, painted
 from ddpdoctor.report.json_output import plain_value
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
 
 LIBRARY = "plotly-cartesian-3.1.0.min.js.gz"
 SHA256 = "xGK0ChpULhbDUz+X05+7uRr09SZ/PL8jvXDXhe/ETDg="
@@ -68,3 +75,14 @@ def _library() -> str:
 def _packed(specs: Mapping[str, Any]) -> str:
     data = msgspec.json.encode(specs, enc_hook=plain_value)
     return base64.b64encode(gzip.compress(data, 9, mtime=0)).decode()
+
+
+def figures(diagnosis: Diagnosis) -> dict[str, go.Figure]:
+    """Each figure by its name. Raises DdpDoctorError where plotly is not installed."""
+    try:
+        import plotly.graph_objects as go
+    except ImportError as error:
+        raise DdpDoctorError(
+            f"Figures need the package plotly ({error}): pip install 'ddpdoctor[plot]'."
+        ) from error
+    return {name: go.Figure(painted(spec, light_colours())) for name, spec in figure_specs(diagnosis).items()}

@@ -6,9 +6,26 @@ and what ``ddpdoctor digest`` makes) and read back, where every column is checke
 written anything.
 """
 
-from .archive import SCHEMA, SUFFIX, is_archive, read_archive, write_archive
-from .checks import LIMIT_NS, LONGEST_NS, NUMBERS_OF_DEVICES
-from .place import placed
-from .predicates import KNOWN_NAMES, remembered
-from .shared import Shared
-from .table import Collectives, IdColumn, IntColumn, Lane, RankTrace, TraceMeta, sorted_order
+from .archive import (
+    LIMIT_NS,
+    LONGEST_NS,
+    NUMBERS_OF_DEVICES,
+    SCHEMA,
+    SUFFIX,
+    is_archive,
+    placed,
+    read_archive,
+    write_archive,
+)
+from .table import (
+    KNOWN_NAMES,
+    Collectives,
+    IdColumn,
+    IntColumn,
+    Lane,
+    RankTrace,
+    Shared,
+    TraceMeta,
+    remembered,
+    sorted_order,
+)

@@ -8,13 +8,84 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
+from types import CodeType, FunctionType
 from typing import Any
 
 import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from .predicates import remembered
+Predicate = Callable[[str], Any]
+
+KNOWN_NAMES = 1 << 16
+"""Names whose answer one predicate remembers: the ranks of a job share nearly all of theirs."""
+_PREDICATES = 1 << 10
+"""Predicates whose answers are remembered: the whole analysis asks some dozens. Beyond both, they are asked anew."""
+
+
+class _Answers(dict[str, bool]):
+    """What a predicate says about names; looking one up stays in C."""
+
+    def __init__(self, predicate: Predicate) -> None:
+        super().__init__()
+        self._predicate = predicate
+
+    def __missing__(self, name: str) -> bool:
+        answer = bool(self._predicate(name))
+        if len(self) < KNOWN_NAMES:
+            self[name] = answer
+        return answer
+
+
+_ALL: dict[CodeType, _Answers] = {}
+
+
+def remembered(predicate: Predicate) -> Predicate:
+    """``predicate``, a pure function of the name, with its answers remembered from one call of this to the next.
+
+    A lambda is made anew each time its line runs, but it is the same function if it holds nothing of its
+    surroundings: such functions are told by their code. Others are returned as they are.
+    """
+    if not isinstance(predicate, FunctionType) or _holds_something(predicate):
+        return predicate
+    known = _ALL.get(predicate.__code__)
+    if known is None:
+        if len(_ALL) >= _PREDICATES:
+            return predicate
+        known = _ALL[predicate.__code__] = _Answers(predicate)
+    return known.__getitem__
+
+
+def _holds_something(function: FunctionType) -> bool:
+    return bool(function.__closure__ or function.__defaults__ or function.__kwdefaults__)
+
+
+class Shared:
+    """Names of events, and descriptions of process groups and devices, that some rank had before.
+
+    Each rank lists all members of each process group, so these descriptions grow with the square of the ranks.
+    """
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._descriptions: dict[bytes, tuple[dict[str, Any], ...]] = {}
+
+    def of(self, trace: RankTrace) -> RankTrace:
+        """``trace``, with what others had before replaced by theirs. Its list of names is changed in place."""
+        known = self._names
+        trace.names[:] = [known.setdefault(name, name) for name in trace.names]
+        return replace(trace, meta=self._meta(trace.meta))
+
+    def _meta(self, meta: TraceMeta) -> TraceMeta:
+        groups, devices = self._once(meta.process_groups), self._once(meta.devices)
+        return replace(meta, process_groups=groups, devices=devices)
+
+    def _once(self, described: tuple[dict[str, Any], ...]) -> tuple[dict[str, Any], ...]:
+        if not described:
+            return described
+        return self._descriptions.setdefault(msgspec.json.encode(described), described)
+
 
 IntColumn = NDArray[np.int64]
 IdColumn = NDArray[np.int32]

@@ -6,5 +6,4 @@ nothing else lists it. What none recognises is read as Kineto's JSON, whose read
 another program is refused with a sentence.
 """
 
-from .candidate import HEAD_BYTES, Candidate
-from .registry import Format, file_of, is_trace, load_trace, parts_of
+from .registry import HEAD_BYTES, Candidate, Format, file_of, is_trace, load_trace, parts_of

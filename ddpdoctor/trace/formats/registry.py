@@ -4,14 +4,39 @@ from __future__ import annotations
 
 import functools
 import importlib
+import os
 import pkgutil
+import stat
 from collections.abc import Sequence
+from functools import cached_property
 from typing import Protocol, cast
 
+from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import formats
 from ddpdoctor.trace.columns import RankTrace
+from ddpdoctor.trace.sources import is_url, open_place
 
-from .candidate import Candidate
+HEAD_BYTES = 1 << 16
+"""Bytes of a file that are looked at: within them a trace says what it is, after the description of many devices too."""
+
+
+class Candidate:
+    """A file by its path (or URL), and by its first bytes if they are asked for."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    @cached_property
+    def head(self) -> bytes | None:
+        """The first :data:`HEAD_BYTES` as they lie there; None where they cannot be read ahead, as from a pipe."""
+        try:
+            if not is_url(self.path) and not stat.S_ISREG(os.stat(self.path).st_mode):  # noqa: PTH116
+                return None
+            with open_place(self.path, ahead=False) as stream:
+                return stream.read(HEAD_BYTES)
+        except (OSError, UnusableInput):
+            return None
+
 
 _DEFAULT = "kineto"
 """What no other format recognises is read as this one, which says best what is wrong with it."""

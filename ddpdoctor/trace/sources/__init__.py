@@ -5,9 +5,17 @@ piece, in a thread of its own, and never grows beyond what a trace can have. Wha
 for a note. Besides the bytes, only a file's name says something here: of which rank and host the trace may be.
 """
 
-from .ahead import ahead
-from .files import open_binary, open_place
-from .howfar import listening, tell
-from .pieces import GZIP, LFS_POINTER, PIECE_BYTES, ZSTD, Source
-from .ranks import MOST_RANKS, host_of_name, rank_of_name
-from .remote import content_tag, expand_url, is_url, shown
+from .files import (
+    MOST_RANKS,
+    content_tag,
+    expand_url,
+    host_of_name,
+    is_url,
+    listening,
+    open_binary,
+    open_place,
+    rank_of_name,
+    shown,
+    tell,
+)
+from .pieces import GZIP, LFS_POINTER, PIECE_BYTES, ZSTD, Source, ahead

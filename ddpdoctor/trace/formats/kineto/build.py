@@ -1,7 +1,8 @@
-"""Batches of decoded events → the columns of a :class:`RankTrace`."""
+"""Decoded events become columns."""
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter
@@ -15,6 +16,7 @@ from ddpdoctor.trace.classify import DEVICE
 from ddpdoctor.trace.columns import (
     LIMIT_NS,
     LONGEST_NS,
+    Collectives,
     IdColumn,
     IntColumn,
     RankTrace,
@@ -23,13 +25,111 @@ from ddpdoctor.trace.columns import (
 )
 
 from . import times
-from .categories import is_annotation_name, is_old_operator, normalised
-from .collectives import CollectiveRows
-from .events import NO_ARGUMENTS, NOTHING, Arguments, Event, ExactEvent
-from .interner import Interner
-from .lanes import MOST_LANES, LaneTable
-from .numbers import ints, positive, stream_of
-from .stream import Batch, EventStream
+from .lanes import MOST_LANES, Interner, LaneTable
+from .stream import NO_ARGUMENTS, NOTHING, Arguments, Batch, Event, EventStream, ExactEvent
+from .times import as_int, ints, positive, stream_of
+
+_RENAMED = {
+    # torch 1.8 to 1.11 (libkineto's ActivityType names before they were lower-cased)
+    "operator": "cpu_op",
+    "cpu op": "cpu_op",
+    "runtime": "cuda_runtime",
+    "cuda runtime": "cuda_runtime",
+    "concurrent_kernel": "kernel",
+    "memcpy": "gpu_memcpy",
+    "memset": "gpu_memset",
+    "gpu user annotation": "gpu_user_annotation",
+    "user annotation": "user_annotation",
+    "python function": "python_function",
+    "pythonfunction": "python_function",
+}
+
+_OLD_ANNOTATION = re.compile(
+    r"ProfilerStep\b|enumerate\(DataLoader\)|Optimizer\.|DistributedDataParallel\.|nccl:|gloo:|## "
+)
+
+
+def normalised(category: object) -> str:
+    """The newest name of a category; unknown ones lower-cased, a missing one ""."""
+    text = category.lower().strip() if isinstance(category, str) else ""
+    return _RENAMED.get(text, text)
+
+
+def is_old_operator(category: object) -> bool:
+    """Whether this is the old schema's one category for operators and annotations alike."""
+    return isinstance(category, str) and category.lower() in ("operator", "cpu op")
+
+
+def is_annotation_name(name: str) -> bool:
+    """Whether the old schema's operator of this name is what is now a user_annotation."""
+    return _OLD_ANNOTATION.match(name) is not None
+
+
+_TEXT = ("operation", "group", "group_description", "dtype")
+_NUMBERS = ("group_size", "sequence", "in_elements", "out_elements")
+_NARROW = frozenset(
+    {"event", "operation", "group", "group_description", "group_size", "dtype", "is_async", "peer"}
+)
+_COLUMNS = ("event", *_TEXT, *_NUMBERS, "is_async", "peer")
+_WHOLE = re.compile(r"\s*-?[0-9]{1,19}\s*")
+_NO_RANK = (None, -1, "", "-1")
+"""What stands in "Src Rank" and "Dst Rank" where an operation has no such peer."""
+
+
+class CollectiveRows:
+    """Collects the communication events of a trace; there are few, so plain lists will do."""
+
+    def __init__(self) -> None:
+        self._rows: dict[str, list[int]] = {column: [] for column in _COLUMNS}
+
+    def add(self, args: list[Arguments], first_row: int, names: dict[Any, int]) -> None:
+        """Appends those of ``args`` that describe a communication; ``args[0]`` belongs to row ``first_row``."""
+        for i, a in enumerate(args):
+            if a.operation is None:
+                continue
+            self._rows["event"].append(first_row + i)
+            for column in _TEXT:
+                value = getattr(a, column)
+                named = isinstance(value, (str, int, float))
+                self._rows[column].append(names[str(value)] if named else -1)
+            for column in _NUMBERS:
+                self._rows[column].append(_number(getattr(a, column)))
+            self._rows["is_async"].append(_flag(a.is_async))
+            self._rows["peer"].append(_number(a.destination if a.destination not in _NO_RANK else a.source))
+
+    def only(self, kept: NDArray[np.bool_]) -> None:
+        """Keeps the rows of those events that are ``kept``, numbered as if the others had never been."""
+        position = np.cumsum(kept) - 1
+        chosen = [i for i, event in enumerate(self._rows["event"]) if kept[event]]
+        self._rows = {column: [values[i] for i in chosen] for column, values in self._rows.items()}
+        self._rows["event"] = [int(position[event]) for event in self._rows["event"]]
+
+    def finish(self, order: NDArray[np.int64]) -> Collectives:
+        """The columns, with events numbered as in the sorted trace and in that order."""
+        position = np.empty(order.size, dtype=np.int64)
+        position[order] = np.arange(order.size)
+        event = position[np.array(self._rows["event"], dtype=np.int64)]
+        by_event = np.argsort(event, kind="stable")
+        columns: dict[str, Any] = {"event": event[by_event].astype(np.int32)}
+        for column in _COLUMNS[1:]:
+            kind = np.int32 if column in _NARROW else np.int64
+            values = np.array(self._rows[column], dtype=np.int64)[by_event]
+            columns[column] = np.where(values > np.iinfo(kind).max, -1, values).astype(kind)
+        return Collectives(**columns)
+
+
+def _flag(value: Any) -> int:
+    if isinstance(value, str):
+        return {"true": 1, "1": 1, "false": 0, "0": 0}.get(value.lower(), -1)
+    return int(value) if isinstance(value, (bool, int)) and value in (0, 1) else -1
+
+
+def _number(value: Any) -> int:
+    """A whole number, decimal where it is written as text; -1 where it is none."""
+    if isinstance(value, str):
+        return as_int(int(value)) if _WHOLE.fullmatch(value) else -1
+    return as_int(value)
+
 
 Rows = Sequence[Event | ExactEvent]
 _TS, _DUR = attrgetter("ts"), attrgetter("dur")

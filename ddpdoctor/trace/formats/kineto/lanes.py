@@ -1,7 +1,8 @@
-"""Threads and streams of a trace, with the labels that its metadata events give them."""
+"""Lanes of a trace, the streams and threads its events lie on, and texts by number."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -9,8 +10,20 @@ import numpy as np
 
 from ddpdoctor.trace.columns import IdColumn, Lane
 
-from .events import Event, ExactEvent
-from .interner import Interner
+from .stream import Event, ExactEvent
+
+
+class Interner(defaultdict[Any, int]):
+    """Gives each new key the next number; looking one up stays in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.default_factory = self.__len__
+
+    def ids(self, keys: list[Any]) -> IdColumn:
+        """The number of each key. Raises TypeError where one is a list or an object."""
+        return np.fromiter(map(self.__getitem__, keys), np.int32, len(keys))
+
 
 _LONGEST_LABEL = 1 << 10
 """Characters that are kept of what a thread is called."""

@@ -1,4 +1,4 @@
-"""A trace file as a stream of decoded events: head, batches of events, tail; memory does not grow with the file."""
+"""The events of a Chrome trace from a stream of bytes, in pieces that threads decode; a damaged or cut file gives what is whole in it."""
 
 from __future__ import annotations
 
@@ -6,16 +6,183 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import closing
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.sources import Source, ahead, tell
 
-from .events import EVENTS, EXACT_EVENTS, Event, ExactEvent
-from .repair import repair, repair_event
-from .split import LAYOUT_BYTES, boundaries, closings, resume, scan
+NOTHING = msgspec.Raw(b"")
+
+
+class Arguments(msgspec.Struct, gc=False):
+    """The "args" object of an event."""
+
+    external_id: Any = msgspec.field(default=-1, name="External id")
+    correlation: Any = -1
+    device: Any = -1
+    stream: Any = -1
+    bytes: Any = -1
+    dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
+    operation: Any = msgspec.field(default=None, name="Collective name")
+    group: Any = msgspec.field(default=None, name="Process Group Name")
+    group_description: Any = msgspec.field(default=None, name="Process Group Description")
+    group_size: Any = msgspec.field(default=None, name="Group size")
+    sequence: Any = msgspec.field(default=None, name="Seq")
+    in_elements: Any = msgspec.field(default=None, name="In msg nelems")
+    out_elements: Any = msgspec.field(default=None, name="Out msg nelems")
+    dtype: Any = None
+    is_async: Any = msgspec.field(default=None, name="Is asynchronized op")
+    source: Any = msgspec.field(default=None, name="Src Rank")
+    destination: Any = msgspec.field(default=None, name="Dst Rank")
+    name: Any = None
+    old_external_id: Any = msgspec.field(default=-1, name="external id")
+    old_dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input dims")
+
+
+class Event(msgspec.Struct, gc=False):
+    """One element of "traceEvents"; ``ts`` and ``dur`` in µs."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: Any = None
+    dur: Any = 0
+    args: Arguments | None = None
+
+
+class ExactEvent(msgspec.Struct, gc=False):
+    """The same with ``ts`` as text, for files whose µs since 1970 do not fit a double to the nanosecond."""
+
+    ph: Any = None
+    cat: Any = None
+    name: Any = None
+    pid: Any = None
+    tid: Any = None
+    ts: msgspec.Raw = msgspec.Raw(b"null")
+    dur: Any = 0
+    args: Arguments | None = None
+
+
+NO_ARGUMENTS = Arguments()
+
+
+EVENTS = msgspec.json.Decoder(list[Event])
+
+
+EXACT_EVENTS = msgspec.json.Decoder(list[ExactEvent])
+
+
+_NUMBER = rb"[-+]?(?:nan|NaN|inf|Inf|infinity|Infinity)\b"
+_VALUE = re.compile(rb'(":\s*)' + _NUMBER)
+_IN_LIST = re.compile(rb"([\[,]\s*)" + _NUMBER + rb"(?=\s*[,\]])")
+_BACKSLASH = re.compile(rb'((?:\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))++)|\\')
+_TRAILING_COMMA = re.compile(rb",(\s*[}\]])")
+_BLANKS = bytes(b if b >= 0x20 or b in (0x0A, 0x0D, 0x09) else 0x20 for b in range(256))
+"""Each byte as itself, control characters but for line ends and tabs as blanks."""
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.)*+"?', re.DOTALL)
+
+
+def repair(text: bytes | bytearray) -> bytes:
+    """``text`` with the usual faults replaced (by null, an escaped backslash, a blank, U+FFFD), if there are any.
+
+    Made for whole batches: quick, and only for text that does not decode as it is.
+    """
+    mended = _VALUE.sub(rb"\1null", bytes(text))
+    if b"\\" in mended:
+        mended = _BACKSLASH.sub(lambda m: m.group(0) if m.group(1) else rb"\\", mended)
+    mended = mended.translate(_BLANKS)
+    try:
+        mended.decode("utf-8")
+    except UnicodeDecodeError:
+        mended = mended.decode("utf-8", "replace").encode()
+    return mended
+
+
+def repair_event(text: bytes) -> bytes:
+    """A single event or the keys around the events, repaired with all that is known."""
+    mended = _IN_LIST.sub(rb"\1null", repair(text))
+    mended = _STRING.sub(
+        lambda m: m.group(0).translate(_BLANKS).replace(b"\n", b" ").replace(b"\t", b" "), mended
+    )
+    return _TRAILING_COMMA.sub(rb"\1", mended.replace(b"\r", b" "))
+
+
+_BETWEEN = re.compile(rb"\}\s*,\s*\Z")
+_BEFORE_CLOSE = re.compile(rb"[}\[,]\s*\Z")
+_TOKEN = re.compile(rb'"(?:[^"\\]++|\\.)*+"?|[{}\[\]]', re.DOTALL)
+"""A string, also one that does not end, or a bracket. Nothing is looked at twice: a string may be all there is."""
+_NEXT_EVENT = re.compile(rb'\}\s*,\s*(?=\{\s*"(?:ph|name|cat|pid)"\s*:)')
+LAYOUT_BYTES = 200
+"""Bytes of blanks between two events that are looked at; Kineto writes four."""
+_DEEPEST = 1_000
+"""Brackets within brackets: an event has four, and nothing decodes so many."""
+_LOOKED_AT = 10_000
+"""Brackets that are looked at for the end of an event; where they are all nested, the exact scan finds it."""
+
+
+class Scan(NamedTuple):
+    """What an exact scan found: ``spans`` of whole objects, and the index of the array's closing bracket, else -1."""
+
+    spans: list[tuple[int, int]]
+    closed_at: int
+
+
+def boundaries(buffer: bytes | bytearray) -> Iterator[int]:
+    """Candidates for the comma between two events, the last first.
+
+    A wrong one (inside of a nested list or of a string) leaves brackets or quotes open, so the text before it does not
+    decode: try it, and take the next.
+    """
+    position = len(buffer)
+    for _ in range(_LOOKED_AT):
+        if (position := buffer.rfind(b"{", 0, position)) <= 0:
+            return
+        window = buffer[max(0, position - LAYOUT_BYTES) : position]
+        if match := _BETWEEN.search(window):
+            yield position - len(window) + window.index(b",", match.start())
+
+
+def closings(buffer: bytes | bytearray) -> Iterator[int]:
+    """Candidates for the bracket that closes the array, the last first; to be tried in the same way."""
+    position = len(buffer)
+    for _ in range(_LOOKED_AT):
+        if (position := buffer.rfind(b"]", 0, position)) < 0:
+            return
+        window = buffer[max(0, position - LAYOUT_BYTES) : position]
+        if not window.strip() or _BEFORE_CLOSE.search(window):
+            yield position
+
+
+def scan(buffer: bytes) -> Scan:
+    """All whole events at the head of ``buffer``, by counting brackets outside of strings: slow and certain."""
+    spans: list[tuple[int, int]] = []
+    depth = begin = 0
+    for match in _TOKEN.finditer(buffer):
+        token = buffer[match.start()]
+        if token in b"{[":
+            if depth == 0:
+                begin = match.start()
+            depth += 1
+            if depth > _DEEPEST:
+                break
+        elif token in b"}]":
+            depth -= 1
+            if depth < 0:
+                return Scan(spans, match.start())
+            if depth == 0 and token == 0x7D:
+                spans.append((begin, match.end()))
+    return Scan(spans, -1)
+
+
+def resume(buffer: bytes) -> int:
+    """Start of the next thing that looks like an event, after one whose quotes or brackets do not close; -1 if none."""
+    match = _NEXT_EVENT.search(buffer, 1)
+    return match.end() if match else -1
+
 
 Batch = list[Event] | list[ExactEvent]
 

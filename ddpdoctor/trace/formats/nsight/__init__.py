@@ -3,8 +3,8 @@
 One file holds what all processes under one ``nsys`` did; each process that is a rank is a part of its own, with an address
 that :func:`parts` gives. The schema differs from version to version and anybody may have written the file: tables and their
 columns are looked up in it (``database``), only plain tables are read, and what is missing is absent. Which processes are
-ranks (``processes``), of which rank, job and clock they are (``identity``), what the device did (``device``), the host
-(``host``, ``ranges``), and NCCL's own description of its calls (``payloads``, ``nccl``) become the one table (``build``).
+ranks, and of which rank, job and clock (``identity``), NCCL's own description of its calls (``nccl``), and what device and host did
+become the one table (``build``).
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 from ddpdoctor.deferred import deferred
 
-from .address import file_of
-from .recognise import parts, recognises
+from .recognise import file_of, parts, recognises
 
 if TYPE_CHECKING:
     from .reader import read

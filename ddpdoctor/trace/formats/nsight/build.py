@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,7 +22,270 @@ from ddpdoctor.trace.columns import (
     TraceMeta,
     sorted_order,
 )
-from ddpdoctor.trace.formats.kineto.interner import Interner
+from ddpdoctor.trace.formats.kineto.lanes import Interner
+
+from .database import (
+    ANNOTATION,
+    COPIES,
+    FILLS,
+    GRAPHS,
+    KERNELS,
+    LIBRARY,
+    MISSING,
+    NAMES,
+    NVTX,
+    OS_CALLS,
+    RUNTIME,
+    Batch,
+    Database,
+    Fields,
+    Payloads,
+    Range,
+    read_text,
+)
+
+_COMMON = ("start", "end", "deviceId", "streamId", "correlationId")
+_WAYS = {
+    1: "HtoD", 2: "DtoH", 3: "HtoA", 4: "AtoH", 5: "AtoA", 6: "AtoD", 7: "DtoA", 8: "DtoD", 9: "HtoH", 10: "PtoP",
+    11: "HtoD", 12: "DtoH", 13: "DtoD",
+}  # fmt: skip
+"""CUPTI's numbers for the ways of a copy, of managed memory too; what a file that names them says otherwise goes before."""
+_MEMORY = {
+    0: "Pageable", 1: "Pinned", 2: "Device", 3: "Array", 4: "Managed", 5: "Device Static", 6: "Managed Static",
+}  # fmt: skip
+"""The same for kinds of memory."""
+_SIDES = {"HTOD", "DTOH", "HTOA", "ATOH", "ATOA", "ATOD", "DTOA", "DTOD", "HTOH", "PTOP"}
+
+
+class Device(msgspec.Struct, frozen=True):
+    """Reads what devices did for one process."""
+
+    database: Database
+    where: str
+    values: tuple[int, ...]
+
+    def add_to(self, table: Table) -> None:
+        """Appends all of it. Raises :class:`DamagedError`."""
+        self._kernels(table)
+        self._copies(table)
+        for batch in self._batches(FILLS, "bytes"):
+            self._add(table, batch, "gpu_memset", ["Memset (Device)"] * len(batch["start"]))
+        for batch in self._batches(GRAPHS, "graphId"):
+            # Which kernels it is made of was not recorded: the device computes meanwhile, that is all.
+            self._add(table, batch, "kernel", [_graph(number) for number in batch["graphId"].tolist()])
+
+    def _batches(self, name: str, *more: str) -> Iterable[Batch]:
+        own = self.where if not self.where or self.database.has(name, "globalPid") else ""
+        return self.database.batches(name, (*_COMMON, *more), where=own, values=self.values if own else ())
+
+    def _kernels(self, table: Table) -> None:
+        known: dict[int, str] = {}
+        for batch in self._batches(KERNELS, *NAMES):
+            number = named(batch)
+            new = [one for one in np.unique(number).tolist() if one not in known and one != MISSING]
+            known.update(self.database.strings(new))
+            self._add(table, batch, "kernel", [known.get(one, "") for one in number.tolist()])
+
+    def _copies(self, table: Table) -> None:
+        ways = _WAYS | _named_ways(self.database)
+        memory = _MEMORY | dict(_labels(self.database, "ENUM_CUDA_MEM_KIND"))
+        for batch in self._batches(COPIES, "bytes", "copyKind", "srcKind", "dstKind"):
+            kinds = zip(*(batch[name].tolist() for name in ("copyKind", "srcKind", "dstKind")), strict=True)
+            self._add(table, batch, "gpu_memcpy", [_copy(kind, ways, memory) for kind in kinds])
+
+    def _add(self, table: Table, batch: Batch, category: str, names: list[str]) -> None:
+        table.add(
+            Rows(
+                category=category,
+                name=names,
+                start=batch["start"],
+                duration=lengths(batch),
+                device=batch["deviceId"],
+                stream=batch["streamId"],
+                correlation=np.where(batch["correlationId"] > 0, batch["correlationId"], -1),
+                bytes=batch.get("bytes"),
+            )
+        )
+
+
+def named(batch: Batch) -> IntColumn:
+    """The number of each kernel's name: of the first of :data:`NAMES` that its row has."""
+    number: IntColumn = batch[NAMES[-1]]
+    for name in reversed(NAMES[:-1]):
+        number = np.where(batch[name] != MISSING, batch[name], number)
+    return number
+
+
+def lengths(batch: Batch) -> IntColumn:
+    """How long each event took, -1 where it has no begin or no end."""
+    known = (batch["start"] != MISSING) & (batch["end"] != MISSING)
+    return np.where(known, batch["end"] - np.where(known, batch["start"], 0), -1)
+
+
+def _graph(number: int) -> str:
+    return "CUDA graph" if number == MISSING else f"CUDA graph {number}"
+
+
+def _copy(kinds: tuple[int, int, int], ways: Mapping[int, str], memory: Mapping[int, str]) -> str:
+    """The name that Kineto gives such a copy: ``Memcpy HtoD (Pinned -> Device)``."""
+    way, source, target = kinds
+    if way not in ways:
+        return "Memcpy"
+    if source not in memory or target not in memory:
+        return f"Memcpy {ways[way]}"
+    return f"Memcpy {ways[way]} ({memory[source]} -> {memory[target]})"
+
+
+def _named_ways(database: Database) -> dict[int, str]:
+    """The ways of copies as the file numbers them: CUDA_MEMCPY_KIND_HTOD is one."""
+    ends = {
+        number: name.rpartition("_")[2].upper()
+        for number, name in database.small("ENUM_CUDA_MEMCPY_OPER", "id", "name")
+        if isinstance(number, int) and isinstance(name, str)
+    }
+    return {number: f"{end[0]}to{end[3]}" for number, end in ends.items() if end in _SIDES}
+
+
+def _labels(database: Database, table: str) -> Iterable[tuple[int, str]]:
+    for number, label in database.small(table, "id", "label"):
+        if isinstance(number, int) and isinstance(label, str):
+            yield number, label
+
+
+_VERSION = re.compile(r"_v\d{4,5}$")
+"""Nsight Systems adds the version in which CUDA got a function: cudaLaunchKernel_v7000."""
+_DRIVER = re.compile(r"cu[A-Z]")
+_CATEGORIES = ("cuda_runtime", "cuda_driver", "os_runtime")
+
+
+def add_calls(database: Database, where: str, values: tuple[int, ...], table: Table) -> None:
+    """Appends the calls of the process to ``table``. Raises :class:`DamagedError`."""
+    known: dict[int, tuple[str, str]] = {}
+    for name in (RUNTIME, OS_CALLS):
+        own = where if not where or database.has(name, "globalTid") else ""
+        for batch in database.batches(
+            name, ("start", "end", "globalTid", "correlationId", "nameId"), (), (), own, values if own else ()
+        ):
+            numbers = batch["nameId"].tolist()
+            new = [number for number in set(numbers) if number not in known and number != MISSING]
+            for number, text in database.strings(new).items():
+                known[number] = _call(text, name)
+            told = [
+                known.get(number, ("", _CATEGORIES[0] if name == RUNTIME else _CATEGORIES[2]))
+                for number in numbers
+            ]
+            table.add(
+                Rows(
+                    category=[category for _, category in told],
+                    name=[text for text, _ in told],
+                    start=batch["start"],
+                    duration=lengths(batch),
+                    thread=batch["globalTid"],
+                    correlation=np.where(batch["correlationId"] > 0, batch["correlationId"], -1)
+                    if name == RUNTIME
+                    else None,
+                )
+            )
+
+
+def _call(text: str, table: str) -> tuple[str, str]:
+    """(Name as Kineto writes it, category) of a call."""
+    if table == OS_CALLS:
+        return text, _CATEGORIES[2]
+    name = _VERSION.sub("", text)
+    return name, _CATEGORIES[1] if _DRIVER.match(name) else _CATEGORIES[0]
+
+
+_REMEMBERED = 1 << 16
+"""Texts whose meaning is kept; those of operators have a number each."""
+
+
+class Marks(msgspec.Struct):
+    """Ranges that tell more than their time; times as in the file."""
+
+    names: list[str] = msgspec.field(default_factory=list)
+    start: list[int] = msgspec.field(default_factory=list)
+    end: list[int] = msgspec.field(default_factory=list)
+    thread: list[int] = msgspec.field(default_factory=list)
+    payload: list[Fields] = msgspec.field(default_factory=list)
+    """What the range carries, by its name; {} without."""
+
+    def add(self, name: str, start: int, end: int, thread: int, payload: Fields) -> None:
+        """Appends one."""
+        self.names.append(name)
+        self.start.append(start)
+        self.end.append(end)
+        self.thread.append(thread)
+        self.payload.append(payload)
+
+
+class Ranges(msgspec.Struct, frozen=True):
+    """What the ranges of a process told besides their rows."""
+
+    annotations: Marks
+    calls: Marks
+    """Of NCCL."""
+
+    @classmethod
+    def none(cls) -> Ranges:
+        """To be filled."""
+        return cls(Marks(), Marks())
+
+
+def read_ranges(database: Database, where: str, values: tuple[int, ...], table: Table, found: Ranges) -> None:
+    """Appends the process's ranges to ``table`` and, of some, what they tell besides to ``found``. Ranges that were still open when the
+    recording ended have no length and are left out. Raises :class:`DamagedError`."""
+    payloads = Payloads(database)
+    known: dict[str, Range] = {}
+    registered: dict[int, str] = {}
+    own = f'({where}) AND e."end" >= e.start' if where else 'e."end" >= e.start'
+    for batch in database.batches(
+        NVTX, ("start", "end", "globalTid", "textId"), ("text",), ("binaryData",), own, values
+    ):
+        texts = list(_texts(database, batch, registered))
+        told = [_range(text, known) for text in texts]
+        table.add(_rows(batch, told))
+        threads, starts, ends = (batch[name].tolist() for name in ("globalTid", "start", "end"))
+        for i, one in enumerate(told):
+            if one.category == ANNOTATION:
+                found.annotations.add(one.name, starts[i], ends[i], threads[i], {})
+            elif one.category == LIBRARY and one.name.startswith("nccl"):
+                found.calls.add(one.name, starts[i], ends[i], threads[i], payloads.of(batch["binaryData"][i]))
+
+
+def _range(text: str, known: dict[str, Range]) -> Range:
+    """What ``text`` says; texts repeat where operators are not numbered."""
+    one = known.get(text)
+    if one is None:
+        one = read_text(text)
+        if len(known) < _REMEMBERED:
+            known[text] = one
+    return one
+
+
+def _texts(database: Database, batch: Batch, registered: dict[int, str]) -> Iterator[str]:
+    """The text of each range: its own, else the registered one that it refers to."""
+    wanted = [
+        number
+        for number, text in zip(batch["textId"].tolist(), batch["text"], strict=True)
+        if text is None and number != MISSING
+    ]
+    registered.update(database.strings([number for number in set(wanted) if number not in registered]))
+    for number, text in zip(batch["textId"].tolist(), batch["text"], strict=True):
+        yield text if text is not None else registered.get(number, "")
+
+
+def _rows(batch: Batch, told: list[Range]) -> Rows:
+    start: IntColumn = batch["start"]
+    return Rows(
+        category=[one.category for one in told],
+        name=[one.name for one in told],
+        start=start,
+        duration=np.where((start != MISSING) & (batch["end"] != MISSING), batch["end"] - start, 0),
+        thread=batch["globalTid"],
+        shapes=[one.shapes for one in told],
+    )
+
 
 LaneKey = tuple[int | None, int]
 """(None, a thread's global number), or (device, stream)."""

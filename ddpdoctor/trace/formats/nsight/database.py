@@ -8,19 +8,149 @@ a few times the file's size, and all of it no more time than that can need. A va
 
 from __future__ import annotations
 
+import re
 import sqlite3
+import struct
 import time
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of
 from ddpdoctor.trace.columns import IntColumn
+from ddpdoctor.trace.formats.kineto.build import is_annotation_name
 from ddpdoctor.trace.sources import tell
+
+Fields = dict[str, int]
+"""Label of an entry, as NCCL describes it, → value."""
+
+
+RANKS, RANK, COMMUNICATOR, MESSAGE_BYTES = (
+    "No. of ranks",
+    "Rank",
+    "NCCL communicator ID",
+    "Message size [bytes]",
+)
+"""Labels of the entries that tell something here."""
+
+
+_HEAD = struct.Struct("<IIIIQQ")
+"""Domain, reserved, schema, reserved, size of the payload, size with this head."""
+
+
+_FORMATS = {
+    4: struct.Struct("<i"),
+    5: struct.Struct("<I"),
+    17: struct.Struct("<q"),
+    18: struct.Struct("<Q"),
+    22: struct.Struct("<Q"),
+}
+"""Whole numbers by NVTX's type: int and its unsigned one, those of 64 bits, and size_t (nvToolsExtPayload.h)."""
+
+
+_LONGEST_BYTES = 1 << 12
+
+
+class Payloads:
+    """Decodes what the ranges of one file carry."""
+
+    def __init__(self, database: Database) -> None:
+        self._fields: dict[int, list[tuple[str, struct.Struct, int]]] = defaultdict(list)
+        listed = database.small("NVTX_PAYLOAD_SCHEMA_ENTRIES", "schemaId", "type", "name", "offset")
+        for schema, kind, name, offset in dict.fromkeys(listed):
+            at = 0 if offset is None else offset
+            known = isinstance(name, str) and isinstance(schema, int) and isinstance(kind, int)
+            if known and kind in _FORMATS and isinstance(at, int) and 0 <= at < _LONGEST_BYTES:
+                self._fields[schema].append((name, _FORMATS[kind], at))
+
+    def of(self, data: bytes | None) -> Fields:
+        """What a range's payload holds; {} without one, or where it is none that the file describes."""
+        if data is None or not _HEAD.size <= len(data) <= _LONGEST_BYTES:
+            return {}
+        _, _, schema, _, size, whole = _HEAD.unpack_from(data)
+        if whole != len(data) or size != len(data) - _HEAD.size:
+            return {}
+        return {
+            name: kind.unpack_from(data, _HEAD.size + at)[0]
+            for name, kind, at in self._fields.get(schema, ())
+            if at + kind.size <= size
+        }
+
+
+KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
+"""CUDA graphs that were recorded as wholes, which is how Nsight Systems does it unless it is told otherwise."""
+COPIES = "CUPTI_ACTIVITY_KIND_MEMCPY"
+FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
+RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+NVTX = "NVTX_EVENTS"
+OS_CALLS = "OSRT_API"
+THREADS = "ThreadNames"
+NAMES = ("demangledName", "shortName", "mangledName")
+"""Of a kernel, the one that Kineto writes first."""
+OF_EXPORTS = frozenset((KERNELS, GRAPHS, COPIES, FILLS, RUNTIME, NVTX, OS_CALLS))
+"""Any of them makes a file one of Nsight Systems."""
+
+
+OPERATOR, ANNOTATION, LIBRARY = "cpu_op", "user_annotation", "library"
+
+_FIELDS = (", seq = ", ", op_id = ", ", sizes = ", ", input_op_ids = ")
+"""What follows an emitted name, in this order."""
+_SIZES = re.compile(r", sizes = (\[[][0-9, -]*\])")
+_NAMESPACE = re.compile(
+    r"(?:aten|autograd|prims?|torch|torchvision|torchaudio|quantized|flash_attn|xformers|_?c10d(?:_functional)?)::"
+)
+"""Of operators whose text says nothing else."""
+_OPERATOR = re.compile(r"(?!FSDP::)[\w.]+::[\w.:]+$|record_param_comms$|detach$|[a-z]\w*_$|\w+Backward\d*$")
+"""Emitted names that are operators': of any library's namespace; without one those of the profiler, in place, and of autograd."""
+_LIBRARY = re.compile(r"nccl[A-Z]|cu(?:blas|dnn|sparse|solver|fft|tensor|rand)|cub::|thrust::|nvshmem|ucp?_")
+"""Calls of libraries that NVIDIA's tools mark themselves."""
+_OF_A_RANK = (
+    "c10d::", "gloo:", "nccl:", "Optimizer.step#", "DistributedDataParallel.", "ProfilerStep", "autograd::engine",
+)  # fmt: skip
+
+
+class Range(msgspec.Struct, frozen=True):
+    """What a range is."""
+
+    name: str
+    category: str
+    shapes: str = ""
+    """Dimensions of an operator's inputs as compact JSON, "" where they are not told."""
+
+
+def marks_a_rank(text: str | None) -> bool:
+    """Whether only a process that trains pushes such a range."""
+    return text is not None and text.startswith(_OF_A_RANK)
+
+
+def read_text(text: str) -> Range:
+    """What a range of this text is."""
+    if _LIBRARY.match(text):
+        return Range(text, LIBRARY)
+    begins = [place for field in _FIELDS if (place := text.find(field)) > 0]
+    if not begins:
+        is_operator = _NAMESPACE.match(text) is not None and not is_annotation_name(text)
+        return Range(text, OPERATOR if is_operator else ANNOTATION)
+    name, rest = text[: min(begins)], text[min(begins) :]
+    sizes = _SIZES.search(rest)
+    category = OPERATOR if _is_operator(name, rest) else ANNOTATION
+    return Range(name, category, sizes[1].replace(" ", "") if sizes else "")
+
+
+def _is_operator(name: str, rest: str) -> bool:
+    """Whether an emitted name is an operator's: an annotation has no number in the sequence of autograd, nor sizes."""
+    if is_annotation_name(name):
+        return False
+    numbered = rest.startswith(_FIELDS[0]) and not rest.startswith(", seq = -")
+    return numbered or _NAMESPACE.match(name) is not None or _OPERATOR.match(name) is not None
+
 
 MISSING = np.iinfo(np.int64).min
 """Stands where a number is absent."""

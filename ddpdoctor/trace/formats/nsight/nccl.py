@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from ddpdoctor.trace import classify
 from ddpdoctor.trace.columns import Collectives, IntColumn, RankTrace
 
-from .payloads import COMMUNICATOR, MESSAGE_BYTES, RANKS, Fields
-from .ranges import Marks
+from .build import Marks
+from .database import COMMUNICATOR, MESSAGE_BYTES, RANKS, Fields
 
 _BEGIN, _END = "ncclGroupStart", "ncclGroupEnd"
 _OPERATIONS = {

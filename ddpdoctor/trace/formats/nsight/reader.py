@@ -10,19 +10,12 @@ from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.columns import Lane, RankTrace, TraceMeta
 from ddpdoctor.trace.sources import is_url, shown
 
-from .address import address, is_sqlite, split
-from .build import LaneKey, Rows, Table
-from .database import DamagedError, Database
-from .device import Device
-from .host import add_calls
-from .identity import Capture
+from .build import Device, LaneKey, Ranges, Rows, Table, add_calls, read_ranges
+from .database import ANNOTATION, GRAPHS, OF_EXPORTS, RANKS, THREADS, DamagedError, Database
+from .identity import Capture, Process, ranks_in, thread_of
 from .nccl import with_collectives
-from .payloads import RANKS
-from .processes import Process, ranks_in, thread_of
-from .ranges import Ranges, read_ranges
+from .recognise import address, is_sqlite, split
 from .steps import are_marked, steps_of
-from .tables import GRAPHS, OF_EXPORTS, THREADS
-from .texts import ANNOTATION
 
 _LONGEST_LABEL = 1 << 10
 

@@ -5,11 +5,46 @@ Asked of every file that is analysed: what opens a database is imported where th
 
 from __future__ import annotations
 
+import os
+import re
+import stat
+
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.formats import Candidate
-from ddpdoctor.trace.sources import is_url
+from ddpdoctor.trace.sources import is_url, open_binary
 
-from .address import MAGIC, address, is_sqlite, split
+_PART = re.compile(r"(?P<file>.+)#process-(?P<number>\d{1,6})", re.DOTALL)
+MAGIC = b"SQLite format 3\0"
+
+
+def address(path: str, number: int, count: int) -> str:
+    """Of the process with this number among so many in the file at ``path``; in the order of text they stand as numbered."""
+    return f"{path}#process-{number:0{len(str(count - 1))}d}"
+
+
+def split(path: str) -> tuple[str, int | None]:
+    """(file, number of the process), None where the path names the file alone."""
+    match = _PART.fullmatch(path)
+    if match is None or is_sqlite(path):  # a file may be called anything
+        return path, None
+    return match["file"], int(match["number"])
+
+
+def file_of(path: str) -> str:
+    """The file in which the process that ``path`` names is; ``path`` where it names none."""
+    return split(path)[0]
+
+
+def is_sqlite(path: str) -> bool:
+    """Whether there is a regular file that begins as those of SQLite."""
+    try:
+        if not stat.S_ISREG(os.stat(path).st_mode):  # noqa: PTH116
+            return False
+        with open_binary(path) as stream:
+            return stream.read(len(MAGIC)) == MAGIC
+    except (OSError, ValueError):
+        return False
+
 
 _SUFFIX = ".sqlite"
 """As ``nsys export`` names its files."""
@@ -30,8 +65,7 @@ def recognises(candidate: Candidate) -> bool:
 
 def is_export(path: str) -> bool:
     """Whether the SQLite file at ``path`` has a table of Nsight Systems."""
-    from .database import Database
-    from .tables import OF_EXPORTS
+    from .database import OF_EXPORTS, Database
 
     try:
         with Database(path) as database:
@@ -46,7 +80,7 @@ def parts(candidate: Candidate) -> tuple[str, ...]:
     if is_url(path) or not (candidate.head or b"").startswith(MAGIC):
         return ()
     from .database import DamagedError
-    from .processes import ranks_in
+    from .identity import ranks_in
 
     try:
         found = ranks_in(path)

@@ -17,7 +17,7 @@ import numpy as np
 from ddpdoctor.trace import classify
 from ddpdoctor.trace.columns import IntColumn
 
-from .ranges import Marks
+from .build import Marks
 
 _NUMBERED = re.compile(
     r"(?P<what>.*?(?<![a-z])(?:step|iter|iteration|batch)s?[\s_#:=.(\[-]*)(?P<number>\d{1,9})[\])]?\s*$",

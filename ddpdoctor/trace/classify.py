@@ -1,0 +1,218 @@
+"""What an event is, by its name and category: the one classifier.
+
+Names come in, as profilers of torch 1.8 and newer and the libraries of all vendors write them; out comes what they
+mean: communication between ranks (and which), a copy (and which way), a step, a wait for the next batch, a wait for the
+device. The functions are pure and are applied to the interned names of a trace (:meth:`RankTrace.name_mask`), not to
+its events; those that take a trace give such a mask of its events.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.trace.columns import KNOWN_NAMES, RankTrace
+
+_LIBRARY_KERNEL = re.compile(
+    r"""(?:void\s+)?(?:\w+::)*          # namespaces
+    (?: nccl(?:Dev|Sym|SymDev|SymkDev)?_?Kernel   # ncclKernel_ to NCCL 2.18, Sym from 2.27
+      | nccl(?:AllReduce|AllGather|ReduceScatter|Broadcast|Reduce|SendRecv)\w*Kernel   # NCCL to 2.3
+      | rccl | msccl | mscclpp | oneccl | hccl | hcom_ | xccl | eccl | mccl )""",
+    re.VERBOSE | re.IGNORECASE,
+)
+_CUSTOM_KERNEL = re.compile(
+    r"cross_device_reduce|deep_ep::|nvshmem|symmetric_memory|multimem_"
+    r"|(?:one|two)_?shot_?(?:all_?reduce|all_?gather|reduce_?scatter)"
+    r"|quick_?(?:all_?)?reduce::|trtllm_(?:mnnvl_)?all_?reduce|allreduce_fusion_kernel|lamport_?all_?reduce"
+    r"|\b(?:all_?reduce|all_?gather|reduce_?scatter|all_?to_?all)(?:_\w+)?_kernel",
+    re.IGNORECASE,
+)
+"""Kernels that move data between ranks themselves: vLLM, DeepEP, NVSHMEM, torch's symmetric memory, FlashInfer."""
+_GENERATED = ("triton_", "void at::native::", "void cutlass::", "void cudnn::")
+"""Compute whose name may quote a fused operation, such as triton_poi_fused_all_reduce_0."""
+_ISSUED = re.compile(
+    r"(?:_?c10d(?:_functional)?::|(?:nccl|gloo|mpi|ucc|xccl|hccl|rccl|cncl|mccl|eccl|fake):)", re.IGNORECASE
+)
+"""Begins of the host's events that issue a collective."""
+_BARE = re.compile(r"\w+(?: \d+(?:->|<-)\d+)?|DDP (?:gradients|buffers)")
+"""A name that stands by itself: a value of the argument "Collective name", a function of ``torch.distributed``, or one
+of DDP's own collectives as step logs call them."""
+_OPERATIONS = (
+    ("reducescatter", re.compile(r"reduce_?scatter", re.IGNORECASE)),
+    ("allreduce", re.compile(r"all_?reduce|cross_device_reduce|quick_?reduce|^DDP gradients", re.IGNORECASE)),
+    ("allgather", re.compile(r"all_?gather", re.IGNORECASE)),
+    ("alltoall", re.compile(r"all_?to_?all|deep_ep::\w+::(?:dispatch|combine)", re.IGNORECASE)),
+    ("broadcast", re.compile(r"broadcast|^DDP buffers", re.IGNORECASE)),
+    ("sendrecv", re.compile(r"send_?recv|(?:^|[^a-z])i?(?:send|recv)(?:[^a-z]|$|any)", re.IGNORECASE)),
+    ("barrier", re.compile(r"barrier", re.IGNORECASE)),
+    ("reduce", re.compile(r"(?:^|[^a-z])reduce", re.IGNORECASE)),
+    ("gather", re.compile(r"(?:^|[^a-z])gather", re.IGNORECASE)),
+    ("scatter", re.compile(r"(?:^|[^a-z])scatter", re.IGNORECASE)),
+)
+"""The first that fits: a reduce-scatter's name holds that of a reduce and of a scatter."""
+
+
+@lru_cache(KNOWN_NAMES)
+def is_communication_kernel(name: str) -> bool:
+    """Whether a *device* event of this name is communication between ranks.
+
+    Ask for device events only: annotations such as ``nccl:all_reduce`` are none, they only stand around the kernel.
+    """
+    if _ISSUED.match(name) or name.startswith(_GENERATED):
+        return False
+    return _LIBRARY_KERNEL.match(name) is not None or _CUSTOM_KERNEL.search(name) is not None
+
+
+@lru_cache(KNOWN_NAMES)
+def communication_operation(name: str) -> str | None:
+    """The operation that ``name`` says, however it is spelled.
+
+    ``all_reduce``, ``c10d::allreduce_`` and ``ncclDevKernel_AllReduce_Sum_f32_RING_LL(...)`` are "allreduce". One of
+    allreduce, allgather, reducescatter, broadcast, alltoall, sendrecv, barrier, reduce, gather, scatter.
+
+    Takes names of communication kernels, of events that issue a collective, of ``torch.distributed``'s functions, of DDP's
+    own collectives in step logs, and values of the argument "Collective name". None where the name does not say which
+    (``ncclDevKernel_Generic``) or is no such name (``aten::gather``). NCCL also runs all-to-all as ``SendRecv`` kernels:
+    the kernel's metadata, where there is any, knows better.
+    """
+    if not (_ISSUED.match(name) or _BARE.fullmatch(name) or is_communication_kernel(name)):
+        return None
+    label = name.partition("(")[0] if "(" in name else name
+    return next((operation for operation, pattern in _OPERATIONS if pattern.search(label)), None)
+
+
+def is_gloo(name: str) -> bool:
+    """Whether this is gloo's own event of a collective: it begins when one of gloo's threads takes it up."""
+    return name.startswith("gloo:")
+
+
+def communication_kernels(trace: RankTrace) -> NDArray[np.bool_]:
+    """[events] the communication kernels."""
+    return device_work(trace) & trace.name_mask(is_communication_kernel)
+
+
+DEVICE_WORK = frozenset(
+    {
+        "kernel",
+        "gpu_memcpy",
+        "gpu_memset",
+        "mtia_ccp_events",
+        "mtia_kernel",
+        "glow_runtime_device",
+        "hpu_op",
+        "npu_kernel",
+        "collective_comm",
+    }
+)
+"""Work that an accelerator did."""
+
+DEVICE = DEVICE_WORK | {"gpu_user_annotation", "cuda_sync", "mtia_workloadd", "mtia_insight"}
+"""Everything that stands on a device's lane."""
+
+_COPY = re.compile(
+    r"(?:Memcpy|Copy)\s*(?P<from>H|D|P|A|M|Host|Device|Peer)\s?(?:to|To|2)\s?(?P<to>H|D|P|A|M|Host|Device|Peer)\b"
+)
+_OPTIMIZER = re.compile(r"multi_tensor_apply(?!.*Copy)|kOptimizer\d")
+"""Kernels of optimizers that work on whole lists of tensors: torch's foreach and fused ones, Apex's and DeepSpeed's, and those of
+bitsandbytes. Sharded parameters are gathered by copies of lists."""
+_SIDES = {"M": "H", "A": "D"}
+"""Other letters for the host and the device: XPU's M2D comes from the host's memory, CUPTI's HtoA goes to an array on the device."""
+
+
+def device_work(trace: RankTrace) -> NDArray[np.bool_]:
+    """[events] what keeps an accelerator busy: kernels, copies and fills, not annotations."""
+    return trace.category_mask(*DEVICE_WORK)
+
+
+@lru_cache(KNOWN_NAMES)
+def memcpy_kind(name: str) -> str | None:
+    """HtoD, DtoH, DtoD, PtoP or HtoH of a copy on the device; None for anything else."""
+    match = _COPY.search(name)
+    if match is None:
+        return None
+    return "to".join(_SIDES.get(side[0], side[0]) for side in (match["from"], match["to"]))
+
+
+@lru_cache(KNOWN_NAMES)
+def is_optimizer_kernel(name: str) -> bool:
+    """Whether a kernel of this name works on whole lists of tensors, as optimizers do, and what clips and zeroes gradients."""
+    return _OPTIMIZER.search(name) is not None
+
+
+IN_PROCESS = "_SingleProcessDataLoaderIter"
+"""The iterator of a DataLoader without workers, as it stands in the name of its operator."""
+_STEP = re.compile(
+    r"(?:##\s*)?(?:Profiler\s?Step|(?:train(?:ing)?_?)?step|iteration)\s*+[#*:=_ ]?\s*+(\d{1,9})(?:\s*+##)?$",
+    re.IGNORECASE,
+)
+_SYNC = re.compile(
+    r"(?:cu|cuda|hip|musa|cn|mtia|synap|ze|ur)(?:Device|Stream|Event|Ctx|Queue|CommandQueue)(?:Host)?Synchronize"
+    r"(?:WithFlag|WithTimeout)?(?:_ptsz)?$"
+    r"|(?:aclrt)?[sS]ynchronize(?:Stream|Device|Event)?(?:WithTimeout)?$"
+    r"|(?:ze|ur)\w*(?:HostSynchronize|QueueFinish|EventWait)$"
+)
+_SAVE = re.compile(
+    r"(?:torch/serialization\.py\(\d+\): (?:save|_legacy_save)"
+    r"|torch/distributed/checkpoint/state_dict_saver\.py\(\d+\): (?:save|async_save|save_state_dict)"
+    r"|safetensors/torch\.py\(\d+\): save(?:_file|_model)?)$"
+)
+
+
+@lru_cache(KNOWN_NAMES)
+def step_number(name: str) -> int | None:
+    """12 of ``ProfilerStep#12`` (and "step 12", "Iteration 12"); None for other names."""
+    match = _STEP.match(name)
+    return int(match.group(1)) if match else None
+
+
+def is_dataloader(name: str) -> bool:
+    """Whether the training thread is waiting for the next batch inside of an event of this name."""
+    return (
+        name.startswith("enumerate(DataLoader)")
+        or "train_dataloader_next" in name
+        or ("torch/utils/data/dataloader.py" in name and name.endswith(": __next__"))
+    )
+
+
+def is_save(name: str) -> bool:
+    """Whether this Python frame saves a checkpoint: ``torch.save``, a distributed checkpoint's ``save``, safetensors."""
+    return _SAVE.search(name) is not None
+
+
+def is_collection(name: str) -> bool:
+    """Whether this event among the Python frames is a garbage collection.
+
+    Either one that the profiler was asked to record, or a call of ``gc.collect``.
+    """
+    return name in ("Python GC", "<built-in function collect>")
+
+
+def is_optimizer_step(name: str) -> bool:
+    """Whether this is the step of an optimizer (``Optimizer.step#SGD.step``)."""
+    return name.startswith("Optimizer.step#")
+
+
+def optimizer_steps(trace: RankTrace) -> NDArray[np.bool_]:
+    """[events] the steps of optimizers on the host."""
+    return trace.name_mask(is_optimizer_step) & trace.category_mask("user_annotation", "cpu_op")
+
+
+@lru_cache(KNOWN_NAMES)
+def is_sync_call(name: str) -> bool:
+    """Whether a runtime call of this name makes the host wait for the device (CUDA, HIP, MUSA, CANN, Level Zero, MTIA)."""
+    return _SYNC.match(name) is not None
+
+
+def is_ddp_forward(name: str) -> bool:
+    """Whether this is the forward of a ``DistributedDataParallel`` module."""
+    return name == "DistributedDataParallel.forward" or (
+        "torch/nn/parallel/distributed.py" in name and name.endswith(": forward")
+    )
+
+
+def next_batches(trace: RankTrace) -> NDArray[np.bool_]:
+    """[events] the training thread's waits for the next batch."""
+    return trace.name_mask(is_dataloader) & trace.category_mask("user_annotation", "cpu_op")
