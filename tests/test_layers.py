@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -23,6 +24,8 @@ LONGER = {
     "tests/report/samples.py": "sample diagnoses: data, not logic",
 }
 """Files beyond MOST_LINES, and why."""
+MOST_UNLISTED = 15
+"""Modules of a package whose door need not say what each is for."""
 
 FOLDERS = ("ddpdoctor", "tests", "docs", "benchmarks")
 
@@ -255,6 +258,16 @@ def test_files_are_short():
     }
     assert {name: lines for name, lines in lengths.items() if lines > MOST_LINES and name not in LONGER} == {}
     assert {name for name in LONGER if lengths.get(name, 0) <= MOST_LINES} == set(), "no longer exceptions"
+
+
+def test_a_package_of_many_modules_names_each_in_its_door():
+    missing = []
+    for door in PACKAGE.rglob("__init__.py"):
+        modules = [file.stem for file in door.parent.glob("*.py") if file != door]
+        words = set(re.findall(r"\w+", ast.get_docstring(ast.parse(door.read_text(encoding="utf-8"))) or ""))
+        if len(modules) > MOST_UNLISTED:
+            missing += [f"{door.parent.name}/{name}" for name in modules if name not in words]
+    assert missing == []
 
 
 def test_no_file_is_a_drawer():

@@ -1,4 +1,12 @@
-"""The command line: ``ddpdoctor VERB``. One file per verb, each with its click command as ``command``."""
+"""The command line: ``ddpdoctor VERB``. One file per verb, each with its click command as ``command``.
+
+::
+
+    verbs        run, demo (recorded: what both do), analyze, compare, history, digest, export (tracking), bundle, doctor,
+                 watch (watched, watch_view, watch_ranks, keys), stacks, capture (capturing; asked: questions to ranks),
+                 trials and patched (``try``), rules, rule_authors (``rules facts`` and ``new``), completion (completing)
+    all verbs    main, groups, finite, configured, diagnosed, outputs, progress, say, onethread, apart (work in a process of its own)
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,25 @@
-"""Running a job under ddpdoctor: the run directory, the child process and its signals, the environment, the
-telemetry.
+"""Running a job under ddpdoctor: the run directory, the child process and its signals, the environment, the telemetry.
 
-The launcher is a guest in front of somebody's production job. It adds nothing to the job's streams, passes
-each signal on once, ends as the job ends, and where its own part fails the job goes on without it.
+The launcher adds nothing to the job's streams, passes each signal on once, ends as the job ends, and where its own part fails the job
+goes on without it.
+
+::
+
+    the run       session       one recorded run from start to end
+                  options       what the user asked for            environment   what the job finds in its environment
+                  directory     the run directory and its manifest privacy       its command line without secrets
+    the job       child         the process, its streams and signals
+                  witness       a signal to the group, or to the launcher alone
+                  alone         the job without us, where our part fails before it starts
+    beside it     helper        forked processes that the launcher never waits for
+                  keeper        the one that touches storage: copies records, samples the host
+                  sentinel      the one that watches for hangs: it asks, reports, and ends the job where that was ordered
+    a hang        hostwatch     all ranks of this host             rankwatch     one rank, by its memory and /proc
+                  unjoined      ranks before init_process_group    procfs, usage, sockets   what the kernel counts
+                  standstill    whether the job stands still       proof         whether that is proven, so that it may be ended
+                  hangwords     what the terminal says of it
+    afterwards    leftovers     records that are still in memory   orphans       ranks that outlived the command
+    ``doctor``    checkup       what can be recorded here          jobpython     the job's own Python
 """
 
 from __future__ import annotations

@@ -1,6 +1,18 @@
 """Reports: one file per output, all reading the same :class:`~ddpdoctor.diagnose.diagnosis.Diagnosis`.
 
 Once this package is imported, a diagnosis shows itself in notebooks, and draws figures.
+
+::
+
+    outputs            terminal, html, json_output, markdown, junit, sarif, notebook, figures_output
+                       timeline_export  all ranks on one clock            timeline_tracks  its tracks
+    what they say      view, opening, finding_view, job_view, memory_view, standing_view, tried
+                       words  numbers, ranks and parts of a step          unbroken  lines that break no word
+                       project  which code is the user's
+    the HTML page      charts, figures (packages)                         embed, carried  the diagnosis inside it
+    several runs       compare, compare_settings, compare_output          history, history_output
+    read back          read  a diagnosis from a file                      sound  whether it can be one
+    ``--redact``       redaction  what is replaced                        redact_names  names and forms that identify
 """
 
 from __future__ import annotations

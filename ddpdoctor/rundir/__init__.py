@@ -23,6 +23,17 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
     RUN/diagnosis.json, RUN/report.html     written by the analysis
 
 ``docs/formats.md`` describes the fields.
+
+::
+
+    formats        layout, stepevents, phases, notes, typed (types of fields), run_id
+    a rank writes  spool, segments, heartbeat, raw_traces, sources       door: before init_process_group
+    on the way     draining, handover, hostdocs, gaps, target, compaction, carrier (who copies), waiting (what could not be copied yet)
+    asked meanwhile  asking, presence
+    who lives      processes, liveness, boot, ends (how a job and its ranks ended)
+    read           reader, stops
+    files          files, owned
+    masked         privacy, named, secretnames, tokens, urls, packages (library paths)
 """
 
 from typing import TYPE_CHECKING

@@ -1,12 +1,14 @@
 """Jobs that stopped. What a run directory holds of each rank's end, and dumps of torch's flight recorder, become facts of the
 family ``hang``: who is at fault, at which line, in which collective the others wait.
 
-    dumps ─► recordings ─► groups ─► who waits for whom ─► the roots ┐
-                                └─► the first difference             ├─► HangFacts, where each rank stands
-    run directory ─► evidence of each rank ─► deaths, exceptions     ┘
+::
 
-A dump is read without Python's unpickler. Who waits is no culprit: the roots are those that keep others and are kept by none.
-What a rank did not record is unknown, and nobody is accused by it but where all others are there.
+    dumps ─► recording ─► groups ─► waiting: who waits for whom, the roots ┐
+      (plainpickle)           └─► mismatches: the first difference         ├─► verdict: HangFacts, where each rank stands (activity)
+    run directory ─► evidence, frames ─► causes, ends, calls, disagreement ┘     (answer: what the verdict is made of)
+
+A dump is read without Python's unpickler. A rank that waits is not at fault: the roots are those that keep others waiting and are
+kept by none. What a rank did not record is unknown, and no rank is blamed for it unless all others are accounted for.
 """
 
 from __future__ import annotations
