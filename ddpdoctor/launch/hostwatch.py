@@ -10,7 +10,7 @@ from typing import Any
 
 from ddpdoctor.launch.rankwatch import WatchedRank
 from ddpdoctor.rundir import spools_in
-from ddpdoctor.rundir.layout import parse_rank_directory
+from ddpdoctor.rundir.layout import parse_spool_name
 from ddpdoctor.telemetry.cgroup import Cgroup
 
 _NEW_S = 0.1
@@ -101,8 +101,5 @@ class HostWatchedRanks:
 
 
 def _watched(spool: str) -> WatchedRank | None:
-    name, _, pid = Path(spool).name.rpartition("-")
-    place = parse_rank_directory(name)
-    if place is None or not pid.isdecimal() or len(pid) > 9:
-        return None
-    return WatchedRank(spool, place[0], int(pid))
+    named = parse_spool_name(spool)
+    return None if named is None else WatchedRank(spool, *named)

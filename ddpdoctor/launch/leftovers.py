@@ -32,7 +32,7 @@ from ddpdoctor.rundir import (
     waiting_in,
     writer_of,
 )
-from ddpdoctor.rundir.layout import parse_rank_directory
+from ddpdoctor.rundir.layout import parse_spool_name
 from ddpdoctor.rundir.processes import is_running
 
 _SAVING_S = 2.0
@@ -157,10 +157,10 @@ def ranks_of_spools(root: Path) -> dict[int, int]:
     that write last. Of another pid namespace's it is the one that they have here."""
     found = []
     for spool in spools_in(str(root)):
-        folder = parse_rank_directory(Path(spool).name.rpartition("-")[0])
+        named = parse_spool_name(spool)
         state, pid = writer_of(spool)
-        if folder is not None and pid:
-            found.append((state is State.WRITING, pid, folder[0]))
+        if named is not None and pid:
+            found.append((state is State.WRITING, pid, named[0]))
     return {pid: rank for _, pid, rank in sorted(found)}
 
 

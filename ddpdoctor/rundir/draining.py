@@ -38,7 +38,7 @@ from .layout import (
     SAMPLES_FILE,
     STEPS_FILE,
     claim_rank_directory,
-    parse_rank_directory,
+    parse_spool_name,
 )
 from .liveness import WRITER_FILES
 from .owned import (
@@ -182,8 +182,8 @@ def _claimed(target: str, directory: str, spool: int, run: int) -> str:
     """The rank's folder in the open run directory, made where it has none yet."""
     if not is_unclaimed(target):
         return target
-    rank = parse_rank_directory(os.path.basename(directory).partition("-")[0])
-    name = claim_rank_directory(run, rank[0] if rank else 0)
+    named = parse_spool_name(directory)
+    name = claim_rank_directory(run, named[0] if named else 0)
     claimed = os.path.join(target, name)
     try:
         replace_file(TARGET_FILE, spool, os.fsencode(claimed))

@@ -40,6 +40,7 @@ _MANIFEST_HEAD = 1 << 12
 """Bytes that hold its schema, which stands first."""
 _MOST_REPEATS = 1_000_000
 """Recordings of one rank in a run: restarts, and further jobs of the same command."""
+_MOST_PID_DIGITS = 9
 _RANK_DIRECTORY = re.compile(r"^([0-9]{5,9})(?:\.([0-9]{1,6}))?$")
 
 
@@ -146,3 +147,10 @@ def parse_rank_directory(name: str) -> tuple[int, int] | None:
     """(rank, repeat) from the name of a folder below ``ranks/``, or None where it is something else."""
     found = _RANK_DIRECTORY.match(name)
     return (int(found.group(1)), int(found.group(2) or 0)) if found else None
+
+
+def parse_spool_name(path: str) -> tuple[int, int] | None:
+    """(rank, process id in its own namespace) from the path of a spool, ``RANK[.REPEAT]-PID``, or None where it is something else."""
+    name, _, pid = os.path.basename(path).rpartition("-")
+    rank = parse_rank_directory(name)
+    return None if rank is None or not pid.isdecimal() or len(pid) > _MOST_PID_DIGITS else (rank[0], int(pid))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .draining import spools_of
-from .layout import PROGRESS_FILE, parse_rank_directory
+from .layout import PROGRESS_FILE, parse_spool_name
 from .stops import PROGRESS_SCHEMA, document_in
 from .typed import PROGRESS
 
@@ -31,10 +31,9 @@ def present_ranks(run: str) -> list[Present]:
     """Those of this host, by rank; of several processes of one rank, as an elastic restart leaves them, the newest. Never raises."""
     found: dict[int, Present] = {}
     for spool, _ in sorted(spools_of(run), key=lambda each: _age(each[0])):
-        name, _, pid = os.path.basename(spool).partition("-")
-        number = parse_rank_directory(name)
-        if number is not None and pid.isdecimal():
-            found[number[0]] = Present(number[0], int(pid), spool)
+        named = parse_spool_name(spool)
+        if named is not None:
+            found[named[0]] = Present(*named, spool)
     return [found[rank] for rank in sorted(found)]
 
 
