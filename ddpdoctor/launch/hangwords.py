@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import Path
 
 from ddpdoctor.launch.rankwatch import Activity, WatchedRank
 from ddpdoctor.launch.standstill import Suspicion
 from ddpdoctor.rundir import phase_words
-from ddpdoctor.rundir.packages import is_library
+from ddpdoctor.rundir.fault_text import innermost_line
 
 _MOST_NAMED = 3
 """Ranks that are told one by one; the report has all."""
-_FAULT_LINE = re.compile(r'^  File "([^"]*)", line ([0-9]+) in (\S+)', re.MULTILINE)
 
 
 def hang_sentences(suspicion: Suspicion, here: str) -> list[str]:
@@ -74,7 +71,7 @@ def _of(rank: WatchedRank) -> str:
     if not rank.answers:
         if not rank.holds_gil:
             return f"{whom} does not answer{f' in step {rank.steps}' if rank.counts else ''}"
-        place = _fault_place(rank.faults)
+        place = innermost_line(rank.faults, or_library=True)
         where = f", at {place}" if place else ""
         return f"{whom} does not answer in step {rank.steps}{where}: something holds Python's lock (the GIL)"
     does = "computing" if rank.activity is Activity.COMPUTES else _does(phase_words(rank.phase) or "")
@@ -84,15 +81,6 @@ def _of(rank: WatchedRank) -> str:
 
 def _does(words: str) -> str:
     return words if not words or words.partition(" ")[0].endswith("ing") else f"in {words}"
-
-
-def _fault_place(text: str) -> str:
-    """The innermost line, of the job's own code where there is one, of Python's first thread, which faulthandler writes last."""
-    places = list(_FAULT_LINE.finditer(text.rpartition("(most recent call first):")[2]))
-    own = [place for place in places if not is_library(place[1])]
-    for found in own or places:
-        return f"{Path(found[1]).name}:{found[2]} ({found[3][:60]})"
-    return ""
 
 
 def _seconds(seconds: float) -> str:

@@ -26,6 +26,7 @@ from ddpdoctor.rundir import (
     read_json,
     writer_of,
 )
+from ddpdoctor.rundir.fault_text import says_gil_is_held
 
 _OWN = LONG_PHASES | {Phase.DATA}
 """Phases in which a rank is with itself, whatever collectives it has on their way."""
@@ -211,7 +212,7 @@ class WatchedRank:
     @property
     def holds_gil(self) -> bool:
         """Whether faulthandler's timer went off because no other thread of it could run."""
-        return not self.answers and self.faults.rfind("Timeout (") > self.faults.rfind("Fatal Python error")
+        return not self.answers and says_gil_is_held(self.faults)
 
     @property
     def phase(self) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,11 +11,10 @@ from typing import Any, ClassVar
 from ddpdoctor.launch import procfs
 from ddpdoctor.launch.rankwatch import WatchedRank
 from ddpdoctor.rundir.door import AtDoor, at_door, close_door, holder_at_door, read_door
-from ddpdoctor.rundir.packages import is_library
+from ddpdoctor.rundir.fault_text import innermost_line
 
-_LINE = re.compile(r'^  File "([^"\n]*)", line ([0-9]{1,9}) in (\S+)', re.MULTILINE)
 _FIRST_THREAD = "(most recent call first):"
-"""Before each stack that faulthandler writes; that of Python's first thread comes last."""
+"""Before each stack that faulthandler writes."""
 _MOST_ANCESTORS = 64
 
 
@@ -81,9 +79,7 @@ class UnjoinedRank(WatchedRank):
 
     def where(self) -> str:
         """The line of the job's own code at which it is, in words; "" where it does not say."""
-        places = _LINE.findall(self.faults.rpartition(_FIRST_THREAD)[2])
-        own = [place for place in places if not is_library(place[0])]
-        return next((f"{Path(file).name}:{line} ({name[:60]})" for file, line, name in own), "")
+        return innermost_line(self.faults)
 
 
 def _as_fault(frames: Any) -> str:

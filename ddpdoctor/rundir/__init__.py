@@ -30,7 +30,7 @@ whole, and so is the step log of a long job when it is thinned; otherwise JSON-l
     a rank writes  spool, segments, heartbeat, raw_traces, sources       door: before init_process_group
     on the way     draining, handover, hostdocs, gaps, target, compaction, carrier (who copies), waiting (what could not be copied yet)
     asked meanwhile  asking, presence
-    who lives      processes, liveness, boot, ends (how a job and its ranks ended)
+    who lives      processes, liveness, boot, ends (how a job and its ranks ended), fault_text (what faulthandler wrote of them)
     read           reader, stops
     files          files, owned
     masked         privacy, named, secretnames, tokens, urls, packages (library paths)

@@ -13,6 +13,7 @@ from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.rundir import STEPS_FILE, LineField, Note, RankRecord, RunDirectory
 from ddpdoctor.rundir.ends import POLITE, JobEnd, job_end
+from ddpdoctor.rundir.fault_text import fatal_signal, faulting_thread, first_thread
 from ddpdoctor.rundir.phases import LONG_PHASES, WAITING_PHASES, Phase
 from ddpdoctor.rundir.processes import is_running
 from ddpdoctor.rundir.stops import (
@@ -26,7 +27,7 @@ from ddpdoctor.rundir.stops import (
 )
 
 from .calls import Call, Usual, calls_of, usual_calls
-from .frames import fatal_signal, faulting_stack, first_thread_stack, is_users, lines_of, place_of
+from .frames import is_users, lines_of, place_of, stack_of
 from .recording import DEFAULT_DESCRIPTION, GroupKey, Recording, read_dump
 
 _STEP = f"{{{LineField.STEP.key}".encode()
@@ -291,7 +292,7 @@ def _of(
     faults = stop.faults if stop else ""
     joined = seen.get("joined", ended.get("joined")) is not False
     waits = seen.get("waits", ended.get("waits"))
-    told = first_thread_stack(seen.get("faults") or "")
+    told = stack_of(first_thread(seen.get("faults") or ""))
     stack, where = _stack(newest, faults, log) if joined else (told, place_of(told))
     phase = newest.get("phase") or seen.get("phase")
     if not joined and waits:
@@ -354,7 +355,7 @@ def _stack(
     newest: Mapping[str, Any], faults: str, log: RankLog | None
 ) -> tuple[list[CodeLine], Where | None]:
     """Where the training thread is: by faulthandler where it had to speak, by its own records, or by the last stack sample."""
-    fault = faulting_stack(faults)
+    fault = stack_of(faulting_thread(faults))
     if fault:
         return fault, place_of(fault)
     stack = lines_of(newest.get("frames"))

@@ -1,0 +1,71 @@
+"""What Python's faulthandler writes: the stacks of all threads, Python's first thread last, and before a crash which signal it was."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from .packages import is_library
+
+TextFrame = tuple[str, int, str]
+"""File, line and function."""
+
+_FATAL, _TIMEOUT, _CURRENT = "Fatal Python error", "Timeout (", "Current thread 0x"
+_THREAD = re.compile(r"^(?:Current thread|Thread) 0x[0-9a-f]+[^\n]*\n", re.MULTILINE)
+_FRAME = re.compile(r'^\s+File "([^"\n]+)", line (\d{1,9}) in (.+)$', re.MULTILINE)
+_MOST_FUNCTION = 60
+"""Letters of a function's name in a sentence."""
+
+_FATAL_SIGNALS = {
+    "Aborted": signal.SIGABRT,
+    "Bus error": signal.SIGBUS,
+    "Floating point exception": signal.SIGFPE,
+    "Illegal instruction": signal.SIGILL,
+    "Segmentation fault": signal.SIGSEGV,
+}
+"""As faulthandler words them, before it lets them end the process."""
+
+
+def fatal_signal(text: str) -> int | None:
+    """The signal that ended a process, by what faulthandler wrote last; None where it wrote of none."""
+    words = text[text.rfind(_FATAL) + len(_FATAL) :].split("\n", 1)[0] if _FATAL in text else ""
+    return _FATAL_SIGNALS.get(words.removeprefix(": "))
+
+
+def says_gil_is_held(text: str) -> bool:
+    """Whether it was written last because a timer of C's ran out, which Python's threads would have set back."""
+    return text.rfind(_TIMEOUT) > text.rfind(_FATAL)
+
+
+def first_thread(text: str) -> list[TextFrame]:
+    """The stack of Python's first thread, innermost frame first."""
+    threads = _THREAD.split(text)[1:]
+    return _frames_in(threads[-1]) if threads else []
+
+
+def faulting_thread(text: str) -> list[TextFrame]:
+    """The stack of the training thread, innermost frame first: of the thread with the fault, or where it was written because Python's
+    lock was kept, of the first one."""
+    if max(text.rfind(_FATAL), text.rfind(_TIMEOUT)) < 0:
+        return []
+    last = text[max(text.rfind(_FATAL), text.rfind(_TIMEOUT)) :]
+    current = last.rfind(_CURRENT)
+    stack = []
+    if current >= 0 and not says_gil_is_held(text):
+        stack = _frames_in(_THREAD.split(last[current:])[1])
+    # A thread that is none of Python's has none.
+    return stack or first_thread(last)
+
+
+def innermost_line(text: str, *, or_library: bool = False) -> str:
+    """``train.py:12 (main)``: the innermost line of the job's own code in Python's first thread; "" where there is none, or with
+    ``or_library`` the innermost one at all."""
+    stack = first_thread(text)
+    own = [frame for frame in stack if not is_library(frame[0])]
+    for file, line, function in own or (stack if or_library else []):
+        return f"{file.rpartition('/')[2]}:{line} ({function[:_MOST_FUNCTION]})"
+    return ""
+
+
+def _frames_in(thread: str) -> list[TextFrame]:
+    return [(file, int(line), function) for file, line, function in _FRAME.findall(thread)]
