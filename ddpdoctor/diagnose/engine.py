@@ -169,19 +169,8 @@ class _Run:
             if not self._holds(condition.when):
                 raise CannotLookError(condition.otherwise)
         self._need(rule.needs)
-        candidates: list[_Candidate] = []
-        if rule.cost_paths:
-            self._need(self.common.cost_needs)
-            candidates = self._costs()
-            if not candidates:
-                self._need(rule.cost_needs)
-                return None
-        elif rule.costs_ms is not None and self._holds(rule.when):
-            cost_ms = self._value(rule.costs_ms)
-            if cost_ms is not None:
-                self._price(float(cost_ms))
         withheld: UnborneError | None = None
-        for cost, path in candidates or [(self.cost, None)]:
+        for cost, path in self._candidates():
             self.cost, self.cost_path = cost, path
             self.context["cost"] = facts_view.as_cel(cost)
             if cost is not None and not self._holds(self.common.cost_when):
@@ -195,6 +184,21 @@ class _Run:
         if withheld is not None:
             raise withheld
         return None
+
+    def _candidates(self) -> list[_Candidate]:
+        """What the rule may report, the costliest first; one without a cost where the rule has none."""
+        rule = self.rule
+        if rule.cost_paths:
+            self._need(self.common.cost_needs)
+            found = self._costs()
+            if not found:
+                self._need(rule.cost_needs)
+            return found
+        if rule.costs_ms is not None and self._holds(rule.when):
+            cost_ms = self._value(rule.costs_ms)
+            if cost_ms is not None:
+                self._price(float(cost_ms))
+        return [(self.cost, None)]
 
     def _unborne(self) -> UnborneError | None:
         """Why the recorded steps, which reports draw, do not show what a finding with this cost would say; None where they do."""

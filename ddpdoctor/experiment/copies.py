@@ -28,18 +28,16 @@ def copied(source: Path, target: Path, apart: Path) -> str:
     left: Counter[str] = Counter()
     links = list[Path]()
 
+    def stays(path: Path) -> bool:
+        kind = _kind(path)
+        if kind is not None:
+            left[kind] += 1
+        elif path.is_symlink():
+            links.append(path)
+        return kind is not None or path.is_symlink() or os.path.realpath(path) == own
+
     def leave(folder: str, names: Sequence[str]) -> list[str]:
-        found = []
-        for name in names:
-            path = Path(folder, name)
-            kind = _kind(path)
-            if kind is not None:
-                left[kind] += 1
-            elif path.is_symlink():
-                links.append(path)
-            if kind is not None or path.is_symlink() or os.path.realpath(path) == own:
-                found.append(name)
-        return found
+        return [name for name in names if stays(Path(folder, name))]
 
     def copy(file: str, to: str) -> None:
         try:
@@ -56,9 +54,12 @@ def copied(source: Path, target: Path, apart: Path) -> str:
     except shutil.Error as error:
         raise OSError(str(error.args[0][0][2])) from None
     out = sum(_linked(path, source, target) for path in links)
-    told = [f"{count} {kind if count == 1 else _plural(kind)}" for kind, count in left.items()]
-    lacks = f"The copy of the working directory lacks {' and '.join(told)}." if told else ""
-    return " ".join(filter(None, (lacks, _leading_out(out))))
+    return " ".join(filter(None, (_lacks(left), _leading_out(out))))
+
+
+def _lacks(left: Counter[str]) -> str:
+    kinds = [f"{count} {kind if count == 1 else _plural(kind)}" for kind, count in left.items()]
+    return f"The copy of the working directory lacks {' and '.join(kinds)}." if kinds else ""
 
 
 def _check_size(source: Path, apart: str, target: Path) -> None:

@@ -241,27 +241,29 @@ class _Kept:
             carry_host_documents(str(self._root), str(self._run), self._carried)
         except OSError as error:
             self._tell(error)
-        goes_on = False
-        for spool in spools_in(str(self._root)):
-            try:
-                over = is_over(spool)
-                goes_on = goes_on or not over
-                target = drain(spool, remove=over, budget=self._budgets.get(spool), beat=self._beat)
-                if spool not in self._budgets and (budget := self._budget(target)) is not None:
-                    self._budgets[spool] = budget
-            except BusyError:
-                continue
-            except FileNotFoundError as error:
-                if (Path(spool) / TARGET_FILE).exists():  # otherwise it is being made, or was removed
-                    self._tell(error)
-            except OSError as error:
-                self._tell(error)
-            except Exception as error:
-                self._note(Note(f"{spool}: {type(error).__name__}: {error}."))
-            self._beat()
+        goes_on = [spool for spool in spools_in(str(self._root)) if not self._carry_spool(spool)]
         if goes_on and not self._samples:
             self._samples = True  # the launcher of which this was has ended
             self._do_beating(self._sample)
+
+    def _carry_spool(self, spool: str) -> bool:
+        """Whether nothing more comes from it."""
+        over = is_over(spool)
+        try:
+            target = drain(spool, remove=over, budget=self._budgets.get(spool), beat=self._beat)
+            if spool not in self._budgets and (budget := self._budget(target)) is not None:
+                self._budgets[spool] = budget
+        except BusyError:
+            return over
+        except FileNotFoundError as error:
+            if (Path(spool) / TARGET_FILE).exists():  # otherwise it is being made, or was removed
+                self._tell(error)
+        except OSError as error:
+            self._tell(error)
+        except Exception as error:
+            self._note(Note(f"{spool}: {type(error).__name__}: {error}."))
+        self._beat()
+        return over
 
     def _tell(self, error: OSError) -> None:
         reason = "it holds another run by now" if isinstance(error, OtherRunError) else reason_of(error)

@@ -50,11 +50,26 @@ def sound(diagnosis: Diagnosis) -> Diagnosis:
 
 
 def _faults(diagnosis: Diagnosis) -> Iterator[str]:
-    job, series = diagnosis.job, diagnosis.series
+    yield from _faults_of_ranks(diagnosis)
+    yield from _faults_of_series(diagnosis)
+    if min(diagnosis.steps.count, diagnosis.steps.measured, *diagnosis.steps.set_aside.values(), 0) < 0:
+        yield "steps: a count below 0"
+    if any(min(finding.coverage.steps, finding.coverage.ranks) < 0 for finding in diagnosis.findings):
+        yield "findings: a coverage below 0"
+    if any(not -0.01 <= share <= 1.01 for share in diagnosis.breakdown.values()):
+        yield "breakdown: a share that is not between 0 and 1"
+    if max(len(diagnosis.breakdown), *(len(rank.breakdown_ms) for rank in diagnosis.ranks), 0) > MOST_PARTS:
+        yield f"a breakdown of more than {MOST_PARTS} parts"
+    if diagnosis.tried is not None and (fault := tried.fault_of(diagnosis.tried)) is not None:
+        yield f"tried: {fault}"
+
+
+def _faults_of_ranks(diagnosis: Diagnosis) -> Iterator[str]:
+    job = diagnosis.job
     ranks = [
         *job.ranks_seen,
         *job.missing_ranks,
-        *series.ranks,
+        *diagnosis.series.ranks,
         *(rank.rank for rank in diagnosis.ranks),
         *(rank for finding in diagnosis.findings for rank in finding.ranks or []),
         *(span.rank for span in (diagnosis.timeline.spans if diagnosis.timeline else [])),
@@ -63,8 +78,10 @@ def _faults(diagnosis: Diagnosis) -> Iterator[str]:
         yield "a rank below 0 or beyond ten million"
     if not 0 <= (job.world_size or 0) <= MOST_RANKS:
         yield "job.world_size below 0 or beyond ten million"
-    if min(diagnosis.steps.count, diagnosis.steps.measured, *diagnosis.steps.set_aside.values(), 0) < 0:
-        yield "steps: a count below 0"
+
+
+def _faults_of_series(diagnosis: Diagnosis) -> Iterator[str]:
+    series = diagnosis.series
     for name, rows in (("step_ms", series.step_ms), ("late_ms", series.late_ms)):
         if any(len(row) != len(series.steps) for row in rows) or len(rows) > len(series.ranks):
             yield f"series.{name} does not have one number for each rank and step"
@@ -73,15 +90,6 @@ def _faults(diagnosis: Diagnosis) -> Iterator[str]:
     for one in diagnosis.telemetry:
         if len(one.t_s) != len(one.values):
             yield f"telemetry: {one.field[:40]} does not have one value for each time"
-    for finding in diagnosis.findings:
-        if min(finding.coverage.steps, finding.coverage.ranks) < 0:
-            yield "findings: a coverage below 0"
-    if any(not -0.01 <= share <= 1.01 for share in diagnosis.breakdown.values()):
-        yield "breakdown: a share that is not between 0 and 1"
-    if max(len(diagnosis.breakdown), *(len(rank.breakdown_ms) for rank in diagnosis.ranks), 0) > MOST_PARTS:
-        yield f"a breakdown of more than {MOST_PARTS} parts"
-    if diagnosis.tried is not None and (fault := tried.fault_of(diagnosis.tried)) is not None:
-        yield f"tried: {fault}"
 
 
 class _Values:
@@ -99,33 +107,42 @@ class _Values:
         if isinstance(value, int | float):
             self._check_numbers([value], place)
         elif isinstance(value, str):
-            self._letters += len(value)
-            if len(value) > MOST_LETTERS:
-                raise ValueError(f"{place}: a text of more than {MOST_LETTERS:,} letters")
-            if self._letters > MOST_LETTERS_TOGETHER:
-                raise ValueError(f"its texts have more than {MOST_LETTERS_TOGETHER:,} letters together")
+            self._check_text(value, place)
         elif depth > _MOST_NESTED:
             raise ValueError(f"{place}: nested too deep")
         elif isinstance(value, list | tuple):
-            if len(value) > MOST_LISTED and place in _SHORT:
-                raise ValueError(f"{place}: a list of more than {MOST_LISTED:,} entries")
-            # Series have a number for each rank and point: together, not one by one.
-            numbers = [item for item in value if type(item) in (float, int)]
-            if numbers:
-                self._check_numbers(numbers, place)
-            if len(numbers) < len(value):
-                for item in value:
-                    if type(item) not in (float, int):
-                        self.check(item, place, depth + 1)
+            self._check_list(value, place, depth)
         elif isinstance(value, dict):
-            if len(value) > MOST_LISTED:
-                raise ValueError(f"{place}: more than {MOST_LISTED:,} entries")
-            for key, item in value.items():
-                self.check(str(key), place, depth + 1)
-                self.check(item, str(key)[:40], depth + 1)
+            self._check_dict(value, place, depth)
         elif isinstance(value, msgspec.Struct):
             for name in value.__struct_fields__:
                 self.check(getattr(value, name), name, depth + 1)
+
+    def _check_text(self, value: str, place: str) -> None:
+        self._letters += len(value)
+        if len(value) > MOST_LETTERS:
+            raise ValueError(f"{place}: a text of more than {MOST_LETTERS:,} letters")
+        if self._letters > MOST_LETTERS_TOGETHER:
+            raise ValueError(f"its texts have more than {MOST_LETTERS_TOGETHER:,} letters together")
+
+    def _check_list(self, value: Sequence[Any], place: str, depth: int) -> None:
+        if len(value) > MOST_LISTED and place in _SHORT:
+            raise ValueError(f"{place}: a list of more than {MOST_LISTED:,} entries")
+        # Series have a number for each rank and point: together, not one by one.
+        numbers = [item for item in value if type(item) in (float, int)]
+        if numbers:
+            self._check_numbers(numbers, place)
+        if len(numbers) < len(value):
+            for item in value:
+                if type(item) not in (float, int):
+                    self.check(item, place, depth + 1)
+
+    def _check_dict(self, value: dict[Any, Any], place: str, depth: int) -> None:
+        if len(value) > MOST_LISTED:
+            raise ValueError(f"{place}: more than {MOST_LISTED:,} entries")
+        for key, item in value.items():
+            self.check(str(key), place, depth + 1)
+            self.check(item, str(key)[:40], depth + 1)
 
     def _check_numbers(self, numbers: Sequence[float], place: str) -> None:
         most = _LATEST_NS if place in _MOMENTS else _MOST_NUMBER

@@ -80,13 +80,7 @@ def print_terminal(
     if diagnosis.breakdown:
         _breakdown(diagnosis, console)
     if diagnosis.findings:
-        console.print()
-        shown = diagnosis.findings[: MOST if verbose else FINDINGS]
-        put(console, _table(shown, console.width, words.everybody(diagnosis.job)))
-        if len(shown) < len(diagnosis.findings):
-            _line(
-                console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim"
-            )
+        _findings(diagnosis, console, MOST if verbose else FINDINGS)
     _standing(diagnosis, console, verbose)
     main = main_finding(diagnosis)
     for finding in diagnosis.findings[:MOST] if verbose else [main] if main is not None else []:
@@ -99,6 +93,15 @@ def print_terminal(
         console.print()
         _line(console, _hta(diagnosis.hta), "dim")
     _closing(diagnosis, console, verbose)
+
+
+def _findings(diagnosis: Diagnosis, console: Console, most: int) -> None:
+    """The costliest ``most`` of them as a table, and how many there are besides."""
+    console.print()
+    shown = diagnosis.findings[:most]
+    put(console, _table(shown, console.width, words.everybody(diagnosis.job)))
+    if len(shown) < len(diagnosis.findings):
+        _line(console, f"and {words.count(len(diagnosis.findings) - len(shown), 'cheaper finding')}", "dim")
 
 
 def _hta(results: Mapping[str, Any]) -> str:

@@ -82,15 +82,21 @@ def secret_values(text: str) -> Iterator[tuple[int, int, bool]]:
                 yield position, hashed.end(), False
             continue
         value = text[position:end]
-        if found["space"] is not None and not holds_value(name, value):
-            continue
-        if name == "pass" and _OF_WORK.search(text, max(0, found.start() - 10), found.start()):
-            continue
-        if "," in found["separator"] and _NAMES_NEXT.match(text, end):
+        if _stands_for_something_else(text, found, value, end):
             continue
         if not is_no_secret(_plain(value)):
             yield position, end, True
         position = max(end, position)
+
+
+def _stands_for_something_else(text: str, found: re.Match[str], value: str, end: int) -> bool:
+    """Whether what follows a name, up to ``end``, is not its value: the next word, a pass over data, or the next name of a list."""
+    name = found["name"]
+    if found["space"] is not None and not holds_value(name, value):
+        return True
+    if name == "pass" and _OF_WORK.search(text, max(0, found.start() - 10), found.start()):
+        return True
+    return "," in found["separator"] and _NAMES_NEXT.match(text, end) is not None
 
 
 def is_hash(name: str, value: str) -> bool:

@@ -219,28 +219,29 @@ def blame(tables: Sequence[Table], recordings: Mapping[int, Recording]) -> Blame
     excuses = _Excuses(tables, missed, partners, recordings)
     behind = _unfinished(tables, recordings)
     roots: dict[int, Root] = {}
-    for stuck in missed:
-        for rank in stuck.missing:
-            why = excuses.why_root(rank, stuck)
-            if why is not None and rank not in roots:
-                roots[rank] = Root(rank, why, stuck, behind[rank])
-    for stuck in [each for each in missed if roots.keys() & set(each.missing)]:
-        for rank in stuck.missing:
-            why = excuses.why_root(rank, stuck, beside_root=True)
-            if why is not None and rank not in roots:
-                roots[rank] = Root(rank, why, stuck, behind[rank])
-    if not roots:
-        # A dump that is not there may be lost or unreadable: that names nobody beside those whose own dumps do.
-        roots = {
-            rank: Root(rank, Why.NO_RECORDING, stuck) for stuck in reversed(missed) for rank in stuck.unknown
-        }
-    if not roots:
-        for stuck in missed:
+
+    def add(among: Sequence[Stuck], beside_root: bool) -> None:
+        for stuck in among:
             for rank in stuck.missing:
-                roots.setdefault(rank, Root(rank, Why.CIRCLE, stuck, behind[rank]))
-    if not roots:
-        roots = _of_devices(behind, recordings) or _of_messages(partners, recordings)
-    return Blame(sorted(roots.values(), key=lambda root: root.rank), missed, whole)
+                why = excuses.why_root(rank, stuck, beside_root)
+                if why is not None and rank not in roots:
+                    roots[rank] = Root(rank, why, stuck, behind[rank])
+
+    add(missed, beside_root=False)
+    add([each for each in missed if roots.keys() & set(each.missing)], beside_root=True)
+    found = (
+        roots
+        # A dump that is not there may be lost or unreadable: that names no rank beside those whose own dumps do.
+        or {rank: Root(rank, Why.NO_RECORDING, stuck) for stuck in reversed(missed) for rank in stuck.unknown}
+        or {
+            rank: Root(rank, Why.CIRCLE, stuck, behind[rank])
+            for stuck in reversed(missed)
+            for rank in stuck.missing
+        }
+        or _of_devices(behind, recordings)
+        or _of_messages(partners, recordings)
+    )
+    return Blame(sorted(found.values(), key=lambda root: root.rank), missed, whole)
 
 
 class _Excuses:

@@ -118,13 +118,17 @@ def _look(current: Session, here: bool, loss: Any) -> None:
 
 
 def _after(token: _Token | int, result: Any) -> None:
-    if isinstance(token, int):
-        of_step = active.session
-        if of_step is not None:
-            of_step.backward.depth = 0
-            if not isinstance(result, BaseException):
-                of_step.recorder.calls.end(token)
+    if not isinstance(token, int):
+        _after_in_full(token, result)
         return
+    current = active.session
+    if current is not None:
+        current.backward.depth = 0
+        if not isinstance(result, BaseException):
+            current.recorder.calls.end(token)
+
+
+def _after_in_full(token: _Token, result: Any) -> None:
     current, start, where, place = token
     end = perf_counter_ns() if start else 0
     backward = current.backward

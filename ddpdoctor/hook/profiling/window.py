@@ -182,17 +182,7 @@ class Window:
             if time.monotonic_ns() - self._ended >= SETTLE_NS:
                 self._close()
         elif state == "waiting":
-            if self._taken_back:
-                recorder.always_full = False
-                self._set("skipped", "it was taken back")
-            elif step == self._first - 1:
-                self._nodes = node_number()
-                self._near_thread = threading.current_thread()
-                recorder.record_whole()
-            elif step >= self._first and (self._near_thread is not None or not self._number):
-                self._try_to_open(step)
-            elif step >= self._first:
-                self._set("skipped", f"it was asked for in step {step}, too late")
+            self._wait(step)
         elif state == "open":
             if step >= self._stop:
                 self._end(step)
@@ -204,6 +194,20 @@ class Window:
             self._session.stepping.listening = False
         if seen and profiler_is_on():
             recorder.marks.append(Mark.USER_PROFILER)
+
+    def _wait(self, step: int) -> None:
+        recorder = self._session.recorder
+        if self._taken_back:
+            recorder.always_full = False
+            self._set("skipped", "it was taken back")
+        elif step == self._first - 1:
+            self._nodes = node_number()
+            self._near_thread = threading.current_thread()
+            recorder.record_whole()
+        elif step >= self._first and (self._near_thread is not None or not self._number):
+            self._try_to_open(step)
+        elif step >= self._first:
+            self._set("skipped", f"it was asked for in step {step}, too late")
 
     def _others_under_way(self) -> bool:
         return any(window.is_under_way for window in windows if window._session is self._session)

@@ -35,14 +35,7 @@ class _End:
         self.error = error
 
 
-def ahead(items: Iterator[T]) -> Generator[T, None, None]:
-    """``items``, produced by a thread of its own.
-
-    Its errors are raised here; leaving the loop early ends the thread.
-    """
-    queue: Queue[T | _End] = Queue(_DEPTH)
-    stop = threading.Event()
-
+def _produce(items: Iterator[T], queue: Queue[T | _End], stop: threading.Event) -> None:
     def put(item: T | _End) -> None:
         while not stop.is_set():
             try:
@@ -51,18 +44,27 @@ def ahead(items: Iterator[T]) -> Generator[T, None, None]:
             except Full:
                 continue
 
-    def produce() -> None:
-        error: BaseException | None = None
-        try:
-            for item in items:
-                put(item)
-                if stop.is_set():
-                    return
-        except BaseException as raised:  # handed over to the consumer, whatever it is
-            error = raised
-        put(_End(error))
+    error: BaseException | None = None
+    try:
+        for item in items:
+            put(item)
+            if stop.is_set():
+                return
+    except BaseException as raised:  # handed over to the consumer, whatever it is
+        error = raised
+    put(_End(error))
 
-    thread = threading.Thread(target=produce, name="ddpdoctor-decompress", daemon=True)
+
+def ahead(items: Iterator[T]) -> Generator[T, None, None]:
+    """``items``, produced by a thread of its own.
+
+    Its errors are raised here; leaving the loop early ends the thread.
+    """
+    queue: Queue[T | _End] = Queue(_DEPTH)
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=_produce, args=(items, queue, stop), name="ddpdoctor-decompress", daemon=True
+    )
     thread.start()
     try:
         while True:
@@ -216,13 +218,17 @@ class Source:
                 compressed, fed_bytes = compressed[len(fed) - left :], min(2 * fed_bytes, _READ_BYTES)
                 if piece:
                     yield piece
-            for _ in range(_MOST_PADDING):
-                compressed = compressed or memoryview(self._read(stream, _READ_BYTES))
-                if (padding := _ZEROS.match(compressed)) is None:
-                    break
-                compressed = compressed[padding.end() :]
+            compressed = self._without_padding(compressed, stream)
             if compressed and not bytes(compressed[:2]).startswith(GZIP[: len(compressed)]):
                 return  # padding or a signature after the last member: gzip(1) ignores it too
+
+    def _without_padding(self, compressed: memoryview, stream: BinaryIO) -> memoryview:
+        for _ in range(_MOST_PADDING):
+            compressed = compressed or memoryview(self._read(stream, _READ_BYTES))
+            if (padding := _ZEROS.match(compressed)) is None:
+                break
+            compressed = compressed[padding.end() :]
+        return compressed
 
     def _zstd(self, first: bytes, stream: BinaryIO) -> Iterator[bytes]:
         try:

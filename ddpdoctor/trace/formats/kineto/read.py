@@ -201,12 +201,24 @@ def _versions(top: dict[str, Any], job: dict[str, Any]) -> dict[str, str]:
 
 
 def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[str]:
+    yield from _notes_of_text(path, stream, builder.rows)
+    yield from _notes_of_events(path, stream, builder)
+    job = stream.top.get("distributedInfo")
+    stated = {"baseTimeNanoseconds": (stream.top, LIMIT_NS)}
+    if isinstance(job, dict):
+        stated |= {"rank": (job, MOST_RANKS), "world_size": (job, MOST_RANKS)}
+    for key, (place, limit) in stated.items():
+        if place.get(key) not in _UNSAID and as_int(place[key]) not in range(limit):
+            yield f"{path}: its {key} cannot be {str(place[key])[:40]} and is ignored."
+
+
+def _notes_of_text(path: str, stream: EventStream, rows: int) -> Iterator[str]:
     if stream.truncated:
         why = stream.source.broken or "ends before its list of events does"
-        yield f"{path} {why}: its {builder.rows} whole events are used, the rest is lost."
+        yield f"{path} {why}: its {rows} whole events are used, the rest is lost."
     if stream.damages:
         places = "in one place" if stream.damages == 1 else f"in {stream.damages} places"
-        yield f"{path} is damaged {places}: unreadable parts are skipped, {builder.rows} whole events are used."
+        yield f"{path} is damaged {places}: unreadable parts are skipped, {rows} whole events are used."
     if stream.oversized:
         yield f"{path} holds {stream.oversized} event(s) longer than {LONGEST_EVENT_BYTES >> 20} MiB: they were skipped."
     if stream.top_unread:
@@ -215,6 +227,9 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
         yield f"{path} holds too much text behind its events to be read: its rank and the base of its times may be unknown."
     if stream.repaired:
         yield f"{path} holds text that is not valid JSON (such as NaN or raw backslashes): it was repaired."
+
+
+def _notes_of_events(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[str]:
     if stream.lost_events:
         yield f"{path}: {stream.lost_events} malformed event(s) were skipped."
     if builder.without_duration:
@@ -223,13 +238,6 @@ def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[s
         yield f"{path}: {builder.without_name} event(s) without a name: what they did is unknown."
     if builder.without_time:
         yield f"{path}: {builder.without_time} event(s) without a usable time were skipped."
-    job = stream.top.get("distributedInfo")
-    stated = {"baseTimeNanoseconds": (stream.top, LIMIT_NS)}
-    if isinstance(job, dict):
-        stated |= {"rank": (job, MOST_RANKS), "world_size": (job, MOST_RANKS)}
-    for key, (place, limit) in stated.items():
-        if place.get(key) not in _UNSAID and as_int(place[key]) not in range(limit):
-            yield f"{path}: its {key} cannot be {str(place[key])[:40]} and is ignored."
 
 
 def _ranks(value: Any) -> int | None:
