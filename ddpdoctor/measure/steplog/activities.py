@@ -99,7 +99,7 @@ def activities_of(
         taken = union_of(taken, recorded)
     saves = sets[Component.CHECKPOINT]
     if len(saves[0]):
-        prepared = prepared_for(saves, gaps, union_of(taken, _meetings(steps, origin_ns)))
+        prepared = prepared_for(saves, gaps, taken, _meetings(steps, origin_ns))
         sets[Component.CHECKPOINT] = union_of(saves, prepared)
     return Activities(origin_ns, sets, gaps)
 
