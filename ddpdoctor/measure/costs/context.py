@@ -13,7 +13,7 @@ from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.metrics import Cores, Reductions
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.sourcelines import SourceLines
-from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.steplog import RankLog, Step, undisturbed
 from ddpdoctor.measure.taxonomy import Components
 from ddpdoctor.measure.window import Window
 
@@ -84,6 +84,11 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         return Pricing(
             self.graph, self.lines, short=self.attribution.short, cores=self.cores, asleep=self.asleep
         )
+
+    @cached_property
+    def undisturbed(self) -> list[tuple[int, list[Step]]]:
+        """See :func:`ddpdoctor.measure.steplog.undisturbed`."""
+        return undisturbed(self.logs)
 
     @cached_property
     def drawn(self) -> Array:

@@ -7,19 +7,14 @@ measured steps show.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 
 import msgspec
 import numpy as np
 
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.numerics import Array, Ints, persistence
-from ddpdoctor.measure.steplog import (
-    RankLog,
-    Step,
-    evaluates,
-    undisturbed,
-)
+from ddpdoctor.measure.steplog import Step, evaluated
 from ddpdoctor.measure.taxonomy import SHARED_COMPONENTS, SharedCause
 from ddpdoctor.rundir import EventKind
 
@@ -44,7 +39,7 @@ def epoch_starts(context: Context) -> Costs:
     The latter are spread over all steps; ``share`` then refers to the mean step with them.
     """
     measured = common_work(context, _COMPONENTS)
-    stalls = _beside_evaluations(context.logs) if context.mean_step_ms else None
+    stalls = _beside_evaluations(context) if context.mean_step_ms else None
     cost = measured if stalls is None else _together(context, measured, stalls)
     return {} if cost is None else {f"shared.{SharedCause.DATA_EPOCH_START}": cost}
 
@@ -69,17 +64,17 @@ def _together(context: Context, measured: Cost | None, stalls: _Stalls) -> Cost:
     )
 
 
-def _beside_evaluations(logs: Sequence[RankLog]) -> _Stalls | None:
+def _beside_evaluations(context: Context) -> _Stalls | None:
     """None where there is no such stall."""
+    logs = context.logs
     if not logs:
         return None
-    training = [log.main_loaders for log in logs]
+    evaluating = evaluated(logs)
     restarting = [log.main_loaders & log.loaders_with_workers for log in logs]
     numbers, stalls = [], []
-    for number, steps in undisturbed(logs):
+    for number, steps in context.undisturbed:
         numbers.append(number)
-        aside = any(evaluates(step, loaders) for step, loaders in zip(steps, training, strict=True))
-        stalls.append(max(map(_stall_ns, steps, restarting)) if aside else 0.0)
+        stalls.append(max(map(_stall_ns, steps, restarting)) if number in evaluating else 0.0)
     return _Stalls(np.array(numbers), np.array(stalls)) if any(stalls) else None
 
 

@@ -16,7 +16,7 @@ from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.numerics import Array, Ints, Mask, persistence
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.sourcelines import Frame, ranked
-from ddpdoctor.measure.steplog import RankLog, Step, evaluates, undisturbed
+from ddpdoctor.measure.steplog import RankLog, Step
 from ddpdoctor.measure.taxonomy import LateCause
 from ddpdoctor.rundir import EventKind
 
@@ -46,7 +46,7 @@ def lone_evaluations(context: Context) -> Costs:
     without evaluation) with that time.
     """
     logs = context.logs
-    alone = _find(logs) if len(logs) > 1 and context.mean_step_ms else None
+    alone = _find(context) if len(logs) > 1 and context.mean_step_ms else None
     if alone is None or not alone.longer_ns.any():
         return {}
     extra_ms = float(alone.longer_ns.mean()) / 1e6
@@ -65,12 +65,10 @@ def lone_evaluations(context: Context) -> Costs:
     return {f"late.{LateCause.EVALUATION}": cost}
 
 
-def _find(logs: Sequence[RankLog]) -> _LoneEvaluations | None:
-    training = [log.main_loaders for log in logs]
-    together = undisturbed(logs)
-    evaluating = [
-        tuple(p for p, step in enumerate(steps) if evaluates(step, training[p])) for _, steps in together
-    ]
+def _find(context: Context) -> _LoneEvaluations | None:
+    logs = context.logs
+    together = context.undisturbed
+    evaluating = [tuple(p for p, log in enumerate(logs) if number in log.evaluated) for number, _ in together]
     if not any(evaluating):
         return None
     lengths_ns = _lengths_ns([steps for _, steps in together], evaluating)

@@ -19,13 +19,13 @@ from .selection import (
     OPENED,
     PROFILED,
     SUSPENDED,
-    WARM_UP,
     WARM_UP_STEPS,
     choose_steps,
     chosen_and_why,
-    evaluates,
+    evaluated,
     longest_ns,
     recorded_everywhere,
+    settled_steps,
     undisturbed,
 )
 from .step import DeviceTimes, Step

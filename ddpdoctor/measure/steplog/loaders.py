@@ -1,12 +1,14 @@
-"""Which of a rank's loaders feeds the training loop, and what the rank says of it."""
+"""Which of a rank's loaders feeds the training loop, what the rank says of it, and in which steps another one is asked."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
-from .step import Step
+from ddpdoctor.rundir import EventKind
+
+from .step import EVALUATED, Step
 
 _ONE_IN = 3
 """A loader that gives batches in one of so many steps trains: two that take turns do, and one that evaluates every few steps
@@ -30,6 +32,18 @@ def training_loaders(steps: Sequence[Step]) -> frozenset[int]:
     for step in steps:
         used.update({event.loader for event in step.events if event.gives_batch})
     return frozenset(loader for loader, times in used.items() if times * _ONE_IN >= len(steps))
+
+
+def evaluates(step: Step, main: Collection[int]) -> bool:
+    """Whether the job evaluates in this step, whose ``main`` loaders train."""
+    if EVALUATED in step.marks:
+        return True
+    for event in step.events:
+        if event.kind == EventKind.EVALUATION:
+            return True
+        if event.kind == EventKind.DATA and main and event.loader not in main and event.gives_batch:
+            return True
+    return False
 
 
 def settings_of(info: Mapping[str, Any], chosen: int | None) -> dict[str, Any] | None:

@@ -15,7 +15,7 @@ from ddpdoctor.measure.places import Where
 from ddpdoctor.rundir import RankRecord
 
 from .activities import Activities, activities_of
-from .loaders import loaders_with_workers, settings_of, training_loaders, usual_loader
+from .loaders import evaluates, loaders_with_workers, settings_of, training_loaders, usual_loader
 from .step import DeviceTimes, Step
 from .syncpoints import SyncPoint, sync_points_of
 
@@ -78,6 +78,12 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     def main_loaders(self) -> frozenset[int]:
         """The loaders that feed the training; any other one evaluates."""
         return training_loaders(self.steps)
+
+    @cached_property
+    def evaluated(self) -> frozenset[int]:
+        """Numbers of the steps in which the job evaluates: a forward without gradients, batches of another loader than the main ones, or
+        models in evaluation mode."""
+        return frozenset(step.number for step in self.steps if evaluates(step, self.main_loaders))
 
     @cached_property
     def main_loader_settings(self) -> dict[str, Any] | None:
