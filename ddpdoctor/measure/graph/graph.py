@@ -104,7 +104,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     it was not. None: nothing is known of queues."""
     idle_after: dict[str, Array] = msgspec.field(default_factory=dict)
     """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of what was waited
-    for (see ``window.hostwaits``). {}: none, or unknown."""
+    for (see ``window.idle``). {}: none, or unknown."""
     on_device: bool = False
     """Collectives run on a device beside the computation, which only some of them hold up (see ``replay.lanes``)."""
     dependent: Array | None = None
