@@ -12,7 +12,7 @@ from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import Context, ReducerCosts, no_sync, price_all, shared_facts
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.metrics import reducer_work, search_ms
-from ddpdoctor.measure.metrics.search import SEARCH
+from ddpdoctor.measure.metrics.job import SEARCH
 from ddpdoctor.measure.taxonomy import SyncKind
 from tests.measure.made import MS, NoLines, cycles_of, graph_of, work_array
 from tests.measure.recorded import EPOCH_NS, Job, record, run_ranks
