@@ -195,7 +195,7 @@ A package without an entry is one room. Its own ``__init__`` may import every ro
 
 INSIDES: dict[tuple[str, str], str] = {
     ("tests/rundir/test_raw_traces.py", "ddpdoctor.hook.profiling.trace_file"): "how much room a trace needs",
-    ("tests/rundir", "ddpdoctor.measure.steplog.record"): "all kinds of records against the schema",
+    ("tests/rundir", "ddpdoctor.measure.steplog.records"): "all kinds of records against the schema",
     ("tests/measure/steplog/test_devicetime.py", "ddpdoctor.measure.steplog.devicetime"): "one step moved",
     ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.bound"): "made small for the test",
     ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.reading"): "what it decodes",

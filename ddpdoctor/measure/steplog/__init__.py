@@ -8,12 +8,10 @@ synchronisations that all ranks have in common (:func:`match_syncs`); and which 
 
 from .activities import Activities
 from .devicetime import in_device_time
-from .loaders import first
-from .log import RankLog, Sample, samples_by_step
+from .log import RankLog, Sample, first, notes_on_records, samples_by_step
 from .matchedsyncs import MatchedSync, match_syncs
-from .notes import notes_on_records
 from .reading import read_logs, read_rank_log
-from .record import Event
+from .records import DeviceTimes, Event, Step
 from .selection import (
     AROUND_WINDOW,
     OPENED,
@@ -28,5 +26,4 @@ from .selection import (
     settled_steps,
     undisturbed,
 )
-from .step import DeviceTimes, Step
 from .syncpoints import Key, SyncPoint

@@ -11,7 +11,7 @@ import numpy as np
 from ddpdoctor.rundir import Mark
 
 from .log import RankLog
-from .step import Step
+from .records import Step
 
 
 class Tuning(msgspec.Struct, frozen=True):
