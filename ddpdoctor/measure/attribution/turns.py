@@ -25,7 +25,7 @@ import numpy as np
 from ddpdoctor.measure.graph import RankSteps
 from ddpdoctor.measure.numerics import CHANCE, Array, Ints, Mask, binomial_tail
 
-from .amounts import amounts_given
+from .levels import amounts_given
 
 _QUARTER, _TWENTIETH = 0.25, 0.05
 """The quantiles that tell a rank's undisturbed work, and how much that scatters: a turn in three cycles of four reaches neither."""
