@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .arrivals import arrival_facts
 from .borne import borne_by_marks
 from .buckets import (
     BucketSavings,
@@ -21,9 +20,8 @@ from .buckets import (
     transfer_costs,
 )
 from .context import Context, Costs, MessageCost, Price, RareSource, ReducerCosts
-from .epochstarts import epoch_starts
-from .evaluations import lone_evaluations
-from .late import late_work
+from .excluded_steps import epoch_starts, lone_evaluations
+from .late import arrival_facts, late_work
 from .merge import late_facts, merge, number, shared_facts
 from .rare import lost_share, rare_costs, rare_pauses
 from .search import SEARCH, unused_parameter_search
