@@ -20,9 +20,7 @@ from ddpdoctor.measure.window import Window
 from .borne import drawn_work
 from .price import Pricing
 
-Price = Cost | float
-"""A cost; or, of a setting that no replay takes out, plain milliseconds per step."""
-Costs = dict[str, Price]
+Costs = dict[str, Cost]
 """Path of the fact → what it costs."""
 
 

@@ -90,7 +90,7 @@ def _late(late_ns: Array, step_ns: float) -> list[int]:
 
 def _priced_ms(rank: int, costs: Costs) -> float:
     """What the causes of this rank's lateness cost together."""
-    late = [cost for path, cost in costs.items() if path.startswith("late.") and isinstance(cost, Cost)]
+    late = [cost for path, cost in costs.items() if path.startswith("late.")]
     return sum(cost.ms_per_step for cost in late if rank in (cost.ranks or ()))
 
 

@@ -28,12 +28,15 @@ def users_line(log: RankLog, number: Any) -> Where | None:
     return None if line is None or is_well_known(line.file) else line
 
 
-def ddp_facts(logs: Sequence[RankLog], windows: Sequence[Window], search_ms: float | None) -> DdpFacts:
-    """Settings of the largest DDP module of the first rank that has one; ``search_ms`` as :func:`.search.search_ms` gives it.
+def ddp_facts(
+    logs: Sequence[RankLog], windows: Sequence[Window], latency_us: float | None, searches: float
+) -> DdpFacts:
+    """Settings of the largest DDP module of the first rank that has one. ``latency_us`` and ``searches``: see :func:`_search_ms`.
 
     Whether unused parameters are looked for is seen in the windows where no setting says it.
     """
     log = next((log for log in logs if log.record.info.get("ddp")), None)
+    search_ms = _search_ms(windows, latency_us, searches)
     if log is None:
         return DdpFacts(find_unused_parameters=searches_unused(windows), search_ms=search_ms)
     ddp = max(log.record.info["ddp"], key=lambda module: module.get("parameters_bytes") or 0)
@@ -153,17 +156,17 @@ _HOST_BOUND = 0.9
 steps, so that it is never all of it."""
 
 
-def search_ms(windows: Sequence[Window], latency_us: float | None, searches: float) -> float | None:
+def _search_ms(windows: Sequence[Window], latency_us: float | None, searches: float) -> float | None:
     """What looking for unused parameters costs a step with so many searches: the walk over the graph, and one more message
     that tells the other ranks which were used. On a device no message, for it is sent beside the others, and only what its work
     hides not, unless the host sets the pace. None where no window shows a search."""
     per_search_ns = [
-        spent_ns for window in windows if (spent_ns := _search_ns(window, latency_us)) is not None
+        spent_ns for window in windows if (spent_ns := _of_one_search_ns(window, latency_us)) is not None
     ]
     return searches * float(np.median(per_search_ns)) / 1e6 if per_search_ns else None
 
 
-def _search_ns(window: Window, latency_us: float | None) -> float | None:
+def _of_one_search_ns(window: Window, latency_us: float | None) -> float | None:
     """What one search costs a rank; None where its window shows none."""
     trace = window.trace
     own = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))

@@ -9,7 +9,6 @@ from .replay import (
     Change,
     baseline,
     common_part,
-    gain_ns,
     idle_after,
     replay,
     replay_all,

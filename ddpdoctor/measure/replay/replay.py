@@ -103,13 +103,6 @@ def replay_all(graph: Graph, changes: Sequence[Change] = ()) -> Array:
     return np.concatenate(lengths) if lengths else np.empty(0)
 
 
-def gain_ns(graph: Graph, *changes: Change) -> float:
-    """Mean cycle time saved by the changes, ns; never negative."""
-    if not graph.groups:
-        return 0.0
-    return max(0.0, graph.mean_cycle_ns - float(replay_all(graph, changes).mean()))
-
-
 def without_work(removed: Sequence[Array], alone: Sequence[Array] | None = None) -> Change:
     """Takes ``removed[group]`` ([N, K, R] ns) out of the work, and ``alone[group]``, by default the same, out of what each
     rank would need by itself."""

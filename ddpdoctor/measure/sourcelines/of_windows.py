@@ -14,7 +14,17 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import EMPTY, Array, Intervals, Ints, covered, intersect, total, union
+from ddpdoctor.measure.numerics import (
+    EMPTY,
+    Array,
+    Intervals,
+    Ints,
+    covered,
+    intersect,
+    total,
+    union,
+    union_of,
+)
 from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.measure.taxonomy import DEVICE_WORK, Component, SyncKind
@@ -289,15 +299,10 @@ def _time_of(window: Window, components: Sequence[str]) -> Intervals:
     named = [window.sets[name] for name in components if name in window.sets]
     if Component.HOST in components:
         others = [times for name, times in window.sets.items() if name not in components]
-        taken = _united([*others, (window.collectives.start, window.collectives.end)])
+        taken = union_of(*others, (window.collectives.start, window.collectives.end))
         edges = np.concatenate(([window.span[0]], taken[1])), np.concatenate((taken[0], [window.span[1]]))
         named.append(union(*edges))
-    return _united(named) if named else union([], [])
-
-
-def _united(sets: Sequence[Intervals]) -> Intervals:
-    """The points that lie in any of the sets."""
-    return union(np.concatenate([start for start, _ in sets]), np.concatenate([end for _, end in sets]))
+    return union_of(*named) if named else EMPTY
 
 
 def _is_launched(window: Window, components: Sequence[Component]) -> bool:

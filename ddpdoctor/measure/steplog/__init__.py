@@ -18,7 +18,6 @@ from .selection import (
     PROFILED,
     SUSPENDED,
     WARM_UP_STEPS,
-    choose_steps,
     chosen_and_why,
     evaluated,
     longest_ns,

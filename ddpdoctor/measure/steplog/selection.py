@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 
 import msgspec
@@ -46,12 +45,6 @@ _IN_WINDOW = "inside the profiled window"
 
 Everywhere = Mapping[int, Sequence[Step]]
 """By number: the step on each rank."""
-
-
-def choose_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[str, int]]:
-    """Numbers of the steps to measure, and how many were set aside, by reason."""
-    chosen, reasons = chosen_and_why(logs)
-    return chosen, dict(Counter(reasons.values()))
 
 
 def chosen_and_why(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
