@@ -160,7 +160,7 @@ class SearchTuning(msgspec.Struct, frozen=True):
     """Collectives by which an offset is tried; a drift of 1e-4 moves them by microseconds."""
     growth: int = 4
     """So much longer is the part of the window that is fitted next."""
-    nearly: float = 0.9
+    as_many: float = 0.9
     """Of the most pairs: as many."""
     by_step: float = 0.5
     """Of the most pairs: as many are enough where the steps' numbers speak for an offset. Windows that begin in different steps
@@ -292,7 +292,7 @@ def _best(line: Ordered, other: Ordered) -> ClockFit | None:
         return None
     most = max(fit.pairs for fit in (*by_step, *others))
     good = [fit for fit in by_step if fit.pairs >= SEARCH.by_step * most]
-    good += [fit for fit in others if fit.pairs >= SEARCH.nearly * most]
+    good += [fit for fit in others if fit.pairs >= SEARCH.as_many * most]
     chosen = good[0]
     for fit in good[1:]:
         if fit.error_ns < SEARCH.clearly * chosen.error_ns:
