@@ -7,7 +7,7 @@ and median say nothing. What a rank does beyond the others in single cycles is t
   and of the others in the same cycle;
 - no rank is a straggler with this kind of work by itself;
 - it is not the noise of a busy machine: the turns rotate (step mod R tells whose it is), or they fall into a place where a
-  machine's disturbances hardly would (:mod:`ddpdoctor.measure.numerics.chance`), or the rank was given more to compute than
+  machine's disturbances hardly would (:mod:`ddpdoctor.measure.numerics.significance`), or the rank was given more to compute than
   the others in those steps.
 
 Ranks whose forward or backward takes long at random, with the same amount of work, are not told from a machine whose cores
