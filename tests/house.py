@@ -195,12 +195,12 @@ A package without an entry is one room. Its own ``__init__`` may import every ro
 
 INSIDES: dict[tuple[str, str], str] = {
     ("tests/rundir/test_raw_traces.py", "ddpdoctor.hook.profiling.trace_file"): "how much room a trace needs",
-    ("tests/rundir", "ddpdoctor.measure.steplog.record"): "all kinds of records against the schema",
+    ("tests/rundir", "ddpdoctor.measure.steplog.records"): "all kinds of records against the schema",
     ("tests/measure/steplog/test_devicetime.py", "ddpdoctor.measure.steplog.devicetime"): "one step moved",
     ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.bound"): "made small for the test",
     ("tests/measure/steplog/test_long_logs.py", "ddpdoctor.measure.steplog.reading"): "what it decodes",
-    ("tests/measure/metrics/test_backward.py", "ddpdoctor.measure.metrics.backward"): "how its work grows",
-    ("tests/measure/metrics/test_reducer.py", "ddpdoctor.measure.metrics.search"): "the names it looks for",
+    ("tests/measure/metrics/test_backward.py", "ddpdoctor.measure.metrics.buckets"): "how its work grows",
+    ("tests/measure/metrics/test_reducer.py", "ddpdoctor.measure.metrics.job"): "the names it looks for",
     ("tests/measure/pipeline/test_stragglers.py", "ddpdoctor.measure.pipeline.stragglers"): "one scenario",
     ("tests/measure/sourcelines/test_of_windows.py", "ddpdoctor.measure.sourcelines.of_windows"): "its bound",
     ("tests/measure/sourcelines/test_taken.py", "ddpdoctor.measure.sourcelines.taken"): "against one by one",

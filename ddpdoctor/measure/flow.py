@@ -14,7 +14,6 @@ from ddpdoctor.measure.align import align_logs, set_suspended_aside
 from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.caveats import caveats
 from ddpdoctor.measure.costs import (
-    SEARCH,
     Context,
     Costs,
     MessageCost,
@@ -23,7 +22,6 @@ from ddpdoctor.measure.costs import (
     arrival_facts,
     favoured_cap_bytes,
     late_facts,
-    number,
     price_all,
     shared_facts,
     what_if_facts,
@@ -218,7 +216,7 @@ def _facts(
         communication=communication_facts(graph, graphs.window, logs, windows, context.message.latency_us),
         buckets=bucket_facts(context.reductions, cap_bytes),
         loader=loader_facts(logs, windows, context.asleep),
-        ddp=ddp_facts(logs, windows, number(costs, SEARCH)),
+        ddp=ddp_facts(logs, windows, context.message.latency_us, context.reductions.syncs_per_step or 1.0),
         gpu=gpu,
         host=host_facts(telemetry, logs, graphs.log or graph, context.cores),
         what_if=what_if_facts(context, graphs.window, cap_bytes),

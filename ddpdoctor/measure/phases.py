@@ -60,14 +60,19 @@ class Gaps(msgspec.Struct, frozen=True):
         """The same, later by this much."""
         return replace(self, times=(self.times[0] + by_ns, self.times[1] + by_ns))
 
-    def kind_at(self, moments: NDArray[Any]) -> Ints:
-        """[M] place in ``kinds`` of the gap in which each moment lies; -1 in none."""
+    def at(self, moments: NDArray[Any]) -> Ints:
+        """[M] which gap each moment lies in; -1 in none."""
         starts, ends = self.times
         if not len(starts):
             return np.full(len(moments), -1, np.int64)
         place = np.searchsorted(starts, moments, side="right") - 1
-        inside = (place >= 0) & (moments < ends[place])
-        kinds: Ints = np.where(inside, self.kind[place], -1)
+        gaps: Ints = np.where((place >= 0) & (moments < ends[place]), place, -1)
+        return gaps
+
+    def kind_at(self, moments: NDArray[Any]) -> Ints:
+        """[M] place in ``kinds`` of the gap in which each moment lies; -1 in none."""
+        at = self.at(moments)
+        kinds: Ints = np.where(at >= 0, self.kind[at], -1) if len(self.kind) else at
         return kinds
 
     def of(self, component: Component) -> Intervals:

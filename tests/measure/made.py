@@ -7,6 +7,7 @@ import numpy as np
 from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import Context, late_facts, late_work, price_all, shared_facts
 from ddpdoctor.measure.graph import CycleGroup, Graph, RankSteps, Sync
+from ddpdoctor.measure.replay import replay_all
 from ddpdoctor.measure.taxonomy import COMPONENTS, INDEX, SyncKind
 
 MS = 1e6
@@ -30,6 +31,11 @@ class NoLines:
 
     def in_common(self, components, steps):
         return None
+
+
+def gain_ns(graph, *changes):
+    """Mean cycle time saved by the changes, ns; never negative."""
+    return max(0.0, graph.mean_cycle_ns - float(replay_all(graph, changes).mean())) if graph.groups else 0.0
 
 
 def work_array(cycles, syncs, ranks, **components_ms):

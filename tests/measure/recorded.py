@@ -20,7 +20,9 @@ LINES = {1: ("train.py", 20, "main"), 2: ("train.py", 31, "main"), 3: ("model.py
 
 @dataclass(frozen=True)
 class Job:
-    """A job of CPU ranks over Gloo. Times in ms; ``extra(rank, step)`` gives what a rank does longer, by phase."""
+    """A job of CPU ranks over Gloo. Times in ms; ``extra(rank, step)`` gives what a rank does longer, by phase: its own
+    code is ``before``, ``host``, the ``save``, ``after`` and ``behind``, in this order. With ``meet`` of any rank all meet in a barrier
+    behind ``before``, with ``then_meet`` behind ``after``."""
 
     world: int = 4
     steps: int = 30
@@ -160,11 +162,18 @@ def _iteration(job: Job, ranks: list[_Rank], step: int, last: bool) -> None:
                 _evaluate(job, r)
             r.spend("iter", 1.0, l=0, w=1)
         r.load(job.data + extra.get("data", 0.0) + (job.restart if fresh else 0.0))
+        r.spend("", extra.get("before", 0.0))
+    if any(extra.get("meet") for extra in extras):
+        _meet(ranks, "bar", 0.05, op="barrier")
+    for r, extra in zip(ranks, extras, strict=True):
         r.spend("", job.host + extra.get("host", 0.0))
         if extra.get("save"):
             r.spend("save", extra["save"], w=2)
-    if job.barrier:
+        r.spend("", extra.get("after", 0.0))
+    if job.barrier or any(extra.get("then_meet") for extra in extras):
         _meet(ranks, "bar", 0.05, op="barrier")
+    for r, extra in zip(ranks, extras, strict=True):
+        r.spend("", extra.get("behind", 0.0))
     if job.gather:
         _meet(ranks, "coll", job.gather, op="all_gather_single", b=4_000_000)
     sync = last or not job.no_sync

@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from ddpdoctor.measure.steplog.record import Event, LogRecord, Reduction
+from ddpdoctor.measure.steplog.records import Event, LogRecord, Reduction
 from ddpdoctor.rundir import COMMON_FIELDS, FIELDS_OF, EventField, EventKind, LineField, Mark
 
 ROOT = Path(__file__).parents[2]

@@ -6,9 +6,7 @@ idea: durations come from monotonic clocks, hosts are tied by the collectives th
 not credible is refused.
 """
 
-from .chronology import moved_trace, put_in_order
-from .clockfit import fit_clock, vote_offsets
-from .hosts import align_logs
-from .matching import Matched, align_and_match
+from .log_clocks import align_logs, moved_trace, put_in_order
+from .matching import Matched, Wholeness, align_and_match
 from .suspensions import set_suspended_aside
-from .wholeness import Wholeness
+from .trace_clocks import fit_clock, vote_offsets

@@ -1,7 +1,7 @@
 """Single cycles of one rank that stand out of a short window, which cannot show how often such cycles come.
 
 The step log of a whole run tells a rank that pauses from a machine that disturbs whom it meets
-(:mod:`ddpdoctor.measure.numerics.chance`). In a trace of five to ten steps nothing is unlikely enough for that: one pause is
+(:mod:`ddpdoctor.measure.numerics.significance`). In a trace of five to ten steps nothing is unlikely enough for that: one pause is
 some rank's in any case, and two are the same one's in every fourth job of four ranks. On a device such a window is quiet,
 though: kernels of equal work repeat to one or two per cent. What stands far out of everything else in it, and makes up a good
 part of it, is therefore told as what was seen: who, in which of the recorded steps, by how much. How often it happens is left

@@ -7,7 +7,7 @@ and median say nothing. What a rank does beyond the others in single cycles is t
   and of the others in the same cycle;
 - no rank is a straggler with this kind of work by itself;
 - it is not the noise of a busy machine: the turns rotate (step mod R tells whose it is), or they fall into a place where a
-  machine's disturbances hardly would (:mod:`ddpdoctor.measure.numerics.chance`), or the rank was given more to compute than
+  machine's disturbances hardly would (:mod:`ddpdoctor.measure.numerics.significance`), or the rank was given more to compute than
   the others in those steps.
 
 Ranks whose forward or backward takes long at random, with the same amount of work, are not told from a machine whose cores
@@ -25,7 +25,7 @@ import numpy as np
 from ddpdoctor.measure.graph import RankSteps
 from ddpdoctor.measure.numerics import CHANCE, Array, Ints, Mask, binomial_tail
 
-from .amounts import amounts_given
+from .levels import amounts_given
 
 _QUARTER, _TWENTIETH = 0.25, 0.05
 """The quantiles that tell a rank's undisturbed work, and how much that scatters: a turn in three cycles of four reaches neither."""

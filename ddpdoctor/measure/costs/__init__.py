@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from .arrivals import arrival_facts
 from .borne import borne_by_marks
 from .buckets import (
     BucketSavings,
@@ -20,13 +19,11 @@ from .buckets import (
     favoured_cap_bytes,
     transfer_costs,
 )
-from .context import Context, Costs, MessageCost, Price, RareSource, ReducerCosts
-from .epochstarts import epoch_starts
-from .evaluations import lone_evaluations
-from .late import late_work
-from .merge import late_facts, merge, number, shared_facts
+from .context import Context, Costs, MessageCost, RareSource, ReducerCosts
+from .excluded_steps import epoch_starts, lone_evaluations
+from .late import arrival_facts, late_work
+from .merge import late_facts, merge, shared_facts
 from .rare import lost_share, rare_costs, rare_pauses
-from .search import SEARCH, unused_parameter_search
 from .shared import (
     redundant_reductions,
     shared_synchronisations,
@@ -49,7 +46,7 @@ PRICERS: tuple[Pricer, ...] = (
 )
 """Who prices what by replays of the graph that speaks; asked where it has cycles. Where two price one cause, the larger price
 stands; of equal ones the first."""
-PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, lone_evaluations, unused_parameter_search)
+PRICERS_OF_RECORDINGS: tuple[Pricer, ...] = (rare_pauses, lone_evaluations)
 """Who prices by the recordings themselves; asked in any case, after those."""
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.numerics import Mask, persistence
-from ddpdoctor.measure.steplog import SUSPENDED, WARM_UP, chosen_and_why, recorded_everywhere
+from ddpdoctor.measure.steplog import settled_steps
 from ddpdoctor.rundir import EventKind
 
 from .context import Context
@@ -32,12 +32,7 @@ def as_often_as_saved(context: Context, cost: Cost) -> Cost:
     """What checkpoints cost, spread over all steps but those of the warm-up. ``share`` then refers to the mean step with as many."""
     if context.graph.source != "step-log" or not context.logs:
         return cost
-    reasons = chosen_and_why(context.logs)[1]
-    settled = {
-        number: steps
-        for number, steps in recorded_everywhere(context.logs).items()
-        if reasons.get(number) not in (WARM_UP, SUSPENDED)
-    }
+    settled = settled_steps(context.logs)
     numbers = np.array(list(settled), np.int64)
     saved: Mask = np.array(
         [

@@ -13,16 +13,14 @@ from ddpdoctor.measure.graph import Graph
 from ddpdoctor.measure.metrics import Cores, Reductions
 from ddpdoctor.measure.numerics import Array
 from ddpdoctor.measure.sourcelines import SourceLines
-from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.steplog import RankLog, Step, undisturbed
 from ddpdoctor.measure.taxonomy import Components
 from ddpdoctor.measure.window import Window
 
 from .borne import drawn_work
 from .price import Pricing
 
-Price = Cost | float
-"""A cost; or, of a setting that no replay takes out, plain milliseconds per step."""
-Costs = dict[str, Price]
+Costs = dict[str, Cost]
 """Path of the fact → what it costs."""
 
 
@@ -84,6 +82,11 @@ class Context(msgspec.Struct, frozen=True, dict=True):
         return Pricing(
             self.graph, self.lines, short=self.attribution.short, cores=self.cores, asleep=self.asleep
         )
+
+    @cached_property
+    def undisturbed(self) -> list[tuple[int, list[Step]]]:
+        """See :func:`ddpdoctor.measure.steplog.undisturbed`."""
+        return undisturbed(self.logs)
 
     @cached_property
     def drawn(self) -> Array:

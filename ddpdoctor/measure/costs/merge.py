@@ -35,15 +35,15 @@ def merge(priced: Iterable[Costs], mean_ms: float | None) -> Costs:
     summed: Costs = {}
     for costs in priced:
         for path, price in costs.items():
-            if path not in merged or _ms(price) > _ms(merged[path]):
+            if path not in merged or price.ms_per_step > merged[path].ms_per_step:
                 merged[path] = price
                 summed = costs if path == _TOTAL else summed
     for path in sorted(_WORK & merged.keys()):
         price, total = merged[path], merged.get(_TOTAL)
         names = _COMPUTING if path == _COMPUTING[0] else (path,)
-        more_ms = _ms(price) - sum(_ms(summed[name]) for name in names if name in summed)
-        if isinstance(price, Cost) and more_ms > 0:
-            if isinstance(total, Cost):
+        more_ms = price.ms_per_step - sum(summed[name].ms_per_step for name in names if name in summed)
+        if more_ms > 0:
+            if total is not None:
                 whole_ms = total.ms_per_step + more_ms
                 merged[_TOTAL] = grown(total, price, whole_ms, mean_ms or whole_ms)
             else:
@@ -61,22 +61,8 @@ def shared_facts(costs: Costs) -> SharedFacts:
     return SharedFacts(**_under("shared.", costs))
 
 
-def number(costs: Costs, path: str) -> float | None:
-    """A plain number that pricing found; None where it did not."""
-    price = costs.get(path)
-    return price if isinstance(price, float) else None
-
-
 def _under(prefix: str, costs: Costs) -> dict[str, Cost]:
-    return {
-        path.removeprefix(prefix): price
-        for path, price in costs.items()
-        if path.startswith(prefix) and isinstance(price, Cost)
-    }
-
-
-def _ms(price: Cost | float) -> float:
-    return price.ms_per_step if isinstance(price, Cost) else price
+    return {path.removeprefix(prefix): price for path, price in costs.items() if path.startswith(prefix)}
 
 
 def grown(cost: Cost, more: Cost, ms: float, mean_ms: float) -> Cost:

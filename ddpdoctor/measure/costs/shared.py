@@ -29,11 +29,11 @@ from ddpdoctor.measure.taxonomy import (
     SyncKind,
 )
 
-from .awake import awake_of_all_ms
 from .checkpoints import as_often_as_saved
 from .context import Context, Costs
 from .price import set_by_hosts
 from .whatif import reduced_again, without_reductions
+from .why import awake_of_all_ms
 
 _OWN_CODE = (SharedCause.HOST, SharedCause.OUTSIDE)
 """What a script does by itself, which may be one thing on one rank and another on the next."""

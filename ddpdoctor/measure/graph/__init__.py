@@ -9,10 +9,17 @@ from .cutting import matched_collectives
 from .dependencies import Lane, dependence
 from .from_logs import graph_of_logs, recorded_work
 from .from_windows import graph_of_windows
-from .graph import CycleGroup, Graph, RankSteps, Sync
-from .issuetime import issue_time_ns
-from .likesegments import LikeSegments
-from .loaderwindows import latent_in_windows
+from .graph import (
+    LEFT_OUT,
+    CycleGroup,
+    Graph,
+    LikeSegments,
+    RankSteps,
+    Sync,
+    all_set_aside,
+    measured_steps,
+    recorded_steps,
+)
 from .operators import OperatorShares, operator_shares, python_parts
-from .reckoning import LEFT_OUT, all_set_aside, measured_steps, recorded_steps
 from .speaking import Graphs, Recording, build_graphs
+from .standalone_times import issue_time_ns, latent_in_windows

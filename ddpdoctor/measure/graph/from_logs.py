@@ -23,10 +23,9 @@ from ddpdoctor.measure.steplog import (
 from ddpdoctor.measure.taxonomy import IN_GAPS, INDEX, Component, LateCause, SyncKind
 from ddpdoctor.rundir import EventKind
 
-from .graph import CycleGroup, Graph, RankSteps, Sync
-from .loaderpace import batch_time_ns, batches_per_step, latent_data
+from .graph import CycleGroup, Graph, RankSteps, Sync, set_aside
 from .operators import OperatorShares
-from .reckoning import set_aside
+from .standalone_times import batch_time_ns, batches_per_step, latent_data
 
 _MOST_CELLS = 20_000_000
 """Bound on N x K x R x C, so that a long run of many ranks stays in memory (8 bytes each)."""

@@ -11,10 +11,20 @@ one synchronisation to its own arrival at the next:
 Cycles with the same sequence of synchronisations are kept in one :class:`CycleGroup` of dense arrays with
 axes N (cycles), K (synchronisations), R (ranks) and C (components of work). Times are float64 ns on the run's
 common clock; NaN where a rank takes no part.
+
+Segments of different ranks are alike, though they end at synchronisations of different ranks, where they are the same part of a
+step. Where hosts reduce among their own ranks first, each rank is in one of several groups that do the same at the same place. What
+ranks have in common, or do longer than others, is told by comparing like with like: the first segment before a reduction within
+a host with the first of each other host. Segments are alike that end at as many ranks' synchronisation of one kind, of the same
+backward pass, and are as many of those into the rank's own cycle.
+
+Every step that was recorded is measured, or has a reason why not.
 """
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
 from itertools import pairwise
 
@@ -24,10 +34,9 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.align import Wholeness
-from ddpdoctor.measure.numerics import Array, nan_median
+from ddpdoctor.measure.numerics import Array, Ints, nan_median
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import INDEX, LATENT, Component, LateCause
-
-from .likesegments import LikeSegments, like_segments
 
 READY_BATCH = 0.02
 """Part of a step within which a batch that stands ready is taken: its tensors come through shared memory and a queue in
@@ -94,7 +103,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     where its loader's workers make batches, or its host issues work, in the time in which it waits for others. Left out: as
     it did."""
     issue_time_ns: Array | None = None
-    """[N, R] ns that each rank's host needs to issue the step, in which no rank can be quicker (see :mod:`.issuetime`); 0
+    """[N, R] ns that each rank's host needs to issue the step, in which no rank can be quicker (see :mod:`.standalone_times`); 0
     where unknown. None: the same."""
     ready: Array | None = None
     """[N, K, R] when each part could have started had the synchronisation before it been over: earlier than the
@@ -104,7 +113,7 @@ class CycleGroup(msgspec.Struct, frozen=True, dict=True):
     it was not. None: nothing is known of queues."""
     idle_after: dict[str, Array] = msgspec.field(default_factory=dict)
     """[N, K, R] ns of the work that is a device's idle time after its host waited for it, by the kind of what was waited
-    for (see ``window.hostwaits``). {}: none, or unknown."""
+    for (see ``window.idle``). {}: none, or unknown."""
     on_device: bool = False
     """Collectives run on a device beside the computation, which only some of them hold up (see ``replay.lanes``)."""
     dependent: Array | None = None
@@ -298,3 +307,77 @@ class Graph(msgspec.Struct, frozen=True):
         """Mean cycle length, ns: the mean step time on the critical path. NaN without cycles."""
         lengths = [group.duration for group in self.groups]
         return float(np.concatenate(lengths).mean()) if lengths else float("nan")
+
+
+class LikeSegments(msgspec.Struct, frozen=True):
+    """The K segments of R ranks as S parts of a step, each of which a rank has once at most."""
+
+    part: Ints
+    """[K, R] part of the step; -1 where the rank takes no part in what ends the segment."""
+    segment: Ints
+    """[S, R] the other way round; -1 where the rank has no such part."""
+
+    def by_part(self, values: Array) -> Array:
+        """[N, S, R, ...] of ``values`` [N, K, R, ...]; 0 where a rank has no such part."""
+        return _placed(values, self.segment)
+
+    def by_segment(self, values: Array) -> Array:
+        """[N, K, R, ...] of ``values`` [N, S, R, ...]; 0 where a rank takes no part."""
+        return _placed(values, self.part)
+
+
+def like_segments(syncs: Sequence[Sync], world: int) -> LikeSegments:
+    """Find the like segments of a sequence of synchronisations."""
+    if all(len(sync.members) == world for sync in syncs):
+        same = np.broadcast_to(np.arange(len(syncs))[:, None], (len(syncs), world))
+        return LikeSegments(same, same)
+    part = np.full((len(syncs), world), -1)
+    numbers: dict[tuple[object, ...], int] = {}
+    seen: Counter[tuple[object, ...]] = Counter()
+    for k, sync in enumerate(syncs):
+        what = (sync.kind, sync.micro, len(sync.members))
+        for rank in sync.members:
+            seen[(rank, *what)] += 1
+            part[k, rank] = numbers.setdefault((*what, seen[(rank, *what)]), len(numbers))
+    segment = np.full((len(numbers), world), -1)
+    ends, ranks = np.nonzero(part >= 0)
+    segment[part[ends, ranks], ranks] = ends
+    return LikeSegments(part, segment)
+
+
+def _placed(values: Array, places: Ints) -> Array:
+    """``values`` [N, X, R, ...] at these places [Y, R]: [N, Y, R, ...]; 0 where a place is -1."""
+    taken: Array = values[:, places, np.arange(places.shape[1])]
+    taken[:, places < 0] = 0.0
+    return taken
+
+
+LEFT_OUT = "left out of a long log"
+"""Steps that were recorded and not read, see ``steplog.bound``."""
+
+
+def recorded_steps(steps: Iterable[RankSteps]) -> set[int]:
+    """Numbers of the steps that any rank recorded."""
+    return {int(number) for of_rank in steps for number in of_rank.steps}
+
+
+def measured_steps(groups: Iterable[CycleGroup]) -> set[int]:
+    """Numbers of the steps that are measured."""
+    return {int(number) for group in groups for number in group.steps}
+
+
+def set_aside(
+    steps: Iterable[RankSteps], groups: Iterable[CycleGroup], reason: Callable[[int], str]
+) -> dict[str, int]:
+    """How many steps are not measured, by ``reason`` of their numbers."""
+    left = recorded_steps(steps) - measured_steps(groups)
+    return dict(Counter(reason(number) for number in sorted(left)))
+
+
+def all_set_aside(graph: Graph, logs: Sequence[RankLog]) -> dict[str, int]:
+    """The same of ``graph``, with the steps of ``logs`` that it does not know at all, and those that were not read."""
+    known = recorded_steps(graph.steps) | measured_steps(graph.groups)
+    unknown = {step.number for log in logs for step in log.steps} - known
+    reason = "outside the profiled window" if graph.source == "trace" else "not timed on every device"
+    more = {reason: len(unknown), LEFT_OUT: max((log.left_out for log in logs), default=0)}
+    return {**graph.set_aside, **{reason: count for reason, count in more.items() if count}}

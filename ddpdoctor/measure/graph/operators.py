@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Intervals, complement, covered, intersect, subtract, total, union
-from ddpdoctor.measure.steplog import RankLog, Step, evaluates, samples_by_step
+from ddpdoctor.measure.steplog import RankLog, Step, samples_by_step
 from ddpdoctor.measure.taxonomy import IN_GAPS, Component
 from ddpdoctor.measure.window import Window, main_lane, rows_of
 from ddpdoctor.rundir import EventKind
@@ -108,7 +108,7 @@ def _host_time(log: RankLog, window: Window) -> Intervals:
 
 def _evaluations(log: RankLog, origin_ns: int) -> Intervals:
     """Steps in which the job evaluates."""
-    steps = [step for step in log.steps if evaluates(step, log.main_loaders)]
+    steps = [step for step in log.steps if step.number in log.evaluated]
     starts = np.array([step.start_ns - origin_ns for step in steps], float)
     return starts, np.array([step.end_ns - origin_ns for step in steps], float)
 

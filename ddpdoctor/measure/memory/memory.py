@@ -13,9 +13,8 @@ from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.summary import RankMemory
 from ddpdoctor.measure.telemetry import HostTelemetry
 
-from .processes import host_free
-from .rank import Rank, ranks_of
-from .watched import Place
+from .growing import Place
+from .rank import Rank, host_free, ranks_of
 
 _KEPT_FREE = 0.1
 """Of the headroom: allocators round up, and fragments are lost."""

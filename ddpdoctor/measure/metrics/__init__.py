@@ -5,30 +5,30 @@ of one module builds a group of facts, whole; nothing here is priced and nobody 
 such as a favoured bucket size, is an argument.
 """
 
-from .bandwidth import (
+from .breakdown import critical_breakdown, cycle_breakdown, rank_breakdown
+from .buckets import Reductions, bucket_facts, reducer_work, reductions_of
+from .charts import (
+    behind,
+    lateness,
+    rank_summaries,
+    readings,
+    series,
+    telemetry_series,
+    timeline,
+    typical_arrival,
+)
+from .communication import (
     bandwidth_points,
     bus_factor,
+    communication_facts,
     large_bus_gb_per_s,
     latency_and_rate,
+    message_cost,
     transfers,
+    wait_and_transfer_ms,
 )
-from .breakdown import critical_breakdown, cycle_breakdown, rank_breakdown
-from .buckets import Reductions, bucket_facts, reductions_of
-from .communication import communication_facts, wait_and_transfer_ms
-from .cores import Cores, host_cores
-from .curves import readings, telemetry_series
-from .ddp import ddp_facts
-from .gpus import gpu_facts
-from .hosts import host_facts
-from .job import job_facts
+from .gpus import device_errors, gpu_facts, rank_gpus
+from .hosts import Cores, host_cores, host_facts
+from .job import asleep_shares, ddp_facts, job_facts, loader_facts, users_line
 from .links import slow_link_ranks
-from .loader import asleep_shares, loader_facts
-from .messages import message_cost
-from .nvml import device_errors, rank_gpus
-from .profilercost import window_cost
-from .reducer import reducer_work
-from .search import search_ms
-from .steps import SLOW_STEP, outstanding, step_facts
-from .summaries import behind, lateness, rank_summaries, series, typical_arrival
-from .timeline import timeline
-from .userlines import users_line
+from .steps import SLOW_STEP, outstanding, step_facts, window_cost

@@ -1,4 +1,10 @@
-"""DDP's gradient buckets: what the module states, what the step logs timed, what the window shows."""
+"""DDP's gradient buckets: what the module states, what the step logs timed, what the window shows, beside the backward pass.
+
+A reduction of gradients costs the training thread itself before the last gradient is ready, too. On a CPU the reducer copies
+each gradient into its bucket and hands each full bucket to the backend in the middle of the backward pass, on the thread that
+computes. A step log counts that as computation. It goes when the reduction goes (``no_sync``), and the handing-over when
+buckets become fewer; the profiled window shows how long it takes.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +15,141 @@ import numpy as np
 
 from ddpdoctor.measure.facts import BucketFacts
 from ddpdoctor.measure.graph import Graph
+from ddpdoctor.measure.numerics import Ints, covered, union
 from ddpdoctor.measure.steplog import WARM_UP_STEPS, Event, RankLog
 from ddpdoctor.measure.taxonomy import SyncKind
-from ddpdoctor.measure.window import Window
+from ddpdoctor.measure.window import (
+    UNKNOWN_STEP,
+    Window,
+    launched_inside,
+    launches,
+    main_lane,
+    rows_of,
+    step_of_collectives,
+)
 from ddpdoctor.rundir import EventKind
+from ddpdoctor.trace import classify
 
-from .backward import backward_of, reduces_behind
-from .marked import in_marked_steps, marked_steps, of_kind
+from .communication import in_marked_steps, marked_steps, of_kind
+
+_ENGINE = "autograd::engine::evaluate_function"
+"""How the autograd engine's own events begin (torch/csrc/autograd/engine.cpp)."""
+_AMONG = 0.1
+"""Part of the time from the first to the last reduction of a step in which something may be computed, though no backward pass
+goes on: buckets are copied into their gradients."""
+
+
+def backward_of(window: Window) -> tuple[float, float] | None:
+    """(length of a backward pass in ms, when its first bucket starts as a share of it), medians over the
+    steps.
+
+    The backward pass is what the autograd engine's thread launches; on a CPU, what it computes.
+    """
+    trace = window.trace
+    engine = trace.category_mask("cpu_op") & np.isin(
+        trace.name, trace.name_ids(lambda name: name.startswith(_ENGINE))
+    )
+    if not engine.any() or not window.steps:
+        return None
+    if window.on_device:
+        # The device runs behind the host, by more than a step at times: its kernels belong to the step that launched them.
+        rows = np.flatnonzero(launched_inside(trace, engine) & ~classify.communication_kernels(trace))
+        calls = launches(trace, rows)
+        rows, calls = rows[calls >= 0], calls[calls >= 0]
+    else:
+        rows = calls = np.flatnonzero(engine)
+    host = trace.start_ns[calls] + window.shifted_ns
+    reduced = np.flatnonzero(of_kind(window, SyncKind.GRADIENTS))
+    lengths_ms, shares = [], []
+    of_steps = zip(
+        _in_steps(window, host), _in_steps(window, window.collectives.issued[reduced]), strict=True
+    )
+    for own, issued in of_steps:
+        if not len(own) or not len(issued):
+            continue
+        begin = float(trace.start_ns[rows[own]].min() + window.shifted_ns)
+        stop = float(trace.end_ns[rows[own]].max() + window.shifted_ns)
+        lengths_ms.append((stop - begin) / 1e6)
+        shares.append(
+            (float(window.collectives.start[reduced[issued]].min()) - begin) / max(stop - begin, 1.0)
+        )
+    if not lengths_ms:
+        return None
+    return float(np.median(lengths_ms)), float(np.clip(np.median(shares), 0, 1))
+
+
+def _in_steps(window: Window, at: Ints) -> Iterator[Ints]:
+    """For each marked step, which of the host times lie in it."""
+    order = np.argsort(at, kind="stable")
+    bounds = np.array([(low, high) for _, low, high in window.steps], np.int64)
+    for first, behind in np.searchsorted(at[order], bounds):
+        yield order[first:behind]
+
+
+def reduces_behind(window: Window) -> bool:
+    """Whether two reductions of gradients or more follow each other in each step, with next to no computation beside or between
+    them: then the backward pass is over when the first begins, whatever else the trace lacks."""
+    step = np.where(of_kind(window, SyncKind.GRADIENTS), step_of_collectives(window), UNKNOWN_STEP)
+    order = np.argsort(step, kind="stable")
+    numbers, first, count = np.unique(step[order], return_index=True, return_counts=True)
+    several = (count > 1) & (numbers != UNKNOWN_STEP)
+    if not window.steps or not several.any():
+        return False
+    begin = np.minimum.reduceat(window.collectives.start[order], first)[several]
+    stop = np.maximum.reduceat(window.collectives.end[order], first)[several]
+    shares = covered(window.compute, begin, stop) / np.maximum(stop - begin, 1)
+    return float(np.median(shares)) <= _AMONG
+
+
+_COPIES = "torch::distributed::reducer::"
+"""How the names of the reducer's own copies begin (torch/csrc/distributed/c10d/reducer.cpp)."""
+_ISSUES = ("c10d::allreduce_", "c10d::allreduce_coalesced_")
+"""Operators that hand a bucket to the backend (torch/csrc/distributed/c10d/Ops.cpp)."""
+
+
+class ReducerWork(msgspec.Struct, frozen=True):
+    """Means over the reductions that the window shows, on one rank."""
+
+    whole_ns: float
+    """Copying and issuing in one backward pass, up to the arrival of the rank (its last gradient)."""
+    issue_ns: float
+    """Issuing one bucket."""
+
+
+def reducer_work(logs: Sequence[RankLog], windows: Sequence[Window]) -> list[ReducerWork | None]:
+    """By position of the log; None for ranks whose window shows no reduction, and for devices, beside whose work the host
+    does this."""
+    by_rank = {window.rank: window for window in windows if not window.on_device}
+    return [_of_rank(log, by_rank[log.rank]) if log.rank in by_rank else None for log in logs]
+
+
+def _of_rank(log: RankLog, window: Window) -> ReducerWork | None:
+    passes = [
+        (step.start_of(event), step.start_ns + event.gradients_ready_ns, step.end_of(event))
+        for step in log.steps
+        for event in step.events
+        if event.kind == EventKind.BACKWARD
+        and event.reductions
+        and step.start_of(event) >= window.span[0]
+        and step.end_of(event) <= window.span[1]
+    ]
+    if not passes:
+        return None
+    trace = window.trace
+    own = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))
+    copies = rows_of(trace, own & trace.name_mask(lambda name: name.startswith(_COPIES)))
+    issues = rows_of(trace, own & trace.name_mask(lambda name: name in _ISSUES))
+    start, arrival, stop = (np.array(times) for times in zip(*passes, strict=True))
+    both = union(np.concatenate((copies[0], issues[0])), np.concatenate((copies[1], issues[1])))
+    # What is issued elsewhere is the script's own, such as metrics.
+    index = np.searchsorted(start, issues[0], side="right") - 1
+    inside = (index >= 0) & (issues[0] < stop[np.maximum(index, 0)])
+    if not inside.any():
+        return None
+    return ReducerWork(
+        whole_ns=float(covered(both, start, arrival).mean()),
+        issue_ns=float((issues[1] - issues[0])[inside].mean()),
+    )
 
 
 class Reductions(msgspec.Struct, frozen=True):

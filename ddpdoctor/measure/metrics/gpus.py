@@ -1,18 +1,314 @@
-"""Devices as facts: from the kernels in the windows, and from what NVML read beside the run."""
+"""Devices as facts: from the kernels in the windows, and from what NVML read beside the run (clocks, memory, links, errors)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
+import msgspec
 import numpy as np
+from numpy.typing import NDArray
 
 from ddpdoctor.measure.facts import GpuFacts
+from ddpdoctor.measure.numerics import Ints, covered, total, union
 from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.telemetry import HostTelemetry
-from ddpdoctor.measure.window import Window
+from ddpdoctor.measure.window import Window, launched_inside, rows_of
+from ddpdoctor.trace import classify
 
-from .kernels import device_numbers
-from .nvml import gpu_readings
+from .columns import Span, during, mean, most, readings, steps_span
+from .communication import communicating
+
+_SLOWDOWNS = frozenset(
+    {
+        "hw_slowdown",
+        "hw_thermal_slowdown",
+        "sw_thermal_slowdown",
+        "hw_power_brake_slowdown",
+        "sw_power_cap",
+        "sync_boost",
+    }
+)
+"""Clock-event reasons under which a busy GPU runs slower than it could (NVML, nvmlClocksEventReasons)."""
+_THROTTLED_SHARE = 0.2
+"""Of a GPU's samples, from which on it is throttled: short caps of power come and go on healthy GPUs."""
+_BUS_ID_CHARACTERS = 10
+"""Of a PCI bus id, from its end: ``00:1e.0`` and the last two digits of the domain, of which NVML writes eight, torch four."""
+
+
+class GpuReadings(msgspec.Struct, frozen=True):
+    """Over all ranks' GPUs, for the facts of the same names; all None where no GPU of a rank was read."""
+
+    utilization_percent: float | None = None
+    memory_used_share: float | None = None
+    throttled_ranks: list[int] | None = None
+    throttle_reasons: list[str] | None = None
+    throttled_share: float | None = None
+    sm_clock_share: float | None = None
+    narrow_link_ranks: list[int] | None = None
+    pcie_width: float | None = None
+    pcie_width_max: float | None = None
+    error_ranks: list[int] | None = None
+    errors: list[str] | None = None
+    temperature_max_celsius: float | None = None
+
+
+class _Gpu(msgspec.Struct, frozen=True):
+    """What was read of one rank's GPU."""
+
+    rank: int
+    utilization_percent: float | None
+    memory_used_share: float | None
+    sm_clock_mhz: float | None
+    temperature_celsius: float | None
+    """The hottest reading."""
+    slowed_share: float
+    """Share of the samples with a reason for slower clocks."""
+    slowed_by: frozenset[str]
+    pcie_width: float | None
+    """The widest link seen: an idle GPU narrows it to save power."""
+    pcie_width_max: float | None
+    problems: list[str]
+
+    @property
+    def throttled(self) -> bool:
+        return self.slowed_share >= _THROTTLED_SHARE
+
+    @property
+    def narrow(self) -> bool:
+        """Whether its link is narrower than it could be."""
+        width, widest = self.pcie_width, self.pcie_width_max
+        return width is not None and bool(widest) and width < (widest or 0.0)
+
+
+def gpu_readings(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> GpuReadings:
+    """What NVML read of the GPUs on which the ranks ran."""
+    spans = {name: steps_span([log for log in logs if log.host == name]) for name in hosts}
+    placed = rank_gpus(logs, hosts).items()
+    gpus = [_read(rank, hosts[host], index, spans[host]) for rank, (host, index) in placed]
+    if not gpus:
+        return GpuReadings()
+    used = [gpu.utilization_percent for gpu in gpus if gpu.utilization_percent is not None]
+    clocks = [gpu.sm_clock_mhz for gpu in gpus if gpu.sm_clock_mhz is not None]
+    throttled = [gpu for gpu in gpus if gpu.throttled]
+    narrow = [gpu for gpu in gpus if gpu.narrow]
+    return GpuReadings(
+        utilization_percent=float(np.mean(used)) if used else None,
+        memory_used_share=_largest([gpu.memory_used_share for gpu in gpus]),
+        throttled_ranks=sorted(gpu.rank for gpu in throttled),
+        throttle_reasons=sorted(frozenset().union(*(gpu.slowed_by for gpu in throttled))),
+        throttled_share=max((gpu.slowed_share for gpu in throttled), default=0.0),
+        sm_clock_share=min(clocks) / float(np.median(clocks)) if clocks else None,
+        narrow_link_ranks=sorted(gpu.rank for gpu in narrow),
+        pcie_width=narrow[-1].pcie_width if narrow else None,
+        pcie_width_max=narrow[-1].pcie_width_max if narrow else None,
+        error_ranks=sorted(gpu.rank for gpu in gpus if gpu.problems),
+        errors=[f"rank {gpu.rank}: {problem}" for gpu in gpus for problem in gpu.problems],
+        temperature_max_celsius=_largest([gpu.temperature_celsius for gpu in gpus]),
+    )
+
+
+def device_errors(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> dict[int, list[str]]:
+    """Rank → what NVML counted on its GPU during the run, parts of sentences; only of those with any."""
+    found = {rank: _problems(hosts[host], index) for rank, (host, index) in rank_gpus(logs, hosts).items()}
+    return {rank: problems for rank, problems in found.items() if problems}
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def rank_gpus(logs: Sequence[RankLog], hosts: Mapping[str, HostTelemetry]) -> dict[int, tuple[str, int]]:
+    """Rank → (host, NVML index), where both are known."""
+    placed = {}
+    for log in logs:
+        host = hosts.get(log.host)
+        if host is None or not str(log.record.info.get("device") or "").startswith("cuda"):
+            continue
+        index = _index_of(log.record.info, host.gpus)
+        if index is not None:
+            placed[log.rank] = (log.host, index)
+    return placed
+
+
+def _index_of(info: dict[str, Any], gpus: list[dict[str, Any]]) -> int | None:
+    """NVML index of a rank's GPU: by UUID or PCI bus id, else the only GPU, else the CUDA index where all GPUs are
+    visible."""
+    for gpu in gpus:
+        if _same_gpu(gpu, info):
+            return int(gpu["index"])
+    if len(gpus) == 1:
+        return int(gpus[0]["index"])
+    cuda_index = int(str(info["device"]).partition(":")[2] or 0)
+    hidden = (info.get("environment") or {}).get("CUDA_VISIBLE_DEVICES")
+    return cuda_index if not hidden and cuda_index < len(gpus) else None
+
+
+def _same_gpu(gpu: dict[str, Any], info: dict[str, Any]) -> bool:
+    """Whether NVML's ``gpu`` is the one that the rank names."""
+    uuid, pci = str(info.get("device_uuid") or ""), str(info.get("device_pci") or "").lower()
+    own = str(gpu.get("uuid") or "")
+    bus = str(gpu.get("pci_bus_id") or "").lower()
+    return bool(uuid and own and own.removeprefix("GPU-") == uuid.removeprefix("GPU-")) or bool(
+        pci and bus and bus.endswith(pci[-_BUS_ID_CHARACTERS:])
+    )
+
+
+def _read(rank: int, host: HostTelemetry, index: int, span: Span | None) -> _Gpu:
+    """Everything of one GPU; means and shares while the steps ran."""
+    static = next((gpu for gpu in host.gpus if gpu.get("index") == index), {})
+    used, whole = most(host.gpu_column(index, "memory_used_bytes")), static.get("memory_total_bytes")
+    slowed_share, slowed_by = _slowdowns(*host.gpu_values(index, "throttle_reasons"), span)
+    widest = static.get("pcie_width_max")
+    return _Gpu(
+        rank,
+        utilization_percent=mean(during(host.gpu_column(index, "gpu_utilization_percent"), span)),
+        memory_used_share=used / whole if whole and used is not None else None,
+        sm_clock_mhz=mean(during(host.gpu_column(index, "sm_clock_mhz"), span)),
+        temperature_celsius=most(host.gpu_column(index, "temperature_celsius")),
+        slowed_share=slowed_share,
+        slowed_by=slowed_by,
+        pcie_width=most(host.gpu_column(index, "pcie_width")),
+        pcie_width_max=float(widest) if widest else None,
+        problems=_problems(host, index),
+    )
+
+
+def _slowdowns(times: Ints, samples: list[Any], span: Span | None) -> tuple[float, frozenset[str]]:
+    """Share of the samples in this time with a reason for slower clocks, and all these reasons."""
+    low, high = span or (0, np.iinfo(np.int64).max)
+    inside = [sample for at, sample in zip(times.tolist(), samples, strict=True) if low <= at <= high]
+    known = [_SLOWDOWNS.intersection(sample) for sample in inside if isinstance(sample, list)]
+    slowed = [reasons for reasons in known if reasons]
+    return (len(slowed) / len(known) if known else 0.0), frozenset().union(*slowed)
+
+
+def _problems(host: HostTelemetry, index: int) -> list[str]:
+    """Memory errors that were counted during the run, and errors of the driver (Xid), as sentences' parts."""
+    problems = []
+    ecc = readings(host.gpu_column(index, "ecc_uncorrected_total"))
+    if len(ecc) > 1 and ecc[-1] > ecc[0]:
+        problems.append(f"{int(ecc[-1] - ecc[0])} uncorrectable memory errors during the run")
+    samples = host.gpu_values(index, "xid_errors")[1]
+    xids = sorted({str(xid) for sample in samples if isinstance(sample, list) for xid in sample})
+    if xids:
+        problems.append(f"Xid {', '.join(xids)}")
+    return problems
+
+
+_MATMUL = (
+    "gemm",
+    "gemv",
+    "conv",
+    "cutlass",
+    "cudnn",
+    "implicit",
+    "wgrad",
+    "dgrad",
+    "xmma",
+    "nvjet",
+    "fmha",
+    "flash",
+    "Cijk_",
+)
+"""Parts of the names of kernels that multiply matrices: cuBLAS's (gemm, xmma, nvjet), cuDNN's, CUTLASS's, FlashAttention's,
+and rocBLAS's (Cijk_)."""
+_TENSOR = (
+    "tensorop",
+    "xmma",
+    "hmma",
+    "884",
+    "1688",
+    "16816",
+    "s161616",
+    "wgmma",
+    "nvjet",
+    "fmha",
+    "flash",
+    "_bf16",
+    "_f16",
+    "tf32",
+    "mma",
+    "h884",
+    "i8816",
+    "bf16",
+)
+"""Parts of the names of those among them that use tensor cores: their instructions (mma, wgmma), the shapes of these
+(16816 is m16n8k16), and types that only tensor cores multiply."""
+
+
+class DeviceNumbers(msgspec.Struct, frozen=True):
+    """One rank's numbers for the facts of the same names."""
+
+    busy_share: float
+    idle_share: float
+    kernels_per_step: float
+    optimizer_kernels_share: float | None
+    median_kernel_us: float | None
+    tensor_core_share: float | None
+    matmul_share: float | None
+    pageable_copy_ms: float | None
+    copy_bytes_per_step: float | None
+
+
+def device_numbers(window: Window) -> DeviceNumbers:
+    """The device of a window that has one. Kernels of collectives are no computation."""
+    trace, steps = window.trace, max(len(window.steps), 1)
+    span_ns = max(window.span[1] - window.span[0], 1)
+    compute = trace.category_mask("kernel") & ~trace.name_mask(classify.is_communication_kernel)
+    count, times_ns = float(compute.sum()), trace.duration_ns[compute]
+    stepping = classify.optimizer_steps(trace)
+    matmul_share, tensor_core_share = _matmul_shares(window, compute)
+    pageable_copy_ms, copy_bytes_per_step = _copies(window, steps)
+    return DeviceNumbers(
+        busy_share=total(window.compute) / span_ns,
+        idle_share=_idle_share(window, span_ns),
+        kernels_per_step=count / steps,
+        optimizer_kernels_share=float((compute & launched_inside(trace, stepping)).sum()) / max(count, 1.0)
+        if stepping.any()
+        else None,
+        median_kernel_us=float(np.median(times_ns)) / 1e3 if len(times_ns) else None,
+        tensor_core_share=tensor_core_share,
+        matmul_share=matmul_share,
+        pageable_copy_ms=pageable_copy_ms,
+        copy_bytes_per_step=copy_bytes_per_step,
+    )
+
+
+def _idle_share(window: Window, span_ns: int) -> float:
+    """Share of the window in which the device neither computes nor is in a collective."""
+    collectives = communicating(window)
+    busy = union(
+        np.concatenate((window.compute[0], collectives[0])),
+        np.concatenate((window.compute[1], collectives[1])),
+    )
+    return 1.0 - min(1.0, float(covered(busy, window.span[0], window.span[1])) / span_ns)
+
+
+def _matmul_shares(window: Window, compute: NDArray[np.bool_]) -> tuple[float | None, float | None]:
+    """Of the time of computation kernels that multiply matrices, and of their time on tensor cores."""
+    trace = window.trace
+    matmul = compute & trace.name_mask(lambda name: any(part in name for part in _MATMUL))
+    tensor = matmul & trace.name_mask(lambda name: any(part in name.lower() for part in _TENSOR))
+    compute_ns, matmul_ns = (float(trace.duration_ns[rows].sum()) for rows in (compute, matmul))
+    return (
+        matmul_ns / compute_ns if compute_ns else None,
+        float(trace.duration_ns[tensor].sum()) / matmul_ns if matmul_ns else None,
+    )
+
+
+def _copies(window: Window, steps: int) -> tuple[float | None, float | None]:
+    """Time per step in copies from pageable memory, ms, and bytes that are copied to the device per step; None where nothing
+    is copied to it."""
+    trace = window.trace
+    to_device = trace.category_mask("gpu_memcpy") & trace.name_mask(
+        lambda name: classify.memcpy_kind(name) == "HtoD"
+    )
+    if not to_device.any():
+        return None, None
+    pageable = to_device & trace.name_mask(lambda name: "pageable" in name.lower())
+    moved = trace.bytes[to_device]
+    return total(rows_of(trace, pageable)) / steps / 1e6, float(moved[moved > 0].sum()) / steps
 
 
 def gpu_facts(

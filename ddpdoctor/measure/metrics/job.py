@@ -1,13 +1,203 @@
-"""Who ran: what the ranks state, or where there are no step logs, what the traces say of themselves."""
+"""The job as facts: who ran, its loader and how long ranks wait for it, DDP's settings and its search for unused parameters. What the ranks
+state, or where there are no step logs, what the traces say of themselves.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-from ddpdoctor.measure.facts import JobFacts
-from ddpdoctor.measure.steplog import RankLog, first
-from ddpdoctor.measure.window import Window
+import numpy as np
+
+from ddpdoctor.measure.facts import DdpFacts, JobFacts, LoaderFacts
+from ddpdoctor.measure.graph import issue_time_ns
+from ddpdoctor.measure.numerics import covered
+from ddpdoctor.measure.places import Where
+from ddpdoctor.measure.steplog import WARM_UP_STEPS, RankLog, first
+from ddpdoctor.measure.window import Window, main_lane, rows_of
+from ddpdoctor.rundir import EventKind
+from ddpdoctor.rundir.packages import is_well_known
+from ddpdoctor.trace import classify
+
+
+def users_line(log: RankLog, number: Any) -> Where | None:
+    """The line to change, by its number in the log's table; None where only a framework's was seen, as in processes that
+    Lightning spawns."""
+    line = log.where.get(number) if isinstance(number, int) else None
+    return None if line is None or is_well_known(line.file) else line
+
+
+def ddp_facts(
+    logs: Sequence[RankLog], windows: Sequence[Window], latency_us: float | None, searches: float
+) -> DdpFacts:
+    """Settings of the largest DDP module of the first rank that has one. ``latency_us`` and ``searches``: see :func:`_search_ms`.
+
+    Whether unused parameters are looked for is seen in the windows where no setting says it.
+    """
+    log = next((log for log in logs if log.record.info.get("ddp")), None)
+    search_ms = _search_ms(windows, latency_us, searches)
+    if log is None:
+        return DdpFacts(find_unused_parameters=searches_unused(windows), search_ms=search_ms)
+    ddp = max(log.record.info["ddp"], key=lambda module: module.get("parameters_bytes") or 0)
+    stated = ddp.get("find_unused_parameters")
+    return DdpFacts(
+        module=ddp.get("module"),
+        parameters_bytes=ddp.get("parameters_bytes"),
+        find_unused_parameters=searches_unused(windows) if stated is None else stated,
+        unused_parameter_bytes=ddp.get("unused_parameter_bytes"),
+        search_ms=search_ms,
+        gradient_as_bucket_view=ddp.get("gradient_as_bucket_view"),
+        static_graph=ddp.get("static_graph"),
+        broadcast_buffers=ddp.get("broadcast_buffers"),
+        buffer_bytes=ddp.get("buffer_bytes"),
+        comm_hook=ddp.get("comm_hook"),
+        where=users_line(log, ddp.get("where")),
+    )
+
+
+def loader_facts(
+    logs: Sequence[RankLog], windows: Sequence[Window], asleep: Mapping[int, float]
+) -> LoaderFacts:
+    """From the step logs, with their :func:`asleep_shares`; from the windows where there are none."""
+    return _loaders_of_logs(logs, asleep) if logs else _loader_of_windows(windows)
+
+
+def _loaders_of_logs(logs: Sequence[RankLog], asleep: Mapping[int, float]) -> LoaderFacts:
+    """Settings as the first rank with a loader states them, waits as all ranks recorded them."""
+    by_rank = {log.rank: wait_ms for log in logs if (wait_ms := _wait_ms(log)) is not None}
+    waits_ms = list(by_rank.values())
+    median_ms, longest_ms = float(np.median(waits_ms)) if waits_ms else None, max(waits_ms, default=None)
+    stated = ((log, log.main_loader_settings) for log in logs)
+    rank = next(((log, settings) for log, settings in stated if settings is not None), None)
+    if rank is None:
+        return LoaderFacts(wait_ms=median_ms, longest_wait_ms=longest_ms)
+    log, settings = rank
+    slowest = max(logs, key=lambda log: by_rank.get(log.rank, 0.0))
+    return LoaderFacts(
+        num_workers=settings.get("num_workers"),
+        prefetch_factor=settings.get("prefetch_factor"),
+        pin_memory=settings.get("pin_memory"),
+        persistent_workers=settings.get("persistent_workers"),
+        batch_size=settings.get("batch_size"),
+        drop_last=settings.get("drop_last"),
+        sampler=settings.get("sampler"),
+        dataset=settings.get("dataset"),
+        where=users_line(log, settings.get("where")),
+        wait_ms=median_ms,
+        longest_wait_ms=longest_ms,
+        ready_batches=_ready_batches(logs),
+        computing_share=1 - asleep[slowest.rank] if slowest.rank in asleep else None,
+    )
+
+
+def _wait_ms(log: RankLog) -> float | None:
+    """Mean time in ``next`` per step after the warm-up; None where no batch was asked for."""
+    waits_ns = [
+        [event.duration_ns for event in step.events if event.kind == EventKind.DATA and not event.exhausted]
+        for step in log.steps[WARM_UP_STEPS:]
+    ]
+    return float(np.mean([sum(of_step) for of_step in waits_ns])) / 1e6 if any(waits_ns) else None
+
+
+def asleep_shares(logs: Sequence[RankLog]) -> dict[int, float]:
+    """By rank, the part of the time in ``next`` in which its process neither computed nor waited for a core, of the batches of
+    which that was recorded. Ranks of which none was are left out."""
+    shares = {}
+    for log in logs:
+        told = [
+            event
+            for step in log.steps[WARM_UP_STEPS:]
+            for event in step.events
+            if event.gives_batch and event.asleep_ns >= 0
+        ]
+        whole_ns = sum(event.duration_ns for event in told)
+        if whole_ns:
+            shares[log.rank] = min(sum(event.asleep_ns for event in told) / whole_ns, 1.0)
+    return shares
+
+
+def _ready_batches(logs: Sequence[RankLog]) -> float | None:
+    """Mean number of batches that stood ready when one was asked for, on the rank with the fewest, where the loader tells: while
+    others wait for that rank, theirs make batches in advance."""
+    each = [
+        [
+            event.batches_ready
+            for step in log.steps
+            for event in step.events
+            if event.kind == EventKind.DATA and event.batches_ready >= 0
+        ]
+        for log in logs
+    ]
+    return min((float(np.mean(of_rank)) for of_rank in each if of_rank), default=None)
+
+
+def _loader_of_windows(windows: Sequence[Window]) -> LoaderFacts:
+    """What traces say of the loader: whether it makes batches in the training process itself, and the waits."""
+    in_process = any(classify.IN_PROCESS in name for window in windows for name in window.trace.names)
+    waits_ms = []
+    for window in windows:
+        batches = classify.next_batches(window.trace)
+        if batches.any() and window.steps:
+            waits_ms.append(float(window.trace.duration_ns[batches].sum()) / 1e6 / len(window.steps))
+    return LoaderFacts(
+        num_workers=0 if in_process else None,
+        wait_ms=float(np.median(waits_ms)) if waits_ms else None,
+        longest_wait_ms=max(waits_ms, default=None),
+    )
+
+
+SEARCH = "torch.distributed.ddp.reducer::search_unused_parameters"
+"""The walk over the autograd graph (torch/csrc/distributed/c10d/reducer.cpp)."""
+_SEARCHED = (SEARCH, "_DDPSink", "_DDPSinkBackward")
+"""The walk, and what DDP then wraps the outputs in, forward and backward."""
+_HOST_BOUND = 0.9
+"""Of a step that its host needs to issue it, from which on the host sets the pace: the queue of launches empties between
+steps, so that it is never all of it."""
+
+
+def _search_ms(windows: Sequence[Window], latency_us: float | None, searches: float) -> float | None:
+    """What looking for unused parameters costs a step with so many searches: the walk over the graph, and one more message
+    that tells the other ranks which were used. On a device no message, for it is sent beside the others, and only what its work
+    hides not, unless the host sets the pace. None where no window shows a search."""
+    per_search_ns = [
+        spent_ns for window in windows if (spent_ns := _of_one_search_ns(window, latency_us)) is not None
+    ]
+    return searches * float(np.median(per_search_ns)) / 1e6 if per_search_ns else None
+
+
+def _of_one_search_ns(window: Window, latency_us: float | None) -> float | None:
+    """What one search costs a rank; None where its window shows none."""
+    trace = window.trace
+    own = trace.category_mask("cpu_op") & (trace.lane == main_lane(trace))
+    walks = int((own & trace.name_mask(_is_search)).sum())
+    if not walks:
+        return None
+    start, end = rows_of(trace, own & trace.name_mask(lambda name: name in _SEARCHED))
+    spent = float((end - start).sum())
+    if not window.on_device:
+        return (spent + walks * (latency_us or 0.0) * 1e3) / walks
+    if _host_bound(window):
+        return spent / walks
+    hidden = covered(window.compute, start + window.shifted_ns, end + window.shifted_ns)
+    return (spent - float(hidden.sum())) / walks
+
+
+def _host_bound(window: Window) -> bool:
+    """Whether the host needs nearly all of the step to issue it, so that whatever it does takes longer for it."""
+    lengths = [end - start for _, start, end in window.steps]
+    return bool(lengths) and issue_time_ns(window) >= _HOST_BOUND * float(np.median(lengths))
+
+
+def searches_unused(windows: Sequence[Window]) -> bool | None:
+    """Whether DDP looks for unused parameters in the windows; None where they do not tell."""
+    telling = [window.trace for window in windows if len(window.forwards)]
+    return any(bool(trace.name_mask(_is_search).any()) for trace in telling) if telling else None
+
+
+def _is_search(name: str) -> bool:
+    return name == SEARCH
+
 
 _DDP_FORWARD = "DistributedDataParallel.forward"
 """The annotation around each forward call of a wrapped model (torch/nn/parallel/distributed.py)."""
@@ -18,10 +208,10 @@ ends so: DistributedDataParallel, FullyShardedDataParallel."""
 
 def job_facts(logs: Sequence[RankLog], windows: Sequence[Window]) -> JobFacts:
     """Who ran, from the first rank that says it."""
-    return _stated(logs) if logs else _shown(windows)
+    return _job_of_logs(logs) if logs else _job_of_windows(windows)
 
 
-def _stated(logs: Sequence[RankLog]) -> JobFacts:
+def _job_of_logs(logs: Sequence[RankLog]) -> JobFacts:
     """From the ranks' own records."""
     infos = [log.record.info for log in logs]
     device = first(infos, "device")
@@ -42,7 +232,7 @@ def _stated(logs: Sequence[RankLog]) -> JobFacts:
     )
 
 
-def _shown(windows: Sequence[Window]) -> JobFacts:
+def _job_of_windows(windows: Sequence[Window]) -> JobFacts:
     """From the traces' metadata and the names of their events."""
     metas = [window.trace.meta for window in windows]
     names = {name for window in windows for name in window.trace.names}

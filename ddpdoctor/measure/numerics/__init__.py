@@ -4,15 +4,6 @@ In: numpy arrays. Out: numpy arrays and numbers. Each function says its formula,
 needed twice and would hold for any time series lives here, so that the rooms above speak of ranks and steps only.
 """
 
-from .arrays import Array, Ints, Mask
-from .chance import (
-    CHANCE,
-    binomial_tail,
-    carried_by_few,
-    chance_of_places,
-    chance_of_ranks,
-    chance_of_rhythm,
-)
 from .durations import lasting
 from .fairness import Value, fair_shares
 from .intervals import (
@@ -28,8 +19,27 @@ from .intervals import (
     union,
     union_of,
 )
-from .meanerror import mean_error, normal
-from .medians import nan_median, running_median
-from .persistence import Persistence, persistence
-from .scatter import median_error, scatter_of, undisturbed
-from .trend import Trend, trend
+from .significance import (
+    CHANCE,
+    Persistence,
+    binomial_tail,
+    carried_by_few,
+    chance_of_places,
+    chance_of_ranks,
+    chance_of_rhythm,
+    persistence,
+)
+from .stats import (
+    Array,
+    Ints,
+    Mask,
+    Trend,
+    mean_error,
+    median_error,
+    nan_median,
+    normal,
+    running_median,
+    scatter_of,
+    trend,
+    undisturbed,
+)

@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import msgspec
 
-from .arrays import Array
+from .stats import Array
 
 _Cause = TypeVar("_Cause", bound=str)
 

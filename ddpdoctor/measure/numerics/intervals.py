@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .arrays import Array, Mask
+from .stats import Array, Mask
 
 Times = NDArray[Any]
 Intervals = tuple[Times, Times]

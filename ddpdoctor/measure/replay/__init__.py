@@ -4,15 +4,16 @@ In: a :class:`~ddpdoctor.measure.graph.Graph` and changes (work, transfers or sy
 cycle. The idea: unchanged, the replay gives the measured times exactly, so that what a change saves is its price.
 """
 
-from .common import common_part, idle_after, without_waiting
 from .lanes import Transmission, length_ns, transmissions_of, when_ready
 from .replay import (
     Change,
     baseline,
-    gain_ns,
+    common_part,
+    idle_after,
     replay,
     replay_all,
     without_sync,
     without_transfer,
+    without_waiting,
     without_work,
 )

@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from ddpdoctor.measure.graph import CycleGroup, Graph
+from ddpdoctor.measure.graph import CycleGroup, Graph, LikeSegments
 from ddpdoctor.measure.numerics import Array
 
 from .lanes import Transmission, length_ns, transmissions_of, when_ready
@@ -103,13 +103,6 @@ def replay_all(graph: Graph, changes: Sequence[Change] = ()) -> Array:
     return np.concatenate(lengths) if lengths else np.empty(0)
 
 
-def gain_ns(graph: Graph, *changes: Change) -> float:
-    """Mean cycle time saved by the changes, ns; never negative."""
-    if not graph.groups:
-        return 0.0
-    return max(0.0, graph.mean_cycle_ns - float(replay_all(graph, changes).mean()))
-
-
 def without_work(removed: Sequence[Array], alone: Sequence[Array] | None = None) -> Change:
     """Takes ``removed[group]`` ([N, K, R] ns) out of the work, and ``alone[group]``, by default the same, out of what each
     rank would need by itself."""
@@ -144,3 +137,35 @@ def without_sync(chosen: Callable[[CycleGroup, int], bool]) -> Change:
                 scenario.synchronises[k] = False
 
     return change
+
+
+def common_part(work: Array, alone: Array, like: LikeSegments | None = None) -> Array:
+    """[N, K, R] ns that the ranks have in common: of each, no more than the (lower) median rank has in the same segment, or in
+    those that are ``like`` it.
+
+    ``alone`` is the same work as each rank would have it by itself, see :attr:`CycleGroup.work_alone`.
+    """
+    parts = np.clip(alone if like is None else like.by_part(alone), 0, None)
+    middle = np.sort(parts, axis=2)[:, :, (alone.shape[2] - 1) // 2, None]
+    most = middle if like is None else like.by_segment(np.broadcast_to(middle, parts.shape))
+    common: Array = np.minimum(np.clip(work, 0, None), most)
+    return common
+
+
+def idle_after(graph: Graph, kinds: Sequence[str]) -> list[Array]:
+    """[N, K, R] ns, group by group: what is common to the ranks of the idle time after these kinds of waiting."""
+    return [
+        sum(
+            (common_part(idle, idle, group.like) for kind, idle in group.idle_after.items() if kind in kinds),
+            np.zeros(group.arrival.shape),
+        )
+        for group in graph.groups
+    ]
+
+
+def without_waiting(graph: Graph, kinds: Sequence[str]) -> list[Change]:
+    """Takes out synchronisations of these kinds, and the idle time that the hosts' waiting there leads to."""
+    return [
+        without_sync(lambda group, k: group.syncs[k].kind in kinds),
+        without_work(idle_after(graph, kinds)),
+    ]

@@ -8,5 +8,4 @@ which of them speaks.
 from .holding import at_holders
 from .of_logs import LogSourceLines
 from .of_windows import WindowSourceLines
-from .protocol import SourceLines
-from .ranking import Frame, joined, ranked
+from .ranking import Frame, SourceLines, joined, ranked

@@ -1,11 +1,13 @@
-"""The user's source lines, ranked."""
+"""The user's source lines, ranked; and what all who know the lines behind measurements can be asked."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, Protocol
 
+from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.places import CodeLine, Where
+from ddpdoctor.measure.taxonomy import Component, SyncKind
 
 MOST_LINES = 3
 """Lines that are told of one cause: a finding names where to look, and who looks there sees the rest."""
@@ -38,3 +40,34 @@ def joined(first: list[Where], others: list[Where]) -> list[Where]:
     """The ``first`` lines, then those ``others`` that are not among them, no more than are told."""
     known = {(where.file, where.line) for where in first}
     return [*first, *(where for where in others if (where.file, where.line) not in known)][:MOST_LINES]
+
+
+class SourceLines(Protocol):
+    """Knows the user's source lines behind the measurements."""
+
+    def work(
+        self,
+        components: Sequence[Component],
+        positions: Sequence[int] | None,
+        steps: Ints,
+        or_else: Ints | None = None,
+    ) -> list[Where]:
+        """Lines where these ranks (None: all) spend this kind of work in these steps, most time first; where too few samples were
+        taken in them, ``or_else`` in those."""
+
+    def syncs(self, kinds: Sequence[SyncKind]) -> list[Where]:
+        """Lines that call synchronisations of these kinds, or wait there for a device that then idles, most first."""
+
+    def operation(
+        self, components: Sequence[Component | SyncKind], positions: Sequence[int] | None
+    ) -> str | None:
+        """Name of what is executed there, where it has one; for a kind of synchronisation, of the call that waits."""
+
+    def gap(
+        self, components: Sequence[Component], positions: Sequence[int] | None, steps: Ints
+    ) -> str | None:
+        """Between which phases of a training step most of this kind of work lies, in words; None where it lies in no gap."""
+
+    def in_common(self, components: Sequence[Component], steps: Ints) -> float | None:
+        """Part of what the ranks alike spend on this kind of work in these steps that they spend at the same lines; None where that
+        is not known."""

@@ -8,25 +8,21 @@ synchronisations that all ranks have in common (:func:`match_syncs`); and which 
 
 from .activities import Activities
 from .devicetime import in_device_time
-from .loaders import first
-from .log import RankLog, Sample, samples_by_step
+from .log import RankLog, Sample, first, notes_on_records, samples_by_step
 from .matchedsyncs import MatchedSync, match_syncs
-from .notes import notes_on_records
 from .reading import read_logs, read_rank_log
-from .record import Event
+from .records import DeviceTimes, Event, Step
 from .selection import (
     AROUND_WINDOW,
     OPENED,
     PROFILED,
     SUSPENDED,
-    WARM_UP,
     WARM_UP_STEPS,
-    choose_steps,
     chosen_and_why,
-    evaluates,
+    evaluated,
     longest_ns,
     recorded_everywhere,
+    settled_steps,
     undisturbed,
 )
-from .step import DeviceTimes, Step
 from .syncpoints import Key, SyncPoint

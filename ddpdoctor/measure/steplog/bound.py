@@ -15,7 +15,7 @@ import msgspec
 from ddpdoctor.rundir import STEPS_FILE, RankRecord
 from ddpdoctor.rundir.compaction import BLOCK_STEPS, STEP_LINE, Ranges, thinned_steps, union
 
-from .record import MOST_NUMBER
+from .records import MOST_NUMBER
 
 MOST_STEPS = 60_000
 """Step records read of one rank."""

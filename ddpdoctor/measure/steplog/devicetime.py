@@ -26,8 +26,7 @@ from ddpdoctor.measure.numerics import Array, Ints
 from ddpdoctor.rundir import EventKind
 
 from .log import RankLog
-from .record import Event
-from .step import DeviceTimes, Step
+from .records import DeviceTimes, Event, Step
 
 
 class Tuning(msgspec.Struct, frozen=True):

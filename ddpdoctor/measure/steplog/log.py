@@ -1,8 +1,11 @@
-"""What one rank's hook recorded, and what follows from that alone."""
+"""What one rank's hook recorded, and what follows from that alone: which of its loaders feeds the training loop, and in which steps
+another one is asked. What the records of a run's ranks lack, in words: for the notes, without which a part would pass for the whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
@@ -12,12 +15,157 @@ from msgspec.structs import replace
 
 from ddpdoctor.measure.numerics import Ints
 from ddpdoctor.measure.places import Where
-from ddpdoctor.rundir import RankRecord
+from ddpdoctor.rundir import EventKind, Note, RankRecord
 
 from .activities import Activities, activities_of
-from .loaders import loaders_with_workers, settings_of, training_loaders, usual_loader
-from .step import DeviceTimes, Step
+from .records import EVALUATED, DeviceTimes, Step
 from .syncpoints import SyncPoint, sync_points_of
+
+_ONE_IN = 3
+"""A loader that gives batches in one of so many steps trains: two that take turns do, and one that evaluates every few steps
+does not."""
+
+
+def first(infos: Sequence[dict[str, Any]], key: str) -> Any:
+    """The first value that is not None."""
+    return next((info[key] for info in infos if info.get(key) is not None), None)
+
+
+def usual_loader(steps: Sequence[Step]) -> int | None:
+    """Id of the loader that gave most batches."""
+    batches = Counter(event.loader for step in steps for event in step.events if event.gives_batch)
+    return batches.most_common(1)[0][0] if batches else None
+
+
+def training_loaders(steps: Sequence[Step]) -> frozenset[int]:
+    """Ids of the loaders that give batches in at least a third of the steps."""
+    used: Counter[int] = Counter()
+    for step in steps:
+        used.update({event.loader for event in step.events if event.gives_batch})
+    return frozenset(loader for loader, times in used.items() if times * _ONE_IN >= len(steps))
+
+
+def evaluates(step: Step, main: Collection[int]) -> bool:
+    """Whether the job evaluates in this step, whose ``main`` loaders train."""
+    if EVALUATED in step.marks:
+        return True
+    for event in step.events:
+        if event.kind == EventKind.EVALUATION:
+            return True
+        if event.kind == EventKind.DATA and main and event.loader not in main and event.gives_batch:
+            return True
+    return False
+
+
+def settings_of(info: Mapping[str, Any], chosen: int | None) -> dict[str, Any] | None:
+    """What the rank says of one of its loaders."""
+    for place, loader in enumerate(info.get("loaders") or []):
+        if loader.get("id", place) == chosen:
+            return {"id": chosen, **loader}
+    return None
+
+
+def loaders_with_workers(info: Mapping[str, Any]) -> set[int]:
+    """Ids of the loaders that have worker processes."""
+    return {
+        int(loader.get("id", place))
+        for place, loader in enumerate(info.get("loaders") or [])
+        if loader.get("num_workers")
+    }
+
+
+_FAR_FEWER = 0.9
+"""Share of the others' steps: ranks that are killed one after the other differ by a few."""
+
+
+def notes_on_records(logs: Sequence[RankLog], ended: bool, window: int | None = None) -> list[Note]:
+    """Of all ranks of a run; ``ended``: its job is known to be over. ``window``: the captured one that is looked at."""
+    own = [Note(sentence).of_rank(log.rank) for log in logs for sentence in _own_sentences(log)]
+    return [
+        *_without_steps(logs),
+        *_shorter(logs),
+        *own,
+        *(_cut_off(log, ended) for log in logs if _lost_its_window(log)),
+        *([] if window is not None else _captured(logs)),
+    ]
+
+
+def _captured(logs: Sequence[RankLog]) -> list[Note]:
+    """Windows that were opened while the job ran, where there is none from its start."""
+    if not logs or any(log.record.trace is not None for log in logs):
+        return []
+    saved = sorted({number for log in logs for number in _saved(log)})
+    if not saved:
+        return []
+    which = f"Window {saved[0]} was" if len(saved) == 1 else f"Windows {', '.join(map(str, saved))} were"
+    return [Note(f"{which} captured while the job ran, and not looked at here: `--window {saved[-1]}` does.")]
+
+
+def _saved(log: RankLog) -> list[int]:
+    captures = log.record.info.get("captures") or []
+    return [each.get("number", 0) for each in captures if each.get("state") == "saved"]
+
+
+def _without_steps(logs: Sequence[RankLog]) -> list[Note]:
+    seen = sum(bool(log.steps) for log in logs)
+    if not seen:
+        return []
+    known = [log.record.info.get("world_size") for log in logs]
+    world = max((size for size in known if isinstance(size, int)), default=len(logs))
+    looked_at = f"the steps of {seen} of {max(world, len(logs))} ranks could be looked at"
+    return [
+        Note(f"{log.record.without_steps()}: {looked_at}.").of_rank(log.rank) for log in logs if not log.steps
+    ]
+
+
+def _shorter(logs: Sequence[RankLog]) -> list[Note]:
+    """Of ranks that recorded far fewer steps than others: only what all recorded is compared."""
+    most = max((len(log.steps) for log in logs), default=0)
+    return [
+        Note(
+            f"Rank {log.rank} recorded {len(log.steps)} steps while others recorded {most}: "
+            "only steps that all recorded are measured.",
+            ranks=(log.rank,),
+        )
+        for log in logs
+        if 0 < len(log.steps) < _FAR_FEWER * most
+    ]
+
+
+def _own_sentences(log: RankLog) -> list[str]:
+    """What the rank itself has to tell."""
+    info = log.record.info
+    lost = None if _saved(log) else _why_no_window(info.get("window") or {})
+    errors = (info.get("hook") or {}).get("errors") or []
+    return [
+        *(info.get("notes") or []),
+        # The error that cost the window stands in both places, and is said once.
+        *(error for error in errors if error != lost),
+        *([f"no profiler window: {lost}"] if lost else []),
+    ]
+
+
+def _lost_its_window(log: RankLog) -> bool:
+    state = (log.record.info.get("window") or {}).get("state")
+    return state in ("open", "saving") and log.record.trace is None
+
+
+def _cut_off(log: RankLog, ended: bool) -> Note:
+    window = log.record.info["window"]
+    doing = "was open" if window["state"] == "open" else "was being saved"
+    if ended:
+        return Note(
+            f"Rank {log.rank} was killed while its profiler window {doing}: what the window had seen is lost.",
+            ranks=(log.rank,),
+        )
+    sentence = f"its profiler window {doing} when this was read: what it sees is not in this diagnosis."
+    return Note(sentence).of_rank(log.rank)
+
+
+def _why_no_window(window: dict[str, Any]) -> str | None:
+    """Why this rank has no profiler window; None where it has one, or has not said."""
+    return window.get("why") if window.get("state") in ("skipped", "failed") else None
+
 
 Sample = list[int]
 """[epoch ns, user line, innermost line, ns waited for Python's lock], as in a row of :attr:`RankLog.samples`."""
@@ -78,6 +226,12 @@ class RankLog(msgspec.Struct, frozen=True, eq=False, dict=True):
     def main_loaders(self) -> frozenset[int]:
         """The loaders that feed the training; any other one evaluates."""
         return training_loaders(self.steps)
+
+    @cached_property
+    def evaluated(self) -> frozenset[int]:
+        """Numbers of the steps in which the job evaluates: a forward without gradients, batches of another loader than the main ones, or
+        models in evaluation mode."""
+        return frozenset(step.number for step in self.steps if evaluates(step, self.main_loaders))
 
     @cached_property
     def main_loader_settings(self) -> dict[str, Any] | None:

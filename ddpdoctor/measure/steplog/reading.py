@@ -17,8 +17,7 @@ from ddpdoctor.rundir.compaction import STEP_LINE
 
 from .bound import MOST_STEPS, Bound, bound_of
 from .log import RankLog
-from .record import LogRecord
-from .step import EVALUATED, DeviceTimes, Step
+from .records import EVALUATED, DeviceTimes, LogRecord, Step
 
 _MOST_PLACES = 100_000
 """Source lines, notes and broken numbers of one log that are kept: no script has as many."""

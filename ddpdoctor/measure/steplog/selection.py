@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 import numpy as np
 
-from ddpdoctor.rundir import EventKind, Mark
+from ddpdoctor.rundir import Mark
 
 from .log import RankLog
-from .step import EVALUATED, Step
+from .records import Step
 
 
 class Tuning(msgspec.Struct, frozen=True):
@@ -48,12 +47,6 @@ Everywhere = Mapping[int, Sequence[Step]]
 """By number: the step on each rank."""
 
 
-def choose_steps(logs: Sequence[RankLog]) -> tuple[set[int], dict[str, int]]:
-    """Numbers of the steps to measure, and how many were set aside, by reason."""
-    chosen, reasons = chosen_and_why(logs)
-    return chosen, dict(Counter(reasons.values()))
-
-
 def chosen_and_why(logs: Sequence[RankLog]) -> tuple[set[int], dict[int, str]]:
     """Numbers of the steps to measure, and of all others why not."""
     everywhere = recorded_everywhere(logs)
@@ -88,11 +81,12 @@ def longest_ns(steps: Sequence[Step]) -> int:
 def _no_training(logs: Sequence[RankLog], everywhere: Everywhere) -> dict[int, str]:
     """Steps that a profiler disturbed, with those behind them, and steps in which the job evaluates."""
     reasons: dict[int, str] = {}
+    evaluating = evaluated(logs)
     for number, steps in everywhere.items():
         if any(disturbed(step) for step in steps):
             reasons[number] = _DISTURBED
             reasons.setdefault(number + 1, _DISTURBED)
-        elif any(evaluates(step, log.main_loaders) for step, log in zip(steps, logs, strict=True)):
+        elif number in evaluating:
             reasons[number] = _EVALUATION
     return reasons
 
@@ -124,6 +118,13 @@ def disturbed(step: Step) -> bool:
     return bool(step.marks) and any(mark in _DISTURBED_BY for mark in step.marks)
 
 
+def settled_steps(logs: Sequence[RankLog]) -> Everywhere:
+    """Steps that all ranks recorded, but for the warm-up and those in which a rank was stopped."""
+    everywhere = recorded_everywhere(logs)
+    aside = _suspended(everywhere).union(_warm_up(everywhere))
+    return {number: steps for number, steps in everywhere.items() if number not in aside}
+
+
 def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:
     """Number, and the step on each rank, of what all ranks recorded after the warm-up, and neither a profiler nor a
     suspension disturbed."""
@@ -136,11 +137,6 @@ def undisturbed(logs: Sequence[RankLog]) -> list[tuple[int, list[Step]]]:
     ]
 
 
-def evaluates(step: Step, main: Collection[int]) -> bool:
-    """Whether the job evaluates in this step: a forward without gradients, batches of another loader than the ``main`` ones, or
-    models in evaluation mode."""
-    return EVALUATED in step.marks or any(
-        event.kind == EventKind.EVALUATION
-        or (event.kind == EventKind.DATA and main and event.loader not in main and event.gives_batch)
-        for event in step.events
-    )
+def evaluated(logs: Sequence[RankLog]) -> set[int]:
+    """Numbers of the steps in which some rank evaluates."""
+    return set().union(*(log.evaluated for log in logs))

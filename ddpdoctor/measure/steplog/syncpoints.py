@@ -11,8 +11,7 @@ import msgspec
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.rundir import EventKind
 
-from .record import Event, Reduction
-from .step import Step
+from .records import Event, Reduction, Step
 
 Key = tuple[str, str, int]
 """Kind, group or module, and number: the step's times ``_MOST_IN_STEP`` plus the point's in it."""

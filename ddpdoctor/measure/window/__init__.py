@@ -5,14 +5,13 @@ disjoint sets of intervals for what the device, or on a CPU the training thread,
 copies, launches and annotations say of why time went by is decided here, once, on the trace's own clock.
 """
 
-from .collectives import Collectives
-from .hostwaits import QUEUED_LAUNCHES, WAITED_FOR
+from .collectives import ROUNDING_NS, Collectives
+from .components import collecting
+from .idle import QUEUED_LAUNCHES, WAITED_FOR
 from .launches import CUDA_CALLS, DEVICE, RUNTIME_CALLS, launch_pairs, launched_inside, launches, rows_of
-from .pauses import collecting
 from .reading import main_lane, read_window
 from .window import (
     QUEUED_NS,
-    ROUNDING_NS,
     UNKNOWN_STEP,
     Window,
     arrivals,

@@ -1,4 +1,6 @@
-"""A rank's collectives in its profiler window, as columns."""
+"""A rank's collectives in its profiler window, as columns: on a device NCCL-like kernels, with the metadata that newer traces have of them;
+on CPUs Gloo's annotations, paired with the calls that issued them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,14 @@ import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
 
-from ddpdoctor.measure.numerics import Mask
+from ddpdoctor.measure.numerics import Ints, Mask, covered, holds, union
 from ddpdoctor.measure.taxonomy import SyncKind
+from ddpdoctor.trace import RankTrace, classify
+
+from .launches import launches
+
+ROUNDING_NS = 1_000
+"""Clocks are read to the microsecond: what started behind another may seem to start so much before its end."""
 
 ENGINE = "autograd::engine::evaluate_function"
 """How the names of the autograd engine's functions begin."""
@@ -53,3 +61,268 @@ class Collectives(msgspec.Struct, frozen=True):
             issued=self.issued + offset_ns,
             ready=self.ready + offset_ns,
         )
+
+
+_ELEMENT_BYTES = {
+    "float": 4, "float32": 4, "half": 2, "float16": 2, "bfloat16": 2, "double": 8, "float64": 8, "long": 8, "int64": 8,
+    "int": 4, "int32": 4, "short": 2, "int16": 2, "char": 1, "int8": 1, "byte": 1, "uint8": 1, "bool": 1,
+    "float8_e4m3fn": 1, "float8_e5m2": 1,
+}  # fmt: skip
+"""torch's types of elements, as traces name them."""
+_SMALL_BYTES = 1 << 20
+"""A script beside DDP reduces losses and metrics, which are kilobytes; DDP's first bucket, its smallest, has 1 MiB."""
+_BARRIER_BYTES = 8
+"""NCCL has no barrier: torch makes one of an allreduce of a single element."""
+_BETWEEN_RANKS = ("alltoall", "sendrecv", "send", "recv")
+"""Operations that DDP has no use for: a model's own."""
+
+
+class _Issue(msgspec.Struct, frozen=True):
+    """Where the host launched collectives, [M]."""
+
+    call: Ints
+    """Row of the launching call; -1 unknown."""
+    at: Ints
+    """ns; the kernel's start where the call is unknown."""
+
+
+def collectives_of_kernels(trace: RankTrace, kernels: Ints, main: int) -> Collectives:
+    """The collectives that the kernels in these rows are; ``main`` is the training thread's lane."""
+    rows = kernels[np.argsort(trace.start_ns[kernels], kind="stable")]
+    start, call = trace.start_ns[rows], launches(trace, rows)
+    issue = _Issue(call, np.where(call >= 0, trace.start_ns[np.clip(call, 0, None)], start))
+    entries, table = _metadata(trace, rows), trace.collectives
+    operation = [_operation(trace, int(row), entry) for row, entry in zip(rows, entries, strict=True)]
+    size = np.array([_bytes(trace, entry) for entry in entries], float)
+    # NCCL runs an all-to-all as one SendRecv kernel: only metadata can say that such a kernel is a true
+    # point-to-point operation.
+    point = [op == "sendrecv" and entry >= 0 for op, entry in zip(operation, entries, strict=True)]
+    return Collectives(
+        start=start,
+        end=trace.end_ns[rows],
+        issued=issue.at,
+        launch_seen=issue.call >= 0,
+        operation=operation,
+        group=[_group(trace, entry) for entry in entries],
+        group_size=np.array([table.group_size[m] if m >= 0 else -1 for m in entries], np.int64),
+        sequence=np.array([table.sequence[m] if m >= 0 else -1 for m in entries], np.int64),
+        bytes=size,
+        kind=_kinds(trace, main, issue, operation, size),
+        point_to_point=np.array(point, bool),
+        ready=np.where(call >= 0, _ready(trace, issue.at, start), _computed(trace, start)),
+    )
+
+
+def _metadata(trace: RankTrace, rows: Ints) -> list[int]:
+    """[M] row in ``trace.collectives``: the kernel's own, else that of its ``record_param_comms`` by External
+    id; -1 without."""
+    events = trace.collectives.event
+    own = {int(event): i for i, event in enumerate(events)}
+    by_operator = {
+        int(trace.external_id[event]): i for i, event in enumerate(events) if trace.external_id[event] >= 0
+    }
+    return [own.get(int(row), by_operator.get(int(trace.external_id[row]), -1)) for row in rows]
+
+
+def _operation(trace: RankTrace, row: int, entry: int) -> str:
+    said = trace.collectives.operation[entry] if entry >= 0 else -1
+    names = [trace.names[said]] if said >= 0 else []
+    operations = map(classify.communication_operation, [*names, trace.name_of(row)])
+    return next((operation for operation in operations if operation), "unknown")
+
+
+def _group(trace: RankTrace, entry: int) -> str:
+    said = trace.collectives.group[entry] if entry >= 0 else -1
+    return trace.names[said] if said >= 0 else ""
+
+
+def _bytes(trace: RankTrace, entry: int) -> float:
+    if entry < 0:
+        return float("nan")
+    table = trace.collectives
+    # nccl-tests count the larger side: what an allgather puts out, what a reduce-scatter takes in.
+    elements = max(int(table.in_elements[entry]), int(table.out_elements[entry]))
+    dtype = trace.names[table.dtype[entry]].lower() if table.dtype[entry] >= 0 else ""
+    known = elements >= 0 and dtype in _ELEMENT_BYTES
+    return float(elements * _ELEMENT_BYTES[dtype]) if known else float("nan")
+
+
+def _ready(trace: RankTrace, issued: Ints, start: Ints) -> Ints:
+    """[M] end of the last computation that was launched before the collective: its stream waits for an event there."""
+    rows = np.flatnonzero(_computes(trace))
+    calls = launches(trace, rows)
+    rows, calls = rows[calls >= 0], calls[calls >= 0]
+    order = np.argsort(trace.start_ns[calls], kind="stable")
+    launched, done = trace.start_ns[calls][order], np.maximum.accumulate(trace.end_ns[rows][order])
+    if not len(done):
+        return start.copy()
+    before = np.searchsorted(launched, issued) - 1
+    computed = np.where(before >= 0, done[np.clip(before, 0, None)], issued)
+    ready: Ints = np.minimum(np.maximum(issued, computed), start)
+    return ready
+
+
+def _computed(trace: RankTrace, start: Ints) -> Ints:
+    """[M] end of the last computation that was over when the collective started: it waited for no later one."""
+    ends = np.sort(trace.end_ns[_computes(trace)])
+    over = np.searchsorted(ends, start, side="right") - 1
+    ready: Ints = np.where(over >= 0, ends[np.clip(over, 0, None)], start) if len(ends) else start.copy()
+    return ready
+
+
+def _computes(trace: RankTrace) -> Mask:
+    return trace.category_mask("kernel", "gpu_memset") & ~classify.communication_kernels(trace)
+
+
+def _kinds(
+    trace: RankTrace, main: int, issue: _Issue, operation: list[str], size: NDArray[np.float64]
+) -> list[SyncKind]:
+    """[M] what each collective is for: launched by the backward pass's thread, inside DDP's forward, or by the
+    script itself."""
+    forward = trace.name_mask(classify.is_ddp_forward) & trace.category_mask("user_annotation", "cpu_op")
+    in_forward = holds(union(trace.start_ns[forward], trace.end_ns[forward]), issue.at)
+    on_main = (issue.call >= 0) & (trace.lane[issue.call] == main)
+    by_script = on_main & (size <= _SMALL_BYTES) if forward.any() else np.zeros(len(size), bool)
+    a_layers = _inside_layers(trace, issue)
+    kinds: list[SyncKind] = []
+    for i, op in enumerate(operation):
+        if op == "barrier":
+            kinds.append(SyncKind.BARRIER)
+        elif op == "allreduce" and size[i] <= _BARRIER_BYTES and on_main[i] and not in_forward[i]:
+            kinds.append(SyncKind.COLLECTIVE)
+        elif op == "broadcast" and in_forward[i]:
+            kinds.append(SyncKind.BROADCAST)
+        elif op in _BETWEEN_RANKS or in_forward[i] or (op == "allreduce" and a_layers[i]):
+            kinds.append(SyncKind.MODEL)
+        else:
+            kinds.append(SyncKind.COLLECTIVE if by_script[i] else SyncKind.GRADIENTS)
+    return kinds
+
+
+def _inside_layers(trace: RankTrace, issue: _Issue) -> Mask:
+    """[M] which collectives a layer's own backward issues, as SyncBatchNorm's and tensor parallelism's do.
+
+    Gradients are reduced by hooks of their accumulation, or between two functions of the engine.
+    """
+    rows = np.flatnonzero(trace.name_mask(lambda n: n.startswith(ENGINE)))
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    accumulating = trace.name_ids(lambda n: "AccumulateGrad" in n)
+    inside = np.zeros(len(issue.at), bool)
+    for lane in np.unique(trace.lane[rows]):
+        functions = rows[trace.lane[rows] == lane]
+        issued_here = np.flatnonzero((issue.call >= 0) & (trace.lane[issue.call] == lane))
+        at = issue.at[issued_here]
+        place = np.searchsorted(trace.start_ns[functions], at, side="right") - 1
+        function = functions[np.maximum(place, 0)]
+        within = (place >= 0) & (at < trace.end_ns[function])
+        inside[issued_here] = within & ~np.isin(trace.name[function], accumulating)
+    return inside
+
+
+_ENGINE_GAP_NS = 1_000_000
+"""The engine issues a bucket's reduction between two of its functions, in a gap of microseconds."""
+
+_AT_ONCE_NS = 2_000_000
+"""From a call to its run, with none running meanwhile: a thread that waits for work takes it in tens of microseconds, on a busy
+machine once it has a CPU."""
+_LONGER = 10.0
+"""Times the usual such time, where that is long: beyond, a run is another call's, which was not recorded."""
+
+
+def collectives_of_gloo(trace: RankTrace) -> Collectives:
+    """The collectives that Gloo annotated: the call on the issuing thread is the arrival; the run loop's event, which
+    starts later, tells the end."""
+    annotated = trace.category_mask("user_annotation", "cpu_op")
+    runs = np.flatnonzero(annotated & trace.name_mask(classify.is_gloo))
+    runs = runs[np.argsort(trace.start_ns[runs], kind="stable")]
+    operation = [_gloo_operation(trace, int(row)) or "unknown" for row in runs]
+    start = _issued(trace, runs, operation)
+    unknown, count = np.full(len(runs), -1, np.int64), len(runs)
+    return Collectives(
+        start=start,
+        end=trace.end_ns[runs],
+        issued=start,
+        launch_seen=np.ones(count, bool),
+        operation=operation,
+        group=[""] * count,
+        group_size=unknown,
+        sequence=unknown,
+        bytes=np.full(count, np.nan),
+        kind=_gloo_kinds(trace, operation, start),
+        point_to_point=np.zeros(count, bool),
+        ready=start,
+    )
+
+
+def _gloo_operation(trace: RankTrace, row: int) -> str:
+    """The operation of a whole group that the event's name says; "" where it says none, or one between two ranks."""
+    operation = classify.communication_operation(trace.name_of(row))
+    return operation if operation is not None and operation != "sendrecv" else ""
+
+
+def _issued(trace: RankTrace, runs: Ints, operation: list[str]) -> Ints:
+    """[M] start of the call that issued each run, in the order of both; of the run itself where that call is not recorded."""
+    calls = np.flatnonzero(trace.category_mask("cpu_op") & trace.name_mask(lambda n: n.startswith("c10d::")))
+    calls = calls[np.argsort(trace.start_ns[calls], kind="stable")]
+    calling = np.array([_gloo_operation(trace, int(row)) for row in calls], dtype=str)
+    running = np.array(operation, dtype=str)
+    issued = trace.start_ns[runs].astype(np.int64)
+    for name in set(operation):
+        of_name = np.flatnonzero(running == name)
+        called = trace.start_ns[calls[calling == name]]
+        call = _calls_of(called, trace.start_ns[runs[of_name]], trace.end_ns[runs[of_name]])
+        issued[of_name[call >= 0]] = called[call[call >= 0]]
+    return issued
+
+
+def _calls_of(called: Ints, start: Ints, end: Ints) -> Ints:
+    """[M] which of the calls [N] each run from ``start`` to ``end`` is, all in order; -1: none that is recorded.
+
+    No run starts before its call, and none is left when the next burst of calls begins. So each burst shows how many calls
+    without a run, and runs without a call, there were before: a lost event does not make all later runs those of other calls.
+    """
+    if not len(called) or not len(start):
+        return np.full(len(start), -1, np.int64)
+    most_ahead = np.searchsorted(called, start + ROUNDING_NS, side="right") - 1 - np.arange(len(start))
+    begins, ends = union(start, end)
+    run = np.searchsorted(begins, called, side="right") - 1
+    quiet = np.flatnonzero((run < 0) | (called >= ends[np.maximum(run, 0)]))
+    first = quiet[np.unique(run[quiet], return_index=True)[1]]
+    burst = int(np.diff(first, prepend=0, append=len(called)).max())
+    ahead = _least_of_next(most_ahead, burst)
+    # Behind a loss the next burst tells, before it the last one, but for the first burst.
+    ahead[burst - 1 :] = np.maximum(ahead, _least_of_next(most_ahead[::-1], burst)[::-1])[burst - 1 :]
+    call: Ints = np.arange(len(start)) + ahead
+    call[(call < 0) | (call >= len(called))] = -1
+    call[1:][call[1:] <= np.maximum.accumulate(call)[:-1]] = -1
+    since = called[np.maximum(call, 0)]
+    idle = np.where(call >= 0, (start - since) - covered((begins, ends), since, start), 0.0)
+    call[idle > max(_AT_ONCE_NS, _LONGER * float(np.median(idle)))] = -1
+    return call
+
+
+def _least_of_next(values: Ints, count: int) -> Ints:
+    """[M] the least of each value and those behind it, of so many in all."""
+    least, width = values.copy(), 1
+    while width < min(count, len(values)):
+        further = min(width, count - width)
+        least = np.minimum(least, np.append(least[further:], np.full(further, least[-1])))
+        width += further
+    return least
+
+
+def _gloo_kinds(trace: RankTrace, operation: list[str], issued: Ints) -> list[SyncKind]:
+    """[M] what each collective is for: in the backward pass it reduces gradients, else the script called it."""
+    engine = trace.name_ids(lambda n: n.startswith(ENGINE))
+    functions = np.isin(trace.name, engine)
+    in_backward = _inside(trace, functions, issued) if len(engine) else np.ones(len(issued), bool)
+    return [
+        SyncKind.BARRIER if name == "barrier" else SyncKind.GRADIENTS if backward else SyncKind.COLLECTIVE
+        for name, backward in zip(operation, in_backward, strict=True)
+    ]
+
+
+def _inside(trace: RankTrace, functions: Mask, at: Ints) -> Mask:
+    """[M] which times lie in one of these events, or closely behind it."""
+    starts, ends = union(trace.start_ns[functions], trace.end_ns[functions])
+    return holds((starts, ends + _ENGINE_GAP_NS), at)

@@ -18,15 +18,13 @@ from ddpdoctor.measure.phases import Gap
 from ddpdoctor.measure.taxonomy import SyncKind
 from ddpdoctor.trace import RankTrace
 
-from .collectives import Collectives
-from .hostwaits import NO_WAITS, Waits
+from .collectives import ROUNDING_NS, Collectives
+from .idle import NO_WAITS, Waits
 
 UNKNOWN_STEP = -1
 """Number of the step of what lies outside the marked ones."""
 QUEUED_NS = 20_000
 """A collective that starts this soon after the one before it was waiting for it."""
-ROUNDING_NS = 1_000
-"""Clocks are read to the microsecond: what started behind another may seem to start so much before its end."""
 
 
 class Window(msgspec.Struct, frozen=True):
@@ -63,7 +61,7 @@ class Window(msgspec.Struct, frozen=True):
     updates: Ints = msgspec.field(default_factory=lambda: np.empty(0, np.int64))
     """Starts of the steps of optimizers on the host."""
     elements: Mapping[int, float] = msgspec.field(default_factory=dict)
-    """Step → how much there was to compute, where the trace records shapes, see :mod:`.amounts`."""
+    """Step → how much there was to compute, where the trace records shapes, see :mod:`.reading`."""
     shifted_ns: int = 0
     """ns by which the window was moved from the trace's own clock."""
 

@@ -9,10 +9,10 @@ import pytest
 
 from ddpdoctor.measure.costs import usual_transfer
 from ddpdoctor.measure.graph import graph_of_windows, issue_time_ns
-from ddpdoctor.measure.replay import gain_ns, replay_all, without_transfer
+from ddpdoctor.measure.replay import replay_all, without_transfer
 from ddpdoctor.measure.taxonomy import INDEX
 from tests.generator import SMALL, Config, Plant, generate
-from tests.measure.made import late_of, shared_of
+from tests.measure.made import gain_ns, late_of, shared_of
 from tests.measure.traced import accused, measured, windows_of
 from tests.measure.window.test_hostwaits import device_step_ms
 

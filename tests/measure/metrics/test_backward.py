@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ddpdoctor.measure.metrics.backward import backward_of, reduces_behind
+from ddpdoctor.measure.metrics.buckets import backward_of, reduces_behind
 from ddpdoctor.measure.window import with_bucket_sizes
 from tests.generator import SMALL, Config, generate
 from tests.measure.traced import windows_of

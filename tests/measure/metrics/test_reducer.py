@@ -11,8 +11,8 @@ from ddpdoctor.analysis import Options, load
 from ddpdoctor.measure.attribution import attribute
 from ddpdoctor.measure.costs import Context, ReducerCosts, no_sync, price_all, shared_facts
 from ddpdoctor.measure.graph import Sync
-from ddpdoctor.measure.metrics import reducer_work, search_ms
-from ddpdoctor.measure.metrics.search import SEARCH
+from ddpdoctor.measure.metrics import ddp_facts, reducer_work
+from ddpdoctor.measure.metrics.job import SEARCH
 from ddpdoctor.measure.taxonomy import SyncKind
 from tests.measure.made import MS, NoLines, cycles_of, graph_of, work_array
 from tests.measure.recorded import EPOCH_NS, Job, record, run_ranks
@@ -156,8 +156,10 @@ def test_what_looking_for_unused_parameters_costs(tmp_path):
         (tmp_path / folder).mkdir()
         text = {"distributedInfo": {"rank": 0, "world_size": 2}, "traceEvents": events + more}
         (tmp_path / folder / "rank0.json").write_text(json.dumps(text))
-    assert search_ms(windows_of(tmp_path / "cpu"), 500.0, 1.0) == pytest.approx(1.2)
-    assert search_ms(windows_of(tmp_path / "cpu"), None, 4.0) == pytest.approx(2.8)
-    assert search_ms(windows_of(tmp_path / "device"), 500.0, 1.0) == pytest.approx(0.7 - 0.05 / 2)
-    assert search_ms(windows_of(tmp_path / "host-bound"), 500.0, 1.0) == pytest.approx(0.7)
-    assert search_ms([], 500.0, 1.0) is None
+    assert ddp_facts([], windows_of(tmp_path / "cpu"), 500.0, 1.0).search_ms == pytest.approx(1.2)
+    assert ddp_facts([], windows_of(tmp_path / "cpu"), None, 4.0).search_ms == pytest.approx(2.8)
+    assert ddp_facts([], windows_of(tmp_path / "device"), 500.0, 1.0).search_ms == pytest.approx(
+        0.7 - 0.05 / 2
+    )
+    assert ddp_facts([], windows_of(tmp_path / "host-bound"), 500.0, 1.0).search_ms == pytest.approx(0.7)
+    assert ddp_facts([], [], 500.0, 1.0).search_ms is None

@@ -57,7 +57,7 @@ def test_a_busy_machine_accuses_nobody(world, rate):
     ],
 )
 def test_code_that_pauses_on_any_rank_seldom_accuses_one(world, pauses):
-    """The limit that is accepted: 10 %, see ddpdoctor.measure.numerics.chance."""
+    """The limit that is accepted: 10 %, see ddpdoctor.measure.numerics.significance."""
 
     def job(random, seed):
         cycles = random.choice(40, pauses, replace=False)

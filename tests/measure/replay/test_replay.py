@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from ddpdoctor.measure.graph import Sync
 from ddpdoctor.measure.replay import (
     baseline,
-    gain_ns,
     replay,
     replay_all,
     transmissions_of,
@@ -19,7 +18,7 @@ from ddpdoctor.measure.replay import (
     without_work,
 )
 from ddpdoctor.measure.taxonomy import INDEX, SyncKind
-from tests.measure.made import MS, cycles_of, graph_of, on, reductions, shared_of, simple, work_array
+from tests.measure.made import MS, cycles_of, gain_ns, graph_of, on, reductions, shared_of, simple, work_array
 
 
 def of_component(graph, name):

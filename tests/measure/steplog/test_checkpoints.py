@@ -1,8 +1,10 @@
 """What checkpoints cost, all that belongs to them: preparations, and those in steps that the profiler disturbs."""
 
+import random
+
 import pytest
 
-from tests.measure.recorded import Job, measured, plant, record
+from tests.measure.recorded import Job, measured, plant, record, run_ranks
 
 
 def disturbing(rank, step):
@@ -47,3 +49,56 @@ def test_checkpoints_in_disturbed_steps_come_as_often(tmp_path, ranks):
     assert cost.ms_per_step == pytest.approx(100.0 * 4 / 48, rel=0.05)
     assert cost.steps_hit == 4
     assert cost.period_steps == 12
+
+
+def saving(draw):
+    """A job that saves in every n-th step, drawn; and the same job that does not.
+
+    The rank prepares for ``state`` ms, saves, and what is left to do takes ``last`` ms. All ranks do ``front`` and ``back`` ms of their
+    own work in the same gap in any case."""
+    every, who = draw.choice((2, 5, 20)), draw.choice(((0,), (0, 1)))
+    front, back = draw.choice((0, 5, 10)), draw.choice((0, 5, 10))
+    state, save, last = draw.choice((0, 5, 10)), draw.choice((2, 5, 15, 40)), draw.choice((0, 0, 2))
+    own = draw.choice(((), ("then_meet",), ("then_meet",), ("meet", "then_meet")))
+    always = draw.choice(((), (), ("meet",), ("then_meet",), ("meet", "then_meet")))
+
+    def of(saves):
+        def extra(rank, step):
+            does = {"before": front, "behind": back} | dict.fromkeys(always, 1)
+            if not saves or step % every:
+                return does
+            does |= dict.fromkeys(own, 1)
+            return does | ({"host": state, "save": save, "after": last} if rank in who else {})
+
+        return Job(world=2, steps=6 * every + 3, host=0.05, extra=extra)
+
+    told = {
+        "every": every,
+        "who": who,
+        "front": front,
+        "back": back,
+        "state": state,
+        "save": save,
+        "last": last,
+    }
+    return of(saves=True), of(saves=False), {**told, "own": own, "always": always}
+
+
+def mean_ms(job):
+    """Of rank 0's steps behind the warm-up."""
+    steps = [line for line in run_ranks(job)[0] if "step" in line][3:]
+    return (steps[-1]["t"][1] - steps[0]["t"][0]) / len(steps) / 1e6
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_checkpoint_costs_what_its_step_takes_longer(tmp_path, seed):
+    """However ranks meet around it, and whatever else they do in the same gap."""
+    job, without, told = saving(random.Random(seed))
+    found, _ = measured(record(tmp_path, job))
+    facts = found.facts
+    cost = facts.late.checkpoint if told["who"] == (0,) else facts.shared.checkpoint
+    true_ms = mean_ms(job) - mean_ms(without)
+    assert cost.ms_per_step == pytest.approx(true_ms, rel=0.03, abs=0.06), told
+    assert cost.low_ms_per_step - 0.06 <= true_ms <= cost.high_ms_per_step + 0.06, told
+    python = facts.shared.host.ms_per_step if facts.shared.host else 0.0
+    assert python == pytest.approx(told["front"] + told["back"], rel=0.02, abs=0.1), told

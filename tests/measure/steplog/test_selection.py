@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 
-from ddpdoctor.measure.steplog import Event, RankLog, Step, choose_steps
+from ddpdoctor.measure.steplog import Event, RankLog, Step, chosen_and_why
 from ddpdoctor.rundir import RankRecord
 
 MS = 1_000_000
@@ -19,6 +21,12 @@ def log(lengths_ms, *, rank=0, marks=None, events=None, first=0):
         steps.append(Step(number, now, end, tuple(found), tuple((marks or {}).get(number, ())), 0, 0))
         now = end
     return RankLog(rank, RankRecord("", rank, {}), tuple(steps))
+
+
+def choose_steps(logs):
+    """Numbers of the steps to measure, and how many were set aside, by reason."""
+    chosen, reasons = chosen_and_why(logs)
+    return chosen, dict(Counter(reasons.values()))
 
 
 def data(loader=0, end=False):

@@ -1,4 +1,12 @@
-"""Evaluations by some ranks alone, for which the others wait: a stall of training in steps that are set aside.
+"""Stalls of training in steps that are set aside, priced from the logs.
+
+Loaders whose workers start anew: what all ranks wait for the first batches of each pass.
+
+Where each epoch ends with an evaluation, this stall lies in just the steps that are set aside: a step in which the job
+evaluates is not measured, its length says nothing of training. It is priced from the logs then, and added to what the
+measured steps show.
+
+Evaluations by some ranks alone, for which the others wait: a stall of training in steps that are set aside.
 
 A step in which the job evaluates is not measured, its length says nothing of training. Yet where rank 0 goes through the
 whole validation set by itself, all other ranks stand still as long, and dividing the set would give most of that back.
@@ -7,7 +15,7 @@ whole validation set by itself, all other ranks stand still as long, and dividin
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import msgspec
 import numpy as np
@@ -16,11 +24,81 @@ from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.numerics import Array, Ints, Mask, persistence
 from ddpdoctor.measure.places import Where
 from ddpdoctor.measure.sourcelines import Frame, ranked
-from ddpdoctor.measure.steplog import RankLog, Step, evaluates, undisturbed
-from ddpdoctor.measure.taxonomy import LateCause
+from ddpdoctor.measure.steplog import RankLog, Step, evaluated
+from ddpdoctor.measure.taxonomy import SHARED_COMPONENTS, LateCause, SharedCause
 from ddpdoctor.rundir import EventKind
 
 from .context import Context, Costs
+from .shared import common_work
+
+_COMPONENTS = SHARED_COMPONENTS[SharedCause.DATA_EPOCH_START]
+
+
+class _Stalls(msgspec.Struct, frozen=True):
+    """Epoch starts in steps with an evaluation."""
+
+    steps: Ints
+    """[N] all steps but those of the warm-up and those that the profiler disturbed."""
+    ns: Array
+    """[N] the longest stall over the ranks, as all meet after it; 0 in steps without."""
+
+
+def epoch_starts(context: Context) -> Costs:
+    """``shared.data_epoch_start``: of the measured steps, and of those with an evaluation; {} where there is none.
+
+    The latter are spread over all steps; ``share`` then refers to the mean step with them.
+    """
+    measured = common_work(context, _COMPONENTS)
+    stalls = _beside_evaluations(context) if context.mean_step_ms else None
+    cost = measured if stalls is None else _together(context, measured, stalls)
+    return {} if cost is None else {f"shared.{SharedCause.DATA_EPOCH_START}": cost}
+
+
+def _together(context: Context, measured: Cost | None, stalls: _Stalls) -> Cost:
+    stalled = stalls.ns > 0
+    extra_ms = float(stalls.ns.sum()) / len(stalls.steps) / 1e6
+    whole_ms = extra_ms + (measured.ms_per_step if measured else 0.0)
+    step_ms = (context.mean_step_ms or 0.0) + extra_ms
+    when = persistence(stalls.steps, stalled).as_facts()
+    if measured is not None:
+        when["steps_hit"] += measured.steps_hit
+    where = context.lines.work(_COMPONENTS, None, stalls.steps[stalled])
+    return Cost(
+        ms_per_step=whole_ms,
+        share=whole_ms / step_ms,
+        speedup=step_ms / max(step_ms - whole_ms, 1e-3),
+        own_ms=whole_ms,
+        occurrence_ms=float(np.median(stalls.ns[stalled])) / 1e6,
+        **when,
+        where=measured.where or where if measured is not None else where,
+    )
+
+
+def _beside_evaluations(context: Context) -> _Stalls | None:
+    """None where there is no such stall."""
+    logs = context.logs
+    if not logs:
+        return None
+    evaluating = evaluated(logs)
+    restarting = [log.main_loaders & log.loaders_with_workers for log in logs]
+    numbers, stalls = [], []
+    for number, steps in context.undisturbed:
+        numbers.append(number)
+        stalls.append(max(map(_stall_ns, steps, restarting)) if number in evaluating else 0.0)
+    return _Stalls(np.array(numbers), np.array(stalls)) if any(stalls) else None
+
+
+def _stall_ns(step: Step, loaders: Collection[int]) -> float:
+    """Time for starting the workers of these loaders, and for their first batch, in this step."""
+    waits, fresh = 0.0, False
+    for event in step.events:
+        if event.loader not in loaders:
+            continue
+        if event.kind == EventKind.ITERATION:
+            waits, fresh = waits + event.duration_ns, True
+        elif event.kind == EventKind.DATA and fresh:
+            waits, fresh = waits + event.duration_ns, False
+    return waits
 
 
 class _LoneEvaluations(msgspec.Struct, frozen=True):
@@ -46,7 +124,7 @@ def lone_evaluations(context: Context) -> Costs:
     without evaluation) with that time.
     """
     logs = context.logs
-    alone = _find(logs) if len(logs) > 1 and context.mean_step_ms else None
+    alone = _find(context) if len(logs) > 1 and context.mean_step_ms else None
     if alone is None or not alone.longer_ns.any():
         return {}
     extra_ms = float(alone.longer_ns.mean()) / 1e6
@@ -65,12 +143,10 @@ def lone_evaluations(context: Context) -> Costs:
     return {f"late.{LateCause.EVALUATION}": cost}
 
 
-def _find(logs: Sequence[RankLog]) -> _LoneEvaluations | None:
-    training = [log.main_loaders for log in logs]
-    together = undisturbed(logs)
-    evaluating = [
-        tuple(p for p, step in enumerate(steps) if evaluates(step, training[p])) for _, steps in together
-    ]
+def _find(context: Context) -> _LoneEvaluations | None:
+    logs = context.logs
+    together = context.undisturbed
+    evaluating = [tuple(p for p, log in enumerate(logs) if number in log.evaluated) for number, _ in together]
     if not any(evaluating):
         return None
     lengths_ns = _lengths_ns([steps for _, steps in together], evaluating)

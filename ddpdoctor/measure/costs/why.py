@@ -1,4 +1,10 @@
-"""Why a straggler computes longer, by what goes with it: more samples, lowered clocks, a CPU it had to wait for."""
+"""Why a straggler is longer at it, by what goes with it: more samples, lowered clocks, a CPU it had to wait for, one phase of the step
+only; or nothing, for a thread that sleeps, or waits for a file or the network, is not on a CPU.
+
+A rank that is slower at the same work, by its clocks, its cores or a neighbour, is so in the forward pass, in the backward pass and
+in the optimizer alike. Work that the others do not have lies in one place. Time alone tells no more than that: kernels that are
+slower in one phase only look like more of them.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +15,102 @@ import numpy as np
 
 from ddpdoctor.measure.facts import Cost
 from ddpdoctor.measure.graph import Graph, RankSteps
-from ddpdoctor.measure.numerics import Array, Ints
-from ddpdoctor.measure.taxonomy import LateCause
+from ddpdoctor.measure.numerics import Array, Ints, median_error, scatter_of
+from ddpdoctor.measure.taxonomy import INDEX, PHASES, WAITING_FOR_DATA, Component, LateCause
+
+_RECORDED = [INDEX[name] for name in (*WAITING_FOR_DATA, Component.CHECKPOINT)]
+"""Work that is waiting, or may be, and is told as such."""
+
+
+def awake_longer_ms(graph: Graph, removed: Sequence[Array], positions: Sequence[int]) -> float | None:
+    """By how much the training threads of these ranks, on average, ran or were ready to longer than those of the others, in the steps in
+    which they are late by ``removed`` [N, K, R] ns per group. None where the scheduler's times are not known, or on a device, whose host
+    sleeps while it waits for it."""
+    if any(group.on_device for group in graph.groups):
+        return None
+    numbers = np.concatenate([group.steps for group in graph.groups])
+    late = np.concatenate([of_group.sum(axis=1) for of_group in removed])
+    others = [position for position in range(len(graph.ranks)) if position not in positions]
+    longer_ns = []
+    for position in positions:
+        hit = numbers[late[:, position] > 0]
+        own = _awake_ns(graph.steps[position], hit)
+        theirs = [ns for other in others if (ns := _awake_ns(graph.steps[other], hit)) is not None]
+        if own is None or not theirs:
+            return None
+        longer_ns.append(own - float(np.median(theirs)))
+    return float(np.mean(longer_ns)) / 1e6 if longer_ns else None
+
+
+def awake_of_all_ms(graph: Graph, own_ms: float | None) -> float | None:
+    """Of the host work that all ranks do, ``own_ms`` a step, what their training threads ran at least, or were ready to: all time in
+    which none of them was on a CPU is taken off that is no recorded waiting. None as for late ranks."""
+    if own_ms is None or not graph.groups or any(group.on_device for group in graph.groups):
+        return None
+    numbers = np.concatenate([group.steps for group in graph.groups])
+    asleep_ns = []
+    for position, steps in enumerate(graph.steps):
+        awake_ns = _awake_ns(steps, numbers)
+        if awake_ns is None:
+            return None
+        waited = [
+            np.nan_to_num(group.end[:, :, position] - group.arrival[:, :, position]).sum(axis=1)
+            + group.work[:, :, position, _RECORDED].sum(axis=(1, 2))
+            for group in graph.groups
+        ]
+        length = np.concatenate([group.duration for group in graph.groups])
+        asleep_ns.append(float(np.median(length - np.concatenate(waited))) - awake_ns)
+    return max(own_ms - max(min(asleep_ns), 0.0) / 1e6, 0.0)
+
+
+def _awake_ns(steps: RankSteps, numbers: Array) -> float | None:
+    """In the median of these steps; None where it is known of none."""
+    if steps.cpu is None:
+        return None
+    awake = (steps.cpu + np.nan_to_num(steps.run_delay))[np.isin(steps.steps, numbers)]
+    known = awake[~np.isnan(awake)]
+    return float(np.median(known)) if len(known) else None
+
+
+class _PhaseTuning(msgspec.Struct, frozen=True):
+    least: float = 0.25
+    """Part of the excess by which a rank that is slower altogether would be longer in the other phases: of less they cannot
+    tell."""
+    part: float = 0.25
+    """Of what that would be, the most by which they may be longer: half-way between none and half of it."""
+    sigmas: float = 2.0
+    """Standard errors that are added to what they are longer: in one of forty cases chance hides more."""
+
+
+_PHASE = _PhaseTuning()
+
+
+def only_phase(graph: Graph, positions: Sequence[int]) -> Component | None:
+    """The phase in which alone these ranks compute longer; None where others are longer too, or cannot tell."""
+    others = [position for position in range(len(graph.ranks)) if position not in positions]
+    if not others or not positions:
+        return None
+    work = np.concatenate(
+        [group.work[..., [INDEX[phase] for phase in PHASES]].sum(axis=1) for group in graph.groups]
+    )
+    usual = np.median(work[:, others], axis=1)
+    more = work[:, list(positions)].mean(axis=1) - usual
+    longest = int(np.median(more, axis=0).argmax())
+    rest = [place for place in range(len(PHASES)) if place != longest]
+    excess, typical = float(np.median(more[:, longest])), float(np.median(usual[:, longest]))
+    if excess <= 0 or typical <= 0:
+        return None
+    slower = excess / typical * float(np.median(usual[:, rest].sum(axis=1)))
+    told = slower >= _PHASE.least * excess
+    return PHASES[longest] if told and _most(more[:, rest].sum(axis=1)) <= _PHASE.part * slower else None
+
+
+def _most(values: Array) -> float:
+    """The most that the usual one of these may be."""
+    middle = float(np.median(values))
+    error = float(median_error(scatter_of(values - middle), len(values)))
+    return middle + _PHASE.sigmas * error
+
 
 Amount = Callable[[RankSteps], Array | None]
 _AMOUNTS: tuple[Amount, ...] = (lambda steps: steps.samples, lambda steps: steps.elements)

@@ -1,4 +1,10 @@
-"""Windows of several hosts on the first host's clock.
+"""Traces of several hosts on the first host's clock.
+
+All members of a collective leave it together: an allreduce is over for everybody when the last piece has
+arrived. So the ends of the same collectives on two ranks differ by the offset between their clocks plus some
+tens of microseconds of scatter, whoever was late. Between hosts the offset and its drift are fitted to these
+differences robustly; within a host the clock is shared. NTP leaves milliseconds between hosts, CUPTI's own
+conversion hundreds of microseconds.
 
 Which collective is which, and how far the clocks are apart, are found together: steps and places, or a vote, give offsets
 to try; the one by which the ends come to lie nearest to each other is fitted to a growing part of the window, as the drift
@@ -14,19 +20,138 @@ from typing import Any
 import msgspec
 import numpy as np
 from msgspec.structs import replace
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
+from ddpdoctor.measure.numerics import scatter_of
 from ddpdoctor.measure.window import Window
 
-from .clockfit import ClockFit, fit_clock, vote_offsets
 from .labels import Groups, Ordered
-from .sequences import in_equal_steps, paired, surely_paired
+from .sequence_alignment import in_equal_steps, paired, surely_paired
+
+
+class FitTuning(msgspec.Struct, frozen=True):
+    """How offsets are voted on, and a drift is fitted."""
+
+    bin_ns: int = 200_000
+    """Offsets as near as this agree: above the 90 microseconds by which ends scatter within a host."""
+    reach: int = 1200
+    """Events of the other clock, around its middle, with which they are compared: windows do not begin together."""
+    most_paired: int = 200
+    """Events of the reference, around its middle, that vote: enough for any vote, and bounds the time that it takes."""
+    peaks: int = 12
+    """Offsets to try: those a step apart have almost as many votes."""
+    near_ns: int = 50_000_000
+    """Offsets that a synchronised clock can have; others are tried later."""
+    nearly: float = 0.5
+    """Of the most votes: fewer are an accident. Spread ends take many from the right one."""
+    drift_span_ns: int = 20_000_000
+    """A drift is fitted only to events spread over more than this."""
+    drift_events: int = 8
+    """And to no fewer: the slope of fewer follows their scatter."""
+    most_drift: float = 1e-3
+    """Of the time: crystals drift by 1e-4 at most, NTP slews by 5e-4."""
+    trims: int = 4
+    """Rounds of trimming; it has settled by then."""
+    outlier: float = 4.0
+    """Standard deviations beyond which a difference is trimmed."""
+    least_scatter_ns: float = 2_000.0
+    """What is within this of the fit is not trimmed: times are rounded to the microsecond."""
+    fewest_left: int = 3
+    """A trimming that leaves fewer is not done."""
+
+
+FIT = FitTuning()
+
+
+class ClockFit(msgspec.Struct, frozen=True):
+    """``common = local - (offset_ns + drift * (local - origin_ns))``."""
+
+    offset_ns: float
+    drift: float
+    origin_ns: float
+    error_ns: float
+    """Robust scatter of the differences that are left: the error bound of a single collective's alignment."""
+    pairs: int
+
+    def correction(self, times: NDArray[np.int64]) -> NDArray[np.int64]:
+        """ns to add to local times."""
+        local = np.asarray(times, np.float64) - self.origin_ns
+        result: NDArray[np.int64] = -np.round(self.offset_ns + self.drift * local).astype(np.int64)
+        return result
+
+
+def vote_offsets(
+    reference: NDArray[np.int64], reference_labels: ArrayLike, other: NDArray[np.int64], labels: ArrayLike
+) -> list[float]:
+    """Offsets of ``other`` against ``reference`` (ns) on which many pairs of alike events agree, those that clocks can have
+    first, the nearest to zero before others; [] without any pair.
+
+    Events stand in order of time with labels that must be equal for a pair. Where steps repeat evenly, offsets one step
+    apart get almost as many votes: none of them is chosen here.
+    """
+    ours, theirs = _middle(len(reference), FIT.most_paired), _middle(len(other), FIT.reach)
+    alike = np.asarray(reference_labels)[ours][:, None] == np.asarray(labels)[theirs]
+    values = np.sort((other[theirs] - reference[ours][:, None])[alike]).astype(np.float64)
+    votes = np.searchsorted(values, values + FIT.bin_ns, side="right") - np.arange(len(values))
+    found: list[float] = []
+    left = votes.copy()
+    while len(found) < FIT.peaks and left.size and left.max() >= max(1.0, FIT.nearly * votes.max()):
+        peak = int(left.argmax())
+        found.append(float(np.median(values[peak : peak + int(votes[peak])])))
+        left[np.abs(values - values[peak]) <= 2 * FIT.bin_ns] = 0
+    return sorted(found, key=lambda offset: (abs(offset) >= FIT.near_ns, abs(offset)))
+
+
+def _middle(count: int, most: int) -> slice:
+    begin = max(0, (count - most) // 2)
+    return slice(begin, begin + most)
+
+
+def fit_clock(reference: NDArray[np.int64], other: NDArray[np.int64]) -> ClockFit:
+    """Offset and drift of ``other`` against ``reference`` from paired ends (ns), by repeated trimming of
+    outliers."""
+    origin = float(np.median(other)) if len(other) else 0.0
+    difference = np.asarray(other, np.float64) - np.asarray(reference, np.float64)
+    local = np.asarray(other, np.float64) - origin
+    keep = np.ones(len(difference), bool)
+    offset, drift = float(np.median(difference)) if len(difference) else 0.0, 0.0
+    for _ in range(FIT.trims):
+        drift = _drift(local[keep], difference[keep], drift)
+        offset = float(np.median(difference[keep] - drift * local[keep]))
+        left = np.abs(difference - offset - drift * local)
+        scatter = float(scatter_of(left[keep]))
+        trimmed = left <= max(FIT.outlier * scatter, FIT.least_scatter_ns)
+        if (trimmed == keep).all() or trimmed.sum() < FIT.fewest_left:
+            break
+        keep = trimmed
+    left = np.abs(difference - offset - drift * local)
+    error = float(scatter_of(left)) if len(left) else 0.0
+    return ClockFit(offset, drift, origin, error, len(difference))
+
+
+def _drift(local: NDArray[np.float64], difference: NDArray[np.float64], before: float) -> float:
+    """Growth of the difference with time; as ``before`` where the events do not tell, 0 where no clock drifts so."""
+    if len(local) < FIT.drift_events or np.ptp(local) <= FIT.drift_span_ns:
+        return before
+    drift = _theil_sen(local, difference)
+    return drift if abs(drift) <= FIT.most_drift else 0.0
+
+
+def _theil_sen(x: NDArray[np.float64], y: NDArray[np.float64]) -> float:
+    """Median of the slopes between events half the window apart: outliers on either side do not move it."""
+    order = np.argsort(x)
+    at, value = x[order], y[order]
+    half = len(at) // 2
+    run, rise = at[half:] - at[: len(at) - half], value[half:] - value[: len(at) - half]
+    usable = run > 0
+    return float(np.median(rise[usable] / run[usable])) if usable.any() else 0.0
+
 
 Ends = tuple[NDArray[np.int64], NDArray[np.int64]]
 """Ends of the same collectives on two ranks, each on its own clock."""
 
 
-class Tuning(msgspec.Struct, frozen=True):
+class SearchTuning(msgspec.Struct, frozen=True):
     """How offsets are tried."""
 
     references: int = 2
@@ -35,7 +160,7 @@ class Tuning(msgspec.Struct, frozen=True):
     """Collectives by which an offset is tried; a drift of 1e-4 moves them by microseconds."""
     growth: int = 4
     """So much longer is the part of the window that is fitted next."""
-    nearly: float = 0.9
+    as_many: float = 0.9
     """Of the most pairs: as many."""
     by_step: float = 0.5
     """Of the most pairs: as many are enough where the steps' numbers speak for an offset. Windows that begin in different steps
@@ -46,7 +171,7 @@ class Tuning(msgspec.Struct, frozen=True):
     """Rounds of matching and fitting at the end; the clocks' error is that of the matched by then."""
 
 
-TUNING = Tuning()
+SEARCH = SearchTuning()
 
 
 def on_one_clock(
@@ -100,12 +225,12 @@ def _by_host(windows: Sequence[Window]) -> list[list[int]]:
 def _references(position: int, aligned: Sequence[int], groups: Sequence[Groups]) -> list[int]:
     """The first ranks on the common clock that share a process group with this one."""
     shared = (other for other in aligned if groups[other].keys() & groups[position].keys())
-    return [other for other, _ in zip(shared, range(TUNING.references), strict=False)]
+    return [other for other, _ in zip(shared, range(SEARCH.references), strict=False)]
 
 
 def _errors_within(groups: Sequence[Groups]) -> list[float]:
     """Error bounds of the first windows that share a clock."""
-    pairs = [_joined([_ends(groups[0], other, 0.0)]) for other in groups[1 : 1 + TUNING.references]]
+    pairs = [_joined([_ends(groups[0], other, 0.0)]) for other in groups[1 : 1 + SEARCH.references]]
     return [fit_clock(*pair).error_ns for pair in pairs if pair is not None]
 
 
@@ -136,7 +261,7 @@ def _fit(pairs: Sequence[tuple[Groups, Groups]]) -> ClockFit | None:
     if not found:
         return None
     fit = min(found, key=lambda fit: (-fit.pairs, fit.error_ns))
-    for _ in range(TUNING.settling):
+    for _ in range(SEARCH.settling):
         joined = _joined([_ends(reference, other, fit.error_ns, fit) for reference, other in pairs])
         if joined is None:
             return fit
@@ -166,11 +291,11 @@ def _best(line: Ordered, other: Ordered) -> ClockFit | None:
     if not by_step and not others:
         return None
     most = max(fit.pairs for fit in (*by_step, *others))
-    good = [fit for fit in by_step if fit.pairs >= TUNING.by_step * most]
-    good += [fit for fit in others if fit.pairs >= TUNING.nearly * most]
+    good = [fit for fit in by_step if fit.pairs >= SEARCH.by_step * most]
+    good += [fit for fit in others if fit.pairs >= SEARCH.as_many * most]
     chosen = good[0]
     for fit in good[1:]:
-        if fit.error_ns < TUNING.clearly * chosen.error_ns:
+        if fit.error_ns < SEARCH.clearly * chosen.error_ns:
             chosen = fit
     return chosen
 
@@ -192,7 +317,7 @@ def _in_one_step(of: Ordered) -> Ordered:
 
 def _grown(line: Ordered, other: Ordered, fit: ClockFit) -> ClockFit | None:
     """``fit`` to what is surely the same in a growing part of the window; None where nothing is."""
-    size, count = TUNING.tried, len(other)
+    size, count = SEARCH.tried, len(other)
     while True:
         begin = max(0, count // 2 - size // 2)
         part = other.taken(np.arange(begin, min(count, begin + size)))
@@ -202,7 +327,7 @@ def _grown(line: Ordered, other: Ordered, fit: ClockFit) -> ClockFit | None:
         fit = fit_clock(*ends)
         if size >= count:
             return fit
-        size *= TUNING.growth
+        size *= SEARCH.growth
 
 
 def _sure_ends(line: Ordered, part: Ordered, fit: ClockFit) -> Ends:

@@ -1,8 +1,15 @@
-"""The time that each rank's host needs to issue a step, also where its device does not stand idle for it.
+"""What each rank would need if it waited for no other: for its batches, by logs and by windows, and for its host to issue a step.
 
-Ranks meet in every step. Where all hosts are slower than their devices, only the slowest one's device is seen to wait for
-launches: the other hosts, quicker by a hair, run ahead, their devices' idle time moves into the wait for that rank, and
-mending it alone would gain that hair. What tells is what each host needs to issue a step,
+How fast loader workers make batches tells, also where the rank does not wait for them: ranks meet in every step, so the rank
+whose workers are slowest by a hair sets the pace: it waits for every batch, while the others' workers, nearly as slow, build up
+a reserve and their ranks never wait. Mending only the rank that waits would gain that hair. What tells is the pace of
+production: batches that were used plus those that came to stand ready, over the time that took, while no worker was idle for
+want of room.
+
+The time that its host needs to issue a step tells the same, also where its device does not stand idle for it. Where all hosts
+are slower than their devices, only the slowest one's device is seen to wait for launches: the other hosts, quicker by a hair,
+run ahead, their devices' idle time moves into the wait for that rank, and mending it alone would gain that hair. What tells is
+what each host needs to issue a step,
 
     issue time = length of the step on the host - time in which the host was blocked
 
@@ -15,7 +22,8 @@ nobody's pace. What remains is rather too little than too much: a host whose iss
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -23,6 +31,7 @@ from msgspec.structs import replace
 from numpy.typing import NDArray
 
 from ddpdoctor.measure.numerics import Array, Intervals, Ints, covered, subtract, union_of
+from ddpdoctor.measure.steplog import RankLog
 from ddpdoctor.measure.taxonomy import HOST_IDLE, INDEX, Component, LateCause
 from ddpdoctor.measure.window import (
     DEVICE,
@@ -34,12 +43,149 @@ from ddpdoctor.measure.window import (
     main_lane,
     rows_of,
 )
+from ddpdoctor.rundir import EventKind
 from ddpdoctor.trace import RankTrace, classify
 
 from .graph import READY_BATCH, CycleGroup
 
+_FEWEST_PAIRS = 8
+"""Pairs of neighbouring batches, and batches made between them, from which a batch time is taken."""
+_DEFAULT_PREFETCH = 2
+"""DataLoader's prefetch_factor."""
 
-class Tuning(msgspec.Struct, frozen=True):
+
+def batch_time_ns(log: RankLog) -> float | None:
+    """Time that the workers of this rank's training loader take per batch, ns; None where there are none, or
+    where a worker was always idle."""
+    loader = log.main_loader_settings
+    if loader is None or not loader.get("num_workers"):
+        return None
+    room = _room(loader)
+    took, made, pairs = 0.0, 0, 0
+    for one, two in _neighbours(log, loader["id"]):
+        if 0 <= one.ready < room and 0 <= two.ready < room:
+            # With a reserve of q batches at each request, this many were made between the two.
+            took += two.start_ns - one.start_ns
+            made += 1 + two.ready - one.ready
+            pairs += 1
+    if pairs < _FEWEST_PAIRS or made < _FEWEST_PAIRS:
+        return None
+    return took / made
+
+
+def latent_data(
+    group: CycleGroup,
+    batch_times_ns: Sequence[float | None],
+    batches: Sequence[float],
+    waits: Array | None = None,
+) -> Array | None:
+    """[N, R] ns: the wait for data that each rank would have in each cycle if it waited for no other rank.
+
+    A rank needs, for everything but data, the cycle without its own ``waits`` [N, R] (by default all of the group's); its
+    workers need its batch time for each of its ``batches`` a step. None where no batch time is known.
+    """
+    if all(each is None for each in batch_times_ns):
+        return None
+    data = group.work[..., INDEX[Component.DATA]].sum(axis=1)
+    rest = group.duration[:, None] - data - (np.nansum(group.wait, axis=1) if waits is None else waits)
+    needed = np.array(
+        [(each_ns or 0.0) * number for each_ns, number in zip(batch_times_ns, batches, strict=True)]
+    )
+    latent: Array = np.maximum(data, needed[None, :] - rest)
+    return latent
+
+
+def batches_per_step(log: RankLog) -> float:
+    """Mean number of batches that the training loop takes in a step."""
+    counts = [sum(event.gives_batch for event in step.events) for step in log.steps if step.events]
+    return float(np.mean(counts)) if counts else 0.0
+
+
+def _room(loader: dict[str, Any]) -> int:
+    """Ready batches from which on some worker may have nothing to do: all its own are ready."""
+    deep = loader.get("prefetch_factor") or _DEFAULT_PREFETCH
+    return int((deep - 1) * loader["num_workers"] + 1)
+
+
+class _Request(msgspec.Struct, frozen=True):
+    """For a batch."""
+
+    start_ns: int
+    """Epoch ns."""
+    ready: int
+    """Batches that stood ready; -1 where that is not known."""
+
+
+def _neighbours(log: RankLog, loader: int) -> Iterator[tuple[_Request, _Request]]:
+    """Requests for two batches in a row, of the same pass over the loader and of neighbouring steps."""
+    before: _Request | None = None
+    last_step = None
+    for step in log.steps:
+        if not step.events or (last_step is not None and step.number != last_step + 1):
+            before = None
+        last_step = step.number
+        for event in step.events:
+            if event.kind == EventKind.ITERATION or event.exhausted:
+                before = None
+            elif event.kind == EventKind.DATA and event.loader == loader:
+                request = _Request(step.start_of(event), event.batches_ready)
+                if before is not None:
+                    yield before, request
+                before = request
+
+
+class LoaderTuning(msgspec.Struct, frozen=True):
+    """From which batches the time that workers need is taken."""
+
+    fewest_batches: int = 4
+    """A window has some ten steps, of which the first are those of the reserve."""
+    longest_ready_ns: int = 500_000
+    """Taking a batch that stands ready takes tenths of a millisecond, which may be a larger part of a short step."""
+    mostly: float = 0.5
+    """Part of the batches for which the host must wait two times in a row: else most stood ready."""
+
+
+LOADER = LoaderTuning()
+
+
+def latent_in_windows(group: CycleGroup, windows: Sequence[Window]) -> Array | None:
+    """[N, R] :func:`latent_data` of jobs on a device; None where no worker sets the time.
+
+    Their hosts run ahead of the device: they wait for each batch of a loader that is not quick enough, also where the device
+    does not stand still for it.
+    """
+    times = [_batch_time_ns(window) for window in windows]
+    if all(time is None for time in times):
+        return None
+    waits = np.nansum(group.wait - (0.0 if group.beside_wait is None else group.beside_wait), axis=1)
+    return latent_data(group, times, [_batches_per_step(window) for window in windows], waits)
+
+
+def _batches_per_step(window: Window) -> float:
+    return int(classify.next_batches(window.trace).sum()) / max(len(window.steps), 1)
+
+
+def _batch_time_ns(window: Window) -> float | None:
+    """Time per batch of the workers of this rank, ns. None where there are no workers, or where most batches stood ready.
+
+    The host waited for two batches in a row: none stood ready at the first, so the second was made between the ends of the
+    two waits.
+    """
+    trace = window.trace
+    rows = np.flatnonzero(classify.next_batches(trace))
+    rows = rows[np.argsort(trace.start_ns[rows], kind="stable")]
+    if len(rows) < LOADER.fewest_batches or classify.IN_PROCESS in trace.name_of(int(rows[0])):
+        return None
+    ends = trace.end_ns[rows].astype(float)
+    longest_ns = max(READY_BATCH * float(np.median(np.diff(ends))), LOADER.longest_ready_ns)
+    waited = ends - trace.start_ns[rows] >= longest_ns
+    in_a_row = waited[:-1] & waited[1:]
+    if in_a_row.sum() < max(LOADER.fewest_batches - 1, LOADER.mostly * len(rows)):
+        return None
+    return float(np.diff(ends)[in_a_row].mean())
+
+
+class IssueTuning(msgspec.Struct, frozen=True):
     """When a host is blocked, and what its time is taken from."""
 
     blocked_ns: int = 100_000
@@ -55,7 +201,7 @@ class Tuning(msgspec.Struct, frozen=True):
     0.94 of the time in which the host was not blocked."""
 
 
-TUNING = Tuning()
+ISSUE = IssueTuning()
 _IDLE = [INDEX[component] for component in HOST_IDLE]
 
 
@@ -70,7 +216,7 @@ def issue_time_ns(window: Window) -> float:
     trace = window.trace
     calls, events = launch_pairs(trace, trace.category_mask(*DEVICE))
     known = window.on_device and window.host_seen and len(calls) > 0
-    if not known or len(window.steps) < TUNING.fewest_steps:
+    if not known or len(window.steps) < ISSUE.fewest_steps:
         return float("nan")
     start, end = np.array([(start, end) for _, start, end in window.steps], np.int64).T - window.shifted_ns
     blocked = _blocked(trace, float(np.median(end - start)))
@@ -79,7 +225,7 @@ def issue_time_ns(window: Window) -> float:
     waited = before[np.searchsorted(launched, end)] - before[np.searchsorted(launched, start)]
     told = covered(subtract(_told(trace), blocked), start, end)
     free = (end - start) - covered(blocked, start, end) - waited
-    needed = np.minimum(free, told * (1.0 + TUNING.most_between))
+    needed = np.minimum(free, told * (1.0 + ISSUE.most_between))
     return max(0.0, float(min(needed.mean(), np.median(needed))))
 
 
@@ -91,7 +237,7 @@ def _told(trace: RankTrace) -> Intervals:
 def _blocked(trace: RankTrace, step_ns: float) -> Intervals:
     """When the host does not issue work: it waits, or does what is measured apart."""
     calls = trace.category_mask(*RUNTIME_CALLS)
-    waits = calls & (trace.name_mask(classify.is_sync_call) | (trace.duration_ns > TUNING.blocked_ns))
+    waits = calls & (trace.name_mask(classify.is_sync_call) | (trace.duration_ns > ISSUE.blocked_ns))
     collectives = trace.category_mask("cpu_op") & trace.name_mask(classify.is_gloo)
     batches = classify.next_batches(trace) & (trace.duration_ns > READY_BATCH * step_ns)
     main = main_lane(trace)
@@ -127,9 +273,9 @@ def _in_queue(trace: RankTrace, launched: Ints, events: Ints) -> Ints:
 def _full(queued: Ints) -> NDArray[np.bool_]:
     """When the queue held nearly as much as it can, or as it mostly did."""
     most = int(queued.max())
-    full: NDArray[np.bool_] = queued >= TUNING.nearly_full * QUEUED_LAUNCHES
-    near_most = queued >= TUNING.nearly_full * most
-    return full | near_most if most >= TUNING.fewest_queued and 2 * near_most.sum() >= len(queued) else full
+    full: NDArray[np.bool_] = queued >= ISSUE.nearly_full * QUEUED_LAUNCHES
+    near_most = queued >= ISSUE.nearly_full * most
+    return full | near_most if most >= ISSUE.fewest_queued and 2 * near_most.sum() >= len(queued) else full
 
 
 def latent_idle(group: CycleGroup, times_ns: Array) -> Array:

@@ -1,0 +1,331 @@
+"""One clock for step logs: time by monotonic durations, so that a clock that is set meanwhile changes no step, and hosts by their ends.
+
+A step of a log has an exact duration, taken from the monotonic clock, and a start by the wall clock, which may be set
+in the middle of a run, and which goes on while a machine sleeps. Steps of a rank join: step n + 1 begins where step n
+ends. So the steps are put one after the other again, and the wall clock says no more than where the ranks of a host stand
+against each other; hosts are tied by the collectives that their
+ranks leave together. Only where steps are missing in between the wall clock bridges the gap.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+import numpy as np
+from msgspec.structs import replace
+
+from ddpdoctor.measure.numerics import Ints, lasting, running_median
+from ddpdoctor.measure.steplog import Key, RankLog, Step, SyncPoint
+from ddpdoctor.trace import RankTrace
+
+from .trace_clocks import ClockFit, fit_clock
+
+
+class OrderTuning(msgspec.Struct, frozen=True):
+    """What counts as a clock that was set, and is told."""
+
+    neighbours: int = 33
+    """Readings of the wall clock whose median counts: one that is interrupted by another process tells a wrong time."""
+    same_ns: int = 1_000_000
+    """Readings this near to each other are of a clock that nobody has set."""
+    reading_ns: int = 100_000
+    """What two readings of clocks that agree may lie apart: a trace is not copied for that."""
+    told_ns: int = 100_000_000
+    """A clock that is set by less needs no sentence: time servers do so now and then."""
+
+
+ORDER = OrderTuning()
+
+
+def put_in_order(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
+    """The logs with their steps, and stack samples, on the monotonic time of their run; and what was set in between, in
+    sentences. ``moved_ns`` of a step leads back to the wall clock."""
+    hosts: dict[str, list[_Rank]] = defaultdict(list)
+    for log in logs:
+        if log.steps:
+            hosts[log.host].append(_Rank.of(log))
+    notes: list[str] = []
+    ordered: dict[int, RankLog] = {}
+    for host, ranks in hosts.items():
+        leader = max(ranks, key=lambda rank: (-rank.block[-1], len(rank.block)))
+        for rank in ranks:
+            placed = rank if rank is leader else rank.following(leader)
+            ordered[id(rank.log)] = placed.ordered_log()
+        notes += [_set_note(host, step, ns) for step, ns in leader.settings()]
+    return [ordered.get(id(log), log) for log in logs], notes
+
+
+def moved_trace(trace: RankTrace, profiled: Sequence[Step]) -> RankTrace:
+    """A rank's trace, whose times are of the wall clock, on the time of its steps that the profiler saw."""
+    moved_ns = int(np.median([step.moved_ns for step in profiled])) if profiled else 0
+    if abs(moved_ns) < ORDER.reading_ns:
+        return trace
+    return replace(trace, start_ns=trace.start_ns + moved_ns)
+
+
+def blocks(steps: Sequence[Step]) -> Ints:
+    """[N] which steps follow each other without one missing in between: they have the same number here."""
+    numbers = np.array([step.number for step in steps], np.int64)
+    return np.concatenate(([0], np.cumsum(np.diff(numbers) != 1))) if len(numbers) else numbers
+
+
+def _set_note(host: str, step: int, ns: int) -> str:
+    how = f"was set {'forward' if ns > 0 else 'back'} by {lasting(abs(ns))}"
+    slept = ", or the machine slept," if ns > 0 else ""
+    return f"The clock of host {host} {how}{slept} during step {step}. Step times come from the monotonic clock, which is not affected."
+
+
+class _Rank(msgspec.Struct, frozen=True):
+    """One rank's steps, [N] each, and their time as it is put together."""
+
+    log: RankLog
+    number: Ints
+    recorded: Ints
+    """Starts by the wall clock, ns."""
+    time: Ints
+    """Starts on the time of the run, ns."""
+    block: Ints
+
+    @classmethod
+    def of(cls, log: RankLog) -> _Rank:
+        """Each step where the one before ends, the first and those after a gap where the wall clock has them."""
+        recorded = np.array([step.start_ns for step in log.steps], np.int64)
+        length = np.array([step.length_ns for step in log.steps], np.int64)
+        block = blocks(log.steps)
+        gap = np.maximum(np.diff(recorded), length[:-1])
+        apart = np.where(np.diff(block) > 0, gap, length[:-1])
+        time = recorded[0] + np.concatenate(([0], np.cumsum(apart)))
+        return cls(log, np.array([step.number for step in log.steps], np.int64), recorded, time, block)
+
+    @property
+    def ahead(self) -> Ints:
+        """[N] ns by which the wall clock is ahead of the time of the run."""
+        return self.recorded - self.time
+
+    def following(self, leader: _Rank) -> _Rank:
+        """The rank as it stands to the leader, one of the same host, by the wall clock: both read the same one in the same
+        steps."""
+        places = {number: place for place, number in enumerate(leader.number.tolist())}
+        theirs, own = leader.ahead, self.ahead
+        time = self.time.copy()
+        shift_ns = 0
+        edges = [0, *(np.flatnonzero(np.diff(self.block)) + 1).tolist(), len(self.block)]
+        for first, stop in pairwise(edges):
+            numbers = enumerate(self.number[first:stop].tolist(), first)
+            common = [(row, places[number]) for row, number in numbers if number in places]
+            if common:
+                mine, other = np.array(common).T
+                shift_ns = int(np.median(own[mine] - theirs[other]))
+            time[first:stop] += shift_ns
+        return replace(self, time=time)
+
+    def settings(self) -> Iterator[tuple[int, int]]:
+        """(step, ns): when the wall clock was set by how much."""
+        ahead = running_median(self.ahead, ORDER.neighbours)
+        for place in np.flatnonzero(np.abs(np.diff(ahead)) >= ORDER.told_ns):
+            yield int(self.number[place]), int(ahead[place + 1] - ahead[place])
+
+    def ordered_log(self) -> RankLog:
+        """The rank's log on the time of the run."""
+        return self.log.shifted(-self.ahead, _samples_moved(_periods(self), self.log.samples[:, 0]))
+
+
+class _Period(msgspec.Struct, frozen=True):
+    """From one setting of the wall clock to the next."""
+
+    end: int
+    """By that clock, ns."""
+    ahead: int
+    """ns by which it is ahead of the time of the run."""
+
+
+def _periods(rank: _Rank) -> list[_Period]:
+    """Of the rank's wall clock, in the order in which they went by."""
+    ahead = running_median(rank.ahead, ORDER.neighbours)
+    cuts = [0]
+    for place in np.flatnonzero(np.diff(ahead)).tolist():
+        if abs(int(ahead[place + 1]) - int(ahead[cuts[-1]])) > ORDER.same_ns:
+            cuts.append(place + 1)
+    lasts = [*(cut - 1 for cut in cuts[1:]), len(ahead) - 1]
+    periods = []
+    for first, last in zip(cuts, lasts, strict=True):
+        end = int(rank.time[last]) + rank.log.steps[last].length_ns + int(ahead[first])
+        periods.append(_Period(end, int(ahead[first])))
+    return periods
+
+
+def _samples_moved(periods: Sequence[_Period], times: Ints) -> Ints:
+    """[S] what takes times, read from the wall clock one after the other, to the time of the run. A clock that is set back
+    shows the same times twice: where they go back, the next period has begun."""
+    if len(periods) == 1:
+        return np.full(len(times), -periods[0].ahead)
+    moved, place, before = [], 0, None
+    for at in times.tolist():
+        back = before is not None and at < before - ORDER.same_ns
+        while place + 1 < len(periods) and (back or at > periods[place].end):
+            place, back = place + 1, False
+        moved.append(-periods[place].ahead)
+        before = at
+    return np.array(moved, np.int64)
+
+
+class HostsTuning(msgspec.Struct, frozen=True):
+    """When two clocks are compared at all, and when one was set where nothing was recorded."""
+
+    fewest: int = 3
+    """Collectives that both hosts took part in: of fewer no median tells what is usual."""
+    beside_gap: int = 32
+    """Collectives on either side of a gap that tell whether a clock was set in it."""
+    set_ns: int = 20_000_000
+    """Clocks that differ by this much more behind a gap, beyond any drift, were set in it."""
+    most_drift: float = 5e-4
+    """As which time servers slew a clock at most."""
+
+
+HOSTS = HostsTuning()
+
+
+def align_logs(logs: Sequence[RankLog]) -> tuple[list[RankLog], list[str]]:
+    """The logs, each on the first host's clock by the ends of the collectives that ranks of both hosts took part in, or of a host
+    that shares some with it; and, in sentences, what their clocks are apart."""
+    hosts: dict[str, list[RankLog]] = defaultdict(list)
+    for log in logs:
+        hosts[log.host].append(log)
+    if len(hosts) < 2:
+        return list(logs), []
+    leader, *others = hosts
+    own = {host: _Ends.of(of_host) for host, of_host in hosts.items()}
+    on_clock = {leader: hosts[leader]}
+    corrections: dict[str, _Correction] = {}
+    waiting, references = others, [own[leader]]
+    while waiting and references:
+        found = {}
+        for host in waiting:
+            tried = (_correction(reference, own[host]) for reference in references)
+            if (correction := next(filter(None, tried), None)) is not None:
+                found[host] = correction
+                on_clock[host] = [correction.applied(log) for log in hosts[host]]
+        corrections |= found
+        waiting = [host for host in waiting if host not in found]
+        references = [_Ends.of(on_clock[host]) for host in found] if waiting else []
+    aligned = {
+        id(log): moved
+        for host, of_host in on_clock.items()
+        for log, moved in zip(hosts[host], of_host, strict=True)
+    }
+    notes = [_host_note(leader, host, corrections.get(host)) for host in others]
+    return [aligned.get(id(log), log) for log in logs], notes
+
+
+def _host_note(leader: str, host: str, correction: _Correction | None) -> str:
+    if correction is None:
+        return (
+            f"Hosts {leader} and {host} have no collectives in common: their clocks could not be compared, "
+            "and were not aligned."
+        )
+    fit = correction.fit
+    if not correction.tells:
+        return f"Clock of host {host}: no offset against {leader} beyond the error of {fit.error_ns / 1e6:.3f} ms."
+    return (
+        f"Clock of host {host}: {fit.offset_ns / 1e6:+.3f} ms against {leader}, drift {fit.drift * 1e6:+.1f} ppm, corrected by "
+        f"{fit.pairs} collectives to within about {max(fit.error_ns, 1e3) / 1e6:.3f} ms."
+    )
+
+
+class _Ends(msgspec.Struct, frozen=True):
+    """When a host's ranks left the collectives that all leave together; of each collective, the first of its ranks."""
+
+    points: Mapping[Key, SyncPoint]
+    block: Mapping[Key, int]
+    """The block of neighbouring steps, on that rank, to which it belongs."""
+
+    @classmethod
+    def of(cls, logs: Sequence[RankLog]) -> _Ends:
+        points: dict[Key, SyncPoint] = {}
+        block: dict[Key, int] = {}
+        for log in logs:
+            numbers = [step.number for step in log.steps]
+            of_step = dict(zip(numbers, blocks(log.steps).tolist(), strict=True))
+            for point in log.sync_points:
+                if point.root is None and point.key not in points:
+                    points[point.key], block[point.key] = point, of_step[point.step]
+        return cls(points, block)
+
+    def ends_of(self, keys: Sequence[Key]) -> Ints:
+        """[K] epoch ns."""
+        return np.array([self.points[key].end_ns for key in keys], np.int64)
+
+    def blocks_of(self, keys: Sequence[Key]) -> Ints:
+        """[K] the block of each of these collectives."""
+        return np.array([self.block[key] for key in keys], np.int64)
+
+
+class _Setting(msgspec.Struct, frozen=True):
+    """A clock that was set where steps are missing."""
+
+    step: int
+    """The first one behind the gap."""
+    by_ns: int
+
+
+class _Correction(msgspec.Struct, frozen=True):
+    """What takes the logs of a host to the leader's clock."""
+
+    settings: Sequence[_Setting]
+    """Taken back first."""
+    fit: ClockFit
+
+    @property
+    def tells(self) -> bool:
+        """Whether the clocks are further apart than is known."""
+        return abs(self.fit.offset_ns) > self.fit.error_ns
+
+    def applied(self, log: RankLog) -> RankLog:
+        """A log of this host on the leader's clock."""
+        numbers = np.array([step.number for step in log.steps], np.int64)
+        starts = np.array([step.start_ns for step in log.steps], np.int64)
+        sampled = log.samples[:, 0].copy()
+        for setting in self.settings:
+            behind = numbers >= setting.step
+            if behind.any():
+                begin = starts[behind.argmax()]
+                sampled -= np.where(sampled >= begin, setting.by_ns, 0)
+                starts -= np.where(behind, setting.by_ns, 0)
+        if self.tells:
+            starts += self.fit.correction(starts)
+            sampled += self.fit.correction(sampled)
+        recorded = np.array([step.start_ns for step in log.steps], np.int64)
+        return log.shifted(starts - recorded, sampled - log.samples[:, 0])
+
+
+def _correction(reference: _Ends, other: _Ends) -> _Correction | None:
+    """By the collectives of two hosts; None where they have too few in common."""
+    common = set(reference.points) & set(other.points)
+    keys = sorted(common, key=lambda key: reference.points[key].end_ns)
+    if len(keys) < HOSTS.fewest:
+        return None
+    ours, theirs = reference.ends_of(keys), other.ends_of(keys)
+    edges = (np.diff(reference.blocks_of(keys)) != 0) | (np.diff(other.blocks_of(keys)) != 0)
+    settings = []
+    for row, by_ns in _set_at(ours, theirs, (np.flatnonzero(edges) + 1).tolist()):
+        theirs[row:] -= by_ns
+        settings.append(_Setting(other.points[keys[row]].step, by_ns))
+    return _Correction(settings, fit_clock(ours, theirs))
+
+
+def _set_at(ours: Ints, theirs: Ints, edges: Sequence[int]) -> list[tuple[int, int]]:
+    """(row, ns) where one of two clocks was set: steps are missing there, and the wall clock bridges the gap."""
+    ahead = theirs - ours
+    return [(row, by_ns) for row in edges if (by_ns := _set_by(ours, ahead, row))]
+
+
+def _set_by(ours: Ints, ahead: Ints, row: int) -> int:
+    """ns by which a clock was set before this row; 0 where drift explains it."""
+    before = slice(max(0, row - HOSTS.beside_gap), row)
+    behind = slice(row, row + HOSTS.beside_gap)
+    by_ns = int(np.median(ahead[behind]) - np.median(ahead[before]))
+    apart_ns = abs(float(np.median(ours[behind]) - np.median(ours[before])))
+    return by_ns if abs(by_ns) > HOSTS.set_ns + HOSTS.most_drift * apart_ns else 0

@@ -1,0 +1,341 @@
+"""What reports draw: per-rank summaries and series over time from the graph, one typical step over all ranks as bars on the common clock,
+and telemetry over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.measure.graph import CycleGroup, Graph, RankSteps, recorded_steps
+from ddpdoctor.measure.numerics import Array, Intervals, clip, nan_median
+from ddpdoctor.measure.steplog import RankLog
+from ddpdoctor.measure.summary import RankMemory, RankSummary, Series, Span, TelemetrySeries, Timeline
+from ddpdoctor.measure.taxonomy import DRAWN_AS, NO_WORK, PARTS, Component, Part, SyncKind
+from ddpdoctor.measure.telemetry import HostTelemetry
+from ddpdoctor.measure.window import Window
+
+from .breakdown import rank_breakdown
+
+_MOST_IN_SERIES = 400
+"""Of a series: about two pixels of the report's chart for each."""
+
+
+def rank_summaries(
+    graph: Graph, hosts: Sequence[str], devices: Sequence[str | None], memory: Mapping[int, RankMemory]
+) -> list[RankSummary]:
+    """One summary per rank."""
+    if not graph.groups:
+        return [
+            RankSummary(
+                rank=rank,
+                host=host or None,
+                device=device,
+                step_ms=_mean_step_ms(steps),
+                memory=memory.get(rank),
+            )
+            for rank, host, device, steps in zip(graph.ranks, hosts, devices, graph.steps, strict=True)
+        ]
+    parts = rank_breakdown(graph) / 1e6
+    late, caused = lateness(graph)
+    return [
+        RankSummary(
+            rank=rank,
+            host=hosts[r] or None,
+            device=devices[r],
+            step_ms=float(parts[r].sum()),
+            breakdown_ms={part: float(parts[r, i]) for i, part in enumerate(PARTS)},
+            late_ms=float(late[r]) / 1e6,
+            caused_wait_ms=float(caused[r]) / 1e6,
+            memory=memory.get(rank),
+        )
+        for r, rank in enumerate(graph.ranks)
+    ]
+
+
+def _mean_step_ms(steps: RankSteps) -> float | None:
+    return float((steps.end - steps.start).mean()) / 1e6 if len(steps.steps) else None
+
+
+def behind(group: CycleGroup) -> Array:
+    """[N, K, R] ns by which each rank arrives later than the median rank, of two than the other one; 0 where it is earlier. What
+    it waited before for some of them only makes it no later itself."""
+    own = group.arrival - _brought_along(group)
+    return np.clip(own - typical_arrival(own), 0, None)
+
+
+def typical_arrival(arrival: Array) -> Array:
+    """[..., 1] when the median rank arrives, of arrivals [..., R] in which NaN takes no part; of two the first, for which the other
+    one makes all of the wait."""
+    of_two = (~np.isnan(arrival)).sum(axis=-1, keepdims=True) == 2
+    middle = nan_median(arrival, axis=-1, keepdims=True)
+    return np.where(of_two, np.nan_to_num(arrival, nan=np.inf).min(axis=-1, keepdims=True), middle)
+
+
+def _brought_along(group: CycleGroup) -> Array:
+    """[N, K, R] ns that a rank waited in a collective that not all members had part in, and behind which this one was queued:
+    what is reduced within a host first waits there for the host's last rank."""
+    brought = np.zeros(group.arrival.shape)
+    if group.behind is None:
+        return brought
+    wait = group.wait
+    for k, sync in enumerate(group.syncs):
+        for j in np.unique(group.behind[:, k]):
+            if j >= 0 and not set(sync.members) <= set(group.syncs[j].members):
+                queued = group.behind[:, k] == j
+                brought[:, k] = np.where(queued, wait[:, j] + brought[:, j], brought[:, k])
+    return brought
+
+
+def lateness(graph: Graph) -> tuple[Array, Array]:
+    """[R] ns per cycle: lateness as of :func:`behind`, and the waiting that a rank causes to each other
+    rank by being last."""
+    world = len(graph.ranks)
+    late, caused = np.zeros(world), np.zeros(world)
+    for group in graph.groups:
+        late += np.nansum(behind(group), axis=(0, 1))
+        for k, sync in enumerate(group.syncs):
+            members = np.array(sync.members)
+            if len(members) < 2 or sync.kind == SyncKind.STEP_END:
+                continue
+            arrival = group.arrival[:, k, members]
+            ordered = np.sort(arrival, axis=1)
+            np.add.at(caused, members[arrival.argmax(axis=1)], ordered[:, -1] - ordered[:, -2])
+    cycles = max(graph.cycles, 1)
+    return late / cycles, caused / cycles
+
+
+def _cycle_lateness(graph: Graph) -> tuple[NDArray[np.int64], Array]:
+    """Step numbers [cycles] and [cycles, R] ns: the largest lateness of each rank in each cycle, in rising
+    order of steps."""
+    if not graph.groups:
+        return np.empty(0, np.int64), np.empty((0, len(graph.ranks)))
+    steps = np.concatenate([group.steps for group in graph.groups])
+    values = [np.nan_to_num(np.nanmax(behind(group), axis=1)) for group in graph.groups]
+    order = np.argsort(steps, kind="stable")
+    return steps[order], np.concatenate(values)[order]
+
+
+def series(graph: Graph) -> Series:
+    """Step times and lateness over time, thinned to a few hundred points (means of neighbouring steps)."""
+    numbers = sorted(recorded_steps(graph.steps))
+    if not numbers:
+        return Series()
+    place = {number: i for i, number in enumerate(numbers)}
+    stride = -(-len(numbers) // _MOST_IN_SERIES)
+    late_steps, late = _cycle_lateness(graph)
+    known = [n for n, number in enumerate(late_steps.tolist()) if number in place]
+    rows = [place[number] for number in late_steps[known].tolist()]
+    step_ms, late_ms = [], []
+    for r, steps in enumerate(graph.steps):
+        times = np.full(len(numbers), np.nan)
+        times[[place[number] for number in steps.steps.tolist()]] = (steps.end - steps.start) / 1e6
+        step_ms.append(_thinned(times, stride))
+        lates = np.full(len(numbers), np.nan)
+        lates[rows] = late[known, r] / 1e6
+        late_ms.append(_thinned(lates, stride))
+    return Series(steps=numbers[::stride], ranks=list(graph.ranks), step_ms=step_ms, late_ms=late_ms)
+
+
+def _thinned(values: Array, stride: int) -> list[float | None]:
+    """Means of so many neighbours each; None where none of them is known."""
+    padded = np.pad(values, (0, -len(values) % stride), constant_values=np.nan).reshape(-1, stride)
+    known = (~np.isnan(padded)).sum(axis=1)
+    means = np.nan_to_num(padded).sum(axis=1) / np.maximum(known, 1)
+    return [
+        round(mean, 4) if count else None for mean, count in zip(means.tolist(), known.tolist(), strict=True)
+    ]
+
+
+class Tuning(msgspec.Struct, frozen=True):
+    """How much of a step is drawn."""
+
+    most_ranks: int = 16
+    """Lanes that fit on a screen one above the other."""
+    first_ranks: int = 4
+    """Drawn in any case where there are more ranks: the first ones, often of one host."""
+    last_ranks: int = 2
+    """Drawn in any case; the other places are the stragglers'."""
+    most_spans: int = 1200
+    """The longest ones: what a browser draws at once, and keeps the report small."""
+    shortest_share: float = 0.001
+    """Of the step: about one pixel."""
+
+
+_TUNING = Tuning()
+
+
+class _Cycle(msgspec.Struct, frozen=True):
+    """The cycle that is drawn."""
+
+    group: CycleGroup
+    n: int
+    """Its place in the group."""
+    origin: float
+    """When the first rank begins."""
+    end: float
+    """When the last rank is through."""
+
+
+def timeline(graph: Graph, logs: Sequence[RankLog], windows: Sequence[Window]) -> Timeline | None:
+    """The cycle that is nearest to the median, with the ranks that matter most where there are many."""
+    if not graph.groups:
+        return None
+    cycle = _typical(graph)
+    positions = _positions(cycle.group)
+    lane = "host" if graph.source == "step-log" else "compute"
+    spans: list[Span] = []
+    for position in positions:
+        rank = graph.ranks[position]
+        sets = _sets(graph, position, logs, windows)
+        spans += _work_spans(rank, lane, sets, cycle)
+        spans += _sync_spans(rank, position, cycle)
+    spans.sort(key=lambda span: -span.duration_ms)
+    all_shown = len(positions) == len(graph.ranks)
+    shown = f"{len(positions)} of {len(graph.ranks)} ranks shown: first, last and latest."
+    return Timeline(
+        step=int(cycle.group.steps[cycle.n]),
+        spans=spans[: _TUNING.most_spans],
+        note="" if all_shown else shown,
+    )
+
+
+def _typical(graph: Graph) -> _Cycle:
+    """Of the largest group, the cycle that is nearest to the median of all: in its length, and in what each rank does in it. One that
+    only takes as long as usual may do so for another reason than usual."""
+    lengths = np.concatenate([group.duration for group in graph.groups])
+    group = max(graph.groups, key=lambda group: len(group.steps))
+    work = group.work.sum(axis=1)
+    unlike = np.abs(work - np.median(work, axis=0)).sum(axis=2).max(axis=1)
+    n = int((np.abs(group.duration - np.median(lengths)) + unlike).argmin())
+    return _Cycle(group, n, float(np.nanmin(group.begin[n])), float(np.nanmax(group.end[n])))
+
+
+def _positions(group: CycleGroup) -> list[int]:
+    """The ranks that are drawn: all, or the first, the last, and those for which others wait longest."""
+    world = group.arrival.shape[2]
+    if world <= _TUNING.most_ranks:
+        return list(range(world))
+    late = np.nanmean(np.nanmax(group.wait, axis=2, keepdims=True) - group.wait, axis=(0, 1))
+    fixed = {*range(_TUNING.first_ranks), *range(world - _TUNING.last_ranks, world)}
+    stragglers = np.argsort(-late)[: _TUNING.most_ranks - len(fixed)]
+    return sorted(fixed.union(stragglers.tolist()))
+
+
+def _sets(
+    graph: Graph, position: int, logs: Sequence[RankLog], windows: Sequence[Window]
+) -> Mapping[str, Intervals]:
+    """What a rank did, by components, on the clock of the graph."""
+    if graph.source == "step-log":
+        start = min(log.start_ns for log in logs if log.steps)
+        return logs[position].activities.since(start).sets
+    zero = float(min(window.span[0] for window in windows))
+    return {name: (start - zero, end - zero) for name, (start, end) in windows[position].sets.items()}
+
+
+def _work_spans(rank: int, lane: str, sets: Mapping[str, Intervals], cycle: _Cycle) -> list[Span]:
+    """Bars of a rank's work, the shortest left out."""
+    shortest = _TUNING.shortest_share * (cycle.end - cycle.origin)
+    spans = []
+    for name, intervals in sets.items():
+        if name in NO_WORK:
+            continue
+        starts, ends = clip(intervals, cycle.origin, cycle.end)
+        for start, end in zip(starts, ends, strict=True):
+            if end - start >= shortest:
+                spans.append(_span(rank, lane, DRAWN_AS[Component(name)], name, cycle, start, end))
+    return spans
+
+
+def _sync_spans(rank: int, position: int, cycle: _Cycle) -> list[Span]:
+    """Bars of a rank's collectives: waiting for others, then transfer."""
+    group, n = cycle.group, cycle.n
+    spans = []
+    for k, sync in enumerate(group.syncs):
+        arrival, end = float(group.arrival[n, k, position]), float(group.end[n, k, position])
+        if np.isnan(arrival) or end <= arrival:
+            continue
+        released = float(group.released[n, k, position])
+        wait, transfer = Part.COMM_WAIT, Part.COMM_TRANSFER
+        if sync.kind == SyncKind.BARRIER:
+            wait = transfer = Part.BARRIER
+        for part, begin, stop in ((wait, arrival, released), (transfer, released, end)):
+            if stop > begin:
+                spans.append(_span(rank, "communication", part, sync.name, cycle, begin, stop))
+    return spans
+
+
+def _span(rank: int, lane: str, kind: str, name: str, cycle: _Cycle, start: float, end: float) -> Span:
+    """A bar in ms from the cycle's beginning."""
+    start_ms, duration_ms = (start - cycle.origin) / 1e6, (end - start) / 1e6
+    return Span(rank, lane, kind, name, round(start_ms, 4), round(duration_ms, 4))
+
+
+_MOST_IN_CURVE = 300
+"""Of a curve: more than a chart of the report has room for."""
+_HOST_FIELDS = (("cpu_percent", "%"), ("memory_used_bytes", "bytes"))
+_GPU_FIELDS = (
+    ("gpu_utilization_percent", "%"),
+    ("memory_used_bytes", "bytes"),
+    ("power_watts", "W"),
+    ("sm_clock_mhz", "MHz"),
+    ("temperature_celsius", "°C"),
+)
+_RANK_FIELDS = (("process_memory_bytes", "bytes"), ("children_memory_bytes", "bytes"))
+"""Fields of the samples, each with its unit."""
+_MOST_RANKS = 32
+"""Of the job, of which each is drawn: of more, a chart shows nothing, and the report becomes long."""
+
+
+Reading = tuple[str, str, str, NDArray[np.int64], NDArray[np.float64]]
+"""Source, field and unit; times, epoch ns of the host's own clock, and values."""
+
+
+def readings(hosts: Mapping[str, HostTelemetry]) -> Iterator[Reading]:
+    """Everything that is drawn of the hosts, their GPUs and ranks, less what was never read."""
+    with_ranks = _few_ranks(hosts)
+    for name, host in hosts.items():
+        yield from _of_host(name, host, with_ranks)
+
+
+def _few_ranks(hosts: Mapping[str, HostTelemetry]) -> bool:
+    return sum(len(host.ranks) for host in hosts.values()) <= _MOST_RANKS
+
+
+def _of_host(name: str, host: HostTelemetry, with_ranks: bool) -> Iterator[Reading]:
+    columns = [(name, field, unit, host.host_column(field)) for field, unit in _HOST_FIELDS]
+    for index in (int(gpu["index"]) for gpu in host.gpus):
+        source = f"{name} GPU {index}"
+        columns += [(source, field, unit, host.gpu_column(index, field)) for field, unit in _GPU_FIELDS]
+    for rank in host.ranks if with_ranks else ():
+        source = f"{name} rank {rank}"
+        columns += [(source, field, unit, host.rank_column(rank, field)) for field, unit in _RANK_FIELDS]
+    for source, field, unit, (times, values) in columns:
+        if len(values) and not np.isnan(values).all():
+            yield source, field, unit, times, values
+
+
+def telemetry_series(hosts: Mapping[str, HostTelemetry], started_ns: int | None) -> list[TelemetrySeries]:
+    """Curves of all hosts and their GPUs, thinned; times count from ``started_ns``, else from each host's first sample."""
+    with_ranks = _few_ranks(hosts)
+    return [
+        _curve(reading, started_ns or int(host.header.get("started_ns") or 0))
+        for name, host in hosts.items()
+        for reading in _of_host(name, host, with_ranks)
+    ]
+
+
+def _curve(reading: Reading, origin_ns: int) -> TelemetrySeries:
+    """Every so manieth reading."""
+    source, field, unit, times, values = reading
+    stride = -(-len(values) // _MOST_IN_CURVE)
+    return TelemetrySeries(
+        source=source,
+        field=field,
+        unit=unit,
+        t_s=[round(float(time - origin_ns) / 1e9, 3) for time in times[::stride]],
+        values=[None if np.isnan(value) else round(float(value), 3) for value in values[::stride]],
+    )

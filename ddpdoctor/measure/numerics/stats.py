@@ -1,0 +1,150 @@
+"""What is usual, and how much it scatters, by measures that outliers do not move; how well a mean is known; whether a series rises, how
+fast, and how sure that is, by ranks of its values. With the types of the arrays that the analysis works on.
+
+Neighbouring steps resemble each other (a queue that drains, a machine that is busy for a second), so n of them say less
+than n draws would. The variance of their mean is estimated from the means of overlapping batches of neighbours (Meketon and
+Schmeiser, "Overlapping batch means: something for nothing?", WSC 1984), for batches of one, n^(1/3) and n^(1/2) values, of
+which the greatest counts. Nothing is drawn at random, and the work is O(n).
+"""
+
+from __future__ import annotations
+
+import math
+from statistics import NormalDist
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Mask = NDArray[np.bool_]
+
+
+def nan_median(values: NDArray[Any], axis: int, keepdims: bool = False) -> Array:
+    """The median of those values that are not NaN; NaN where all are.
+
+    As ``numpy.nanmedian``, which takes half a millisecond for arrays as small as ours, ten times as long as this.
+    """
+    ordered = np.sort(values, axis=axis)  # NaN comes last
+    known = np.count_nonzero(~np.isnan(values), axis=axis, keepdims=True)
+    low, high = np.maximum(known - 1, 0) // 2, np.minimum(known // 2, max(values.shape[axis] - 1, 0))
+    pair = np.take_along_axis(ordered, np.concatenate([low, high], axis=axis), axis=axis)
+    middle: Array = pair.mean(axis=axis, keepdims=keepdims)
+    return middle
+
+
+def running_median(values: Ints, neighbours: int) -> Ints:
+    """[N] → [N]: the median of each value and its ``neighbours`` - 1 nearest; beyond either end the outermost value goes on."""
+    half = min(neighbours // 2, len(values) - 1)
+    padded = np.pad(values, half, mode="edge")
+    # Of integers as large as a time in ns a mean of two would lose the last digits.
+    windows = sliding_window_view(padded, 2 * half + 1)
+    middle: Ints = np.partition(windows, half, axis=-1)[:, half]
+    return middle
+
+
+_NORMAL_PER_MAD = 1.4826
+"""Standard deviation of a normal distribution over its median absolute deviation: 1 / 0.6745."""
+_NORMAL_MEDIAN_ERROR = 1.2533
+"""Standard error of the median over that of the mean, of a normal distribution: the root of pi / 2."""
+_UNDISTURBED = 0.25
+"""Quantile that stands for an undisturbed cycle: disturbances strike in half of them on a busy machine, and in more where ranks
+are late in turn."""
+
+
+def scatter_of(deviations: Array) -> Array:
+    """Standard deviation of a normal distribution with this median absolute deviation: 1.4826 times the median, over the
+    first axis, of the ``deviations`` from the middle."""
+    scatter: Array = _NORMAL_PER_MAD * np.median(np.abs(deviations), axis=0)
+    return scatter
+
+
+def median_error(scatter: Array, count: int) -> Array:
+    """Standard error of the median of ``count`` values that scatter by ``scatter``."""
+    error: Array = _NORMAL_MEDIAN_ERROR * scatter / np.sqrt(max(count, 1))
+    return error
+
+
+def undisturbed(values: Array, *, its_own: bool = False) -> Array:
+    """[R] of [cycles, R]: each rank's undisturbed cycle, its lower quartile; with ``its_own`` a cycle that it had, so that of few
+    cycles one long one is no part of it."""
+    quartile: Array = np.quantile(values, _UNDISTURBED, axis=0, method="lower" if its_own else "linear")
+    return quartile
+
+
+FEWEST = 3
+"""Values from which a scatter is told: of two, one difference is all that is known."""
+_FREEDOM = 1.5
+"""Degrees of freedom per batch: overlapping batches have a variance of two thirds (Meketon and Schmeiser)."""
+
+
+def mean_error(values: Array, level: float) -> float:
+    """Standard deviation of the error of the mean of ``values`` [N], in their order; NaN below three of them.
+
+    Of few values the scatter itself is not well known. The result is widened for that, so that this many normal standard
+    deviations hold the mean with probability ``level``.
+    """
+    count = len(values)
+    if count < FEWEST:
+        return float("nan")
+    lengths = {1, round(count ** (1 / 3)), round(count**0.5)}
+    return max(_of_batches(values, length, level) for length in lengths if length <= count // FEWEST)
+
+
+def _of_batches(values: Array, length: int, level: float) -> float:
+    count = len(values)
+    sums = np.concatenate(([0.0], np.cumsum(values - values.mean())))
+    means = (sums[length:] - sums[:-length]) / length
+    variance = length * float((means**2).sum()) / ((count - length) * (count - length + 1))
+    freedom = count - 1.0 if length == 1 else _FREEDOM * (count / length - 1.0)
+    return float(np.sqrt(variance)) * _student(level, freedom) / normal(level)
+
+
+def normal(level: float) -> float:
+    """Standard deviations to either side of a normal distribution's middle that hold ``level`` of it."""
+    return NormalDist().inv_cdf((1 + level) / 2)
+
+
+def _student(level: float, freedom: float) -> float:
+    """The same of Student's distribution, by its expansion around the normal one (Abramowitz and Stegun, 26.7.5); 1 % off
+    with two degrees of freedom."""
+    z, f = normal(level), freedom
+    return (
+        z
+        + (z**3 + z) / (4 * f)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * f**2)
+        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * f**3)
+    )
+
+
+class Trend(msgspec.Struct, frozen=True):
+    """A line through a series."""
+
+    slope: float
+    """Median of the slopes of all pairs (Theil 1950, Sen 1968), per unit of time."""
+    low: float
+    high: float
+    """Range of the slope at the level that was asked for (Sen 1968)."""
+    sureness: float
+    """Kendall's S over its standard deviation where there is no trend: above 3 by chance once in a thousand."""
+
+
+def trend(times: Array, values: Array, level: float) -> Trend:
+    """Of ``values`` [N] at rising ``times`` [N], N at least 3; takes N² / 2 numbers."""
+    earlier, later = np.triu_indices(len(values), 1)
+    rise = values[later] - values[earlier]
+    slopes = np.sort(rise / (times[later] - times[earlier]))
+    n = len(values)
+    deviation = math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
+    around = NormalDist().inv_cdf((1 + level) / 2) * deviation
+    low = max(0, int((len(slopes) - around) / 2))
+    high = min(len(slopes) - 1, math.ceil((len(slopes) + around) / 2))
+    return Trend(
+        slope=float(np.median(slopes)),
+        low=float(slopes[low]),
+        high=float(slopes[high]),
+        sureness=float(np.sign(rise).sum()) / deviation,
+    )

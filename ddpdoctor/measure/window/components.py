@@ -1,0 +1,294 @@
+"""What a rank did beside its collectives, as one of the two kinds of recording shows it: with a device, kernels, copies, and why the device
+stood idle; without one, the training thread's own operators. With the gaps between the phases, checkpoints and garbage collections.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ddpdoctor.measure.numerics import (
+    EMPTY,
+    Intervals,
+    Mask,
+    complement,
+    intersect,
+    subtract,
+    union,
+    union_of,
+)
+from ddpdoctor.measure.phases import Gap, Gaps, by_gap, gap_component, gaps_between
+from ddpdoctor.measure.taxonomy import IN_GAPS, Component
+from ddpdoctor.trace import RankTrace, classify
+
+from .collectives import ENGINE, Collectives
+from .idle import NO_WAITS, DeviceGaps, DeviceTimeline, Waits, after_sync, device_gaps, waits_and_idle
+from .launches import CUDA_CALLS, host_recorded, launched_inside, launches, rows_of
+
+
+class Work(msgspec.Struct, frozen=True):
+    """The part of a :class:`Window` of these names, on the trace's own clock."""
+
+    sets: Mapping[str, Intervals]
+    compute: Intervals
+    late_launches: Intervals = EMPTY
+    waits: Waits = NO_WAITS
+    idle_after: Mapping[str, Intervals] = msgspec.field(default_factory=dict)
+    in_gaps: Mapping[Gap, Intervals] = msgspec.field(default_factory=dict)
+
+
+class _Busy(msgspec.Struct, frozen=True):
+    """What the device was busy with; the sets do not overlap, but for collectives."""
+
+    computes: Mask
+    """[events] kernels, fills and copies within the device, communication apart."""
+    kernels: Intervals
+    """Union of the events that compute."""
+    filled: Intervals
+    """The same, with the time in which the device was busy with what the trace lacks."""
+    copies: Intervals
+    """Copies between host and device, beside computation apart."""
+    saved: Intervals
+    """In which the device waited for a checkpoint."""
+    collectives: Intervals
+    shown: Intervals
+    """Computing, copying or communicating, as the trace shows it."""
+
+
+class _Idle(msgspec.Struct, frozen=True):
+    """Why the device stood idle."""
+
+    data: Intervals
+    collected: Intervals
+    waiting: Intervals
+    """The host let the device run dry."""
+    issuing: Intervals
+    late: Intervals
+    """The host had not launched, for whatever reason but waits for data and garbage collection."""
+
+
+def device_work(
+    trace: RankTrace, main: int, collectives: Collectives, span: tuple[int, int], last_step_end: int | None
+) -> Work:
+    """What the device computed, copied and waited for. ``main`` is the training thread's lane, ``span`` the window's."""
+    moving = trace.category_mask("gpu_memcpy")
+    computes = _computes(trace, moving)
+    gaps = device_gaps(trace, computes | (moving & ~_communicates(trace)), collectives.end)
+    busy = _busy(trace, main, collectives, gaps, computes)
+    idle = _idle(trace, main, busy, gaps, span)
+    # From the device's last event to the end of the last step: what the host works there comes before its next launch.
+    tail = EMPTY if last_step_end is None else union([span[1]], [last_step_end])
+    timeline = DeviceTimeline(subtract(busy.shown, busy.saved), union_of(idle.late, tail), computes)
+    waits, idle_after = waits_and_idle(trace, collectives, timeline)
+    optimizer = rows_of(trace, computes & launched_inside(trace, classify.optimizer_steps(trace)))
+    host_gaps = gaps_on_host(trace, main)
+    launched = _launched_in(trace, main, host_gaps, computes)
+    between = _between(launched, optimizer)
+    sets: dict[str, Intervals] = {
+        Component.DATA: idle.data,
+        Component.DEVICE_SYNC: idle.waiting,
+        Component.LAUNCH: idle.issuing,
+        Component.COPY: busy.copies,
+        Component.COLLECTION: idle.collected,
+        Component.CHECKPOINT: busy.saved,
+        Component.OPTIMIZER: optimizer,
+        **between,
+        Component.FORWARD: subtract(busy.filled, union_of(optimizer, *between.values())),
+    }
+    # A host of which nothing is known may have waited for the collective, too.
+    late_launches = intersect(gaps.for_host, busy.collectives) if host_recorded(trace) else EMPTY
+    in_gaps = {
+        gap: union_of(launched.get(gap, EMPTY), intersect(idle.late, host_gaps.among([gap])))
+        for gap in host_gaps.kinds
+    }
+    return Work(sets, busy.kernels, late_launches, waits, idle_after, in_gaps)
+
+
+def _launched_in(trace: RankTrace, main: int, gaps: Gaps, computes: Mask) -> Mapping[Gap, Intervals]:
+    """When the device ran what the training thread launched in each kind of gap."""
+    rows = np.flatnonzero(computes)
+    if not len(gaps.kinds) or not len(rows):
+        return {}
+    calls = launches(trace, rows)
+    known = (calls >= 0) & (trace.lane[calls] == main)
+    rows, moments = rows[known], trace.start_ns[calls[known]]
+    return by_gap(gaps, moments, trace.start_ns[rows], trace.end_ns[rows])
+
+
+def _between(launched: Mapping[Gap, Intervals], taken: Intervals) -> dict[str, Intervals]:
+    """The same by kind of work, each apart from what is ``taken`` and from the others: streams run beside each other."""
+    sets: dict[str, Intervals] = {}
+    for component in IN_GAPS:
+        own = [times for gap, times in launched.items() if gap_component(gap) is component]
+        sets[component] = subtract(union_of(EMPTY, *own), union_of(taken, *sets.values()))
+    return sets
+
+
+def _communicates(trace: RankTrace) -> Mask:
+    return trace.name_mask(classify.is_communication_kernel)
+
+
+def _computes(trace: RankTrace, moving: Mask) -> Mask:
+    """[events] A copy within the device, as of a bucket into its gradients, is work like any other."""
+    inside = moving & trace.name_mask(lambda n: classify.memcpy_kind(n) == "DtoD")
+    return (trace.category_mask("kernel", "gpu_memset") | inside) & ~_communicates(trace)
+
+
+def _busy(trace: RankTrace, main: int, collectives: Collectives, gaps: DeviceGaps, computes: Mask) -> _Busy:
+    kernels = rows_of(trace, computes)
+    communicating = union(collectives.start, collectives.end)
+    saved = saving(trace, computes, main, in_use=union_of(kernels, communicating))
+    moved = rows_of(trace, trace.category_mask("gpu_memcpy") & ~computes)
+    copies = subtract(subtract(moved, kernels), saved)
+    unrecorded = subtract(subtract(gaps.by_device, saved), copies)
+    return _Busy(
+        computes=computes,
+        kernels=kernels,
+        filled=union_of(kernels, unrecorded),
+        copies=copies,
+        saved=saved,
+        collectives=communicating,
+        shown=union_of(kernels, copies, communicating),
+    )
+
+
+def _idle(trace: RankTrace, main: int, busy: _Busy, gaps: DeviceGaps, span: tuple[int, int]) -> _Idle:
+    idle = subtract(subtract(complement(busy.shown, *span), busy.saved), busy.filled)
+    collected = intersect(idle, collecting(trace, main))
+    uncollected = subtract(idle, collected)
+    data = intersect(uncollected, rows_of(trace, classify.next_batches(trace)))
+    rest = subtract(uncollected, data)
+    waiting = intersect(rest, after_sync(trace, uncollected))
+    calls = rows_of(trace, trace.category_mask(*CUDA_CALLS, "cpu_op"))
+    issuing = intersect(subtract(rest, waiting), calls)
+    return _Idle(data, collected, waiting, issuing, late=subtract(rest, gaps.queued))
+
+
+def host_work(trace: RankTrace, main: int) -> Work:
+    """What the training thread, on lane ``main``, computes: the data loader's and the optimizer's time first, then the
+    backward pass's, what runs between the phases, and any other operator is the forward pass's."""
+    on_main = trace.lane == main
+    annotated = on_main & trace.category_mask("cpu_op", "user_annotation")
+
+    def named(predicate: Callable[[str], bool]) -> Intervals:
+        return rows_of(trace, annotated & trace.name_mask(predicate))
+
+    data = named(classify.is_dataloader)
+    optimizer = subtract(named(classify.is_optimizer_step), data)
+    backward = subtract(named(lambda n: n.startswith(ENGINE)), optimizer)
+    operators = on_main & trace.category_mask("cpu_op") & ~trace.name_mask(lambda n: n.startswith("c10d::"))
+    rest = union_of(rows_of(trace, operators), named(classify.is_ddp_forward))
+    computing = subtract(rest, union_of(data, optimizer, backward))
+    gaps = gaps_on_host(trace, main)
+    between: dict[str, Intervals] = {
+        component: intersect(computing, gaps.of(component)) for component in IN_GAPS
+    }
+    forward = subtract(computing, union_of(*between.values()))
+    sets: dict[str, Intervals] = {
+        Component.DATA: data,
+        Component.OPTIMIZER: optimizer,
+        Component.BACKWARD: backward,
+        Component.FORWARD: forward,
+        **between,
+    }
+    in_gaps = {gap: gaps.among([gap]) for gap in gaps.kinds}
+    return Work(sets, compute=union_of(optimizer, backward, computing), in_gaps=in_gaps)
+
+
+_BEFORE_FORWARD = (Component.DATA, Component.OPTIMIZER)
+_USUAL_INSTEAD: dict[Gap, tuple[Gap, ...]] = {
+    **{(before, Component.BACKWARD): ((before, Component.FORWARD),) for before in _BEFORE_FORWARD},
+    (Component.FORWARD, Component.OPTIMIZER): ((Component.FORWARD, Component.BACKWARD),),
+    **{
+        (Component.BACKWARD, behind): (
+            (Component.BACKWARD, Component.OPTIMIZER),
+            (Component.OPTIMIZER, behind),
+        )
+        for behind in (Component.DATA, Component.FORWARD)
+    },
+}
+"""A gap that leaves a phase out → those that there are where the phase is marked."""
+_SELDOM = 0.5
+"""Times those from which on phases are left out by the job, as the optimizer is where micro-batches are accumulated."""
+
+
+def gaps_on_host(trace: RankTrace, main: int) -> Gaps:
+    """The gaps between the phases of the training thread, on lane ``main``, and the backward passes of its engine's threads; none
+    where the trace does not mark them all."""
+    on_main = trace.lane == main
+    annotated = trace.category_mask("cpu_op", "user_annotation")
+    engine = annotated & trace.name_mask(lambda n: n.startswith(ENGINE))
+    found = gaps_between(
+        {
+            Component.DATA: rows_of(trace, on_main & annotated & trace.name_mask(classify.is_dataloader)),
+            Component.FORWARD: rows_of(trace, on_main & annotated & trace.name_mask(classify.is_ddp_forward)),
+            Component.BACKWARD: rows_of(trace, engine),
+            Component.OPTIMIZER: rows_of(
+                trace, on_main & annotated & trace.name_mask(classify.is_optimizer_step)
+            ),
+        }
+    )
+    left_out = [place for place, gap in enumerate(found.kinds) if _is_none(gap, found)]
+    kept = ~np.isin(found.kind, left_out)
+    starts, ends = found.times
+    return Gaps((starts[kept], ends[kept]), np.asarray(found.kind[kept]), found.kinds)
+
+
+def _is_none(gap: Gap, found: Gaps) -> bool:
+    """Whether it lies within a phase: a backward pass goes on between two functions of its engine, and a phase that is left out in
+    a few steps only was there, but profilers drop events."""
+    if gap == (Component.BACKWARD, Component.BACKWARD):
+        return True
+    usual = _USUAL_INSTEAD.get(gap)
+    if usual is None:
+        return False
+    counts = np.bincount(found.kind, minlength=len(found.kinds))
+    known = [counts[place] for place, other in enumerate(found.kinds) if other in usual]
+    return bool(counts[found.kinds.index(gap)] < _SELDOM * max(known, default=0))
+
+
+_SAVED_BYTES = 16 << 20
+"""What a step copies out besides (a loss, metrics) is bytes to kilobytes; states go out as a whole, and are then written."""
+
+
+def saving(trace: RankTrace, computes: NDArray[np.bool_], main: int, in_use: Intervals) -> Intervals:
+    """When the rank saves its state and the device waits for it.
+
+    ``computes`` are the kernels but for communication, ``main`` the training thread's lane, and ``in_use`` is when the device
+    computes or communicates: a save that the device's queued work hides stops nothing.
+    """
+    return union_of(_bursts(trace, computes), subtract(_frames(trace, main, classify.is_save), in_use))
+
+
+def collecting(trace: RankTrace, main: int) -> Intervals:
+    """When Python's garbage collector ran on the training thread. Known in traces with stacks, where ``gc.collect`` was called,
+    and of every collection where the profiler was asked for them (``record_python_gc_info``)."""
+    return _frames(trace, main, classify.is_collection)
+
+
+def _frames(trace: RankTrace, main: int, predicate: Callable[[str], bool]) -> Intervals:
+    rows = trace.category_mask("python_function")
+    if not rows.any():
+        return EMPTY
+    rows &= trace.name_mask(predicate) & (trace.lane == main)
+    return union(trace.start_ns[rows], trace.end_ns[rows])
+
+
+def _bursts(trace: RankTrace, computes: NDArray[np.bool_]) -> Intervals:
+    """Copies to the host of at least ``_SAVED_BYTES`` between two kernels, up to the next kernel."""
+    out = np.flatnonzero(
+        trace.category_mask("gpu_memcpy") & trace.name_mask(lambda n: classify.memcpy_kind(n) == "DtoH")
+    )
+    kernels = np.sort(trace.start_ns[computes])
+    if not len(out) or not len(kernels):
+        return EMPTY
+    out = out[np.argsort(trace.start_ns[out], kind="stable")]
+    places, first = np.unique(np.searchsorted(kernels, trace.start_ns[out]), return_index=True)
+    sizes = np.add.reduceat(np.clip(trace.bytes[out], 0, None), first)
+    over = np.maximum.reduceat(trace.end_ns[out], first)
+    until = np.where(places < len(kernels), kernels[np.minimum(places, len(kernels) - 1)], over)
+    saves = sizes >= _SAVED_BYTES
+    return union(trace.start_ns[out[first]][saves], until[saves])
