@@ -16,6 +16,7 @@ from ddpdoctor.rundir import Note, bounded_lines, parsed, reading, recorded_note
 from ddpdoctor.rundir.files import broken_lines, ignored, unreadable
 from ddpdoctor.rundir.typed import TELEMETRY_HEADER, TELEMETRY_SAMPLE, fitting, is_moment
 
+_LOST = "what its processors, memory and GPUs did is not known"
 Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
@@ -111,15 +112,16 @@ class Telemetry:
         return self._times(), np.fromiter(numbers, dtype=np.float64, count=len(self.samples))
 
 
-def read_telemetry(path: Path) -> Telemetry:
+def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemetry:
     """Read what is whole of ``path``. Never raises: a missing file or broken line is a sentence in ``notes``.
 
+    ``around``: samples that are dated before or after, epoch ns, were not taken while the job ran, and are left out.
     The sampler's own notes come first. A second header (a launcher that was started again) is passed over.
     """
     problems: list[Note] = []
     header: dict[str, Any] = {}
     closing: dict[str, Any] = {}
-    samples, notes, misfits, seen = [], list[Note](), set[str](), False
+    samples, notes, misfits, seen, undated = [], list[Note](), set[str](), False, 0
     for document in _documents(path, problems):
         seen = True
         if "schema" in document:
@@ -129,9 +131,19 @@ def read_telemetry(path: Path) -> Telemetry:
             notes += recorded_notes([str(document["note"])], [str(code)] if code is not None else [])
         elif document.get("closed"):
             closing = document
-        elif is_moment(document.get("t_ns")):
+        elif _is_dated(document.get("t_ns"), around):
             samples.append(fitting(document, TELEMETRY_SAMPLE, str(path), []))
             misfits |= document.keys() - samples[-1].keys()
+        else:
+            undated += 1
+    if undated:
+        lost = "" if samples else f": {_LOST}"
+        problems.append(
+            Note(
+                f"{path}: {undated} of {undated + len(samples)} samples have no time (t_ns), or one more than a year away from the "
+                f"job's steps, and are left out{lost}."
+            )
+        )
     if misfits:
         problems.append(
             Note(f"{path}: {', '.join(sorted(misfits))} of some samples are implausible and ignored.")
@@ -146,6 +158,10 @@ def read_telemetry(path: Path) -> Telemetry:
         samples = []
     _go_on(samples)
     return Telemetry(str(path), header, samples, closing, list(dict.fromkeys(notes)) + problems)
+
+
+def _is_dated(t_ns: Any, around: tuple[int, int] | None) -> bool:
+    return is_moment(t_ns) and (around is None or around[0] <= t_ns <= around[1])
 
 
 def _go_on(samples: list[dict[str, Any]]) -> None:
@@ -178,7 +194,7 @@ def _documents(path: Path, problems: list[Note]) -> Iterator[dict[str, Any]]:
                 else:
                     cut = True
     except OSError as error:
-        problems.append(unreadable(str(path), error))
+        problems.append(unreadable(str(path), error, _LOST))
     if odd:
         problems.append(ignored(str(path), odd))
     if cut:

@@ -12,7 +12,7 @@ from .loaders import first
 from .log import RankLog, Sample, samples_by_step
 from .matchedsyncs import MatchedSync, match_syncs
 from .notes import notes_on_records
-from .reading import read_logs, read_rank_log
+from .reading import read_logs, read_rank_log, span_around
 from .record import Event
 from .selection import (
     AROUND_WINDOW,
