@@ -82,13 +82,13 @@ def command(
     say_written([json_file, html])
     if percent is None:
         return
-    slower, undecided = told.regression_percent(), [job.job for job in told.jobs if job.undecided]
+    slower, undecided = told.regression_percent(), [job for job in told.jobs if job.undecided]
     if slower is not None and slower > percent:
         say(f"Slower by {slower:.1f} %, more than the {percent:g} % allowed.", err=True)
         raise click.exceptions.Exit(EXIT_REGRESSION)
     if undecided:
         raise UnusableInput(
-            f"{undecided[0]}: the newest run has no step time: a regression cannot be detected."
+            f"{undecided[0].job}: the newest run {undecided[0].undecided}: a regression cannot be detected."
         )
     if slower is None:
         raise UnusableInput("no job has a run before its newest: a regression cannot be detected.")
