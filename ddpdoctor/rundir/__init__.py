@@ -92,6 +92,7 @@ from .layout import (
     STEPS_FILE,
     STEPS_SCHEMA,
     TELEMETRY_FILE,
+    TELEMETRY_SCHEMA,
     TRACE_FILE,
     FilesBelow,
     RunsBelow,

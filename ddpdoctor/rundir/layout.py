@@ -14,6 +14,7 @@ RUN_SCHEMA = "ddpdoctor.run/1"
 RANK_SCHEMA = "ddpdoctor.rank/1"
 STEPS_SCHEMA = "ddpdoctor.steps/1"
 MEMORY_SCHEMA = "ddpdoctor.memory/1"
+TELEMETRY_SCHEMA = "ddpdoctor.telemetry/2"
 
 MANIFEST_FILE = "manifest.json"
 RANK_FILE = "rank.json"

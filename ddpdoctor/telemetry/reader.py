@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddpdoctor.rundir import Note, bounded_lines, parsed, reading, recorded_notes
+from ddpdoctor.rundir import TELEMETRY_SCHEMA, Note, bounded_lines, parsed, reading, recorded_notes
 from ddpdoctor.rundir.files import broken_lines, ignored, unreadable
 from ddpdoctor.rundir.typed import TELEMETRY_HEADER, TELEMETRY_SAMPLE, fitting, is_moment
 
@@ -53,12 +53,12 @@ class Telemetry:
         return self._column(value for value in self._gpu_values(index, field))
 
     def gpu_values(self, index: int, field: str) -> tuple[npt.NDArray[np.int64], list[Any]]:
-        """The same for lists: ``throttle_reasons``, ``processes``, ``xid_errors``; None for null."""
+        """The same for lists: ``throttle_reasons``, ``xid_errors``; None for null."""
         return self._times(), list(self._gpu_values(index, field))
 
     def host_column(self, field: str) -> Column:
-        """A number of the host; ``/`` goes into a dict: ``network/eth0/sent_bytes_per_s``."""
-        return self._column(_within(sample.get("host"), field) for sample in self.samples)
+        """A number of the host, e.g. ``memory_used_bytes``."""
+        return self._column(_dict(sample.get("host")).get(field) for sample in self.samples)
 
     def rank_column(self, rank: int, field: str) -> Column:
         """A number of a rank's process tree, e.g. ``cpu_percent``."""
@@ -66,20 +66,6 @@ class Telemetry:
             self._of_ranks[field] = self._columns_of_ranks(field)
         values = self._of_ranks[field].get(str(rank))
         return self._times(), np.full(len(self.samples), np.nan) if values is None else values
-
-    def rank_gpus(self) -> dict[int, list[int]]:
-        """Rank -> indices of the GPUs on which NVML saw its process.
-
-        Empty in most containers, where NVML tells pids of the host's namespace or none.
-        """
-        found: dict[int, set[int]] = {}
-        for sample in self.samples:
-            ranks = {_within(values, "pid"): int(rank) for rank, values in _dict(sample.get("ranks")).items()}
-            for gpu in _dicts(sample.get("gpus")):
-                for process in _dicts(gpu.get("processes")):
-                    if process.get("pid") in ranks:
-                        found.setdefault(ranks[process["pid"]], set()).add(int(gpu["index"]))
-        return {rank: sorted(gpus) for rank, gpus in sorted(found.items())}
 
     @cached_property
     def _of_ranks(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
@@ -151,9 +137,9 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
     schema = header.get("schema")
     if not header and seen:
         problems.append(Note(f"{path} has no header line; the GPUs' and the host's facts are missing."))
-    elif header and not str(schema).startswith("ddpdoctor.telemetry/1"):
+    elif header and schema != TELEMETRY_SCHEMA:
         problems.append(
-            Note(f"{path} has the schema {schema!r}, which is not ddpdoctor.telemetry/1; it is not used.")
+            Note(f"{path} has the schema {schema!r}, which is not {TELEMETRY_SCHEMA}; it is not used.")
         )
         samples = []
     _go_on(samples)
@@ -209,9 +195,3 @@ def _dict(value: object) -> dict[str, Any]:
 
 def _dicts(value: object) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _within(values: object, path: str) -> Any:
-    for key in path.split("/"):
-        values = _dict(values).get(key)
-    return values

@@ -343,7 +343,7 @@ def on_gpus(run: Stopped, *xids: list[int]) -> Stopped:
     info = json.loads(path.read_text()) | {"device": "cuda:0", "backend": "nccl"}
     path.write_text(json.dumps(info))
     header = {
-        "schema": "ddpdoctor.telemetry/1",
+        "schema": "ddpdoctor.telemetry/2",
         "host": info["host"],
         "started_ns": 1,
         "gpus": [{"index": 0}],

@@ -211,7 +211,7 @@ def test_a_clock_that_is_set_between_two_readings_makes_nobody_late(tmp_path):
 def test_telemetry_of_a_clock_that_was_set_back_goes_on(tmp_path):
     path = tmp_path / "telemetry.jsonl"
     times = [100, 101, 102, 93, 94, 95, 96, 97, 98, 99, 100]
-    lines = [{"schema": "ddpdoctor.telemetry/1", "host": "a"}]
+    lines = [{"schema": "ddpdoctor.telemetry/2", "host": "a"}]
     lines += [{"t_ns": t * SECOND_NS, "host": {"cpu_percent": float(i)}} for i, t in enumerate(times)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     at, percent = read_telemetry(path).host_column("cpu_percent")
