@@ -11,4 +11,4 @@ from .checks import LIMIT_NS, LONGEST_NS, NUMBERS_OF_DEVICES
 from .place import placed
 from .predicates import KNOWN_NAMES, remembered
 from .shared import Shared
-from .table import Collectives, IdColumn, IntColumn, Lane, RankTrace, TraceMeta, sorted_order
+from .table import Collectives, IdColumn, IntColumn, RankTrace, TraceMeta, sorted_order

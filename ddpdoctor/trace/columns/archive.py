@@ -18,9 +18,9 @@ import numpy as np
 from ddpdoctor.errors import UnusableInput
 
 from .checks import UnsoundTraceError, check_trace
-from .table import Collectives, Lane, RankTrace, TraceMeta
+from .table import Collectives, RankTrace, TraceMeta
 
-SCHEMA = "ddpdoctor.columns/2"
+SCHEMA = "ddpdoctor.columns/3"
 """Raised whenever the same trace gives other columns, or the same columns another file, than before."""
 SUFFIX = ".columns"
 
@@ -44,7 +44,6 @@ class _Head(msgspec.Struct):
     meta: TraceMeta
     names: list[str]
     categories: list[str]
-    lanes: list[Lane]
 
 
 def is_archive(path: str) -> bool:
@@ -54,7 +53,7 @@ def is_archive(path: str) -> bool:
 
 def write_archive(target: BinaryIO, trace: RankTrace) -> None:
     """Writes ``trace``; the same trace gives the same bytes. Raises OSError."""
-    head = _Head(SCHEMA, trace.meta, trace.names, trace.categories, trace.lanes)
+    head = _Head(SCHEMA, trace.meta, trace.names, trace.categories)
     with zipfile.ZipFile(target, "w") as archive:
         packed = zipfile.ZipInfo("head.json")
         packed.compress_type = zipfile.ZIP_DEFLATED
@@ -86,7 +85,6 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
             meta=head.meta,
             names=head.names,
             categories=head.categories,
-            lanes=head.lanes,
             collectives=Collectives(**collectives),
             **events,
         )

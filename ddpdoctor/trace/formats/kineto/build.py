@@ -86,7 +86,7 @@ class ColumnBuilder:
         rows = [e for e in batch if e.ph == "X" or e.ph == "i" or e.ph == "I"]
         if rows:
             self._add_timed(rows, _starts_ns(rows), _durations_ns(rows), path)
-        self.lanes.label(e for e in batch if e.ph == "M")
+        self.lanes.look(e for e in batch if e.ph == "M")
 
     def _add_timed(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
         """Appends those of ``rows`` that have a time."""
@@ -178,9 +178,9 @@ class ColumnBuilder:
             ids[list(at)] = self._shapes.ids([bytes(t) for t in texts])
         return ids
 
-    def finish(self, meta: TraceMeta) -> RankTrace:
-        """The trace, rows sorted by (start, -duration), ``meta.base_ns`` added to all starts."""
-        start = self._take("start_ns", np.int64) + meta.base_ns
+    def finish(self, meta: TraceMeta, base_ns: int) -> RankTrace:
+        """The trace, rows sorted by (start, -duration), ``base_ns`` added to all starts."""
+        start = self._take("start_ns", np.int64) + base_ns
         duration = self._take("duration_ns", np.int64)
         order = sorted_order(start, duration)
         columns: dict[str, Any] = {"start_ns": start[order], "duration_ns": duration[order]}
@@ -195,28 +195,15 @@ class ColumnBuilder:
         np.add(shapes, offset, out=shapes, where=shapes >= 0)
         names = ["" if n is None else str(n)[:_LONGEST_NAME] for n in self._names]
         names.extend(_compact(text) for text in self._shapes)
-        lanes, lane_ids = self.lanes.finish()
-        columns["lane"] = lane_ids[columns["lane"]]
+        columns["lane"] = self.lanes.finish()[columns["lane"]]
         categories, columns["category"] = self._final_categories(columns["category"], columns["name"], names)
         _drop_own_correlation(columns)
-        return RankTrace(
-            meta=meta, names=names, categories=categories, lanes=lanes, collectives=collectives, **columns
-        )
+        return RankTrace(meta=meta, names=names, categories=categories, collectives=collectives, **columns)
 
     @property
     def rows(self) -> int:
         """Events so far."""
         return self._rows
-
-    @property
-    def saw_shapes(self) -> bool:
-        """Whether any operator came with its input shapes."""
-        return bool(self._shapes)
-
-    @property
-    def saw_stacks(self) -> bool:
-        """Whether the profiler recorded Python frames."""
-        return any(normalised(raw) == "python_function" for raw in self._categories)
 
     def earliest_ns(self) -> int | None:
         """Start of the first event, before the file's base is added."""

@@ -13,15 +13,11 @@ from ddpdoctor.trace.columns import Collectives
 from .events import Arguments
 from .numbers import as_int
 
-_TEXT = ("operation", "group", "group_description", "dtype")
+_TEXT = ("operation", "group", "dtype")
 _NUMBERS = ("group_size", "sequence", "in_elements", "out_elements")
-_NARROW = frozenset(
-    {"event", "operation", "group", "group_description", "group_size", "dtype", "is_async", "peer"}
-)
-_COLUMNS = ("event", *_TEXT, *_NUMBERS, "is_async", "peer")
+_NARROW = frozenset({"event", "group_size", *_TEXT})
+_COLUMNS = ("event", *_TEXT, *_NUMBERS)
 _WHOLE = re.compile(r"\s*-?[0-9]{1,19}\s*")
-_NO_RANK = (None, -1, "", "-1")
-"""What stands in "Src Rank" and "Dst Rank" where an operation has no such peer."""
 
 
 class CollectiveRows:
@@ -42,8 +38,6 @@ class CollectiveRows:
                 self._rows[column].append(names[str(value)] if named else -1)
             for column in _NUMBERS:
                 self._rows[column].append(_number(getattr(a, column)))
-            self._rows["is_async"].append(_flag(a.is_async))
-            self._rows["peer"].append(_number(a.destination if a.destination not in _NO_RANK else a.source))
 
     def only(self, kept: NDArray[np.bool_]) -> None:
         """Keeps the rows of those events that are ``kept``, numbered as if the others had never been."""
@@ -64,12 +58,6 @@ class CollectiveRows:
             values = np.array(self._rows[column], dtype=np.int64)[by_event]
             columns[column] = np.where(values > np.iinfo(kind).max, -1, values).astype(kind)
         return Collectives(**columns)
-
-
-def _flag(value: Any) -> int:
-    if isinstance(value, str):
-        return {"true": 1, "1": 1, "false": 0, "0": 0}.get(value.lower(), -1)
-    return int(value) if isinstance(value, (bool, int)) and value in (0, 1) else -1
 
 
 def _number(value: Any) -> int:

@@ -37,7 +37,7 @@ def read(path: str, rank: int | None) -> RankTrace:
             f"{path} is a timeline of Ascend's torch_npu.profiler: what ran on the NPU has names of its own there, which ddpdoctor "
             "does not know."
         )
-    trace = builder.finish(meta_of(path, rank, base_ns, stream, builder))
+    trace = builder.finish(meta_of(path, rank, base_ns, stream, builder), base_ns)
     if is_foreign(stream.top, trace.categories, trace.names):
         raise UnusableInput(
             f"{path} is not a PyTorch profiler trace: it has no torch operator, kernel, collective or "

@@ -66,11 +66,6 @@ def process_of(numbers: IntColumn) -> IntColumn:
     return np.where(numbers == MISSING, MISSING, numbers >> _PROCESS_BITS)
 
 
-def thread_of(number: int) -> int:
-    """A thread's own number on its host."""
-    return number & _PID_MASK
-
-
 def _with_kernels(database: Database) -> Iterator[Process]:
     devices: dict[int, set[int]] = defaultdict(set)
     communicating: set[int] = set()
