@@ -53,7 +53,6 @@ from .files import (
     parsed,
     read_bounded,
     read_json,
-    read_json_lines,
     reading,
     write_json,
     write_whole,

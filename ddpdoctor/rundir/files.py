@@ -197,32 +197,3 @@ def read_json(path: str, notes: list[Note], lost: str = "") -> dict[str, Any] | 
     if odd:
         notes.append(ignored(path, odd))
     return document
-
-
-def read_json_lines(path: str, notes: list[Note]) -> Iterator[dict[str, Any]]:
-    """Each line's object. A cut last line is what a kill leaves and is passed over; other broken lines are
-    counted in ``notes``."""
-    broken = 0
-    try:
-        source = reading(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        notes.append(unreadable(path, error))
-        return
-    with source:
-        for line in bounded_lines(source):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                document, odd = parsed(line)
-            except ValueError:
-                broken += 1
-                continue
-            if isinstance(document, dict):
-                broken += bool(odd)
-                yield document
-            else:
-                broken += 1
-    if broken:
-        notes.append(broken_lines(path, broken))

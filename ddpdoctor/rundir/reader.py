@@ -12,7 +12,6 @@ from .compaction import stream_end_of, stream_shift
 from .draining import spools_of
 from .files import folders_in, is_regular, parsed, read_json, reading, unreadable
 from .layout import (
-    FLIGHT_FILE,
     MANIFEST_FILE,
     RANK_FILE,
     RANK_SCHEMA,
@@ -70,11 +69,6 @@ class RankRecord:
     def capture(self, number: int) -> str | None:
         """Path of a profiler window that was asked for while the job ran, numbered from 1; None where there is none."""
         return self._file(capture_file(number))
-
-    @property
-    def flight(self) -> str | None:
-        """Path of the flight recorder's dump, None where there is none."""
-        return self._file(FLIGHT_FILE)
 
     def lines(self, name: str) -> Iterator[bytes]:
         """Whole lines of a line file, with those that still wait in the spool; of one that is longer than any rank writes,

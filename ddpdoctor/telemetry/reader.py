@@ -22,7 +22,7 @@ Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class Telemetry:
-    """One host's telemetry. ``header`` and ``closing`` are {} where missing; samples are by time.
+    """One host's telemetry. ``header`` is {} where missing; samples are by time.
 
     A column is ``(t_ns, values)``: epoch nanoseconds (int64) and float64, one a sample, NaN for null.
     """
@@ -30,7 +30,6 @@ class Telemetry:
     path: str
     header: dict[str, Any] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
-    closing: dict[str, Any] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
 
     @property
@@ -106,7 +105,6 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
     """
     problems: list[Note] = []
     header: dict[str, Any] = {}
-    closing: dict[str, Any] = {}
     samples, notes, misfits, seen, undated = [], list[Note](), set[str](), False, 0
     for document in _documents(path, problems):
         seen = True
@@ -116,7 +114,7 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
             code = document.get("code")
             notes += recorded_notes([str(document["note"])], [str(code)] if code is not None else [])
         elif document.get("closed"):
-            closing = document
+            continue
         elif _is_dated(document.get("t_ns"), around):
             samples.append(fitting(document, TELEMETRY_SAMPLE, str(path), []))
             misfits |= document.keys() - samples[-1].keys()
@@ -143,7 +141,7 @@ def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemet
         )
         samples = []
     _go_on(samples)
-    return Telemetry(str(path), header, samples, closing, list(dict.fromkeys(notes)) + problems)
+    return Telemetry(str(path), header, samples, list(dict.fromkeys(notes)) + problems)
 
 
 def _is_dated(t_ns: Any, around: tuple[int, int] | None) -> bool:
