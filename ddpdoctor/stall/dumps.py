@@ -95,12 +95,14 @@ def _files(path: str, below: Mapping[str, FilesBelow]) -> Iterator[str]:
 def _looks_like_one(file: str) -> bool:
     if not os.path.isfile(file):  # noqa: PTH113
         return True
+    meant = _MEANT.search(Path(file).name) is not None
     try:
         with open(file, "rb") as source:  # noqa: PTH123
             head = source.read(_HEAD_BYTES)
     except OSError:
-        return False
-    meant = _MEANT.search(Path(file).name) is not None
+        return (
+            meant and _DUMP.search(Path(file).name) is not None
+        )  # whoever reads it says why it cannot be read
     if not head or PICKLE.match(head):
         return meant
     return head.lstrip()[:1] in (b"{", b"[") and any(mark in head for mark in _JSON_MARKS)
