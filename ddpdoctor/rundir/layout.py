@@ -11,8 +11,8 @@ from .files import folders_in, is_regular, listed, reading
 from .owned import folder
 
 RUN_SCHEMA = "ddpdoctor.run/1"
-RANK_SCHEMA = "ddpdoctor.rank/1"
-STEPS_SCHEMA = "ddpdoctor.steps/1"
+RANK_SCHEMA = "ddpdoctor.rank/2"
+STEPS_SCHEMA = "ddpdoctor.steps/2"
 MEMORY_SCHEMA = "ddpdoctor.memory/1"
 TELEMETRY_SCHEMA = "ddpdoctor.telemetry/2"
 

@@ -214,7 +214,7 @@ def test_only_the_launcher_says_that_a_job_hangs_unless_it_is_known_to_be_killed
 def test_a_job_before_the_end_of_its_first_step_has_no_verdict_yet(tmp_path, run, recorded, words):
     job = run(silent(tmp_path))
     for log in job.path.glob("ranks/*/steps.jsonl"):
-        log.write_text('{"schema":"ddpdoctor.steps/1"}\n')
+        log.write_text('{"schema":"ddpdoctor.steps/2"}\n')
     if not recorded:
         shutil.rmtree(job.path / "ranks")
     with pytest.raises(UnusableInput) as told:

@@ -20,7 +20,7 @@ def write_rank(run, rank, *, host="a", late_ms=0.0, steps=10, clock_ns=0):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rank.json").write_text(json.dumps({"rank": rank, "host": host, "pid": 1}))
     with (folder / "steps.jsonl").open("a") as log:
-        log.write('{"schema":"ddpdoctor.steps/1"}\n')
+        log.write('{"schema":"ddpdoctor.steps/2"}\n')
         for number in range(steps):
             log.write(step_line(number, late_ms, clock_ns))
     return folder / "steps.jsonl"
