@@ -73,7 +73,7 @@ def lines(rank: int, steps: int) -> Iterator[bytes]:
             f'{{"k":"opt","w":2,"o":0,"s":{147 * MS},"d":{13 * MS}}}'
         )
         yield (
-            f'{{"step":{step},"t":[{start},{start + STEP_NS}],"cpu":{150 * MS},"runq":0,"self":30000,"ev":[{events}]}}\n'
+            f'{{"step":{step},"t":[{start},{start + STEP_NS}],"cpu":{150 * MS},"runq":0,"ev":[{events}]}}\n'
         ).encode()
 
 

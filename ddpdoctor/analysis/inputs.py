@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -10,19 +11,23 @@ import msgspec
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.measure.align import put_in_order
-from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs
+from ddpdoctor.measure.steplog import RankLog, notes_on_records, read_logs, span_around
 from ddpdoctor.rundir import (
     FilesBelow,
     Note,
     NoteCode,
     RankRecord,
     RunDirectory,
+    closed_folders,
     files_below,
     is_run_directory,
+    launcher_runs,
     recorded_notes,
     recover,
     run_directories,
 )
+from ddpdoctor.rundir.processes import is_running
+from ddpdoctor.rundir.stops import launches_of
 from ddpdoctor.stages import Stage, counted
 from ddpdoctor.stall import Dumps, find_dumps
 from ddpdoctor.telemetry.reader import Telemetry, read_telemetry
@@ -62,20 +67,29 @@ class _Traces(msgspec.Struct, frozen=True):
     notes: list[Note]
 
 
-def with_runs_below(paths: Sequence[str]) -> list[str]:
+class Places(msgspec.Struct, frozen=True):
+    """Run directories, and what else is to be read; and what was left out on the way, a sentence each."""
+
+    paths: list[str]
+    notes: list[str]
+
+
+def with_runs_below(paths: Sequence[str]) -> Places:
     """``paths``, with a folder that holds run directories replaced by those. Raises UnusableInput where they are of
     several jobs: hosts of one job may each have recorded to a folder of their own.
     """
     expanded: list[str] = []
+    notes: list[str] = []
     for path in paths:
-        below = run_directories(path)
+        below, errors = run_directories(path)
         if len(below) > 1 and not _are_of_one_job(below):
             newest = max(below, key=lambda run: Path(run).stat().st_mtime)
             raise UnusableInput(
                 f"{path} holds {len(below)} recorded runs, not of one job: name one of them, such as {newest}, the newest."
             )
         expanded += below or [path]
-    return expanded
+        notes += closed_folders(errors) if below else []  # else whoever looks for traces there says so
+    return Places(expanded, notes)
 
 
 def _are_of_one_job(runs: Sequence[str]) -> bool:
@@ -85,14 +99,15 @@ def _are_of_one_job(runs: Sequence[str]) -> bool:
     return len(jobs) == 1 and len({record.rank for record in ranks}) == len(ranks)
 
 
-def load(paths: Sequence[str], options: Options) -> Inputs:
-    """Read everything at the paths. Raises UnusableInput where there are traces and none can be used."""
+def load(paths: Sequence[str], options: Options, left_out: Sequence[str] = ()) -> Inputs:
+    """Read everything at the paths. Raises UnusableInput where there are traces and none can be used. ``left_out``: what was on the
+    way to them, a sentence each."""
     folders = [path for path in paths if is_run_directory(path)]
     recorded_at = set(folders)
     runs = _read_runs(folders, options)
     others = [path for path in paths if path not in recorded_at]
     local = [path for path in others if not is_url(path)]
-    below = {path: files_below(path) for path in local if Path(path).is_dir()}
+    below = {path: files_below(path) for path in local if os.path.isdir(path)}  # noqa: PTH112
     dumps = find_dumps(local, below)
     traces = _read_traces(runs, [path for path in others if path not in dumps.files], options, dumps, below)
     recorded = sorted((log for run in runs for log in run.logs), key=lambda log: log.rank)
@@ -102,7 +117,12 @@ def load(paths: Sequence[str], options: Options) -> Inputs:
         logs=logs,
         traces=traces.traces,
         telemetry={host: telemetry for run in runs for host, telemetry in run.telemetry.items()},
-        notes=[*(note for run in runs for note in run.notes), *traces.notes, *map(Note, set_clocks)],
+        notes=[
+            *map(Note, left_out),
+            *(note for run in runs for note in run.notes),
+            *traces.notes,
+            *map(Note, set_clocks),
+        ],
         dumps=dumps,
     )
 
@@ -117,12 +137,32 @@ def why_nothing(paths: Sequence[str], inputs: Inputs) -> str:
     reasons = [note for note in inputs.notes if note.code in (NoteCode.NO_RANK, NoteCode.UNREADABLE)]
     if reasons and not inputs.logs:
         return f"{where}: {reasons[0]}"
+    going = [run for run in inputs.runs if run.manifest.get("ended_ns") is None]
+    if any(map(_runs_here, going)):
+        return f"{where}: {_RUNNING[bool(inputs.logs)].format(run=inputs.runs[0].path)}."
     reason = "no rank recorded a step" if inputs.logs else "no rank was recorded"
     more = f" ({inputs.notes[0]})" if inputs.notes else ""
     why = "The command may not have started a PyTorch job, or ended before its first optimizer step"
-    if inputs.logs and any(run.manifest.get("ended_ns") is None for run in inputs.runs):
-        why = "The job may run and be in its first step, or was killed there"
+    if going and all(launcher_runs(run.path, run.manifest) is False for run in going):
+        why = "Its launcher was killed before that"
+    elif going:
+        why = f"The job may run and {'be in its first step' if inputs.logs else 'not have come so far'}, or was killed there"
     return f"{where}: {reason}. {why}{more}."
+
+
+_RUNNING = {
+    False: "its command is running, and no rank has joined a process group yet. Try again once it trains; `ddpdoctor watch {run}` "
+    "shows its steps as they end",
+    True: "its job is running, and has not finished a step yet. `ddpdoctor watch {run}` shows its steps as they end, `ddpdoctor stacks "
+    "{run}` where its ranks are now",
+}
+"""By whether a rank was recorded."""
+
+
+def _runs_here(run: RunDirectory) -> bool:
+    """Whether a launcher or a rank of a job that has noted no end is known to run."""
+    documents = [*launches_of(run.path, []), *(record.info for record in run.recordings)]
+    return any(map(is_running, documents)) or launcher_runs(run.path, run.manifest) is True
 
 
 def _window_of(record: RankRecord, number: int | None) -> str | None:
@@ -160,7 +200,8 @@ def _read_runs(folders: Sequence[str], options: Options) -> list[_Run]:
     runs = []
     told = counted(options.progress, Stage.LOGS)
     for directory, sentences, read in zip(directories, unsaved, read_logs(directories, told), strict=True):
-        telemetry = {host: read_telemetry(Path(file)) for host, file in directory.telemetry.items()}
+        around = span_around(log.steps for log in read.logs)
+        telemetry = {host: read_telemetry(Path(file), around) for host, file in directory.telemetry.items()}
         notes = [
             *(Note(f"{sentence} This diagnosis has read it there.") for sentence in sentences),
             *directory.notes,
@@ -223,7 +264,7 @@ def _read_traces(
         )
     except UnusableInput as error:
         if not dumps.recordings and not any(run.logs for run in runs):
-            raise
+            raise UnusableInput(" ".join([str(error), *map(str, passed_over)])) from error
         return _Traces([], [*passed_over, Note(str(error))])
     noticed = [*loaded.notes, *(reason for _, reason in loaded.failed)]
     return _Traces(loaded.traces, [*passed_over, *map(Note, noticed)])

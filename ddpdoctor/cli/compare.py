@@ -83,3 +83,7 @@ def _gate(comparison: Comparison, percent: float) -> None:
     if slower > percent:
         say(f"ddpdoctor: the median step is {slower:.1f} % longer, more than {percent:g} %.", err=True)
         sys.exit(EXIT_REGRESSION)
+    if comparison.after.stopped:
+        raise UnusableInput(
+            f"--fail-on-regression cannot be decided: the job after {comparison.after.stopped}, so its steps until then are no pass."
+        )

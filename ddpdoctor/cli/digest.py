@@ -61,7 +61,10 @@ def command(paths: tuple[str, ...], out: Path | None, jobs: int | None) -> None:
         if runs:
             targets, ranks = _recorded(runs[0], target, copies)
         else:
-            targets, ranks = loose_targets(find_traces(paths).files, target), {}
+            found = find_traces(paths)
+            for note in found.notes:
+                say(f"Note: {note}", err=True)
+            targets, ranks = loose_targets(found.files, target), {}
         try:
             told = partial(progress, Stage.TRACES)
             digest = write_digests(targets, ranks=ranks, jobs=jobs, progress=told, copies=copies)

@@ -103,6 +103,7 @@ def command(
         return
     from ddpdoctor.analysis import conclude, prepare
     from ddpdoctor.measure.export import late_steps, recorded_tables
+    from ddpdoctor.report import words
     from ddpdoctor.report.timeline_export import (
         cut_steps,
         steps_that_fit,
@@ -125,7 +126,7 @@ def command(
         if recorded["steps"].is_empty():
             raise UnusableInput(f"{', '.join(paths)}: no step from {chosen[0]} to {chosen[1]} was recorded.")
     tables = {name: recorded[name] for name in TABLES}
-    said, noted = [], list(found.notes)
+    said, noted = [], [*map(str, prepared.inputs.notes), *found.notes]
     wanted = [output for output in (parquet, csv, speedscope, timeline) if output is not None]
     try:
         # Nothing else may stand in a timeline on standard output, which may be the same terminal.
@@ -149,7 +150,10 @@ def command(
                     said.append(
                         f"steps {fitting[0]} to {fitting[1]} only, for a browser to open; --steps A:B chooses others."
                     )
-                write_timeline(recorded, diagnosis.findings, found.hosts, timeline, next(turns))
+                everybody = words.everybody(diagnosis.job)
+                write_timeline(
+                    recorded, diagnosis.findings, found.hosts, timeline, next(turns), everybody=everybody
+                )
                 said.append(f"written: {timeline}; open it in https://ui.perfetto.dev")
             if figures is not None and diagnosis is not None:
                 said += _figures_written(diagnosis, figures)

@@ -63,11 +63,13 @@ def command(
     from ddpdoctor.report.history_output import print_history, write_history_html, write_history_json
     from ddpdoctor.written import HISTORY, HISTORY_PAGE
 
-    sources = _without_own(_sources(paths), [html, json_file])
+    unread: list[str] = []
+    sources = _without_own(_sources(paths, unread), [html, json_file])
     check_outputs(
         [file for _, file in sources], {"--html": (html, HISTORY_PAGE), "--json": (json_file, HISTORY)}
     )
     recorded, notes = _recorded(sources)
+    notes[:0] = unread
     if not recorded:
         raise UnusableInput("; ".join([f"{', '.join(paths)}: no run and no report could be read", *notes]))
     told = history(recorded, last, notes)
@@ -80,13 +82,13 @@ def command(
     say_written([json_file, html])
     if percent is None:
         return
-    slower, undecided = told.regression_percent(), [job.job for job in told.jobs if job.undecided]
+    slower, undecided = told.regression_percent(), [job for job in told.jobs if job.undecided]
     if slower is not None and slower > percent:
         say(f"Slower by {slower:.1f} %, more than the {percent:g} % allowed.", err=True)
         raise click.exceptions.Exit(EXIT_REGRESSION)
     if undecided:
         raise UnusableInput(
-            f"{undecided[0]}: the newest run has no step time: a regression cannot be detected."
+            f"{undecided[0].job}: the newest run {undecided[0].undecided}: a regression cannot be detected."
         )
     if slower is None:
         raise UnusableInput("no job has a run before its newest: a regression cannot be detected.")
@@ -120,24 +122,38 @@ def _without_own(sources: Iterable[tuple[str, str]], outputs: Sequence[Path | No
     return left
 
 
-def _sources(paths: Sequence[str]) -> Iterator[tuple[str, str]]:
-    """(Name, what to read) of each run: its own diagnosis where it was made, else the recording; then of reports elsewhere."""
+def _sources(paths: Sequence[str], notes: list[str]) -> Iterator[tuple[str, str]]:
+    """(Name, what to read) of each run: its own diagnosis where it was made, else the recording; then of reports elsewhere. What
+    is left out is told in ``notes``."""
     from ddpdoctor.report.read import holds_diagnosis
-    from ddpdoctor.rundir import DIAGNOSIS_FILE, run_directories
+    from ddpdoctor.rundir import DIAGNOSIS_FILE, closed_folders, run_directories
 
     for path in paths:
         if not Path(path).exists():
             raise UnusableInput(f"{path}: no such file or directory")
-        runs = run_directories(path) if Path(path).is_dir() else []
+        runs, errors = run_directories(path) if Path(path).is_dir() else ([], [])
+        notes += [sentence.removesuffix(".") for sentence in closed_folders(errors)]
         for run in runs:
             made = Path(run) / DIAGNOSIS_FILE
             yield run, str(made) if holds_diagnosis(made) else run
-        for file in _reports(path, set(runs)):
+        for file in _reports(path, set(runs), notes):
             if holds_diagnosis(file):
                 yield str(file), str(file)
+            elif (why := _why_closed(file)) is not None:
+                notes.append(f"skipped: {file} cannot be read: {why}")
 
 
-def _reports(path: str, runs: set[str]) -> Iterator[Path]:
+def _why_closed(file: Path) -> str | None:
+    from ddpdoctor.rundir import open_regular, reason_of
+
+    try:
+        os.close(open_regular(str(file), follow=True))
+    except OSError as error:
+        return reason_of(error).lower()
+    return None
+
+
+def _reports(path: str, runs: set[str], notes: list[str]) -> Iterator[Path]:
     if Path(path).is_file():
         yield Path(path)
         return
@@ -152,6 +168,9 @@ def _reports(path: str, runs: set[str]) -> Iterator[Path]:
         for name in sorted(files):
             seen += 1
             if seen > _MOST_FILES:
+                notes.append(
+                    f"{path} holds more than {_MOST_FILES:,} files: reports among the others are left out."
+                )
                 return
             if name.endswith(_REPORTS):
                 yield Path(parent) / name

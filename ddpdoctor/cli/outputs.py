@@ -92,7 +92,7 @@ def _reads(given: str, path: Path) -> bool:
         return False
     if Path(given).is_dir():
         inside = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(given))
-        if not inside or run_directories(given) or holds_diagnosis(path):
+        if not inside or run_directories(given).runs or holds_diagnosis(path):
             return False
         return is_trace(Candidate(str(path))) or bool(find_operations(str(path)))
     if Path(given).exists():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import socket
 import threading
 import time
 from pathlib import Path
@@ -18,8 +17,7 @@ from ddpdoctor.cli.keys import Keys, keys
 from ddpdoctor.cli.watch_ranks import View
 from ddpdoctor.cli.watch_view import Opinion, frame
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir import has_carrier, present_ranks, recover, roots_of
-from ddpdoctor.rundir.processes import is_running
+from ddpdoctor.rundir import launcher_runs, present_ranks, recover
 from ddpdoctor.telemetry import LiveRun
 
 LEAST_PAUSE_S = 5.0
@@ -98,13 +96,7 @@ class Watched:
         return self._live.ended or self._launcher_is_gone()
 
     def _launcher_is_gone(self) -> bool:
-        manifest = self._live.manifest
-        runs = is_running(manifest)
-        if runs is None and manifest.get("host") == socket.gethostname():
-            # In another pid namespace its number means nothing: what carries its ranks' records holds a lock, if that can be seen here.
-            roots = list(filter(os.path.exists, roots_of(str(self._path))))
-            return bool(roots) and not any(map(has_carrier, roots))
-        return runs is False
+        return launcher_runs(str(self._path), self._live.manifest) is False
 
     def think(self) -> None:
         """Analyse what there is; nothing is raised, because the job's next steps may mend it."""

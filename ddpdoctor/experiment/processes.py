@@ -60,7 +60,7 @@ def _rooms() -> Iterator[tuple[str, _Room]]:
     memory = psutil.virtual_memory()
     left, whole = memory.available, memory.total
     group = _cgroup()
-    free, limit = group.free_memory_bytes(), group.facts()["cgroup_memory_limit_bytes"]
+    free, limit = group.free_memory_bytes(), group.memory_limit_bytes()
     if free is not None and isinstance(limit, int):  # a container, or a job of Slurm's, may have less
         left, whole = min(left, free), min(whole, limit)
     yield "memory", _Room(left, whole)

@@ -49,7 +49,7 @@ def at_start(session: Session) -> dict[str, Any]:
         "python": platform.python_version(),
         "cpu_affinity": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "process_groups": [], "ddp": [], "loaders": [], "optimizers": [],
-        "data_parallel": False, "fsdp": False, "autocast": None, "grad_scaler": None,
+        "data_parallel": False, "fsdp": False, "autocast": None,
         "environment": recorded_environment(os.environ),
         "notes": [],
     }  # fmt: skip
@@ -80,7 +80,6 @@ def after_first_steps(session: Session) -> None:
                 }
         except Exception as error:
             _PART.failed(error)
-    document["grad_scaler"] = session.uses_grad_scaler
     document["autocast"] = session.models.first.autocast if session.models.first else None
     document["data_parallel"] = bool(data_parallel_built)
     document["fsdp"] = any(described.get("sharded") for described in document["optimizers"])

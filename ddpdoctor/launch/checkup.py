@@ -16,9 +16,11 @@ import psutil
 from ddpdoctor.launch.directory import RUNS_FOLDER
 from ddpdoctor.launch.jobpython import Interpreter, asked, interpreter_of
 from ddpdoctor.telemetry import HostSampler, NvmlSampler
+from ddpdoctor.telemetry.cgroup import Cgroup
 
 _OLDEST_PYTHON, _OLDEST_TORCH = (3, 9), (2, 1)
 _GB = 1e9
+_INFINIBAND = Path("/sys/class/infiniband")
 _LITTLE_SHM_BYTES = 1_000_000_000
 """A container gets 64 MB unless told otherwise; the batches of a few loader workers take hundreds."""
 _LITTLE_DISK_BYTES = 2_000_000_000
@@ -79,7 +81,7 @@ def checks_for(command: Sequence[str]) -> list[Check]:
         ("Clock", _clock),
         ("Processes", _processes),
         ("Run directory", _run_directory),
-        ("Network", lambda: _network(host)),
+        ("Network", _network),
     )
     return [_checked(name, check) for name, check in checks]
 
@@ -149,7 +151,7 @@ def _gpus(told: dict[str, Any]) -> tuple[CheckState, str]:
 
 def _cores(host: dict[str, Any]) -> tuple[CheckState, str]:
     usable = host.get("cpu_count_usable") or os.cpu_count() or 1
-    limit = host.get("cgroup_cpu_limit_cores")
+    limit = Cgroup().cpu_limit_cores()
     words = f"{usable} of {host.get('cpu_count_logical') or usable} usable"
     if limit is not None and limit < usable:
         return (
@@ -235,17 +237,14 @@ def _run_directory() -> tuple[CheckState, str]:
     return CheckState.OK, words
 
 
-def _network(host: dict[str, Any]) -> tuple[CheckState, str]:
-    links = {
-        name: link
-        for name, link in (host.get("network_interfaces") or {}).items()
-        if link.get("up") and name != "lo" and not name.startswith(("veth", "docker", "br-"))
-    }
+def _network() -> tuple[CheckState, str]:
     told = [
-        f"{name} {speed / 1e9:g} Gb/s" if (speed := link.get("speed_bits_per_s")) else name
-        for name, link in sorted(links.items())
+        # The kernel says 0 or -1 where a link has no speed of its own (virtual).
+        f"{name} {link.speed / 1e3:g} Gb/s" if link.speed > 0 else name
+        for name, link in sorted(psutil.net_if_stats().items())
+        if link.isup and name != "lo" and not name.startswith(("veth", "docker", "br-"))
     ]
-    rdma = sorted(host.get("rdma_ports") or {})
+    rdma = sorted(f"{port.parent.parent.name}:{port.name}" for port in _INFINIBAND.glob("*/ports/*"))
     words = f"{', '.join(told) or 'no interface is up'}; {'RDMA ' + ', '.join(rdma) if rdma else 'no RDMA'}"
     return CheckState.OK, words
 

@@ -37,6 +37,10 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     source: list[str]
     headline: str
     healthy: bool
+    everybody: str
+    """What all recorded ranks are called."""
+    stopped: str | None
+    """hung or failed; null of a job that ended otherwise, or whose end is not known."""
     steps_measured: int
     step_source: str
     points: int
@@ -133,6 +137,11 @@ def compare(before: Diagnosis, after: Diagnosis) -> Comparison:
     findings = _findings(before, after, comparable=not differences)
     notes += _kept_promise(before, after, findings)
     sides = _side(before, old), _side(after, new)
+    notes += [
+        f"The job {which} {side.stopped}: its steps until then are compared."
+        for which, side in zip(("before", "after"), sides, strict=True)
+        if side.stopped
+    ]
     judgement = _judgement(ratio, differences)
     return Comparison(
         verdict=_verdict(judgement, ratio, sides, differences),
@@ -172,6 +181,8 @@ def _side(diagnosis: Diagnosis, times_ms: NDArray[np.float64]) -> Side:
         source=diagnosis.source,
         headline=diagnosis.verdict.headline,
         healthy=diagnosis.healthy,
+        everybody=words.everybody(diagnosis.job),
+        stopped=words.stopped(diagnosis),
         steps_measured=steps.measured,
         step_source=steps.source,
         points=len(times_ms),

@@ -91,7 +91,7 @@ def grids(comparison: Comparison) -> list[Grid]:
         Grid(
             "Findings",
             ["finding", "status", "before", "after"],
-            [_finding_row(row) for row in comparison.findings],
+            [_finding_row(row, comparison) for row in comparison.findings],
             [_STATUS_STYLES.get(row.status, "") for row in comparison.findings],
         ),
         Grid(
@@ -119,19 +119,21 @@ def _step_rows(before: Side, after: Side) -> list[list[str]]:
     return [*rows, ["steps measured", f"{before.steps_measured:,}", f"{after.steps_measured:,}", ""]]
 
 
-def _finding_row(row: FindingChange) -> list[str]:
+def _finding_row(row: FindingChange, comparison: Comparison) -> list[str]:
+    before, after = comparison.before.everybody, comparison.after.everybody
     return [
         row.rule,
         row.status,
-        _cost(row.before_severity, row.before_ms_per_step, row.before_ranks),
-        _cost(row.after_severity, row.after_ms_per_step, row.after_ranks),
+        _cost(row.before_severity, row.before_ms_per_step, row.before_ranks, before),
+        _cost(row.after_severity, row.after_ms_per_step, row.after_ranks, after),
     ]
 
 
-def _cost(severity: str | None, ms: float | None, ranks: list[int] | None) -> str:
+def _cost(severity: str | None, ms: float | None, ranks: list[int] | None, everybody: str) -> str:
     if severity is None:
         return "–"
-    return f"{words.milliseconds(ms) if ms is not None else '?'}, {words.rank_names(ranks)} ({severity})"
+    whose = words.rank_names(ranks, everybody)
+    return f"{words.milliseconds(ms) if ms is not None else '?'}, {whose} ({severity})"
 
 
 def _with_share(ms: float | None, share: float | None) -> str:

@@ -47,6 +47,11 @@ def sizes(before: Diagnosis, after: Diagnosis) -> tuple[list[Change], list[str]]
                 )
         elif not _same(old, new):
             differences.append(Change(what, _text(old), _text(new)))
+    seen = [len(each.job.ranks_seen) for each in (before, after)]
+    if all(seen) and seen[0] != seen[1] and before.job.world_size == after.job.world_size:
+        notes.append(
+            f"{words.count(seen[0], 'rank')} recorded before and {seen[1]} after: what the others did is not compared."
+        )
     models = [lookup(each.facts, "ddp.parameters_bytes") for each in (before, after)]
     if all(models) and models[0] != models[1]:
         old, new = (words.quantity(each, "bytes") for each in models)

@@ -55,6 +55,8 @@ class HistoryRun(msgspec.Struct, frozen=True, kw_only=True):
     headline: str
     rule: str | None
     costs_ms_per_step: float | None
+    stopped: str | None
+    """hung or failed; null of a job that ended otherwise, or whose end is not known."""
 
 
 class Changed(msgspec.Struct, frozen=True, kw_only=True):
@@ -85,9 +87,12 @@ class JobHistory(msgspec.Struct, frozen=True, kw_only=True):
     """Whether it is longer than each of them, by more than the intervals of both leave open."""
 
     @property
-    def undecided(self) -> bool:
-        """Whether the newest run has no step time, and one before it has."""
-        return not self.runs[-1].median_ms and any(run.median_ms for run in self.runs)
+    def undecided(self) -> str | None:
+        """Why the newest run does not count as one that got no slower, in words, if one before it has a step time."""
+        newest = self.runs[-1]
+        if not any(run.median_ms for run in self.runs[:-1]):
+            return None
+        return newest.stopped or (None if newest.median_ms else "has no step time")
 
 
 class History(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,6 +165,7 @@ def _run(source: str, diagnosis: Diagnosis) -> HistoryRun:
         headline=diagnosis.verdict.headline,
         rule=diagnosis.verdict.rule,
         costs_ms_per_step=None if costliest is None else costliest.costs_ms_per_step,
+        stopped=words.stopped(diagnosis),
     )
 
 

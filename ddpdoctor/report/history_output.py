@@ -85,6 +85,8 @@ def _sentences(job: JobHistory) -> list[str]:
         told.append(
             f"The newest run is not clearly slower than those before it ({job.newest_percent:+.1f} %)."
         )
-    elif job.undecided:
-        told.append("The newest run has no step time: it cannot be compared with those before it.")
+    if job.undecided:
+        told.append(
+            f"The newest run {job.undecided}: it does not count as a run that is no slower than those before it."
+        )
     return told

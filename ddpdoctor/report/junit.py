@@ -27,7 +27,7 @@ def render_junit(diagnosis: Diagnosis, *, fail_on: str = "warning") -> str:
         if failed:
             element.set("message", _legal(finding.title))
             element.set("type", finding.severity)
-        element.text = _legal(_text(finding))
+        element.text = _legal(_text(finding, words.everybody(diagnosis.job)))
     for rule in diagnosis.checked:
         _case(suite, rule.rule)
     for skipped in diagnosis.skipped:
@@ -49,10 +49,10 @@ def _case(suite: ElementTree.Element, rule: str) -> ElementTree.Element:
     return ElementTree.SubElement(suite, "testcase", classname=f"ddpdoctor.{family or 'rules'}", name=name)
 
 
-def _text(finding: Finding) -> str:
+def _text(finding: Finding, everybody: str) -> str:
     lines = [
         finding.title,
-        f"{words.rank_names(finding.ranks)}, {words.milliseconds(finding.costs_ms_per_step)} per step",
+        f"{words.rank_names(finding.ranks, everybody)}, {words.milliseconds(finding.costs_ms_per_step)} per step",
         *(
             " ← ".join(f"{one.file}:{one.line} in {one.function}" for one in where.way)
             for where in finding.where

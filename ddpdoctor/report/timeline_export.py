@@ -47,15 +47,19 @@ def write_timeline(
     hosts: Mapping[int, str],
     path: str | os.PathLike[str],
     told: Told = _untold,
+    *,
+    everybody: str = "all ranks",
 ) -> None:
     """Write the Chrome trace to ``path``, compressed where its name ends in ``.gz``.
 
-    ``tables`` holds steps, collectives and events; ``told`` is called with the part that is done, 0 to 1. Raises DdpDoctorError
-    where the file cannot be written.
+    ``tables`` holds steps, collectives and events; ``told`` is called with the part that is done, 0 to 1; ``everybody``: what all
+    recorded ranks are called. Raises DdpDoctorError where the file cannot be written.
     """
     compressed = os.fspath(path).endswith(".gz")
     drawn = _DRAWN if compressed else 1.0
-    data = encoded(chrome_trace(tables, findings, hosts, lambda part: told(drawn * part)))
+    data = encoded(
+        chrome_trace(tables, findings, hosts, lambda part: told(drawn * part), everybody=everybody)
+    )
     if compressed:
         data = _compressed(data, lambda part: told(drawn + (1 - drawn) * part))
     write_file(path, data, TIMELINE)
@@ -157,6 +161,8 @@ def chrome_trace(
     findings: Sequence[Finding],
     hosts: Mapping[int, str],
     told: Told = _untold,
+    *,
+    everybody: str = "all ranks",
 ) -> dict[str, Any]:
     """The trace in the JSON Object Format of the Trace Event Format: complete events and names."""
     of_ranks = {name: table for name, table in tables.items() if "rank" in table.columns}
@@ -172,7 +178,7 @@ def chrome_trace(
         events += _process(
             rank + 1, f"rank {rank}{host}", rank + 1, rank_tracks(of_rank, late.get(rank, [])), origin
         )
-    marked, beyond = finding_tracks(tables["steps"], findings), max(ranks, default=0) + 2
+    marked, beyond = finding_tracks(tables["steps"], findings, everybody), max(ranks, default=0) + 2
     if marked:
         events += _process(beyond, "findings", 0, marked, origin)
     events += _counted(beyond + 1, tables, origin)

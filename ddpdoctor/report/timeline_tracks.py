@@ -123,8 +123,10 @@ def _lanes(slices: Iterable[Slice]) -> list[list[Slice]]:
     return lanes
 
 
-def finding_tracks(steps: pl.DataFrame, findings: Sequence[Finding]) -> list[tuple[str, list[Slice]]]:
-    """One track for each finding, over the steps in which it was seen."""
+def finding_tracks(
+    steps: pl.DataFrame, findings: Sequence[Finding], everybody: str
+) -> list[tuple[str, list[Slice]]]:
+    """One track for each finding, over the steps in which it was seen; ``everybody``: what all recorded ranks are called."""
     tracks = []
     for finding in findings:
         chosen = steps
@@ -135,7 +137,7 @@ def finding_tracks(steps: pl.DataFrame, findings: Sequence[Finding]) -> list[tup
         args = {
             "rule": finding.rule,
             "severity": finding.severity,
-            "ranks": words.rank_names(finding.ranks),
+            "ranks": words.rank_names(finding.ranks, everybody),
             "costs_ms_per_step": finding.costs_ms_per_step,
             "where": [
                 " ← ".join(f"{one.file}:{one.line} {one.function}" for one in where.way)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding, Job
+from ddpdoctor.diagnose.facts_view import lookup
 from ddpdoctor.diagnose.words import runs_of
 from ddpdoctor.measure.taxonomy import Component, Part
 
@@ -21,6 +22,8 @@ _MOST_RUNS = 64
 """Of neighbouring ranks, that are told one by one."""
 _ACRONYM = re.compile(r"\b(gpu|cpu|ddp|sm|h2d|nccl)\b")
 
+_STOPPED = {"hangs": "hung", "failed": "failed"}
+"""By state of the facts ``hang``."""
 PART_LABELS: dict[str, str] = {
     Part.DATA_WAIT: "waiting for data",
     Part.H2D: "copy to device",
@@ -219,7 +222,12 @@ def everybody(job: Job) -> str:
     return f"all {seen:,} recorded" if world is not None and 0 < seen < world else "all ranks"
 
 
-def rank_names(ranks: Sequence[int] | None, everybody: str = "all ranks") -> str:
+def stopped(diagnosis: Diagnosis) -> str | None:
+    """What became of a job that did not end well, "hung" or "failed"; None of any other, as far as known."""
+    return _STOPPED.get(str(lookup(diagnosis.facts, "hang.state")))
+
+
+def rank_names(ranks: Sequence[int] | None, everybody: str) -> str:
     """The culprits in words; None means that all ranks are concerned, who are called ``everybody``."""
     if ranks is None:
         return everybody

@@ -59,11 +59,11 @@ from .files import (
     folders_in,
     is_hollow,
     is_regular,
+    listed,
     open_regular,
     parsed,
     read_bounded,
     read_json,
-    read_json_lines,
     reading,
     write_json,
     write_whole,
@@ -102,9 +102,12 @@ from .layout import (
     STEPS_FILE,
     STEPS_SCHEMA,
     TELEMETRY_FILE,
+    TELEMETRY_SCHEMA,
     TRACE_FILE,
     FilesBelow,
+    RunsBelow,
     capture_file,
+    closed_folders,
     files_below,
     host_directory,
     is_recorded_file,
@@ -149,7 +152,7 @@ from .target import TARGET_FILE, run_of, target_of
 from .waiting import Waiting, newer_in, reason_of, unsaved_sentence, waiting_in
 
 if TYPE_CHECKING:
-    from .presence import Present, present_ranks
+    from .presence import Present, launcher_runs, present_ranks
     from .reader import RankRecord, RunDirectory, read_manifest, read_rank
     from .sources import hash_of, note_sources, read_sources, source_bytes
     from .typed import fitting
@@ -163,6 +166,7 @@ __getattr__ = deferred(
         "RunDirectory": "reader",
         "fitting": "typed",
         "hash_of": "sources",
+        "launcher_runs": "presence",
         "note_sources": "sources",
         "present_ranks": "presence",
         "read_manifest": "reader",

@@ -10,7 +10,7 @@ import errno
 import json
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, BinaryIO
 
 from .notes import Note, NoteCode
@@ -30,6 +30,7 @@ _LEAST_HOLLOW_BYTES = 64 << 20
 """Below it nobody waits for holes, and some file systems keep small files without any block."""
 _LEAST_NUMBER, _MOST_NUMBER = -(1 << 63), (1 << 63) - 1
 _MOST_NAMED = 8
+_MOST_LISTED = 3
 _LINK = "it is a link, and links in a run directory are not followed"
 
 
@@ -161,9 +162,17 @@ def ignored(path: str, fields: list[str]) -> Note:
     )
 
 
-def unreadable(path: str, error: Exception) -> Note:
-    """The note that ``path`` is there and cannot be read."""
-    return Note(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}.", NoteCode.UNREADABLE)
+def listed(names: Sequence[str]) -> str:
+    """The first of ``names``, and how many more there are."""
+    more = len(names) - _MOST_LISTED
+    return ", ".join(names[:_MOST_LISTED]) + (f" and {more} more" if more > 0 else "")
+
+
+def unreadable(path: str, error: Exception, lost: str = "") -> Note:
+    """The note that ``path`` is there and cannot be read; ``lost``: what is therefore not known, without a point."""
+    reason = getattr(error, "strerror", None) or error
+    told = f"{path} cannot be read ({reason}): {lost}." if lost else f"{path} cannot be read: {reason}."
+    return Note(told, NoteCode.UNREADABLE)
 
 
 def broken_lines(path: str, count: int) -> Note:
@@ -171,49 +180,20 @@ def broken_lines(path: str, count: int) -> Note:
     return Note(f"{path}: {count} broken line{'s' if count > 1 else ''} left out.")
 
 
-def read_json(path: str, notes: list[Note]) -> dict[str, Any] | None:
-    """The JSON object in ``path``; None with a note added to ``notes`` where it is missing or broken. Numbers that no
-    file of ours holds are None and told."""
+def read_json(path: str, notes: list[Note], lost: str = "") -> dict[str, Any] | None:
+    """The JSON object in ``path``; None with a note added to ``notes`` where it is missing or broken, which says what is ``lost``
+    by that. Numbers that no file of ours holds are None and told."""
     try:
         document, odd = parsed(read_bounded(path, MOST_DOCUMENT_BYTES))
     except FileNotFoundError:
-        notes.append(Note(f"{path} is missing."))
+        notes.append(Note(f"{path} is missing{lost and ': '}{lost}."))
         return None
     except (OSError, ValueError) as error:
-        notes.append(unreadable(path, error))
+        notes.append(unreadable(path, error, lost))
         return None
     if not isinstance(document, dict):
-        notes.append(Note(f"{path} does not hold a JSON object."))
+        notes.append(Note(f"{path} does not hold a JSON object{lost and ': '}{lost}."))
         return None
     if odd:
         notes.append(ignored(path, odd))
     return document
-
-
-def read_json_lines(path: str, notes: list[Note]) -> Iterator[dict[str, Any]]:
-    """Each line's object. A cut last line is what a kill leaves and is passed over; other broken lines are
-    counted in ``notes``."""
-    broken = 0
-    try:
-        source = reading(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        notes.append(unreadable(path, error))
-        return
-    with source:
-        for line in bounded_lines(source):
-            if not line.endswith(b"\n"):
-                break
-            try:
-                document, odd = parsed(line)
-            except ValueError:
-                broken += 1
-                continue
-            if isinstance(document, dict):
-                broken += bool(odd)
-                yield document
-            else:
-                broken += 1
-    if broken:
-        notes.append(broken_lines(path, broken))

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from .files import folders_in, is_regular, reading
+from .files import folders_in, is_regular, listed, reading
 from .owned import folder
 
 RUN_SCHEMA = "ddpdoctor.run/1"
-RANK_SCHEMA = "ddpdoctor.rank/1"
-STEPS_SCHEMA = "ddpdoctor.steps/1"
+RANK_SCHEMA = "ddpdoctor.rank/2"
+STEPS_SCHEMA = "ddpdoctor.steps/2"
 MEMORY_SCHEMA = "ddpdoctor.memory/1"
+TELEMETRY_SCHEMA = "ddpdoctor.telemetry/2"
 
 MANIFEST_FILE = "manifest.json"
 RANK_FILE = "rank.json"
@@ -64,16 +66,26 @@ def is_run_directory(path: str) -> bool:
     return any(is_regular(os.path.join(rank, file)) for rank in recorded for file in (RANK_FILE, STEPS_FILE))
 
 
-def run_directories(path: str) -> list[str]:
-    """Those at or below ``path``, sorted; links to folders are not followed."""
+class RunsBelow(NamedTuple):
+    """What run directories a folder is or holds."""
+
+    runs: list[str]
+    """Sorted."""
+    errors: list[OSError]
+    """Of folders that cannot be listed, in which there may be more."""
+
+
+def run_directories(path: str) -> RunsBelow:
+    """Those at or below ``path``; links to folders are not followed."""
     if is_run_directory(path):
-        return [path]
-    found = []
-    for parent, folders, _ in os.walk(path):
+        return RunsBelow([path], [])
+    found: list[str] = []
+    errors: list[OSError] = []
+    for parent, folders, _ in os.walk(path, onerror=errors.append):
         runs = [name for name in folders if is_run_directory(os.path.join(parent, name))]
         found += [os.path.join(parent, name) for name in runs]
         folders[:] = [name for name in folders if name not in runs and not name.startswith(".")]
-    return sorted(found)
+    return RunsBelow(sorted(found), errors)
 
 
 class FilesBelow(NamedTuple):
@@ -93,6 +105,19 @@ def files_below(path: str) -> FilesBelow:
         folders[:] = [name for name in folders if not name.startswith(".")]
         found += [os.path.join(parent, name) for name in names if not name.startswith(".")]
     return FilesBelow(sorted(found), errors)
+
+
+def closed_folders(errors: Sequence[OSError]) -> list[str]:
+    """The sentence on folders that cannot be listed, see :class:`FilesBelow`; none without any."""
+    if not errors:
+        return []
+    reasons = [(error.strerror or str(error)).lower() for error in errors]
+    if len(errors) == 1:
+        return [
+            f"The folder {errors[0].filename} cannot be read ({reasons[0]}): what lies in it is left out."
+        ]
+    named = listed([f"{error.filename} ({reason})" for error, reason in zip(errors, reasons)])
+    return [f"{len(errors)} folders cannot be read, and what lies in them is left out: {named}."]
 
 
 def is_recorded_file(path: str) -> bool:

@@ -1,13 +1,19 @@
-"""The ranks of a run that record on this host now: their spools, and where each is, from memory and not from storage."""
+"""Who of a run is on this host now: its launcher, and the ranks that record, their spools, and where each is, from memory and not
+from storage."""
 
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from .carrier import has_carrier
 from .draining import spools_of
 from .layout import PROGRESS_FILE, parse_spool_name
+from .processes import is_running
+from .spool import roots_of
 from .stops import PROGRESS_SCHEMA, document_in
 from .typed import PROGRESS
 
@@ -35,6 +41,16 @@ def present_ranks(run: str) -> list[Present]:
         if named is not None:
             found[named[0]] = Present(*named, spool)
     return [found[rank] for rank in sorted(found)]
+
+
+def launcher_runs(run: str, manifest: Mapping[str, Any]) -> bool | None:
+    """Whether the launcher runs that wrote the manifest of a run; None if that cannot be known. Of one in another pid namespace of
+    this host its number means nothing: what carries its ranks' records holds a lock, if that can be seen here. Never raises."""
+    runs = is_running(manifest)
+    if runs is None and manifest.get("host") == socket.gethostname():
+        roots = list(filter(os.path.exists, roots_of(run)))
+        return any(map(has_carrier, roots)) if roots else None
+    return runs
 
 
 def _age(spool: str) -> float:

@@ -10,9 +10,8 @@ from typing import Any, BinaryIO, Callable
 
 from .compaction import stream_end_of, stream_shift
 from .draining import spools_of
-from .files import folders_in, is_regular, parsed, read_json, reading
+from .files import folders_in, is_regular, parsed, read_json, reading, unreadable
 from .layout import (
-    FLIGHT_FILE,
     MANIFEST_FILE,
     RANK_FILE,
     RANK_SCHEMA,
@@ -24,14 +23,19 @@ from .layout import (
     capture_file,
     parse_rank_directory,
 )
-from .notes import Note, NoteCode
+from .notes import Note
 from .typed import MANIFEST, RANK, fitting
 from .waiting import reason_of, rest_of
 
 _LINK = "a link, and links in a run directory are not followed"
+_UNKNOWN_OF_HOST = "telemetry, and how ranks' processes ended, is not known"
+_TRACES = f"{TRACE_FILE.partition('.')[0]}."
+"""How files of profiler windows are named, those in a digest too."""
 _LONGEST_HEAD = 1 << 16
 _LONGEST_LINE = 4 << 20
 """A step with 256 events, each of them a backward pass over a thousand buckets, is written in less."""
+_MOST_PIECES = 64
+"""Of a line that is longer, which are passed over."""
 
 
 @dataclass(frozen=True)
@@ -65,11 +69,6 @@ class RankRecord:
     def capture(self, number: int) -> str | None:
         """Path of a profiler window that was asked for while the job ran, numbered from 1; None where there is none."""
         return self._file(capture_file(number))
-
-    @property
-    def flight(self) -> str | None:
-        """Path of the flight recorder's dump, None where there is none."""
-        return self._file(FLIGHT_FILE)
 
     def lines(self, name: str) -> Iterator[bytes]:
         """Whole lines of a line file, with those that still wait in the spool; of one that is longer than any rank writes,
@@ -157,7 +156,8 @@ class RunDirectory:
 def read_manifest(run: str, notes: list[Note]) -> dict[str, Any]:
     """The manifest of ``run`` without what no manifest can say; {} where it is missing or broken. Each is noted."""
     file = os.path.join(run, MANIFEST_FILE)
-    return _checked(read_json(file, notes) or {}, file, MANIFEST, RUN_SCHEMA, notes)
+    found = read_json(file, notes, "how the job was started, and how it ended, is not known") or {}
+    return _checked(found, file, MANIFEST, RUN_SCHEMA, notes)
 
 
 def read_rank(folder: str, notes: list[Note]) -> dict[str, Any] | None:
@@ -168,12 +168,20 @@ def read_rank(folder: str, notes: list[Note]) -> dict[str, Any] | None:
 
 
 def _unread(record: RankRecord) -> list[Note]:
-    """What of a rank's recording is there and is not read, in words."""
-    path = os.path.join(record.path, TRACE_FILE)
-    if not os.path.lexists(path) or is_regular(path):
-        return []
-    what = _LINK if os.path.islink(path) else "no file"
-    return [Note(f"{path} is {what}: this rank's profiler window is not read.").of_rank(record.rank)]
+    """What of a rank's profiler windows is there and is not read, in words."""
+    try:
+        with os.scandir(record.path) as entries:
+            odd = [
+                (entry.path, _LINK if entry.is_symlink() else "no regular file")
+                for entry in entries
+                if entry.name.startswith(_TRACES) and not entry.is_file(follow_symlinks=False)
+            ]
+    except OSError:
+        return []  # its files can be opened all the same, if they can
+    return [
+        Note(f"{path} is {what}: this rank's profiler window is not read.").of_rank(record.rank)
+        for path, what in sorted(odd)
+    ]
 
 
 def _read_ranks(ranks: str, spools: dict[str, str], notes: list[Note]) -> list[RankRecord]:
@@ -184,7 +192,7 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[Note]) -> list[R
     except FileNotFoundError:
         return []
     except OSError as error:
-        notes.append(_closed(ranks, error))
+        notes.append(unreadable(ranks, error, "what the ranks recorded is not read"))
         return []
     for name in names:
         parsed = parse_rank_directory(name)
@@ -198,6 +206,9 @@ def _read_ranks(ranks: str, spools: dict[str, str], notes: list[Note]) -> list[R
         if name not in folders:
             notes.append(Note(f"{path} is not a folder: what this rank recorded is lost.").of_rank(rank))
             continue
+        if (refused := _refused(path, RANK_FILE)) is not None:
+            notes.append(unreadable(path, refused, "what this rank recorded is not read").of_rank(rank))
+            continue
         records.append(RankRecord(path, rank, _read_info(path, rank, spool, notes), repeat, spool))
     return records
 
@@ -208,12 +219,9 @@ def _read_info(path: str, rank: int, spool: str | None, notes: list[Note]) -> di
         return waiting
     faults: list[Note] = []
     file = os.path.join(path, RANK_FILE)
-    info = read_json(file, faults)
+    info = read_json(file, faults, "how this rank is set up is not known")
     if info is None:
-        notes += [
-            Note(f"{fault.text[:-1]}: how this rank is set up is not known.", fault.code).of_rank(rank)
-            for fault in faults
-        ]
+        notes += [fault.of_rank(rank) for fault in faults]
         return {}
     notes += faults
     return _checked(info, file, RANK, RANK_SCHEMA, notes)
@@ -302,8 +310,15 @@ def _choose(records: list[RankRecord], notes: list[Note]) -> list[RankRecord]:
     return [best[rank] for rank in sorted(best)]
 
 
-def _closed(folder: str, error: OSError) -> Note:
-    return Note(f"{folder} cannot be read: {reason_of(error).lower()}.", NoteCode.UNREADABLE)
+def _refused(folder: str, name: str) -> OSError | None:
+    """Why nobody may look for a file of this name in a folder; None where it can be seen whether it is there."""
+    try:
+        os.lstat(os.path.join(folder, name))
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return error
+    return None
 
 
 def _telemetry(hosts: str, notes: list[Note]) -> dict[str, str]:
@@ -313,14 +328,13 @@ def _telemetry(hosts: str, notes: list[Note]) -> dict[str, str]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except OSError as error:
-        notes.append(_closed(hosts, error))
+        notes.append(unreadable(hosts, error, _UNKNOWN_OF_HOST))
         return {}
     for host in names:
-        path = os.path.join(hosts, host, TELEMETRY_FILE)
-        if os.path.lexists(path):
+        folder = os.path.join(hosts, host)
+        path = os.path.join(folder, TELEMETRY_FILE)
+        if (refused := _refused(folder, TELEMETRY_FILE)) is not None:
+            notes.append(unreadable(folder, refused, _UNKNOWN_OF_HOST))
+        elif os.path.lexists(path):
             found[host] = path
     return found
-
-
-_MOST_PIECES = 64
-"""Of such a line."""

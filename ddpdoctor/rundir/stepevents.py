@@ -102,10 +102,6 @@ class EventField(_Name):
     """Of further DDP modules reduced in this backward, each ``MODULE``, ``SYNCED``, ``FORWARD_END_NS`` and ``READY_NS``."""
     OPTIMIZER = "o"
     """Number of the optimizer."""
-    CLOSURE = "closure"
-    """Whether the optimizer was given a closure that it calls."""
-    SKIPPED = "skipped"
-    """Whether a gradient scaler left the step out."""
     OPERATION = "op"
     """Name of the function in torch.distributed."""
     GROUP = "pg"
@@ -117,8 +113,6 @@ class EventField(_Name):
     """Rank that sends."""
     DESTINATION = "dst"
     """Rank that receives."""
-    GENERATION = "g"
-    """Of Python's garbage collector."""
 
 
 COMMON_FIELDS = (EventField.KIND, EventField.START_NS, EventField.DURATION_NS, EventField.WHERE)
@@ -151,11 +145,11 @@ FIELDS_OF: dict[EventKind, tuple[EventField, ...]] = {
         EventField.READY_NS,
         EventField.ALSO,
     ),
-    EventKind.OPTIMIZER: (EventField.OPTIMIZER, EventField.CLOSURE, EventField.SKIPPED),
+    EventKind.OPTIMIZER: (EventField.OPTIMIZER,),
     EventKind.COLLECTIVE: _CALL_FIELDS,
     EventKind.BARRIER: _CALL_FIELDS,
     EventKind.WAIT: (),
-    EventKind.COLLECTION: (EventField.GENERATION,),
+    EventKind.COLLECTION: (),
     EventKind.SAVE: (),
     EventKind.LOAD: (),
     EventKind.MORE: (EventField.COUNT,),
@@ -194,8 +188,6 @@ class Mark(_Name):
     """The trace was being written."""
     USER_PROFILER = "user_profiler"
     """The job's own profiler was active."""
-    SKIPPED = "optimizer_skipped"
-    """A gradient scaler skipped the optimizer's step."""
 
 
 HELD_NS = 1_000_000
@@ -208,7 +200,7 @@ class LineField(_Name):
     """The fields of the lines: the first of each line says what line it is."""
 
     SCHEMA = "schema"
-    """First line: ``ddpdoctor.steps/1``."""
+    """First line: ``ddpdoctor.steps/2``."""
     THINNED = "thinned"
     LEFT_OUT = "left_out"
     """Second and third line of a long log, see :mod:`.compaction`."""
@@ -223,8 +215,6 @@ class LineField(_Name):
     """CPU time of the training thread; null where unknown."""
     RUN_DELAY_NS = "runq"
     """Time in which that thread could run but had no CPU; null where unknown."""
-    SELF_NS = "self"
-    """What recording cost, by its own estimate."""
     EVENTS = "ev"
     MARKS = "marks"
 

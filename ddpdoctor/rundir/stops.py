@@ -28,7 +28,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from .files import folders_in, parsed, read_bounded, read_json
+from .files import folders_in, parsed, read_bounded, read_json, unreadable
 from .layout import (
     ASKED_FILE,
     CALLS_FILE,
@@ -156,8 +156,8 @@ def _rank_stop(rank: int, repeat: int, path: str, notes: list[Note]) -> RankStop
         document_in(path, STANDING_FILE, STANDING_SCHEMA, STANDING, notes),
         document_in(path, ENDING_FILE, ENDING_SCHEMA, ENDING, notes),
         flight if os.path.lexists(flight) else None,
-        _text(os.path.join(path, FAULTS_FILE)),
-        _calls(os.path.join(path, CALLS_FILE)),
+        _read(os.path.join(path, FAULTS_FILE), MOST_FAULTS_BYTES, notes).decode(errors="replace"),
+        _calls(_read(os.path.join(path, CALLS_FILE), (CALL_SLOTS + OWN_SLOTS) * CALL_SLOT_BYTES, notes)),
     )
 
 
@@ -191,19 +191,18 @@ def document_in(
     return fitting(found, fields, path, notes)
 
 
-def _text(path: str) -> str:
+def _read(path: str, most_bytes: int, notes: list[Note]) -> bytes:
+    """The bytes of a file; none where it is missing, or cannot be read, which is told."""
     try:
-        return read_bounded(path, MOST_FAULTS_BYTES).decode(errors="replace")
-    except OSError:
-        return ""
+        return read_bounded(path, most_bytes)
+    except OSError as error:
+        if os.path.lexists(path):
+            notes.append(unreadable(path, error))
+        return b""
 
 
-def _calls(path: str) -> list[dict[str, Any]]:
+def _calls(data: bytes) -> list[dict[str, Any]]:
     """A slot that the rank's end cut short is passed over."""
-    try:
-        data = read_bounded(path, (CALL_SLOTS + OWN_SLOTS) * CALL_SLOT_BYTES)
-    except OSError:
-        return []
     found = []
     for line in data.split(b"\n"):
         try:

@@ -158,7 +158,7 @@ TELEMETRY_SAMPLE: Mapping[str, Check] = {
     "host": _with(
         **dict.fromkeys(("cpu_percent", "iowait_percent", "memory_used_bytes"), _number),
         **dict.fromkeys(("memory_available_bytes", "cgroup_memory_free_bytes"), _number),
-        network=_mapping,
+        **dict.fromkeys(("swap_in_bytes_per_s", "swap_out_bytes_per_s"), _number),
     ),
     "ranks": lambda value: (
         isinstance(value, dict)
@@ -171,9 +171,9 @@ TELEMETRY_SAMPLE: Mapping[str, Check] = {
 }
 _GPU: Mapping[str, Check] = {
     **dict.fromkeys(("gpu_utilization_percent", "memory_used_bytes"), _number),
-    **dict.fromkeys(("power_watts", "temperature_celsius"), _number),
+    **dict.fromkeys(("power_watts", "temperature_celsius", "sm_clock_mhz", "memory_clock_mhz"), _number),
+    **dict.fromkeys(("pcie_generation", "pcie_width", "ecc_uncorrected_total"), _number),
     "throttle_reasons": _list_of(_text),
-    "processes": _list_of(_with(pid=_process)),
     "xid_errors": _list_of(lambda value: _text(value) or _whole(value)),
 }
 

@@ -6,6 +6,7 @@ Every analysis looks for some and hardly any finds one: what reads them is impor
 from __future__ import annotations
 
 import glob
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -82,24 +83,26 @@ def _rank_of(name: str) -> int | None:
 
 def _files(path: str, below: Mapping[str, FilesBelow]) -> Iterator[str]:
     """The files that ``path`` stands for: itself, those of a folder, those of a pattern."""
-    if path not in below and not Path(path).is_dir():
-        found = [path] if Path(path).is_file() else sorted(glob.glob(path))  # noqa: PTH207
-        yield from (file for file in found if Path(file).is_file())
+    if path not in below and not os.path.isdir(path):  # noqa: PTH112
+        found = [path] if os.path.isfile(path) else sorted(glob.glob(path))  # noqa: PTH113, PTH207
+        yield from (file for file in found if os.path.isfile(file))  # noqa: PTH113
         return
     for file in (below.get(path) or files_below(path)).files:
-        if Path(file).is_file() or _DUMP.search(Path(file).name):
+        if os.path.isfile(file) or _DUMP.search(Path(file).name):  # noqa: PTH113
             yield file
 
 
 def _looks_like_one(file: str) -> bool:
-    if not Path(file).is_file():
+    if not os.path.isfile(file):  # noqa: PTH113
         return True
+    meant = _MEANT.search(Path(file).name) is not None
     try:
         with open(file, "rb") as source:  # noqa: PTH123
             head = source.read(_HEAD_BYTES)
     except OSError:
-        return False
-    meant = _MEANT.search(Path(file).name) is not None
+        return (
+            meant and _DUMP.search(Path(file).name) is not None
+        )  # whoever reads it says why it cannot be read
     if not head or PICKLE.match(head):
         return meant
     return head.lstrip()[:1] in (b"{", b"[") and any(mark in head for mark in _JSON_MARKS)

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from .processes import RANK_FIELDS, ProcessTreeSampler
     from .prometheus import METRICS, Exporter, serve_metrics
     from .reader import Telemetry, read_telemetry
-    from .sampler import TELEMETRY_SCHEMA, TelemetrySampler
+    from .sampler import TelemetrySampler
 
 
 _PLACES = {
@@ -29,7 +29,6 @@ _PLACES = {
     "ProcessTreeSampler": "processes",
     "RANK_FIELDS": "processes",
     "RECENT_STEPS": "live",
-    "TELEMETRY_SCHEMA": "sampler",
     "Telemetry": "reader",
     "TelemetrySampler": "sampler",
     "data_wait_ms": "live",

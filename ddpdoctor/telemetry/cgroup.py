@@ -1,7 +1,6 @@
-"""CPU and memory limits of this process's control groups (v1 and v2), and how often the CPU limit bit.
+"""CPU and memory limits of this process's control groups (v1 and v2), and what is left of its memory.
 
-Sources: Linux Documentation/admin-guide/cgroup-v2.rst (cpu.max, cpu.stat, memory.max) and, for v1,
-scheduler/sched-bwc.rst.
+Sources: Linux Documentation/admin-guide/cgroup-v2.rst (cpu.max, memory.max) and, for v1, scheduler/sched-bwc.rst.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ class Cgroup:
         if self.version == 2:
             self._cpu = self._memory = self._unified
 
-    def facts(self) -> dict[str, object]:
-        """The version and the tightest limits; None for no cgroup or no limit."""
-        cores = [limit for level in self._cpu if (limit := _cpu_limit_cores(level)) is not None]
-        limits = [
+    def cpu_limit_cores(self) -> float | None:
+        """The tightest limit; None for no cgroup or no limit."""
+        return min(
+            (limit for level in self._cpu if (limit := _cpu_limit_cores(level)) is not None), default=None
+        )
+
+    def memory_limit_bytes(self) -> int | None:
+        """The same of memory."""
+        limits = (
             _number(level / name)
             for level in self._memory
             for name in ("memory.max", "memory.limit_in_bytes")
-        ]
-        real = [limit for limit in limits if limit is not None and limit < _NO_LIMIT_BYTES]
-        return {
-            "cgroup_version": self.version,
-            "cgroup_cpu_limit_cores": min(cores, default=None),
-            "cgroup_memory_limit_bytes": min(real, default=None),
-        }
+        )
+        return min((limit for limit in limits if limit is not None and limit < _NO_LIMIT_BYTES), default=None)
 
     def free_memory_bytes(self) -> int | None:
         """What the tightest limit leaves, caches of files counted as free; None where there is no limit."""
@@ -76,26 +75,6 @@ class Cgroup:
                 if count is not None:
                     return count
         return None
-
-    def sample(self) -> dict[str, object]:
-        """Cumulative throttling at the level whose quota bites most, and the memory in use at the own one."""
-        stats = [stat for level in self._cpu if "nr_periods" in (stat := _stat(level / "cpu.stat"))]
-        worst = max(stats, key=lambda stat: stat.get("nr_throttled", 0), default={})
-        throttled_usec = worst.get("throttled_usec")
-        if throttled_usec is None and "throttled_time" in worst:
-            throttled_usec = worst["throttled_time"] // 1000
-        used = None
-        if self._memory:
-            own = self._memory[0]
-            used = _number(own / "memory.current")
-            used = _number(own / "memory.usage_in_bytes") if used is None else used
-        return {
-            "cgroup_throttled_usec": throttled_usec,
-            "cgroup_cpu_periods": worst.get("nr_periods"),
-            "cgroup_cpu_throttled_periods": worst.get("nr_throttled"),
-            "cgroup_memory_used_bytes": used,
-            "cgroup_memory_free_bytes": self.free_memory_bytes(),
-        }
 
 
 def _mounts(mountinfo: Path) -> Iterator[tuple[str, str, Path, list[str]]]:

@@ -1,4 +1,4 @@
-"""Samples of this host by psutil, /proc/read.pressure, cgroups and the RDMA ports' own counters.
+"""Samples of this host by psutil and its control groups.
 
 Rates are over the time since the previous sample and null in the first one. What the system does not tell is
 null.
@@ -6,29 +6,20 @@ null.
 
 from __future__ import annotations
 
-import socket
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import psutil
 
 from ddpdoctor.rundir import Note
 
-from . import host_readings as read
 from .cgroup import Cgroup
 
 HOST_FIELDS = (
-    *("cpu_percent", "cpu_per_core_percent", "iowait_percent", "steal_percent"),
-    *("load_average_1m", "load_average_5m", "load_average_15m"),
-    *("memory_used_bytes", "memory_available_bytes", "swap_used_bytes"),
-    *("swap_in_bytes_per_s", "swap_out_bytes_per_s"),
-    *("disk_read_bytes_per_s", "disk_write_bytes_per_s", "disk_busy_max_percent"),
-    *("network", "rdma"),
-    *("pressure_cpu_some_percent", "pressure_memory_some_percent", "pressure_memory_full_percent"),
-    *("pressure_io_some_percent", "pressure_io_full_percent"),
-    *("cgroup_throttled_usec", "cgroup_cpu_periods", "cgroup_cpu_throttled_periods"),
-    *("cgroup_memory_used_bytes", "cgroup_memory_free_bytes"),
+    *("cpu_percent", "iowait_percent", "memory_used_bytes", "memory_available_bytes"),
+    *("swap_in_bytes_per_s", "swap_out_bytes_per_s", "cgroup_memory_free_bytes"),
 )
 
 
@@ -39,52 +30,33 @@ class HostSampler:
         self.notes: list[Note] = []
         self._failed: set[str] = set()
         self._cgroup = Cgroup()
-        self._before: dict[str, float] = {}
+        self._cpu_before: dict[str, float] | None = None
+        self._swapped_before: tuple[float, float] | None = None
         self._before_s: float | None = None
-        self._cpu_before: list[Any] = []
         self.facts = self._facts()
 
     def _facts(self) -> dict[str, object]:
-        facts: dict[str, object] = {"host": socket.gethostname(), "boot_time_s": None}
-        facts["cpu_count_logical"] = self._try("cpu_count", psutil.cpu_count)
-        facts["cpu_count_physical"] = self._try("cpu_count", lambda: psutil.cpu_count(logical=False))
-        facts["cpu_count_usable"] = self._try("cpu_affinity", lambda: len(psutil.Process().cpu_affinity()))
-        facts["memory_total_bytes"] = self._try("memory", lambda: psutil.virtual_memory().total)
-        facts["swap_total_bytes"] = self._try("swap", lambda: read.swap().total)
-        facts["boot_time_s"] = self._try("boot_time", psutil.boot_time)
-        facts["network_interfaces"] = self._try("network_interfaces", read.interfaces)
-        facts["rdma_ports"] = self._try(
-            "rdma", lambda: {name: read.text(port / "rate") for name, port in read.rdma_ports()}
-        )
-        return facts | (self._try("cgroup", self._cgroup.facts) or {})
+        return {
+            "cpu_count_logical": self._try("cpu_count", psutil.cpu_count),
+            "cpu_count_usable": self._try("cpu_affinity", lambda: len(psutil.Process().cpu_affinity())),
+            "memory_total_bytes": self._try("memory", lambda: psutil.virtual_memory().total),
+            "cgroup_memory_limit_bytes": self._try("cgroup", self._cgroup.memory_limit_bytes),
+        }
 
     def sample(self) -> dict[str, object]:
-        """``HOST_FIELDS``: numbers, but a list ``cpu_per_core_percent`` and dicts ``network``, ``rdma``."""
+        """``HOST_FIELDS``: numbers."""
         now_s = time.monotonic()
         elapsed_s = 0.0 if self._before_s is None else now_s - self._before_s
-        counters: dict[str, float] = {}
-
-        def per_s(name: str, count: float | None) -> float | None:
-            if count is None:
-                return None
-            counters[name] = count
-            return read.rate(count, self._before.get(name), elapsed_s)
-
+        self._before_s = now_s
         parts: tuple[tuple[str, Callable[[], dict[str, object]]], ...] = (
             ("cpu", self._cpu),
-            ("load", read.load),
-            ("memory", read.memory),
-            ("swap", lambda: read.swap_sample(per_s)),
-            ("disk", lambda: read.disk(per_s)),
-            ("network", lambda: {"network": read.network(per_s)}),
-            ("rdma", lambda: {"rdma": read.rdma(per_s)}),
-            ("pressure", read.pressure),
-            ("cgroup", self._cgroup.sample),
+            ("memory", _memory),
+            ("swap", lambda: self._swap(elapsed_s)),
+            ("cgroup", lambda: {"cgroup_memory_free_bytes": self._cgroup.free_memory_bytes()}),
         )
         values = dict.fromkeys(HOST_FIELDS)
         for name, part in parts:
             values |= self._try(name, part) or {}
-        self._before, self._before_s = counters, now_s
         return values
 
     def _try(self, name: str, reading: Callable[[], Any]) -> Any:
@@ -98,19 +70,49 @@ class HostSampler:
             return None
 
     def _cpu(self) -> dict[str, object]:
-        """Shares of CPU time since the last sample, of all cores together and of each."""
-        now = psutil.cpu_times(percpu=True)
+        """Shares of CPU time since the last sample, of all cores together."""
+        now: dict[str, float] = psutil.cpu_times()._asdict()
         before, self._cpu_before = self._cpu_before, now
-        if len(before) != len(now):
+        if before is None:
             return {}
-        cores = [
-            {field: getattr(later, field) - getattr(earlier, field) for field in later._fields}
-            for earlier, later in zip(before, now)
-        ]
-        totals = {field: sum(core[field] for core in cores) for field in cores[0]}
+        spent = {field: seconds - before.get(field, 0.0) for field, seconds in now.items()}
+        return {"cpu_percent": _busy_percent(spent), "iowait_percent": _iowait_percent(spent)}
+
+    def _swap(self, elapsed_s: float) -> dict[str, object]:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # psutil warns where /proc/vmstat is hidden
+            swap = psutil.swap_memory()
+        before, self._swapped_before = self._swapped_before or (None, None), (swap.sin, swap.sout)
         return {
-            "cpu_percent": read.busy_percent(totals),
-            "cpu_per_core_percent": [read.busy_percent(core) for core in cores],
-            "iowait_percent": read.share_percent(totals, "iowait"),
-            "steal_percent": read.share_percent(totals, "steal"),
+            "swap_in_bytes_per_s": rate(swap.sin, before[0], elapsed_s),
+            "swap_out_bytes_per_s": rate(swap.sout, before[1], elapsed_s),
         }
+
+
+def rate(now: float | None, before: float | None, elapsed_s: float) -> float | None:
+    """Counts a second; None without two readings, without time between, or for a counter that was reset."""
+    if now is None or before is None or elapsed_s <= 0 or now < before:
+        return None
+    return (now - before) / elapsed_s
+
+
+def _memory() -> dict[str, object]:
+    memory = psutil.virtual_memory()
+    return {"memory_used_bytes": memory.used, "memory_available_bytes": memory.available}
+
+
+def _total_s(times: Mapping[str, float]) -> float:
+    # Guest time is part of user time already.
+    return sum(seconds for field, seconds in times.items() if field not in ("guest", "guest_nice"))
+
+
+def _busy_percent(times: Mapping[str, float]) -> float | None:
+    total = _total_s(times)
+    idle = times["idle"] + times.get("iowait", 0.0)
+    return round(100.0 * min(1.0, max(0.0, 1.0 - idle / total)), 2) if total > 0 else None
+
+
+def _iowait_percent(times: Mapping[str, float]) -> float | None:
+    total = _total_s(times)
+    # The kernel's iowait may step back by a tick.
+    return round(100.0 * max(0.0, times["iowait"]) / total, 2) if "iowait" in times and total > 0 else None

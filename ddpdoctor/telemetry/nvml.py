@@ -7,58 +7,34 @@ A field that a GPU or a driver does not give is None, never 0; each distinct NVM
 from __future__ import annotations
 
 import importlib
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from ddpdoctor.rundir import Note, NoteCode
 
-from .nvml_readings import (
-    HEALTH_READINGS,
-    PCIE_READINGS,
-    SAMPLE_READINGS,
-    STATIC_READINGS,
-    Reading,
-    first_available,
-    nvlink_links,
-)
+from .nvml_readings import SAMPLE_READINGS, STATIC_READINGS, Reading
 
-SLOW_PERIOD_S = 10.0
-_LINK_FIELDS = ("nvlink_active_count", "nvlink_inactive_count")
 _XIDS_A_SAMPLE = 64
-_SLOW_READINGS = (*HEALTH_READINGS, *PCIE_READINGS)
-_SAMPLE_FIELDS = (
-    *(field for reading in (*SAMPLE_READINGS, *_SLOW_READINGS) for field in reading.fields),
-    *_LINK_FIELDS,
-    "xid_errors",
-)
-_NULL_SAMPLE: dict[str, object] = dict.fromkeys(_SAMPLE_FIELDS)
+_NULL_SAMPLE: dict[str, object] = dict.fromkeys([*SAMPLE_READINGS, "xid_errors"])
 
 
 class _Gpu:
-    """One GPU: its handle, what it was found not to support, and when its slow readings are due."""
+    """One GPU: its handle, and what it was found not to support."""
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.handle: Any = None
         self.lost = True
         self.unsupported: set[str] = set()
-        self.links: list[int] = []
         self.events: Any = None
-        self.slow_due_s: float | None = None
 
 
 class NvmlSampler:
-    """Opens NVML on construction; ``static`` then holds one dict a GPU, ``sample()`` gives one dict a GPU.
+    """Opens NVML on construction; ``static`` then holds one dict a GPU, ``sample()`` gives one dict a GPU."""
 
-    ``slow_period_s``: how often the readings that block (PCIe throughput) or rarely change (ECC, NVLink
-    errors) are taken on each GPU; they are null between. GPUs take turns, so that no sample pays for all.
-    """
-
-    def __init__(self, *, slow_period_s: float = SLOW_PERIOD_S) -> None:
+    def __init__(self) -> None:
         self.notes: list[Note] = []
         self.static: list[dict[str, object]] = []
-        self._slow_period_s = slow_period_s
         self._named: set[str] = set()
         self._gpus: list[_Gpu] = []
         self._nv: Any = None
@@ -75,7 +51,6 @@ class NvmlSampler:
         if count == 0:
             self.notes.append(_no_gpu("the NVIDIA driver is loaded but shows no GPU (NVML)"))
             return
-        driver = self._driver_facts()
         for index in range(count):
             gpu = _Gpu(index)
             self._gpus.append(gpu)
@@ -84,33 +59,13 @@ class NvmlSampler:
                 gpu.lost = False
             except Exception as error:
                 self._note(gpu, "handle", error)
-            self.static.append({"index": index, **self._read(gpu, STATIC_READINGS), **driver})
-            self._watch_links_and_events(gpu)
+            self.static.append({"index": index, **self._read(gpu, STATIC_READINGS)})
+            self._watch_events(gpu)
 
-    def _driver_facts(self) -> dict[str, object]:
-        facts: dict[str, object] = {"driver_version": None, "nvml_version": None, "cuda_driver_version": None}
-        names = ("nvmlSystemGetDriverVersion", "nvmlSystemGetNVMLVersion")
-        for field, name in zip(("driver_version", "nvml_version"), names):
-            try:
-                facts[field] = getattr(self._nv, name)()
-            except Exception as error:
-                self._note(None, field, error)
-        try:
-            names = ("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion")
-            version = first_available(self._nv, names)
-            facts["cuda_driver_version"] = f"{version // 1000}.{version % 1000 // 10}"
-        except Exception as error:
-            self._note(None, "cuda_driver_version", error)
-        return facts
-
-    def _watch_links_and_events(self, gpu: _Gpu) -> None:
+    def _watch_events(self, gpu: _Gpu) -> None:
         """One event set a GPU: waiting on a shared one fails for all of them as soon as one GPU is lost."""
         if gpu.lost:
             return
-        try:
-            gpu.links = nvlink_links(self._nv, gpu.handle)
-        except Exception as error:
-            self._note(gpu, "nvlink_active_count", error)
         try:
             events = self._nv.nvmlEventSetCreate()
             self._nv.nvmlDeviceRegisterEvents(gpu.handle, self._nv.nvmlEventTypeXidCriticalError, events)
@@ -118,47 +73,24 @@ class NvmlSampler:
         except Exception as error:
             self._note(gpu, "xid_errors", error)
 
-    def sample(self, *, final: bool = False) -> list[dict[str, object]]:
-        """One dict a GPU, in the order of ``static``. ``final``: all health counters, none that block."""
-        now_s = time.monotonic()
-        share = self._slow_period_s / max(1, len(self._gpus))
+    def sample(self) -> list[dict[str, object]]:
+        """One dict a GPU, in the order of ``static``."""
         samples = []
         for gpu in self._gpus:
-            values = {"index": gpu.index, **_NULL_SAMPLE, **self._read(gpu, SAMPLE_READINGS)}
-            first = gpu.slow_due_s is None
-            due = gpu.slow_due_s is None or now_s >= gpu.slow_due_s
-            if due or final:
-                values |= self._read(gpu, HEALTH_READINGS)
-            if due and not final:
-                values |= self._read(gpu, PCIE_READINGS)
-                # The first sample reads all GPUs, as the baseline; after it they are spread over the period.
-                gpu.slow_due_s = now_s + (share * (gpu.index + 1) if first else self._slow_period_s)
-            values |= self._links(gpu)
-            values["xid_errors"] = self._xids(gpu)
-            samples.append({"index": gpu.index, **_NULL_SAMPLE} if gpu.lost else values)
+            values = {**self._read(gpu, SAMPLE_READINGS), "xid_errors": self._xids(gpu)}
+            samples.append({"index": gpu.index, **(_NULL_SAMPLE if gpu.lost else values)})
         return samples
 
-    def _read(self, gpu: _Gpu, readings: Sequence[Reading]) -> dict[str, object]:
-        values: dict[str, object] = {}
-        for reading in readings:
-            values.update(dict.fromkeys(reading.fields))
-            if gpu.lost or reading.fields[0] in gpu.unsupported:
+    def _read(self, gpu: _Gpu, readings: Mapping[str, Reading]) -> dict[str, object]:
+        values: dict[str, object] = dict.fromkeys(readings)
+        for field, read in readings.items():
+            if gpu.lost or field in gpu.unsupported:
                 continue
             try:
-                values.update(zip(reading.fields, reading.read(self._nv, gpu.handle)))
+                values[field] = read(self._nv, gpu.handle)
             except Exception as error:
-                self._note(gpu, reading.fields[0], error)
+                self._note(gpu, field, error)
         return values
-
-    def _links(self, gpu: _Gpu) -> dict[str, object]:
-        if gpu.lost or not gpu.links:
-            return {}
-        try:
-            states = [self._nv.nvmlDeviceGetNvLinkState(gpu.handle, link) for link in gpu.links]
-        except Exception as error:
-            self._note(gpu, _LINK_FIELDS[0], error)
-            return {}
-        return dict(zip(_LINK_FIELDS, (sum(map(bool, states)), states.count(0))))
 
     def _xids(self, gpu: _Gpu) -> list[int] | None:
         """The Xid codes that arrived since the last sample."""

@@ -10,18 +10,13 @@ import time
 from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import psutil
 
 from ddpdoctor.rundir import Note
 
-from .host_readings import rate
-
 RANK_FIELDS = (
-    *("pid", "cpu_percent", "main_cpu_percent", "rss_bytes", "num_threads", "num_children"),
-    *("io_read_bytes_per_s", "io_write_bytes_per_s"),
-    *("voluntary_context_switches_per_s", "involuntary_context_switches_per_s", "cpu_affinity_count"),
+    *("pid", "cpu_percent", "rss_bytes", "num_children"),
     *("process_rss_bytes", "process_memory_bytes", "children_memory_bytes"),
 )
 _OWN_PAGES = (b"RssAnon:", b"RssShmem:")
@@ -36,8 +31,6 @@ class _Counters:
     cpu_s: float
     rss_bytes: int
     memory_bytes: int | None
-    read_bytes: int | None
-    write_bytes: int | None
 
 
 @dataclass
@@ -47,7 +40,6 @@ class _Rank:
     process: psutil.Process
     seen_s: float | None = None
     tree: dict[int, _Counters] = field(default_factory=dict)
-    switches: tuple[int, int] | None = None
 
 
 class ProcessTreeSampler:
@@ -101,76 +93,43 @@ def _measure(rank: _Rank, descendants: list[int], newborn: Set[int]) -> dict[str
     before, elapsed_s = rank.tree, 0.0 if rank.seen_s is None else now_s - rank.seen_s
     with process.oneshot():
         own = _counters(process)
-        switches = _optional(process.num_ctx_switches)
-        threads = _optional(process.num_threads)
     tree = {process.pid: own} | {
         pid: counters for pid in descendants if (counters := _child(pid)) is not None
     }
-    previous = rank.switches
-    now_switches = None if switches is None else (switches.voluntary, switches.involuntary)
-    values = {
-        "cpu_percent": _percent(_grown(before, tree, "cpu_s", newborn, elapsed_s)),
-        "main_cpu_percent": _percent(_grown(before, {process.pid: own}, "cpu_s", newborn, elapsed_s)),
+    values: dict[str, object] = {
+        "cpu_percent": _cpu_percent(before, tree, newborn, elapsed_s),
         # Pages that forked workers share with the rank are counted for each of them.
         "rss_bytes": sum(counters.rss_bytes for counters in tree.values()),
-        "num_threads": threads,
         "num_children": len(tree) - 1,
-        "io_read_bytes_per_s": _grown(before, tree, "read_bytes", newborn, elapsed_s),
-        "io_write_bytes_per_s": _grown(before, tree, "write_bytes", newborn, elapsed_s),
-        # Linux counts these for the main thread only, which is the one that trains.
-        "voluntary_context_switches_per_s": _switch_rate(now_switches, previous, 0, elapsed_s),
-        "involuntary_context_switches_per_s": _switch_rate(now_switches, previous, 1, elapsed_s),
-        "cpu_affinity_count": _affinity(process),
         "process_rss_bytes": own.rss_bytes,
         "process_memory_bytes": own.memory_bytes,
         "children_memory_bytes": _sum_of_memory([tree[pid] for pid in tree if pid != process.pid]),
     }
-    rank.seen_s, rank.tree, rank.switches = now_s, tree, now_switches
+    rank.seen_s, rank.tree = now_s, tree
     return values
 
 
-def _percent(cores: float | None) -> float | None:
-    """100 is one core fully used."""
-    return None if cores is None else round(100.0 * cores, 2)
-
-
-def _grown(
-    before: Mapping[int, _Counters],
-    now: Mapping[int, _Counters],
-    name: str,
-    newborn: Set[int],
-    elapsed_s: float,
+def _cpu_percent(
+    before: Mapping[int, _Counters], now: Mapping[int, _Counters], newborn: Set[int], elapsed_s: float
 ) -> float | None:
-    """Growth a second of a counter over the tree: of processes in both samples and of those born between."""
+    """CPU time of the tree, of processes in both samples and of those born between; 100 is one core fully used."""
     if elapsed_s <= 0:
         return None
-    grown, known = 0.0, False
+    grown_s = 0.0
     for pid, counters in now.items():
-        value, old = getattr(counters, name), before.get(pid)
-        if value is None:
-            continue
-        known = True
-        if old is not None and getattr(old, name) is not None:
-            grown += max(0.0, value - getattr(old, name))
+        if pid in before:
+            grown_s += max(0.0, counters.cpu_s - before[pid].cpu_s)
         elif pid in newborn:
-            grown += value
-    return grown / elapsed_s if known else None
-
-
-def _switch_rate(
-    now: tuple[int, int] | None, before: tuple[int, int] | None, kind: int, elapsed_s: float
-) -> float | None:
-    return None if now is None or before is None else rate(now[kind], before[kind], elapsed_s)
+            grown_s += counters.cpu_s
+    return round(100.0 * grown_s / elapsed_s, 2)
 
 
 def _counters(process: psutil.Process) -> _Counters:
-    times, io = process.cpu_times(), _optional(lambda: process.io_counters())
+    times = process.cpu_times()
     return _Counters(
         cpu_s=times.user + times.system,
         rss_bytes=process.memory_info().rss,
         memory_bytes=_memory_bytes(process.pid),
-        read_bytes=None if io is None else io.read_bytes,
-        write_bytes=None if io is None else io.write_bytes,
     )
 
 
@@ -197,19 +156,6 @@ def _child(pid: int) -> _Counters | None:
             return _counters(process)
     except (psutil.Error, OSError):
         return None
-
-
-def _optional(read: Callable[[], Any]) -> Any:
-    """None where the system has no such number (AttributeError) or does not let us read it."""
-    try:
-        return read()
-    except (psutil.Error, OSError, AttributeError, NotImplementedError):
-        return None
-
-
-def _affinity(process: psutil.Process) -> int | None:
-    cores = _optional(lambda: process.cpu_affinity())
-    return None if cores is None else len(cores)
 
 
 def _parent(pid: int) -> int | None:

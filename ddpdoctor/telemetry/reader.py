@@ -12,16 +12,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ddpdoctor.rundir import Note, bounded_lines, parsed, reading, recorded_notes
+from ddpdoctor.rundir import TELEMETRY_SCHEMA, Note, bounded_lines, parsed, reading, recorded_notes
 from ddpdoctor.rundir.files import broken_lines, ignored, unreadable
 from ddpdoctor.rundir.typed import TELEMETRY_HEADER, TELEMETRY_SAMPLE, fitting, is_moment
 
+_LOST = "what its processors, memory and GPUs did is not known"
 Column = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
 @dataclass(frozen=True)
 class Telemetry:
-    """One host's telemetry. ``header`` and ``closing`` are {} where missing; samples are by time.
+    """One host's telemetry. ``header`` is {} where missing; samples are by time.
 
     A column is ``(t_ns, values)``: epoch nanoseconds (int64) and float64, one a sample, NaN for null.
     """
@@ -29,7 +30,6 @@ class Telemetry:
     path: str
     header: dict[str, Any] = field(default_factory=dict)
     samples: list[dict[str, Any]] = field(default_factory=list)
-    closing: dict[str, Any] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
 
     @property
@@ -52,12 +52,12 @@ class Telemetry:
         return self._column(value for value in self._gpu_values(index, field))
 
     def gpu_values(self, index: int, field: str) -> tuple[npt.NDArray[np.int64], list[Any]]:
-        """The same for lists: ``throttle_reasons``, ``processes``, ``xid_errors``; None for null."""
+        """The same for lists: ``throttle_reasons``, ``xid_errors``; None for null."""
         return self._times(), list(self._gpu_values(index, field))
 
     def host_column(self, field: str) -> Column:
-        """A number of the host; ``/`` goes into a dict: ``network/eth0/sent_bytes_per_s``."""
-        return self._column(_within(sample.get("host"), field) for sample in self.samples)
+        """A number of the host, e.g. ``memory_used_bytes``."""
+        return self._column(_dict(sample.get("host")).get(field) for sample in self.samples)
 
     def rank_column(self, rank: int, field: str) -> Column:
         """A number of a rank's process tree, e.g. ``cpu_percent``."""
@@ -65,20 +65,6 @@ class Telemetry:
             self._of_ranks[field] = self._columns_of_ranks(field)
         values = self._of_ranks[field].get(str(rank))
         return self._times(), np.full(len(self.samples), np.nan) if values is None else values
-
-    def rank_gpus(self) -> dict[int, list[int]]:
-        """Rank -> indices of the GPUs on which NVML saw its process.
-
-        Empty in most containers, where NVML tells pids of the host's namespace or none.
-        """
-        found: dict[int, set[int]] = {}
-        for sample in self.samples:
-            ranks = {_within(values, "pid"): int(rank) for rank, values in _dict(sample.get("ranks")).items()}
-            for gpu in _dicts(sample.get("gpus")):
-                for process in _dicts(gpu.get("processes")):
-                    if process.get("pid") in ranks:
-                        found.setdefault(ranks[process["pid"]], set()).add(int(gpu["index"]))
-        return {rank: sorted(gpus) for rank, gpus in sorted(found.items())}
 
     @cached_property
     def _of_ranks(self) -> dict[str, dict[str, npt.NDArray[np.float64]]]:
@@ -111,15 +97,15 @@ class Telemetry:
         return self._times(), np.fromiter(numbers, dtype=np.float64, count=len(self.samples))
 
 
-def read_telemetry(path: Path) -> Telemetry:
+def read_telemetry(path: Path, around: tuple[int, int] | None = None) -> Telemetry:
     """Read what is whole of ``path``. Never raises: a missing file or broken line is a sentence in ``notes``.
 
+    ``around``: samples that are dated before or after, epoch ns, were not taken while the job ran, and are left out.
     The sampler's own notes come first. A second header (a launcher that was started again) is passed over.
     """
     problems: list[Note] = []
     header: dict[str, Any] = {}
-    closing: dict[str, Any] = {}
-    samples, notes, misfits, seen = [], list[Note](), set[str](), False
+    samples, notes, misfits, seen, undated = [], list[Note](), set[str](), False, 0
     for document in _documents(path, problems):
         seen = True
         if "schema" in document:
@@ -128,10 +114,20 @@ def read_telemetry(path: Path) -> Telemetry:
             code = document.get("code")
             notes += recorded_notes([str(document["note"])], [str(code)] if code is not None else [])
         elif document.get("closed"):
-            closing = document
-        elif is_moment(document.get("t_ns")):
+            continue
+        elif _is_dated(document.get("t_ns"), around):
             samples.append(fitting(document, TELEMETRY_SAMPLE, str(path), []))
             misfits |= document.keys() - samples[-1].keys()
+        else:
+            undated += 1
+    if undated:
+        lost = "" if samples else f": {_LOST}"
+        problems.append(
+            Note(
+                f"{path}: {undated} of {undated + len(samples)} samples have no time (t_ns), or one more than a year away from the "
+                f"job's steps, and are left out{lost}."
+            )
+        )
     if misfits:
         problems.append(
             Note(f"{path}: {', '.join(sorted(misfits))} of some samples are implausible and ignored.")
@@ -139,13 +135,17 @@ def read_telemetry(path: Path) -> Telemetry:
     schema = header.get("schema")
     if not header and seen:
         problems.append(Note(f"{path} has no header line; the GPUs' and the host's facts are missing."))
-    elif header and not str(schema).startswith("ddpdoctor.telemetry/1"):
+    elif header and schema != TELEMETRY_SCHEMA:
         problems.append(
-            Note(f"{path} has the schema {schema!r}, which is not ddpdoctor.telemetry/1; it is not used.")
+            Note(f"{path} has the schema {schema!r}, which is not {TELEMETRY_SCHEMA}; it is not used.")
         )
         samples = []
     _go_on(samples)
-    return Telemetry(str(path), header, samples, closing, list(dict.fromkeys(notes)) + problems)
+    return Telemetry(str(path), header, samples, list(dict.fromkeys(notes)) + problems)
+
+
+def _is_dated(t_ns: Any, around: tuple[int, int] | None) -> bool:
+    return is_moment(t_ns) and (around is None or around[0] <= t_ns <= around[1])
 
 
 def _go_on(samples: list[dict[str, Any]]) -> None:
@@ -178,7 +178,7 @@ def _documents(path: Path, problems: list[Note]) -> Iterator[dict[str, Any]]:
                 else:
                     cut = True
     except OSError as error:
-        problems.append(unreadable(str(path), error))
+        problems.append(unreadable(str(path), error, _LOST))
     if odd:
         problems.append(ignored(str(path), odd))
     if cut:
@@ -193,9 +193,3 @@ def _dict(value: object) -> dict[str, Any]:
 
 def _dicts(value: object) -> list[dict[str, Any]]:
     return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _within(values: object, path: str) -> Any:
-    for key in path.split("/"):
-        values = _dict(values).get(key)
-    return values

@@ -15,14 +15,12 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ddpdoctor.rundir import TELEMETRY_FILE, Note
+from ddpdoctor.rundir import TELEMETRY_FILE, TELEMETRY_SCHEMA, Note
 from ddpdoctor.rundir.privacy import mask_text
 
 from .host import HostSampler
 from .nvml import NvmlSampler
 from .processes import ProcessTreeSampler
-
-TELEMETRY_SCHEMA = "ddpdoctor.telemetry/1"
 
 
 class TelemetrySampler:
@@ -120,7 +118,7 @@ class TelemetrySampler:
             "t_ns": t_ns,
             "host": host.sample(),
             "ranks": ranks.sample(),
-            "gpus": gpus.sample(final=final),
+            "gpus": gpus.sample(),
         }
         if final:
             sample["final"] = True

@@ -9,6 +9,6 @@
 the ranks ran.
 """
 
-from .columns import Collectives, Lane, RankTrace, TraceMeta
+from .columns import Collectives, RankTrace, TraceMeta
 from .formats import load_trace
 from .job import LoadedTraces, TraceSet, find_traces, load_traces

@@ -64,6 +64,18 @@ def test_a_limit_that_cannot_be_judged_exits_with_2(files, tmp_path):
     assert "cannot be decided: Not comparable (world size: 2 before, 8 after)" in err
 
 
+def test_a_job_that_failed_is_no_pass(files, tmp_path):
+    before, _ = files
+    stopped = msgspec.structs.replace(samples.sick(), facts={"hang": {"state": "failed"}})
+    write_json(stopped, tmp_path / "stopped.json")
+    code, out, err = run(before, tmp_path / "stopped.json", "--fail-on-regression", "5")
+    assert code == 2 and "cannot be decided: the job after failed" in err
+    assert "Note: The job after failed: its steps until then are compared." in out
+    assert run(tmp_path / "stopped.json", before, "--fail-on-regression", "5")[0] == 0
+    write_json(scaled(stopped, 1.3), tmp_path / "slower.json")
+    assert run(before, tmp_path / "slower.json", "--fail-on-regression", "5")[0] == 1
+
+
 @pytest.mark.parametrize("content", [None, "", "{}"])
 def test_what_cannot_be_read_exits_with_2_and_one_line(files, tmp_path, content):
     bad = tmp_path / "bad.json"

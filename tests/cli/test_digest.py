@@ -178,15 +178,15 @@ def test_a_digest_that_fails_removes_what_it_wrote_and_nothing_else(tmp_path, mo
     run, out = tmp_path / "run", tmp_path / "out"
     shutil.copytree(FIXTURE, run)
     out.mkdir()
-    opened = records.open_binary
+    copied = records.shutil.copyfileobj
 
-    def meanwhile(file):
+    def meanwhile(source, target):
         (out / "notes.txt").write_text("put here meanwhile")
-        if file.endswith("steps.jsonl"):
+        if target.name.endswith("steps.jsonl"):
             raise OSError(28, "No space left on device")
-        return opened(file)
+        copied(source, target)
 
-    monkeypatch.setattr(records, "open_binary", meanwhile)
+    monkeypatch.setattr(records.shutil, "copyfileobj", meanwhile)
     with pytest.raises(DdpDoctorError, match="no space left"):
         copy_records(str(run), out, Copies())
     assert [file.name for file in out.iterdir()] == ["notes.txt"]

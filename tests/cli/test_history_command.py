@@ -92,6 +92,18 @@ def test_a_gate_does_not_pass_where_the_newest_run_has_no_step_time(tmp_path):
     assert "the newest run has no step time" in str(done.exception)
 
 
+def test_a_gate_does_not_pass_where_the_newest_run_hung(tmp_path):
+    report = tmp_path / "1.json"
+    done = CliRunner().invoke(cli, ["analyze", str(FIXTURES / "barrier"), "--json", str(report)])
+    assert done.exit_code == 0
+    told = json.loads(report.read_bytes())
+    told["job"]["started_ns"] += 10**12
+    told["facts"]["hang"]["state"] = "hangs"
+    (tmp_path / "2.json").write_text(json.dumps(told))
+    done = CliRunner().invoke(cli, ["history", str(tmp_path), "--fail-on-regression", "5"])
+    assert "the newest run hung: a regression cannot be detected" in str(done.exception)
+
+
 def test_the_configuration_is_read_once_for_all_recordings(tmp_path, monkeypatch):
     for name in ("barrier", "healthy"):
         shutil.copytree(FIXTURES / name, tmp_path / "runs" / name)

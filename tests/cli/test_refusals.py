@@ -1,6 +1,7 @@
 """What cannot be read or written is one sentence that names it, and leaves nothing half done."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -105,17 +106,25 @@ def test_an_unreadable_folder_inside_is_noted(tmp_path, monkeypatch):
     refusing(monkeypatch, tmp_path / "lost+found")
     found = find_traces([str(tmp_path)])
     assert len(found.files) == 1
-    assert found.notes == (f"{tmp_path}/lost+found cannot be read: permission denied.",)
+    assert found.notes == (
+        f"The folder {tmp_path}/lost+found cannot be read (permission denied): what lies in it is left out.",
+    )
 
 
-@pytest.mark.parametrize("name", ["ranks", "hosts"])
-def test_an_unreadable_part_of_a_run_is_noted(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(
+    ("name", "lost"),
+    [
+        ("ranks", "what the ranks recorded is not read"),
+        ("hosts", "telemetry, and how ranks' processes ended, is not known"),
+    ],
+)
+def test_an_unreadable_part_of_a_run_is_noted(tmp_path, monkeypatch, name, lost):
     run = shutil.copytree(FIXTURE, tmp_path / "run")
     refusing(monkeypatch, run / name)
-    said = f"{run}/{name} cannot be read: permission denied."
+    said = f"{run}/{name} cannot be read (Permission denied): {lost}."
     assert said in map(str, RunDirectory.open(str(run)).notes)
     if name == "ranks":
-        with pytest.raises(UnusableInput, match=f"^{run}: {said}$"):
+        with pytest.raises(UnusableInput, match=f"^{re.escape(f'{run}: {said}')}$"):
             analyze(str(run), OPTIONS)
 
 
@@ -187,5 +196,5 @@ def test_a_step_that_ends_before_it_begins_is_left_out_and_told(tmp_path, recwar
     log = run / "ranks/00001/steps.jsonl"
     log.write_text(log.read_text() + '{"step":999,"t":[2000000000000000000,1]}\n{"step":1000,"t":[1]}\n')
     found = analyze(str(run), OPTIONS)
-    assert f"{log}: 2 steps that end before they begin left out." in found.notes
+    assert f"{log}: 2 steps that do not end after their beginning left out." in found.notes
     assert not [warning for warning in recwarn if warning.category is RuntimeWarning]

@@ -47,7 +47,7 @@ def _rank(config: Config, rank: int) -> dict[str, object]:
         "batch_size": config.batch_size,
     }
     return {
-        "schema": "ddpdoctor.rank/1",
+        "schema": "ddpdoctor.rank/2",
         "rank": rank,
         "local_rank": config.local_rank(rank),
         "world_size": config.world_size,
@@ -70,7 +70,7 @@ def _lines(program: RankProgram) -> list[dict[str, object]]:
     """A step lasts from the end of one optimizer step to the end of the next."""
     config, machine = program.config, program.machine
     to_local = local_clock(config, machine.rank)
-    lines: list[dict[str, object]] = [{"schema": "ddpdoctor.steps/1"}]
+    lines: list[dict[str, object]] = [{"schema": "ddpdoctor.steps/2"}]
     lines += [
         {"where": number, "file": "train.py", "line": line, "function": "main"}
         for number, line in LINES.items()
@@ -94,9 +94,7 @@ def _lines(program: RankProgram) -> list[dict[str, object]]:
             step = sum("step" in line for line in lines)
             events.sort(key=lambda event: event["s"])
             marks = _marks(config, step)
-            lines.append(
-                {"step": step, "t": times, "cpu": 1, "runq": 0, "ev": events, "marks": marks, "self": 9000}
-            )
+            lines.append({"step": step, "t": times, "cpu": 1, "runq": 0, "ev": events, "marks": marks})
             start_us, events = ended_us, []
     return lines
 

@@ -91,8 +91,8 @@ def test_a_world_size_of_many_ranks_does_not_keep_the_analysis(tmp_path):
     ("name", "known", "found"),
     [
         ("manifest.json", "ddpdoctor.run/1", "ddpdoctor.run/2"),
-        ("ranks/00001/rank.json", "ddpdoctor.rank/1", "ddpdoctor.rank/7"),
-        ("ranks/00001/steps.jsonl", "ddpdoctor.steps/1", "ddpdoctor.steps/9"),
+        ("ranks/00001/rank.json", "ddpdoctor.rank/2", "ddpdoctor.rank/7"),
+        ("ranks/00001/steps.jsonl", "ddpdoctor.steps/2", "ddpdoctor.steps/9"),
     ],
 )
 def test_another_schema_is_told(tmp_path, name, known, found):

@@ -96,7 +96,7 @@ class _Rank:
         self.job, self.rank, self.now = job, rank, 0.0
         self.start, self.events, self.lines = 0.0, [], []
         self.worker = _Worker(job.worker(rank)) if job.worker else None
-        self.lines.append({"schema": "ddpdoctor.steps/1"})
+        self.lines.append({"schema": "ddpdoctor.steps/2"})
         for number, (file, line, function) in LINES.items():
             self.lines.append({"where": number, "file": file, "line": line, "function": function})
 
@@ -129,7 +129,7 @@ class _Rank:
     def close(self, step: int) -> None:
         times = [self.local_ns(self.start), self.local_ns(self.now)]
         line = {"step": step, "t": times, "cpu": 1, "runq": 0, "ev": self.events}
-        self.lines.append({**line, "marks": self.job.marks(self.rank, step), "self": 9000})
+        self.lines.append({**line, "marks": self.job.marks(self.rank, step)})
         self.start, self.events = self.now, []
 
 
@@ -239,7 +239,7 @@ def describe(job: Job, rank: int) -> dict:
         "sampler": "DistributedSampler",
     }
     return {
-        "schema": "ddpdoctor.rank/1",
+        "schema": "ddpdoctor.rank/2",
         "rank": rank,
         "local_rank": rank,
         "world_size": job.world,

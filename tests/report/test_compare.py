@@ -162,6 +162,16 @@ def test_a_size_known_on_one_side_only_is_a_note():
     assert any("batch size was recorded on one side only" in note for note in result.notes)
 
 
+def test_ranks_that_one_side_lacks_are_told():
+    def of(*ranks, step_ms=50):
+        found = diagnosis(step_ms)
+        return msgspec.structs.replace(found, job=msgspec.structs.replace(found.job, ranks_seen=list(ranks)))
+
+    (note,) = compare(of(0, 1), of(0)).notes
+    assert note == "2 ranks recorded before and 1 after: what the others did is not compared."
+    assert compare(of(0, 1), of(0, 1)).notes == compare(of(0, 1), of()).notes == []
+
+
 def test_another_model_is_named_beside_the_judgement():
     def of(parameters_bytes, step_ms=50, **more):
         found = diagnosis(step_ms, **more)

@@ -93,6 +93,24 @@ def test_a_run_with_several_reports_counts_once():
     assert told.jobs[0].slower
 
 
+@pytest.mark.parametrize(("state", "word"), [("hangs", "hung"), ("failed", "failed")])
+def test_a_newest_run_that_stopped_is_no_pass_however_fast_it_was_before(state, word):
+    *before, (source, newest) = nightly([50.0] * 6 + [40.0])
+    stopped = msgspec.structs.replace(newest, facts={**newest.facts, "hang": {"state": state}})
+    told = history([*before, (source, stopped)], last=5)
+    (job,) = told.jobs
+    assert job.undecided == word and told.regression_percent() == 0.0
+    shown = Console(file=io.StringIO(), width=80)
+    print_history(told, shown)
+    assert f"The newest run {word}: it does not count as" in " ".join(shown.file.getvalue().split())
+    assert history([(source, stopped), *[(name, run) for name, run in before]], last=5).jobs[0].undecided
+    assert history([(source, stopped)], last=5).jobs[0].undecided is None, (
+        "there is nothing to compare it with"
+    )
+    later = msgspec.structs.replace(newest, job=msgspec.structs.replace(newest.job, started_ns=10**18))
+    assert history([*before, (source, stopped), ("later", later)], last=5).jobs[0].undecided is None
+
+
 def test_all_forms_carry_it(tmp_path):
     told = history(nightly([50.0] * 9 + [55.0] * 8), last=5, notes=["left out: runs/x: empty"])
     text = io.StringIO()

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import io
 import json
 from urllib.parse import urlsplit
 from xml.etree import ElementTree
 
 import msgspec
+import polars as pl
 import pytest
 import samples
 from click.testing import CliRunner
+from rich.console import Console
 
 from ddpdoctor.cli.main import cli
-from ddpdoctor.report import redact, render_junit, to_json, to_sarif, write_junit, write_sarif
+from ddpdoctor.report import (
+    redact,
+    render_junit,
+    render_markdown,
+    to_json,
+    to_sarif,
+    words,
+    write_junit,
+    write_sarif,
+)
+from ddpdoctor.report.compare import compare
+from ddpdoctor.report.compare_output import print_comparison
+from ddpdoctor.report.timeline_tracks import finding_tracks
 
 
 def test_sarif_shows_findings_at_their_lines(tmp_path):
@@ -148,3 +163,19 @@ def test_junit_fails_what_fail_on_fails(tmp_path):
             cli, ["analyze", str(tmp_path / "d.json"), "--fail-on", severity, "--junit", str(written)]
         )
         assert (done.exit_code, ElementTree.parse(written).getroot().get("failures")) == (code, failures)
+
+
+def test_ranks_are_called_alike_in_all_outputs():
+    """Of four ranks two were recorded: "all ranks" would be said of ranks that nobody has seen."""
+    sick = samples.sick()
+    sick = msgspec.structs.replace(
+        sick,
+        job=msgspec.structs.replace(sick.job, world_size=4),
+        findings=[msgspec.structs.replace(each, ranks=None) for each in sick.findings],
+    )
+    steps = pl.DataFrame({"step": [60], "start_ns": [0], "end_ns": [9]})
+    ((_, slices), *_) = finding_tracks(steps, sick.findings, words.everybody(sick.job))
+    shown = io.StringIO()
+    print_comparison(compare(sick, sick), Console(file=shown, width=120))
+    for told in (render_junit(sick), render_markdown(sick), str(slices[0].args), shown.getvalue()):
+        assert "all 2 recorded" in told and "all ranks" not in told

@@ -46,7 +46,7 @@ def test_percent(share, text):
     ],
 )
 def test_rank_names(ranks, text):
-    assert words.rank_names(ranks) == text
+    assert words.rank_names(ranks, "all ranks") == text
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ def test_a_copy_that_fails_again_and_again_leaves_no_folders(tmp_path, monkeypat
     root = make_spool_root(str(run))
     spool = Spool(root, 0, str(run))
     try:
-        spool.write(STEPS_FILE, b'{"schema":"ddpdoctor.steps/1"}\n')
+        spool.write(STEPS_FILE, b'{"schema":"ddpdoctor.steps/2"}\n')
 
         def full(name: str, within: int, data: bytes) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

@@ -46,7 +46,7 @@ def recorded(tmp_path):
     run = make_run(tmp_path / "run")
     root = make_spool_root(str(run))
     spool = Spool(root, 0, str(run))
-    spool.write(STEPS_FILE, b'{"schema":"ddpdoctor.steps/1"}\n')
+    spool.write(STEPS_FILE, b'{"schema":"ddpdoctor.steps/2"}\n')
     yield run, spool, run / "ranks" / "00000" / STEPS_FILE
     spool.close()
     shutil.rmtree(root)

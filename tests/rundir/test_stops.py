@@ -138,4 +138,5 @@ def test_what_is_no_document_is_told(tmp_path, text: str) -> None:
     (folder / FAULTS_FILE).symlink_to("/etc/passwd")
     notes: list[Any] = []
     (found,) = read_stops(str(tmp_path / "run"), notes).ranks
-    assert found.standing is None and found.faults == "" and len(notes) == 1
+    assert found.standing is None and found.faults == "" and len(notes) == 2
+    assert "faults.txt cannot be read: it is a link" in str(notes[1])

@@ -22,6 +22,7 @@ from ddpdoctor.report.markdown import render_markdown
 from ddpdoctor.stall import find_dumps, of_dumps
 from ddpdoctor.stall.frames import lines_of
 from ddpdoctor.stall.plainpickle import NotPlainError, read_plain
+from tests.privileges import as_anybody
 
 from .recorded import Stopped
 from .simulated import data_parallel, write
@@ -106,12 +107,23 @@ def test_bad_dumps_cost_a_sentence_each_and_the_rest_is_analysed(tmp_path):
     (folder / "_dump_5").write_bytes(pickle.dumps(os.system))
     (folder / "_dump_6").write_bytes(pickle.dumps({"weights": [1, 2]}, 2))
     (folder / "_dump_7").write_bytes(b"")
-    (folder / "events_12").write_bytes(b"something else")
-    verdict = of_dumps(find_dumps([str(folder)]))
+    (folder / "_dump_2").chmod(0)
+    for number, mode in ((12, 0o600), (13, 0)):
+        (folder / f"events_{number}").write_bytes(b"something else")
+        (folder / f"events_{number}").chmod(mode)
+    with as_anybody():
+        verdict = of_dumps(find_dumps([str(folder)]))
     assert verdict.facts.not_reached.ranks == [3]
     told = [note for note in verdict.notes if "left out" in note or "is empty" in note]
-    assert len(told) == 4
-    for number, why in ((4, "cut off"), (5, "class or a function"), (6, "no dump"), (7, "is empty")):
+    assert len(told) == 5
+    reasons = (
+        (2, "permission denied"),
+        (4, "cut off"),
+        (5, "class or a function"),
+        (6, "no dump"),
+        (7, "is empty"),
+    )
+    for number, why in reasons:
         assert any(f"_dump_{number}" in note and why in note for note in told)
 
 

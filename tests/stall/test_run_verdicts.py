@@ -187,12 +187,39 @@ def test_only_the_launcher_says_that_a_job_hangs_unless_it_is_known_to_be_killed
     assert "hangs" not in diagnosis.verdict.headline
 
 
-def test_a_job_in_its_first_step_has_no_verdict_yet(tmp_path):
-    run = silent(tmp_path)
-    for log in run.path.glob("ranks/*/steps.jsonl"):
-        log.write_text('{"schema":"ddpdoctor.steps/1"}\n')
-    with pytest.raises(UnusableInput, match="The job may run and be in its first step, or was killed there"):
-        diagnosed(run)
+@pytest.mark.parametrize(
+    ("run", "recorded", "words"),
+    [
+        (lambda run: run, True, "The job may run and be in its first step, or was killed there"),
+        (lambda run: run, False, "The job may run and not have come so far, or was killed there"),
+        (
+            lambda run: run.launched_here(os.getpid()),
+            True,
+            "its job is running, and has not finished a step yet. ",
+        ),
+        (
+            lambda run: run.launched_here().ran_here(1, os.getpid()),
+            True,
+            "its job is running, and has not finished a step yet. `ddpdoctor watch {run}` shows its steps as they end, "
+            "`ddpdoctor stacks {run}` where its ranks are now.",
+        ),
+        (
+            lambda run: run.launched_here(os.getpid()),
+            False,
+            "its command is running, and no rank has joined a process group yet. Try again once it trains; `ddpdoctor watch {run}`",
+        ),
+        (lambda run: run.launched_here(), False, "no rank was recorded. Its launcher was killed before that"),
+    ],
+)
+def test_a_job_before_the_end_of_its_first_step_has_no_verdict_yet(tmp_path, run, recorded, words):
+    job = run(silent(tmp_path))
+    for log in job.path.glob("ranks/*/steps.jsonl"):
+        log.write_text('{"schema":"ddpdoctor.steps/2"}\n')
+    if not recorded:
+        shutil.rmtree(job.path / "ranks")
+    with pytest.raises(UnusableInput) as told:
+        diagnosed(job)
+    assert words.format(run=job.path) in str(told.value)
 
 
 def test_only_the_waiting_rank_was_recorded(tmp_path):
@@ -316,7 +343,7 @@ def on_gpus(run: Stopped, *xids: list[int]) -> Stopped:
     info = json.loads(path.read_text()) | {"device": "cuda:0", "backend": "nccl"}
     path.write_text(json.dumps(info))
     header = {
-        "schema": "ddpdoctor.telemetry/1",
+        "schema": "ddpdoctor.telemetry/2",
         "host": info["host"],
         "started_ns": 1,
         "gpus": [{"index": 0}],

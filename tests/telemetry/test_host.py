@@ -12,7 +12,7 @@ import pytest
 
 from ddpdoctor.telemetry import HOST_FIELDS, RANK_FIELDS, HostSampler, ProcessTreeSampler
 from ddpdoctor.telemetry.cgroup import Cgroup
-from ddpdoctor.telemetry.host_readings import rate
+from ddpdoctor.telemetry.host import rate
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -48,12 +48,10 @@ def test_host_sample_has_all_fields(tree):
     time.sleep(0.5)
     second = sampler.sample()
     assert tuple(first) == tuple(second) == HOST_FIELDS
-    assert first["cpu_percent"] is None and first["disk_read_bytes_per_s"] is None, "no rate from one reading"
+    assert first["cpu_percent"] is None and first["swap_in_bytes_per_s"] is None, "no rate from one reading"
     assert 0 < second["cpu_percent"] <= 100, "a child is computing"
-    assert len(second["cpu_per_core_percent"]) == sampler.facts["cpu_count_logical"]
-    assert max(second["cpu_per_core_percent"]) >= second["cpu_percent"]
+    assert second["swap_in_bytes_per_s"] >= 0 <= second["iowait_percent"]
     assert 0 < second["memory_used_bytes"] < sampler.facts["memory_total_bytes"]
-    assert second["load_average_1m"] >= 0
     assert 1 <= sampler.facts["cpu_count_usable"] <= sampler.facts["cpu_count_logical"]
     assert sampler.notes == []
 
@@ -68,13 +66,10 @@ def test_a_process_tree(tree):
     assert list(ranks) == ["3"]
     rank = ranks["3"]
     assert tuple(rank) == RANK_FIELDS
-    assert rank["pid"] == tree.pid and rank["num_children"] == 1 and rank["num_threads"] >= 1
-    assert rank["cpu_percent"] > 5 > rank["main_cpu_percent"], "the worker computes, the rank sleeps"
-    assert rank["cpu_percent"] <= 130
+    assert rank["pid"] == tree.pid and rank["num_children"] == 1
+    assert 5 < rank["cpu_percent"] <= 130, "the worker computes, the rank sleeps"
     assert rank["rss_bytes"] > rank["process_rss_bytes"] > rank["process_memory_bytes"] > 1 << 20
     assert 0 < rank["children_memory_bytes"] < rank["rss_bytes"] - rank["process_rss_bytes"]
-    assert rank["voluntary_context_switches_per_s"] >= 0
-    assert rank["cpu_affinity_count"] == len(os.sched_getaffinity(tree.pid))
 
 
 @linux
@@ -171,26 +166,12 @@ def test_cgroup_v2_takes_the_tightest_limit_of_all_levels(tmp_path):
     (own / "memory.max").write_text("max\n")
     (mount / "job" / "memory.max").write_text("1073741824\n")
     (own / "memory.current").write_text("4096\n")
-    (own / "cpu.stat").write_text("usage_usec 5\nnr_periods 0\nnr_throttled 0\nthrottled_usec 0\n")
-    (mount / "job" / "cpu.stat").write_text(
-        "usage_usec 5\nnr_periods 100\nnr_throttled 40\nthrottled_usec 900\n"
-    )
     group = _fake_proc(tmp_path, "0::/job/step\n", f"30 20 0:26 / {mount} rw - cgroup2 cgroup2 rw\n")
-    assert group.facts() == {
-        "cgroup_version": 2,
-        "cgroup_cpu_limit_cores": 2.5,
-        "cgroup_memory_limit_bytes": 1 << 30,
-    }
-    assert group.sample() == {
-        "cgroup_throttled_usec": 900,
-        "cgroup_cpu_periods": 100,
-        "cgroup_cpu_throttled_periods": 40,
-        "cgroup_memory_used_bytes": 4096,
-        "cgroup_memory_free_bytes": None,
-    }
+    assert (group.version, group.cpu_limit_cores(), group.memory_limit_bytes()) == (2, 2.5, 1 << 30)
+    assert group.free_memory_bytes() is None, "what is used where the limit stands is not known"
     (mount / "job" / "memory.current").write_text(str(800 << 20))
     (mount / "job" / "memory.stat").write_text(f"active_file {100 << 20}\ninactive_file {50 << 20}\n")
-    assert group.sample()["cgroup_memory_free_bytes"] == (1024 - 650) << 20, "caches of files are free"
+    assert group.free_memory_bytes() == (1024 - 650) << 20, "caches of files are free"
 
 
 def test_cgroup_v1_in_a_container(tmp_path):
@@ -199,7 +180,6 @@ def test_cgroup_v1_in_a_container(tmp_path):
     memory.mkdir()
     (cpu / "cpu.cfs_quota_us").write_text("50000\n")
     (cpu / "cpu.cfs_period_us").write_text("100000\n")
-    (cpu / "cpu.stat").write_text("nr_periods 10\nnr_throttled 3\nthrottled_time 5000000\n")
     (memory / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     (memory / "memory.usage_in_bytes").write_text("77\n")
     group = _fake_proc(
@@ -208,20 +188,15 @@ def test_cgroup_v1_in_a_container(tmp_path):
         f"31 20 0:27 /docker/abc {cpu} rw - cgroup cgroup rw,cpu,cpuacct\n"
         f"32 20 0:28 /docker/abc {memory} rw - cgroup cgroup rw,memory\n",
     )
-    assert group.facts() == {
-        "cgroup_version": 1,
-        "cgroup_cpu_limit_cores": 0.5,
-        "cgroup_memory_limit_bytes": None,
-    }
-    assert group.sample() == {
-        "cgroup_throttled_usec": 5000,
-        "cgroup_cpu_periods": 10,
-        "cgroup_cpu_throttled_periods": 3,
-        "cgroup_memory_used_bytes": 77,
-        "cgroup_memory_free_bytes": None,
-    }
+    assert (group.version, group.cpu_limit_cores(), group.memory_limit_bytes()) == (1, 0.5, None)
+    assert group.free_memory_bytes() is None
 
 
 def test_no_cgroup(tmp_path):
     group = Cgroup(tmp_path / "nothing")
-    assert set(group.facts().values()) == {None} and set(group.sample().values()) == {None}
+    assert [
+        group.version,
+        group.cpu_limit_cores(),
+        group.memory_limit_bytes(),
+        group.free_memory_bytes(),
+    ] == [None] * 4

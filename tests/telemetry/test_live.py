@@ -20,7 +20,7 @@ def write_rank(run, rank, *, host="a", late_ms=0.0, steps=10, clock_ns=0):
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "rank.json").write_text(json.dumps({"rank": rank, "host": host, "pid": 1}))
     with (folder / "steps.jsonl").open("a") as log:
-        log.write('{"schema":"ddpdoctor.steps/1"}\n')
+        log.write('{"schema":"ddpdoctor.steps/2"}\n')
         for number in range(steps):
             log.write(step_line(number, late_ms, clock_ns))
     return folder / "steps.jsonl"
@@ -211,7 +211,7 @@ def test_a_clock_that_is_set_between_two_readings_makes_nobody_late(tmp_path):
 def test_telemetry_of_a_clock_that_was_set_back_goes_on(tmp_path):
     path = tmp_path / "telemetry.jsonl"
     times = [100, 101, 102, 93, 94, 95, 96, 97, 98, 99, 100]
-    lines = [{"schema": "ddpdoctor.telemetry/1", "host": "a"}]
+    lines = [{"schema": "ddpdoctor.telemetry/2", "host": "a"}]
     lines += [{"t_ns": t * SECOND_NS, "host": {"cpu_percent": float(i)}} for i, t in enumerate(times)]
     path.write_text("".join(json.dumps(line) + "\n" for line in lines))
     at, percent = read_telemetry(path).host_column("cpu_percent")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from ddpdoctor.telemetry import NvmlSampler
@@ -24,12 +22,7 @@ def test_static_facts(sampler):
     for gpu in sampler.static:
         assert gpu["uuid"].startswith(("GPU-", "MIG-")) and gpu["name"] and ":" in gpu["pci_bus_id"]
         assert gpu["memory_total_bytes"] > 1 << 30
-        assert 10 < gpu["power_limit_watts"] < 5000
-        assert 300 < gpu["sm_clock_max_mhz"] < 10_000
         assert 1 <= gpu["pcie_generation_max"] <= 10 and gpu["pcie_width_max"] in (1, 2, 4, 8, 16, 32)
-        assert (
-            float(gpu["compute_capability"]) >= 3.0 and gpu["driver_version"] and gpu["cuda_driver_version"]
-        )
 
 
 def test_samples(sampler):
@@ -38,17 +31,17 @@ def test_samples(sampler):
         assert gpu["gpu_utilization_percent"] is None or 0 <= gpu["gpu_utilization_percent"] <= 100
         assert 0 <= gpu["memory_used_bytes"] <= static["memory_total_bytes"]
         assert 0 < gpu["power_watts"] < 5000
-        assert 0 < gpu["sm_clock_mhz"] <= static["sm_clock_max_mhz"] * 1.1
+        assert 0 < gpu["sm_clock_mhz"] < 10_000 and 0 < gpu["memory_clock_mhz"] < 100_000
+        assert 1 <= gpu["pcie_generation"] <= static["pcie_generation_max"]
+        assert gpu["pcie_width"] <= static["pcie_width_max"]
         assert 0 < gpu["temperature_celsius"] < 120
-        assert isinstance(gpu["throttle_reasons"], list) and isinstance(gpu["processes"], list)
-        assert gpu["pcie_tx_bytes_per_s"] is None or gpu["pcie_tx_bytes_per_s"] >= 0
+        assert isinstance(gpu["throttle_reasons"], list)
+        assert gpu["ecc_uncorrected_total"] is None or gpu["ecc_uncorrected_total"] >= 0
         assert gpu["xid_errors"] in (None, [])
-    again = sampler.sample()
-    assert all(gpu["pcie_tx_bytes_per_s"] is None for gpu in again), "only at the slow rate"
     assert len(sampler.notes) == len(set(sampler.notes))
 
 
-def test_a_process_on_the_gpu_is_seen(sampler):
+def test_memory_on_the_gpu_is_seen(sampler):
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():
         pytest.skip("this torch has no CUDA")
@@ -57,6 +50,3 @@ def test_a_process_on_the_gpu_is_seen(sampler):
     index = next(gpu["index"] for gpu in sampler.static if gpu["uuid"] == uuid)
     gpu = next(gpu for gpu in sampler.sample() if gpu["index"] == index)
     assert gpu["memory_used_bytes"] >= block.numel()
-    pids = [process["pid"] for process in gpu["processes"]]
-    if os.getpid() not in pids:
-        pytest.skip("NVML tells other pids here: this is a container")

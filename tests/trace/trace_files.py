@@ -16,6 +16,13 @@ SHARED = Path(__file__).resolve().parents[3] / "shared" / "traces"
 BASE_NS = 1_790_857_026_000_000_000
 
 
+def is_cut(trace):
+    """Whether a note says that the file ended early, or is damaged in its middle."""
+    return any(
+        "the rest is lost" in note or "what was read before is used" in note for note in trace.meta.notes
+    )
+
+
 def event(name="aten::add", ts=100.5, dur=10.25, cat="cpu_op", pid=7, tid=7, ph="X", **args):
     """One event as Kineto writes it."""
     return {"ph": ph, "cat": cat, "name": name, "pid": pid, "tid": tid, "ts": ts, "dur": dur, "args": args}

@@ -1,4 +1,4 @@
-"""As much of psutil as a recording asks for, from Linux's /proc and /sys, for a Python that lacks it.
+"""As much of psutil as a recording asks for, from Linux's /proc, for a Python that lacks it.
 
 Same names, same units, same errors: https://psutil.readthedocs.io. What psutil has beside these is not here.
 """
@@ -6,19 +6,14 @@ Same names, same units, same errors: https://psutil.readthedocs.io. What psutil 
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-STATUS_ZOMBIE = "zombie"
-
 _TICKS_A_SECOND = os.sysconf("SC_CLK_TCK")
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _SWAPPED_PAGE_BYTES = 4096
-_SECTOR_BYTES = 512
-_STATES = {"Z": STATUS_ZOMBIE}
 
 
 class Error(Exception):
@@ -81,11 +76,6 @@ class Process:
         except NoSuchProcess:
             return False
 
-    def status(self) -> str:
-        """``zombie``, or the kernel's letter for another state."""
-        state = self._stat()[0]
-        return _STATES.get(state, state)
-
     def ppid(self) -> int:
         """Its parent's id."""
         return int(self._stat()[1])
@@ -97,28 +87,10 @@ class Process:
             user=int(fields[11]) / _TICKS_A_SECOND, system=int(fields[12]) / _TICKS_A_SECOND
         )
 
-    def num_threads(self) -> int:
-        """Threads."""
-        return int(self._stat()[17])
-
     def memory_info(self) -> Any:
         """``rss``, bytes."""
         with _told():
             return SimpleNamespace(rss=int(_text(f"/proc/{self.pid}/statm").split()[1]) * _PAGE_BYTES)
-
-    def io_counters(self) -> Any:
-        """``read_bytes`` and ``write_bytes``, of disks."""
-        with _told():
-            found = _counts(f"/proc/{self.pid}/io")
-        return SimpleNamespace(read_bytes=found["read_bytes"], write_bytes=found["write_bytes"])
-
-    def num_ctx_switches(self) -> Any:
-        """``voluntary`` and ``involuntary``, of the main thread."""
-        with _told():
-            found = _counts(f"/proc/{self.pid}/status")
-        return SimpleNamespace(
-            voluntary=found["voluntary_ctxt_switches"], involuntary=found["nonvoluntary_ctxt_switches"]
-        )
 
     def cpu_affinity(self) -> list[int]:
         """Cores that it may use."""
@@ -136,15 +108,9 @@ def boot_time() -> float:
     return float(_counts("/proc/stat")["btime"])
 
 
-def cpu_count(logical: bool = True) -> int | None:
-    """Cores; without ``logical`` physical ones, None where the kernel does not say."""
-    if logical:
-        return os.sysconf("SC_NPROCESSORS_ONLN")
-    for name in ("core_cpus_list", "thread_siblings_list"):
-        shared = {_text(path) for path in glob.glob(f"/sys/devices/system/cpu/cpu[0-9]*/topology/{name}")}
-        if shared:
-            return len(shared)
-    return None
+def cpu_count() -> int:
+    """Logical cores."""
+    return os.sysconf("SC_NPROCESSORS_ONLN")
 
 
 class _CpuTimes(NamedTuple):
@@ -162,12 +128,10 @@ class _CpuTimes(NamedTuple):
     guest_nice: float = 0.0
 
 
-def cpu_times(percpu: bool = False) -> Any:
-    """Of all cores together, or a list of each."""
-    rows = [line.split() for line in _text("/proc/stat").splitlines() if line.startswith("cpu")]
-    most = len(_CpuTimes._fields)
-    found = [_CpuTimes(*(int(word) / _TICKS_A_SECOND for word in row[1 : most + 1])) for row in rows]
-    return found[1:] if percpu else found[0]
+def cpu_times() -> _CpuTimes:
+    """Of all cores together."""
+    words = _text("/proc/stat").split("\n", 1)[0].split()[1 : len(_CpuTimes._fields) + 1]
+    return _CpuTimes(*(int(word) / _TICKS_A_SECOND for word in words))
 
 
 def virtual_memory() -> Any:
@@ -181,51 +145,9 @@ def virtual_memory() -> Any:
 
 
 def swap_memory() -> Any:
-    """``total``, ``used``, and what was swapped ``sin`` and ``sout`` since boot, bytes."""
-    memory = {name: count * 1024 for name, count in _counts("/proc/meminfo").items()}
+    """What was swapped ``sin`` and ``sout`` since boot, bytes."""
     pages = _counts("/proc/vmstat")
     return SimpleNamespace(
-        total=memory["SwapTotal"],
-        used=memory["SwapTotal"] - memory["SwapFree"],
         sin=pages["pswpin"] * _SWAPPED_PAGE_BYTES,
         sout=pages["pswpout"] * _SWAPPED_PAGE_BYTES,
     )
-
-
-def disk_io_counters(perdisk: bool = True, nowrap: bool = False) -> dict[str, Any]:
-    """By disk and partition ``read_bytes``, ``write_bytes`` and ``busy_time`` (ms), see the kernel's iostats.rst."""
-    rows = [line.split() for line in _text("/proc/diskstats").splitlines()]
-    return {
-        row[2]: SimpleNamespace(
-            read_bytes=int(row[5]) * _SECTOR_BYTES,
-            write_bytes=int(row[9]) * _SECTOR_BYTES,
-            busy_time=int(row[12]),
-        )
-        for row in rows
-        if len(row) > 12
-    }
-
-
-def net_io_counters(pernic: bool = True, nowrap: bool = False) -> dict[str, Any]:
-    """By interface ``bytes_sent`` and ``bytes_recv``."""
-    found = {}
-    for line in _text("/proc/net/dev").splitlines()[2:]:
-        name, _, counts = line.rpartition(":")
-        fields = counts.split()
-        found[name.strip()] = SimpleNamespace(bytes_recv=int(fields[0]), bytes_sent=int(fields[8]))
-    return found
-
-
-def net_if_stats() -> dict[str, Any]:
-    """By interface whether it ``isup``, and its ``speed`` in Mbit/s, 0 where it does not say."""
-    return {
-        name: SimpleNamespace(isup=_of_interface(name, "carrier") == 1, speed=_of_interface(name, "speed"))
-        for name in net_io_counters()
-    }
-
-
-def _of_interface(name: str, what: str) -> int:
-    try:
-        return max(0, int(_text(f"/sys/class/net/{name}/{what}")))
-    except (OSError, ValueError):  # the kernel refuses it of one that is down
-        return 0

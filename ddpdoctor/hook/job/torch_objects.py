@@ -18,15 +18,12 @@ def job_torch() -> Any:
 def torch_settings() -> dict[str, Any]:
     """Versions, threads and global switches."""
     torch = job_torch()
-    backends = torch.backends
     return {
         "torch": str(torch.__version__),
         "cuda": torch.version.cuda,
         "nccl": _nccl_version(),
         "threads": {"torch": torch.get_num_threads(), "interop": torch.get_num_interop_threads(), "omp": os.environ.get("OMP_NUM_THREADS")},
         "matmul_precision": torch.get_float32_matmul_precision(),
-        "cudnn_benchmark": bool(backends.cudnn.benchmark),
-        "deterministic": bool(torch.are_deterministic_algorithms_enabled()),
         "compiled": "torch._inductor.compile_fx" in sys.modules,
         "deepspeed": "deepspeed" in sys.modules,
     }  # fmt: skip

@@ -7,7 +7,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from ...rundir import EventField, EventKind
+from ...rundir import EventKind
 from ..guard import part
 from ..patching import Patches, guarded
 from ..recording import active
@@ -15,7 +15,7 @@ from ..recording import active
 SHORTEST_NS = 200_000
 """Shorter collections are too frequent to be recorded each, and cost little."""
 
-_COLLECTION = EventKind.COLLECTION.opening + EventField.GENERATION.next_key
+_COLLECTION = EventKind.COLLECTION.opening
 
 _started = [0]
 """When the collection in progress began, perf_counter_ns; 0 outside of one."""
@@ -33,7 +33,7 @@ def _collecting(phase: str, info: dict[str, Any]) -> None:
         if duration >= SHORTEST_NS:
             # Where the collector runs of itself that is the line that happened to allocate; gc.collect() names itself.
             where = recorder.lines.caller()
-            recorder.add(_started[0], duration, f"{_COLLECTION}{info['generation']}{where}")
+            recorder.add(_started[0], duration, f"{_COLLECTION}{where}")
         _started[0] = 0
 
 

@@ -12,7 +12,7 @@ from threading import get_ident
 from time import perf_counter_ns
 from typing import Any
 
-from ...rundir import EventField, EventKind, Mark
+from ...rundir import EventField, EventKind
 from .. import lifetime
 from ..guard import part
 from ..job import Role, job_torch
@@ -23,8 +23,6 @@ from . import forwards
 _PART = part("optimizer steps")
 
 _OPTIMIZER = EventKind.OPTIMIZER.opening + EventField.OPTIMIZER.next_key
-_CLOSURE = f"{EventField.CLOSURE.next_key}true"
-_SKIPPED = f"{EventKind.OPTIMIZER.opening}{EventField.SKIPPED.next_key}true"
 
 
 class _OpenStep:
@@ -121,8 +119,8 @@ def after_step(optimizer: Any, end: int) -> None:
     recorder = current.recorder
     if active.full and recorder.thread == get_ident():
         number = _number_of(optimizer, current)
-        begin, closure = (open_step.nested_end, _CLOSURE) if open_step.nested_end else (open_step.start, "")
-        recorder.add(begin, end - begin, f"{_OPTIMIZER}{number}{open_step.where}{closure}")
+        begin = open_step.nested_end or open_step.start
+        recorder.add(begin, end - begin, f"{_OPTIMIZER}{number}{open_step.where}")
     current.stepping.after_optimizer(open_step.role or current.roles.of(optimizer), end)
     if current.models.open:
         forwards.resume(current, end)
@@ -223,7 +221,6 @@ def _before_scaler(args: Any, kwargs: Any) -> tuple[Any, int, int] | None:
     if current is None:
         return None
     optimizer = args[1] if len(args) > 1 else kwargs.get("optimizer")
-    current.uses_grad_scaler = True
     return optimizer, current.stepping.optimizer_steps, perf_counter_ns()
 
 
@@ -237,8 +234,7 @@ def _after_scaler(token: tuple[Any, int, int], result: Any) -> None:
     end = perf_counter_ns()
     inner = getattr(optimizer, "optimizer", optimizer)
     current.stepping.before_optimizer(current.roles.of(inner))
-    current.recorder.add(start, end - start, _SKIPPED)
-    current.recorder.marks.append(Mark.SKIPPED)
+    current.recorder.add(start, end - start, EventKind.OPTIMIZER.opening)
     current.stepping.after_optimizer(current.roles.of(inner), end)
 
 

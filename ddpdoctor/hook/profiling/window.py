@@ -226,7 +226,6 @@ class Window:
             return
         self._shorten()
         recorder.record_whole()
-        opened = time.time_ns()
         self._opener = threading.get_ident()
         self._open = True
         self._busy = "opened"
@@ -235,7 +234,7 @@ class Window:
         recorder.marks += [Mark.OPENED, Mark.PROFILED]
         if len(self._activities) > 1:
             self._stop += 1
-        self._set("open", opened_ns=opened)
+        self._set("open")
 
     def _shorten(self) -> None:
         nodes = node_number() - self._nodes
@@ -251,7 +250,7 @@ class Window:
         self._session.recorder.always_full = False
         end_collection()
         self._ended = time.monotonic_ns()
-        self._state.update(steps=[self._first, step], closed_ns=time.time_ns())
+        self._state.update(steps=[self._first, step])
 
     def _close(self) -> None:
         """What was collected, to be saved."""

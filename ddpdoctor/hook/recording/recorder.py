@@ -46,11 +46,7 @@ _DEFINITIONS = tuple("{" + field.key for field in (LineField.WHERE, LineField.SC
 """How the lines begin that later ones refer to."""
 _STEP, _TIME = "{" + LineField.STEP.key, LineField.TIME_NS.next_key
 _THIN_LINE = f"{_STEP}%d{_TIME}[%d,%d]{LineField.THIN.next_key}true}}\n".encode()
-_CPU_NS, _DELAY_NS, _SELF = (
-    LineField.CPU_NS.next_key,
-    LineField.RUN_DELAY_NS.next_key,
-    LineField.SELF_NS.next_key,
-)
+_CPU_NS, _DELAY_NS = LineField.CPU_NS.next_key, LineField.RUN_DELAY_NS.next_key
 _EVENTS, _MARKS = LineField.EVENTS.next_key, LineField.MARKS.next_key
 _START, _DURATION = EventField.START_NS.next_key, EventField.DURATION_NS.next_key
 _EVALUATIONS = EventKind.EVALUATION.opening + EventField.COUNT.next_key
@@ -82,7 +78,6 @@ class Recorder:
         """First and last number of steps in a row for which there was no room; the last pair may span steps that had some."""
         self._more = [0, 0]
         self._evaluations = [0, 0, 0]
-        self._self_ns = 0
         self._full_block = True
         self._block_start = self._block_cost_ns = self._block_full = 0
         """Of the block of steps in progress: when it began, what recording cost, and how many steps were recorded in full."""
@@ -205,8 +200,7 @@ class Recorder:
         self._start = end
         if full:
             self.epoch_of_zero = time_ns() - perf_counter_ns()
-            self._self_ns = WHOLE_COST * (perf_counter_ns() - begun)
-            self._block_cost_ns += self._self_ns
+            self._block_cost_ns += WHOLE_COST * (perf_counter_ns() - begun)
             self._block_full += 1
         if not number % BLOCK_STEPS:
             self._end_block(end[0])
@@ -273,7 +267,7 @@ class Recorder:
         delay = end[_DELAY] - start[_DELAY] if start[_DELAY] >= 0 and end[_DELAY] >= 0 else "null"
         return (
             f"{_STEP}{self.step}{_TIME}[{at + zero},{end[_CLOCK] + zero}]{_CPU_NS}{ran}"
-            f"{_DELAY_NS}{delay}{_SELF}{self._self_ns}{_EVENTS}[{text}]{marks}}}\n"
+            f"{_DELAY_NS}{delay}{_EVENTS}[{text}]{marks}}}\n"
         )
 
     def flush_definitions(self) -> None:

@@ -55,7 +55,6 @@ class Session:
         self.optimizers: Numbered[int] = Numbered()
         self.roles = Roles()
         """Of the optimizers."""
-        self.uses_grad_scaler = False
         self.thread_is_known = False
         """Whether an optimizer has stepped, and so told which thread trains."""
         self.writer = Writer(self)

@@ -159,12 +159,8 @@ class Writer:
     def _current_document(self) -> dict[str, Any]:
         session = self._session
         recorder = session.recorder
-        session.document["hook"] = {
-            "self_us_per_step": recorder.thinning.cost_us,
-            "thinned": recorder.thinning.every,
-            "dropped": session.spool.dropped,
-            "errors": list(guard.errors) + _lost_words(recorder.lost, session.spool.error),
-        }
+        errors = list(guard.errors) + _lost_words(recorder.lost, session.spool.error)
+        session.document["hook"] = {"errors": errors}
         return session.document
 
     def _failed(self, error: Exception) -> None:

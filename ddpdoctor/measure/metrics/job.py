@@ -245,7 +245,7 @@ def _job_of_windows(windows: Sequence[Window]) -> JobFacts:
         device="cuda" if any(window.on_device for window in windows) else "cpu",
         device_name=str(devices[0].get("name")) if devices else None,
         torch=next((meta.torch_version for meta in metas if meta.torch_version), None),
-        nccl=next((nccl for meta in metas if (nccl := meta.versions.get("nccl_version"))), None),
+        nccl=next((meta.nccl_version for meta in metas if meta.nccl_version), None),
         is_ddp=any(_DDP_FORWARD in name for name in names) or None,
         data_parallel=any(_DATA_PARALLEL.search(name) for name in names) or None,
     )

@@ -10,7 +10,7 @@ from .activities import Activities
 from .devicetime import in_device_time
 from .log import RankLog, Sample, first, notes_on_records, samples_by_step
 from .matchedsyncs import MatchedSync, match_syncs
-from .reading import read_logs, read_rank_log
+from .reading import read_logs, read_rank_log, span_around
 from .records import DeviceTimes, Event, Step
 from .selection import (
     AROUND_WINDOW,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -14,6 +14,7 @@ from ddpdoctor.measure.numerics import Ints, union
 from ddpdoctor.measure.places import CodeLine, Where
 from ddpdoctor.rundir import SAMPLES_FILE, STEPS_FILE, RankRecord, RunDirectory
 from ddpdoctor.rundir.compaction import STEP_LINE
+from ddpdoctor.rundir.files import broken_lines, unreadable
 
 from .bound import MOST_STEPS, Bound, bound_of
 from .log import RankLog
@@ -25,10 +26,15 @@ _MOST_CALLERS = 32
 """Lines above one another that are kept: the hook tells fewer."""
 _MOST_NOTES = 200
 """Of one log: what a file repeats more often than that nobody reads."""
+_LOST = {
+    STEPS_FILE: "what this rank did in the steps behind the fault is not known",
+    SAMPLES_FILE: "at which source lines this rank spends its time is known from its recorded calls alone",
+}
 _COLUMNS = 4
 """Numbers of a sample."""
 _SECOND_NS = 10**9
 """A second: samples are thinned by whole ones."""
+_YEAR_NS = 366 * 86_400 * _SECOND_NS
 _MOST_APART_S = 1 << 20
 """So far apart, 12 days, are the seconds to which samples are thinned at most."""
 
@@ -114,20 +120,23 @@ def _records(
 ) -> Iterator[tuple[LogRecord, int]]:
     """The lines of a file that ``bound`` keeps, each with its bytes; at the end a note on those that are broken."""
     decode = msgspec.json.Decoder(LogRecord).decode
-    broken = 0
+    path, broken, given = Path(record.path) / name, 0, 0
     try:
         for line in record.lines(name):
             if bound.kept is not None and (match := STEP_LINE.match(line)) and not bound.keeps(int(match[2])):
                 continue
             try:
                 yield decode(line), len(line)
+                given += 1
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 broken += 1
-    except OSError:
+    except FileNotFoundError:
         pass
+    except OSError as error:
+        if given or name != STEPS_FILE:  # a rank of which no step is known is told of with the others
+            notes.append(unreadable(str(path), error, _LOST[name]).text)
     if broken:
-        path = Path(record.path) / name
-        notes.append(f"{path}: {broken} broken line{'s' if broken > 1 else ''} left out.")
+        notes.append(broken_lines(str(path), broken).text)
 
 
 def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
@@ -138,7 +147,7 @@ def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
             size += record_bytes
             if size > bound.most_bytes or not bound.keeps(record.step):
                 beyond += 1
-            elif len(record.time_ns) == 2 and record.time_ns[0] <= record.time_ns[1]:
+            elif len(record.time_ns) == 2 and record.time_ns[0] < record.time_ns[1]:
                 read.steps.append(_step(record.step, record))
             else:
                 odd += 1
@@ -155,7 +164,10 @@ def _read_steps(rank: RankRecord, bound: Bound) -> _StepsFile:
     read.steps = [step.marked(EVALUATED) if step.number in read.evaluated else step for step in read.steps]
     path = f"{rank.path}/{STEPS_FILE}"
     if odd:
-        read.notes.append(f"{path}: {odd} steps that end before they begin left out.")
+        what = (
+            "1 step that does not end after its" if odd == 1 else f"{odd} steps that do not end after their"
+        )
+        read.notes.append(f"{path}: {what} beginning left out.")
     if beyond:
         read.notes.append(
             f"{path}: {beyond} lines of steps left out: they are larger, or more, than a rank writes."
@@ -185,12 +197,19 @@ def _read_samples(rank: RankRecord, bound: Bound, steps: Sequence[Step]) -> _Sam
     fourth, ... second of the epoch, the same on all ranks; of seconds in which they are too many even so, the first. With their
     source lines, and notes."""
     spans = _Spans(None if bound.kept is None else steps)
+    around = span_around([steps])
     read = _SamplesFile()
-    every, most = 1, _COLUMNS * bound.most_samples
+    every, most, count, undated = 1, _COLUMNS * bound.most_samples, 0, 0
     for record, _ in _records(rank, SAMPLES_FILE, bound, read.notes):
         if record.where is not None:
             _place(read.where, record)
-        elif isinstance(record.time_ns, int) and record.time_ns // _SECOND_NS % every == 0:
+            continue
+        if not isinstance(record.time_ns, int):
+            continue
+        count += len(record.samples)
+        if around is not None and not around[0] <= record.time_ns <= around[1]:
+            undated += len(record.samples)
+        elif record.time_ns // _SECOND_NS % every == 0:
             read.looked_ns += record.looked_ns if spans.hold(record.time_ns) else 0
             for rows, kept in ((record.samples, read.samples), (record.closer, read.closer)):
                 for place, (offset_ns, *lines) in enumerate(rows):
@@ -204,7 +223,22 @@ def _read_samples(rank: RankRecord, bound: Bound, steps: Sequence[Step]) -> _Sam
             del read.samples[most:]
             if len(read.closer) > most:
                 read.closer, read.looked_ns = array("q"), 0
+    if undated:
+        lost = f": {_LOST[SAMPLES_FILE]}" if undated == count else ""
+        path = Path(rank.path) / SAMPLES_FILE
+        read.notes.append(
+            f"{path}: {undated} of {count} samples are dated more than a year away from this rank's steps and left out{lost}."
+        )
     return read
+
+
+def span_around(steps: Iterable[Sequence[Step]]) -> tuple[int, int] | None:
+    """From a year before the first of some ranks' steps to a year after the last, epoch ns; None without any. What is dated
+    otherwise was not taken while they ran, whatever happened to the clock."""
+    every = [step for of_rank in steps for step in of_rank]
+    if not every:
+        return None
+    return min(step.start_ns for step in every) - _YEAR_NS, max(step.end_ns for step in every) + _YEAR_NS
 
 
 def _of_every(seconds: int, numbers: array[int]) -> array[int]:

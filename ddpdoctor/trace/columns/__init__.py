@@ -22,7 +22,6 @@ from .table import (
     Collectives,
     IdColumn,
     IntColumn,
-    Lane,
     RankTrace,
     Shared,
     TraceMeta,

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace.sources import MOST_RANKS, host_of_name, rank_of_name
 
-from .table import Collectives, Lane, RankTrace, TraceMeta
+from .table import Collectives, RankTrace, TraceMeta
 
 LIMIT_NS = 2**62
 """No time lies further from its origin, which may be 1970: that would be after the year 2115. Two of them still add up to
@@ -50,7 +50,7 @@ def check_trace(trace: RankTrace) -> None:
     for column, least, count in (
         ("name", 0, names),
         ("category", 0, len(trace.categories)),
-        ("lane", 0, len(trace.lanes)),
+        ("lane", 0, trace.size),
         ("shapes", _ABSENT, names),
     ):
         _check_range(column, getattr(trace, column), least, count - 1, trace.size)
@@ -58,11 +58,10 @@ def check_trace(trace: RankTrace) -> None:
         _check_range(column, getattr(trace, column), _ABSENT, None, trace.size)
     rows = len(collectives.event)
     _check_range("event", collectives.event, 0, trace.size - 1, rows)
-    for column in ("operation", "group", "group_description", "dtype"):
+    for column in ("operation", "group", "dtype"):
         _check_range(column, getattr(collectives, column), _ABSENT, names - 1, rows)
-    for column in ("group_size", "sequence", "in_elements", "out_elements", "peer"):
+    for column in ("group_size", "sequence", "in_elements", "out_elements"):
         _check_range(column, getattr(collectives, column), _ABSENT, None, rows)
-    _check_range("is_async", collectives.is_async, _ABSENT, 1, rows)
     _check_meta(trace.meta)
 
 
@@ -83,14 +82,13 @@ def _check_range(column: str, values: NDArray[Any], least: int, most: int | None
 
 
 def _check_meta(meta: TraceMeta) -> None:
-    texts = (meta.source, meta.backend, meta.host, meta.torch_version, *meta.versions.values(), *meta.notes)
+    texts = (meta.source, meta.backend, meta.host, meta.torch_version, meta.nccl_version, *meta.notes)
     numbers = [device.get(name) for device in meta.devices for name in NUMBERS_OF_DEVICES]
     sound = {
         "rank": meta.rank is None or 0 <= meta.rank < MOST_RANKS,
         "world size": meta.world_size is None or 0 <= meta.world_size < MOST_RANKS,
         "origin of the rank": meta.rank_from in _ORIGINS,
         "clock": meta.clock in _CLOCKS,
-        "base of the times": 0 <= meta.base_ns < LIMIT_NS,
         "text": all(text is None or len(text) <= _LONGEST_TEXT for text in texts),
         "number of notes": len(meta.notes) <= _MOST_NOTES,
         "number of a device": all(n is None or (type(n) is int and 0 <= n < MOST_RANKS) for n in numbers),
@@ -100,7 +98,7 @@ def _check_meta(meta: TraceMeta) -> None:
             raise UnsoundTraceError(f"its {what} cannot be so")
 
 
-SCHEMA = "ddpdoctor.columns/2"
+SCHEMA = "ddpdoctor.columns/3"
 """Raised whenever the same trace gives other columns, or the same columns another file, than before."""
 SUFFIX = ".columns"
 
@@ -124,7 +122,6 @@ class _Head(msgspec.Struct):
     meta: TraceMeta
     names: list[str]
     categories: list[str]
-    lanes: list[Lane]
 
 
 def is_archive(path: str) -> bool:
@@ -134,7 +131,7 @@ def is_archive(path: str) -> bool:
 
 def write_archive(target: BinaryIO, trace: RankTrace) -> None:
     """Writes ``trace``; the same trace gives the same bytes. Raises OSError."""
-    head = _Head(SCHEMA, trace.meta, trace.names, trace.categories, trace.lanes)
+    head = _Head(SCHEMA, trace.meta, trace.names, trace.categories)
     with zipfile.ZipFile(target, "w") as archive:
         packed = zipfile.ZipInfo("head.json")
         packed.compress_type = zipfile.ZIP_DEFLATED
@@ -166,7 +163,6 @@ def read_archive(source: BinaryIO, path: str) -> RankTrace:
             meta=head.meta,
             names=head.names,
             categories=head.categories,
-            lanes=head.lanes,
             collectives=Collectives(**collectives),
             **events,
         )

@@ -104,8 +104,6 @@ class Collectives(msgspec.Struct, frozen=True):
     """"Collective name", such as allreduce, as an id into names."""
     group: IdColumn
     """"Process Group Name" as an id into names."""
-    group_description: IdColumn
-    """"Process Group Description" as an id into names."""
     group_size: IdColumn
     sequence: IntColumn
     """"Seq": the collective's number within its process group."""
@@ -113,10 +111,6 @@ class Collectives(msgspec.Struct, frozen=True):
     out_elements: IntColumn
     dtype: IdColumn
     """Element type, such as Float, as an id into names."""
-    is_async: IdColumn
-    """1, 0, or -1 where unknown ("Is asynchronized op")."""
-    peer: IdColumn
-    """Peer rank of a point-to-point operation ("Src Rank" / "Dst Rank"), else -1."""
 
     @classmethod
     def none(cls) -> Collectives:
@@ -126,15 +120,6 @@ class Collectives(msgspec.Struct, frozen=True):
             name: ids if kind == "IdColumn" else numbers for name, kind in cls.__annotations__.items()
         }
         return cls(**columns)
-
-
-class Lane(msgspec.Struct, frozen=True):
-    """A thread or a stream, as the trace names it."""
-
-    pid: str
-    tid: str
-    label: str
-    """thread_name, or "stream 7" for a GPU stream, or ""."""
 
 
 class TraceMeta(msgspec.Struct, frozen=True):
@@ -152,17 +137,10 @@ class TraceMeta(msgspec.Struct, frozen=True):
     """``pg_config`` entries: pg_name, pg_desc, backend_config, pg_size, ranks."""
     devices: tuple[dict[str, Any], ...] = ()
     """``deviceProperties`` entries: id, name, totalGlobalMem, computeMajor, numSms, ..."""
-    base_ns: int = 0
-    """``baseTimeNanoseconds`` of the file, already added to all times."""
     clock: str = "epoch"
     """"epoch" (times are ns since 1970) or "relative" (an older file on a clock of its own)."""
     torch_version: str | None = None
-    versions: dict[str, str] = msgspec.field(default_factory=dict)
-    """Other versions in the file's head: cuda_runtime_version, nccl_version, hip_..., profiler schema."""
-    with_stack: bool = False
-    record_shapes: bool = False
-    truncated: bool = False
-    """The file ended early; all complete events before the break are present."""
+    nccl_version: str | None = None
     notes: tuple[str, ...] = ()
     """One sentence each: what was lost or repaired while reading."""
 
@@ -175,11 +153,11 @@ class RankTrace(msgspec.Struct, frozen=True, dict=True):
     """Interned text: event names, group names, dtypes, shapes."""
     categories: list[str]
     """"cat" values under Kineto's newest names (kernel, gpu_memcpy, cpu_op, user_annotation, ...)."""
-    lanes: list[Lane]
 
     name: IdColumn
     category: IdColumn
     lane: IdColumn
+    """Number of its thread or stream, less than the number of events."""
     start_ns: IntColumn
     duration_ns: IntColumn
     stream: IdColumn

@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import BinaryIO
 
 from ddpdoctor.errors import DdpDoctorError
 from ddpdoctor.rundir import DIAGNOSIS_FILE, REPORT_FILE, TRACE_FILE, is_hollow, is_run_directory, reason_of
@@ -31,11 +32,11 @@ class Copies:
                 each.mkdir()
                 self._folders.append(each)
 
-    def file(self, source: str, target: Path) -> None:
-        """Copy the regular file ``source`` to ``target``, which does not exist yet. Raises OSError."""
-        with open_binary(source) as content, target.open("xb") as copy:
+    def file(self, source: BinaryIO, target: Path) -> None:
+        """Copy an open file to ``target``, which does not exist yet. Raises OSError."""
+        with target.open("xb") as copy:
             self._files.append(target)
-            shutil.copyfileobj(content, copy)
+            shutil.copyfileobj(source, copy)
 
     def made(self, file: Path) -> None:
         """``file`` was written."""
@@ -60,7 +61,7 @@ def copy_records(run: str, out: Path, copies: Copies) -> list[str]:
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise DdpDoctorError(f"{out} exists already: name another folder with --out.")
     try:
-        return list(_copied(Path(run), Path(run), out, copies))
+        return list(_copied(_entries(Path(run)), Path(run), out, copies))
     except OSError as error:
         copies.discard()
         raise DdpDoctorError(f"{run} cannot be copied to {out}: {reason_of(error).lower()}.") from error
@@ -81,21 +82,38 @@ def lies_within(path: str | Path, run: str | Path) -> bool:
     return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(run))
 
 
-def _copied(folder: Path, run: Path, out: Path, copies: Copies) -> Iterator[str]:
-    """Copies ``folder``, which lies in ``run``, to ``out``; gives a sentence on what is left out. Raises OSError."""
-    copies.folder(out)
+def _entries(folder: Path) -> list[os.DirEntry[str]]:
     with os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda entry: entry.name):
-            source, target = Path(entry.path), out / entry.name
-            if entry.name in _LEFT_BEHIND:
-                continue
+        return sorted(entries, key=lambda entry: entry.name)
+
+
+def _copied(entries: Sequence[os.DirEntry[str]], run: Path, out: Path, copies: Copies) -> Iterator[str]:
+    """Copies ``entries`` of a folder, which lies in ``run``, to ``out``; gives a sentence on what is left out. Raises OSError
+    where ``out`` cannot be written."""
+    copies.folder(out)
+    for entry in entries:
+        source, target = Path(entry.path), out / entry.name
+        if entry.name in _LEFT_BEHIND:
+            continue
+        try:
             if entry.is_dir(follow_symlinks=False):
-                yield from _copied(source, run, target, copies)
+                opened: BinaryIO | list[os.DirEntry[str]] = _entries(source)
             elif entry.is_symlink() and not lies_within(source, run):
                 yield f"{source} is a link out of the run directory and was skipped."
+                continue
             elif not entry.is_file():
                 yield f"{source} is not a file and was skipped."
+                continue
             elif is_hollow(entry.stat()):
                 yield f"{source} consists of holes and was skipped."
+                continue
             else:
-                copies.file(str(source), target)
+                opened = open_binary(str(source))
+        except OSError as error:
+            yield f"{source} cannot be read ({reason_of(error).lower()}) and was skipped."
+            continue
+        if isinstance(opened, list):
+            yield from _copied(opened, run, target, copies)
+        else:
+            with opened:
+                copies.file(opened, target)

@@ -12,11 +12,11 @@ from pathlib import Path
 import msgspec
 
 from ddpdoctor.errors import DdpDoctorError
-from ddpdoctor.rundir import TRACE_FILE, is_hollow, reason_of
+from ddpdoctor.rundir import TRACE_FILE, is_hollow, is_regular, reason_of
 from ddpdoctor.trace.columns import SUFFIX, RankTrace, write_archive
 from ddpdoctor.trace.formats import file_of
 from ddpdoctor.trace.job import read_traces
-from ddpdoctor.trace.sources import is_url
+from ddpdoctor.trace.sources import is_url, open_binary
 from ddpdoctor.written import write_once
 
 from .records import Copies
@@ -34,8 +34,8 @@ class Digest(msgspec.Struct):
 
 def trace_digest(rank_directory: str) -> str | None:
     """The digest of a recorded rank's trace, None where there is none."""
-    path = Path(rank_directory, TRACE_DIGEST)
-    return str(path) if path.is_file() else None
+    path = str(Path(rank_directory, TRACE_DIGEST))
+    return path if is_regular(path) else None
 
 
 def write_digests(
@@ -115,12 +115,18 @@ def _keep(file: str, target: Path, copies: Copies) -> None:
     own_name = target.name.removesuffix(SUFFIX).removesuffix(file[len(source) :])
     place = target.with_name(TRACE_FILE if target.name == TRACE_DIGEST else own_name)
     try:
+        content = open_binary(source)
+    except OSError:
+        return  # that it cannot be read is said
+    try:
         copies.folder(place.parent)
         if not os.path.lexists(place):
-            copies.file(source, place)
+            copies.file(content, place)
         elif not filecmp.cmp(source, place, shallow=False):
             raise DdpDoctorError(f"{place} is there and is not {source}: name another folder with --out.")
     except OSError as error:
         raise DdpDoctorError(
             f"{source} cannot be copied to {target.parent}: {reason_of(error).lower()}."
         ) from error
+    finally:
+        content.close()

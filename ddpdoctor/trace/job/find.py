@@ -6,19 +6,16 @@ import glob
 import os
 import stat
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import msgspec
 
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.rundir import FilesBelow, files_below, reason_of
+from ddpdoctor.rundir import FilesBelow, closed_folders, files_below, listed, reason_of
 from ddpdoctor.trace.formats import Candidate, file_of, is_trace, parts_of
 from ddpdoctor.trace.sources import expand_url, is_url
 
 _AT_ONCE = 16
 """Requests to a store whose answers are waited for together: each takes some ten milliseconds, whatever it brings."""
-_MOST_NAMED = 3
-"""Files that are named of those that were passed over."""
 
 
 class TraceSet(msgspec.Struct, frozen=True):
@@ -40,23 +37,24 @@ def find_traces(paths: Sequence[str], below: Mapping[str, FilesBelow] | None = N
     ignored: list[str] = []
     notes: list[str] = []
     for path in paths:
-        listed = _expand(path, notes, below or {})
-        if listed == [path]:
+        inside = _expand(path, notes, below or {})
+        if inside == [path]:
             files.update(dict.fromkeys(parts_of(Candidate(path))))
             continue
-        for file, parts in zip(listed, _read_in(listed, at_once=is_url(path)), strict=True):
+        for file, parts in zip(inside, _read_in(inside, at_once=is_url(path)), strict=True):
             files.update(dict.fromkeys(parts))
             if not parts and file.endswith((".json", ".json.gz", ".json.zst")):
                 ignored.append(file)
     if not files:
-        raise UnusableInput(
+        nothing = (
             f"No profiler trace in {', '.join(paths) or 'an empty list of paths'}: "
             "expected torch.profiler's .json, .json.gz or .json.zst files, or .sqlite files that Nsight Systems exported"
             f"{_such_as(ignored)}."
         )
+        raise UnusableInput(" ".join([nothing, *notes]))
     if ignored:
         many = f"{len(ignored)} JSON file(s)"
-        notes.append(f"{many} hold no profiler events and were skipped{_named(ignored)}.")
+        notes.append(f"{many} hold no profiler events and were skipped: {listed(ignored)}.")
     return TraceSet(tuple(files), tuple(notes))
 
 
@@ -75,13 +73,8 @@ def _read_of(file: str) -> Sequence[str]:
     return parts_of(candidate) if is_trace(candidate) else ()
 
 
-def _named(ignored: Sequence[str]) -> str:
-    more = len(ignored) - _MOST_NAMED
-    return f": {', '.join(ignored[:_MOST_NAMED])}" + (f" and {more} more" if more > 0 else "")
-
-
 def _such_as(ignored: Sequence[str]) -> str:
-    return f"; {len(ignored)} JSON file(s) hold no profiler events{_named(ignored)}" if ignored else ""
+    return f"; {len(ignored)} JSON file(s) hold no profiler events: {listed(ignored)}" if ignored else ""
 
 
 def _expand(path: str, notes: list[str], below: Mapping[str, FilesBelow]) -> list[str]:
@@ -98,16 +91,35 @@ def _expand(path: str, notes: list[str], below: Mapping[str, FilesBelow]) -> lis
         for one in errors:
             if one.filename in (None, path):
                 raise _unreadable(path, one)
-            notes.append(f"{_unreadable(str(one.filename), one)}")
-        return [file for file in found if Path(file).is_file()]
+        notes += closed_folders(errors)
+        return _files(found, notes)
     if kind is not None and not (stat.S_ISREG(kind) or stat.S_ISFIFO(kind)):
         raise UnusableInput(f"{path} is a device or a socket, not a file.")
     if kind is not None:
         return [path]
-    matches = sorted(f for f in glob.glob(path, recursive=True) if Path(f).is_file())  # noqa: PTH207
+    matches = _files(sorted(glob.glob(path, recursive=True)), notes)  # noqa: PTH207
     if not matches:
-        raise UnusableInput(f"{path} does not exist, and matches no file as a pattern.")
+        nothing = f"{path} does not exist, and matches no file as a pattern."
+        raise UnusableInput(" ".join([nothing, *notes]))
     return matches
+
+
+def _files(paths: Sequence[str], notes: list[str]) -> list[str]:
+    """Those of ``paths`` that are files, or links to files; what else is no folder is told in ``notes``."""
+    found, odd = [], []
+    for path in paths:
+        try:
+            kind = os.stat(path).st_mode  # noqa: PTH116
+        except OSError as error:
+            odd.append(f"{path} ({reason_of(error).lower()})")
+            continue
+        if stat.S_ISREG(kind):
+            found.append(path)
+        elif not stat.S_ISDIR(kind):
+            odd.append(f"{path} ({'a FIFO' if stat.S_ISFIFO(kind) else 'a device or a socket'})")
+    if odd:
+        notes.append(f"Skipped, as no regular files that can be read: {listed(odd)}.")
+    return found
 
 
 def _unreadable(path: str, error: OSError) -> UnusableInput:

@@ -32,9 +32,16 @@ def find_operations(path: str) -> list[str]:
     place = Path(path)
     try:
         files = sorted(place.glob("*.parquet")) if place.is_dir() else [place]
-        return [str(file) for file in files if is_table(file)]
     except OSError:
         return []  # who looks for traces there says what is wrong
+    return [str(file) for file in files if _is_readable_table(file)]
+
+
+def _is_readable_table(file: Path) -> bool:
+    try:
+        return is_table(file)
+    except OSError:
+        return False
 
 
 def read_operations(path: str) -> Operations:

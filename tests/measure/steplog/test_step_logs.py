@@ -312,7 +312,7 @@ def test_a_few_steps_only(tmp_path, steps):
 def test_no_steps_at_all(tmp_path):
     folder = record(tmp_path / "run", Job(2, steps=4))
     for rank in (0, 1):
-        steps_file(folder, rank).write_text('{"schema":"ddpdoctor.steps/1"}\n')
+        steps_file(folder, rank).write_text('{"schema":"ddpdoctor.steps/2"}\n')
     from ddpdoctor.analysis import analyze
     from ddpdoctor.errors import UnusableInput
 
@@ -326,7 +326,7 @@ def test_thinned_steps_do_not_disturb_the_full_ones(tmp_path):
         lines = [json.loads(line) for line in steps_file(folder, rank).read_text().splitlines()]
         for line in lines:
             if line.get("step", 0) >= 40 and line["step"] % 4:
-                for key in ("ev", "cpu", "runq", "self", "marks"):
+                for key in ("ev", "cpu", "runq", "marks"):
                     line.pop(key)
                 line["thin"] = True
         steps_file(folder, rank).write_text("".join(json.dumps(line) + "\n" for line in lines))

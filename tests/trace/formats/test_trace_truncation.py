@@ -8,7 +8,7 @@ import pytest
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.trace import load_trace
-from tests.trace.trace_files import document, events, write
+from tests.trace.trace_files import document, events, is_cut, write
 
 TEXT = json.dumps(document(events(150)), indent=1).encode()
 HEAD = TEXT.index(b'"traceEvents": [') + len(b'"traceEvents": [')
@@ -51,9 +51,8 @@ def test_plain_text_cut_anywhere(tmp_path):
         expected = whole_events(TEXT[:cut]) if cut > HEAD else 0
         assert (trace.size if trace else 0) == expected, cut
         if trace:
-            assert trace.meta.truncated == (cut <= end + 2)
+            assert is_cut(trace) == (cut <= end + 2)
             assert trace.meta.rank == 0
-            assert not trace.meta.truncated or any("is lost" in note for note in trace.meta.notes)
 
 
 def test_gzip_cut_at_random_places(tmp_path):
@@ -63,7 +62,7 @@ def test_gzip_cut_at_random_places(tmp_path):
         readable = _readable(packed[:cut])
         trace = load_cut(tmp_path / "cut.json.gz", packed[:cut])
         assert (trace.size if trace else 0) == (whole_events(readable) if len(readable) > HEAD else 0)
-        assert trace is None or trace.meta.truncated
+        assert trace is None or is_cut(trace)
 
 
 def _readable(packed):
@@ -87,14 +86,14 @@ def test_two_gzip_members_and_padding_are_one_file(tmp_path):
     half = len(TEXT) // 2
     packed = gzip.compress(TEXT[:half]) + gzip.compress(TEXT[half:]) + b"\0" * 512
     trace = load_cut(tmp_path / "a.json.gz", packed)
-    assert trace.size == 450 and not trace.meta.truncated
+    assert trace.size == 450 and not is_cut(trace)
 
 
 def test_a_lost_tail_costs_only_the_keys_in_it(tmp_path):
     document_text = json.dumps({"traceEvents": events(20), "distributedInfo": {"rank": 3}}).encode()
     path = write(tmp_path / "rank4.json", document_text[:-6])
-    meta = load_trace(path).meta
-    assert meta.truncated is False and (meta.rank, meta.rank_from) == (4, "file name")
+    trace = load_trace(path)
+    assert not is_cut(trace) and (trace.meta.rank, trace.meta.rank_from) == (4, "file name")
 
 
 @pytest.mark.parametrize(
@@ -111,7 +110,7 @@ def test_what_comes_after_junk_is_read_and_the_place_told(tmp_path, where, junk)
     text = json.dumps(document(events(150))).encode()
     middle = text.index(where, len(text) // 2)
     trace = load_cut(tmp_path / "junk.json", text[:middle] + junk + text[middle:])
-    assert trace.size >= 447 and not trace.meta.truncated and trace.meta.rank == 0
+    assert trace.size >= 447 and not is_cut(trace) and trace.meta.rank == 0
     assert any("damaged in one" in note or "malformed" in note for note in trace.meta.notes), trace.meta.notes
     assert not any("ends before" in note for note in trace.meta.notes)
 

@@ -65,15 +65,11 @@ def is_annotation_name(name: str) -> bool:
     return _OLD_ANNOTATION.match(name) is not None
 
 
-_TEXT = ("operation", "group", "group_description", "dtype")
+_TEXT = ("operation", "group", "dtype")
 _NUMBERS = ("group_size", "sequence", "in_elements", "out_elements")
-_NARROW = frozenset(
-    {"event", "operation", "group", "group_description", "group_size", "dtype", "is_async", "peer"}
-)
-_COLUMNS = ("event", *_TEXT, *_NUMBERS, "is_async", "peer")
+_NARROW = frozenset({"event", "group_size", *_TEXT})
+_COLUMNS = ("event", *_TEXT, *_NUMBERS)
 _WHOLE = re.compile(r"\s*-?[0-9]{1,19}\s*")
-_NO_RANK = (None, -1, "", "-1")
-"""What stands in "Src Rank" and "Dst Rank" where an operation has no such peer."""
 
 
 class CollectiveRows:
@@ -94,8 +90,6 @@ class CollectiveRows:
                 self._rows[column].append(names[str(value)] if named else -1)
             for column in _NUMBERS:
                 self._rows[column].append(_number(getattr(a, column)))
-            self._rows["is_async"].append(_flag(a.is_async))
-            self._rows["peer"].append(_number(a.destination if a.destination not in _NO_RANK else a.source))
 
     def only(self, kept: NDArray[np.bool_]) -> None:
         """Keeps the rows of those events that are ``kept``, numbered as if the others had never been."""
@@ -116,12 +110,6 @@ class CollectiveRows:
             values = np.array(self._rows[column], dtype=np.int64)[by_event]
             columns[column] = np.where(values > np.iinfo(kind).max, -1, values).astype(kind)
         return Collectives(**columns)
-
-
-def _flag(value: Any) -> int:
-    if isinstance(value, str):
-        return {"true": 1, "1": 1, "false": 0, "0": 0}.get(value.lower(), -1)
-    return int(value) if isinstance(value, (bool, int)) and value in (0, 1) else -1
 
 
 def _number(value: Any) -> int:
@@ -186,7 +174,7 @@ class ColumnBuilder:
         rows = [e for e in batch if e.ph == "X" or e.ph == "i" or e.ph == "I"]
         if rows:
             self._add_timed(rows, _starts_ns(rows), _durations_ns(rows), path)
-        self.lanes.label(e for e in batch if e.ph == "M")
+        self.lanes.look(e for e in batch if e.ph == "M")
 
     def _add_timed(self, rows: Rows, start: IntColumn, duration: IntColumn, path: str) -> None:
         """Appends those of ``rows`` that have a time."""
@@ -278,9 +266,9 @@ class ColumnBuilder:
             ids[list(at)] = self._shapes.ids([bytes(t) for t in texts])
         return ids
 
-    def finish(self, meta: TraceMeta) -> RankTrace:
-        """The trace, rows sorted by (start, -duration), ``meta.base_ns`` added to all starts."""
-        start = self._take("start_ns", np.int64) + meta.base_ns
+    def finish(self, meta: TraceMeta, base_ns: int) -> RankTrace:
+        """The trace, rows sorted by (start, -duration), ``base_ns`` added to all starts."""
+        start = self._take("start_ns", np.int64) + base_ns
         duration = self._take("duration_ns", np.int64)
         order = sorted_order(start, duration)
         columns: dict[str, Any] = {"start_ns": start[order], "duration_ns": duration[order]}
@@ -295,28 +283,15 @@ class ColumnBuilder:
         np.add(shapes, offset, out=shapes, where=shapes >= 0)
         names = ["" if n is None else str(n)[:_LONGEST_NAME] for n in self._names]
         names.extend(_compact(text) for text in self._shapes)
-        lanes, lane_ids = self.lanes.finish()
-        columns["lane"] = lane_ids[columns["lane"]]
+        columns["lane"] = self.lanes.finish()[columns["lane"]]
         categories, columns["category"] = self._final_categories(columns["category"], columns["name"], names)
         _drop_own_correlation(columns)
-        return RankTrace(
-            meta=meta, names=names, categories=categories, lanes=lanes, collectives=collectives, **columns
-        )
+        return RankTrace(meta=meta, names=names, categories=categories, collectives=collectives, **columns)
 
     @property
     def rows(self) -> int:
         """Events so far."""
         return self._rows
-
-    @property
-    def saw_shapes(self) -> bool:
-        """Whether any operator came with its input shapes."""
-        return bool(self._shapes)
-
-    @property
-    def saw_stacks(self) -> bool:
-        """Whether the profiler recorded Python frames."""
-        return any(normalised(raw) == "python_function" for raw in self._categories)
 
     def earliest_ns(self) -> int | None:
         """Start of the first event, before the file's base is added."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ddpdoctor.trace.columns import IdColumn, Lane
+from ddpdoctor.trace.columns import IdColumn
 
 from .stream import Event, ExactEvent
 
@@ -25,8 +25,8 @@ class Interner(defaultdict[Any, int]):
         return np.fromiter(map(self.__getitem__, keys), np.int32, len(keys))
 
 
-_LONGEST_LABEL = 1 << 10
-"""Characters that are kept of what a thread is called."""
+_LONGEST_TEXT = 1 << 10
+"""Characters that are kept of a process's or a thread's number."""
 _ASCEND = "Ascend Hardware"
 MOST_LANES = 100_000
 """A job that starts a thread in each step has some thousands."""
@@ -37,7 +37,6 @@ class LaneTable:
 
     def __init__(self) -> None:
         self._seen = Interner()
-        self._thread_names: dict[tuple[str, str], str] = {}
         self.of_ascend = False
         """Whether a process is named as torch_npu's profiler names the NPU."""
 
@@ -51,26 +50,20 @@ class LaneTable:
     def __len__(self) -> int:
         return len(self._seen)
 
-    def label(self, metadata: Iterable[Event | ExactEvent]) -> None:
-        """Keeps the thread names among the metadata events ("ph": "M")."""
-        for event in metadata:
-            if event.name == "process_name" and event.args is not None and event.args.name == _ASCEND:
-                self.of_ascend = True
-            if event.name == "thread_name" and event.args is not None and isinstance(event.args.name, str):
-                label = event.args.name.strip()[:_LONGEST_LABEL]
-                self._thread_names[_text(event.pid), _text(event.tid)] = label
+    def look(self, metadata: Iterable[Event | ExactEvent]) -> None:
+        """Sees what processes are called in the metadata events ("ph": "M")."""
+        self.of_ascend = self.of_ascend or any(
+            event.name == "process_name" and event.args is not None and event.args.name == _ASCEND
+            for event in metadata
+        )
 
-    def finish(self) -> tuple[list[Lane], IdColumn]:
-        """The lanes, and for each number given out by :meth:`ids` the lane's index.
-
-        Several numbers may be of one lane: 7 and "7" are one thread.
-        """
+    def finish(self) -> IdColumn:
+        """For each number given out by :meth:`ids` the lane's. Several may be of one lane: 7 and "7" are one thread."""
         index: dict[tuple[str, str], int] = {}
         table = [index.setdefault((_text(p), _text(t)), len(index)) for p, t in self._seen]
-        lanes = [Lane(pid, tid, self._thread_names.get((pid, tid), "")) for pid, tid in index]
-        return lanes, np.array(table, dtype=np.int32)
+        return np.array(table, dtype=np.int32)
 
 
 def _text(value: Any) -> str:
     """A number or text as text; "" for all else, which names no thread."""
-    return str(value)[:_LONGEST_LABEL] if isinstance(value, (str, int, float)) else ""
+    return str(value)[:_LONGEST_TEXT] if isinstance(value, (str, int, float)) else ""

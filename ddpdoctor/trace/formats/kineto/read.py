@@ -72,7 +72,7 @@ def read(path: str, rank: int | None) -> RankTrace:
             f"{path} is a timeline of Ascend's torch_npu.profiler: what ran on the NPU has names of its own there, which ddpdoctor "
             "does not know."
         )
-    trace = builder.finish(meta_of(path, rank, base_ns, stream, builder))
+    trace = builder.finish(meta_of(path, rank, base_ns, stream, builder), base_ns)
     if is_foreign(stream.top, trace.categories, trace.names):
         raise UnusableInput(
             f"{path} is not a PyTorch profiler trace: it has no torch operator, kernel, collective or "
@@ -142,8 +142,6 @@ _MOST_OBJECTS = 100_000
 """Process groups and devices that are kept: a job has one of them for each of its ranks, at most a few."""
 _UNSAID = (None, "", -1, "-1")
 """What stands for "not known"."""
-_VERSION_KEYS = ("schemaVersion", "roctracer_version", "displayTimeUnit")
-"""Keys that tell a version besides those that end in ``_version``."""
 
 
 def base_time_ns(stream: EventStream) -> int:
@@ -171,13 +169,9 @@ def meta_of(
         host=_text(host) or host_of_name(path),
         process_groups=_objects(job.get("pg_config")),
         devices=tuple(map(_device, _objects(top.get("deviceProperties")))),
-        base_ns=base_ns,
         clock="epoch" if base_ns + earliest_ns >= _EPOCH_FROM_NS else "relative",
         torch_version=_text(top.get("pytorch_version") or top.get("torch_version")),
-        versions=_versions(top, job),
-        with_stack=bool(top.get("with_stack")) or builder.saw_stacks,
-        record_shapes=bool(top.get("record_shapes")) or builder.saw_shapes,
-        truncated=stream.truncated,
+        nccl_version=_version(job.get("nccl_version") or top.get("nccl_version")),
         notes=tuple(_notes(path, stream, builder)),
     )
 
@@ -192,12 +186,8 @@ def _rank(path: str, rank: int | None, job: dict[str, Any]) -> tuple[int | None,
     return None, ""
 
 
-def _versions(top: dict[str, Any], job: dict[str, Any]) -> dict[str, str]:
-    return {
-        key: str(value)[:_LONGEST_TEXT]
-        for key, value in (*top.items(), *job.items())
-        if (key.endswith("_version") or key in _VERSION_KEYS) and isinstance(value, (str, int, float))
-    }
+def _version(value: Any) -> str | None:
+    return str(value)[:_LONGEST_TEXT] if isinstance(value, (str, int, float)) and value else None
 
 
 def _notes(path: str, stream: EventStream, builder: ColumnBuilder) -> Iterator[str]:

@@ -27,15 +27,11 @@ class Arguments(msgspec.Struct, gc=False):
     dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input Dims")
     operation: Any = msgspec.field(default=None, name="Collective name")
     group: Any = msgspec.field(default=None, name="Process Group Name")
-    group_description: Any = msgspec.field(default=None, name="Process Group Description")
     group_size: Any = msgspec.field(default=None, name="Group size")
     sequence: Any = msgspec.field(default=None, name="Seq")
     in_elements: Any = msgspec.field(default=None, name="In msg nelems")
     out_elements: Any = msgspec.field(default=None, name="Out msg nelems")
     dtype: Any = None
-    is_async: Any = msgspec.field(default=None, name="Is asynchronized op")
-    source: Any = msgspec.field(default=None, name="Src Rank")
-    destination: Any = msgspec.field(default=None, name="Dst Rank")
     name: Any = None
     old_external_id: Any = msgspec.field(default=-1, name="external id")
     old_dims: msgspec.Raw = msgspec.field(default=NOTHING, name="Input dims")

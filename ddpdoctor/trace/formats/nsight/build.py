@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -17,7 +17,6 @@ from ddpdoctor.trace.columns import (
     Collectives,
     IdColumn,
     IntColumn,
-    Lane,
     RankTrace,
     TraceMeta,
     sorted_order,
@@ -287,8 +286,6 @@ def _rows(batch: Batch, told: list[Range]) -> Rows:
     )
 
 
-LaneKey = tuple[int | None, int]
-"""(None, a thread's global number), or (device, stream)."""
 _INT32 = np.iinfo(np.int32)
 _NARROW = ("name", "category", "lane", "stream", "device", "shapes")
 _WIDE = ("start_ns", "duration_ns", "correlation", "bytes")
@@ -317,6 +314,7 @@ class Table:
         self._names = Interner()
         self._categories = Interner()
         self._lanes = Interner()
+        """(None, a thread's global number), or (device, stream)."""
         self._parts: dict[str, list[NDArray[Any]]] = defaultdict(list)
         self.left_out = 0
         """Rows whose times cannot be."""
@@ -370,13 +368,18 @@ class Table:
         """Number of a name, new or not."""
         return self._names[text]
 
-    def finish(self, meta: TraceMeta, lane_of: Callable[[LaneKey], Lane]) -> RankTrace:
-        """The trace without its collectives, rows sorted, ``meta.base_ns`` added to all starts."""
+    @property
+    def threads(self) -> dict[int, int]:
+        """Global number of a thread → its lane."""
+        return {number: lane for lane, (kind, number) in enumerate(self._lanes) if kind is None}
+
+    def finish(self, meta: TraceMeta, base_ns: int) -> RankTrace:
+        """The trace without its collectives, rows sorted, ``base_ns`` added to all starts."""
         columns: dict[str, Any] = {
             name: np.concatenate(self._parts.pop(name)).astype(np.int32 if name in _NARROW else np.int64)
             for name in (*_NARROW, *_WIDE)
         }
-        columns["start_ns"] += meta.base_ns
+        columns["start_ns"] += base_ns
         order = sorted_order(columns["start_ns"], columns["duration_ns"])
         order = order[_can_be(columns["start_ns"][order])]
         columns = {name: values[order] for name, values in columns.items()}
@@ -384,7 +387,6 @@ class Table:
             meta=meta,
             names=list(self._names),
             categories=list(self._categories),
-            lanes=[lane_of(key) for key in self._lanes],
             external_id=np.full(len(order), -1, np.int64),
             collectives=Collectives.none(),
             **columns,

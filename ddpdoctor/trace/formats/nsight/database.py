@@ -91,7 +91,6 @@ FILLS = "CUPTI_ACTIVITY_KIND_MEMSET"
 RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 NVTX = "NVTX_EVENTS"
 OS_CALLS = "OSRT_API"
-THREADS = "ThreadNames"
 NAMES = ("demangledName", "shortName", "mangledName")
 """Of a kernel, the one that Kineto writes first."""
 OF_EXPORTS = frozenset((KERNELS, GRAPHS, COPIES, FILLS, RUNTIME, NVTX, OS_CALLS))

@@ -79,11 +79,6 @@ def process_of(numbers: IntColumn) -> IntColumn:
     return np.where(numbers == MISSING, MISSING, numbers >> _PROCESS_BITS)
 
 
-def thread_of(number: int) -> int:
-    """A thread's own number on its host."""
-    return number & _PID_MASK
-
-
 def _with_kernels(database: Database) -> Iterator[Process]:
     devices: dict[int, set[int]] = defaultdict(set)
     communicating: set[int] = set()
@@ -171,10 +166,6 @@ _DEVICE = {
     "computeMinor": "computeMinor",
 }
 """Columns of the table of GPUs, and what Kineto calls the same."""
-_VERSIONS = {
-    "EXPORT_PRODUCT_VERSION": "nsight_systems_version",
-    "EXPORT_SCHEMA_VERSION": "nsight_systems_schema_version",
-}
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -192,7 +183,6 @@ class Capture:
     def __init__(self, database: Database) -> None:
         self._database = database
         self._said = _texts(database.small("META_DATA_CAPTURE", "name", "value"))
-        self._export = dict(_texts(database.small("META_DATA_EXPORT", "name", "value")))
         self._system = dict(_texts(database.small("TARGET_INFO_SYSTEM_ENV", "name", "value")))
 
     @cached_property
@@ -213,13 +203,6 @@ class Capture:
         """The machine's name."""
         name = self._system.get("Hostname") or self.environment.get("HOSTNAME")
         return name[:_LONGEST_TEXT] if name else None
-
-    @property
-    def versions(self) -> dict[str, str]:
-        """Of what made the file."""
-        return {
-            ours: self._export[key][:_LONGEST_TEXT] for key, ours in _VERSIONS.items() if key in self._export
-        }
 
     @property
     def devices(self) -> tuple[dict[str, Any], ...]:

@@ -49,12 +49,11 @@ class _Launching(msgspec.Struct, frozen=True):
 
 
 def with_collectives(
-    trace: RankTrace, calls: Marks, made: Sequence[Fields], lane_of: Mapping[int, int]
+    trace: RankTrace, calls: Marks, made: Sequence[Fields], lane_of: Mapping[int, int], base_ns: int
 ) -> RankTrace:
-    """The trace with what NCCL's ``calls`` say of its kernels, their times as in the file; ``made`` are the communicators that were
-    made while it was recorded, ``lane_of`` tells the lane of each thread."""
+    """The trace with what NCCL's ``calls`` say of its kernels, their times as in the file, where they count from ``base_ns``; ``made``
+    are the communicators that were made while it was recorded, ``lane_of`` tells the lane of each thread."""
     sizes = {one[COMMUNICATOR]: one[RANKS] for one in made if COMMUNICATOR in one and RANKS in one}
-    base_ns = trace.meta.base_ns
     table: dict[str, list[int]] = defaultdict(list)
     names = list(trace.names)
     number = {name: i for i, name in enumerate(names)}

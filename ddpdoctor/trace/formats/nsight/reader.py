@@ -4,20 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from msgspec.structs import replace
-
 from ddpdoctor.errors import UnusableInput
-from ddpdoctor.trace.columns import Lane, RankTrace, TraceMeta
+from ddpdoctor.trace.columns import RankTrace, TraceMeta
 from ddpdoctor.trace.sources import is_url, shown
 
-from .build import Device, LaneKey, Ranges, Rows, Table, add_calls, read_ranges
-from .database import ANNOTATION, GRAPHS, OF_EXPORTS, RANKS, THREADS, DamagedError, Database
-from .identity import Capture, Process, ranks_in, thread_of
+from .build import Device, Ranges, Rows, Table, add_calls, read_ranges
+from .database import ANNOTATION, GRAPHS, OF_EXPORTS, RANKS, DamagedError, Database
+from .identity import Capture, Process, ranks_in
 from .nccl import with_collectives
 from .recognise import address, is_sqlite, split
 from .steps import are_marked, steps_of
-
-_LONGEST_LABEL = 1 << 10
 
 
 def read(path: str, rank: int | None) -> RankTrace:
@@ -71,11 +67,10 @@ class _Reading:
             raise UnusableInput(f"{self._path} {why}.")
         marked = self._mark_steps(ranges)
         made = [one for one in ranges.calls.payload if RANKS in one]
-        meta = self._meta(rank, made, marked)
-        lanes = _Lanes(self._database, self._process.pid)
-        trace = self._table.finish(meta, lanes.of)
-        trace = replace(trace, meta=replace(meta, record_shapes=bool((trace.shapes >= 0).any())))
-        return with_collectives(trace, ranges.calls, made, lanes.threads)
+        capture = Capture(self._database)
+        base_ns, clock = capture.clock(self._table.earliest_ns() or 0)
+        trace = self._table.finish(self._meta(capture, clock, rank, made, marked), base_ns)
+        return with_collectives(trace, ranges.calls, made, self._table.threads, base_ns)
 
     def _fill(self) -> Ranges:
         """Reads the tables one by one; one that is damaged costs what came after in it."""
@@ -116,9 +111,9 @@ class _Reading:
         )
         return True
 
-    def _meta(self, rank: int | None, made: list[dict[str, int]], marked: bool) -> TraceMeta:
-        capture = Capture(self._database)
-        base_ns, clock = capture.clock(self._table.earliest_ns() or 0)
+    def _meta(
+        self, capture: Capture, clock: str, rank: int | None, made: list[dict[str, int]], marked: bool
+    ) -> TraceMeta:
         place = capture.place(self._file, self._number, self._count, made)
         return TraceMeta(
             source=self._path,
@@ -128,10 +123,7 @@ class _Reading:
             backend="nccl" if self._process.communicates and self._process.devices else None,
             host=capture.host,
             devices=capture.devices,
-            base_ns=base_ns,
             clock=clock,
-            versions=capture.versions,
-            truncated=bool(self._broken),
             notes=tuple(self._notes(marked)),
         )
 
@@ -150,32 +142,3 @@ class _Reading:
                 f"{self._path}: CUDA graphs were recorded as wholes, and what runs in them, including collectives, is "
                 "not shown separately: record with --cuda-graph-trace=node."
             )
-
-
-class _Lanes:
-    """Threads and streams with their names."""
-
-    def __init__(self, database: Database, pid: int) -> None:
-        self.threads: dict[int, int] = {}
-        """Global number of a thread → its lane."""
-        self._pid = str(pid)
-        named = (
-            database.small("ThreadNames", "globalTid", "nameId") if database.has(THREADS, "nameId") else []
-        )
-        self._names = {
-            thread: name for thread, name in named if isinstance(thread, int) and isinstance(name, int)
-        }
-        self._texts = database.strings(sorted(set(self._names.values())))
-        self._seen = 0
-
-    def of(self, key: LaneKey) -> Lane:
-        """The lane of a thread or a stream; they are asked in the order of their numbers."""
-        kind, number = key
-        if kind is None:
-            self.threads[number] = self._seen
-            label = self._texts.get(self._names.get(number, -1), "")[:_LONGEST_LABEL]
-            lane = Lane(self._pid, str(thread_of(number)), label)
-        else:
-            lane = Lane(str(kind), str(number), f"stream {number}" if number >= 0 else "")
-        self._seen += 1
-        return lane

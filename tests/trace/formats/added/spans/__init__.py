@@ -11,7 +11,7 @@ import numpy as np
 
 from ddpdoctor.errors import UnusableInput
 from ddpdoctor.rundir import reason_of
-from ddpdoctor.trace.columns import Collectives, Lane, RankTrace, TraceMeta, sorted_order
+from ddpdoctor.trace.columns import Collectives, RankTrace, TraceMeta, sorted_order
 from ddpdoctor.trace.formats import Candidate
 from ddpdoctor.trace.sources import open_place
 
@@ -54,7 +54,6 @@ def _table(meta: TraceMeta, rows: list[list[str]]) -> RankTrace:
         meta=meta,
         names=names.tolist(),
         categories=categories.tolist(),
-        lanes=[Lane("1", "1", "main")],
         name=name[order].astype(np.int32),
         category=category[order].astype(np.int32),
         lane=np.zeros(len(rows), np.int32),
