@@ -53,7 +53,7 @@ def recorded(
 
 @pytest.mark.extended
 def test_a_planted_fault_is_found_in_what_it_recorded(archive, image, tmp_path):
-    """The diagnosis is that of the same job under ``ddpdoctor run``: see tests/lab and tests/demo for those."""
+    """The diagnosis is that of the same job under ``ddpdoctor run``: see tests/exam and tests/demo for those."""
     fault = find_fault("slow-data-one-rank")
     job = [*TWO, str(JOB), "--fault", fault.name, "--steps", "60"]
     done = recorded(archive, image, tmp_path, job, OMP_NUM_THREADS="1")

@@ -19,10 +19,10 @@ import pytest
 from tests.cli.live import free_port
 from tests.cli.live import metrics as metrics_at
 from tests.hook.recording import JOBS, Recorded, forked
-from tests.lab.slowlink import Hosts, two_hosts, why_not
 
 from .launched import DDPDOCTOR_RUN, TINY, clean_environment, program_of, python_with, two_ranks_took
 from .test_hangs import wait_for
+from .two_hosts import two_hosts, why_not
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.extended]
 
@@ -141,18 +141,11 @@ def test_mpiexec_of_mpich(tmp_path) -> None:
     ranks_of_mpi(str(program_of(python_with(program="mpiexec.hydra"), "mpiexec.hydra")), tmp_path)
 
 
-def on_host(hosts: Hosts, node: int, command: list[str]) -> list[str]:
-    """``command`` on one of the hosts."""
-    prepare = f'hostname {hosts.names[node]}; mount -t tmpfs none /dev/shm; exec "$@"'
-    alone = ["unshare", "--uts", "--pid", "--mount", "--fork", "--kill-child", "--mount-proc"]
-    return ["ip", "netns", "exec", hosts.names[node], *alone, "sh", "-c", prepare, "sh", *command]
-
-
 @pytest.mark.skipif(why_not() is not None, reason=f"network namespaces: {why_not()}")
 @pytest.mark.parametrize("shared", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_two_hosts(tmp_path, shared: bool) -> None:
     folders = ["run", "run"] if shared else ["first", "second"]
-    with two_hosts(None) as hosts:
+    with two_hosts() as hosts:
         commands, environments = [], []
         for node, folder in enumerate(folders):
             torchrun = [
@@ -173,8 +166,8 @@ def test_two_hosts(tmp_path, shared: bool) -> None:
                 "29517",
             ]
             command = [*DDPDOCTOR_RUN, "--out", folder, "--", *torchrun, TINY, "--steps", "30"]
-            commands.append(on_host(hosts, node, command))
-            environments.append(clean_environment(GLOO_SOCKET_IFNAME=hosts.devices[node]))
+            commands.append(hosts.on(node, command))
+            environments.append(clean_environment(GLOO_SOCKET_IFNAME=hosts.names[node]))
         with started(commands, environments, tmp_path) as processes:
             ended = finish(processes)
     assert [process.returncode for process in ended] == [0, 0], ended

@@ -18,11 +18,11 @@ import pytest
 from ddpdoctor.analysis import analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from tests.hook.recording import JOBS, TORCHRUN, forked
-from tests.lab.slowlink import two_hosts, why_not
 
 from .launched import DDPDOCTOR_RUN, clean_environment, run_under
 from .test_hangs import AFTER, wait_for
-from .test_hosts import on_host, started
+from .test_hosts import started
+from .two_hosts import two_hosts, why_not
 
 DISAGREEING, STOPPING = str(JOBS / "disagreeing_ddp.py"), str(JOBS / "stopping_ddp.py")
 SLOW = pytest.mark.slow
@@ -230,7 +230,7 @@ def test_memory_that_is_used_up(tmp_path, ranks: int) -> None:
 def test_two_hosts_of_which_the_link_is_cut(tmp_path, how: str) -> None:
     """In the midst of the job, or while one rank stands anyway: then that one is named, and not the link."""
     folders = [tmp_path / "first", tmp_path / "second"]
-    with two_hosts(None) as hosts:
+    with two_hosts() as hosts:
         commands = []
         for node, folder in enumerate(folders):
             torchrun = [
@@ -251,12 +251,12 @@ def test_two_hosts_of_which_the_link_is_cut(tmp_path, how: str) -> None:
                 "29519",
             ]
             job = [*torchrun, STOPPING, "--how", how, "--step-s", "0.1", "--steps", "200", "--for-s", "100"]
-            commands.append(on_host(hosts, node, [*DDPDOCTOR_RUN, "--out", str(folder), *AFTER, "--", *job]))
-        environments = [clean_environment(GLOO_SOCKET_IFNAME=device) for device in hosts.devices]
+            commands.append(hosts.on(node, [*DDPDOCTOR_RUN, "--out", str(folder), *AFTER, "--", *job]))
+        environments = [clean_environment(GLOO_SOCKET_IFNAME=device) for device in hosts.names]
         with started(commands, environments, tmp_path) as processes:
             log = folders[0] / "ranks/00000/steps.jsonl"
             wait_for(lambda: log.exists() and b'"step":20' in log.read_bytes())
-            cut = ["ip", "-n", hosts.names[1], "link", "set", hosts.devices[1], "down"]
+            cut = ["ip", "-n", hosts.names[1], "link", "set", hosts.names[1], "down"]
             if how == "no":
                 subprocess.run(cut, check=True)
             wait_for_stall(folders[0])

@@ -25,7 +25,7 @@ def fill(text: str, values: dict[str, str]) -> str:
             out += [place[1] + each if each else each for each in block.splitlines()]
         else:
             out.append(WORD.sub(lambda word: values[word[1]], line))
-    return "\n".join(out) + "\n"
+    return "".join(f"{line}\n" for line in out)
 
 
 def write(folder: Path, files: dict[str, str]) -> Lines:
@@ -51,13 +51,14 @@ def files_of(structure: str, model: str, data: str, values: dict[str, str]) -> d
     parts["core"] = core.replace("@{before}\n", "").replace("@{after}\n", "")
     parts["core_before"] = core.replace("@{after}\n", "")
     files = {name: fill(text, parts) for name, text in texts.STRUCTURES[structure].items()}
-    files["model.py"] = fill(texts.MODELS[model], parts)
+    files["model.py"] = fill(texts.MODELS.get(model, texts.ACCELERATOR), parts)
     files["data.py"] = fill(texts.DATA[data], parts)
     files.update(
         {
             "switch.py": support.SWITCH,
             "times.py": support.TIMES,
             "neighbour.py": support.NEIGHBOUR,
+            "start.py": support.START,
             "twin.py": support.TWIN,
         }
     )

@@ -87,6 +87,49 @@ class Net(nn.Module):
         return out
 """,
 }
+ACCELERATOR = """\
+import time
+import torch
+from torch import nn
+from torch.nn import functional as F
+@{imports}
+
+CLASSES = 10
+SHAPE = (@{size}, 64)
+
+
+class Kernel(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, seconds):
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        time.sleep(2 * ctx.seconds)
+        return gradient, None
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        wide = @{width}
+        layers = [nn.Linear(64, wide), nn.ReLU()]
+        for _ in range(@{depth}):
+            layers += [nn.Linear(wide, wide), nn.ReLU()]
+        self.body = nn.Sequential(*layers)
+        self.head = nn.Linear(wide, CLASSES)
+        @{modules}
+
+    def forward(self, x, target=None):
+        hidden = Kernel.apply(self.body(x), @{kernel_s} * len(x)).mean(dim=1)
+        @{forward}
+        out = self.head(hidden)
+        @{inside}
+        return out
+"""
+"""A kernel takes its time, and no CPU: a job paced by it keeps its step time on a machine with fewer cores than ranks."""
 
 LOSS_INSIDE = """\
 if target is not None:
@@ -188,9 +231,21 @@ def batches(count):
 SETUP = """\
 torch.manual_seed(3)
 rank = dist.get_rank()
-@{neighbour}
+@{start}
 model = DistributedDataParallel(Net()@{settings})
 @{optimizers}
+"""
+BY_HAND = """\
+torch.manual_seed(3)
+rank = dist.get_rank()
+@{start}
+model = Net()
+@{optimizers}
+"""
+AVERAGE = """\
+for parameter in model.parameters():
+    dist.all_reduce(parameter.grad)
+    parameter.grad /= dist.get_world_size()
 """
 OPTIMIZERS = {
     1: "optimizers = [torch.optim.@{optimizer}(model.parameters(), lr=0.001)]\n",
@@ -208,6 +263,8 @@ for optimizer in optimizers:
 @{compute}
 @{middle}
 loss.backward()
+@{ready}
+@{average}
 for optimizer in optimizers:
     optimizer.step()
 @{after}
@@ -223,6 +280,7 @@ for part, (px, py) in enumerate(zip(x.chunk(@{parts}), y.chunk(@{parts}))):
         @{compute}
         @{middle}
         (loss / @{parts}).backward()
+@{ready}
 for optimizer in optimizers:
     optimizer.step()
 @{after}
@@ -357,12 +415,13 @@ class After(Callback):
 def main(steps):
     @{setup}
     times = Times()
-    epochs = 3
+    epochs = @{epochs}
     loader = batches(steps // epochs) if @{loader} else None
     for epoch in range(epochs):
         for x, y in batches(steps // epochs) if loader is None else loader:  #@loop
             @{body}
             times.tick()
+        @{epoch_end}
     return times.ms
 
 @{tail}""",
@@ -388,3 +447,23 @@ def main(steps):
 @{tail}""",
     },
 }
+CAREFUL = {
+    "backward": """\
+class Careful(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        @{lines}
+        return gradient
+""",
+    "optimizer": """\
+class Careful(torch.optim.@{optimizer}):
+    def step(self, closure=None):
+        @{lines}
+        return super().step(closure)
+""",
+}
+"""Classes of the user's own, in which a fault may be."""
