@@ -17,8 +17,9 @@ import pytest
 
 from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import JOBS, TORCHRUN, forked
+from tests.waiting import until
 
-from .launched import DDPDOCTOR_RUN, clean_environment
+from .launched import kill, running
 
 pytestmark = pytest.mark.torchrun
 SLOW = pytest.mark.slow
@@ -31,30 +32,16 @@ OF_TORCH = re.compile(r"\[?[WEF]\d{4} ")
 @contextlib.contextmanager
 def staying(tmp: Path, job: list[str]) -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
     """A job under ``ddpdoctor run`` whose ranks have come so far, and their process ids."""
-    run = [*DDPDOCTOR_RUN, "--out", "run", "--"]
-    run.remove("--no-analysis")
-    process = subprocess.Popen(
-        [*run, *job],
-        cwd=tmp,
-        env=clean_environment(),
-        stderr=subprocess.PIPE,
-        text=True,
-        process_group=0,
-    )
     pids: list[int] = []
-    try:
-        deadline_s = time.monotonic() + AWAIT_S
-        while len(pids) < 2:
-            assert process.poll() is None and time.monotonic() < deadline_s
-            time.sleep(0.05)
-            pids = [int(text) for path in sorted(tmp.glob("[01].pid")) if (text := path.read_text())]
-        time.sleep(2)  # the sentinel looks once a second, and rank 0 is on its way to where it waits
-        yield process, pids
-    finally:
-        for pid in [*pids, process.pid]:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        process.communicate(timeout=30)
+    with running(tmp, job, analysis=True) as process:
+        try:
+            files = (tmp / "0.pid", tmp / "1.pid")
+            until(lambda: all(file.exists() and file.read_text() for file in files), process, AWAIT_S)
+            pids += [int(file.read_text()) for file in files]
+            time.sleep(2)  # the sentinel looks once a second, and rank 0 is on its way to where it waits
+            yield process, pids
+        finally:
+            kill(pids)
 
 
 def said(process: subprocess.Popen[str]) -> list[str]:
@@ -126,26 +113,12 @@ def test_a_signal_before_the_first_step(tmp_path: Path, where: str, seen: str) -
 
 
 def test_a_command_without_ranks_that_somebody_ends(tmp_path: Path) -> None:
-    process = subprocess.Popen(
-        [
-            *DDPDOCTOR_RUN,
-            "--out",
-            "run",
-            "--",
-            sys.executable,
-            "-c",
-            "print(flush=True); import time; time.sleep(60)",
-        ],
-        cwd=tmp_path,
-        env=clean_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    process.stdout.readline()
-    os.kill(process.pid, signal.SIGTERM)
-    (line,) = process.communicate(timeout=60)[1].splitlines()
+    job = [sys.executable, "-c", "print(flush=True); import time; time.sleep(60)"]
+    with running(tmp_path, job) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        os.kill(process.pid, signal.SIGTERM)
+        (line,) = process.communicate(timeout=60)[1].splitlines()
     assert process.returncode == -signal.SIGTERM
     assert line.startswith(
         "ddpdoctor: the job was ended by SIGTERM before its first step: no rank was recorded"

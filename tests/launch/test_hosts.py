@@ -19,9 +19,9 @@ import pytest
 from tests.cli.live import free_port
 from tests.cli.live import metrics as metrics_at
 from tests.hook.recording import JOBS, Recorded, forked
+from tests.waiting import until
 
 from .launched import DDPDOCTOR_RUN, TINY, clean_environment, program_of, python_with, two_ranks_took
-from .test_hangs import wait_for
 from .two_hosts import two_hosts, why_not
 
 pytestmark = [pytest.mark.torchrun, pytest.mark.extended]
@@ -85,13 +85,13 @@ def test_another_launcher_samples_the_host_once_the_first_has_ended(tmp_path) ->
     metrics = [*launcher, "--prometheus", str(port)]
     telemetry = tmp_path / "run" / "hosts" / socket.gethostname() / "telemetry.jsonl"
     with started([[*metrics, "--", "sleep", "4"]], [clean_environment()], tmp_path) as first:
-        wait_for(lambda: telemetry.exists() and b'"ranks"' in telemetry.read_bytes())
+        until(lambda: telemetry.exists() and b'"ranks"' in telemetry.read_bytes())
         job = forked(TINY, "--steps", "120", "--step-ms", "100", ranks=1)
         with started([[*metrics, "--", *job]], [clean_environment()], tmp_path) as second:
             (sleeper,) = finish(first)
             ended_ns = time.time_ns()
             assert "telemetry" not in sleeper.stderr.lower(), sleeper.stderr
-            wait_for(lambda: "ddpdoctor_steps_total" in metrics_at(port), 20)
+            until(lambda: "ddpdoctor_steps_total" in metrics_at(port), within_s=20)
             (trainer,) = finish(second)
     assert (trainer.returncode, "cannot be served on" in trainer.stderr) == (0, False), trainer.stderr
     samples = [json.loads(line) for line in telemetry.read_text().splitlines()]

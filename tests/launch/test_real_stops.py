@@ -18,9 +18,10 @@ import pytest
 from ddpdoctor.analysis import analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis, Finding
 from tests.hook.recording import JOBS, TORCHRUN, forked
+from tests.waiting import until
 
 from .launched import DDPDOCTOR_RUN, clean_environment, run_under
-from .test_hangs import AFTER, wait_for
+from .test_hangs import AFTER
 from .test_hosts import started
 from .two_hosts import two_hosts, why_not
 
@@ -176,8 +177,8 @@ def test_storage_that_does_not_answer(tmp_path, ranks: int) -> None:
 
 def wait_for_stall(run: Path) -> None:
     """Until a run directory tells of a standstill, and what its ranks say of it has come there."""
-    (stall,) = wait_for(lambda: list(run.glob("hosts/*/stall.json")))
-    wait_for(
+    (stall,) = until(lambda: list(run.glob("hosts/*/stall.json")))
+    until(
         lambda: json.loads(stall.read_text())["state"] == "lasts" and list(run.glob("ranks/*/standing.json"))
     )
     time.sleep(2)  # the keeper comes by once a second
@@ -255,13 +256,13 @@ def test_two_hosts_of_which_the_link_is_cut(tmp_path, how: str) -> None:
         environments = [clean_environment(GLOO_SOCKET_IFNAME=device) for device in hosts.names]
         with started(commands, environments, tmp_path) as processes:
             log = folders[0] / "ranks/00000/steps.jsonl"
-            wait_for(lambda: log.exists() and b'"step":20' in log.read_bytes())
+            until(lambda: log.exists() and b'"step":20' in log.read_bytes())
             cut = ["ip", "-n", hosts.names[1], "link", "set", hosts.names[1], "down"]
             if how == "no":
                 subprocess.run(cut, check=True)
             wait_for_stall(folders[0])
             if how == "in_a_loop":  # which nobody on its host waits for: it is only asked
-                wait_for(lambda: list(folders[1].glob("ranks/*/standing.json")))
+                until(lambda: list(folders[1].glob("ranks/*/standing.json")))
             else:
                 wait_for_stall(folders[1])
             subprocess.run(cut, check=True)

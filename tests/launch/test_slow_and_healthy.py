@@ -20,13 +20,12 @@ import pytest
 
 from tests.hook.recording import JOBS, TORCHRUN, forked
 
-from .launched import spools_below
+from .launched import descendants, spools_below
 from .watched import (
     SLOW_JOB,
     SLOW_S,
     Watched,
     cold_file,
-    descendants,
     fill,
     forked_job,
     frozen,
