@@ -99,9 +99,12 @@ def each_kind(seed: int) -> Jobs:
     jobs: Jobs = []
     for kind in KINDS:
         world, spawned = chance.choice((2, 4)), chance.random() < 0.25
-        shape = {"model": "accelerator"} if world > (os.cpu_count() or 2) else {}
-        asked = Asked(kind, {**shape, **KINDS[kind].shape}, world=world, spawned=spawned)
-        jobs.append((kind, partial(record, seed, asked=asked)))
+        shape: dict[str, object] = {"model": "accelerator"} if world > (os.cpu_count() or 2) else {}
+        shape |= KINDS[kind].shape
+        if spawned:  # workers would be spawned, too, and are forked in the twin
+            shape.setdefault("workers", 0)
+            spawned = not shape["workers"]
+        jobs.append((kind, partial(record, seed, asked=Asked(kind, shape, world=world, spawned=spawned))))
     jobs += [(name, partial(record, seed, asked=asked, trap=name)) for name, asked in TRAPS.items()]
     return jobs + [(name, partial(link.record, name, seed)) for name in link.NAMES]
 

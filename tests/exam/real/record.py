@@ -68,7 +68,7 @@ def truth(drawn: Program, timed: dict[str, Any], load: dict[str, float]) -> Case
             doubts.append(f"{doubt}: {each.kind} saved {[round(ms, 2) for ms in saved]} of {step_ms:.1f} ms")
         marks = [each.key]
         if drawn.shape["workers"] and each.kind.partition("-")[0] in ("data", "worker"):
-            marks = [each.key, "loop"]
+            marks = [each.key, "loop", *(["loader"] if each.kind == "worker-start" else [])]
         lines = [line for mark in marks for line in drawn.lines.get(mark, [])] if each.with_line else []
         ranks = None if each.ranks is None else tuple(each.ranks)
         faults.append(Fault(each.kind, each.rules, ranks, price, error, tuple(lines), alone_ms=alone))

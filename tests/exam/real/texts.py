@@ -170,7 +170,7 @@ def collate(samples):
 def batches(count):
     size = @{batch}
     size = size + int(amount("uneven"))
-    return DataLoader(Samples(count * size), batch_size=size, num_workers=@{workers}, collate_fn=collate@{persistent})
+    return DataLoader(Samples(count * size), batch_size=size, num_workers=@{workers}, collate_fn=collate@{persistent})  #@loader
 """,
     "iterable": """\
 import json
@@ -204,7 +204,7 @@ def collate(samples):
 def batches(count):
     size = @{batch}
     size = size + int(amount("uneven"))
-    return DataLoader(Stream(count * size), batch_size=size, num_workers=@{workers}, collate_fn=collate@{persistent})
+    return DataLoader(Stream(count * size), batch_size=size, num_workers=@{workers}, collate_fn=collate@{persistent})  #@loader
 """,
     "own": """\
 import json
