@@ -17,8 +17,9 @@ import pytest
 from ddpdoctor.analysis import analyze
 from ddpdoctor.diagnose.diagnosis import Diagnosis
 from ddpdoctor.report.compare import compare
+from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import JOBS, forked
-from tests.launch.launched import descendants, kill, run_under, running, steps_taken
+from tests.launch.launched import descendants, kill, pids_of, running, steps_taken
 from tests.waiting import until
 
 STOPPING = str(JOBS / "stopping_ddp.py")
@@ -64,7 +65,9 @@ def said(run: Path) -> dict[str, str]:
 
 @pytest.mark.torchrun
 @pytest.mark.parametrize(
-    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)], ids=["term", "ctrl-c"]
+    "number",
+    [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.extended)],
+    ids=["term", "ctrl-c"],
 )
 def test_a_signal_to_all_of_the_job(tmp_path, number: signal.Signals) -> None:
     """As a terminal, a scheduler or a service manager sends it. torchrun itself leaves with exit code 1."""
@@ -72,6 +75,7 @@ def test_a_signal_to_all_of_the_job(tmp_path, number: signal.Signals) -> None:
         os.killpg(process.pid, number)
         process.communicate(timeout=60)
         assert process.returncode != 0
+        assert not any(map(is_alive, pids_of(tmp_path / "run")))
     diagnosis = ended(tmp_path / "run")
     assert diagnosis.verdict.headline.startswith(f"The job was ended by {number.name}")
     assert (
@@ -120,19 +124,3 @@ def test_killed_as_a_whole(tmp_path) -> None:
     assert diagnosis.verdict.headline.startswith(
         "The job was killed, with whoever would have recorded its end, in step "
     )
-
-
-@pytest.mark.torchrun
-@pytest.mark.slow
-def test_an_exception_on_one_rank(tmp_path) -> None:
-    recorded = run_under(tmp_path, forked(STOPPING, "--how", "raising"), "--no-profile")
-    assert recorded.process.returncode == 1
-    diagnosis = analyze(str(recorded.run))
-    assert diagnosis.verdict.rule == "hang/rank-raised"
-    assert diagnosis.verdict.headline.startswith("The job failed: rank 1 raised ")
-    assert (
-        diagnosis.verdict.headline.endswith("(exit code 1)")
-        and "stopping_ddp.py:" in diagnosis.verdict.headline
-    )
-    assert {each.rank for each in diagnosis.standing if each.where} == {0, 1}
-    assert said(recorded.run)["terminal"].startswith("The job failed: rank 1 raised")

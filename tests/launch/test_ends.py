@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from ddpdoctor.rundir import RunDirectory
+from ddpdoctor.launch.leftovers import drain_spools
+from ddpdoctor.rundir import RunDirectory, make_spool_root
 from ddpdoctor.rundir.liveness import started as is_alive
 from tests.hook.recording import TORCHRUN, Recorded, forked, run_plain
 from tests.waiting import until
 
-from .launched import TINY, clean_environment, run_under, running, steps_taken
+from .launched import TINY, clean_environment, pids_of, run_under, running, steps_taken
 
 
 def nobody_is_left(recorded: Recorded, ranks: int = 2) -> None:
@@ -77,3 +78,16 @@ def test_a_signal_to_the_launcher_alone(tmp_path, number: signal.Signals) -> Non
         numbers = [step["step"] for step in recorded.steps(rank)]
         assert numbers == list(range(len(numbers))) and len(numbers) > 20
     nobody_is_left(recorded)
+
+
+@pytest.mark.torchrun
+@pytest.mark.extended
+def test_a_launcher_that_is_killed_takes_the_job_along(tmp_path) -> None:
+    """What the ranks recorded waits in memory-backed storage for whoever asks for it."""
+    job = [*TORCHRUN, "2", TINY, "--steps", "100000", "--step-ms", "5"]
+    with running(tmp_path, job) as process:
+        until(lambda: steps_taken(tmp_path / "run"), process)
+        pids = pids_of(tmp_path / "run")
+        process.kill()
+        until(lambda: not any(map(is_alive, pids)), within_s=40)
+    assert drain_spools(Path(make_spool_root(str(tmp_path / "run")))) == []
