@@ -134,17 +134,6 @@ def test_a_rank_that_raises(tmp_path, how: str) -> None:
 
 @pytest.mark.torchrun
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["long_evaluation", "slow_checkpoint"])
-def test_who_takes_long_and_gets_on(tmp_path, how: str) -> None:
-    recorded, stops = stopping(tmp_path, how, for_s=10)
-    assert (recorded.process.returncode, recorded.process.stdout) == (0, "took 60 steps\n")
-    assert SAID not in recorded.process.stderr and stops.hosts[0].stall is None
-    evaluated = [line["evaluated"] for line in recorded.lines(1) if "evaluated" in line]
-    assert evaluated == ([30] if how == "long_evaluation" else [])
-
-
-@pytest.mark.torchrun
-@pytest.mark.slow
 def test_a_rank_that_somebody_suspends(tmp_path) -> None:
     with running(tmp_path, forked(JOB, "--steps", "80", "--step-s", "0.1"), *AFTER) as launcher:
         until(lambda: steps_taken(tmp_path / "run"), launcher)

@@ -148,24 +148,7 @@ def test_two_hosts(tmp_path, shared: bool) -> None:
     with two_hosts() as hosts:
         commands, environments = [], []
         for node, folder in enumerate(folders):
-            torchrun = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes",
-                "2",
-                "--node-rank",
-                str(node),
-            ]
-            torchrun += [
-                "--nproc-per-node",
-                "1",
-                "--master-addr",
-                hosts.addresses[0],
-                "--master-port",
-                "29517",
-            ]
-            command = [*DDPDOCTOR_RUN, "--out", folder, "--", *torchrun, TINY, "--steps", "30"]
+            command = [*DDPDOCTOR_RUN, "--out", folder, "--", *hosts.torchrun(node), TINY, "--steps", "30"]
             commands.append(hosts.on(node, command))
             environments.append(clean_environment(GLOO_SOCKET_IFNAME=hosts.names[node]))
         with started(commands, environments, tmp_path) as processes:

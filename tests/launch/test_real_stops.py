@@ -8,7 +8,6 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -234,24 +233,8 @@ def test_two_hosts_of_which_the_link_is_cut(tmp_path, how: str) -> None:
     with two_hosts() as hosts:
         commands = []
         for node, folder in enumerate(folders):
-            torchrun = [
-                sys.executable,
-                "-m",
-                "torch.distributed.run",
-                "--nnodes",
-                "2",
-                "--nproc-per-node",
-                "1",
-            ]
-            torchrun += [
-                "--node-rank",
-                str(node),
-                "--master-addr",
-                hosts.addresses[0],
-                "--master-port",
-                "29519",
-            ]
-            job = [*torchrun, STOPPING, "--how", how, "--step-s", "0.1", "--steps", "200", "--for-s", "100"]
+            job = [*hosts.torchrun(node), STOPPING, "--how", how, "--step-s", "0.1", "--steps", "200"]
+            job += ["--for-s", "100"]
             commands.append(hosts.on(node, [*DDPDOCTOR_RUN, "--out", str(folder), *AFTER, "--", *job]))
         environments = [clean_environment(GLOO_SOCKET_IFNAME=device) for device in hosts.names]
         with started(commands, environments, tmp_path) as processes:

@@ -9,8 +9,12 @@ import contextlib
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+
+PORT = "29517"
+"""On the hosts' own network, where nobody else has it."""
 
 
 @dataclass
@@ -20,6 +24,12 @@ class Hosts:
     names: list[str] = field(default_factory=lambda: [f"host{os.getpid() % 100000}{end}" for end in "ab"])
     """Of the hosts, and of the network device of each."""
     addresses: tuple[str, str] = ("10.213.7.1", "10.213.7.2")
+
+    def torchrun(self, node: int) -> list[str]:
+        """torchrun for one rank on each of them, but for the script."""
+        group = ["--nnodes", "2", "--nproc-per-node", "1", "--node-rank", str(node)]
+        where = ["--master-addr", self.addresses[0], "--master-port", PORT]
+        return [sys.executable, "-m", "torch.distributed.run", *group, *where]
 
     def on(self, node: int, command: list[str]) -> list[str]:
         """``command`` on one of them: with processes, a host name and memory-backed storage of its own."""

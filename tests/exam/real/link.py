@@ -25,8 +25,6 @@ RULES = (
 )
 WIDE = Asked(shape={**PACED, "step_ms": 40.0, "width": 300})
 """With 0.4 MB of gradients."""
-PORT = "29523"
-"""In namespaces of its own, where nobody else has it."""
 
 
 def record(name: str, seed: int, folder: Path) -> Case:
@@ -49,7 +47,6 @@ def record(name: str, seed: int, folder: Path) -> Case:
 def _recorded_ms(seed: int, folder: Path, megabits: float | None) -> float:
     """Mean step of the job with one rank on each host, each under its own ``ddpdoctor run``."""
     program(seed, folder / "job", WIDE)
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "1"]
     recorder = [
         sys.executable,
         "-m",
@@ -64,8 +61,7 @@ def _recorded_ms(seed: int, folder: Path, megabits: float | None) -> float:
     with two_hosts(megabits) as hosts:
         halves = []
         for node, device in enumerate(hosts.names):
-            place = ["--node-rank", str(node), "--master-addr", hosts.addresses[0], "--master-port", PORT]
-            command = hosts.on(node, [*recorder, *torchrun, *place, "train.py"])
+            command = hosts.on(node, [*recorder, *hosts.torchrun(node), "train.py"])
             variables = environment() | {"GLOO_SOCKET_IFNAME": device}
             with (folder / "job" / f"output-{node}.txt").open("w") as output:
                 halves.append(
