@@ -6,13 +6,13 @@ import importlib.util
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
 import pytest
 
 import ddpdoctor.bundle
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")
@@ -54,10 +54,7 @@ def test_it_says_the_same_of_a_process(standin, sleeper):
 def test_it_knows_a_process_that_has_ended(standin, sleeper):
     ours = standin.Process(sleeper.pid)
     sleeper.kill()
-    deadline_s = time.monotonic() + 20
-    while ours.status() != standin.STATUS_ZOMBIE and time.monotonic() < deadline_s:
-        time.sleep(0.01)
-    assert ours.status() == standin.STATUS_ZOMBIE == psutil.STATUS_ZOMBIE
+    until(lambda: ours.status() == standin.STATUS_ZOMBIE == psutil.STATUS_ZOMBIE, within_s=20)
     sleeper.wait()
     assert not ours.is_running()
     with pytest.raises(standin.NoSuchProcess):
