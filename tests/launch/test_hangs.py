@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ from ddpdoctor.rundir import RankStop, Stops, read_stops
 from tests.hook.recording import JOBS, Recorded, forked
 from tests.waiting import until
 
-from .launched import pids_of, run_under, running, steps_taken
+from .launched import run_under, running, steps_taken
 
 JOB = str(JOBS / "stopping_ddp.py")
 SAID = "the job seems to hang"
@@ -130,19 +129,6 @@ def test_a_rank_that_raises(tmp_path, how: str) -> None:
     assert (first["type"], second["type"], second["relation"]) == ("ValueError", "KeyError", "cause")
     assert first["frames"][0][2] == "raising" and "hidden" not in first["message"]
     assert "ValueError" in recorded.process.stderr
-
-
-@pytest.mark.torchrun
-@pytest.mark.slow
-def test_a_rank_that_somebody_suspends(tmp_path) -> None:
-    with running(tmp_path, forked(JOB, "--steps", "80", "--step-s", "0.1"), *AFTER) as launcher:
-        until(lambda: steps_taken(tmp_path / "run"), launcher)
-        (_, pid) = pids_of(tmp_path / "run")
-        os.kill(pid, signal.SIGSTOP)
-        time.sleep(9)
-        os.kill(pid, signal.SIGCONT)
-        out, err = launcher.communicate(timeout=120)
-    assert (launcher.returncode, out) == (0, "took 80 steps\n") and SAID not in err
 
 
 def sentinel_of(launcher: int) -> int:
