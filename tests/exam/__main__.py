@@ -73,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         drawn = (simulated(seed, work) for seed in range(chosen.seed, chosen.seed + generated))
         for cases in (kept, made, drawn):
             for case, folder, evidence in cases:
-                marks.append(_marked(case, evidence))
+                marks.append(examined(case, evidence))
                 if chosen.keep and marks[-1].misses and not chosen.judge:
                     shutil.copytree(folder, chosen.keep / folder.name, dirs_exist_ok=True)
                 if not chosen.judge:
@@ -159,7 +159,7 @@ def simulated(seed: int, work: Path) -> tuple[planted.Case, Path, Path]:
     return case, folder, traces
 
 
-def _marked(case: planted.Case, evidence: Path) -> Mark:
+def examined(case: planted.Case, evidence: Path) -> Mark:
     """The marks for one case; an analysis that fails has answered nothing."""
     import msgspec
 

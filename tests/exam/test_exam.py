@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.exam import planted
-from tests.exam.__main__ import each_kind, main, simulated
+from tests.exam.__main__ import each_kind, examined, main, simulated
 from tests.exam.gpu.draw import ONE_RANK, case_of, setup_of
 from tests.exam.gpu.setup import Planned, Setup
 from tests.exam.gpu.simulate import run, step_us
@@ -22,7 +22,7 @@ from tests.exam.planted import Case, Fault
 from tests.exam.real import draw
 from tests.exam.real.draw import program
 from tests.exam.real.kinds import KINDS, TRAPS, Asked
-from tests.exam.real.record import truth
+from tests.exam.real.record import RUN, record, truth
 from tests.exam.score import mark
 
 JOB = setup_of(5003)
@@ -279,3 +279,17 @@ def test_a_real_case_is_recorded_and_judged(
     assert "real: 1 cases" in capsys.readouterr().out
     (case,) = json.loads(marks.read_text())["cases"]
     assert (case["seed"], case["half"], bool(case["kinds"])) == (seed, "real", faulty)
+
+
+@pytest.mark.torchrun
+@pytest.mark.alone
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["data-one", "forward-one", "host-one"])
+def test_a_strong_fault_is_named(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On any machine: half of the step."""
+    monkeypatch.setattr(draw, "LEAST_SHARE", 0.5)
+    monkeypatch.setattr(draw, "MOST_SHARE", 0.5)
+    monkeypatch.setattr(draw, "TIMED_S", 0.5)
+    case = dataclasses.replace(record(1, tmp_path / "case", Asked(kind)), doubts=())
+    marked = examined(case, tmp_path / "case" / RUN)
+    assert all(marked.right[what] == marked.asked[what] == 1 for what in ("rule", "rank", "line")), marked
